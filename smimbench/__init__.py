@@ -39,7 +39,17 @@ _HOME = {
     "Problem": "problem",
     "load_suite": "suite.reader",
     **dict.fromkeys(
-        ("Capabilities", "Data", "Denoised", "Info", "Overlap", "ParameterError", "Posterior", "Start", "Uncertain"),
+        (
+            "Capabilities",
+            "Data",
+            "Denoised",
+            "Info",
+            "Overlap",
+            "ParameterError",
+            "Posterior",
+            "Start",
+            "Uncertain",
+        ),
         "interfaces",
     ),
 }

@@ -118,21 +118,31 @@ def tune(
     suite, store = _opened(suite, results, overrides, only)
 
     def work(cells: list[Cell], trials: Store) -> bool:
-        campaign = plan_campaign(suite, trials, (backend,), cells=cells, workers=workers)
+        campaign = plan_campaign(
+            suite, trials, (backend,), cells=cells, workers=workers
+        )
         campaign.run()
         return not campaign.left()
 
     return search_all(suite, store, backend, work)
 
 
-def show(suite: Suite | str | Path, *, results: str | Path = "results", backends: Sequence[str] = ("numpy",)) -> Rows:
+def show(
+    suite: Suite | str | Path,
+    *,
+    results: str | Path = "results",
+    backends: Sequence[str] = ("numpy",),
+) -> Rows:
     """Rows of what has been run, with the theory that is stored; see ``run``."""
     from smimbench.report.results import Results
 
     suite, store = _opened(suite, results)
     stored = Results(suite, store, backends)
     if stored.rows and stored.answers.is_missing:
-        warnings.warn(f"not all theory of {suite.name} is stored; smimbench.run solves it", stacklevel=2)
+        warnings.warn(
+            f"not all theory of {suite.name} is stored; smimbench.run solves it",
+            stacklevel=2,
+        )
     return _public(stored)
 
 
@@ -143,20 +153,26 @@ def _public(results: Results) -> Rows:
     return Rows(row.document() for row in results.rows)
 
 
-def _solved(suite: Suite, store: Store, backends: Sequence[str]) -> tuple[Results, TheorySolver]:
+def _solved(
+    suite: Suite, store: Store, backends: Sequence[str]
+) -> tuple[Results, TheorySolver]:
     """Stored results, with all theory that their rows need, and the solver that has answered it."""
     from smimbench.report.questions import table_questions
     from smimbench.report.results import Results
     from smimbench.run.store import theory_folder
     from smimbench.run.theory_solver import TheorySolver
 
-    solver = TheorySolver(theory_folder(store), isolated=True, predictions=suite.needs_prediction_errors)
+    solver = TheorySolver(
+        theory_folder(store), isolated=True, predictions=suite.needs_prediction_errors
+    )
     results = Results(suite, store, backends, solver.answers)
     solver.answer(table_questions(results))
     return results, solver
 
 
-def extrapolate(rows: Sequence[JsonObject], *, target: float = 1e-3) -> list[JsonObject]:
+def extrapolate(
+    rows: Sequence[JsonObject], *, target: float = 1e-3
+) -> list[JsonObject]:
     """Rows of three or more dimensions extrapolated to infinite dimension, where theory holds.
 
     Parameters
@@ -175,7 +191,10 @@ def extrapolate(rows: Sequence[JsonObject], *, target: float = 1e-3) -> list[Jso
     from smimbench.report.extrapolation import extrapolated_rows
     from smimbench.report.row import row_of
 
-    return [limit.document() for limit in extrapolated_rows([row_of(row) for row in rows], target)]
+    return [
+        limit.document()
+        for limit in extrapolated_rows([row_of(row) for row in rows], target)
+    ]
 
 
 def theory(
@@ -254,9 +273,13 @@ def theory(
         suite = parse_suite(Path(f"{name}.toml"), text, [*given, *overrides])
     elif parameters:
         name, arguments = next(iter(parameters)), list(signature(theory).parameters)
-        raise ValueError(f"theory of a suite has no argument {name!r}; {suggestion(name, arguments)}")
+        raise ValueError(
+            f"theory of a suite has no argument {name!r}; {suggestion(name, arguments)}"
+        )
     elif named := [key for key, value in items.items() if value is not None]:
-        raise ValueError(f"{', '.join(named)}: name a problem or give a suite, not both")
+        raise ValueError(
+            f"{', '.join(named)}: name a problem or give a suite, not both"
+        )
     else:
         suite = _loaded(suite, overrides)
     labels = {plan.problem: plan.label for plan in suite.plans}
@@ -265,27 +288,40 @@ def theory(
         def on_progress(problem: Problem, now: Progress) -> None:
             show_progress(f"theory of {labels[problem]}", now.done, now.total)
 
-        def solver_in(folder: Path | None, memory: Memory | None = None) -> TheorySolver:
+        def solver_in(
+            folder: Path | None, memory: Memory | None = None
+        ) -> TheorySolver:
             return TheorySolver(
                 folder,
-                predictions=predictions or bool(verify) or suite.needs_prediction_errors,
+                predictions=predictions
+                or bool(verify)
+                or suite.needs_prediction_errors,
                 on_progress=on_progress,
                 on_remark=warnings.warn,
                 memory=memory,
             )
 
-        shared = Path(temporary) if workers > 1 else None  # where processes leave their answers
+        shared = (
+            Path(temporary) if workers > 1 else None
+        )  # where processes leave their answers
         solver = solver_in(shared if results is None else Path(results) / "theory")
         questions = list(theory_questions(suite, alphas, thresholds=thresholds))
         if workers > 1:
-            with contextlib.suppress(ProblemError):  # said below, with the problem that it belongs to
+            with contextlib.suppress(
+                ProblemError
+            ):  # said below, with the problem that it belongs to
                 solve_in_parallel(questions, solver, workers)
-        documents = theory_document(suite, solver.answer(questions), alphas, thresholds=thresholds)
+        documents = theory_document(
+            suite, solver.answer(questions), alphas, thresholds=thresholds
+        )
         if verify:
             add_verification(suite, documents, verify, on_progress)
     for document in documents:
         if "unsolved" in document:
-            warnings.warn(f"{document['problem']['label']}: not solved: {document['unsolved']}", stacklevel=2)
+            warnings.warn(
+                f"{document['problem']['label']}: not solved: {document['unsolved']}",
+                stacklevel=2,
+            )
     if results is None:
         solver = solver_in(None, solver.memory)
     return Theory(suite, documents, solver.answer, alphas)
@@ -298,14 +334,18 @@ def _bar(wanted: bool) -> Iterator[Callable[[str, int, int | None], None]]:
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    if wanted and console.is_jupyter:  # where Rich needs a package that not everybody has
+    if (
+        wanted and console.is_jupyter
+    ):  # where Rich needs a package that not everybody has
         from IPython.display import DisplayHandle
 
         line: Any = DisplayHandle()  # type: ignore[no-untyped-call, unused-ignore]
         line.display({"text/plain": ""}, raw=True)
 
         def show_line(what: str, done: int, total: int | None) -> None:
-            part = f"[{'#' * (30 * done // total):30}] {done} / {total} " if total else ""
+            part = (
+                f"[{'#' * (30 * done // total):30}] {done} / {total} " if total else ""
+            )
             line.update({"text/plain": part + what}, raw=True)
 
         try:
@@ -315,7 +355,9 @@ def _bar(wanted: bool) -> Iterator[Callable[[str, int, int | None], None]]:
     elif wanted and console.is_terminal:
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("")
-            yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+            yield lambda what, done, total: bar.update(
+                task, description=what, completed=done, total=total
+            )
     else:
         yield lambda what, done, total: None
 
@@ -380,10 +422,16 @@ def plot(
 
     suite, store = _opened(suite, results)
     if metric not in suite.run.metrics:
-        raise ValueError(f"{suite.name} does not report {metric!r}; choose from {', '.join(suite.run.metrics)}")
+        raise ValueError(
+            f"{suite.name} does not report {metric!r}; choose from {', '.join(suite.run.metrics)}"
+        )
     results_of_suite, solver = _solved(suite, store, backends)
     rows = results_of_suite.rows
-    solver.answer(chart_questions(suite, results_of_suite.answers, drawn_ratios(suite, rows), (metric,)))
+    solver.answer(
+        chart_questions(
+            suite, results_of_suite.answers, drawn_ratios(suite, rows), (metric,)
+        )
+    )
     chart = metric_chart(suite, rows, results_of_suite.answers, metric)
     if chart is None:
         raise ValueError(f"{suite.name} has no problem to draw")
@@ -391,7 +439,10 @@ def plot(
 
 
 def _opened(
-    suite: Suite | str | Path, results: str | Path, overrides: Iterable[str] = (), only: Iterable[str] = ()
+    suite: Suite | str | Path,
+    results: str | Path,
+    overrides: Iterable[str] = (),
+    only: Iterable[str] = (),
 ) -> tuple[Suite, Store]:
     """The suite, with the settings that were tuned under ``results``, and its store there."""
     from smimbench.run.store import Store
@@ -402,12 +453,16 @@ def _opened(
     return tuned(suite, store), store
 
 
-def _loaded(suite: Suite | str | Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) -> Suite:
+def _loaded(
+    suite: Suite | str | Path, overrides: Iterable[str] = (), only: Iterable[str] = ()
+) -> Suite:
     from smimbench.suite.cells import Suite
     from smimbench.suite.reader import load_suite
 
     if not isinstance(suite, Suite):
         return load_suite(suite, overrides, only)
     if tuple(overrides) or tuple(only):
-        raise ValueError("overrides need a suite given by name or path; for a loaded suite pass them to load_suite")
+        raise ValueError(
+            "overrides need a suite given by name or path; for a loaded suite pass them to load_suite"
+        )
     return suite

@@ -31,7 +31,13 @@ class StoreError(ForeseenError, OSError):
 
 def canonical_json(value: Any) -> str:
     """JSON with sorted keys and no spaces: equal values give equal text."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=plain_value)
+    return json.dumps(
+        value,
+        sort_keys=True,
+        separators=(",", ":"),
+        allow_nan=False,
+        default=plain_value,
+    )
 
 
 def plain_value(value: Any) -> Any:
@@ -46,10 +52,14 @@ def plain_value(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, (set, frozenset)):
         return sorted(value)
-    raise TypeError(f"a parameter must be made of numbers, strings, lists and tables, got {type(value).__name__}")
+    raise TypeError(
+        f"a parameter must be made of numbers, strings, lists and tables, got {type(value).__name__}"
+    )
 
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
+)
 """Characters that steer a terminal, turn the direction of text or are no text at all; tab and newline are harmless."""
 
 
@@ -60,7 +70,9 @@ def printable(value: Any, longest: int | None = None) -> str:
     """
     try:
         text = str.__str__(value) if isinstance(value, str) else str(value)
-    except BaseException as error:  # an object of a plugin, whose __str__ may do anything
+    except (
+        BaseException
+    ) as error:  # an object of a plugin, whose __str__ may do anything
         if isinstance(error, KeyboardInterrupt):
             raise
         text = f"(a {type(value).__name__} whose text cannot be had)"
@@ -70,11 +82,16 @@ def printable(value: Any, longest: int | None = None) -> str:
     return _CONTROL.sub("\ufffd", text)
 
 
-def attempt(work: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, Exception | SystemExit | None]:
+def attempt(
+    work: Callable[..., Any], *arguments: Any, **options: Any
+) -> tuple[Any, Exception | SystemExit | None]:
     """Call a function and return (result, None) or (None, error); for third-party code, which may raise anything."""
     try:
         return work(*arguments, **options), None
-    except (Exception, SystemExit) as error:  # code of others; every caller reports the error or lets it decide
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # code of others; every caller reports the error or lets it decide
         return None, error
 
 
@@ -91,9 +108,7 @@ def suggestion(word: str, known: Iterable[Any], shown: int = 40) -> str:
     close = difflib.get_close_matches(word, words, 1)
     if close:
         return f"did you mean {close[0]!r}?"
-    return (
-        f"choose from {', '.join(words if len(words) <= shown else [*words[: shown // 2], '...', words[-1]]) or 'none'}"
-    )
+    return f"choose from {', '.join(words if len(words) <= shown else [*words[: shown // 2], '...', words[-1]]) or 'none'}"
 
 
 def missing(key: str, given: Iterable[Any]) -> str:
@@ -126,7 +141,12 @@ def error_place(error: BaseException) -> str:
 
     frames = traceback.extract_tb(error.__traceback__)
     engine = str(Path(__file__).resolve().parent)
-    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((engine, "<"))]
+    own = [
+        f
+        for f in frames
+        if "site-packages" not in f.filename
+        and not f.filename.startswith((engine, "<"))
+    ]
     last = (own or frames)[-1]
     return f"{last.filename}, line {last.lineno}"
 
@@ -141,7 +161,9 @@ def read_json(path: Path) -> Any:
     ValueError
         If it is no ordinary file (a pipe would block for ever), too large, no JSON, or nested too deep to be read.
     """
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    handle = os.open(
+        path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    )
     with os.fdopen(handle, "rb") as file:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode):
@@ -166,8 +188,14 @@ def read_text(path: Path) -> str:
         If it is in another encoding, which the message names as far as it shows.
     """
     data = path.read_bytes()
-    marks = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
-    encoding = next((name for mark, name in marks.items() if data.startswith(mark)), None)
+    marks = {
+        codecs.BOM_UTF32_LE: "UTF-32",
+        codecs.BOM_UTF16_LE: "UTF-16",
+        codecs.BOM_UTF16_BE: "UTF-16",
+    }
+    encoding = next(
+        (name for mark, name in marks.items() if data.startswith(mark)), None
+    )
     if encoding is None and b"\0" in data:
         encoding = "UTF-16 without a byte order mark, or no text,"
     if encoding is not None:
@@ -176,23 +204,42 @@ def read_text(path: Path) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line, byte = data.count(b"\n", 0, error.start) + 1, data[error.start]
-        raise ValueError(f"line {line} has the byte 0x{byte:02x}, which is not UTF-8; save the file as UTF-8") from None
+        raise ValueError(
+            f"line {line} has the byte 0x{byte:02x}, which is not UTF-8; save the file as UTF-8"
+        ) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_npz(file: IO[bytes], largest: int = 1 << 28, only: str | None = None) -> JsonObject:
+def read_npz(
+    file: IO[bytes], largest: int = 1 << 28, only: str | None = None
+) -> JsonObject:
     """Arrays of an ``.npz`` (``only`` this one, None for the others) that take at most this many bytes once unpacked;
     ValueError if they take more.
     """
     import numpy as np
 
     with np.load(file, allow_pickle=False) as arrays:
-        if sum(part.file_size for part in arrays.zip.infolist() if only in (None, part.filename[:-4])) > largest:
+        if (
+            sum(
+                part.file_size
+                for part in arrays.zip.infolist()
+                if only in (None, part.filename[:-4])
+            )
+            > largest
+        ):
             raise ValueError(f"is larger than {largest >> 20} MB when unpacked")
-        return {name: arrays[name] if only in (None, name) else None for name in arrays.files}
+        return {
+            name: arrays[name] if only in (None, name) else None
+            for name in arrays.files
+        }
 
 
-def write_atomically(path: Path, data: bytes | Callable[[IO[bytes]], object], *, durable_name: bool = True) -> None:
+def write_atomically(
+    path: Path,
+    data: bytes | Callable[[IO[bytes]], object],
+    *,
+    durable_name: bool = True,
+) -> None:
     """Write to a temporary name, sync, rename: a reader sees the old file or the new one, whatever is killed when.
 
     ``data`` are the bytes, or a function that writes them.
@@ -201,7 +248,9 @@ def write_atomically(path: Path, data: bytes | Callable[[IO[bytes]], object], *,
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+        temporary = path.with_name(
+            f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+        )
         try:
             with open(temporary, "wb") as file:
                 if callable(data):
@@ -241,14 +290,22 @@ def remove_leftovers(folder: Path) -> int:
     """
     removed = 0
     for path in folder.rglob(".*.tmp"):
-        about = unless(OSError, path.stat) if re.fullmatch(r"\..+\.\d+\.[0-9a-f]{8}\.tmp", path.name) else None
-        if about is not None and abs(time.time() - about.st_mtime) > LEFTOVER:  # a clock may have been ahead
+        about = (
+            unless(OSError, path.stat)
+            if re.fullmatch(r"\..+\.\d+\.[0-9a-f]{8}\.tmp", path.name)
+            else None
+        )
+        if (
+            about is not None and abs(time.time() - about.st_mtime) > LEFTOVER
+        ):  # a clock may have been ahead
             unless(OSError, path.unlink)
             removed += not path.exists()
     return removed
 
 
-def unless(errors: type[Exception], work: Callable[..., T], *arguments: Any) -> T | None:
+def unless(
+    errors: type[Exception], work: Callable[..., T], *arguments: Any
+) -> T | None:
     """Return the result of ``work``, or None if it raises one of these errors (as for a file that has vanished)."""
     try:
         return work(*arguments)

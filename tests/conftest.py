@@ -9,7 +9,9 @@ from pathlib import Path
 # SciPy reads this once, at import; it lets scipy.special dispatch to array-api-strict. Tests only, never the library.
 os.environ["SCIPY_ARRAY_API"] = "1"
 # What tests measure of the machine stays out of the user's own cache, and is measured once.
-os.environ.setdefault("SMIMBENCH_CACHE", os.path.join(tempfile.gettempdir(), "smimbench-test-cache"))
+os.environ.setdefault(
+    "SMIMBENCH_CACHE", os.path.join(tempfile.gettempdir(), "smimbench-test-cache")
+)
 # Tests start hundreds of processes: what one of them compiles is kept for the others, as the kernels' machine code is.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # As many processes as cores are running already (pytest -n): more BLAS threads than one would fight over them.
@@ -63,14 +65,17 @@ def _why_no_gpu() -> str | None:
 
 
 _NO_GPU = _why_no_gpu()
-_BACKENDS = ["numpy", "numpy-readonly", "strict", *([] if _NO_GPU else [pytest.param("cupy", marks=pytest.mark.gpu)])]
+_BACKENDS = [
+    "numpy",
+    "numpy-readonly",
+    "strict",
+    *([] if _NO_GPU else [pytest.param("cupy", marks=pytest.mark.gpu)]),
+]
 
 
 def pytest_report_header() -> str:
     """Say once, instead of in a skip for every test, that the GPU's share was left out."""
-    return (
-        f"array namespaces: NumPy, read-only NumPy, array-api-strict, {f'no CuPy ({_NO_GPU})' if _NO_GPU else 'CuPy'}"
-    )
+    return f"array namespaces: NumPy, read-only NumPy, array-api-strict, {f'no CuPy ({_NO_GPU})' if _NO_GPU else 'CuPy'}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -104,17 +109,26 @@ def solved(shared) -> Path:
 
 KERNELS = {
     "gw0": (("sequence/softmax/deep", "sequence-multi-index", 3),),
-    "gw1": (("sequence/softmax/two_layers", "sequence-multi-index", 2), ("attention/softmax", "attention-indexed", 2)),
+    "gw1": (
+        ("sequence/softmax/two_layers", "sequence-multi-index", 2),
+        ("attention/softmax", "attention-indexed", 2),
+    ),
 }
 """What the first processes of ``pytest -n`` compile in a fresh checkout, for all: folder, model, layers."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled_once() -> None:
-    channels = Path(__file__).parent.parent / "plugins" / "smimbench_attention" / "channels"
-    for folder, model, layers in KERNELS.get(os.environ.get("PYTEST_XDIST_WORKER", ""), ()):
+    channels = (
+        Path(__file__).parent.parent / "plugins" / "smimbench_attention" / "channels"
+    )
+    for folder, model, layers in KERNELS.get(
+        os.environ.get("PYTEST_XDIST_WORKER", ""), ()
+    ):
         if not any((channels / folder).rglob("*.nbi")):
-            channel = get_registry().get("channel", "softmax", model).item(2, layers=layers)
+            channel = (
+                get_registry().get("channel", "softmax", model).item(2, layers=layers)
+            )
             sites = getattr(channel, "sites", channel.tokens)
             z = np.ones((1, layers, sites)) * np.arange(sites)
             channel.posterior(channel.forward(z), 0 * z, np.eye(layers))
@@ -143,7 +157,11 @@ def svg_alone(monkeypatch) -> None:
     from matplotlib.figure import Figure
 
     render = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda *a, **k: render(*a, **k) if k["format"] == "svg" else None)
+    monkeypatch.setattr(
+        Figure,
+        "savefig",
+        lambda *a, **k: render(*a, **k) if k["format"] == "svg" else None,
+    )
 
 
 @pytest.fixture

@@ -24,7 +24,9 @@ class Quiet(Algorithm):
     name: ClassVar[str] = "quiet"
 
     def init(self, problem, data, rng):
-        return rng.standard_normal(problem.model.signal_shape(problem.components, data.dimension))
+        return rng.standard_normal(
+            problem.model.signal_shape(problem.components, data.dimension)
+        )
 
     def step(self, problem, data, state):
         return state * 0.5, Info(residual=1.0)
@@ -113,7 +115,13 @@ class OddReporter(Quiet):
         return state, info._replace(warning=[Unprintable, {"\x1b[2J": 1}])
 
     def findings(self, state):
-        odd = {"table": {"a": 1}, "text": "abc", 3: [1, None], "object": Unprintable(), "deep": [[1]]}
+        odd = {
+            "table": {"a": 1},
+            "text": "abc",
+            3: [1, None],
+            "object": Unprintable(),
+            "deep": [[1]],
+        }
         return {**odd, "fine": (1.5, None)}
 
 
@@ -236,7 +244,9 @@ ACTS = {
     "compiler": compile_once,
     "sleeper": lambda algorithm, data: time.sleep(0.01),  # never ends by itself
     "aborter": lambda algorithm, data: os.abort(),  # aborts in C
-    "faulter": lambda algorithm, data: ctypes.string_at(0),  # reads memory that is not there, in C
+    "faulter": lambda algorithm, data: ctypes.string_at(
+        0
+    ),  # reads memory that is not there, in C
     "exiter": lambda algorithm, data: os._exit(0),  # leaves as if all were well
     # Never returns, and never lets go of the interpreter.
     "endless": lambda algorithm, data: ctypes.PyDLL(None).sleep(10**6),
@@ -251,7 +261,12 @@ def acting(name):
         ACTS[name](self, data)
         return Quiet.step(self, problem, data, state)
 
-    members = {"name": name, "step": step, "steps": STEPS.get(name, 3), "__doc__": ACTS[name].__doc__ or name}
+    members = {
+        "name": name,
+        "step": step,
+        "steps": STEPS.get(name, 3),
+        "__doc__": ACTS[name].__doc__ or name,
+    }
     return type(name.title().replace("-", ""), (Quiet,), members)
 
 

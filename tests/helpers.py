@@ -39,9 +39,13 @@ class Square(Channel):
         return 2 * z * cotangent
 
 
-def suite_text(problem: str, alpha: list[float], dimension: int, seeds: int, *algorithms: str) -> str:
+def suite_text(
+    problem: str, alpha: list[float], dimension: int, seeds: int, *algorithms: str
+) -> str:
     """A suite with one problem, from what stands in ``[problem]`` and in each of ``[[algorithms]]``."""
-    grid = f"[grid]\nalpha     = {alpha}\ndimension = [{dimension}]\nseeds     = {seeds}\n"
+    grid = (
+        f"[grid]\nalpha     = {alpha}\ndimension = [{dimension}]\nseeds     = {seeds}\n"
+    )
     tables = "".join(f"\n[[algorithms]]\n{text}\n" for text in algorithms)
     return f"\n[problem]\n{problem}\n\n{grid}{tables}"
 
@@ -103,7 +107,9 @@ def smimbench_register_channels(register):
 '''
 
 
-def attention(channel: str = "softmax", tokens: int = 2, rho: float = 0.5, **parameters) -> Problem:
+def attention(
+    channel: str = "softmax", tokens: int = 2, rho: float = 0.5, **parameters
+) -> Problem:
     """An attention-indexed problem with parameters of its channel."""
     return Problem(
         {"name": "attention-indexed", "tokens": tokens},
@@ -114,18 +120,34 @@ def attention(channel: str = "softmax", tokens: int = 2, rho: float = 0.5, **par
 
 def sequence(channel: str = "softmax", tokens: int = 2, **parameters) -> Problem:
     """A sequence multi-index problem with parameters of its channel."""
-    return Problem({"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian")
+    return Problem(
+        {"name": "sequence-multi-index", "tokens": tokens},
+        {"name": channel, **parameters},
+        "gaussian",
+    )
 
 
 def run_once(
-    problem: Problem, instance: Instance, algorithm, backend: Backend | None = None, start=None, seed=0, **settings
+    problem: Problem,
+    instance: Instance,
+    algorithm,
+    backend: Backend | None = None,
+    start=None,
+    seed=0,
+    **settings,
 ):
     """One run through the engine's loop; runs of one seed share their start and their fresh samples."""
     backend = backend or get_backend()
     data = instance.data(backend, start)
     how = RunOptions(**settings)
     return run_algorithm(
-        problem, instance, data, algorithm, lambda attempt: np.random.default_rng(attempt + 1000 * seed), how, backend
+        problem,
+        instance,
+        data,
+        algorithm,
+        lambda attempt: np.random.default_rng(attempt + 1000 * seed),
+        how,
+        backend,
     )
 
 
@@ -136,14 +158,18 @@ def write_suite(folder: Path, text: str = SUITE, name: str = "small") -> Path:
     return path
 
 
-def install_package(folder: Path, distribution: str, modules: dict[str, str], version: str = "1.0") -> None:
+def install_package(
+    folder: Path, distribution: str, modules: dict[str, str], version: str = "1.0"
+) -> None:
     """Lay out an installed distribution by hand: modules and the metadata of their ``smimbench`` entry points.
 
     ``folder`` has to be on ``sys.path`` to be found, exactly as site-packages is.
     """
     info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+    )
     lines = "\n".join(f"{name} = {name}" for name in modules)
     (info / "entry_points.txt").write_text(f"[smimbench]\n{lines}\n")
     for name, text in modules.items():
@@ -180,7 +206,9 @@ def environment(**more: str) -> dict[str, str]:
     """Environment of a child process: one BLAS thread, this checkout first on its path."""
     paths = [str(ROOT), str(ROOT / "plugins")]
     found = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **more}
-    found["PYTHONPATH"] = os.pathsep.join(paths + [p for p in [os.environ.get("PYTHONPATH", "")] if p])
+    found["PYTHONPATH"] = os.pathsep.join(
+        paths + [p for p in [os.environ.get("PYTHONPATH", "")] if p]
+    )
     found.pop("SCIPY_ARRAY_API", None)
     return found
 

@@ -136,7 +136,16 @@ class InThread(InEstimate):
         return state[0]
 
 
-ITEMS = (Steps, InEstimate, InVariance, InPlan, ByContent, ByIdentity, ByRandomNumbers, InThread)
+ITEMS = (
+    Steps,
+    InEstimate,
+    InVariance,
+    InPlan,
+    ByContent,
+    ByIdentity,
+    ByRandomNumbers,
+    InThread,
+)
 
 
 @hookimpl

@@ -37,7 +37,10 @@ class Moments:
         self.scale = scale
 
     def init(self, problem, data, rng):
-        x, y = np.reshape(data.inputs, (-1, data.dimension)), np.reshape(data.labels, -1)
+        x, y = (
+            np.reshape(data.inputs, (-1, data.dimension)),
+            np.reshape(data.labels, -1),
+        )
         return self.scale * (x.T @ y)[None] / len(y)
 
     def step(self, problem, data, state):
@@ -58,11 +61,18 @@ class One(Metric):
 
 
 def variant(base, name, **members):
-    return type(name.title().replace("-", ""), (base,), {"name": name, "__doc__": base.__doc__, **members})
+    return type(
+        name.title().replace("-", ""),
+        (base,),
+        {"name": name, "__doc__": base.__doc__, **members},
+    )
 
 
 def variants(base, method):
-    return [variant(base, f"{method}-{act.__name__.replace('_', '-')}", **{method: act}) for act in ACTS]
+    return [
+        variant(base, f"{method}-{act.__name__.replace('_', '-')}", **{method: act})
+        for act in ACTS
+    ]
 
 
 ALGORITHMS = [
@@ -77,7 +87,9 @@ METRICS = [
     variant(One, "label-raises", label=property(raises)),
 ]
 INPUTS = [
-    variant(GaussianInputs, f"{name.replace('_', '-')}-raises", **{name: property(raises)})
+    variant(
+        GaussianInputs, f"{name.replace('_', '-')}-raises", **{name: property(raises)}
+    )
     for name in ("shape", "gaussian")
 ]
 

@@ -15,7 +15,9 @@ class Onsager(Gamp):
     name, version = "onsager", 1
 
     def step(self, problem, data, state):
-        return super().step(problem, data, state._replace(g=None if state.g is None else 1.3 * state.g))
+        return super().step(
+            problem, data, state._replace(g=None if state.g is None else 1.3 * state.g)
+        )
 
 
 class Shrunk(Gamp):
@@ -38,9 +40,13 @@ class Peek:
 
             def stream(name, replicate=replicate):
                 place = (problem.identity, data.sample_ratio, data.dimension, replicate)
-                return np.random.Generator(np.random.PCG64DXSM(seed_sequence(0, *place, name)))
+                return np.random.Generator(
+                    np.random.PCG64DXSM(seed_sequence(0, *place, name))
+                )
 
-            teacher = problem.prior.sample(stream("teacher"), problem.components, data.dimension)
+            teacher = problem.prior.sample(
+                stream("teacher"), problem.components, data.dimension
+            )
             inputs, _ = problem.draw(teacher, 3, stream("data"), "float64")
             if np.allclose(inputs, data.inputs[:3]):
                 return 0.9 * teacher

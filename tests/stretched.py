@@ -35,4 +35,8 @@ def smimbench_register_priors(register):
 def stretched(channel, **parameters):
     """A sequence problem with that prior, while its registry is the one in use."""
     with using(Registry([__file__])):
-        yield Problem({"name": "sequence-multi-index", "tokens": 2}, channel, {"name": "stretched", **parameters})
+        yield Problem(
+            {"name": "sequence-multi-index", "tokens": 2},
+            channel,
+            {"name": "stretched", **parameters},
+        )

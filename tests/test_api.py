@@ -25,13 +25,23 @@ def test_every_public_name_is_there_and_an_unknown_one_is_not():
 
 def test_importing_the_package_is_cheap():
     script = "import sys, smimbench; print(sorted({'numpy', 'scipy', 'pydantic', 'rich', 'click'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment())
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(),
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_run_and_show_give_a_tidy_table(tmp_path):
     path = write_suite(tmp_path, SUITE)
-    rows = smimbench.run(path, results=tmp_path / "results", overrides=["grid.seeds=3", "grid.alpha=[0.7]"])
+    rows = smimbench.run(
+        path,
+        results=tmp_path / "results",
+        overrides=["grid.seeds=3", "grid.alpha=[0.7]"],
+    )
     assert len(rows) == 2 * 2
     assert all(row["n"] == 3 and row["status_counts"] == {"ok": 3} for row in rows)
     suite = smimbench.load_suite(path, ["grid.seeds=3", "grid.alpha=[0.7]"])
@@ -42,18 +52,32 @@ def test_run_and_show_give_a_tidy_table(tmp_path):
 def test_running_a_part_keeps_the_rest(tmp_path):
     path = write_suite(tmp_path, SUITE)
     part = smimbench.load_suite(path, only=["algorithm=adam"])
-    assert {row["algorithm"] for row in smimbench.run(part, results=tmp_path / "r")} == {"adam"}
-    assert {row["algorithm"] for row in smimbench.run(str(path), results=tmp_path / "r")} == {"adam", "gamp"}
+    assert {
+        row["algorithm"] for row in smimbench.run(part, results=tmp_path / "r")
+    } == {"adam"}
+    assert {
+        row["algorithm"] for row in smimbench.run(str(path), results=tmp_path / "r")
+    } == {"adam", "gamp"}
 
 
 def test_progress_comes_through_a_callback_and_remarks_as_warnings(tmp_path):
     path = write_suite(tmp_path, SUITE)
     seen = []
-    smimbench.run(path, results=tmp_path / "r", overrides=["grid.seeds=1"], on_record=seen.append)
+    smimbench.run(
+        path, results=tmp_path / "r", overrides=["grid.seeds=1"], on_record=seen.append
+    )
     assert [record["status"] for record in seen] == ["ok"] * 4
     (tmp_path / "r" / "small" / "torn.json").write_text("{")
-    with pytest.warns(UserWarning, match=r"torn\.json: the file is incomplete or not JSON; not used, moved to"):
-        smimbench.run(path, results=tmp_path / "r", overrides=["grid.seeds=1"], on_record=seen.append)
+    with pytest.warns(
+        UserWarning,
+        match=r"torn\.json: the file is incomplete or not JSON; not used, moved to",
+    ):
+        smimbench.run(
+            path,
+            results=tmp_path / "r",
+            overrides=["grid.seeds=1"],
+            on_record=seen.append,
+        )
     assert len(seen) == 4
 
 
@@ -61,8 +85,13 @@ def test_memory_limits_the_workers_as_on_the_command_line(tmp_path, monkeypatch)
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.store import Store
 
-    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=450 << 20, total=1 << 40))
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 4, 5}, raising=False)
+    monkeypatch.setattr(
+        "psutil.virtual_memory",
+        lambda: types.SimpleNamespace(available=450 << 20, total=1 << 40),
+    )
+    monkeypatch.setattr(
+        "os.sched_getaffinity", lambda process: {0, 1, 4, 5}, raising=False
+    )
     suite = smimbench.load_suite(write_suite(tmp_path, SUITE))
     campaign = plan_campaign(suite, Store(tmp_path / "r"), workers=None, dry_run=True)
     assert campaign.workers == 2
@@ -79,8 +108,12 @@ def test_overrides_of_a_loaded_suite_are_not_silently_dropped(tmp_path):
 
 def test_theory_is_a_verb_and_a_folder(tmp_path):
     path = write_suite(tmp_path, SUITE)
-    (document,) = smimbench.theory(str(path), [0.25, 0.5], overrides=["problem.channel.noise=0.0"]).documents
-    assert [point["mse"] for point in document["points"]] == pytest.approx([0.5, 0.0], abs=1e-9)
+    (document,) = smimbench.theory(
+        str(path), [0.25, 0.5], overrides=["problem.channel.noise=0.0"]
+    ).documents
+    assert [point["mse"] for point in document["points"]] == pytest.approx(
+        [0.5, 0.0], abs=1e-9
+    )
 
 
 def test_errors_are_exceptions(tmp_path):
@@ -89,7 +122,9 @@ def test_errors_are_exceptions(tmp_path):
     from smimbench.backend.device import BackendError
 
     with pytest.raises(BackendError, match="choose one of"):
-        smimbench.run(str(write_suite(tmp_path)), backend="abacus", results=tmp_path / "r")
+        smimbench.run(
+            str(write_suite(tmp_path)), backend="abacus", results=tmp_path / "r"
+        )
     assert not (tmp_path / "r").exists()
 
 
@@ -98,7 +133,9 @@ START = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
 
 
 def block(mark: str, language: str, page: str = README) -> str:
-    return re.search(rf"<!-- {mark} -->\n```{language}\n(.*?)```", page, re.DOTALL).group(1)
+    return re.search(
+        rf"<!-- {mark} -->\n```{language}\n(.*?)```", page, re.DOTALL
+    ).group(1)
 
 
 def test_the_readme_is_one_screen():
@@ -106,22 +143,39 @@ def test_the_readme_is_one_screen():
     assert (ROOT / "docs" / "quickstart.png").stat().st_size < 100_000
 
 
-def test_the_optimiser_of_the_readme_joins_a_shipped_suite(tmp_path, monkeypatch, capsys):
+def test_the_optimiser_of_the_readme_joins_a_shipped_suite(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "signed.py").write_text(block("file: signed.py", "python"), encoding="utf-8")
+    (tmp_path / "signed.py").write_text(
+        block("file: signed.py", "python"), encoding="utf-8"
+    )
     small = "--set grid.dimension=20 --set grid.seeds=1 --only problem=linear --only alpha=0.2 --no-figure --workers 1 --json"
     code, out, err = call(capsys, *block("add", "sh").split()[1:], *small.split())
     assert code == 0, err
-    rows = [row for row in json.loads(out)["rows"] if row["metric"] == "mse" and row["algorithm"] == "signed"]
+    rows = [
+        row
+        for row in json.loads(out)["rows"]
+        if row["metric"] == "mse" and row["algorithm"] == "signed"
+    ]
     assert len(rows) == 1
     assert 0 < rows[0]["mean"] < 1.5  # it learns: the prior mean alone scores 1
-    records = [json.loads(path.read_text()) for path in (tmp_path / "results" / "quickstart").glob("*.json")]
-    (own,) = [one["cell"]["algorithm"] for one in records if one.get("algorithm") == "signed"]
-    assert own["learning_rate"] == 0.02  # the one that is written, not the default of its base
+    records = [
+        json.loads(path.read_text())
+        for path in (tmp_path / "results" / "quickstart").glob("*.json")
+    ]
+    (own,) = [
+        one["cell"]["algorithm"] for one in records if one.get("algorithm") == "signed"
+    ]
+    assert (
+        own["learning_rate"] == 0.02
+    )  # the one that is written, not the default of its base
 
 
 def test_the_two_commands_are_one_line_each_and_use_what_the_project_offers():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for mark, verb in (("run", "smimbench run quickstart"), ("test", "pytest")):
         command = block(mark, "sh").strip()
         assert "\n" not in command
@@ -149,14 +203,21 @@ def test_files_that_the_readme_links_to_exist():
 def test_no_module_of_the_engine_knows_a_channel_prior_or_algorithm():
     """The engine finds everything through the registry: none of its files imports a plugin package."""
     for path in (ROOT / "smimbench").rglob("*.py"):
-        assert not re.search(r"^\s*(from|import) smimbench_", path.read_text(), re.MULTILINE), path
+        assert not re.search(
+            r"^\s*(from|import) smimbench_", path.read_text(), re.MULTILINE
+        ), path
 
 
 def test_plugins_import_public_modules_of_the_engine_only():
     for path in (ROOT / "plugins").rglob("*.py"):
-        for module in re.findall(r"^\s*from (smimbench(?:\.\w+)*) import", path.read_text(), re.MULTILINE):
+        for module in re.findall(
+            r"^\s*from (smimbench(?:\.\w+)*) import", path.read_text(), re.MULTILINE
+        ):
             importlib.import_module(module)
-            assert not any(part.startswith("_") for part in module.split(".")), (path, module)
+            assert not any(part.startswith("_") for part in module.split(".")), (
+                path,
+                module,
+            )
 
 
 @pytest.mark.parametrize(("named", "message"), [
@@ -170,5 +231,8 @@ def test_a_misspelled_argument_is_named(named, message):
 
 
 def test_a_misspelled_argument_next_to_a_suite_is_named():
-    with pytest.raises(ValueError, match="theory of a suite has no argument 'alhpa'; did you mean 'alpha'"):
+    with pytest.raises(
+        ValueError,
+        match="theory of a suite has no argument 'alhpa'; did you mean 'alpha'",
+    ):
         smimbench.theory("quickstart", alhpa=0.1)

@@ -34,9 +34,18 @@ def test_everything_that_was_run_is_loaded(ran, where):
     found = smimbench.load(folder / where)
     values = as_rows(found.values)
     # Beside the metrics of the suite every record has those by which the verdict tests it; only GAMP claims an error of its own.
-    assert Counter(v["metric"] for v in values) == {"mse": 8, "overlap": 8, "nishimori": 8, "calibration": 4}
+    assert Counter(v["metric"] for v in values) == {
+        "mse": 8,
+        "overlap": 8,
+        "nishimori": 8,
+        "calibration": 4,
+    }
     for row in rows:
-        own = [v["value"] for v in values if all(v[k] == row[k] for k in ("algorithm", "alpha", "metric"))]
+        own = [
+            v["value"]
+            for v in values
+            if all(v[k] == row[k] for k in ("algorithm", "alpha", "metric"))
+        ]
         assert sum(own) / len(own) == pytest.approx(row["mean"])
     last, damped = {}, set()
     for step in as_rows(found.trajectories):
@@ -73,7 +82,9 @@ def test_a_figure_is_returned(ran):
 
 def test_a_part_is_run(tmp_path):
     suite = write_suite(tmp_path, SUITE)
-    rows = smimbench.run(suite, results=tmp_path / "r", only=["algorithm=gamp", "alpha=1.0"])
+    rows = smimbench.run(
+        suite, results=tmp_path / "r", only=["algorithm=gamp", "alpha=1.0"]
+    )
     assert {(row["algorithm"], row["alpha"]) for row in rows} == {("gamp", 1.0)}
     with pytest.raises(ValueError, match="given by name or path"):
         smimbench.run(smimbench.load_suite(suite), only=["alpha=1.0"])
@@ -85,27 +96,44 @@ def test_a_problem_shows_itself_in_a_notebook():
         assert words in text
 
 
-@pytest.mark.parametrize(("terminal", "progress"), [(True, True), (True, False), (False, True)])
-def test_long_calls_show_a_bar_in_a_terminal_and_else_nothing(tmp_path, capsys, monkeypatch, terminal, progress):
+@pytest.mark.parametrize(
+    ("terminal", "progress"), [(True, True), (True, False), (False, True)]
+)
+def test_long_calls_show_a_bar_in_a_terminal_and_else_nothing(
+    tmp_path, capsys, monkeypatch, terminal, progress
+):
     monkeypatch.setenv("FORCE_COLOR" if terminal else "NO_COLOR", "1")
     suite = write_suite(tmp_path, SUITE)
-    smimbench.run(suite, results=tmp_path / "r", only=["algorithm=gamp"], progress=progress)
+    smimbench.run(
+        suite, results=tmp_path / "r", only=["algorithm=gamp"], progress=progress
+    )
     ran = capsys.readouterr()
     smimbench.theory(suite, progress=progress)
     solved = capsys.readouterr()
     assert ran.out == solved.out == ""
-    assert ("theory of small" in ran.err) == ("theory of line" in solved.err) == (terminal and progress)
+    assert (
+        ("theory of small" in ran.err)
+        == ("theory of line" in solved.err)
+        == (terminal and progress)
+    )
 
 
 def test_a_notebook_shows_a_bar_without_further_packages(tmp_path, monkeypatch):
     shown = []
     handle = types.SimpleNamespace(
-        display=lambda data, raw: shown.append(data), update=lambda data, raw: shown.append(data)
+        display=lambda data, raw: shown.append(data),
+        update=lambda data, raw: shown.append(data),
     )
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
-    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(DisplayHandle=lambda: handle))
+    monkeypatch.setitem(
+        sys.modules,
+        "IPython.display",
+        types.SimpleNamespace(DisplayHandle=lambda: handle),
+    )
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    smimbench.run(write_suite(tmp_path, SUITE), results=tmp_path / "r", only=["algorithm=gamp"])
+    smimbench.run(
+        write_suite(tmp_path, SUITE), results=tmp_path / "r", only=["algorithm=gamp"]
+    )
     texts = [one["text/plain"] for one in shown]
     assert texts[0] == texts[-1] == ""
     assert f"[{'#' * 15:30}] 2 / 4 small" in texts
@@ -122,35 +150,62 @@ def test_theory_of_a_problem_that_is_named(rho):
     found = smimbench.theory(**PHASES, rho=rho, alpha="0.1:0.5:5")
     rows = as_rows(found.table)
     assert [row["alpha"] for row in rows] == [0.1, 0.2, 0.3, 0.4, 0.5]
-    assert all(not isinstance(value, (dict, list)) for row in rows for value in row.values())
-    (perfect,) = [row for row in as_rows(found.thresholds) if row["threshold"] == "perfect recovery"]
+    assert all(
+        not isinstance(value, (dict, list)) for row in rows for value in row.values()
+    )
+    (perfect,) = [
+        row
+        for row in as_rows(found.thresholds)
+        if row["threshold"] == "perfect recovery"
+    ]
     assert perfect["alpha"] == pytest.approx((rho - rho**2 / 2) / 2, rel=1e-6)
     assert all((row["mse"] < 1e-6) == (row["alpha"] > perfect["alpha"]) for row in rows)
     assert rows == as_rows(
-        smimbench.theory(**PHASES, rho=np.float64(rho), alpha=np.array([0.1, 0.2, 0.3, 0.4, 0.5])).table
+        smimbench.theory(
+            **PHASES, rho=np.float64(rho), alpha=np.array([0.1, 0.2, 0.3, 0.4, 0.5])
+        ).table
     )
 
 
 def test_theory_is_the_same_as_that_of_the_command(tmp_path, capsys):
-    suite = write_suite(tmp_path, SUITE.replace('"linear", noise', '"linear", components = 2, noise'))
+    suite = write_suite(
+        tmp_path, SUITE.replace('"linear", noise', '"linear", components = 2, noise')
+    )
     found = smimbench.theory(suite)
     code, out, _ = call(capsys, "theory", suite, "--results", tmp_path / "r", "--json")
     assert code == 0
     (document,) = json.loads(out)
     rows = as_rows(found.table)
-    assert [(row["alpha"], row["component"]) for row in rows] == [(0.5, 1), (0.5, 2), (1.0, 1), (1.0, 2)]
-    assert [row["mse"] for row in rows] == [value for point in document["points"] for value in point["mse"]]
+    assert [(row["alpha"], row["component"]) for row in rows] == [
+        (0.5, 1),
+        (0.5, 2),
+        (1.0, 1),
+        (1.0, 2),
+    ]
+    assert [row["mse"] for row in rows] == [
+        value for point in document["points"] for value in point["mse"]
+    ]
     assert found.documents[0]["thresholds"] == document["thresholds"]
 
 
 def test_errors_of_prediction_are_columns_where_they_are_asked_for():
     """Of a noiseless problem that is solved nothing is left to predict wrongly."""
-    known, solved = as_rows(smimbench.theory(**PHASES, rho=0.3, alpha=[0.05, 0.2], predictions=True).table)
-    assert 0 < known["generalization_error_bayes"] < known["generalization_error_plugin"]
+    known, solved = as_rows(
+        smimbench.theory(**PHASES, rho=0.3, alpha=[0.05, 0.2], predictions=True).table
+    )
+    assert (
+        0 < known["generalization_error_bayes"] < known["generalization_error_plugin"]
+    )
     assert solved["generalization_error_bayes"] == pytest.approx(0.0, abs=1e-9)
-    with pytest.raises(ValueError, match=re.escape("theory(..., predictions=True) does")):
-        smimbench.theory(**PHASES, rho=0.3, alpha=0.1).plot("generalization_error_bayes")
-    with pytest.raises(ValueError, match="width must be one of column, page, got 'wide'"):
+    with pytest.raises(
+        ValueError, match=re.escape("theory(..., predictions=True) does")
+    ):
+        smimbench.theory(**PHASES, rho=0.3, alpha=0.1).plot(
+            "generalization_error_bayes"
+        )
+    with pytest.raises(
+        ValueError, match="width must be one of column, page, got 'wide'"
+    ):
         smimbench.theory(**PHASES, rho=0.3, alpha=0.1).plot(width="wide")
 
 
@@ -182,7 +237,11 @@ def test_the_frame_of_results_is_flat(ran):
     rows = ran[2]
     table = as_rows(rows.table)
     assert len(table) == len(rows) == 8
-    assert all(value is None or isinstance(value, (int, float, str)) for row in table for value in row.values())
+    assert all(
+        value is None or isinstance(value, (int, float, str))
+        for row in table
+        for value in row.values()
+    )
     assert [row["mean"] for row in table] == [row["mean"] for row in rows]
     assert {row["status_counts"] for row in table} == {"2 ok"}
 

@@ -9,8 +9,14 @@ from smimbench import Capabilities, hookimpl
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Registry, using
 
-SHAPES = {"positive part": lambda z: np.maximum(z, 0.0), "exponential": lambda z: np.exp(z / 2)}
-MOMENTS = {"positive part": (0.5, 0.5), "exponential": (0.5 * np.exp(0.125), np.exp(0.5))}
+SHAPES = {
+    "positive part": lambda z: np.maximum(z, 0.0),
+    "exponential": lambda z: np.exp(z / 2),
+}
+MOMENTS = {
+    "positive part": (0.5, 0.5),
+    "exponential": (0.5 * np.exp(0.125), np.exp(0.5)),
+}
 """``E y z`` and ``E y^2`` of a standard normal z."""
 
 
@@ -39,5 +45,8 @@ def smimbench_register_channels(register):
 def warped(shape, tokens=1):
     """A sequence problem with that channel, while its registry is the one in use."""
     with using(Registry([__file__])):
-        model, channel = {"name": "sequence-multi-index", "tokens": tokens}, {"name": "warped", "shape": shape}
+        model, channel = (
+            {"name": "sequence-multi-index", "tokens": tokens},
+            {"name": "warped", "shape": shape},
+        )
         yield Problem(model, channel, "gaussian")

@@ -78,14 +78,26 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
         rows = [row for row in table.rows if not obstacle(row, shared)]
         for verdict in verdicts(rows):
             where = verdict.problem, verdict.dimension
-            inside = [row for row in rows if (row.place.problem, row.place.dimension) == where]
+            inside = [
+                row for row in rows if (row.place.problem, row.place.dimension) == where
+            ]
             alphas = sorted({row.place.nominal_alpha for row in inside})
             for contender in verdict.contenders:
                 one = contender.document()
-                own = next(row for row in inside if row.place.algorithm == one["algorithm"])
-                contest = canonical_json([own.identity.problem, alphas, verdict.dimension, verdict.metric])
+                own = next(
+                    row for row in inside if row.place.algorithm == one["algorithm"]
+                )
+                contest = canonical_json(
+                    [own.identity.problem, alphas, verdict.dimension, verdict.metric]
+                )
                 key = canonical_json([contest, own.identity.algorithm])
-                entry = {**one, **{name: shared.get(name) for name in ("by", "written", "versions", "packages")}}
+                entry = {
+                    **one,
+                    **{
+                        name: shared.get(name)
+                        for name in ("by", "written", "versions", "packages")
+                    },
+                }
                 entry |= {
                     "key": contest,
                     "file": path.name,
@@ -94,18 +106,24 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
                     "ranking": _ranking(one),
                     "as_predicted": prediction_cell(contender),
                 }
-                where = (
-                    f"{verdict.dimension_letter} = {verdict.dimension}, alpha {', '.join(map('{:.4g}'.format, alphas))}"
-                )
+                where = f"{verdict.dimension_letter} = {verdict.dimension}, alpha {', '.join(map('{:.4g}'.format, alphas))}"
                 entry["contest"] = f"{verdict.problem}, {where}"
                 if key not in found or found[key]["written"] < entry["written"]:
                     found[key] = entry
     entries: list[JsonObject] = []
-    for same in grouped(found.values(), lambda one: (one["key"], one["ranking"])).values():
+    for same in grouped(
+        found.values(), lambda one: (one["key"], one["ranking"])
+    ).values():
         for one in same:
-            one["contest"], one["rank"] = same[0]["contest"], 1 + sum(_is_better(other, one) for other in same)
+            one["contest"], one["rank"] = (
+                same[0]["contest"],
+                1 + sum(_is_better(other, one) for other in same),
+            )
         entries += sorted(same, key=_order)
-    return sorted(entries, key=lambda one: (one["contest"], one["ranking"] == "by hand", one["ranking"]))
+    return sorted(
+        entries,
+        key=lambda one: (one["contest"], one["ranking"] == "by hand", one["ranking"]),
+    )
 
 
 def _interval(one: Mapping[str, Any], n: int) -> list[float] | None:
@@ -148,13 +166,17 @@ def page(paths: Sequence[Path] | None = None) -> str:
         for ranking, same in grouped(inside, lambda one: one["ranking"]).items():
             rows = [_row(one) for one in same]
             shown = [key for key in rows[0] if any(row[key] for row in rows)]
-            parts.append(f"**{ranking[0].upper()}{ranking[1:]}**\n\n{markdown_table(shown, rows)}")
+            parts.append(
+                f"**{ranking[0].upper()}{ranking[1:]}**\n\n{markdown_table(shown, rows)}"
+            )
     return "\n".join(parts)
 
 
 def _row(one: Mapping[str, Any]) -> dict[str, str]:
     packages = one["packages"] or {}
-    versions = {name: one["versions"].get(name, "") for name in ("smimbench", "numpy")} | packages
+    versions = {
+        name: one["versions"].get(name, "") for name in ("smimbench", "numpy")
+    } | packages
     return {
         "rank": "" if one["ranking"] == "by hand" else str(one["rank"]),
         "contender": one["algorithm"],
@@ -176,7 +198,9 @@ def chart(path: Path) -> Chart:
 
     What was set by hand, and what has no error over the optimal one, is left out.
     """
-    entries = [one for one in board([path]) if one["interval"] and one["ranking"] != "by hand"]
+    entries = [
+        one for one in board([path]) if one["interval"] and one["ranking"] != "by hand"
+    ]
     look = looks({one["algorithm"]: one["algorithm"] for one in entries})
     panels = []
     for contest, inside in grouped(entries, lambda one: one["contest"]).items():
@@ -205,15 +229,26 @@ def packages(path: Path) -> list[str]:
     """Packages of third parties in the words of pip: the example of this checkout, or what an index has."""
     found = read_pack(path)["run"].get("packages", {})
     examples = {name: ROOT / "plugins" / "examples" / name for name in found}
-    return [str(examples[name]) if examples[name].is_dir() else f"{name}=={version}" for name, version in found.items()]
+    return [
+        str(examples[name]) if examples[name].is_dir() else f"{name}=={version}"
+        for name, version in found.items()
+    ]
 
 
 def absent(path: Path) -> list[str]:
     """One line for each row of a file that is not on the board."""
     table, shared, remarks = read_packed(path)
-    reasons = {f"{row.place.problem}: {row.place.algorithm}": obstacle(row, shared) for row in table.rows}
-    lines = [f"{where} is not on the board: {why}" for where, why in reasons.items() if why]
-    return [f"{path}: {line}" for line in (*lines, *(one for one in remarks if one != UNVERIFIABLE))]
+    reasons = {
+        f"{row.place.problem}: {row.place.algorithm}": obstacle(row, shared)
+        for row in table.rows
+    }
+    lines = [
+        f"{where} is not on the board: {why}" for where, why in reasons.items() if why
+    ]
+    return [
+        f"{path}: {line}"
+        for line in (*lines, *(one for one in remarks if one != UNVERIFIABLE))
+    ]
 
 
 def main(words: Sequence[str]) -> list[str]:

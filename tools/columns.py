@@ -15,7 +15,9 @@ def text() -> str:
         "# What the columns mean\n\n<!-- `smimbench help columns` prints this; written in smimbench/report/columns.py. -->\n"
     ]
     for title, columns in columns_document().items():
-        lines = "\n".join(f"| {name} | {meaning} |" for name, meaning in columns.items())
+        lines = "\n".join(
+            f"| {name} | {meaning} |" for name, meaning in columns.items()
+        )
         parts.append(f"## {title}\n\n| column | meaning |\n|---|---|\n{lines}\n")
     return "\n".join(parts)
 

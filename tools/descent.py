@@ -45,7 +45,9 @@ class Logistic(Channel):
     def vjp(self, z: Any, cotangent: Any) -> Any:
         """Gradient of the probabilities."""
         p = self.predict(z)
-        return (2 * p[:, 0] * p[:, 1] * (cotangent[:, 0] - cotangent[:, 1]))[:, None, None]
+        return (2 * p[:, 0] * p[:, 1] * (cotangent[:, 0] - cotangent[:, 1]))[
+            :, None, None
+        ]
 
 
 class Square(Channel):
@@ -73,7 +75,9 @@ CASES: dict[str, tuple[Any, float, float, float]] = {
 class Recorded(Sgd):
     """``sgd`` that keeps the losses it descends on."""
 
-    def advance(self, objective: Any, factor: Any, memory: Any, rate: float, count: int) -> Any:
+    def advance(
+        self, objective: Any, factor: Any, memory: Any, rate: float, count: int
+    ) -> Any:
         """One step."""
         found = objective(factor)
         self.losses.append(float(found.loss))
@@ -82,7 +86,9 @@ class Recorded(Sgd):
 
 def problem_of(channel: Any) -> smimbench.Problem:
     """A problem of one token with a channel that is not registered."""
-    problem = smimbench.Problem({"name": "sequence-multi-index", "tokens": 1}, "sign", "gaussian")
+    problem = smimbench.Problem(
+        {"name": "sequence-multi-index", "tokens": 1}, "sign", "gaussian"
+    )
     problem.channel = channel
     return problem
 
@@ -92,7 +98,10 @@ def measured(name: str, run: int) -> dict[str, np.ndarray]:
     channel, alpha, rate, cosine = CASES[name]
     problem = problem_of(channel)
     instance = problem.instance(alpha, DIMENSION, run, dtype="float32")
-    algorithm, data = Recorded(learning_rate=rate, steps=STEPS + 1), instance.data(get_backend())
+    algorithm, data = (
+        Recorded(learning_rate=rate, steps=STEPS + 1),
+        instance.data(get_backend()),
+    )
     object.__setattr__(algorithm, "losses", [])
     state, found = algorithm.init(problem, data, np.random.default_rng([2, run])), []
     start = cosine * instance.signal + math.sqrt(1 - cosine**2) * state.factor
@@ -100,7 +109,10 @@ def measured(name: str, run: int) -> dict[str, np.ndarray]:
     for _ in range(STEPS + 1):
         found.append(np.ravel(instance.overlaps(state.signal)))
         state, _ = algorithm.step(problem, data, state)
-    return {"overlaps": np.array(found), "train_error": np.array(algorithm.losses) / DIMENSION}
+    return {
+        "overlaps": np.array(found),
+        "train_error": np.array(algorithm.losses) / DIMENSION,
+    }
 
 
 def kept(folder: Path) -> dict[str, dict[str, np.ndarray]]:
@@ -112,14 +124,21 @@ def kept(folder: Path) -> dict[str, dict[str, np.ndarray]]:
             if not path.is_file():
                 np.savez(path, **measured(name, run))
             own.append(dict(np.load(path)))
-    return {name: {key: np.stack([one[key] for one in own]) for key in own[0]} for name, own in found.items()}
+    return {
+        name: {key: np.stack([one[key] for one in own]) for key in own[0]}
+        for name, own in found.items()
+    }
 
 
 def metrics(name: str, runs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Of the overlaps of runs: error up to a sign, squared cosine, loss of a fresh sample by quadrature."""
     T, M, Q = np.moveaxis(runs["overlaps"], -1, 0)
     M = np.abs(M) if name == "phase retrieval" else M
-    found = {"mse": T - 2 * M + Q, "overlap": M**2 / (T * Q), "train_error": runs["train_error"]}
+    found = {
+        "mse": T - 2 * M + Q,
+        "overlap": M**2 / (T * Q),
+        "train_error": runs["train_error"],
+    }
     if name == "phase retrieval":
         return found | {"test_error": 3 * Q**2 + 3 * T**2 - 2 * (Q * T + 2 * M**2)}
     x, w = np.polynomial.hermite_e.hermegauss(40)
@@ -142,32 +161,61 @@ def main() -> None:
     figure = Figure(figsize=(9.6, 5.6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(CASES), 3)
-    print("| labels | quantity | largest deviation | z there | runs, last step | predicted |\n" + "|---" * 6 + "|")  # noqa: T201
+    print(  # noqa: T201
+        "| labels | quantity | largest deviation | z there | runs, last step | predicted |\n"
+        + "|---" * 6
+        + "|"
+    )
     for row, (name, (channel, alpha, rate, _)) in zip(panels, CASES.items()):
         runs = found[name]
-        starts = tuple(Overlaps(*(np.array([[x]]) for x in one[0])) for one in runs["overlaps"])
+        starts = tuple(
+            Overlaps(*(np.array([[x]]) for x in one[0])) for one in runs["overlaps"]
+        )
         theory: Any = Sgd(learning_rate=rate, steps=STEPS).theory(
             problem_of(channel), alpha, Conditions(DIMENSION, starts=starts)
         )
         at = np.array(theory.trajectory["iteration"])
-        for panel, names in zip(row, (("mse",), ("train_error", "test_error"), ("overlap",))):
+        for panel, names in zip(
+            row, (("mse",), ("train_error", "test_error"), ("overlap",))
+        ):
             for color, key in zip(("C0", "C1"), names):
                 values = metrics(name, runs)[key]
-                mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(RUNS)
-                expected, error = (np.ravel(theory.trajectory[k]) for k in (key, f"{key}_error"))
+                mean, spread = (
+                    values.mean(axis=0),
+                    values.std(axis=0, ddof=1) / np.sqrt(RUNS),
+                )
+                expected, error = (
+                    np.ravel(theory.trajectory[k]) for k in (key, f"{key}_error")
+                )
                 gap = np.abs(expected / mean[at] - 1)[1:]
                 k = at[1:][np.argmax(gap)]
-                z = (expected[at == k] - mean[k])[0] / np.hypot(spread[k], error[at == k][0])
+                z = (expected[at == k] - mean[k])[0] / np.hypot(
+                    spread[k], error[at == k][0]
+                )
                 print(  # noqa: T201
                     f"| {name} | {key} | {gap.max():.2%}, step {k} | {z:.1f} | {mean[-1]:.4g}({spread[-1]:.1g}) "
                     f"| {expected[-1]:.4g}({error[-1]:.1g}) |"
                 )
-                panel.plot(mean, "o", ms=3, mfc="none", color=color, label=key.replace("_", " ") + f", {RUNS} runs")
                 panel.plot(
-                    at, expected, "-", color="black", lw=1, label="mean-field dynamics" if key == names[-1] else None
+                    mean,
+                    "o",
+                    ms=3,
+                    mfc="none",
+                    color=color,
+                    label=key.replace("_", " ") + f", {RUNS} runs",
+                )
+                panel.plot(
+                    at,
+                    expected,
+                    "-",
+                    color="black",
+                    lw=1,
+                    label="mean-field dynamics" if key == names[-1] else None,
                 )
             panel.set_xlabel("step", fontsize=8)
-            panel.set_title(f"{name}, α = {alpha:g}, η = {rate:g}, D = {DIMENSION}", fontsize=8)
+            panel.set_title(
+                f"{name}, α = {alpha:g}, η = {rate:g}, D = {DIMENSION}", fontsize=8
+            )
             panel.set_ylim(bottom=0)
             panel.tick_params(labelsize=7)
             panel.legend(fontsize=7, frameon=False)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from smimbench.interfaces import Algorithm, Channel, Inputs, Item, Metric, Model, Prior, StoppingRule
+from smimbench.interfaces import (
+    Algorithm,
+    Channel,
+    Inputs,
+    Item,
+    Metric,
+    Model,
+    Prior,
+    StoppingRule,
+)
 from smimbench.interfaces.item import describe, optional_members
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "hooks.md"
@@ -38,9 +47,13 @@ def section(title: str, base: type, first: str) -> str:
     """A list of what a class must have, and one of what it may leave out."""
     found = describe(base)
     optional = list(optional_members(base)) if issubclass(base, Item) else []
-    text = f"\n## {title}\n\n{first}\n\n" + "".join(entry(name, found[name]) for name in found if name not in optional)
+    text = f"\n## {title}\n\n{first}\n\n" + "".join(
+        entry(name, found[name]) for name in found if name not in optional
+    )
     if optional:
-        text += "\nOptional:\n\n" + "".join(entry(name, found[name]) for name in optional)
+        text += "\nOptional:\n\n" + "".join(
+            entry(name, found[name]) for name in optional
+        )
     return text
 
 

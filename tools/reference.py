@@ -35,7 +35,11 @@ SIZES: dict[str, list[str]] = {
     "aim-hardmax": ["grid.dimension=[50, 100]", "grid.seeds=[16, 205]"],
     "aim-linear": ["grid.dimension=[50, 100]", "grid.seeds=16"],
     "aim-hardmax-small-width": ["grid.dimension=[100, 200]", "grid.seeds=[16, 30]"],
-    "published": ["grid.dimension=[50, 100]", "grid.seeds=16", "problems.0.grid.seeds=24"],
+    "published": [
+        "grid.dimension=[50, 100]",
+        "grid.seeds=16",
+        "problems.0.grid.seeds=24",
+    ],
     "spectral": ["grid.dimension=[300, 600]", "grid.seeds=16"],
     "smi-two-layers": ["grid.dimension=[200, 400]", "grid.seeds=[16, 20]"],
     "smi-skip": ["grid.dimension=[250, 500]", "grid.seeds=16"],
@@ -54,7 +58,11 @@ SIZES: dict[str, list[str]] = {
         "problems.2.grid.dimension=1000",
         "problems.1.grid.seeds=12",
     ],
-    "finite-size": ["grid.dimension=[50, 100, 200]", "grid.seeds=[32, 16, 8]", "problems.3.grid.seeds=[64, 48, 80]"],
+    "finite-size": [
+        "grid.dimension=[50, 100, 200]",
+        "grid.seeds=[32, 16, 8]",
+        "problems.3.grid.seeds=[64, 48, 80]",
+    ],
     "aim-gd": [
         "grid.dimension=[50, 100]",
         "grid.seeds=16",
@@ -74,8 +82,16 @@ SIZES: dict[str, list[str]] = {
         "problems.5.grid.dimension=100",
     ],
     "aim-hardmax-tokens": ["grid.dimension=[50, 100]", "grid.seeds=8"],
-    "aim-two-layers": ["grid.dimension=[50, 100]", "grid.seeds=8", "grid.alpha=[0.05, 0.2, 0.45]"],
-    "smi-three-layers": ["grid.dimension=[150, 300]", "grid.seeds=8", "grid.alpha=[0.5, 1.25]"],
+    "aim-two-layers": [
+        "grid.dimension=[50, 100]",
+        "grid.seeds=8",
+        "grid.alpha=[0.05, 0.2, 0.45]",
+    ],
+    "smi-three-layers": [
+        "grid.dimension=[150, 300]",
+        "grid.seeds=8",
+        "grid.alpha=[0.5, 1.25]",
+    ],
 }
 """What is changed of each suite: sizes and seeds at which verdicts are decided. Nothing: the suite as it is written."""
 
@@ -100,7 +116,11 @@ def command(name: str) -> str:
 
 def smimbench(*words: str) -> None:
     """Call the command line; cells that did not end as they should are results, too."""
-    done = subprocess.run([sys.executable, "-m", "smimbench", *words], check=False, stdout=subprocess.DEVNULL)
+    done = subprocess.run(
+        [sys.executable, "-m", "smimbench", *words],
+        check=False,
+        stdout=subprocess.DEVNULL,
+    )
     if done.returncode not in (0, 1):
         raise SystemExit(f"smimbench {shlex.join(words)} ended with {done.returncode}")
 
@@ -116,20 +136,31 @@ def draw(name: str) -> list[str]:
 
     suite = load_suite(name, SIZES[name])
     results = Results(suite, Store(WORK / name), ("numpy",))
-    paths = save(metric_chart(suite, results.rows, results.answers, suite.run.metrics[0]), WORK / "drawn" / name)
+    paths = save(
+        metric_chart(suite, results.rows, results.answers, suite.run.metrics[0]),
+        WORK / "drawn" / name,
+    )
     if len(suite.algorithms) >= PROFILED:
         paths += save(profile_chart(results), WORK / "drawn" / name)
     found = []
     for path in paths:
         if path.suffix == ".svg":
             target = path.name if path.name.startswith(name) else f"{name}-{path.name}"
-            svg = TAG.sub(lambda tag: ROUND.sub(r"\1", tag[0]), path.read_text(encoding="utf-8"))
+            svg = TAG.sub(
+                lambda tag: ROUND.sub(r"\1", tag[0]), path.read_text(encoding="utf-8")
+            )
             (FOLDER / target).write_text(svg, encoding="utf-8")
             found.append(target)
     return found
 
 
-def page(name: str, table: ResultsTable, shared: dict[str, Any], figures: list[str], seconds: float) -> str:
+def page(
+    name: str,
+    table: ResultsTable,
+    shared: dict[str, Any],
+    figures: list[str],
+    seconds: float,
+) -> str:
     """The page of a suite: verdicts, figures, the table of contenders, the first metric in full, how it was made."""
     from smimbench.registry.metrics import find_metric
     from smimbench.report.columns import ratio_words
@@ -149,7 +180,9 @@ def page(name: str, table: ResultsTable, shared: dict[str, Any], figures: list[s
             "error / optimal": ratio_words(one["ratio_to_bayes"], one["ratio_error"]),
             "at 0": one["where_zero"],
             "as predicted": one["prediction"] or "none",
-            "runs at 5%": "" if one["near_fraction"] is None else f"{one['near_fraction']:.0%}",
+            "runs at 5%": ""
+            if one["near_fraction"] is None
+            else f"{one['near_fraction']:.0%}",
             "per run (s)": one["seconds"],
             "status": one["status_counts"],
         }
@@ -157,14 +190,20 @@ def page(name: str, table: ResultsTable, shared: dict[str, Any], figures: list[s
         for one in verdict["contenders"]
     ]
     if contenders:
-        shown = [key for key in contenders[0] if any(one[key] not in (None, "") for one in contenders)]
+        shown = [
+            key
+            for key in contenders[0]
+            if any(one[key] not in (None, "") for one in contenders)
+        ]
         parts.append(markdown_table(shown, contenders))
     names = ["problem", "algorithm", "alpha", "dimension", "component", "n", "mean", "sem", "own_theory", "bayes",
              "ratio_to_bayes", "status_counts"]  # fmt: skip
     own = [row for row in rows if row["metric"] == metric]
     if all(row["component"] is None for row in own):
         names.remove("component")
-    parts.append(f'<details markdown="1"><summary>{find_metric(metric).label}, every row</summary>\n')
+    parts.append(
+        f'<details markdown="1"><summary>{find_metric(metric).label}, every row</summary>\n'
+    )
     parts.append(markdown_table(names, own) + "\n</details>\n")
     when = time.strftime("%Y-%m-%d", time.gmtime(shared["written"]))
     cores, numpy = shared["machine"].get("cores"), shared["versions"].get("numpy")
@@ -180,13 +219,37 @@ def make(name: str) -> None:
     from smimbench.report.packed import read_packed
     from smimbench.run.store import Store
 
-    smimbench("run", name, *options(name), "--results", str(WORK), "--workers", "1", "--no-figure", "--quiet")
+    smimbench(
+        "run",
+        name,
+        *options(name),
+        "--results",
+        str(WORK),
+        "--workers",
+        "1",
+        "--no-figure",
+        "--quiet",
+    )
     file = FOLDER / f"{name}.json"
-    smimbench("show", name, *options(name), "--results", str(WORK), "--quiet", "--json", "--pack", str(file))
+    smimbench(
+        "show",
+        name,
+        *options(name),
+        "--results",
+        str(WORK),
+        "--quiet",
+        "--json",
+        "--pack",
+        str(file),
+    )
     table, shared, _ = read_packed(file)
     records = Store(WORK / name).load().values()
-    seconds = sum((record.get("timing") or {}).get("cpu_seconds") or 0.0 for record in records)
-    (FOLDER / f"{name}.md").write_text(page(name, table, shared, draw(name), seconds), encoding="utf-8")
+    seconds = sum(
+        (record.get("timing") or {}).get("cpu_seconds") or 0.0 for record in records
+    )
+    (FOLDER / f"{name}.md").write_text(
+        page(name, table, shared, draw(name), seconds), encoding="utf-8"
+    )
     print(f"{name}: {seconds:.0f} s of one core", flush=True)  # noqa: T201
 
 

@@ -49,24 +49,40 @@ def smimbench(*words: str) -> Any:
 def make(name: str, published: str, quick: bool) -> None:
     """Make a figure, keep its verdicts and our picture. The CPU time kept is that of the first time, with nothing stored."""
     file = FOLDER / f"{name}.json"
-    words = ["reproduce", name, "--results", str(WORK), "--workers", "1", *(["--quick"] if quick else [])]
+    words = [
+        "reproduce",
+        name,
+        "--results",
+        str(WORK),
+        "--workers",
+        "1",
+        *(["--quick"] if quick else []),
+    ]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     found = smimbench(*words, "--published", published)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     drawn = smimbench(*words)
-    found["seconds"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    found["seconds"] = (
+        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    )
     known = json.loads(file.read_text()) if file.is_file() else {}
     if known.get("quick") == quick:
         found["seconds"] = max(found["seconds"], known["seconds"])
     if quick:
-        full = smimbench("reproduce", name, "--results", str(WORK), "--workers", "1", "--dry-run")
+        full = smimbench(
+            "reproduce", name, "--results", str(WORK), "--workers", "1", "--dry-run"
+        )
         found["full_seconds"] = full["seconds"]
     del found["files"]
     FOLDER.mkdir(exist_ok=True)
     (picture,) = (Path(one) for one in drawn["files"] if one.endswith(".svg"))
-    svg = TAG.sub(lambda tag: ROUND.sub(r"\1", tag[0]), picture.read_text(encoding="utf-8"))
+    svg = TAG.sub(
+        lambda tag: ROUND.sub(r"\1", tag[0]), picture.read_text(encoding="utf-8")
+    )
     (FOLDER / f"{name}.svg").write_text(svg, encoding="utf-8")
-    file.write_text(json.dumps(found | {"date": time.strftime("%Y-%m-%d")}, indent=1) + "\n")
+    file.write_text(
+        json.dumps(found | {"date": time.strftime("%Y-%m-%d")}, indent=1) + "\n"
+    )
 
 
 def clock(seconds: float) -> str:
@@ -84,21 +100,45 @@ def page() -> str:
     parts = []
     for one in found:
         name, curves = one["figure"], one["curves"]
-        counts = [(sum(curve["verdict"] == rank for curve in curves), rank) for rank in RANKS]
+        counts = [
+            (sum(curve["verdict"] == rank for curve in curves), rank) for rank in RANKS
+        ]
         said = ", ".join(f"{count} {rank}" for count, rank in counts if count)
         runs, size = one.get("full_seconds"), "full"
         if one["quick"]:
             size = f"quick (in full: {f'estimate {clock(runs)} of one core' if runs else 'theory alone'})"
-        cells = [f"[{name}](#{name.replace('.', '')})", size, said, clock(one["seconds"])]
+        cells = [
+            f"[{name}](#{name.replace('.', '')})",
+            size,
+            said,
+            clock(one["seconds"]),
+        ]
         lines.append("| " + " | ".join(cells) + " |")
-        sections = dict.fromkeys(section for curve in curves for section in curve["corrections"])
+        sections = dict.fromkeys(
+            section for curve in curves for section in curve["corrections"]
+        )
         made = f"{'--quick, ' * one['quick']}{one['date']}"
-        parts.append(f"## {name}\n\n{one['title']} ({made}).\n\n![{name}](reproduce/{name}.svg)\n")
-        parts += [f"Known correction: [{section}](corrections.md).\n" for section in sections]
-        table = ["| curve | outside/points | verdict | largest deviation | allowed | at |", "|---|---|---|---|---|---|"]
+        parts.append(
+            f"## {name}\n\n{one['title']} ({made}).\n\n![{name}](reproduce/{name}.svg)\n"
+        )
+        parts += [
+            f"Known correction: [{section}](corrections.md).\n" for section in sections
+        ]
+        table = [
+            "| curve | outside/points | verdict | largest deviation | allowed | at |",
+            "|---|---|---|---|---|---|",
+        ]
         for curve in curves:
-            numbers = [f"{curve[key]:.4g}" if key in curve else "" for key in ("deviation", "allowed", "at")]
-            cells = [curve["curve"], f"{curve.get('outside', '')}/{curve['points']}", curve["verdict"], *numbers]
+            numbers = [
+                f"{curve[key]:.4g}" if key in curve else ""
+                for key in ("deviation", "allowed", "at")
+            ]
+            cells = [
+                curve["curve"],
+                f"{curve.get('outside', '')}/{curve['points']}",
+                curve["verdict"],
+                *numbers,
+            ]
             table.append("| " + " | ".join(cells) + " |")
         parts.append("\n".join(table) + "\n")
     return HEAD + "\n".join(lines) + "\n\n" + "\n".join(parts)

@@ -66,17 +66,30 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
         from smimbench.backend.roofline import fraction
 
         seconds = timing["cpu_seconds"] / record["iterations"]
-        one = fraction(seconds, timing["cost"], timing["ceilings"], cell.run.dtype) if timing.get("ceilings") else None
+        one = (
+            fraction(seconds, timing["cost"], timing["ceilings"], cell.run.dtype)
+            if timing.get("ceilings")
+            else None
+        )
         if one:
             bounds[axis] = one.bound
         part = one.value if one else np.nan
         inputs = 8 * n * cell.problem["model"]["tokens"] * cell.dimension
-        found.setdefault(axis, []).append((sizes[axis], seconds, timing["peak_memory"], inputs, part))
+        found.setdefault(axis, []).append(
+            (sizes[axis], seconds, timing["peak_memory"], inputs, part)
+        )
     curves = {}
     for axis, points in found.items():
-        x, seconds, memory, inputs, part = (np.array(values) for values in zip(*sorted(points)))
+        x, seconds, memory, inputs, part = (
+            np.array(values) for values in zip(*sorted(points))
+        )
         curves[axis] = Curve(
-            x, seconds, memory, inputs, [None if np.isnan(p) else float(p) for p in part], bounds.get(axis)
+            x,
+            seconds,
+            memory,
+            inputs,
+            [None if np.isnan(p) else float(p) for p in part],
+            bounds.get(axis),
         )
     return curves, store.read_shared()
 
@@ -112,7 +125,11 @@ def table(curves: dict[str, Curve], shared: dict[str, Any]) -> str:
         curve = curves[axis]
         sizes = f"{curve.x[0]:.4g} to {curve.x[-1]:.4g}"
         times = f"{1e3 * curve.seconds[0]:.3g} to {1e3 * curve.seconds[-1]:.3g} ms"
-        part = "" if curve.part[-1] is None or counted is None else f"{100 * curve.part[-1]:.0f}% of {curve.bound}"
+        part = (
+            ""
+            if curve.part[-1] is None or counted is None
+            else f"{100 * curve.part[-1]:.0f}% of {curve.bound}"
+        )
         memory = f"{curve.memory[0] / 2**20:.0f} to {curve.memory[-1] / 2**20:.0f} MB"
         power = "" if counted is None else f"{counted:g}"
         lines.append(
@@ -134,7 +151,9 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
 
     figure = Figure(figsize=(9.6, 5.4), layout="constrained")
     FigureCanvasAgg(figure)
-    for panel, (axis, (name, counted)) in zip(figure.subplots(2, 3).ravel(), AXES.items()):
+    for panel, (axis, (name, counted)) in zip(
+        figure.subplots(2, 3).ravel(), AXES.items()
+    ):
         if axis not in curves:
             panel.set_visible(False)
             continue
@@ -153,11 +172,16 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
         panel.set_xlabel(name, fontsize=8)
         panel.set_ylabel("CPU ms per iteration", fontsize=8, color="C0")
         memory = panel.twinx()
-        memory.loglog(curve.x, curve.memory / 2**20, "s", color="C1", ms=3.5, mfc="white")
+        memory.loglog(
+            curve.x, curve.memory / 2**20, "s", color="C1", ms=3.5, mfc="white"
+        )
         memory.set_ylabel("peak memory, MB", fontsize=8, color="C1")
         panel.legend(fontsize=7, frameon=False, loc="upper left")
         memory.set_ylim(50, 2000)
-        for side, axes in ((panel, (panel.xaxis, panel.yaxis)), (memory, (memory.yaxis,))):
+        for side, axes in (
+            (panel, (panel.xaxis, panel.yaxis)),
+            (memory, (memory.yaxis,)),
+        ):
             side.tick_params(labelsize=7, which="both")
             for one in axes:
                 one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -181,7 +205,13 @@ def main() -> None:
     text = page.read_text(encoding="utf-8")
     block = f"{BEGIN}\n{table(curves, shared)}\n{END}"
     page.write_text(
-        re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: block, text, flags=re.DOTALL), encoding="utf-8"
+        re.sub(
+            f"{re.escape(BEGIN)}.*{re.escape(END)}",
+            lambda _: block,
+            text,
+            flags=re.DOTALL,
+        ),
+        encoding="utf-8",
     )
 
 

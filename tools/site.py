@@ -78,7 +78,9 @@ def suites() -> str:
         lists = [", ".join(one[key]) for key in ("problems", "algorithms")]
         source = f" ({one['reference']})" if one["reference"] else ""
         cells = [f"`{one['name']}`", one["summary"] + source, *lists, one["duration"]]
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        rows.append(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        )
     return SUITES + "\n".join(rows) + "\n"
 
 
@@ -88,7 +90,11 @@ def gallery() -> str:
     for one in _shipped_suites():
         page = REFERENCE / f"{one['name']}.md"
         if page.is_file():
-            parts.append(re.sub(r"^# ", "## ", page.read_text(encoding="utf-8")).replace("](", "](gallery/"))
+            parts.append(
+                re.sub(r"^# ", "## ", page.read_text(encoding="utf-8")).replace(
+                    "](", "](gallery/"
+                )
+            )
     return "\n".join(parts)
 
 
@@ -104,7 +110,9 @@ def on_files(files: Any, config: Any) -> Any:
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     for figure in sorted(REFERENCE.glob("*.svg")):
-        files.append(File.generated(config, f"gallery/{figure.name}", abs_src_path=str(figure)))
+        files.append(
+            File.generated(config, f"gallery/{figure.name}", abs_src_path=str(figure))
+        )
     return files
 
 
@@ -120,4 +128,6 @@ def on_page_content(text: str, **_: Any) -> str:
 
 
 def _formula(found: re.Match[str]) -> str:
-    return convert(html.unescape(found[2]), display="block" if found[1] == "div" else "inline")
+    return convert(
+        html.unescape(found[2]), display="block" if found[1] == "div" else "inline"
+    )

@@ -41,7 +41,13 @@ TABLES: dict[str, type[Table]] = {
     "[figure]": FigureTable,
     "[[figure.curves]]": Curve,
 }
-WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", dict: "table"}
+WORDS = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    dict: "table",
+}
 HEAD = """# Every key of a suite
 
 <!-- Written by `python tools/suite.py` from smimbench/suite/schema.py; change it there. -->
@@ -83,9 +89,16 @@ left out, so that older records stay valid.
 def page() -> str:
     """The whole page as Markdown."""
     extends = meanings(Document)["extends"]
-    parts = [HEAD.format(tables=", ".join(f"`{name}`" for name in TABLES), extends=extends[0].lower() + extends[1:])]
+    parts = [
+        HEAD.format(
+            tables=", ".join(f"`{name}`" for name in TABLES),
+            extends=extends[0].lower() + extends[1:],
+        )
+    ]
     for name, table in TABLES.items():
-        parts.append(f"## {name}\n\n{_about(table)}\n" + (KEY if table is RunOptions else ""))
+        parts.append(
+            f"## {name}\n\n{_about(table)}\n" + (KEY if table is RunOptions else "")
+        )
         parts.append(_keys(table))
         if table is ProblemTable:
             parts.append(f"### grid of a problem\n\n{_about(Axes)}\n")
@@ -101,12 +114,16 @@ def _about(table: type[Table]) -> str:
 
 def meanings(table: type[Table]) -> dict[str, str]:
     """What every key of a table means: the text below it."""
-    found = meanings(table.__base__) if issubclass(table.__base__ or object, Table) else {}
+    found = (
+        meanings(table.__base__) if issubclass(table.__base__ or object, Table) else {}
+    )
     (own,) = ast.parse(inspect.getsource(table)).body
     assert isinstance(own, ast.ClassDef)
     for field, below in itertools.pairwise(own.body):
         match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(text))
+            ):
                 found[name] = " ".join(text.split())
     return found
 
@@ -143,7 +160,13 @@ def _default(field: Any) -> str:
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
         return "`[" + ", ".join(f'"{item}"' for item in value) + "]`"
-    return f'`"{value}"`' if isinstance(value, str) else f"`{value:g}`" if value < 1 else f"`{value}`"
+    return (
+        f'`"{value}"`'
+        if isinstance(value, str)
+        else f"`{value:g}`"
+        if value < 1
+        else f"`{value}`"
+    )
 
 
 def _type(field: Any) -> str:
@@ -168,7 +191,9 @@ def _words(annotation: Any) -> str:
         return f"list of {_words(inner[0])}"
     if hasattr(annotation, "__metadata__"):
         plain = _words(inner[0])
-        axis = any(getattr(mark, "func", None) is as_axis for mark in annotation.__metadata__)
+        axis = any(
+            getattr(mark, "func", None) is as_axis for mark in annotation.__metadata__
+        )
         return f"{plain.removeprefix('list of ')} or {plain}" if axis else plain
     if isinstance(annotation, type) and issubclass(annotation, Table):
         return "table"

@@ -53,7 +53,9 @@ class History(NamedTuple):
 
     accuracy: np.ndarray  # (epochs + 1,)
     overlap: np.ndarray  # (epochs + 1, 2): of W^T W of each layer with the final one, 0 at the start and 1 at the end
-    needed: np.ndarray  # (epochs + 1, 2): how much larger the loss is with the initial W of a layer
+    needed: (
+        np.ndarray
+    )  # (epochs + 1, 2): how much larger the loss is with the initial W of a layer
 
 
 def read(path: Path) -> tuple[list[list[str]], list[str]]:
@@ -63,25 +65,39 @@ def read(path: Path) -> tuple[list[list[str]], list[str]]:
         if not line.strip():
             continue
         if not QUESTION.match(line):
-            raise ValueError(f"{path}, line {number}: must be 'COARSE:fine question', got {line[:40]!r}")
+            raise ValueError(
+                f"{path}, line {number}: must be 'COARSE:fine question', got {line[:40]!r}"
+            )
         sentences.append(WORD.findall(QUESTION.sub("", line).lower())[:LONGEST])
         names.append(line.partition(":")[0])
     if len(set(names)) < 2:
-        raise ValueError(f"{path}: must have questions of at least two classes, has {len(names)} of {len(set(names))}")
+        raise ValueError(
+            f"{path}: must have questions of at least two classes, has {len(names)} of {len(set(names))}"
+        )
     return sentences, names
 
 
-def split(sentences: list[list[str]], names: list[str], rng: np.random.Generator) -> tuple[Questions, Questions, int]:
+def split(
+    sentences: list[list[str]], names: list[str], rng: np.random.Generator
+) -> tuple[Questions, Questions, int]:
     """Four fifths to learn from, one fifth held out, and the size of the vocabulary: words that are found twice in the first."""
     order = rng.permutation(len(names))
     learned = order[len(names) // 5 :]
     counts = Counter(word for i in learned for word in sentences[i])
-    number = {word: k for k, word in enumerate(sorted(word for word in counts if counts[word] > 1), UNKNOWN + 1)}
+    number = {
+        word: k
+        for k, word in enumerate(
+            sorted(word for word in counts if counts[word] > 1), UNKNOWN + 1
+        )
+    }
     words = np.full((len(names), max(1, *map(len, sentences))), PADDING)
     for row, sentence in zip(words, sentences):
         row[: len(sentence)] = [number.get(word, UNKNOWN) for word in sentence]
     classes = np.unique(names, return_inverse=True)[1]
-    learn, held = (Questions(words[part], classes[part]) for part in (learned, order[: len(names) // 5]))
+    learn, held = (
+        Questions(words[part], classes[part])
+        for part in (learned, order[: len(names) // 5])
+    )
     return learn, held, len(number) + UNKNOWN + 1
 
 
@@ -122,8 +138,15 @@ def loss_and_gradient(
         dZ = (logits + logits.swapaxes(1, 2)) @ Z / root
         found.append(np.einsum("nth,ntd->hd", dZ, X, optimize=True))
         dX = A.swapaxes(1, 2) @ dX + c * dX + dZ @ W
-    rows = csr_array((np.ones(n * T), (words.ravel(), np.arange(n * T))), shape=(len(weights.embedding), n * T))
-    return loss, scores, Weights(rows @ dX.reshape(n * T, -1), found[1], found[0], readout, bias)
+    rows = csr_array(
+        (np.ones(n * T), (words.ravel(), np.arange(n * T))),
+        shape=(len(weights.embedding), n * T),
+    )
+    return (
+        loss,
+        scores,
+        Weights(rows @ dX.reshape(n * T, -1), found[1], found[0], readout, bias),
+    )
 
 
 def attention(weights: Weights) -> np.ndarray:
@@ -131,32 +154,60 @@ def attention(weights: Weights) -> np.ndarray:
     return np.stack([W.T @ W for W in (weights.first, weights.second)])
 
 
-def train(data: Questions, held: Questions, vocabulary: int, skip: float, mask: str, epochs: int, seed: int) -> History:
+def train(
+    data: Questions,
+    held: Questions,
+    vocabulary: int,
+    skip: float,
+    mask: str,
+    epochs: int,
+    seed: int,
+) -> History:
     """Adam on batches of shuffled questions; what is kept is measured on the held-out ones."""
     rng = np.random.default_rng(seed)
-    weights = start = Weights.drawn(rng, vocabulary, int(max(data.classes.max(), held.classes.max())) + 1)
+    weights = start = Weights.drawn(
+        rng, vocabulary, int(max(data.classes.max(), held.classes.max())) + 1
+    )
     moments = [[np.zeros_like(w), np.zeros_like(w)] for w in weights]
     accuracy, needed, path, step = [], [], [], 0
     for epoch in range(epochs + 1):
         order = rng.permutation(len(data.classes)) if epoch else np.zeros(0, dtype=int)
         for first in range(0, len(order), BATCH):
             part = order[first : first + BATCH]
-            gradient: Any = loss_and_gradient(weights, Questions(data.words[part], data.classes[part]), skip, mask)[2]
+            gradient: Any = loss_and_gradient(
+                weights, Questions(data.words[part], data.classes[part]), skip, mask
+            )[2]
             step += 1
             moved = []
             for w, g, m in zip(weights, gradient, moments):
                 m[0] += 0.1 * (g - m[0])
                 m[1] += 0.001 * (g * g - m[1])
-                moved.append(w - RATE * m[0] / (1 - 0.9**step) / (np.sqrt(m[1] / (1 - 0.999**step)) + 1e-8))
+                moved.append(
+                    w
+                    - RATE
+                    * m[0]
+                    / (1 - 0.9**step)
+                    / (np.sqrt(m[1] / (1 - 0.999**step)) + 1e-8)
+                )
             weights = Weights(*moved)
         loss, scores, _ = loss_and_gradient(weights, held, skip, mask, want=False)
         accuracy.append(np.mean(np.argmax(scores, axis=1) == held.classes))
-        without = (weights._replace(first=start.first), weights._replace(second=start.second))
-        needed.append([loss_and_gradient(one, held, skip, mask, want=False)[0] - loss for one in without])
+        without = (
+            weights._replace(first=start.first),
+            weights._replace(second=start.second),
+        )
+        needed.append(
+            [
+                loss_and_gradient(one, held, skip, mask, want=False)[0] - loss
+                for one in without
+            ]
+        )
         path.append(attention(weights))
     lengths = np.linalg.norm(path, axis=(2, 3))
     cosine = np.einsum("elij,lij->el", path, path[-1]) / (lengths * lengths[-1])
-    return History(np.array(accuracy), (cosine - cosine[0]) / (1 - cosine[0]), np.array(needed))
+    return History(
+        np.array(accuracy), (cosine - cosine[0]) / (1 - cosine[0]), np.array(needed)
+    )
 
 
 def half_way(overlap: np.ndarray) -> np.ndarray:
@@ -176,11 +227,22 @@ def table(found: dict[tuple[float, str], list[History]]) -> str:
     lines.append("|---|---|---|---|---|---|---|---|")
     for (skip, mask), runs in found.items():
         half = np.array([half_way(run.overlap) for run in runs])
-        columns = np.column_stack([[run.accuracy[-1] for run in runs], half, [run.needed[-1] for run in runs]])
-        error = columns.std(axis=0, ddof=1) / np.sqrt(len(runs)) if len(runs) > 1 else np.full(5, np.nan)
-        cells = [f"{value:.2f} ± {wide:.2f}" for value, wide in zip(columns.mean(axis=0), error)]
+        columns = np.column_stack(
+            [[run.accuracy[-1] for run in runs], half, [run.needed[-1] for run in runs]]
+        )
+        error = (
+            columns.std(axis=0, ddof=1) / np.sqrt(len(runs))
+            if len(runs) > 1
+            else np.full(5, np.nan)
+        )
+        cells = [
+            f"{value:.2f} ± {wide:.2f}"
+            for value, wide in zip(columns.mean(axis=0), error)
+        ]
         lead = f"layer 2: {int(np.sum(half[:, 1] < half[:, 0]))} of {len(runs)}"
-        lines.append("| " + " | ".join([f"{skip:g}", mask, *cells[:3], lead, *cells[3:]]) + " |")
+        lines.append(
+            "| " + " | ".join([f"{skip:g}", mask, *cells[:3], lead, *cells[3:]]) + " |"
+        )
     return "\n".join(lines)
 
 
@@ -191,11 +253,21 @@ def draw(found: dict[tuple[float, str], list[History]], file: Path) -> None:
     skips, masks = (list(dict.fromkeys(key[k] for key in found)) for k in (0, 1))
     size = 2.6 * len(masks) + 0.6, 2.2 * len(skips) + 0.3
     figure, panels = plt.subplots(
-        len(skips), len(masks), figsize=size, squeeze=False, sharex=True, sharey=True, layout="constrained"
+        len(skips),
+        len(masks),
+        figsize=size,
+        squeeze=False,
+        sharex=True,
+        sharey=True,
+        layout="constrained",
     )
     for panel, ((skip, mask), runs) in zip(panels.flat, found.items()):
-        mean = np.mean([np.column_stack([run.overlap, run.accuracy]) for run in runs], axis=0)
-        for values, label, style in zip(mean.T, ("layer 1", "layer 2", "accuracy"), ("C0-", "C1-", "k:")):
+        mean = np.mean(
+            [np.column_stack([run.overlap, run.accuracy]) for run in runs], axis=0
+        )
+        for values, label, style in zip(
+            mean.T, ("layer 1", "layer 2", "accuracy"), ("C0-", "C1-", "k:")
+        ):
             panel.plot(values, style, label=label)
         panel.set_title(f"skip {skip:g}, mask {mask}", fontsize=9)
     panels[0, 0].legend(fontsize=8)
@@ -210,36 +282,65 @@ def generated(count: int, rng: np.random.Generator) -> str:
     lines = []
     for _ in range(count):
         topic, a, b = (int(k) for k in rng.integers(0, (3, 2, 2)))
-        fill = [f"filler{chr(97 + k)}" for k in rng.integers(0, 20, int(rng.integers(0, 4)))]
-        words = [("city", "river", "king")[topic], ("warm", "cold")[a], ("day", "night")[b], *fill]
-        lines.append(f"{names[topic, a ^ b]}:made " + " ".join(rng.permutation(words)) + " ?")
+        fill = [
+            f"filler{chr(97 + k)}" for k in rng.integers(0, 20, int(rng.integers(0, 4)))
+        ]
+        words = [
+            ("city", "river", "king")[topic],
+            ("warm", "cold")[a],
+            ("day", "night")[b],
+            *fill,
+        ]
+        lines.append(
+            f"{names[topic, a ^ b]}:made " + " ".join(rng.permutation(words)) + " ?"
+        )
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """Train on a file for every skip, mask and seed; print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path, help="questions, as in train_5500.label")
-    parser.add_argument("--generate", action="store_true", help="write made-up questions to the file instead")
-    parser.add_argument("--skip", type=float, nargs="+", default=[0.0, 1.0], help="weights c of the skip connection")
+    parser.add_argument(
+        "--generate",
+        action="store_true",
+        help="write made-up questions to the file instead",
+    )
+    parser.add_argument(
+        "--skip",
+        type=float,
+        nargs="+",
+        default=[0.0, 1.0],
+        help="weights c of the skip connection",
+    )
     parser.add_argument("--mask", choices=MASKS, nargs="+", default=MASKS)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--figure", type=Path, help="file of the figure")
     given = parser.parse_args()
     if given.generate:
-        given.file.write_text(generated(3000, np.random.default_rng(0)), encoding="latin-1")
+        given.file.write_text(
+            generated(3000, np.random.default_rng(0)), encoding="latin-1"
+        )
         return
     try:
         sentences, names = read(given.file)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     largest, count = Counter(names).most_common(1)[0]
-    print(f"{len(names)} questions, {len(set(names))} classes; the largest, {largest}, has {count / len(names):.2f}\n")  # noqa: T201
+    print(  # noqa: T201
+        f"{len(names)} questions, {len(set(names))} classes; the largest, {largest}, has {count / len(names):.2f}\n"
+    )
     found: dict[tuple[float, str], list[History]] = {}
-    for skip, mask, seed in itertools.product(given.skip, given.mask, range(given.seeds)):
+    for skip, mask, seed in itertools.product(
+        given.skip, given.mask, range(given.seeds)
+    ):
         parts = split(sentences, names, np.random.default_rng(seed))
-        found.setdefault((skip, mask), []).append(train(*parts, skip, mask, given.epochs, seed))
+        found.setdefault((skip, mask), []).append(
+            train(*parts, skip, mask, given.epochs, seed)
+        )
     print(table(found))  # noqa: T201
     if given.figure:
         draw(found, given.figure)

@@ -25,7 +25,16 @@ sys.path.insert(0, str(ROOT / "suites" / "asv"))
 from commands import items, suites, typed  # noqa: E402  (its folder is found by the line above)
 
 RESULTS = ROOT / "results"
-FIELDS = ("command", "seconds", "cpu_seconds", "peak_mb", "lines", "wide", "status", "calibration")
+FIELDS = (
+    "command",
+    "seconds",
+    "cpu_seconds",
+    "peak_mb",
+    "lines",
+    "wide",
+    "status",
+    "calibration",
+)
 
 
 def calibration() -> float:
@@ -43,7 +52,12 @@ def calibration() -> float:
 def commands() -> list[tuple[str, str]]:
     """Commands in their order, each with the folder it is typed in; those of one folder find what came before."""
     found = [("--help", "a"), ("list", "a"), ("doctor", "a")]
-    quickstart = ("run quickstart", "run quickstart", "show quickstart", "report quickstart --output page.html")
+    quickstart = (
+        "run quickstart",
+        "run quickstart",
+        "show quickstart",
+        "report quickstart --output page.html",
+    )
     found += [(command, "quickstart") for command in quickstart]
     found.append(("tune quickstart", "tuned"))
     found += [(f"run {suite} --dry-run", "a") for suite in suites()]
@@ -66,8 +80,17 @@ def measure(only: list[str]) -> list[dict[str, object]]:
             seen.add((command, name))
             unit = calibration()
             took = typed(command, folder)
-            numbers = (f"{took.wall:.2f}", f"{took.cpu:.2f}", f"{took.peak:.0f}", took.lines, took.wide, took.status)
-            rows.append(dict(zip(FIELDS, (title, *numbers, f"{unit:.3f}"), strict=True)))
+            numbers = (
+                f"{took.wall:.2f}",
+                f"{took.cpu:.2f}",
+                f"{took.peak:.0f}",
+                took.lines,
+                took.wide,
+                took.status,
+            )
+            rows.append(
+                dict(zip(FIELDS, (title, *numbers, f"{unit:.3f}"), strict=True))
+            )
             sys.stdout.write("  ".join(map(str, rows[-1].values())) + "\n")
             sys.stdout.flush()
     return rows
@@ -100,10 +123,22 @@ def page(rows: list[dict[str, object]], before: dict[str, dict[str, str]]) -> st
 
 def main() -> None:
     """Type them, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="Commands with one of these words.")
-    parser.add_argument("--before", type=Path, help="CSV of another version on this machine.")
-    parser.add_argument("--folder", type=Path, default=RESULTS, help="Where the two files go.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="WORD",
+        help="Commands with one of these words.",
+    )
+    parser.add_argument(
+        "--before", type=Path, help="CSV of another version on this machine."
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=RESULTS, help="Where the two files go."
+    )
     given = parser.parse_args()
     before = {}
     if given.before:

@@ -54,17 +54,25 @@ class Equivalence(NamedTuple):
 def equivalence(logarithms: np.ndarray) -> Equivalence:
     """Two one-sided t tests at 5%, as the interval of 90% of the mean."""
     n = len(logarithms)
-    mean, error = float(np.mean(logarithms)), float(np.std(logarithms, ddof=1) / math.sqrt(n))
+    mean, error = (
+        float(np.mean(logarithms)),
+        float(np.std(logarithms, ddof=1) / math.sqrt(n)),
+    )
     reach = float(stats.t(n - 1).ppf(0.95)) * error
     return Equivalence(mean, error, mean - reach, mean + reach)
 
 
-def trend(dimensions: np.ndarray, means: np.ndarray, errors: np.ndarray) -> tuple[tuple[float, float], ...]:
+def trend(
+    dimensions: np.ndarray, means: np.ndarray, errors: np.ndarray
+) -> tuple[tuple[float, float], ...]:
     """Limit and slope of ``mean = limit + slope / d``, each with its standard error, by weighted least squares."""
     X = np.stack([np.ones(len(dimensions)), 1 / dimensions], axis=1) / errors[:, None]
     covariance = np.linalg.inv(X.T @ X)
     found = covariance @ X.T @ (means / errors)
-    return tuple((float(value), float(error)) for value, error in zip(found, np.sqrt(np.diag(covariance))))
+    return tuple(
+        (float(value), float(error))
+        for value, error in zip(found, np.sqrt(np.diag(covariance)))
+    )
 
 
 def equations(tokens: np.ndarray) -> int:
@@ -76,15 +84,24 @@ def equations(tokens: np.ndarray) -> int:
     than the entries of S.
     """
     flat = tokens.reshape(-1, tokens.shape[-1])
-    signs = np.sign(np.take_along_axis(flat, np.argmax(flat != 0, axis=1)[:, None], axis=1))
+    signs = np.sign(
+        np.take_along_axis(flat, np.argmax(flat != 0, axis=1)[:, None], axis=1)
+    )
     words = np.unique(flat * signs, axis=0, return_inverse=True)[1].reshape(-1, 2)
     size = int(words.max()) + 1
-    signed = np.unique(np.column_stack([np.sort(words, axis=1), signs.reshape(-1, 2).prod(axis=1)]).astype(int), axis=0)
+    signed = np.unique(
+        np.column_stack(
+            [np.sort(words, axis=1), signs.reshape(-1, 2).prod(axis=1)]
+        ).astype(int),
+        axis=0,
+    )
     loops = signed[:, 0] == signed[:, 1]
     pairs, times = np.unique(signed[~loops, :2], axis=0, return_counts=True)
     graph = coo_array((np.ones(len(pairs)), pairs.T), shape=(size, size))
     components, of = connected_components(graph, directed=False)
-    seen = of[np.concatenate([signed[loops & (signed[:, 2] < 0), 0], pairs[times == 2, 0]])]
+    seen = of[
+        np.concatenate([signed[loops & (signed[:, 2] < 0), 0], pairs[times == 2, 0]])
+    ]
     return size + len(pairs) - (int(components) - len(np.unique(seen)))
 
 
@@ -119,7 +136,10 @@ def statistics(suite: Suite) -> str:
             one, entries = design(plan.problem, plan.alphas[0], D), D * (D + 1) / 2
             ratio = (1 - one.equations / entries) / (1 - 2 * one.samples / entries)
             numbers = (one.length, one.correlation, one.projection, one.quadratic)
-            cells = [f"{value:.2f}" for value in (*numbers, one.equations / (2 * one.samples), ratio)]
+            cells = [
+                f"{value:.2f}"
+                for value in (*numbers, one.equations / (2 * one.samples), ratio)
+            ]
             lines.append(f"| {arm} | {D} | {one.samples} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -133,13 +153,19 @@ def paired(suite: Suite, folder: Path) -> dict[tuple[str, str, str, int], np.nda
     for row in rows:
         if row["metric"] == "mse" and row["key"] in keys:
             channel, _, arm = row["problem"].partition(": ")
-            found.setdefault((channel, arm, row["algorithm"], row["dimension"]), {})[row["replicate"]] = row["value"]
+            found.setdefault((channel, arm, row["algorithm"], row["dimension"]), {})[
+                row["replicate"]
+            ] = row["value"]
     ratios = {}
-    for (channel, arm, *rest), errors in sorted(found.items(), key=lambda one: (one[0][0], one[0][2], one[0][1])):
+    for (channel, arm, *rest), errors in sorted(
+        found.items(), key=lambda one: (one[0][0], one[0][2], one[0][1])
+    ):
         base = found.get((channel, BASE, *rest), {})
         common = sorted(set(errors) & set(base))
         if arm != BASE and len(common) > 1:
-            ratios[channel, arm, *rest] = np.array([math.log(errors[seed] / base[seed]) for seed in common])
+            ratios[channel, arm, *rest] = np.array(
+                [math.log(errors[seed] / base[seed]) for seed in common]
+            )
     return ratios
 
 
@@ -155,13 +181,22 @@ def results(ratios: dict[tuple[str, str, str, int], np.ndarray]) -> str:
         line = ["", ""]
         if len(sizes) > 1:
             means, errors = np.array([(one.mean, one.error) for one in tests]).T
-            (limit, wide), (slope, steep) = trend(np.array(sizes, dtype=float), means, errors)
-            line = [f"{math.exp(limit):.3f} ± {math.exp(limit) * wide:.3f}", f"{slope:.2f} ± {steep:.2f}"]
+            (limit, wide), (slope, steep) = trend(
+                np.array(sizes, dtype=float), means, errors
+            )
+            line = [
+                f"{math.exp(limit):.3f} ± {math.exp(limit) * wide:.3f}",
+                f"{slope:.2f} ± {steep:.2f}",
+            ]
         for D, one in zip(sizes, tests):
             interval = f"{math.exp(one.mean):.3f} ({math.exp(one.low):.3f} to {math.exp(one.high):.3f})"
             pairs = len(ratios[channel, arm, algorithm, D])
             cells = [channel, algorithm, arm, str(D), str(pairs), interval, one.verdict]
-            lines.append("| " + " | ".join([*cells, *(line if sizes[-1] == D else ["", ""])]) + " |")
+            lines.append(
+                "| "
+                + " | ".join([*cells, *(line if sizes[-1] == D else ["", ""])])
+                + " |"
+            )
     return "\n".join(lines)
 
 
@@ -170,20 +205,39 @@ def draw(ratios: dict[tuple[str, str, str, int], np.ndarray], file: Path) -> Non
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    channels, arms, algorithms = (list(dict.fromkeys(key[part] for key in ratios)) for part in range(3))
+    channels, arms, algorithms = (
+        list(dict.fromkeys(key[part] for key in ratios)) for part in range(3)
+    )
     size = (3.2 * len(algorithms), 2.8 * len(channels) + 0.4)
     figure, panels = plt.subplots(
-        len(channels), len(algorithms), figsize=size, sharex=True, squeeze=False, layout="constrained"
+        len(channels),
+        len(algorithms),
+        figsize=size,
+        sharex=True,
+        squeeze=False,
+        layout="constrained",
     )
     for row, channel in zip(panels, channels):
         for panel, algorithm in zip(row, algorithms):
             panel.axhspan(math.exp(-MARGIN), math.exp(MARGIN), color="0.9")
             for arm in arms:
-                sizes = sorted(key[3] for key in ratios if key[:3] == (channel, arm, algorithm))
+                sizes = sorted(
+                    key[3] for key in ratios if key[:3] == (channel, arm, algorithm)
+                )
                 tests = [equivalence(ratios[channel, arm, algorithm, D]) for D in sizes]
                 middle = np.exp([one.mean for one in tests])
-                reach = np.abs(np.exp([[one.low for one in tests], [one.high for one in tests]]) - middle)
-                panel.errorbar([1 / D for D in sizes], middle, reach, marker="o", markersize=3, label=arm)
+                reach = np.abs(
+                    np.exp([[one.low for one in tests], [one.high for one in tests]])
+                    - middle
+                )
+                panel.errorbar(
+                    [1 / D for D in sizes],
+                    middle,
+                    reach,
+                    marker="o",
+                    markersize=3,
+                    label=arm,
+                )
             panel.set(title=f"{channel}, {algorithm}", yscale="log", xlim=(0, None))
             low, high = panel.get_ylim()
             subs = (1, 1.2, 1.4, 1.6, 2, 3, 5, 8) if high / low < 10 else (1, 3)
@@ -196,15 +250,30 @@ def draw(ratios: dict[tuple[str, str, str, int], np.ndarray], file: Path) -> Non
         row[0].set_ylabel("error / error on Gaussian tokens")
     for panel in panels[-1]:
         panel.set_xlabel("1/d")
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(arms), fontsize=8)
+    figure.legend(
+        *panels[0, 0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=len(arms),
+        fontsize=8,
+    )
     figure.savefig(file, dpi=110)
 
 
 def main() -> None:
     """Print the table of the arms, or that of the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="?", help="folder of the suite's results")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in smimbench run")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "results", type=Path, nargs="?", help="folder of the suite's results"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="as in smimbench run",
+    )
     parser.add_argument("--figure", type=Path, help="file of the figure")
     arguments = parser.parse_args()
     suite = smimbench.load_suite("universality", arguments.set)

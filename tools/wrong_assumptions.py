@@ -19,38 +19,61 @@ from smimbench.run.store import Store
 from smimbench.suite.reader import Suite
 from smimbench.theory import competing, own_theory
 
-PANELS = {"noise": ("channel", (0.02, 5.0)), "beta": ("channel", (0.4, 2.5)), "rho": ("prior", (0.05, 1.5))}
+PANELS = {
+    "noise": ("channel", (0.02, 5.0)),
+    "beta": ("channel", (0.4, 2.5)),
+    "rho": ("prior", (0.05, 1.5)),
+}
 POINTS = 24
 TICKS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
-def curve(suite: Suite, label: str, kind: str, name: str, values: np.ndarray) -> np.ndarray:
+def curve(
+    suite: Suite, label: str, kind: str, name: str, values: np.ndarray
+) -> np.ndarray:
     """Predicted error over the Bayes-optimal one; NaN where runs are predicted not to converge."""
     from smimbench_attention.algorithms.gamp import Gamp, assumed
 
     plan = next(plan for plan in suite.plans if plan.label == label)
     best = float(competing(plan.problem, plan.alphas)[0][0].V[0, 0])
-    assumed.ACCURACY = assumed.ACCURACY._replace(points=2**10, sets=2, at_rest=1e-6)  # enough for a line
+    assumed.ACCURACY = assumed.ACCURACY._replace(
+        points=2**10, sets=2, at_rest=1e-6
+    )  # enough for a line
     found = []
     for value in values:
         algorithm = Assuming(Gamp(), {kind: {name: float(value)}})
         point = own_theory(algorithm, plan.problem, plan.alphas[0], Conditions())
-        found.append(np.nan if isinstance(point, str) else float(np.atleast_1d(point.mse)[0]) / best)
+        found.append(
+            np.nan
+            if isinstance(point, str)
+            else float(np.atleast_1d(point.mse)[0]) / best
+        )
     return np.array(found)
 
 
-def runs(suite: Suite, folder: Path) -> dict[tuple[str, str, float], tuple[float, float]]:
+def runs(
+    suite: Suite, folder: Path
+) -> dict[tuple[str, str, float], tuple[float, float]]:
     """Mean and standard error of paired ratios to right assumptions by problem, parameter and value, at the largest dimension."""
     errors: dict[Any, dict[Any, float]] = {}
-    records, largest = Store(folder).load(), {plan.label: max(plan.dimensions) for plan in suite.plans}
+    records, largest = (
+        Store(folder).load(),
+        {plan.label: max(plan.dimensions) for plan in suite.plans},
+    )
     for cell in suite.cells():
         record = records.get(cell.key)
-        if record is None or cell.dimension < largest[cell.problem_label] or cell.algorithm["name"] != "gamp":
+        if (
+            record is None
+            or cell.dimension < largest[cell.problem_label]
+            or cell.algorithm["name"] != "gamp"
+        ):
             continue
         if record["status"] != "ok":
             continue
         tables = cell.algorithm.get("assumed", {})
-        what = [(name, value) for table in tables.values() for name, value in table.items()]
+        what = [
+            (name, value) for table in tables.values() for name, value in table.items()
+        ]
         key = (cell.problem_label, *(what[0] if what else ("", 0.0)))
         errors.setdefault(key, {})[cell.replicate] = record["metrics"]["mse"][0]
     found = {}
@@ -58,7 +81,10 @@ def runs(suite: Suite, folder: Path) -> dict[tuple[str, str, float], tuple[float
         right = errors.get((key[0], "", 0.0), {})
         ratios = np.array([own[k] / right[k] for k in own.keys() & right.keys()])
         if key[1] and len(ratios) > 1:
-            found[key] = float(ratios.mean()), float(ratios.std(ddof=1) / len(ratios) ** 0.5)
+            found[key] = (
+                float(ratios.mean()),
+                float(ratios.std(ddof=1) / len(ratios) ** 0.5),
+            )
     return found
 
 
@@ -72,26 +98,46 @@ def main() -> None:
     folder = parser.parse_args().folder
     suite = smimbench.load_suite("wrong-assumptions")
     measured = runs(suite, folder)
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3.4), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(
+        1, 3, figsize=(10, 3.4), sharey=True, layout="constrained"
+    )
     for axis, (name, (kind, (low, high))) in zip(axes, PANELS.items()):
         for color, plan in zip(("tab:blue", "tab:orange", "tab:green"), suite.plans):
             true = plan.problem.spec[kind].get(name)
             if true is None:
                 continue
             values = np.unique(np.append(np.geomspace(low, high, POINTS), true))
-            axis.plot(values, curve(suite, plan.label, kind, name, values), color=color, label=plan.label)
+            axis.plot(
+                values,
+                curve(suite, plan.label, kind, name, values),
+                color=color,
+                label=plan.label,
+            )
             axis.axvline(true, color="0.8", zorder=0)
-            points = [(v, *y) for (label, n, v), y in measured.items() if (label, n) == (plan.label, name)]
+            points = [
+                (v, *y)
+                for (label, n, v), y in measured.items()
+                if (label, n) == (plan.label, name)
+            ]
             if points:
                 x, y, error = np.array(sorted(points)).T
                 axis.errorbar(x, y, error, fmt="o", ms=4, color=color)
-        axis.set(xscale="log", xlabel=f"assumed {'rank / d' if name == 'rho' else name}", ylim=(0.95, 3.0))
-        axis.xaxis.set_major_locator(FixedLocator([tick for tick in TICKS if low <= tick <= high]))
+        axis.set(
+            xscale="log",
+            xlabel=f"assumed {'rank / d' if name == 'rho' else name}",
+            ylim=(0.95, 3.0),
+        )
+        axis.xaxis.set_major_locator(
+            FixedLocator([tick for tick in TICKS if low <= tick <= high])
+        )
         axis.xaxis.set_major_formatter(ScalarFormatter())
         axis.xaxis.set_minor_locator(NullLocator())
         axis.legend(frameon=False, fontsize=8)
     axes[0].set_ylabel("error / optimal")
-    figure.savefig(Path(__file__).resolve().parent.parent / "docs" / "wrong-assumptions.svg", metadata={"Date": None})
+    figure.savefig(
+        Path(__file__).resolve().parent.parent / "docs" / "wrong-assumptions.svg",
+        metadata={"Date": None},
+    )
 
 
 if __name__ == "__main__":

@@ -27,11 +27,25 @@ def smimbench_register_inputs(register: Register) -> None:
     """Register the laws of the tokens."""
     from smimbench_attention.inputs.array import ArrayInputs
     from smimbench_attention.inputs.correlated import CorrelatedTokens
-    from smimbench_attention.inputs.independent import GaussianInputs, HeavyTails, OneHot, Sphere
+    from smimbench_attention.inputs.independent import (
+        GaussianInputs,
+        HeavyTails,
+        OneHot,
+        Sphere,
+    )
     from smimbench_attention.inputs.power_law import PowerLaw
     from smimbench_attention.inputs.text import Text
 
-    for inputs in (ArrayInputs, CorrelatedTokens, GaussianInputs, HeavyTails, OneHot, PowerLaw, Sphere, Text):
+    for inputs in (
+        ArrayInputs,
+        CorrelatedTokens,
+        GaussianInputs,
+        HeavyTails,
+        OneHot,
+        PowerLaw,
+        Sphere,
+        Text,
+    ):
         register(inputs)
 
 
@@ -47,7 +61,14 @@ def smimbench_register_channels(register: Register) -> None:
     from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
 
     attention = (AttentionSoftmax, AttentionHardmax, AttentionLinear)
-    for channel in (*attention, SequenceLinear, SequenceSoftmax, SequenceHardmax, Sign, Probit):
+    for channel in (
+        *attention,
+        SequenceLinear,
+        SequenceSoftmax,
+        SequenceHardmax,
+        Sign,
+        Probit,
+    ):
         register(channel)
 
 
@@ -67,12 +88,25 @@ def smimbench_register_metrics(register: Register) -> None:
     """Register the metrics, in the order of ``smimbench list metrics``."""
     from smimbench_attention.metrics.calibration import Calibration
     from smimbench_attention.metrics.cosine import Cosine
-    from smimbench_attention.metrics.generalization import BayesError, ConstantError, PluginError
+    from smimbench_attention.metrics.generalization import (
+        BayesError,
+        ConstantError,
+        PluginError,
+    )
     from smimbench_attention.metrics.mse import MSE
     from smimbench_attention.metrics.nishimori import Nishimori
     from smimbench_attention.metrics.overlap import OverlapMetric
 
-    for metric in (MSE, OverlapMetric, BayesError, PluginError, ConstantError, Calibration, Cosine, Nishimori):
+    for metric in (
+        MSE,
+        OverlapMetric,
+        BayesError,
+        PluginError,
+        ConstantError,
+        Calibration,
+        Cosine,
+        Nishimori,
+    ):
         register(metric)
 
 
@@ -88,5 +122,17 @@ def smimbench_register_algorithms(register: Register) -> None:
     from smimbench_attention.algorithms.sgd import Muon, Sgd, SignSgd
     from smimbench_attention.algorithms.spectral import Spectral
 
-    for algorithm in (Gamp, Adam, Sgd, Spectral, Ridge, Averaged, Nuclear, AdamW, Erm, SignSgd, Muon):
+    for algorithm in (
+        Gamp,
+        Adam,
+        Sgd,
+        Spectral,
+        Ridge,
+        Averaged,
+        Nuclear,
+        AdamW,
+        Erm,
+        SignSgd,
+        Muon,
+    ):
         register(algorithm)

@@ -15,9 +15,20 @@ from smimbench.backend.arrays import (
     special,
     to_host,
 )
-from smimbench.backend.device import Backend, BackendError, Elapsed, backend_names, get_backend
+from smimbench.backend.device import (
+    Backend,
+    BackendError,
+    Elapsed,
+    backend_names,
+    get_backend,
+)
 from smimbench.backend.memory import chunk_bytes, free_memory
-from smimbench.backend.streaming import NarrowInputs, StreamedInputs, sample_chunks, take_samples
+from smimbench.backend.streaming import (
+    NarrowInputs,
+    StreamedInputs,
+    sample_chunks,
+    take_samples,
+)
 
 __all__ = [
     "NUMPY",

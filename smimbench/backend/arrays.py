@@ -26,7 +26,9 @@ def namespace(*arrays: Array) -> ModuleType:
     return array_api_compat.array_namespace(*arrays)
 
 
-def clip(x: Array, lower: Array | float | None = None, upper: Array | float | None = None) -> Array:
+def clip(
+    x: Array, lower: Array | float | None = None, upper: Array | float | None = None
+) -> Array:
     """Clip every entry to ``min(max(x, lower), upper)``; NaN stays NaN, and a bound of None is ignored.
 
     The ``clip`` of array-api-compat assigns through boolean masks, and a device has to count those before it can go on.
@@ -39,7 +41,10 @@ def clip(x: Array, lower: Array | float | None = None, upper: Array | float | No
 
 def matching(array: Array, dtype: Any = None) -> dict[str, Any]:
     """Device and dtype of an array as keywords, as in ``xp.zeros(shape, **matching(array))``; ``dtype`` overrides the dtype."""
-    return {"dtype": array.dtype if dtype is None else dtype, "device": array_api_compat.device(array)}
+    return {
+        "dtype": array.dtype if dtype is None else dtype,
+        "device": array_api_compat.device(array),
+    }
 
 
 def dtype_name(array: Array) -> str:
@@ -49,7 +54,9 @@ def dtype_name(array: Array) -> str:
 
 def on_device(value: Any) -> bool:
     """Whether a value is an array of another library than NumPy, so that reading it may wait for a device."""
-    return not isinstance(value, (np.ndarray, np.generic)) and bool(array_api_compat.is_array_api_obj(value))
+    return not isinstance(value, (np.ndarray, np.generic)) and bool(
+        array_api_compat.is_array_api_obj(value)
+    )
 
 
 def special(xp: ModuleType) -> Any:
@@ -62,7 +69,9 @@ def special(xp: ModuleType) -> Any:
         import cupyx.scipy.special as module
     else:
         import scipy.special as module
-    native = array_api_compat.is_numpy_namespace(xp) or array_api_compat.is_cupy_namespace(xp)
+    native = array_api_compat.is_numpy_namespace(
+        xp
+    ) or array_api_compat.is_cupy_namespace(xp)
     return module if native else _ThroughTheHost(module, xp)
 
 
@@ -81,7 +90,9 @@ class _ThroughTheHost:
             output = function(*on_host, **options)
             if not arrays:
                 return output
-            return self._xp.asarray(np.asarray(output), device=array_api_compat.device(arrays[0]))
+            return self._xp.asarray(
+                np.asarray(output), device=array_api_compat.device(arrays[0])
+            )
 
         return call
 
@@ -121,10 +132,14 @@ def read_together(*arrays: Any) -> list[Any]:
         xp = namespace(*(arrays[k] for k in remote))
         numbers = [arrays[k].dtype for k in remote if arrays[k].dtype != xp.bool]
         widest = xp.result_type(*numbers) if numbers else xp.bool
-        flat = [xp.reshape(xp.astype(arrays[k], widest, copy=False), (-1,)) for k in remote]
+        flat = [
+            xp.reshape(xp.astype(arrays[k], widest, copy=False), (-1,)) for k in remote
+        ]
         ends = np.cumsum([math.prod(arrays[k].shape) for k in remote])
         for k, segment in zip(remote, np.split(to_host(xp.concat(flat)), ends[:-1])):
-            copies[k] = segment.reshape(arrays[k].shape).astype(dtype_name(arrays[k]), copy=False)
+            copies[k] = segment.reshape(arrays[k].shape).astype(
+                dtype_name(arrays[k]), copy=False
+            )
     return copies
 
 
@@ -144,6 +159,11 @@ def to_host(array: Array) -> Host:
     if hasattr(array, "__dlpack__"):
         try:
             return np.from_dlpack(array)
-        except (BufferError, RuntimeError, ValueError, TypeError):  # another device: ask for a copy on the host
+        except (
+            BufferError,
+            RuntimeError,
+            ValueError,
+            TypeError,
+        ):  # another device: ask for a copy on the host
             return np.asarray(array_api_compat.to_device(array, "cpu"))
     return np.asarray(array)

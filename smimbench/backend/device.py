@@ -76,7 +76,11 @@ class Backend:
         """
         if on_device(array):
             floating = self.xp.isdtype(array.dtype, "real floating")
-            target = getattr(self.xp, dtype or self.dtype) if floating or dtype else array.dtype
+            target = (
+                getattr(self.xp, dtype or self.dtype)
+                if floating or dtype
+                else array.dtype
+            )
             return self.xp.astype(array, target, copy=False)
         kind = np.asarray(array).dtype.kind
         target = getattr(self.xp, dtype or self.dtype) if kind == "f" or dtype else None
@@ -92,7 +96,9 @@ class Backend:
         """Name of the processor if the machine's fingerprint lacks it (a GPU): letters, digits and ``-``."""
         return self.name
 
-    def standard_normal(self, seed: np.random.SeedSequence) -> Callable[[tuple[int, ...]], Array]:
+    def standard_normal(
+        self, seed: np.random.SeedSequence
+    ) -> Callable[[tuple[int, ...]], Array]:
         """A stream of iid N(0, 1) numbers in float64, drawn on this backend's device.
 
         Calls continue one stream; equal seeds give equal streams on one kind of device, different ones on another.
@@ -148,10 +154,14 @@ def _keep_freed_memory() -> None:
 @functools.cache
 def backend_names() -> tuple[str, ...]:
     """Names of all backends, whether usable here or not: one for each file in ``smimbench/backend/namespaces``."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules([str(NAMESPACES)])))
+    return tuple(
+        sorted(module.name for module in pkgutil.iter_modules([str(NAMESPACES)]))
+    )
 
 
-def get_backend(name: str = "numpy", dtype: str = "float64", *, tf32: bool = False) -> Backend:
+def get_backend(
+    name: str = "numpy", dtype: str = "float64", *, tf32: bool = False
+) -> Backend:
     """Open the backend of a name from ``backend_names()`` in ``"float64"``, ``"float32"`` or ``"mixed"``.
 
     ``"mixed"`` stores the inputs in float32 and computes in float64.
@@ -164,7 +174,9 @@ def get_backend(name: str = "numpy", dtype: str = "float64", *, tf32: bool = Fal
     """
     _keep_freed_memory()
     if name not in backend_names():
-        raise BackendError(f"backend {name}: unknown; choose one of {', '.join(backend_names())}")
+        raise BackendError(
+            f"backend {name}: unknown; choose one of {', '.join(backend_names())}"
+        )
     module = importlib.import_module(f"smimbench.backend.namespaces.{name}")
     mixed = dtype == "mixed"
     backend: Backend = module.open_backend("float64" if mixed else dtype, tf32=tf32)

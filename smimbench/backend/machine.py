@@ -43,8 +43,15 @@ def machine_info() -> dict[str, Any]:
     libraries = [lib for lib in threadpool_info() if lib.get("user_api") == "blas"]
     # SciPy may bring a BLAS of its own: the machine must not change its name when that happens to be loaded.
     home = str(Path(np.__file__).resolve().parent)
-    numpy_libraries = [lib for lib in libraries if str(lib.get("filepath", "")).startswith(home)]
-    blas = sorted({f"{lib.get('internal_api')} {lib.get('version')}" for lib in numpy_libraries or libraries})
+    numpy_libraries = [
+        lib for lib in libraries if str(lib.get("filepath", "")).startswith(home)
+    ]
+    blas = sorted(
+        {
+            f"{lib.get('internal_api')} {lib.get('version')}"
+            for lib in numpy_libraries or libraries
+        }
+    )
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -60,12 +67,21 @@ def usable_cores() -> int:
 
     The least of its affinity, of the processor time that its control groups allow, and of ``SLURM_CPUS_PER_TASK``.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
     slurm = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return max(1, math.ceil(min(cores, cpu_quota(), int(slurm) if slurm.isdecimal() else cores)))
+    return max(
+        1,
+        math.ceil(min(cores, cpu_quota(), int(slurm) if slurm.isdecimal() else cores)),
+    )
 
 
-def cpu_quota(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
+def cpu_quota(
+    membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> float:
     """Processors whose time the control groups of this process allow it, of version 1 or 2; infinity without a limit."""
     quota = math.inf
     for line in (unless(OSError, membership.read_text) or "").splitlines():
@@ -73,10 +89,21 @@ def cpu_quota(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/
         if controllers and "cpu" not in controllers.split(","):
             continue
         group = Path(root, "cpu" if controllers else "", path.lstrip("/"))
-        for place in (group, *group.parents):  # the group that a container takes for the root may be any of them
-            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-            text = " ".join(unless(OSError, (place / name).read_text) or "" for name in names)
-            if limit := re.fullmatch(r"(\d+)\s+([1-9]\d*)\s*", text):  # else "max", or -1
+        for place in (
+            group,
+            *group.parents,
+        ):  # the group that a container takes for the root may be any of them
+            names = (
+                ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                if controllers
+                else ("cpu.max",)
+            )
+            text = " ".join(
+                unless(OSError, (place / name).read_text) or "" for name in names
+            )
+            if limit := re.fullmatch(
+                r"(\d+)\s+([1-9]\d*)\s*", text
+            ):  # else "max", or -1
                 quota = min(quota, int(limit[1]) / int(limit[2]))
     return quota
 
@@ -98,22 +125,40 @@ def _controller(modules: int) -> Any:
 def fingerprint() -> str:
     """Short name of this machine: timings are comparable only where it is equal."""
     # Without its memory: what a container or a virtual machine calls its memory moves with what others take.
-    lasting = {key: value for key, value in machine_info().items() if key != "memory_gib"}
-    return hashlib.sha256(canonical_json({**lasting, "node": platform.node()}).encode()).hexdigest()[:12]
+    lasting = {
+        key: value for key, value in machine_info().items() if key != "memory_gib"
+    }
+    return hashlib.sha256(
+        canonical_json({**lasting, "node": platform.node()}).encode()
+    ).hexdigest()[:12]
 
 
 @functools.cache
 def versions() -> dict[str, str]:
     """Versions of the packages that numerical results depend on."""
-    return installed(("smimbench", "numpy", "scipy", "array-api-compat", "numba", "cupy-cuda12x", "cupy-cuda13x"))
+    return installed(
+        (
+            "smimbench",
+            "numpy",
+            "scipy",
+            "array-api-compat",
+            "numba",
+            "cupy-cuda12x",
+            "cupy-cuda13x",
+        )
+    )
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
     """Versions of the installed packages among these."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found_versions = {name: unless(PackageNotFoundError, version, name) for name in names}
-    return {name: version for name, version in found_versions.items() if version is not None}
+    found_versions = {
+        name: unless(PackageNotFoundError, version, name) for name in names
+    }
+    return {
+        name: version for name, version in found_versions.items() if version is not None
+    }
 
 
 def git_commit() -> str | None:
@@ -122,8 +167,18 @@ def git_commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        call = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-        return subprocess.run(call, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        call = [
+            "git",
+            "-C",
+            str(root),
+            "describe",
+            "--always",
+            "--dirty",
+            "--abbrev=12",
+        ]
+        return subprocess.run(
+            call, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -136,10 +191,14 @@ def nvidia_driver() -> Driver | None:
     if shutil.which("nvidia-smi") is None:
         return None
     try:
-        text = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=20, check=True).stdout
+        text = subprocess.run(
+            ["nvidia-smi"], capture_output=True, text=True, timeout=20, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    matches = [re.search(rf"{name} Version:\s*([\d.]+)", text) for name in ("Driver", "CUDA")]
+    matches = [
+        re.search(rf"{name} Version:\s*([\d.]+)", text) for name in ("Driver", "CUDA")
+    ]
     return Driver(*(match.group(1) if match else "?" for match in matches))
 
 
@@ -149,7 +208,9 @@ def reset_peak_memory() -> None:
     What was freed before goes back to the system first, so that it does not count for what follows.
     """
     if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # another C library has none
+        trim = getattr(
+            ctypes.CDLL(None), "malloc_trim", None
+        )  # another C library has none
         if trim is not None:
             trim(0)
         unless(OSError, Path("/proc/self/clear_refs").write_text, "5")
@@ -157,7 +218,9 @@ def reset_peak_memory() -> None:
 
 def peak_memory() -> int:
     """Largest resident memory of this process in bytes since the last reset (or since its start)."""
-    for line in (unless(OSError, Path("/proc/self/status").read_text) or "").splitlines():
+    for line in (
+        unless(OSError, Path("/proc/self/status").read_text) or ""
+    ).splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     import psutil

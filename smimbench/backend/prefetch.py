@@ -26,7 +26,10 @@ class Prefetch:
     """
 
     def __init__(
-        self, length: int, begin: Callable[[int, int], tuple[Array, Any]], finish: Callable[[Any], None]
+        self,
+        length: int,
+        begin: Callable[[int, int], tuple[Array, Any]],
+        finish: Callable[[Any], None],
     ) -> None:
         self._length, self._begin, self._finish = length, begin, finish
         self._ahead: tuple[tuple[int, int], tuple[Array, Any]] | None = None
@@ -78,7 +81,9 @@ def pinned_transfers(cupy: Any, host: Host) -> Prefetch:
         array.set(host[start:stop], stream=stream)
         return array, stream.record()
 
-    return Prefetch(len(host), begin, lambda event: cupy.cuda.get_current_stream().wait_event(event))
+    return Prefetch(
+        len(host), begin, lambda event: cupy.cuda.get_current_stream().wait_event(event)
+    )
 
 
 def _pin(runtime: Any, host: Host) -> None:

@@ -51,10 +51,14 @@ def name_of(backend: str, threads: int) -> str:
 def remembered(backend: str = "numpy", threads: int = 1) -> dict[str, float] | None:
     """Rates measured earlier on this machine, or None."""
     try:
-        stored = json.loads((cache_folder() / f"ceilings-{name_of(backend, threads)}.json").read_text())
+        stored = json.loads(
+            (cache_folder() / f"ceilings-{name_of(backend, threads)}.json").read_text()
+        )
         if stored["version"] != VERSION:
             return None
-        return {key: float(stored["rates"][key]) for key in KEYS if key in stored["rates"]}
+        return {
+            key: float(stored["rates"][key]) for key in KEYS if key in stored["rates"]
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -92,18 +96,30 @@ def measure(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
             ("tf32", "float32", True),
         ):
             place = get_backend(backend, dtype, tf32=tf32)
-            if key != "tf32" or place.accelerated:  # processors of a host have no such mode
+            if (
+                key != "tf32" or place.accelerated
+            ):  # processors of a host have no such mode
                 rates[key] = _products(place, threads)
         rates["bandwidth"] = _bandwidth(get_backend(backend), threads)
     path = cache_folder() / f"ceilings-{name_of(backend, threads)}.json"
     document = {"version": VERSION, "rates": rates}
     # A home folder without write permission costs two seconds per run, no more.
-    unless(StoreError, write_atomically, path, (json.dumps(document, indent=1) + "\n").encode())
+    unless(
+        StoreError,
+        write_atomically,
+        path,
+        (json.dumps(document, indent=1) + "\n").encode(),
+    )
     return rates
 
 
 def fraction(
-    seconds: float, cost: Mapping[str, float], rates: Mapping[str, float], dtype: str, *, tf32: bool = False
+    seconds: float,
+    cost: Mapping[str, float],
+    rates: Mapping[str, float],
+    dtype: str,
+    *,
+    tf32: bool = False,
 ) -> Fraction | None:
     """Fraction of the limiting peak rate reached by an iteration of this duration; None if it is not known."""
     dtype = "float64" if dtype == "mixed" else dtype  # what is computed with
@@ -141,8 +157,14 @@ def _bandwidth(backend: Backend, threads: int) -> float:
     import psutil
 
     free = backend.free_memory()
-    limit = psutil.virtual_memory().available // 8 if free is None else min(free // 4, 8 * LARGEST_READ)
-    size = max(1 << 20, min(int(limit), (8 if backend.accelerated else 1) * LARGEST_READ) // 8)
+    limit = (
+        psutil.virtual_memory().available // 8
+        if free is None
+        else min(free // 4, 8 * LARGEST_READ)
+    )
+    size = max(
+        1 << 20, min(int(limit), (8 if backend.accelerated else 1) * LARGEST_READ) // 8
+    )
     xp = backend.xp
     numbers = xp.ones((size,), dtype=xp.float64, device=backend.device)
     works = (lambda: xp.sum(numbers), lambda: xp.vecdot(numbers, numbers))

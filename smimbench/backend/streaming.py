@@ -44,7 +44,9 @@ class StreamedInputs:
 
         self.itemsize = host.dtype.itemsize
 
-    def _begin(self, shape: tuple[int, ...], like: Array, read: Callable[[slice], Array]) -> None:
+    def _begin(
+        self, shape: tuple[int, ...], like: Array, read: Callable[[slice], Array]
+    ) -> None:
         self.shape = tuple(shape)
         """(n, T, D)."""
         self.like = like
@@ -104,16 +106,29 @@ class DrawnInputs(StreamedInputs):
         An empty array with the namespace, device and dtype of the inputs.
     """
 
-    def __init__(self, shape: tuple[int, ...], block: int, draw: Callable[[int], Array], like: Array) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        block: int,
+        draw: Callable[[int], Array],
+        like: Array,
+    ) -> None:
         self.block = block
 
         def read(samples: slice) -> Array:
             if samples.stop <= samples.start:
                 return like
             numbers = range(samples.start // block, -(-samples.stop // block))
-            cut = [slice(max(samples.start - k * block, 0), samples.stop - k * block) for k in numbers]
+            cut = [
+                slice(max(samples.start - k * block, 0), samples.stop - k * block)
+                for k in numbers
+            ]
             blocks = [draw(k)[rows, ...] for k, rows in zip(numbers, cut)]
-            return blocks[0] if len(blocks) == 1 else namespace(like).concat(blocks, axis=0)
+            return (
+                blocks[0]
+                if len(blocks) == 1
+                else namespace(like).concat(blocks, axis=0)
+            )
 
         self._begin(shape, like, read)
 
@@ -121,7 +136,10 @@ class DrawnInputs(StreamedInputs):
         """Slices of similar length that start at block boundaries, so that no block is drawn twice."""
         longest = max((chunk.stop - chunk.start for chunk in chunks), default=1)
         step = max(1, longest // self.block) * self.block
-        return [slice(start, min(start + step, len(self))) for start in range(0, len(self), step)]
+        return [
+            slice(start, min(start + step, len(self)))
+            for start in range(0, len(self), step)
+        ]
 
 
 class NarrowInputs(StreamedInputs):
@@ -174,7 +192,13 @@ def sample_chunks(model: Any, inputs: Array, components: int) -> Iterable[slice]
     n, _, dimension = inputs.shape
     streamed = isinstance(inputs, StreamedInputs)
     like = inputs.like if streamed else inputs
-    offered = {"itemsize": int(namespace(like).finfo(like.dtype).bits) // 8, "like": like, "streamed": streamed}
-    accepted = {name: value for name, value in offered.items() if takes(model.chunks, name)}
+    offered = {
+        "itemsize": int(namespace(like).finfo(like.dtype).bits) // 8,
+        "like": like,
+        "streamed": streamed,
+    }
+    accepted = {
+        name: value for name, value in offered.items() if takes(model.chunks, name)
+    }
     chunks: Iterable[slice] = model.chunks(n, dimension, components, **accepted)
     return inputs.whole_blocks(chunks) if isinstance(inputs, DrawnInputs) else chunks

@@ -38,7 +38,17 @@ STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
     click.Argument(
         ["kind"],
         required=False,
-        type=click.Choice(["models", "inputs", "channels", "priors", "metrics", "algorithms", "suites"]),
+        type=click.Choice(
+            [
+                "models",
+                "inputs",
+                "channels",
+                "priors",
+                "metrics",
+                "algorithms",
+                "suites",
+            ]
+        ),
     ),
     JSON,
     name="list",
@@ -52,7 +62,12 @@ def list_items(request: Request, kind: str | None) -> int:
     return OK
 
 
-@command(click.Argument(["topic"], type=click.Choice(["columns"])), JSON, name="help", of_a_suite=False)
+@command(
+    click.Argument(["topic"], type=click.Choice(["columns"])),
+    JSON,
+    name="help",
+    of_a_suite=False,
+)
 def explain(request: Request, topic: str) -> int:
     """Explain the columns of the tables."""
     from smimbench.report.columns import columns_document, print_columns
@@ -85,7 +100,9 @@ def plugins(request: Request) -> int:
     several("Parameter of the item; repeatable.", "KEY=VALUE", "--set", "settings"),
     several("Run this check only; repeatable.", "ID", "--only", "chosen"),
     option("Seed of all random numbers.", "--seed", type=click.IntRange(0), default=0),
-    flag("List the checks and what a failure means; run nothing.", "--list", "list_only"),
+    flag(
+        "List the checks and what a failure means; run nothing.", "--list", "list_only"
+    ),
     JSON,
     of_a_suite=False,
 )
@@ -107,7 +124,9 @@ def check(
         request.answer([_about(one) for one in all_checks()], _print_list)
         return OK
     if not names:
-        raise click.UsageError("give the NAME of an item to check (see 'smimbench list'); --list shows the checks")
+        raise click.UsageError(
+            "give the NAME of an item to check (see 'smimbench list'); --list shows the checks"
+        )
     documents = _run_checks(request, names, chosen, seed, _read_parameters(settings))
     if request.as_json:
         print_json(documents)
@@ -115,9 +134,13 @@ def check(
 
 
 @command(
-    click.Argument(["kind"], type=click.Choice(["inputs", "channel", "prior", "algorithm"])),
+    click.Argument(
+        ["kind"], type=click.Choice(["inputs", "channel", "prior", "algorithm"])
+    ),
     click.Argument(["name"]),
-    output_option("Folder to write [default: ./smimbench-NAME].", folder=True, required=False),
+    output_option(
+        "Folder to write [default: ./smimbench-NAME].", folder=True, required=False
+    ),
     JSON,
     of_a_suite=False,
 )
@@ -127,7 +150,9 @@ def new(request: Request, kind: str, output: Path | None) -> int:
 
     made = write_package(kind, request.name, output)
     if request.as_json:
-        print_json({"folder": str(made.folder), "files": made.files, "next": made.commands})
+        print_json(
+            {"folder": str(made.folder), "files": made.files, "next": made.commands}
+        )
     elif not request.quiet:
         click.echo(f"wrote {made.folder}: {', '.join(made.files)}")
         click.echo("next:")
@@ -137,7 +162,10 @@ def new(request: Request, kind: str, output: Path | None) -> int:
 
 
 @command(
-    flag("Measure matrix products and memory bandwidth of this machine, and remember them.", "--ceilings"),
+    flag(
+        "Measure matrix products and memory bandwidth of this machine, and remember them.",
+        "--ceilings",
+    ),
     JSON,
     of_a_suite=False,
 )
@@ -160,7 +188,9 @@ def _read_parameters(settings: Iterable[str]) -> JsonObject:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
-            raise CheckError(f"--set {setting}: must be KEY=VALUE, with a parameter of the item as KEY")
+            raise CheckError(
+                f"--set {setting}: must be KEY=VALUE, with a parameter of the item as KEY"
+            )
         try:
             found[key.strip()] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -169,7 +199,11 @@ def _read_parameters(settings: Iterable[str]) -> JsonObject:
 
 
 def _run_checks(
-    request: Request, names: Sequence[str], only: Sequence[str], seed: int, parameters: JsonObject
+    request: Request,
+    names: Sequence[str],
+    only: Sequence[str],
+    seed: int,
+    parameters: JsonObject,
 ) -> list[JsonObject]:
     """Run checks and return one object per item with all outcomes; each is printed at once if there is a console."""
     from smimbench import testing
@@ -177,7 +211,11 @@ def _run_checks(
 
     documents = []
     console = None if request.as_json else make_console()
-    found = [one for name in names for one in testing.contexts(name, seed=seed, parameters=parameters)]
+    found = [
+        one
+        for name in names
+        for one in testing.contexts(name, seed=seed, parameters=parameters)
+    ]
     testing.refuse_unknown(only, found)
     for context in found:
         document: JsonObject = {
@@ -192,12 +230,23 @@ def _run_checks(
         on_outcome = None
         if console is not None:
             inner = ", ".join(f"{k} = {v}" for k, v in document["parameters"].items())
-            models = f" for {', '.join(document['models'])}" if document["models"] else ""
-            package = f" of {context.distribution}" if context.distribution != "smimbench" else ""
-            console.print(f"{context.kind} {context.item.name}({inner}){package}{models}", style="bold")
+            models = (
+                f" for {', '.join(document['models'])}" if document["models"] else ""
+            )
+            package = (
+                f" of {context.distribution}"
+                if context.distribution != "smimbench"
+                else ""
+            )
+            console.print(
+                f"{context.kind} {context.item.name}({inner}){package}{models}",
+                style="bold",
+            )
             on_outcome = partial(_print_outcome, console, request.quiet)
         outcomes = testing.check(context, only=only or None, on_outcome=on_outcome)
-        document |= {status: sum(o.status == status for o in outcomes) for status in STYLES}
+        document |= {
+            status: sum(o.status == status for o in outcomes) for status in STYLES
+        }
         document["checks"] = [asdict(outcome) for outcome in outcomes]
         documents.append(document)
         if console is not None:
@@ -221,7 +270,9 @@ def _print_outcome(console: Console, quiet: bool, outcome: Outcome) -> None:
     text = Text(outcome.message)
     if outcome.status == "failed":
         text.append(f"\n{outcome.meaning}", style="dim")
-    line.add_row(Text(outcome.status, style=STYLES[outcome.status]), outcome.check, text)
+    line.add_row(
+        Text(outcome.status, style=STYLES[outcome.status]), outcome.check, text
+    )
     console.print(line, crop=False)
 
 
@@ -231,9 +282,14 @@ def _print_counts(console: Console, document: JsonObject, quiet: bool) -> None:
 
     left = [one for one in document["checks"] if one["message"].startswith(NOT_RUN)]
     if left and not quiet:
-        console.print(f"{left[0]['message']}: {', '.join(one['check'] for one in left)}", style=STYLES["skipped"])
+        console.print(
+            f"{left[0]['message']}: {', '.join(one['check'] for one in left)}",
+            style=STYLES["skipped"],
+        )
     counts = ", ".join(f"{document[status]} {status}" for status in STYLES)
-    console.print(f"{counts}\n", style=STYLES["failed" if document["failed"] else "passed"])
+    console.print(
+        f"{counts}\n", style=STYLES["failed" if document["failed"] else "passed"]
+    )
 
 
 def _about(check: Check) -> JsonObject:
@@ -245,7 +301,10 @@ def _print_list(console: Console, documents: Sequence[JsonObject]) -> None:
     from smimbench.report.columns import Column, make_table
     from smimbench.report.labels import grouped
 
-    columns = [Column("check", fields="check", words=True), Column("a failure means", fields="meaning", words=True)]
+    columns = [
+        Column("check", fields="check", words=True),
+        Column("a failure means", fields="meaning", words=True),
+    ]
     for kind, own in grouped(documents, lambda one: one["kind"]).items():
         title = f"checks of {'an' if kind[0] in 'aeiou' else 'a'} {kind}"
         console.print(make_table(title, columns, own, padding=1), crop=False)

@@ -33,12 +33,18 @@ def _exit_code_of(arguments: Sequence[str] | None) -> int:
     if sys.stdout is None:
         complain("standard output is closed; send it to a file, a pipe or /dev/null")
         return BAD_INPUT
-    for stream in (sys.stdout, sys.stderr):  # a letter that a terminal does not have is no reason to end
+    for stream in (
+        sys.stdout,
+        sys.stderr,
+    ):  # a letter that a terminal does not have is no reason to end
         if isinstance(stream, io.TextIOWrapper) and stream.errors != "replace":
             stream.reconfigure(errors="replace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = cli.main(given or ["--help"], prog_name="smimbench", standalone_mode=False) or OK
+        code = (
+            cli.main(given or ["--help"], prog_name="smimbench", standalone_mode=False)
+            or OK
+        )
         sys.stdout.flush()  # here, where a disk that is full can still be named
         return code
     except click.exceptions.Exit as error:
@@ -54,7 +60,9 @@ def _exit_code_of(arguments: Sequence[str] | None) -> int:
         return OK
     except ForeseenError as error:
         complain(str(error))
-    except OSError as error:  # of a file that no command names, standard output above all
+    except (
+        OSError
+    ) as error:  # of a file that no command names, standard output above all
         where = f" {error.filename}" if error.filename else " the output"
         complain(f"cannot use{where}: {error.strerror or error}")
         if not error.filename:
@@ -82,10 +90,17 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
         """List the commands in the help, each with its whole first sentence."""
         with formatter.section("Commands"):
-            formatter.write_dl([(n, (c.help or "").partition("\n\n")[0]) for n, c in self.commands.items()])
+            formatter.write_dl(
+                [
+                    (n, (c.help or "").partition("\n\n")[0])
+                    for n, c in self.commands.items()
+                ]
+            )
 
 
 @click.group(

@@ -106,25 +106,39 @@ def several(text: str, metavar: str, *names: str) -> click.Option:
     return option(text, *names, multiple=True, metavar=metavar)
 
 
-def output_option(text: str, *, folder: bool = False, required: bool = True) -> click.Option:
+def output_option(
+    text: str, *, folder: bool = False, required: bool = True
+) -> click.Option:
     """Define the option for the output path: a file or a folder."""
     where = click.Path(file_okay=not folder, dir_okay=folder, path_type=Path)
-    return option(text, "--output", type=where, required=required, callback=_with_a_name)
+    return option(
+        text, "--output", type=where, required=required, callback=_with_a_name
+    )
 
 
-def _with_a_name(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+def _with_a_name(
+    ctx: click.Context, param: click.Parameter, path: Path | None
+) -> Path | None:
     """Reject an empty output path, which click would accept as the working folder."""
     if path is not None and not path.name:
         raise click.BadParameter("is empty; it must name what to write", ctx, param)
     return path
 
 
-def complete_suite(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_suite(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     """Shell completion of suites: shipped names, and paths by the shell itself."""
     from smimbench.suite.reader import shipped_suites
 
-    names = [CompletionItem(name) for name in shipped_suites() if name.startswith(incomplete)]
-    return [*names, CompletionItem(incomplete, type="file")] if not names or not incomplete else names
+    names = [
+        CompletionItem(name) for name in shipped_suites() if name.startswith(incomplete)
+    ]
+    return (
+        [*names, CompletionItem(incomplete, type="file")]
+        if not names or not incomplete
+        else names
+    )
 
 
 class Quantity(click.ParamType):  # type: ignore[type-arg]
@@ -134,12 +148,22 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]
         self.name = name
         self.units = units
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """Convert the text to the smallest unit (seconds or bytes)."""
-        sizes = {"": next(iter(self.units.values()))} | {unit.lower(): size for unit, size in self.units.items()}
-        found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([a-z%]*)", str(value).strip().lower())
+        sizes = {"": next(iter(self.units.values()))} | {
+            unit.lower(): size for unit, size in self.units.items()
+        }
+        found = re.fullmatch(
+            r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([a-z%]*)", str(value).strip().lower()
+        )
         if not found or found[2] not in sizes or float(found[1]) <= 0:
-            self.fail(f"must be a number > 0 with one of the units {', '.join(self.units)}, got {value!r}", param, ctx)
+            self.fail(
+                f"must be a number > 0 with one of the units {', '.join(self.units)}, got {value!r}",
+                param,
+                ctx,
+            )
         return float(found[1]) * sizes[found[2]]
 
 
@@ -148,10 +172,14 @@ PERCENT = Quantity("PERCENT", {"%": 0.01})
 SIZE = Quantity("SIZE", {"GB": 2**30, "MB": 2**20, "TB": 2**40})
 
 SUITE = click.Argument(["name"], metavar="SUITE", shell_complete=complete_suite)
-SUITE_OR_FOLDER = click.Argument(["name"], metavar="SUITE|DIR", shell_complete=complete_suite)
+SUITE_OR_FOLDER = click.Argument(
+    ["name"], metavar="SUITE|DIR", shell_complete=complete_suite
+)
 JSON = flag("Print one JSON document and nothing else.", "--json", "as_json")
 AGAINST = option(
-    "Compare every algorithm with this one, instance by instance [default: the best].", "--against", metavar="ALGORITHM"
+    "Compare every algorithm with this one, instance by instance [default: the best].",
+    "--against",
+    metavar="ALGORITHM",
 )
 FULL = flag("Show every row of every table.", "--full")
 WIDTH = option(
@@ -160,7 +188,10 @@ WIDTH = option(
     type=click.Choice(["column", "page"]),
 )
 RESULTS = option(
-    "Folder of results.", "--results", type=click.Path(file_okay=False, path_type=Path), default=Path("results")
+    "Folder of results.",
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("results"),
 )
 _EVERY_COMMAND = (
     flag("Print no progress and no remarks.", "--quiet"),
@@ -170,10 +201,21 @@ _EVERY_COMMAND = (
 )
 _OF_A_SUITE = (
     several(
-        "A part of the suite: algorithm=gamp, alpha=0.1, dimension=80, seed=0, problem=LABEL.", "KEY=VALUE", "--only"
+        "A part of the suite: algorithm=gamp, alpha=0.1, dimension=80, seed=0, problem=LABEL.",
+        "KEY=VALUE",
+        "--only",
     ),
-    several("Override any key: grid.seed=1, algorithms.adam.steps=100.", "KEY=VALUE", "--set", "overrides"),
-    several('One more algorithm, as it is or as \'{name="adam", steps=50, label="short"}\'.', "ALGORITHM", "--add"),
+    several(
+        "Override any key: grid.seed=1, algorithms.adam.steps=100.",
+        "KEY=VALUE",
+        "--set",
+        "overrides",
+    ),
+    several(
+        'One more algorithm, as it is or as \'{name="adam", steps=50, label="short"}\'.',
+        "ALGORITHM",
+        "--add",
+    ),
 )
 
 
@@ -214,7 +256,10 @@ class Request:
                 given = [*found.shared.get("overrides", []), *self.overrides]
                 only = self.only or found.shared.get("only", [])
                 if found.folder != Path(self.name) and (self.overrides or self.only):
-                    given, only = [*self.overrides], self.only  # of the suite as written, not of another change of it
+                    given, only = (
+                        [*self.overrides],
+                        self.only,
+                    )  # of the suite as written, not of another change of it
                 # Results may come from anybody: to look at them must not run what lies in the folder where one stands.
                 path, text = Path(f"{found.suite}.toml"), found.shared["text"]
                 suite = parse_suite(path, text, given, only, stored=True)
@@ -222,7 +267,9 @@ class Request:
             self.remark(suite.remarks)
             return suite
         finally:
-            complain_of(plugins[known:], quiet=self.quiet)  # of ./plugins, if the suite asks for it
+            complain_of(
+                plugins[known:], quiet=self.quiet
+            )  # of ./plugins, if the suite asks for it
 
     def _suite_of_options(self) -> Suite:
         """The suite that options describe; a mistake names the option, since there is no file."""
@@ -233,8 +280,14 @@ class Request:
         try:
             return parse_suite(path, self.text, self.overrides, self.only)
         except SuiteError as error:
-            said = re.sub(r"^problem\.(\w+)\.name:", r"--\1:", str(error).removeprefix(f"{path}: "))
-            raise click.UsageError(re.sub(r"^problem\.(model|channel|prior|inputs)\.", "--", said)) from None
+            said = re.sub(
+                r"^problem\.(\w+)\.name:",
+                r"--\1:",
+                str(error).removeprefix(f"{path}: "),
+            )
+            raise click.UsageError(
+                re.sub(r"^problem\.(model|channel|prior|inputs)\.", "--", said)
+            ) from None
 
     def settings(self) -> Settings | None:
         """The only run in a results folder; None if a suite is named instead.
@@ -249,14 +302,20 @@ class Request:
         from smimbench.suite.reader import shipped_suites
 
         folder = Path(self.name)
-        if self.text or self.name in shipped_suites() or not folder.is_dir():  # a shipped suite keeps its name
+        if (
+            self.text or self.name in shipped_suites() or not folder.is_dir()
+        ):  # a shipped suite keeps its name
             return None
         found = settings_under(folder)
         if len(found) == 1:
             return found[0]
         if found:
             several = ", ".join(str(one.folder) for one in found)
-            raise SuiteError(self.name, "", f"this folder has results of several runs; name one of them: {several}")
+            raise SuiteError(
+                self.name,
+                "",
+                f"this folder has results of several runs; name one of them: {several}",
+            )
         raise SuiteError(self.name, "", why_none(folder))
 
     def store(self, suite: Suite) -> Store:
@@ -272,10 +331,17 @@ class Request:
         from smimbench.run.store import theory_folder
 
         folder, predictions = theory_folder(store), suite.needs_prediction_errors
-        return Answers(folder, predictions=predictions, on_remark=lambda line: self.remark([line]))
+        return Answers(
+            folder, predictions=predictions, on_remark=lambda line: self.remark([line])
+        )
 
     def solver(
-        self, folder: Path, on_progress: OnProgress, *, predictions: bool, deadline: float | None = None
+        self,
+        folder: Path,
+        on_progress: OnProgress,
+        *,
+        predictions: bool,
+        deadline: float | None = None,
     ) -> TheorySolver:
         """Solver of theory, which stores its answers in a folder."""
         from smimbench.run.theory_solver import TheorySolver
@@ -293,12 +359,23 @@ class Request:
         """Options of this request (changes, part, plugins) as shell words, for use with another command."""
         from smimbench.registry.registry import get_registry
 
-        given = {"--set": self.overrides, "--only": self.only, "--plugins": get_registry().paths}
-        return [word for option, values in given.items() for value in values for word in (option, str(value))]
+        given = {
+            "--set": self.overrides,
+            "--only": self.only,
+            "--plugins": get_registry().paths,
+        }
+        return [
+            word
+            for option, values in given.items()
+            for value in values
+            for word in (option, str(value))
+        ]
 
     def typed(self, command: str) -> str:
         """Text of another command on the same suite, with the same options and results folder."""
-        results = [] if self.results == Path("results") else ["--results", str(self.results)]
+        results = (
+            [] if self.results == Path("results") else ["--results", str(self.results)]
+        )
         return shlex.join(["smimbench", command, self.name, *results, *self.options()])
 
     def remark(self, lines: Iterable[str]) -> None:
@@ -315,42 +392,71 @@ class Request:
 
 
 def command(
-    *parameters: click.Parameter, name: str | None = None, of_a_suite: bool = True, **settings: Any
+    *parameters: click.Parameter,
+    name: str | None = None,
+    of_a_suite: bool = True,
+    **settings: Any,
 ) -> Callable[[Callable[..., int]], click.Command]:
     """Define a command with its own parameters and the shared ones; it is called with a ``Request`` and its own."""
     shared = (*_EVERY_COMMAND, *(_OF_A_SUITE if of_a_suite else ()))
 
     def decorate(function: Callable[..., int]) -> click.Command:
         @functools.wraps(function)
-        def wrapped(plugins: tuple[str, ...], no_plugins: bool, trace_plugins: bool, **given: Any) -> int:
+        def wrapped(
+            plugins: tuple[str, ...],
+            no_plugins: bool,
+            trace_plugins: bool,
+            **given: Any,
+        ) -> int:
             _spare_the_suite(given.get("name"), given.get("output"))
             with only_json() if given.get("as_json") else contextlib.nullcontext():
                 with contextlib.redirect_stdout(sys.stderr), steady_folder():
                     loaded = _load_plugins(plugins, no_plugins, trace_plugins)
                 complain_of(loaded, quiet=given["quiet"])
                 if of_a_suite:  # first, so that --set can reach into what was added
-                    given["overrides"] = (*(f"algorithms+={one}" for one in given.pop("add")), *given["overrides"])
-                common = {key: given.pop(key) for key in Request.__annotations__ if key in given}
+                    given["overrides"] = (
+                        *(f"algorithms+={one}" for one in given.pop("add")),
+                        *given["overrides"],
+                    )
+                common = {
+                    key: given.pop(key)
+                    for key in Request.__annotations__
+                    if key in given
+                }
                 return function(Request(**common), **given)
 
         about = documentation(function)
-        return click.command(name, help=about, params=[*parameters, *shared], context_settings=settings)(wrapped)
+        return click.command(
+            name, help=about, params=[*parameters, *shared], context_settings=settings
+        )(wrapped)
 
     return decorate
 
 
 def _spare_the_suite(name: str | None, output: Path | None) -> None:
     """Raise an error if the output path is the suite file that is being read."""
-    if name and output is not None and output.is_file() and os.path.exists(name) and output.samefile(name):
-        raise click.BadParameter(f"{output} is the suite itself; name another file", param_hint="--output")
+    if (
+        name
+        and output is not None
+        and output.is_file()
+        and os.path.exists(name)
+        and output.samefile(name)
+    ):
+        raise click.BadParameter(
+            f"{output} is the suite itself; name another file", param_hint="--output"
+        )
 
 
-def _load_plugins(paths: tuple[str, ...], no_plugins: bool, trace_plugins: bool) -> Iterable[Plugin]:
+def _load_plugins(
+    paths: tuple[str, ...], no_plugins: bool, trace_plugins: bool
+) -> Iterable[Plugin]:
     from smimbench.registry.registry import make_registry, set_registry
 
     for path in paths:
         if not os.path.exists(path):
-            raise click.BadParameter(f"Path {path!r} does not exist.", param_hint="'--plugins'")
+            raise click.BadParameter(
+                f"Path {path!r} does not exist.", param_hint="'--plugins'"
+            )
     trace = (lambda line: click.echo(line, err=True)) if trace_plugins else None
     registry = make_registry(paths, third_party=not no_plugins, trace=trace)
     set_registry(registry)
@@ -361,5 +467,7 @@ def complain_of(plugins: Iterable[Plugin], *, quiet: bool) -> None:
     """Print which plugins could not be loaded and, unless the user disabled remarks, which of two items a name means."""
     from smimbench.registry.registry import complaints_of
 
-    for line in complaints_of(plugin for plugin in plugins if plugin.failed or not quiet):
+    for line in complaints_of(
+        plugin for plugin in plugins if plugin.failed or not quiet
+    ):
         complain(line)

@@ -56,9 +56,13 @@ class _Lines(contextlib.nullcontext[None]):
         super().__init__()
         self._first, self._due = first, {"": 0.0}
 
-    def show(self, key: str, name: str, count: str, seconds: float = 0.0, **numbers: Any) -> None:
+    def show(
+        self, key: str, name: str, count: str, seconds: float = 0.0, **numbers: Any
+    ) -> None:
         """Tell of a task that has taken so many seconds, and what was counted."""
-        if self._first is not None and seconds >= self._due.setdefault(key, self._first):
+        if self._first is not None and seconds >= self._due.setdefault(
+            key, self._first
+        ):
             self._due[key] = 2 * seconds
             complain(f"running for {_clock(seconds)}: {name}: {count}")
 
@@ -70,7 +74,14 @@ class _Bars:
     """Progress bars by name; on a narrow terminal, names are shortened to make room for numbers."""
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
         from rich.table import Column
 
         def text(field: str, ratio: int | None = None) -> TextColumn:
@@ -78,8 +89,17 @@ class _Bars:
             return TextColumn(f"{{task.{field}}}", markup=False, table_column=column)
 
         whole = Column(no_wrap=True)
-        times = (TimeElapsedColumn(table_column=whole), TimeRemainingColumn(table_column=whole))
-        columns = (SpinnerColumn(), text("description", 3), BarColumn(16), text("fields[count]"), *times)
+        times = (
+            TimeElapsedColumn(table_column=whole),
+            TimeRemainingColumn(table_column=whole),
+        )
+        columns = (
+            SpinnerColumn(),
+            text("description", 3),
+            BarColumn(16),
+            text("fields[count]"),
+            *times,
+        )
         self._display = Progress(*columns, console=console, transient=True, expand=True)
         self._tasks: dict[str, TaskID] = {}
 
@@ -90,14 +110,23 @@ class _Bars:
         self._display.stop()
 
     def show(
-        self, key: str, name: str, count: str, seconds: float = 0.0, *, done: float = 0, total: int | None = None
+        self,
+        key: str,
+        name: str,
+        count: str,
+        seconds: float = 0.0,
+        *,
+        done: float = 0,
+        total: int | None = None,
     ) -> None:
         """Add or update a progress bar, which moves to and fro if the total is unknown."""
         if key not in self._tasks:
             self._tasks[key] = self._display.add_task(name, count=count)
         if total is None:
             count = f"{count}, {_clock(seconds)}"
-        self._display.update(self._tasks[key], description=name, completed=done, total=total, count=count)
+        self._display.update(
+            self._tasks[key], description=name, completed=done, total=total, count=count
+        )
 
     def keep_only(self, keys: Iterable[str]) -> None:
         """Remove all other bars."""
@@ -108,7 +137,11 @@ class _Bars:
 
 def _display(console: Console, patience: float | None) -> _Bars | _Lines:
     """Bars on a terminal, else lines after so many seconds; None shows nothing."""
-    return _Bars(console) if console.is_terminal and patience is not None else _Lines(patience)
+    return (
+        _Bars(console)
+        if console.is_terminal and patience is not None
+        else _Lines(patience)
+    )
 
 
 def run_watched(campaign: Campaign, request: Request) -> None:
@@ -121,7 +154,11 @@ def run_watched(campaign: Campaign, request: Request) -> None:
 @contextlib.contextmanager
 def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
     """Report how far a campaign is, which cells take long, and why cells do not end well."""
-    console, name, total = make_console(error=True), campaign.suite.name, len(campaign.missing)
+    console, name, total = (
+        make_console(error=True),
+        campaign.suite.name,
+        len(campaign.missing),
+    )
     display = _display(console, None if silent else LONG_WAIT)
     said: set[tuple[str, str]] = set()
     begin, done = time.monotonic(), 0
@@ -130,15 +167,31 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
         """A repeated reason is printed for its first cell only."""
         nonlocal done
         done += 1
-        display.show(name, name, f"{done} / {total}", time.monotonic() - begin, done=done, total=total)
+        display.show(
+            name,
+            name,
+            f"{done} / {total}",
+            time.monotonic() - begin,
+            done=done,
+            total=total,
+        )
         reason = "ok" if silent or record["status"] == "ok" else reason_of(record)
-        if reason != "ok" and (kind := (record["algorithm"], kind_of(reason))) not in said:
+        if (
+            reason != "ok"
+            and (kind := (record["algorithm"], kind_of(reason))) not in said
+        ):
             said.add(kind)
-            line = f"{record['algorithm']} at alpha {record['cell']['alpha']:g}: {reason}"
+            line = (
+                f"{record['algorithm']} at alpha {record['cell']['alpha']:g}: {reason}"
+            )
             console.print(line, style="yellow", soft_wrap=True, markup=False)
 
     def on_look(underway: list[Underway]) -> None:
-        slow = {one.task.arguments[0].key: one for one in underway if one.seconds > LONG_CELL}
+        slow = {
+            one.task.arguments[0].key: one
+            for one in underway
+            if one.seconds > LONG_CELL
+        }
         display.keep_only({name, *slow})
         for key, one in slow.items():
             display.show(key, _cell_name(one), _iterations(one), one.seconds)
@@ -148,7 +201,9 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
             console.print(line, style="yellow", soft_wrap=True, markup=False)
 
     if isinstance(display, _Lines) and total and not silent:
-        where = f"on {campaign.dask}" if campaign.dask else f"{campaign.workers} at a time"
+        where = (
+            f"on {campaign.dask}" if campaign.dask else f"{campaign.workers} at a time"
+        )
         click.echo(f"{name}: running {total} cells, {where}", err=True)
     display.show(name, name, f"0 / {total}", total=total)
     with display:
@@ -168,15 +223,26 @@ class TheoryProgress(contextlib.AbstractContextManager["TheoryProgress"]):
     silent : bool
     """
 
-    def __init__(self, suite: Suite, folder: Path, alphas: Sequence[float] | None = None, *, silent: bool) -> None:
+    def __init__(
+        self,
+        suite: Suite,
+        folder: Path,
+        alphas: Sequence[float] | None = None,
+        *,
+        silent: bool,
+    ) -> None:
         self.folder = folder
         self._suite, self._alphas, self._silent = suite, alphas, silent
-        self._curves = [plan for plan in suite.chosen_plans if plan.problem.no_theory is None]
+        self._curves = [
+            plan for plan in suite.chosen_plans if plan.problem.no_theory is None
+        ]
         self._display: _Bars | _Lines | None = None
         self._begin = self._reached = 0.0
 
     def __enter__(self) -> TheoryProgress:
-        self._display = _display(make_console(error=True), None if self._silent else PATIENCE)
+        self._display = _display(
+            make_console(error=True), None if self._silent else PATIENCE
+        )
         self._begin, self._reached = time.monotonic(), 0.0
         if self._curves:
             self._show(1, self._curves[0].label, "theory")
@@ -184,7 +250,10 @@ class TheoryProgress(contextlib.AbstractContextManager["TheoryProgress"]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         """Raise ``Interrupted`` after Ctrl-C: it says what has been stored of the theory."""
         from smimbench.report.theory_document import kept_of
@@ -194,7 +263,9 @@ class TheoryProgress(contextlib.AbstractContextManager["TheoryProgress"]):
         if display is not None:
             display.__exit__(kind, error, traceback)
         if isinstance(error, KeyboardInterrupt):
-            points, thresholds, nodes = kept_of(self._suite, self._alphas, Answers(self.folder))
+            points, thresholds, nodes = kept_of(
+                self._suite, self._alphas, Answers(self.folder)
+            )
             raise Interrupted(
                 f"interrupted; kept so far: {_count(nodes, 'node')} of curves, {_count(points, 'sample ratio')} and the "
                 f"thresholds of {_count(thresholds, 'problem')}; run the same command again to go on from there"
@@ -205,31 +276,56 @@ class TheoryProgress(contextlib.AbstractContextManager["TheoryProgress"]):
         for number, plan in enumerate(self._curves):
             if plan.problem is problem and progress.done < progress.total:
                 # A curve that has all of its sample ratios may still lack thresholds: the bar is full at the very end.
-                self._reached = max(self._reached, number + 0.9 * progress.done / progress.total)
-                self._show(number + 1, plan.label, f"{progress.done} / {progress.total}{_position(progress)}")
+                self._reached = max(
+                    self._reached, number + 0.9 * progress.done / progress.total
+                )
+                self._show(
+                    number + 1,
+                    plan.label,
+                    f"{progress.done} / {progress.total}{_position(progress)}",
+                )
 
     def _show(self, number: int, name: str, count: str) -> None:
         if self._display is not None:
-            title, total = f"curve {number} of {len(self._curves)}: {name}", len(self._curves)
+            title, total = (
+                f"curve {number} of {len(self._curves)}: {name}",
+                len(self._curves),
+            )
             seconds = time.monotonic() - self._begin
-            self._display.show("theory", title, count, seconds, done=self._reached, total=total)
+            self._display.show(
+                "theory", title, count, seconds, done=self._reached, total=total
+            )
 
 
 def _position(progress: Progress) -> str:
     """How far a curve has been followed, or the number of its nodes, or a note."""
     nodes, alpha = progress.nodes, progress.alpha
-    note = f"alpha {alpha:.3g}" if alpha is not None else _count(nodes, "node") if nodes else progress.note
+    note = (
+        f"alpha {alpha:.3g}"
+        if alpha is not None
+        else _count(nodes, "node")
+        if nodes
+        else progress.note
+    )
     return f", {note}" if note else ""
 
 
 def figures_progress(charts: Sequence[Chart], *, silent: bool) -> Iterator[Chart]:
     """The same charts, and how many of them have been drawn."""
-    display, begin = _display(make_console(error=True), None if silent else LONG_WAIT), time.monotonic()
+    display, begin = (
+        _display(make_console(error=True), None if silent else LONG_WAIT),
+        time.monotonic(),
+    )
     with display:
         for number, chart in enumerate(charts):
             count = f"{number + 1} of {len(charts)}"
             display.show(
-                "figures", f"figure {chart.name}", count, time.monotonic() - begin, done=number, total=len(charts)
+                "figures",
+                f"figure {chart.name}",
+                count,
+                time.monotonic() - begin,
+                done=number,
+                total=len(charts),
             )
             yield chart
 

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from smimbench.cli.options import JSON, NOT_OK, OK, RESULTS, Request, command, complain, flag, option
+from smimbench.cli.options import (
+    JSON,
+    NOT_OK,
+    OK,
+    RESULTS,
+    Request,
+    command,
+    complain,
+    flag,
+    option,
+)
 from smimbench.cli.results import name_figures, save_charts
 from smimbench.cli.run import show_cost
 
@@ -39,12 +49,21 @@ QUICK_POINTS = 8
     ),
     flag("Smaller sizes, fewer seeds and points: minutes.", "--quick"),
     flag("Estimate what its runs take; run nothing.", "--dry-run"),
-    option("Processes side by side [default: one per core].", "--workers", type=click.IntRange(1)),
+    option(
+        "Processes side by side [default: one per core].",
+        "--workers",
+        type=click.IntRange(1),
+    ),
     RESULTS,
     JSON,
 )
 def reproduce(
-    request: Request, listed: bool, published: Path | None, quick: bool, dry_run: bool, workers: int | None
+    request: Request,
+    listed: bool,
+    published: Path | None,
+    quick: bool,
+    dry_run: bool,
+    workers: int | None,
 ) -> int:
     """Make a figure of the papers again, in their axes, and compare it with the published numbers.
 
@@ -62,7 +81,9 @@ def reproduce(
     source = suite.figure.source if suite.figure else ""
     campaign = None
     if suite.algorithms:
-        campaign = plan_campaign(suite, request.store(suite), workers=workers, isolated=True, dry_run=dry_run)
+        campaign = plan_campaign(
+            suite, request.store(suite), workers=workers, isolated=True, dry_run=dry_run
+        )
     if dry_run and campaign:
         return show_cost(campaign, request)
     if dry_run:
@@ -70,18 +91,34 @@ def reproduce(
         request.answer(none, lambda console, _: console.print("no runs: theory alone"))
         return OK
     lines, chart = _solved(
-        request, suite, campaign, published, workers or machine.usable_cores(), QUICK_POINTS if quick else None
+        request,
+        suite,
+        campaign,
+        published,
+        workers or machine.usable_cores(),
+        QUICK_POINTS if quick else None,
     )
-    found: JsonObject = {"figure": suite.name, "title": suite.title, "quick": quick, "source": source}
+    found: JsonObject = {
+        "figure": suite.name,
+        "title": suite.title,
+        "quick": quick,
+        "source": source,
+    }
     found["curves"] = [compare(*line) for line in lines] if published else []
     paths = _draw(suite, request, chart)
     request.answer(found | {"files": [str(path) for path in paths]}, _print_verdict)
     if not published:
         request.remark(
-            [f"not compared: the published tables are not part of smimbench; {source} has them (--published)"]
+            [
+                f"not compared: the published tables are not part of smimbench; {source} has them (--published)"
+            ]
         )
     name_figures(() if request.as_json else paths)
-    return OK if all(one["verdict"] in (INSIDE, EXPLAINED) for one in found["curves"]) else NOT_OK
+    return (
+        OK
+        if all(one["verdict"] in (INSIDE, EXPLAINED) for one in found["curves"])
+        else NOT_OK
+    )
 
 
 def _asked(request: Request, quick: bool) -> tuple[Request, Suite]:
@@ -90,12 +127,16 @@ def _asked(request: Request, quick: bool) -> tuple[Request, Suite]:
 
     for one in figure_list():
         if one["name"] == request.name and "no_numbers" in one:
-            raise click.UsageError(f"{request.name} has no numbers to compare with: {one['no_numbers']}")
+            raise click.UsageError(
+                f"{request.name} has no numbers to compare with: {one['no_numbers']}"
+            )
     if not request.name:
         raise click.UsageError("name a figure; 'smimbench reproduce --list' shows them")
     suite = request.suite()
     if suite.figure is None:
-        raise click.UsageError(f"{request.name} is no figure of a paper; 'smimbench reproduce --list' shows them")
+        raise click.UsageError(
+            f"{request.name} is no figure of a paper; 'smimbench reproduce --list' shows them"
+        )
     if quick:
         request = replace(request, overrides=(*suite.figure.quick, *request.overrides))
         suite = request.suite()
@@ -103,12 +144,23 @@ def _asked(request: Request, quick: bool) -> tuple[Request, Suite]:
 
 
 def _solved(
-    request: Request, suite: Suite, campaign: Campaign | None, published: Path | None, workers: int, most: int | None
+    request: Request,
+    suite: Suite,
+    campaign: Campaign | None,
+    published: Path | None,
+    workers: int,
+    most: int | None,
 ) -> tuple[list[tuple[Part, Line, Line | None]], Chart]:
     """Every line of a figure with its published points, once runs and theory are there, and the figure."""
     from smimbench.cli.progress import TheoryProgress, run_watched
     from smimbench.problem.problem import ProblemError
-    from smimbench.report.published import figure_chart, line_questions, our_points, parts_of, published_points
+    from smimbench.report.published import (
+        figure_chart,
+        line_questions,
+        our_points,
+        parts_of,
+        published_points,
+    )
     from smimbench.report.questions import table_questions
     from smimbench.report.results import Results
     from smimbench.report.theory_document import theory_document, theory_questions
@@ -119,9 +171,15 @@ def _solved(
     parts, tables = parts_of(suite), []
     alphas = {plan.label: {*plan.alphas} for plan in suite.plans}
     for part in parts:
-        points = published_points(part, published, suite.figure.xlim, most) if published else None
+        points = (
+            published_points(part, published, suite.figure.xlim, most)
+            if published
+            else None
+        )
         if published and points is None:
-            request.remark([f"no table {part.table} in {published}: {part.label} is not compared"])
+            request.remark(
+                [f"no table {part.table} in {published}: {part.label} is not compared"]
+            )
         if not part.is_threshold and not part.curve.algorithm:
             low, high = suite.figure.xlim
             at = [
@@ -133,17 +191,23 @@ def _solved(
         tables.append(points)
     if campaign is not None:
         run_watched(campaign, request)
-    plans = tuple(replace(plan, alphas=tuple(sorted(alphas[plan.label]))) for plan in suite.plans)
+    plans = tuple(
+        replace(plan, alphas=tuple(sorted(alphas[plan.label]))) for plan in suite.plans
+    )
     asked = replace(suite, plans=plans)
     store = request.store(suite)
     progress = TheoryProgress(asked, theory_folder(store), silent=request.silent)
     predictions = any("generalization" in curve.metric for curve in suite.figure.curves)
-    solver = request.solver(progress.folder, progress.on_progress, predictions=predictions)
+    solver = request.solver(
+        progress.folder, progress.on_progress, predictions=predictions
+    )
     results = Results(suite, store, (), solver.answers)
     with progress:
         questions = list(theory_questions(asked))
         if workers > 1:
-            with contextlib.suppress(ProblemError):  # said below, with the problem that it belongs to
+            with contextlib.suppress(
+                ProblemError
+            ):  # said below, with the problem that it belongs to
                 solve_in_parallel(questions, solver, workers)
         for document in theory_document(asked, solver.answer(questions)):
             if "unsolved" in document:
@@ -153,13 +217,24 @@ def _solved(
             solver.answer(table_questions(results))
         answers = solver.answer(line_questions(parts, solver.answers, alphas))
     rows = results.rows if campaign else []
-    ours = [our_points(part, answers, rows, sorted(alphas[part.plans[0].label])) for part in parts]
+    ours = [
+        our_points(part, answers, rows, sorted(alphas[part.plans[0].label]))
+        for part in parts
+    ]
     lines = list(zip(parts, ours, tables))
     chart = figure_chart(suite, answers, rows, lines)
-    counts = Counter(record["status"] for _, record in results.pairs) if campaign else Counter()
-    if lost := [f"{number} {status}" for status, number in counts.items() if status != "ok"]:
+    counts = (
+        Counter(record["status"] for _, record in results.pairs)
+        if campaign
+        else Counter()
+    )
+    if lost := [
+        f"{number} {status}" for status, number in counts.items() if status != "ok"
+    ]:
         request.remark(
-            [f"runs that did not end well: {', '.join(lost)}, of {counts.total()}; their points may be missing"]
+            [
+                f"runs that did not end well: {', '.join(lost)}, of {counts.total()}; their points may be missing"
+            ]
         )
     return lines, chart
 
@@ -168,7 +243,9 @@ def _draw(suite: Suite, request: Request, chart: Chart) -> list[Path]:
     from smimbench.run.store import settings_folder
 
     try:
-        return save_charts([chart], settings_folder(suite, request.store(suite)) / "figures")
+        return save_charts(
+            [chart], settings_folder(suite, request.store(suite)) / "figures"
+        )
     except ImportError:
         complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
         return []
@@ -180,9 +257,15 @@ def _print_list(console: Console, figures: list[JsonObject]) -> None:
     columns = [
         Column("figure", fields="name", words=True),
         Column("what it shows", fields="title", words=True),
-        Column("takes", lambda r: "has no numbers" if "no_numbers" in r else r["duration"], words=True),
+        Column(
+            "takes",
+            lambda r: "has no numbers" if "no_numbers" in r else r["duration"],
+            words=True,
+        ),
     ]
-    console.print(make_table("figures of arXiv:2502.00901 and arXiv:2506.01582", columns, figures))
+    console.print(
+        make_table("figures of arXiv:2502.00901 and arXiv:2506.01582", columns, figures)
+    )
 
 
 def _print_verdict(console: Console, found: JsonObject) -> None:
@@ -191,13 +274,26 @@ def _print_verdict(console: Console, found: JsonObject) -> None:
     console.print(found["title"], style="bold", soft_wrap=True)
     columns = [
         Column("curve", fields="curve", words=True),
-        Column("outside", lambda r: f"{r['outside']} of {r['points']}" if r["points"] else ""),
+        Column(
+            "outside",
+            lambda r: f"{r['outside']} of {r['points']}" if r["points"] else "",
+        ),
         Column("verdict", fields="verdict", words=True),
-        Column("largest deviation", lambda off: "" if off is None else f"{off:+z.4f}", fields="deviation"),
+        Column(
+            "largest deviation",
+            lambda off: "" if off is None else f"{off:+z.4f}",
+            fields="deviation",
+        ),
         Column("allowed", number, fields="allowed"),
         Column("at", number, fields="at"),
     ]
     if found["curves"]:
-        console.print(make_table("ours - published", columns, found["curves"]), crop=False)
-    for section in dict.fromkeys(section for one in found["curves"] for section in one["corrections"]):
-        console.print(f"known correction: docs/corrections.md, {section}", soft_wrap=True)
+        console.print(
+            make_table("ours - published", columns, found["curves"]), crop=False
+        )
+    for section in dict.fromkeys(
+        section for one in found["curves"] for section in one["corrections"]
+    ):
+        console.print(
+            f"known correction: docs/corrections.md, {section}", soft_wrap=True
+        )

@@ -43,26 +43,49 @@ if TYPE_CHECKING:
     from smimbench.run.store import Store
     from smimbench.suite.cells import Cell
 
-WORKERS = option("Processes side by side [default: one per core].", "--workers", type=click.IntRange(1))
-DASK = option("Run the cells on the workers of a Dask scheduler.", "--dask", metavar="ADDRESS")
-CELL_TIME = option("End a cell from outside after so long (90s, 10m, 2h).", "--cell-time", type=DURATION)
-CELL_MEMORY = option("End a cell from outside that takes more (500MB, 4GB).", "--cell-memory", type=SIZE)
+WORKERS = option(
+    "Processes side by side [default: one per core].",
+    "--workers",
+    type=click.IntRange(1),
+)
+DASK = option(
+    "Run the cells on the workers of a Dask scheduler.", "--dask", metavar="ADDRESS"
+)
+CELL_TIME = option(
+    "End a cell from outside after so long (90s, 10m, 2h).",
+    "--cell-time",
+    type=DURATION,
+)
+CELL_MEMORY = option(
+    "End a cell from outside that takes more (500MB, 4GB).", "--cell-memory", type=SIZE
+)
 
 
 @command(
     SUITE,
-    several("Array backend: numpy, cupy, ...; may be given twice.", "NAME", "--backend", "backends"),
+    several(
+        "Array backend: numpy, cupy, ...; may be given twice.",
+        "NAME",
+        "--backend",
+        "backends",
+    ),
     WORKERS,
-    option("Run part K of N, as one task of a job array does.", "--shard", metavar="K/N"),
+    option(
+        "Run part K of N, as one task of a job array does.", "--shard", metavar="K/N"
+    ),
     DASK,
     RESULTS,
-    flag("Times that can be trusted: serial, fixed BLAS threads, warmed up.", "--timing"),
+    flag(
+        "Times that can be trusted: serial, fixed BLAS threads, warmed up.", "--timing"
+    ),
     option("BLAS threads per process.", "--threads", type=click.IntRange(1), default=1),
     option(
         "Run cells of this status again; theory: solve again what is kept of it.",
         "--retry",
         multiple=True,
-        type=click.Choice(["not-converged", "diverged", "timeout", "failed", "skipped", "theory"]),
+        type=click.Choice(
+            ["not-converged", "diverged", "timeout", "failed", "skipped", "theory"]
+        ),
     ),
     CELL_TIME,
     CELL_MEMORY,
@@ -71,7 +94,10 @@ CELL_MEMORY = option("End a cell from outside that takes more (500MB, 4GB).", "-
         "--budget",
         type=DURATION,
     ),
-    flag("Count cells, time and memory by past runs and short trials; run nothing.", "--dry-run"),
+    flag(
+        "Count cells, time and memory by past runs and short trials; run nothing.",
+        "--dry-run",
+    ),
     flag("Draw no figure.", "--no-figure"),
     AGAINST,
     JSON,
@@ -100,7 +126,9 @@ def run(
     from smimbench.run.store import theory_folder
 
     if how["dask"] and how["timing"]:
-        raise click.UsageError("--timing measures this machine; it cannot be combined with --dask")
+        raise click.UsageError(
+            "--timing measures this machine; it cannot be combined with --dask"
+        )
     suite = request.suite()
     labels = [table["label"] for table in suite.algorithms]
     if (
@@ -109,7 +137,8 @@ def run(
         and not any(request.store(suite).folder.glob("scored/[!.]*.json"))
     ):
         raise click.BadParameter(
-            f"no algorithm {against!r} here; choose from {', '.join(labels)}", param_hint="--against"
+            f"no algorithm {against!r} here; choose from {', '.join(labels)}",
+            param_hint="--against",
         )
     store = request.store(suite)
     backends = backends or ("numpy",)
@@ -123,12 +152,21 @@ def run(
     run_watched(campaign, request)
     left = campaign.left() if budget is not None else 0
     if left:
-        request.remark([f"the budget is spent: {left} cells are left; run the same command again to go on"])
+        request.remark(
+            [
+                f"the budget is spent: {left} cells are left; run the same command again to go on"
+            ]
+        )
     if part is not None:
         return _shard_result(campaign, part, request)
     progress = TheoryProgress(suite, theory_folder(store), silent=request.silent)
     predictions = suite.needs_prediction_errors
-    solver = request.solver(progress.folder, progress.on_progress, predictions=predictions, deadline=limits.end)
+    solver = request.solver(
+        progress.folder,
+        progress.on_progress,
+        predictions=predictions,
+        deadline=limits.end,
+    )
     if "theory" in how["retry"]:
         solver.set_aside(plan.problem for plan in suite.plans)
     results = Results(suite, store, backends, solver.answers)
@@ -140,7 +178,9 @@ def run(
             solver.answer(figure_questions(results))
         draw_figures(results, request, only_first=True)
     if solver.is_late and not left:
-        request.remark(["the budget is spent: theory is left; run the same command again to go on"])
+        request.remark(
+            ["the budget is spent: theory is left; run the same command again to go on"]
+        )
     return AGAIN if left or solver.is_late else code
 
 
@@ -152,7 +192,11 @@ def run(
     RESULTS,
     CELL_TIME,
     CELL_MEMORY,
-    option("Stop after so long; what is not finished stays to be run.", "--budget", type=DURATION),
+    option(
+        "Stop after so long; what is not finished stays to be run.",
+        "--budget",
+        type=DURATION,
+    ),
     option(
         "Run trials of this status again, and make all choices again.",
         "--retry",
@@ -183,11 +227,15 @@ def tune(
 
     how |= {"isolated": True, "limits": _limits(cell_time, cell_memory, budget)}
     if request.settings() is not None:
-        raise click.UsageError(f"{request.name} holds results; tune the suite that they are of, by its name or file")
+        raise click.UsageError(
+            f"{request.name} holds results; tune the suite that they are of, by its name or file"
+        )
     suite = request.suite()
     for key in sorted({key for key, _ in suite.only} - {"problem", "algorithm"}):
         request.remark(
-            [f"tune searches over all runs of a problem; --only {key} does not narrow this, --set grid.{key}=... does"]
+            [
+                f"tune searches over all runs of a problem; --only {key} does not narrow this, --set grid.{key}=... does"
+            ]
         )
 
     if dry_run:
@@ -203,7 +251,12 @@ def tune(
         ]
         if not any(ahead for _, ahead in searches):
             no_cost = {"searches": trials, "cells": 0, "missing": 0, "seconds": 0}
-            request.answer(no_cost, lambda console, _: console.print("nothing to run: every search is finished"))
+            request.answer(
+                no_cost,
+                lambda console, _: console.print(
+                    "nothing to run: every search is finished"
+                ),
+            )
             return OK
         campaign = plan_campaign(
             suite,
@@ -222,7 +275,11 @@ def tune(
 
     found = search_all(suite, request.store(suite), backend, work, retry=retry)
     if others := {one["backend"] for one in found if "rounds" in one} - {backend}:
-        request.remark([f"searched before, with --backend {', '.join(others)}; --backend {backend} is not used there"])
+        request.remark(
+            [
+                f"searched before, with --backend {', '.join(others)}; --backend {backend} is not used there"
+            ]
+        )
     finished = [one for one in found if "rounds" in one]
     if request.as_json:
         print_json(found)
@@ -236,10 +293,14 @@ def tune(
     return OK if all(one["algorithm"] for one in found) else NOT_OK
 
 
-def _limits(cell_time: float | None, cell_memory: float | None, budget: float | None) -> Limits:
+def _limits(
+    cell_time: float | None, cell_memory: float | None, budget: float | None
+) -> Limits:
     from smimbench.run.executor import Limits
 
-    return Limits(cell_time, cell_memory, None if budget is None else time.monotonic() + budget)
+    return Limits(
+        cell_time, cell_memory, None if budget is None else time.monotonic() + budget
+    )
 
 
 def _read_shard(text: str) -> Shard:
@@ -247,10 +308,14 @@ def _read_shard(text: str) -> Shard:
 
     numbers = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
     if numbers is None:
-        raise click.BadParameter(f"must look like 3/8, got {text[:40]!r}", param_hint="--shard")
+        raise click.BadParameter(
+            f"must look like 3/8, got {text[:40]!r}", param_hint="--shard"
+        )
     shard = Shard(int(numbers[1]), int(numbers[2]))
     if not 1 <= shard.number <= shard.count:
-        raise click.BadParameter(f"part {shard.number} of {shard.count} does not exist", param_hint="--shard")
+        raise click.BadParameter(
+            f"part {shard.number} of {shard.count} does not exist", param_hint="--shard"
+        )
     return shard
 
 
@@ -258,32 +323,65 @@ def _shard_result(campaign: Campaign, part: Shard, request: Request) -> int:
     """Print how the cells of one part ended; tables are printed once all parts are finished."""
     records = campaign.store.load()
     keys = {cell.key for cell in campaign.cells}
-    ended = Counter(record["status"] for record in records.values() if record["key"] in keys)
+    ended = Counter(
+        record["status"] for record in records.values() if record["key"] in keys
+    )
     left = campaign.left()
     name = f"{part.number}/{part.count}"
     if request.as_json:
-        print_json({"shard": name, "cells": len(campaign.cells), "status_counts": dict(ended), "missing": left})
+        print_json(
+            {
+                "shard": name,
+                "cells": len(campaign.cells),
+                "status_counts": dict(ended),
+                "missing": left,
+            }
+        )
     else:
         counts = ", ".join(f"{count} {name}" for name, count in ended.items()) or "none"
-        click.echo(f"shard {name} of {campaign.suite.name}: {len(campaign.cells)} cells: {counts}, {left} not run yet")
+        click.echo(
+            f"shard {name} of {campaign.suite.name}: {len(campaign.cells)} cells: {counts}, {left} not run yet"
+        )
     if left:
         return AGAIN
-    return OK if set(ended) <= {"ok", "skipped"} and not campaign.suite.left_out else NOT_OK
+    return (
+        OK
+        if set(ended) <= {"ok", "skipped"} and not campaign.suite.left_out
+        else NOT_OK
+    )
 
 
-def show_cost(campaign: Campaign, request: Request, searches: Sequence[JsonObject] = ()) -> int:
+def show_cost(
+    campaign: Campaign, request: Request, searches: Sequence[JsonObject] = ()
+) -> int:
     """Print what the missing cells of a campaign cost; those of ``tune`` belong to the trials of searches."""
     cost = campaign.cost()
-    cells, missing, workers = len(campaign.cells), len(campaign.missing), campaign.workers
+    cells, missing, workers = (
+        len(campaign.cells),
+        len(campaign.missing),
+        campaign.workers,
+    )
     if request.as_json:
         named = {"searches": searches} if searches else {}
-        print_json({**named, "cells": cells, "missing": missing, "workers": workers, **asdict(cost)})
+        print_json(
+            {
+                **named,
+                "cells": cells,
+                "missing": missing,
+                "workers": workers,
+                **asdict(cost),
+            }
+        )
         return OK
     for search in searches:
         click.echo(
             f"{search['problem']}: {search['label']}: {search['trials']} trials, at most {search['cells']} cells"
         )
-    grounds = [f"{n} by {what}" for n, what in ((cost.learned, "past runs"), (cost.tried, "short runs")) if n]
+    grounds = [
+        f"{n} by {what}"
+        for n, what in ((cost.learned, "past runs"), (cost.tried, "short runs"))
+        if n
+    ]
     rest = f" (cells: {', '.join(grounds)})" if grounds else ""
     click.echo(f"{cells} cells, {missing} of them to run, {workers} at a time")
     click.echo(f"about {_duration(cost.seconds)}{rest}, theory apart")
@@ -345,14 +443,24 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     from smimbench.report.rows import rows_of_points
     from smimbench.report.tables import error_tables
     from smimbench.run.campaign import shared_document
-    from smimbench.run.external import choose_points, keep_scores, score_record, scores_of
+    from smimbench.run.external import (
+        choose_points,
+        keep_scores,
+        score_record,
+        scores_of,
+    )
     from smimbench.run.store import Store, settings_folder
 
     suite = request.suite()
     points = choose_points(suite, len(paths))
-    records = [score_record(suite, point, path, label) for point, path in zip(points, paths, strict=True)]
+    records = [
+        score_record(suite, point, path, label)
+        for point, path in zip(points, paths, strict=True)
+    ]
     progress = TheoryProgress(suite, request.results / "theory", silent=request.silent)
-    solver = request.solver(progress.folder, progress.on_progress, predictions=suite.needs_prediction_errors)
+    solver = request.solver(
+        progress.folder, progress.on_progress, predictions=suite.needs_prediction_errors
+    )
     with progress:
         answers = solver.answer(point_questions(points))
     rows = rows_of_points(suite, points, records, answers, {})
@@ -363,8 +471,12 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
             make_console().print(table, crop=False)
     store = request.store(suite)
     keep_scores(store, records)
-    if not (own := Store(settings_folder(suite, store))).read_shared():  # a folder of results says what it is of
+    if not (
+        own := Store(settings_folder(suite, store))
+    ).read_shared():  # a folder of results says what it is of
         own.write_shared(shared_document(suite))
     if not request.silent:
-        click.echo(f"kept in {scores_of(store).folder}: smimbench show {request.name} has it in its tables")
+        click.echo(
+            f"kept in {scores_of(store).folder}: smimbench show {request.name} has it in its tables"
+        )
     return OK if all(record["status"] == "ok" for record in records) else NOT_OK

@@ -7,7 +7,13 @@ from smimbench.derive.channel import complete_channel
 from smimbench.derive.labels import gives_probabilities, is_noisy, observable, predict
 from smimbench.derive.mixed import MixedChannel, mixed_channel
 from smimbench.derive.prior import complete_prior, denoise_step, why_theory_only
-from smimbench.derive.sampled_information import LabelMeans, Labels, label_means, sampled_moments, without_overlap
+from smimbench.derive.sampled_information import (
+    LabelMeans,
+    Labels,
+    label_means,
+    sampled_moments,
+    without_overlap,
+)
 from smimbench.derive.stopping import OverlapRule
 
 __all__ = [

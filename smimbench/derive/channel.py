@@ -11,10 +11,26 @@ from numpy.random import Generator
 
 from smimbench.backend.arrays import clip, matching, namespace
 from smimbench.derive.integrate import integrate
-from smimbench.derive.labels import few_labels, is_exact, is_noisy, is_smooth, observable, probe, symmetry_of_labels
+from smimbench.derive.labels import (
+    few_labels,
+    is_exact,
+    is_noisy,
+    is_smooth,
+    observable,
+    probe,
+    symmetry_of_labels,
+)
 from smimbench.derive.likelihood_information import LikelihoodInformation
 from smimbench.derive.samples import PosteriorAccuracy, PosteriorMoments
-from smimbench.interfaces import Array, Channel, Host, Model, ParameterError, Posterior, Uncertain
+from smimbench.interfaces import (
+    Array,
+    Channel,
+    Host,
+    Model,
+    ParameterError,
+    Posterior,
+    Uncertain,
+)
 from smimbench.interfaces.item import gives, with_defaults
 from smimbench.numerics.linalg import symmetric, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng
@@ -29,7 +45,9 @@ class DerivedChannel:
         self.components = int(channel.components)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("channel", "sites") or (name.startswith("__") and name.endswith("__")):
+        if name in ("channel", "sites") or (
+            name.startswith("__") and name.endswith("__")
+        ):
             raise AttributeError(name)
         if getattr(self.channel, name, None) is None:
             if name == "predict" and self.noisy:
@@ -61,7 +79,11 @@ class DerivedChannel:
         direct = self.channel.predict
         if direct is not None:
             return direct(z)
-        return self._predict_noiseless(z) if self.noisy else observable(self.channel, self.channel.forward(z))
+        return (
+            self._predict_noiseless(z)
+            if self.noisy
+            else observable(self.channel, self.channel.forward(z))
+        )
 
     @property
     def draws_predictions(self) -> bool:
@@ -74,7 +96,9 @@ class DerivedChannel:
         Equal ``index`` takes equal draws, others independent ones.
         """
         # A product of two means needs no small noise, only many latents.
-        return self._mean_of_draws(z, 8, 0, *index), self._mean_of_draws(z, 8, 1, *index)
+        return self._mean_of_draws(z, 8, 0, *index), self._mean_of_draws(
+            z, 8, 1, *index
+        )
 
     def _predict_noiseless(self, z: Array) -> Array:
         """``E[y | z]`` as a mean over 64 fixed draws of the noise; a channel with its own ``predict`` is exact."""
@@ -84,7 +108,9 @@ class DerivedChannel:
         total: Any = 0.0
         for seed in range(count):
             rng = monte_carlo_rng("prediction: labels", *index, seed)
-            total = total + namespace(z).astype(observable(self.channel, self.channel.forward(z, rng=rng)), z.dtype)
+            total = total + namespace(z).astype(
+                observable(self.channel, self.channel.forward(z, rng=rng)), z.dtype
+            )
         return total / count
 
     def _vjp(self, z: Array, cotangent: Array) -> Array:
@@ -102,7 +128,10 @@ class DerivedChannel:
                 shift = xp.asarray(unit, **matching(z, xp.float64))
                 total = xp.zeros((n,), **matching(z, xp.float64))
                 for factor, coefficient in ((1, 8.0), (-1, -8.0), (2, -1.0), (-2, 1.0)):
-                    y = xp.reshape(xp.astype(self._predict(wide + factor * shift), xp.float64), (n, -1))
+                    y = xp.reshape(
+                        xp.astype(self._predict(wide + factor * shift), xp.float64),
+                        (n, -1),
+                    )
                     total = total + coefficient * xp.sum(weight * y, axis=1)
                 columns.append(total / (12 * step))
         return xp.astype(xp.reshape(xp.stack(columns, axis=1), z.shape), z.dtype)
@@ -157,7 +186,13 @@ class IntegratedChannel(DerivedChannel):
         self.accuracy = ACCURACY
 
     def posterior(
-        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: Generator | None = None,
     ) -> Posterior:
         """Posterior of ``z ~ N(omega, V (x) I_C)`` given the label; V may be singular, and points are fixed: no rng is used.
 
@@ -169,22 +204,35 @@ class IntegratedChannel(DerivedChannel):
         root = symmetric_root(xp.astype(V, xp.float64))
         # V^{1/2} (x) I_C takes whitened latents (P C,) to z - omega.
         eye = xp.eye(C, **matching(root))
-        lift = xp.reshape(root[:, None, :, None] * eye[None, :, None, :], (P * C, P * C))
-        mean = omega + xp.astype(xp.reshape(xp.matmul(whitened.mean, lift), (n, P, C)), omega.dtype)
+        lift = xp.reshape(
+            root[:, None, :, None] * eye[None, :, None, :], (P * C, P * C)
+        )
+        mean = omega + xp.astype(
+            xp.reshape(xp.matmul(whitened.mean, lift), (n, P, C)), omega.dtype
+        )
         square = whitened.square - whitened.mean[:, :, None] * whitened.mean[:, None, :]
-        blocks = xp.reshape(xp.matmul(xp.matmul(lift, xp.mean(square, axis=0)), lift), (P, C, P, C))
-        covariance = symmetric(xp.sum(xp.stack([blocks[:, c, :, c] for c in range(C)]), axis=0) / C)
+        blocks = xp.reshape(
+            xp.matmul(xp.matmul(lift, xp.mean(square, axis=0)), lift), (P, C, P, C)
+        )
+        covariance = symmetric(
+            xp.sum(xp.stack([blocks[:, c, :, c] for c in range(C)]), axis=0) / C
+        )
         moment = None
         if second_moment:
             wide = xp.astype(xp.reshape(mean, (n, P * C)), xp.float64)
-            full = xp.matmul(xp.matmul(lift, square), lift) + wide[:, :, None] * wide[:, None, :]
+            full = (
+                xp.matmul(xp.matmul(lift, square), lift)
+                + wide[:, :, None] * wide[:, None, :]
+            )
             moment = xp.astype(xp.reshape(full, (n, P, C, P, C)), omega.dtype)
         error = float(xp.sqrt(xp.mean(clip(whitened.error, 0.0, 1.0) ** 2)))
         return Posterior(mean, xp.astype(covariance, omega.dtype), moment, error)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """``log int N(z; omega, V (x) I_C) exp(log_likelihood(y, z)) dz`` (n,)."""
-        return namespace(omega).astype(self._integrate(y, omega, V).log_norm, omega.dtype)
+        return namespace(omega).astype(
+            self._integrate(y, omega, V).log_norm, omega.dtype
+        )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
         """``E sum_c g_c g_c^T`` (..., P, P), by the channel's own method or from its likelihood; leading axes are a batch."""
@@ -196,12 +244,18 @@ class IntegratedChannel(DerivedChannel):
     def susceptibility(self) -> Any:
         """The channel's ``susceptibility``, or the information's slope for one component with sign-blind labels, or None."""
         susceptibility, information = self.channel.susceptibility, self._information
-        if susceptibility is not None or not information.blind_to_signs or information.is_exact:
+        if (
+            susceptibility is not None
+            or not information.blind_to_signs
+            or information.is_exact
+        ):
             return susceptibility
 
         def slope(Q: Array, V: Array) -> Uncertain:
             value = information.susceptibility(float(V[0, 0]))
-            return value._replace(value=np.array([[value.value]]), error=np.array([[value.error]]))
+            return value._replace(
+                value=np.array([[value.value]]), error=np.array([[value.error]])
+            )
 
         return slope
 
@@ -209,7 +263,9 @@ class IntegratedChannel(DerivedChannel):
     def _information(self) -> LikelihoodInformation:
         P = self.components
         blind = P == 1 and self.symmetry not in ("none", "permutations")
-        return LikelihoodInformation(self.channel, P, self.sites, self.labels, blind, self.accuracy)
+        return LikelihoodInformation(
+            self.channel, P, self.sites, self.labels, blind, self.accuracy
+        )
 
     @cached_property
     def labels(self) -> Host | None:
@@ -224,9 +280,13 @@ class IntegratedChannel(DerivedChannel):
             return ParameterError("name", f"channel {who!r}: {why}")
 
         z = probe(self.channel, self.sites, 16)
-        y = np.asarray(self.channel.forward(z, rng=monte_carlo_rng("likelihood: few labels")))
+        y = np.asarray(
+            self.channel.forward(z, rng=monte_carlo_rng("likelihood: few labels"))
+        )
         if y.ndim < 1 or len(y) != len(z):
-            raise refused(f"forward must return one label per sample, shape (16, ...), got {y.shape}")
+            raise refused(
+                f"forward must return one label per sample, shape (16, ...), got {y.shape}"
+            )
         with np.errstate(all="ignore"):
             log_likelihood = np.asarray(self.channel.log_likelihood(y, z), dtype=float)
         if is_exact(self.channel, self.sites):
@@ -235,7 +295,9 @@ class IntegratedChannel(DerivedChannel):
                 "function that cannot be integrated; give a posterior in place of log_likelihood, or add noise to forward"
             )
         if log_likelihood.shape != (len(z),):
-            raise refused(f"log_likelihood must return one number per sample, shape (16,), got {log_likelihood.shape}")
+            raise refused(
+                f"log_likelihood must return one number per sample, shape (16,), got {log_likelihood.shape}"
+            )
         if not np.isfinite(log_likelihood).all():
             raise refused(
                 "log_likelihood must be finite for labels that forward has drawn from the same latents, "
@@ -262,12 +324,16 @@ class IntegratedChannel(DerivedChannel):
             with np.errstate(all="ignore"):
                 chance = xp.astype(xp.exp(self.channel.log_likelihood(y, z)), z.dtype)
             norm = norm + chance
-            total = total + observed * xp.reshape(chance, (-1, *([1] * (observed.ndim - 1))))
+            total = total + observed * xp.reshape(
+                chance, (-1, *([1] * (observed.ndim - 1)))
+            )
         return total / xp.reshape(norm, (-1, *([1] * (total.ndim - 1))))
 
     def _integrate(self, y: Array, omega: Array, V: Array) -> PosteriorMoments:
         if omega.ndim != 3 or tuple(omega.shape[1:]) != (self.components, self.sites):
-            raise ValueError(f"omega must have shape (n, {self.components}, {self.sites}), got {tuple(omega.shape)}")
+            raise ValueError(
+                f"omega must have shape (n, {self.components}, {self.sites}), got {tuple(omega.shape)}"
+            )
         return integrate(self.channel, y, omega, V, PosteriorAccuracy(self.accuracy))
 
 

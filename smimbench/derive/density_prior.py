@@ -60,13 +60,20 @@ class DensityPrior(DerivedLaw):
         cumulative = np.concatenate([[0.0], np.cumsum((height[1:] + height[:-1]) / 2)])
         total, positive, negative, square = self._log_moments()
         self._norm = total + math.log(math.sqrt(2 * math.pi))
-        center, second = math.exp(positive - total) - math.exp(negative - total), math.exp(square - total)
+        center, second = (
+            math.exp(positive - total) - math.exp(negative - total),
+            math.exp(square - total),
+        )
         variance = second - center * center
         if not self._norm > IMPOSSIBLE / 2:
-            raise ParameterError("log_density", "must be the log-density of a law, but the density is 0 everywhere")
+            raise ParameterError(
+                "log_density",
+                "must be the log-density of a law, but the density is 0 everywhere",
+            )
         if not variance > 1e-12 * second:
             raise ParameterError(
-                "log_density", f"must be the log-density of a law whose variance exceeds rounding, got {variance:g}"
+                "log_density",
+                f"must be the log-density of a law whose variance exceeds rounding, got {variance:g}",
             )
         self._scale(center, variance)
         self._grid = w / self.unit, cumulative / cumulative[-1]
@@ -74,7 +81,9 @@ class DensityPrior(DerivedLaw):
         steps = np.interp(np.linspace(0, 1, 65)[1:-1], self._grid[1], self._grid[0])
         self._finest = float(np.diff(steps).min())
         fine = np.diff(steps) < 0.02 * math.sqrt(self.variance)
-        self._places = np.unique(np.concatenate([steps[:-1][fine], steps[1:][fine]])).tolist()
+        self._places = np.unique(
+            np.concatenate([steps[:-1][fine], steps[1:][fine]])
+        ).tolist()
 
     def _log_moments(self) -> Host:
         """Logarithms of the integral of the density, of both signs of its first moment and of its second moment, by ``w =
@@ -89,10 +98,15 @@ class DensityPrior(DerivedLaw):
             signs = (np.where(side * w > 0, size, IMPOSSIBLE) for side in (1, -1))
             factors = np.stack([np.zeros_like(w), *signs, 2 * size])
             return np.asarray(
-                self._raw_log_density(w) + factors[lines, np.arange(len(lines))] + np.log(np.cosh(t)) + t * t / 2
+                self._raw_log_density(w)
+                + factors[lines, np.arange(len(lines))]
+                + np.log(np.cosh(t))
+                + t * t / 2
             )
 
-        moments = line_moments(log_weight, 4, NUMPY, None, tolerance=1e-8, reach=38.0, rounds=400)
+        moments = line_moments(
+            log_weight, 4, NUMPY, None, tolerance=1e-8, reach=38.0, rounds=400
+        )
         return np.asarray(moments.log_norm)
 
     def _raw_log_density(self, w: Host) -> Host:
@@ -105,7 +119,10 @@ class DensityPrior(DerivedLaw):
                 f"must return an array with the same shape as its argument, {w.shape}, got {log_density.shape}",
             )
         if np.isnan(log_density).any() or (log_density == math.inf).any():
-            raise ParameterError("log_density", "returned a number that is not finite (only -inf is allowed)")
+            raise ParameterError(
+                "log_density",
+                "returned a number that is not finite (only -inf is allowed)",
+            )
         return np.maximum(log_density, IMPOSSIBLE)
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
@@ -126,10 +143,15 @@ class DensityPrior(DerivedLaw):
         if not is_diagonal(host):
             return self._denoise_jointly(R, host)
         rows = np.asarray(to_host(R), dtype=np.float64)
-        posteriors = [self._posterior(r, float(q)) for r, q in zip(rows, np.diagonal(host))]
+        posteriors = [
+            self._posterior(r, float(q)) for r, q in zip(rows, np.diagonal(host))
+        ]
         xp, errors = namespace(R), [variance.mean() for _, variance in posteriors]
         estimate = np.stack([mean for mean, _ in posteriors])
-        return Denoised(xp.asarray(estimate, **matching(R)), xp.asarray(np.diag(errors), **matching(R)))
+        return Denoised(
+            xp.asarray(estimate, **matching(R)),
+            xp.asarray(np.diag(errors), **matching(R)),
+        )
 
     def _posterior(self, r: Host, information: float) -> tuple[Host, Host]:
         """Posterior mean and variance of entries observed as r with noise of variance 1/information."""
@@ -153,30 +175,60 @@ class DensityPrior(DerivedLaw):
         # The narrower of noise and law is the Gaussian along which the other one is integrated.
         narrow, width = information >= 1, 1 / np.sqrt(information)
         posterior = self._entries_along(
-            r, information, np.where(narrow, r, 0.0), np.where(narrow, width, 1.0), tolerance
+            r,
+            information,
+            np.where(narrow, r, 0.0),
+            np.where(narrow, width, 1.0),
+            tolerance,
         )
         again = narrow & bool(self._places) & (self._finest < width)
         if again.any():
             # Quadrature along the noise may miss narrow parts of the law, and quadrature along the law may miss narrow noise.
             # What is missed lowers the density, so the higher density is the right one.
             zero = np.zeros(again.sum())
-            along_law = self._entries_along(r[again], information[again], zero, zero + 1, tolerance)
-            posterior[:, again] = np.where(along_law[2] > posterior[2, again], along_law, posterior[:, again])
+            along_law = self._entries_along(
+                r[again], information[again], zero, zero + 1, tolerance
+            )
+            posterior[:, again] = np.where(
+                along_law[2] > posterior[2, again], along_law, posterior[:, again]
+            )
         return posterior
 
-    def _entries_along(self, r: Host, information: Host, origin: Host, scale: Host, tolerance: float) -> Host:
+    def _entries_along(
+        self, r: Host, information: Host, origin: Host, scale: Host, tolerance: float
+    ) -> Host:
         """Posterior mean, variance and log-density of the observations, with quadrature nodes ``w = origin + scale t``."""
 
         def log_weight(t: Host, lines: Host) -> Host:
-            start, step, observed, precision = (a[lines][:, None] for a in (origin, scale, r, information))
+            start, step, observed, precision = (
+                a[lines][:, None] for a in (origin, scale, r, information)
+            )
             w = start + step * t
-            return np.asarray(self._raw_log_density(w * self.unit) - (w - observed) ** 2 * precision / 2 + t * t / 2)
+            return np.asarray(
+                self._raw_log_density(w * self.unit)
+                - (w - observed) ** 2 * precision / 2
+                + t * t / 2
+            )
 
         places = self._places if (scale == 1).any() else ()
-        moments = line_moments(log_weight, len(r), NUMPY, None, tolerance=tolerance, rounds=80, places=places)
+        moments = line_moments(
+            log_weight,
+            len(r),
+            NUMPY,
+            None,
+            tolerance=tolerance,
+            rounds=80,
+            places=places,
+        )
         variance = np.maximum(moments.square - moments.mean**2, 0.0)
-        log_density = moments.log_norm - self._norm + np.log(self.unit * scale * np.sqrt(information))
-        return np.stack([origin + scale * moments.mean, scale**2 * variance, log_density])
+        log_density = (
+            moments.log_norm
+            - self._norm
+            + np.log(self.unit * scale * np.sqrt(information))
+        )
+        return np.stack(
+            [origin + scale * moments.mean, scale**2 * variance, log_density]
+        )
 
     def _denoise_jointly(self, R: Array, Qhat: Host) -> Denoised:
         xp = namespace(R)
@@ -187,9 +239,12 @@ class DensityPrior(DerivedLaw):
         device = array_api_compat.device(R)
         columns = xp.astype(xp.matrix_transpose(R), xp.float64)[:, :, None]
         labels = xp.zeros((R.shape[1],), dtype=xp.float64, device=device)
-        posterior = joint.posterior(labels, columns, xp.asarray(noise, dtype=xp.float64, device=device))
+        posterior = joint.posterior(
+            labels, columns, xp.asarray(noise, dtype=xp.float64, device=device)
+        )
         return Denoised(
-            xp.astype(xp.matrix_transpose(posterior.mean[:, :, 0]), R.dtype), xp.astype(posterior.covariance, R.dtype)
+            xp.astype(xp.matrix_transpose(posterior.mean[:, :, 0]), R.dtype),
+            xp.astype(posterior.covariance, R.dtype),
         )
 
     def _error(self, Qhat: Host) -> Host:
@@ -203,7 +258,11 @@ class DensityPrior(DerivedLaw):
         return np.asarray(self._denoise_jointly(W + noise, Qhat).V)
 
     def _scalar_error(self, information: Host) -> Host:
-        curve = cached_on(self, "curve", lambda: error_curve(self._exact_error, self.variance, together=True))
+        curve = cached_on(
+            self,
+            "curve",
+            lambda: error_curve(self._exact_error, self.variance, together=True),
+        )
         return below_linear(curve(information), information, self.variance)
 
     def _exact_error(self, information: Host) -> Host:
@@ -214,12 +273,17 @@ class DensityPrior(DerivedLaw):
             r = (self.center + scale[lines][:, None] * t).ravel()
             precision = np.repeat(information[lines], t.shape[1])
             chunks = np.array_split(np.arange(len(r)), len(r) // 4096 + 1)
-            posterior = np.concatenate([self._entries(r[chunk], precision[chunk], 1e-4) for chunk in chunks], axis=1)
+            posterior = np.concatenate(
+                [self._entries(r[chunk], precision[chunk], 1e-4) for chunk in chunks],
+                axis=1,
+            )
             log_error = (posterior[2] + np.log(posterior[1])).reshape(t.shape)
             return np.asarray(log_error + np.log(scale[lines])[:, None] + t * t / 2)
 
         with np.errstate(divide="ignore"):
-            moments = line_moments(log_weight, len(information), NUMPY, None, tolerance=3e-5, rounds=60)
+            moments = line_moments(
+                log_weight, len(information), NUMPY, None, tolerance=3e-5, rounds=60
+            )
         return np.asarray(np.exp(moments.log_norm) * math.sqrt(2 * math.pi))
 
 

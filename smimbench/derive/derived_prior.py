@@ -33,7 +33,9 @@ class DerivedPrior:
         with_defaults(Prior, type(prior))
         self.prior = prior
         self.factor = prior.factor or Factor(
-            self._draw, self._symmetric, lambda factor, gradient: self._symmetric(gradient)
+            self._draw,
+            self._symmetric,
+            lambda factor, gradient: self._symmetric(gradient),
         )
         for name in preferred:
             if gives(Prior, type(prior), name):
@@ -59,17 +61,33 @@ class DerivedPrior:
         V = np.zeros(host.shape)
         for index in np.ndindex(host.shape[:-2]):
             V[index] = self._error(host[index])
-        return Overlap(xp.asarray(self.second_moment(P) - V, **matching(Qhat)), xp.asarray(V, **matching(Qhat)))
+        return Overlap(
+            xp.asarray(self.second_moment(P) - V, **matching(Qhat)),
+            xp.asarray(V, **matching(Qhat)),
+        )
 
     def _error(self, Qhat: Host) -> Host:
         """V (P, P) for one Qhat (P, P)."""
         raise NotImplementedError
 
-    def _draw(self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None) -> Host:
+    def _draw(
+        self,
+        rng: np.random.Generator,
+        components: int,
+        dimension: int,
+        width: int | None = None,
+    ) -> Host:
         """Draw a signal with independent N(0, 1) entries; raise ParameterError if a width is asked for."""
         if width is not None:
-            raise ParameterError("width", f"must not be set with the prior {self.prior.name!r}, got {width}")
-        return rng.standard_normal((components, dimension, dimension) if self.matrix else (components, dimension))
+            raise ParameterError(
+                "width",
+                f"must not be set with the prior {self.prior.name!r}, got {width}",
+            )
+        return rng.standard_normal(
+            (components, dimension, dimension)
+            if self.matrix
+            else (components, dimension)
+        )
 
     def _symmetric(self, signal: Array) -> Array:
         """Return a matrix signal's symmetric part, and any other signal unchanged."""
@@ -88,7 +106,9 @@ class DerivedLaw(DerivedPrior):
 
     def _scale(self, mean: float, variance: float) -> None:
         """Set mean and scale; a mean within rounding error of 0 is set to 0."""
-        self.unit = 1.0 if gives(Prior, type(self.prior), "sample") else math.sqrt(variance)
+        self.unit = (
+            1.0 if gives(Prior, type(self.prior), "sample") else math.sqrt(variance)
+        )
         # A prior mean of any size would change what can be learned.
         mean = 0.0 if abs(mean) < 1e-6 * math.sqrt(variance + mean * mean) else mean
         self.center, self.variance = mean / self.unit, variance / self.unit**2
@@ -103,7 +123,12 @@ class DerivedLaw(DerivedPrior):
 
 
 def error_curve(
-    exact: Callable[[Any], Any], variance: float, *, together: bool = False, finest: int = 16, steady: float = 1e-7
+    exact: Callable[[Any], Any],
+    variance: float,
+    *,
+    together: bool = False,
+    finest: int = 16,
+    steady: float = 1e-7,
 ) -> Callable[[Host], Host]:
     """``V(information)`` for any information, from values on a logarithmic grid.
 
@@ -118,7 +143,8 @@ def error_curve(
     ends = math.log10(LOWEST), center - 1, center + 3, math.log10(HIGHEST)
     rates = (2, finest, 2)
     segments = [
-        np.linspace(low, high, round((high - low) * rate) + 1)[:-1] for low, high, rate in zip(ends, ends[1:], rates)
+        np.linspace(low, high, round((high - low) * rate) + 1)[:-1]
+        for low, high, rate in zip(ends, ends[1:], rates)
     ]
     x = np.append(np.concatenate(segments), ends[-1]) * math.log(10)
     count, grid = len(x), np.exp(x)
@@ -134,15 +160,27 @@ def error_curve(
                 continue
             value = min(max(exact(information), 1e-300), variance)
             gain[i] = math.log(value * (1 / variance + information))
-            still = still + 1 if i and information * variance > 100 and abs(gain[i] - gain[i - 1]) < steady else 0
+            still = (
+                still + 1
+                if i
+                and information * variance > 100
+                and abs(gain[i] - gain[i - 1]) < steady
+                else 0
+            )
     interpolant = PchipInterpolator(x, gain)
 
     def error(information: Host) -> Host:
         information = np.asarray(information, dtype=np.float64)
         inside = np.clip(information, LOWEST, HIGHEST)
         with np.errstate(divide="ignore", invalid="ignore"):
-            interpolated = np.exp(interpolant(np.log(inside))) / (1 / variance + information)
-        return np.where(np.isnan(information), np.nan, np.where(information <= 0, variance, interpolated))
+            interpolated = np.exp(interpolant(np.log(inside))) / (
+                1 / variance + information
+            )
+        return np.where(
+            np.isnan(information),
+            np.nan,
+            np.where(information <= 0, variance, interpolated),
+        )
 
     return error
 

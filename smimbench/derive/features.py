@@ -64,15 +64,24 @@ class WeightedModel(_Wrapper):
 
     def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
         """Estimate moved as close to the signal as the symmetry allows, in this metric."""
-        moved = self.model.align(self.weighted(signal), self.weighted(estimate), symmetry)
+        moved = self.model.align(
+            self.weighted(signal), self.weighted(estimate), symmetry
+        )
         return estimate if symmetry == "none" else moved / self._roots(estimate)
 
-    def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
+    def draw_noise(
+        self, rng: np.random.Generator, components: int, dimension: int
+    ) -> Host:
         """Noise of ``R = W + Qhat^(-1/2) Z``, of variance ``1 / lambda_k``."""
-        return np.asarray(self.model.draw_noise(rng, components, dimension) / np.sqrt(self.variances(dimension)))
+        return np.asarray(
+            self.model.draw_noise(rng, components, dimension)
+            / np.sqrt(self.variances(dimension))
+        )
 
     def _roots(self, signal: Array) -> Array:
-        return namespace(signal).asarray(np.sqrt(self.variances(signal.shape[-1])), **matching(signal))
+        return namespace(signal).asarray(
+            np.sqrt(self.variances(signal.shape[-1])), **matching(signal)
+        )
 
 
 class WeightedPrior(_Wrapper):
@@ -87,11 +96,15 @@ class WeightedPrior(_Wrapper):
     _of = "prior"
     prior: Any
 
-    def __init__(self, prior: Any, variances: Callable[[int], Host], features: int | None) -> None:
+    def __init__(
+        self, prior: Any, variances: Callable[[int], Host], features: int | None
+    ) -> None:
         super().__init__(prior, variances)
         self.features = features
         # The few leading features of a steep spectrum hold most of a product, which varies as much.
-        self.law = prior.law._replace(fluctuation=lambda D: float(np.sqrt(2 * np.mean(variances(D) ** 2) / D)))
+        self.law = prior.law._replace(
+            fluctuation=lambda D: float(np.sqrt(2 * np.mean(variances(D) ** 2) / D))
+        )
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
         """Posterior mean (P, D), feature by feature, and its weighted error V (P, P)."""
@@ -99,7 +112,9 @@ class WeightedPrior(_Wrapper):
         Q, V = self._posterior(values, np.asarray(to_host(Qhat)))
         gains = send(Q, R)
         xp = namespace(R)
-        estimate = xp.matrix_transpose(xp.sum(gains * xp.matrix_transpose(R)[:, None, :], axis=-1))
+        estimate = xp.matrix_transpose(
+            xp.sum(gains * xp.matrix_transpose(R)[:, None, :], axis=-1)
+        )
         return Denoised(estimate, send(np.mean(values[:, None, None] * V, axis=0), R))
 
     def overlap(self, Qhat: Array) -> Overlap:
@@ -112,7 +127,9 @@ class WeightedPrior(_Wrapper):
         means = []
         for matrix in Qhat.reshape(-1, *Qhat.shape[-2:]):
             gain, covariance = self._posterior(values, matrix)
-            means.append([np.sum(weights * gain, axis=0), np.sum(weights * covariance, axis=0)])
+            means.append(
+                [np.sum(weights * gain, axis=0), np.sum(weights * covariance, axis=0)]
+            )
         return Overlap(*np.reshape(np.swapaxes(means, 0, 1), (2, *Qhat.shape)))
 
     def _posterior(self, values: Host, Qhat: Host) -> tuple[Host, Host]:

@@ -47,7 +47,9 @@ ONE_LINE = 1e-3
 """Largest error of the quadrature in one dimension, where accuracy is cheap; doubled, a few evaluations fewer."""
 
 
-def integrate(channel: Any, y: Array, omega: Array, V: Array, accuracy: PosteriorAccuracy) -> PosteriorMoments:
+def integrate(
+    channel: Any, y: Array, omega: Array, V: Array, accuracy: PosteriorAccuracy
+) -> PosteriorMoments:
     """Posterior moments of the whitened latents of every sample, block by block, for labels (n, ...) and omega (n, P, C).
 
     Raises
@@ -68,7 +70,9 @@ def integrate(channel: Any, y: Array, omega: Array, V: Array, accuracy: Posterio
             wide = xp.astype(omega[rows, ...], xp.float64)
             block = Samples.on_prior(channel, y[rows, ...], wide, root, accuracy, start)
             blocks.append(_on_one_line(block) if P * C == 1 else _from_prior(block))
-    return PosteriorMoments(*(xp.concat(list(column), axis=0) for column in zip(*blocks)))
+    return PosteriorMoments(
+        *(xp.concat(list(column), axis=0) for column in zip(*blocks))
+    )
 
 
 def _from_prior(block: Samples) -> PosteriorMoments:
@@ -78,7 +82,9 @@ def _from_prior(block: Samples) -> PosteriorMoments:
     # Where errors of single samples average out, a few effective points will do.
     enough = (1.0 if accuracy.effort > 1 else 0.2) * ENOUGH
     easy = moments.effective >= enough * POINTS * REPLICATES
-    return _recompute(block, _with_more_points(block, moments, easy), ~easy, _for_hard_samples)
+    return _recompute(
+        block, _with_more_points(block, moments, easy), ~easy, _for_hard_samples
+    )
 
 
 def _for_hard_samples(block: Samples) -> PosteriorMoments:
@@ -91,7 +97,10 @@ def _for_hard_samples(block: Samples) -> PosteriorMoments:
     met = moments.effective >= TRUSTED
     if accuracy.effort > 1:
         moments = _recompute(
-            block, moments, met & (moments.error > accuracy.target), partial(_on_lines, count=4 * LINES)
+            block,
+            moments,
+            met & (moments.error > accuracy.target),
+            partial(_on_lines, count=4 * LINES),
         )
     return _recompute(block, moments, ~met, _from_fit)
 
@@ -102,21 +111,33 @@ def _from_fit(block: Samples) -> PosteriorMoments:
     moments = _on_points(block, POINTS)
     thin = moments.effective < THIN * POINTS * REPLICATES
     lines = LINES if block.d <= 3 else 4 * LINES
-    return _recompute(block, _with_more_points(block, moments, ~thin), thin, partial(_on_lines, count=lines))
+    return _recompute(
+        block,
+        _with_more_points(block, moments, ~thin),
+        thin,
+        partial(_on_lines, count=lines),
+    )
 
 
-def _with_more_points(block: Samples, moments: PosteriorMoments, mask: Array) -> PosteriorMoments:
+def _with_more_points(
+    block: Samples, moments: PosteriorMoments, mask: Array
+) -> PosteriorMoments:
     """Repeat with four times as many points for samples whose error is above the target, within the limit on effort."""
     count, effort = 4 * POINTS, block.accuracy.effort
     while effort > 1:
         inaccurate = mask & (moments.error > block.accuracy.target)
-        moments = _recompute(block, moments, inaccurate, partial(_on_points, count=count))
+        moments = _recompute(
+            block, moments, inaccurate, partial(_on_points, count=count)
+        )
         count, effort = 4 * count, effort // 4
     return moments
 
 
 def _recompute(
-    block: Samples, moments: PosteriorMoments, mask: Array, method: Callable[[Samples], PosteriorMoments]
+    block: Samples,
+    moments: PosteriorMoments,
+    mask: Array,
+    method: Callable[[Samples], PosteriorMoments],
 ) -> PosteriorMoments:
     """Moments with those of the samples in ``mask`` recomputed, 128 samples at a time."""
     xp = block.xp
@@ -124,9 +145,16 @@ def _recompute(
     starts = range(0, rows.shape[0], 128)
     if not starts:
         return moments
-    recomputed = [method(block.take(rows[i : min(i + 128, rows.shape[0])])) for i in starts]
+    recomputed = [
+        method(block.take(rows[i : min(i + 128, rows.shape[0])])) for i in starts
+    ]
     pairs = zip(moments, zip(*recomputed))
-    return PosteriorMoments(*(put_at_mask(column, mask, xp.concat(list(rows), axis=0)) for column, rows in pairs))
+    return PosteriorMoments(
+        *(
+            put_at_mask(column, mask, xp.concat(list(rows), axis=0))
+            for column, rows in pairs
+        )
+    )
 
 
 def _on_one_line(block: Samples) -> PosteriorMoments:
@@ -142,20 +170,36 @@ def _on_one_line(block: Samples) -> PosteriorMoments:
     )  # fmt: skip
     mean = moments.mean[:, None]
     return PosteriorMoments(
-        moments.log_norm, mean, moments.square[:, None, None], moments.error, mean, mean, moments.log_norm
+        moments.log_norm,
+        mean,
+        moments.square[:, None, None],
+        moments.error,
+        mean,
+        mean,
+        moments.log_norm,
     )
 
 
 def _on_lines(block: Samples, count: int) -> PosteriorMoments:
     """Posterior moments by adaptive quadrature along ``count`` parallel lines per sample and replicate."""
-    xp, (R, n, d), device = block.xp, block.mean.shape, array_api_compat.device(block.omega)
+    xp, (R, n, d), device = (
+        block.xp,
+        block.mean.shape,
+        array_api_compat.device(block.omega),
+    )
     direction = xp.matmul(block.factor, block.axis[..., None])[..., 0]
     across = block.points(d - 1, count, "likelihood: lines")
-    across, base = block.placed(xp.concat([xp.zeros_like(across[..., :1]), across], axis=-1))
+    across, base = block.placed(
+        xp.concat([xp.zeros_like(across[..., :1]), across], axis=-1)
+    )
     constant = xp.reshape(xp.sum(across * across, axis=-1), (-1,)) / 2
     owner = xp.broadcast_to(xp.arange(n, device=device)[None, :, None], (R, n, count))
     along = xp.broadcast_to(direction[:, :, None, :], base.shape)
-    origins, ways, owner = xp.reshape(base, (-1, d)), xp.reshape(along, (-1, d)), xp.reshape(owner, (-1,))
+    origins, ways, owner = (
+        xp.reshape(base, (-1, d)),
+        xp.reshape(along, (-1, d)),
+        xp.reshape(owner, (-1,)),
+    )
 
     def log_weight(t: Array, lines: Array) -> Array:
         """Log-likelihood along the lines, times the prior and divided by the Gaussian that the lines are drawn from."""
@@ -163,10 +207,21 @@ def _on_lines(block: Samples, count: int) -> PosteriorMoments:
         weight = block.log_weight(start + t[..., None] * way, xp.take(owner, lines))
         return weight + t * t / 2 + xp.take(constant, lines)[:, None]
 
-    moments = line_moments(log_weight, R * n * count, xp, device, tolerance=2e-3, reach=8.0, rounds=20, search=False)
+    moments = line_moments(
+        log_weight,
+        R * n * count,
+        xp,
+        device,
+        tolerance=2e-3,
+        reach=8.0,
+        rounds=20,
+        search=False,
+    )
     weight, mean, square = (xp.reshape(a, (R, n, count)) for a in moments[:3])
     scatter = clip(square - mean * mean, 0.0, None)
-    return _combine_replicates(block, weight, base + mean[..., None] * along, scatter[..., None] * along)
+    return _combine_replicates(
+        block, weight, base + mean[..., None] * along, scatter[..., None] * along
+    )
 
 
 def _on_points(block: Samples, count: int) -> PosteriorMoments:
@@ -174,11 +229,17 @@ def _on_points(block: Samples, count: int) -> PosteriorMoments:
     xp, (R, n, d) = block.xp, block.mean.shape
     nodes, u = block.placed(block.points(d, count, "likelihood: modes"))
     owner = xp.broadcast_to(xp.arange(n, device=array_api_compat.device(u)), (R, n))
-    weight = block.log_weight(xp.reshape(u, (R * n, count, d)), xp.reshape(owner, (-1,)))
-    return _combine_replicates(block, xp.reshape(weight, (R, n, count)) + xp.sum(nodes * nodes, axis=-1) / 2, u)
+    weight = block.log_weight(
+        xp.reshape(u, (R * n, count, d)), xp.reshape(owner, (-1,))
+    )
+    return _combine_replicates(
+        block, xp.reshape(weight, (R, n, count)) + xp.sum(nodes * nodes, axis=-1) / 2, u
+    )
 
 
-def _combine_replicates(block: Samples, weight: Array, points: Array, scatter: Array | None = None) -> PosteriorMoments:
+def _combine_replicates(
+    block: Samples, weight: Array, points: Array, scatter: Array | None = None
+) -> PosteriorMoments:
     """Combine log-weights (R, n, K) and points (R, n, K, d) of independent replicates into posterior moments.
 
     ``scatter`` (R, n, K, d) is the variance along lines times their direction. Where a few points carry everything the spread
@@ -186,7 +247,9 @@ def _combine_replicates(block: Samples, weight: Array, points: Array, scatter: A
     Where no point is possible, the prior is left, with an error of its width.
     """
     xp, (R, _, d) = block.xp, block.mean.shape
-    weight = weight + xp.sum(xp.log(xp.linalg.diagonal(block.factor)), axis=-1)[..., None]
+    weight = (
+        weight + xp.sum(xp.log(xp.linalg.diagonal(block.factor)), axis=-1)[..., None]
+    )
     top = xp.max(weight, axis=(0, 2))
     p = xp.exp(clip(weight - top[None, :, None], -700.0, 0.0))
     p = p * xp.astype(weight > 0.5 * IMPOSSIBLE, xp.float64) / weight.shape[2]
@@ -195,12 +258,16 @@ def _combine_replicates(block: Samples, weight: Array, points: Array, scatter: A
     squares = xp.matmul(xp.matrix_transpose(points * p[..., None]), points)
     if scatter is not None:
         way = xp.matmul(block.factor, block.axis[..., None])
-        squares = squares + xp.sum(p[..., None] * scatter, axis=2)[..., None] * xp.matrix_transpose(way)
+        squares = squares + xp.sum(p[..., None] * scatter, axis=2)[
+            ..., None
+        ] * xp.matrix_transpose(way)
     norm = xp.mean(norms, axis=0)
     alive = norm > 0
     safe = xp.where(alive, norm, xp.ones_like(norm))
     mean = xp.mean(means, axis=0) / safe[:, None]
-    fallback = xp.astype(~alive, xp.float64)[:, None, None] * xp.eye(d, **matching(mean))
+    fallback = xp.astype(~alive, xp.float64)[:, None, None] * xp.eye(
+        d, **matching(mean)
+    )
     square = xp.mean(squares, axis=0) / safe[:, None, None] + fallback
     # Standard error of a ratio over the replicates.
     residuals = xp.sum((means - norms[..., None] * mean) ** 2, axis=(0, 2))
@@ -209,12 +276,19 @@ def _combine_replicates(block: Samples, weight: Array, points: Array, scatter: A
     apart = xp.sum((block.mean - xp.mean(block.mean, axis=0)) ** 2, axis=(0, 2))
     width = xp.sqrt((xp.sum(block.factor**2, axis=(0, 2, 3)) + apart) / (R * d))
     few = effective < TRUSTED
-    error = xp.where(few, xp.maximum(error, width / xp.sqrt(clip(effective, 1.0, None))), error)
+    error = xp.where(
+        few, xp.maximum(error, width / xp.sqrt(clip(effective, 1.0, None))), error
+    )
     halves = []
     for group in (slice(0, R // 2), slice(R // 2, R)):
         mass = xp.sum(norms[group, :], axis=0)
         populated = mass > 1e-3 * norm
-        estimate = xp.sum(means[group, ...], axis=0) / xp.where(populated, mass, xp.ones_like(mass))[:, None]
+        estimate = (
+            xp.sum(means[group, ...], axis=0)
+            / xp.where(populated, mass, xp.ones_like(mass))[:, None]
+        )
         halves.append(xp.where(populated[:, None], estimate, mean))
     log_norm = xp.where(alive, top + xp.log(safe), top)
-    return PosteriorMoments(log_norm, mean, square, error, halves[0], halves[1], effective)
+    return PosteriorMoments(
+        log_norm, mean, square, error, halves[0], halves[1], effective
+    )

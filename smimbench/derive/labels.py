@@ -57,9 +57,16 @@ def is_noisy(channel: Any, z: Array) -> bool:
     """Whether ``forward`` draws random numbers: it fails without rng, or its labels depend on the seed."""
     try:
         channel.forward(z)
-    except (ValueError, TypeError, AttributeError, AssertionError):  # rng is required, or None has no such method
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        AssertionError,
+    ):  # rng is required, or None has no such method
         return True
-    labels_0, labels_1 = (np.asarray(channel.forward(z, rng=np.random.default_rng(k))) for k in (0, 1))
+    labels_0, labels_1 = (
+        np.asarray(channel.forward(z, rng=np.random.default_rng(k))) for k in (0, 1)
+    )
     return not np.array_equal(labels_0, labels_1)
 
 
@@ -68,13 +75,17 @@ def is_smooth(noiseless: Callable[[Array], Array], z: Array) -> bool:
     direction = monte_carlo_rng("derivative: direction").standard_normal(z.shape)
 
     def slope(step: float) -> Array:
-        up, down = (np.asarray(noiseless(z + s * direction), dtype=float) for s in (step, -step))
+        up, down = (
+            np.asarray(noiseless(z + s * direction), dtype=float) for s in (step, -step)
+        )
         return np.reshape((up - down) / (2 * step), (len(z), -1))
 
     coarse, fine = slope(1e-3), slope(1e-4)
     size = np.abs(fine).max(axis=1)
     agree = np.abs(coarse - fine).max(axis=1) <= 1e-2 * np.maximum(size, 1e-6)
-    return bool(np.isfinite(fine).all() and (size > 0).mean() > 0.5 and agree.mean() > 0.8)
+    return bool(
+        np.isfinite(fine).all() and (size > 0).mean() > 0.5 and agree.mean() > 0.8
+    )
 
 
 def is_exact(channel: Any, sites: int) -> bool:
@@ -83,7 +94,9 @@ def is_exact(channel: Any, sites: int) -> bool:
         return False
     z = probe(channel, sites, 64)
     move = 1e-6 * monte_carlo_rng("likelihood: step").standard_normal(z.shape)
-    labels, moved_labels = (np.asarray(channel.forward(at)).reshape(len(z), -1) for at in (z, z + move))
+    labels, moved_labels = (
+        np.asarray(channel.forward(at)).reshape(len(z), -1) for at in (z, z + move)
+    )
     return bool((labels != moved_labels).any(axis=1).mean() > 0.02)
 
 
@@ -101,7 +114,9 @@ def few_labels(channel: Any, sites: int) -> Host | None:
     with np.errstate(all="ignore"):
         for value in values:
             repeated = np.broadcast_to(value, (len(some), *value.shape))
-            total += np.exp(np.asarray(channel.log_likelihood(repeated, some), dtype=float))
+            total += np.exp(
+                np.asarray(channel.log_likelihood(repeated, some), dtype=float)
+            )
     # Without this the likelihood is not a probability, or a label was not met: sample y instead of adding up.
     return values if np.ptp(total) < 1e-6 * total.mean() else None
 
@@ -117,7 +132,9 @@ def symmetry_of_labels(channel: Any, sites: int) -> str:
     rotation[0] *= np.linalg.det(rotation)  # a reflection is none
     if P > 1 and unseen(rotation):
         return "rotations"
-    flips = all(unseen(np.diag(np.where(np.arange(P) == p, -1.0, 1.0))) for p in range(P))
+    flips = all(
+        unseen(np.diag(np.where(np.arange(P) == p, -1.0, 1.0))) for p in range(P)
+    )
     permutes = P > 1 and unseen(cycle) and unseen(swap)
     if flips:
         return "signed-permutations" if permutes else "signs"
@@ -133,9 +150,13 @@ def _is_symmetry(channel: Any, sites: int, transformation: Array) -> bool:
     if channel.log_likelihood is not None:
         y = np.asarray(channel.forward(z, rng=monte_carlo_rng("symmetry: labels")))
         with np.errstate(all="ignore"):
-            original, transformed = (np.asarray(channel.log_likelihood(y, at), dtype=float) for at in (z, turned))
+            original, transformed = (
+                np.asarray(channel.log_likelihood(y, at), dtype=float)
+                for at in (z, turned)
+            )
         return bool(np.allclose(original, transformed, rtol=1e-6, atol=1e-6))
     original, transformed = (
-        np.asarray(channel.forward(at, rng=monte_carlo_rng("symmetry: labels"))) for at in (z, turned)
+        np.asarray(channel.forward(at, rng=monte_carlo_rng("symmetry: labels")))
+        for at in (z, turned)
     )
     return bool(np.allclose(original, transformed, rtol=1e-6, atol=1e-9))

@@ -16,7 +16,14 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import matching, namespace
-from smimbench.interfaces import Array, Channel, Host, Model, ParameterError, is_symmetric
+from smimbench.interfaces import (
+    Array,
+    Channel,
+    Host,
+    Model,
+    ParameterError,
+    is_symmetric,
+)
 from smimbench.interfaces.item import with_defaults
 from smimbench.numerics.token_pairs import site_pairs, site_scales
 
@@ -39,7 +46,8 @@ def site_mixing(model: Model, root: Host) -> Host:
         ])  # fmt: skip
     if len(A) != model.sites or not is_symmetric(model):
         raise ParameterError(
-            "name", f"model {model.name!r} has {model.sites} sites: no correlated tokens are known for it"
+            "name",
+            f"model {model.name!r} has {model.sites} sites: no correlated tokens are known for it",
         )
     return A
 
@@ -60,7 +68,9 @@ class WhitenedModel:
         # Models subtract the trace for independent tokens: for correlated ones a multiple of the trace is missing.
         self._shift = np.zeros(len(mixing))
         if model.rank == "extensive":
-            identity = np.array([(a == b) / math.sqrt(2) for a, b in site_pairs(model.tokens)])
+            identity = np.array(
+                [(a == b) / math.sqrt(2) for a, b in site_pairs(model.tokens)]
+            )
             self._shift = self._inverse @ identity - identity
 
     def __getattr__(self, name: str) -> Any:
@@ -74,13 +84,17 @@ class WhitenedModel:
         whitened = xp.matmul(z, xp.asarray(self._inverse.T, **matching(z)))
         if trace is None:
             return whitened
-        return whitened + trace[..., None, :, None] * xp.asarray(self._shift, **matching(z))
+        return whitened + trace[..., None, :, None] * xp.asarray(
+            self._shift, **matching(z)
+        )
 
     def _mixed(self, g: Array) -> tuple[Array, Array]:
         """The transpose: gradients with respect to the model's latents, and (..., P) to the traces."""
         xp = namespace(g)
         back = xp.matmul(g, xp.asarray(self._inverse, **matching(g)))
-        return back, xp.sum(xp.matmul(g, xp.asarray(self._shift, **matching(g))), axis=-2)
+        return back, xp.sum(
+            xp.matmul(g, xp.asarray(self._shift, **matching(g))), axis=-2
+        )
 
     def forward(self, inputs: Array, signal: Array) -> Array:
         """Latents of the whitened tokens."""
@@ -88,7 +102,9 @@ class WhitenedModel:
         if self.model.rank == "low":
             return self._whitened(z, None)
         dimension = signal.shape[-1]
-        return self._whitened(z, namespace(signal).linalg.trace(signal) / math.sqrt(dimension))
+        return self._whitened(
+            z, namespace(signal).linalg.trace(signal) / math.sqrt(dimension)
+        )
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
         """Adjoint of ``forward``, in the units of the model's adjoint."""
@@ -98,17 +114,23 @@ class WhitenedModel:
             return gradient
         dimension = gradient.shape[-1]
         scale = self.model.adjoint_scale(dimension) / math.sqrt(dimension)
-        eye = namespace(gradient).eye(dimension, dtype=gradient.dtype, device=array_api_compat.device(gradient))
+        eye = namespace(gradient).eye(
+            dimension, dtype=gradient.dtype, device=array_api_compat.device(gradient)
+        )
         return gradient + scale * trace[..., None, None] * eye
 
     @property
-    def forward_gram(self) -> Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None:
+    def forward_gram(
+        self,
+    ) -> Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None:
         """The model's ``forward_gram`` for whitened latents; None without one."""
         forward_gram = self.model.forward_gram
         if forward_gram is None:
             return None
 
-        def forward(inputs: Array, factor: Array) -> tuple[Array, Callable[[Array], Array]]:
+        def forward(
+            inputs: Array, factor: Array
+        ) -> tuple[Array, Callable[[Array], Array]]:
             root = math.sqrt(factor.shape[-2])
             z, pull = forward_gram(inputs, factor)
 
@@ -116,7 +138,9 @@ class WhitenedModel:
                 back, trace = self._mixed(g)
                 return pull(back) + 2 / root * trace[..., None, None] * factor
 
-            return self._whitened(z, namespace(factor).sum(factor * factor, axis=(-2, -1)) / root), pulled
+            return self._whitened(
+                z, namespace(factor).sum(factor * factor, axis=(-2, -1)) / root
+            ), pulled
 
         return forward
 
@@ -137,13 +161,19 @@ class MixedChannel(Channel):
     def __init__(self, channel: Any, mixing: Host) -> None:
         self.channel, self.mixing = channel, np.asarray(mixing, dtype=float)
         self.inverse = np.linalg.inv(self.mixing)
-        self.components, self.symmetry, self.observable = channel.components, channel.symmetry, channel.observable
+        self.components, self.symmetry, self.observable = (
+            channel.components,
+            channel.symmetry,
+            channel.observable,
+        )
         self.equations = channel.equations
 
     def __getattr__(self, name: str) -> Any:
         if name in ("channel", "mixing") or name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.channel, name)  # name, version and parameters: what a contract knows is an attribute here
+        return getattr(
+            self.channel, name
+        )  # name, version and parameters: what a contract knows is an attribute here
 
     def apply(self, matrix: Host, z: Array) -> Array:
         """Product of a matrix on the host with the sites of latents, their last axis."""
@@ -157,20 +187,30 @@ class MixedChannel(Channel):
     def log_likelihood(self) -> Any:  # type: ignore[override]
         """The channel's own, of the whitened latents; None without one."""
         log_likelihood = self.channel.log_likelihood
-        return None if log_likelihood is None else lambda y, z: log_likelihood(y, self.apply(self.mixing, z))
+        return (
+            None
+            if log_likelihood is None
+            else lambda y, z: log_likelihood(y, self.apply(self.mixing, z))
+        )
 
     @property
     def predict(self) -> Any:  # type: ignore[override]
         """The channel's own, of the whitened latents; None without one."""
         predict = self.channel.predict
-        return None if predict is None else lambda z: predict(self.apply(self.mixing, z))
+        return (
+            None if predict is None else lambda z: predict(self.apply(self.mixing, z))
+        )
 
     @property
     def vjp(self) -> Any:  # type: ignore[override]
         """The channel's own, of the whitened latents; None without one."""
         vjp = self.channel.vjp
         mixing = self.mixing
-        return None if vjp is None else lambda z, g: self.apply(mixing.T, vjp(self.apply(mixing, z), g))
+        return (
+            None
+            if vjp is None
+            else lambda z, g: self.apply(mixing.T, vjp(self.apply(mixing, z), g))
+        )
 
 
 def mixed_channel(channel: Any, mixing: Host) -> Any:

@@ -34,16 +34,22 @@ def complete_prior(prior: Any, model: Model) -> Any:
     who = f"prior {getattr(prior, 'name', type(prior).__name__)!r}"
     if gives(Prior, type(prior), "denoise"):
         if not gives(Prior, type(prior), "sample"):
-            raise ParameterError("name", f"{who} gives denoise but no sample; both are needed")
+            raise ParameterError(
+                "name", f"{who} gives denoise but no sample; both are needed"
+            )
         return SimulatedPrior(prior, model)
     matrix = model.rank == "extensive"
     law = prior.law
     if matrix and law.quantile is None and law.eigenvalues is None:
         raise ParameterError(
-            "name", f"{who} gives neither denoise nor a law with quantile or eigenvalues, for matrices"
+            "name",
+            f"{who} gives neither denoise nor a law with quantile or eigenvalues, for matrices",
         )
     if not matrix and law.log_density is None:
-        raise ParameterError("name", f"{who} gives neither denoise nor a law with log_density, for low-rank signals")
+        raise ParameterError(
+            "name",
+            f"{who} gives neither denoise nor a law with log_density, for low-rank signals",
+        )
     return SpectrumPrior(prior) if matrix else DensityPrior(prior)
 
 

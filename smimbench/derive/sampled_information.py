@@ -28,7 +28,11 @@ from smimbench.numerics.linalg import symmetric, symmetric_root
 from smimbench.numerics.memo import by_value
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.numerics.statistics import FEWEST_EFFECTIVE, controlled_mean, effective_sample_size
+from smimbench.numerics.statistics import (
+    FEWEST_EFFECTIVE,
+    controlled_mean,
+    effective_sample_size,
+)
 
 SCRAMBLES = 16
 """Independent scrambles, whose spread is the error; doubled, that spread is known 1.4 times better."""
@@ -131,11 +135,15 @@ def label_means(
         drawn = labels(scramble)
         columns = [symmetric(_outer(*drawn.means))[:, *upper] @ change]
         if drawn.responses is not None:
-            columns.append(symmetric(np.einsum("nacd,nbcd->nab", *drawn.responses))[:, *pairs])
+            columns.append(
+                symmetric(np.einsum("nacd,nbcd->nab", *drawn.responses))[:, *pairs]
+            )
         samples.append(np.concatenate(columns, axis=1))
         zeros.append(_controls(drawn, V, free))
     means = [np.zeros((P, P)) for _ in range(5)]
-    for k, row in enumerate(controlled_mean(samples, zeros, faintest=faintest, collinear=collinear)):
+    for k, row in enumerate(
+        controlled_mean(samples, zeros, faintest=faintest, collinear=collinear)
+    ):
         means[k][upper] = means[k].T[upper] = row[:count]
         for a, b, entry in zip(*pairs, row[count:]):
             i, j = free[a], free[b]
@@ -149,7 +157,9 @@ def label_means(
 def _outer(a: Host, b: Host) -> Host:
     """``sum_c a_c b_c^T`` (n, P, P)."""
     # Matrices of a few entries: products of whole arrays take a third of the time of n small matrix products.
-    return np.asarray(sum(a[:, :, None, c] * b[:, None, :, c] for c in range(a.shape[-1])))
+    return np.asarray(
+        sum(a[:, :, None, c] * b[:, None, :, c] for c in range(a.shape[-1]))
+    )
 
 
 def _controls(drawn: Labels, V: Host, free: list[int]) -> Host:
@@ -174,7 +184,10 @@ def _controls(drawn: Labels, V: Host, free: list[int]) -> Host:
         surprise = z[..., :, None] * z[..., None, :] / spread - np.eye(C)
         first_response, second_response = drawn.responses
         rows.append(
-            (0.5 * (first_response + second_response) * surprise - first_response * second_response).sum((2, 3))
+            (
+                0.5 * (first_response + second_response) * surprise
+                - first_response * second_response
+            ).sum((2, 3))
         )
         rows.append((surprise**2).sum((2, 3)) - C * (C + 1))
         if drawn.second is not None:
@@ -183,7 +196,9 @@ def _controls(drawn: Labels, V: Host, free: list[int]) -> Host:
 
 
 @by_value(maxsize=256)
-def sampled_moments(channel: Any, sites: int, Q: Array, V: Array) -> tuple[Uncertain, Uncertain]:
+def sampled_moments(
+    channel: Any, sites: int, Q: Array, V: Array
+) -> tuple[Uncertain, Uncertain]:
     """Information and susceptibility of one (Q, V) through the channel's posterior, by ``label_means``.
 
     Parameters
@@ -208,39 +223,66 @@ def sampled_moments(channel: Any, sites: int, Q: Array, V: Array) -> tuple[Uncer
 
     def labels(scramble: int) -> Labels:
         nonlocal has_moments
-        normal = normal_points(2 * P * sites, POINTS, "information: latents", scramble).reshape(POINTS, 2, P, sites)
+        normal = normal_points(
+            2 * P * sites, POINTS, "information: latents", scramble
+        ).reshape(POINTS, 2, P, sites)
         omega = root_Q @ normal[:, 0]
         rng = monte_carlo_rng("information: labels", scramble)
         y = channel.forward(omega + root_V @ normal[:, 1], rng=rng)
-        posterior = checked_posterior(channel.posterior(y, omega, V, second_moment=True, rng=rng), omega)
+        posterior = checked_posterior(
+            channel.posterior(y, omega, V, second_moment=True, rng=rng), omega
+        )
         posterior_errors.append(float(posterior.error))
         mean = white @ (posterior.mean - omega)
-        if posterior.second_moment is None:  # optional for channels whose labels depend on signs
+        if (
+            posterior.second_moment is None
+        ):  # optional for channels whose labels depend on signs
             has_moments = False
             return Labels(normal[:, 0], normal[:, 1], (mean, mean))
-        full: Any = checked_posterior(posterior, omega, second_moment=True).second_moment
+        full: Any = checked_posterior(
+            posterior, omega, second_moment=True
+        ).second_moment
         responses = np.zeros((POINTS, len(free), sites, sites))
         for k, a in enumerate(free):
             responses[:, k] = full[:, a, :, a, :] / V[a, a] - np.eye(sites)
         second = None
         if exact:
             product = posterior.mean @ np.swapaxes(omega, 1, 2)
-            moment = np.einsum("npcqc->npq", full) - product - np.swapaxes(product, 1, 2) + _outer(omega, omega)
+            moment = (
+                np.einsum("npcqc->npq", full)
+                - product
+                - np.swapaxes(product, 1, 2)
+                + _outer(omega, omega)
+            )
             second = white @ moment @ white
-        return Labels(normal[:, 0], normal[:, 1], (mean, mean), second, (responses, responses))
+        return Labels(
+            normal[:, 0], normal[:, 1], (mean, mean), second, (responses, responses)
+        )
 
     means = label_means(labels, Q, V)
     # An error of the posterior mean adds its square to the mean square.
     bias = sites * max(posterior_errors) ** 2
     # A mean that few or no labels contribute to may have missed those that would; its error is then unknown.
     few = means.effective < FEWEST_EFFECTIVE
-    error = np.where(few, np.maximum(means.information_error, np.abs(means.information)), means.information_error)
+    error = np.where(
+        few,
+        np.maximum(means.information_error, np.abs(means.information)),
+        means.information_error,
+    )
     size = np.abs(white)
     scale = np.diagonal(V)
     is_free = np.isin(np.arange(P), free)
-    response_error = means.susceptibility_error + sites * bias * np.outer(is_free / scale, is_free / scale)
+    response_error = means.susceptibility_error + sites * bias * np.outer(
+        is_free / scale, is_free / scale
+    )
     method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {POINTS} labels)"
     return (
-        Uncertain(means.information, error + bias * (size @ np.ones((P, P)) @ size), method),
-        Uncertain(means.susceptibility, response_error if has_moments else np.full((P, P), np.inf), method),
+        Uncertain(
+            means.information, error + bias * (size @ np.ones((P, P)) @ size), method
+        ),
+        Uncertain(
+            means.susceptibility,
+            response_error if has_moments else np.full((P, P), np.inf),
+            method,
+        ),
     )

@@ -79,16 +79,37 @@ class Samples:
 
     @classmethod
     def on_prior(
-        cls, channel: Any, y: Array, omega: Array, root: Array, accuracy: PosteriorAccuracy, start: int
+        cls,
+        channel: Any,
+        y: Array,
+        omega: Array,
+        root: Array,
+        accuracy: PosteriorAccuracy,
+        start: int,
     ) -> Samples:
         """Samples with integration points drawn from the prior; ``start`` numbers the block."""
         xp, device = namespace(omega), array_api_compat.device(omega)
         R, n, d = REPLICATES, omega.shape[0], omega.shape[1] * omega.shape[2]
         axis = monte_carlo_rng("likelihood: block", d, start).standard_normal((n, d))
-        axis = xp.asarray(axis / np.linalg.norm(axis, axis=1, keepdims=True), dtype=xp.float64, device=device)
+        axis = xp.asarray(
+            axis / np.linalg.norm(axis, axis=1, keepdims=True),
+            dtype=xp.float64,
+            device=device,
+        )
         mean = xp.zeros((R, n, d), dtype=xp.float64, device=device)
-        factor = xp.broadcast_to(xp.eye(d, dtype=xp.float64, device=device), (R, n, d, d))
-        return cls(channel, y, omega, root, accuracy, mean, factor, xp.broadcast_to(axis, (R, n, d)))
+        factor = xp.broadcast_to(
+            xp.eye(d, dtype=xp.float64, device=device), (R, n, d, d)
+        )
+        return cls(
+            channel,
+            y,
+            omega,
+            root,
+            accuracy,
+            mean,
+            factor,
+            xp.broadcast_to(axis, (R, n, d)),
+        )
 
     @property
     def xp(self) -> ModuleType:
@@ -104,14 +125,20 @@ class Samples:
         """Subset of the samples."""
         take = self.xp.take
         y, omega = (take(a, rows, axis=0) for a in (self.y, self.omega))
-        mean, factor, axis = (take(a, rows, axis=1) for a in (self.mean, self.factor, self.axis))
+        mean, factor, axis = (
+            take(a, rows, axis=1) for a in (self.mean, self.factor, self.axis)
+        )
         return replace(self, y=y, omega=omega, mean=mean, factor=factor, axis=axis)
 
     def points(self, dimension: int, count: int, purpose: str) -> Array:
         """Quasi-random points (R, 1, count, dimension), shared by all samples but different for every replicate."""
-        host = [whitened_points(dimension, count, purpose, r) for r in range(REPLICATES)]
+        host = [
+            whitened_points(dimension, count, purpose, r) for r in range(REPLICATES)
+        ]
         return self.xp.asarray(
-            np.stack(host)[:, None], dtype=self.xp.float64, device=array_api_compat.device(self.omega)
+            np.stack(host)[:, None],
+            dtype=self.xp.float64,
+            device=array_api_compat.device(self.omega),
         )
 
     def placed(self, points: Array) -> tuple[Array, Array]:
@@ -119,8 +146,14 @@ class Samples:
         d).
         """
         xp = self.xp
-        turned = reflected(xp.broadcast_to(points, (*self.mean.shape[:2], *points.shape[2:])), self.axis, xp)
-        return turned, self.mean[:, :, None, :] + xp.matmul(turned, xp.matrix_transpose(self.factor))
+        turned = reflected(
+            xp.broadcast_to(points, (*self.mean.shape[:2], *points.shape[2:])),
+            self.axis,
+            xp,
+        )
+        return turned, self.mean[:, :, None, :] + xp.matmul(
+            turned, xp.matrix_transpose(self.factor)
+        )
 
     def log_likelihood(self, u: Array, rows: Array) -> Array:
         """``log_likelihood`` (N, k) at whitened latents (N, k, d) of the samples ``rows`` (N,)."""
@@ -129,15 +162,22 @@ class Samples:
         P, C = omega.shape[1:]
         shift = xp.reshape(u, (N * k, P, C))
         shift = self.root[0, 0] * shift if P == 1 else xp.matmul(self.root, shift)
-        z = xp.reshape(omega[:, None, :, :] + xp.reshape(shift, (N, k, P, C)), (N * k, P, C))
-        repeated = xp.reshape(xp.broadcast_to(y[:, None, ...], (N, k, *y.shape[1:])), (N * k, *y.shape[1:]))
+        z = xp.reshape(
+            omega[:, None, :, :] + xp.reshape(shift, (N, k, P, C)), (N * k, P, C)
+        )
+        repeated = xp.reshape(
+            xp.broadcast_to(y[:, None, ...], (N, k, *y.shape[1:])),
+            (N * k, *y.shape[1:]),
+        )
         log_likelihood = xp.astype(self.channel.log_likelihood(repeated, z), xp.float64)
         if log_likelihood.shape != (N * k,):
             raise ValueError(
                 f"log_likelihood must return one number per sample, shape ({N * k},), got {tuple(log_likelihood.shape)}"
             )
         if bool(xp.any(xp.isnan(log_likelihood) | (log_likelihood == math.inf))):
-            raise ValueError("log_likelihood returned a number that is not finite (only -inf is allowed)")
+            raise ValueError(
+                "log_likelihood returned a number that is not finite (only -inf is allowed)"
+            )
         return xp.reshape(clip(log_likelihood, IMPOSSIBLE, None), (N, k))
 
     def log_weight(self, u: Array, rows: Array) -> Array:
@@ -155,34 +195,63 @@ class Samples:
         count = 128 if d <= 3 else 512
         nodes = self.points(d, count, "likelihood: nodes")
         nodes = xp.reshape(xp.broadcast_to(nodes, (R, n, count, d)), (R * n, count, d))
-        owner = xp.reshape(xp.broadcast_to(xp.arange(n, device=array_api_compat.device(nodes)), (R, n)), (-1,))
-        mean, covariance = xp.zeros_like(nodes[:, 0, :]), xp.reshape(self.factor * 0, (R * n, d, d))
-        covariance = covariance + xp.eye(d, dtype=xp.float64, device=array_api_compat.device(nodes))
+        owner = xp.reshape(
+            xp.broadcast_to(
+                xp.arange(n, device=array_api_compat.device(nodes)), (R, n)
+            ),
+            (-1,),
+        )
+        mean, covariance = (
+            xp.zeros_like(nodes[:, 0, :]),
+            xp.reshape(self.factor * 0, (R * n, d, d)),
+        )
+        covariance = covariance + xp.eye(
+            d, dtype=xp.float64, device=array_api_compat.device(nodes)
+        )
         identity, going = covariance[:1, ...], owner >= 0
         for _ in range(ROUNDS):
             rows = xp.nonzero(going)[0]
-            center, wide, points = (xp.take(a, rows, axis=0) for a in (mean, covariance, nodes))
-            u = center[:, None, :] + xp.matmul(points, xp.matrix_transpose(xp.linalg.cholesky(wide)))
-            weight = self.log_weight(u, xp.take(owner, rows)) + xp.sum(points * points, axis=-1) / 2
+            center, wide, points = (
+                xp.take(a, rows, axis=0) for a in (mean, covariance, nodes)
+            )
+            u = center[:, None, :] + xp.matmul(
+                points, xp.matrix_transpose(xp.linalg.cholesky(wide))
+            )
+            weight = (
+                self.log_weight(u, xp.take(owner, rows))
+                + xp.sum(points * points, axis=-1) / 2
+            )
             unfitted = effective_count(weight, xp) < FITTED * count
             going = put_at_mask(going, going, unfitted)
             rows = xp.nonzero(unfitted)[0]
             if not rows.shape[0]:
                 break
-            center, wide, u, weight = (xp.take(a, rows, axis=0) for a in (center, wide, u, weight))
+            center, wide, u, weight = (
+                xp.take(a, rows, axis=0) for a in (center, wide, u, weight)
+            )
             fitted_center, square = _tempered_fit(u, weight, center, wide, xp)
-            square = INFLATION * square + 1e-9 / d * xp.linalg.trace(square)[:, None, None] * identity
+            square = (
+                INFLATION * square
+                + 1e-9 / d * xp.linalg.trace(square)[:, None, None] * identity
+            )
             # Nothing found: look further out.
             alive = xp.max(weight, axis=1) > 0.5 * IMPOSSIBLE
-            mean = put_at_mask(mean, going, xp.where(alive[:, None], fitted_center, center))
-            covariance = put_at_mask(covariance, going, xp.where(alive[:, None, None], square, 4 * wide))
+            mean = put_at_mask(
+                mean, going, xp.where(alive[:, None], fitted_center, center)
+            )
+            covariance = put_at_mask(
+                covariance, going, xp.where(alive[:, None, None], square, 4 * wide)
+            )
         factor = xp.linalg.cholesky(covariance)
         # Two peaks that no single Gaussian can tell apart lie along its longest axis: draw the lines that way.
         axis = xp.linalg.solve(factor, xp.linalg.eigh(covariance)[1][:, :, -1:])[..., 0]
         axis = axis / xp.linalg.vector_norm(axis, axis=1, keepdims=True)
         shape = (R, n, d)
         return replace(
-            self, mean=xp.reshape(mean, shape), factor=xp.reshape(factor, (*shape, d)), axis=xp.reshape(axis, shape)
+            self,
+            mean=xp.reshape(mean, shape),
+            factor=xp.reshape(factor, (*shape, d)),
+            axis=xp.reshape(axis, shape),
         )
 
 
@@ -196,13 +265,19 @@ def effective_count(weight: Array, xp: ModuleType) -> Array:
 
 def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
     """Points (..., K, d) reflected so that the first unit vector maps to ``axis`` (..., d), up to sign."""
-    unit = xp.astype(xp.arange(axis.shape[-1], device=array_api_compat.device(axis)) == 0, axis.dtype)
-    normal = axis - unit * xp.where(axis[..., :1] > 0, -xp.ones_like(unit), xp.ones_like(unit))
+    unit = xp.astype(
+        xp.arange(axis.shape[-1], device=array_api_compat.device(axis)) == 0, axis.dtype
+    )
+    normal = axis - unit * xp.where(
+        axis[..., :1] > 0, -xp.ones_like(unit), xp.ones_like(unit)
+    )
     normal = normal / xp.linalg.vector_norm(normal, axis=-1, keepdims=True)
     return points - 2 * xp.matmul(points, normal[..., None]) * normal[..., None, :]
 
 
-def _tempered_fit(u: Array, weight: Array, mean: Array, covariance: Array, xp: ModuleType) -> tuple[Array, Array]:
+def _tempered_fit(
+    u: Array, weight: Array, mean: Array, covariance: Array, xp: ModuleType
+) -> tuple[Array, Array]:
     """Mean and covariance under tempered weights, raised to the power that makes the fraction ``FITTED`` of the points
     effective.
 
@@ -213,9 +288,16 @@ def _tempered_fit(u: Array, weight: Array, mean: Array, covariance: Array, xp: M
     gap = clip(weight - xp.max(weight, axis=1, keepdims=True), -1e9, None)
     # Half of the possible points are as many as can be asked for; impossible points stay impossible at any power.
     goal = clip(xp.sum(possible, axis=1) / 2, 1.0, FITTED * weight.shape[1])
-    low, exponent, high = xp.full_like(goal, -50.0), xp.zeros_like(goal), xp.zeros_like(goal)
+    low, exponent, high = (
+        xp.full_like(goal, -50.0),
+        xp.zeros_like(goal),
+        xp.zeros_like(goal),
+    )
     for _ in range(16):
-        p = xp.exp(clip((2.0**exponent)[:, None] * gap, -700.0, None)) * possible + 1e-300
+        p = (
+            xp.exp(clip((2.0**exponent)[:, None] * gap, -700.0, None)) * possible
+            + 1e-300
+        )
         enough = xp.sum(p, axis=1) ** 2 / xp.sum(p * p, axis=1) >= goal
         low, high = xp.where(enough, exponent, low), xp.where(enough, high, exponent)
         exponent = (low + high) / 2

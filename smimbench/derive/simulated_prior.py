@@ -41,7 +41,9 @@ class SimulatedPrior(DerivedPrior):
     def mean(self, components: int, dimension: int) -> Host:
         """Prior mean of the signal: the output of ``denoise`` without information."""
         nothing = np.zeros(self.model.signal_shape(components, dimension))
-        return np.asarray(self.prior.denoise(nothing, 1e-12 * np.eye(components)).estimate)
+        return np.asarray(
+            self.prior.denoise(nothing, 1e-12 * np.eye(components)).estimate
+        )
 
     def _moments(self, components: int) -> tuple[Host, Host]:
         """Second moment of every simulated signal (draws, P, P), and overlap of the prior mean (P, P)."""
@@ -52,8 +54,12 @@ class SimulatedPrior(DerivedPrior):
             overlap = np.asarray(self.model.inner(mean, mean))
             squares = []
             for k in range(draws):
-                signal = self.prior.sample(monte_carlo_rng("simulated prior", k), components, dimension)
-                squares.append(overlap + np.asarray(self.model.inner(signal - mean, signal - mean)))
+                signal = self.prior.sample(
+                    monte_carlo_rng("simulated prior", k), components, dimension
+                )
+                squares.append(
+                    overlap + np.asarray(self.model.inner(signal - mean, signal - mean))
+                )
             return np.stack(squares), overlap
 
         return cached_on(self, "moments", simulate, key=components)
@@ -111,7 +117,9 @@ class SimulatedPrior(DerivedPrior):
         spread = inverse_root(Qhat, 1e-12)
         mean = self.mean(P, dimension)
         variances = self._moments(P)[0] - self._moments(P)[1]
-        signal_to_noise = float(np.trace(Qhat) * np.trace(variances.mean(axis=0))) / P**2
+        signal_to_noise = (
+            float(np.trace(Qhat) * np.trace(variances.mean(axis=0))) / P**2
+        )
         errors = []
         for k in range(draws):
             rng = monte_carlo_rng("simulated prior", k)
@@ -124,7 +132,10 @@ class SimulatedPrior(DerivedPrior):
                 np.asarray(self.model.inner(difference, difference)),
                 np.asarray(self.model.inner(learned, learned)),
             )
-            errors.append((variances[k] - self_overlap + signal_to_noise * squared) / (1 + signal_to_noise))
+            errors.append(
+                (variances[k] - self_overlap + signal_to_noise * squared)
+                / (1 + signal_to_noise)
+            )
         return np.stack(errors)
 
 

@@ -49,14 +49,23 @@ class SpectrumPrior(DerivedLaw):
         if self._quantile is not None:
             u, weights = _probability_rule(4)
             atoms = np.asarray(to_host(self._quantile(u)), dtype=np.float64)
-            if atoms.shape != u.shape or not np.isfinite(atoms).all() or (np.diff(atoms) < 0).any():
+            if (
+                atoms.shape != u.shape
+                or not np.isfinite(atoms).all()
+                or (np.diff(atoms) < 0).any()
+            ):
                 raise ParameterError(
-                    "quantile", "must return one finite number for each probability, in non-decreasing order"
+                    "quantile",
+                    "must return one finite number for each probability, in non-decreasing order",
                 )
         else:
-            atoms = np.sort(np.asarray(to_host(prior.law.eigenvalues), dtype=np.float64).ravel())
+            atoms = np.sort(
+                np.asarray(to_host(prior.law.eigenvalues), dtype=np.float64).ravel()
+            )
             if atoms.size < 2 or not np.isfinite(atoms).all():
-                raise ParameterError("eigenvalues", "must be at least two finite numbers")
+                raise ParameterError(
+                    "eigenvalues", "must be at least two finite numbers"
+                )
             self._samples = atoms
             discrete = atoms.size < FEW
             if discrete:
@@ -67,9 +76,14 @@ class SpectrumPrior(DerivedLaw):
         center = float(weights @ atoms)
         variance = float(weights @ (atoms - center) ** 2)
         if not variance > 0:
-            raise ParameterError("quantile", "must be the quantile function of a law with positive variance")
+            raise ParameterError(
+                "quantile",
+                "must be the quantile function of a law with positive variance",
+            )
         self._scale(center, variance)
-        self._law = FreeConvolution(atoms / self.unit, weights, law="exact" if discrete else "quantiles")
+        self._law = FreeConvolution(
+            atoms / self.unit, weights, law="exact" if discrete else "quantiles"
+        )
 
     def spectrum(self, dimension: int) -> Host:
         """Eigenvalues of every signal of this dimension, ascending."""
@@ -88,7 +102,9 @@ class SpectrumPrior(DerivedLaw):
         values = self.spectrum(dimension)
         signal = np.empty((components, dimension, dimension))
         for p in range(components):
-            rotation, triangle = np.linalg.qr(rng.standard_normal((dimension, dimension)))
+            rotation, triangle = np.linalg.qr(
+                rng.standard_normal((dimension, dimension))
+            )
             rotation *= np.where(np.diagonal(triangle) < 0, -1.0, 1.0)
             signal[p] = symmetric((rotation * values) @ rotation.T)
         return signal
@@ -103,7 +119,10 @@ class SpectrumPrior(DerivedLaw):
         fluctuations, about 1/D.
         """
         law: Law = self.prior.law
-        return law._replace(spectral_means=self._law.means, fluctuation=lambda dimension: 2.0 / dimension)
+        return law._replace(
+            spectral_means=self._law.means,
+            fluctuation=lambda dimension: 2.0 / dimension,
+        )
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
         """Posterior mean (P, D, D) given ``R = S + Qhat^{-1/2} Z`` (symmetric), and its error V (P, P), diagonal."""
@@ -115,11 +134,15 @@ class SpectrumPrior(DerivedLaw):
             if not noise[p] > 0:
                 estimates.append(R[p, ...])
             elif noise[p] > 1 / LOWEST:
-                estimates.append(xp.asarray(self.center * np.eye(dimension), **matching(R)))
+                estimates.append(
+                    xp.asarray(self.center * np.eye(dimension), **matching(R))
+                )
             else:
                 values, vectors = xp.linalg.eigh(R[p, ...])
                 shrunk = self._law.rie(values, float(noise[p]))
-                estimates.append(xp.matmul(vectors * shrunk[None, :], xp.matrix_transpose(vectors)))
+                estimates.append(
+                    xp.matmul(vectors * shrunk[None, :], xp.matrix_transpose(vectors))
+                )
         with np.errstate(divide="ignore"):
             V = np.diag(self._scalar_error(1 / noise))
         return Denoised(xp.stack(estimates), xp.asarray(V, **matching(R)))
@@ -133,7 +156,11 @@ class SpectrumPrior(DerivedLaw):
         def exact(x: float) -> float:
             return float(self._law.mmse(1 / x, rtol=1e-5).value)
 
-        curve = cached_on(self, "curve", lambda: error_curve(exact, self.variance, finest=6, steady=1e-3))
+        curve = cached_on(
+            self,
+            "curve",
+            lambda: error_curve(exact, self.variance, finest=6, steady=1e-3),
+        )
         return below_linear(curve(information), information, self.variance)
 
 
@@ -153,7 +180,9 @@ def _probability_rule(order: int) -> tuple[Host, Host]:
     # Panels halve towards both ends, down to 2^-24, so that the tails of an unbounded law are resolved.
     edges = 0.5 * np.concatenate([[0.0], 2.0 ** -np.arange(23, -1, -1.0)])
     lower, upper = edges[:-1], edges[1:]
-    starts = [np.linspace(a, b, 5)[:-1] if b > 0.06 else [a] for a, b in zip(lower, upper)]
+    starts = [
+        np.linspace(a, b, 5)[:-1] if b > 0.06 else [a] for a, b in zip(lower, upper)
+    ]
     split = np.concatenate([*starts, [0.5]])
     lower, upper = split[:-1], split[1:]
     u = ((lower + upper)[:, None] / 2 + (upper - lower)[:, None] / 2 * nodes).ravel()

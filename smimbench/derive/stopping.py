@@ -65,13 +65,21 @@ class OverlapRule(StoppingRule):
     """
 
     def __init__(self, problem: ProblemLike, dimension: int) -> None:
-        self.second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
+        self.second = np.diagonal(
+            np.asarray(problem.prior.second_moment(problem.components))
+        )
         size = problem.prior.law.fluctuation
-        self.relative = float(size(dimension)) if size is not None else (2 / dimension) ** 0.5
+        self.relative = (
+            float(size(dimension)) if size is not None else (2 / dimension) ** 0.5
+        )
         self.fluctuation = self.relative * self.second
         symmetric = problem.channel.symmetry not in (None, "none")
         bottom = np.diagonal(np.asarray(problem.prior.mean_overlap(problem.components)))
-        self.chance = bottom + self.fluctuation if symmetric else np.full_like(self.second, -math.inf)
+        self.chance = (
+            bottom + self.fluctuation
+            if symmetric
+            else np.full_like(self.second, -math.inf)
+        )
         self.low_rank = problem.model.rank == "low"
         self.history: list[tuple[Any, Any]] = []
         self.latest: Info | None = None
@@ -87,22 +95,39 @@ class OverlapRule(StoppingRule):
         info = self.latest
         if info is None:
             return None
-        if 0 < len(self.history) < PATIENCE and (self.history[-1][0] <= self.chance).any():
+        if (
+            0 < len(self.history) < PATIENCE
+            and (self.history[-1][0] <= self.chance).any()
+        ):
             return None
         if info.residual <= tolerance:
             return f"residual {info.residual:.1e} below tolerance"
         if len(self.history) <= WINDOW or info.squared_step is None:
             return None
-        predicted, self_overlap = (np.stack(rows) for rows in zip(*self.history[-WINDOW - 1 :]))
+        predicted, self_overlap = (
+            np.stack(rows) for rows in zip(*self.history[-WINDOW - 1 :])
+        )
         # A sign that flips every step moves by four times the overlap though both overlaps stand still.
-        if (info.squared_step > np.maximum(self_overlap[-1], self.fluctuation) / 2).any():
+        if (
+            info.squared_step > np.maximum(self_overlap[-1], self.fluctuation) / 2
+        ).any():
             return None
         # Near perfect recovery rounding would decide.
         error = np.maximum(self.second - predicted[-1], 1e-5)
-        if _steady(np.ptp(predicted, axis=0), np.ptp(self_overlap, axis=0), STILL * error, self.fluctuation / 4):
+        if _steady(
+            np.ptp(predicted, axis=0),
+            np.ptp(self_overlap, axis=0),
+            STILL * error,
+            self.fluctuation / 4,
+        ):
             return f"overlaps stand still for {WINDOW} iterations"
-        initial_error, final_error = self.second - predicted[0], self.second - predicted[-1]
-        slow = (final_error <= initial_error).all() and (2 * final_error >= initial_error).all()
+        initial_error, final_error = (
+            self.second - predicted[0],
+            self.second - predicted[-1],
+        )
+        slow = (final_error <= initial_error).all() and (
+            2 * final_error >= initial_error
+        ).all()
         if (
             slow
             and (final_error <= FLOOR * self.second).all()
@@ -112,16 +137,21 @@ class OverlapRule(StoppingRule):
         if len(self.history) <= LONG_WINDOW:
             return None
         # Averages can be stationary while the estimate oscillates around a point that it never reaches.
-        if ((info.squared_step > LARGEST_STEP * error) & (predicted[-1] > self.chance)).any():
+        if (
+            (info.squared_step > LARGEST_STEP * error) & (predicted[-1] > self.chance)
+        ).any():
             return None
-        predicted, self_overlap = (np.stack(rows) for rows in zip(*self.history[-LONG_WINDOW:]))
+        predicted, self_overlap = (
+            np.stack(rows) for rows in zip(*self.history[-LONG_WINDOW:])
+        )
         half = LONG_WINDOW // 2
-        drift, own_drift = (np.abs(rows[:half].mean(0) - rows[half:].mean(0)) for rows in (predicted, self_overlap))
+        drift, own_drift = (
+            np.abs(rows[:half].mean(0) - rows[half:].mean(0))
+            for rows in (predicted, self_overlap)
+        )
         steady = _steady(drift, own_drift, self._close(error), self.fluctuation / 8)
         if steady and (np.ptp(predicted, axis=0) <= error / 4).all():
-            return (
-                f"overlaps stand still over {LONG_WINDOW} iterations though a residual of {info.residual:.0e} lingers"
-            )
+            return f"overlaps stand still over {LONG_WINDOW} iterations though a residual of {info.residual:.0e} lingers"
         return None
 
     def settled(self) -> str | None:
@@ -141,7 +171,9 @@ class OverlapRule(StoppingRule):
         falls = (errors[half:].mean(0) < errors[:half].mean(0)).all()
         if falls and (last_error <= PRECISION * self.second).all():
             return f"the error falls, to {last_error.max():.1e} so far: below a precision of {PRECISION:g}"
-        if (info.squared_step > np.maximum(self.history[-1][1], self.fluctuation) / 2).any():
+        if (
+            info.squared_step > np.maximum(self.history[-1][1], self.fluctuation) / 2
+        ).any():
             return None
         longest = len(self.history) // 2 if self.low_rank else 0
         if any(map(self._fluctuates, {LONG_WINDOW, max(LONG_WINDOW, longest)})):
@@ -154,15 +186,27 @@ class OverlapRule(StoppingRule):
         They range over less than the error (the self-overlap: or its finite-size fluctuation), and the difference of the means
         over the two halves is what may linger, or a small part, ``SWING``, of that range.
         """
-        predicted, self_overlap = (np.stack(rows) for rows in zip(*self.history[-window:]))
+        predicted, self_overlap = (
+            np.stack(rows) for rows in zip(*self.history[-window:])
+        )
         half, last_error = window // 2, self.second - predicted[-1]
         still = True
         for rows, close, widest in (
             (predicted, self._close(last_error), last_error),
-            (self_overlap, self.fluctuation / 8, np.maximum(last_error, self.fluctuation)),
+            (
+                self_overlap,
+                self.fluctuation / 8,
+                np.maximum(last_error, self.fluctuation),
+            ),
         ):
-            drift, width = np.abs(rows[:half].mean(0) - rows[half:].mean(0)), np.ptp(rows, axis=0)
-            still &= bool((drift <= np.maximum(close, SWING * width)).all() and (width <= widest).all())
+            drift, width = (
+                np.abs(rows[:half].mean(0) - rows[half:].mean(0)),
+                np.ptp(rows, axis=0),
+            )
+            still &= bool(
+                (drift <= np.maximum(close, SWING * width)).all()
+                and (width <= widest).all()
+            )
         return still
 
     def _close(self, error: Any) -> Any:
@@ -177,7 +221,9 @@ class OverlapRule(StoppingRule):
         predicted, self_overlap = info.predicted_overlap, info.self_overlap
         gap = np.abs(predicted - self_overlap) / self.fluctuation
         worst = int(np.argmax(gap))
-        ratio = np.full_like(gap, 0 if info.log_information_ratio is None else info.log_information_ratio)
+        ratio = np.full_like(
+            gap, 0 if info.log_information_ratio is None else info.log_information_ratio
+        )
         # A component that is predicted no more than chance has no information in the data: the ratio is 0 / 0.
         ratio[predicted <= self.chance] = -math.inf
         tense = int(np.argmax(ratio))
@@ -193,4 +239,7 @@ class OverlapRule(StoppingRule):
 
 
 def _steady(predicted: Any, self_overlap: Any, close: Any, fluctuation: Any) -> bool:
-    return bool((predicted <= close).all() and (self_overlap <= np.maximum(close, fluctuation)).all())
+    return bool(
+        (predicted <= close).all()
+        and (self_overlap <= np.maximum(close, fluctuation)).all()
+    )

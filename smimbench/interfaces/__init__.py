@@ -29,7 +29,15 @@ from smimbench.interfaces.algorithm import (
     Plan,
     StoppingRule,
 )
-from smimbench.interfaces.basics import Array, Capabilities, Cost, Host, ParameterError, Uncertain, require
+from smimbench.interfaces.basics import (
+    Array,
+    Capabilities,
+    Cost,
+    Host,
+    ParameterError,
+    Uncertain,
+    require,
+)
 from smimbench.interfaces.channel import SYMMETRIES, Channel, Posterior, Sampling
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.interfaces.inputs import Inputs

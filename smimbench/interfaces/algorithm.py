@@ -140,19 +140,31 @@ class AlgorithmPrediction:
         """Build a prediction from a point of the JSON of ``smimbench theory`` and further known fields."""
         names = {field.name for field in fields(cls)}
         more = {name: value for name, value in point.items() if name not in names}
-        return cls(**{name: value for name, value in point.items() if name in names} | {"more": more} | known)
+        return cls(
+            **{name: value for name, value in point.items() if name in names}
+            | {"more": more}
+            | known
+        )
 
     def document(self) -> dict[str, Any]:
         """The prediction as JSON; ``mse`` and ``mse_error`` are single numbers if there is one component."""
-        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("draws", "more")}
+        found = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in ("draws", "more")
+        }
         for name in ("mse", "mse_error"):
             values = np.asarray(found[name], dtype=float)
             found[name] = values.item() if values.size == 1 else values.tolist()
         for name in ("overlap", "own_overlap", "between_students"):
-            found[name] = None if found[name] is None else np.asarray(found[name]).tolist()
+            found[name] = (
+                None if found[name] is None else np.asarray(found[name]).tolist()
+            )
         if isinstance(self.trajectory, str):
             found["no_trajectory"] = found.pop("trajectory")
-        return {name: value for name, value in found.items() if value is not None} | self.more
+        return {
+            name: value for name, value in found.items() if value is not None
+        } | self.more
 
 
 class Info(NamedTuple):

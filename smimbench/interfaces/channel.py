@@ -74,7 +74,13 @@ class Channel(Item):
         raise NotImplementedError
 
     def posterior(
-        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: np.random.Generator | None = None
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: np.random.Generator | None = None,
     ) -> Posterior:
         """Posterior of z ~ N(omega, V (x) I_C) given y; ``rng`` is for sampling. Derived: from `log_likelihood`."""
         raise NotImplementedError

@@ -27,20 +27,32 @@ def check_whole(key: str, value: object, least: int, most: int = 1 << 30) -> Non
         raise ParameterError(key, f"must be at most {most}, got {shown(value)}")
 
 
-def check_number(key: str, value: object, *, positive: bool, most: float = LARGEST) -> None:
+def check_number(
+    key: str, value: object, *, positive: bool, most: float = LARGEST
+) -> None:
     """Raise ParameterError unless ``value`` is a finite number that is positive, or at least not negative.
 
     Numbers that are not 0 must lie between one over ``LARGEST`` and ``most``.
     """
     try:
-        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+        number = (
+            math.nan
+            if isinstance(value, bool) or not isinstance(value, Real)
+            else float(value)
+        )
     except OverflowError:
         number = math.inf
     if not math.isfinite(number) or number < 0 or (positive and number == 0):
-        raise ParameterError(key, f"must be a finite number {'> 0' if positive else '>= 0'}, got {shown(value)}")
+        raise ParameterError(
+            key,
+            f"must be a finite number {'> 0' if positive else '>= 0'}, got {shown(value)}",
+        )
     if number > most or 0 < number < 1 / LARGEST:
         zero = "" if positive else "0 or "
-        raise ParameterError(key, f"must be {zero}between {1 / LARGEST:g} and {most:g}, got {shown(value)}")
+        raise ParameterError(
+            key,
+            f"must be {zero}between {1 / LARGEST:g} and {most:g}, got {shown(value)}",
+        )
 
 
 def shown(value: object) -> str:
@@ -65,7 +77,11 @@ def not_finite(array: Host) -> str:
 
 def type_of_numbers(array: Any) -> str:
     """Data type of an array in any namespace, as ``"float64"``; ``"masked array"`` for one that may hide some of its numbers."""
-    return "masked array" if np.ma.isMaskedArray(array) else str(array.dtype).rpartition(".")[2]
+    return (
+        "masked array"
+        if np.ma.isMaskedArray(array)
+        else str(array.dtype).rpartition(".")[2]
+    )
 
 
 def is_real(array: Any) -> bool:
@@ -83,7 +99,9 @@ def checked_array(source: str, values: Any, shape: tuple[int, ...]) -> Host:
     """
     array: Host = np.asanyarray(values)
     if array.shape != shape or not is_real(array):
-        raise ValueError(f"{source} must return {shape} real numbers, got {type_of_numbers(array)} {array.shape}")
+        raise ValueError(
+            f"{source} must return {shape} real numbers, got {type_of_numbers(array)} {array.shape}"
+        )
     if wrong := not_finite(array):
         raise ValueError(f"{source} must return finite numbers, got {wrong}")
     return array
@@ -92,10 +110,14 @@ def checked_array(source: str, values: Any, shape: tuple[int, ...]) -> Host:
 def check_latents(z: Array, components: int, sites: int) -> None:
     """Raise ValueError unless ``z`` is (..., n, components, sites)."""
     if z.ndim < 3 or tuple(z.shape[-2:]) != (components, sites):
-        raise ValueError(f"latents must have shape (..., n, {components}, {sites}), got {tuple(z.shape)}")
+        raise ValueError(
+            f"latents must have shape (..., n, {components}, {sites}), got {tuple(z.shape)}"
+        )
 
 
-def checked_posterior(found: Any, omega: Array, *, second_moment: bool = False) -> Posterior:
+def checked_posterior(
+    found: Any, omega: Array, *, second_moment: bool = False
+) -> Posterior:
     """Check shapes and types of what a channel's ``posterior`` returned for latents ``omega`` (n, P, C), and return it.
 
     Raises
@@ -112,10 +134,16 @@ def checked_posterior(found: Any, omega: Array, *, second_moment: bool = False) 
         kind = str(getattr(value, "dtype", type(value).__name__))
         if not kind.rpartition(".")[2].startswith(("float", "bfloat")):
             got = f"{type(found).__name__} whose {name} is {'missing' if value is None else kind}"
-            raise ValueError(f"posterior must return a smimbench.Posterior of arrays of real numbers, got {got}")
+            raise ValueError(
+                f"posterior must return a smimbench.Posterior of arrays of real numbers, got {got}"
+            )
         if kind.rpartition(".")[2] in HALF_PRECISION:
-            raise ValueError(f"posterior: {name} must be float32 or float64, got {kind}")
+            raise ValueError(
+                f"posterior: {name} must be float32 or float64, got {kind}"
+            )
         if tuple(value.shape) != shape:
-            raise ValueError(f"posterior: {name} must have shape {shape}, got {tuple(value.shape)}")
+            raise ValueError(
+                f"posterior: {name} must have shape {shape}, got {tuple(value.shape)}"
+            )
     checked: Posterior = found
     return checked

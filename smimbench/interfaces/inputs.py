@@ -19,7 +19,9 @@ class Inputs(Item):
 
     _alternatives = (("draw",), ("transform",))
 
-    def draw(self, rng: np.random.Generator, n: int, tokens: int, dimension: int) -> Array:
+    def draw(
+        self, rng: np.random.Generator, n: int, tokens: int, dimension: int
+    ) -> Array:
         """Draw tokens (n, T, D) on the host; called once for a data set. Derived: `transform` of iid N(0, 1) numbers."""
         raise NotImplementedError
 

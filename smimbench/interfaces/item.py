@@ -48,7 +48,9 @@ def has(item: Any, name: str) -> bool:
 def gives(base: type[Item], cls: Any, name: str) -> bool:
     """Whether a class defines a member itself instead of inheriting the contract's default."""
     inherited = getattr(cls, name, cls) is getattr(base, name, base)
-    return has(cls, name) and (not inherited or name in getattr(cls, "__dataclass_fields__", {}))
+    return has(cls, name) and (
+        not inherited or name in getattr(cls, "__dataclass_fields__", {})
+    )
 
 
 def takes(method: Any, name: str) -> bool:
@@ -61,17 +63,25 @@ def _arguments(function: Any) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
-def missing_members(base: type[Item], cls: Any) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
+def missing_members(
+    base: type[Item], cls: Any
+) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
     """Required members that a class lacks, and the alternative sets of methods if none of them is complete."""
-    lacking = [name for name in (*DECLARED, *base._required) if not gives(base, cls, name)]
+    lacking = [
+        name for name in (*DECLARED, *base._required) if not gives(base, cls, name)
+    ]
     choices = base._alternatives
-    return lacking, () if any(all(gives(base, cls, name) for name in choice) for choice in choices) else choices
+    return lacking, () if any(
+        all(gives(base, cls, name) for name in choice) for choice in choices
+    ) else choices
 
 
 def optional_members(base: type[Item]) -> tuple[str, ...]:
     """Optional attributes of a base class: neither required nor in the first of its sets of methods."""
     needed = {*base._required, *(base._alternatives or ((),))[0]}
-    return tuple(name for name in vars(base) if not name.startswith("_") and name not in needed)
+    return tuple(
+        name for name in vars(base) if not name.startswith("_") and name not in needed
+    )
 
 
 def with_defaults(base: type[Item], cls: Class) -> Class:
@@ -95,6 +105,10 @@ def describe(base: type[Item]) -> dict[str, str]:
             call = ", ".join(argument.arg for argument in node.args.args[1:])
             words = (ast.get_docstring(node) or "").split("\n\nParameters\n")[0]
             text[node.name] = f"``{node.name}({call})``: {words}"
-        elif isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        elif (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
             text[ast.unparse(node.target)] = inspect.cleandoc(str(after.value.value))
     return {name: " ".join(words.split()) for name, words in text.items()}

@@ -60,7 +60,9 @@ class Model(Item):
         """Shape of a signal: (P, D) or (P, D, D)."""
         raise NotImplementedError
 
-    def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
+    def draw_noise(
+        self, rng: np.random.Generator, components: int, dimension: int
+    ) -> Array:
         """The unit noise Z of the effective channel ``R = S + Qhat^(-1/2) Z``, signal-shaped, on the host."""
         raise NotImplementedError
 
@@ -106,7 +108,9 @@ class Model(Item):
         """Cost of one ``forward`` and one ``adjoint`` in one pass over the inputs, and of a typical prior's ``denoise``."""
         raise NotImplementedError
 
-    forward_gram: Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None = None
+    forward_gram: (
+        Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None
+    ) = None
     """``forward_gram(inputs, factor)``: latents of the signal ``F F^T`` (``Q K^T`` without symmetry) from F, and a function from
     g to the gradient of ``sum(g z)`` with respect to F, for priors whose ``factor`` has a ``gram_scale``. Without it: latents
     are made from the signal."""

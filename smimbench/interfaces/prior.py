@@ -93,7 +93,9 @@ class Prior(Item):
 
     _alternatives = (("sample", "denoise"), ("law",))
 
-    def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
+    def sample(
+        self, rng: np.random.Generator, components: int, dimension: int
+    ) -> Array:
         """Draw a signal on the host. Derived: from the law, scaled to unit variance."""
         raise NotImplementedError
 

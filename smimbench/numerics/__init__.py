@@ -17,11 +17,27 @@ from smimbench.numerics.linalg import (
 )
 from smimbench.numerics.masked import places_at_mask, put_at_mask, spread_at_mask
 from smimbench.numerics.memo import by_value
-from smimbench.numerics.qmc import normal_points, normal_scrambles, uniform_points, whitened_points
-from smimbench.numerics.quadrature import gauss_hermite, gauss_legendre, gaussian_trapezoid, half_plane_hermite
+from smimbench.numerics.qmc import (
+    normal_points,
+    normal_scrambles,
+    uniform_points,
+    whitened_points,
+)
+from smimbench.numerics.quadrature import (
+    gauss_hermite,
+    gauss_legendre,
+    gaussian_trapezoid,
+    half_plane_hermite,
+)
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.numerics.statistics import controlled_mean
-from smimbench.numerics.token_pairs import entry_sites, site_entries, site_pairs, site_scales, site_values
+from smimbench.numerics.token_pairs import (
+    entry_sites,
+    site_entries,
+    site_pairs,
+    site_scales,
+    site_values,
+)
 
 __all__ = [
     "FreeConvolution",

@@ -39,7 +39,9 @@ class LogCdf(NamedTuple):
     hessian: tuple[Array, Array, Array] | None = None
 
 
-def log_cdf(h: Array, k: Array, r: float, *, sign: Array | None = None, hessian: bool = False) -> LogCdf:
+def log_cdf(
+    h: Array, k: Array, r: float, *, sign: Array | None = None, hessian: bool = False
+) -> LogCdf:
     r"""Log-probability that two correlated standard normals stay below ``h`` and ``k``, and its gradient.
 
     .. math::
@@ -78,7 +80,9 @@ def log_cdf(h: Array, k: Array, r: float, *, sign: Array | None = None, hessian:
     derived, checked by tests/numerics/test_bivariate_normal.py.
     """
     if not abs(r) <= LARGEST_CORRELATION:
-        raise ValueError(f"the correlation must be at most {LARGEST_CORRELATION} in size, got {r}")
+        raise ValueError(
+            f"the correlation must be at most {LARGEST_CORRELATION} in size, got {r}"
+        )
     xp = namespace(h, k)
     dtype, shape = h.dtype, h.shape
     h, k = (xp.astype(xp.reshape(v, (-1,)), xp.float64) for v in (h, k))
@@ -90,9 +94,16 @@ def log_cdf(h: Array, k: Array, r: float, *, sign: Array | None = None, hessian:
     if rows.shape[0] > 0:
         some = rho if sign is None else xp.take(rho, rows)
         inside = _log_cdf_tail(xp, xp.take(h, rows), xp.take(k, rows), r, some, hessian)
-        derivatives = [put_at_mask(c, tail, t) for t, c in zip(inside, derivatives, strict=True)]
+        derivatives = [
+            put_at_mask(c, tail, t) for t, c in zip(inside, derivatives, strict=True)
+        ]
     derivatives = [xp.astype(xp.reshape(p, shape), dtype) for p in derivatives]
-    return LogCdf(derivatives[0], derivatives[1], derivatives[2], tuple(derivatives[3:]) if hessian else None)
+    return LogCdf(
+        derivatives[0],
+        derivatives[1],
+        derivatives[2],
+        tuple(derivatives[3:]) if hessian else None,
+    )
 
 
 def _log_cdf_central(
@@ -106,7 +117,9 @@ def _log_cdf_central(
     angle = math.asin(r) * np.append(x, 1.0)  # the last node gives the density itself
     sine = xp.asarray(np.sin(angle), dtype=xp.float64, device=device)[:, None]
     scale = xp.asarray(1 / np.cos(angle) ** 2, dtype=xp.float64, device=device)[:, None]
-    weight = xp.asarray(w * math.asin(r) / (2 * math.pi), dtype=xp.float64, device=device)
+    weight = xp.asarray(
+        w * math.asin(r) / (2 * math.pi), dtype=xp.float64, device=device
+    )
     product = h * k if isinstance(rho, float) else h * k * (rho / r if r else 1.0)
     squares = (h * h + k * k) / 2
     integrand = xp.exp((product[None, :] * sine - squares[None, :]) * scale)
@@ -144,7 +157,9 @@ def _excess(xp: ModuleType, t: Array, hazard: Array) -> Array:
     return xp.where(t < -_SERIES_FROM, series, hazard + t)
 
 
-def _log_cdf_tail(xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool) -> list[Array]:
+def _log_cdf_tail(
+    xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool
+) -> list[Array]:
     """Bivariate normal [log, gradient, second derivatives] in the tails, by quadrature over the distance to the nearer
     boundary.
 
@@ -157,13 +172,20 @@ def _log_cdf_tail(xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessia
     swap = k < h
     h, k = xp.where(swap, k, h), xp.where(swap, h, k)
     # nodes of the rule for the tail
-    x, w = (xp.asarray(v, dtype=xp.float64, device=device)[:, None] for v in gauss_legendre(64, 0.0, 1.0))
+    x, w = (
+        xp.asarray(v, dtype=xp.float64, device=device)[:, None]
+        for v in gauss_legendre(64, 0.0, 1.0)
+    )
     t0 = (k - rho * h) / s
     scaled0, hazard0 = _half_mills(xp, t0)
     slope = h + rho / s * hazard0
     decay = xp.sqrt(slope * slope + 2 * _TAIL_DECAY)
     # the positive solution of -slope a + a^2 / 2 = decay, in the form that does not cancel
-    width = xp.where(slope < 0, 2 * _TAIL_DECAY / (decay + xp.abs(slope)), decay + clip(slope, 0.0, None))
+    width = xp.where(
+        slope < 0,
+        2 * _TAIL_DECAY / (decay + xp.abs(slope)),
+        decay + clip(slope, 0.0, None),
+    )
     a = width[None, :] * x
     step = a * (rho / s)
     t = t0[None, :] + step
@@ -177,17 +199,36 @@ def _log_cdf_tail(xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessia
     h_slope = 1 / (total * width)
     p = f / total[None, :]
     k_slope = xp.sum(p * hazard, axis=0) / s
-    value = -h * h / 2 - clip(t0, None, 0.0) ** 2 / 2 + xp.log(_DENSITY * scaled0) - xp.log(h_slope)
-    derivatives = [value, xp.where(swap, k_slope, h_slope), xp.where(swap, h_slope, k_slope)]
+    value = (
+        -h * h / 2
+        - clip(t0, None, 0.0) ** 2 / 2
+        + xp.log(_DENSITY * scaled0)
+        - xp.log(h_slope)
+    )
+    derivatives = [
+        value,
+        xp.where(swap, k_slope, h_slope),
+        xp.where(swap, h_slope, k_slope),
+    ]
     if hessian:
         excess0 = _excess(xp, t0, hazard0)
         excess = _excess(xp, t, hazard)
         # hazard(t0) - hazard(t): large on the negative side, where it is the step that is accurate
-        fall = xp.where(t0[None, :] > 0, hazard0[None, :] - hazard, step + (excess0[None, :] - excess))
+        fall = xp.where(
+            t0[None, :] > 0,
+            hazard0[None, :] - hazard,
+            step + (excess0[None, :] - excess),
+        )
         mean_fall = xp.sum(p * fall, axis=0)
         spread = fall - mean_fall[None, :]
         h_curvature = -h_slope * xp.sum(p * (a + fall * (rho / s)), axis=0)
-        k_curvature = (xp.sum(p * spread * spread, axis=0) - xp.sum(p * hazard * excess, axis=0)) / (1 - r * r)
+        k_curvature = (
+            xp.sum(p * spread * spread, axis=0) - xp.sum(p * hazard * excess, axis=0)
+        ) / (1 - r * r)
         mixed = h_slope * mean_fall / s
-        derivatives += [xp.where(swap, k_curvature, h_curvature), xp.where(swap, h_curvature, k_curvature), mixed]
+        derivatives += [
+            xp.where(swap, k_curvature, h_curvature),
+            xp.where(swap, h_curvature, k_curvature),
+            mixed,
+        ]
     return derivatives

@@ -67,9 +67,19 @@ class FreeConvolution:
     (True, True)
     """
 
-    def __init__(self, atoms: Any, weights: Any = None, *, law: Literal["exact", "quantiles"] = "exact") -> None:
+    def __init__(
+        self,
+        atoms: Any,
+        weights: Any = None,
+        *,
+        law: Literal["exact", "quantiles"] = "exact",
+    ) -> None:
         atoms = np.asarray(atoms, dtype=np.float64)
-        weights = np.ones_like(atoms) if weights is None else np.asarray(weights, dtype=np.float64)
+        weights = (
+            np.ones_like(atoms)
+            if weights is None
+            else np.asarray(weights, dtype=np.float64)
+        )
         self.law = law
         self.atoms, indices = np.unique(atoms, return_inverse=True)
         self.weights = np.bincount(indices, weights) / weights.sum()
@@ -101,7 +111,10 @@ class FreeConvolution:
         """
         xp, root = namespace(x), math.sqrt(noise)
         place = matching(x, xp.float64)
-        atoms, weights = xp.asarray(self.atoms / root, **place), xp.asarray(self.weights, **place)
+        atoms, weights = (
+            xp.asarray(self.atoms / root, **place),
+            xp.asarray(self.weights, **place),
+        )
         target = xp.astype(x, xp.float64) / root
         low, high = target - 1, target + 1
         tolerance = 2e-16 * (xp.abs(target) + 1)
@@ -111,8 +124,14 @@ class FreeConvolution:
             miss = target - point.x
             low, high = xp.where(miss > 0, u, low), xp.where(miss < 0, u, high)
             next_u = u + miss / point.stretch
-            next_u = xp.where((next_u > low) & (next_u < high), next_u, (low + high) / 2)
-            converged = (xp.abs(next_u - u) <= tolerance) | (xp.abs(miss) <= tolerance) | xp.isnan(target)
+            next_u = xp.where(
+                (next_u > low) & (next_u < high), next_u, (low + high) / 2
+            )
+            converged = (
+                (xp.abs(next_u - u) <= tolerance)
+                | (xp.abs(miss) <= tolerance)
+                | xp.isnan(target)
+            )
             if xp.all(converged):
                 break
             u = xp.where(converged, u, next_u)
@@ -153,7 +172,9 @@ class FreeConvolution:
         def of_points(p: _Subordinated) -> Host:
             return function(p.x * root, p.shrunk * root, p.variance * noise)
 
-        return self._with_atom_error(lambda law: law._integrate(noise, of_points, rtol, breaks))
+        return self._with_atom_error(
+            lambda law: law._integrate(noise, of_points, rtol, breaks)
+        )
 
     def mmse(self, noise: float, *, rtol: float = 1e-10) -> Uncertain:
         """``F(noise)``, the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean.
@@ -174,26 +195,40 @@ class FreeConvolution:
 
     def _mmse(self, noise: float, rtol: float) -> Uncertain:
         if math.isinf(noise):
-            variance = float(self.weights @ (self.atoms - self.weights @ self.atoms) ** 2)
+            variance = float(
+                self.weights @ (self.atoms - self.weights @ self.atoms) ** 2
+            )
             return Uncertain(variance, 1e-15 * variance, "quadrature")
         nearest = np.diff(self.atoms).min(initial=np.inf)
         apart = noise * (1 - float((self.weights**2).sum()))
         if noise <= 1e-10 * nearest * nearest:
             # A semicircle of variance noise p for each atom, shifted and stretched by the others.
-            return Uncertain(apart, 4 * noise * (noise / nearest) / nearest + 1e-15 * apart, "quadrature")
+            return Uncertain(
+                apart,
+                4 * noise * (noise / nearest) / nearest + 1e-15 * apart,
+                "quadrature",
+            )
         if self._resolution(noise) > 0.01:
             return Uncertain(apart, noise, "quadrature")
         integral = self._integrate(noise, lambda p: p.variance[None, :] * noise, rtol)
-        return Uncertain(float(integral.value[0]), float(integral.error[0]), integral.method)
+        return Uncertain(
+            float(integral.value[0]), float(integral.error[0]), integral.method
+        )
 
-    def _with_atom_error(self, compute: Callable[[FreeConvolution], Uncertain]) -> Uncertain:
+    def _with_atom_error(
+        self, compute: Callable[[FreeConvolution], Uncertain]
+    ) -> Uncertain:
         """Result computed from a law, with a larger error if the law is known only through finitely many atoms."""
         fine = compute(self)
         if self.law == "exact":
             return fine
         starts = np.arange(0, self.atoms.size, 2)
         weights = np.add.reduceat(self.weights, starts)
-        coarse = compute(FreeConvolution(np.add.reduceat(self.weights * self.atoms, starts) / weights, weights))
+        coarse = compute(
+            FreeConvolution(
+                np.add.reduceat(self.weights * self.atoms, starts) / weights, weights
+            )
+        )
         # Three times the change from halving the atoms, because the ends of a law can converge more slowly than 1/K.
         error = fine.error + 3 * np.abs(coarse.value - fine.value)
         return Uncertain(fine.value, error, "quadrature over quantiles")
@@ -204,7 +239,11 @@ class FreeConvolution:
         return 2e-16 * float(np.abs(self.atoms).max()) / width
 
     def _integrate(
-        self, noise: float, function: Callable[[_Subordinated], Host], rtol: float, breaks: Sequence[float] = ()
+        self,
+        noise: float,
+        function: Callable[[_Subordinated], Host],
+        rtol: float,
+        breaks: Sequence[float] = (),
     ) -> Uncertain:
         """Adaptive Gauss-Kronrod integration of a vector of functions against the observed law.
 
@@ -212,17 +251,28 @@ class FreeConvolution:
         which the square roots at the ends of the density are smooth.
         """
         if self._resolution(noise) > 0.01:
-            raise ValueError(f"the noise is too small to be resolved compared with these atoms, got {noise}")
+            raise ValueError(
+                f"the noise is too small to be resolved compared with these atoms, got {noise}"
+            )
         atoms = self.atoms / math.sqrt(noise)
         nodes, kronrod, gauss = gauss_kronrod()
 
         def evaluate(panels: Host) -> tuple[Host, Host]:
             lower_edge, upper_edge, low, high = panels.T[..., None]
             angle = (low + high) / 2 + (high - low) / 2 * nodes
-            u = (lower_edge + upper_edge) / 2 + (upper_edge - lower_edge) / 2 * np.sin(angle)
+            u = (lower_edge + upper_edge) / 2 + (upper_edge - lower_edge) / 2 * np.sin(
+                angle
+            )
             p = _subordinated(np, u.reshape(-1), atoms, self.weights)
             density = (p.v * p.stretch / math.pi).reshape(u.shape)
-            measure = density * np.cos(angle) * (upper_edge - lower_edge) / 2 * (high - low) / 2
+            measure = (
+                density
+                * np.cos(angle)
+                * (upper_edge - lower_edge)
+                / 2
+                * (high - low)
+                / 2
+            )
             values = function(p).reshape(-1, *u.shape) * measure
             fine = values @ kronrod
             return fine, np.abs(fine - values[..., 1::2] @ gauss)
@@ -246,7 +296,11 @@ class FreeConvolution:
             errors = np.concatenate([errors[:, ~inaccurate], half_errors], axis=1)
         # The narrowest bulk is known to within the rounding of the atom that it surrounds.
         rounding = 1e-14 + 2e-16 * np.abs(atoms).max() / np.diff(ends).min()
-        return Uncertain(values.sum(-1), errors.sum(-1) + rounding * np.abs(values).sum(-1), "quadrature")
+        return Uncertain(
+            values.sum(-1),
+            errors.sum(-1) + rounding * np.abs(values).sum(-1),
+            "quadrature",
+        )
 
 
 class _Subordinated(NamedTuple):
@@ -260,7 +314,9 @@ class _Subordinated(NamedTuple):
     variance: Array
 
 
-def _subordinated(xp: ModuleType, u: Array, atoms: Array, weights: Array) -> _Subordinated:
+def _subordinated(
+    xp: ModuleType, u: Array, atoms: Array, weights: Array
+) -> _Subordinated:
     """Compute ``_Subordinated`` in blocks of points, so that the products of atoms and points fit into the cache."""
     rows = max(1, (1 << 17) // atoms.shape[0])
     count = u.shape[0]
@@ -269,7 +325,9 @@ def _subordinated(xp: ModuleType, u: Array, atoms: Array, weights: Array) -> _Su
     return _Subordinated(*(xp.concat(list(column)) for column in zip(*blocks)))
 
 
-def _subordinate(xp: ModuleType, u: Array, atoms: Array, weights: Array) -> _Subordinated:
+def _subordinate(
+    xp: ModuleType, u: Array, atoms: Array, weights: Array
+) -> _Subordinated:
     difference = u[:, None] - atoms[None, :]
     square = difference * difference
     # 1/f of f(t) = sum p/((u-s)^2 + t) is increasing and concave, so Newton's method goes up from any lower
@@ -294,7 +352,14 @@ def _subordinate(xp: ModuleType, u: Array, atoms: Array, weights: Array) -> _Sub
     stretch = clip(xp.where(inside, 2 * t * a + 2 * b * b / a, 1 - total), 1e-300, None)
     mean = xp.matmul(q, atoms) / total
     variance = xp.sum(q * (atoms[None, :] - mean[:, None]) ** 2, axis=1) / total
-    return _Subordinated(u + drift, xp.sqrt(t), drift, stretch, xp.where(inside, mean, u - drift), variance)
+    return _Subordinated(
+        u + drift,
+        xp.sqrt(t),
+        drift,
+        stretch,
+        xp.where(inside, mean, u - drift),
+        variance,
+    )
 
 
 def _intervals(atoms: Host, weights: Host) -> tuple[Host, Host]:
@@ -308,15 +373,21 @@ def _intervals(atoms: Host, weights: Host) -> tuple[Host, Host]:
     # Two neighbors alone would leave this gap open; the other atoms can only close it.
     smallest_gap = (cube[:-1] + cube[1:]) ** 1.5
     wide = np.flatnonzero(distance > smallest_gap)
-    gap_starts, found_left = _solve_edges(atoms[wide] + root_weights[wide], 1, atoms, weights)
-    gap_ends, found_right = _solve_edges(atoms[wide + 1] - root_weights[wide + 1], -1, atoms, weights)
+    gap_starts, found_left = _solve_edges(
+        atoms[wide] + root_weights[wide], 1, atoms, weights
+    )
+    gap_ends, found_right = _solve_edges(
+        atoms[wide + 1] - root_weights[wide + 1], -1, atoms, weights
+    )
     lowest, _ = _solve_edges(atoms[:1] - root_weights[:1], -1, atoms, weights)
     highest, _ = _solve_edges(atoms[-1:] + root_weights[-1:], 1, atoms, weights)
     is_open = found_left & found_right & (gap_starts < gap_ends)
     inner = np.stack([gap_starts[is_open], gap_ends[is_open]], axis=1).ravel()
     ends = np.concatenate([lowest, inner, highest]).reshape(-1, 2)
     dips = np.setdiff1d(np.flatnonzero(distance > smallest_gap / 3), wide[is_open])
-    return ends, atoms[dips] + distance[dips] * cube[dips] / (cube[dips] + cube[dips + 1])
+    return ends, atoms[dips] + distance[dips] * cube[dips] / (
+        cube[dips] + cube[dips + 1]
+    )
 
 
 def _solve_edges(
@@ -346,7 +417,11 @@ def _panels(ends: Host, breaks: Host) -> Host:
     rows = []
     for lower_edge, upper_edge in ends:
         inner = breaks[(breaks > lower_edge) & (breaks < upper_edge)]
-        angles = np.arcsin(np.clip((2 * inner - lower_edge - upper_edge) / (upper_edge - lower_edge), -1, 1))
+        angles = np.arcsin(
+            np.clip(
+                (2 * inner - lower_edge - upper_edge) / (upper_edge - lower_edge), -1, 1
+            )
+        )
         angles = np.unique([-np.pi / 2, 0.0, np.pi / 2, *angles])
         rows += [(lower_edge, upper_edge, low, high) for low, high in pairwise(angles)]
     return np.array(rows)

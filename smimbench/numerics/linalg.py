@@ -34,7 +34,9 @@ def spectral_function(matrix: Array, function: Callable[[Array], Array]) -> Arra
     """
     xp = namespace(matrix)
     values, vectors = xp.linalg.eigh(symmetric(matrix))
-    return xp.matmul(vectors * function(values)[..., None, :], xp.matrix_transpose(vectors))
+    return xp.matmul(
+        vectors * function(values)[..., None, :], xp.matrix_transpose(vectors)
+    )
 
 
 def symmetric_root(matrix: Array) -> Array:
@@ -46,14 +48,21 @@ def symmetric_root(matrix: Array) -> Array:
 def symmetric_logarithm(matrix: Host) -> Host:
     """Logarithm of one matrix (P, P) on the host; eigenvalues below 1e-12 of the largest are raised to that value."""
     return np.asarray(
-        spectral_function(matrix, lambda values: np.log(np.maximum(values, 1e-12 * max(values.max(), 1e-300))))
+        spectral_function(
+            matrix,
+            lambda values: np.log(
+                np.maximum(values, 1e-12 * max(values.max(), 1e-300))
+            ),
+        )
     )
 
 
 def inverse_root(matrix: Array, smallest: float = 0.0) -> Array:
     """Symmetric ``A^{-1/2}`` (..., P, P); eigenvalues below ``smallest`` count as ``smallest``."""
     xp = namespace(matrix)
-    return spectral_function(matrix, lambda values: 1 / xp.sqrt(clip(values, smallest, None)))
+    return spectral_function(
+        matrix, lambda values: 1 / xp.sqrt(clip(values, smallest, None))
+    )
 
 
 def with_floor(matrix: Array, smallest: float) -> Array:
@@ -73,4 +82,6 @@ def diagonal_at_least(matrix: Array, smallest: float) -> Array:
 
 def is_diagonal(*matrices: np.ndarray) -> bool:
     """Whether host matrices (P, P) have nothing but zeros off the diagonal."""
-    return all(np.array_equal(matrix, np.diag(np.diagonal(matrix))) for matrix in matrices)
+    return all(
+        np.array_equal(matrix, np.diag(np.diagonal(matrix))) for matrix in matrices
+    )

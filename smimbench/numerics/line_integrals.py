@@ -93,17 +93,29 @@ def line_moments(
     """
 
     def integrand(t: Host, lines: Host) -> Host:
-        ell = log_weight(xp.asarray(t, dtype=xp.float64, device=device), xp.asarray(lines, device=device))
+        ell = log_weight(
+            xp.asarray(t, dtype=xp.float64, device=device),
+            xp.asarray(lines, device=device),
+        )
         return np.asarray(np.maximum(to_host(ell), IMPOSSIBLE) - t * t / 2)
 
     ends = [e for e in (*_EDGES, *places) if abs(e) < reach] + [reach]
     edges = np.unique([*ends, *(-e for e in _EDGES if e < reach), -reach])
-    moments = LineMoments(np.full(count, IMPOSSIBLE), np.zeros(count), np.ones(count), np.full(count, np.inf))
+    moments = LineMoments(
+        np.full(count, IMPOSSIBLE),
+        np.zeros(count),
+        np.ones(count),
+        np.full(count, np.inf),
+    )
     _integrate(integrand, np.arange(count), edges, tolerance, rounds, moments)
     missed: Host = np.flatnonzero(np.isinf(moments.error) & search)
     for start in range(0, len(missed), 256):
-        _integrate(integrand, missed[start : start + 256], _COMB, tolerance, rounds, moments)
-    return LineMoments(*(xp.asarray(column, dtype=xp.float64, device=device) for column in moments))
+        _integrate(
+            integrand, missed[start : start + 256], _COMB, tolerance, rounds, moments
+        )
+    return LineMoments(
+        *(xp.asarray(column, dtype=xp.float64, device=device) for column in moments)
+    )
 
 
 class _Cells(NamedTuple):
@@ -141,18 +153,24 @@ def _integrate(
     cells = _evaluate_cells(integrand, np.repeat(lines, len(edges) - 1), low, high)
     for step in range(rounds + 1):
         if not (cells.top > IMPOSSIBLE / 2).all():
-            cells = cells.take(np.flatnonzero(cells.top > IMPOSSIBLE / 2))  # zeros carry nothing
+            cells = cells.take(
+                np.flatnonzero(cells.top > IMPOSSIBLE / 2)
+            )  # zeros carry nothing
         if not len(cells.line):
             return
         starts = np.flatnonzero(np.diff(cells.line, prepend=-1))
         sizes = np.diff(starts, append=len(cells.line))
-        moments, priority, going_on = _moments_and_priorities(cells, starts, sizes, tolerance)
+        moments, priority, going_on = _moments_and_priorities(
+            cells, starts, sizes, tolerance
+        )
         for target, column in zip(all_moments, moments):
             target[cells.line[starts]] = column
         if step == rounds:
             return
         # Cells that are nearly as bad as the worst of their line have to be split anyway.
-        split = priority >= np.repeat(np.maximum.reduceat(priority, starts) - math.log(10), sizes)
+        split = priority >= np.repeat(
+            np.maximum.reduceat(priority, starts) - math.log(10), sizes
+        )
         going = np.flatnonzero(np.repeat(going_on, sizes))
         place = np.repeat(going, 1 + split[going])
         parents = cells.take(going[split[going]])
@@ -160,30 +178,56 @@ def _integrate(
         all_moments.error[parents.line] = np.inf
         low, high = parents.midpoint - parents.half, parents.midpoint + parents.half
         ends = np.stack([low, _split_points(integrand, parents), high])
-        children = _evaluate_cells(integrand, np.repeat(parents.line, 2), ends[:2].T.ravel(), ends[1:].T.ravel())
+        children = _evaluate_cells(
+            integrand,
+            np.repeat(parents.line, 2),
+            ends[:2].T.ravel(),
+            ends[1:].T.ravel(),
+        )
         cells, halved = cells.take(place), split[place]
         for column, child_column in zip(cells, children):
             column[..., halved] = child_column
 
 
-def _evaluate_cells(integrand: Callable[[Host, Host], Host], line: Host, low: Host, high: Host) -> _Cells:
+def _evaluate_cells(
+    integrand: Callable[[Host, Host], Host], line: Host, low: Host, high: Host
+) -> _Cells:
     """Evaluate the integrand in the cells from ``low`` to ``high``."""
     nodes, weights, transform = _lobatto_rule()
     midpoint, half = (low + high) / 2, (high - low) / 2
-    values = integrand(midpoint[:, None] + half[:, None] * nodes, line).T if len(line) else np.empty((_NODES, 0))
+    values = (
+        integrand(midpoint[:, None] + half[:, None] * nodes, line).T
+        if len(line)
+        else np.empty((_NODES, 0))
+    )
     top = values.max(axis=0)
     # Zeros are kept 1e9 below the top: far enough to vanish, near enough to compute with.
     values = np.maximum(values, top - 1e9)
     shape = np.exp(np.maximum(values - top, -700.0))
-    mass, first_moment, second_moment = (half ** (k + 1) * (weights * nodes**k @ shape) for k in range(3))
+    mass, first_moment, second_moment = (
+        half ** (k + 1) * (weights * nodes**k @ shape) for k in range(3)
+    )
     size = np.abs(transform @ shape)
     low_size, high_size = size[:2].max(axis=0), size[2:].max(axis=0)
     # Legendre coefficients of a resolved integrand fall geometrically, and the rule is exact up to degree 2 m - 3.
     # Those of a step do not: their ratio is at least 1/4 wherever it is.
     ratio = high_size / np.maximum(low_size, 1e-300)
-    error = np.maximum(2 * half * high_size * np.minimum((5.0 * ratio) ** 2, 1.5), 1e-300)
+    error = np.maximum(
+        2 * half * high_size * np.minimum((5.0 * ratio) ** 2, 1.5), 1e-300
+    )
     rough = top - values.min(axis=0) > 8.0
-    return _Cells(line, midpoint, half, values, top, mass, first_moment, second_moment, top + np.log(error), rough)
+    return _Cells(
+        line,
+        midpoint,
+        half,
+        values,
+        top,
+        mass,
+        first_moment,
+        second_moment,
+        top + np.log(error),
+        rough,
+    )
 
 
 def _hidden_mass(cells: _Cells) -> Host:
@@ -194,15 +238,27 @@ def _hidden_mass(cells: _Cells) -> Host:
     rows = np.flatnonzero(cells.rough)
     values, gaps = cells.values[:, rows], np.diff(_lobatto_rule()[0])[:, None]
     change, nothing = np.diff(values, axis=0), np.full((1, len(rows)), IMPOSSIBLE)
-    from_left = np.vstack([-nothing, values[1:-1] + change[:-1] * (gaps[1:] / gaps[:-1])])
-    from_right = np.vstack([values[1:-1] - change[1:] * (gaps[:-1] / gaps[1:]), -nothing])
-    rise = np.maximum(np.minimum(from_left, from_right), np.maximum(values[1:], values[:-1]))
+    from_left = np.vstack(
+        [-nothing, values[1:-1] + change[:-1] * (gaps[1:] / gaps[:-1])]
+    )
+    from_right = np.vstack(
+        [values[1:-1] - change[1:] * (gaps[:-1] / gaps[1:]), -nothing]
+    )
+    rise = np.maximum(
+        np.minimum(from_left, from_right), np.maximum(values[1:], values[:-1])
+    )
     rise = np.vstack([nothing, rise, nothing])
     line, end = cells.line[rows], len(cells.line) - 1
     previous, following = np.maximum(rows - 1, 0), np.minimum(rows + 1, end)
-    left_values = np.where((previous < rows) & (cells.line[previous] == line), cells.values[-2, previous], IMPOSSIBLE)
+    left_values = np.where(
+        (previous < rows) & (cells.line[previous] == line),
+        cells.values[-2, previous],
+        IMPOSSIBLE,
+    )
     right_values = np.where(
-        (following > rows) & (cells.line[following] == line), cells.values[1, following], IMPOSSIBLE
+        (following > rows) & (cells.line[following] == line),
+        cells.values[1, following],
+        IMPOSSIBLE,
     )
     around = np.vstack([left_values, values, right_values])
     peak = (values >= around[:-2]) & (values >= around[2:])
@@ -225,7 +281,11 @@ def _moments_and_priorities(
     norm = total(cells.mass * factor)
     mean = total((cells.first_moment + cells.mass * cells.midpoint) * factor) / norm
     offset = cells.midpoint - np.repeat(mean, sizes)
-    spread = cells.second_moment + 2 * cells.first_moment * offset + cells.mass * offset * offset
+    spread = (
+        cells.second_moment
+        + 2 * cells.first_moment * offset
+        + cells.mass * offset * offset
+    )
     square = total(spread * factor) / norm + mean * mean
     log_norm = top + np.log(norm)
     norms = np.repeat(log_norm, sizes)
@@ -236,7 +296,9 @@ def _moments_and_priorities(
     error, hidden = total(errors), np.maximum.reduceat(potential, starts)
     going_on = (error > tolerance) | (hidden > math.log(tolerance))
     error = error + np.exp(np.clip(hidden, -700.0, 0.0))
-    moments = LineMoments(log_norm - math.log(math.sqrt(2 * math.pi)), mean, square, error)
+    moments = LineMoments(
+        log_norm - math.log(math.sqrt(2 * math.pi)), mean, square, error
+    )
     return moments, np.maximum(np.log(np.maximum(errors, 1e-300)), potential), going_on
 
 
@@ -246,7 +308,9 @@ def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Hos
     change = np.diff(values, axis=0)
     largest = np.abs(change).max(axis=0)
     # A gap with this share of the change of its cell holds a jump.
-    rows = np.flatnonzero(largest > np.maximum(0.7 * (cells.top - values.min(axis=0)), 0.1))
+    rows = np.flatnonzero(
+        largest > np.maximum(0.7 * (cells.top - values.min(axis=0)), 0.1)
+    )
     splits, nodes = cells.midpoint.copy(), _lobatto_rule()[0]
     if not len(rows):
         return splits

@@ -25,7 +25,9 @@ def spread_at_mask(selected: Array, mask: Array) -> Array:
     return namespace(mask).take(selected, places_at_mask(mask), axis=0)
 
 
-def put_at_mask(array: Array, mask: Array, selected: Array, *, places: Array | None = None) -> Array:
+def put_at_mask(
+    array: Array, mask: Array, selected: Array, *, places: Array | None = None
+) -> Array:
     """``array`` with the entries where ``mask`` (N,) is true replaced by those of ``selected``, in order: a scatter.
 
     Along the first axis ``selected`` is as long as ``mask`` is true; it may be empty. ``places`` is ``places_at_mask(mask)``, for
@@ -38,5 +40,7 @@ def put_at_mask(array: Array, mask: Array, selected: Array, *, places: Array | N
         result = np.array(array, dtype=np.result_type(array, selected))
         result[mask] = selected
         return result
-    spread = xp.take(selected, places_at_mask(mask) if places is None else places, axis=0)
+    spread = xp.take(
+        selected, places_at_mask(mask) if places is None else places, axis=0
+    )
     return xp.where(xp.reshape(mask, (-1,) + (1,) * (array.ndim - 1)), spread, array)

@@ -40,11 +40,15 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
         @lru_cache(maxsize=maxsize)
         def remembered(*arguments: Any) -> T:
-            return function(*(a.array if isinstance(a, _Array) else a for a in arguments))
+            return function(
+                *(a.array if isinstance(a, _Array) else a for a in arguments)
+            )
 
         @wraps(function)
         def call(*arguments: Any) -> T:
-            keys = tuple(_Array(a) if isinstance(a, np.ndarray) else a for a in arguments)
+            keys = tuple(
+                _Array(a) if isinstance(a, np.ndarray) else a for a in arguments
+            )
             try:
                 hash(keys)
             except TypeError:

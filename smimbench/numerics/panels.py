@@ -13,7 +13,9 @@ NODES = 16
 """Nodes of a panel. Doubled: half as many panels, and twice the work where one of them has to be halved."""
 
 
-def values_by_panels(function: Callable[[Host], Host], x: Host, tolerance: Host) -> Host:
+def values_by_panels(
+    function: Callable[[Host], Host], x: Host, tolerance: Host
+) -> Host:
     """Values of ``function`` at the points ``x``, interpolated from far fewer evaluations where it is smooth.
 
     Panels with no more points than nodes are not interpolated: there the function is evaluated at its points. So it is never
@@ -43,24 +45,39 @@ def values_by_panels(function: Callable[[Host], Host], x: Host, tolerance: Host)
     while len(panels):
         starts = np.searchsorted(points, panels[:, 0], side="left")
         # The last point of all lies at the end of the last panel, that of another one belongs to the next.
-        stops = np.where(panels[:, 1] >= points[-1], len(x), np.searchsorted(points, panels[:, 1], side="left"))
+        stops = np.where(
+            panels[:, 1] >= points[-1],
+            len(x),
+            np.searchsorted(points, panels[:, 1], side="left"),
+        )
         # Equal or nearly equal points are evaluated directly, however many there are.
         # narrowest panel, relative to where it is
-        crowded = (stops - starts > NODES) & (np.diff(panels, axis=1)[:, 0] > 1e-12 * np.abs(panels).max(axis=1))
+        crowded = (stops - starts > NODES) & (
+            np.diff(panels, axis=1)[:, 0] > 1e-12 * np.abs(panels).max(axis=1)
+        )
         panels, starts, stops = panels[crowded], starts[crowded], stops[crowded]
         if not len(panels):
             break
         midpoint, half = panels.mean(axis=1), np.diff(panels, axis=1)[:, 0] / 2
-        values = function((midpoint[:, None] + half[:, None] * nodes).ravel()).reshape(len(panels), NODES, -1)
+        values = function((midpoint[:, None] + half[:, None] * nodes).ravel()).reshape(
+            len(panels), NODES, -1
+        )
         coefficients = np.einsum("ij,pjk->pik", to_coefficients, values)
         # coefficients that must be small, the last ones
         resolved = (np.abs(coefficients[:, -3:]) <= tolerance).all(axis=(1, 2))
         for p in np.flatnonzero(resolved):
             inside = slice(starts[p], stops[p])
-            interpolated[inside] = chebyshev.chebval((points[inside] - midpoint[p]) / half[p], coefficients[p]).T
+            interpolated[inside] = chebyshev.chebval(
+                (points[inside] - midpoint[p]) / half[p], coefficients[p]
+            ).T
             alone[inside] = False
         midpoint, panels = midpoint[~resolved], panels[~resolved]
-        panels = np.concatenate([np.stack([panels[:, 0], midpoint], 1), np.stack([midpoint, panels[:, 1]], 1)])
+        panels = np.concatenate(
+            [
+                np.stack([panels[:, 0], midpoint], 1),
+                np.stack([midpoint, panels[:, 1]], 1),
+            ]
+        )
     if alone.any():
         interpolated[alone] = function(points[alone])
     result = np.empty_like(interpolated)

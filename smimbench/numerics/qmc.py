@@ -41,7 +41,9 @@ def uniform_points(dimension: int, count: int, purpose: str, *index: int) -> Poi
     from scipy.stats import qmc
 
     size = 1 << max(0, (count - 1).bit_length())
-    points = qmc.Sobol(dimension, scramble=True, rng=monte_carlo_rng(purpose, *index)).random(size)[:count]
+    points = qmc.Sobol(
+        dimension, scramble=True, rng=monte_carlo_rng(purpose, *index)
+    ).random(size)[:count]
     inside: Host = np.clip(points, 2.0**-54, 1.0 - 2.0**-53)
     inside.flags.writeable = False
     return inside
@@ -52,22 +54,33 @@ def normal_points(dimension: int, count: int, purpose: str, *index: int) -> Poin
     """``uniform_points`` mapped to independent standard normal numbers (count, dimension), read-only."""
     from scipy.special import ndtri
 
-    points = np.asarray(ndtri(uniform_points.__wrapped__(dimension, count, purpose, *index)))
+    points = np.asarray(
+        ndtri(uniform_points.__wrapped__(dimension, count, purpose, *index))
+    )
     points.flags.writeable = False
     return points
 
 
-def normal_scrambles(dimension: int, count: int, scrambles: int, purpose: str, *index: int) -> Points:
+def normal_scrambles(
+    dimension: int, count: int, scrambles: int, purpose: str, *index: int
+) -> Points:
     """Independent scrambles of ``normal_points`` with indices ``(*index, 0), (*index, 1), ...``, ``count`` points each.
 
     They are not kept, so there may be many: (scrambles * count, dimension).
     """
     uncached_points = normal_points.__wrapped__
-    return np.concatenate([uncached_points(dimension, count, purpose, *index, k) for k in range(scrambles)])
+    return np.concatenate(
+        [
+            uncached_points(dimension, count, purpose, *index, k)
+            for k in range(scrambles)
+        ]
+    )
 
 
 @lru_cache(maxsize=256)
-def whitened_points(dimension: int, count: int, purpose: str, *index: int, paired: bool = True) -> Points:
+def whitened_points(
+    dimension: int, count: int, purpose: str, *index: int, paired: bool = True
+) -> Points:
     """``normal_points`` (count, dimension) whose covariance is I exactly, read-only.
 
     ``paired``: x and -x. Then their mean is 0 exactly too, and a likelihood that says nothing changes nothing.

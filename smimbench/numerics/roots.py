@@ -71,10 +71,14 @@ def bracketed_roots(
         result[index] = best
         limit = tolerance * (1 + np.abs(best)) / np.maximum(np.abs(b - a), 1e-300)
         going = (limit <= 0.5) & (fa != 0) & (fb != 0)
-        index, a, b, c, fa, fb, fc, limit = (v[going] for v in (index, a, b, c, fa, fb, fc, limit))
+        index, a, b, c, fa, fb, fc, limit = (
+            v[going] for v in (index, a, b, c, fa, fb, fc, limit)
+        )
         with np.errstate(divide="ignore", invalid="ignore"):
             xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
-            inverse = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+            inverse = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (
+                fc - fa
+            ) * fb / (fc - fb)
             safe = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi) & np.isfinite(inverse)
         t = np.clip(np.where(safe, inverse, 0.5), limit, 1 - limit)
     return result

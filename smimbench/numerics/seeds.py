@@ -20,7 +20,9 @@ TUNING = 2**63 + 1
 def words(text: str, count: int = 2) -> tuple[int, ...]:
     """``count`` 32-bit words from the SHA-256 hash of a text, used as spawn keys of a seed sequence."""
     digest = hashlib.sha256(text.encode()).digest()
-    return tuple(int.from_bytes(digest[4 * i : 4 * i + 4], "little") for i in range(count))
+    return tuple(
+        int.from_bytes(digest[4 * i : 4 * i + 4], "little") for i in range(count)
+    )
 
 
 def monte_carlo(purpose: str, *index: int) -> np.random.SeedSequence:
@@ -40,7 +42,9 @@ def monte_carlo(purpose: str, *index: int) -> np.random.SeedSequence:
     -------
     numpy.random.SeedSequence
     """
-    return np.random.SeedSequence(0, spawn_key=(STREAMS.index("monte-carlo"), *words(purpose), *index))
+    return np.random.SeedSequence(
+        0, spawn_key=(STREAMS.index("monte-carlo"), *words(purpose), *index)
+    )
 
 
 def monte_carlo_rng(purpose: str, *index: int) -> np.random.Generator:

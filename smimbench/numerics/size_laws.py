@@ -49,7 +49,9 @@ class SizeFit(NamedTuple):
     chi2: float
 
 
-def fit_sizes(sizes: Host, values: Host, errors: Host, spreads: Sequence[float]) -> SizeFit:
+def fit_sizes(
+    sizes: Host, values: Host, errors: Host, spreads: Sequence[float]
+) -> SizeFit:
     r"""Penalized least squares: coefficients are normal variables around 0, as far as they are known.
 
     .. math:: \min_c \; \sum_k \Big(\frac{y_k - \sum_p c_p D_k^{-p}}{e_k}\Big)^2 + \sum_p \frac{c_p^2}{s_p^2}
@@ -66,7 +68,12 @@ def fit_sizes(sizes: Host, values: Host, errors: Host, spreads: Sequence[float])
     matrix = np.vstack([laws * units / errors[:, None], np.diag(1.0 - free)])
     target, inverse = np.append(values / errors, np.zeros(3)), np.linalg.pinv(matrix)
     scaled = inverse @ target
-    return SizeFit(units * scaled, units[:, None] * inverse, laws, float(np.sum((matrix @ scaled - target) ** 2)))
+    return SizeFit(
+        units * scaled,
+        units[:, None] * inverse,
+        laws,
+        float(np.sum((matrix @ scaled - target) ** 2)),
+    )
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,9 @@ class Extrapolation:
     refusal: str
 
 
-def extrapolate(sizes: Any, values: Any, errors: Any, dof: float = math.inf, second: float = SECOND) -> Extrapolation:
+def extrapolate(
+    sizes: Any, values: Any, errors: Any, dof: float = math.inf, second: float = SECOND
+) -> Extrapolation:
     r"""The limit of values at three or more sizes, by ``fit_sizes``.
 
     Three sizes hardly tell c from chance, and a limit without it is biased. It is therefore a random number of the size that
@@ -148,16 +157,24 @@ def extrapolate(sizes: Any, values: Any, errors: Any, dof: float = math.inf, sec
     if not (np.isfinite(e).all() and (e > 0).all()):
         raise ValueError(f"standard errors must be > 0 and finite, got {e.tolist()}")
     smallest, at_smallest, allowance = float(D.min()), abs(float(y[np.argmin(D)])), 0.0
-    for _ in range(3):  # at first by 1/D alone: what follows it is of the size of its square
+    for _ in range(
+        3
+    ):  # at first by 1/D alone: what follows it is of the size of its square
         fit = fit_sizes(D, y, e, (math.inf, math.inf, allowance))
         limit, b, c = fit.coefficients.tolist()
         size = max(abs(limit), at_smallest)
-        allowance = math.hypot(size * second / 3, b * b / max(abs(limit), abs(b) / smallest, 1e-300))
+        allowance = math.hypot(
+            size * second / 3, b * b / max(abs(limit), abs(b) / smallest, 1e-300)
+        )
     free = len(D) - 2
     error, b_error, _ = np.linalg.norm(fit.errors, axis=1).tolist()
-    p = float(chdtrc(free, fit.chi2) if math.isinf(dof) else fdtrc(free, dof, fit.chi2 / free))
+    p = float(
+        chdtrc(free, fit.chi2) if math.isinf(dof) else fdtrc(free, dof, fit.chi2 / free)
+    )
     is_open = abs(fit.errors[0, -1]) > OPEN * size
-    refusal = "no series in 1/D" if p < REJECTED else "sizes too small" if is_open else ""
+    refusal = (
+        "no series in 1/D" if p < REJECTED else "sizes too small" if is_open else ""
+    )
     # Only the part of the error that is chance rests on the runs (Welch and Satterthwaite).
     dof *= (error / float(np.linalg.norm(fit.errors[0, :-3]))) ** 4
     return Extrapolation(limit, error, dof, b, b_error, c, fit.chi2, free, p, refusal)
@@ -194,10 +211,18 @@ def pooled_errors(sizes: Any, deviations: Any, counts: Any) -> tuple[Host, float
     if not repeated.any() or (s[repeated] <= ROUNDING * s[repeated].max()).any():
         return unpooled, float(degrees.sum())
     powers = np.stack([np.ones_like(D), np.log(D / D.min())], axis=1)
-    law, covariance = _variance_law(powers[repeated], s[repeated] ** 2, degrees[repeated])
+    law, covariance = _variance_law(
+        powers[repeated], s[repeated] ** 2, degrees[repeated]
+    )
     errors, logs = np.exp(powers @ law / 2) / np.sqrt(n), powers @ covariance @ powers.T
     ratio = (unpooled[repeated] / errors[repeated]) ** 2
-    bartlett = float(np.sum(degrees[repeated] * (ratio - 1 - np.log(ratio)) / (1 + 1 / (3 * degrees[repeated]))))
+    bartlett = float(
+        np.sum(
+            degrees[repeated]
+            * (ratio - 1 - np.log(ratio))
+            / (1 + 1 / (3 * degrees[repeated]))
+        )
+    )
     tested = int(repeated.sum()) - 1
     # probability of more scatter about a power law of the standard deviation, below which every size keeps its own;
     # a single size tests no law
@@ -205,9 +230,13 @@ def pooled_errors(sizes: Any, deviations: Any, counts: Any) -> tuple[Host, float
         errors, logs = unpooled, np.diag(2 / np.maximum(degrees, 1))
     finite = np.isfinite(errors)
     # Shares of the sizes in the variance of the limit of the law 1/D.
-    design = np.stack([np.ones_like(D), D.min() / D], axis=1)[finite] / errors[finite, None]
+    design = (
+        np.stack([np.ones_like(D), D.min() / D], axis=1)[finite] / errors[finite, None]
+    )
     shares = np.linalg.pinv(design)[0] ** 2
-    return errors, float(2 * shares.sum() ** 2 / (shares @ logs[np.ix_(finite, finite)] @ shares))
+    return errors, float(
+        2 * shares.sum() ** 2 / (shares @ logs[np.ix_(finite, finite)] @ shares)
+    )
 
 
 def _variance_law(powers: Host, variances: Host, free: Host) -> tuple[Host, Host]:
@@ -217,7 +246,12 @@ def _variance_law(powers: Host, variances: Host, free: Host) -> tuple[Host, Host
     weight = math.sqrt(2) / FALL_ERROR
     design = np.vstack([powers * np.sqrt(free)[:, None], [0.0, weight]])
     solve = np.linalg.pinv(design)
-    coefficients: Host = np.array([math.log(np.average(variances * np.exp(FALL * powers[:, 1]), weights=free)), -FALL])
+    coefficients: Host = np.array(
+        [
+            math.log(np.average(variances * np.exp(FALL * powers[:, 1]), weights=free)),
+            -FALL,
+        ]
+    )
     # steps of the fit of a power law to standard deviations at the most; it takes about ten
     for _ in range(50):
         logs = powers @ coefficients

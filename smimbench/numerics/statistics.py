@@ -32,7 +32,11 @@ def effective_sample_size(samples: Array) -> Any:
 
 
 def controlled_mean(
-    samples: Sequence[Host], controls: Sequence[Host], *, faintest: float = 0.0, collinear: float = 1e-9
+    samples: Sequence[Host],
+    controls: Sequence[Host],
+    *,
+    faintest: float = 0.0,
+    collinear: float = 1e-9,
 ) -> tuple[Host, Host]:
     """Means of several random numbers, with variance reduced by regression on control variates of mean zero.
 

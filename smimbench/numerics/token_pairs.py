@@ -18,9 +18,13 @@ def site_pairs(tokens: int, symmetric: bool = True) -> tuple[tuple[int, int], ..
 
 
 @cache
-def site_values(tokens: int, diagonal: float, off_diagonal: float, symmetric: bool = True) -> tuple[float, ...]:
+def site_values(
+    tokens: int, diagonal: float, off_diagonal: float, symmetric: bool = True
+) -> tuple[float, ...]:
     """One number for every site: the first argument for ``a = b``, the second for all others."""
-    return tuple(diagonal if a == b else off_diagonal for a, b in site_pairs(tokens, symmetric))
+    return tuple(
+        diagonal if a == b else off_diagonal for a, b in site_pairs(tokens, symmetric)
+    )
 
 
 def site_scales(tokens: int, symmetric: bool = True) -> tuple[float, ...]:
@@ -38,4 +42,6 @@ def site_entries(tokens: int, symmetric: bool = True) -> tuple[int, ...]:
 def entry_sites(tokens: int) -> tuple[int, ...]:
     """Site index of every entry of the flattened symmetric T x T matrix; entries ab and ba share one."""
     site = {pair: c for c, pair in enumerate(site_pairs(tokens))}
-    return tuple(site[min(a, b), max(a, b)] for a in range(tokens) for b in range(tokens))
+    return tuple(
+        site[min(a, b), max(a, b)] for a in range(tokens) for b in range(tokens)
+    )

@@ -37,7 +37,8 @@ def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
     assumed = Problem(**parts)
     if assumed.components != problem.components:
         raise ProblemError(
-            "channel", f"must have {problem.components} components, as the data, got {assumed.components}"
+            "channel",
+            f"must have {problem.components} components, as the data, got {assumed.components}",
         )
     if assumed.identity == problem.identity:
         return problem
@@ -51,9 +52,13 @@ def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
 
 def _foreign_labels(problem: Problem, assumed: Problem) -> str | None:
     """Why labels of the data cannot be labels of the assumed channel, or None."""
-    z = monte_carlo_rng("wrong assumptions: labels").standard_normal((64, problem.components, problem.model.sites))
+    z = monte_carlo_rng("wrong assumptions: labels").standard_normal(
+        (64, problem.components, problem.model.sites)
+    )
     labels, assumed_labels = (
-        np.asarray(side.channel.forward(z, rng=monte_carlo_rng("wrong assumptions: labels")))
+        np.asarray(
+            side.channel.forward(z, rng=monte_carlo_rng("wrong assumptions: labels"))
+        )
         for side in (problem, assumed)
     )
     names = f"{assumed.channel.name!r} cannot be assumed of labels of {problem.channel.name!r}"
@@ -82,7 +87,9 @@ def with_versions(algorithm: JsonObject, model: str) -> JsonObject:
     """An algorithm's specification that also says the version and the code of the items that its ``assumed`` names."""
     tables = dict(algorithm.get("assumed", {}))
     for kind, entry in assumed_entries(algorithm, model).items():
-        table = {"name": tables[kind]} if isinstance(tables[kind], str) else tables[kind]
+        table = (
+            {"name": tables[kind]} if isinstance(tables[kind], str) else tables[kind]
+        )
         tables[kind] = {**table, **version_of(entry)}
     return algorithm | {"assumed": tables} if tables else algorithm
 

@@ -15,7 +15,16 @@ from smimbench.backend.arrays import matching, namespace, to_host
 from smimbench.backend.device import Backend
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs, fits
 from smimbench.files import error_line, printable
-from smimbench.interfaces import Array, Claims, Data, Host, Inputs, NotMeasured, Overlaps, Start
+from smimbench.interfaces import (
+    Array,
+    Claims,
+    Data,
+    Host,
+    Inputs,
+    NotMeasured,
+    Overlaps,
+    Start,
+)
 from smimbench.interfaces.checks import checked_array, is_real, type_of_numbers
 from smimbench.numerics.statistics import quantile
 from smimbench.registry.metrics import find_metric, trajectory_metrics
@@ -59,7 +68,13 @@ class Instance:
         """Dimension D of the signal."""
         return int(self.inputs.shape[-1])
 
-    def data(self, backend: Backend, start: Start | None = None, *, stream: bool | None = None) -> Data:
+    def data(
+        self,
+        backend: Backend,
+        start: Start | None = None,
+        *,
+        stream: bool | None = None,
+    ) -> Data:
         """Data that an algorithm may see, moved to a backend. On the host nothing is copied; NumPy views are locked.
 
         Parameters
@@ -70,18 +85,24 @@ class Instance:
         """
         if stream is None:
             width = 4 if "float32" in (backend.dtype, backend.storage) else 8
-            stream = isinstance(self.inputs, np.ndarray) and not fits(self.inputs.size * width, backend)
+            stream = isinstance(self.inputs, np.ndarray) and not fits(
+                self.inputs.size * width, backend
+            )
         inputs: Any = self.inputs
         if not isinstance(inputs, DrawnInputs):
             if stream:
                 inputs = StreamedInputs(locked(inputs), backend)
             elif backend.storage:
                 wide = getattr(backend.xp, backend.dtype)
-                inputs = NarrowInputs(locked(backend.asarray(inputs, dtype=backend.storage)), wide)
+                inputs = NarrowInputs(
+                    locked(backend.asarray(inputs, dtype=backend.storage)), wide
+                )
             else:
                 inputs = locked(backend.asarray(inputs))
         labels = locked(backend.asarray(self.labels))
-        dtype = "float32" if namespace(inputs).finfo(inputs.dtype).bits == 32 else "float64"
+        dtype = (
+            "float32" if namespace(inputs).finfo(inputs.dtype).bits == 32 else "float64"
+        )
 
         def fresh(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
             new, of_new = self.fresh(rng, n, dtype)
@@ -98,22 +119,32 @@ class Instance:
     def remarks(self) -> list[str]:
         """What the user should know of the inputs: that their mean is not 0, or their variance not 1."""
         size = math.prod(self.inputs.shape[1:])
-        tokens = np.asarray(to_host(self.inputs[: max(1, HOST_BLOCK // size)]), dtype=float).reshape(-1, size)
+        tokens = np.asarray(
+            to_host(self.inputs[: max(1, HOST_BLOCK // size)]), dtype=float
+        ).reshape(-1, size)
         if len(tokens) < 2:
             return []
         certain = quantile(1 - UNLIKELY, len(tokens) - 1) / math.sqrt(len(tokens))
         for moment, expected in ((tokens, 0.0), (tokens**2, 1.0)):
-            of_sample = moment.mean(axis=1)  # samples are independent, tokens and features need not be
-            if abs(of_sample.mean() - expected) > UNNOTICED + certain * of_sample.std(ddof=1):
+            of_sample = moment.mean(
+                axis=1
+            )  # samples are independent, tokens and features need not be
+            if abs(of_sample.mean() - expected) > UNNOTICED + certain * of_sample.std(
+                ddof=1
+            ):
                 mean, variance = tokens.mean(), tokens.var()
                 name = self.problem.inputs.name
-                return [f"inputs {name!r}: mean {mean:#.2g}, variance {variance:#.2g}; theory expects 0 and 1"]
+                return [
+                    f"inputs {name!r}: mean {mean:#.2g}, variance {variance:#.2g}; theory expects 0 and 1"
+                ]
         return []
 
     def checksum(self) -> tuple[float, ...]:
         """Checksum of teacher, inputs and labels, to detect changes to them; reads all of them once."""
         there = [self.signal, self.labels]
-        if not isinstance(self.inputs, DrawnInputs):  # they are drawn again whenever they are read
+        if not isinstance(
+            self.inputs, DrawnInputs
+        ):  # they are drawn again whenever they are read
             there.append(self.inputs)
         return tuple(_checksum(array) for array in there)
 
@@ -137,16 +168,22 @@ class Instance:
         broken |= blank
         return values
 
-    def _measured(self, metrics: dict[str, Any], estimate: Array, claims: Claims) -> tuple[Values, dict[str, str]]:
+    def _measured(
+        self, metrics: dict[str, Any], estimate: Array, claims: Claims
+    ) -> tuple[Values, dict[str, str]]:
         """Values of the metrics, and the reasons for those without a value."""
         values: Values = {}
         blank: dict[str, str] = {}
         for name, metric in metrics.items():
             try:
-                values[name] = [float(value) for value in metric.measure(self, estimate, claims)]
+                values[name] = [
+                    float(value) for value in metric.measure(self, estimate, claims)
+                ]
             except NotMeasured as reason:
                 blank[name] = printable(reason)
-            except Exception as error:  # whatever a plugin raises: the other metrics stay
+            except (
+                Exception
+            ) as error:  # whatever a plugin raises: the other metrics stay
                 blank[name] = error_line(error)
         return values, blank
 
@@ -154,7 +191,9 @@ class Instance:
         """Overlap matrices (P, P) between an estimate and the signal on the host, before alignment by symmetry."""
         teacher, inner = _teacher_like(self, estimate), self.problem.model.inner
         pairs = ((teacher, teacher), (estimate, teacher), (estimate, estimate))
-        return Overlaps(*(np.asarray(to_host(inner(*pair)), dtype=float) for pair in pairs))
+        return Overlaps(
+            *(np.asarray(to_host(inner(*pair)), dtype=float) for pair in pairs)
+        )
 
     def measure(
         self, names: Sequence[str], estimate: Array, V: Array | None = None
@@ -179,9 +218,14 @@ class Instance:
         if not names:
             return {}, {}, []
         estimate = np.asarray(to_host(estimate), dtype=float)
-        claims = self.claims(estimate, None if V is None else np.asarray(to_host(V), dtype=float))
+        claims = self.claims(
+            estimate, None if V is None else np.asarray(to_host(V), dtype=float)
+        )
         model = self.problem.model.name
-        metrics = {name: find_metric(name, model) for name in (written.partition("@")[0] for written in names)}
+        metrics = {
+            name: find_metric(name, model)
+            for name in (written.partition("@")[0] for written in names)
+        }
         return *self._measured(metrics, estimate, claims), claims.remarks
 
     def claims(self, estimate: Array, V: Array | None = None) -> Claims:
@@ -197,27 +241,35 @@ class Instance:
                 f"an estimate must have the signal's shape {self.signal.shape}, got {tuple(estimate.shape)}"
             )
         if not is_real(estimate):
-            raise ValueError(f"an estimate must be made of real numbers, got {type_of_numbers(estimate)}")
+            raise ValueError(
+                f"an estimate must be made of real numbers, got {type_of_numbers(estimate)}"
+            )
         model: Any = self.problem.model
         teacher = _teacher_like(self, estimate)
         aligned = model.align(teacher, estimate, self.problem.channel.symmetry)
         if V is None:
             return Claims(None, teacher, aligned)
         # The aligned components are a fixed combination of the estimate's: aligned = O estimate, with O from overlaps.
-        move = model.inner(aligned, estimate) @ np.linalg.pinv(model.inner(estimate, estimate))
+        move = model.inner(aligned, estimate) @ np.linalg.pinv(
+            model.inner(estimate, estimate)
+        )
         return Claims(V, teacher, aligned, move @ V @ move.T)
 
 
 def fill(out: Host, inputs: Inputs, rng: np.random.Generator) -> None:
     """Draw tokens (n, T, D) into ``out``; in float64 whatever its dtype, so that all dtypes see the same instance, rounded."""
     if inputs.transform is None:
-        out[...] = checked_array(f"inputs {inputs.name!r}: draw", inputs.draw(rng, *out.shape), out.shape)
+        out[...] = checked_array(
+            f"inputs {inputs.name!r}: draw", inputs.draw(rng, *out.shape), out.shape
+        )
         return
     step = max(1, HOST_BLOCK // max(1, math.prod(out.shape[1:])))
     for start in range(0, len(out), step):
         part = out[start : start + step]
         tokens = inputs.transform(rng.standard_normal(part.shape))
-        part[...] = checked_array(f"inputs {inputs.name!r}: transform", tokens, part.shape)
+        part[...] = checked_array(
+            f"inputs {inputs.name!r}: transform", tokens, part.shape
+        )
 
 
 def draw_on(
@@ -241,25 +293,39 @@ def draw_on(
     host: Any = None
     if law.transform is None:  # all at once: samples of a file are different ones
         rng_of_block = np.random.Generator(np.random.PCG64DXSM(block_seed(0)))
-        host = checked_array(f"inputs {law.name!r}: draw", law.draw(rng_of_block, *shape), shape)
+        host = checked_array(
+            f"inputs {law.name!r}: draw", law.draw(rng_of_block, *shape), shape
+        )
 
     def draw(block: int) -> Array:
         first = block * size
         if law.transform is None:
             x = device.asarray(host[first : first + size], dtype="float64")
         else:
-            x = law.transform(device.standard_normal(block_seed(block))((min(size, n - first), *shape[1:])))
+            x = law.transform(
+                device.standard_normal(block_seed(block))(
+                    (min(size, n - first), *shape[1:])
+                )
+            )
         return xp.astype(x, number, copy=False)
 
-    inputs = xp.empty(shape if stays else (0, *shape[1:]), dtype=number, device=device.device)
+    inputs = xp.empty(
+        shape if stays else (0, *shape[1:]), dtype=number, device=device.device
+    )
     if not stays:
         inputs = DrawnInputs(shape, size, draw, xp.astype(inputs, wide))
     for block, first in enumerate(range(0, n, size)):
         x = draw(block)
         if stays:
             inputs[first : first + x.shape[0], ...] = x
-        y = channel.forward(model.forward(xp.astype(x, xp.float64, copy=False), teacher), rng=rng)
-        labels.append(xp.astype(y, wide, copy=False) if xp.isdtype(y.dtype, "real floating") else y)
+        y = channel.forward(
+            model.forward(xp.astype(x, xp.float64, copy=False), teacher), rng=rng
+        )
+        labels.append(
+            xp.astype(y, wide, copy=False)
+            if xp.isdtype(y.dtype, "real floating")
+            else y
+        )
     return inputs, labels[0] if len(labels) == 1 else xp.concat(labels, axis=0)
 
 

@@ -17,7 +17,14 @@ from smimbench.derive import complete_channel
 from smimbench.derive.features import WeightedPrior, weighted
 from smimbench.derive.mixed import WhitenedModel, mixed_channel, site_mixing
 from smimbench.derive.prior import complete_prior
-from smimbench.files import ForeseenError, JsonObject, canonical_json, error_line, error_place, missing
+from smimbench.files import (
+    ForeseenError,
+    JsonObject,
+    canonical_json,
+    error_line,
+    error_place,
+    missing,
+)
 from smimbench.interfaces import (
     Array,
     Channel,
@@ -56,7 +63,10 @@ class ProblemError(ForeseenError, ValueError):
         self.message = message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.key, self.message)  # a worker process hands it to its parent
+        return type(self), (
+            self.key,
+            self.message,
+        )  # a worker process hands it to its parent
 
 
 class NoTheoryError(ProblemError):
@@ -81,7 +91,10 @@ def explained(kind: str, refusal: type[ProblemError] = ProblemError) -> Iterator
     except BaseException as error:  # the constructor of a plugin may raise anything
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise ItemError(f"{kind}.name", f"cannot be made: {error_line(error)} ({error_place(error)})") from None
+        raise ItemError(
+            f"{kind}.name",
+            f"cannot be made: {error_line(error)} ({error_place(error)})",
+        ) from None
 
 
 def specification(entry: Entry, item: Any) -> JsonObject:
@@ -94,12 +107,16 @@ def specification(entry: Entry, item: Any) -> JsonObject:
 
 def version_of(entry: Entry) -> JsonObject:
     """The version of an item; for third-party items also a hash of the code."""
-    return {"version": entry.item.version} | ({} if entry.source is None else {"source": entry.source})
+    return {"version": entry.item.version} | (
+        {} if entry.source is None else {"source": entry.source}
+    )
 
 
 def as_table(spec: JsonObject) -> JsonObject:
     """An item as written in a suite: parameters, and its package if that is not smimbench."""
-    table = {key: value for key, value in spec.items() if key not in (*CODE, "distribution")}
+    table = {
+        key: value for key, value in spec.items() if key not in (*CODE, "distribution")
+    }
     if "distribution" in spec:
         table["name"] = f"{spec['distribution']}:{spec['name']}"
     return table
@@ -109,13 +126,19 @@ def without(key: str, table: JsonObject) -> JsonObject:
     """Specifications in a nested table without ``"source"``, the hashes of code, or without ``"version"``: a fix makes no other
     item.
     """
-    return {k: without(key, v) if isinstance(v, dict) else v for k, v in table.items() if k != key}
+    return {
+        k: without(key, v) if isinstance(v, dict) else v
+        for k, v in table.items()
+        if k != key
+    }
 
 
 def _parameters(spec: JsonObject, usual: JsonObject) -> str:
     """Text ``name=value`` of every parameter that differs from its default."""
     own = {k: v for k, v in spec.items() if k not in (*CODE, "name", "distribution")}
-    return ", ".join(f"{k}={v}" for k, v in own.items() if k not in usual or v != usual[k])
+    return ", ".join(
+        f"{k}={v}" for k, v in own.items() if k not in usual or v != usual[k]
+    )
 
 
 class Problem:
@@ -173,14 +196,22 @@ class Problem:
             symmetric = is_symmetric(self.model)
         if symmetric:
             self.spec["model"].pop("symmetric", None)  # keys of results do not change
-        self.channel = self._make("channel", channel, tokens=self.model.tokens, symmetric=symmetric)
+        self.channel = self._make(
+            "channel", channel, tokens=self.model.tokens, symmetric=symmetric
+        )
         self.prior = self._make("prior", prior, symmetric=symmetric)
         self.inputs = self._make("inputs", inputs)
         with explained("inputs", ItemError):
             tokens = self.inputs.shape[0]
         if tokens not in (None, self.model.tokens):
-            raise ProblemError("model.tokens", f"must be {tokens}, as of the inputs, got {self.model.tokens}")
-        if self.spec["inputs"]["name"] == DEFAULT_INPUTS and "distribution" not in self.spec["inputs"]:
+            raise ProblemError(
+                "model.tokens",
+                f"must be {tokens}, as of the inputs, got {self.model.tokens}",
+            )
+        if (
+            self.spec["inputs"]["name"] == DEFAULT_INPUTS
+            and "distribution" not in self.spec["inputs"]
+        ):
             del self.spec["inputs"]  # keys of results do not change
         with explained("inputs", ItemError):
             self._whiten()
@@ -191,7 +222,9 @@ class Problem:
             self.prior = complete_prior(self.prior, self.model)
         with explained("inputs", ItemError):
             self._weigh_features()
-        with explained("model", ItemError):  # what tables and estimates ask of it, in whatever process
+        with explained(
+            "model", ItemError
+        ):  # what tables and estimates ask of it, in whatever process
             self.model.sample_ratio(self.model.sample_count(1.0, 8), 8)
             self.model.signal_shape(self.components, 8)
             self.model.cost(8, 8, self.components)
@@ -206,10 +239,18 @@ class Problem:
     def _weigh_features(self) -> None:
         """Products of low-rank signals, and a Gaussian prior, over features that have a spectrum."""
         law = self.inputs
-        if law.feature_variances is None or not self.spectral or self.model.rank != "low":
+        if (
+            law.feature_variances is None
+            or not self.spectral
+            or self.model.rank != "low"
+        ):
             return
         self.variances = law.feature_variances
-        self.features = None if law.shape[1] is None else np.asarray(law.feature_variances(law.shape[1]))
+        self.features = (
+            None
+            if law.shape[1] is None
+            else np.asarray(law.feature_variances(law.shape[1]))
+        )
         self.model, self.prior = weighted(self.model, self.prior, law)
 
     def per_variance(self, gradient: Array) -> Array:
@@ -224,21 +265,37 @@ class Problem:
         name = table.pop("name", None)
         if not isinstance(name, str):
             raise ProblemError(
-                f"{kind}.name", missing("name", table) if name is None else f"must be a string, got {name!r}"
+                f"{kind}.name",
+                missing("name", table)
+                if name is None
+                else f"must be a string, got {name!r}",
             )
         with explained(kind):
-            entry = get_registry().get(kind, name, None if kind == "model" else self.model.name)
-            if provided.get("symmetric") is False and "symmetric" not in signature_of(entry.item):
-                raise ParameterError("name", f"{name!r} is for symmetric matrices only, unlike those of the model")
+            entry = get_registry().get(
+                kind, name, None if kind == "model" else self.model.name
+            )
+            if provided.get("symmetric") is False and "symmetric" not in signature_of(
+                entry.item
+            ):
+                raise ParameterError(
+                    "name",
+                    f"{name!r} is for symmetric matrices only, unlike those of the model",
+                )
             item = build(entry.item, kind, table, provided)
         self.spec[kind] = specification(entry, item)
-        self._defaults[kind] = {k: p.default for k, p in signature_of(entry.item).items()}
+        self._defaults[kind] = {
+            k: p.default for k, p in signature_of(entry.item).items()
+        }
         return item
 
     def _whiten(self) -> None:
         """Replace model and channel by those of whitened latents where Gaussian tokens are correlated."""
         C = self.inputs.token_covariance if self.inputs.gaussian else None
-        covariance = np.eye(self.model.tokens) if C is None else np.asarray(C(self.model.tokens), dtype=float)
+        covariance = (
+            np.eye(self.model.tokens)
+            if C is None
+            else np.asarray(C(self.model.tokens), dtype=float)
+        )
         if np.array_equal(covariance, np.eye(self.model.tokens)):
             return
         with explained("model"):
@@ -261,15 +318,27 @@ class Problem:
         """A table of the items and their parameters, for notebooks."""
         from html import escape
 
-        cells = {kind: (kind, spec["name"], _parameters(spec, {})) for kind, spec in self.spec.items()}
-        rows = ("".join(f"<td>{escape(text)}</td>" for text in row) for row in cells.values())
+        cells = {
+            kind: (kind, spec["name"], _parameters(spec, {}))
+            for kind, spec in self.spec.items()
+        }
+        rows = (
+            "".join(f"<td>{escape(text)}</td>" for text in row)
+            for row in cells.values()
+        )
         return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
     @property
     def label(self) -> str:
         """Short human-readable name of the problem; parameters with default values are left out."""
-        inner = {kind: _parameters(spec, self._defaults[kind]) for kind, spec in self.spec.items()}
-        return " ".join(spec["name"] + (f"({inner[kind]})" if inner[kind] else "") for kind, spec in self.spec.items())
+        inner = {
+            kind: _parameters(spec, self._defaults[kind])
+            for kind, spec in self.spec.items()
+        }
+        return " ".join(
+            spec["name"] + (f"({inner[kind]})" if inner[kind] else "")
+            for kind, spec in self.spec.items()
+        )
 
     @property
     def no_theory(self) -> str | None:
@@ -277,7 +346,11 @@ class Problem:
         law = self.inputs
         if law.gaussian and self.spectral:
             if self.model.rank != "low" or not isinstance(self.prior, WeightedPrior):
-                what = "matrices" if self.model.rank != "low" else "signals that are not Gaussian"
+                what = (
+                    "matrices"
+                    if self.model.rank != "low"
+                    else "signals that are not Gaussian"
+                )
                 return f"no theory is known for {what} over features with a spectrum, and none is claimed"
             wanted = "the spectrum changes with D: give its number of features, as a suite does (inputs.features)"
             return wanted if self.features is None else None
@@ -293,13 +366,18 @@ class Problem:
     @property
     def identity(self) -> str:
         """Canonical text of item names and parameters, without versions: a fix of a posterior does not change the data."""
-        bare = {k: {n: v for n, v in spec.items() if n not in CODE} for k, spec in self.spec.items()}
+        bare = {
+            k: {n: v for n, v in spec.items() if n not in CODE}
+            for k, spec in self.spec.items()
+        }
         return canonical_json(bare)
 
     @property
     def seed_name(self) -> str:
         """Text that seeds are made of: the identity without inputs, so that all inputs meet the same teachers and starts."""
-        return canonical_json(without("source", without("version", without("inputs", self.spec))))
+        return canonical_json(
+            without("source", without("version", without("inputs", self.spec)))
+        )
 
     def instance(
         self,
@@ -332,7 +410,9 @@ class Problem:
         """
 
         def seeds(*name: str) -> np.random.SeedSequence:
-            return seed_sequence(seed, self.seed_name, alpha, dimension, replicate, *name)
+            return seed_sequence(
+                seed, self.seed_name, alpha, dimension, replicate, *name
+            )
 
         def stream(name: str) -> np.random.Generator:
             return np.random.Generator(np.random.PCG64DXSM(seeds(name)))
@@ -343,11 +423,21 @@ class Problem:
             inputs, labels = self.draw(signal, n, stream("data"), dtype)
         else:
             inputs, labels = draw_on(
-                device, self, signal, n, lambda block: seeds("data", "device", str(block)), stream("data"), dtype
+                device,
+                self,
+                signal,
+                n,
+                lambda block: seeds("data", "device", str(block)),
+                stream("data"),
+                dtype,
             )
-        return Instance(self, signal, inputs, labels, self.model.sample_ratio(n, dimension))
+        return Instance(
+            self, signal, inputs, labels, self.model.sample_ratio(n, dimension)
+        )
 
-    def draw(self, signal: Host, n: int, rng: np.random.Generator, dtype: str = "float64") -> tuple[Host, Host]:
+    def draw(
+        self, signal: Host, n: int, rng: np.random.Generator, dtype: str = "float64"
+    ) -> tuple[Host, Host]:
         """Inputs (n, T, D) and labels (n, ...) of n samples of a teacher, on the host."""
         model: Any = self.model
         stored, wide = stored_types(dtype)
@@ -368,13 +458,17 @@ class Problem:
         """A signal drawn from the prior."""
         shape = tuple(self.model.signal_shape(self.components, dimension))
         return checked_array(
-            f"prior {self.prior.name!r}: sample", self.prior.sample(rng, self.components, dimension), shape
+            f"prior {self.prior.name!r}: sample",
+            self.prior.sample(rng, self.components, dimension),
+            shape,
         )
 
     def labels(self, z: Host, rng: np.random.Generator) -> Host:
         """Labels (n, ...) of latents, on the host."""
         y = np.asarray(self.channel.forward(z, rng=rng))
-        return checked_array(f"channel {self.channel.name!r}: forward", y, (len(z), *y.shape[1:]))
+        return checked_array(
+            f"channel {self.channel.name!r}: forward", y, (len(z), *y.shape[1:])
+        )
 
     def pass_cost(self, data: Data, samples: int | None = None) -> Cost:
         """Cost of one pass (forward and adjoint) over ``samples`` samples, default all."""
@@ -383,9 +477,17 @@ class Problem:
             itemsize = data.inputs.itemsize
         else:
             itemsize = namespace(data.labels).finfo(data.inputs.dtype).bits // 8
-        return self.model.cost(n if samples is None else samples, dimension, self.components, itemsize)
+        return self.model.cost(
+            n if samples is None else samples, dimension, self.components, itemsize
+        )
 
-    def start(self, instance: Instance, information: float, rng: np.random.Generator, backend: Backend) -> Start:
+    def start(
+        self,
+        instance: Instance,
+        information: float,
+        rng: np.random.Generator,
+        backend: Backend,
+    ) -> Start:
         """Informed start, with a known error: ``denoise(S + information^(-1/2) Z)`` of the teacher S."""
         noise = self.model.draw_noise(rng, self.components, instance.dimension)
         R = backend.asarray(instance.signal + noise / np.sqrt(information))
@@ -395,7 +497,13 @@ class Problem:
 
 
 def seed_sequence(
-    seed: int, problem: str, alpha: float, dimension: int, replicate: int, stream: str, *extra: str
+    seed: int,
+    problem: str,
+    alpha: float,
+    dimension: int,
+    replicate: int,
+    stream: str,
+    *extra: str,
 ) -> np.random.SeedSequence:
     """Seed of (problem, alpha, D, replicate, stream) in the tree with root ``seed``; ``extra`` names children.
 
@@ -406,7 +514,13 @@ def seed_sequence(
     stream : str
         One of ``STREAMS``.
     """
-    key = (*words(problem), *words(repr(float(alpha))), dimension, replicate, STREAMS.index(stream))
+    key = (
+        *words(problem),
+        *words(repr(float(alpha))),
+        dimension,
+        replicate,
+        STREAMS.index(stream),
+    )
     for name in extra:
         key += words(name)
     if seed >= HASHED:

@@ -4,6 +4,20 @@ Plugins import the names of this page from here.
 """
 
 from smimbench.registry.parameters import build, parameters_of
-from smimbench.registry.registry import Entry, Plugin, Registry, RegistryError, get_registry
+from smimbench.registry.registry import (
+    Entry,
+    Plugin,
+    Registry,
+    RegistryError,
+    get_registry,
+)
 
-__all__ = ["Entry", "Plugin", "Registry", "RegistryError", "build", "get_registry", "parameters_of"]
+__all__ = [
+    "Entry",
+    "Plugin",
+    "Registry",
+    "RegistryError",
+    "build",
+    "get_registry",
+    "parameters_of",
+]

@@ -13,7 +13,15 @@ import numpy as np
 
 from smimbench.backend.arrays import namespace
 from smimbench.files import attempt, documentation
-from smimbench.interfaces import Algorithm, Array, Capabilities, Data, Info, Plan, ProblemLike
+from smimbench.interfaces import (
+    Algorithm,
+    Array,
+    Capabilities,
+    Data,
+    Info,
+    Plan,
+    ProblemLike,
+)
 from smimbench.interfaces.checks import is_real, type_of_numbers
 from smimbench.interfaces.item import gives, takes
 
@@ -39,11 +47,17 @@ class Fitted(Algorithm):
     steps: ClassVar[int] = 1
     fit: Callable[..., Array]
 
-    def init(self, problem: ProblemLike, data: Data, rng: np.random.Generator) -> FittedState:
+    def init(
+        self, problem: ProblemLike, data: Data, rng: np.random.Generator
+    ) -> FittedState:
         """Initial state, with the prior mean as the estimate."""
-        return FittedState(_like(data, problem.prior.mean(problem.components, data.dimension)), rng)
+        return FittedState(
+            _like(data, problem.prior.mean(problem.components, data.dimension)), rng
+        )
 
-    def step(self, problem: ProblemLike, data: Data, state: FittedState) -> tuple[FittedState, Info]:
+    def step(
+        self, problem: ProblemLike, data: Data, state: FittedState
+    ) -> tuple[FittedState, Info]:
         """Run the whole fit; the residual is the relative distance from the start, which exposes values that are not finite.
 
         Raises
@@ -52,13 +66,17 @@ class Fitted(Algorithm):
             If the fit returns something else than numbers in the shape of the signal.
         """
         offered = {"problem": problem, "rng": state.rng}
-        returned = self.fit(data, **{name: offered[name] for name in OFFERED if takes(self.fit, name)})
+        returned = self.fit(
+            data, **{name: offered[name] for name in OFFERED if takes(self.fit, name)}
+        )
         if returned is None:
             raise ValueError("fit must return the estimate, but it returned nothing")
         found = _like(data, returned)
         wanted = problem.model.signal_shape(problem.components, data.dimension)
         if tuple(found.shape) != tuple(wanted):
-            raise ValueError(f"fit must return an estimate with the signal's shape {wanted}, got shape {found.shape}")
+            raise ValueError(
+                f"fit must return an estimate with the signal's shape {wanted}, got shape {found.shape}"
+            )
         xp = namespace(found)
         change = xp.sum((found - state.estimate) ** 2)
         size = xp.sum(found * found)
@@ -73,7 +91,10 @@ class Fitted(Algorithm):
 
 def refusal(algorithm: Any, problem: ProblemLike) -> str | None:
     """Reason why an algorithm cannot solve a problem (wrong model, or the algorithm's own reason), or None."""
-    models, model = getattr(algorithm, "capabilities", Capabilities()).models, problem.model.name
+    models, model = (
+        getattr(algorithm, "capabilities", Capabilities()).models,
+        problem.model.name,
+    )
     if "*" not in models and model not in models:
         return f"algorithm {algorithm.name!r} works for {', '.join(models)}, not for {model!r}"
     reason = algorithm.refuses(problem)
@@ -86,10 +107,16 @@ def plan_of(algorithm: Any, data: Data) -> Plan:
     if error is not None or not isinstance(plan, Plan):
         return Plan()
     numbers = (plan.steps, plan.batch, plan.students)
-    return plan if all(number is None or isinstance(number, int) for number in numbers) else Plan()
+    return (
+        plan
+        if all(number is None or isinstance(number, int) for number in numbers)
+        else Plan()
+    )
 
 
-def sizes(samples: int, tokens: int, dimension: int, sample_ratio: float = math.nan) -> Data:
+def sizes(
+    samples: int, tokens: int, dimension: int, sample_ratio: float = math.nan
+) -> Data:
     """Placeholder data that have shapes but no numbers, for ``Algorithm.plan`` before anything is drawn."""
     zero = np.float64(0)
     inputs = np.broadcast_to(zero, (samples, tokens, dimension))
@@ -100,14 +127,18 @@ def _like(data: Data, values: Any) -> Array:
     """Convert numbers to an array of the same type and device as the data."""
     xp = namespace(data.labels)
     device = array_api_compat.device(data.labels)
-    elsewhere = array_api_compat.is_array_api_obj(values) and not isinstance(values, (np.ndarray, np.generic))
+    elsewhere = array_api_compat.is_array_api_obj(values) and not isinstance(
+        values, (np.ndarray, np.generic)
+    )
     numbers, error = (values, None) if elsewhere else attempt(np.asanyarray, values)
     if error is not None or not is_real(numbers):
         got = type(values).__name__ if error else type_of_numbers(numbers)
         raise ValueError(f"fit must return an array of real numbers, got {got}")
     if elsewhere:
         return xp.astype(numbers, data.inputs.dtype, copy=False)
-    return xp.asarray(numbers.astype(np.float64), dtype=data.inputs.dtype, device=device)
+    return xp.asarray(
+        numbers.astype(np.float64), dtype=data.inputs.dtype, device=device
+    )
 
 
 def algorithm_class(item: Any) -> Any:
@@ -123,9 +154,13 @@ def algorithm_class(item: Any) -> Any:
         If a parameter of a function is not one that can be written in a suite: keyword-only or with a default.
     """
     if isinstance(item, type):
-        if not hasattr(item, "fit") or any(gives(Algorithm, item, name) for name in ("init", "step")):
+        if not hasattr(item, "fit") or any(
+            gives(Algorithm, item, name) for name in ("init", "step")
+        ):
             return item
-        named = {key: getattr(item, key) for key in ("__doc__", "__module__", "__qualname__")}
+        named = {
+            key: getattr(item, key) for key in ("__doc__", "__module__", "__qualname__")
+        }
         return type(item.__name__, (item, Fitted), named)
     return _class_of(item) if inspect.isfunction(item) else item
 
@@ -134,15 +169,24 @@ def _class_of(function: Callable[..., Array]) -> type[Any]:
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise TypeError(f"{function.__name__} must take the data as its first argument")
-    if any(parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in parameters):
-        raise TypeError(f"{function.__name__} must list its parameters by name, not as *args or **kwargs")
+    if any(
+        parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        for parameter in parameters
+    ):
+        raise TypeError(
+            f"{function.__name__} must list its parameters by name, not as *args or **kwargs"
+        )
 
     def fit(self: Any, data: Data, problem: Any = None, rng: Any = None) -> Array:
         offered = {"problem": problem, "rng": rng, **vars(self)}
         return function(data, **{p.name: offered[p.name] for p in parameters[1:]})
 
     fields = [
-        (p.name, Any if p.annotation is p.empty else p.annotation, *(() if p.default is p.empty else (p.default,)))
+        (
+            p.name,
+            Any if p.annotation is p.empty else p.annotation,
+            *(() if p.default is p.empty else (p.default,)),
+        )
         for p in parameters[1:]
         if p.name not in OFFERED
     ]
@@ -156,5 +200,10 @@ def _class_of(function: Callable[..., Array]) -> type[Any]:
         "fit": fit,
     }
     return dataclasses.make_dataclass(
-        function.__name__, fields, bases=(Fitted,), namespace=body, frozen=True, kw_only=True
+        function.__name__,
+        fields,
+        bases=(Fitted,),
+        namespace=body,
+        frozen=True,
+        kw_only=True,
     )

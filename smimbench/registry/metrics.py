@@ -40,7 +40,11 @@ def trajectory_metrics(model: str | None = None) -> dict[str, Metric]:
 def metrics_of_accounts(model: str | None = None) -> list[str]:
     """Shipped metrics that test an algorithm's own error estimate; measured in every run and not part of a cell's key."""
     entries = get_registry().entries("metric")
-    return [one.name for one in entries if one.fits(model) and one.source is None and one.item.direction == "one"]
+    return [
+        one.name
+        for one in entries
+        if one.fits(model) and one.source is None and one.item.direction == "one"
+    ]
 
 
 def names_in_key(names: Iterable[str]) -> tuple[str, ...]:
@@ -52,8 +56,14 @@ def names_in_key(names: Iterable[str]) -> tuple[str, ...]:
     for name in dict.fromkeys(names):
         entry = get_registry().get("metric", name)
         if not entry.item.in_trajectory or entry.source is not None:
-            version = "" if entry.item.version == 1 and entry.source is None else f"@{entry.item.version}"
-            found.append(name + version + ("" if entry.source is None else f".{entry.source}"))
+            version = (
+                ""
+                if entry.item.version == 1 and entry.source is None
+                else f"@{entry.item.version}"
+            )
+            found.append(
+                name + version + ("" if entry.source is None else f".{entry.source}")
+            )
     return tuple(sorted(found))
 
 
@@ -65,7 +75,11 @@ def is_worse(metric: Metric, before: float, after: float) -> bool:
 
 
 def theory_of(
-    metric: Metric, problem: Any, point: dict[str, Any], components: int, complaints: list[str] | None = None
+    metric: Metric,
+    problem: Any,
+    point: dict[str, Any],
+    components: int,
+    complaints: list[str] | None = None,
 ) -> tuple[list[float | None], list[float | None]]:
     """Theoretical values of a metric and their errors, one per component or a single one.
 
@@ -76,11 +90,15 @@ def theory_of(
     theory = metric.theory
     if theory is None:
         return blank, blank
-    numbers, error = attempt(lambda: [_numbers(part, count) for part in theory(problem, point)])
+    numbers, error = attempt(
+        lambda: [_numbers(part, count) for part in theory(problem, point)]
+    )
     if error is None and len(numbers) == 2:
         return numbers[0], numbers[1]
     if complaints is not None:
-        reason = "it must give values and errors" if error is None else error_line(error)
+        reason = (
+            "it must give values and errors" if error is None else error_line(error)
+        )
         complaints.append(f"the theory of metric {metric.name!r} failed: {reason}")
     return blank, blank
 

@@ -26,7 +26,9 @@ def _signature(cls: Any) -> Mapping[str, inspect.Parameter]:
     return {p.name: p for p in found if p.kind in wanted}
 
 
-signature_of: Callable[[Any], Mapping[str, inspect.Parameter]] = functools.cache(_signature)
+signature_of: Callable[[Any], Mapping[str, inspect.Parameter]] = functools.cache(
+    _signature
+)
 """The same, found once for each class: every cell builds its items again."""
 
 
@@ -37,7 +39,11 @@ def ignored_default(cls: Any) -> str | None:
         if value is field.default or inspect.ismemberdescriptor(value):
             continue
         kind = getattr(field.type, "__name__", field.type)
-        usual = "it has no default" if field.default is dataclasses.MISSING else f"its default stays {field.default!r}"
+        usual = (
+            "it has no default"
+            if field.default is dataclasses.MISSING
+            else f"its default stays {field.default!r}"
+        )
         return (
             f"{field.name} = {value!r} has no effect, {usual}: write {field.name}: {kind} = {value!r}, "
             "and @dataclass(frozen=True) above the class"
@@ -45,7 +51,12 @@ def ignored_default(cls: Any) -> str | None:
     return None
 
 
-def build(cls: Any, kind: str, params: Mapping[str, Any], provided: Mapping[str, Any] | None = None) -> Any:
+def build(
+    cls: Any,
+    kind: str,
+    params: Mapping[str, Any],
+    provided: Mapping[str, Any] | None = None,
+) -> Any:
     """Make an item from parameters as written in a suite (without ``name``), checking names and types strictly.
 
     Types come from the annotations of the class, defaults from its signature. ``provided`` are values that the engine
@@ -64,14 +75,20 @@ def build(cls: Any, kind: str, params: Mapping[str, Any], provided: Mapping[str,
     for key in params:
         if key not in accepted:
             if key in supplied:
-                raise ParameterError(key, "is set by the model and cannot be set here; remove it")
+                raise ParameterError(
+                    key, "is set by the model and cannot be set here; remove it"
+                )
             raise ParameterError(key, unknown_key(key, accepted))
     try:
         checked = schema.model_validate(_tuples(dict(params), hints))
     except pydantic.ValidationError as error:
         key, message = explain_validation(error)
         raise ParameterError(key, message) from None
-    values = {name: getattr(checked, name) for name in accepted if name in checked.model_fields_set}
+    values = {
+        name: getattr(checked, name)
+        for name in accepted
+        if name in checked.model_fields_set
+    }
     for key, value in values.items():
         for number in _numbers_in(value):
             if not math.isfinite(number):
@@ -95,7 +112,11 @@ def _schema(cls: Any, kind: str) -> tuple[tuple[str, ...], JsonObject, Any]:
     """Parameter names that a suite may set, their types and a validator; cached, because every cell builds its items again."""
     import pydantic
 
-    accepted = {name: p for name, p in signature_of(cls).items() if name not in ENGINE_FILLED.get(kind, ())}
+    accepted = {
+        name: p
+        for name, p in signature_of(cls).items()
+        if name not in ENGINE_FILLED.get(kind, ())
+    }
     try:
         hints = typing.get_type_hints(cls.__init__)
     except NameError:  # an annotation that only a type checker can resolve: the type of the default will do
@@ -103,10 +124,22 @@ def _schema(cls: Any, kind: str) -> tuple[tuple[str, ...], JsonObject, Any]:
     fields: JsonObject = {}
     for name, parameter in accepted.items():
         required = parameter.default is inspect.Parameter.empty
-        hint = hints.get(name, Any if required or parameter.default is None else type(parameter.default))
+        hint = hints.get(
+            name,
+            Any if required or parameter.default is None else type(parameter.default),
+        )
         fields[name] = (hint, ... if required else parameter.default)
-    config = pydantic.ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
-    return tuple(accepted), hints, pydantic.create_model(cls.__name__, __config__=config, **fields)
+    config = pydantic.ConfigDict(
+        extra="forbid",
+        strict=True,
+        arbitrary_types_allowed=True,
+        protected_namespaces=(),
+    )
+    return (
+        tuple(accepted),
+        hints,
+        pydantic.create_model(cls.__name__, __config__=config, **fields),
+    )
 
 
 def takes_lists(cls: Any, kind: str, name: str) -> bool:
@@ -118,7 +151,9 @@ def takes_lists(cls: Any, kind: str, name: str) -> bool:
     if hint is Any and field.default is not None and not field.is_required():
         hint = type(field.default)
     kinds = (hint, *typing.get_args(hint))
-    return Any in kinds or any((typing.get_origin(one) or one) in (tuple, list) for one in kinds)
+    return Any in kinds or any(
+        (typing.get_origin(one) or one) in (tuple, list) for one in kinds
+    )
 
 
 def is_value(cls: Any, kind: str, name: str, value: Any) -> bool:
@@ -129,7 +164,8 @@ def is_value(cls: Any, kind: str, name: str, value: Any) -> bool:
     if field is None or field.annotation is Any:
         return False
     adapter = pydantic.TypeAdapter(
-        field.annotation, config=pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
+        field.annotation,
+        config=pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True),
     )
     try:
         adapter.validate_python(_tuples({name: value}, {name: field.annotation})[name])
@@ -140,8 +176,12 @@ def is_value(cls: Any, kind: str, name: str, value: Any) -> bool:
 
 def parameters_of(kind: str, item: Any) -> JsonObject:
     """Parameters of an item with defaults, as plain JSON values; parameters set by the engine are left out."""
-    names = [n for n in signature_of(type(item)) if n not in ENGINE_FILLED.get(kind, ())]
-    found: JsonObject = json.loads(json.dumps({name: getattr(item, name) for name in names}, default=plain_value))
+    names = [
+        n for n in signature_of(type(item)) if n not in ENGINE_FILLED.get(kind, ())
+    ]
+    found: JsonObject = json.loads(
+        json.dumps({name: getattr(item, name) for name in names}, default=plain_value)
+    )
     return found
 
 
@@ -150,16 +190,26 @@ def explain_validation(error: Any) -> tuple[str, str]:
     found = error.errors(include_url=False)
     # A union reports each member it tried; the one that got furthest into the value is the one that was meant.
     own = _written(found[0]["loc"])
-    first = max((e for e in found if _written(e["loc"])[: len(own)] == own), key=lambda e: len(_written(e["loc"])))
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _written(first["loc"]))[1:]
+    first = max(
+        (e for e in found if _written(e["loc"])[: len(own)] == own),
+        key=lambda e: len(_written(e["loc"])),
+    )
+    key = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}"
+        for part in _written(first["loc"])
+    )[1:]
     if first["type"] == "missing":
         return key, missing(str(first["loc"][-1]), first["input"])
     if first["type"] == "value_error":
         return key, str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "too_short" and first["ctx"]["min_length"] == 1:
         return key, "must not be empty"
-    message = _WORDS.get(first["type"], "").format_map(first.get("ctx", {})) or str(first["msg"])
-    message = message.replace("Input should be", "must be").replace("must be a valid", "must be a")
+    message = _WORDS.get(first["type"], "").format_map(first.get("ctx", {})) or str(
+        first["msg"]
+    )
+    message = message.replace("Input should be", "must be").replace(
+        "must be a valid", "must be a"
+    )
     return key, f"{message}, got {shown(first['input'])}"
 
 
@@ -180,13 +230,17 @@ _WORDS = {
 def _written(location: tuple[int | str, ...]) -> list[int | str]:
     """The part of a validation error's location that the user wrote, without names of union members."""
     members = ("int", "float", "str", "bool", "list", "dict")
-    return [p for p in location if isinstance(p, int) or ("[" not in p and p not in members)]
+    return [
+        p for p in location if isinstance(p, int) or ("[" not in p and p not in members)
+    ]
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """Error message for an unknown key, with suggestions."""
     names = sorted(known)
-    return f"unknown key, {suggestion(key, names) if names else 'it takes no parameters'}"
+    return (
+        f"unknown key, {suggestion(key, names) if names else 'it takes no parameters'}"
+    )
 
 
 def require_known(names: Iterable[str], known: Collection[str], *way: str) -> None:
@@ -200,6 +254,8 @@ def _tuples(params: JsonObject, hints: JsonObject) -> JsonObject:
     """Convert lists (TOML has no tuples) to the tuples that the annotations ask for."""
     for key, value in params.items():
         hint = hints.get(key)
-        if isinstance(value, list) and any(typing.get_origin(one) is tuple for one in (hint, *typing.get_args(hint))):
+        if isinstance(value, list) and any(
+            typing.get_origin(one) is tuple for one in (hint, *typing.get_args(hint))
+        ):
             params[key] = tuple(value)
     return params

@@ -21,8 +21,24 @@ from typing import Any
 import pluggy
 
 from smimbench import hookspecs
-from smimbench.files import ForeseenError, attempt, documentation, error_line, suggestion
-from smimbench.interfaces import DIRECTIONS, Algorithm, Capabilities, Channel, Inputs, Item, Metric, Model, Prior
+from smimbench.files import (
+    ForeseenError,
+    attempt,
+    documentation,
+    error_line,
+    suggestion,
+)
+from smimbench.interfaces import (
+    DIRECTIONS,
+    Algorithm,
+    Capabilities,
+    Channel,
+    Inputs,
+    Item,
+    Metric,
+    Model,
+    Prior,
+)
 from smimbench.interfaces.checks import shown
 from smimbench.interfaces.item import describe, gives, missing_members, with_defaults
 from smimbench.registry.adapters import algorithm_class
@@ -71,7 +87,10 @@ class Entry:
     def derived(self) -> tuple[str, ...]:
         """Members of the item that the engine derives, and how."""
         base = BASES[self.kind]
-        parts = {name: text.partition("Derived: ")[2] for name, text in describe(base).items()}
+        parts = {
+            name: text.partition("Derived: ")[2]
+            for name, text in describe(base).items()
+        }
         return tuple(
             f"{name}: {how}".replace("`", "").removesuffix(".")
             for name, how in parts.items()
@@ -99,7 +118,11 @@ class Plugin:
     @property
     def status(self) -> str:
         """Status of the plugin in one word, for tables."""
-        return "failed" if self.failed else ("loaded, with problems" if self.problems else "loaded")
+        return (
+            "failed"
+            if self.failed
+            else ("loaded, with problems" if self.problems else "loaded")
+        )
 
 
 class Registry:
@@ -142,7 +165,9 @@ class Registry:
         self._load_installed()
         for path in self.paths:
             self._load_path(Path(path))
-        if missing := {*KINDS} - {entry.kind for entry in self._entries if entry.distribution == BUILT_IN}:
+        if missing := {*KINDS} - {
+            entry.kind for entry in self._entries if entry.distribution == BUILT_IN
+        }:
             raise RegistryError(
                 f"the {' and '.join(PLURALS[kind] for kind in KINDS if kind in missing)} of smimbench are not registered; "
                 "install the package (pip install .) instead of running from a bare folder, or again after an update"
@@ -154,10 +179,16 @@ class Registry:
             listed = self._readable_entry_points()
         points = [(point, *_name_and_version(point.dist)) for point in listed]
         found: dict[tuple[str, str], Plugin] = {}
-        for point, distribution, version in sorted(points, key=lambda p: (p[1] != BUILT_IN, p[1], p[0].name)):
-            wanted = distribution == BUILT_IN or (self.third_party and self._is_wanted(distribution))
+        for point, distribution, version in sorted(
+            points, key=lambda p: (p[1] != BUILT_IN, p[1], p[0].name)
+        ):
+            wanted = distribution == BUILT_IN or (
+                self.third_party and self._is_wanted(distribution)
+            )
             if wanted and (distribution, point.value) not in found:
-                plugin = found[distribution, point.value] = Plugin(point.name, distribution, version, point.value)
+                plugin = found[distribution, point.value] = Plugin(
+                    point.name, distribution, version, point.value
+                )
                 self._load(plugin, point.load)
 
     def _readable_entry_points(self) -> list[importlib.metadata.EntryPoint]:
@@ -169,23 +200,43 @@ class Registry:
                 points += listed.select(group=GROUP)
             elif self.third_party:
                 name, version = _name_and_version(package)
-                problem = (
-                    f"its entry_points.txt cannot be read: {error_line(error)}; install {name} again, or remove it"
+                problem = f"its entry_points.txt cannot be read: {error_line(error)}; install {name} again, or remove it"
+                self.plugins.append(
+                    Plugin(
+                        name,
+                        name,
+                        version,
+                        "entry_points.txt",
+                        problems=[problem],
+                        failed=True,
+                    )
                 )
-                self.plugins.append(Plugin(name, name, version, "entry_points.txt", problems=[problem], failed=True))
         return points
 
     def _load_path(self, path: Path) -> None:
         package = path / "__init__.py"
-        files = [package] if package.exists() else sorted(path.glob("[!.]*.py")) if path.is_dir() else [path]
+        files = (
+            [package]
+            if package.exists()
+            else sorted(path.glob("[!.]*.py"))
+            if path.is_dir()
+            else [path]
+        )
         if not path.exists() or not files:
             problem = f"{path} is no file, and no folder with a *.py file"
-            self.plugins.append(Plugin(path.name, path.name, "", str(path), problems=[problem], failed=True))
+            self.plugins.append(
+                Plugin(
+                    path.name, path.name, "", str(path), problems=[problem], failed=True
+                )
+            )
             return
         for file in files:
             stem = file.parent.name if file.name == "__init__.py" else file.stem
             if self._is_wanted(stem):
-                self._load(Plugin(stem, stem, "", str(file)), functools.partial(_import_file, file, stem))
+                self._load(
+                    Plugin(stem, stem, "", str(file)),
+                    functools.partial(_import_file, file, stem),
+                )
 
     @property
     def has_third_party(self) -> bool:
@@ -196,7 +247,9 @@ class Registry:
         return self._only is None or distribution in self._only
 
     def _load(self, plugin: Plugin, load: Callable[[], Any]) -> None:
-        self._trace(f"loading {plugin.name} of {plugin.distribution} from {plugin.origin}")
+        self._trace(
+            f"loading {plugin.name} of {plugin.distribution} from {plugin.origin}"
+        )
         self.plugins.append(plugin)
         environment, path = dict(os.environ), list(sys.path)
         try:
@@ -204,32 +257,52 @@ class Registry:
                 module = load()
             _require_hooks(module)
             others = self._manager.get_plugins()
-            self._manager.register(module, name=f"{plugin.distribution}:{plugin.name}:{plugin.origin}")
+            self._manager.register(
+                module, name=f"{plugin.distribution}:{plugin.name}:{plugin.origin}"
+            )
             for kind in KINDS:
-                hook = self._manager.subset_hook_caller(f"smimbench_register_{PLURALS[kind]}", others)
+                hook = self._manager.subset_hook_caller(
+                    f"smimbench_register_{PLURALS[kind]}", others
+                )
                 hook(register=functools.partial(self._register, plugin, kind))
-        except BaseException as error:  # a plugin may raise anything, and must harm nothing else
+        except (
+            BaseException
+        ) as error:  # a plugin may raise anything, and must harm nothing else
             if isinstance(error, KeyboardInterrupt):
                 raise
             plugin.failed = True
-            plugin.problems.append(_moved_module(error) or error_line(error).removeprefix("RegistryError: "))
-            self._entries = [entry for entry in self._entries if entry not in plugin.entries]
+            plugin.problems.append(
+                _moved_module(error)
+                or error_line(error).removeprefix("RegistryError: ")
+            )
+            self._entries = [
+                entry for entry in self._entries if entry not in plugin.entries
+            ]
             plugin.entries.clear()
         finally:
             added = [entry for entry in sys.path if entry not in path]
             self.foreign_path.update(added)
             sys.path[:] = [*path, *added]
-            if self._only is None and plugin.distribution != BUILT_IN and dict(os.environ) != environment:
+            if (
+                self._only is None
+                and plugin.distribution != BUILT_IN
+                and dict(os.environ) != environment
+            ):
                 os.environ.clear()  # what it wants to find there is set again in processes of its own
                 os.environ.update(environment)
-        for line in (*plugin.problems, *(f"{entry.kind} {entry.name}" for entry in plugin.entries)):
+        for line in (
+            *plugin.problems,
+            *(f"{entry.kind} {entry.name}" for entry in plugin.entries),
+        ):
             self._trace(f"  {line}")
 
     def _register(self, plugin: Plugin, kind: str, item: type[Any]) -> None:
         if kind == "algorithm":
             item = algorithm_class(item)
         if not isinstance(item, type):
-            raise RegistryError(f"{kind} {item!r} is not a class; register the class, not an instance")
+            raise RegistryError(
+                f"{kind} {item!r} is not a class; register the class, not an instance"
+            )
         if wrong := what_is_wrong(kind, item):
             raise RegistryError(f"{kind} {item.__name__}: {wrong}")
         item = with_defaults(BASES[kind], item)
@@ -237,16 +310,21 @@ class Registry:
         entry = Entry(kind, item.name, item, plugin.distribution, source)
         for other in self.entries(kind):
             if other.name != entry.name or not (
-                "*" in (*other.models, *entry.models) or {*other.models} & {*entry.models}
+                "*" in (*other.models, *entry.models)
+                or {*other.models} & {*entry.models}
             ):
                 continue
             if other.distribution == entry.distribution:
-                raise RegistryError(f"{kind} {entry.name!r} is registered twice by {entry.distribution!r}")
+                raise RegistryError(
+                    f"{kind} {entry.name!r} is registered twice by {entry.distribution!r}"
+                )
             packages = [other.distribution, entry.distribution]
             names = " or ".join(f"'{package}:{entry.name}'" for package in packages)
             if BUILT_IN in packages:
                 names = f"{entry.name!r} means the one of {BUILT_IN}, '{entry.distribution}:{entry.name}' this one"
-            clash = f"{kind} {entry.name!r} exists in {' and in '.join(packages)}: {names}"
+            clash = (
+                f"{kind} {entry.name!r} exists in {' and in '.join(packages)}: {names}"
+            )
             if clash not in plugin.problems:  # as for an item of two models
                 plugin.problems.append(clash)
         plugin.entries.append(entry)
@@ -275,7 +353,11 @@ class Registry:
     def named(self, name: str, kind: str | None = None) -> list[Entry]:
         """All registered items of a name, ``"name"`` or ``"distribution:name"``, of a kind (None: of all kinds)."""
         distribution, _, plain = name.rpartition(":")
-        return [e for e in self.entries(kind) if e.name == plain and distribution in ("", e.distribution)]
+        return [
+            e
+            for e in self.entries(kind)
+            if e.name == plain and distribution in ("", e.distribution)
+        ]
 
     def get(self, kind: str, name: str, model: str | None = None) -> Entry:
         """Find a registered item by name.
@@ -300,18 +382,26 @@ class Registry:
             known = sorted({e.name for e in self.entries(kind) if e.fits(model)})
             if not named:
                 own = "" if self.paths else " (one of your own: --plugins FILE)"
-                raise RegistryError(f"unknown {kind} {name!r}; {suggestion(plain, known)}{own}")
+                raise RegistryError(
+                    f"unknown {kind} {name!r}; {suggestion(plain, known)}{own}"
+                )
             theirs, ours = _models(named), ", ".join(known) or "none"
             raise RegistryError(
                 f"{kind} {name!r} belongs to model {theirs}, not to {model!r}; {PLURALS[kind]} of {model!r}: {ours}"
             )
         # What ships keeps its plain name: an added package must not change what an old suite means.
-        fitting = [entry for entry in fitting if entry.distribution == BUILT_IN] or fitting
+        fitting = [
+            entry for entry in fitting if entry.distribution == BUILT_IN
+        ] or fitting
         if len({entry.distribution for entry in fitting}) > 1:
             choices = " or ".join(f"{entry.distribution}:{plain}" for entry in fitting)
-            raise RegistryError(f"{kind} {plain!r} is provided by several packages; choose one by writing {choices}")
+            raise RegistryError(
+                f"{kind} {plain!r} is provided by several packages; choose one by writing {choices}"
+            )
         if len(fitting) > 1 and model is None:
-            raise RegistryError(f"{kind} {plain!r} exists for several models ({_models(fitting)}); also name the model")
+            raise RegistryError(
+                f"{kind} {plain!r} exists for several models ({_models(fitting)}); also name the model"
+            )
         return fitting[0]
 
 
@@ -342,11 +432,21 @@ def complaints_of(plugins: Iterable[Plugin]) -> list[str]:
 
 
 def make_registry(
-    paths: Iterable[str] = (), *, third_party: bool = True, trace: Callable[[str], None] | None = None
+    paths: Iterable[str] = (),
+    *,
+    third_party: bool = True,
+    trace: Callable[[str], None] | None = None,
 ) -> Registry:
     """Create a registry that follows the environment variables SMIMBENCH_PLUGINS and SMIMBENCH_NO_PLUGINS."""
-    paths = [*filter(None, os.environ.get("SMIMBENCH_PLUGINS", "").split(os.pathsep)), *paths]
-    return Registry(paths, third_party=third_party and not os.environ.get("SMIMBENCH_NO_PLUGINS"), trace=trace)
+    paths = [
+        *filter(None, os.environ.get("SMIMBENCH_PLUGINS", "").split(os.pathsep)),
+        *paths,
+    ]
+    return Registry(
+        paths,
+        third_party=third_party and not os.environ.get("SMIMBENCH_NO_PLUGINS"),
+        trace=trace,
+    )
 
 
 def set_registry(registry: Registry | None) -> None:
@@ -396,22 +496,32 @@ def _moved_module(error: BaseException) -> str | None:
     return None
 
 
-def _name_and_version(package: importlib.metadata.Distribution | None) -> tuple[str, str]:
+def _name_and_version(
+    package: importlib.metadata.Distribution | None,
+) -> tuple[str, str]:
     """Name and version of an installed package, by the name of its folder where its METADATA cannot be read."""
     metadata, _ = attempt(getattr, package, "metadata")
-    name, version = (metadata["Name"], metadata["Version"]) if metadata else (None, None)
-    return str(name or getattr(getattr(package, "_path", None), "stem", "unknown")), str(version or "")
+    name, version = (
+        (metadata["Name"], metadata["Version"]) if metadata else (None, None)
+    )
+    return str(
+        name or getattr(getattr(package, "_path", None), "stem", "unknown")
+    ), str(version or "")
 
 
 def _import_file(file: Path, stem: str) -> Any:
     name = f"{DROP_IN}{re.sub(r'[^0-9A-Za-z_]', '_', stem)}"
     search = [str(file.parent)] if file.name == "__init__.py" else None
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=search)
+    spec = importlib.util.spec_from_file_location(
+        name, file, submodule_search_locations=search
+    )
     if spec is None or spec.loader is None:
         raise RegistryError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     if (folder := str(file.resolve().parent)) not in sys.path:
-        sys.path.append(folder)  # last, so that a neighbor can be imported and hides nothing
+        sys.path.append(
+            folder
+        )  # last, so that a neighbor can be imported and hides nothing
     sys.modules[name] = module  # dataclasses look their module up by name
     with ExitStack() as undo:
         undo.callback(sys.modules.pop, name, None)
@@ -439,9 +549,15 @@ def what_is_wrong(kind: str, cls: type[Any]) -> str | None:
     if missing:
         return f"lacks {', '.join(missing)}"
     if choices:
-        fewest = (one for one in choices if not any(set(other) < set(one) for other in choices))
+        fewest = (
+            one
+            for one in choices
+            if not any(set(other) < set(one) for other in choices)
+        )
         return f"needs {' or '.join(', '.join(one) for one in fewest)}"
-    named = isinstance(cls.name, str) and re.fullmatch(r"[a-z0-9][a-z0-9._-]*", cls.name)
+    named = isinstance(cls.name, str) and re.fullmatch(
+        r"[a-z0-9][a-z0-9._-]*", cls.name
+    )
     rules = {
         "name must be lower-case letters, digits, '.', '_' or '-'": (named, cls.name),
         "version must be an integer": (type(cls.version) is int, cls.version),
@@ -449,13 +565,25 @@ def what_is_wrong(kind: str, cls: type[Any]) -> str | None:
             isinstance(cls.reference, str) and cls.reference.strip(),
             cls.reference,
         ),
-        "capabilities must be a smimbench.Capabilities": (isinstance(cls.capabilities, Capabilities), cls.capabilities),
+        "capabilities must be a smimbench.Capabilities": (
+            isinstance(cls.capabilities, Capabilities),
+            cls.capabilities,
+        ),
     }
     if kind == "metric":
-        rules[f"direction must be one of {', '.join(DIRECTIONS)}"] = (cls.direction in DIRECTIONS, cls.direction)
-        rules["per_component must be true or false"] = (isinstance(cls.per_component, bool), cls.per_component)
+        rules[f"direction must be one of {', '.join(DIRECTIONS)}"] = (
+            cls.direction in DIRECTIONS,
+            cls.direction,
+        )
+        rules["per_component must be true or false"] = (
+            isinstance(cls.per_component, bool),
+            cls.per_component,
+        )
         if gives(Metric, cls, "in_trajectory"):
-            rules["in_trajectory must be true or false"] = (isinstance(cls.in_trajectory, bool), cls.in_trajectory)
+            rules["in_trajectory must be true or false"] = (
+                isinstance(cls.in_trajectory, bool),
+                cls.in_trajectory,
+            )
     for rule, (kept, value) in rules.items():
         if not kept:
             return f"{rule}, got {shown(value)}"

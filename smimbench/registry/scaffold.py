@@ -53,10 +53,18 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
     module, distribution = f"smimbench_{slug}", f"smimbench-{item}"
     folder = output if output is not None else Path(distribution)
     if folder.exists() or folder.is_symlink():
-        raise ScaffoldError(f"{folder} exists already; choose another name, or another folder with --output")
+        raise ScaffoldError(
+            f"{folder} exists already; choose another name, or another folder with --output"
+        )
     where = folder.as_posix() if folder.is_absolute() else f"./{folder.as_posix()}"
     steps = [
-        ["smimbench", "new", kind, name, *(["--output", str(output)] if output else [])],
+        [
+            "smimbench",
+            "new",
+            kind,
+            name,
+            *(["--output", str(output)] if output else []),
+        ],
         ["pip", "install", f"{where}[test]"],
         ["pytest", where],
         ["smimbench", "run", f"{where}/{slug}.toml"],
@@ -69,7 +77,8 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
         "slug": slug,
         "module": module,
         "distribution": distribution,
-        "cls": "".join(part.capitalize() for part in slug.split("_") if part) + kind.capitalize(),
+        "cls": "".join(part.capitalize() for part in slug.split("_") if part)
+        + kind.capitalize(),
         "smimbench_version": re.sub(r"\.?dev.*|\+.*", "", version("smimbench")),
         "commands": "\n".join(commands),
     }
@@ -83,24 +92,38 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
         f"tests/test_{slug}.py": own / "test_item.py.tmpl",
         f"{slug}.toml": own / "suite.toml.tmpl",
     }
-    _write(folder, {path: _filled(template, values) for path, template in files.items()})
+    _write(
+        folder, {path: _filled(template, values) for path, template in files.items()}
+    )
     return Package(folder, sorted(files), commands[1:])
 
 
 def _check_name(kind: str, name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*", name):
         close = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")
-        hint = f"; {close!r} would do" if re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", close) else ""
+        hint = (
+            f"; {close!r} would do"
+            if re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", close)
+            else ""
+        )
         raise ScaffoldError(
             f"{name!r} cannot be a name: it must be lower-case letters, digits, '_' or '-' and begin with a letter{hint}"
         )
     item = name.replace("_", "-")
-    taken = [entry for entry in get_registry().entries(kind) if entry.name.replace("_", "-") == item]
+    taken = [
+        entry
+        for entry in get_registry().entries(kind)
+        if entry.name.replace("_", "-") == item
+    ]
     if taken:
-        raise ScaffoldError(f"{kind} {item!r} exists in package {taken[0].distribution!r} already; choose another name")
+        raise ScaffoldError(
+            f"{kind} {item!r} exists in package {taken[0].distribution!r} already; choose another name"
+        )
     module = f"smimbench_{name.replace('-', '_')}"
     if importlib.util.find_spec(module) is not None:
-        raise ScaffoldError(f"a Python package {module} is installed already; choose another name")
+        raise ScaffoldError(
+            f"a Python package {module} is installed already; choose another name"
+        )
 
 
 def _filled(template: Traversable, values: dict[str, str]) -> str:
@@ -111,7 +134,9 @@ def _write(folder: Path, files: dict[str, str]) -> None:
     """Write all files of a new package, or none if one fails."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".smimbench-new-") as temporary:
+        with tempfile.TemporaryDirectory(
+            dir=folder.parent, prefix=".smimbench-new-"
+        ) as temporary:
             built = Path(temporary) / "package"
             for path, text in files.items():
                 file = built / path
@@ -119,4 +144,6 @@ def _write(folder: Path, files: dict[str, str]) -> None:
                 file.write_text(text, encoding="utf-8")
             shutil.move(built, folder)
     except OSError as error:
-        raise ScaffoldError(f"{folder} cannot be written: {error.strerror or error}") from None
+        raise ScaffoldError(
+            f"{folder} cannot be written: {error.strerror or error}"
+        ) from None

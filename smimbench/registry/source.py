@@ -30,7 +30,9 @@ def source_of(item: type[Any]) -> str | None:
     ----------
     item : type
     """
-    module = next((cls.__module__ for cls in item.__mro__ if not _is_foreign(cls.__module__)), "")
+    module = next(
+        (cls.__module__ for cls in item.__mro__ if not _is_foreign(cls.__module__)), ""
+    )
     path = Path(getattr(sys.modules.get(module), "__file__", None) or "").resolve()
     if not path.is_file():
         try:
@@ -39,12 +41,20 @@ def source_of(item: type[Any]) -> str | None:
             return None
         return hashlib.sha256(_code(text.encode())).hexdigest()[:LENGTH]
     package = _package_folder(module, path)
-    files = _package_files(package) if package else _with_neighbors(path) if module.startswith(DROP_IN) else {path}
+    files = (
+        _package_files(package)
+        if package
+        else _with_neighbors(path)
+        if module.startswith(DROP_IN)
+        else {path}
+    )
     digest = hashlib.sha256()
     for file in sorted(files):
         content = file.read_bytes()
         name = file.relative_to(package or path.parent).as_posix()
-        digest.update(f"{name}\n".encode() + (_code(content) if file.suffix == ".py" else content))
+        digest.update(
+            f"{name}\n".encode() + (_code(content) if file.suffix == ".py" else content)
+        )
     return digest.hexdigest()[:LENGTH]
 
 
@@ -56,13 +66,19 @@ def _is_foreign(module: str) -> bool:
 def _package_folder(module: str, path: Path) -> Path | None:
     """Folder of the outermost package of a module; None for a single file."""
     depth = module.count(".") + (path.name == "__init__.py")
-    packages = [folder for folder in path.parents[:depth] if (folder / "__init__.py").is_file()]
+    packages = [
+        folder for folder in path.parents[:depth] if (folder / "__init__.py").is_file()
+    ]
     return packages[-1] if packages else None
 
 
 def _package_files(folder: Path) -> set[Path]:
     """Python sources and compiled modules."""
-    return {path for path in folder.rglob("*") if path.suffix in (".py", ".so", ".pyd") and path.is_file()}
+    return {
+        path
+        for path in folder.rglob("*")
+        if path.suffix in (".py", ".so", ".pyd") and path.is_file()
+    }
 
 
 def _with_neighbors(path: Path) -> set[Path]:
@@ -87,8 +103,17 @@ def _imported_names(source: bytes) -> set[str]:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
         return set()
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    names = [
+        alias.name
+        for node in nodes
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    ]
+    names += [
+        node.module
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level
+    ]
     return {name.partition(".")[0] for name in names}
 
 
@@ -97,7 +122,9 @@ def _code(source: bytes) -> bytes:
     """Python source without comments, blank lines and trailing spaces."""
     try:
         lines = source.decode("utf-8-sig").splitlines()
-        for token in tokenize.generate_tokens(io.StringIO("\n".join(lines) + "\n").readline):
+        for token in tokenize.generate_tokens(
+            io.StringIO("\n".join(lines) + "\n").readline
+        ):
             if token.type == tokenize.COMMENT:
                 row, column = token.start
                 lines[row - 1] = lines[row - 1][:column]

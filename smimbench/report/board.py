@@ -62,7 +62,9 @@ def _third_party(identity: Any) -> list[JsonObject]:
     return [identity, *inner] if "distribution" in identity else inner
 
 
-def submission(results: Results, shared: JsonObject, by: str) -> tuple[JsonObject, dict[tuple[str, str], str]]:
+def submission(
+    results: Results, shared: JsonObject, by: str
+) -> tuple[JsonObject, dict[tuple[str, str], str]]:
     """``run.json`` of a submission, and why some rows are not in it, by the labels of problem and algorithm.
 
     Raises
@@ -76,7 +78,9 @@ def submission(results: Results, shared: JsonObject, by: str) -> tuple[JsonObjec
     made = {canonical_json(record["versions"]) for _, record in results.pairs}
     if made != {canonical_json(shared["versions"])}:
         raise SuiteError(
-            suite.file, "", f"not all cells were made by {shared['versions']}, as run.json says; run them again"
+            suite.file,
+            "",
+            f"not all cells were made by {shared['versions']}, as run.json says; run them again",
         )
     machines = {record["timing"]["machine"] for _, record in results.pairs}
     choices = [read_choice(search, results.store) for search in searches(suite)]
@@ -88,39 +92,63 @@ def submission(results: Results, shared: JsonObject, by: str) -> tuple[JsonObjec
     shared = {
         **shared,
         "by": by,
-        "fingerprint": shared["fingerprint"] if machines == {shared["fingerprint"]} else "",
+        "fingerprint": shared["fingerprint"]
+        if machines == {shared["fingerprint"]}
+        else "",
         "packages": installed(sorted({*third_party})),
         "searches": [choice for choice in choices if choice],
     }
-    reasons = {(row.place.problem, row.place.algorithm): obstacle(row, shared) for row in results.rows}
+    reasons = {
+        (row.place.problem, row.place.algorithm): obstacle(row, shared)
+        for row in results.rows
+    }
     left_out = {place: reason for place, reason in reasons.items() if reason}
     if len(left_out) == len(reasons):
         (problem, algorithm), reason = next(iter(left_out.items()))
-        raise SuiteError(suite.file, "", f"no row of it can be run again: {problem}: {algorithm}: {reason}")
+        raise SuiteError(
+            suite.file,
+            "",
+            f"no row of it can be run again: {problem}: {algorithm}: {reason}",
+        )
     return {**shared, "left_out": [list(place) for place in left_out]}, left_out
 
 
-def verified(path: Path, rows: Sequence[Row], shared: JsonObject, suite: Suite) -> Verification:
+def verified(
+    path: Path, rows: Sequence[Row], shared: JsonObject, suite: Suite
+) -> Verification:
     """Check that all rows can be run again by anybody, and that tuned settings are those of the searches in the file."""
     verification = Verification()
     stored = {digest_of(search): search for search in shared.get("searches", [])}
-    asked = {search.place: plain(search.question) for search in searches(suite)} if stored else {}
+    asked = (
+        {search.place: plain(search.question) for search in searches(suite)}
+        if stored
+        else {}
+    )
     tuned = {cell.place[:2]: cell for cell in suite.cells("numpy") if cell.tuning}
-    for (problem, algorithm), members in grouped(rows, lambda row: (row.place.problem, row.place.algorithm)).items():
+    for (problem, algorithm), members in grouped(
+        rows, lambda row: (row.place.problem, row.place.algorithm)
+    ).items():
         reason = obstacle(members[0], shared)
         lines = [f"cannot be run again: {reason}"] if reason else []
         if (cell := tuned.get((problem, algorithm))) and cell.tuning:
-            lines += _search_mistakes(cell, stored.get(cell.tuning["search"]), asked.get((problem, algorithm)))
+            lines += _search_mistakes(
+                cell, stored.get(cell.tuning["search"]), asked.get((problem, algorithm))
+            )
         verification.add([f"{path}: {problem}: {algorithm}: {line}" for line in lines])
     return verification
 
 
-def _search_mistakes(cell: Cell, search: JsonObject | None, question: JsonObject | None) -> list[str]:
+def _search_mistakes(
+    cell: Cell, search: JsonObject | None, question: JsonObject | None
+) -> list[str]:
     if search is None or cell.tuning is None:
         return ["the search that chose its parameters is not in the file"]
     errors, chosen = search["rounds"][-1]["errors"], search["chosen"]
     best = min((error for error in errors if error is not None), default=None)
-    counted = (len(search["trials"]), search["runs"]) == (cell.tuning["trials"], cell.tuning["runs"])
+    counted = (len(search["trials"]), search["runs"]) == (
+        cell.tuning["trials"],
+        cell.tuning["runs"],
+    )
     if (
         not counted
         or search["question"] != question
@@ -129,4 +157,6 @@ def _search_mistakes(cell: Cell, search: JsonObject | None, question: JsonObject
         or chosen not in range(len(errors))
     ):
         return ["its parameters are not those of the search in the file"]
-    return [] if errors[chosen] == best else ["the search in the file has a better trial"]
+    return (
+        [] if errors[chosen] == best else ["the search in the file has a better trial"]
+    )

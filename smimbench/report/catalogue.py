@@ -30,7 +30,9 @@ def item_documents(kind: str | None) -> dict[str, list[JsonObject]]:
     found: dict[str, list[JsonObject]] = {}
     for name, plural in PLURALS.items():
         if kind in (None, plural):
-            found[plural] = [_item_document(entry) for entry in get_registry().entries(name)]
+            found[plural] = [
+                _item_document(entry) for entry in get_registry().entries(name)
+            ]
     if kind in (None, "suites"):
         found["suites"] = [_suite_document(name) for name in shipped_suites()]
     return found
@@ -42,7 +44,10 @@ def _item_document(entry: Entry) -> JsonObject:
         "name": entry.name,
         "kind": entry.kind,
         "summary": entry.summary,
-        **{key: list(getattr(capabilities, key)) for key in ("models", "backends", "dtypes")},
+        **{
+            key: list(getattr(capabilities, key))
+            for key in ("models", "backends", "dtypes")
+        },
         "version": entry.item.version,
         "reference": entry.item.reference,
         "distribution": entry.distribution,
@@ -53,7 +58,9 @@ def _item_document(entry: Entry) -> JsonObject:
 def _suite_document(name: str) -> JsonObject:
     try:
         suite = load_suite(name)
-    except SuiteError as error:  # one that needs a plugin which is not here must not hide the others
+    except (
+        SuiteError
+    ) as error:  # one that needs a plugin which is not here must not hide the others
         return {"name": name, "kind": "suite", "summary": f"cannot be read: {error}"}
     return {
         "name": name,
@@ -71,14 +78,23 @@ def _suite_document(name: str) -> JsonObject:
 def info_documents(name: str) -> list[JsonObject]:
     """Full description of all items and suites of a name, which may stand for several kinds or models."""
     documents = [
-        {**_item_document(e), "parameters": _parameters(e), "documentation": documentation(e.item), **_own_theory(e)}
+        {
+            **_item_document(e),
+            "parameters": _parameters(e),
+            "documentation": documentation(e.item),
+            **_own_theory(e),
+        }
         for e in get_registry().named(name)
     ]
     if name in shipped_suites():
         suite = load_suite(name)
-        documents.append({**_suite_document(name), "parameters": [], "documentation": suite.text})
+        documents.append(
+            {**_suite_document(name), "parameters": [], "documentation": suite.text}
+        )
     if not documents:
-        known = sorted({entry.name for entry in get_registry().entries()} | set(shipped_suites()))
+        known = sorted(
+            {entry.name for entry in get_registry().entries()} | set(shipped_suites())
+        )
         raise RegistryError(f"nothing is called {name!r}; {suggestion(name, known)}")
     return documents
 
@@ -88,7 +104,11 @@ def _own_theory(entry: Entry) -> dict[str, str]:
     if entry.kind != "algorithm":
         return {}
     ask = entry.item.theory
-    return {"theory": (documentation(ask) or "see its documentation") if ask else f"None: {NO_THEORY}."}
+    return {
+        "theory": (documentation(ask) or "see its documentation")
+        if ask
+        else f"None: {NO_THEORY}."
+    }
 
 
 def _parameters(entry: Entry) -> list[JsonObject]:
@@ -107,14 +127,19 @@ def _parameters(entry: Entry) -> list[JsonObject]:
 def _type(annotation: Any) -> str:
     if isinstance(annotation, str):
         return annotation
-    return "" if annotation is _EMPTY else getattr(annotation, "__name__", str(annotation))
+    return (
+        "" if annotation is _EMPTY else getattr(annotation, "__name__", str(annotation))
+    )
 
 
 def plugin_documents() -> list[JsonObject]:
     """All plugins with status and reasons."""
     return [
         {
-            **{key: getattr(plugin, key) for key in ("name", "distribution", "version", "origin", "status")},
+            **{
+                key: getattr(plugin, key)
+                for key in ("name", "distribution", "version", "origin", "status")
+            },
             "items": [f"{entry.kind} {entry.name}" for entry in plugin.entries],
             "problems": plugin.problems,
         }
@@ -125,13 +150,19 @@ def plugin_documents() -> list[JsonObject]:
 def print_items(console: Console, documents: dict[str, list[JsonObject]]) -> None:
     """Print a short table of items per kind."""
     for kind, items in documents.items():
-        console.print(make_table(kind, SUITES if kind == "suites" else ITEMS, items, padding=1))
+        console.print(
+            make_table(kind, SUITES if kind == "suites" else ITEMS, items, padding=1)
+        )
         console.print()
     console.print("smimbench info NAME says more.", style="dim")
 
 
 def _models(item: JsonObject) -> str:
-    return "" if item["kind"] == "model" else ", ".join(item["models"]).replace("*", "all models")
+    return (
+        ""
+        if item["kind"] == "model"
+        else ", ".join(item["models"]).replace("*", "all models")
+    )
 
 
 def _name(item: JsonObject) -> str:
@@ -140,7 +171,11 @@ def _name(item: JsonObject) -> str:
 
 
 NAME = Column("name ", _name, words=True)
-ITEMS = [NAME, Column("for", _models, words=True), Column("what it is", fields="summary", words=True)]
+ITEMS = [
+    NAME,
+    Column("for", _models, words=True),
+    Column("what it is", fields="summary", words=True),
+]
 SUITES = [
     NAME,
     Column("title", lambda i: i.get("title") or i["summary"], words=True),
@@ -156,13 +191,19 @@ def print_info(console: Console, documents: list[JsonObject]) -> None:
             value = document.get(key)
             if value not in (None, "", []):
                 between = "; " if key == "derived" else ", "
-                text = between.join(map(str, value)) if isinstance(value, list) else str(value)
+                text = (
+                    between.join(map(str, value))
+                    if isinstance(value, list)
+                    else str(value)
+                )
                 console.print(f"{key:13s} {text}".replace(" *", " all"), soft_wrap=True)
         if document["parameters"]:
             console.print("\nparameters", style="bold")
             for p in document["parameters"]:
                 default = "required" if p["required"] else f"default {p['default']!r}"
-                console.print(f"  {p['name']:16s} {p['type']:16s} {default}", soft_wrap=True)
+                console.print(
+                    f"  {p['name']:16s} {p['type']:16s} {default}", soft_wrap=True
+                )
         console.print()
         console.print(Text(document["documentation"]), soft_wrap=True)
         if document.get("theory"):
@@ -174,14 +215,21 @@ def print_info(console: Console, documents: list[JsonObject]) -> None:
 def print_plugins(console: Console, documents: list[JsonObject]) -> None:
     """Print for each plugin whether it was loaded."""
     for document in documents:
-        style = {"loaded": "green", "failed": "bold red"}.get(document["status"], "yellow")
+        style = {"loaded": "green", "failed": "bold red"}.get(
+            document["status"], "yellow"
+        )
         where = f"{document['distribution']} {document['version']}".strip()
         console.print(
-            Text.assemble((document["status"], style), f" {document['name']} ({where}, {document['origin']})"),
+            Text.assemble(
+                (document["status"], style),
+                f" {document['name']} ({where}, {document['origin']})",
+            ),
             soft_wrap=True,
         )
         if document["items"]:
-            console.print(Padding(", ".join(document["items"]), (0, 0, 0, 4), expand=False))
+            console.print(
+                Padding(", ".join(document["items"]), (0, 0, 0, 4), expand=False)
+            )
         for problem in document["problems"]:
             console.print(f"    {problem}", style=style, soft_wrap=True)
 
@@ -200,7 +248,9 @@ def diagnose(*, ceilings: bool = False) -> JsonObject:
     from smimbench.backend import machine
     from smimbench.backend.namespaces.cupy import describe_gpu
 
-    failed = [f"{p.name}: {'; '.join(p.problems)}" for p in get_registry().plugins if p.failed]
+    failed = [
+        f"{p.name}: {'; '.join(p.problems)}" for p in get_registry().plugins if p.failed
+    ]
     advice = []
     if find_spec("matplotlib") is None:
         advice.append("pip install 'smimbench[plot]'  (matplotlib: figures need it)")
@@ -214,7 +264,10 @@ def diagnose(*, ceilings: bool = False) -> JsonObject:
         "git_commit": machine.git_commit(),
         "gpu": gpu,
         "ceilings": _ceilings(ceilings, bool(gpu["devices"])),
-        "plugins": {"loaded": sum(not p.failed for p in get_registry().plugins), "failed": failed},
+        "plugins": {
+            "loaded": sum(not p.failed for p in get_registry().plugins),
+            "failed": failed,
+        },
         "advice": advice,
         "healthy": not failed,
     }
@@ -225,19 +278,30 @@ def _ceilings(again: bool, gpu: bool) -> JsonObject:
     from smimbench.backend import machine
     from smimbench.backend.roofline import measure, remembered
 
-    wanted = {("numpy", 1), ("numpy", machine.usable_cores())} | ({("cupy", 1)} if gpu else set())
+    wanted = {("numpy", 1), ("numpy", machine.usable_cores())} | (
+        {("cupy", 1)} if gpu else set()
+    )
     found: JsonObject = {}
     for backend, threads in sorted(wanted):
         rates = measure(backend, threads) if again else remembered(backend, threads)
         if rates:
-            found["GPU" if backend == "cupy" else f"{threads} thread{'s' if threads > 1 else ''}"] = rates
+            found[
+                "GPU"
+                if backend == "cupy"
+                else f"{threads} thread{'s' if threads > 1 else ''}"
+            ] = rates
     return found
 
 
 def print_diagnosis(console: Console, document: JsonObject) -> None:
     """The diagnosis as a page."""
-    ceilings = document["ceilings"] or {"not measured yet": "smimbench doctor --ceilings"}
-    shown = document | {"machine": document["machine"] | {"fingerprint": document["fingerprint"]}, "ceilings": ceilings}
+    ceilings = document["ceilings"] or {
+        "not measured yet": "smimbench doctor --ceilings"
+    }
+    shown = document | {
+        "machine": document["machine"] | {"fingerprint": document["fingerprint"]},
+        "ceilings": ceilings,
+    }
     for title in ("versions", "machine", "gpu", "ceilings", "plugins"):
         console.print(title, style="bold")
         for name, value in shown[title].items():
@@ -251,8 +315,18 @@ def print_diagnosis(console: Console, document: JsonObject) -> None:
 
 def _words(value: Any) -> str:
     if isinstance(value, dict) and "bandwidth" in value:
-        products = ", ".join(f"{value[key] / 1e9:.0f} {key}" for key in ("float64", "float32", "tf32") if key in value)
+        products = ", ".join(
+            f"{value[key] / 1e9:.0f} {key}"
+            for key in ("float64", "float32", "tf32")
+            if key in value
+        )
         return f"{products} GFLOP/s; reading {value['bandwidth'] / 1e9:.1f} GB/s"
     if isinstance(value, (dict, list)):
-        return ", ".join(f"{key} {value[key]}" if isinstance(value, dict) else str(key) for key in value) or "none"
+        return (
+            ", ".join(
+                f"{key} {value[key]}" if isinstance(value, dict) else str(key)
+                for key in value
+            )
+            or "none"
+        )
     return "none" if value is None else str(value)

@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 FEW = 4
 """Runs below which z is marked: the standard error of three runs is off by half. Doubled, most quick suites are marked."""
 
-SHORT = {"ok": "ok", "not-converged": "n.c.", "diverged": "div.", "timeout": "t/o", "failed": "fail", "skipped": "skip"}
+SHORT = {
+    "ok": "ok",
+    "not-converged": "n.c.",
+    "diverged": "div.",
+    "timeout": "t/o",
+    "failed": "fail",
+    "skipped": "skip",
+}
 
 
 # -- cells ----------------------------------------------------------------------------------------------------------------
@@ -54,7 +61,11 @@ def uncertain(value: float | None, error: float | None, exact: float = 1e-5) -> 
     """Value and error; an error too small to show at this many digits is left out."""
     if value is None or error is None:
         return number(value)
-    return number(value, 5) if error < exact else f"{number(value)}±{number(error, decimals=0)}"
+    return (
+        number(value, 5)
+        if error < exact
+        else f"{number(value)}±{number(error, decimals=0)}"
+    )
 
 
 def measured(value: float | None, error: float | None) -> str:
@@ -67,7 +78,12 @@ def seconds(value: float | None) -> str:
     if value is None:
         return ""
     # From 1000 seconds and 100 minutes on the next unit: 3.48e+03 s is hard to read.
-    for least, unit, size in ((6000.0, "h", 3600.0), (999.5, "min", 60.0), (1.0, "s", 1.0), (1e-3, "ms", 1e-3)):
+    for least, unit, size in (
+        (6000.0, "h", 3600.0),
+        (999.5, "min", 60.0),
+        (1.0, "s", 1.0),
+        (1e-3, "ms", 1e-3),
+    ):
         if value >= least:
             return f"{value / size:.3g} {unit}"
     return f"{value / 1e-6:.3g} us"
@@ -75,19 +91,29 @@ def seconds(value: float | None) -> str:
 
 def signed(value: float | None, form: str, large: float, form_of_large: str) -> str:
     """A number with its sign, in another format from ``large`` on; blank for none."""
-    return "" if value is None else format(value, "+z" + (form if abs(value) < large else form_of_large))
+    return (
+        ""
+        if value is None
+        else format(value, "+z" + (form if abs(value) < large else form_of_large))
+    )
 
 
 def marked_z(z: float | None, n: int | None) -> str:
     """Text of z, marked by ``?`` where few runs make its standard error unreliable."""
-    return signed(z, ".1f", 1000, ".0e") + ("?" if z is not None and n is not None and n < FEW else "")
+    return signed(z, ".1f", 1000, ".0e") + (
+        "?" if z is not None and n is not None and n < FEW else ""
+    )
 
 
 def statuses(counts: Mapping[str, int], moving: int) -> Text:
     """Number of runs per status (in color unless ok), and how many runs were still changing at their last step."""
     text = Text()
-    for i, (name, count) in enumerate(sorted(counts.items(), key=lambda kv: kv[0] != "ok")):
-        text.append(" " if i else "").append(f"{count} {SHORT[name]}", style="green" if name == "ok" else "bold red")
+    for i, (name, count) in enumerate(
+        sorted(counts.items(), key=lambda kv: kv[0] != "ok")
+    ):
+        text.append(" " if i else "").append(
+            f"{count} {SHORT[name]}", style="green" if name == "ok" else "bold red"
+        )
     if moving:
         text.append(f" ({moving} moving)", style="yellow")
     return text
@@ -119,7 +145,11 @@ def _sized(row: Row) -> str:
 
 
 def _of_peak(share: float | None, ceiling: str) -> str:
-    return "" if share is None else f"{100 * share:.0f}% {'x' if ceiling == 'products' else 'r'}"
+    return (
+        ""
+        if share is None
+        else f"{100 * share:.0f}% {'x' if ceiling == 'products' else 'r'}"
+    )
 
 
 def _z(row: Row | Limit) -> str:
@@ -129,7 +159,10 @@ def _z(row: Row | Limit) -> str:
 
 
 def _sequences(sequences: Sequence[LearnedSequence]) -> str:
-    return ", ".join(f"{' '.join(map(str, one.layers)) or 'none'} ({one.runs})" for one in sequences[:3])
+    return ", ".join(
+        f"{' '.join(map(str, one.layers)) or 'none'} ({one.runs})"
+        for one in sequences[:3]
+    )
 
 
 def _last_over_first(factor: LearningFactor | None) -> str:
@@ -138,7 +171,9 @@ def _last_over_first(factor: LearningFactor | None) -> str:
     return f"{factor.mean:.3g}" + ("" if factor.sem is None else f"±{factor.sem:.2g}")
 
 
-def _change(percent: float | None, interval: Sequence[float] | None, before: float | None) -> str:
+def _change(
+    percent: float | None, interval: Sequence[float] | None, before: float | None
+) -> str:
     if percent is None:
         return ""
     if interval is None or not before:
@@ -152,7 +187,9 @@ def one_digit(error: float | None) -> str:
     return "" if error is None else f"{error:.0e}" if error else "0"
 
 
-def _generalization(kind: str, errors: Mapping[str, float | None] | None, component: int | None) -> str:
+def _generalization(
+    kind: str, errors: Mapping[str, float | None] | None, component: int | None
+) -> str:
     # one error for all components: only in the first row
     return number((errors or {}).get(kind), 5) if component in (None, 1) else ""
 
@@ -183,7 +220,11 @@ class Column(NamedTuple):
 
     def cell(self, row: Any) -> str | Text:
         """Text of the cell of a row."""
-        return self.text(*(_field(row, name) for name in self.fields.split())) if self.fields else self.text(row)
+        return (
+            self.text(*(_field(row, name) for name in self.fields.split()))
+            if self.fields
+            else self.text(row)
+        )
 
     def key(self, row: Any) -> Any:
         """What a page sorts by; None for nothing."""
@@ -358,7 +399,9 @@ def column_of(heading: str, fields: str) -> Column:
     return _KNOWN[heading]._replace(fields=fields)
 
 
-def _laid_out(columns: Iterable[str | Column], rows: Sequence[Any]) -> list[tuple[Column, str, list[str | Text]]]:
+def _laid_out(
+    columns: Iterable[str | Column], rows: Sequence[Any]
+) -> list[tuple[Column, str, list[str | Text]]]:
     """Columns with their headings and cells for these rows, without columns that would be empty."""
     if not rows:
         return []
@@ -366,12 +409,18 @@ def _laid_out(columns: Iterable[str | Column], rows: Sequence[Any]) -> list[tupl
     headings: dict[str, str] = {}
     if hasattr(rows[0], "place"):
         texts, d = {"algorithm": names_with_backend(rows)}, letter_of(rows)
-        headings = {"D": d, "at this D": f"at this {d}", "component": rows[0].component_word}
+        headings = {
+            "D": d,
+            "at this D": f"at this {d}",
+            "component": rows[0].component_word,
+        }
     found = []
     for one in columns:
         column = _KNOWN[one] if isinstance(one, str) else one
         cells = [texts.get(column.heading, column.cell)(row) for row in rows]
-        if any(map(str, cells)) and not (column.unless_same and len(set(map(str, cells))) == 1):
+        if any(map(str, cells)) and not (
+            column.unless_same and len(set(map(str, cells))) == 1
+        ):
             found.append((column, headings.get(column.heading, column.heading), cells))
     return found
 
@@ -380,7 +429,11 @@ def _laid_out(columns: Iterable[str | Column], rows: Sequence[Any]) -> list[tupl
 
 
 def make_table(
-    title: str, columns: Iterable[str | Column], rows: Iterable[Any], caption: str = "", padding: int = 0
+    title: str,
+    columns: Iterable[str | Column],
+    rows: Iterable[Any],
+    caption: str = "",
+    padding: int = 0,
 ) -> RenderableType:
     """A table in this package's style, with ``padding`` blanks between its columns.
 
@@ -393,7 +446,10 @@ def make_table(
     shown = _laid_out(columns, list(rows))
     for column, heading, _ in shown:
         table.add_column(
-            heading, justify="left" if column.words else "right", no_wrap=not column.words, overflow="fold"
+            heading,
+            justify="left" if column.words else "right",
+            no_wrap=not column.words,
+            overflow="fold",
         )
     for line in zip(*(cells for *_, cells in shown)):
         table.add_row(*line)
@@ -403,15 +459,27 @@ def make_table(
 def titled(table: Table, title: str, caption: str = "") -> RenderableType:
     """A finished table under a title that may be wider than the table."""
     for column in table.columns:
-        if column.no_wrap:  # half a number is a wrong number: rather a table wider than the screen
+        if (
+            column.no_wrap
+        ):  # half a number is a wrong number: rather a table wider than the screen
             head = str(column.header)
             widest = max((cell_len(str(cell)) for cell in column.cells), default=0)
-            column.header = textwrap.fill(head, max(widest, len(head) // 2, 1), break_long_words=False)
+            column.header = textwrap.fill(
+                head, max(widest, len(head) // 2, 1), break_long_words=False
+            )
             column.min_width = max(widest, *map(cell_len, column.header.split("\n")))
         else:  # words of an ordinary length stay whole, too
-            words = (word for cell in (column.header, *column.cells) for word in str(cell).split())
+            words = (
+                word
+                for cell in (column.header, *column.cells)
+                for word in str(cell).split()
+            )
             column.min_width = min(max(map(cell_len, words), default=0), 12)
-    return Group(Text(title, style="bold"), Whole(table), *([Text(caption, style="dim")] if caption else []))
+    return Group(
+        Text(title, style="bold"),
+        Whole(table),
+        *([Text(caption, style="dim")] if caption else []),
+    )
 
 
 class Whole:
@@ -420,9 +488,15 @@ class Whole:
     def __init__(self, table: Table) -> None:
         self.table = table
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        needed = console.measure(self.table, options=options.update_width(10_000)).minimum
-        yield from console.render(self.table, options.update_width(max(options.max_width, needed)))
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> RenderResult:
+        needed = console.measure(
+            self.table, options=options.update_width(10_000)
+        ).minimum
+        yield from console.render(
+            self.table, options.update_width(max(options.max_width, needed))
+        )
 
 
 def safe_console(**how: Any) -> Console:
@@ -433,7 +507,9 @@ def safe_console(**how: Any) -> Console:
     class Safe(Console):
         def render(self, *arguments: Any, **named: Any) -> Iterator[Segment]:
             for part in super().render(*arguments, **named):
-                yield part if part.control else Segment(printable(part.text), part.style)
+                yield (
+                    part if part.control else Segment(printable(part.text), part.style)
+                )
 
     return Safe(soft_wrap=False, highlight=False, markup=False, emoji=False, **how)
 
@@ -453,20 +529,40 @@ _LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
     | {c: f"${c}$" for c in "<>|"}
     | {c: f"{{{c}}}" for c in "[]*"}  # what follows the end of a row is an option of it
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+    | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+    }
 )
 
 
-def latex_table(title: str, columns: Iterable[str | Column], rows: Iterable[Any], caption: str = "") -> str:
+def latex_table(
+    title: str, columns: Iterable[str | Column], rows: Iterable[Any], caption: str = ""
+) -> str:
     """A floating table for LaTeX; it needs the package booktabs."""
     shown = _laid_out(columns, list(rows))
     head, *lines = (
-        " & ".join(" ".join(printable(str(cell)).split()).translate(_LATEX) for cell in line) + r" \\"
-        for line in ([heading for _, heading, _ in shown], *zip(*(cells for *_, cells in shown)))
+        " & ".join(
+            " ".join(printable(str(cell)).split()).translate(_LATEX) for cell in line
+        )
+        + r" \\"
+        for line in (
+            [heading for _, heading, _ in shown],
+            *zip(*(cells for *_, cells in shown)),
+        )
     )
-    about = " ".join(printable("; ".join(filter(None, (title, caption)))).split()).translate(_LATEX)
+    about = " ".join(
+        printable("; ".join(filter(None, (title, caption)))).split()
+    ).translate(_LATEX)
     form = "".join("l" if column.words else "r" for column, *_ in shown)
-    begin = [r"\begin{table}", r"\centering", rf"\caption{{{about}}}", rf"\begin{{tabular}}{{{form}}}"]
+    begin = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{about}}}",
+        rf"\begin{{tabular}}{{{form}}}",
+    ]
     inside = [r"\toprule", head, r"\midrule", *lines, r"\bottomrule"]
     return "\n".join([*begin, *inside, r"\end{tabular}", r"\end{table}"])
 
@@ -482,7 +578,9 @@ def html_environment() -> Environment:
         return type(value)(printable(value)) if isinstance(value, str) else value
 
     folder = jinja2.PackageLoader("smimbench.report", "assets")
-    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=clean, loader=folder)
+    return jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, finalize=clean, loader=folder
+    )
 
 
 def html_table(
@@ -501,7 +599,9 @@ def html_table(
         Lines of small print in its last cell.
     """
     template = html_environment().get_template("table.html.jinja")
-    return template.render(shown=_laid_out(columns, rows), rows=rows, about=about, more=more)
+    return template.render(
+        shown=_laid_out(columns, rows), rows=rows, about=about, more=more
+    )
 
 
 # -- what they mean -------------------------------------------------------------------------------------------------------
@@ -509,7 +609,10 @@ def html_table(
 
 def columns_document() -> dict[str, dict[str, str]]:
     """The meaning of every column, by topic."""
-    return {topic: {column.heading: column.meaning for column in columns} for topic, columns in COLUMNS.items()}
+    return {
+        topic: {column.heading: column.meaning for column in columns}
+        for topic, columns in COLUMNS.items()
+    }
 
 
 def print_columns(console: Console, document: dict[str, dict[str, str]]) -> None:

@@ -14,7 +14,14 @@ from smimbench.problem.problem import without
 from smimbench.registry.metrics import find_metric, is_worse
 from smimbench.report.labels import distinguish, grouped
 from smimbench.report.row import Identity, OfRow, Row
-from smimbench.report.statistics import Change, change_between, count_runs, failed_runs, mean_change, shared_instances
+from smimbench.report.statistics import (
+    Change,
+    change_between,
+    count_runs,
+    failed_runs,
+    mean_change,
+    shared_instances,
+)
 from smimbench.suite.cells import agree
 from smimbench.suite.schema import ORACLE
 
@@ -95,7 +102,8 @@ class RowChange(OfRow):
         """The change as JSON has it."""
         row, judgment = self.row.document(), self.judgment
         before, after = (
-            side.document() if side else dict.fromkeys(EACH.values()) for side in (self.before, self.after)
+            side.document() if side else dict.fromkeys(EACH.values())
+            for side in (self.before, self.after)
         )
         entry = {key: row[key] for key in SHARED}
         for ending, key in EACH.items():
@@ -114,7 +122,10 @@ class RowChange(OfRow):
 
 
 def _without_code(row: Row) -> Row:
-    problem, algorithm = without("source", row.identity.problem), without("source", row.identity.algorithm)
+    problem, algorithm = (
+        without("source", row.identity.problem),
+        without("source", row.identity.algorithm),
+    )
     return replace(row, identity=Identity(problem, algorithm))
 
 
@@ -134,13 +145,17 @@ def compare_rows(before: Sequence[Row], after: Sequence[Row]) -> list[RowChange]
     pairs = _counterparts(before, after)
     rows = distinguish(_without_code(row) for a, b in pairs if (row := b or a))
     changes = [
-        RowChange(row, a, b, _judge_change(a, b), _time_change(a, b), _changed_code(a, b))
+        RowChange(
+            row, a, b, _judge_change(a, b), _time_change(a, b), _changed_code(a, b)
+        )
         for row, (a, b) in zip(rows, pairs)
     ]
     return sorted(changes, key=_badness)
 
 
-def _counterparts(before: Sequence[Row], after: Sequence[Row]) -> list[tuple[Row | None, Row | None]]:
+def _counterparts(
+    before: Sequence[Row], after: Sequence[Row]
+) -> list[tuple[Row | None, Row | None]]:
     """Rows of both tables that belong together, and those of one table that have no counterpart.
 
     A row without a counterpart of the same parameters belongs to the only one of the other table that agrees with it in all
@@ -154,11 +169,17 @@ def _counterparts(before: Sequence[Row], after: Sequence[Row]) -> list[tuple[Row
     for place, row in new.items():
         if place in pairs:
             continue
-        similar = [(there, a) for there, a in alone if there[2:] == place[2:] and agree(_items(a), _items(row))]
+        similar = [
+            (there, a)
+            for there, a in alone
+            if there[2:] == place[2:] and agree(_items(a), _items(row))
+        ]
         if len(similar) == 1:
             pairs[place] = similar[0][1], row
             alone.remove(similar[0])
-    matched: list[tuple[Row | None, Row | None]] = [pairs.get(place, (None, row)) for place, row in new.items()]
+    matched: list[tuple[Row | None, Row | None]] = [
+        pairs.get(place, (None, row)) for place, row in new.items()
+    ]
     return [*matched, *((row, None) for _, row in alone)]
 
 
@@ -171,7 +192,16 @@ def _measured(row: Row) -> tuple[Any, ...]:
     """What a row measures, apart from labels: problem and algorithm without versions and code, and grid point."""
     at, oracle = row.place, row.place.settings == ORACLE
     items = canonical_json(without("source", _items(row)))
-    return items, at.alpha, oracle, at.backend, at.nominal_alpha, at.dimension, row.metric, row.component
+    return (
+        items,
+        at.alpha,
+        oracle,
+        at.backend,
+        at.nominal_alpha,
+        at.dimension,
+        row.metric,
+        row.component,
+    )
 
 
 def _changed_code(a: Row | None, b: Row | None) -> list[str]:
@@ -190,7 +220,10 @@ def _sources(item: Any) -> list[Any]:
     """Hashes of the code of an item and of those inside it."""
     if not isinstance(item, dict):
         return []
-    return [item.get("source"), *(_sources(inner) for inner in item.values() if isinstance(inner, dict))]
+    return [
+        item.get("source"),
+        *(_sources(inner) for inner in item.values() if isinstance(inner, dict)),
+    ]
 
 
 # -- verdicts -------------------------------------------------------------------------------------------------------------
@@ -212,10 +245,20 @@ def _judge_change(a: Row | None, b: Row | None) -> Judgment:
         return Judgment(FAILS_MORE if fails_more else "unchanged", percent=0.0, z=0.0)
     metric, percent = find_metric(b.metric), 100 / abs(before) if before else None
     relative = percent and percent * (after - before)
-    if metric.direction == "lower" and b.theory.value == 0 and max(before, after) <= b.target:
+    if (
+        metric.direction == "lower"
+        and b.theory.value == 0
+        and max(before, after) <= b.target
+    ):
         return Judgment(FAILS_MORE if fails_more else "both at 0", relative)
-    change, verdict = change_between(old, new), "worse" if is_worse(metric, before, after) else "better"
-    everywhere = all(is_worse(metric, old[name], new[name]) == (verdict == "worse") for name in shared)
+    change, verdict = (
+        change_between(old, new),
+        "worse" if is_worse(metric, before, after) else "better",
+    )
+    everywhere = all(
+        is_worse(metric, old[name], new[name]) == (verdict == "worse")
+        for name in shared
+    )
     if change is None:
         verdict = "differs" if verdict == "worse" else "no worse"
         return Judgment(FAILS_MORE if fails_more else verdict, relative)
@@ -247,7 +290,13 @@ def _failed_share(row: Row) -> float:
 
 
 def _time_change(a: Row | None, b: Row | None) -> float | None:
-    if a is None or b is None or not (a.cost.trusted and b.cost.trusted and a.cost.machines == b.cost.machines):
+    if (
+        a is None
+        or b is None
+        or not (
+            a.cost.trusted and b.cost.trusted and a.cost.machines == b.cost.machines
+        )
+    ):
         return None
     if not a.cost.per_iteration or not b.cost.per_iteration:
         return None
@@ -294,22 +343,36 @@ def overall_changes(changes: Sequence[RowChange]) -> list[OverallChange]:
         return at.problem, at.algorithm, at.backend, change.metric, change.component
 
     overall = []
-    for same in grouped([one for one in changes if one.judgment.error_percent is not None], line).values():
+    for same in grouped(
+        [one for one in changes if one.judgment.error_percent is not None], line
+    ).values():
         direction = find_metric(same[0].metric).direction
-        if len(same) < 2 or direction == "one":  # a change of the mean is no distance from 1
+        if (
+            len(same) < 2 or direction == "one"
+        ):  # a change of the mean is no distance from 1
             continue
         judgments = [change.judgment for change in same]
-        mean = mean_change([Change(one.percent, one.error_percent, one.dof) for one in judgments])
+        mean = mean_change(
+            [Change(one.percent, one.error_percent, one.dof) for one in judgments]
+        )
         half = mean.half_width(LEVEL)
         verdict = "worse" if (mean.value > 0) == (direction == "lower") else "better"
-        judgment = Judgment(verdict if abs(mean.value) > half else "within noise", mean.value)
+        judgment = Judgment(
+            verdict if abs(mean.value) > half else "within noise", mean.value
+        )
         overall.append(OverallChange(same[0].row, len(same), judgment, half))
     return overall
 
 
-def exceeds(judgment: Judgment, percent: float, time_percent: float | None = None) -> bool:
+def exceeds(
+    judgment: Judgment, percent: float, time_percent: float | None = None
+) -> bool:
     """Whether a change fails a limit: an error worse, or a time slower, by more than ``percent``; or no counterpart."""
     slower = (time_percent or 0.0) > percent
     size = math.inf if judgment.percent is None else abs(judgment.percent)
     failed = judgment.verdict in (GONE, FAILS_MORE, *ONE_SIDED)
-    return slower or failed or (judgment.verdict in ("worse", "differs") and size > percent)
+    return (
+        slower
+        or failed
+        or (judgment.verdict in ("worse", "differs") and size > percent)
+    )

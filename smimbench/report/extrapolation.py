@@ -14,7 +14,12 @@ from typing import Any
 import numpy as np
 
 from smimbench.files import JsonObject, canonical_json
-from smimbench.numerics.size_laws import SECOND, Extrapolation, extrapolate, pooled_errors
+from smimbench.numerics.size_laws import (
+    SECOND,
+    Extrapolation,
+    extrapolate,
+    pooled_errors,
+)
 from smimbench.numerics.statistics import normal_score
 from smimbench.report.labels import grouped, summed_statuses
 from smimbench.report.row import OfRow, Row
@@ -114,35 +119,66 @@ def extrapolated_rows(rows: Sequence[Row], target: float = 1e-3) -> list[Limit]:
         else:
             problem = [row.place.problem, problem]
         at, items = row.place, canonical_json([problem, row.identity.algorithm])
-        return at.algorithm, at.backend, at.nominal_alpha, row.metric, row.component, items
+        return (
+            at.algorithm,
+            at.backend,
+            at.nominal_alpha,
+            row.metric,
+            row.component,
+            items,
+        )
 
     groups = grouped(rows, line).values()
-    limits = (_limit(sorted(members, key=lambda row: row.place.dimension), target) for members in groups)
+    limits = (
+        _limit(sorted(members, key=lambda row: row.place.dimension), target)
+        for members in groups
+    )
     return [limit for limit in limits if limit is not None]
 
 
 def _limit(members: Sequence[Row], target: float) -> Limit | None:
-    runs = [(row, row.estimate, row.estimate.mean) for row in members if row.estimate.mean is not None]
+    runs = [
+        (row, row.estimate, row.estimate.mean)
+        for row in members
+        if row.estimate.mean is not None
+    ]
     if len(runs) < FEWEST:
         return None
     last = runs[-1][0]
-    sizes, counts = [row.place.dimension for row, *_ in runs], [estimate.n for _, estimate, _ in runs]
+    sizes, counts = (
+        [row.place.dimension for row, *_ in runs],
+        [estimate.n for _, estimate, _ in runs],
+    )
     theory = last.theory.value
-    factors = [theory / row.theory.value if row.theory.value and theory else 1.0 for row, *_ in runs]
+    factors = [
+        theory / row.theory.value if row.theory.value and theory else 1.0
+        for row, *_ in runs
+    ]
     values = [mean * factor for (*_, mean), factor in zip(runs, factors)]
     errors = [
-        math.nan if estimate.sem is None else estimate.sem * factor for (_, estimate, _), factor in zip(runs, factors)
+        math.nan if estimate.sem is None else estimate.sem * factor
+        for (_, estimate, _), factor in zip(runs, factors)
     ]
     pooled, dof = pooled_errors(sizes, np.array(errors) * np.sqrt(counts), counts)
     points = [
-        SizePoint(size, n, mean, value, max(float(error), 1e-9 * abs(value), 1e-9 * target))
-        for (*_, mean), size, n, value, error in zip(runs, sizes, counts, values, pooled)
+        SizePoint(
+            size, n, mean, value, max(float(error), 1e-9 * abs(value), 1e-9 * target)
+        )
+        for (*_, mean), size, n, value, error in zip(
+            runs, sizes, counts, values, pooled
+        )
         if math.isfinite(error)
     ]
     if len(points) < FEWEST:
         return None
-    second = max(SECOND, ONE_SAMPLE / last.place.alpha) if last.dimension_letter == "d" else SECOND
-    used, moved, stated = zip(*((point.dimension, point.moved, point.error) for point in points))
+    second = (
+        max(SECOND, ONE_SAMPLE / last.place.alpha)
+        if last.dimension_letter == "d"
+        else SECOND
+    )
+    used, moved, stated = zip(
+        *((point.dimension, point.moved, point.error) for point in points)
+    )
     fit = extrapolate(used, moved, stated, dof, second)
     difference = z = None
     if theory is not None and not fit.refusal:
@@ -151,9 +187,13 @@ def _limit(members: Sequence[Row], target: float) -> Limit | None:
         last,
         place=replace(last.place, alpha=last.place.nominal_alpha),
         estimate=replace(last.estimate, n=sum(counts)),
-        prediction=replace(last.prediction, z=None if last.prediction.value is None else z),
+        prediction=replace(
+            last.prediction, z=None if last.prediction.value is None else z
+        ),
         theory=replace(last.theory, difference=difference, z=z),
-        runs=replace(last.runs, status_counts=summed_statuses(members), still_moving=None),
+        runs=replace(
+            last.runs, status_counts=summed_statuses(members), still_moving=None
+        ),
     )
     return Limit(row, fit, points)
 
@@ -162,6 +202,8 @@ def _z(fit: Extrapolation, last: Row, target: float) -> float | None:
     """Distance of a limit from theory in all errors: by Student's law, as the normal score that is as unlikely."""
     if last.theory.value is None:
         return None
-    scale = math.hypot(fit.error, last.theory.error or 0.0, target if last.theory.value == 0 else 0.0)
+    scale = math.hypot(
+        fit.error, last.theory.error or 0.0, target if last.theory.value == 0 else 0.0
+    )
     score = (fit.limit - last.theory.value) / scale
     return math.copysign(normal_score(abs(score), fit.dof), score)

@@ -16,7 +16,13 @@ from smimbench.report.labels import grouped, letter_of
 from smimbench.report.style import MARKERS, line_name
 from smimbench.suite.cells import Suite
 
-VIRIDIS = (0.27, 0.0, 0.33), (0.25, 0.28, 0.53), (0.15, 0.49, 0.56), (0.17, 0.69, 0.49), (0.61, 0.85, 0.24)
+VIRIDIS = (
+    (0.27, 0.0, 0.33),
+    (0.25, 0.28, 0.53),
+    (0.15, 0.49, 0.56),
+    (0.17, 0.69, 0.49),
+    (0.61, 0.85, 0.24),
+)
 """Red, green and blue of a map of colors from dark to light; between them, colors are interpolated."""
 
 
@@ -26,7 +32,10 @@ def size_charts(suite: Suite, entries: Sequence[Limit]) -> list[Chart]:
     problems = grouped(entries, lambda entry: entry.place.problem)
     for number, (problem, members) in enumerate(problems.items(), 1):
         alphas = sorted({entry.place.alpha for entry in members})
-        groups = grouped(members, lambda e: (e.metric, e.place.algorithm, e.place.backend, e.component))
+        groups = grouped(
+            members,
+            lambda e: (e.metric, e.place.algorithm, e.place.backend, e.component),
+        )
         d = letter_of(members)
         note = (
             f"Means over runs, at the sample ratio of the largest {d}. Lines: fitted corrections of order 1/{d} and 1/{d}², none "
@@ -46,7 +55,9 @@ def _size_panel(entries: Sequence[Limit], alphas: Sequence[float]) -> Panel:
         k = alphas.index(entry.place.alpha)
         # Not the colors of algorithms: light stands for many samples, in gray, too.
         place = (len(VIRIDIS) - 1) * k / max(1, len(alphas) - 1)
-        shade = tuple(np.interp(place, range(len(VIRIDIS)), channel) for channel in zip(*VIRIDIS))
+        shade = tuple(
+            np.interp(place, range(len(VIRIDIS)), channel) for channel in zip(*VIRIDIS)
+        )
         about = {
             "problem": entry.place.problem,
             "metric": entry.metric,
@@ -62,12 +73,40 @@ def _size_panel(entries: Sequence[Limit], alphas: Sequence[float]) -> Panel:
 
         marks = partial(_marks, about, shade)
         symbol = {"marker": MARKERS[k % len(MARKERS)], "s": 16}
-        series.append(marks(f"α = {entry.place.alpha:.4g}", "runs", sizes, means, errors, symbol, n=counts))
+        series.append(
+            marks(
+                f"α = {entry.place.alpha:.4g}",
+                "runs",
+                sizes,
+                means,
+                errors,
+                symbol,
+                n=counts,
+            )
+        )
         if (fit := entry.solved) is not None:
             line = np.linspace(0, 1 / min(sizes), 100)
             fitted = fit.limit + line * (fit.coefficient + fit.second * line)
-            series.append(Series("", {"inverse": line, "value": fitted}, None, "line", shade, {"lw": 1.0}))
-            series.append(marks("", "fit", ["inf"], [fit.limit], [fit.error], {"marker": "_", "s": 30}))
+            series.append(
+                Series(
+                    "",
+                    {"inverse": line, "value": fitted},
+                    None,
+                    "line",
+                    shade,
+                    {"lw": 1.0},
+                )
+            )
+            series.append(
+                marks(
+                    "",
+                    "fit",
+                    ["inf"],
+                    [fit.limit],
+                    [fit.error],
+                    {"marker": "_", "s": 30},
+                )
+            )
         if entry.theory.value is not None:
             diamond = {"marker": "D", "s": 30, "clip_on": False}
             at = ["inf"], [entry.theory.value], [entry.theory.error]
@@ -77,7 +116,9 @@ def _size_panel(entries: Sequence[Limit], alphas: Sequence[float]) -> Panel:
     name = first.place.algorithm + ("" if backend == "numpy" else f"@{backend}")
     head = line_name(name, first.component_word, component)
     label = metric_label(first.metric)
-    return Panel(head, f"1 / {d}", label, series, first.place.problem, "inverse", from_zero=False)
+    return Panel(
+        head, f"1 / {d}", label, series, first.place.problem, "inverse", from_zero=False
+    )
 
 
 def _marks(

@@ -25,10 +25,20 @@ def of_largest_dimension(rows: Iterable[Row]) -> list[Row]:
 
     def point(row: Row) -> tuple[Any, ...]:
         at = row.place
-        return at.problem, at.algorithm, at.backend, at.nominal_alpha, row.metric, row.component
+        return (
+            at.problem,
+            at.algorithm,
+            at.backend,
+            at.nominal_alpha,
+            row.metric,
+            row.component,
+        )
 
     rows = list(rows)
-    largest = {key: max(row.place.dimension for row in same) for key, same in grouped(rows, point).items()}
+    largest = {
+        key: max(row.place.dimension for row in same)
+        for key, same in grouped(rows, point).items()
+    }
     return [row for row in rows if row.place.dimension == largest[point(row)]]
 
 
@@ -100,12 +110,20 @@ def distinguish(rows: Iterable[Row]) -> list[Row]:
         meanings: dict[str, dict[str, JsonObject]] = {}
         for row in rows:
             spec = getattr(row.identity, key)
-            meanings.setdefault(getattr(row.place, key), {})[canonical_json(spec)] = _flat(spec)
+            meanings.setdefault(getattr(row.place, key), {})[canonical_json(spec)] = (
+                _flat(spec)
+            )
         for i, row in enumerate(rows):
             label = getattr(row.place, key)
             if len(meanings[label]) > 1:
-                label += _difference(meanings[label], canonical_json(getattr(row.identity, key)))
-                labels = {"problem": row.place.problem, "algorithm": row.place.algorithm, key: label}
+                label += _difference(
+                    meanings[label], canonical_json(getattr(row.identity, key))
+                )
+                labels = {
+                    "problem": row.place.problem,
+                    "algorithm": row.place.algorithm,
+                    key: label,
+                }
                 rows[i] = row.labeled(**labels)
     return rows
 
@@ -113,14 +131,22 @@ def distinguish(rows: Iterable[Row]) -> list[Row]:
 def _flat(table: JsonObject, before: str = "") -> JsonObject:
     flat: JsonObject = {}
     for key, value in table.items():
-        flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
+        flat |= (
+            _flat(value, f"{before}{key}.")
+            if isinstance(value, dict)
+            else {before + key: value}
+        )
     return flat
 
 
 def _difference(same: Mapping[str, JsonObject], own: str) -> str:
     """Text `` (channel.beta=2)``: the parameters in which one item differs from another of the same label."""
     keys = {key for flat in same.values() for key in flat}
-    differing = sorted(k for k in keys if len({repr(flat.get(k)) for flat in same.values()}) > 1)
-    usual = {key: "smimbench" for key in keys if key.rpartition(".")[2] == "distribution"}
+    differing = sorted(
+        k for k in keys if len({repr(flat.get(k)) for flat in same.values()}) > 1
+    )
+    usual = {
+        key: "smimbench" for key in keys if key.rpartition(".")[2] == "distribution"
+    }
     words = (f"{k}={same[own].get(k, usual.get(k, 'unset'))}" for k in differing)
     return f" ({', '.join(words)})"

@@ -37,7 +37,10 @@ class Rows(list[JsonObject]):
         return frame(flat_rows(self))
 
     def __repr__(self) -> str:
-        lines = [textwrap.fill(line, 80, subsequent_indent="    ") for line in self._verdict_lines()]
+        lines = [
+            textwrap.fill(line, 80, subsequent_indent="    ")
+            for line in self._verdict_lines()
+        ]
         return "\n".join([*lines, f"{len(self)} rows; .table is a frame of them"])
 
     def _repr_html_(self) -> str | None:
@@ -46,12 +49,16 @@ class Rows(list[JsonObject]):
         """
         if importlib.util.find_spec("jinja2") is None:
             return None
-        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self._verdict_lines())
+        lines = "".join(
+            f"<li>{html.escape(line)}</li>" for line in self._verdict_lines()
+        )
         table = html_table(ROW, [row_of(row) for row in self[:40]])
         return f"<ul>{lines}</ul>{table}<p>{min(40, len(self))} of {len(self)} rows</p>"
 
     def _verdict_lines(self) -> list[str]:
-        return [verdict_line(verdict) for verdict in verdicts([row_of(row) for row in self])]
+        return [
+            verdict_line(verdict) for verdict in verdicts([row_of(row) for row in self])
+        ]
 
 
 AXES = ("iteration", "seconds", "samples", "damping")
@@ -66,7 +73,11 @@ class Loaded:
 
     def _repr_html_(self) -> str:
         shown = self.values[:12]
-        table = shown._repr_html_() if hasattr(shown, "_repr_html_") else f"<pre>{html.escape(str(shown))}</pre>"
+        table = (
+            shown._repr_html_()
+            if hasattr(shown, "_repr_html_")
+            else f"<pre>{html.escape(str(shown))}</pre>"
+        )
         return f"{table}<p>{len(shown)} of {len(self.values)} rows</p>"
 
 
@@ -83,7 +94,10 @@ def load_folder(folder: Path) -> Loaded:
     values: list[JsonObject] = []
     steps: list[JsonObject] = []
     stores = {one.store.folder: (one.suite, one.store) for one in found}.values()
-    for suite, store in [*stores, *((suite, scores_of(store)) for suite, store in stores)]:
+    for suite, store in [
+        *stores,
+        *((suite, scores_of(store)) for suite, store in stores),
+    ]:
         for key, record in store.load().items():
             cell, timing = record["cell"], record.get("timing") or {}
             items = (*cell["problem"].values(), cell["algorithm"])
@@ -93,11 +107,25 @@ def load_folder(folder: Path) -> Loaded:
                 "replicate": cell["replicate"], "status": record["status"], "reason": record["reason"],
                 "versions": ", ".join(f"{item['name']} {item['version']}" for item in items),
             }  # fmt: skip
-            rest = {"seconds": timing.get("seconds"), "iterations": record.get("iterations"), "key": key}
+            rest = {
+                "seconds": timing.get("seconds"),
+                "iterations": record.get("iterations"),
+                "key": key,
+            }
             metrics = (record.get("metrics") or {}).items()
-            measured: list[tuple[Any, Any, Any]] = [(m, k, v) for m, own in metrics for k, v in enumerate(own, 1)]
+            measured: list[tuple[Any, Any, Any]] = [
+                (m, k, v) for m, own in metrics for k, v in enumerate(own, 1)
+            ]
             for metric, component, value in measured or [(None, None, None)]:
-                values.append({**about, "metric": metric, "component": component, "value": value, **rest})
+                values.append(
+                    {
+                        **about,
+                        "metric": metric,
+                        "component": component,
+                        "value": value,
+                        **rest,
+                    }
+                )
             steps += _steps(key, store.trajectory(record) or {})
     return Loaded(frame(values), frame(steps))
 

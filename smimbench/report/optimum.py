@@ -45,7 +45,10 @@ class Reference(NamedTuple):
 
 def limit_of(point: JsonObject) -> Optimum:
     """The optimum in the infinite-D limit, where no finite-size correction is known."""
-    value, error = (np.atleast_1d(np.asarray(point[key], dtype=float)) for key in ("mse", "mse_error"))
+    value, error = (
+        np.atleast_1d(np.asarray(point[key], dtype=float))
+        for key in ("mse", "mse_error")
+    )
     return Optimum(value, error, LIMIT, {})
 
 
@@ -62,18 +65,27 @@ def optima(references: Sequence[Reference]) -> dict[int, Optimum]:
         for one in known:
             first = np.asarray(one.coefficient, dtype=float) / one.dimension
             second = first**2 / np.where(one.limit > 0, one.limit, 1.0)
-            found[one.dimension] = Optimum(one.limit + first, second, "closed form", one.runs)
+            found[one.dimension] = Optimum(
+                one.limit + first, second, "closed form", one.runs
+            )
         return found
-    measured = [one for one in references if len(one.runs) > 1 and (one.limit > 1e-12).all()]
+    measured = [
+        one for one in references if len(one.runs) > 1 and (one.limit > 1e-12).all()
+    ]
     if not measured:
         return {}
     sizes = np.array([one.dimension for one in measured], dtype=float)
-    counts, values = [len(one.runs) for one in measured], [np.array([*one.runs.values()]) for one in measured]
+    counts, values = (
+        [len(one.runs) for one in measured],
+        [np.array([*one.runs.values()]) for one in measured],
+    )
     fitted = []
     for p in range(len(measured[0].limit)):
         limits = np.array([one.limit[p] for one in measured])
         excess = np.array([value[:, p].mean() for value in values]) - limits
-        errors = pooled_errors(sizes, [value[:, p].std(ddof=1) for value in values], counts)[0]
+        errors = pooled_errors(
+            sizes, [value[:, p].std(ddof=1) for value in values], counts
+        )[0]
         errors = np.maximum(errors, 1e-6 * limits)
         fit = fit_sizes(sizes, excess, errors, (0.0, np.inf, SECOND / 3 * limits.max()))
         # Runs further above did not reach the optimum; taken as it, their ratio to it would always be 1.

@@ -17,12 +17,28 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from smimbench.files import JsonObject, canonical_json, error_line, printable, unless, write_atomically
+from smimbench.files import (
+    JsonObject,
+    canonical_json,
+    error_line,
+    printable,
+    unless,
+    write_atomically,
+)
 from smimbench.report import stored_table
 from smimbench.report.results import Results, ResultsTable
 from smimbench.run.answers import Answers, answer_name
 from smimbench.run.external import scores_of
-from smimbench.run.record import Open, SharedDocument, check_model, digest_of, document_text, plain, sealed, text_of
+from smimbench.run.record import (
+    Open,
+    SharedDocument,
+    check_model,
+    digest_of,
+    document_text,
+    plain,
+    sealed,
+    text_of,
+)
 from smimbench.run.store import Store, file_stem
 from smimbench.run.verification import Verification
 from smimbench.suite import SuiteError
@@ -101,11 +117,15 @@ def write_packed(
         "packed": FORMAT,
         "run": shared,
         "theory": theory,
-        "records": [_whole_record(store, stem, trajectories) for stem, store in stems.items()],
+        "records": [
+            _whole_record(store, stem, trajectories) for stem, store in stems.items()
+        ],
         "scored": [] if left_out else list(scores_of(results.store).load().values()),
     }
     text = _text_of(pack)
-    write_atomically(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    write_atomically(
+        path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text
+    )
 
 
 def _whole_record(store: Store, stem: str, trajectories: bool) -> JsonObject:
@@ -118,7 +138,14 @@ def _whole_record(store: Store, stem: str, trajectories: bool) -> JsonObject:
     columns = store.trajectory(record)
     if columns is None:
         raise SuiteError(store.complaints[-1], "", "so it cannot be packed")
-    return sealed({**record, "trajectory": plain({name: column.tolist() for name, column in columns.items()})})
+    return sealed(
+        {
+            **record,
+            "trajectory": plain(
+                {name: column.tolist() for name, column in columns.items()}
+            ),
+        }
+    )
 
 
 def _text_of(pack: JsonObject) -> bytes:
@@ -142,7 +169,9 @@ def packed_under(path: Path) -> list[Path]:
     return [
         file
         for file in sorted(path.iterdir())
-        if is_packed(file) and not file.name.startswith(".") and unless(ValueError, _text_at, file, 10) == HEAD
+        if is_packed(file)
+        and not file.name.startswith(".")
+        and unless(ValueError, _text_at, file, 10) == HEAD
     ]
 
 
@@ -165,7 +194,9 @@ def read_packed(path: Path) -> PackedTable:
     pack = read_pack(path)
     if pack["packed"] == stored_table.FORMAT:
         with _refused(path):
-            return PackedTable(stored_table.table_of(pack), pack["run"], [stored_table.UNVERIFIABLE])
+            return PackedTable(
+                stored_table.table_of(pack), pack["run"], [stored_table.UNVERIFIABLE]
+            )
     with unpacked(path, pack, any_code=True) as results:
         table, remarks = results.table, [*results.suite.remarks]
         if results.answers.is_missing:
@@ -187,13 +218,27 @@ def read_pack(path: Path) -> JsonObject:
             raise ValueError(f"larger than {LARGEST >> 20} MB")
         pack = json.loads(data)
     except (OSError, ValueError, RecursionError) as error:
-        why = error_line(error) if isinstance(error, OSError) else "the file is incomplete or not JSON"
-        raise SuiteError(str(path), "", f"cannot be read as packed results: {why}") from None
+        why = (
+            error_line(error)
+            if isinstance(error, OSError)
+            else "the file is incomplete or not JSON"
+        )
+        raise SuiteError(
+            str(path), "", f"cannot be read as packed results: {why}"
+        ) from None
     if not isinstance(pack, dict) or "packed" not in pack:
-        raise SuiteError(str(path), "", "has no packed results; smimbench show SUITE --pack FILE writes such a file")
+        raise SuiteError(
+            str(path),
+            "",
+            "has no packed results; smimbench show SUITE --pack FILE writes such a file",
+        )
     if pack["packed"] not in (stored_table.FORMAT, FORMAT):
         version = printable(pack["packed"], 40)
-        raise SuiteError(str(path), "packed", f"the file has format {version}, this smimbench reads 2 and {FORMAT}")
+        raise SuiteError(
+            str(path),
+            "packed",
+            f"the file has format {version}, this smimbench reads 2 and {FORMAT}",
+        )
     with _refused(path):
         if pack.pop("digest", None) != digest_of(pack):
             raise ValueError("changed after it was written (digest does not match)")
@@ -222,7 +267,9 @@ def _refused(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unpacked(path: Path, pack: JsonObject, *, any_code: bool = False) -> Iterator[Results]:
+def unpacked(
+    path: Path, pack: JsonObject, *, any_code: bool = False
+) -> Iterator[Results]:
     """Results of a pack as ``run`` leaves them, of any code if asked so, in a folder that lasts as long as the context.
 
     Raises
@@ -232,32 +279,46 @@ def unpacked(path: Path, pack: JsonObject, *, any_code: bool = False) -> Iterato
     """
     shared = pack["run"]
     changes = shared.get("overrides", []), shared.get("only", [])
-    suite = parse_suite(Path(f"{shared['suite']}.toml"), shared["text"], *changes, stored=True)
+    suite = parse_suite(
+        Path(f"{shared['suite']}.toml"), shared["text"], *changes, stored=True
+    )
     with tempfile.TemporaryDirectory(prefix="smimbench-") as temporary:
         store = Store(Path(temporary) / suite.name)
-        answers = Answers(Path(temporary) / "theory", predictions=suite.needs_prediction_errors)
+        answers = Answers(
+            Path(temporary) / "theory", predictions=suite.needs_prediction_errors
+        )
         with _refused(path):
             check_model(_Pack, pack, "packed results of smimbench")
             _write_files(pack, store, Path(temporary) / "theory")
-            results = Results(suite.with_choices(shared), store, (), answers, any_code=any_code)
+            results = Results(
+                suite.with_choices(shared), store, (), answers, any_code=any_code
+            )
             scores = scores_of(store)
             scores.load()
             for complaint in (*store.complaints, *scores.complaints):
                 raise ValueError(complaint.removeprefix(f"{temporary}/"))
         left_out = {tuple(place) for place in shared.get("left_out", [])}
-        results.cells = [cell for cell in results.cells if cell.place[:2] not in left_out]
+        results.cells = [
+            cell for cell in results.cells if cell.place[:2] not in left_out
+        ]
         yield results
 
 
 def _write_files(pack: JsonObject, store: Store, theory: Path) -> None:
     files = {store.folder / "run.json": text_of(sealed(pack["run"]))}
-    for records, folder in ((pack["records"], store.folder), (pack["scored"], scores_of(store).folder)):
-        files |= {folder / f"{file_stem(record)}.json": text_of(record) for record in records}
+    for records, folder in (
+        (pack["records"], store.folder),
+        (pack["scored"], scores_of(store).folder),
+    ):
+        files |= {
+            folder / f"{file_stem(record)}.json": text_of(record) for record in records
+        }
     for kind, answers in pack["theory"].items():
         for answer in answers:
-            files[theory / answer_name(kind, canonical_json(answer["problem"]), answer["alpha"])] = document_text(
-                answer
-            )
+            files[
+                theory
+                / answer_name(kind, canonical_json(answer["problem"]), answer["alpha"])
+            ] = document_text(answer)
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -269,9 +330,19 @@ def verified_files(paths: Iterable[Path]) -> Verification:
     for path in paths:
         try:
             pack = read_pack(path)
-            text = stored_table.text_of_table(pack).encode() if pack["packed"] == 2 else _text_of(pack)
+            text = (
+                stored_table.text_of_table(pack).encode()
+                if pack["packed"] == 2
+                else _text_of(pack)
+            )
             same = _text_at(path, LARGEST) == text
-            verification.add([] if same else [f"{path}: its text is not what smimbench wrote, though its numbers are"])
+            verification.add(
+                []
+                if same
+                else [
+                    f"{path}: its text is not what smimbench wrote, though its numbers are"
+                ]
+            )
         except (SuiteError, ValueError) as error:
             verification.add([str(error)])
     return verification

@@ -50,7 +50,11 @@ def render_page(results: Results, charts: Iterable[Chart], shared: JsonObject) -
     environment = html_environment()
     environment.filters |= {"number": number, "seconds": seconds}
     css, js = (
-        Path(__file__).with_name("assets").joinpath(f"page.{end}").read_text(encoding="utf-8") for end in ("css", "js")
+        Path(__file__)
+        .with_name("assets")
+        .joinpath(f"page.{end}")
+        .read_text(encoding="utf-8")
+        for end in ("css", "js")
     )
     suite, rows, table = results.suite, results.rows, results.table
     extrapolated = table.extrapolated
@@ -58,11 +62,20 @@ def render_page(results: Results, charts: Iterable[Chart], shared: JsonObject) -
     shown = [one for _, own in figures for one in own]
     for i, one in enumerate(shown):
         one["svg"] = _inline_svg(one["svg"], f"f{i}")
-    data = {"series": [one.pop("series") for one in shown], "csv": as_csv(table.document())}
+    data = {
+        "series": [one.pop("series") for one in shown],
+        "csv": as_csv(table.document()),
+    }
     name, found = names_with_backend(rows), table.verdicts
-    contenders = [(verdict.problem, _contender_table(verdict)) for verdict in found if verdict.contenders]
+    contenders = [
+        (verdict.problem, _contender_table(verdict))
+        for verdict in found
+        if verdict.contenders
+    ]
     if len(found) > 1 and table.summary:
-        entries = html_table(SUMMARY, table.summary, lambda e: {"data-algorithm": e["algorithm"]})
+        entries = html_table(
+            SUMMARY, table.summary, lambda e: {"data-algorithm": e["algorithm"]}
+        )
         contenders.append(("All problems together", entries))
     lines = {
         f"{row.place.algorithm} at alpha {row.place.alpha:.4g}: {line}"
@@ -100,7 +113,11 @@ def render_page(results: Results, charts: Iterable[Chart], shared: JsonObject) -
 
 def _about(problem: str, algorithm: str, statuses: Iterable[str]) -> dict[str, str]:
     """Attributes of a table row that the page's filters read."""
-    return {"data-problem": problem, "data-algorithm": algorithm, "data-status": " ".join(statuses)}
+    return {
+        "data-problem": problem,
+        "data-algorithm": algorithm,
+        "data-status": " ".join(statuses),
+    }
 
 
 def _contender_table(verdict: Verdict) -> str:
@@ -116,8 +133,20 @@ def _shown(verdict: Verdict) -> JsonObject:
     best = next(iter(verdict.contenders), None)
     if best and (best.mean_error is not None or not best.points):  # its line says all
         best = None
-    words = {"own": prediction_words(best), "ratio": ratio_words(best.ratio_to_bayes, best.ratio_error)} if best else {}
-    about = {"problem": verdict.problem, "best": best, "ties": tied_words(verdict), "line": verdict_line(verdict)}
+    words = (
+        {
+            "own": prediction_words(best),
+            "ratio": ratio_words(best.ratio_to_bayes, best.ratio_error),
+        }
+        if best
+        else {}
+    )
+    about = {
+        "problem": verdict.problem,
+        "best": best,
+        "ties": tied_words(verdict),
+        "line": verdict_line(verdict),
+    }
     return {**about, **words}
 
 
@@ -133,13 +162,20 @@ def _made_with(suite: Suite, rows: Sequence[Row], shared: JsonObject) -> dict[st
 
     def listed(part: str) -> str:
         plain = {
-            name: value for name, value in (shared.get(part) or {}).items() if isinstance(value, (str, int, float))
+            name: value
+            for name, value in (shared.get(part) or {}).items()
+            if isinstance(value, (str, int, float))
         }
-        return ", ".join(f"{name} {value}" for name, value in plain.items()) or "unknown"
+        return (
+            ", ".join(f"{name} {value}" for name, value in plain.items()) or "unknown"
+        )
 
     return {
         "machine": listed("machine"),
-        "machines of the times": ", ".join(sorted({m for row in rows for m in row.cost.machines})) or "none",
+        "machines of the times": ", ".join(
+            sorted({m for row in rows for m in row.cost.machines})
+        )
+        or "none",
         "versions": listed("versions"),
         "commit": str(shared.get("git_commit") or "none"),
         "seeds": f"{suite.seeds} replicates of root seed {suite.seed}",
@@ -151,7 +187,9 @@ def _reproduce(suite: Suite, shared: JsonObject) -> str:
     # "-dirty" marks a checkout with changes of its own; Git knows the commit below it.
     commit = (shared.get("git_commit") or "").removesuffix("-dirty")
     run = f"smimbench run {suite.name} {options_of(suite)}".strip()
-    return "\n".join([*([f"git checkout {commit}"] if commit else []), "pip install .", run])
+    return "\n".join(
+        [*([f"git checkout {commit}"] if commit else []), "pip install .", run]
+    )
 
 
 def _inline_svg(svg: str, name: str) -> str:
@@ -159,10 +197,14 @@ def _inline_svg(svg: str, name: str) -> str:
 
     def shown(found: re.Match[str]) -> str:
         tag = found[0]
-        if re.match("<g id=.of ", tag):  # a series of an algorithm, between one kind of quotes or the other
+        if re.match(
+            "<g id=.of ", tag
+        ):  # a series of an algorithm, between one kind of quotes or the other
             return tag.replace("id=", "data-algorithm=", 1).replace("of ", "", 1)
         # A hundredth of a point is finer than any screen; half of the file is digits beyond that.
-        return re.sub(r'( id="|"#|\(#)', rf"\g<1>{name}-", re.sub(r"(\.\d\d)\d+", r"\1", tag))
+        return re.sub(
+            r'( id="|"#|\(#)', rf"\g<1>{name}-", re.sub(r"(\.\d\d)\d+", r"\1", tag)
+        )
 
     body = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
     return re.sub(r"<[^>]+>", shown, body)

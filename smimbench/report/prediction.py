@@ -78,7 +78,11 @@ class Deviation(NamedTuple):
 
     def seen(self, level: float) -> float:
         """Smallest deviation that a test at this level detects with the probability ``POWER``."""
-        return self.finite + (quantile(1 - level / 2, self.dof) + quantile(POWER, self.dof)) * self.error
+        return (
+            self.finite
+            + (quantile(1 - level / 2, self.dof) + quantile(POWER, self.dof))
+            * self.error
+        )
 
     def score(self, allowed: float = 0.0) -> float:
         """Deviation beyond an allowance in standard errors, as the normal score of the same probability."""
@@ -100,7 +104,10 @@ class Point(NamedTuple):
 
 
 def deviation(
-    points: Sequence[Point], coefficient: float | None = None, allowed: float = FINITE["lower"], scatter: float = 0.0
+    points: Sequence[Point],
+    coefficient: float | None = None,
+    allowed: float = FINITE["lower"],
+    scatter: float = 0.0,
 ) -> Deviation | None:
     r"""Deviation of runs from their prediction, at every size in its unit; None where there are fewer than four runs.
 
@@ -118,7 +125,9 @@ def deviation(
     means = np.array([rest.mean() for rest in rests])
     spreads = [rest.std(ddof=1) for rest in rests]
     errors, dof = pooled_errors(sizes, spreads, [len(rest) for rest in rests])
-    errors = np.hypot(np.maximum(errors, 1e-6), max(point.error / point.unit for point in points))
+    errors = np.hypot(
+        np.maximum(errors, 1e-6), max(point.error / point.unit for point in points)
+    )
     known = (coefficient or 0.0) / np.array([point.unit for point in points])
     means = means - known * inverse
     loose = allowed if coefficient is None else 0.0
@@ -126,8 +135,13 @@ def deviation(
     value, b, _ = fit.coefficients.tolist()
     chances = fit.errors[0, :-3]
     _, first, second = np.abs(chances / errors @ fit.laws).tolist()
-    finite = float(loose * first + (SECOND + (np.abs(known).max() + b) ** 2) * second) + RESOLUTION
-    finite += (max(scatter, spreads[int(np.argmin(inverse))] ** 2 / inverse.min()) / SCATTER) ** 3
+    finite = (
+        float(loose * first + (SECOND + (np.abs(known).max() + b) ** 2) * second)
+        + RESOLUTION
+    )
+    finite += (
+        max(scatter, spreads[int(np.argmin(inverse))] ** 2 / inverse.min()) / SCATTER
+    ) ** 3
     return Deviation(value, float(np.linalg.norm(chances)), dof, finite)
 
 
@@ -138,10 +152,16 @@ def _scatter(points: Sequence[Point], direction: str) -> float:
     points = [point for point in points if len(point.values) > 1]
     if not points:
         return 0.0
-    last, rest = max(zip(points, _less_teachers(points)), key=lambda pair: pair[0].dimension)
+    last, rest = max(
+        zip(points, _less_teachers(points)), key=lambda pair: pair[0].dimension
+    )
     mean = float(np.mean(last.values)) if direction == "higher" else 0.0
     # Errors are in units of their prediction already, or of the target where that is 0.
-    whole = 1.0 if direction == "lower" else max(abs(mean), abs(last.prediction)) / last.unit
+    whole = (
+        1.0
+        if direction == "lower"
+        else max(abs(mean), abs(last.prediction)) / last.unit
+    )
     return float((rest.std(ddof=1) / whole) ** 2 * last.dimension) if whole else 0.0
 
 
@@ -150,13 +170,19 @@ def _less_teachers(points: Sequence[Point]) -> list[Any]:
 
     A signal that is longer by chance has a larger error. One slope for all sizes.
     """
-    rests = [(np.asarray(point.values) - point.prediction) / point.unit for point in points]
+    rests = [
+        (np.asarray(point.values) - point.prediction) / point.unit for point in points
+    ]
     lengths = [np.asarray(point.lengths, dtype=float) for point in points]
     centred = np.concatenate([x - x.mean() for x in lengths])
     # NaN fails, too: then some length is not known.
     if len(centred) < 3 * len(rests) + 2 or not centred @ centred > 0:
         return rests
-    slope = centred @ np.concatenate([rest - rest.mean() for rest in rests]) / (centred @ centred)
+    slope = (
+        centred
+        @ np.concatenate([rest - rest.mean() for rest in rests])
+        / (centred @ centred)
+    )
     return [rest - slope * x for x, rest in zip(lengths, rests)]
 
 
@@ -203,7 +229,11 @@ class Agreement:
 
     def document(self) -> JsonObject:
         """As JSON has it."""
-        return {key: value for key, value in asdict(self).items() if key != "far_off" or value is not None}
+        return {
+            key: value
+            for key, value in asdict(self).items()
+            if key != "far_off" or value is not None
+        }
 
 
 def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
@@ -227,7 +257,10 @@ def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
         return others
     if others.would_have_seen is None:
         return answer
-    if others.prediction == answer.prediction and 10 * others.would_have_seen > answer.would_have_seen:
+    if (
+        others.prediction == answer.prediction
+        and 10 * others.would_have_seen > answer.would_have_seen
+    ):
         return answer
     return replace(others, prediction="far off", far_off=[len(far), runs])
 
@@ -240,16 +273,29 @@ def _far_off(rows: Sequence[Row]) -> tuple[set[tuple[Any, str]], int]:
     """
     distances = []
     for row in rows:
-        logs = {name: math.log(max(value, row.target, 1e-300)) for name, value in row.estimate.values.items()}
+        logs = {
+            name: math.log(max(value, row.target, 1e-300))
+            for name, value in row.estimate.values.items()
+        }
         median = float(np.median([*logs.values()])) if logs else 0.0
-        distances.append((place(row), {name: abs(value - median) for name, value in logs.items()}))
-    every = [distance for _, distance_of in distances for distance in distance_of.values()]
+        distances.append(
+            (place(row), {name: abs(value - median) for name, value in logs.items()})
+        )
+    every = [
+        distance for _, distance_of in distances for distance in distance_of.values()
+    ]
     runs = {(where, name) for where, distance_of in distances for name in distance_of}
     far: set[tuple[Any, str]] = set()
     for where, distance_of in distances:
-        spread = max(float(np.median(values)) for values in (every, [*distance_of.values()])) if distance_of else 0.0
+        spread = (
+            max(float(np.median(values)) for values in (every, [*distance_of.values()]))
+            if distance_of
+            else 0.0
+        )
         limit = max(FAR * 1.4826 * spread, math.log(FACTOR))  # 1.4826: of a normal law
-        exceptions = {(where, name) for name, distance in distance_of.items() if distance > limit}
+        exceptions = {
+            (where, name) for name, distance in distance_of.items() if distance > limit
+        }
         if len(exceptions) <= max(1, 2 * RARE * len(distance_of)):
             far |= exceptions
     return (far if len(far) <= RARE * len(runs) else set()), len(runs)
@@ -259,24 +305,44 @@ def _without(rows: Sequence[Row], runs: set[tuple[Any, str]]) -> list[Row]:
     """Rows without these runs."""
 
     def less(values: Mapping[str, float], where: Any) -> dict[str, float]:
-        return {name: value for name, value in values.items() if (where, name) not in runs}
+        return {
+            name: value for name, value in values.items() if (where, name) not in runs
+        }
 
     fewer = []
     for row in rows:
         at = place(row)
-        others = [replace(number, values=less(number.values, at)) for number in row.prediction.others or ()]
+        others = [
+            replace(number, values=less(number.values, at))
+            for number in row.prediction.others or ()
+        ]
         estimate = replace(row.estimate, values=less(row.estimate.values, at))
-        fewer.append(replace(row, estimate=estimate, prediction=replace(row.prediction, others=others)))
+        fewer.append(
+            replace(
+                row,
+                estimate=estimate,
+                prediction=replace(row.prediction, others=others),
+            )
+        )
     return fewer
 
 
 def _agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
     predicted, lost = _predicted(rows)
     directions = {number: find_metric(number.metric).direction for number in predicted}
-    loose = SPECTRAL if any(row.prediction.branch == "spectral" for row in rows) else 1.0
+    loose = (
+        SPECTRAL if any(row.prediction.branch == "spectral" for row in rows) else 1.0
+    )
     if loose > 1:
-        predicted = {number: one for number, one in predicted.items() if directions[number] != "one"}
-    scatters = {number: _scatter(points, directions[number]) for number, (points, _) in predicted.items()}
+        predicted = {
+            number: one
+            for number, one in predicted.items()
+            if directions[number] != "one"
+        }
+    scatters = {
+        number: _scatter(points, directions[number])
+        for number, (points, _) in predicted.items()
+    }
     # Near a threshold the claimed error is right in some runs and far off in others.
     wild: dict[float, float] = {}
     errors: dict[tuple[float, int | None], float] = {}
@@ -284,15 +350,25 @@ def _agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
         if directions[number] == "one":
             wild[number.alpha] = max(wild.get(number.alpha, 0.0), scatter)
         elif directions[number] == "lower" and number.at is None:
-            errors[number.alpha, number.component] = max(errors.get((number.alpha, number.component), 0.0), scatter)
+            errors[number.alpha, number.component] = max(
+                errors.get((number.alpha, number.component), 0.0), scatter
+            )
     for number in scatters:
         if directions[number] == "one":  # a claim over an error
-            scatters[number] = max(scatters[number], errors.get((number.alpha, number.component), 0.0))
+            scatters[number] = max(
+                scatters[number], errors.get((number.alpha, number.component), 0.0)
+            )
     found = {
-        number: deviation(*one, loose * FINITE[directions[number]], max(scatters[number], wild.get(number.alpha, 0.0)))
+        number: deviation(
+            *one,
+            loose * FINITE[directions[number]],
+            max(scatters[number], wild.get(number.alpha, 0.0)),
+        )
         for number, one in predicted.items()
     }
-    reason = min((row.prediction.reason for row in rows if row.prediction.reason), default=None)
+    reason = min(
+        (row.prediction.reason for row in rows if row.prediction.reason), default=None
+    )
     if not predicted:
         return Agreement(None, no_theory=reason)
     known = {number: one for number, one in found.items() if one is not None}
@@ -301,15 +377,28 @@ def _agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
     lost |= any(one is None for number, one in found.items() if number.metric == metric)
     whole = known | _pooled(known)
     level = LEVEL / len(whole)
-    refused = {number: one for number, one in whole.items() if abs(one.score(one.finite)) > quantile(1 - level / 2)}
-    of_error = [one for number, one in known.items() if (number.metric, number.at) == (metric, None)] or [
-        *known.values()
-    ]
+    refused = {
+        number: one
+        for number, one in whole.items()
+        if abs(one.score(one.finite)) > quantile(1 - level / 2)
+    }
+    of_error = [
+        one
+        for number, one in known.items()
+        if (number.metric, number.at) == (metric, None)
+    ] or [*known.values()]
     seen, chance = (
-        max(values) for values in zip(*((one.seen(level), one.seen(level) - one.finite) for one in of_error))
+        max(values)
+        for values in zip(
+            *((one.seen(level), one.seen(level) - one.finite) for one in of_error)
+        )
     )
     worst, most = max(
-        (refused or whole).items(), key=lambda pair: (pair[0].metric == metric and bool(refused), abs(pair[1].score()))
+        (refused or whole).items(),
+        key=lambda pair: (
+            pair[0].metric == metric and bool(refused),
+            abs(pair[1].score()),
+        ),
     )
     if refused:
         said = "no"
@@ -325,14 +414,21 @@ def _agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
 def _pooled(known: Mapping[Number, Deviation]) -> dict[Number, Deviation]:
     """Means over sample ratios, whose runs are independent, of predicted quantities known at several."""
     found = {}
-    for (_, *what), own in grouped(known.items(), lambda pair: (None, *pair[0][1:])).items():
-        values, errors, dofs, finite = (np.array(part) for part in zip(*(one for _, one in own)))
+    for (_, *what), own in grouped(
+        known.items(), lambda pair: (None, *pair[0][1:])
+    ).items():
+        values, errors, dofs, finite = (
+            np.array(part) for part in zip(*(one for _, one in own))
+        )
         weights = errors**-2.0 / np.sum(errors**-2.0)
         parts = (weights * errors) ** 2
         if len(own) > 1:  # Welch and Satterthwaite
             dof = float(np.sum(parts) ** 2 / np.sum(parts**2 / dofs))
             found[Number(math.nan, *what)] = Deviation(
-                float(weights @ values), float(np.sum(parts) ** 0.5), dof, float(weights @ finite)
+                float(weights @ values),
+                float(np.sum(parts) ** 0.5),
+                dof,
+                float(weights @ finite),
             )
     return found
 
@@ -345,14 +441,22 @@ def _predicted(
     The prediction is the algorithm's own, or the Bayes-optimal value.
     """
     found: dict[Number, tuple[list[Point], float | None]] = {}
-    teachers = {place(row): row.prediction.teachers for row in rows if row.prediction.teachers is not None}
+    teachers = {
+        place(row): row.prediction.teachers
+        for row in rows
+        if row.prediction.teachers is not None
+    }
     lost = False
     for row in rows:
         theory = (
-            (row.optimum.limit, row.optimum.limit_error) if of_optimum else (row.prediction.value, row.prediction.error)
+            (row.optimum.limit, row.optimum.limit_error)
+            if of_optimum
+            else (row.prediction.value, row.prediction.error)
         )
         coefficient = None if of_optimum else row.prediction.coefficient
-        at_end = PredictedNumber(row.metric, row.component, None, row.estimate.values, coefficient, *theory)
+        at_end = PredictedNumber(
+            row.metric, row.component, None, row.estimate.values, coefficient, *theory
+        )
         for number in (at_end, *(() if of_optimum else row.prediction.others or ())):
             expected, known = number.prediction, number.coefficient
             if expected is None:
@@ -360,22 +464,48 @@ def _predicted(
             lost |= not number.values and number.at is None
             component = (number.component or 1) - 1
             lengths_of = teachers.get(place(row), {})
-            lengths = [lengths_of[name][component] if name in lengths_of else math.nan for name in number.values]
+            lengths = [
+                lengths_of[name][component] if name in lengths_of else math.nan
+                for name in number.values
+            ]
             unit = max(abs(expected), 1.0)
             if find_metric(number.metric).direction == "lower":
                 # Where theory says 0, errors up to the target count as reached.
                 target = row.target
                 zero = abs(expected) <= ZERO * target
-                unit, known = (max(target / RESOLUTION, 1e-300), 0.0) if zero else (abs(expected), known)
-            key = Number(row.place.nominal_alpha, number.metric, number.component, number.at)
+                unit, known = (
+                    (max(target / RESOLUTION, 1e-300), 0.0)
+                    if zero
+                    else (abs(expected), known)
+                )
+            key = Number(
+                row.place.nominal_alpha, number.metric, number.component, number.at
+            )
             points, _ = found.setdefault(key, ([], known))
             values = [*number.values.values()]
-            points.append(Point(row.place.dimension, values, lengths, expected, number.error or 0.0, unit))
+            points.append(
+                Point(
+                    row.place.dimension,
+                    values,
+                    lengths,
+                    expected,
+                    number.error or 0.0,
+                    unit,
+                )
+            )
     return found, lost
 
 
 def is_below_optimum(rows: Sequence[Row], metric: str | None) -> bool:
     """Whether an error is below the Bayes-optimal one by more than chance and finite size allow, which no algorithm can be."""
-    predicted, _ = _predicted([row for row in rows if row.metric == metric], of_optimum=True)
-    found = [one for one in (deviation(*numbers) for numbers in predicted.values()) if one is not None]
-    return any(one.score(one.finite) < -quantile(1 - IMPOSSIBLE / len(found)) for one in found)
+    predicted, _ = _predicted(
+        [row for row in rows if row.metric == metric], of_optimum=True
+    )
+    found = [
+        one
+        for one in (deviation(*numbers) for numbers in predicted.values())
+        if one is not None
+    ]
+    return any(
+        one.score(one.finite) < -quantile(1 - IMPOSSIBLE / len(found)) for one in found
+    )

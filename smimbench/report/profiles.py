@@ -49,22 +49,38 @@ def hits(results: Results) -> list[JsonObject]:
     for cell, record in results.pairs:
         problem = results.suite.problems[cell.problem_label]
         n = problem.model.sample_count(cell.alpha, cell.dimension)
-        trajectory = None if record["status"] in LOST else results.store.trajectory(record)
+        trajectory = (
+            None if record["status"] in LOST else results.store.trajectory(record)
+        )
         if used_fresh(record) and record["fresh_samples"] > 1.5 * n:
             continue
-        point = bayes_point(results.answers, problem, problem.model.sample_ratio(n, cell.dimension))
+        point = bayes_point(
+            results.answers, problem, problem.model.sample_ratio(n, cell.dimension)
+        )
         where = cell.problem_label, cell.alpha, cell.dimension
         best = results.optima.get(where) or (limit_of(point) if point else None)
         if best is None:
             continue
         lost = (record.get("timing") or {}).get("lost_seconds") or 0.0
         for epsilon in EPSILONS:
-            at = time_near(trajectory, near_goal(best.goal(instance_of(record)), epsilon, results.suite.run.target))
+            at = time_near(
+                trajectory,
+                near_goal(
+                    best.goal(instance_of(record)), epsilon, results.suite.run.target
+                ),
+            )
             # An algorithm that does not count its samples goes through all of them in every iteration.
-            samples = at["iteration"] * n if math.isnan(at["samples"]) else at["samples"]
+            samples = (
+                at["iteration"] * n if math.isnan(at["samples"]) else at["samples"]
+            )
             at |= {"seconds": at["seconds"] + lost, "samples": samples}
             found.append(
-                {"algorithm": cell.algorithm_label, "instance": (*where, instance_of(record)), "epsilon": epsilon, **at}
+                {
+                    "algorithm": cell.algorithm_label,
+                    "instance": (*where, instance_of(record)),
+                    "epsilon": epsilon,
+                    **at,
+                }
             )
     return found
 
@@ -73,17 +89,35 @@ def performance(results: Results) -> list[JsonObject]:
     """Error of each algorithm over the least of all on every instance, ``ratio``: infinity where it has none."""
     rows = results.rows
     # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
-    known = errors(on_their_data([row for row in rows if row.place.backend in (rows[0].place.backend, ELSEWHERE)]))
+    known = errors(
+        on_their_data(
+            [
+                row
+                for row in rows
+                if row.place.backend in (rows[0].place.backend, ELSEWHERE)
+            ]
+        )
+    )
     places = {place for own in known.values() for place in own}
-    best = {place: min(own[place][0] for own in known.values() if place in own) for place in places}
+    best = {
+        place: min(own[place][0] for own in known.values() if place in own)
+        for place in places
+    }
     return [
-        {"algorithm": name, "ratio": own[place][0] / best[place] if place in own and best[place] > 0 else math.inf}
+        {
+            "algorithm": name,
+            "ratio": own[place][0] / best[place]
+            if place in own and best[place] > 0
+            else math.inf,
+        }
         for name, own in known.items()
         for place in places
     ]
 
 
-def share_within(entries: Sequence[JsonObject], axis: str, end: float = math.inf) -> dict[str, tuple[Any, Any]]:
+def share_within(
+    entries: Sequence[JsonObject], axis: str, end: float = math.inf
+) -> dict[str, tuple[Any, Any]]:
     """Share of entries that are at most so large, by algorithm: sorted finite abscissae up to ``end``, and shares."""
     curves = {}
     for name, own in grouped(entries, lambda e: e["algorithm"]).items():
@@ -103,16 +137,40 @@ def profile_chart(results: Results) -> Chart | None:
         ("seconds", entries, "seconds", "targets reached"),
         ("iteration", entries, "iterations", "targets reached"),
         ("samples", entries, "samples processed", "targets reached"),
-        ("ratio", performance(results), "error over that of the best algorithm", "instances"),
+        (
+            "ratio",
+            performance(results),
+            "error over that of the best algorithm",
+            "instances",
+        ),
     ):
         curves = share_within(found, axis, CUT if axis == "ratio" else math.inf)
-        last = CUT if axis == "ratio" else max((x[-1] for x, _ in curves.values() if len(x)), default=1.0)
+        last = (
+            CUT
+            if axis == "ratio"
+            else max((x[-1] for x, _ in curves.values() if len(x)), default=1.0)
+        )
         series = []
         for name, (x, y) in curves.items():
             if name in looks:
-                columns = {"x": [*x, last], "share": [*y, *(y[-1:] if len(y) else [0.0])]}
+                columns = {
+                    "x": [*x, last],
+                    "share": [*y, *(y[-1:] if len(y) else [0.0])],
+                }
                 style = {"drawstyle": "steps-post", **end_marker(looks[name])}
                 about = {"axis": xlabel, "algorithm": name}
-                series.append(Series(name, columns, about, "line", looks[name].color, style, name))
-        panels.append(Panel("", xlabel, f"share of {share}", series, x="x", y="share", xlog=axis != "ratio"))
+                series.append(
+                    Series(name, columns, about, "line", looks[name].color, style, name)
+                )
+        panels.append(
+            Panel(
+                "",
+                xlabel,
+                f"share of {share}",
+                series,
+                x="x",
+                y="share",
+                xlog=axis != "ratio",
+            )
+        )
     return Chart("profiles", results.suite.title, panels, READING)

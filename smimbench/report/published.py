@@ -13,7 +13,14 @@ import numpy as np
 from smimbench.files import read_text
 from smimbench.registry.metrics import find_metric, metric_label, theory_of
 from smimbench.report.charts import Chart, Panel, Series
-from smimbench.report.figures import Line, has_fine_lines, line_grid, theory_lines, theory_series, varied
+from smimbench.report.figures import (
+    Line,
+    has_fine_lines,
+    line_grid,
+    theory_lines,
+    theory_series,
+    varied,
+)
 from smimbench.report.style import COLORS, looks_of
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import shipped_figures
@@ -30,7 +37,12 @@ if TYPE_CHECKING:
     from smimbench.suite.schema import Curve
     from smimbench.theory.questions import Question
 
-INSIDE, EXPLAINED, OUTSIDE, NOT_COMPARED = "inside", "known correction", "outside", "not compared"
+INSIDE, EXPLAINED, OUTSIDE, NOT_COMPARED = (
+    "inside",
+    "known correction",
+    "outside",
+    "not compared",
+)
 SAME_POINT = 0.02
 """Relative distance up to which a run (of a whole number of samples) is at a published point; doubled, steep curves are off by
 more than their band."""
@@ -63,7 +75,12 @@ def figure_list() -> list[JsonObject]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         about, curves = document["suite"], document.get("figure", {}).get("curves", ())
         tables = list(dict.fromkeys(curve["table"] for curve in curves))
-        one = {"name": name, "title": about["title"], "duration": about.get("duration", ""), "tables": tables}
+        one = {
+            "name": name,
+            "title": about["title"],
+            "duration": about.get("duration", ""),
+            "tables": tables,
+        }
         found.append(one if curves else one | {"no_numbers": about["description"]})
     return found
 
@@ -74,29 +91,60 @@ def _each(values: Sequence[float], i: int) -> float:
 
 
 def _corrections(curve: Curve, i: int) -> list[tuple[str, float, float]]:
-    return [(one.section, _each(one.above, i), _each(one.below, i)) for one in curve.corrections]
+    return [
+        (one.section, _each(one.above, i), _each(one.below, i))
+        for one in curve.corrections
+    ]
 
 
 def parts_of(suite: Suite) -> list[Part]:
     """Lines of the suite's figure, without those of problems that are left out."""
     assert suite.figure is not None
-    plans, chosen, found = {plan.label: plan for plan in suite.plans}, suite.chosen_plans, []
+    plans, chosen, found = (
+        {plan.label: plan for plan in suite.plans},
+        suite.chosen_plans,
+        [],
+    )
     for curve in suite.figure.curves:
         own = [plans[label] for label in curve.problems or plans]
         if curve.metric == "threshold":
             if own := [plan for plan in own if plan in chosen]:
-                found.append(Part(curve.label, curve, own, curve.table, corrections=_corrections(curve, 0)))
+                found.append(
+                    Part(
+                        curve.label,
+                        curve,
+                        own,
+                        curve.table,
+                        corrections=_corrections(curve, 0),
+                    )
+                )
             continue
         for i, plan in enumerate(own):
             label, table = curve.label, curve.table
-            for name, value in (pair for items in plan.tables.values() for pair in items.items()):
-                label, table = (text.replace("{" + name + "}", str(value)) for text in (label, table))
+            for name, value in (
+                pair for items in plan.tables.values() for pair in items.items()
+            ):
+                label, table = (
+                    text.replace("{" + name + "}", str(value))
+                    for text in (label, table)
+                )
             if plan in chosen:
-                found.append(Part(label, curve, [plan], table, _each(curve.x_factor, i), _corrections(curve, i)))
+                found.append(
+                    Part(
+                        label,
+                        curve,
+                        [plan],
+                        table,
+                        _each(curve.x_factor, i),
+                        _corrections(curve, i),
+                    )
+                )
     return found
 
 
-def published_points(part: Part, folder: Path, limits: Sequence[float], most: int | None = None) -> Line | None:
+def published_points(
+    part: Part, folder: Path, limits: Sequence[float], most: int | None = None
+) -> Line | None:
     """Published points within the figure, with their spread over runs as error; None where there is no such table.
 
     ``most``: of a curve of theory, this many at the most, at equal distances in their list.
@@ -118,7 +166,9 @@ def published_points(part: Part, folder: Path, limits: Sequence[float], most: in
         raise SuiteError(str(path), "", f"is no table of numbers: {error}") from None
     low, high = limits
     points = [
-        (x * part.factor, y, *more) for x, y, *more in rows if math.isfinite(x * y) and (x > 0 or part.is_threshold)
+        (x * part.factor, y, *more)
+        for x, y, *more in rows
+        if math.isfinite(x * y) and (x > 0 or part.is_threshold)
     ]
     points = [point for point in points if low <= point[0] <= high * (1 + 1e-9)]
     if most and not part.curve.algorithm and len(points) > most:
@@ -127,22 +177,44 @@ def published_points(part: Part, folder: Path, limits: Sequence[float], most: in
     return Line(x, y, *(spread or [np.zeros_like(y)]))
 
 
-def our_points(part: Part, answers: Answers, rows: Sequence[Row], alphas: Sequence[float]) -> Line:
+def our_points(
+    part: Part, answers: Answers, rows: Sequence[Row], alphas: Sequence[float]
+) -> Line:
     """Our points of a line with their errors: standard errors of runs, numerical ones of theory (at these sample ratios)."""
     curve, k = part.curve, (part.curve.component or 1) - 1
     found: list[tuple[float, Any, Any]] = []
     if part.is_threshold:
         for x, plan in zip((varied(part.plans) or ("", []))[1], part.plans):
             known = answers.thresholds(plan.problem)
-            steps = [s for s in known.get("sequential") or () if s["layer"] == curve.component]
-            one = next(iter(steps), known["weak_recovery"] if curve.component is None else None) or {}
+            steps = [
+                s
+                for s in known.get("sequential") or ()
+                if s["layer"] == curve.component
+            ]
+            one = (
+                next(
+                    iter(steps),
+                    known["weak_recovery"] if curve.component is None else None,
+                )
+                or {}
+            )
             found.append((x, one.get("value"), one.get("error")))
     elif curve.algorithm:
         own = (
-            row for row in rows if row.place.problem == part.plans[0].label and row.place.algorithm == curve.algorithm
+            row
+            for row in rows
+            if row.place.problem == part.plans[0].label
+            and row.place.algorithm == curve.algorithm
         )
-        own = (row for row in own if row.metric == curve.metric and row.component in (None, curve.component))
-        found = [(row.place.alpha * part.factor, row.estimate.mean, row.estimate.sem) for row in own]
+        own = (
+            row
+            for row in own
+            if row.metric == curve.metric and row.component in (None, curve.component)
+        )
+        found = [
+            (row.place.alpha * part.factor, row.estimate.mean, row.estimate.sem)
+            for row in own
+        ]
     else:
         problem = part.plans[0].problem
         metric = find_metric(curve.metric, problem.model.name)
@@ -163,7 +235,10 @@ def line_questions(
         problem = part.plans[0].problem
         yield ThresholdsQuestion(problem, if_cheap=True)
         if has_fine_lines(problem):
-            yield LineQuestion(problem, tuple(line_grid(answers, problem, alphas[part.plans[0].label]).fine))
+            yield LineQuestion(
+                problem,
+                tuple(line_grid(answers, problem, alphas[part.plans[0].label]).fine),
+            )
 
 
 def compare(part: Part, ours: Line, published: Line | None) -> JsonObject:
@@ -177,20 +252,43 @@ def compare(part: Part, ours: Line, published: Line | None) -> JsonObject:
         j = int(np.argmin(abs(ours.alpha - x)))
         if abs(ours.alpha[j] - x) <= SAME_POINT * abs(x):
             off, allowed = ours.value[j] - y, curve.band + spread + 2 * ours.error[j]
-            reasons = [section for section, low, high in part.corrections if low <= x <= high]
+            reasons = [
+                section for section, low, high in part.corrections if low <= x <= high
+            ]
             rank = 0 if abs(off) <= allowed else 1 if reasons else 2
-            points.append((rank, abs(off), {"at": x, "deviation": off, "allowed": allowed}, reasons))
-    found: JsonObject = {"curve": part.label, "points": len(points), "verdict": NOT_COMPARED, "corrections": []}
+            points.append(
+                (
+                    rank,
+                    abs(off),
+                    {"at": x, "deviation": off, "allowed": allowed},
+                    reasons,
+                )
+            )
+    found: JsonObject = {
+        "curve": part.label,
+        "points": len(points),
+        "verdict": NOT_COMPARED,
+        "corrections": [],
+    }
     if points:
         rank, _, where, _ = max(points, key=lambda one: one[:2])
-        named = {reason: None for rank, _, _, reasons in points if rank for reason in reasons}
-        found |= {**where, "verdict": (INSIDE, EXPLAINED, OUTSIDE)[rank], "corrections": list(named)}
+        named = {
+            reason: None for rank, _, _, reasons in points if rank for reason in reasons
+        }
+        found |= {
+            **where,
+            "verdict": (INSIDE, EXPLAINED, OUTSIDE)[rank],
+            "corrections": list(named),
+        }
         found["outside"] = sum(one[0] > 0 for one in points)
     return found
 
 
 def figure_chart(
-    suite: Suite, answers: Answers, rows: Sequence[Row], lines: Sequence[tuple[Part, Line, Line | None]]
+    suite: Suite,
+    answers: Answers,
+    rows: Sequence[Row],
+    lines: Sequence[tuple[Part, Line, Line | None]],
 ) -> Chart:
     """The figure in the paper's axes: theory as lines, runs as marks, published points as crosses in the same color."""
     about = suite.figure
@@ -201,26 +299,60 @@ def figure_chart(
     colors: dict[Any, str] = {}
     for part, ours, published in lines:
         curve, plan = part.curve, part.plans[0]
-        key = curve.component if len(suite.plans) == 1 or part.is_threshold else plan.label
+        key = (
+            curve.component
+            if len(suite.plans) == 1 or part.is_threshold
+            else plan.label
+        )
         color = colors.setdefault(key, COLORS[len(colors) % len(COLORS)])
         place: JsonObject = {"what": "ours", "curve": part.label}
         if curve.algorithm:
             style = {"marker": look[curve.algorithm].marker, "s": 18}
-            series.append(Series(part.label, ours._asdict(), place, "marks", color, style, curve.algorithm))
+            series.append(
+                Series(
+                    part.label,
+                    ours._asdict(),
+                    place,
+                    "marks",
+                    color,
+                    style,
+                    curve.algorithm,
+                )
+            )
         else:
             line = ours
             if not part.is_threshold and len(ours.alpha):
-                drawn = theory_lines(answers, plan, curve.metric, ours.alpha / part.factor, (curve.component or 1) - 1)
-                line = drawn["Bayes-optimal"]._replace(alpha=drawn["Bayes-optimal"].alpha * part.factor)
+                drawn = theory_lines(
+                    answers,
+                    plan,
+                    curve.metric,
+                    ours.alpha / part.factor,
+                    (curve.component or 1) - 1,
+                )
+                line = drawn["Bayes-optimal"]._replace(
+                    alpha=drawn["Bayes-optimal"].alpha * part.factor
+                )
             series.append(theory_series(line, part.label, color, "-", place))
         if published is not None:
-            shown = Line(*(column[:: 1 + len(column) // CROSSES] for column in published))
+            shown = Line(
+                *(column[:: 1 + len(column) // CROSSES] for column in published)
+            )
             style = {"marker": "x", "s": 14, "linewidths": 0.8, "zorder": 4}
             where = {"what": "published", "curve": part.label}
-            crosses.append(Series("published", shown._asdict(), where, "marks", color, style))
+            crosses.append(
+                Series("published", shown._asdict(), where, "marks", color, style)
+            )
     first = about.curves[0].metric
-    ylabel = about.ylabel or ("sample ratio α" if first == "threshold" else metric_label(first))
-    panel = Panel(suite.title, about.xlabel, ylabel, [*series, *crosses], limits=(about.xlim, about.ylim))
+    ylabel = about.ylabel or (
+        "sample ratio α" if first == "threshold" else metric_label(first)
+    )
+    panel = Panel(
+        suite.title,
+        about.xlabel,
+        ylabel,
+        [*series, *crosses],
+        limits=(about.xlim, about.ylim),
+    )
     panel.xlog, panel.ylog = about.xlog, about.ylog
     key = f"{ylabel} against {about.xlabel}, after {suite.reference}; crosses: {about.source}."
     return Chart("figure", suite.title, [panel], key=key)

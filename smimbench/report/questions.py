@@ -41,7 +41,10 @@ def table_questions(results: Results) -> Iterator[Question]:
 def point_questions(points: Iterable[Point]) -> Iterator[Question]:
     """What rows of estimates from elsewhere need."""
     for point in points:
-        yield PointsQuestion(point.plan.problem, (sample_ratio(point.plan.problem, point.alpha, point.dimension),))
+        yield PointsQuestion(
+            point.plan.problem,
+            (sample_ratio(point.plan.problem, point.alpha, point.dimension),),
+        )
 
 
 def figure_questions(results: Results) -> Iterator[Question]:

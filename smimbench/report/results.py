@@ -12,7 +12,14 @@ import numpy as np
 from smimbench.files import JsonObject
 from smimbench.report.extrapolation import Limit, extrapolated_rows
 from smimbench.report.row import Row
-from smimbench.report.rows import Optima, error_rows, find_optima, paired, paired_by_name, scored_rows
+from smimbench.report.rows import (
+    Optima,
+    error_rows,
+    find_optima,
+    paired,
+    paired_by_name,
+    scored_rows,
+)
 from smimbench.report.verdict import Verdict, summary, verdicts
 from smimbench.run.answers import Answers
 from smimbench.run.campaign import other_versions
@@ -50,7 +57,9 @@ class ResultsTable:
     against: str | None = None
 
     @cached_property
-    @np.errstate(over="ignore", invalid="ignore")  # values may be as large as numbers go
+    @np.errstate(
+        over="ignore", invalid="ignore"
+    )  # values may be as large as numbers go
     def verdicts(self) -> list[Verdict]:
         """A verdict on every problem."""
         return verdicts(self.rows, self.against)
@@ -113,10 +122,16 @@ class Results:
         any_code: bool = False,
     ) -> None:
         self.suite, self.store, self.records = suite, store, store.load(compact=True)
-        self.answers = answers or Answers(theory_folder(store), predictions=suite.needs_prediction_errors)
+        self.answers = answers or Answers(
+            theory_folder(store), predictions=suite.needs_prediction_errors
+        )
         known = sorted({record["cell"]["backend"] for record in self.records.values()})
         self.folder = settings_folder(suite, store)
-        self.cells = [cell for backend in backends or known or ["numpy"] for cell in suite.cells(backend)]
+        self.cells = [
+            cell
+            for backend in backends or known or ["numpy"]
+            for cell in suite.cells(backend)
+        ]
         self.pairs = paired(self.cells, self.records)
         if any_code:
             self.pairs += paired_by_name(self.cells, store, self.records)
@@ -125,7 +140,12 @@ class Results:
     @cached_property
     def rows(self) -> list[Row]:
         """Rows of the error table."""
-        return [*error_rows(self.pairs, self.suite, self.store, self.answers, lambda: self.optima), *self.scored]
+        return [
+            *error_rows(
+                self.pairs, self.suite, self.store, self.answers, lambda: self.optima
+            ),
+            *self.scored,
+        ]
 
     @cached_property
     def scored(self) -> list[Row]:
@@ -144,7 +164,9 @@ class Results:
 
     def missing(self, backends: Iterable[str]) -> int:
         """Cells on these backends that have no record."""
-        return sum(len(self.suite.cells(backend)) for backend in backends) - len(self.pairs)
+        return sum(len(self.suite.cells(backend)) for backend in backends) - len(
+            self.pairs
+        )
 
     @property
     def table(self) -> ResultsTable:

@@ -313,11 +313,17 @@ class Row:
     def document(self) -> JsonObject:
         """The row as JSON has it: flat."""
         flat = {key: _plain(read(self)) for key, read in _READERS.items()}
-        return {key: value for key, value in flat.items() if value is not None or key not in _OPTIONAL}
+        return {
+            key: value
+            for key, value in flat.items()
+            if value is not None or key not in _OPTIONAL
+        }
 
     def labeled(self, problem: str, algorithm: str) -> Self:
         """The row with other labels of its problem and algorithm."""
-        return replace(self, place=replace(self.place, problem=problem, algorithm=algorithm))
+        return replace(
+            self, place=replace(self.place, problem=problem, algorithm=algorithm)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +419,10 @@ def _places() -> dict[str, tuple[str, str]]:
 
 
 _PLACES = _places()
-_READERS = {key: operator.attrgetter(f"{group}.{name}" if name else group) for key, (group, name) in _PLACES.items()}
+_READERS = {
+    key: operator.attrgetter(f"{group}.{name}" if name else group)
+    for key, (group, name) in _PLACES.items()
+}
 
 
 def _plain(value: Any) -> Any:
@@ -423,7 +432,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(part) for part in value]
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {
+            field.name: _plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        }
     return value
 
 
@@ -444,13 +456,17 @@ def row_of(document: JsonObject) -> Row:
     try:
         text = json.dumps(nested, allow_nan=False)
     except ValueError:
-        raise ValueError("not a row of smimbench: a number is infinite or none at all; null stands for that") from None
+        raise ValueError(
+            "not a row of smimbench: a number is infinite or none at all; null stands for that"
+        ) from None
     try:
         return _row_type().validate_json(text, strict=True)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"not a row of smimbench: {where}: {first['msg']}, got {shown(first['input'])}") from None
+        raise ValueError(
+            f"not a row of smimbench: {where}: {first['msg']}, got {shown(first['input'])}"
+        ) from None
 
 
 @functools.cache

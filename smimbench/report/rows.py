@@ -15,9 +15,20 @@ from smimbench.files import JsonObject, canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps, ParameterError
 from smimbench.problem.problem import Problem, ProblemError, without
 from smimbench.registry.adapters import plan_of, sizes
-from smimbench.registry.metrics import find_metric, metrics_of_accounts, theory_of, trajectory_metrics
+from smimbench.registry.metrics import (
+    find_metric,
+    metrics_of_accounts,
+    theory_of,
+    trajectory_metrics,
+)
 from smimbench.registry.registry import RegistryError
-from smimbench.report.labels import component_word, distinguish, grouped, letter, reason_of
+from smimbench.report.labels import (
+    component_word,
+    distinguish,
+    grouped,
+    letter,
+    reason_of,
+)
 from smimbench.report.optimum import LIMIT, Optimum, Reference, limit_of, optima
 from smimbench.report.row import (
     Estimate,
@@ -67,7 +78,11 @@ def paired(cells: Sequence[Cell], records: Mapping[str, JsonObject]) -> list[Pai
     """Pairs of a cell and its record, by file stem; errors from any machine, trusted times preferred."""
     trusted_last = sorted(records.items(), key=lambda item: _is_trusted(item[1]))
     by_key = {stem.partition(".")[0]: record for stem, record in trusted_last}
-    labels = {(cell.key, cell.problem_label, cell.algorithm_label): cell for cell in cells if cell.key in by_key}
+    labels = {
+        (cell.key, cell.problem_label, cell.algorithm_label): cell
+        for cell in cells
+        if cell.key in by_key
+    }
     return [(cell, by_key[cell.key]) for cell in labels.values()]
 
 
@@ -79,23 +94,43 @@ def _is_trusted(record: JsonObject) -> bool:
     return bool((record.get("timing") or {}).get("trusted"))
 
 
-def paired_by_name(cells: Sequence[Cell], store: Store, records: Mapping[str, JsonObject]) -> list[Pair]:
+def paired_by_name(
+    cells: Sequence[Cell], store: Store, records: Mapping[str, JsonObject]
+) -> list[Pair]:
     """Pairs for algorithms whose records were all made by other code of an item: each cell is then that of its record.
 
     Of several codes the one that wrote the newest record.
     """
     keys = {record["key"] for record in records.values()}
-    current = {(cell.problem_label, cell.algorithm_label, cell.backend) for cell in cells if cell.key in keys}
+    current = {
+        (cell.problem_label, cell.algorithm_label, cell.backend)
+        for cell in cells
+        if cell.key in keys
+    }
     others = made_by_other_code(cells, records.values())
     pairs: list[Pair] = []
-    for place, members in grouped(others, lambda p: (p[0].problem_label, p[0].algorithm_label, p[0].backend)).items():
+    for place, members in grouped(
+        others, lambda p: (p[0].problem_label, p[0].algorithm_label, p[0].backend)
+    ).items():
         if place in current:
             continue
-        codes = grouped(members, lambda pair: canonical_json([pair[1]["cell"].get(key) for key in OF_CODE]))
-        newest = max(codes.values(), key=lambda same: max(store.written(record) for _, record in same))
-        by_cell = {cell.key: (cell, record) for cell, record in sorted(newest, key=lambda pair: _is_trusted(pair[1]))}
+        codes = grouped(
+            members,
+            lambda pair: canonical_json([pair[1]["cell"].get(key) for key in OF_CODE]),
+        )
+        newest = max(
+            codes.values(),
+            key=lambda same: max(store.written(record) for _, record in same),
+        )
+        by_cell = {
+            cell.key: (cell, record)
+            for cell, record in sorted(newest, key=lambda pair: _is_trusted(pair[1]))
+        }
         for cell, record in by_cell.values():
-            items = {key: record["cell"].get(key) for key in ("problem", "algorithm", "tuning")}
+            items = {
+                key: record["cell"].get(key)
+                for key in ("problem", "algorithm", "tuning")
+            }
             pairs.append((replace(cell, **items), record))
     return pairs
 
@@ -103,7 +138,9 @@ def paired_by_name(cells: Sequence[Cell], store: Store, records: Mapping[str, Js
 def draws_fresh(algorithm: JsonObject) -> bool:
     """Whether an algorithm draws its own samples instead of the cell's; False if it is not installed here."""
     try:
-        return bool(plan_of(build_algorithm(algorithm, None), sizes(1, 1, 1)).draws_fresh)
+        return bool(
+            plan_of(build_algorithm(algorithm, None), sizes(1, 1, 1)).draws_fresh
+        )
     except (RegistryError, ParameterError):
         return False
 
@@ -118,14 +155,21 @@ def planned_ratio(problem: Problem, cell: Cell) -> float:
     model = problem.model
     n = model.sample_count(cell.alpha, cell.dimension)
     if draws_fresh(cell.algorithm):
-        plan = plan_of(build_algorithm(cell.algorithm, problem), sizes(n, model.tokens, cell.dimension))
+        plan = plan_of(
+            build_algorithm(cell.algorithm, problem),
+            sizes(n, model.tokens, cell.dimension),
+        )
         n = int(plan.steps or 0) * int(plan.batch or n) or n
     return float(model.sample_ratio(n, cell.dimension))
 
 
 def ratio_of_runs(problem: Problem, members: Sequence[Pair]) -> float:
     """Sample ratio actually used, the largest among the runs; the planned ratio if the records do not contain it."""
-    metered = [float(record["sample_ratio"]) for _, record in members if record.get("fresh_samples") is not None]
+    metered = [
+        float(record["sample_ratio"])
+        for _, record in members
+        if record.get("fresh_samples") is not None
+    ]
     return max(metered) if metered else planned_ratio(problem, members[0][0])
 
 
@@ -149,14 +193,30 @@ def prediction_question(
         If the algorithm is not installed here.
     """
     build_algorithm(cell.algorithm, problem)
-    starts = [Overlaps(*map(record["start"].get, Overlaps._fields)) for record in records if record.get("start")]
-    complete = tuple(start for start in starts if _is_complete(start, problem.components))
-    conditions = Conditions(cell.dimension, cell.run.start, complete, cell.run.max_iterations, trajectory=True)
+    starts = [
+        Overlaps(*map(record["start"].get, Overlaps._fields))
+        for record in records
+        if record.get("start")
+    ]
+    complete = tuple(
+        start for start in starts if _is_complete(start, problem.components)
+    )
+    conditions = Conditions(
+        cell.dimension,
+        cell.run.start,
+        complete,
+        cell.run.max_iterations,
+        trajectory=True,
+    )
     return PredictionQuestion(problem, cell.algorithm, ratio, conditions)
 
 
 def own_point(
-    answers: Answers, problem: Problem, cell: Cell, ratio: float, records: Sequence[JsonObject] = ()
+    answers: Answers,
+    problem: Problem,
+    cell: Cell,
+    ratio: float,
+    records: Sequence[JsonObject] = (),
 ) -> JsonObject | str:
     """Answer to ``prediction_question``; or why there is none."""
     try:
@@ -173,10 +233,19 @@ def own_point(
 def _is_complete(start: Overlaps, components: int) -> bool:
     """Whether overlap matrices are those of so many components, without a missing number."""
     matrices = [np.asarray(matrix, dtype=float) for matrix in start]
-    return all(matrix.shape == (components, components) and np.isfinite(matrix).all() for matrix in matrices)
+    return all(
+        matrix.shape == (components, components) and np.isfinite(matrix).all()
+        for matrix in matrices
+    )
 
 
-def _near(answers: Answers, problem: Problem, records: Sequence[Any], ratio: float, dimension: int) -> str | None:
+def _near(
+    answers: Answers,
+    problem: Problem,
+    records: Sequence[Any],
+    ratio: float,
+    dimension: int,
+) -> str | None:
     """Name of the threshold near which runs did not converge; asked for only where one did not."""
     if all(record["status"] != Status.NOT_CONVERGED for record in records):
         return None
@@ -184,7 +253,11 @@ def _near(answers: Answers, problem: Problem, records: Sequence[Any], ratio: flo
         found = answers.thresholds(problem)
     except THEORY_ERRORS:  # the reason of the run is shown without
         return None
-    count = dimension if problem.model.rank == "low" else problem.model.sample_count(ratio, dimension)
+    count = (
+        dimension
+        if problem.model.rank == "low"
+        else problem.model.sample_count(ratio, dimension)
+    )
     return near_threshold(found, ratio, count, component_word(problem))
 
 
@@ -198,29 +271,66 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima
     """
     problems = suite.problems
     known: dict[tuple[str, float], list[Reference]] = {}
-    shipped = [pair for pair in pairs if "source" not in pair[0].algorithm and not used_fresh(pair[1])]
-    for (label, algorithm, alpha, dimension), members in grouped(shipped, lambda pair: pair[0].place).items():
+    shipped = [
+        pair
+        for pair in pairs
+        if "source" not in pair[0].algorithm and not used_fresh(pair[1])
+    ]
+    for (label, algorithm, alpha, dimension), members in grouped(
+        shipped, lambda pair: pair[0].place
+    ).items():
         problem, references = problems[label], known.setdefault((label, alpha), [])
-        if any(one.algorithm != algorithm or one.dimension == dimension for one in references):
+        if any(
+            one.algorithm != algorithm or one.dimension == dimension
+            for one in references
+        ):
             continue
-        ratio, records = sample_ratio(problem, alpha, dimension), [record for _, record in members]
+        ratio, records = (
+            sample_ratio(problem, alpha, dimension),
+            [record for _, record in members],
+        )
         try:
             point = bayes_point(answers, problem, ratio)
         except THEORY_ERRORS:  # the rows say so
             continue
-        own = own_point(answers, problem, members[0][0], ratio, records) if point else ""
-        if point is None or isinstance(own, str) or not np.allclose(own["mse"], point["mse"], rtol=1e-9, atol=0):
+        own = (
+            own_point(answers, problem, members[0][0], ratio, records) if point else ""
+        )
+        if (
+            point is None
+            or isinstance(own, str)
+            or not np.allclose(own["mse"], point["mse"], rtol=1e-9, atol=0)
+        ):
             continue
-        done = [record for record in records if record["status"] == Status.OK and "mse" in record["metrics"]]
-        runs = {instance_of(record): np.asarray(record["metrics"]["mse"], dtype=float) for record in done}
+        done = [
+            record
+            for record in records
+            if record["status"] == Status.OK and "mse" in record["metrics"]
+        ]
+        runs = {
+            instance_of(record): np.asarray(record["metrics"]["mse"], dtype=float)
+            for record in done
+        }
         coefficient = (own.get("finite_size") or {}).get("mse")
-        references.append(Reference(dimension, algorithm, np.atleast_1d(point["mse"]), runs, coefficient))
-    return {(*key, size): one for key, members in known.items() for size, one in optima(members).items()}
+        references.append(
+            Reference(
+                dimension, algorithm, np.atleast_1d(point["mse"]), runs, coefficient
+            )
+        )
+    return {
+        (*key, size): one
+        for key, members in known.items()
+        for size, one in optima(members).items()
+    }
 
 
 def sample_ratio(problem: Problem, alpha: float, dimension: int) -> float:
     """Sample ratio of the whole number of samples that is nearest to ``alpha``."""
-    return float(problem.model.sample_ratio(problem.model.sample_count(alpha, dimension), dimension))
+    return float(
+        problem.model.sample_ratio(
+            problem.model.sample_count(alpha, dimension), dimension
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -255,19 +365,30 @@ def places_of(pairs: Sequence[Pair], suite: Suite) -> list[PlaceRuns]:
 
     def identity(pair: Pair) -> tuple[Any, ...]:
         cell = pair[0]
-        return (canonical_json(cell.problem), canonical_json(cell.algorithm), cell.backend, *cell.place)
+        return (
+            canonical_json(cell.problem),
+            canonical_json(cell.algorithm),
+            cell.backend,
+            *cell.place,
+        )
 
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
     by_label = suite.problems
     places = []
     for (spec, *_), members in grouped(pairs, identity).items():
-        problem = problems.get(spec) or by_label[members[0][0].problem_label]  # the second: cells of other code
+        problem = (
+            problems.get(spec) or by_label[members[0][0].problem_label]
+        )  # the second: cells of other code
         places.append(PlaceRuns(problem, members, ratio_of_runs(problem, members)))
     return places
 
 
 def error_rows(
-    pairs: Sequence[Pair], suite: Suite, store: Store, answers: Answers, find: Callable[[], Optima]
+    pairs: Sequence[Pair],
+    suite: Suite,
+    store: Store,
+    answers: Answers,
+    find: Callable[[], Optima],
 ) -> list[Row]:
     """Rows of the error table, in the order of the suite.
 
@@ -308,19 +429,42 @@ def error_rows(
             own = problem.no_theory
         elif point := bayes_point(answers, problem, runs.ratio):
             own = own_point(answers, problem, cell, runs.ratio, records)
-            if not isinstance(own, str) and own.get("of_ok_runs") and any(r["status"] != Status.OK for r in records):
+            if (
+                not isinstance(own, str)
+                and own.get("of_ok_runs")
+                and any(r["status"] != Status.OK for r in records)
+            ):
                 own = "its prediction holds only if every run ends ok, and not all did"
             near = _near(answers, problem, records, runs.ratio, cell.dimension)
         problem_label, algorithm_label, alpha, dimension = cell.place
-        place = Place(problem_label, algorithm_label, cell.backend, runs.ratio, alpha, dimension, cell.origin)
-        theory = Theory(point, own, None if any(map(used_fresh, records)) else _sized(sized, place), near)
-        items = Identity(without("version", cell.problem), without("version", cell.described))
+        place = Place(
+            problem_label,
+            algorithm_label,
+            cell.backend,
+            runs.ratio,
+            alpha,
+            dimension,
+            cell.origin,
+        )
+        theory = Theory(
+            point,
+            own,
+            None if any(map(used_fresh, records)) else _sized(sized, place),
+            near,
+        )
+        items = Identity(
+            without("version", cell.problem), without("version", cell.described)
+        )
         rows += _rows_of_place(place, problem, items, records, theory, suite, store)
     return distinguish(rows)
 
 
 def rows_of_points(
-    suite: Suite, points: Sequence[Point], records: Sequence[JsonObject], answers: Answers, sized: Optima
+    suite: Suite,
+    points: Sequence[Point],
+    records: Sequence[JsonObject],
+    answers: Answers,
+    sized: Optima,
 ) -> list[Row]:
     """Rows for externally computed estimates (see ``smimbench.run.external``); replicates of one point share a row.
 
@@ -328,7 +472,12 @@ def rows_of_points(
     """
     groups = grouped(
         zip(points, records, strict=True),
-        lambda one: (one[0].plan.label, one[1]["algorithm"], one[0].alpha, one[0].dimension),
+        lambda one: (
+            one[0].plan.label,
+            one[1]["algorithm"],
+            one[0].alpha,
+            one[0].dimension,
+        ),
     )
     rows: list[Row] = []
     for (label, algorithm, alpha, dimension), members in groups.items():
@@ -340,12 +489,21 @@ def rows_of_points(
         metrics = list(trajectory_metrics(problem.model.name))
         items = Identity(without("version", problem.spec), {"name": algorithm})
         rows += _rows_of_place(
-            place, problem, items, [record for _, record in members], theory, suite, Store(""), metrics
+            place,
+            problem,
+            items,
+            [record for _, record in members],
+            theory,
+            suite,
+            Store(""),
+            metrics,
         )
     return rows
 
 
-def scored_rows(suite: Suite, store: Store, answers: Answers, sized: Optima) -> list[Row]:
+def scored_rows(
+    suite: Suite, store: Store, answers: Answers, sized: Optima
+) -> list[Row]:
     """Rows of externally computed estimates stored by ``smimbench score``, for the metrics of the suite."""
     rows = rows_of_points(suite, *kept_scores(suite, store), answers, sized)
     return [row for row in rows if row.metric in suite.run.metrics]
@@ -377,34 +535,64 @@ def _rows_of_place(
     metrics: Sequence[str] = (),
 ) -> list[Row]:
     """One row per metric (those of the suite, or others) and component for the runs of one place."""
-    fresh, target, components = any(map(used_fresh, records)), suite.run.target, problem.components
+    fresh, target, components = (
+        any(map(used_fresh, records)),
+        suite.run.target,
+        problem.components,
+    )
     usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED]
     courses = [None if r["status"] in LOST else store.trajectory(r) for r in records]
     bayes, own, optimum, near = theory
-    reason, own = (own, {}) if isinstance(own, str) else ("its theory says nothing of this metric", own)
+    reason, own = (
+        (own, {})
+        if isinstance(own, str)
+        else ("its theory says nothing of this metric", own)
+    )
 
     complaints: list[str] = []
 
-    def expected(name: str, point: JsonObject | None) -> tuple[Sequence[float | None], Sequence[float | None]]:
+    def expected(
+        name: str, point: JsonObject | None
+    ) -> tuple[Sequence[float | None], Sequence[float | None]]:
         metric = find_metric(name, problem.model.name)
-        return theory_of(metric, problem, point, components, complaints) if point else ([None] * components,) * 2
+        return (
+            theory_of(metric, problem, point, components, complaints)
+            if point
+            else ([None] * components,) * 2
+        )
 
     layers: list[HalfOverlap] = []
     order: LearningOrder | None = None
     if bayes is not None and components > 1:
         # What draws its own samples has no epochs.
-        samples = math.nan if fresh else next((float(r["samples"]) for r in records if "samples" in r), math.nan)
+        samples = (
+            math.nan
+            if fresh
+            else next(
+                (float(r["samples"]) for r in records if "samples" in r), math.nan
+            )
+        )
         layers, order = learning_order(
-            courses, [float(value or 0.0) for value in expected("overlap", bayes)[0]], samples
+            courses,
+            [float(value or 0.0) for value in expected("overlap", bayes)[0]],
+            samples,
         )
     unsolved = {reason} if bayes is None and reason else set()
     best = optimum if optimum is not None or bayes is None else limit_of(bayes)
-    goals = None if best is None else [best.goal(instance_of(record)) for record in records]
+    goals = (
+        None if best is None else [best.goal(instance_of(record)) for record in records]
+    )
     cost = runtime(records, courses, goals, target)
     runs = Runs(
         status_counts=dict(Counter(r["status"] for r in records)),
-        reasons=sorted({reason_of(r, near) for r in records if r["status"] != Status.OK}),
-        warnings=sorted({w for r in records for w in r.get("warnings", [])} | unsolved | set(clock_remarks(records))),
+        reasons=sorted(
+            {reason_of(r, near) for r in records if r["status"] != Status.OK}
+        ),
+        warnings=sorted(
+            {w for r in records for w in r.get("warnings", [])}
+            | unsolved
+            | set(clock_remarks(records))
+        ),
         blank=[],
         restarts=sum(r.get("restarts", 0) for r in records),
         still_moving=None if fresh else still_moving(records, courses, target),
@@ -416,11 +604,17 @@ def _rows_of_place(
     for name in metrics or suite.run.metrics:
         metric = find_metric(name, problem.model.name)
         complaints.clear()
-        (optimal, optimal_errors), (values, errors) = (expected(name, point) for point in (bayes, own))
+        (optimal, optimal_errors), (values, errors) = (
+            expected(name, point) for point in (bayes, own)
+        )
         count = components if metric.per_component else 1
         # A prediction for the starts of these runs is one for their size.
-        coefficients = (own.get("finite_size") or {}).get(name) or [0.0 if own.get("at_size") else None] * count
-        blank = sorted({r["blank"][name] for r in records if name in r.get("blank", {})})
+        coefficients = (own.get("finite_size") or {}).get(name) or [
+            0.0 if own.get("at_size") else None
+        ] * count
+        blank = sorted(
+            {r["blank"][name] for r in records if name in r.get("blank", {})}
+        )
         for k in range(count):
             least = optimal[k], optimal_errors[k], LIMIT
             if best is not None and name == "mse":
@@ -430,20 +624,32 @@ def _rows_of_place(
             missing = None if known else next(iter(complaints), reason) or None
             source = point.get("branch"), point.get("method")
             runs_of_row = replace(
-                runs, blank=blank, half_overlap=layers[k] if layers and metric.per_component else None
+                runs,
+                blank=blank,
+                half_overlap=layers[k] if layers and metric.per_component else None,
             )
-            prediction = Prediction(values[k], errors[k], coefficients[k], missing, *source)
+            prediction = Prediction(
+                values[k], errors[k], coefficients[k], missing, *source
+            )
             optimal_value = OptimalValue(optimal[k], optimal_errors[k], *least)
             numbers = values_of(usable, name, k)
             with np.errstate(over="ignore"):  # values may be as large as numbers go
                 array = np.array(list(numbers.values()))
                 estimate = mean_and_error(array)
-                own_distance = against_theory(estimate, prediction.value, prediction.error)
+                own_distance = against_theory(
+                    estimate, prediction.value, prediction.error
+                )
                 distance = (
-                    own_distance if known else against_theory(estimate, optimal_value.limit, optimal_value.limit_error)
+                    own_distance
+                    if known
+                    else against_theory(
+                        estimate, optimal_value.limit, optimal_value.limit_error
+                    )
                 )
                 if metric.direction == "lower":
-                    ratio = ratio_to_bayes(array, optimal_value.limit, target, optimal_value.value)
+                    ratio = ratio_to_bayes(
+                        array, optimal_value.limit, target, optimal_value.value
+                    )
                     optimal_value = replace(optimal_value, ratio=ratio)
             rows.append(
                 Row(
@@ -463,8 +669,12 @@ def _rows_of_place(
                 )
             )
     if own:  # once for a place
-        others = _also_predicted(usable, records, courses, own, problem, metrics or suite.run.metrics)
-        prediction = replace(rows[0].prediction, others=others, teachers=_teachers(usable, problem, own))
+        others = _also_predicted(
+            usable, records, courses, own, problem, metrics or suite.run.metrics
+        )
+        prediction = replace(
+            rows[0].prediction, others=others, teachers=_teachers(usable, problem, own)
+        )
         rows[0] = replace(rows[0], prediction=prediction)
     return rows
 
@@ -482,17 +692,27 @@ def _also_predicted(
     of_size = 0.0 if own.get("at_size") else None
 
     def add(
-        name: str, at: float | None, expected: Sequence[Any], errors: Sequence[Any], values: Callable[[int], Any]
+        name: str,
+        at: float | None,
+        expected: Sequence[Any],
+        errors: Sequence[Any],
+        values: Callable[[int], Any],
     ) -> None:
         for k, value in enumerate(expected):
             known = {} if value is None else values(k)
             if known or at is not None:
                 component = k + 1 if len(expected) > 1 else None
-                numbers.append(PredictedNumber(name, component, at, known, of_size, value, errors[k]))
+                numbers.append(
+                    PredictedNumber(
+                        name, component, at, known, of_size, value, errors[k]
+                    )
+                )
 
     for name in metrics_of_accounts(problem.model.name):
         if name not in listed:
-            expected, errors = theory_of(find_metric(name, problem.model.name), problem, own, problem.components)
+            expected, errors = theory_of(
+                find_metric(name, problem.model.name), problem, own, problem.components
+            )
             add(name, None, expected, errors, partial(values_of, usable, name))
     course: JsonObject = own.get("trajectory") or {"iteration": []}
     clock = "samples" if "samples" in course else "iteration"
@@ -506,34 +726,54 @@ def _also_predicted(
         i = int(np.argmin(np.abs(times - share * times[-1])))
         if 0 < i < len(times) - 1:
             blank = np.zeros((len(times), problem.components))
-            middles, spreads = (np.ravel(course.get(key, blank)[i]).tolist() for key in ("mse", "mse_error"))
-            add("mse", share, middles, spreads, partial(_values_at, runs, clock, float(times[i])))
+            middles, spreads = (
+                np.ravel(course.get(key, blank)[i]).tolist()
+                for key in ("mse", "mse_error")
+            )
+            add(
+                "mse",
+                share,
+                middles,
+                spreads,
+                partial(_values_at, runs, clock, float(times[i])),
+            )
     return numbers
 
 
 def _values_at(
     runs: Mapping[str, tuple[JsonObject, bool]], clock: str, time: float, component: int
 ) -> dict[str, float]:
-    values = {name: _at(run, clock, time, component, ended=ended) for name, (run, ended) in runs.items()}
+    values = {
+        name: _at(run, clock, time, component, ended=ended)
+        for name, (run, ended) in runs.items()
+    }
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def _at(run: JsonObject, clock: str, time: float, component: int, *, ended: bool) -> float:
+def _at(
+    run: JsonObject, clock: str, time: float, component: int, *, ended: bool
+) -> float:
     """Error of a run at a time on its clock. After its end: the last one if it ``ended`` as it should, else NaN.
 
     Leaving out runs that converged earlier would keep the slow ones.
     """
-    ticks = np.where(run["iteration"] == 0, 0.0, run[clock])  # before the first step nothing has been counted
+    ticks = np.where(
+        run["iteration"] == 0, 0.0, run[clock]
+    )  # before the first step nothing has been counted
     errors = np.asarray(run["mse"], dtype=float)[:, component]
     return float(np.interp(time, ticks, errors, right=None if ended else math.nan))
 
 
-def _teachers(records: Sequence[JsonObject], problem: Problem, own: JsonObject) -> dict[str, list[float]]:
+def _teachers(
+    records: Sequence[JsonObject], problem: Problem, own: JsonObject
+) -> dict[str, list[float]]:
     """Relative excess of the squared length of every instance's teacher over its mean, per component.
 
     A prediction for the starts of these very runs has their teachers in it: only differences between them count then.
     """
-    second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components), dtype=float))
+    second = np.diagonal(
+        np.asarray(problem.prior.second_moment(problem.components), dtype=float)
+    )
     known = {}
     for record in records:
         truth = np.asarray((record.get("start") or {}).get("truth") or [], dtype=float)

@@ -7,7 +7,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from smimbench.registry.metrics import find_metric, theory_of
-from smimbench.report.figures import chart_questions, drawn_ratios, metric_chart, named_thresholds
+from smimbench.report.figures import (
+    chart_questions,
+    drawn_ratios,
+    metric_chart,
+    named_thresholds,
+)
 from smimbench.report.labels import component_word
 from smimbench.report.notebook import frame
 
@@ -61,17 +66,36 @@ class Theory:
         for plan, document in zip(self.suite.chosen_plans, self.documents):
             count, model = plan.problem.components, plan.problem.model.name
             for point in document["points"]:
-                found = {name: theory_of(find_metric(name, model), plan.problem, point, count) for name in metrics}
+                found = {
+                    name: theory_of(
+                        find_metric(name, model), plan.problem, point, count
+                    )
+                    for name in metrics
+                }
                 for k in range(count):
-                    row = {"problem": plan.label, "alpha": point["alpha"], "branch": point["branch"]}
+                    row = {
+                        "problem": plan.label,
+                        "alpha": point["alpha"],
+                        "branch": point["branch"],
+                    }
                     row["component"] = k + 1 if count > 1 else None
                     for name, (values, errors) in found.items():
-                        row |= {name: values[k], f"{name}_error": errors[k]} if k < len(values) else {}
+                        row |= (
+                            {name: values[k], f"{name}_error": errors[k]}
+                            if k < len(values)
+                            else {}
+                        )
                     row |= {
                         f"generalization_error_{kind}": value
                         for kind, value in point.get("generalization_error", {}).items()
                     }
-                    rows.append({**row, "free_entropy": point.get("free_entropy"), "method": point["method"]})
+                    rows.append(
+                        {
+                            **row,
+                            "free_entropy": point.get("free_entropy"),
+                            "method": point["method"],
+                        }
+                    )
         return rows
 
     @cached_property
@@ -82,10 +106,24 @@ class Theory:
         rows = []
         for plan, document in zip(self.suite.chosen_plans, self.documents):
             found = document["thresholds"]
-            for name, entry in named_thresholds(found, component_word(plan.problem)) if found else ():
+            for name, entry in (
+                named_thresholds(found, component_word(plan.problem)) if found else ()
+            ):
                 at, error = ((entry or {}).get(key) for key in ("value", "error"))
-                reason = None if entry else found["reasons"].get(name.replace(" ", "_").replace("-", "_"))
-                rows.append({"problem": plan.label, "threshold": name, "alpha": at, "error": error, "reason": reason})
+                reason = (
+                    None
+                    if entry
+                    else found["reasons"].get(name.replace(" ", "_").replace("-", "_"))
+                )
+                rows.append(
+                    {
+                        "problem": plan.label,
+                        "threshold": name,
+                        "alpha": at,
+                        "error": error,
+                        "reason": reason,
+                    }
+                )
         return frame(rows)
 
     def plot(self, metric: str = "mse", width: str | None = None) -> Any:
@@ -116,13 +154,23 @@ class Theory:
         if "generalization_error" in metric and not any(
             "generalization_error" in p for d in solved for p in d["points"]
         ):
-            raise ValueError(f"{metric} was not computed; theory(..., predictions=True) does")
+            raise ValueError(
+                f"{metric} was not computed; theory(..., predictions=True) does"
+            )
         only = tuple(("problem", one["problem"]["label"]) for one in solved)
-        suite = self.suite if len(solved) == len(self.documents) else replace(self.suite, only=only)
+        suite = (
+            self.suite
+            if len(solved) == len(self.documents)
+            else replace(self.suite, only=only)
+        )
         if not solved:
             raise ValueError("no problem is solved: there is nothing to draw")
         answers = self.answer(())
-        self.answer(chart_questions(suite, answers, drawn_ratios(suite, (), self.alphas), (metric,)))
+        self.answer(
+            chart_questions(
+                suite, answers, drawn_ratios(suite, (), self.alphas), (metric,)
+            )
+        )
         chart = metric_chart(suite, [], answers, metric, self.alphas)
         assert chart is not None
         return show(chart, width)
@@ -133,6 +181,9 @@ class Theory:
 
         each = max(2, POINTS // max(1, len(self.documents)))
         shown = [{**one, "points": one["points"][:each]} for one in self.documents]
-        left = sum(len(one["points"]) - len(short["points"]) for one, short in zip(self.documents, shown))
+        left = sum(
+            len(one["points"]) - len(short["points"])
+            for one, short in zip(self.documents, shown)
+        )
         more = f"{left} more points in .table; " if left else ""
         return f"{self.suite.title}\n{plain_text(theory_tables(shown))}{more}.table, .thresholds, .plot()"

@@ -40,7 +40,9 @@ EPSILONS = (0.05, 0.2, 0.5)
 # -- means ----------------------------------------------------------------------------------------------------------------
 
 
-def values_of(records: Sequence[Record], metric: str, component: int) -> dict[str, float]:
+def values_of(
+    records: Sequence[Record], metric: str, component: int
+) -> dict[str, float]:
     """Finite values of a metric, component from 0, by instance (root seed and replicate), over the records that have one."""
     found = {}
     for i, record in enumerate(records):
@@ -59,12 +61,17 @@ def instance_of(record: Record, number: int = 0) -> str:
 
 def count_runs(status_counts: Mapping[str, int]) -> int:
     """Runs that were not skipped."""
-    return sum(count for status, count in status_counts.items() if status != Status.SKIPPED)
+    return sum(
+        count for status, count in status_counts.items() if status != Status.SKIPPED
+    )
 
 
 def failed_runs(row: Row) -> int:
     """Runs of a row that have no value because of how they ended."""
-    runs, ended_ok = count_runs(row.runs.status_counts), row.runs.status_counts.get(Status.OK, 0)
+    runs, ended_ok = (
+        count_runs(row.runs.status_counts),
+        row.runs.status_counts.get(Status.OK, 0),
+    )
     return max(0, min(runs - len(row.estimate.values), runs - ended_ok))
 
 
@@ -85,10 +92,14 @@ def mean_and_error(values: Host) -> MeanAndError:
     """Mean of values, and its standard error if there are at least two."""
     n = len(values)
     mean = float(values.mean()) if n else None
-    return MeanAndError(mean, float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else None)
+    return MeanAndError(
+        mean, float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else None
+    )
 
 
-def against_theory(estimate: MeanAndError, expected: float | None, error: float | None) -> Comparison:
+def against_theory(
+    estimate: MeanAndError, expected: float | None, error: float | None
+) -> Comparison:
     """A mean against theory; ``z`` is their difference in units of both errors together."""
     mean, sem = estimate
     if mean is None or expected is None:
@@ -96,18 +107,26 @@ def against_theory(estimate: MeanAndError, expected: float | None, error: float 
     difference, z = mean - expected, None
     if sem is not None:
         scale = math.hypot(sem, error or 0.0)
-        z = difference / scale if scale > ROUNDING * abs(mean) and expected != 0 else None
+        z = (
+            difference / scale
+            if scale > ROUNDING * abs(mean) and expected != 0
+            else None
+        )
     return Comparison(expected, error, difference, z)
 
 
-def ratio_to_bayes(values: Host, bayes: float | None, target: float, optimum: float | None = None) -> float | None:
+def ratio_to_bayes(
+    values: Host, bayes: float | None, target: float, optimum: float | None = None
+) -> float | None:
     """Ratio of the mean to the Bayes-optimal error (at this size if known); None where theory says 0."""
     if not len(values) or bayes is None or bayes <= target * ZERO:
         return None
     return float(values.mean() / (optimum or bayes))
 
 
-def mean_diagnostics(records: Sequence[Record], theory: JsonObject) -> dict[str, list[Finding]]:
+def mean_diagnostics(
+    records: Sequence[Record], theory: JsonObject
+) -> dict[str, list[Finding]]:
     """Further numbers that runs report, one entry for each number, with its theory."""
     reported: dict[str, list[Any]] = {}
     for record in records:
@@ -118,9 +137,14 @@ def mean_diagnostics(records: Sequence[Record], theory: JsonObject) -> dict[str,
     for name, lists in sorted(reported.items()):
         expected, findings[name] = theory.get(name) or [], []
         for i in range(max(map(len, lists))):
-            values = np.array([own[i] for own in lists if i < len(own) and own[i] is not None], dtype=float)
+            values = np.array(
+                [own[i] for own in lists if i < len(own) and own[i] is not None],
+                dtype=float,
+            )
             predicted = expected[i] if i < len(expected) else None
-            findings[name].append(Finding(*mean_and_error(values), len(values), len(lists), predicted))
+            findings[name].append(
+                Finding(*mean_and_error(values), len(values), len(lists), predicted)
+            )
     return findings
 
 
@@ -141,16 +165,26 @@ class Change(NamedTuple):
     @property
     def z(self) -> float:
         """The difference in standard errors."""
-        return self.value / self.error if self.error else math.copysign(math.inf, self.value) if self.value else 0.0
+        return (
+            self.value / self.error
+            if self.error
+            else math.copysign(math.inf, self.value)
+            if self.value
+            else 0.0
+        )
 
 
-def shared_instances(before: Mapping[Any, float], after: Mapping[Any, float]) -> list[Any]:
+def shared_instances(
+    before: Mapping[Any, float], after: Mapping[Any, float]
+) -> list[Any]:
     """Instances on which both have a value, in the order of the first; none unless there are at least two."""
     common = [key for key in before if key in after]
     return common if len(common) > 1 else []
 
 
-def change_between(before: Mapping[Any, float], after: Mapping[Any, float]) -> Change | None:
+def change_between(
+    before: Mapping[Any, float], after: Mapping[Any, float]
+) -> Change | None:
     """Change of a mean from values by instance.
 
     Runs on the same instances (at least two) are compared pair by pair, others by Welch's test. None for a single run.
@@ -172,9 +206,16 @@ def change_between(before: Mapping[Any, float], after: Mapping[Any, float]) -> C
 def mean_change(changes: Sequence[Change]) -> Change:
     """Mean of independent changes, with the degrees of freedom of Welch and Satterthwaite."""
     squares = [change.error**2 for change in changes]
-    total, spread = math.fsum(squares), math.fsum(s**2 / change.dof for s, change in zip(squares, changes))
+    total, spread = (
+        math.fsum(squares),
+        math.fsum(s**2 / change.dof for s, change in zip(squares, changes)),
+    )
     value = math.fsum(change.value for change in changes) / len(changes)
-    return Change(value, math.sqrt(total) / len(changes), total**2 / spread if spread > 0 else math.inf)
+    return Change(
+        value,
+        math.sqrt(total) / len(changes),
+        total**2 / spread if spread > 0 else math.inf,
+    )
 
 
 # -- time -----------------------------------------------------------------------------------------------------------------
@@ -199,19 +240,30 @@ def first_time(trajectory: Trajectory | None, reached: Host | None) -> list[floa
     first = int(np.argmax(reached))
     counted = trajectory.get("samples")
     # Nothing has been processed before the first step, so its count of samples is missing, not unknown.
-    samples = math.nan if counted is None else 0.0 if first == 0 else float(counted[first])
-    return [float(trajectory["iteration"][first]), samples, float(trajectory["seconds"][first])]
+    samples = (
+        math.nan if counted is None else 0.0 if first == 0 else float(counted[first])
+    )
+    return [
+        float(trajectory["iteration"][first]),
+        samples,
+        float(trajectory["seconds"][first]),
+    ]
 
 
 def time_near(trajectory: Trajectory | None, goal: Host) -> dict[str, float]:
     """Time at which the errors of all components were first within their goals."""
-    known = trajectory is not None and {"mse", "iteration", "seconds"} <= set(trajectory)
+    known = trajectory is not None and {"mse", "iteration", "seconds"} <= set(
+        trajectory
+    )
     reached = (trajectory["mse"] <= goal).all(axis=1) if known and trajectory else None
     return dict(zip(AXES, first_time(trajectory, reached)))
 
 
 def runtime(
-    records: Sequence[Record], trajectories: Sequence[Trajectory | None], goals: Sequence[Host] | None, target: float
+    records: Sequence[Record],
+    trajectories: Sequence[Trajectory | None],
+    goals: Sequence[Host] | None,
+    target: float,
 ) -> Cost:
     """Times, iterations and memory for the runtime tables; ``trajectories`` are None for lost runs, ``goals`` are optimal
     errors (P,) per run.
@@ -222,9 +274,15 @@ def runtime(
         if goals is None:
             near[f"{epsilon:g}"] = Nearness(None, None, None)
             continue
-        hits = [time_near(t, near_goal(goal, epsilon, target)) for t, goal in zip(trajectories, goals)]
+        hits = [
+            time_near(t, near_goal(goal, epsilon, target))
+            for t, goal in zip(trajectories, goals)
+        ]
         # An attempt that was given up counts in the time to get there.
-        times = [hit["seconds"] + (r.get("timing") or {}).get("lost_seconds", 0.0) for hit, r in zip(hits, records)]
+        times = [
+            hit["seconds"] + (r.get("timing") or {}).get("lost_seconds", 0.0)
+            for hit, r in zip(hits, records)
+        ]
         near[f"{epsilon:g}"] = Nearness(
             _median_time(times),
             _median_time([hit["iteration"] for hit in hits]),
@@ -235,12 +293,20 @@ def runtime(
         seconds=mean_of([t["seconds"] + t.get("lost_seconds", 0.0) for t in timings]),
         cpu_seconds=mean_of([t["cpu_seconds"] for t in timings if "cpu_seconds" in t]),
         iterations=mean_of([r["iterations"] for r in records if "iterations" in r]),
-        first_iteration=mean_of([t["first_iteration"] for t in timings if t.get("first_iteration")]),
-        per_iteration=mean_of([t["per_iteration"] for t in timings if t.get("per_iteration")]),
-        peak_memory=max((t["peak_memory"] for t in timings if t.get("peak_memory")), default=None),
+        first_iteration=mean_of(
+            [t["first_iteration"] for t in timings if t.get("first_iteration")]
+        ),
+        per_iteration=mean_of(
+            [t["per_iteration"] for t in timings if t.get("per_iteration")]
+        ),
+        peak_memory=max(
+            (t["peak_memory"] for t in timings if t.get("peak_memory")), default=None
+        ),
         ceiling_fraction=ceiling_fraction,
         ceiling=ceiling,
-        device_seconds=mean_of([t["device_seconds"] for t in timings if t.get("device_seconds")]),
+        device_seconds=mean_of(
+            [t["device_seconds"] for t in timings if t.get("device_seconds")]
+        ),
         trusted=bool(timings) and all(t.get("trusted") for t in timings),
         machines=sorted({t["machine"] for t in timings}),
         near=near,
@@ -249,11 +315,16 @@ def runtime(
 
 def clock_remarks(records: Sequence[Record]) -> list[str]:
     """At most one line: how the trusted times of a row and its CPU time disagree."""
-    timings = [record["timing"] for record in records if (record.get("timing") or {}).get("trusted")]
+    timings = [
+        record["timing"]
+        for record in records
+        if (record.get("timing") or {}).get("trusted")
+    ]
     if not timings or any(timing.get("device_seconds") for timing in timings):
         return []
     clock, cpu, total = (
-        np.mean([t.get(name, 0.0) for t in timings]) for name in ("seconds", "cpu_seconds", "total_seconds")
+        np.mean([t.get(name, 0.0) for t in timings])
+        for name in ("seconds", "cpu_seconds", "total_seconds")
     )
     others = (timings[0].get("threads") or 1) - 1
     # BLAS threads may work for the engine while the clock stands still.
@@ -277,11 +348,23 @@ def efficiency(records: Sequence[Record]) -> tuple[float | None, str | None]:
     shares = []
     for record in records:
         timing, cell = record.get("timing") or {}, record.get("cell") or {}
-        if timing.get("per_iteration") and timing.get("cost") and timing.get("ceilings"):
+        if (
+            timing.get("per_iteration")
+            and timing.get("cost")
+            and timing.get("ceilings")
+        ):
             kind, tf32 = cell.get("dtype", "float64"), cell.get("tf32", False)
-            share = fraction(timing["per_iteration"], timing["cost"], timing["ceilings"], kind, tf32=tf32)
+            share = fraction(
+                timing["per_iteration"],
+                timing["cost"],
+                timing["ceilings"],
+                kind,
+                tf32=tf32,
+            )
             shares += [share] if share else []
-    return mean_of([share.value for share in shares]), shares[0].bound if shares else None
+    return mean_of([share.value for share in shares]), shares[
+        0
+    ].bound if shares else None
 
 
 # -- the end of a run -----------------------------------------------------------------------------------------------------
@@ -302,10 +385,14 @@ def still_moving(
     changes = [
         found
         for record, trajectory in zip(records, trajectories)
-        if record["status"] == "ok" and record["reason"].startswith("all ") and trajectory is not None
+        if record["status"] == "ok"
+        and record["reason"].startswith("all ")
+        and trajectory is not None
         if (found := _late_change(trajectory, target)) is not None
     ]
-    moved = max(([one for one in changes if sign * one[0] > 0] for sign in (1, -1)), key=len)
+    moved = max(
+        ([one for one in changes if sign * one[0] > 0] for sign in (1, -1)), key=len
+    )
     if not moved or 4 * len(moved) < 3 * len(changes):
         return None
     change, lowest = (float(np.median(values)) for values in zip(*moved))
@@ -316,9 +403,15 @@ def _late_change(trajectory: Trajectory, target: float) -> tuple[float, float] |
     """Relative change of the error at the end of a run, 0 where it is noise, and its lowest error over the last one."""
     if "mse" not in trajectory:
         return None
-    at, error = np.asarray(trajectory["iteration"]), np.asarray(trajectory["mse"], dtype=float).sum(axis=1)
+    at, error = (
+        np.asarray(trajectory["iteration"]),
+        np.asarray(trajectory["mse"], dtype=float).sum(axis=1),
+    )
     last = at[-1]
-    parts = [error[(at > (1 - (i + 1) * PART) * last) & (at <= (1 - i * PART) * last)] for i in (2, 1, 0)]
+    parts = [
+        error[(at > (1 - (i + 1) * PART) * last) & (at <= (1 - i * PART) * last)]
+        for i in (2, 1, 0)
+    ]
     if min(map(len, parts)) < 4 or not np.isfinite(error).all():
         return None
     first, before, after = (float(part.mean()) for part in parts)
@@ -327,8 +420,14 @@ def _late_change(trajectory: Trajectory, target: float) -> tuple[float, float] |
     noise = math.hypot(*(_noise(part) for part in parts[1:]))
     change = after / before - 1 if before > 0 else math.inf
     # Swings about a floor turn; three parts in one direction are rarely chance.
-    moves = (after - before) * (before - first) > 0 and abs(change) > 0.05 and abs(after - before) > 4 * noise
-    return (change if moves else 0.0), float(error.min() / error[-1]) if error[-1] > 0 else 1.0
+    moves = (
+        (after - before) * (before - first) > 0
+        and abs(change) > 0.05
+        and abs(after - before) > 4 * noise
+    )
+    return (change if moves else 0.0), float(error.min() / error[-1]) if error[
+        -1
+    ] > 0 else 1.0
 
 
 def _noise(part: Host) -> float:
@@ -352,7 +451,9 @@ NAMES = {
 """Thresholds of a problem by their key, in words; those of components are under ``sequential``."""
 
 
-def near_threshold(found: JsonObject, alpha: float, count: int, word: str = "component") -> str | None:
+def near_threshold(
+    found: JsonObject, alpha: float, count: int, word: str = "component"
+) -> str | None:
     """The nearest threshold, if it is so close that a run of this size may fail to converge; otherwise None.
 
     The rate at which an overlap grows out of nothing, or falls to it, is ``alpha / alpha_c`` up to a fluctuation of order
@@ -370,11 +471,20 @@ def near_threshold(found: JsonObject, alpha: float, count: int, word: str = "com
     word : str
         What a component is called.
     """
-    known = [(f"threshold of {word} {step['layer']}", step["value"]) for step in found.get("sequential") or ()]
+    known = [
+        (f"threshold of {word} {step['layer']}", step["value"])
+        for step in found.get("sequential") or ()
+    ]
     for key, name in NAMES.items():
-        if found.get(key) and not (key == "weak_recovery" and known):  # the first of the components
+        if found.get(key) and not (
+            key == "weak_recovery" and known
+        ):  # the first of the components
             known.append((name, found[key]["value"]))
-    distances = [(abs(alpha / value - 1), name, value) for name, value in known if value and math.isfinite(value)]
+    distances = [
+        (abs(alpha / value - 1), name, value)
+        for name, value in known
+        if value and math.isfinite(value)
+    ]
     distance, name, value = min(distances, default=(math.inf, "", 0.0))
     if distance > 1 / math.sqrt(count):
         return None
@@ -420,14 +530,27 @@ def learning_order(
     layers = [HalfOverlap() for _ in bayes]
     for k, hits in zip(wanted, times.transpose(1, 2, 0)):
         iterations, seen, seconds = map(_median_time, hits)
-        share, epochs = mean_of(np.isfinite(hits[0])), None if seen is None or math.isnan(samples) else seen / samples
-        layers[k] = HalfOverlap(0.5 * bayes[k], share, iterations, seen, epochs, seconds)
+        share, epochs = (
+            mean_of(np.isfinite(hits[0])),
+            None if seen is None or math.isnan(samples) else seen / samples,
+        )
+        layers[k] = HalfOverlap(
+            0.5 * bayes[k], share, iterations, seen, epochs, seconds
+        )
     first = times[..., 0]
-    ranked = [sorted((at, wanted[i] + 1) for i, at in enumerate(run) if math.isfinite(at)) for run in first]
+    ranked = [
+        sorted((at, wanted[i] + 1) for i, at in enumerate(run) if math.isfinite(at))
+        for run in first
+    ]
     sequences = Counter(tuple(layer for _, layer in run) for run in ranked)
     complete = np.isfinite(first).all(axis=1)
-    counted = [LearnedSequence(list(learned), count) for learned, count in sequences.most_common()]
-    return layers, LearningOrder(counted, mean_of(complete), _last_over_first(times[complete]))
+    counted = [
+        LearnedSequence(list(learned), count)
+        for learned, count in sequences.most_common()
+    ]
+    return layers, LearningOrder(
+        counted, mean_of(complete), _last_over_first(times[complete])
+    )
 
 
 def _last_over_first(times: Host) -> LearningFactor | None:

@@ -73,15 +73,30 @@ def write_table(path: Path, table: ResultsTable, shared: JsonObject) -> None:
     StoreError
         If the file cannot be written.
     """
-    places = [_pack([row.document() for row in same]) for same in grouped(table.rows, place).values()]
-    stored = {"packed": FORMAT, "run": shared, "document": table.about(), "places": places}
+    places = [
+        _pack([row.document() for row in same])
+        for same in grouped(table.rows, place).values()
+    ]
+    stored = {
+        "packed": FORMAT,
+        "run": shared,
+        "document": table.about(),
+        "places": places,
+    }
     write_atomically(path, text_of_table(plain(stored)).encode())
 
 
 def _pack(rows: Sequence[JsonObject]) -> JsonObject:
     head = rows[0]
-    common = {key: value for key, value in head.items() if all(key in row and row[key] == value for row in rows)}
-    return {"common": common, "rows": [{k: v for k, v in row.items() if k not in common} for row in rows]}
+    common = {
+        key: value
+        for key, value in head.items()
+        if all(key in row and row[key] == value for row in rows)
+    }
+    return {
+        "common": common,
+        "rows": [{k: v for k, v in row.items() if k not in common} for row in rows],
+    }
 
 
 def text_of_table(table: JsonObject) -> str:
@@ -99,12 +114,26 @@ def table_of(stored: JsonObject) -> ResultsTable:
         If it has another structure.
     """
     check_model(_Table, stored, "packed results of smimbench")
-    rows = [row_of({**same["common"], **row}) for same in stored["places"] for row in same["rows"]]
+    rows = [
+        row_of({**same["common"], **row})
+        for same in stored["places"]
+        for row in same["rows"]
+    ]
     for members in grouped(rows, place).values():
-        numbers = [number.component or 1 for row in members for number in (row, *(row.prediction.others or ()))]
-        teachers = [excess for row in members for excess in (row.prediction.teachers or {}).values()]
+        numbers = [
+            number.component or 1
+            for row in members
+            for number in (row, *(row.prediction.others or ()))
+        ]
+        teachers = [
+            excess
+            for row in members
+            for excess in (row.prediction.teachers or {}).values()
+        ]
         if any(len(excess) < max(numbers) for excess in teachers):
-            raise ValueError("not a table of smimbench: teachers must have a number for each component")
+            raise ValueError(
+                "not a table of smimbench: teachers must have a number for each component"
+            )
     about = stored["document"]
     return ResultsTable(
         about["suite"],
@@ -120,27 +149,57 @@ def table_of(stored: JsonObject) -> ResultsTable:
 
 
 def rerun_values(
-    path: Path, rows: Sequence[Row], shared: JsonObject, suite: Suite, *, count: int, seed: int
+    path: Path,
+    rows: Sequence[Row],
+    shared: JsonObject,
+    suite: Suite,
+    *,
+    count: int,
+    seed: int,
 ) -> Verification:
     """So many of the cells of a table, drawn at random, run again: the values of their runs."""
     verification = Verification(remarks=[UNVERIFIABLE])
-    here = shared["fingerprint"] == machine.fingerprint() and shared["versions"] == machine.versions()
-    untroubled = [row for row in rows if row.place.backend == "numpy" and "timeout" not in row.runs.status_counts]
+    here = (
+        shared["fingerprint"] == machine.fingerprint()
+        and shared["versions"] == machine.versions()
+    )
+    untroubled = [
+        row
+        for row in rows
+        if row.place.backend == "numpy" and "timeout" not in row.runs.status_counts
+    ]
     places = grouped(
-        untroubled, lambda r: (r.place.problem, r.place.algorithm, r.place.nominal_alpha, r.place.dimension)
+        untroubled,
+        lambda r: (
+            r.place.problem,
+            r.place.algorithm,
+            r.place.nominal_alpha,
+            r.place.dimension,
+        ),
     )
     cells = [
         cell
         for cell in (suite.cells("numpy") if places else ())
-        if any(f"{cell.seed}/{cell.replicate}" in row.estimate.values for row in places.get(cell.place, ()))
+        if any(
+            f"{cell.seed}/{cell.replicate}" in row.estimate.values
+            for row in places.get(cell.place, ())
+        )
     ]
-    drawn = [cells[i] for i in np.random.default_rng(seed).permutation(len(cells))[:count]]
+    drawn = [
+        cells[i] for i in np.random.default_rng(seed).permutation(len(cells))[:count]
+    ]
     for cell, record in untimed(drawn, 1):
         name, lines = f"{cell.seed}/{cell.replicate}", []
         metrics = {} if record["status"] == "diverged" else record["metrics"]
         for row in places[cell.place]:
-            new = dict(enumerate(metrics.get(row.metric, []), 1)).get(row.component or 1)
-            differing = differences({name: row.estimate.values.get(name)}, {name: new}, 0.0 if here else ELSEWHERE)
+            new = dict(enumerate(metrics.get(row.metric, []), 1)).get(
+                row.component or 1
+            )
+            differing = differences(
+                {name: row.estimate.values.get(name)},
+                {name: new},
+                0.0 if here else ELSEWHERE,
+            )
             lines += _lines(path, row, differing)
         verification.add(lines)
     return verification
@@ -152,7 +211,10 @@ def verified_table(path: Path, written: ResultsTable, made: ResultsTable) -> lis
     def names(row: Row) -> tuple[Any, ...]:
         return (*place(row), row.metric, row.component)
 
-    then, now = ({**table.about(), "other_versions": [], "left_out": []} for table in (written, made))
+    then, now = (
+        {**table.about(), "other_versions": [], "left_out": []}
+        for table in (written, made)
+    )
     wrong = [f"{path}: {line}" for line in differences(then, now, 0.0)]
     again = {names(row): row for row in made.rows}
     for row in written.rows:

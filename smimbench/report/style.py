@@ -29,7 +29,17 @@ from smimbench.suite.cells import Suite
 ONE_COLUMN, TWO_COLUMNS = 3.4, 7.0
 """Widths in inches that journals print figures at; doubled, letters are too small to read in print."""
 
-COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288", "#999933"]
+COLORS = [
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#882255",
+    "#332288",
+    "#999933",
+]
 """Okabe and Ito's colors without black (that is the Bayes-optimal line) and yellow (which paper swallows), and three more."""
 
 MARKERS = "osD^vPX*<>hp"
@@ -52,7 +62,11 @@ def plain_matplotlib() -> Iterator[None]:
     ImportError
         If matplotlib is missing (extra ``plot``).
     """
-    if "matplotlib" not in sys.modules and (spec := importlib.util.find_spec("matplotlib")) and spec.origin:
+    if (
+        "matplotlib" not in sys.modules
+        and (spec := importlib.util.find_spec("matplotlib"))
+        and spec.origin
+    ):
         # Its import fails where it cannot read the name of a backend or a file, which it looks for in the working folder first;
         # an import of a plugin that has failed leaves half of it behind.
         for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
@@ -66,9 +80,15 @@ def plain_matplotlib() -> Iterator[None]:
     import matplotlib
 
     # To set a backend, even the default one, would close figures of a notebook.
-    defaults = {key: setting for key, setting in matplotlib.rcParamsDefault.items() if key != "backend"}
+    defaults = {
+        key: setting
+        for key, setting in matplotlib.rcParamsDefault.items()
+        if key != "backend"
+    }
     with matplotlib.rc_context(defaults | STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the picture shows a box, and the SVG the letter
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing"
+        )  # the picture shows a box, and the SVG the letter
         yield
 
 
@@ -86,16 +106,31 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
     of an algorithm, its own name if that is one, has them in all figures and all runs; others have those of their own name, or
     the next that are least used.
     """
-    shipped = [entry.name for entry in get_registry().entries("algorithm") if entry.distribution == BUILT_IN]
+    shipped = [
+        entry.name
+        for entry in get_registry().entries("algorithm")
+        if entry.distribution == BUILT_IN
+    ]
     shown: dict[str, Look] = {}
-    main_label = {algorithms[label]: label for label in sorted(algorithms, key=lambda x: (x == algorithms[x], x))}
+    main_label = {
+        algorithms[label]: label
+        for label in sorted(algorithms, key=lambda x: (x == algorithms[x], x))
+    }
     names = {label: name for name, label in main_label.items()}
-    for label in sorted(algorithms, key=lambda x: (x not in names, names.get(x) not in shipped, x)):
+    for label in sorted(
+        algorithms, key=lambda x: (x not in names, names.get(x) not in shipped, x)
+    ):
         name = names.get(label, label)
         index = shipped.index(name) if name in shipped else zlib.crc32(name.encode())
         used = [mark for look in shown.values() for mark in look]
-        pairs = itertools.product(*([*marks[index % len(marks) :], *marks] for marks in (COLORS, MARKERS)))
-        shown[label] = Look(*min(pairs, key=lambda pair: (pair in shown.values(), *map(used.count, pair))))
+        pairs = itertools.product(
+            *([*marks[index % len(marks) :], *marks] for marks in (COLORS, MARKERS))
+        )
+        shown[label] = Look(
+            *min(
+                pairs, key=lambda pair: (pair in shown.values(), *map(used.count, pair))
+            )
+        )
     return shown
 
 
@@ -120,7 +155,12 @@ WIDTHS = {"column": ONE_COLUMN, "page": TWO_COLUMNS}
 
 
 def new_figure(
-    title: str, panels: int, *, alone: bool = False, width: str | None = None, figure: Any = None
+    title: str,
+    panels: int,
+    *,
+    alone: bool = False,
+    width: str | None = None,
+    figure: Any = None,
 ) -> tuple[Any, Any]:
     """Create a figure with this number of panels, or fill an empty one; ``width``: one of ``WIDTHS``."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -151,7 +191,9 @@ def log_ticks(axis: Any) -> None:
     low, high = axis.get_view_interval()
     if low < high < 10 * low:
         axis.set_major_locator(MaxNLocator(4))
-    elif math.floor(math.log10(high)) <= math.ceil(math.log10(low)):  # powers of ten would be a single tick
+    elif math.floor(math.log10(high)) <= math.ceil(
+        math.log10(low)
+    ):  # powers of ten would be a single tick
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     else:
         axis.get_major_locator().set_params(numticks=6)
@@ -165,8 +207,13 @@ def floor_ticks(axis: Any, floor: float) -> None:
 
     last = axis.get_view_interval()[1]
     step = math.ceil((math.log10(last / floor) + 1) / 6)
-    ticks = [floor * 10.0**k for k in range(0, math.floor(math.log10(last / floor)) + 1, step)]
-    axis.set_ticks(ticks, ["≤ " * (not k) + f"{tick:g}" for k, tick in enumerate(ticks)])
+    ticks = [
+        floor * 10.0**k
+        for k in range(0, math.floor(math.log10(last / floor)) + 1, step)
+    ]
+    axis.set_ticks(
+        ticks, ["≤ " * (not k) + f"{tick:g}" for k, tick in enumerate(ticks)]
+    )
     axis.set_minor_locator(NullLocator())
 
 
@@ -183,7 +230,9 @@ def finish(figure: Any, axes: Iterable[Any], note: str = "") -> None:
     if len(predicted := [label for label in entries if label.endswith(PREDICTED)]) > 1:
         entries[PREDICTED[2:]] = copy.copy(entries[predicted[0]])
         entries[PREDICTED[2:]].set_color("0.5")
-        entries = {label: handle for label, handle in entries.items() if label not in predicted}
+        entries = {
+            label: handle for label, handle in entries.items() if label not in predicted
+        }
     width = figure.get_figwidth()
     columns = max(1, int(15.5 * width / (max(map(len, entries), default=0) + 8)))
     said = textwrap.fill(literal(note), int(16.5 * width))
@@ -235,11 +284,18 @@ def save_figure(
         figure.set_layout_engine(None)
         for path in paths:
             kind = path.suffix[1:]
-            write_atomically(path, functools.partial(figure.savefig, format=kind, dpi=300, metadata=about[kind]))
+            write_atomically(
+                path,
+                functools.partial(
+                    figure.savefig, format=kind, dpi=300, metadata=about[kind]
+                ),
+            )
     if data:
         paths.append(folder / f"{name}.csv")
         columns = list(dict.fromkeys(key for entry in data for key in entry))
-        write_atomically(paths[-1], csv_text(data, columns).encode(), durable_name=False)
+        write_atomically(
+            paths[-1], csv_text(data, columns).encode(), durable_name=False
+        )
     return paths
 
 
@@ -248,7 +304,13 @@ def svg_text(figure: Any) -> tuple[str, Callable[[Any], Any]]:
     buffer = io.StringIO()
     with plain_matplotlib():
         box = figure.get_tightbbox().padded(0.03)  # inches
-        figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches=box, transparent=True)
+        figure.savefig(
+            buffer,
+            format="svg",
+            metadata={"Date": None},
+            bbox_inches=box,
+            transparent=True,
+        )
     corner = np.array([box.x0, box.y1])
     return buffer.getvalue(), lambda pixels: (pixels / figure.dpi - corner) * [72, -72]
 
@@ -256,10 +318,14 @@ def svg_text(figure: Any) -> tuple[str, Callable[[Any], Any]]:
 def looks_of(suite: Suite, rows: Sequence[Row] = ()) -> dict[str, Look]:
     """Styles of the algorithms of a suite, the same in all of its figures, and of labels that rows were told apart by."""
     named = {table["label"]: table["spec"]["name"] for table in suite.algorithms}
-    return looks({row.place.algorithm: row.identity.algorithm["name"] for row in rows} | named)
+    return looks(
+        {row.place.algorithm: row.identity.algorithm["name"] for row in rows} | named
+    )
 
 
 def floor_of(values: Iterable[float], target: float) -> float:
     """Lower end of a logarithmic axis: the decade below the target and below the smallest value that is to be seen."""
     # Zero, less and what rounding has left have no place on it: they are drawn as "below".
-    return 10.0 ** math.floor(math.log10(min([target, *(value for value in values if value > 1e-16)])) - 0.3)
+    return 10.0 ** math.floor(
+        math.log10(min([target, *(value for value in values if value > 1e-16)])) - 0.3
+    )

@@ -27,9 +27,21 @@ from smimbench.report.columns import (
 )
 from smimbench.report.comparison import OverallChange, RowChange
 from smimbench.report.extrapolation import Limit
-from smimbench.report.labels import grouped, letter_of, names_with_backend, of_largest_dimension, place
+from smimbench.report.labels import (
+    grouped,
+    letter_of,
+    names_with_backend,
+    of_largest_dimension,
+    place,
+)
 from smimbench.report.row import Finding, HalfOverlap, OfRow, Row
-from smimbench.report.verdict import TIE, Verdict, near_words, prediction_cell, tied_words
+from smimbench.report.verdict import (
+    TIE,
+    Verdict,
+    near_words,
+    prediction_cell,
+    tied_words,
+)
 from smimbench.run.tuning import range_ends
 
 Columns = list[str | Column]
@@ -47,7 +59,9 @@ def _by_metric(rows: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
 def _cut(rows: Sequence[Row], full: bool, note: str) -> tuple[Sequence[Row], str]:
     """Rows that are shown, and a note on how many are not."""
     shown = rows if full else of_largest_dimension(rows)[:16]
-    return shown, note if len(shown) == len(rows) else f"{note}; {len(shown)} of {len(rows)} rows; --full shows all"
+    return shown, note if len(shown) == len(
+        rows
+    ) else f"{note}; {len(shown)} of {len(rows)} rows; --full shows all"
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------------
@@ -63,7 +77,11 @@ def _verdict(rows: Sequence[Row | OfRow], *alone: str | Column) -> Columns:
     """Predicted value for each algorithm and the optimal value, shown once with its error if both are equal."""
     if any(map(differs, rows)):
         return ["predicted", "z", "optimal"]
-    return [Column("optimal", uncertain, fields="theory.value theory.error"), *alone, "z"]
+    return [
+        Column("optimal", uncertain, fields="theory.value theory.error"),
+        *alone,
+        "z",
+    ]
 
 
 def error_tables(rows: Sequence[Row], *, full: bool = True) -> list[RenderableType]:
@@ -73,9 +91,19 @@ def error_tables(rows: Sequence[Row], *, full: bool = True) -> list[RenderableTy
         shown, note = _cut(sorted(members, key=_worst), full, "worst first")
         sizes = {row.place.dimension for row in shown}
         size = f", {letter_of(members)} = {sizes.pop()}" if len(sizes) == 1 else ""
-        columns = [*WHERE, "component", "n", "mean ± s.e.m.", *_verdict(members, "diff")]
+        columns = [
+            *WHERE,
+            "component",
+            "n",
+            "mean ± s.e.m.",
+            *_verdict(members, "diff"),
+        ]
         columns += ["at this D", "error / optimal", "status"]
-        against = " against theory" if any(row.theory.value is not None for row in members) else ""
+        against = (
+            " against theory"
+            if any(row.theory.value is not None for row in members)
+            else ""
+        )
         title = f"{problem}: {metric_label(metric)}{against}{size}"
         tables.append(make_table(title, columns, shown, note))
     return tables
@@ -83,7 +111,11 @@ def error_tables(rows: Sequence[Row], *, full: bool = True) -> list[RenderableTy
 
 def _worst(row: Row) -> tuple[float, ...]:
     """Sort key: failures first, then the largest ratio to the optimal error, or the largest distance if there is no ratio."""
-    bad = sum(count for name, count in row.runs.status_counts.items() if name not in ("ok", "skipped"))
+    bad = sum(
+        count
+        for name, count in row.runs.status_counts.items()
+        if name not in ("ok", "skipped")
+    )
     mean, optimum = row.estimate.mean, row.optimum.limit
     distance = abs(mean - optimum) if mean is not None and optimum is not None else 0.0
     ratio = math.inf if mean is None else row.optimum.ratio or 0.0
@@ -92,12 +124,19 @@ def _worst(row: Row) -> tuple[float, ...]:
 
 def missing_values(rows: Sequence[Row]) -> list[str]:
     """One line for every reason why algorithms have no prediction, or a metric is blank."""
-    reasons = grouped([row for row in rows if row.prediction.reason], lambda row: row.prediction.reason)
+    reasons = grouped(
+        [row for row in rows if row.prediction.reason],
+        lambda row: row.prediction.reason,
+    )
     predictions = [
         f"{', '.join(dict.fromkeys(row.place.algorithm for row in same))}: no prediction: {reason}"
         for reason, same in reasons.items()
     ]
-    blank = [f"{row.place.algorithm}: {row.metric} is blank: {why}" for row in rows for why in row.runs.blank]
+    blank = [
+        f"{row.place.algorithm}: {row.metric} is blank: {why}"
+        for row in rows
+        for why in row.runs.blank
+    ]
     return list(dict.fromkeys(predictions + blank))
 
 
@@ -108,7 +147,11 @@ CONTENDER: Columns = [
     column_of("mean error", "mean_error.mean mean_error.sem"),
     "at 0",
     Column("as predicted", prediction_cell, words=True),
-    Column("time to 5%", lambda c: seconds(c.near_seconds) or near_words(c), sorts="near_seconds"),
+    Column(
+        "time to 5%",
+        lambda c: seconds(c.near_seconds) or near_words(c),
+        sorts="near_seconds",
+    ),
     Column("runs at 5%", percent, fields="near_fraction"),
     column_of("per run", "seconds"),
     column_of("status", "status_counts moving"),
@@ -116,7 +159,9 @@ CONTENDER: Columns = [
 """Columns of the contenders of a problem."""
 
 
-def contender_tables(verdicts: Sequence[Verdict], make: Callable[..., Any] = make_table) -> list[Any]:
+def contender_tables(
+    verdicts: Sequence[Verdict], make: Callable[..., Any] = make_table
+) -> list[Any]:
     """One table per problem that at least two algorithms were run on, best first; see ``verdicts``.
 
     Parameters
@@ -127,9 +172,15 @@ def contender_tables(verdicts: Sequence[Verdict], make: Callable[..., Any] = mak
     tables = []
     for verdict in verdicts:
         if len(verdict.contenders) > 1 and verdict.metric:
-            tied = f"; tied with the first ({TIE:.0%} interval): {tied_words(verdict)}" if verdict.tied else ""
+            tied = (
+                f"; tied with the first ({TIE:.0%} interval): {tied_words(verdict)}"
+                if verdict.tied
+                else ""
+            )
             title = f"{verdict.problem}: all algorithms, {verdict.dimension_letter} = {verdict.dimension}"
-            tables.append(make(title, CONTENDER, verdict.contenders, f"best first{tied}"))
+            tables.append(
+                make(title, CONTENDER, verdict.contenders, f"best first{tied}")
+            )
     return tables
 
 
@@ -151,22 +202,38 @@ def summary_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
 # -- time -----------------------------------------------------------------------------------------------------------------
 
 
-def runtime_tables(rows: Sequence[Row], fingerprint: str, *, full: bool = True) -> list[RenderableType]:
+def runtime_tables(
+    rows: Sequence[Row], fingerprint: str, *, full: bool = True
+) -> list[RenderableType]:
     """Runtime: one table per problem, slowest to reach theory first; times of other machines are named as such.
 
     What an algorithm refuses has taken no time and has no row.
     """
     tables = []
-    for problem, found in _by_problem(row for row in rows if set(row.runs.status_counts) != {"skipped"}).items():
+    for problem, found in _by_problem(
+        row for row in rows if set(row.runs.status_counts) != {"skipped"}
+    ).items():
         members = [same[0] for same in grouped(found, place).values()]
         note = "slowest first"
         if not all(row.cost.trusted for row in members):
             note += "; untrusted: cells may have run side by side (--timing)"
-        if foreign := sorted({m for row in members for m in row.cost.machines if m != fingerprint}):
+        if foreign := sorted(
+            {m for row in members for m in row.cost.machines if m != fingerprint}
+        ):
             note += f"; some of another machine ({', '.join(foreign)})"
         shown, note = _cut(sorted(members, key=_slowest), full, note)
         nearness: Columns = ["to 50%", "to 20%"] if full else []
-        columns = [*WHERE, *nearness, "time to 5%", "runs at 5%", "iter.", "first", "per iter.", "of peak", "memory"]
+        columns = [
+            *WHERE,
+            *nearness,
+            "time to 5%",
+            "runs at 5%",
+            "iter.",
+            "first",
+            "per iter.",
+            "of peak",
+            "memory",
+        ]
         tables.append(make_table(f"{problem}: runtime", columns, shown, note))
     return tables
 
@@ -176,11 +243,17 @@ def _slowest(row: Row) -> tuple[float, float]:
     return -(math.inf if reached is None else reached), -(row.cost.seconds or 0.0)
 
 
-def other_version_lines(entries: Sequence[JsonObject], missing: bool = True) -> list[str]:
+def other_version_lines(
+    entries: Sequence[JsonObject], missing: bool = True
+) -> list[str]:
     """One line for every item of which another version, or other code, made stored cells; ``missing``: more are to run."""
     lines, again = [], ", 'smimbench run' runs them again" if missing else ""
     for one in entries:
-        made = "other code" if one["then"] == one["now"] else f"version {one['then']} (now {one['now']})"
+        made = (
+            "other code"
+            if one["then"] == one["now"]
+            else f"version {one['then']} (now {one['now']})"
+        )
         lines.append(f"{one['item']}: {one['cells']} of the stored cells were made by {made} and are not counted; smimbench.load "
                      f"reads them{again}")  # fmt: skip
     return lines
@@ -189,7 +262,10 @@ def other_version_lines(entries: Sequence[JsonObject], missing: bool = True) -> 
 def status_line(counts: Mapping[str, int], missing: int = 0) -> Text:
     """One line that counts all six statuses, and what has not run."""
     text = Text("cells: ")
-    text.append(", ".join(f"{counts[name]} {name}" for name in SHORT if counts.get(name)) or "none")
+    text.append(
+        ", ".join(f"{counts[name]} {name}" for name in SHORT if counts.get(name))
+        or "none"
+    )
     if missing:
         text.append(f", {missing} not run yet", style="yellow")
     return text
@@ -201,26 +277,53 @@ def status_line(counts: Mapping[str, int], missing: int = 0) -> Text:
 def learning_tables(rows: Sequence[Row]) -> list[RenderableType]:
     """The order of learning: one table per problem with several components, from rows of the metric that comes first."""
     tables = []
-    chosen = [r for r in rows if r.runs.learning_order and r.component and r.metric == rows[0].metric]
+    chosen = [
+        r
+        for r in rows
+        if r.runs.learning_order and r.component and r.metric == rows[0].metric
+    ]
     for problem, found in _by_problem(chosen).items():
         of_place = grouped(found, place)
-        halves = {at: [row.runs.half_overlap or HalfOverlap() for row in same] for at, same in of_place.items()}
+        halves = {
+            at: [row.runs.half_overlap or HalfOverlap() for row in same]
+            for at, same in of_place.items()
+        }
         members = [same[0] for same in of_place.values()]
         # No median at all (most runs never get there) says nothing about whether samples were counted.
         every = [half for layers in halves.values() for half in layers]
-        counted = all(half.epochs is not None or half.iterations is None for half in every)
+        counted = all(
+            half.epochs is not None or half.iterations is None for half in every
+        )
         unit, word = "epochs" if counted else "iterations", members[0].component_word
         count = len(halves[place(members[0])])
-        halved = [Column(f"{word} {i + 1}", partial(_half, halves, i, unit)) for i in range(count)]
-        columns: Columns = ["algorithm", "alpha", *halved, "order (runs)", "last / first", "all"]
+        halved = [
+            Column(f"{word} {i + 1}", partial(_half, halves, i, unit))
+            for i in range(count)
+        ]
+        columns: Columns = [
+            "algorithm",
+            "alpha",
+            *halved,
+            "order (runs)",
+            "last / first",
+            "all",
+        ]
         note = f"median {unit} to half of the optimal overlap"
-        tables.append(make_table(f"{problem}: order of learning", columns, members, note))
+        tables.append(
+            make_table(f"{problem}: order of learning", columns, members, note)
+        )
     return tables
 
 
-def _half(halves: Mapping[Any, Sequence[HalfOverlap]], layer: int, unit: str, row: Row) -> str:
+def _half(
+    halves: Mapping[Any, Sequence[HalfOverlap]], layer: int, unit: str, row: Row
+) -> str:
     half = halves[place(row)][layer]
-    return "-" if half.target is None else number(half.epochs if unit == "epochs" else half.iterations, 2) or "never"
+    return (
+        "-"
+        if half.target is None
+        else number(half.epochs if unit == "epochs" else half.iterations, 2) or "never"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +340,22 @@ def diagnostic_tables(rows: Sequence[Row]) -> list[RenderableType]:
     for row in rows:
         if row.metric == rows[0].metric and row.component in (None, 1):
             for name, findings in row.runs.findings.items():
-                numbers = [FindingOfRow(row, finding, i) for i, finding in enumerate(findings, 1)]
+                numbers = [
+                    FindingOfRow(row, finding, i)
+                    for i, finding in enumerate(findings, 1)
+                ]
                 groups.setdefault((row.place.problem, name), []).extend(numbers)
-    mean = Column("mean ± s.e.m.", lambda mean, sem: measured(mean, sem) or "none", fields="finding.mean finding.sem")
+    mean = Column(
+        "mean ± s.e.m.",
+        lambda mean, sem: measured(mean, sem) or "none",
+        fields="finding.mean finding.sem",
+    )
     return [
-        make_table(f"{problem}: {name.replace('_', ' ')}", [*WHERE, "no.", mean, "theory", "found"], numbers)
+        make_table(
+            f"{problem}: {name.replace('_', ' ')}",
+            [*WHERE, "no.", mean, "theory", "found"],
+            numbers,
+        )
         for (problem, name), numbers in groups.items()
     ]
 
@@ -259,7 +373,14 @@ def extrapolated_tables(limits: Sequence[Limit]) -> list[RenderableType]:
     for (problem, metric), members in _by_metric(limits).items():
         known = any(limit.prediction.coefficient is not None for limit in members)
         fitted = LIMIT if known else LIMIT[2:]
-        columns = ["algorithm", "alpha", "component", "value ± err", *_verdict(members), *fitted]
+        columns = [
+            "algorithm",
+            "alpha",
+            "component",
+            "value ± err",
+            *_verdict(members),
+            *fitted,
+        ]
         ordered = sorted(members, key=lambda limit: -abs(limit.theory.z or 0.0))
         title = f"{problem}: {metric_label(metric)} at infinite {letter_of(members)}"
         tables.append(make_table(title, columns, ordered, "largest |z| first"))
@@ -275,12 +396,25 @@ def search_table(found: JsonObject) -> RenderableType:
     names = list(dict.fromkeys(name for setting in found["trials"] for name in setting))
     columns: Columns = [Column(name, fields=name) for name in names]
     for key, one in rounds.items():
-        columns.append(Column("1 seed" if one["seeds"] == 1 else f"{one['seeds']} seeds", number, fields=key))
+        columns.append(
+            Column(
+                "1 seed" if one["seeds"] == 1 else f"{one['seeds']} seeds",
+                number,
+                fields=key,
+            )
+        )
     rows = []
     for k, setting in enumerate(found["trials"]):
         errors = {key: one["errors"][k] for key, one in rounds.items()}
         known = [error for error in errors.values() if error is not None] or [math.inf]
-        rows.append({**setting, **errors, "far": (-len(known), known[-1]), "chosen": "chosen" * (k == found["chosen"])})
+        rows.append(
+            {
+                **setting,
+                **errors,
+                "far": (-len(known), known[-1]),
+                "chosen": "chosen" * (k == found["chosen"]),
+            }
+        )
     columns.append(Column("", str, fields="chosen"))
     title = f"{found['problem']}: {found['label']}, {len(rows)} trials, {found['runs']} runs; mean error"
     none = "no trial has an estimate in all of its runs: try others"
@@ -301,7 +435,11 @@ def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
             Column("z", marked_z, fields="after.prediction.z after.estimate.n"),
         )
         both: Columns = [predicted, z, "optimal"]
-        theory: Columns = both if any(map(differs, members)) else [Column("theory", number, fields="theory.value")]
+        theory: Columns = (
+            both
+            if any(map(differs, members))
+            else [Column("theory", number, fields="theory.value")]
+        )
         columns = [
             *WHERE,
             "component",
@@ -313,7 +451,11 @@ def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
             "verdict",
         ]
         title = f"{problem}: {metric_label(metric)}"
-        tables.append(make_table(title, columns, members, "worst first; change with its 99.7% interval"))
+        tables.append(
+            make_table(
+                title, columns, members, "worst first; change with its 99.7% interval"
+            )
+        )
     reasons = missing_values([change.row for change in changes])
     return [*tables, *(Text(line, style="dim") for line in reasons)]
 
@@ -335,19 +477,29 @@ def overall_lines(changes: Sequence[OverallChange]) -> list[str]:
     ]
 
 
-def one_sided_lines(changes: Sequence[RowChange], before: object, after: object) -> list[str]:
+def one_sided_lines(
+    changes: Sequence[RowChange], before: object, after: object
+) -> list[str]:
     """One line for each of two tables that has rows without a counterpart, which names them."""
     name, lines = names_with_backend(changes), []
-    for verdict, here, there in (("only before", before, after), ("only after", after, before)):
+    for verdict, here, there in (
+        ("only before", before, after),
+        ("only after", after, before),
+    ):
         rows = [
             f"{row.place.problem}: {name(row)} at alpha {row.place.alpha:.4g}, {row.dimension_letter} = {row.place.dimension}, "
             f"{row.metric}"
             for row in changes
             if row.judgment.verdict == verdict
         ]
-        shown = [*rows[:NAMED], *([f"and {len(rows) - NAMED} more"] if len(rows) > NAMED else [])]
+        shown = [
+            *rows[:NAMED],
+            *([f"and {len(rows) - NAMED} more"] if len(rows) > NAMED else []),
+        ]
         count = "1 row of" if len(rows) == 1 else f"{len(rows)} rows of"
-        lines += [f"{count} {here} missing in {there}: {'; '.join(shown)}"] if rows else []
+        lines += (
+            [f"{count} {here} missing in {there}: {'; '.join(shown)}"] if rows else []
+        )
     return lines
 
 

@@ -28,10 +28,14 @@ def as_csv(document: JsonObject) -> str:
     return csv_text(flat_rows(rows, fields), fields)
 
 
-def flat_rows(rows: Sequence[JsonObject], fields: Sequence[str] = _ROW) -> list[JsonObject]:
+def flat_rows(
+    rows: Sequence[JsonObject], fields: Sequence[str] = _ROW
+) -> list[JsonObject]:
     """Rows as dicts of numbers and texts."""
     return [
-        {field: row.get(field) for field in fields} | {"status_counts": _counts(row["status_counts"])} for row in rows
+        {field: row.get(field) for field in fields}
+        | {"status_counts": _counts(row["status_counts"])}
+        for row in rows
     ]
 
 
@@ -45,13 +49,19 @@ def _with_limits(document: JsonObject) -> tuple[list[str], list[JsonObject]]:
         {**entry, "dimension": "inf", "mean": entry["value"], "sem": entry["error"]}
         for entry in document["extrapolated"]
     ]
-    return [*_ROW, "refusal", "chi2", "dof"] if limits else _ROW, [*document["rows"], *limits]
+    return [*_ROW, "refusal", "chi2", "dof"] if limits else _ROW, [
+        *document["rows"],
+        *limits,
+    ]
 
 
 def markdown_table(fields: Sequence[str], rows: Sequence[JsonObject]) -> str:
     """Selected fields of rows as a Markdown table, rounded."""
     lines = ["| " + " | ".join(fields) + " |", "|" + "---|" * len(fields)]
-    lines += ["| " + " | ".join(_literal(_rounded(row.get(field))) for field in fields) + " |" for row in rows]
+    lines += [
+        "| " + " | ".join(_literal(_rounded(row.get(field))) for field in fields) + " |"
+        for row in rows
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -63,7 +73,11 @@ def _literal(text: str) -> str:
 def _rounded(value: Any) -> str:
     if isinstance(value, dict):
         return _counts(value)
-    return number(value) if isinstance(value, float) else str("" if value is None else value)
+    return (
+        number(value)
+        if isinstance(value, float)
+        else str("" if value is None else value)
+    )
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -12,7 +12,12 @@ from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.registry.registry import RegistryError
 from smimbench.report.labels import component_word, grouped, letter
-from smimbench.report.rows import draws_fresh, own_point, planned_ratio, prediction_question
+from smimbench.report.rows import (
+    draws_fresh,
+    own_point,
+    planned_ratio,
+    prediction_question,
+)
 from smimbench.run.answers import THEORY_ERRORS, Answers, Kept
 from smimbench.suite.cells import Cell, ProblemPlan, Suite
 from smimbench.theory.questions import PointsQuestion, Question, ThresholdsQuestion
@@ -31,7 +36,9 @@ def theory_questions(
                 yield PointsQuestion(plan.problem, tuple(reference.alpha))
 
 
-def algorithm_questions(suite: Suite, alphas: Sequence[float] | None = None) -> Iterator[Question]:
+def algorithm_questions(
+    suite: Suite, alphas: Sequence[float] | None = None
+) -> Iterator[Question]:
     """What ``add_own_theory`` needs, at these sample ratios (default: those of the suite)."""
     problems = suite.problems
     for cell in _cells_asked_for(suite, alphas):
@@ -42,7 +49,11 @@ def algorithm_questions(suite: Suite, alphas: Sequence[float] | None = None) -> 
 
 
 def theory_document(
-    suite: Suite, answers: Answers, alphas: Sequence[float] | None = None, *, thresholds: bool = True
+    suite: Suite,
+    answers: Answers,
+    alphas: Sequence[float] | None = None,
+    *,
+    thresholds: bool = True,
 ) -> list[JsonObject]:
     """Theory of a suite: one object per problem, with the reason under ``unsolved`` if it cannot be solved, under
     ``no_theory`` if none is known.
@@ -69,7 +80,9 @@ def theory_document(
             document["points"] = [point for points in branches for point in points]
             if thresholds:
                 answer = answers.thresholds(plan.problem)
-                document["thresholds"] = {key: entry for key, entry in answer.items() if key != "hard_phase"}
+                document["thresholds"] = {
+                    key: entry for key, entry in answer.items() if key != "hard_phase"
+                }
                 if answer.get("hard_phase"):
                     document["hard_phase"] = answer["hard_phase"]
             if published := _published_values(plan, answers):
@@ -77,10 +90,19 @@ def theory_document(
         except THEORY_ERRORS as error:
             if len(suite.chosen_plans) == 1:
                 raise
-            document["unsolved"] = str(error) if isinstance(error, ProblemError) else error_line(error)
+            document["unsolved"] = (
+                str(error) if isinstance(error, ProblemError) else error_line(error)
+            )
     for unmade in suite.unmade:
         problem = {"label": unmade.label, **unmade.tables}
-        documents.append({"problem": problem, "points": [], "thresholds": None, "unsolved": unmade.reason})
+        documents.append(
+            {
+                "problem": problem,
+                "points": [],
+                "thresholds": None,
+                "unsolved": unmade.reason,
+            }
+        )
     return documents
 
 
@@ -92,10 +114,16 @@ def _published_values(plan: ProblemPlan, answers: Answers) -> list[JsonObject]:
             continue
         metric = find_metric(reference.metric, plan.problem.model.name)
         for alpha, value, branches in zip(
-            reference.alpha, reference.value, answers.points(plan.problem, reference.alpha)
+            reference.alpha,
+            reference.value,
+            answers.points(plan.problem, reference.alpha),
         ):
-            point = next((p for p in branches if p["branch"] == reference.branch), branches[0])
-            values, errors = theory_of(metric, plan.problem, point, len(point["overlap"]))
+            point = next(
+                (p for p in branches if p["branch"] == reference.branch), branches[0]
+            )
+            values, errors = theory_of(
+                metric, plan.problem, point, len(point["overlap"])
+            )
             k = (reference.component or 1) - 1
             found, error = values[k], errors[k]
             if reference.entry:
@@ -105,14 +133,24 @@ def _published_values(plan: ProblemPlan, answers: Answers) -> list[JsonObject]:
                 continue
             rows.append(
                 {
-                    **reference.model_dump(include={"label", "source", "metric", "component", "tolerance", "remark"}),
+                    **reference.model_dump(
+                        include={
+                            "label",
+                            "source",
+                            "metric",
+                            "component",
+                            "tolerance",
+                            "remark",
+                        }
+                    ),
                     "entry": list(reference.entry) or None,
                     "branch": point["branch"],
                     "alpha": alpha,
                     "value": value,
                     "theory": found,
                     "theory_error": error or 0.0,
-                    "within": abs(found - value) <= reference.tolerance + (error or 0.0),
+                    "within": abs(found - value)
+                    <= reference.tolerance + (error or 0.0),
                 }
             )
     return rows
@@ -120,7 +158,9 @@ def _published_values(plan: ProblemPlan, answers: Answers) -> list[JsonObject]:
 
 def kept_of(suite: Suite, alphas: Sequence[float] | None, answers: Answers) -> Kept:
     """How much of a suite's theory is stored."""
-    return answers.kept((plan.problem, _ratios(plan, alphas)) for plan in suite.chosen_plans)
+    return answers.kept(
+        (plan.problem, _ratios(plan, alphas)) for plan in suite.chosen_plans
+    )
 
 
 def _ratios(plan: ProblemPlan, alphas: Sequence[float] | None) -> Sequence[float]:
@@ -128,7 +168,10 @@ def _ratios(plan: ProblemPlan, alphas: Sequence[float] | None) -> Sequence[float
 
 
 def add_own_theory(
-    suite: Suite, documents: Sequence[JsonObject], answers: Answers, alphas: Sequence[float] | None = None
+    suite: Suite,
+    documents: Sequence[JsonObject],
+    answers: Answers,
+    alphas: Sequence[float] | None = None,
 ) -> None:
     """Add ``algorithms`` to every problem's document: ``algorithm``, ``dimension`` and ``point``, or ``no_theory`` in words.
 
@@ -140,11 +183,17 @@ def add_own_theory(
     ``answers`` are those to ``algorithm_questions``.
     """
     problems = suite.problems
-    by_problem = grouped(_cells_asked_for(suite, alphas), lambda cell: cell.problem_label)
+    by_problem = grouped(
+        _cells_asked_for(suite, alphas), lambda cell: cell.problem_label
+    )
     for document in documents:
         label = document["problem"]["label"]
         entries: dict[str, JsonObject] = {}
-        cells = [] if {"unsolved", "no_theory"} & document.keys() else by_problem.get(label, [])
+        cells = (
+            []
+            if {"unsolved", "no_theory"} & document.keys()
+            else by_problem.get(label, [])
+        )
         for cell in cells:
             entry = _own_entry(problems[label], cell, answers)
             entries.setdefault(repr({**entry, "dimension": None}), entry)
@@ -166,13 +215,19 @@ def _own_entry(problem: Problem, cell: Cell, answers: Answers) -> JsonObject:
     }  # fmt: skip
     if isinstance(prediction, str):
         return entry | {"no_theory": prediction}
-    overlap = theory_of(find_metric("overlap"), problem, prediction, problem.components)[0]
+    overlap = theory_of(
+        find_metric("overlap"), problem, prediction, problem.components
+    )[0]
     return entry | {"point": prediction, "overlap": overlap}
 
 
 def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]:
     """One cell for every algorithm, dimension and sample ratio."""
-    cells = [] if suite.theory_only else [cell for cell in suite.cells() if not cell.replicate]
+    cells = (
+        []
+        if suite.theory_only
+        else [cell for cell in suite.cells() if not cell.replicate]
+    )
     if alphas is None:
         return cells
     moved = [replace(cell, alpha=alpha) for cell in cells for alpha in alphas]

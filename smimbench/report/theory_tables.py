@@ -25,9 +25,14 @@ def _values(word: str) -> Columns:
     return [Column(word, fields="component"), "MSE", "error", "in alpha", "overlap"]
 
 
-def _rows(point: JsonObject, overlap: Sequence[float], about: JsonObject) -> list[JsonObject]:
+def _rows(
+    point: JsonObject, overlap: Sequence[float], about: JsonObject
+) -> list[JsonObject]:
     """One row per component of a theory point; ``overlap`` is the metric of that name."""
-    mse, error, shift = (np.atleast_1d(point.get(name, 0.0)).tolist() for name in ("mse", "mse_error", "alpha_error"))
+    mse, error, shift = (
+        np.atleast_1d(point.get(name, 0.0)).tolist()
+        for name in ("mse", "mse_error", "alpha_error")
+    )
     rows = []
     for i, value in enumerate(mse):
         # An error at a sample ratio is a sample ratio at an error: both are intervals where the curve is not exact.
@@ -38,7 +43,9 @@ def _rows(point: JsonObject, overlap: Sequence[float], about: JsonObject) -> lis
             "alpha_error": shift[i] if read else None,
             "overlap": overlap[i],
         }
-        rows.append({**point, **about, **numbers, "component": i + 1 if len(mse) > 1 else None})
+        rows.append(
+            {**point, **about, **numbers, "component": i + 1 if len(mse) > 1 else None}
+        )
     return rows
 
 
@@ -51,15 +58,23 @@ def theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
             reason = Text(f"not solved: {document['unsolved']}", style="bold red")
             shown.append(Group(Text(label, style="bold"), reason, ""))
         if "no_theory" in document:
-            shown.append(Group(Text(label, style="bold"), Text(document["no_theory"]), ""))
+            shown.append(
+                Group(Text(label, style="bold"), Text(document["no_theory"]), "")
+            )
         if not points:
             continue
         word, rows = _word(document), []
         for point in points:
-            overlap = point.get("squared_cosine") or np.diagonal(point["overlap"]).tolist()
+            overlap = (
+                point.get("squared_cosine") or np.diagonal(point["overlap"]).tolist()
+            )
             rows += _rows(point, overlap, {})
         # Stored points may have errors of prediction that were not asked for now: a column has them for all, or is not there.
-        predicted = ["gen. Bayes", "plug-in"] if all("generalization_error" in point for point in points) else []
+        predicted = (
+            ["gen. Bayes", "plug-in"]
+            if all("generalization_error" in point for point in points)
+            else []
+        )
         columns: Columns = [ALPHA, *_values(word), *predicted, "branch"]
         methods = ", ".join(sorted({point["method"] for point in points}))
         shown.append(make_table(label, columns, rows, f"obtained by: {methods}"))
@@ -70,7 +85,9 @@ def theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
 
 
 def _word(document: JsonObject) -> str:
-    return "layer" if "layers" in document["problem"].get("channel", ()) else "component"
+    return (
+        "layer" if "layers" in document["problem"].get("channel", ()) else "component"
+    )
 
 
 _SET = ("label", "metric", "entry", "component", "source", "remark")
@@ -88,10 +105,18 @@ def _published_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
     tables = []
     for found in grouped(rows, lambda row: str([row[key] for key in _SET])).values():
         one = found[0]
-        place = "" if one["entry"] is None else f", entry {one['entry'][0]}{one['entry'][1]}"
+        place = (
+            ""
+            if one["entry"] is None
+            else f", entry {one['entry'][0]}{one['entry'][1]}"
+        )
         place = place if one["component"] is None else f", component {one['component']}"
         source = f"source: {one['source']}{'; ' * bool(one['remark'])}{one['remark']}"
-        tables.append(make_table(f"{one['label']}: {one['metric']}{place}", columns, found, source))
+        tables.append(
+            make_table(
+                f"{one['label']}: {one['metric']}{place}", columns, found, source
+            )
+        )
     return tables
 
 
@@ -104,14 +129,19 @@ def _threshold_lines(document: JsonObject, word: str) -> RenderableType:
         if entry.get("informed"):
             text += f" (uninformed), {_with_error(entry['informed'], 7)} (informed)"
         lines.append((key, text))
-    if len(steps := found.get("sequential", [])) > 1 or (isinstance(document["points"][0]["mse"], list) and not steps):
+    if len(steps := found.get("sequential", [])) > 1 or (
+        isinstance(document["points"][0]["mse"], list) and not steps
+    ):
         lines.append(("sequential", _order_of_learning(steps, word)))
     if document.get("hard_phase"):
         ends = ({**(found.get(name) or {"error": None}), "value": value} for name, value in
                 zip(("information_theoretic", "algorithmic"), document["hard_phase"]))  # fmt: skip
         low, high = (_with_error(end) for end in ends)
         lines.append(
-            ("hard_phase", f"{low} to {high}: the Bayes-optimal error is not reached from an uninformed start")
+            (
+                "hard_phase",
+                f"{low} to {high}: the Bayes-optimal error is not reached from an uninformed start",
+            )
         )
     if (entry := found.get("spinodal")) and entry != found["information_theoretic"]:
         lines.append(("", f"the informed branch begins at {_with_error(entry)}"))
@@ -119,7 +149,10 @@ def _threshold_lines(document: JsonObject, word: str) -> RenderableType:
     table.add_column(no_wrap=True, min_width=19)
     for key, text in lines:
         name = "learned in order" if key == "sequential" else key.replace("_", " ")
-        table.add_row(f"  {name}", Text(text or (f"none: {reasons[key]}" if reasons.get(key) else "none")))
+        table.add_row(
+            f"  {name}",
+            Text(text or (f"none: {reasons[key]}" if reasons.get(key) else "none")),
+        )
     return Group(table, "")
 
 
@@ -133,7 +166,11 @@ def _order_of_learning(steps: Sequence[JsonObject], word: str) -> str:
     parts = []
     for where, together in grouped(steps, _with_error).items():
         *first, last = (str(step["layer"]) for step in together)
-        parts.append(f"{word}s {', '.join(first)} and {last} at {where}" if first else f"{word} {last} at {where}")
+        parts.append(
+            f"{word}s {', '.join(first)} and {last} at {where}"
+            if first
+            else f"{word} {last} at {where}"
+        )
     return ", then ".join(parts)
 
 
@@ -142,7 +179,9 @@ def own_theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
     tables: list[RenderableType] = []
     for document in documents:
         found, known = document.get("algorithms", ()), []
-        for entries in grouped((e for e in found if "point" in e), lambda e: e["algorithm"]).values():
+        for entries in grouped(
+            (e for e in found if "point" in e), lambda e: e["algorithm"]
+        ).values():
             # Sizes are told apart where the prediction depends on them.
             places = [0.0 if e.get("fresh") else e["alpha"] for e in entries]
             sized = len(set(places)) < len(places)
@@ -152,11 +191,20 @@ def own_theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
         title = f"{document['problem']['label']}: the algorithms themselves"
         notes = Text("\n".join(_notes(found)), style="dim")
         if known:
-            size = column_of("D", "dimension")._replace(heading=known[0]["dimension_letter"])
-            columns = [column_of("algorithm", "algorithm"), ALPHA, size, *_values(known[0]["component_word"])]
+            size = column_of("D", "dimension")._replace(
+                heading=known[0]["dimension_letter"]
+            )
+            columns = [
+                column_of("algorithm", "algorithm"),
+                ALPHA,
+                size,
+                *_values(known[0]["component_word"]),
+            ]
             tables.append(make_table(title, columns, known))
         if notes:
-            tables.append(notes if known else Group(Text(title, style="bold"), notes, ""))
+            tables.append(
+                notes if known else Group(Text(title, style="bold"), notes, "")
+            )
     return tables
 
 
@@ -170,11 +218,19 @@ def _notes(entries: Sequence[JsonObject]) -> list[str]:
             continue
         said.append((f"obtained by {point['method']}", name))
         if entry.get("fresh"):
-            said.append(("alpha counts the samples of all its steps, each of which is new", name))
+            said.append(
+                (
+                    "alpha counts the samples of all its steps, each of which is new",
+                    name,
+                )
+            )
         if point.get("no_trajectory"):
             said.append((f"no trajectory: {point['no_trajectory']}", name))
     by_text = grouped(said, lambda one: one[0])
-    return [f"{'; '.join(dict.fromkeys(name for _, name in own))}: {text}" for text, own in by_text.items()]
+    return [
+        f"{'; '.join(dict.fromkeys(name for _, name in own))}: {text}"
+        for text, own in by_text.items()
+    ]
 
 
 def verification_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
@@ -202,22 +258,38 @@ def verification_tables(documents: Sequence[JsonObject]) -> list[RenderableType]
             f"largest {worst['z'] or 0.0:+z.2f} ({_quantity(worst)} at alpha = {worst['alpha']:.5g})"
         )
         if few := sum(row["z"] is None for row in rows):
-            summary += f"; {few} not decided, because too few draws meet a jump of the labels"
+            summary += (
+                f"; {few} not decided, because too few draws meet a jump of the labels"
+            )
         if any(row["bound"] for row in rows):
             summary += "; unlearned, perfect recovery: the growth rate of a small overlap or error, at most 1"
-        shown.append(make_table(document["problem"]["label"], columns, rows, f"{summary}. {_seen(rows)}"))
+        shown.append(
+            make_table(
+                document["problem"]["label"], columns, rows, f"{summary}. {_seen(rows)}"
+            )
+        )
     return shown
 
 
 def _seen(rows: Sequence[JsonObject]) -> str:
     """What the draws of a problem's points can and cannot see, in words."""
     said = []
-    if goals := [row["excludes"] for row in rows if row["quantity"] == "MSE" and row["excludes"]]:
-        said.append(f"At every point an MSE that is {100 * max(goals):.2g}% off would have been seen")
-    if late := list(dict.fromkeys(f"{row['alpha']:.5g}" for row in rows if row["stopped"])):
+    if goals := [
+        row["excludes"] for row in rows if row["quantity"] == "MSE" and row["excludes"]
+    ]:
+        said.append(
+            f"At every point an MSE that is {100 * max(goals):.2g}% off would have been seen"
+        )
+    if late := list(
+        dict.fromkeys(f"{row['alpha']:.5g}" for row in rows if row["stopped"])
+    ):
         limit = f"{SECONDS:g} s or {MOST:,} draws"
-        said.append(f"At alpha = {', '.join(late)} the draws ended short of what --resolve asks, after {limit}")
-    return ". ".join([*said, "What a channel's forward and posterior both get wrong is not seen."])
+        said.append(
+            f"At alpha = {', '.join(late)} the draws ended short of what --resolve asks, after {limit}"
+        )
+    return ". ".join(
+        [*said, "What a channel's forward and posterior both get wrong is not seen."]
+    )
 
 
 def _z(row: JsonObject) -> str:

@@ -13,7 +13,13 @@ import numpy as np
 from smimbench.files import JsonObject
 from smimbench.registry.metrics import find_metric, metric_label
 from smimbench.report.columns import measured, number, ratio_words, seconds
-from smimbench.report.labels import grouped, letter_of, names_with_backend, place, summed_statuses
+from smimbench.report.labels import (
+    grouped,
+    letter_of,
+    names_with_backend,
+    place,
+    summed_statuses,
+)
 from smimbench.report.prediction import Agreement, agreement, is_below_optimum
 from smimbench.report.row import Estimate, OptimalValue, Row
 from smimbench.report.statistics import (
@@ -112,7 +118,11 @@ class Contender:
     def document(self) -> JsonObject:
         """As JSON has it."""
         flat = asdict(self)
-        compared, mean_error, unsolved = self.compared, self.mean_error, flat.pop("unsolved")
+        compared, mean_error, unsolved = (
+            self.compared,
+            self.mean_error,
+            flat.pop("unsolved"),
+        )
         del flat["agreement"], flat["mean_error"], flat["below_optimum"]
         failed = flat.pop("failed")
         if unsolved and mean_error is None:
@@ -121,9 +131,17 @@ class Contender:
             flat["failed"] = failed
         flat |= {**self.agreement.document(), "below_optimum": self.below_optimum}
         del flat["compared"]
-        flat["compared"] = compared and {"with": compared.other, "ratio": compared.ratio, "interval": compared.interval}
+        flat["compared"] = compared and {
+            "with": compared.other,
+            "ratio": compared.ratio,
+            "interval": compared.interval,
+        }
         if mean_error is not None:
-            flat |= {"mean_error": mean_error.mean, "mean_error_sem": mean_error.sem, "unsolved": unsolved}
+            flat |= {
+                "mean_error": mean_error.mean,
+                "mean_error_sem": mean_error.sem,
+                "unsolved": unsolved,
+            }
         return flat
 
 
@@ -173,13 +191,25 @@ def contenders(rows: Sequence[Row]) -> list[Row]:
 
 
 def _verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
-    names = sorted(dict.fromkeys(row.metric for row in rows), key=lambda name: name != "mse")
-    metric = next((name for name in names if find_metric(name).direction == "lower"), None)
+    names = sorted(
+        dict.fromkeys(row.metric for row in rows), key=lambda name: name != "mse"
+    )
+    metric = next(
+        (name for name in names if find_metric(name).direction == "lower"), None
+    )
     largest = max(row.place.dimension for row in rows)
-    own = [row for row in rows if row.metric == metric and row.place.dimension == largest]
+    own = [
+        row for row in rows if row.metric == metric and row.place.dimension == largest
+    ]
     solved = any(map(_is_solved, grouped(own, place).values()))
-    ranked = with_failures(own if solved else [replace(row, optimum=UNIT) for row in own])
-    name, ratios, logs = names_with_backend(own), {row.place.nominal_alpha for row in own}, _log_ratios(ranked)
+    ranked = with_failures(
+        own if solved else [replace(row, optimum=UNIT) for row in own]
+    )
+    name, ratios, logs = (
+        names_with_backend(own),
+        {row.place.nominal_alpha for row in own},
+        _log_ratios(ranked),
+    )
     rows_of, ranking = grouped(rows, name), []
     for label, members in grouped(ranked, name).items():
         # A sample ratio that others were run at and this one was not is no estimate, either.
@@ -190,8 +220,14 @@ def _verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
     # What drew samples of its own saw other data, and more of it, than the others.
     alone = {name(row) for row in own if not _is_on_its_data(row)}
     for i, one in enumerate(ranking):
-        other = against if against is not None and against in logs else ranking[0].algorithm
-        compared = None if alone & {other, one.algorithm} else _compared(logs, other, one.algorithm)
+        other = (
+            against if against is not None and against in logs else ranking[0].algorithm
+        )
+        compared = (
+            None
+            if alone & {other, one.algorithm}
+            else _compared(logs, other, one.algorithm)
+        )
         ranking[i] = replace(one, compared=compared)
     if not solved:
         ranking = [
@@ -218,40 +254,73 @@ def with_failures(rows: Rows) -> Rows:
     A squared error is then at least 1, that of the prior mean. Of an algorithm without any estimate there is nothing to rank.
     """
     points, counted = grouped(rows, _point), []
-    estimated = {(row.place.problem, row.place.algorithm, row.place.backend) for row in rows if row.estimate.values}
+    estimated = {
+        (row.place.problem, row.place.algorithm, row.place.backend)
+        for row in rows
+        if row.estimate.values
+    }
     for row in rows:
         failed = failed_runs(row)
-        if not failed or (row.place.problem, row.place.algorithm, row.place.backend) not in estimated:
+        if (
+            not failed
+            or (row.place.problem, row.place.algorithm, row.place.backend)
+            not in estimated
+        ):
             counted.append(row)
             continue
-        instances = [instance for other in points[_point(row)] for instance in other.estimate.values.items()]
+        instances = [
+            instance
+            for other in points[_point(row)]
+            for instance in other.estimate.values.items()
+        ]
         worst = max((value for _, value in instances), default=0.0)
         worst = max(worst, 1.0) if row.metric == "mse" else worst
-        names = [name for name in dict(instances) if name not in row.estimate.values] + [
-            f"failed/{k}" for k in range(failed)
-        ]
+        names = [
+            name for name in dict(instances) if name not in row.estimate.values
+        ] + [f"failed/{k}" for k in range(failed)]
         values = row.estimate.values | dict.fromkeys(names[:failed], worst)
-        estimate = Estimate(values, row.estimate.n, *mean_and_error(np.array([*values.values()])), failed)
+        estimate = Estimate(
+            values,
+            row.estimate.n,
+            *mean_and_error(np.array([*values.values()])),
+            failed,
+        )
         counted.append(replace(row, estimate=estimate))
     return counted
 
 
 def _point(row: Row) -> tuple[Any, ...]:
-    return row.place.problem, row.place.nominal_alpha, row.place.dimension, row.metric, row.component
+    return (
+        row.place.problem,
+        row.place.nominal_alpha,
+        row.place.dimension,
+        row.metric,
+        row.component,
+    )
 
 
-def _is_tied(logs: Mapping[str, Mapping[Any, float]], best: Contender, one: Contender) -> bool:
+def _is_tied(
+    logs: Mapping[str, Mapping[Any, float]], best: Contender, one: Contender
+) -> bool:
     """Whether runs do not tell an algorithm from the best; one that fails more often is none."""
     if None in (one.ratio_to_bayes, best.ratio_to_bayes) or one.missing != best.missing:
         return False
     change = _compared(logs, best.algorithm, one.algorithm)
     fails_more = one.failed > best.failed
-    return not fails_more and (change is None or change.interval[0] <= 1 <= change.interval[1])
+    return not fails_more and (
+        change is None or change.interval[0] <= 1 <= change.interval[1]
+    )
 
 
-def _compared(logs: Mapping[str, Mapping[Any, float]], other: str, name: str) -> Compared | None:
+def _compared(
+    logs: Mapping[str, Mapping[Any, float]], other: str, name: str
+) -> Compared | None:
     """Ratio of the errors of two algorithms, with its interval."""
-    change = change_between(logs[other], logs[name]) if other != name and logs[other] and logs[name] else None
+    change = (
+        change_between(logs[other], logs[name])
+        if other != name and logs[other] and logs[name]
+        else None
+    )
     if change is None:
         return None
     half = change.half_width(TIE)
@@ -259,11 +328,23 @@ def _compared(logs: Mapping[str, Mapping[Any, float]], other: str, name: str) ->
     return Compared(other, math.exp(change.value), interval)
 
 
-def _contender(label: str, rows: Rows, missed: int, all_rows: Rows, metric: str | None) -> Contender:
+def _contender(
+    label: str, rows: Rows, missed: int, all_rows: Rows, metric: str | None
+) -> Contender:
     points = list(grouped(rows, place).values())
-    firsts, solved = [layers[0] for layers in points], [layers for layers in points if _is_solved(layers)]
-    known = [layers for layers in solved if all(row.estimate.mean is not None for row in layers)]
-    without = sum(0 < layers[0].estimate.failed == len(layers[0].estimate.values) for layers in known)
+    firsts, solved = (
+        [layers[0] for layers in points],
+        [layers for layers in points if _is_solved(layers)],
+    )
+    known = [
+        layers
+        for layers in solved
+        if all(row.estimate.mean is not None for row in layers)
+    ]
+    without = sum(
+        0 < layers[0].estimate.failed == len(layers[0].estimate.values)
+        for layers in known
+    )
     target = rows[0].target  # one for the suite
     logs, errors, zeros = [], [], []
     for layers in known:
@@ -273,13 +354,27 @@ def _contender(label: str, rows: Rows, missed: int, all_rows: Rows, metric: str 
             zeros.append(mean)
         elif mean > 0:
             logs.append(math.log(mean / optimum))
-            sems = (math.inf if row.estimate.sem is None else row.estimate.sem / mean for row in layers)
-            errors.append(math.hypot(*sems, *((row.optimum.error or 0.0) / optimum for row in layers)))
+            sems = (
+                math.inf if row.estimate.sem is None else row.estimate.sem / mean
+                for row in layers
+            )
+            errors.append(
+                math.hypot(
+                    *sems, *((row.optimum.error or 0.0) / optimum for row in layers)
+                )
+            )
     ratio = math.exp(math.fsum(logs) / len(logs)) if logs else None
     error = ratio * math.hypot(*errors) / len(logs) if ratio else math.inf
     near = [layers[0].cost.near["0.05"] for layers in solved]
-    unsolved = sum(layers[0].estimate.mean is not None for layers in points if not _is_solved(layers))
-    times, failed = [one.seconds for one in near], sum(row.estimate.failed or failed_runs(row) for row in firsts)
+    unsolved = sum(
+        layers[0].estimate.mean is not None
+        for layers in points
+        if not _is_solved(layers)
+    )
+    times, failed = (
+        [one.seconds for one in near],
+        sum(row.estimate.failed or failed_runs(row) for row in firsts),
+    )
     return Contender(
         algorithm=label,
         settings=rows[0].place.settings,
@@ -291,8 +386,12 @@ def _contender(label: str, rows: Rows, missed: int, all_rows: Rows, metric: str 
         missing=len(points) - len(known) + without + missed,
         near_seconds=None if None in times or not times else float(np.median(times)),
         near_fraction=mean_of([one.fraction or 0.0 for one in near]) if known else None,
-        seconds=mean_of([row.cost.seconds for row in firsts if row.cost.seconds is not None]),
-        iterations=mean_of([row.cost.iterations for row in firsts if row.cost.iterations is not None]),
+        seconds=mean_of(
+            [row.cost.seconds for row in firsts if row.cost.seconds is not None]
+        ),
+        iterations=mean_of(
+            [row.cost.iterations for row in firsts if row.cost.iterations is not None]
+        ),
         status_counts=summed_statuses(firsts),
         moving=sum(row.runs.moving for row in firsts),
         unsolved=unsolved,
@@ -330,26 +429,40 @@ def verdict_line(verdict: Verdict) -> str:
     unsolved = max(one.unsolved for one in verdict.contenders)
     if not best.points:
         return f"{verdict.problem}: no algorithm has made an estimate"
-    parts = [f"{verdict.problem}: {best.algorithm}{' is best' if len(verdict.contenders) > 1 else ''}"]
+    parts = [
+        f"{verdict.problem}: {best.algorithm}{' is best' if len(verdict.contenders) > 1 else ''}"
+    ]
     if best.ratio_to_bayes is not None:
-        parts.append(f"{ratio_words(best.ratio_to_bayes, best.ratio_error)} times the optimal error")
+        parts.append(
+            f"{ratio_words(best.ratio_to_bayes, best.ratio_error)} times the optimal error"
+        )
     parts += _error_words(best) + _failure_words(best)
     if best.compared:
         parts.append(compared_words(best.compared))
-    if best.where_zero is not None and (best.ratio_to_bayes is None or not best.zero_reached):
-        parts.append(f"{'0' if best.zero_reached else number(best.where_zero)} where the optimal error is 0")
+    if best.where_zero is not None and (
+        best.ratio_to_bayes is None or not best.zero_reached
+    ):
+        parts.append(
+            f"{'0' if best.zero_reached else number(best.where_zero)} where the optimal error is 0"
+        )
     if best.mean_error is None:
         parts.append(prediction_words(best))
     if best.seconds is not None:
         parts.append(f"{seconds(best.seconds)} per run")
     if verdict.tied:
         parts.append(f"tied with {tied_words(verdict)}")
-    if cheats := [one.algorithm for one in verdict.contenders if one.below_optimum and one is not best]:
+    if cheats := [
+        one.algorithm
+        for one in verdict.contenders
+        if one.below_optimum and one is not best
+    ]:
         parts.append(f"{', '.join(cheats)}: {BELOW}")
     if best.mean_error is not None:
         parts.append("the optimal error is not known")
     elif unsolved:
-        parts.append(f"without {unsolved} of {best.points + unsolved} sample ratios, whose optimal error is not known")
+        parts.append(
+            f"without {unsolved} of {best.points + unsolved} sample ratios, whose optimal error is not known"
+        )
     return ", ".join(parts)
 
 
@@ -361,8 +474,12 @@ def contender_line(one: Contender) -> str:
     if one.ratio_to_bayes is not None:
         parts.append(f"{one.ratio_to_bayes:.3g} x optimal")
     parts += _error_words(one) + _failure_words(one)
-    if one.where_zero is not None and (one.ratio_to_bayes is None or not one.zero_reached):
-        parts.append(f"{'0' if one.zero_reached else number(one.where_zero, 2)} where the optimal error is 0")
+    if one.where_zero is not None and (
+        one.ratio_to_bayes is None or not one.zero_reached
+    ):
+        parts.append(
+            f"{'0' if one.zero_reached else number(one.where_zero, 2)} where the optimal error is 0"
+        )
     if one.below_optimum or one.agreement.prediction in REFUSED:
         parts.append(prediction_words(one))
     return f"{one.algorithm}: {', '.join(parts) or 'no estimate'}"
@@ -372,13 +489,19 @@ def _error_words(one: Contender) -> list[str]:
     """The error where no optimal error is known."""
     if one.mean_error is None or one.mean_error.mean is None:
         return []
-    several = f" (geometric mean of {one.points} sample ratios)" if one.points > 1 else ""
+    several = (
+        f" (geometric mean of {one.points} sample ratios)" if one.points > 1 else ""
+    )
     return [f"error {measured(*one.mean_error)}{several}"]
 
 
 def _failure_words(one: Contender) -> list[str]:
     """How many runs have no estimate."""
-    return [f"{one.failed} of {count_runs(one.status_counts)} runs failed"] if one.failed else []
+    return (
+        [f"{one.failed} of {count_runs(one.status_counts)} runs failed"]
+        if one.failed
+        else []
+    )
 
 
 def compared_words(compared: Compared) -> str:
@@ -398,7 +521,9 @@ def prediction_cell(one: Contender) -> str:
     """Whether an algorithm matches its prediction, as a table entry."""
     if one.below_optimum:
         return BELOW
-    said = {None: "none", "finite size": "finite size?"}.get(one.agreement.prediction, one.agreement.prediction)
+    said = {None: "none", "finite size": "finite size?"}.get(
+        one.agreement.prediction, one.agreement.prediction
+    )
     return _far_off_words(one) or f"{said}{_how_far(one)}"
 
 
@@ -419,21 +544,35 @@ def _how_far(one: Contender) -> str:
     agreement = one.agreement
     if agreement.prediction == "yes" and agreement.would_have_seen is not None:
         return f" (would have seen {_share(agreement.would_have_seen)[1:]})"
-    if agreement.prediction != "no" or agreement.deviation is None or agreement.deviation_of is None:
+    if (
+        agreement.prediction != "no"
+        or agreement.deviation is None
+        or agreement.deviation_of is None
+    ):
         return ""
-    what = "" if agreement.deviation_of == "mse" else f"{metric_label(agreement.deviation_of)} "
+    what = (
+        ""
+        if agreement.deviation_of == "mse"
+        else f"{metric_label(agreement.deviation_of)} "
+    )
     return f" ({what}{_share(agreement.deviation)}, z {agreement.deviation_z:.3g})"
 
 
 def tied_words(verdict: Verdict) -> str:
     """Names of the algorithms that are tied with the best, or the first of them and how many more there are."""
     names = verdict.tied
-    return " and ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} more"
+    return (
+        " and ".join(names)
+        if len(names) <= 2
+        else f"{names[0]} and {len(names) - 1} more"
+    )
 
 
 def near_words(one: Contender) -> str:
     """Text in place of a time to within 5% of the optimum (never or partly); blank if nothing was run."""
-    return "" if one.near_fraction is None else "partly" if one.near_fraction else "never"
+    return (
+        "" if one.near_fraction is None else "partly" if one.near_fraction else "never"
+    )
 
 
 # -- all problems together ------------------------------------------------------------------------------------------------
@@ -448,9 +587,19 @@ def errors(rows: Sequence[Row]) -> Errors:
     found: Errors = {}
     name = names_with_backend(rows)
     for layers in filter(_is_solved, grouped(rows, place).values()):
-        first, optimum = layers[0], math.fsum(row.optimum.value or 0.0 for row in layers)
-        for instance in sorted(set.intersection(*(set(row.estimate.values) for row in layers))):
-            where = (first.place.problem, first.place.nominal_alpha, first.place.dimension, instance)
+        first, optimum = (
+            layers[0],
+            math.fsum(row.optimum.value or 0.0 for row in layers),
+        )
+        for instance in sorted(
+            set.intersection(*(set(row.estimate.values) for row in layers))
+        ):
+            where = (
+                first.place.problem,
+                first.place.nominal_alpha,
+                first.place.dimension,
+                instance,
+            )
             found.setdefault(name(first), {})[where] = (
                 math.fsum(row.estimate.values[instance] for row in layers),
                 optimum,
@@ -462,7 +611,9 @@ def on_their_data(rows: Sequence[Row]) -> list[Row]:
     """Rows of the error without algorithms that draw samples of their own, and stand at a sample ratio well above the one that
     was asked for: they saw other data, and more of it, than the instance has.
     """
-    return [row for row in contenders(rows) if row.metric == "mse" and _is_on_its_data(row)]
+    return [
+        row for row in contenders(rows) if row.metric == "mse" and _is_on_its_data(row)
+    ]
 
 
 def _is_on_its_data(row: Row) -> bool:
@@ -471,9 +622,16 @@ def _is_on_its_data(row: Row) -> bool:
 
 def _log_ratios(rows: Sequence[Row]) -> defaultdict[str, dict[Any, float]]:
     """Logarithm of the ratio to the Bayes-optimal error where that error is not 0, by algorithm and instance."""
-    zero, found = ZERO * max((row.target for row in rows), default=0.0), defaultdict[str, dict[Any, float]](dict)
+    zero, found = (
+        ZERO * max((row.target for row in rows), default=0.0),
+        defaultdict[str, dict[Any, float]](dict),
+    )
     for name, known in errors(rows).items():
-        found[name] = {key: math.log(e / optimum) for key, (e, optimum) in known.items() if optimum > zero and e > 0}
+        found[name] = {
+            key: math.log(e / optimum)
+            for key, (e, optimum) in known.items()
+            if optimum > zero and e > 0
+        }
     return found
 
 
@@ -492,11 +650,24 @@ def summary(rows: Sequence[Row]) -> list[JsonObject]:
     if len(known) < 2:
         return []
     everything = len({where for one in known.values() for where in one})
-    ratios = {name: math.exp(math.fsum(one.values()) / len(one)) if one else None for name, one in logs.items()}
-    names = sorted(logs, key=lambda name: (-len(known[name]), math.inf if ratios[name] is None else ratios[name]))
+    ratios = {
+        name: math.exp(math.fsum(one.values()) / len(one)) if one else None
+        for name, one in logs.items()
+    }
+    names = sorted(
+        logs,
+        key=lambda name: (
+            -len(known[name]),
+            math.inf if ratios[name] is None else ratios[name],
+        ),
+    )
     first, found = logs[names[0]], []
     for name in names:
-        paired = _compared(logs, names[0], name) if len(first.keys() & logs[name].keys()) > 1 else None
+        paired = (
+            _compared(logs, names[0], name)
+            if len(first.keys() & logs[name].keys()) > 1
+            else None
+        )
         found.append({
             "algorithm": name, "instances": len(known[name]), "all": everything, "ratio_to_bayes": ratios[name],
             "to_best": paired and paired.ratio, "interval": paired and paired.interval,

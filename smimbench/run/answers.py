@@ -107,7 +107,9 @@ class Answers:
         files = {self._file(*place) for place in self.missing}
         return sorted(file for file in files if file is not None and not file.exists())
 
-    def points(self, problem: Problem, alphas: Sequence[float]) -> list[list[JsonObject]]:
+    def points(
+        self, problem: Problem, alphas: Sequence[float]
+    ) -> list[list[JsonObject]]:
         """For every alpha the competing branches as JSON objects, the Bayes-optimal one first.
 
         Raises
@@ -118,19 +120,28 @@ class Answers:
         key = canonical_json(problem.spec)
         return [self._stored("point", problem, key, float(alpha)) for alpha in alphas]
 
-    def curve(self, problem: Problem, alphas: Sequence[float]) -> list[list[JsonObject]] | None:
+    def curve(
+        self, problem: Problem, alphas: Sequence[float]
+    ) -> list[list[JsonObject]] | None:
         """As ``points``, for a whole line of a figure."""
         line: list[list[JsonObject]] = self._stored(
-            "curve", problem, canonical_json(problem.spec), tuple(float(alpha) for alpha in alphas)
+            "curve",
+            problem,
+            canonical_json(problem.spec),
+            tuple(float(alpha) for alpha in alphas),
         )
         return line
 
     def thresholds(self, problem: Problem) -> JsonObject:
         """Thresholds as a JSON object."""
-        thresholds: JsonObject = self._stored("thresholds", problem, canonical_json(problem.spec), None)
+        thresholds: JsonObject = self._stored(
+            "thresholds", problem, canonical_json(problem.spec), None
+        )
         return thresholds
 
-    def own(self, problem: Problem, spec: JsonObject, alpha: float, conditions: Conditions) -> JsonObject | str:
+    def own(
+        self, problem: Problem, spec: JsonObject, alpha: float, conditions: Conditions
+    ) -> JsonObject | str:
         """An algorithm's own theory: its point as a JSON object, or the reason why there is none.
 
         ``spec`` names it with its version and parameters; what the problem's own theory says is added to the conditions.
@@ -145,17 +156,23 @@ class Answers:
             return getattr(self, kind)(problem, *arguments)
         return None
 
-    def line_at_hand(self, problem: Problem, alphas: Sequence[float]) -> list[list[JsonObject]] | None:
+    def line_at_hand(
+        self, problem: Problem, alphas: Sequence[float]
+    ) -> list[list[JsonObject]] | None:
         """A line of a figure; None where it is not stored: lines that take minutes are drawn through points instead."""
         line = tuple(float(alpha) for alpha in alphas)
-        if problem.components > 1 and not self._is_kept("curve", canonical_json(problem.spec), line):
+        if problem.components > 1 and not self._is_kept(
+            "curve", canonical_json(problem.spec), line
+        ):
             return None
         branches: list[list[JsonObject]] | None = self.at_hand("curve", problem, line)
         return branches
 
     def thresholds_at_hand(self, problem: Problem) -> JsonObject:
         """Thresholds for a figure; empty where they are not stored: some take minutes, and are drawn once they are known."""
-        if problem.components > 1 and not self._is_kept("thresholds", canonical_json(problem.spec), None):
+        if problem.components > 1 and not self._is_kept(
+            "thresholds", canonical_json(problem.spec), None
+        ):
             return {}
         return self.at_hand("thresholds", problem) or {}
 
@@ -166,7 +183,11 @@ class Answers:
             key = canonical_json(problem.spec)
             points += sum(self._is_kept("point", key, float(alpha)) for alpha in alphas)
             thresholds += self._is_kept("thresholds", key, None)
-            nodes += len(list(self.nodes_folder(key).glob("[!.]*.json"))) if self.folder is not None else 0
+            nodes += (
+                len(list(self.nodes_folder(key).glob("[!.]*.json")))
+                if self.folder is not None
+                else 0
+            )
         return Kept(points, thresholds, nodes)
 
     def stored_answers(self) -> Iterator[tuple[str, JsonObject]]:
@@ -183,7 +204,9 @@ class Answers:
 
     def _prediction_key(self, question: PredictionQuestion) -> str:
         """Question about an algorithm as canonical JSON."""
-        fields = question.conditions._asdict() | {"starts": np.asarray(question.conditions.starts).tolist()}
+        fields = question.conditions._asdict() | {
+            "starts": np.asarray(question.conditions.starts).tolist()
+        }
         asked = [question.algorithm, *fields.values()]
         bare = [] if self.predictions else ["without errors of prediction"]
         return canonical_json([question.problem.spec, asked, OWN_VERSION, *bare])
@@ -208,7 +231,9 @@ class Answers:
                 answers[kind, key, alpha] = answer
         return answers.get((kind, key, alpha))
 
-    def _sound_answer(self, kind: str, file: Path, question: JsonObject, components: int) -> Any:
+    def _sound_answer(
+        self, kind: str, file: Path, question: JsonObject, components: int
+    ) -> Any:
         """Read a stored answer; None, with a remark, if its file cannot be trusted."""
         try:
             answer = read_answer(file, question)["answer"]
@@ -224,14 +249,20 @@ class Answers:
         self.on_remark(f"{file}: {error}; not used")
 
     def _file(self, kind: str, key: str, alpha: Ratio) -> Path | None:
-        return None if self.folder is None else self.folder / answer_name(kind, key, alpha)
+        return (
+            None if self.folder is None else self.folder / answer_name(kind, key, alpha)
+        )
 
     def _is_kept(self, kind: str, key: str, alpha: Ratio) -> bool:
         file = self._file(kind, key, alpha)
-        return (kind, key, alpha) in self.memory.answers or (file is not None and file.exists())
+        return (kind, key, alpha) in self.memory.answers or (
+            file is not None and file.exists()
+        )
 
 
-def answer_name(kind: str, key: str, alpha: Ratio, version: int = THEORY_VERSION) -> str:
+def answer_name(
+    kind: str, key: str, alpha: Ratio, version: int = THEORY_VERSION
+) -> str:
     """Name of the file of an answer: ``kind`` and a digest of its question, whose problem as canonical JSON is ``key``."""
     return f"{kind}-{key_of([version, kind, key, alpha])}.json"
 
@@ -243,5 +274,7 @@ def nodes_name(key: str, version: int = THEORY_VERSION) -> str:
 
 def node_answer(node: Uncertain) -> JsonObject:
     """A node in the form in which its file stores it."""
-    value, error = (np.asarray(matrix, dtype=float).tolist() for matrix in (node.value, node.error))
+    value, error = (
+        np.asarray(matrix, dtype=float).tolist() for matrix in (node.value, node.error)
+    )
     return {"value": value, "error": error, "method": node.method}

@@ -80,7 +80,11 @@ class Campaign:
 
     def cost(self) -> Estimate:
         """Rough time and memory of the campaign, from past runs of the suite and from trials."""
-        past = self.store.load(compact=True, digests=False).values() if self.missing else ()
+        past = (
+            self.store.load(compact=True, digests=False).values()
+            if self.missing
+            else ()
+        )
         return estimate_cost(self.missing, self.workers, past)
 
     def run(
@@ -97,8 +101,21 @@ class Campaign:
             If no problem could be compared with theory: an item of somebody else contradicts itself in all of them.
         """
         self._refuse_inconsistent_items()
-        how = {"workers": self.workers, "dask": self.dask, "timing": self.timing, "limits": self.limits, **self.how}
-        return run_cells(self.missing, self.store, on_record=on_record, on_look=on_look, on_wait=on_wait, **how)
+        how = {
+            "workers": self.workers,
+            "dask": self.dask,
+            "timing": self.timing,
+            "limits": self.limits,
+            **self.how,
+        }
+        return run_cells(
+            self.missing,
+            self.store,
+            on_record=on_record,
+            on_look=on_look,
+            on_wait=on_wait,
+            **how,
+        )
 
     def _refuse_inconsistent_items(self) -> None:
         """Raise an error for inconsistent items before hours are spent on meaningless runs."""
@@ -106,14 +123,18 @@ class Campaign:
         problems = [plan.problem for plan in self.suite.plans if plan.label in labels]
         if not all(is_third_party(*problem.spec.values()) for problem in problems):
             return
-        solver = TheorySolver(theory_folder(self.store), isolated=True, deadline=self.limits.end)
+        solver = TheorySolver(
+            theory_folder(self.store), isolated=True, deadline=self.limits.end
+        )
         complaints = []
         for problem in problems:
             try:
                 solver.begin(problem)
                 return
             except ProblemError as error:
-                if error.key == "theory":  # its process ended: rows say so, the runs may be good
+                if (
+                    error.key == "theory"
+                ):  # its process ended: rows say so, the runs may be good
                     return
                 complaints.append(error)
             except TheoryError:  # its rows say so
@@ -162,9 +183,17 @@ def plan_campaign(
         If a backend is not there.
     """
     # With Dask the device is that of the workers.
-    places = [get_backend(one, suite.run.dtype) for one in backends if not (dask and one in DEVICES)]
+    places = [
+        get_backend(one, suite.run.dtype)
+        for one in backends
+        if not (dask and one in DEVICES)
+    ]
     own = cells is None
-    cells = [cell for backend in backends for cell in suite.cells(backend)] if cells is None else list(cells)
+    cells = (
+        [cell for backend in backends for cell in suite.cells(backend)]
+        if cells is None
+        else list(cells)
+    )
     if not suite.algorithms:
         reason = "is empty, so there is nothing to run; 'smimbench theory' needs none"
         raise SuiteError(suite.file, "algorithms", reason)
@@ -180,22 +209,37 @@ def plan_campaign(
     remarks += store.complaints + changed_code(other_versions(cells, records.values()))
     if retry and not dry_run:
         keys = {cell.key for cell in cells}
-        store.retire(stem for stem, r in records.items() if r["status"] in retry and r["key"] in keys)
+        store.retire(
+            stem
+            for stem, r in records.items()
+            if r["status"] in retry and r["key"] in keys
+        )
         records = store.load()
     missing = missing_cells(cells, records, timing=timing)
     if dask and workers is not None:
         remarks.append(
             f"--workers {workers} is not used: --dask runs as many cells at a time as the scheduler has workers"
         )
-    if not dask and not device and (needed := memory_of_a_cell(missing)) > (total := psutil.virtual_memory().total):
+    if (
+        not dask
+        and not device
+        and (needed := memory_of_a_cell(missing))
+        > (total := psutil.virtual_memory().total)
+    ):
         sizes = f"{needed / 2**30:.3g} GB, this machine has {total / 2**30:.3g}"
-        raise SuiteError(suite.file, "grid", f"a cell needs up to {sizes} of memory; lower dimension, alpha or tokens")
+        raise SuiteError(
+            suite.file,
+            "grid",
+            f"a cell needs up to {sizes} of memory; lower dimension, alpha or tokens",
+        )
     alone = "--timing" if timing else f"--backend {device}" if device else None
     workers, said = _cells_at_a_time(missing, workers, alone)
     remarks += [] if dask else said
     if not dry_run:
         Store(settings_folder(suite, store)).write_shared(shared_document(suite))
-    return Campaign(suite, store, cells, missing, workers, remarks, dask, timing, limits, how)
+    return Campaign(
+        suite, store, cells, missing, workers, remarks, dask, timing, limits, how
+    )
 
 
 def _tuning_remarks(suite: Suite, store: Store, cells: Sequence[Cell]) -> list[str]:
@@ -203,22 +247,34 @@ def _tuning_remarks(suite: Suite, store: Store, cells: Sequence[Cell]) -> list[s
     from smimbench.run.tuning import range_end_remarks, searches
 
     tunable = {search.place for search in searches(suite)}
-    untuned = (c for c in cells if c.tuning is None and (c.problem_label, c.algorithm_label) in tunable)
+    untuned = (
+        c
+        for c in cells
+        if c.tuning is None and (c.problem_label, c.algorithm_label) in tunable
+    )
     names = dict.fromkeys(cell.algorithm_label for cell in untuned)
-    remarks = [f"as written, not tuned: {', '.join(names)} (smimbench tune SUITE would)"] if names else []
+    remarks = (
+        [f"as written, not tuned: {', '.join(names)} (smimbench tune SUITE would)"]
+        if names
+        else []
+    )
     return remarks + range_end_remarks(suite, store)
 
 
-def _cells_at_a_time(missing: Sequence[Cell], asked: int | None, alone: str | None) -> tuple[int, list[str]]:
+def _cells_at_a_time(
+    missing: Sequence[Cell], asked: int | None, alone: str | None
+) -> tuple[int, list[str]]:
     """Number of cells to run at a time, and the reason if it is less than one per core or than requested."""
     if alone:
-        return 1, [f"--workers {asked} is not used: {alone} runs one cell at a time"] * (
-            asked is not None and asked > 1
-        )
+        return 1, [
+            f"--workers {asked} is not used: {alone} runs one cell at a time"
+        ] * (asked is not None and asked > 1)
     needed, free = memory_of_a_cell(missing), psutil.virtual_memory().available
     cores = machine.usable_cores()
     workers = asked or max(1, min(cores, free // max(1, needed)))
-    size = f"a cell takes up to {needed / 2**30:.1f} GB and {free / 2**30:.1f} GB are free"
+    size = (
+        f"a cell takes up to {needed / 2**30:.1f} GB and {free / 2**30:.1f} GB are free"
+    )
     if missing and needed * min(workers, len(missing)) > free:
         return workers, [f"the memory may not suffice for {workers} at a time: {size}"]
     return workers, [f"{workers} at a time instead of {cores}: {size}"] * (
@@ -226,15 +282,23 @@ def _cells_at_a_time(missing: Sequence[Cell], asked: int | None, alone: str | No
     )
 
 
-def missing_cells(cells: Sequence[Cell], records: dict[str, JsonObject], *, timing: bool = False) -> list[Cell]:
+def missing_cells(
+    cells: Sequence[Cell], records: dict[str, JsonObject], *, timing: bool = False
+) -> list[Cell]:
     """Cells without a record, or in timing mode without trusted times on this machine."""
     if timing:
-        return [cell for cell in cells if f"{cell.key}.timing-{machine.fingerprint()}" not in records]
+        return [
+            cell
+            for cell in cells
+            if f"{cell.key}.timing-{machine.fingerprint()}" not in records
+        ]
     there = {stem.partition(".")[0] for stem in records}
     return [cell for cell in cells if cell.key not in there]
 
 
-def other_versions(cells: Sequence[Cell], records: Iterable[JsonObject]) -> list[JsonObject]:
+def other_versions(
+    cells: Sequence[Cell], records: Iterable[JsonObject]
+) -> list[JsonObject]:
     """How many records of these cells were made with another version, or other code, of an item.
 
     Returns
@@ -248,10 +312,15 @@ def other_versions(cells: Sequence[Cell], records: Iterable[JsonObject]) -> list
         for (kind, old), new in zip(items[0].items(), items[1].values()):
             if any(old.get(key) != new.get(key) for key in CODE):
                 found[f"{kind} {old['name']!r}", old["version"], new["version"]] += 1
-    return [{"item": item, "then": then, "now": now, "cells": count} for (item, then, now), count in found.items()]
+    return [
+        {"item": item, "then": then, "now": now, "cells": count}
+        for (item, then, now), count in found.items()
+    ]
 
 
-def made_by_other_code(cells: Sequence[Cell], records: Iterable[JsonObject]) -> list[tuple[Cell, JsonObject]]:
+def made_by_other_code(
+    cells: Sequence[Cell], records: Iterable[JsonObject]
+) -> list[tuple[Cell, JsonObject]]:
     """Records that another version, or other code, of an item has made of these cells, each with its cell."""
     keys = {cell.key for cell in cells}
     others = [record for record in records if record["key"] not in keys]
@@ -262,7 +331,11 @@ def made_by_other_code(cells: Sequence[Cell], records: Iterable[JsonObject]) -> 
     pairs = []
     for record in others:
         candidates = here.get(_without_parameters(record["cell"]), ())
-        pairs += [(cell, record) for identity, cell in candidates if agree(identity, record["cell"])][:1]
+        pairs += [
+            (cell, record)
+            for identity, cell in candidates
+            if agree(identity, record["cell"])
+        ][:1]
     return pairs
 
 
@@ -274,7 +347,11 @@ def _items(cell: JsonObject) -> dict[str, JsonObject]:
 
 
 def _without_parameters(cell: JsonObject) -> str:
-    rest = {key: value for key, value in cell.items() if key not in ("problem", "algorithm", "metrics")}
+    rest = {
+        key: value
+        for key, value in cell.items()
+        if key not in ("problem", "algorithm", "metrics")
+    }
     return canonical_json([rest, [item["name"] for item in _items(cell).values()]])
 
 
@@ -337,11 +414,22 @@ def run_cells(
     claims = None
     if dask is not None:
         source = on_dask(cells, dask, threads, limits)
-    elif workers <= 1 and not isolated and limits == NO_LIMITS and not get_registry().has_third_party:
+    elif (
+        workers <= 1
+        and not isolated
+        and limits == NO_LIMITS
+        and not get_registry().has_third_party
+    ):
         source = (run_cell(cell, timing=timing, threads=threads) for cell in cells)
     else:
         claims = None if timing else Claims(store.folder)
-        how: JsonObject = {"timing": timing, "limits": limits, "claims": claims, "on_look": on_look, "on_wait": on_wait}
+        how: JsonObject = {
+            "timing": timing,
+            "limits": limits,
+            "claims": claims,
+            "on_look": on_look,
+            "on_wait": on_wait,
+        }
         source = in_processes(cells, max(1, workers), threads, **how)
     records = []
     for record in source:
@@ -369,7 +457,12 @@ def shared_document(suite: Suite) -> JsonObject:
         "git_commit": machine.git_commit(),
         "written": time.time(),
         **(
-            {"choices": [{"problem": p, "label": a, **one} for (p, a), one in suite.choices.items()]}
+            {
+                "choices": [
+                    {"problem": p, "label": a, **one}
+                    for (p, a), one in suite.choices.items()
+                ]
+            }
             if suite.choices
             else {}
         ),

@@ -19,7 +19,13 @@ from smimbench.backend.device import Backend, BackendError, get_backend
 from smimbench.backend.memory import cautious
 from smimbench.backend.roofline import remembered
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
-from smimbench.files import JsonObject, canonical_json, error_line, error_place, printable
+from smimbench.files import (
+    JsonObject,
+    canonical_json,
+    error_line,
+    error_place,
+    printable,
+)
 from smimbench.interfaces import Data, Start
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem, seed_sequence
@@ -27,7 +33,14 @@ from smimbench.registry.adapters import refusal
 from smimbench.registry.metrics import metrics_of_accounts
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import get_registry
-from smimbench.run.loop import Clock, FreshSamples, Status, metered, planned, run_algorithm
+from smimbench.run.loop import (
+    Clock,
+    FreshSamples,
+    Status,
+    metered,
+    planned,
+    run_algorithm,
+)
 from smimbench.run.record import LONGEST, check_types, new_record, plain
 from smimbench.suite.cells import Cell, build_algorithm
 from smimbench.suite.schema import STARTS
@@ -59,12 +72,21 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> JsonObjec
     threads : int
         BLAS threads.
     """
-    started, begin, tries, lost = time.time(), time.perf_counter(), 0, 0.0  # only the first may be set by somebody
+    started, begin, tries, lost = (
+        time.time(),
+        time.perf_counter(),
+        0,
+        0.0,
+    )  # only the first may be set by somebody
     machine.reset_peak_memory()
     while True:
         # Whatever a try holds has to be gone before the next: nothing of an error may outlive its clause.
         try:
-            with warnings.catch_warnings(record=True) as caught, machine.blas_threads(threads), cautious(0.5**tries):
+            with (
+                warnings.catch_warnings(record=True) as caught,
+                machine.blas_threads(threads),
+                cautious(0.5**tries),
+            ):
                 warnings.simplefilter("always")
                 found = _run(cell, timing)
             if tries and "placement" in found:
@@ -72,20 +94,45 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> JsonObjec
                 said = f"the device ran out of memory: run again with chunks of 1/{2**tries} of their usual size"
                 found["warnings"] = [*found["warnings"], said]
                 found["timing"]["lost_seconds"] += lost
-            raised = [f"{w.category.__name__}: {' '.join(printable(w.message, 2000).split())}" for w in caught]
+            raised = [
+                f"{w.category.__name__}: {' '.join(printable(w.message, 2000).split())}"
+                for w in caught
+            ]
             found["warnings"] = _different([*found.get("warnings", []), *raised])
-            return _record(cell, found, threads, started, time.perf_counter() - begin, timing=timing)
+            return _record(
+                cell,
+                found,
+                threads,
+                started,
+                time.perf_counter() - begin,
+                timing=timing,
+            )
         except BaseException as error:  # the algorithm or a plugin may raise anything
             if is_user_interrupt(error):
                 raise
             tries += 1
             trace = printable("".join(traceback.format_exception(error)), LONGEST)
-            failure = {"reason": error_line(error), "where": error_place(error), "traceback": trace}
-            again = tries < MOST_TRIES and not isinstance(error, BackendError) and _backend(cell).ran_out(error)
+            failure = {
+                "reason": error_line(error),
+                "where": error_place(error),
+                "traceback": trace,
+            }
+            again = (
+                tries < MOST_TRIES
+                and not isinstance(error, BackendError)
+                and _backend(cell).ran_out(error)
+            )
         _LATEST.clear()  # whoever raised may have written into it
         if not again:
             found = {"status": Status.FAILED.value, **failure}
-            return _record(cell, found, threads, started, time.perf_counter() - begin, timing=timing)
+            return _record(
+                cell,
+                found,
+                threads,
+                started,
+                time.perf_counter() - begin,
+                timing=timing,
+            )
         gc.collect()
         _backend(cell).release()
         lost = time.perf_counter() - begin
@@ -97,10 +144,21 @@ def _backend(cell: Cell) -> Backend:
 
 def is_user_interrupt(error: BaseException) -> bool:
     """Whether an interrupt is the user's Ctrl-C; workers ignore that, so there a plugin has raised it."""
-    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    return (
+        isinstance(error, KeyboardInterrupt)
+        and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    )
 
 
-def _record(cell: Cell, found: JsonObject, threads: int, started: float, seconds: float, *, timing: bool) -> JsonObject:
+def _record(
+    cell: Cell,
+    found: JsonObject,
+    threads: int,
+    started: float,
+    seconds: float,
+    *,
+    timing: bool,
+) -> JsonObject:
     """The complete record as plain values; ValueError if a plugin added something a record cannot hold."""
     timed = "timing" in found
     ends = {
@@ -127,13 +185,17 @@ def _of_cell(cell: Cell, found: JsonObject) -> JsonObject:
 def lost_record(cell: Cell, threads: int, reason: str) -> JsonObject:
     """The record of a cell whose process ended before it could report."""
     timing = {"trusted": False, "machine": machine.fingerprint(), "threads": threads}
-    return _of_cell(cell, {"status": Status.FAILED.value, "reason": reason, "timing": timing})
+    return _of_cell(
+        cell, {"status": Status.FAILED.value, "reason": reason, "timing": timing}
+    )
 
 
 def _different(lines: list[str]) -> list[str]:
     """Distinct lines, at most as many as anybody reads."""
     found = list(dict.fromkeys(lines))
-    return found if len(found) <= 100 else [*found[:100], f"and {len(found) - 100} more"]
+    return (
+        found if len(found) <= 100 else [*found[:100], f"and {len(found) - 100} more"]
+    )
 
 
 def _run(cell: Cell, timing: bool) -> JsonObject:
@@ -146,7 +208,9 @@ def _run(cell: Cell, timing: bool) -> JsonObject:
     warm_data = None
     if timing:
         warm_data = _warm_up(cell, problem, backend)
-        machine.wait_for_threads(threads)  # what it started is not to share the processor with the timed run
+        machine.wait_for_threads(
+            threads
+        )  # what it started is not to share the processor with the timed run
     children = machine.seconds_of_children()
     instance, checksum = _instance(cell, problem, backend)
     computed = cell.run.start not in STARTS
@@ -164,20 +228,36 @@ def _run(cell: Cell, timing: bool) -> JsonObject:
     def make_rng(attempt: int) -> np.random.Generator:
         return _stream(cell, problem, canonical_json(cell.algorithm), str(attempt))
 
-    result = run_algorithm(problem, instance, data, algorithm, make_rng, cell.run, backend, clock.seconds)
+    result = run_algorithm(
+        problem, instance, data, algorithm, make_rng, cell.run, backend, clock.seconds
+    )
     del warm_data
-    cpu_seconds = cpu_of_start + result.cpu_seconds + (machine.wait_for_threads(threads) if timing else 0.0)
+    cpu_seconds = (
+        cpu_of_start
+        + result.cpu_seconds
+        + (machine.wait_for_threads(threads) if timing else 0.0)
+    )
     cpu_seconds += machine.seconds_of_children() - children
     if result.status is not Status.DIVERGED:
         listed = [name.partition("@")[0] for name in cell.run.metrics]
         names = dict.fromkeys((*listed, *metrics_of_accounts(problem.model.name)))
-        measured, unmeasured, remarks = instance.measure(list(names), result.estimate, result.V)
+        measured, unmeasured, remarks = instance.measure(
+            list(names), result.estimate, result.V
+        )
         result.metrics.update(measured)
-        result.blank |= {name: why for name, why in unmeasured.items() if name in listed}
+        result.blank |= {
+            name: why for name, why in unmeasured.items() if name in listed
+        }
         result.warnings += [*instance.remarks, *remarks]
     if instance.checksum() != checksum:
-        raise RuntimeError("the algorithm wrote into the data that all algorithms share, so its result is discarded")
-    price, clock, fresh = result.plan.cost, result.clock, cast("FreshSamples", data.fresh)
+        raise RuntimeError(
+            "the algorithm wrote into the data that all algorithms share, so its result is discarded"
+        )
+    price, clock, fresh = (
+        result.plan.cost,
+        result.clock,
+        cast("FreshSamples", data.fresh),
+    )
     samples = int(instance.inputs.shape[0])
     # Who plans to draw fresh samples sees none of the data set, unless a start was computed from it.
     used = fresh.count + (samples if computed or not result.plan.draws_fresh else 0)
@@ -191,7 +271,9 @@ def _run(cell: Cell, timing: bool) -> JsonObject:
         "samples": samples,
         "fresh_samples": fresh.count,
         "placement": {
-            "drawn": "device" if cell.run.draw == "device" and backend.accelerated else "host",
+            "drawn": "device"
+            if cell.run.draw == "device" and backend.accelerated
+            else "host",
             "inputs": _placement(data.inputs),
         },
         "iterations": result.iterations,
@@ -205,11 +287,15 @@ def _run(cell: Cell, timing: bool) -> JsonObject:
             "seconds": clock.seconds,
             "lost_seconds": result.lost_seconds,
             "cpu_seconds": cpu_seconds,
-            "cost": None if cost is None else {"flops": float(cost.flops), "bytes": float(cost.bytes)},
+            "cost": None
+            if cost is None
+            else {"flops": float(cost.flops), "bytes": float(cost.bytes)},
             "device_seconds": clock.device_seconds,
             "device_peak_memory": backend.peak_memory(),
             "first_iteration": result.durations[0] if result.durations else None,
-            "per_iteration": float(np.median(result.durations[1:])) if len(result.durations) > 1 else None,
+            "per_iteration": float(np.median(result.durations[1:]))
+            if len(result.durations) > 1
+            else None,
         },
     }
 
@@ -234,8 +320,12 @@ def _warm_up(cell: Cell, problem: Problem, backend: Backend) -> Data | None:
     cell = replace(cell, replicate=WARM_UP)
     instance, _ = _instance(cell, problem, backend)
     _LATEST.clear()
-    algorithm = build_algorithm(cell.algorithm, problem)  # a new one: what it keeps in itself is of these data
-    _, data = planned(algorithm, metered(instance.data(backend, _start(cell, instance, backend))))
+    algorithm = build_algorithm(
+        cell.algorithm, problem
+    )  # a new one: what it keeps in itself is of these data
+    _, data = planned(
+        algorithm, metered(instance.data(backend, _start(cell, instance, backend)))
+    )
     rng = _stream(cell, problem, canonical_json(cell.algorithm))
     state, _ = algorithm.step(problem, data, algorithm.init(problem, data, rng))
     algorithm.estimate(state)
@@ -245,22 +335,44 @@ def _warm_up(cell: Cell, problem: Problem, backend: Backend) -> Data | None:
     return data if small else None
 
 
-def _instance(cell: Cell, problem: Problem, backend: Backend) -> tuple[Instance, tuple[float, ...]]:
+def _instance(
+    cell: Cell, problem: Problem, backend: Backend
+) -> tuple[Instance, tuple[float, ...]]:
     """The instance of a cell and its checksum."""
     device = backend if cell.run.draw == "device" and backend.accelerated else None
     point = (cell.alpha, cell.dimension, cell.replicate)
-    name = canonical_json([cell.problem, *point, cell.seed, cell.run.dtype, cell.backend if device else "host"])
+    name = canonical_json(
+        [
+            cell.problem,
+            *point,
+            cell.seed,
+            cell.run.dtype,
+            cell.backend if device else "host",
+        ]
+    )
     if name not in _LATEST:
         _LATEST.clear()  # two large ones would not fit side by side
-        instance = problem.instance(*point, seed=cell.seed, dtype=cell.run.dtype, device=device)
+        instance = problem.instance(
+            *point, seed=cell.seed, dtype=cell.run.dtype, device=device
+        )
         _LATEST[name] = instance, instance.checksum()
     return _LATEST[name]
 
 
-def _stream(cell: Cell, problem: Problem, *name: str, bits: str = "PCG64DXSM") -> np.random.Generator:
+def _stream(
+    cell: Cell, problem: Problem, *name: str, bits: str = "PCG64DXSM"
+) -> np.random.Generator:
     """Random numbers of an algorithm or a start."""
-    branch = problem.seed_name, cell.alpha, cell.dimension, cell.replicate, "initialisation"
-    return np.random.Generator(getattr(np.random, bits)(seed_sequence(cell.seed, *branch, *name)))
+    branch = (
+        problem.seed_name,
+        cell.alpha,
+        cell.dimension,
+        cell.replicate,
+        "initialisation",
+    )
+    return np.random.Generator(
+        getattr(np.random, bits)(seed_sequence(cell.seed, *branch, *name))
+    )
 
 
 def _start(cell: Cell, instance: Instance, backend: Backend) -> Start | None:
@@ -269,9 +381,13 @@ def _start(cell: Cell, instance: Instance, backend: Backend) -> Start | None:
     rng = _stream(cell, problem, "start", bits="PCG64")
     if cell.run.start == "informed":
         # In units of the noise, information q / (1 - q) gives a Gaussian prior the overlap q.
-        return problem.start(instance, INFORMED_OVERLAP / (1 - INFORMED_OVERLAP), rng, backend)
+        return problem.start(
+            instance, INFORMED_OVERLAP / (1 - INFORMED_OVERLAP), rng, backend
+        )
     if cell.run.start in STARTS:
         return None
     entry = get_registry().get("algorithm", cell.run.start, problem.model.name)
-    start: Start = build(entry.item, "algorithm", {}).start(problem, metered(instance.data(backend)), rng)
+    start: Start = build(entry.item, "algorithm", {}).start(
+        problem, metered(instance.data(backend)), rng
+    )
     return start

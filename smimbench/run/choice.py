@@ -17,6 +17,8 @@ def log_error(record: JsonObject, target: float) -> float:
     Errors below ``target`` count as equal to it: otherwise a sample ratio at which the signal is recovered would outweigh all.
     """
     values = record["metrics"].get("mse") or [None]
-    if record["status"] in LOST or not all(value is not None and math.isfinite(value) for value in values):
+    if record["status"] in LOST or not all(
+        value is not None and math.isfinite(value) for value in values
+    ):
         return math.inf
     return math.log(max(math.fsum(values), target))

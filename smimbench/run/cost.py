@@ -63,7 +63,9 @@ class _Past(NamedTuple):
     seconds: float
 
 
-def estimate_cost(cells: Sequence[Cell], workers: int, past: Iterable[JsonObject] = ()) -> Estimate:
+def estimate_cost(
+    cells: Sequence[Cell], workers: int, past: Iterable[JsonObject] = ()
+) -> Estimate:
     """Estimate the cost of a suite before anything is drawn.
 
     A cell takes as many times what its matrix products take as earlier runs of its problem and algorithm on this machine, or
@@ -78,9 +80,20 @@ def estimate_cost(cells: Sequence[Cell], workers: int, past: Iterable[JsonObject
     known: dict[str, list[_Past]] = {}
     for record in past:
         cell, timing = record["cell"], record.get("timing") or {}
-        if timing.get("machine") == machine.fingerprint() and timing.get("total_seconds") and record.get("iterations"):
-            run = _Past(cell["alpha"], cell["dimension"], record["iterations"], timing["total_seconds"])
-            known.setdefault(canonical_json([cell[key] for key in GROUP]), []).append(run)
+        if (
+            timing.get("machine") == machine.fingerprint()
+            and timing.get("total_seconds")
+            and record.get("iterations")
+        ):
+            run = _Past(
+                cell["alpha"],
+                cell["dimension"],
+                record["iterations"],
+                timing["total_seconds"],
+            )
+            known.setdefault(canonical_json([cell[key] for key in GROUP]), []).append(
+                run
+            )
     for name, group, problem, algorithm in _groups(cells):
         refused, error = attempt(refusal, algorithm, problem)
         if refused or error is not None:  # its cells end at once
@@ -94,7 +107,9 @@ def estimate_cost(cells: Sequence[Cell], workers: int, past: Iterable[JsonObject
             paces.append(run.seconds / run.iterations / once)
         pace = float(np.median(paces or [1.0]))
         for cell in group:
-            once, steps = _iteration(problem, algorithm, cell, cell.alpha, cell.dimension)
+            once, steps = _iteration(
+                problem, algorithm, cell, cell.alpha, cell.dimension
+            )
             seconds += pace * once * (steps or min(usual, cell.run.max_iterations))
             peak = max(peak, _memory(problem, cell))
         learned += len(group) * bool(runs)
@@ -115,7 +130,9 @@ def _groups(cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell], Problem, A
     """Cells grouped by problem, algorithm and backend."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(canonical_json([getattr(cell, key) for key in GROUP]), []).append(cell)
+        groups.setdefault(
+            canonical_json([getattr(cell, key) for key in GROUP]), []
+        ).append(cell)
     for name, group in groups.items():
         yield name, group, *group[0].rebuild()
 
@@ -124,11 +141,19 @@ def _trial(problem: Problem, algorithm: Any, group: Sequence[Cell]) -> list[_Pas
     """Time of some iterations on a smaller instance; nothing if they fail."""
     cell = max(group, key=lambda cell: cell.alpha)
     dimension = cell.dimension
-    while dimension > 8 and _iteration(problem, algorithm, cell, cell.alpha, dimension)[0] > TRIAL + CALL:
+    while (
+        dimension > 8
+        and _iteration(problem, algorithm, cell, cell.alpha, dimension)[0]
+        > TRIAL + CALL
+    ):
         dimension = int(0.7 * dimension)
-    foreign = cell.distributions()  # code of others, which need not come back, and compiles in its first iteration
+    foreign = (
+        cell.distributions()
+    )  # code of others, which need not come back, and compiles in its first iteration
     clock = LONGEST_TRIAL / 2 if foreign else 0.5
-    smaller = cell.run.model_copy(update={"timeout": clock, "max_iterations": min(cell.run.max_iterations, 8)})
+    smaller = cell.run.model_copy(
+        update={"timeout": clock, "max_iterations": min(cell.run.max_iterations, 8)}
+    )
     trial = dataclasses.replace(cell, dimension=dimension, run=smaller)
     if foreign:
         (record,) = in_processes([trial], 1, 1, limits=Limits(seconds=LONGEST_TRIAL))
@@ -140,7 +165,9 @@ def _trial(problem: Problem, algorithm: Any, group: Sequence[Cell]) -> list[_Pas
     return [_Past(cell.alpha, dimension, 1, one)] if one else []
 
 
-def _iteration(problem: Problem, algorithm: Any, cell: Cell, alpha: float, dimension: int) -> tuple[float, int | None]:
+def _iteration(
+    problem: Problem, algorithm: Any, cell: Cell, alpha: float, dimension: int
+) -> tuple[float, int | None]:
     """Seconds that the products and reads of an iteration take on its device, and the number of iterations (None if the
     algorithm decides), of a run like that of ``cell`` at another sample ratio and dimension.
     """
@@ -151,7 +178,9 @@ def _iteration(problem: Problem, algorithm: Any, cell: Cell, alpha: float, dimen
     cost = model.cost(batch, dimension, problem.components)
     read = _width(cell) * batch * model.tokens * dimension
     rate, bandwidth = _speed_of(cell)
-    return max(plan.students * (cost.flops + cost.denoiser) / rate, read / bandwidth) + CALL, plan.steps or None
+    return max(
+        plan.students * (cost.flops + cost.denoiser) / rate, read / bandwidth
+    ) + CALL, plan.steps or None
 
 
 def _memory(problem: Problem, cell: Cell) -> int:
@@ -173,4 +202,7 @@ def _speed_of(cell: Cell) -> _Speed:
     if not get_backend(cell.backend).accelerated:
         return HOST
     found = ceilings(cell.backend)
-    return _Speed(found.get("tf32" if cell.run.tf32 else cell.run.dtype, found["float64"]), found["bandwidth"])
+    return _Speed(
+        found.get("tf32" if cell.run.tf32 else cell.run.dtype, found["float64"]),
+        found["bandwidth"],
+    )

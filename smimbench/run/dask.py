@@ -36,7 +36,9 @@ DEVICES = ("cupy",)
 """Backends whose cells ask a worker for the resource ``GPU``."""
 
 
-def on_dask(cells: Sequence[Cell], address: str, threads: int, limits: Limits = NO_LIMITS) -> Iterator[JsonObject]:
+def on_dask(
+    cells: Sequence[Cell], address: str, threads: int, limits: Limits = NO_LIMITS
+) -> Iterator[JsonObject]:
     """Run on a Dask cluster. A cell whose worker dies is tried again elsewhere, and is a failed cell in the end.
 
     Raises
@@ -47,22 +49,37 @@ def on_dask(cells: Sequence[Cell], address: str, threads: int, limits: Limits = 
     try:
         from distributed import Client
     except ImportError:
-        raise BackendError("dask: is not installed; pip install 'smimbench[dask]'") from None
+        raise BackendError(
+            "dask: is not installed; pip install 'smimbench[dask]'"
+        ) from None
     for name in ("distributed", *logging.root.manager.loggerDict):
-        if name.partition(".")[0] == "distributed":  # what goes wrong is said here, in one line
+        if (
+            name.partition(".")[0] == "distributed"
+        ):  # what goes wrong is said here, in one line
             logging.getLogger(name).setLevel(logging.CRITICAL)
     client, error = _asked(Client, address, timeout=10)
     if error is not None:
-        raise BackendError(f"dask: no scheduler answers at {address} ({error_line(error)})")
+        raise BackendError(
+            f"dask: no scheduler answers at {address} ({error_line(error)})"
+        )
     watch, run = _Watch(client, address), uuid.uuid4().hex
     done: queue.Queue[Any] = queue.Queue()
     running: dict[Any, tuple[Cell, int]] = {}
 
     def send(cell: Cell, chance: int) -> None:
-        here = (threads, get_registry().paths, cell.distributions(), machine.versions().get("smimbench"), limits, run)
+        here = (
+            threads,
+            get_registry().paths,
+            cell.distributions(),
+            machine.versions().get("smimbench"),
+            limits,
+            run,
+        )
         resources = {"GPU": 1} if cell.backend in DEVICES else None
         name = f"smimbench-{cell.key}-{chance}"
-        future = client.submit(_work_anywhere, cell, *here, key=name, pure=False, resources=resources)
+        future = client.submit(
+            _work_anywhere, cell, *here, key=name, pure=False, resources=resources
+        )
         running[future] = (cell, chance)
         future.add_done_callback(done.put)
 
@@ -79,24 +96,37 @@ def on_dask(cells: Sequence[Cell], address: str, threads: int, limits: Limits = 
             record, why = _outcome(future)
             if why is None:
                 yield record
-            elif type(why).__name__ in LOST and chance < 5:  # Dask itself sends it to other workers before
-                time.sleep(1.0)  # it went with its worker, or with the scheduler: a moment later it is known which
+            elif (
+                type(why).__name__ in LOST and chance < 5
+            ):  # Dask itself sends it to other workers before
+                time.sleep(
+                    1.0
+                )  # it went with its worker, or with the scheduler: a moment later it is known which
                 if watch.workers() is None:
                     raise watch.gone()
                 send(cell, chance + 1)
             else:
-                yield lost_record(cell, threads, f"the cluster lost it: {error_line(why)}")
+                yield lost_record(
+                    cell, threads, f"the cluster lost it: {error_line(why)}"
+                )
     finally:
         for future in running:
             _asked(future.cancel)
-        _asked(client.close, timeout=2)  # the results are in: a cluster that is gone already is no failure
+        _asked(
+            client.close, timeout=2
+        )  # the results are in: a cluster that is gone already is no failure
 
 
-def _asked(function: Any, *arguments: Any, **how: Any) -> tuple[Any, BaseException | None]:
+def _asked(
+    function: Any, *arguments: Any, **how: Any
+) -> tuple[Any, BaseException | None]:
     """Result or error of a Dask call, as Dask has different errors for each way to lose a cluster."""
     try:
         return function(*arguments, **how), None
-    except (Exception, asyncio.CancelledError) as error:  # the caller tells a lost cluster from a mistake
+    except (
+        Exception,
+        asyncio.CancelledError,
+    ) as error:  # the caller tells a lost cluster from a mistake
         return None, error
 
 
@@ -106,8 +136,12 @@ def _outcome(future: Any) -> tuple[Any, BaseException | None]:
         return None, future.exception()
     if future.status != "finished":
         return None, TimeoutError(f"it is {future.status}")
-    found, error = _asked(future.result, timeout=PATIENCE / 4)  # its worker may have died since, with what it held
-    return found, error if error is None or type(error).__name__ in LOST else TimeoutError(error_line(error))
+    found, error = _asked(
+        future.result, timeout=PATIENCE / 4
+    )  # its worker may have died since, with what it held
+    return found, error if error is None or type(
+        error
+    ).__name__ in LOST else TimeoutError(error_line(error))
 
 
 class _Watch:
@@ -119,7 +153,9 @@ class _Watch:
 
     def gone(self) -> BackendError:
         """Error to raise when the scheduler does not respond."""
-        return BackendError(f"dask: the scheduler at {self._address} is gone; what was finished is kept")
+        return BackendError(
+            f"dask: the scheduler at {self._address} is gone; what was finished is kept"
+        )
 
     def workers(self) -> JsonObject | None:
         """Workers known to the scheduler; None if it does not respond."""
@@ -133,13 +169,22 @@ class _Watch:
     def look(self, devices: set[bool]) -> None:
         """Raise BackendError if the scheduler, or all suitable workers, are away for long."""
         workers = self.workers()
-        if any(False in devices or "GPU" in (one.get("resources") or {}) for one in (workers or {}).values()):
+        if any(
+            False in devices or "GPU" in (one.get("resources") or {})
+            for one in (workers or {}).values()
+        ):
             self._last = time.monotonic()
         if time.monotonic() - self._last > PATIENCE:
             if workers is None:
                 raise self.gone()
-            what = 'no worker with the resource GPU (dask worker --resources "GPU=1")' if workers else "no worker"
-            raise BackendError(f"dask: {what} at {self._address} for {PATIENCE:.0f} s; what was finished is kept")
+            what = (
+                'no worker with the resource GPU (dask worker --resources "GPU=1")'
+                if workers
+                else "no worker"
+            )
+            raise BackendError(
+                f"dask: {what} at {self._address} for {PATIENCE:.0f} s; what was finished is kept"
+            )
 
 
 def _work_anywhere(
@@ -153,9 +198,17 @@ def _work_anywhere(
 ) -> JsonObject:
     here = machine.versions().get("smimbench")
     if here != version:
-        return lost_record(cell, threads, f"the worker has smimbench {here}, the client {version}; install the same")
-    executor = _take(run) or Executor(1, threads, SimpleNamespace(paths=paths, foreign_path=set()), timing=False)
-    (ended,) = executor.run([cell_task(cell, distributions)], Limits(limits.seconds, limits.memory))
+        return lost_record(
+            cell,
+            threads,
+            f"the worker has smimbench {here}, the client {version}; install the same",
+        )
+    executor = _take(run) or Executor(
+        1, threads, SimpleNamespace(paths=paths, foreign_path=set()), timing=False
+    )
+    (ended,) = executor.run(
+        [cell_task(cell, distributions)], Limits(limits.seconds, limits.memory)
+    )
     _rest(run, executor)
     return record_of(ended, threads)
 

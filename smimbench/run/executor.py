@@ -133,7 +133,11 @@ class Executor:
 
     def __init__(self, most: int, threads: int, registry: Any, **setup: Any) -> None:
         self.workers: list[_Worker] = []
-        self._most, self._registry, self._setup = most, registry, {**setup, "threads": threads}
+        self._most, self._registry, self._setup = (
+            most,
+            registry,
+            {**setup, "threads": threads},
+        )
         self._events: Events = queue.Queue()
 
     def run(
@@ -156,16 +160,27 @@ class Executor:
             Told several times a second what is at work.
         """
         waiting = deque(tasks)
-        if len({task.distributions for task in waiting}) > SPARE:  # else nearly every one would start a process
-            waiting = deque(sorted(waiting, key=lambda task: sorted(task.distributions)))
+        if (
+            len({task.distributions for task in waiting}) > SPARE
+        ):  # else nearly every one would start a process
+            waiting = deque(
+                sorted(waiting, key=lambda task: sorted(task.distributions))
+            )
         try:
             while waiting or any(worker.task for worker in self.workers):
                 if limits.is_over:
                     return
                 self._begin(waiting, may_begin)
-                worker, message = unless(queue.Empty, self._events.get, True, 0.1) or (None, None)
+                worker, message = unless(queue.Empty, self._events.get, True, 0.1) or (
+                    None,
+                    None,
+                )
                 if worker in self.workers:  # else its end was noticed before
-                    found = worker.receive(message) if message is not None else worker.on_exit()
+                    found = (
+                        worker.receive(message)
+                        if message is not None
+                        else worker.on_exit()
+                    )
                     if message is None:
                         self.workers.remove(worker)
                     if isinstance(found, Task):
@@ -173,9 +188,13 @@ class Executor:
                     elif found is not None:
                         yield found
                 self._watch(limits)
-                on_look([worker.underway() for worker in self.workers if worker.is_busy])
+                on_look(
+                    [worker.underway() for worker in self.workers if worker.is_busy]
+                )
         finally:
-            self._dismiss([worker for worker in self.workers if worker.task])  # nobody waits for it any more
+            self._dismiss(
+                [worker for worker in self.workers if worker.task]
+            )  # nobody waits for it any more
 
     def end(self) -> None:
         """End all processes, whatever they do."""
@@ -186,7 +205,9 @@ class Executor:
             worker.end()
             self.workers.remove(worker)
 
-    def _begin(self, waiting: deque[Task], may_begin: Callable[[Task], bool | None]) -> None:
+    def _begin(
+        self, waiting: deque[Task], may_begin: Callable[[Task], bool | None]
+    ) -> None:
         """Assign tasks to processes while there are both."""
         for _ in range(len(waiting)):
             if (worker := self._idle_worker(waiting[0].distributions)) is None:
@@ -207,7 +228,9 @@ class Executor:
             if worker.distributions == distributions:
                 return worker
         self._dismiss(free[: max(0, len(self.workers) - self._most - SPARE + 1)])
-        self.workers.append(_Worker(self._registry, distributions, self._setup, self._events))
+        self.workers.append(
+            _Worker(self._registry, distributions, self._setup, self._events)
+        )
         return self.workers[-1]
 
     def _watch(self, limits: Limits) -> None:
@@ -222,13 +245,22 @@ class Executor:
         if busy and memory.available < RESERVE * memory.total:
             largest = max(busy, key=_Worker.memory)
             if (size := largest.memory()) > memory.total // 10:
-                largest.stop(Status.FAILED, f"the machine ran out of memory while it took {size / 2**30:.1f} GB")
+                largest.stop(
+                    Status.FAILED,
+                    f"the machine ran out of memory while it took {size / 2**30:.1f} GB",
+                )
 
 
 class _Worker:
     """One worker process and its state."""
 
-    def __init__(self, registry: Any, distributions: frozenset[str], setup: JsonObject, events: Events) -> None:
+    def __init__(
+        self,
+        registry: Any,
+        distributions: frozenset[str],
+        setup: JsonObject,
+        events: Events,
+    ) -> None:
         self.distributions = distributions
         self.task: Task | None = None
         self._verdict: tuple[Status, str] | None = None
@@ -243,24 +275,38 @@ class _Worker:
         environment = dict.fromkeys(names, str(setup["threads"])) | dict(os.environ)
         boot = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.worker import main; main()"
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", boot, json.dumps(path)],  # nothing of the working folder comes first
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                boot,
+                json.dumps(path),
+            ],  # nothing of the working folder comes first
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._output,
             env=environment,
             start_new_session=True,  # Ctrl-C reaches the parent alone, and what a plugin starts ends with it
         )
-        plugins = {"paths": registry.paths, "third_party": bool(distributions), "only": sorted(distributions)}
+        plugins = {
+            "paths": registry.paths,
+            "third_party": bool(distributions),
+            "only": sorted(distributions),
+        }
         self._send(json.dumps({**setup, **plugins, "heartbeat": file.name}).encode())
         listen(self.process.stdout, lambda message: events.put((self, message)))
 
     def _send(self, message: bytes) -> None:
-        unless(OSError, send, self.process.stdin, message)  # if it is dead, the other pipe says so too
+        unless(
+            OSError, send, self.process.stdin, message
+        )  # if it is dead, the other pipe says so too
 
     @property
     def is_idle(self) -> bool:
         """Whether the process can be given a task."""
-        return self.task is None and self._verdict is None and self.process.poll() is None
+        return (
+            self.task is None and self._verdict is None and self.process.poll() is None
+        )
 
     @property
     def is_busy(self) -> bool:
@@ -277,7 +323,9 @@ class _Worker:
     def begin(self, task: Task) -> None:
         """Give the process a task."""
         self.task = task
-        self._begun = self._heard = math.inf  # until the process says that it has begun: it may still be starting
+        self._begun = self._heard = (
+            math.inf
+        )  # until the process says that it has begun: it may still be starting
         self._output.truncate(0)
         with open(self._pulse, "r+b") as file:
             file.write(STILL)
@@ -298,7 +346,10 @@ class _Worker:
             elif "error" not in event:
                 task.on_event(event)
         except (ValueError, TypeError, KeyError, RecursionError):
-            self.stop(Status.FAILED, "the worker process sent something that is no answer to its task")
+            self.stop(
+                Status.FAILED,
+                "the worker process sent something that is no answer to its task",
+            )
             return None
         if not event.keys() & {"answer", "error"}:
             return None
@@ -311,10 +362,17 @@ class _Worker:
         now, after = time.monotonic(), "ended from outside"
         if os.fstat(self._output.fileno()).st_size > 1 << 24:
             self._output.truncate(0)
-        if task.timeout is not None and read_beat(self._pulse)[0] > task.timeout + max(1.0, 0.5 * task.timeout):
-            self.stop(Status.TIMEOUT, f"{task.timeout:g} s reached in a step that did not return; {after}")
+        if task.timeout is not None and read_beat(self._pulse)[0] > task.timeout + max(
+            1.0, 0.5 * task.timeout
+        ):
+            self.stop(
+                Status.TIMEOUT,
+                f"{task.timeout:g} s reached in a step that did not return; {after}",
+            )
         if limits.seconds is not None and now - self._begun > limits.seconds:
-            self.stop(Status.TIMEOUT, f"the cell took more than {limits.seconds:g} s; {after}")
+            self.stop(
+                Status.TIMEOUT, f"the cell took more than {limits.seconds:g} s; {after}"
+            )
         if task.patience is not None and now - self._heard > task.patience:
             self.stop(Status.TIMEOUT, f"no new number for {task.patience:g} s; {after}")
         if limits.memory is not None and (size := self.memory()) > limits.memory:
@@ -324,7 +382,11 @@ class _Worker:
     def underway(self) -> Underway:
         """The task that the process is working on."""
         assert self.task is not None
-        return Underway(self.task, max(0.0, time.monotonic() - self._begun), read_beat(self._pulse)[1])
+        return Underway(
+            self.task,
+            max(0.0, time.monotonic() - self._begun),
+            read_beat(self._pulse)[1],
+        )
 
     def stop(self, status: Status, reason: str) -> None:
         """Stop the process and its children; ``status`` and ``reason`` describe how its task ended."""
@@ -358,8 +420,16 @@ class _Worker:
 
     def _family(self) -> list[psutil.Process]:
         """The process and all its descendants, including those that left its process group (see ``begin_worker``)."""
-        leader = None if self.process.poll() is not None else unless(psutil.Error, psutil.Process, self.process.pid)
-        return [] if leader is None else [leader, *(unless(psutil.Error, leader.children, True) or ())]
+        leader = (
+            None
+            if self.process.poll() is not None
+            else unless(psutil.Error, psutil.Process, self.process.pid)
+        )
+        return (
+            []
+            if leader is None
+            else [leader, *(unless(psutil.Error, leader.children, True) or ())]
+        )
 
     def _kill(self) -> None:
         family = self._family()
@@ -387,7 +457,9 @@ def send(stream: Any, data: bytes) -> None:
     stream.flush()
 
 
-def listen(stream: Any, receive: Callable[[bytes | None], object], longest: int = 1 << 32) -> None:
+def listen(
+    stream: Any, receive: Callable[[bytes | None], object], longest: int = 1 << 32
+) -> None:
     """Hand on the messages of a stream from now on; None is its end."""
 
     def read() -> None:

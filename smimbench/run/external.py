@@ -12,7 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from smimbench.backend import machine
-from smimbench.files import JsonObject, attempt, canonical_json, error_line, read_npz, write_atomically
+from smimbench.files import (
+    JsonObject,
+    attempt,
+    canonical_json,
+    error_line,
+    read_npz,
+    write_atomically,
+)
 from smimbench.interfaces import Array
 from smimbench.interfaces.checks import not_finite
 from smimbench.problem.instance import Instance
@@ -40,7 +47,9 @@ class Point:
     def instance(self, suite: Suite) -> Instance:
         """The instance."""
         place = self.alpha, self.dimension, self.replicate
-        return self.plan.problem.instance(*place, seed=suite.seed, dtype=suite.run.dtype)
+        return self.plan.problem.instance(
+            *place, seed=suite.seed, dtype=suite.run.dtype
+        )
 
 
 def choose_points(suite: Suite, count: int = 1) -> list[Point]:
@@ -55,7 +64,9 @@ def choose_points(suite: Suite, count: int = 1) -> list[Point]:
     found = list(itertools.islice(_points(suite), count))
     if len(found) < count:
         left = f"{len(found)} for {count} estimates" if found else "none"
-        raise SuiteError(suite.file, "--only", f"excludes too many points of this suite: {left}")
+        raise SuiteError(
+            suite.file, "--only", f"excludes too many points of this suite: {left}"
+        )
     return found
 
 
@@ -64,7 +75,13 @@ def _points(suite: Suite) -> Iterator[Point]:
     for plan in (plan for plan in suite.plans if not plan.theory_only):
         for dimension, seeds in zip(plan.dimensions, plan.seeds):
             for alpha, seed in itertools.product(plan.alphas, range(seeds)):
-                if selects(suite.only, problem=plan.label, alpha=alpha, dimension=dimension, seed=seed):
+                if selects(
+                    suite.only,
+                    problem=plan.label,
+                    alpha=alpha,
+                    dimension=dimension,
+                    seed=seed,
+                ):
                     yield Point(plan, alpha, dimension, seed)
 
 
@@ -89,9 +106,17 @@ def write_instance(suite: Suite, point: Point, output: Path) -> JsonObject:
         "estimate_shape": list(instance.signal.shape),
         "how": "save your estimate of the signal under the name 'estimate' in an .npz and run 'smimbench score'",
     }
-    arrays = {"inputs": instance.inputs, "labels": instance.labels, "about": np.array(json.dumps(about))}
+    arrays = {
+        "inputs": instance.inputs,
+        "labels": instance.labels,
+        "about": np.array(json.dumps(about)),
+    }
     write_atomically(output, lambda file: np.savez(file, **arrays))
-    return {**about, "inputs": list(instance.inputs.shape), "labels": list(instance.labels.shape)}
+    return {
+        **about,
+        "inputs": list(instance.inputs.shape),
+        "labels": list(instance.labels.shape),
+    }
 
 
 def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
@@ -103,10 +128,16 @@ def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
         Unreadable file, no such array, another shape, or something else than real numbers.
     """
     if not path.is_file():  # a pipe or a device may never end
-        reason = "is no regular file; write the estimate to an .npz first" if path.exists() else "does not exist"
+        reason = (
+            "is no regular file; write the estimate to an .npz first"
+            if path.exists()
+            else "does not exist"
+        )
         raise SuiteError(str(path), "", reason)
     with path.open("rb") as file:
-        arrays, error = attempt(read_npz, file, (1 << 24) + 32 * math.prod(shape), "estimate")
+        arrays, error = attempt(
+            read_npz, file, (1 << 24) + 32 * math.prod(shape), "estimate"
+        )
     if error is not None:
         raise SuiteError(str(path), "", f"cannot be read as .npz: {error_line(error)}")
     if "estimate" not in arrays:
@@ -114,9 +145,15 @@ def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
         raise SuiteError(str(path), "estimate", f"is missing; the file holds {holds}")
     estimate: Array = np.asarray(arrays["estimate"])
     if estimate.dtype.kind not in "fiu":
-        raise SuiteError(str(path), "estimate", f"must be real numbers, got the type {estimate.dtype}")
+        raise SuiteError(
+            str(path),
+            "estimate",
+            f"must be real numbers, got the type {estimate.dtype}",
+        )
     if estimate.shape != shape:
-        raise SuiteError(str(path), "estimate", f"must have the shape {shape}, got {estimate.shape}")
+        raise SuiteError(
+            str(path), "estimate", f"must have the shape {shape}, got {estimate.shape}"
+        )
     return np.asarray(estimate, dtype=np.float64)
 
 
@@ -128,10 +165,15 @@ def score_record(suite: Suite, point: Point, path: Path, label: str) -> JsonObje
     if not wrong:
         with np.errstate(all="ignore"):
             metrics, _ = attempt(instance.metrics, estimate)
-        if metrics is None or not all(map(math.isfinite, itertools.chain(*metrics.values()))):
+        if metrics is None or not all(
+            map(math.isfinite, itertools.chain(*metrics.values()))
+        ):
             wrong = f"numbers that are too large to be scored, up to {np.abs(estimate).max():.2g}"
     # Nobody here can tell one version of an estimate from another.
-    cell = _identity(suite, point) | {"algorithm": {"name": label, "version": 0}, "backend": ELSEWHERE}
+    cell = _identity(suite, point) | {
+        "algorithm": {"name": label, "version": 0},
+        "backend": ELSEWHERE,
+    }
     found = {
         "status": (Status.DIVERGED if wrong else Status.OK).value,
         "reason": f"the estimate has {wrong}" if wrong else "scored",
@@ -195,5 +237,16 @@ def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[JsonObjec
 
 def _instance_name(cell: JsonObject) -> str:
     """Name of the instance of an estimate: all that its data depend on, without versions."""
-    bare = {kind: {k: v for k, v in item.items() if k not in CODE} for kind, item in cell["problem"].items()}
-    return canonical_json([bare, *(cell.get(key) for key in ("alpha", "dimension", "replicate", "seed", "dtype"))])
+    bare = {
+        kind: {k: v for k, v in item.items() if k not in CODE}
+        for kind, item in cell["problem"].items()
+    }
+    return canonical_json(
+        [
+            bare,
+            *(
+                cell.get(key)
+                for key in ("alpha", "dimension", "replicate", "seed", "dtype")
+            ),
+        ]
+    )

@@ -51,7 +51,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-READINGS = ("predicted_overlap", "self_overlap", "squared_step", "log_information_ratio", "integration_error")
+READINGS = (
+    "predicted_overlap",
+    "self_overlap",
+    "squared_step",
+    "log_information_ratio",
+    "integration_error",
+)
 """Entries of ``Info`` that are arrays, besides the residual."""
 
 
@@ -88,13 +94,19 @@ def run_algorithm(
         Seconds that the start handed in has cost; the clock begins with them.
     """
     data = metered(data)  # all attempts have one count
-    first = LoopRun(problem, instance, data, algorithm, make_rng(0), settings, backend, head_start)
+    first = LoopRun(
+        problem, instance, data, algorithm, make_rng(0), settings, backend, head_start
+    )
     version = None
     if not first.restarts and first.status in (Status.DIVERGED, Status.NOT_CONVERGED):
-        version = first.clock.time(lambda: algorithm.retry(problem, first.status), backend)
+        version = first.clock.time(
+            lambda: algorithm.retry(problem, first.status), backend
+        )
     if version is None:
         return first
-    second = LoopRun(problem, instance, data, version, make_rng(1), settings, backend, head_start)
+    second = LoopRun(
+        problem, instance, data, version, make_rng(1), settings, backend, head_start
+    )
     second.warnings = list(dict.fromkeys(first.warnings + second.warnings))
     second.restarts, second.restart_reason = 1, f"{first.status}: {first.reason}"
     second.lost_seconds = first.clock.seconds
@@ -112,7 +124,9 @@ class FreshSamples:
         Whether the plan says ``draws_fresh``.
     """
 
-    def __init__(self, draw: Callable[[np.random.Generator, int], tuple[Array, Array]] | None) -> None:
+    def __init__(
+        self, draw: Callable[[np.random.Generator, int], tuple[Array, Array]] | None
+    ) -> None:
         self._draw, self.count, self.declared = draw, 0, False
 
     def __call__(self, rng: np.random.Generator, n: int) -> tuple[Array, Array]:
@@ -122,7 +136,9 @@ class FreshSamples:
                 "data.fresh is for algorithms that declare it: plan(data) must return Plan(draws_fresh=True)"
             )
         if self._draw is None:
-            raise ValueError("data.fresh: fresh samples are not available for this data set")
+            raise ValueError(
+                "data.fresh: fresh samples are not available for this data set"
+            )
         inputs, labels = self._draw(rng, n)
         self.count += int(inputs.shape[0])
         return inputs, labels
@@ -130,7 +146,11 @@ class FreshSamples:
 
 def metered(data: Data) -> Data:
     """Data whose fresh samples are counted."""
-    return data if isinstance(data.fresh, FreshSamples) else replace(data, fresh=FreshSamples(data.fresh))
+    return (
+        data
+        if isinstance(data.fresh, FreshSamples)
+        else replace(data, fresh=FreshSamples(data.fresh))
+    )
 
 
 def planned(algorithm: Any, data: Data) -> tuple[Plan, Data]:
@@ -147,7 +167,11 @@ def _without_numbers(data: Data) -> Data:
 
     def blank(array: Array) -> Array:
         xp = namespace(array)
-        nothing = math.nan if xp.isdtype(array.dtype, ("real floating", "complex floating")) else 0
+        nothing = (
+            math.nan
+            if xp.isdtype(array.dtype, ("real floating", "complex floating"))
+            else 0
+        )
         return xp.broadcast_to(xp.full((), nothing, **matching(array)), array.shape)
 
     return replace(data, inputs=blank(data.inputs), labels=blank(data.labels))
@@ -189,10 +213,17 @@ class LoopRun:
         backend: Backend,
         head_start: float,
     ) -> None:
-        self._problem, self._algorithm, self._settings, self._backend = problem, algorithm, settings, backend
+        self._problem, self._algorithm, self._settings, self._backend = (
+            problem,
+            algorithm,
+            settings,
+            backend,
+        )
         self.clock = Clock(head_start)
         self.durations: list[float] = []
-        self.plan, self._data = self.clock.time(lambda: planned(algorithm, data), backend)
+        self.plan, self._data = self.clock.time(
+            lambda: planned(algorithm, data), backend
+        )
         plan, data = self.plan, self._data
         self._steps = plan.steps
         self._last = plan.steps if plan.steps is not None else settings.max_iterations
@@ -200,14 +231,22 @@ class LoopRun:
         self._rule = (plan.stopping_rule or OverlapRule)(problem, instance.dimension)
         self._course = Trajectory(instance)
         self.warnings: list[str] = []
-        self.status, self.reason = Status.NOT_CONVERGED, f"{self._last} iterations reached"
+        self.status, self.reason = (
+            Status.NOT_CONVERGED,
+            f"{self._last} iterations reached",
+        )
         self.iterations, self.broken_claim = 0, False
         self.restarts, self.lost_seconds = 0, 0.0
         self.restart_reason: str | None = None
         iterations_made(0)
-        self._state = self.clock.time(lambda: algorithm.init(problem, data, rng), backend)
+        self._state = self.clock.time(
+            lambda: algorithm.init(problem, data, rng), backend
+        )
         self._record_estimate(self._counted(self._readings.latest))
-        self.start = {name: matrix.tolist() for name, matrix in instance.overlaps(self.estimate)._asdict().items()}
+        self.start = {
+            name: matrix.tolist()
+            for name, matrix in instance.overlaps(self.estimate)._asdict().items()
+        }
         self._over = self._last <= 0
         while not self._over:
             begin = self.clock.seconds
@@ -220,12 +259,16 @@ class LoopRun:
 
     def _record_estimate(self, info: Info) -> None:
         """Ask for the estimate, on the clock, and measure it, off the clock."""
-        self.estimate = self.clock.time(lambda: self._algorithm.estimate(self._state), self._backend)
+        self.estimate = self.clock.time(
+            lambda: self._algorithm.estimate(self._state), self._backend
+        )
         self._course.record(self.estimate, self.iterations, self.clock.seconds, info)
 
     def _step(self) -> Info:
         self._state, info = self._algorithm.step(self._problem, self._data, self._state)
-        return self._counted(self._readings.read(info))  # the one transfer of an iteration
+        return self._counted(
+            self._readings.read(info)
+        )  # the one transfer of an iteration
 
     def _counted(self, info: Info) -> Info:
         """A step's report, with the number of fresh samples counted by the engine."""
@@ -235,11 +278,16 @@ class LoopRun:
     def _take(self, info: Info) -> None:
         """Record a step and its report, and decide whether it was the last."""
         settings, iteration, steps = self._settings, self.iterations, self._steps
-        if info.warning is not None and (said := printable(info.warning, 2000)) not in ("", *self.warnings):
+        if info.warning is not None and (said := printable(info.warning, 2000)) not in (
+            "",
+            *self.warnings,
+        ):
             self.warnings.append(said)
         self._over = iteration >= self._last
         if self._readings.divergence:
-            self._end(Status.DIVERGED, f"{self._readings.divergence} at iteration {iteration}")
+            self._end(
+                Status.DIVERGED, f"{self._readings.divergence} at iteration {iteration}"
+            )
             return
         self._rule.watch(info)
         # An algorithm with a schedule of its own is given all of it: stopping it early would change the recipe.
@@ -252,15 +300,26 @@ class LoopRun:
         if ending:
             complaint = self._rule.complaint()
             self.broken_claim = bool(complaint)
-            self._end(Status.NOT_CONVERGED if complaint else Status.OK, complaint or ending)
+            self._end(
+                Status.NOT_CONVERGED if complaint else Status.OK, complaint or ending
+            )
         elif late:
-            self._end(Status.TIMEOUT, f"{settings.timeout:g} s reached after {iteration} iterations")
-        elif self._over and self.restart_reason is None and (self._rule.complaint() or not self._rule.settled()):
+            self._end(
+                Status.TIMEOUT,
+                f"{settings.timeout:g} s reached after {iteration} iterations",
+            )
+        elif (
+            self._over
+            and self.restart_reason is None
+            and (self._rule.complaint() or not self._rule.settled())
+        ):
             self._resume()
 
     def _resume(self) -> None:
         """Continue for the same number of iterations if the algorithm has a version for that."""
-        version = self.clock.time(lambda: self._algorithm.retry(self._problem, "unsettled"), self._backend)
+        version = self.clock.time(
+            lambda: self._algorithm.retry(self._problem, "unsettled"), self._backend
+        )
         if version is not None:
             self._algorithm, self._over = version, False
             self.restarts, self.restart_reason = (
@@ -276,24 +335,38 @@ class LoopRun:
     def _finish(self) -> None:
         algorithm, spread = self._algorithm, {}
         if not self._course.finite:
-            self.status, self.reason = Status.DIVERGED, "the estimate is not made of finite numbers"
+            self.status, self.reason = (
+                Status.DIVERGED,
+                "the estimate is not made of finite numbers",
+            )
         if self.status is Status.NOT_CONVERGED and not self.broken_claim:
             if complaint := self._rule.complaint():
                 self.reason, self.broken_claim = f"{self.reason}; {complaint}", True
             elif self._steps is None and (settled := self._rule.settled()):
-                self.status, self.reason = Status.OK, f"{settled}, after {self._last} iterations"
+                self.status, self.reason = (
+                    Status.OK,
+                    f"{settled}, after {self._last} iterations",
+                )
                 spread = self._course.spread()
         found, remarks = _findings(algorithm, self._state)
         self.final = {**self._readings.final(), **spread, **found}
         self.warnings += self._readings.warnings() + remarks
-        self.metrics, self.blank, self.trajectory = self._course.metrics, self._course.broken, self._course.trajectory
+        self.metrics, self.blank, self.trajectory = (
+            self._course.metrics,
+            self._course.broken,
+            self._course.trajectory,
+        )
         self.V = None
         if algorithm.variance is not None:
-            self.V = self.clock.time(lambda: algorithm.variance(self._state), self._backend)
+            self.V = self.clock.time(
+                lambda: algorithm.variance(self._state), self._backend
+            )
         self.cpu_seconds = self.clock.cpu_seconds()
 
 
-def _findings(algorithm: Any, state: Any) -> tuple[dict[str, list[float | None]], list[str]]:
+def _findings(
+    algorithm: Any, state: Any
+) -> tuple[dict[str, list[float | None]], list[str]]:
     """Findings of an algorithm besides its estimate, and those that cannot be stored (which must not fail the run)."""
     kept: dict[str, list[float | None]] = {}
     given, error = attempt(lambda: dict(algorithm.findings(state)))
@@ -302,9 +375,13 @@ def _findings(algorithm: Any, state: Any) -> tuple[dict[str, list[float | None]]
     remarks = []
     for name, values in given.items():
         try:
-            kept[printable(name)] = [None if value is None else float(value) for value in values]
+            kept[printable(name)] = [
+                None if value is None else float(value) for value in values
+            ]
         except (TypeError, ValueError, OverflowError):
-            remarks.append(f"its finding {printable(name, 100)!r} is not kept: it must be a list of numbers")
+            remarks.append(
+                f"its finding {printable(name, 100)!r} is not kept: it must be a list of numbers"
+            )
     return kept, remarks
 
 
@@ -328,7 +405,9 @@ class Readings:
     """
 
     def __init__(self, problem: Problem) -> None:
-        self.second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
+        self.second = np.diagonal(
+            np.asarray(problem.prior.second_moment(problem.components))
+        )
         self.latest = Info(residual=math.inf)
         self.divergence = ""
         self._coarsest = 0.0
@@ -336,36 +415,60 @@ class Readings:
     def read(self, info: Info) -> Info:
         """Readings of the steps on the host: the residual a float, other readings float64 arrays."""
         values = {"residual": info.residual}
-        values |= {name: value for name in READINGS if (value := getattr(info, name)) is not None}
+        values |= {
+            name: value
+            for name in READINGS
+            if (value := getattr(info, name)) is not None
+        }
         host = read_together(*values.values())
-        found = {k: np.asarray(v, dtype=np.float64).ravel() for k, v in zip(values, host)}
+        found = {
+            k: np.asarray(v, dtype=np.float64).ravel() for k, v in zip(values, host)
+        }
         residual = float(found.pop("residual")[0])
-        self.latest = Info(residual, warning=info.warning, samples=info.samples, damping=info.damping, **found)
+        self.latest = Info(
+            residual,
+            warning=info.warning,
+            samples=info.samples,
+            damping=info.damping,
+            **found,
+        )
         # Not max(): it would let a NaN go unnoticed.
-        self._coarsest = float(np.max([self._coarsest, *found.get("integration_error", ())]))
+        self._coarsest = float(
+            np.max([self._coarsest, *found.get("integration_error", ())])
+        )
         self.divergence = self._divergence(residual, found)
         return self.latest
 
     def _divergence(self, residual: float, found: JsonObject) -> str:
         finite = ("predicted_overlap", "self_overlap", "squared_step")
-        unfinite = [name for name in finite if not np.isfinite(found.get(name, 0.0)).all()]
+        unfinite = [
+            name for name in finite if not np.isfinite(found.get(name, 0.0)).all()
+        ]
         if not math.isfinite(residual):
             return "the residual (change of the estimate) is not a finite number"
         if unfinite:
             return f"{unfinite[0]} is not a finite number"
         if (found.get("self_overlap", self.second) > 1e3 * self.second).any():
-            return f"the estimate grew to an overlap of {found['self_overlap'].max():.1e}"
+            return (
+                f"the estimate grew to an overlap of {found['self_overlap'].max():.1e}"
+            )
         return ""
 
     def warnings(self) -> list[str]:
         """Warning if the posterior was once integrated so coarsely that results may be affected."""
         if self._coarsest < 1e-3:
             return []
-        return [f"posterior integrals were accurate to {self._coarsest:.0e} of their width only"]
+        return [
+            f"posterior integrals were accurate to {self._coarsest:.0e} of their width only"
+        ]
 
     def final(self) -> JsonObject:
         """Last readings in the form stored in a record."""
-        kept = {name: value.tolist() for name in READINGS if (value := getattr(self.latest, name)) is not None}
+        kept = {
+            name: value.tolist()
+            for name in READINGS
+            if (value := getattr(self.latest, name)) is not None
+        }
         return {"residual": self.latest.residual, **kept}
 
 
@@ -378,15 +481,27 @@ class Trajectory:
     trajectory: dict[str, list[Any]] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
 
-    def record(self, estimate: Array, iteration: int, seconds: float, info: Info) -> None:
+    def record(
+        self, estimate: Array, iteration: int, seconds: float, info: Info
+    ) -> None:
         """Measure the estimate at this iteration and second, with what its step reported."""
-        samples, damping = (math.nan if x is None else float(x) for x in (info.samples, info.damping))
+        samples, damping = (
+            math.nan if x is None else float(x) for x in (info.samples, info.damping)
+        )
         if info.damping is not None:  # the start was not damped
-            self.trajectory.setdefault("damping", [math.nan] * len(self.trajectory["iteration"]))
+            self.trajectory.setdefault(
+                "damping", [math.nan] * len(self.trajectory["iteration"])
+            )
         self.metrics = values = self.instance.metrics(estimate, self.broken)
         for name in self.broken:  # a metric that raised once has no trajectory
             self.trajectory.pop(name, None)
-        entries = {"iteration": iteration, "seconds": seconds, **values, "residual": info.residual, "samples": samples}
+        entries = {
+            "iteration": iteration,
+            "seconds": seconds,
+            **values,
+            "residual": info.residual,
+            "samples": samples,
+        }
         if "damping" in self.trajectory:
             entries["damping"] = damping
         for name, entry in entries.items():
@@ -396,7 +511,10 @@ class Trajectory:
         """Standard deviation of every metric, per component, over the measured points of the last 40 iterations."""
         iterations = self.trajectory["iteration"]
         count = sum(iteration > iterations[-1] - 40 for iteration in iterations)
-        return {f"{name}_spread": np.std(self.trajectory[name][-count:], axis=0).tolist() for name in self.metrics}
+        return {
+            f"{name}_spread": np.std(self.trajectory[name][-count:], axis=0).tolist()
+            for name in self.metrics
+        }
 
     @property
     def finite(self) -> bool:
@@ -472,7 +590,9 @@ class Clock:
         self.seconds += duration
         self._timed_here += time.thread_time() - cpu
         self.device_seconds = (
-            None if self.device_seconds is None or on_device is None else self.device_seconds + on_device
+            None
+            if self.device_seconds is None or on_device is None
+            else self.device_seconds + on_device
         )
         return returned
 
@@ -480,5 +600,7 @@ class Clock:
         """CPU time of this thread while the clock ran, and of all other threads since the clock was made: these also work while
         it stands still.
         """
-        elsewhere = time.process_time() - self._process - (time.thread_time() - self._thread)
+        elsewhere = (
+            time.process_time() - self._process - (time.thread_time() - self._thread)
+        )
         return self._timed_here + elsewhere

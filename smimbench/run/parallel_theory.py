@@ -16,7 +16,9 @@ from smimbench.theory.predictions import independent_parts
 from smimbench.theory.questions import PointsQuestion, Question, ThresholdsQuestion
 
 
-def solve_in_parallel(questions: Iterable[Question], solver: TheorySolver, workers: int) -> None:
+def solve_in_parallel(
+    questions: Iterable[Question], solver: TheorySolver, workers: int
+) -> None:
     """Solve points and thresholds of shipped problems in processes; their answers are in the solver's folder then.
 
     Raises
@@ -29,7 +31,11 @@ def solve_in_parallel(questions: Iterable[Question], solver: TheorySolver, worke
     def progress(problem: Problem) -> Progress:
         alphas, thresholds = work[problem]
         kept = solver.kept([(problem, alphas)])
-        return Progress(kept.points + thresholds * kept.thresholds, len(alphas) + thresholds, kept.nodes)
+        return Progress(
+            kept.points + thresholds * kept.thresholds,
+            len(alphas) + thresholds,
+            kept.nodes,
+        )
 
     def on_event(problem: Problem, event: JsonObject) -> None:
         if "progress" in event:
@@ -56,14 +62,25 @@ def solve_in_parallel(questions: Iterable[Question], solver: TheorySolver, worke
             solver.begin(problem)
             solver.on_progress(problem, progress(problem))
         parts = [
-            (problem, ("part", part)) for problem in unsolved for part in independent_parts(problem, work[problem][0])
+            (problem, ("part", part))
+            for problem in unsolved
+            for part in independent_parts(problem, work[problem][0])
         ]
-        whole = [(problem, ("whole", list(work[problem][0]), work[problem][1])) for problem in unsolved]
+        whole = [
+            (problem, ("whole", list(work[problem][0]), work[problem][1]))
+            for problem in unsolved
+        ]
         for stage in (parts, whole):
             tasks = {}
             for problem, (kind, *arguments) in stage:
                 question = kind, problem.spec, solver.predictions, *arguments
-                tasks[Task(question, frozenset(), on_event=functools.partial(on_event, problem))] = problem
+                tasks[
+                    Task(
+                        question,
+                        frozenset(),
+                        on_event=functools.partial(on_event, problem),
+                    )
+                ] = problem
             for ended in executor.run(tasks, on_look=on_look):
                 answer_of(ended)
                 solver.on_progress(tasks[ended.task], progress(tasks[ended.task]))
@@ -71,7 +88,9 @@ def solve_in_parallel(questions: Iterable[Question], solver: TheorySolver, worke
         executor.end()
 
 
-def _work_by_problem(questions: Iterable[Question]) -> dict[Problem, tuple[tuple[float, ...], bool]]:
+def _work_by_problem(
+    questions: Iterable[Question],
+) -> dict[Problem, tuple[tuple[float, ...], bool]]:
     """Sample ratios of every shipped problem with a theory, and whether its thresholds are asked for."""
     work: dict[Problem, tuple[tuple[float, ...], bool]] = {}
     for question in questions:
@@ -80,7 +99,10 @@ def _work_by_problem(questions: Iterable[Question]) -> dict[Problem, tuple[tuple
             continue
         alphas, thresholds = work.get(problem, ((), False))
         if isinstance(question, PointsQuestion):
-            work[problem] = tuple(dict.fromkeys((*alphas, *question.alphas))), thresholds
+            work[problem] = (
+                tuple(dict.fromkeys((*alphas, *question.alphas))),
+                thresholds,
+            )
         elif isinstance(question, ThresholdsQuestion):
             work[problem] = alphas, True
     return work

@@ -34,26 +34,45 @@ def add_verification(
             draws_done = 0
             on_progress(plan.problem, Progress(k, len(points)))
 
-            def on_draws(count: int, plan: ProblemPlan = plan, k: int = k, total: int = len(points)) -> None:
+            def on_draws(
+                count: int,
+                plan: ProblemPlan = plan,
+                k: int = k,
+                total: int = len(points),
+            ) -> None:
                 nonlocal draws_done
                 draws_done += count
-                on_progress(plan.problem, Progress(k, total, note=f"{draws_done} draws at this point"))
+                on_progress(
+                    plan.problem,
+                    Progress(k, total, note=f"{draws_done} draws at this point"),
+                )
 
             place = {"alpha": point["alpha"], "branch": point["branch"]}
-            checks = verify_point(plan.problem, point, resolve, clock=time.perf_counter, on_draws=on_draws)
-            document["verification"] += [{**place, **check.document()} for check in checks]
+            checks = verify_point(
+                plan.problem, point, resolve, clock=time.perf_counter, on_draws=on_draws
+            )
+            document["verification"] += [
+                {**place, **check.document()} for check in checks
+            ]
             on_progress(plan.problem, Progress(k + 1, len(points)))
         document["verification"] += _assumptions_by_draws(suite, plan, document)
 
 
-def _assumptions_by_draws(suite: Suite, plan: ProblemPlan, document: JsonObject) -> list[JsonObject]:
+def _assumptions_by_draws(
+    suite: Suite, plan: ProblemPlan, document: JsonObject
+) -> list[JsonObject]:
     """Checks of algorithms with wrong assumptions; ``branch`` is the label of the algorithm."""
     specs, rows = {table["label"]: table["spec"] for table in suite.algorithms}, []
     for entry in document.get("algorithms", ()):
         algorithm = build_algorithm(specs[entry["algorithm"]], plan.problem)
-        if "point" not in entry or not (isinstance(algorithm, Assuming) and algorithm.assumed(plan.problem).is_assumed):
+        if "point" not in entry or not (
+            isinstance(algorithm, Assuming)
+            and algorithm.assumed(plan.problem).is_assumed
+        ):
             continue
-        found = own_theory(algorithm, plan.problem, entry["alpha"], Conditions(start=suite.run.start))
+        found = own_theory(
+            algorithm, plan.problem, entry["alpha"], Conditions(start=suite.run.start)
+        )
         if not isinstance(found, str) and found.draws is not None:
             place = {"alpha": entry["alpha"], "branch": entry["algorithm"]}
             rows += [{**place, **check.document()} for check in found.draws()]
@@ -62,4 +81,8 @@ def _assumptions_by_draws(suite: Suite, plan: ProblemPlan, document: JsonObject)
 
 def holds(documents: Sequence[JsonObject]) -> bool:
     """Whether every printed number is within ``LARGEST_Z`` standard errors of its Monte Carlo value."""
-    return all(abs(row["z"] or 0.0) <= LARGEST_Z for document in documents for row in document["verification"])
+    return all(
+        abs(row["z"] or 0.0) <= LARGEST_Z
+        for document in documents
+        for row in document["verification"]
+    )

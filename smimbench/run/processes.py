@@ -18,7 +18,15 @@ from typing import Any
 from smimbench.files import JsonObject, printable, unless
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
-from smimbench.run.executor import NO_LIMITS, Ended, Executor, Limits, OnLook, Task, Underway
+from smimbench.run.executor import (
+    NO_LIMITS,
+    Ended,
+    Executor,
+    Limits,
+    OnLook,
+    Task,
+    Underway,
+)
 from smimbench.run.record import check_types
 from smimbench.suite.cells import Cell
 
@@ -66,7 +74,9 @@ def in_processes(
         if on_wait is not None and unfinished and unfinished == claims.others.keys():
             before, owners = owners, set(claims.others.values())
             if owners != before:
-                on_wait(f"all cells that are left are claimed by {', '.join(sorted(owners))}: waiting")
+                on_wait(
+                    f"all cells that are left are claimed by {', '.join(sorted(owners))}: waiting"
+                )
 
     executor = Executor(workers, threads, get_registry(), timing=timing)
     try:
@@ -99,7 +109,11 @@ def record_of(ended: Ended, threads: int) -> JsonObject:
         record: JsonObject = ended.event["answer"]
     else:
         times = f" {ended.task.lost} times" if ended.task.lost > 1 else ""
-        reason = ended.reason if ended.status else f"the worker process died{times}: {ended.reason}"
+        reason = (
+            ended.reason
+            if ended.status
+            else f"the worker process died{times}: {ended.reason}"
+        )
         if ended.event is not None:
             reason = f"{ended.event.get('error')}: {ended.event.get('message')}"
         record = lost_record(ended.task.arguments[0], threads, reason)

@@ -14,7 +14,13 @@ from pydantic import Field
 from pydantic_core import to_jsonable_python
 
 from smimbench.backend import machine
-from smimbench.files import JsonObject, plain_value, printable, read_json, write_atomically
+from smimbench.files import (
+    JsonObject,
+    plain_value,
+    printable,
+    read_json,
+    write_atomically,
+)
 from smimbench.interfaces.checks import shown
 from smimbench.suite.cells import key_of
 
@@ -38,13 +44,17 @@ def _is_matrix(value: Any) -> Any:
 class Open(pydantic.BaseModel):
     """Base class of stored structures to which fields may be added; named fields keep meaning and type."""
 
-    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
+    model_config = pydantic.ConfigDict(
+        extra="allow", strict=True, frozen=True, defer_build=True
+    )
 
 
 class _Closed(pydantic.BaseModel):
     """Base class of stored structures that have their named fields alone."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+    model_config = pydantic.ConfigDict(
+        extra="forbid", strict=True, frozen=True, defer_build=True
+    )
 
 
 class Item(Open):
@@ -171,19 +181,33 @@ class Record(Open):
     """One finished cell of a suite, as ``results/<suite>/<key>.json`` holds it; null stands for a number that is none."""
 
     format: Literal[1]
-    key: Annotated[str, Field(pattern=r"^[0-9a-f]{24}$", description="The first 24 digits of the SHA-256 of `cell`.")]
+    key: Annotated[
+        str,
+        Field(
+            pattern=r"^[0-9a-f]{24}$",
+            description="The first 24 digits of the SHA-256 of `cell`.",
+        ),
+    ]
     cell: Identity
     problem: Annotated[str, Field(description="Label of the problem when it was run.")]
-    algorithm: Annotated[str, Field(description="Label of the algorithm when it was run.")]
+    algorithm: Annotated[
+        str, Field(description="Label of the algorithm when it was run.")
+    ]
     status: Literal["ok", "not-converged", "diverged", "timeout", "failed", "skipped"]
     reason: Text
-    metrics: Annotated[dict[str, Numbers], Field(description="Of the final estimate: a number per component, or one.")]
+    metrics: Annotated[
+        dict[str, Numbers],
+        Field(description="Of the final estimate: a number per component, or one."),
+    ]
     blank: dict[str, Text] = {}
-    sample_ratio: Annotated[float, Field(description="Of all samples that the run used.")] = 0
+    sample_ratio: Annotated[
+        float, Field(description="Of all samples that the run used.")
+    ] = 0
     samples: Annotated[int, Field(description="Of the data set.")] = 0
-    fresh_samples: Annotated[int | None, Field(description="That the engine handed out besides, or in its place.")] = (
-        None
-    )
+    fresh_samples: Annotated[
+        int | None,
+        Field(description="That the engine handed out besides, or in its place."),
+    ] = None
     iterations: int = 0
     restarts: int = 0
     start: Annotated[
@@ -192,13 +216,22 @@ class Record(Open):
     ] = {}
     restart_reason: Text | None = None
     final: Annotated[
-        dict[str, Numbers | Number | Text | bool], Field(description="What the last step reported, and findings.")
+        dict[str, Numbers | Number | Text | bool],
+        Field(description="What the last step reported, and findings."),
     ] = {}
     warnings: list[Text] = []
     traceback: Text | None = None
-    output: Annotated[Text | None, Field(description="The end of what was printed while the cell ran.")] = None
+    output: Annotated[
+        Text | None,
+        Field(description="The end of what was printed while the cell ran."),
+    ] = None
     trajectory: Annotated[
-        LongTrajectory | dict[str, Annotated[list[Number] | list[Numbers], Field(union_mode="left_to_right")]] | None,
+        LongTrajectory
+        | dict[
+            str,
+            Annotated[list[Number] | list[Numbers], Field(union_mode="left_to_right")],
+        ]
+        | None,
         Field(
             union_mode="left_to_right",
             description="By measured iteration: seconds, metrics per component, residual, samples seen, damping.",
@@ -208,26 +241,44 @@ class Record(Open):
     machine: JsonObject
     versions: dict[str, str]
     digest: Annotated[
-        str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the canonical JSON of all other fields.")
+        str,
+        Field(
+            pattern=r"^[0-9a-f]{64}$",
+            description="SHA-256 of the canonical JSON of all other fields.",
+        ),
     ]
 
     @pydantic.model_validator(mode="after")
     def _counted(self) -> Record:
-        if self.fresh_samples is not None and "sample_ratio" not in self.model_fields_set:
+        if (
+            self.fresh_samples is not None
+            and "sample_ratio" not in self.model_fields_set
+        ):
             raise ValueError("sample_ratio is missing where fresh_samples are counted")
         return self
 
 
-def new_record(cell: JsonObject, problem: str, algorithm: str, found: JsonObject) -> JsonObject:
+def new_record(
+    cell: JsonObject, problem: str, algorithm: str, found: JsonObject
+) -> JsonObject:
     """Record of a cell with the fields that all records have, from its identity, labels and results."""
-    record = {"key": key_of(cell), "cell": cell, "problem": problem, "algorithm": algorithm, **found}
+    record = {
+        "key": key_of(cell),
+        "cell": cell,
+        "problem": problem,
+        "algorithm": algorithm,
+        **found,
+    }
     record.setdefault("metrics", {})
     return record | {"machine": machine.machine_info(), "versions": machine.versions()}
 
 
 def record_schema() -> JsonObject:
     """JSON Schema of a record."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Record.model_json_schema()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Record.model_json_schema(),
+    }
 
 
 def check_record(record: Any, digests: bool = True) -> None:
@@ -238,17 +289,25 @@ def check_record(record: Any, digests: bool = True) -> None:
     if not isinstance(record, dict) or "digest" not in record or "cell" not in record:
         raise ValueError("this is not a record written by smimbench")
     if record.get("format") != FORMAT:
-        raise ValueError(f"the record has format {shown(record.get('format'))}, but this smimbench reads {FORMAT}")
+        raise ValueError(
+            f"the record has format {shown(record.get('format'))}, but this smimbench reads {FORMAT}"
+        )
     if digests and digest_of(record) != record["digest"]:
         raise ValueError("changed after it was written (digest does not match)")
     check_types(record)
     if digests and key_of(record["cell"]) != record["key"]:
-        raise ValueError("changed after it was written (its key does not match the cell it describes)")
+        raise ValueError(
+            "changed after it was written (its key does not match the cell it describes)"
+        )
 
 
 def check_types(record: JsonObject) -> None:
     """Raise ValueError unless all fields have the types of a record; ``format`` and ``digest`` may still be missing."""
-    check_model(Record, {"format": FORMAT, "digest": "0" * 64, **record}, "a record of smimbench")
+    check_model(
+        Record,
+        {"format": FORMAT, "digest": "0" * 64, **record},
+        "a record of smimbench",
+    )
 
 
 def check_model(model: Any, value: Any, what: str) -> None:
@@ -257,8 +316,12 @@ def check_model(model: Any, value: Any, what: str) -> None:
         _adapter(model).validate_python(value, strict=True)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = "".join(f"{part}: " for part in (".".join(map(str, first["loc"])),) if part)
-        raise ValueError(f"not {what}: {where}{first['msg']}, got {shown(first['input'])}") from None
+        where = "".join(
+            f"{part}: " for part in (".".join(map(str, first["loc"])),) if part
+        )
+        raise ValueError(
+            f"not {what}: {where}{first['msg']}, got {shown(first['input'])}"
+        ) from None
     except RecursionError:
         raise ValueError(f"not {what}: nested too deep") from None
 
@@ -286,17 +349,42 @@ def text_of(record: JsonObject) -> str:
 
 def plain(value: Any) -> Any:
     """Copy that JSON can hold, whatever a plugin has added: NaN and infinity become null, other objects their text."""
-    return to_jsonable_python(value, inf_nan_mode="null", bytes_mode="base64", fallback=_plain_object)
+    return to_jsonable_python(
+        value, inf_nan_mode="null", bytes_mode="base64", fallback=_plain_object
+    )
 
 
 def _plain_object(value: Any) -> Any:
-    found = value.tolist() if hasattr(value, "tolist") and not isinstance(value, type) else value
-    return printable(value, LONGEST) if hasattr(found, "tolist") or found is value else found
+    found = (
+        value.tolist()
+        if hasattr(value, "tolist") and not isinstance(value, type)
+        else value
+    )
+    return (
+        printable(value, LONGEST)
+        if hasattr(found, "tolist") or found is value
+        else found
+    )
 
 
 Value = float | list[float]
-PER_COMPONENT = ("mse", "mse_error", "squared_cosine", "squared_cosine_error", "cosine", "cosine_error", "calibration")
-Nested = Number | bool | Text | Numbers | list[Numbers] | dict[str, Number | Text | Numbers | list[Numbers]]
+PER_COMPONENT = (
+    "mse",
+    "mse_error",
+    "squared_cosine",
+    "squared_cosine_error",
+    "cosine",
+    "cosine_error",
+    "calibration",
+)
+Nested = (
+    Number
+    | bool
+    | Text
+    | Numbers
+    | list[Numbers]
+    | dict[str, Number | Text | Numbers | list[Numbers]]
+)
 
 
 class OwnPoint(Open):
@@ -325,10 +413,15 @@ class OwnPoint(Open):
         if any(len(row) != components for row in self.overlap):
             raise ValueError("overlap must be a square matrix")
         sizes = {name: getattr(self, name) for name in PER_COMPONENT}
-        sizes |= {f"finite_size.{name}": values for name, values in (self.finite_size or {}).items()}
+        sizes |= {
+            f"finite_size.{name}": values
+            for name, values in (self.finite_size or {}).items()
+        }
         for name, found in sizes.items():
             if found is not None and np.size(found) != components:
-                raise ValueError(f"{name} must have a number for each of {components} components")
+                raise ValueError(
+                    f"{name} must have a number for each of {components} components"
+                )
         if len({len(values) for values in self.trajectory.values()}) > 1:
             raise ValueError("trajectory has lists of different lengths")
         return self
@@ -392,15 +485,31 @@ def check_answer(kind: str, answer: Any, components: int | None) -> None:
     if kind not in MODELS:
         raise ValueError("this is not a stored theory result")
     check_model(MODELS[kind], answer, "an answer of theory")
-    points: list[Any] = {"point": answer, "own": [answer] if isinstance(answer, dict) else []}.get(kind, [])
-    points = [point for branches in answer for point in branches] if kind == "curve" else points
-    if components is not None and any(len(point["overlap"]) != components for point in points):
-        raise ValueError(f"this is not a stored theory result: overlap must have {components} components")
+    points: list[Any] = {
+        "point": answer,
+        "own": [answer] if isinstance(answer, dict) else [],
+    }.get(kind, [])
+    points = (
+        [point for branches in answer for point in branches]
+        if kind == "curve"
+        else points
+    )
+    if components is not None and any(
+        len(point["overlap"]) != components for point in points
+    ):
+        raise ValueError(
+            f"this is not a stored theory result: overlap must have {components} components"
+        )
 
 
 def write_answer(file: Path, question: JsonObject, answer: Any) -> None:
     """Write a theory result with its question, machine and versions."""
-    found = {**question, "answer": answer, "machine": machine.fingerprint(), "versions": machine.versions()}
+    found = {
+        **question,
+        "answer": answer,
+        "machine": machine.fingerprint(),
+        "versions": machine.versions(),
+    }
     write_atomically(file, document_text(sealed(found)).encode())
 
 
@@ -415,12 +524,19 @@ def read_answer(file: Path, question: JsonObject | None = None) -> JsonObject:
         If it was changed, or answers another question than this.
     """
     found = read_json(file)
-    if not isinstance(found, dict) or not {"problem", "answer", "digest"} <= found.keys():
+    if (
+        not isinstance(found, dict)
+        or not {"problem", "answer", "digest"} <= found.keys()
+    ):
         raise ValueError("this is not a stored theory result")
     if digest_of(found) != found.pop("digest"):
         raise ValueError("changed after it was written (digest does not match)")
-    if question is not None and digest_of({k: found.get(k) for k in question}) != digest_of(question):
-        raise ValueError("the file was renamed: its name does not match the theory result inside")
+    if question is not None and digest_of(
+        {k: found.get(k) for k in question}
+    ) != digest_of(question):
+        raise ValueError(
+            "the file was renamed: its name does not match the theory result inside"
+        )
     return found
 
 

@@ -24,9 +24,26 @@ from pathlib import Path
 
 import numpy as np
 
-from smimbench.files import JsonObject, StoreError, read_json, read_npz, sync_folder, unless, write_atomically
+from smimbench.files import (
+    JsonObject,
+    StoreError,
+    read_json,
+    read_npz,
+    sync_folder,
+    unless,
+    write_atomically,
+)
 from smimbench.interfaces import Array
-from smimbench.run.record import FORMAT, SharedDocument, check_model, check_record, digest_of, plain, sealed, text_of
+from smimbench.run.record import (
+    FORMAT,
+    SharedDocument,
+    check_model,
+    check_record,
+    digest_of,
+    plain,
+    sealed,
+    text_of,
+)
 from smimbench.suite.cells import Suite
 
 Columns = dict[str, Array]
@@ -68,7 +85,10 @@ class Store:
             np.savez_compressed(buffer, **_from_lists(trajectory))
             data, file = buffer.getvalue(), f"{name}.npz"
             write_atomically(self.folder / file, data)
-            record["trajectory"] = {"file": file, "sha256": hashlib.sha256(data).hexdigest()}
+            record["trajectory"] = {
+                "file": file,
+                "sha256": hashlib.sha256(data).hexdigest(),
+            }
         record["digest"] = digest_of(record)
         check_record(record)  # what would not be read again must not be written
         path = self.folder / f"{name}.json"
@@ -81,7 +101,9 @@ class Store:
 
     def write_shared(self, document: JsonObject) -> None:
         """Write ``run.json``, which holds what all cells share."""
-        write_atomically(self.folder / "run.json", text_of(sealed(plain(document))).encode())
+        write_atomically(
+            self.folder / "run.json", text_of(sealed(plain(document))).encode()
+        )
 
     def read_shared(self) -> JsonObject:
         """Read ``run.json``; empty if there is none, or (with a complaint) if it cannot be trusted."""
@@ -108,13 +130,17 @@ class Store:
             raise ValueError("this is not a run.json written by smimbench")
         if digest_of(found) != found.pop("digest"):
             again = "the same 'smimbench run' writes it again"
-            raise ValueError(f"changed after it was written (digest does not match); {again}")
+            raise ValueError(
+                f"changed after it was written (digest does not match); {again}"
+            )
         check_model(SharedDocument, found, "a run.json of smimbench")
         return found
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def load(self, *, set_aside: bool = False, compact: bool = False, digests: bool = True) -> dict[str, JsonObject]:
+    def load(
+        self, *, set_aside: bool = False, compact: bool = False, digests: bool = True
+    ) -> dict[str, JsonObject]:
         """All records that can be trusted, by file stem.
 
         Parameters
@@ -135,12 +161,18 @@ class Store:
         gc.disable()  # nothing here is a cycle, and to look for one among all records again and again takes half of the time
         try:
             for name in sorted(os.listdir(self.folder)):
-                if not name.endswith(".json") or name.startswith(".") or name == "run.json":
+                if (
+                    not name.endswith(".json")
+                    or name.startswith(".")
+                    or name == "run.json"
+                ):
                     continue
                 path = self.folder / name
                 try:
                     record = self.read(path.stem, digests)
-                    records[path.stem] = _compacted(record, known) if compact else record
+                    records[path.stem] = (
+                        _compacted(record, known) if compact else record
+                    )
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     self._complain(path, str(error) or type(error).__name__, set_aside)
         finally:
@@ -155,7 +187,9 @@ class Store:
         if not digests:
             record.pop("trajectory", None)
         if file_stem(record) != stem:
-            raise ValueError("the file was renamed: its name does not match the key of its cell")
+            raise ValueError(
+                "the file was renamed: its name does not match the key of its cell"
+            )
         return record
 
     def trajectory(self, record: JsonObject) -> Columns | None:
@@ -165,19 +199,31 @@ class Store:
             return None
         path = self.folder / str(found.get("file", f"{file_stem(record)}.json"))
         try:
-            arrays = _unpacked_npz(path, found) if "file" in found else _from_lists(found)
+            arrays = (
+                _unpacked_npz(path, found) if "file" in found else _from_lists(found)
+            )
             _check_columns(arrays, record["metrics"])
             return arrays
         except FileNotFoundError:
             reason: object = "is missing"
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, NotImplementedError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            zipfile.BadZipFile,
+            NotImplementedError,
+        ) as error:
             reason = error
         self.complaints.append(f"{path}: trajectory {reason}")
         return None
 
     def written(self, record: JsonObject) -> float:
         """When a record was written, in seconds; 0 if its file is gone."""
-        return unless(OSError, os.path.getmtime, self.folder / f"{file_stem(record)}.json") or 0.0
+        return (
+            unless(OSError, os.path.getmtime, self.folder / f"{file_stem(record)}.json")
+            or 0.0
+        )
 
     def _complain(self, path: Path, reason: str, set_aside: bool) -> None:
         line = f"{path}: {reason}; not used"
@@ -196,10 +242,17 @@ def move_aside(path: Path, folder: Path) -> Path:
     target = folder / ASIDE / f"{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        for old, new in ((path.with_suffix(".npz"), target.with_suffix(".npz")), (path, target)):
-            unless(FileNotFoundError, os.replace, old, new)  # another run has moved it already
+        for old, new in (
+            (path.with_suffix(".npz"), target.with_suffix(".npz")),
+            (path, target),
+        ):
+            unless(
+                FileNotFoundError, os.replace, old, new
+            )  # another run has moved it already
     except OSError as error:
-        raise StoreError(f"cannot move {path} to {target.parent}: {error.strerror or error}") from error
+        raise StoreError(
+            f"cannot move {path} to {target.parent}: {error.strerror or error}"
+        ) from error
     return target
 
 
@@ -216,12 +269,18 @@ def _compacted(record: JsonObject, known: JsonObject) -> JsonObject:
     def shared(table: JsonObject) -> JsonObject:
         return {known.setdefault(key, key): value for key, value in table.items()}
 
-    found = shared(record) | {name: shared(record[name]) for name in ("cell", "metrics", "timing")}
+    found = shared(record) | {
+        name: shared(record[name]) for name in ("cell", "metrics", "timing")
+    }
     for key in ("problem", "algorithm"):
-        found["cell"][key] = known.setdefault(repr(found["cell"][key]), found["cell"][key])
+        found["cell"][key] = known.setdefault(
+            repr(found["cell"][key]), found["cell"][key]
+        )
         found[key] = known.setdefault(str(record.get(key)), record.get(key))
     if (trajectory := record.get("trajectory")) and "file" not in trajectory:
-        arrays = unless(ValueError, _from_lists, trajectory)  # rows of different lengths: ``trajectory`` says so
+        arrays = unless(
+            ValueError, _from_lists, trajectory
+        )  # rows of different lengths: ``trajectory`` says so
         if arrays is not None:
             found["trajectory"] = {known.setdefault(k, k): v for k, v in arrays.items()}
     return found
@@ -282,7 +341,10 @@ class Settings:
 
 def asked(suite: Suite) -> JsonObject:
     """What ``--set`` and ``--only`` changed in a suite, from ``run.json``."""
-    return {"overrides": list(suite.overrides), "only": [f"{key}={value}" for key, value in suite.only]}
+    return {
+        "overrides": list(suite.overrides),
+        "only": [f"{key}={value}" for key, value in suite.only],
+    }
 
 
 def options_of(suite: Suite) -> str:
@@ -292,7 +354,9 @@ def options_of(suite: Suite) -> str:
 
 def words_of(shared: JsonObject) -> str:
     """Options named in ``run.json``, as typed."""
-    return " ".join(f"{option} {shlex.quote(text)}" for option, text in _sorted_options(shared))
+    return " ".join(
+        f"{option} {shlex.quote(text)}" for option, text in _sorted_options(shared)
+    )
 
 
 def _sorted_options(shared: JsonObject) -> list[tuple[str, str]]:
@@ -300,10 +364,14 @@ def _sorted_options(shared: JsonObject) -> list[tuple[str, str]]:
 
     Of a key that is set twice the last counts, of what is appended everything.
     """
-    keys = [(text.partition("=")[0].strip(), text) for text in shared.get("overrides", [])]
+    keys = [
+        (text.partition("=")[0].strip(), text) for text in shared.get("overrides", [])
+    ]
     last = {text if key.endswith("+") else key: text for key, text in keys}
     only = sorted(set(shared.get("only", [])))
-    return [("--set", last[key]) for key in sorted(last)] + [("--only", text) for text in only]
+    return [("--set", last[key]) for key in sorted(last)] + [
+        ("--only", text) for text in only
+    ]
 
 
 def settings_folder(suite: Suite, store: Store) -> Path:
@@ -313,7 +381,11 @@ def settings_folder(suite: Suite, store: Store) -> Path:
         return store.folder
     text = " ".join(f"{option[2:]} {value}" for option, value in given)
     name = re.sub(r"[^A-Za-z0-9.=+-]+", "_", " ".join(value for _, value in given))[:24]
-    return store.folder / FOLDER / f"{name}.{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return (
+        store.folder
+        / FOLDER
+        / f"{name}.{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    )
 
 
 def settings_under(folder: Path) -> list[Settings]:
@@ -323,12 +395,20 @@ def settings_under(folder: Path) -> list[Settings]:
     inside = settings_of_suite(folder)
     if inside or not folder.is_dir():
         return inside
-    return [found for one in sorted(folder.iterdir()) if one.is_dir() for found in settings_of_suite(one)]
+    return [
+        found
+        for one in sorted(folder.iterdir())
+        if one.is_dir()
+        for found in settings_of_suite(one)
+    ]
 
 
 def settings_of_suite(folder: Path) -> list[Settings]:
     """All settings under which a suite was run, unchanged settings first."""
-    places = [folder, *(sorted((folder / FOLDER).iterdir()) if (folder / FOLDER).is_dir() else ())]
+    places = [
+        folder,
+        *(sorted((folder / FOLDER).iterdir()) if (folder / FOLDER).is_dir() else ()),
+    ]
     return [found for found in map(_read_settings, places) if found is not None]
 
 

@@ -41,7 +41,11 @@ def is_third_party(*specs: JsonObject) -> bool:
 def distributions_of(problem: Problem, *algorithms: JsonObject) -> frozenset[str]:
     """Third-party packages that the theory of a problem, or of algorithms on it, runs code of."""
     specs = [*problem.spec.values(), *algorithms]
-    assumed = [entry for spec in algorithms for entry in assumed_entries(spec, problem.model.name).values()]
+    assumed = [
+        entry
+        for spec in algorithms
+        for entry in assumed_entries(spec, problem.model.name).values()
+    ]
     named = {str(spec["distribution"]) for spec in specs if "distribution" in spec}
     return frozenset(named | {entry.distribution for entry in assumed} - {BUILT_IN})
 
@@ -76,7 +80,12 @@ class TheoryProcess:
         return self.deadline is not None or bool(distributions_of(problem, *algorithms))
 
     def ask(
-        self, kind: str, problem: Problem, predicts: bool, *more: Any, on_event: Callable[[JsonObject], object]
+        self,
+        kind: str,
+        problem: Problem,
+        predicts: bool,
+        *more: Any,
+        on_event: Callable[[JsonObject], object],
     ) -> Any:
         """The answer of a ``TheoryWorker`` to a question.
 
@@ -93,18 +102,30 @@ class TheoryProcess:
         if name in self._given_up:  # not again at every sample ratio, for every figure
             raise self._given_up[name]
         question = kind, problem.spec, predicts, *more
-        task = Task(question, distributions_of(problem, *algorithms), on_event=on_event, patience=PATIENCE)
+        task = Task(
+            question,
+            distributions_of(problem, *algorithms),
+            on_event=on_event,
+            patience=PATIENCE,
+        )
         for ended in self.executor.run([task], Limits(end=self.deadline)):
             if ended.event is None:
                 self._given_up[name] = ProblemError("theory", reason_of(ended))
             return answer_of(ended)
         self.is_late = True
-        raise ProblemError("theory", "not solved, the budget is spent; run the same command again to go on")
+        raise ProblemError(
+            "theory",
+            "not solved, the budget is spent; run the same command again to go on",
+        )
 
 
 def reason_of(ended: Ended) -> str:
     """Why a process gave no answer."""
-    return ended.reason if ended.status else f"the process that solved it ended: {ended.reason}"
+    return (
+        ended.reason
+        if ended.status
+        else f"the process that solved it ended: {ended.reason}"
+    )
 
 
 def answer_of(ended: Ended) -> Any:
@@ -113,7 +134,10 @@ def answer_of(ended: Ended) -> Any:
         raise ProblemError("theory", reason_of(ended))
     if "answer" in ended.event:
         return ended.event["answer"]
-    name, key, message = (printable(ended.event.get(field, ""), LONGEST) for field in ("error", "key", "message"))
+    name, key, message = (
+        printable(ended.event.get(field, ""), LONGEST)
+        for field in ("error", "key", "message")
+    )
     if name == ProblemError.__name__ and key:
         raise ProblemError(key, message.removeprefix(f"{key}: "))
     raise TheoryError.named(name, message)

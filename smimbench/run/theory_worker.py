@@ -36,7 +36,9 @@ class TheoryWorker:
         }
         self._problems: dict[str, Problem] = {}
 
-    def answer(self, kind: str, spec: JsonObject, predictions: bool, *arguments: Any) -> Any:
+    def answer(
+        self, kind: str, spec: JsonObject, predictions: bool, *arguments: Any
+    ) -> Any:
         """Answer one question about a problem; ``predictions`` as for ``TheorySolver``.
 
         Raises
@@ -48,7 +50,10 @@ class TheoryWorker:
             self._problems[key] = build_problem(spec)
         problem, solver = self._problems[key], self._solvers[predictions]
         if problem.spec != spec:
-            raise ProblemError("theory", "a package was changed since this began; run the same command again")
+            raise ProblemError(
+                "theory",
+                "a package was changed since this began; run the same command again",
+            )
         if kind in ("begin", "points", "thresholds"):
             return getattr(solver, kind)(problem, *arguments)
         if kind == "part":

@@ -13,7 +13,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from smimbench.files import JsonObject, attempt, canonical_json, read_json, write_atomically
+from smimbench.files import (
+    JsonObject,
+    attempt,
+    canonical_json,
+    read_json,
+    write_atomically,
+)
 from smimbench.interfaces import ParameterError
 from smimbench.numerics.seeds import TUNING
 from smimbench.problem.assumed import with_versions
@@ -21,10 +27,24 @@ from smimbench.registry.adapters import refusal
 from smimbench.registry.registry import get_registry
 from smimbench.run.choice import log_error
 from smimbench.run.loop import Status
-from smimbench.run.record import SearchResult, check_model, digest_of, plain, sealed, text_of
+from smimbench.run.record import (
+    SearchResult,
+    check_model,
+    digest_of,
+    plain,
+    sealed,
+    text_of,
+)
 from smimbench.run.store import TRIALS, Store
 from smimbench.suite import SuiteError
-from smimbench.suite.cells import Cell, ProblemPlan, Suite, build_algorithm, key_of, make_algorithm
+from smimbench.suite.cells import (
+    Cell,
+    ProblemPlan,
+    Suite,
+    build_algorithm,
+    key_of,
+    make_algorithm,
+)
 from smimbench.suite.overrides import selects
 from smimbench.suite.settings import Setting, trials_of, with_setting, words_of
 
@@ -65,25 +85,46 @@ class Search:
         trials: dict[str, tuple[Setting, JsonObject]] = {}
         for setting in trials_of(self.table["tune"], self.table["spec"]):
             try:
-                spec = make_algorithm(entry, with_setting(self.table["parameters"], setting))[1]
+                spec = make_algorithm(
+                    entry, with_setting(self.table["parameters"], setting)
+                )[1]
             except ParameterError as error:  # each value alone is allowed
                 why = f"{words_of(setting)}: {error.key} {error.message}; leave a value out"
-                raise SuiteError(self.suite.file, f"algorithms: {self.table['label']}: tune", why) from None
+                raise SuiteError(
+                    self.suite.file, f"algorithms: {self.table['label']}: tune", why
+                ) from None
             spec = with_versions(spec, self.plan.problem.model.name)
             trials.setdefault(canonical_json(spec), (setting, spec))
         return list(trials.values())
 
     def cells(self, trial: int, seeds: int, backend: str) -> list[Cell]:
         """Runs of a trial on the first of the seeds for tuning."""
-        spec, run, (problem, label) = self.trials[trial][1], self.suite.run.of_cell(()), self.place
+        spec, run, (problem, label) = (
+            self.trials[trial][1],
+            self.suite.run.of_cell(()),
+            self.place,
+        )
         return [
-            Cell(self.plan.problem.spec, spec, alpha, dimension, seed, TUNING, backend, run, problem, label)
+            Cell(
+                self.plan.problem.spec,
+                spec,
+                alpha,
+                dimension,
+                seed,
+                TUNING,
+                backend,
+                run,
+                problem,
+                label,
+            )
             for seed in range(seeds)
             for dimension in self.plan.dimensions
             for alpha in self.plan.alphas
         ]
 
-    def proceed(self, records: Mapping[str, JsonObject], backend: str) -> tuple[list[Cell], JsonObject | None]:
+    def proceed(
+        self, records: Mapping[str, JsonObject], backend: str
+    ) -> tuple[list[Cell], JsonObject | None]:
         """Cells that have to run next, or the result of the search.
 
         In every round the better half of the trials goes on, with twice as many seeds: successive halving, from as many seeds
@@ -95,21 +136,44 @@ class Search:
         first = seeds = max(1, 8 >> (count - 1).bit_length())
         while True:
             cells = {trial: self.cells(trial, seeds, backend) for trial in left}
-            missing = [cell for own in cells.values() for cell in own if cell.key not in records]
+            missing = [
+                cell
+                for own in cells.values()
+                for cell in own
+                if cell.key not in records
+            ]
             if missing:
                 return missing, None
             target = self.suite.run.target
-            scores = {trial: fmean(log_error(records[c.key], target) for c in own) for trial, own in cells.items()}
-            ran += sum(len(own) for own in cells.values()) // (1 if seeds == first else 2)
-            rounds.append({"seeds": seeds, "errors": [_rounded(scores.get(k)) for k in range(len(self.trials))]})
+            scores = {
+                trial: fmean(log_error(records[c.key], target) for c in own)
+                for trial, own in cells.items()
+            }
+            ran += sum(len(own) for own in cells.values()) // (
+                1 if seeds == first else 2
+            )
+            rounds.append(
+                {
+                    "seeds": seeds,
+                    "errors": [
+                        _rounded(scores.get(k)) for k in range(len(self.trials))
+                    ],
+                }
+            )
             count = -(-count // 2)
-            best = sorted((trial for trial in left if math.isfinite(scores[trial])), key=scores.__getitem__)
+            best = sorted(
+                (trial for trial in left if math.isfinite(scores[trial])),
+                key=scores.__getitem__,
+            )
             left = best[:count]
             if len(left) < 2:
                 break
             left += [AS_WRITTEN] if AS_WRITTEN in best[count:] else []
             seeds *= 2
-        settings = [{".".join(path): value for path, value in setting.items()} for setting, _ in self.trials]
+        settings = [
+            {".".join(path): value for path, value in setting.items()}
+            for setting, _ in self.trials
+        ]
         chosen = left[0] if left else None
         spec = None if chosen is None else self.trials[chosen][1]
         return [], {
@@ -121,7 +185,9 @@ class Search:
             "algorithm": spec,
         }
 
-    def cells_ahead(self, records: Mapping[str, JsonObject], backend: str) -> list[Cell]:
+    def cells_ahead(
+        self, records: Mapping[str, JsonObject], backend: str
+    ) -> list[Cell]:
         """The most cells that may still have to run: none fails, and the setting as written is among the worse half."""
         ahead: list[Cell] = []
         expected = dict(records)
@@ -135,7 +201,11 @@ class Search:
 
 def _rounded(value: float | None) -> float | None:
     """Geometric mean of errors to six digits, which all machines agree on; None: not run, or a run has no estimate."""
-    return None if value is None or not math.isfinite(value) else float(f"{math.exp(value):.6g}")
+    return (
+        None
+        if value is None or not math.isfinite(value)
+        else float(f"{math.exp(value):.6g}")
+    )
 
 
 def searches(suite: Suite) -> list[Search]:
@@ -160,7 +230,9 @@ def chosen_searches(suite: Suite) -> list[Search]:
     """
     if not (selected := _selected_searches(suite)):
         how = "add a table [algorithms.tune] below one, with learning_rate = { low = 0.01, high = 1.0, log = true }"
-        raise SuiteError(suite.file, "algorithms", f"none of them says what to tune; {how}")
+        raise SuiteError(
+            suite.file, "algorithms", f"none of them says what to tune; {how}"
+        )
     return selected
 
 
@@ -169,12 +241,20 @@ def _selected_searches(suite: Suite) -> list[Search]:
     return [
         search
         for search in searches(suite)
-        if selects(suite.only, problem=search.plan.label, algorithm=words[search.table["label"]])
+        if selects(
+            suite.only,
+            problem=search.plan.label,
+            algorithm=words[search.table["label"]],
+        )
     ]
 
 
 def search_all(
-    suite: Suite, store: Store, backend: str, run: Callable[[list[Cell], Store], bool], retry: Collection[str] = ()
+    suite: Suite,
+    store: Store,
+    backend: str,
+    run: Callable[[list[Cell], Store], bool],
+    retry: Collection[str] = (),
 ) -> list[JsonObject]:
     """Do the searches of a suite side by side, each only once.
 
@@ -195,7 +275,11 @@ def search_all(
     """
     own, asked = tuning_store(store), chosen_searches(suite)
     if retry:
-        own.retire(stem for stem, record in own.load(compact=True).items() if record["status"] in retry)
+        own.retire(
+            stem
+            for stem, record in own.load(compact=True).items()
+            if record["status"] in retry
+        )
     found = {search: None if retry else read_choice(search, store) for search in asked}
     while True:
         records = {record["key"]: record for record in own.load(compact=True).values()}
@@ -204,17 +288,29 @@ def search_all(
             cells, result = search.proceed(records, backend)
             missing += cells
             if result is not None:
-                found[search] = result if result["chosen"] is None else keep_choice(search, store, result)
+                found[search] = (
+                    result
+                    if result["chosen"] is None
+                    else keep_choice(search, store, result)
+                )
         if not missing or not run(missing, own):
-            return [{**dict(zip(("problem", "label"), one.place)), **(result or {})} for one, result in found.items()]
+            return [
+                {**dict(zip(("problem", "label"), one.place)), **(result or {})}
+                for one, result in found.items()
+            ]
 
 
-def searches_ahead(suite: Suite, store: Store, backend: str) -> list[tuple[Search, list[Cell]]]:
+def searches_ahead(
+    suite: Suite, store: Store, backend: str
+) -> list[tuple[Search, list[Cell]]]:
     """The searches of a suite, each with all cells that it still has to run; nothing is written."""
     stored = tuning_store(store).load(set_aside=False, compact=True).values()
     records = {record["key"]: record for record in stored}
     return [
-        (search, [] if read_choice(search, store) else search.cells_ahead(records, backend))
+        (
+            search,
+            [] if read_choice(search, store) else search.cells_ahead(records, backend),
+        )
         for search in chosen_searches(suite)
     ]
 
@@ -272,10 +368,16 @@ def range_ends(search: JsonObject) -> list[str]:
     lines = []
     chosen = {} if search["chosen"] is None else search["trials"][search["chosen"]]
     for name, value in chosen.items():
-        tried = {trial.get(name) for trial in search["trials"] if isinstance(trial.get(name), (int, float))}
+        tried = {
+            trial.get(name)
+            for trial in search["trials"]
+            if isinstance(trial.get(name), (int, float))
+        }
         if len(tried) > 2 and value in (min(tried), max(tried)):
             end = "smallest" if value == min(tried) else "largest"
-            lines.append(f"the {end} {name} that was tried, {value:g}, is chosen: widen its range")
+            lines.append(
+                f"the {end} {name} that was tried, {value:g}, is chosen: widen its range"
+            )
     return lines
 
 
@@ -284,8 +386,13 @@ def range_end_remarks(suite: Suite, store: Store) -> list[str]:
     lines = []
     for search in _selected_searches(suite):
         choice = read_choice(search, store) if search.place in suite.choices else None
-        if choice is not None and choice["digest"] == suite.choices[search.place]["tuning"]["search"]:
-            lines += [f"{': '.join(search.place)}: {line}" for line in range_ends(choice)]
+        if (
+            choice is not None
+            and choice["digest"] == suite.choices[search.place]["tuning"]["search"]
+        ):
+            lines += [
+                f"{': '.join(search.place)}: {line}" for line in range_ends(choice)
+            ]
     return lines
 
 

@@ -19,15 +19,34 @@ from smimbench.backend.device import BackendError, get_backend
 from smimbench.files import JsonObject, canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps
 from smimbench.problem.problem import Problem
-from smimbench.run.answers import THEORY_ERRORS, THEORY_VERSION, answer_name, node_answer, nodes_name
+from smimbench.run.answers import (
+    THEORY_ERRORS,
+    THEORY_VERSION,
+    answer_name,
+    node_answer,
+    nodes_name,
+)
 from smimbench.run.campaign import shared_document
 from smimbench.run.executor import Limits
 from smimbench.run.loop import Status
 from smimbench.run.processes import in_processes
-from smimbench.run.record import check_answer, document_text, plain, read_answer, sealed, text_of
+from smimbench.run.record import (
+    check_answer,
+    document_text,
+    plain,
+    read_answer,
+    sealed,
+    text_of,
+)
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
-from smimbench.run.tuning import choice_file, choice_of, read_choice, searches, tuning_store
+from smimbench.run.tuning import (
+    choice_file,
+    choice_of,
+    read_choice,
+    searches,
+    tuning_store,
+)
 from smimbench.suite.cells import Cell, Suite
 from smimbench.theory.information import nodes_of
 
@@ -76,8 +95,16 @@ def files(store: Store) -> Verification:
         if "file" in (record.get("trajectory") or {}):
             store.trajectory(record)
             found.add(store.complaints[before:])
-    for path in sorted({*store.folder.glob("run.json"), *store.folder.glob("settings/*/run.json")}):
-        found.add(complaints_of(path, lambda folder: text_of(sealed(Store(folder).check_shared())), path.parent))
+    for path in sorted(
+        {*store.folder.glob("run.json"), *store.folder.glob("settings/*/run.json")}
+    ):
+        found.add(
+            complaints_of(
+                path,
+                lambda folder: text_of(sealed(Store(folder).check_shared())),
+                path.parent,
+            )
+        )
     return found
 
 
@@ -92,7 +119,11 @@ def shared_documents(suite: Suite, folder: Path) -> list[str]:
         return []
     written = plain(shared_document(suite))
     names = ("suite", "title", "text", "overrides", "only", "run")
-    lines = differences({name: shared.get(name) for name in names}, {name: written[name] for name in names}, 0.0)
+    lines = differences(
+        {name: shared.get(name) for name in names},
+        {name: written[name] for name in names},
+        0.0,
+    )
     return [f"{path}: {line}" for line in itertools.islice(lines, 3)]
 
 
@@ -105,16 +136,23 @@ def choices(suite: Suite, store: Store) -> Verification:
         stored = read_choice(search, store)
         if stored is None:
             if used is not None:
-                verification.missing.append(f"{path} is missing: how the setting of {search.place[1]} was chosen")
+                verification.missing.append(
+                    f"{path} is missing: how the setting of {search.place[1]} was chosen"
+                )
             continue
         missing, again = search.proceed(records, stored["backend"])
         lines = []
         if missing:
             lines = [f"{path}: {len(missing)} runs of its trials are missing"]
-        elif again is None or sealed(plain({"question": search.question, **again})) != stored:
+        elif (
+            again is None
+            or sealed(plain({"question": search.question, **again})) != stored
+        ):
             lines = [f"{path}: its trials give another choice"]
         elif used is not None and used != choice_of(search, stored):
-            lines = [f"{path}: the suite was run with another setting of {search.place[1]}"]
+            lines = [
+                f"{path}: the suite was run with another setting of {search.place[1]}"
+            ]
         verification.add(lines)
     return verification
 
@@ -122,12 +160,18 @@ def choices(suite: Suite, store: Store) -> Verification:
 def complaints_of(path: Path, text: Callable[[Any], str], content: Any) -> list[str]:
     """What is wrong with a file, by comparing it byte by byte with the ``text`` of its content."""
     try:
-        return [] if text(content).encode() == path.read_bytes() else [f"{path}: {OTHER_TEXT}"]
+        return (
+            []
+            if text(content).encode() == path.read_bytes()
+            else [f"{path}: {OTHER_TEXT}"]
+        )
     except (OSError, ValueError) as error:
         return [f"{path}: {error}"]
 
 
-def stored_theory(suite: Suite, folder: Path, *, solve: bool = True) -> dict[str, Verification]:
+def stored_theory(
+    suite: Suite, folder: Path, *, solve: bool = True
+) -> dict[str, Verification]:
     """Every stored answer of theory to the last byte, and what belongs to the suite solved again from nothing.
 
     Answers are points, lines of figures, thresholds and those of algorithms, at the sample ratios that were used; nodes are what
@@ -137,7 +181,9 @@ def stored_theory(suite: Suite, folder: Path, *, solve: bool = True) -> dict[str
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
     stored: dict[str, list[_Stored]] = {}
     old = 0
-    for path in sorted([*folder.glob("[!.]*-*.json"), *folder.glob("nodes/*/[!.]*.json")]):
+    for path in sorted(
+        [*folder.glob("[!.]*-*.json"), *folder.glob("nodes/*/[!.]*.json")]
+    ):
         kind = "nodes" if path.parent != folder else path.name.partition("-")[0]
         try:
             document = read_answer(path)
@@ -146,7 +192,11 @@ def stored_theory(suite: Suite, folder: Path, *, solve: bool = True) -> dict[str
             if not _is_named_by_its_question(path, kind, document):
                 old += 1
                 continue
-            check_answer(kind, document["answer"], problems[key].components if key in problems else None)
+            check_answer(
+                kind,
+                document["answer"],
+                problems[key].components if key in problems else None,
+            )
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             read.add([f"{path}: {error}"])
             continue
@@ -155,11 +205,22 @@ def stored_theory(suite: Suite, folder: Path, *, solve: bool = True) -> dict[str
         if not lines:
             stored.setdefault(key, []).append(_Stored(path, kind, document))
     others = sum(len(answers) for key, answers in stored.items() if key not in problems)
-    read.remarks += [f"{others} of other suites"] * (others > 0) + [f"{old} of older versions, not read"] * (old > 0)
+    read.remarks += [f"{others} of other suites"] * (others > 0) + [
+        f"{old} of older versions, not read"
+    ] * (old > 0)
     if solve:
-        missed = sum(_solve_again(p, stored.get(key, []), again, nodes) for key, p in problems.items())
-        nodes.remarks += [f"{missed} not needed for the stored answers: bytes only"] * (missed > 0)
-    return {"files of theory": read, "answers of theory solved again": again, "nodes of theory evaluated again": nodes}
+        missed = sum(
+            _solve_again(p, stored.get(key, []), again, nodes)
+            for key, p in problems.items()
+        )
+        nodes.remarks += [f"{missed} not needed for the stored answers: bytes only"] * (
+            missed > 0
+        )
+    return {
+        "files of theory": read,
+        "answers of theory solved again": again,
+        "nodes of theory evaluated again": nodes,
+    }
 
 
 class _Stored(NamedTuple):
@@ -179,7 +240,10 @@ def _is_named_by_its_question(path: Path, kind: str, document: JsonObject) -> bo
     key = canonical_json(document["problem"])
     for version in range(THEORY_VERSION, 0, -1):
         if kind == "nodes":
-            same = path.parent.name == nodes_name(key, version) and path.stem == document["node"]
+            same = (
+                path.parent.name == nodes_name(key, version)
+                and path.stem == document["node"]
+            )
         else:
             same = path.name == answer_name(kind, key, document["alpha"], version)
         if same:
@@ -187,7 +251,12 @@ def _is_named_by_its_question(path: Path, kind: str, document: JsonObject) -> bo
     raise ValueError("the file name does not match the theory result inside")
 
 
-def _solve_again(problem: Problem, stored: Sequence[_Stored], again: Verification, nodes: Verification) -> int:
+def _solve_again(
+    problem: Problem,
+    stored: Sequence[_Stored],
+    again: Verification,
+    nodes: Verification,
+) -> int:
     """Compare stored theory results of a problem with newly solved ones, without reading any stored file.
 
     Returns
@@ -196,18 +265,30 @@ def _solve_again(problem: Problem, stored: Sequence[_Stored], again: Verificatio
         How many nodes were not evaluated for them.
     """
     fresh = TheorySolver(isolated=True)
-    bare = TheorySolver(isolated=True, predictions=False)  # some answers have no errors of prediction
-    alphas = sorted({float(one.document["alpha"]) for one in stored if one.kind == "point"})
+    bare = TheorySolver(
+        isolated=True, predictions=False
+    )  # some answers have no errors of prediction
+    alphas = sorted(
+        {float(one.document["alpha"]) for one in stored if one.kind == "point"}
+    )
 
     def own(document: JsonObject) -> Any:
-        _, (spec, dimension, start, starts, iterations, _, trajectory), *more = document["problem"]
+        _, (spec, dimension, start, starts, iterations, _, trajectory), *more = (
+            document["problem"]
+        )
         overlaps = tuple(Overlaps(*one) for one in starts)
-        conditions = Conditions(dimension, start, overlaps, iterations, trajectory=trajectory)
-        return (bare if more[1:] else fresh).own(problem, spec, document["alpha"], conditions)
+        conditions = Conditions(
+            dimension, start, overlaps, iterations, trajectory=trajectory
+        )
+        return (bare if more[1:] else fresh).own(
+            problem, spec, document["alpha"], conditions
+        )
 
     def point(document: JsonObject) -> Any:
         full = any("generalization_error" in one for one in document["answer"])
-        return (fresh if full else bare).points(problem, alphas)[alphas.index(document["alpha"])]
+        return (fresh if full else bare).points(problem, alphas)[
+            alphas.index(document["alpha"])
+        ]
 
     known = nodes_of(problem).known
     solvers: dict[str, Callable[[JsonObject], Any]] = {
@@ -215,13 +296,19 @@ def _solve_again(problem: Problem, stored: Sequence[_Stored], again: Verificatio
         "thresholds": lambda document: fresh.thresholds(problem),
         "curve": lambda document: fresh.curve(problem, document["alpha"]),
         "own": own,
-        "nodes": lambda document: known.get(document["node"]) and node_answer(known[document["node"]]),
+        "nodes": lambda document: (
+            known.get(document["node"]) and node_answer(known[document["node"]])
+        ),
     }
     missed = 0
     failed = set()
     for kind, solve in solvers.items():
         for path, _, document in (one for one in stored if one.kind == kind):
-            name = document["problem"][1][0]["name"] if kind == "own" else problem.spec["channel"]["name"]
+            name = (
+                document["problem"][1][0]["name"]
+                if kind == "own"
+                else problem.spec["channel"]["name"]
+            )
             try:
                 found = None if name in failed else solve(document)
             except THEORY_ERRORS as error:  # what is stored of it is none the worse
@@ -230,7 +317,9 @@ def _solve_again(problem: Problem, stored: Sequence[_Stored], again: Verificatio
                 again.remarks.append(f"{name}: its theory raised {error_line(error)}")
                 continue
             if found is not None:
-                (nodes if kind == "nodes" else again).add(_unlike(path, document, found))
+                (nodes if kind == "nodes" else again).add(
+                    _unlike(path, document, found)
+                )
             missed += kind == "nodes" and found is None
     return missed
 
@@ -238,11 +327,21 @@ def _solve_again(problem: Problem, stored: Sequence[_Stored], again: Verificatio
 def _unlike(path: Path, document: JsonObject, new: Any) -> list[str]:
     """Description of how a stored result differs from a new one."""
     new = json.loads(document_text(new))
-    here = document.get("machine") == machine.fingerprint() and document.get("versions") == machine.versions()
+    here = (
+        document.get("machine") == machine.fingerprint()
+        and document.get("versions") == machine.versions()
+    )
     relative, absolute = ROUNDED, ROUNDED / 100
     if not here:
         relative = ELSEWHERE
-        absolute = 4 * max((float(np.max(point["mse_error"])) for point in _points_in(new)), default=0.0) + 1e-9
+        absolute = (
+            4
+            * max(
+                (float(np.max(point["mse_error"])) for point in _points_in(new)),
+                default=0.0,
+            )
+            + 1e-9
+        )
     differing = differences(document["answer"], new, relative, absolute=absolute)
     return [f"{path}: solved again, {line}" for line in itertools.islice(differing, 3)]
 
@@ -266,7 +365,14 @@ def missing_records(cells: Sequence[Cell], store: Store) -> list[str]:
     ]
 
 
-def rerun(cells: Sequence[Cell], store: Store, *, count: int, seed: int, trajectories: bool = True) -> Verification:
+def rerun(
+    cells: Sequence[Cell],
+    store: Store,
+    *,
+    count: int,
+    seed: int,
+    trajectories: bool = True,
+) -> Verification:
     """Run so many of the stored cells again, drawn at random, and compare all that does not come from a clock.
 
     Parameters
@@ -278,7 +384,9 @@ def rerun(cells: Sequence[Cell], store: Store, *, count: int, seed: int, traject
     by_key = {cell.key: cell for cell in cells}
     stems: dict[str, list[str]] = {}  # trusted times are in records of their own
     for stem, record in records.items():
-        if record["key"] in by_key and _has_backend(by_key[record["key"]], verification):
+        if record["key"] in by_key and _has_backend(
+            by_key[record["key"]], verification
+        ):
             stems.setdefault(record["key"], []).append(stem)
     keys = list(stems)
     by_threads: dict[tuple[int, bool], list[Cell]] = {}
@@ -290,9 +398,16 @@ def rerun(cells: Sequence[Cell], store: Store, *, count: int, seed: int, traject
         again = _with_limits(chosen, threads) if killed else untimed(chosen, threads)
         for cell, new in again:
             for stem in stems[cell.key]:
-                lines = _unreproduced(records[stem], new, store, trajectories=trajectories)
+                lines = _unreproduced(
+                    records[stem], new, store, trajectories=trajectories
+                )
                 path = store.folder / f"{stem}.json"
-                verification.add([f"{path}: run again, {line}" for line in itertools.islice(lines, 3)])
+                verification.add(
+                    [
+                        f"{path}: run again, {line}"
+                        for line in itertools.islice(lines, 3)
+                    ]
+                )
     return verification
 
 
@@ -301,7 +416,9 @@ def _has_backend(cell: Cell, verification: Verification) -> bool:
     try:
         get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32)
     except BackendError as error:
-        if (remark := f"cells of {cell.backend} cannot be run again here: {error}") not in verification.remarks:
+        if (
+            remark := f"cells of {cell.backend} cannot be run again here: {error}"
+        ) not in verification.remarks:
             verification.remarks.append(remark)
         return False
     return True
@@ -310,7 +427,11 @@ def _has_backend(cell: Cell, verification: Verification) -> bool:
 def _threads_of(record: JsonObject) -> int:
     """Number of BLAS threads of a run, as far as it can be had here."""
     threads = record["timing"].get("threads")
-    return min(threads, os.cpu_count() or 1) if isinstance(threads, int) and threads > 0 else 1
+    return (
+        min(threads, os.cpu_count() or 1)
+        if isinstance(threads, int) and threads > 0
+        else 1
+    )
 
 
 def _was_killed(record: JsonObject) -> bool:
@@ -320,26 +441,40 @@ def _was_killed(record: JsonObject) -> bool:
 
 def untimed(cells: Iterable[Cell], threads: int) -> Iterator[tuple[Cell, JsonObject]]:
     """Cells with their records, run again without a time limit, which a busy machine would reach earlier."""
-    free = [(replace(cell, run=cell.run.model_copy(update={"timeout": None})), cell) for cell in cells]
+    free = [
+        (replace(cell, run=cell.run.model_copy(update={"timeout": None})), cell)
+        for cell in cells
+    ]
     again = {variant.key: cell for variant, cell in free}
     for record in in_processes([variant for variant, _ in free], 1, threads):
         yield again[record["key"]], record
 
 
-def _with_limits(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, JsonObject]]:
+def _with_limits(
+    cells: Sequence[Cell], threads: int
+) -> Iterator[tuple[Cell, JsonObject]]:
     """Cells with their records, run again with the time limit of the suite and of ``LONGEST_RERUN``."""
     again = {cell.key: cell for cell in cells}
     for record in in_processes(cells, 1, threads, limits=Limits(seconds=LONGEST_RERUN)):
         yield again[record["key"]], record
 
 
-def _unreproduced(old: JsonObject, new: JsonObject, store: Store, *, trajectories: bool) -> Iterator[str]:
+def _unreproduced(
+    old: JsonObject, new: JsonObject, store: Store, *, trajectories: bool
+) -> Iterator[str]:
     """How a record differs from that of the same cell run again, in words."""
-    same = old["timing"].get("machine") == machine.fingerprint() and old["versions"] == new["versions"]
+    same = (
+        old["timing"].get("machine") == machine.fingerprint()
+        and old["versions"] == new["versions"]
+    )
     then, now = (_reproducible(record, store, exact=same) for record in (old, new))
     if not trajectories:
         del then["trajectory"], now["trajectory"]
-    elif old["status"] == Status.TIMEOUT and old["iterations"] < new["iterations"] and then["trajectory"]:
+    elif (
+        old["status"] == Status.TIMEOUT
+        and old["iterations"] < new["iterations"]
+        and then["trajectory"]
+    ):
         then, now = _until_the_clock(then, now)
     return differences(then, now, 0.0 if same else ELSEWHERE)
 
@@ -357,17 +492,26 @@ def _reproducible(record: JsonObject, store: Store, *, exact: bool) -> JsonObjec
     """The part of a record that follows from suite, seed and code; without the numbers in texts unless ``exact``."""
     columns = store.trajectory(record) or {}
     fields = {name: record.get(name) for name in REPRODUCIBLE}
-    fields["where"] = PurePath(str(record.get("where", ""))).name  # without the folder of an installation
+    fields["where"] = PurePath(
+        str(record.get("where", ""))
+    ).name  # without the folder of an installation
     fields["cost"] = record["timing"].get("cost")
-    fields["trajectory"] = {name: column.tolist() for name, column in columns.items() if name != "seconds"}
+    fields["trajectory"] = {
+        name: column.tolist() for name, column in columns.items() if name != "seconds"
+    }
     if not exact:
         for name in ("reason", "restart_reason"):
             fields[name] = re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", fields[name] or "")
-        fields["warnings"] = [re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", line) for line in fields["warnings"] or ()]
+        fields["warnings"] = [
+            re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", line)
+            for line in fields["warnings"] or ()
+        ]
     return json.loads(json.dumps(fields))  # type: ignore[no-any-return]
 
 
-def _until_the_clock(then: JsonObject, now: JsonObject) -> tuple[JsonObject, JsonObject]:
+def _until_the_clock(
+    then: JsonObject, now: JsonObject
+) -> tuple[JsonObject, JsonObject]:
     """What a run that a clock ended has in common with the whole run: its start, and the steps that both have recorded.
 
     The values at its end are those of its last step.
@@ -376,25 +520,43 @@ def _until_the_clock(then: JsonObject, now: JsonObject) -> tuple[JsonObject, Jso
     compared = []
     for fields in (then, now):
         course = fields["trajectory"]
-        rows = [row for row, step in enumerate(course["iteration"]) if step in recorded and step <= then["iterations"]]
+        rows = [
+            row
+            for row, step in enumerate(course["iteration"])
+            if step in recorded and step <= then["iterations"]
+        ]
         shared = {name: fields[name] for name in ("samples", "start", "cost")}
         compared.append(
-            shared | {"trajectory": {name: [column[row] for row in rows] for name, column in course.items()}}
+            shared
+            | {
+                "trajectory": {
+                    name: [column[row] for row in rows]
+                    for name, column in course.items()
+                }
+            }
         )
-    ends = {name: column[-1] for name, column in then["trajectory"].items() if name in then["metrics"]}
+    ends = {
+        name: column[-1]
+        for name, column in then["trajectory"].items()
+        if name in then["metrics"]
+    }
     compared[0]["metrics"] = {name: then["metrics"][name] for name in ends}
     compared[1]["metrics"] = ends
     return compared[0], compared[1]
 
 
-def differences(old: Any, new: Any, tolerance: float, *, absolute: float | None = None) -> Iterator[str]:
+def differences(
+    old: Any, new: Any, tolerance: float, *, absolute: float | None = None
+) -> Iterator[str]:
     """Where two documents differ, in words; numbers may differ by so much, relative or absolute, or by ``absolute``."""
     then, now = dict(_leaves(old)), dict(_leaves(new))
     least = tolerance if absolute is None else absolute
     for where in {**then, **now}:
         one, other = then.get(where), now.get(where)
         if isinstance(one, float) and isinstance(other, float):
-            same = math.isclose(one, other, rel_tol=tolerance, abs_tol=least) or (one != one and other != other)
+            same = math.isclose(one, other, rel_tol=tolerance, abs_tol=least) or (
+                one != one and other != other
+            )
         else:
             same = one == other
         if not same:

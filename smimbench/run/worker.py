@@ -32,7 +32,9 @@ def main() -> None:
     from smimbench.run.loop import beat_to
 
     beat_to(Path(setup["heartbeat"]))
-    set_registry(Registry(setup["paths"], third_party=setup["third_party"], only=setup["only"]))
+    set_registry(
+        Registry(setup["paths"], third_party=setup["third_party"], only=setup["only"])
+    )
     here = os.getpid()
 
     def tell(**event: Any) -> None:
@@ -56,7 +58,9 @@ def main() -> None:
         try:
             answer = work(*arguments)
             for stream in (sys.stdout, sys.stderr):
-                if stream is not None and not stream.closed:  # a plugin may have done either
+                if (
+                    stream is not None and not stream.closed
+                ):  # a plugin may have done either
                     stream.flush()
             tell(answer=answer)
         except BaseException as error:  # a plugin may raise anything
@@ -76,7 +80,11 @@ def _begin() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     leave = os._exit  # the registry replaces it while it imports a plugin, and the parent may end just then
     # The end of the pipe is the end of the parent, or of its interest.
-    listen(source, lambda message: leave(1) if message is None else inbox.put(message), sys.maxsize)
+    listen(
+        source,
+        lambda message: leave(1) if message is None else inbox.put(message),
+        sys.maxsize,
+    )
     return inbox, target
 
 

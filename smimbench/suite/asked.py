@@ -40,7 +40,11 @@ def sample_ratios(value: Any) -> list[float]:
     """
     try:
         if isinstance(value, str):
-            found = _between(*value.split(":")) if ":" in value else np.array([float(one) for one in value.split(",")])
+            found = (
+                _between(*value.split(":"))
+                if ":" in value
+                else np.array([float(one) for one in value.split(",")])
+            )
         else:
             found = np.asarray(value, dtype=float).ravel()
     except (TypeError, ValueError):
@@ -56,10 +60,19 @@ def sample_ratios(value: Any) -> list[float]:
 
 
 def _between(first: str, last: str, count: str) -> Any:
-    if not (2 <= int(count) <= 10_000 and math.isfinite(float(first)) and math.isfinite(float(last))):
+    if not (
+        2 <= int(count) <= 10_000
+        and math.isfinite(float(first))
+        and math.isfinite(float(last))
+    ):
         raise ValueError
     # 0.3 as it is typed, not the number next to it.
-    return np.array([float(f"{one:.14g}") for one in np.linspace(float(first), float(last), int(count))])
+    return np.array(
+        [
+            float(f"{one:.14g}")
+            for one in np.linspace(float(first), float(last), int(count))
+        ]
+    )
 
 
 def suite_of_items(
@@ -78,26 +91,47 @@ def suite_of_items(
                 f"{kind} {missing(kind, parameters)}; a problem without a suite needs {', '.join(KINDS)}, alpha"
             )
     if not alphas:
-        raise ValueError(f"alpha {missing('alpha', parameters)}; give sample ratios: 0.1, or 0.1:0.3:20")
+        raise ValueError(
+            f"alpha {missing('alpha', parameters)}; give sample ratios: 0.1, or 0.1:0.3:20"
+        )
     kinds = KINDS if items.get("inputs") is None else (*KINDS, "inputs")
-    found = {kind: get_registry().get(kind, str(items[kind]), items["model"]) for kind in kinds}
+    found = {
+        kind: get_registry().get(kind, str(items[kind]), items["model"])
+        for kind in kinds
+    }
     known = {
-        kind: [name for name in signature_of(entry.item) if name not in ENGINE_FILLED.get(kind, ())]
+        kind: [
+            name
+            for name in signature_of(entry.item)
+            if name not in ENGINE_FILLED.get(kind, ())
+        ]
         for kind, entry in found.items()
     }
     given = []
     for name, value in parameters.items():
-        text = value if isinstance(value, str) else json.dumps(value, default=plain_value)
+        text = (
+            value if isinstance(value, str) else json.dumps(value, default=plain_value)
+        )
         owners = [kind for kind in kinds if name in known[kind]]
         if not owners:
             words = [*kinds, "alpha", *(word for kind in kinds for word in known[kind])]
-            raise ValueError(f"{name} is no option and no parameter of this problem; {suggestion(name, words)}")
+            raise ValueError(
+                f"{name} is no option and no parameter of this problem; {suggestion(name, words)}"
+            )
         if len(owners) > 1:
-            raise ValueError(f"{' and '.join(owners)} have {name}: set problem.{owners[0]}.{name}={text}")
+            raise ValueError(
+                f"{' and '.join(owners)} have {name}: set problem.{owners[0]}.{name}={text}"
+            )
         given.append(f"problem.{owners[0]}.{name}={text}")
     names = {kind: json.dumps(items[kind]) for kind in KINDS}
-    names["inputs"] = f"inputs  = {{ name = {json.dumps(items['inputs'])} }}\n" if "inputs" in kinds else ""
+    names["inputs"] = (
+        f"inputs  = {{ name = {json.dumps(items['inputs'])} }}\n"
+        if "inputs" in kinds
+        else ""
+    )
     plain = [str(items[kind]).rpartition(":")[2] for kind in kinds]
     tokens = f", tokens = {TOKENS}" if "tokens" in known["model"] else ""
-    text = TEXT.format(title=", ".join(plain), alphas=list(alphas), tokens=tokens, **names)
+    text = TEXT.format(
+        title=", ".join(plain), alphas=list(alphas), tokens=tokens, **names
+    )
     return "-".join(plain), text, given

@@ -69,7 +69,15 @@ class Cell:
 
     def identity(self) -> JsonObject:
         """All settings that can change the cell's result; the key is a hash of them."""
-        own = ("problem", "algorithm", "alpha", "dimension", "replicate", "seed", "backend")
+        own = (
+            "problem",
+            "algorithm",
+            "alpha",
+            "dimension",
+            "replicate",
+            "seed",
+            "backend",
+        )
         found = {name: getattr(self, name) for name in own} | self.run.identity()
         return found if self.tuning is None else found | {"tuning": self.tuning}
 
@@ -81,7 +89,11 @@ class Cell:
     @property
     def described(self) -> JsonObject:
         """The algorithm, the same for all problems: a tuned one as it is written, with its search in place of the result."""
-        return self.algorithm if self.tuning is None else {**self.tuning["of"], "tune": self.tuning["tune"]}
+        return (
+            self.algorithm
+            if self.tuning is None
+            else {**self.tuning["of"], "tune": self.tuning["tune"]}
+        )
 
     @cached_property
     def key(self) -> str:
@@ -91,7 +103,11 @@ class Cell:
     def distributions(self) -> frozenset[str]:
         """Third-party packages whose code the cell runs, through its items, metrics and start."""
         model = self.problem["model"]["name"]
-        inner = (value for value in self.algorithm.values() if isinstance(value, dict) and "source" in value)
+        inner = (
+            value
+            for value in self.algorithm.values()
+            if isinstance(value, dict) and "source" in value
+        )
         items = (*self.problem.values(), self.algorithm, *inner)
         found = {item["distribution"] for item in items if "distribution" in item}
         named = [("metric", name.partition("@")[0]) for name in self.run.metrics]
@@ -101,7 +117,10 @@ class Cell:
                 found.add(get_registry().get(kind, name, model).distribution)
             except RegistryError:  # its record will say so
                 continue
-        found |= {entry.distribution for entry in assumed_entries(self.algorithm, model).values()}
+        found |= {
+            entry.distribution
+            for entry in assumed_entries(self.algorithm, model).values()
+        }
         return frozenset(found - {BUILT_IN})
 
     def rebuild(self) -> tuple[Problem, Any]:
@@ -115,13 +134,20 @@ class Cell:
         """
         problem = build_problem(self.problem)
         algorithm = build_algorithm(self.algorithm, problem)
-        here = {**problem.spec, "algorithm": version_of(_algorithm_entry(self.algorithm, problem))}
+        here = {
+            **problem.spec,
+            "algorithm": version_of(_algorithm_entry(self.algorithm, problem)),
+        }
         wanted = {**self.problem, "algorithm": self.algorithm}
         for kind, one in assumed_entries(self.algorithm, problem.model.name).items():
-            here[f"assumed {kind}"], wanted[f"assumed {kind}"] = version_of(one), self.algorithm["assumed"][kind]
+            here[f"assumed {kind}"], wanted[f"assumed {kind}"] = (
+                version_of(one),
+                self.algorithm["assumed"][kind],
+            )
         for kind, spec in wanted.items():
             own, asked = (
-                f"version {one['version']}" + (f" with the code {one['source']}" if "source" in one else "")
+                f"version {one['version']}"
+                + (f" with the code {one['source']}" if "source" in one else "")
                 for one in (here[kind], spec)
             )
             if own != asked:
@@ -162,26 +188,39 @@ class Suite:
 
     def __repr__(self) -> str:
         problems = ", ".join(plan.label for plan in self.chosen_plans)
-        algorithms = ", ".join(table["label"] for table in self.algorithms) or "theory only"
+        algorithms = (
+            ", ".join(table["label"] for table in self.algorithms) or "theory only"
+        )
         return f"Suite({self.name!r}; {problems}; {algorithms})"
 
     def with_choices(self, shared: JsonObject) -> Suite:
         """With the settings that were chosen for a run, from its ``run.json``."""
         found = shared.get("choices", [])
         return replace(
-            self, choices={(c["problem"], c["label"]): {k: c[k] for k in ("algorithm", "tuning")} for c in found}
+            self,
+            choices={
+                (c["problem"], c["label"]): {k: c[k] for k in ("algorithm", "tuning")}
+                for c in found
+            },
         )
 
     @property
     def needs_prediction_errors(self) -> bool:
         """Whether a metric or a published value needs errors of prediction."""
-        published = {reference.metric for reference in self.run.reference} - {"mse", "overlap"}
-        return bool(published) or any("generalization" in name for name in self.run.metrics)
+        published = {reference.metric for reference in self.run.reference} - {
+            "mse",
+            "overlap",
+        }
+        return bool(published) or any(
+            "generalization" in name for name in self.run.metrics
+        )
 
     @property
     def chosen_plans(self) -> tuple[ProblemPlan, ...]:
         """Problems selected by ``--only problem=...``."""
-        return tuple(plan for plan in self.plans if selects(self.only, problem=plan.label))
+        return tuple(
+            plan for plan in self.plans if selects(self.only, problem=plan.label)
+        )
 
     @property
     def problems(self) -> dict[str, Problem]:
@@ -213,9 +252,17 @@ class Suite:
 
     def algorithm_words(self) -> list[tuple[JsonObject, tuple[str, ...]]]:
         """Every algorithm with the words that pick it: its label, that of its entry, and its name unless that is a label."""
-        labels = {word for table in self.algorithms for word in (table["label"], table["entry"])}
+        labels = {
+            word
+            for table in self.algorithms
+            for word in (table["label"], table["entry"])
+        }
         return [
-            (table, (table["label"], table["entry"], *({table["spec"]["name"]} - labels))) for table in self.algorithms
+            (
+                table,
+                (table["label"], table["entry"], *({table["spec"]["name"]} - labels)),
+            )
+            for table in self.algorithms
         ]
 
     def cells(self, backend: str = "numpy") -> list[Cell]:
@@ -229,10 +276,19 @@ class Suite:
         only, plans = self.only, self.plans_with_data()
         # Metrics of the trajectory are always measured; only the others make another cell.
         run = self.run.of_cell(names_in_key(self.run.metrics))
-        algorithms = [table for table, words in self.algorithm_words() if selects(only, algorithm=words)]
+        algorithms = [
+            table
+            for table, words in self.algorithm_words()
+            if selects(only, algorithm=words)
+        ]
         replicates = [r for r in range(self.seeds) if selects(only, seed=r)]
         points = [
-            (plan, [alpha for alpha in plan.alphas if selects(only, alpha=alpha)], dimension, seeds)
+            (
+                plan,
+                [alpha for alpha in plan.alphas if selects(only, alpha=alpha)],
+                dimension,
+                seeds,
+            )
             for plan in plans
             for dimension, seeds in zip(plan.dimensions, plan.seeds)
             if selects(only, problem=plan.label, dimension=dimension)
@@ -246,7 +302,9 @@ class Suite:
                 replicate=replicate,
                 seed=self.seed,
                 backend=backend,
-                run=run.model_copy(update={"start": table["start"]}) if table["start"] else run,
+                run=run.model_copy(update={"start": table["start"]})
+                if table["start"]
+                else run,
                 problem_label=plan.label,
                 algorithm_label=table["label"],
             )
@@ -261,17 +319,26 @@ class Suite:
         """The algorithm of a cell and where its setting is from."""
         if found := self.choices.get((plan.label, table["label"])):
             return {**found, "origin": f"tuned, {found['tuning']['trials']} trials"}
-        return {"algorithm": with_versions(table["spec"], plan.problem.model.name), "origin": table["origin"]}
+        return {
+            "algorithm": with_versions(table["spec"], plan.problem.model.name),
+            "origin": table["origin"],
+        }
 
 
 def by_dimension(
-    variants: Iterable[tuple[dict[str, JsonObject], JsonObject]], dimensions: tuple[int, ...], seeds: tuple[int, ...]
-) -> Iterator[tuple[dict[str, JsonObject], JsonObject, tuple[int, ...], tuple[int, ...]]]:
+    variants: Iterable[tuple[dict[str, JsonObject], JsonObject]],
+    dimensions: tuple[int, ...],
+    seeds: tuple[int, ...],
+) -> Iterator[
+    tuple[dict[str, JsonObject], JsonObject, tuple[int, ...], tuple[int, ...]]
+]:
     """Problems with their dimensions and seeds; inputs whose spectrum changes with the dimension are a problem at each."""
     for tables, differing in variants:
         own = tables.get("inputs", {})
         try:
-            named = "features" in signature_of(get_registry().get("inputs", str(own.get("name"))).item)
+            named = "features" in signature_of(
+                get_registry().get("inputs", str(own.get("name"))).item
+            )
         except RegistryError:  # said when the problem is made
             named = False
         if not named or {"features", "spectrum"} & own.keys():
@@ -279,7 +346,12 @@ def by_dimension(
             continue
         for D, count in zip(dimensions, seeds):
             more = {"features": D} if len(dimensions) > 1 else {}
-            yield {**tables, "inputs": {**own, "features": D}}, {**differing, **more}, (D,), (count,)
+            yield (
+                {**tables, "inputs": {**own, "features": D}},
+                {**differing, **more},
+                (D,),
+                (count,),
+            )
 
 
 def key_of(document: Any) -> str:
@@ -294,9 +366,17 @@ def agree(one: Any, other: Any) -> bool:
     """
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return bool(one == other)
-    tables = {key for side in (one, other) for key, value in side.items() if isinstance(value, dict)}
+    tables = {
+        key
+        for side in (one, other)
+        for key, value in side.items()
+        if isinstance(value, dict)
+    }
     common = one.keys() & other.keys()
-    return tables <= common and all(agree(one[key], other[key]) for key in common - {*CODE, "distribution", "metrics"})
+    return tables <= common and all(
+        agree(one[key], other[key])
+        for key in common - {*CODE, "distribution", "metrics"}
+    )
 
 
 def build_problem(spec: JsonObject) -> Problem:
@@ -325,12 +405,18 @@ def make_algorithm(entry: Entry, parameters: JsonObject) -> tuple[Any, JsonObjec
     spec = specification(entry, item)
     if len(own) == len(parameters):
         return item, spec
-    return Assuming(item, parameters["assumed"]), spec | {"assumed": parameters["assumed"]}
+    return Assuming(item, parameters["assumed"]), spec | {
+        "assumed": parameters["assumed"]
+    }
 
 
 def _algorithm_entry(spec: JsonObject, problem: Problem | None) -> Entry:
     name = as_table(spec)["name"]
     try:
-        return get_registry().get("algorithm", name, problem.model.name if problem else None)
+        return get_registry().get(
+            "algorithm", name, problem.model.name if problem else None
+        )
     except RegistryError:
-        return get_registry().get("algorithm", name)  # of another model: ``refusal`` says so
+        return get_registry().get(
+            "algorithm", name
+        )  # of another model: ``refusal`` says so

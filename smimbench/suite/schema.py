@@ -66,23 +66,38 @@ def distinct(values: Sequence[Any]) -> Sequence[Any]:
         raise ValueError("must not be empty")
     seen: dict[str, int] = {}
     for i, value in enumerate(values):
-        number = isinstance(value, int) and not isinstance(value, bool)  # 1 and 1.0 are one value
-        first = seen.setdefault(json.dumps(float(value) if number else value, sort_keys=True, default=str), i)
+        number = isinstance(value, int) and not isinstance(
+            value, bool
+        )  # 1 and 1.0 are one value
+        first = seen.setdefault(
+            json.dumps(float(value) if number else value, sort_keys=True, default=str),
+            i,
+        )
         if first != i:
-            raise ValueError(f"{value!r} is listed twice, as entries {first} and {i}; remove one")
+            raise ValueError(
+                f"{value!r} is listed twice, as entries {first} and {i}; remove one"
+            )
     return values
 
 
-def _one_for_each_alpha(values: tuple[float, ...], others: pydantic.ValidationInfo) -> tuple[float, ...]:
+def _one_for_each_alpha(
+    values: tuple[float, ...], others: pydantic.ValidationInfo
+) -> tuple[float, ...]:
     wanted = len(others.data.get("alpha", values))
     if len(values) != wanted:
-        raise ValueError(f"must have as many numbers as alpha ({wanted}), got {len(values)}")
+        raise ValueError(
+            f"must have as many numbers as alpha ({wanted}), got {len(values)}"
+        )
     return values
 
 
-def _of_overlap(entry: tuple[int, ...], others: pydantic.ValidationInfo) -> tuple[int, ...]:
+def _of_overlap(
+    entry: tuple[int, ...], others: pydantic.ValidationInfo
+) -> tuple[int, ...]:
     if entry and (len(entry) != 2 or others.data.get("metric") != "overlap"):
-        raise ValueError('must be a row and a column of the overlap matrix, so it needs metric = "overlap"')
+        raise ValueError(
+            'must be a row and a column of the overlap matrix, so it needs metric = "overlap"'
+        )
     return entry
 
 
@@ -103,7 +118,9 @@ Item = str | dict[str, Any]
 class Table(pydantic.BaseModel):
     """Base class of the tables of a suite; unknown keys and values of the wrong type are rejected."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True, allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(
+        extra="forbid", strict=True, frozen=True, defer_build=True, allow_inf_nan=False
+    )
 
 
 class SuiteTable(Table):
@@ -159,7 +176,10 @@ class Items(Table):
         written = {"model": self.model, "channel": self.channel, "prior": self.prior}
         if self.inputs != DEFAULT_INPUTS:
             written["inputs"] = self.inputs
-        return {kind: {"name": one} if isinstance(one, str) else dict(one) for kind, one in written.items()}
+        return {
+            kind: {"name": one} if isinstance(one, str) else dict(one)
+            for kind, one in written.items()
+        }
 
 
 class ProblemTable(Items):
@@ -188,7 +208,9 @@ class Range(Table):
     @pydantic.model_validator(mode="after")
     def _in_order(self) -> Range:
         if not -LARGEST <= self.low < self.high <= LARGEST:
-            raise ValueError(f"low must be less than high, and both finite, got {self.low:g} and {self.high:g}")
+            raise ValueError(
+                f"low must be less than high, and both finite, got {self.low:g} and {self.high:g}"
+            )
         if self.log and self.low <= 0:
             raise ValueError(f"low must be > 0 where log is true, got {self.low:g}")
         return self
@@ -240,13 +262,18 @@ class AlgorithmTable(OpenTable):
     @pydantic.field_validator("assumed")
     @classmethod
     def _says_something(cls, value: Any) -> Any:
-        if value is not None and (not value or any(one in ({}, "") for one in value.values())):
+        if value is not None and (
+            not value or any(one in ({}, "") for one in value.values())
+        ):
             raise ValueError("must name a channel or a prior, or parameters of one")
         return value
 
     def parameters(self) -> JsonObject:
         """Parameters as written, and ``assumed``."""
-        return {**(self.model_extra or {}), **({"assumed": dict(self.assumed)} if self.assumed else {})}
+        return {
+            **(self.model_extra or {}),
+            **({"assumed": dict(self.assumed)} if self.assumed else {}),
+        }
 
 
 class Reference(Table):
@@ -347,9 +374,13 @@ class RunOptions(Table):
     """An algorithm without a number of steps of its own stops when its undamped relative residual is below this."""
     max_iterations: Annotated[int, InKey()] = Field(default=300, ge=1)
     """Iterations after which it is not converged; an algorithm may start over or continue once."""
-    timeout: Annotated[float | None, BeforeValidator(_unlimited), InKey()] = Field(default=None, gt=0)
+    timeout: Annotated[float | None, BeforeValidator(_unlimited), InKey()] = Field(
+        default=None, gt=0
+    )
     """Seconds per cell on the algorithm's clock; left out or `inf`: no limit."""
-    metrics: Annotated[ListOf[str], AfterValidator(distinct), InKey()] = Field(default=("mse", "overlap"), min_length=1)
+    metrics: Annotated[ListOf[str], AfterValidator(distinct), InKey()] = Field(
+        default=("mse", "overlap"), min_length=1
+    )
     """Metrics that are reported. Those that cost extra are part of a cell's identity."""
     start: Annotated[str, InKey()] = "uninformed"
     """Where algorithms begin: `uninformed` (their own choice), `informed` (near the teacher), or the name of an algorithm with
@@ -358,7 +389,9 @@ class RunOptions(Table):
     """Absolute error that counts as reached where theory says 0."""
     dtype: Annotated[Literal["float64", "float32", "mixed"], InKey()] = "float64"
     """Precision of all arrays; `mixed`: inputs in float32, all else in float64."""
-    tf32: Annotated[bool, AfterValidator(_of_float32), InKey(left_out_at_default=True)] = False
+    tf32: Annotated[
+        bool, AfterValidator(_of_float32), InKey(left_out_at_default=True)
+    ] = False
     """Allow TF32 in the matrix products of float32 on an accelerator."""
     draw: Annotated[Literal["host", "device"], InKey(left_out_at_default=True)] = "host"
     """Where inputs are drawn: `host` (the same bits on every backend), or `device`, for runs so large that drawing and moving
@@ -371,7 +404,10 @@ class RunOptions(Table):
         found = {}
         for name, mark in in_key().items():
             value = getattr(self, name)
-            if not (mark.left_out_at_default and value == type(self).model_fields[name].default):
+            if not (
+                mark.left_out_at_default
+                and value == type(self).model_fields[name].default
+            ):
                 found[name] = value
         return found
 
@@ -384,7 +420,12 @@ class RunOptions(Table):
 def in_key() -> dict[str, InKey]:
     """Names of run options that are part of a cell's identity."""
     fields = RunOptions.model_fields.items()
-    return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, InKey)}
+    return {
+        name: mark
+        for name, field in fields
+        for mark in field.metadata
+        if isinstance(mark, InKey)
+    }
 
 
 class Document(Table):
@@ -415,7 +456,11 @@ def table_at(location: Sequence[int | str]) -> type[Table]:
     for name in location:
         if isinstance(name, str):
             kinds = _types(found.model_fields[name].annotation)
-            found = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Table))
+            found = next(
+                kind
+                for kind in kinds
+                if isinstance(kind, type) and issubclass(kind, Table)
+            )
     return found
 
 

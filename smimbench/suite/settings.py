@@ -12,7 +12,13 @@ import pydantic
 from smimbench.files import attempt
 from smimbench.interfaces import ParameterError
 from smimbench.registry.adapters import plan_of, sizes
-from smimbench.registry.parameters import build, explain_validation, require_known, signature_of, takes_lists
+from smimbench.registry.parameters import (
+    build,
+    explain_validation,
+    require_known,
+    signature_of,
+    takes_lists,
+)
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.suite.schema import Range, TuneTable, distinct
 
@@ -39,19 +45,33 @@ def axes_of(item: Any, parameters: JsonObject) -> dict[Key, list[Any]]:
     found: dict[Key, list[Any]] = {}
     for name, value in parameters.items():
         if isinstance(value, list) and (
-            not takes_lists(item, "algorithm", name) or (value and all(isinstance(one, list) for one in value))
+            not takes_lists(item, "algorithm", name)
+            or (value and all(isinstance(one, list) for one in value))
         ):
             found[name,] = value
         elif name == "assumed":
-            tables = ((kind, table) for kind, table in value.items() if isinstance(table, dict))
-            found |= {(name, k, key): v for k, table in tables for key, v in table.items() if isinstance(v, list)}
-        elif isinstance(value, dict) and isinstance(value.get("name"), str):  # an algorithm within this one
+            tables = (
+                (kind, table)
+                for kind, table in value.items()
+                if isinstance(table, dict)
+            )
+            found |= {
+                (name, k, key): v
+                for k, table in tables
+                for key, v in table.items()
+                if isinstance(v, list)
+            }
+        elif isinstance(value, dict) and isinstance(
+            value.get("name"), str
+        ):  # an algorithm within this one
             try:
                 inner = get_registry().get("algorithm", value["name"]).item
             except RegistryError:  # building it says so
                 continue
             own = {key: one for key, one in value.items() if key != "name"}
-            found |= {(name, *path): values for path, values in axes_of(inner, own).items()}
+            found |= {
+                (name, *path): values for path, values in axes_of(inner, own).items()
+            }
     return found
 
 
@@ -66,14 +86,19 @@ def with_setting(parameters: JsonObject, setting: Setting) -> JsonObject:
     found = dict(parameters)
     for (name, *rest), value in setting.items():
         inner = found.get(name) or {}
-        inner = {"name": inner} if isinstance(inner, str) else inner  # an algorithm by its name alone
+        inner = (
+            {"name": inner} if isinstance(inner, str) else inner
+        )  # an algorithm by its name alone
         found[name] = with_setting(inner, {tuple(rest): value}) if rest else value
     return found
 
 
 def words_of(setting: Setting) -> str:
     """A setting in short: ``learning_rate 0.3, beta1 0.8``."""
-    return ", ".join(f"{'assumed ' * (path[0] == 'assumed')}{path[-1]} {_word(v)}" for path, v in setting.items())
+    return ", ".join(
+        f"{'assumed ' * (path[0] == 'assumed')}{path[-1]} {_word(v)}"
+        for path, v in setting.items()
+    )
 
 
 def _word(value: Any) -> str:
@@ -86,9 +111,13 @@ def budget(algorithm: Any, plan: ProblemPlan) -> Any:
     """Steps, batch, students and fresh samples of every run: what belongs to the problem and not to its solver."""
     model, budgets = plan.problem.model, []
     for alpha, dimension in itertools.product(plan.alphas, plan.dimensions):
-        data = sizes(model.sample_count(alpha, dimension), model.tokens, dimension, alpha)
+        data = sizes(
+            model.sample_count(alpha, dimension), model.tokens, dimension, alpha
+        )
         planned = plan_of(algorithm, data)
-        budgets.append((planned.steps, planned.batch, planned.students, planned.draws_fresh))
+        budgets.append(
+            (planned.steps, planned.batch, planned.students, planned.draws_fresh)
+        )
     return budgets
 
 
@@ -97,7 +126,10 @@ def by_hand(item: Any, parameters: JsonObject, plan: ProblemPlan) -> bool:
     written = build(item, "algorithm", parameters)
     for name in parameters:
         other, error = attempt(
-            build, item, "algorithm", {key: value for key, value in parameters.items() if key != name}
+            build,
+            item,
+            "algorithm",
+            {key: value for key, value in parameters.items() if key != name},
         )
         if error or (other != written and budget(other, plan) == budget(written, plan)):
             return True
@@ -107,7 +139,13 @@ def by_hand(item: Any, parameters: JsonObject, plan: ProblemPlan) -> bool:
 # -- the space of a search ------------------------------------------------------------------------------------------------
 
 
-def tune_of(table: TuneTable, axes: Mapping[Key, Any], item: Any, parameters: JsonObject, plan: ProblemPlan) -> Any:
+def tune_of(
+    table: TuneTable,
+    axes: Mapping[Key, Any],
+    item: Any,
+    parameters: JsonObject,
+    plan: ProblemPlan,
+) -> Any:
     """``trials`` and ``space`` of a search, the space by names of parameters (``of.learning_rate``), as JSON.
 
     Parameters that the algorithm itself has as lists, its ``axes``, are not tuned; None if nothing else is.
@@ -118,16 +156,25 @@ def tune_of(table: TuneTable, axes: Mapping[Key, Any], item: Any, parameters: Js
         If the algorithm cannot be made at an end of a range or at a value of a list, or would not be run for the same steps and
         samples.
     """
-    require_known(table.model_extra or (), [*signature_of(item), *TuneTable.model_fields])
+    require_known(
+        table.model_extra or (), [*signature_of(item), *TuneTable.model_fields]
+    )
     space = _space(table.model_extra or {})
     if not space:
         raise ParameterError(
-            "", "names no parameter to tune, as learning_rate = { low = 0.01, high = 1.0, log = true }"
+            "",
+            "names no parameter to tune, as learning_rate = { low = 0.01, high = 1.0, log = true }",
         )
     usual = budget(build(item, "algorithm", parameters), plan)
     for path, values in space.items():
         for value in (values.low, values.high) if isinstance(values, Range) else values:
-            if budget(build(item, "algorithm", with_setting(parameters, {path: value})), plan) != usual:
+            if (
+                budget(
+                    build(item, "algorithm", with_setting(parameters, {path: value})),
+                    plan,
+                )
+                != usual
+            ):
                 why = "changes the steps or the samples of a run, which belong to the problem and are not tuned; remove it"
                 raise ParameterError(".".join(path), why)
     named = {
@@ -145,14 +192,24 @@ def _space(table: JsonObject, *before: str) -> Space:
         if isinstance(value, dict) and not value.keys() & Range.model_fields.keys():
             found |= _space(value, *path)
             continue
-        require_known(value if isinstance(value, dict) else (), Range.model_fields, *path)
+        require_known(
+            value if isinstance(value, dict) else (), Range.model_fields, *path
+        )
         try:
-            found[path] = list(distinct(value)) if isinstance(value, list) else Range.model_validate(value)
+            found[path] = (
+                list(distinct(value))
+                if isinstance(value, list)
+                else Range.model_validate(value)
+            )
         except pydantic.ValidationError as error:
             key, message = (
-                explain_validation(error) if isinstance(value, dict) else ("", f"{_LIST_OR_RANGE}, got {value!r}")
+                explain_validation(error)
+                if isinstance(value, dict)
+                else ("", f"{_LIST_OR_RANGE}, got {value!r}")
             )
-            raise ParameterError(".".join(filter(None, (*path, key))), message) from None
+            raise ParameterError(
+                ".".join(filter(None, (*path, key))), message
+            ) from None
         except ValueError as error:
             raise ParameterError(".".join(path), str(error)) from None
     return found
@@ -173,13 +230,21 @@ def trials_of(tune: JsonObject, written: JsonObject) -> list[Setting]:
     """
     from smimbench.numerics.qmc import uniform_points
 
-    space, count = {tuple(name.split(".")): values for name, values in tune["space"].items()}, tune["trials"]
-    as_written = {path: value for path in space if (value := _value(written, path)) is not None}
+    space, count = (
+        {tuple(name.split(".")): values for name, values in tune["space"].items()},
+        tune["trials"],
+    )
+    as_written = {
+        path: value for path in space if (value := _value(written, path)) is not None
+    }
     lists = {path: values for path, values in space.items() if isinstance(values, list)}
     if len(lists) == len(space) and math.prod(map(len, lists.values())) <= count:
         return [as_written, *product(lists)]
     sampled = (
-        {path: _at(values, float(u), as_written.get(path)) for u, (path, values) in zip(point, space.items())}
+        {
+            path: _at(values, float(u), as_written.get(path))
+            for u, (path, values) in zip(point, space.items())
+        }
         for point in uniform_points(len(space), count - 1, "tuning")
     )
     return [as_written, *sampled]
@@ -190,7 +255,11 @@ def _at(values: list[Any] | JsonObject, u: float, written: Any) -> Any:
     if isinstance(values, list):
         return values[int(u * len(values))]
     low, high = values["low"], values["high"]
-    whole = isinstance(low, int) and isinstance(high, int) and not isinstance(written, float)
+    whole = (
+        isinstance(low, int)
+        and isinstance(high, int)
+        and not isinstance(written, float)
+    )
     end = high + whole  # the largest integer has as large a share as the others
     value = low * (end / low) ** u if values.get("log") else low + (end - low) * u
     return math.floor(value) if whole else min(max(float(f"{value:.4g}"), low), high)

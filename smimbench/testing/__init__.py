@@ -117,7 +117,9 @@ def parametrize_with_checks(items: Sequence[Any] | Any, *, seed: int = 0) -> Any
     import pytest
 
     found = bound_checks(items, seed=seed)
-    return pytest.mark.parametrize("check", [pytest.param(one, id=one.id) for one in found])
+    return pytest.mark.parametrize(
+        "check", [pytest.param(one, id=one.id) for one in found]
+    )
 
 
 def check(
@@ -178,17 +180,23 @@ GENERAL = ("declaration", "parameters", "bad_parameters")
 def all_checks(kind: str | None = None) -> tuple[Check, ...]:
     """All published checks for a kind of item (None: all kinds), in the order in which they run."""
     found = [check for check in PUBLISHED.values() if kind in (None, check.kind)]
-    return tuple(sorted(found, key=lambda check: 2 - 2 * (check.id in GENERAL) - check.required))
+    return tuple(
+        sorted(found, key=lambda check: 2 - 2 * (check.id in GENERAL) - check.required)
+    )
 
 
 def refuse_unknown(ids: Iterable[str], found: Iterable[CheckContext]) -> None:
     """Raise CheckError for a check id that does not exist for these items."""
     known = {one.id for context in found for one in all_checks(context.kind)}
     if odd := sorted(set(ids) - known):
-        raise CheckError(f"no check is called {odd[0]!r}; {suggestion(odd[0], sorted(known))}")
+        raise CheckError(
+            f"no check is called {odd[0]!r}; {suggestion(odd[0], sorted(known))}"
+        )
 
 
-def contexts(item: Any, *, seed: int = 0, parameters: JsonObject | None = None) -> list[CheckContext]:
+def contexts(
+    item: Any, *, seed: int = 0, parameters: JsonObject | None = None
+) -> list[CheckContext]:
     """Everything to be checked for an item: itself, one of its class, or one of every item of a name.
 
     Parameters as for ``smimbench.testing.check``; a class is made with its defaults or its attribute ``example`` (a dict
@@ -203,14 +211,21 @@ def contexts(item: Any, *, seed: int = 0, parameters: JsonObject | None = None) 
         return [item]
     if isinstance(item, str):
         named = _named(item, parameters)
-        return [CheckContext(e.kind, instantiate(e.item, e.kind, parameters), seed, e.distribution) for e in named]
+        return [
+            CheckContext(
+                e.kind, instantiate(e.item, e.kind, parameters), seed, e.distribution
+            )
+            for e in named
+        ]
     if isinstance(item, types.FunctionType):
         item = algorithm_class(item)
     kind = kind_of(item)
     if isinstance(item, type):
         return [CheckContext(kind, instantiate(item, kind, parameters), seed)]
     if parameters:
-        raise CheckError("parameters need a class or a name, not an instance: set them when you create the instance")
+        raise CheckError(
+            "parameters need a class or a name, not an instance: set them when you create the instance"
+        )
     if kind == "algorithm" and not gives(Algorithm, type(item), "step"):
         item = instantiate(type(item), kind, parameters_of(kind, item))
     with_defaults(BASES[kind], type(item))
@@ -222,12 +237,18 @@ def _named(name: str, parameters: JsonObject | None) -> list[Entry]:
     if not found:
         known = {entry.name for entry in get_registry().entries()}
         close = difflib.get_close_matches(name.rpartition(":")[2], known, 3)
-        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "see 'smimbench list'"
+        hint = (
+            f"did you mean {' or '.join(map(repr, close))}?"
+            if close
+            else "see 'smimbench list'"
+        )
         raise CheckError(f"nothing is called {name!r}; {hint}")
     # The same name may stand for several items: parameters say which are meant.
     taking = [e for e in found if set(parameters or ()) <= set(signature_of(e.item))]
     if not taking:
         taken = {p for e in found for p in signature_of(e.item)}
         odd = sorted(set(parameters or ()) - taken)[0]
-        raise CheckError(f"{name!r} has no parameter {odd}; {suggestion(odd, sorted(taken))}")
+        raise CheckError(
+            f"{name!r} has no parameter {odd}; {suggestion(odd, sorted(taken))}"
+        )
     return taking

@@ -69,7 +69,9 @@ class Setting:
 
     def run(self, seed: int, data: Data | None = None, most: int = STEPS) -> Array:
         """Run the algorithm and copy its estimate to the host."""
-        return np.array(to_host(self.drive(data or self.data(), self.context.rng(seed), most)))
+        return np.array(
+            to_host(self.drive(data or self.data(), self.context.rng(seed), most))
+        )
 
 
 def steps_of(algorithm: Any, data: Data, most: int = STEPS) -> int:
@@ -108,7 +110,9 @@ def settings(context: CheckContext) -> tuple[tuple[Setting], ...]:
 
 def _first_settings(context: CheckContext) -> Iterable[tuple[Setting]]:
     """One small problem for every model."""
-    return {case[0].problem.model.name: case for case in reversed(settings(context))}.values()
+    return {
+        case[0].problem.model.name: case for case in reversed(settings(context))
+    }.values()
 
 
 algorithm_check = partial(published, ("algorithm",), cases=settings)
@@ -131,40 +135,69 @@ def shapes(context: CheckContext, setting: Setting) -> None:
     P = problem.components
     wanted = tuple(problem.model.signal_shape(P, data.dimension))
     state = algorithm.init(problem, data, context.rng(1))
-    expect_array(f"estimate at the start ({setting.name})", algorithm.estimate(state), wanted)
+    expect_array(
+        f"estimate at the start ({setting.name})", algorithm.estimate(state), wanted
+    )
     for k in range(steps_of(algorithm, data)):
         found = algorithm.step(problem, data, state)
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Info)):
-            raise CheckFailed(f"step must return (state, smimbench.Info(...)), got {type(found).__name__}")
+        if not (
+            isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Info)
+        ):
+            raise CheckFailed(
+                f"step must return (state, smimbench.Info(...)), got {type(found).__name__}"
+            )
         state, info = found
         what = f"estimate after step {k + 1} ({setting.name})"
         expect_array(what, algorithm.estimate(state), wanted, "float64", data.inputs)
-        residual = float(to_host(info.residual) if hasattr(info.residual, "dtype") else info.residual)
+        residual = float(
+            to_host(info.residual) if hasattr(info.residual, "dtype") else info.residual
+        )
         if not 0 <= residual < math.inf:
-            raise CheckFailed(f"Info.residual must be a finite number >= 0, got {residual} ({setting.name})")
-        for name in ("predicted_overlap", "self_overlap", "squared_step", "log_information_ratio"):
+            raise CheckFailed(
+                f"Info.residual must be a finite number >= 0, got {residual} ({setting.name})"
+            )
+        for name in (
+            "predicted_overlap",
+            "self_overlap",
+            "squared_step",
+            "log_information_ratio",
+        ):
             value = getattr(info, name)
             if value is not None and np.shape(to_host(value)) != (P,):
-                raise CheckFailed(f"Info.{name} must have shape ({P},), got {np.shape(to_host(value))}")
+                raise CheckFailed(
+                    f"Info.{name} must have shape ({P},), got {np.shape(to_host(value))}"
+                )
     if algorithm.variance is not None:
-        expect_array("variance", algorithm.variance(state), (P, P), "float64", data.inputs)
+        expect_array(
+            "variance", algorithm.variance(state), (P, P), "float64", data.inputs
+        )
 
 
-@algorithm_check("It modifies its data: every algorithm that runs later on the same instance solves another problem.")
+@algorithm_check(
+    "It modifies its data: every algorithm that runs later on the same instance solves another problem."
+)
 def data_unchanged(context: CheckContext, setting: Setting) -> None:
     """Check that inputs and labels are unchanged after a run, and that read-only inputs are accepted."""
     instance = setting.instance
-    data = replace(setting.data(), inputs=np.array(instance.inputs), labels=np.array(instance.labels))
+    data = replace(
+        setting.data(),
+        inputs=np.array(instance.inputs),
+        labels=np.array(instance.labels),
+    )
     setting.drive(data, context.rng(11))
     for name in ("inputs", "labels"):
         if not np.array_equal(getattr(instance, name), getattr(data, name)):
-            raise CheckFailed(f"modifies its input: data.{name} has changed ({setting.name}); work on a copy")
+            raise CheckFailed(
+                f"modifies its input: data.{name} has changed ({setting.name}); work on a copy"
+            )
     try:
         setting.run(11)
     except ValueError as error:
         if "read-only" not in str(error):
             raise
-        raise CheckFailed(f"writes into its input data, which is read-only in a run: {error}") from error
+        raise CheckFailed(
+            f"writes into its input data, which is read-only in a run: {error}"
+        ) from error
 
 
 @algorithm_check(
@@ -186,13 +219,22 @@ def seed(context: CheckContext, setting: Setting) -> None:
         shifted = setting.run(31)
     data, model = setting.data(), setting.problem.model
     order = context.rng(33).permutation(data.dimension)
-    found = setting.run(31, replace(data, inputs=np.ascontiguousarray(data.inputs[:, :, order]), fresh=None))
+    found = setting.run(
+        31,
+        replace(
+            data, inputs=np.ascontiguousarray(data.inputs[:, :, order]), fresh=None
+        ),
+    )
     wanted = one[..., order] if one.ndim == 2 else one[:, order][:, :, order]
     aligned = to_host(model.align(wanted, found, setting.problem.channel.symmetry))
     size = np.linalg.norm(one)
     for gap, most, why in (
         (shifted - one, 0.1, "which depends on a numpy.random.default_rng of its own"),
-        (aligned - wanted, 1e-4, "but permuting the coordinates of the inputs changes more than their order"),
+        (
+            aligned - wanted,
+            1e-4,
+            "but permuting the coordinates of the inputs changes more than their order",
+        ),
     ):
         if not np.linalg.norm(gap) <= most * size:
             raise CheckFailed(
@@ -206,14 +248,18 @@ def _shifted_generators() -> Iterator[None]:
     original = np.random.default_rng
 
     def shifted(seed: Any = None) -> np.random.Generator:
-        derived = isinstance(seed, (np.random.Generator, np.random.BitGenerator, np.random.SeedSequence))
+        derived = isinstance(
+            seed, (np.random.Generator, np.random.BitGenerator, np.random.SeedSequence)
+        )
         return original(seed if derived else [977, 978])
 
     with mock.patch.object(np.random, "default_rng", shifted):
         yield
 
 
-@once_per_model("It moves away from the signal: its error grows to twice that of an estimate that knows nothing.")
+@once_per_model(
+    "It moves away from the signal: its error grows to twice that of an estimate that knows nothing."
+)
 def learns(context: CheckContext, setting: Setting) -> None:
     """Check that with many samples some steps reduce the error below that of the start and of the prior mean."""
     problem, algorithm = setting.problem, context.item
@@ -221,7 +267,10 @@ def learns(context: CheckContext, setting: Setting) -> None:
     here = replace(setting, instance=problem.instance(alpha, D, 1, seed=context.seed))
     begin = algorithm.estimate(algorithm.init(problem, here.data(), context.rng(35)))
     ends = to_host(begin), here.run(35, most=LONGEST)
-    before, after = (float(np.mean(here.instance.metrics(np.asarray(one, dtype=float))["mse"])) for one in ends)
+    before, after = (
+        float(np.mean(here.instance.metrics(np.asarray(one, dtype=float))["mse"]))
+        for one in ends
+    )
     if not after <= 2 * max(1.0, before):
         raise CheckFailed(
             f"its error is {before:.3g} at the start and {after:.3g} after some steps; the prior mean has 1 ({setting.name}, "
@@ -246,9 +295,16 @@ def state_copies(context: CheckContext, setting: Setting) -> None:
             begin, _ = algorithm.step(setting.problem, data, begin)
         ends.append(np.array(to_host(algorithm.estimate(begin))))
     for one, other, what in (
-        (read, kept, "a step changes the estimate that was handed out before; make a new array in step"),
+        (
+            read,
+            kept,
+            "a step changes the estimate that was handed out before; make a new array in step",
+        ),
         (kept, ends[0], "reading the estimate twice gives two answers"),
-        (*ends[1:], "a copy of the state goes on to another estimate; keep all that is iterated in it"),
+        (
+            *ends[1:],
+            "a copy of the state goes on to another estimate; keep all that is iterated in it",
+        ),
     ):
         if not np.array_equal(one, other):
             raise CheckFailed(f"{what} ({setting.name})")
@@ -261,7 +317,12 @@ def state_copies(context: CheckContext, setting: Setting) -> None:
 def dtypes(context: CheckContext, setting: Setting) -> None:
     """Check that estimates of float32 data are float32 and finite."""
     found = setting.drive(setting.data("float32"), context.rng(61))
-    expect_array(f"estimate of float32 data ({setting.name})", found, setting.instance.signal.shape, "float32")
+    expect_array(
+        f"estimate of float32 data ({setting.name})",
+        found,
+        setting.instance.signal.shape,
+        "float32",
+    )
 
 
 @once_per_model(
@@ -272,11 +333,19 @@ def namespace(context: CheckContext, setting: Setting, backend: Backend) -> None
     """Check that the strict array API on another device gives the same numbers as NumPy."""
     data = setting.instance.data(backend)
     found = setting.drive(data, context.rng(71), 2)
-    expect_array(f"estimate ({setting.name})", found, setting.instance.signal.shape, "float64", data.inputs)
+    expect_array(
+        f"estimate ({setting.name})",
+        found,
+        setting.instance.signal.shape,
+        "float64",
+        data.inputs,
+    )
     here = setting.run(71, most=2)
     gap = np.abs(to_host(found) - here).max()
     if not gap <= 1e-6 * (1 + np.abs(here).max()):
-        raise CheckFailed(f"the estimate differs between array namespaces by {gap:.2g} ({setting.name})")
+        raise CheckFailed(
+            f"the estimate differs between array namespaces by {gap:.2g} ({setting.name})"
+        )
 
 
 def _record(context: CheckContext, setting: Setting) -> dict[str, Any]:
@@ -295,7 +364,9 @@ def _record(context: CheckContext, setting: Setting) -> dict[str, Any]:
         problem_label=setting.name, algorithm_label=problem.label,
     )  # fmt: skip
     # Items as registered, without what the engine has put around them.
-    parts = {kind: getattr(problem, kind) for kind in ("model", "inputs", "channel", "prior")}
+    parts = {
+        kind: getattr(problem, kind) for kind in ("model", "inputs", "channel", "prior")
+    }
     bare = {kind: getattr(part, kind, part) for kind, part in parts.items()}
     with using(OverlayRegistry({**bare, "algorithm": item})):
         return run_cell(cell)
@@ -319,7 +390,11 @@ def runs(context: CheckContext, setting: Setting) -> None:
         try:
             store.write(record)
         except (TypeError, ValueError) as error:
-            raise CheckFailed(f"the record of a run cannot be written: {error} ({setting.name})") from error
+            raise CheckFailed(
+                f"the record of a run cannot be written: {error} ({setting.name})"
+            ) from error
         found = store.load().get(record["key"], {})
         if found.get("metrics") != record["metrics"]:
-            raise CheckFailed(f"a stored record is changed when read back ({setting.name}): {store.complaints}")
+            raise CheckFailed(
+                f"a stored record is changed when read back ({setting.name}): {store.complaints}"
+            )

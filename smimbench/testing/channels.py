@@ -12,9 +12,23 @@ import numpy as np
 from smimbench.derive import predict
 from smimbench.derive.labels import is_noisy, observable, symmetry_of_labels
 from smimbench.interfaces import SYMMETRIES, Array
-from smimbench.interfaces.checks import checked_posterior, is_real, not_finite, type_of_numbers
+from smimbench.interfaces.checks import (
+    checked_posterior,
+    is_real,
+    not_finite,
+    type_of_numbers,
+)
 from smimbench.testing.context import CheckContext
-from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, Refused, each_model, expect_array, published
+from smimbench.testing.core import (
+    Call,
+    CheckFailed,
+    CheckSkipped,
+    Draw,
+    Refused,
+    each_model,
+    expect_array,
+    published,
+)
 from smimbench.theory.consistency import require_likelihood
 
 OVERLAP, ERROR = 0.8, 0.4
@@ -30,7 +44,9 @@ def _cases(context: CheckContext) -> Iterator[tuple[Any, Any]]:
 channel_check = partial(published, ("channel",), cases=_cases)
 
 
-def drawn(context: CheckContext, model: Any, n: int, *key: int) -> tuple[Array, Array, Array, Array]:
+def drawn(
+    context: CheckContext, model: Any, n: int, *key: int
+) -> tuple[Array, Array, Array, Array]:
     """Draw ``V, omega, z, y`` for n samples: ``omega ~ N(0, OVERLAP I)``, ``z ~ N(omega, V)``."""
     P, rng = int(context.item.components), context.rng(*key)
     V = ERROR * (0.3 + 0.7 * np.eye(P))  # components are correlated
@@ -39,10 +55,15 @@ def drawn(context: CheckContext, model: Any, n: int, *key: int) -> tuple[Array, 
     return V, omega, z, np.asarray(context.item.forward(z, rng=rng))
 
 
-def _part(context: CheckContext, channel: Any, part: str, y: Array, omega: Array, V: Array) -> Array:
+def _part(
+    context: CheckContext, channel: Any, part: str, y: Array, omega: Array, V: Array
+) -> Array:
     """One part of the posterior, always computed with the same random numbers."""
     found: Array = getattr(
-        channel.posterior(y, omega, V, second_moment=part == "second_moment", rng=context.rng(42)), part
+        channel.posterior(
+            y, omega, V, second_moment=part == "second_moment", rng=context.rng(42)
+        ),
+        part,
     )
     return found
 
@@ -58,20 +79,48 @@ def calls(context: CheckContext) -> Iterator[Call]:
         for part in ("mean", "covariance", "second_moment"):
             function = partial(_part, context, channel, part)
             anywhere = part != "second_moment"
-            yield Call(f"posterior: {part}", function, (y, omega, V), scale, slack, 2e-3, 1e-6, True, anywhere)
+            yield Call(
+                f"posterior: {part}",
+                function,
+                (y, omega, V),
+                scale,
+                slack,
+                2e-3,
+                1e-6,
+                True,
+                anywhere,
+            )
         if channel.log_partition is not None:
-            yield Call("log_partition", channel.log_partition, (y, omega, V), any_namespace=False)
+            yield Call(
+                "log_partition",
+                channel.log_partition,
+                (y, omega, V),
+                any_namespace=False,
+            )
         if channel.vjp is not None:
-            yield Call("vjp", channel.vjp, (z, np.ones(observable(channel, y).shape)), any_namespace=False)
+            yield Call(
+                "vjp",
+                channel.vjp,
+                (z, np.ones(observable(channel, y).shape)),
+                any_namespace=False,
+            )
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
     """Methods of a channel that draw random numbers: labels, and the posterior if it is sampled."""
     for model, channel in _cases(context):
         V, omega, z, y = drawn(context, model, 30, 31)
-        yield Draw("forward: labels", partial(lambda rng, c, z: c.forward(z, rng=rng), c=channel, z=z))
+        yield Draw(
+            "forward: labels",
+            partial(lambda rng, c, z: c.forward(z, rng=rng), c=channel, z=z),
+        )
         posterior = partial(channel.posterior, y, omega, V)
-        yield Draw("posterior: mean", partial(lambda rng, posterior: posterior(rng=rng).mean, posterior=posterior))
+        yield Draw(
+            "posterior: mean",
+            partial(
+                lambda rng, posterior: posterior(rng=rng).mean, posterior=posterior
+            ),
+        )
 
 
 def refused(context: CheckContext) -> Iterator[Refused]:
@@ -87,7 +136,10 @@ def refused(context: CheckContext) -> Iterator[Refused]:
 
 
 @published(
-    ("channel",), "forward does not return one label for each sample, made of numbers.", cases=each_model, required=True
+    ("channel",),
+    "forward does not return one label for each sample, made of numbers.",
+    cases=each_model,
+    required=True,
 )
 def labels(context: CheckContext, model: Any) -> None:
     """Check labels (n, ...), also of a single sample."""
@@ -115,7 +167,9 @@ def log_likelihood(context: CheckContext, model: Any) -> None:
     likelihood = np.asanyarray(channel.log_likelihood(y, z))
     if likelihood.shape != (6,) or not is_real(likelihood):
         got = f"{type_of_numbers(likelihood)} {likelihood.shape}"
-        raise CheckFailed(f"log_likelihood of 6 samples must return real numbers of shape (6,), got {got}")
+        raise CheckFailed(
+            f"log_likelihood of 6 samples must return real numbers of shape (6,), got {got}"
+        )
 
 
 @published(
@@ -145,12 +199,24 @@ def shapes(context: CheckContext, model: Any, channel: Any) -> None:
             raise CheckFailed(str(error)) from None
         for part in ("mean", "covariance", "second_moment"):
             array = getattr(found, part)
-            expect_array(f"posterior: {part} ({model.name})", array, array.shape, "float64", omega)
+            expect_array(
+                f"posterior: {part} ({model.name})",
+                array,
+                array.shape,
+                "float64",
+                omega,
+            )
         if not (isinstance(found.error, float) and 0 <= found.error < math.inf):
-            raise CheckFailed(f"posterior: error must be a float >= 0, got {found.error!r}")
+            raise CheckFailed(
+                f"posterior: error must be a float >= 0, got {found.error!r}"
+            )
         spectrum = np.linalg.eigvalsh(found.covariance)
-        if spectrum.min() < -1e-9 or not np.allclose(found.covariance, found.covariance.T):
-            raise CheckFailed("posterior: covariance must be symmetric and positive semidefinite")
+        if spectrum.min() < -1e-9 or not np.allclose(
+            found.covariance, found.covariance.T
+        ):
+            raise CheckFailed(
+                "posterior: covariance must be symmetric and positive semidefinite"
+            )
 
 
 @channel_check(
@@ -161,11 +227,17 @@ def symmetry(context: CheckContext, model: Any, channel: Any) -> None:
     """Check that the stated symmetry is the one that the engine finds in labels of latents whose components are moved."""
     stated = channel.symmetry
     if stated not in SYMMETRIES:
-        raise CheckFailed(f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out to be found, got {stated!r}")
+        raise CheckFailed(
+            f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out to be found, got {stated!r}"
+        )
     found = symmetry_of_labels(channel, model.sites)
-    signs = [name not in ("none", "permutations") for name in (stated, found)]  # all there is to one component
+    signs = [
+        name not in ("none", "permutations") for name in (stated, found)
+    ]  # all there is to one component
     if signs[0] != signs[1] or (stated != found and channel.components > 1):
-        raise CheckFailed(f"symmetry is {stated!r}, but that of the labels is {found!r}")
+        raise CheckFailed(
+            f"symmetry is {stated!r}, but that of the labels is {found!r}"
+        )
 
 
 def _expect_slope(
@@ -179,13 +251,27 @@ def _expect_slope(
 ) -> None:
     """Compare changes along a small step (n, P, C), by central differences of sixth order, with those that are claimed (n,)."""
     values = [
-        (w, np.asarray(function(at + k * step), dtype=float).reshape(len(at), -1).sum(1))
-        for k, w in ((1, 0.75), (2, -0.15), (3, 1 / 60), (-1, -0.75), (-2, 0.15), (-3, -1 / 60))
+        (
+            w,
+            np.asarray(function(at + k * step), dtype=float)
+            .reshape(len(at), -1)
+            .sum(1),
+        )
+        for k, w in (
+            (1, 0.75),
+            (2, -0.15),
+            (3, 1 / 60),
+            (-1, -0.75),
+            (-2, 0.15),
+            (-3, -1 / 60),
+        )
     ]
     slope = np.asarray(sum(w * value for w, value in values))
     gap, size = np.median(np.abs(slope - claimed)), np.sqrt(np.mean(slope**2))
     if not gap <= tolerance * size + error:
-        raise CheckFailed(f"{what}: in a small step it changes by {size:.4g}, the derivative is off by {gap:.2g}")
+        raise CheckFailed(
+            f"{what}: in a small step it changes by {size:.4g}, the derivative is off by {gap:.2g}"
+        )
 
 
 @published(
@@ -205,7 +291,15 @@ def gradient(context: CheckContext, model: Any) -> None:
     step *= 0.05 * width / math.sqrt(step[0].size)
     claimed = np.sum(np.linalg.inv(V) @ (found.mean - omega) * step, axis=(1, 2))
     error = 1e-9 + float(found.error)
-    _expect_slope("log_partition", lambda at: channel.log_partition(y, at, V), omega, step, claimed, error, 1e-4)
+    _expect_slope(
+        "log_partition",
+        lambda at: channel.log_partition(y, at, V),
+        omega,
+        step,
+        claimed,
+        error,
+        1e-4,
+    )
 
 
 @channel_check("The derivative of the label that gradient methods use is wrong.")
@@ -219,4 +313,12 @@ def vjp(context: CheckContext, model: Any, channel: Any) -> None:
     pulled = channel.vjp(z, cotangent)
     expect_array("vjp", pulled, z.shape, "float64", z)
     claimed = (pulled * step).sum((1, 2))
-    _expect_slope("vjp", lambda at: predict(channel, at) * cotangent, z, step, claimed, 1e-16, 1e-5)
+    _expect_slope(
+        "vjp",
+        lambda at: predict(channel, at) * cotangent,
+        z,
+        step,
+        claimed,
+        1e-16,
+        1e-5,
+    )

@@ -18,7 +18,12 @@ from smimbench.backend.device import Backend
 from smimbench.files import attempt, canonical_json, error_line
 from smimbench.interfaces import Array, ParameterError, Prior
 from smimbench.interfaces.item import gives
-from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
+from smimbench.registry.parameters import (
+    ENGINE_FILLED,
+    build,
+    parameters_of,
+    signature_of,
+)
 from smimbench.registry.registry import KINDS, get_registry, what_is_wrong
 from smimbench.testing import algorithms, channels, inputs, models, priors
 from smimbench.testing.context import CheckContext
@@ -51,16 +56,24 @@ def declaration(context: CheckContext) -> None:
     known = {entry.name for entry in get_registry().entries("model")}
     odd = [m for m in item.capabilities.models if m != "*" and m not in known]
     if context.kind != "model" and odd:
-        raise CheckFailed(f"capabilities.models names {', '.join(odd)}; registered are {', '.join(sorted(known))}")
+        raise CheckFailed(
+            f"capabilities.models names {', '.join(odd)}; registered are {', '.join(sorted(known))}"
+        )
     odd = [d for d in item.capabilities.dtypes if d not in DTYPES]
     if odd or not item.capabilities.dtypes:
-        raise CheckFailed(f"capabilities.dtypes must be among {DTYPES}, got {item.capabilities.dtypes}")
+        raise CheckFailed(
+            f"capabilities.dtypes must be among {DTYPES}, got {item.capabilities.dtypes}"
+        )
 
 
 def _again(context: CheckContext, values: dict[str, Any]) -> Any:
     """Create an item of the same class with these parameters and those that the engine takes from the model."""
     item, kind = context.item, context.kind
-    filled = {n: getattr(item, n) for n in ENGINE_FILLED.get(kind, ()) if n in signature_of(type(item))}
+    filled = {
+        n: getattr(item, n)
+        for n in ENGINE_FILLED.get(kind, ())
+        if n in signature_of(type(item))
+    }
     return build(type(item), kind, values, filled)
 
 
@@ -74,7 +87,9 @@ def parameters(context: CheckContext) -> None:
     item, kind = context.item, context.kind
     missing = [name for name in signature_of(type(item)) if not hasattr(item, name)]
     if missing:
-        raise CheckFailed(f"takes the parameter {missing[0]!r} but has no attribute of that name")
+        raise CheckFailed(
+            f"takes the parameter {missing[0]!r} but has no attribute of that name"
+        )
     try:
         text = canonical_json(parameters_of(kind, item))
     except (TypeError, ValueError) as error:
@@ -82,7 +97,9 @@ def parameters(context: CheckContext) -> None:
     try:
         again = parameters_of(kind, _again(context, json.loads(text)))
     except ParameterError as error:
-        raise CheckFailed(f"cannot be rebuilt from its own parameters {text}: {error}") from error
+        raise CheckFailed(
+            f"cannot be rebuilt from its own parameters {text}: {error}"
+        ) from error
     if canonical_json(again) != text:
         raise CheckFailed(f"rebuilt from the parameters {text}, the item has {again}")
 
@@ -104,11 +121,17 @@ def bad_parameters(context: CheckContext) -> None:
         ((name, value),) = changed.items()
         if error is not None and not isinstance(error, ParameterError):
             advice = "raise smimbench.ParameterError(key, 'must be ..., got ...')"
-            raise CheckFailed(f"{changed} raises {error_line(error)}; {advice}") from error
+            raise CheckFailed(
+                f"{changed} raises {error_line(error)}; {advice}"
+            ) from error
         if name not in usual and error is None:
-            raise CheckFailed("accepts unknown parameters; list all parameters in __init__ by name")
+            raise CheckFailed(
+                "accepts unknown parameters; list all parameters in __init__ by name"
+            )
         if error is not None and name not in str(error) and "must" not in str(error):
-            raise CheckFailed(f"{name} = {value} is rejected, but the message does not say what is wrong: {error}")
+            raise CheckFailed(
+                f"{name} = {value} is rejected, but the message does not say what is wrong: {error}"
+            )
         if error is None and value < 10**9:
             _expect_usable(context, made, f"{name} = {value:g}")
 
@@ -117,7 +140,9 @@ def _expect_usable(context: CheckContext, item: Any, how: str) -> None:
     """Check that a parameter value accepted by inputs, a channel or a prior gives finite numbers."""
     advice = "refuse it in __post_init__ with smimbench.ParameterError"
     if context.kind == "channel":
-        z = context.rng(1).standard_normal((50, int(item.components), context.models[0].sites))
+        z = context.rng(1).standard_normal(
+            (50, int(item.components), context.models[0].sites)
+        )
         drawn, error = attempt(lambda: np.asarray(item.forward(z, rng=context.rng(2))))
     elif context.kind == "inputs":
         drawn, error = attempt(lambda: inputs.tokens(item, 4, context.rng(3)))
@@ -125,12 +150,18 @@ def _expect_usable(context: CheckContext, item: Any, how: str) -> None:
         drawn, error = attempt(lambda: np.asarray(item.sample(context.rng(3), 1, 12)))
     else:
         return
-    if isinstance(error, ParameterError):  # it says that nothing can be drawn, as a limit of theory does
+    if isinstance(
+        error, ParameterError
+    ):  # it says that nothing can be drawn, as a limit of theory does
         return
     if error is not None:
-        raise CheckFailed(f"{how} is accepted but later raises {error_line(error)}; {advice}") from error
+        raise CheckFailed(
+            f"{how} is accepted but later raises {error_line(error)}; {advice}"
+        ) from error
     if drawn.dtype.kind == "f" and not np.isfinite(drawn).all():
-        raise CheckFailed(f"{how} is accepted but gives numbers that are not finite; {advice}")
+        raise CheckFailed(
+            f"{how} is accepted but gives numbers that are not finite; {advice}"
+        )
 
 
 OF_KIND: dict[str, Any] = {
@@ -148,7 +179,9 @@ def _each(what: str, context: CheckContext) -> Iterator[tuple[Any]]:
         yield (one,)
 
 
-array_check = partial(published, ("model", "inputs", "channel", "prior"), cases=partial(_each, "calls"))
+array_check = partial(
+    published, ("model", "inputs", "channel", "prior"), cases=partial(_each, "calls")
+)
 
 
 @published(
@@ -166,7 +199,9 @@ def determinism(context: CheckContext, draw: Draw) -> None:
             f"{draw.name}: the same seed gives different numbers; draw only from the rng that is passed in"
         )
     if draw.varies and np.array_equal(one, draw.function(context.rng(32))):
-        raise CheckFailed(f"{draw.name}: every seed gives the same numbers; draw from the rng that is passed in")
+        raise CheckFailed(
+            f"{draw.name}: every seed gives the same numbers; draw from the rng that is passed in"
+        )
 
 
 @published(
@@ -179,7 +214,9 @@ def bad_input(_: CheckContext, wrong: Refused) -> None:
     what, function = wrong
     found, error = attempt(function)
     if error is None:
-        raise CheckFailed(f"{what}, but returns an array of shape {np.shape(found)}; raise ValueError")
+        raise CheckFailed(
+            f"{what}, but returns an array of shape {np.shape(found)}; raise ValueError"
+        )
 
 
 @published(
@@ -187,7 +224,9 @@ def bad_input(_: CheckContext, wrong: Refused) -> None:
     "The posterior is not the one that belongs to forward, or the denoiser not the one that belongs to sample: the error of the "
     "mean must be uncorrelated with everything known, and as large as is claimed; or moments and formulas are not those of "
     "draws. Algorithms that use it are not Bayes-optimal and miss the theory. 'smimbench run' makes the same test.",
-    cases=lambda context: product(context.models, (1, 2) if context.kind == "prior" else (None,)),
+    cases=lambda context: product(
+        context.models, (1, 2) if context.kind == "prior" else (None,)
+    ),
 )
 def nishimori(context: CheckContext, model: Any, components: int | None) -> None:
     """Check the identities ``E[f(known) (x - mean)] = 0``, the claimed covariance, moments and formulas, at three levels of
@@ -208,14 +247,28 @@ def purity(_: CheckContext, call: Call) -> None:
 
 
 def _compare(
-    call: Call, found: Array, exact: Array, dtype: str, like: Array | None, tolerance: float, typical: bool
+    call: Call,
+    found: Array,
+    exact: Array,
+    dtype: str,
+    like: Array | None,
+    tolerance: float,
+    typical: bool,
 ) -> None:
     """Raise CheckFailed unless an array has the type and the numbers that are wanted."""
-    expect_array(call.name, found, exact.shape, dtype if exact.dtype.kind == "f" else None, like)
-    gap = np.abs(np.subtract(to_host(found), exact, dtype=float))  # labels may be true or false
-    size = float(np.median(gap) if typical else gap.max()) / (call.scale or float(np.abs(exact).max()) or 1.0)
+    expect_array(
+        call.name, found, exact.shape, dtype if exact.dtype.kind == "f" else None, like
+    )
+    gap = np.abs(
+        np.subtract(to_host(found), exact, dtype=float)
+    )  # labels may be true or false
+    size = float(np.median(gap) if typical else gap.max()) / (
+        call.scale or float(np.abs(exact).max()) or 1.0
+    )
     if size > tolerance + call.slack:
-        raise CheckFailed(f"{call.name}: {dtype} of another precision or array namespace is off by {size:.2g}")
+        raise CheckFailed(
+            f"{call.name}: {dtype} of another precision or array namespace is off by {size:.2g}"
+        )
 
 
 @array_check(
@@ -228,7 +281,15 @@ def dtypes(_: CheckContext, call: Call) -> None:
         narrow = [np.float32(a) if a.dtype.kind == "f" else a for a in call.arguments]
         wide = [np.float64(a) if a.dtype.kind == "f" else a for a in narrow]
         exact = np.asarray(call.function(*wide))
-        _compare(call, call.function(*narrow), exact, "float32", None, call.single, call.typical)
+        _compare(
+            call,
+            call.function(*narrow),
+            exact,
+            "float32",
+            None,
+            call.single,
+            call.typical,
+        )
 
 
 @array_check(
@@ -240,4 +301,12 @@ def namespace(_: CheckContext, call: Call, backend: Backend) -> None:
     if call.any_namespace:
         there = [backend.asarray(a) for a in call.arguments]
         exact = np.asarray(call.function(*call.arguments))
-        _compare(call, call.function(*there), exact, "float64", there[0], call.double, typical=False)
+        _compare(
+            call,
+            call.function(*there),
+            exact,
+            "float64",
+            there[0],
+            call.double,
+            typical=False,
+        )

@@ -85,12 +85,20 @@ class Check:
         if context.broken and self.id not in context.broken:
             raise CheckSkipped(f"{NOT_RUN} {context.broken[0]} failed")
         try:
-            with warnings.catch_warnings(), np.errstate(all="ignore"), _time_limit(TIME_LIMIT):
+            with (
+                warnings.catch_warnings(),
+                np.errstate(all="ignore"),
+                _time_limit(TIME_LIMIT),
+            ):
                 warnings.simplefilter("ignore")
                 self.function(context)
         except CheckSkipped:
             raise
-        except (Exception, SystemExit, _TimeIsUp) as error:  # the item's own: it may raise anything
+        except (
+            Exception,
+            SystemExit,
+            _TimeIsUp,
+        ) as error:  # the item's own: it may raise anything
             if self.required:
                 context.broken.append(self.id)
             if isinstance(error, CheckFailed):
@@ -98,13 +106,17 @@ class Check:
             if isinstance(error, _TimeIsUp):
                 raise CheckFailed(f"took longer than {TIME_LIMIT:g} s") from None
             where = traceback.extract_tb(error.__traceback__)[-1]
-            raise CheckFailed(f"raised {error_line(error)} ({where.name}, {where.filename}:{where.lineno})") from error
+            raise CheckFailed(
+                f"raised {error_line(error)} ({where.name}, {where.filename}:{where.lineno})"
+            ) from error
 
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
     """Context that raises after this many seconds and every second after that (main thread only, by signals)."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+    if threading.current_thread() is not threading.main_thread() or not hasattr(
+        signal, "SIGALRM"
+    ):
         yield
         return
 
@@ -119,7 +131,11 @@ def _time_limit(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         if left:  # of whoever watches us
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - begin), 1e-3), interval)
+            signal.setitimer(
+                signal.ITIMER_REAL,
+                max(left - (time.monotonic() - begin), 1e-3),
+                interval,
+            )
 
 
 @dataclass(frozen=True)
@@ -197,7 +213,9 @@ def published(
             around(context, run)
 
         id = function.__name__
-        PUBLISHED.update({(kind, id): Check(id, kind, meaning, check, required) for kind in kinds})
+        PUBLISHED.update(
+            {(kind, id): Check(id, kind, meaning, check, required) for kind in kinds}
+        )
         return function
 
     return decorate
@@ -228,10 +246,16 @@ def elsewhere(context: Any, run: Callable[..., None]) -> None:
     try:
         import array_api_strict
     except ImportError:
-        raise CheckSkipped("array-api-strict is not installed: pip install array-api-strict") from None
+        raise CheckSkipped(
+            "array-api-strict is not installed: pip install array-api-strict"
+        ) from None
     name = "array_api_strict"
     try:
-        run(Backend(name, array_api_strict, "float64", array_api_strict.Device("device1")))
+        run(
+            Backend(
+                name, array_api_strict, "float64", array_api_strict.Device("device1")
+            )
+        )
     except RuntimeError as error:
         if "Can't convert array" not in str(error):
             raise
@@ -245,16 +269,30 @@ BEYOND = 6.0
 chance is that far off more often than once in 10^9 numbers, but less often than ``FALSE_ALARM`` in a check."""
 
 
-def expect_mean(what: str, samples: Any, target: Any = 0.0, allowance: float = 0.0) -> None:
+def expect_mean(
+    what: str, samples: Any, target: Any = 0.0, allowance: float = 0.0
+) -> None:
     """Check that the means of independent samples (n, ...) are ``target`` within ``allowance``."""
     samples = np.asarray(samples, dtype=float)
-    expect_value(what, samples.mean(axis=0), target, samples.std(axis=0, ddof=1) / math.sqrt(len(samples)), allowance)
+    expect_value(
+        what,
+        samples.mean(axis=0),
+        target,
+        samples.std(axis=0, ddof=1) / math.sqrt(len(samples)),
+        allowance,
+    )
 
 
-def expect_value(what: str, value: Any, target: Any, error: Any, allowance: float = 0.0) -> None:
+def expect_value(
+    what: str, value: Any, target: Any, error: Any, allowance: float = 0.0
+) -> None:
     """Check numbers with standard errors, all of which may be arrays, against what they must be within ``allowance``."""
-    value, target, error = (np.ravel(part) for part in np.broadcast_arrays(value, target, error))
-    over = np.abs(value - target) - BEYOND * error - allowance - 1e-12  # numbers of order one: less is rounding
+    value, target, error = (
+        np.ravel(part) for part in np.broadcast_arrays(value, target, error)
+    )
+    over = (
+        np.abs(value - target) - BEYOND * error - allowance - 1e-12
+    )  # numbers of order one: less is rounding
     if not (over <= 0).all():
         k = int(np.argmax(np.where(np.isnan(over), np.inf, over)))
         raise CheckFailed(
@@ -313,13 +351,22 @@ def expect_pure(what: str, function: Callable[..., Any], *arrays: Any) -> None:
     except ValueError as error:
         if "read-only" not in str(error):
             raise
-        raise CheckFailed(f"{what} writes into its arguments; work on a copy: {error}") from error
-    if not all(np.array_equal(one, other, equal_nan=one.dtype.kind == "f") for one, other in zip(given, arrays)):
+        raise CheckFailed(
+            f"{what} writes into its arguments; work on a copy: {error}"
+        ) from error
+    if not all(
+        np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+        for one, other in zip(given, arrays)
+    ):
         raise CheckFailed(f"{what} writes into its arguments; work on a copy")
 
 
 def expect_array(
-    what: str, array: Array, shape: tuple[int, ...], dtype: str | None = None, like: Array | None = None
+    what: str,
+    array: Array,
+    shape: tuple[int, ...],
+    dtype: str | None = None,
+    like: Array | None = None,
 ) -> None:
     """Check an array's shape and dtype, and that its namespace and device are those of ``like``."""
     if not array_api_compat.is_array_api_obj(array):
@@ -328,14 +375,20 @@ def expect_array(
         raise CheckFailed(f"{what} must have shape {shape}, got {tuple(array.shape)}")
     if like is not None:
         found, wanted = (
-            f"{array_api_compat.array_namespace(a).__name__} on {array_api_compat.device(a)}" for a in (array, like)
+            f"{array_api_compat.array_namespace(a).__name__} on {array_api_compat.device(a)}"
+            for a in (array, like)
         )
         if found != wanted:
-            raise CheckFailed(f"{what} is an array of {found}, but its inputs are of {wanted}")
+            raise CheckFailed(
+                f"{what} is an array of {found}, but its inputs are of {wanted}"
+            )
     xp = namespace(array)
     if dtype is not None and array.dtype != getattr(xp, dtype):
         raise CheckFailed(f"{what} must be {dtype} like its inputs, got {array.dtype}")
-    if xp.isdtype(array.dtype, "real floating") and not np.isfinite(to_host(array)).all():
+    if (
+        xp.isdtype(array.dtype, "real floating")
+        and not np.isfinite(to_host(array)).all()
+    ):
         raise CheckFailed(f"{what} contains numbers that are not finite")
 
 
@@ -354,4 +407,6 @@ def private_randomness(what: str) -> Iterator[None]:
     yield
     for name, state in states().items():
         if state != before[name]:
-            raise CheckFailed(f"{what} draws from {name}: take every random number from the rng that is passed in")
+            raise CheckFailed(
+                f"{what} draws from {name}: take every random number from the rng that is passed in"
+            )

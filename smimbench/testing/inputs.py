@@ -11,7 +11,15 @@ import numpy as np
 from smimbench.interfaces import Array
 from smimbench.problem.instance import fill
 from smimbench.testing.context import CheckContext
-from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, expect_array, expect_mean, published
+from smimbench.testing.core import (
+    Call,
+    CheckFailed,
+    CheckSkipped,
+    Draw,
+    expect_array,
+    expect_mean,
+    published,
+)
 
 inputs_check = partial(published, ("inputs",), cases=lambda context: [(context.item,)])
 
@@ -21,7 +29,9 @@ def size(item: Any) -> tuple[int, int]:
     return item.shape[0] or 3, item.shape[1] or 8
 
 
-def tokens(item: Any, n: int, rng: np.random.Generator, dtype: str = "float64") -> Array:
+def tokens(
+    item: Any, n: int, rng: np.random.Generator, dtype: str = "float64"
+) -> Array:
     """Draw tokens as the engine does."""
     out = np.empty((n, *size(item)), dtype=dtype)
     fill(out, item, rng)
@@ -32,7 +42,11 @@ def calls(context: CheckContext) -> Iterator[Call]:
     """Methods of inputs that take arrays."""
     item = context.item
     if item.transform is not None:
-        yield Call("transform", item.transform, (context.rng(1).standard_normal((6, *size(item))),))
+        yield Call(
+            "transform",
+            item.transform,
+            (context.rng(1).standard_normal((6, *size(item))),),
+        )
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
@@ -40,7 +54,9 @@ def draws(context: CheckContext) -> Iterator[Draw]:
     yield Draw("tokens", partial(tokens, context.item, 6), varies=True)
 
 
-@inputs_check("A method returns arrays of another shape than the contract says.", required=True)
+@inputs_check(
+    "A method returns arrays of another shape than the contract says.", required=True
+)
 def shapes(context: CheckContext, item: Any) -> None:
     """Check shapes of tokens (n, T, D), their covariance (T, T) and the variances (D,), and that these can be whitened."""
     T, D = size(item)
@@ -55,29 +71,43 @@ def shapes(context: CheckContext, item: Any) -> None:
         v = np.asarray(item.feature_variances(D))
         expect_array("feature_variances", v, (D,), "float64")
         if not (v > 0).all() or abs(v.mean() - 1) > 1e-9:
-            raise CheckFailed(f"feature_variances must be positive with mean 1, got mean {v.mean():g}")
+            raise CheckFailed(
+                f"feature_variances must be positive with mean 1, got mean {v.mean():g}"
+            )
 
 
 def _stated(item: Any) -> tuple[Array, Array]:
     """Covariance of the tokens and variances of the features, as far as they are stated."""
-    if not item.gaussian and (item.token_covariance is None or item.feature_variances is None):
+    if not item.gaussian and (
+        item.token_covariance is None or item.feature_variances is None
+    ):
         raise CheckSkipped("no covariance is stated, and no theory is claimed")
     T, D = size(item)
     C, v = item.token_covariance, item.feature_variances
-    return np.eye(T) if C is None else np.asarray(C(T)), np.ones(D) if v is None else np.asarray(v(D))
+    return np.eye(T) if C is None else np.asarray(C(T)), np.ones(
+        D
+    ) if v is None else np.asarray(v(D))
 
 
-@inputs_check("Tokens do not have the mean 0 and the covariance that are stated: theory is made for other inputs.")
+@inputs_check(
+    "Tokens do not have the mean 0 and the covariance that are stated: theory is made for other inputs."
+)
 def covariance(context: CheckContext, item: Any) -> None:
     """Check ``E x = 0`` and ``E x_s,k x_t,l = C_st delta_kl v_k``."""
     C, v = _stated(item)
     X = tokens(item, 20_000, context.rng(3))
     expect_mean("mean of the tokens", X)
     flat = X.reshape(len(X), -1)
-    expect_mean("covariance of the tokens", flat[:, :, None] * flat[:, None, :], np.kron(C, np.diag(v)))
+    expect_mean(
+        "covariance of the tokens",
+        flat[:, :, None] * flat[:, None, :],
+        np.kron(C, np.diag(v)),
+    )
 
 
-@inputs_check("Tokens are not Gaussian although that is stated: theory is claimed where none is known.")
+@inputs_check(
+    "Tokens are not Gaussian although that is stated: theory is claimed where none is known."
+)
 def gaussianity(context: CheckContext, item: Any) -> None:
     """Check moments of whitened tokens: the square of their length, and fourth powers of random projections."""
     if not item.gaussian:

@@ -22,7 +22,10 @@ from smimbench.testing.core import CheckFailed, CheckSkipped, expect_value, publ
 from smimbench.theory.information import information_at, prior_moments
 from smimbench.theory.limit import own_document
 
-PLACES = {"extensive": (0.16, {28: 12, 40: 8, 56: 6}), "low": (0.35, {40: 24, 80: 16, 160: 12})}
+PLACES = {
+    "extensive": (0.16, {28: 12, 40: 8, 56: 6}),
+    "low": (0.35, {40: 24, 80: 16, 160: 12}),
+}
 """By rank: sample ratio, and the runs at each dimension. No threshold is near. Twice the runs show a bias half as large."""
 
 METRICS = ("mse", "nishimori")
@@ -40,7 +43,11 @@ def _problems(context: CheckContext) -> Iterator[tuple[Problem, Conditions]]:
     asked: JsonObject | str = "it refuses all shipped problems"
     tried = 0
     for model in context.models:
-        taken = [p for p in context.problems(model) if not context.item.refuses(p) and model.rank in PLACES]
+        taken = [
+            p
+            for p in context.problems(model)
+            if not context.item.refuses(p) and model.rank in PLACES
+        ]
         for problem in sorted(taken, key=_begins_at_chance)[:1]:
             alpha, sizes = PLACES[model.rank]
             points = tuple(TheorySolver().points(problem, [alpha])[0])
@@ -56,18 +63,35 @@ def _problems(context: CheckContext) -> Iterator[tuple[Problem, Conditions]]:
 def _begins_at_chance(problem: Problem) -> bool:
     """Whether labels tell nothing as long as nothing is known: runs then stay at their start up to a threshold."""
     moment, overlap = prior_moments(problem)
-    return float(np.diagonal(information_at(problem, overlap, moment - overlap).value).min()) < 1e-6
+    return (
+        float(
+            np.diagonal(information_at(problem, overlap, moment - overlap).value).min()
+        )
+        < 1e-6
+    )
 
 
-def _runs(context: CheckContext, problem: Problem, alpha: float, D: int, count: int) -> Iterator[tuple[Any, Any]]:
+def _runs(
+    context: CheckContext, problem: Problem, alpha: float, D: int, count: int
+) -> Iterator[tuple[Any, Any]]:
     """Random instances, and the final result of the engine's loop on each."""
     backend = get_backend("numpy")
     for run in range(count):
         instance = problem.instance(alpha, D, run, seed=context.seed)
         rng = partial(context.rng, 91, D, run)
-        result = run_algorithm(problem, instance, instance.data(backend), context.item, rng, LIMITS, backend)
+        result = run_algorithm(
+            problem,
+            instance,
+            instance.data(backend),
+            context.item,
+            rng,
+            LIMITS,
+            backend,
+        )
         if result.status is Status.DIVERGED:
-            raise CheckFailed(f"diverges at D = {D} ({problem.label}, alpha = {alpha:g}): {result.reason}")
+            raise CheckFailed(
+                f"diverges at D = {D} ({problem.label}, alpha = {alpha:g}): {result.reason}"
+            )
         yield instance, result
 
 
@@ -77,25 +101,49 @@ def _runs(context: CheckContext, problem: Problem, alpha: float, D: int, count: 
     "its code has a mistake, and the verdict that compares them means nothing.",
     cases=_problems,
 )
-def lands_on_theory(context: CheckContext, problem: Problem, conditions: Conditions) -> None:
+def lands_on_theory(
+    context: CheckContext, problem: Problem, conditions: Conditions
+) -> None:
     """Check that error and Nishimori ratio at three sizes, extrapolated in 1/D, match the algorithm's theory."""
     alpha, sizes = PLACES[problem.model.rank]
-    runs = {D: list(_runs(context, problem, alpha, D, count)) for D, count in sizes.items()}
+    runs = {
+        D: list(_runs(context, problem, alpha, D, count)) for D, count in sizes.items()
+    }
     starts = tuple(Overlaps(*result.start.values()) for _, result in runs[max(sizes)])
-    point: Any = own_document(context.item, problem, alpha, conditions._replace(starts=starts))
+    point: Any = own_document(
+        context.item, problem, alpha, conditions._replace(starts=starts)
+    )
     wanted = {
-        name: theory_of(find_metric(name, problem.model.name), problem, point, problem.components) for name in METRICS
+        name: theory_of(
+            find_metric(name, problem.model.name), problem, point, problem.components
+        )
+        for name in METRICS
     }
     names = [name for name in METRICS if wanted[name][0][0] is not None]
     measured = [
-        [instance.measure(names, result.estimate, result.V)[0] for instance, result in results]
+        [
+            instance.measure(names, result.estimate, result.V)[0]
+            for instance, result in results
+        ]
         for results in runs.values()
     ]
     where = f"at infinite D, from D = {', '.join(map(str, sizes))} ({problem.label}, alpha = {alpha:g})"
     for name in names:
         for component, (target, error) in enumerate(zip(*wanted[name])):
-            values = [np.array([one[name][component] for one in results]) for results in measured]
-            noise, dof = pooled_errors(list(sizes), [v.std(ddof=1) for v in values], list(map(len, values)))
-            found = extrapolate(list(sizes), [v.mean() for v in values], np.maximum(noise, 1e-12), dof)
+            values = [
+                np.array([one[name][component] for one in results])
+                for results in measured
+            ]
+            noise, dof = pooled_errors(
+                list(sizes), [v.std(ddof=1) for v in values], list(map(len, values))
+            )
+            found = extrapolate(
+                list(sizes), [v.mean() for v in values], np.maximum(noise, 1e-12), dof
+            )
             total = np.hypot(found.error, error or 0.0)
-            expect_value(f"{name} of component {component + 1} {where}", found.limit, target, total)
+            expect_value(
+                f"{name} of component {component + 1} {where}",
+                found.limit,
+                target,
+                total,
+            )

@@ -44,7 +44,9 @@ def _estimate(instance: Instance, context: CheckContext) -> tuple[Array, Array]:
     return 0.5 * instance.signal + 0.5 * np.asarray(other, dtype=float), 0.3 * np.eye(P)
 
 
-def _measured(metric: Any, instance: Instance, estimate: Array, V: Array | None) -> list[float] | None:
+def _measured(
+    metric: Any, instance: Instance, estimate: Array, V: Array | None
+) -> list[float] | None:
     """Values of the metric; None if it gives a reason instead."""
     try:
         return list(metric.measure(instance, estimate, instance.claims(estimate, V)))
@@ -55,7 +57,8 @@ def _measured(metric: Any, instance: Instance, estimate: Array, V: Array | None)
 
 
 @metric_check(
-    "It does not return what tables expect: one finite number, or one per component, that JSON can hold.", required=True
+    "It does not return what tables expect: one finite number, or one per component, that JSON can hold.",
+    required=True,
 )
 def values(context: CheckContext, instance: Instance) -> None:
     """Check number, type and range of the metric's values, with and without a claimed error."""
@@ -67,21 +70,34 @@ def values(context: CheckContext, instance: Instance) -> None:
         if not np.array_equal(estimate, given):
             raise CheckFailed("measure writes to the estimate")
         if found is not None and len(found) != wanted:
-            raise CheckFailed(f"measure returns {len(found)} numbers, per_component says {wanted}")
+            raise CheckFailed(
+                f"measure returns {len(found)} numbers, per_component says {wanted}"
+            )
         try:
             json.dumps(found, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise CheckFailed(f"measure returns {found!r}, which JSON cannot hold: {error}") from None
+            raise CheckFailed(
+                f"measure returns {found!r}, which JSON cannot hold: {error}"
+            ) from None
 
 
 def _moved(context: CheckContext) -> Iterator[tuple[Instance, Array]]:
     """Instances whose labels have a symmetry, with the opposite sign or the reverse order of components."""
-    symmetric = [instance for (instance,) in _instances(context) if instance.problem.channel.symmetry != "none"]
+    symmetric = [
+        instance
+        for (instance,) in _instances(context)
+        if instance.problem.channel.symmetry != "none"
+    ]
     if not symmetric:
         raise CheckSkipped("no channel that this metric works with has a symmetry")
     for instance in symmetric:
         identity = np.eye(instance.problem.components)
-        yield instance, identity[::-1] if instance.problem.channel.symmetry.startswith("permutations") else -identity
+        yield (
+            instance,
+            identity[::-1]
+            if instance.problem.channel.symmetry.startswith("permutations")
+            else -identity,
+        )
 
 
 @published(
@@ -94,10 +110,20 @@ def invariance(context: CheckContext, instance: Instance, move: Array) -> None:
     """Check that values do not change under sign change or reordering allowed by the channel's symmetry."""
     estimate, V = _estimate(instance, context)
     one = _measured(context.item, instance, estimate, V)
-    other = _measured(context.item, instance, np.tensordot(move, estimate, axes=1), move @ V @ move.T)
-    if not np.allclose(one or np.nan, other or np.nan, rtol=SYMMETRY_TOLERANCE, atol=1e-9, equal_nan=True):
+    other = _measured(
+        context.item, instance, np.tensordot(move, estimate, axes=1), move @ V @ move.T
+    )
+    if not np.allclose(
+        one or np.nan,
+        other or np.nan,
+        rtol=SYMMETRY_TOLERANCE,
+        atol=1e-9,
+        equal_nan=True,
+    ):
         symmetry = instance.problem.channel.symmetry
-        raise CheckFailed(f"{one} becomes {other} when the estimate is moved by a symmetry ({symmetry})")
+        raise CheckFailed(
+            f"{one} becomes {other} when the estimate is moved by a symmetry ({symmetry})"
+        )
 
 
 def _scores(context: CheckContext) -> Iterator[tuple[float, float]]:
@@ -124,13 +150,17 @@ def _scores(context: CheckContext) -> Iterator[tuple[float, float]]:
 )
 def truth(context: CheckContext, best: float, blind: float) -> None:
     """Check that the value at the truth is not worse than that at the prior mean."""
-    if is_worse(context.item, blind, best) and abs(best - blind) > SYMMETRY_TOLERANCE * abs(blind):
+    if is_worse(context.item, blind, best) and abs(
+        best - blind
+    ) > SYMMETRY_TOLERANCE * abs(blind):
         raise CheckFailed(
             f"{best:.4g} at the truth is worse than {blind:.4g} at the prior mean ({context.item.direction} is better)"
         )
 
 
-@metric_check("What it says of theory does not fit what it measures: a table would compare different things, or break.")
+@metric_check(
+    "What it says of theory does not fit what it measures: a table would compare different things, or break."
+)
 def theory(context: CheckContext, instance: Instance) -> None:
     """Check that theory gives as many finite values and errors as are measured."""
     if context.item.theory is None:
@@ -138,12 +168,23 @@ def theory(context: CheckContext, instance: Instance) -> None:
     problem, P = instance.problem, instance.problem.components
     second, low = prior_moments(problem)
     V = np.diagonal(second - low) / 2
-    point = {"alpha": 1.0, "mse": plain(V), "mse_error": plain(0 * V), "overlap": (second - np.diag(V)).tolist()}
+    point = {
+        "alpha": 1.0,
+        "mse": plain(V),
+        "mse_error": plain(0 * V),
+        "overlap": (second - np.diag(V)).tolist(),
+    }
     point |= {"branch": "unique", "method": "made up"}
-    found, errors = context.item.theory(problem, point)  # as it is, before the engine leaves out what is wrong
+    found, errors = context.item.theory(
+        problem, point
+    )  # as it is, before the engine leaves out what is wrong
     wanted = P if context.item.per_component else 1
     if len(found) != wanted or len(errors) != wanted:
-        raise CheckFailed(f"theory returns {len(found)} values and {len(errors)} errors instead of {wanted} each")
+        raise CheckFailed(
+            f"theory returns {len(found)} values and {len(errors)} errors instead of {wanted} each"
+        )
     for value, error in zip(found, errors):
-        if value is not None and not (math.isfinite(value) and (error is None or error >= 0)):
+        if value is not None and not (
+            math.isfinite(value) and (error is None or error >= 0)
+        ):
             raise CheckFailed(f"theory says {value} with the error {error}")

@@ -12,21 +12,36 @@ import numpy as np
 
 from smimbench.interfaces import Array, is_symmetric
 from smimbench.testing.context import CheckContext, shipped
-from smimbench.testing.core import Call, CheckFailed, Draw, Refused, expect_array, expect_mean, published
+from smimbench.testing.core import (
+    Call,
+    CheckFailed,
+    Draw,
+    Refused,
+    expect_array,
+    expect_mean,
+    published,
+)
 
 model_check = partial(published, ("model",), cases=lambda context: [(context.item,)])
 
 
-def signal(model: Any, components: int, dimension: int, rng: np.random.Generator) -> Array:
+def signal(
+    model: Any, components: int, dimension: int, rng: np.random.Generator
+) -> Array:
     """A signal of the right shape: a draw of a prior of this model, or the model's noise."""
     draws = [*(prior.sample for prior in shipped("prior", model)), model.draw_noise]
     return np.asarray(draws[0](rng, components, dimension), dtype=float)
 
 
-def drawn(context: CheckContext, n: int, P: int, D: int, seed: int) -> tuple[Array, Array, Array]:
+def drawn(
+    context: CheckContext, n: int, P: int, D: int, seed: int
+) -> tuple[Array, Array, Array]:
     """Random inputs (n, T, D), a signal, and numbers (n, P, C) in place of latents."""
     model = context.item
-    X, S = context.rng(seed).standard_normal((n, model.tokens, D)), signal(model, P, D, context.rng(seed + 1))
+    X, S = (
+        context.rng(seed).standard_normal((n, model.tokens, D)),
+        signal(model, P, D, context.rng(seed + 1)),
+    )
     return X, S, context.rng(seed + 2).standard_normal((n, P, model.sites))
 
 
@@ -50,11 +65,20 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 def refused(context: CheckContext) -> Iterator[Refused]:
     """Calls that must be rejected with an error: wrong numbers of dimensions, tokens and axes."""
     X, S, _ = drawn(context, 8, 1, 9, 111)
-    for what, wrong in (("dimensions", X[:, :, :5]), ("tokens", np.concatenate([X, X], axis=1)), ("axes", X[0])):
-        yield f"forward takes inputs with the wrong number of {what}", partial(context.item.forward, wrong, S)
+    for what, wrong in (
+        ("dimensions", X[:, :, :5]),
+        ("tokens", np.concatenate([X, X], axis=1)),
+        ("axes", X[0]),
+    ):
+        yield (
+            f"forward takes inputs with the wrong number of {what}",
+            partial(context.item.forward, wrong, S),
+        )
 
 
-@model_check("A method returns arrays of another shape than the contract says.", required=True)
+@model_check(
+    "A method returns arrays of another shape than the contract says.", required=True
+)
 def shapes(context: CheckContext, model: Any) -> None:
     """Check shapes: latents (n, P, C), signals, overlaps (P, P), errors (P,)."""
     for P, n, D in ((1, 5, 7), (2, 1, 6)):
@@ -74,7 +98,9 @@ def shapes(context: CheckContext, model: Any) -> None:
             raise CheckFailed("squared_error of the signal itself is not 0")
 
 
-@model_check("sample_count and sample_ratio do not belong together: curves are drawn at another alpha than was used.")
+@model_check(
+    "sample_count and sample_ratio do not belong together: curves are drawn at another alpha than was used."
+)
 def sample_ratio(context: CheckContext, model: Any) -> None:
     """Check that the number of samples is the nearest integer, at least one."""
     del context
@@ -82,37 +108,63 @@ def sample_ratio(context: CheckContext, model: Any) -> None:
         unit = model.sample_ratio(1, D)
         for alpha in (1e-9, 0.3, 1.7, 12.34):
             n = model.sample_count(alpha, D)
-            near = unit > 0 and abs(model.sample_ratio(n, D) - max(alpha, unit)) <= 0.5001 * unit
+            near = (
+                unit > 0
+                and abs(model.sample_ratio(n, D) - max(alpha, unit)) <= 0.5001 * unit
+            )
             if not (isinstance(n, int) and n >= 1 and near):
-                raise CheckFailed(f"sample_count({alpha}, {D}) is {n}, whose ratio is {model.sample_ratio(n, D)}")
+                raise CheckFailed(
+                    f"sample_count({alpha}, {D}) is {n}, whose ratio is {model.sample_ratio(n, D)}"
+                )
 
 
-@model_check("adjoint is not the transpose of forward: gradients and message passing move in the wrong direction.")
+@model_check(
+    "adjoint is not the transpose of forward: gradients and message passing move in the wrong direction."
+)
 def transpose(context: CheckContext, model: Any) -> None:
     """Check that ``<g, forward(S)> = <adjoint(g), S> / adjoint_scale`` and that forward is linear."""
     for P, n, D in ((1, 9, 8), (2, 6, 11)):
         X, _, g = drawn(context, n, P, D, 11)
-        S, other = (np.asarray(model.draw_noise(context.rng(14, k), P, D)) for k in (0, 1))
+        S, other = (
+            np.asarray(model.draw_noise(context.rng(14, k), P, D)) for k in (0, 1)
+        )
         left = np.sum(g * model.forward(X, S))
         right = np.sum(model.adjoint(X, g) * S) / model.adjoint_scale(D)
         if not math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-9):
-            raise CheckFailed(f"<g, forward(S)> is {left:.6g}, <adjoint(g), S> / adjoint_scale is {right:.6g}")
+            raise CheckFailed(
+                f"<g, forward(S)> is {left:.6g}, <adjoint(g), S> / adjoint_scale is {right:.6g}"
+            )
         both = model.forward(X, S - 2 * other)
-        if not np.allclose(both, model.forward(X, S) - 2 * model.forward(X, other), rtol=1e-9, atol=1e-9):
+        if not np.allclose(
+            both,
+            model.forward(X, S) - 2 * model.forward(X, other),
+            rtol=1e-9,
+            atol=1e-9,
+        ):
             raise CheckFailed("forward is not linear in the signal")
 
 
-@model_check("What is computed depends on how the samples are cut into chunks, or chunks leave samples out.")
+@model_check(
+    "What is computed depends on how the samples are cut into chunks, or chunks leave samples out."
+)
 def chunks(context: CheckContext, model: Any) -> None:
     """Check that chunks cover every sample once, and that latents and adjoint do not depend on them."""
     for n, D, P in ((0, 5, 1), (1, 5, 1), (10_000, 300, 2), (12_345, 7, 1)):
         if [i for s in model.chunks(n, D, P) for i in range(n)[s]] != list(range(n)):
-            raise CheckFailed(f"chunks({n}, {D}, {P}) does not cover every sample once and in order")
+            raise CheckFailed(
+                f"chunks({n}, {D}, {P}) does not cover every sample once and in order"
+            )
     X, S, g = drawn(context, 30, 2, 9, 21)
     parts = (slice(0, 11), slice(11, 12), slice(12, 30))
-    if not np.allclose(np.concatenate([model.forward(X[s], S) for s in parts]), model.forward(X, S), atol=1e-11):
+    if not np.allclose(
+        np.concatenate([model.forward(X[s], S) for s in parts]),
+        model.forward(X, S),
+        atol=1e-11,
+    ):
         raise CheckFailed("forward of a chunk differs from the chunk of forward")
-    if not np.allclose(sum(model.adjoint(X[s], g[s]) for s in parts), model.adjoint(X, g), atol=1e-11):
+    if not np.allclose(
+        sum(model.adjoint(X[s], g[s]) for s in parts), model.adjoint(X, g), atol=1e-11
+    ):
         raise CheckFailed("adjoint is not the sum over chunks")
 
 
@@ -131,18 +183,26 @@ def latents(context: CheckContext, model: Any) -> None:
     # Of a matrix without symmetry the latents ab and ba have the covariance tr S^2 / D, which vanishes as 1/D.
     allowance = 0.0 if is_symmetric(model) else 8 / S.shape[-1]
     covariance = flat[:, :, None] * flat[:, None, :] / unit
-    expect_mean("covariance of the latents", covariance, wanted / unit, allowance=allowance)
+    expect_mean(
+        "covariance of the latents", covariance, wanted / unit, allowance=allowance
+    )
 
 
-@model_check("draw_noise has not unit size: denoisers are checked and started at another noise than they are told.")
+@model_check(
+    "draw_noise has not unit size: denoisers are checked and started at another noise than they are told."
+)
 def noise(context: CheckContext, model: Any) -> None:
     """Check ``E inner(Z, Z) = I``, up to what vanishes with D."""
     D = 60
     rows = [model.draw_noise(context.rng(41, k), 2, D) for k in range(40)]
-    expect_mean("inner(Z, Z)", [model.inner(z, z) for z in rows], np.eye(2), allowance=2 / D)
+    expect_mean(
+        "inner(Z, Z)", [model.inner(z, z) for z in rows], np.eye(2), allowance=2 / D
+    )
 
 
-@model_check("A symmetry is not removed, or something else is: errors are wrong for every algorithm.")
+@model_check(
+    "A symmetry is not removed, or something else is: errors are wrong for every algorithm."
+)
 def align(context: CheckContext, model: Any) -> None:
     """Check that ``align`` undoes sign changes, permutations and rotations, and does nothing without symmetry."""
     S = signal(model, 3, 30, context.rng(51))
@@ -157,7 +217,9 @@ def align(context: CheckContext, model: Any) -> None:
         "rotations": np.linalg.qr(context.rng(52).standard_normal((3, 3)))[0],
     }
     for name, move in moves.items():
-        if not np.allclose(model.align(S, np.tensordot(move, S, axes=1), name), S, rtol=1e-8, atol=1e-8):
+        if not np.allclose(
+            model.align(S, np.tensordot(move, S, axes=1), name), S, rtol=1e-8, atol=1e-8
+        ):
             raise CheckFailed(f"align does not undo what symmetry {name!r} allows")
     if not np.array_equal(model.align(S, -S, "none"), -S):
         raise CheckFailed("align changes an estimate although there is no symmetry")
@@ -168,7 +230,9 @@ def align(context: CheckContext, model: Any) -> None:
     raise CheckFailed("align accepts an unknown symmetry; raise ValueError instead")
 
 
-@model_check("It makes arrays as large as x x^T of every sample: problems of ordinary size will not fit into memory.")
+@model_check(
+    "It makes arrays as large as x x^T of every sample: problems of ordinary size will not fit into memory."
+)
 def memory(context: CheckContext, model: Any) -> None:
     """Check the peak memory of forward and adjoint in addition to inputs, latents and signal."""
     X, S, g = drawn(context, 3000, 1, 64, 61)

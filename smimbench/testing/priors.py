@@ -11,7 +11,15 @@ import numpy as np
 from smimbench.interfaces import Array, Prior
 from smimbench.interfaces.item import gives
 from smimbench.testing.context import CheckContext
-from smimbench.testing.core import Call, CheckFailed, CheckSkipped, Draw, Refused, expect_array, published
+from smimbench.testing.core import (
+    Call,
+    CheckFailed,
+    CheckSkipped,
+    Draw,
+    Refused,
+    expect_array,
+    published,
+)
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Any, Any, int]]:
@@ -28,12 +36,16 @@ def information_matrix(components: int, size: float) -> Array:
     return size * np.diag(1.0 + 0.8 * np.arange(components))
 
 
-def observation(context: CheckContext, model: Any, P: int, seed: int, dimension: int = 12) -> tuple[Array, Array]:
+def observation(
+    context: CheckContext, model: Any, P: int, seed: int, dimension: int = 12
+) -> tuple[Array, Array]:
     """Noisy observation ``R = S + Qhat^(-1/2) Z`` of a signal, and Qhat."""
     Qhat, rng = information_matrix(P, 1.3), context.rng(seed)
     signal = np.asarray(context.completed(model).sample(rng, P, dimension), dtype=float)
     noise = np.asarray(model.draw_noise(rng, P, dimension))
-    return signal + np.tensordot(np.linalg.cholesky(np.linalg.inv(Qhat)), noise, axes=1), Qhat
+    return signal + np.tensordot(
+        np.linalg.cholesky(np.linalg.inv(Qhat)), noise, axes=1
+    ), Qhat
 
 
 def _denoised(prior: Any, part: str, R: Array, Qhat: Array) -> Array:
@@ -46,7 +58,13 @@ def calls(context: CheckContext) -> Iterator[Call]:
     for model, prior, P in _cases(context):
         arguments = observation(context, model, P, 21, 16)
         for part in ("estimate", "V"):
-            yield Call(f"denoise: {part}", partial(_denoised, prior, part), arguments, single=1e-3, double=1e-6)
+            yield Call(
+                f"denoise: {part}",
+                partial(_denoised, prior, part),
+                arguments,
+                single=1e-3,
+                double=1e-6,
+            )
         overlap = partial(lambda prior, Qhat: prior.overlap(Qhat).V, prior)
         yield Call("overlap: V", overlap, arguments[1:], any_namespace=False)
 
@@ -67,11 +85,16 @@ def refused(context: CheckContext) -> Iterator[Refused]:
         raise CheckSkipped("the prior's denoiser is derived by the engine")
     for model in context.models:
         R, _ = observation(context, model, 2, 51)
-        denoise = partial(_denoised, context.completed(model), "V", R, information_matrix(3, 1.3))
+        denoise = partial(
+            _denoised, context.completed(model), "V", R, information_matrix(3, 1.3)
+        )
         yield "denoise takes an R of 2 components with a Qhat of 3", denoise
 
 
-@prior_check("It is no law, or a method returns arrays of another shape or type than the contract says.", required=True)
+@prior_check(
+    "It is no law, or a method returns arrays of another shape or type than the contract says.",
+    required=True,
+)
 def shapes(context: CheckContext, model: Any, prior: Any, P: int) -> None:
     """Check shapes of signals, moments, estimates and order parameters."""
     D = 12
@@ -87,9 +110,17 @@ def shapes(context: CheckContext, model: Any, prior: Any, P: int) -> None:
         ("mean_overlap", np.asarray(prior.mean_overlap(P)), (P, P)),
         ("denoise: estimate", found.estimate, wanted),
         ("denoise: V", found.V, (P, P)),
-        *((f"overlap: {name} of a batch", getattr(both, name), (3, P, P)) for name in "QV"),
+        *(
+            (f"overlap: {name} of a batch", getattr(both, name), (3, P, P))
+            for name in "QV"
+        ),
         *((f"overlap: {name}", getattr(single, name), (P, P)) for name in "QV"),
     ):
         expect_array(what, array, shape, "float64", R)
-    if not all(np.allclose(many[1], one, rtol=1e-6, atol=1e-9) for many, one in zip(both, single)):
-        raise CheckFailed("overlap of one matrix depends on the other matrices in its batch")
+    if not all(
+        np.allclose(many[1], one, rtol=1e-6, atol=1e-9)
+        for many, one in zip(both, single)
+    ):
+        raise CheckFailed(
+            "overlap of one matrix depends on the other matrices in its batch"
+        )

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from smimbench.theory.generalization import measured_error
-    from smimbench.theory.information import information_at, offers_rough, overlap_at, prior_moments
+    from smimbench.theory.information import (
+        information_at,
+        offers_rough,
+        overlap_at,
+        prior_moments,
+    )
     from smimbench.theory.limit import aligned, limit_point, own_theory, scores
     from smimbench.theory.predictions import competing, point_document
     from smimbench.theory.recursion import exponential
@@ -22,7 +27,9 @@ if TYPE_CHECKING:
 _HOME = {
     "measured_error": "generalization",
     "exponential": "recursion",
-    **dict.fromkeys(("information_at", "offers_rough", "overlap_at", "prior_moments"), "information"),
+    **dict.fromkeys(
+        ("information_at", "offers_rough", "overlap_at", "prior_moments"), "information"
+    ),
     **dict.fromkeys(("aligned", "limit_point", "own_theory", "scores"), "limit"),
     **dict.fromkeys(("competing", "point_document"), "predictions"),
     **dict.fromkeys(("Prediction",), "types"),

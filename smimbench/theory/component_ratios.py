@@ -115,15 +115,27 @@ class ComponentRatios:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.kappa = float(problem.model.kappa)
-        self.second, self.bottom = (np.diagonal(moment) for moment in prior_moments(problem))
+        self.second, self.bottom = (
+            np.diagonal(moment) for moment in prior_moments(problem)
+        )
         self.methods: dict[str, None] = {}
         self.informative: set[int] = set()
         # Richardson's extrapolation to second order; the third one says how well it does.
         slopes = [self._gained(step) / step for step in (8e-4, 4e-4, 2e-4, 1e-4)]
-        before, self.response = ((one - 6 * two + 8 * three) / 3 for one, two, three in (slopes[:3], slopes[1:]))
+        before, self.response = (
+            (one - 6 * two + 8 * three) / 3
+            for one, two, three in (slopes[:3], slopes[1:])
+        )
         next_order = np.abs(self.response - before) / 7
-        self.response_error = next_order / np.where(self.response > 0, self.response, 1.0) + 1e-11
-        self.critical = np.array([0.0 if slope else self._critical(a) for a, slope in enumerate(self.response)])
+        self.response_error = (
+            next_order / np.where(self.response > 0, self.response, 1.0) + 1e-11
+        )
+        self.critical = np.array(
+            [
+                0.0 if slope else self._critical(a)
+                for a, slope in enumerate(self.response)
+            ]
+        )
 
     def _gained(self, qhat: float) -> Host:
         """Overlap minus its lowest value (P,) when all components have this Qhat."""
@@ -141,7 +153,9 @@ class ComponentRatios:
             return 1.0 if Q[a, a] > self.bottom[a] else -1.0
 
         nodes = np.linspace(np.log(1e-9), np.log(1e15), 193)
-        end = next((k for k, node in enumerate(nodes) if grown(node) > 0), len(nodes) - 1)
+        end = next(
+            (k for k, node in enumerate(nodes) if grown(node) > 0), len(nodes) - 1
+        )
         return float(np.exp(brentq(grown, nodes[end - 1], nodes[end], xtol=1e-15)))
 
     @property
@@ -158,7 +172,11 @@ class ComponentRatios:
         """Diagonal of Qhat (..., P) at coordinates x (..., P); 0 for components that are not learned."""
         found = np.zeros(x.shape)
         for a in learned:
-            found[..., a] = np.exp(x[..., a]) if a in self.informative else self.critical[a] + self.gain(x[..., a])
+            found[..., a] = (
+                np.exp(x[..., a])
+                if a in self.informative
+                else self.critical[a] + self.gain(x[..., a])
+            )
         return found
 
     def gain(self, x: Host) -> Host:
@@ -174,7 +192,9 @@ class ComponentRatios:
         """Whether the information is sampled and a cheaper estimate is accurate enough for finite differences."""
         return self.sampled and offers_rough(self.problem)
 
-    def log_ratios(self, x: Host, learned: Sequence[int], *, rough: bool = False) -> tuple[Host, Host]:
+    def log_ratios(
+        self, x: Host, learned: Sequence[int], *, rough: bool = False
+    ) -> tuple[Host, Host]:
         """Sample ratios ``log alpha_a`` (P,) and errors: of learned components at x; for others, where they become unstable.
 
         Infinite for components that no number of samples teaches. ``rough`` asks for differences: from few labels, the same at
@@ -186,16 +206,25 @@ class ComponentRatios:
         self.methods[information.method] = None
         needed = np.where(qhat > 0, qhat, self.critical)
         waiting = needed == 0
-        rate, error = (part / np.where(waiting, 1.0, needed) for part in diagonals(information))
+        rate, error = (
+            part / np.where(waiting, 1.0, needed) for part in diagonals(information)
+        )
         if waiting.any():
             susceptibility = susceptibility_at(self.problem, Q, V, rough=rough)
             self.methods[susceptibility.method] = None
-            growth, growth_error = (part * self.response for part in diagonals(susceptibility))
-            rate, error = np.where(waiting, growth, rate), np.where(waiting, growth_error, error)
+            growth, growth_error = (
+                part * self.response for part in diagonals(susceptibility)
+            )
+            rate, error = (
+                np.where(waiting, growth, rate),
+                np.where(waiting, growth_error, error),
+            )
         rate, error = self.kappa * rate, self.kappa * error
         seen = rate > np.where(qhat > 0, 0.0, np.maximum(3 * error, 1e-300))
         safe = np.where(seen, rate, 1.0)
-        return np.where(seen, -np.log(safe), np.inf), np.where(seen, error / safe, np.inf)
+        return np.where(seen, -np.log(safe), np.inf), np.where(
+            seen, error / safe, np.inf
+        )
 
 
 def components_decouple(problem: Problem) -> bool:

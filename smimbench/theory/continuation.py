@@ -27,7 +27,14 @@ from smimbench.interfaces import Host
 from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.curve import perfect_limit
-from smimbench.theory.curve_stages import Corrector, Node, Stage, change, lengths, polynomial
+from smimbench.theory.curve_stages import (
+    Corrector,
+    Node,
+    Stage,
+    change,
+    lengths,
+    polynomial,
+)
 from smimbench.theory.information import diagonals, information_at, nodes_of
 from smimbench.theory.types import NOTHING, Bifurcation
 
@@ -68,18 +75,31 @@ class Continuation:
         P = problem.components
         Q, V = self.ratios.overlap(np.zeros(P))
         value, error = diagonals(information_at(problem, Q, V))
-        at_once = [a for a in range(P) if self.ratios.critical[a] == 0 and value[a] > max(NOTHING, 3 * error[a])]
+        at_once = [
+            a
+            for a in range(P)
+            if self.ratios.critical[a] == 0 and value[a] > max(NOTHING, 3 * error[a])
+        ]
         self.ratios.informative = set(at_once)
         x, slope = np.zeros(P), np.zeros((P, P))
-        x[at_once] = np.log(1e-6 * value[at_once] / value.max())  # below so little everything is proportional to alpha
+        x[at_once] = np.log(
+            1e-6 * value[at_once] / value.max()
+        )  # below so little everything is proportional to alpha
         log_ratios, error = self.ratios.log_ratios(x, at_once)
         if at_once:
-            self.bifurcations += [Bifurcation(a, 0.0, 0.0) for a in sorted(at_once, key=lambda a: -value[a])]
+            self.bifurcations += [
+                Bifurcation(a, 0.0, 0.0)
+                for a in sorted(at_once, key=lambda a: -value[a])
+            ]
             slope[at_once, at_once] = 1.0
             node = Node(x, log_ratios, error, slope, float(log_ratios[at_once].mean()))
-            self.stages.append(Stage(at_once, at_once, [node], [], self.ratios.accuracy.first))
+            self.stages.append(
+                Stage(at_once, at_once, [node], [], self.ratios.accuracy.first)
+            )
         else:
-            self._immediate(Stage([], [], [Node(x, log_ratios, error, slope, -np.inf)], [], 0.0))
+            self._immediate(
+                Stage([], [], [Node(x, log_ratios, error, slope, -np.inf)], [], 0.0)
+            )
 
     def _bifurcate(self, node: Node, stage: Stage, new: int, error: float) -> None:
         """Start a stage with one more dimension where component ``new`` becomes unstable, at ``node``."""
@@ -91,7 +111,15 @@ class Continuation:
         self.bifurcations.append(Bifurcation(new, alpha, alpha * error))
         start = replace(node, x=node.x.copy(), slope=node.slope.copy())
         start.x[new] = start.slope[:, new] = 0.0
-        self.stages.append(Stage([*stage.learned, new], [new], [start], stage.perfect, self.ratios.accuracy.first))
+        self.stages.append(
+            Stage(
+                [*stage.learned, new],
+                [new],
+                [start],
+                stage.perfect,
+                self.ratios.accuracy.first,
+            )
+        )
 
     # -- following the curve ------------------------------------------------------------------------------------------
 
@@ -103,7 +131,11 @@ class Continuation:
     def _passed(self, alpha: float) -> bool:
         """Whether the curve has passed alpha and its last node has the largest alpha so far."""
         nodes = self.stages[-1].nodes
-        return len(nodes) > 1 and nodes[-1].log_alpha > np.log(alpha) + 0.02 and nodes[-1].log_alpha >= self.highest
+        return (
+            len(nodes) > 1
+            and nodes[-1].log_alpha > np.log(alpha) + 0.02
+            and nodes[-1].log_alpha >= self.highest
+        )
 
     def _advance(self, stage: Stage) -> None:
         accuracy, before = self.ratios.accuracy, stage.nodes[-1]
@@ -113,28 +145,52 @@ class Continuation:
         if is_start and (len(stage.moving) > 1 or not self.ratios.sampled):
             self.corrector.differentiate(stage, before)
         tangent = self.corrector.tangent(stage, before.slope)
-        stage.step = float(np.clip(self._next_bifurcation(stage), accuracy.shortest, stage.step))
+        stage.step = float(
+            np.clip(self._next_bifurcation(stage), accuracy.shortest, stage.step)
+        )
         node = self._found_ahead(stage, before)
         grown = shrunk = False
         while node is None:
             step = stage.step
-            node, correction = self.corrector.attempt(stage, before, *self._ahead(stage, tangent, step))
-            tolerance, mismatch = self._tolerance(stage, node), self._mismatch(stage, before, node)
+            node, correction = self.corrector.attempt(
+                stage, before, *self._ahead(stage, tangent, step)
+            )
+            tolerance, mismatch = (
+                self._tolerance(stage, node),
+                self._mismatch(stage, before, node),
+            )
             if is_start and len(stage.moving) == 1 and self.ratios.sampled:
                 mismatch = tolerance  # there is no slope yet to compare with
             backwards = float((node.x - before.x) @ tangent) <= 0
-            poor = not np.isfinite(node.log_alpha) or correction > max(0.12, 1.2 * step) or backwards
-            factor = np.sqrt(tolerance / max(mismatch, 1e-12)) if np.isfinite(mismatch) else 0.3
-            stage.step = float(
-                np.clip(step * np.clip(factor, 0.3, accuracy.growth), accuracy.shortest, accuracy.longest)
+            poor = (
+                not np.isfinite(node.log_alpha)
+                or correction > max(0.12, 1.2 * step)
+                or backwards
             )
-            if step <= accuracy.shortest or (not poor and (mismatch <= 3 * tolerance or grown)):
+            factor = (
+                np.sqrt(tolerance / max(mismatch, 1e-12))
+                if np.isfinite(mismatch)
+                else 0.3
+            )
+            stage.step = float(
+                np.clip(
+                    step * np.clip(factor, 0.3, accuracy.growth),
+                    accuracy.shortest,
+                    accuracy.longest,
+                )
+            )
+            if step <= accuracy.shortest or (
+                not poor and (mismatch <= 3 * tolerance or grown)
+            ):
                 break
             if is_start and not np.isfinite(correction) and step < 0.5 and not shrunk:
                 # The noise of a component that is hardly learned falls as its overlap grows.
                 stage.step, grown = 2 * step, True
             else:
-                stage.step, shrunk = max(accuracy.shortest, min(stage.step, step / 2)), True
+                stage.step, shrunk = (
+                    max(accuracy.shortest, min(stage.step, step / 2)),
+                    True,
+                )
                 if self.ratios.sampled and not poor:
                     stage.ahead.append(node)
             node = None
@@ -155,7 +211,9 @@ class Continuation:
         self._check_end(stage, node)
 
     def _tolerance(self, stage: Stage, node: Node) -> float:
-        return max(self.ratios.accuracy.mismatch, float(np.max(node.error[stage.moving])))
+        return max(
+            self.ratios.accuracy.mismatch, float(np.max(node.error[stage.moving]))
+        )
 
     def _found_ahead(self, stage: Stage, before: Node) -> Node | None:
         """Next node among those found too early, if the curve is known accurately enough up to it."""
@@ -163,11 +221,15 @@ class Continuation:
             return None
         node = stage.ahead[-1]
         distance = float(np.linalg.norm(node.x - before.x))
-        is_accurate = self._mismatch(stage, before, node) <= 3 * self._tolerance(stage, node)
+        is_accurate = self._mismatch(stage, before, node) <= 3 * self._tolerance(
+            stage, node
+        )
         if is_accurate or distance <= 2 * self.ratios.accuracy.shortest:
             return stage.ahead.pop()
         # Somewhere on the way, not just before its end.
-        stage.step = min(stage.step, distance if stage.step < 0.7 * distance else distance / 2)
+        stage.step = min(
+            stage.step, distance if stage.step < 0.7 * distance else distance / 2
+        )
         return None
 
     def _next_bifurcation(self, stage: Stage) -> float:
@@ -177,7 +239,11 @@ class Continuation:
         before, after = stage.nodes[-2:]
         gaps = after.log_alpha - after.log_ratios
         rise = change(before.log_alpha - before.log_ratios, gaps)
-        coming = [a for a in range(len(rise)) if a not in stage.learned and rise[a] > 0 > gaps[a]]
+        coming = [
+            a
+            for a in range(len(rise))
+            if a not in stage.learned and rise[a] > 0 > gaps[a]
+        ]
         steps = min((-gaps[a] / rise[a] for a in coming), default=np.inf)
         return 1.15 * float(steps * np.linalg.norm(after.x - before.x))
 
@@ -203,11 +269,19 @@ class Continuation:
 
     def _mismatch(self, stage: Stage, before: Node, node: Node) -> float:
         """Distance of log alpha at a new node from its extrapolation, by the tangent or by a polynomial of more nodes."""
-        line = before.log_alpha + float((before.slope @ (node.x - before.x))[stage.moving].mean())
-        s, values = lengths(stage.nodes), [known_node.log_alpha for known_node in stage.nodes]
+        line = before.log_alpha + float(
+            (before.slope @ (node.x - before.x))[stage.moving].mean()
+        )
+        s, values = (
+            lengths(stage.nodes),
+            [known_node.log_alpha for known_node in stage.nodes],
+        )
         end = s[-1] + float(np.linalg.norm(node.x - before.x))
         counts = range(3, min(len(s), MOST_FITTED if self.ratios.sampled else 3) + 1)
-        expected = [line, *(float(polynomial(s[-count:], values[-count:], end)) for count in counts)]
+        expected = [
+            line,
+            *(float(polynomial(s[-count:], values[-count:], end)) for count in counts),
+        ]
         return float(np.abs(node.log_alpha - np.array(expected)).min())
 
     def _immediate(self, stage: Stage) -> bool:
@@ -215,13 +289,22 @@ class Continuation:
         node = stage.nodes[0]
         unlearned = [a for a in range(len(node.log_ratios)) if a not in stage.learned]
         new = min(unlearned, key=lambda a: node.log_ratios[a], default=None)
-        if new is None or (stage.moving and (self.highest == -np.inf or node.log_ratios[new] > node.log_alpha)):
+        if new is None or (
+            stage.moving
+            and (self.highest == -np.inf or node.log_ratios[new] > node.log_alpha)
+        ):
             return False
-        node = node if stage.moving else replace(node, log_alpha=float(node.log_ratios[new]))
+        node = (
+            node
+            if stage.moving
+            else replace(node, log_alpha=float(node.log_ratios[new]))
+        )
         self._bifurcate(node, stage, new, float(node.error[new]))
         return True
 
-    def _bifurcation_between(self, stage: Stage, before: Node, node: Node, tangent: Host) -> bool:
+    def _bifurcation_between(
+        self, stage: Stage, before: Node, node: Node, tangent: Host
+    ) -> bool:
         """Find a component that becomes unstable between two nodes, on the part of the curve reached from below."""
         unlearned = (a for a in range(len(node.log_ratios)) if a not in stage.learned)
         unstable = [a for a in unlearned if node.log_ratios[a] <= node.log_alpha]
@@ -229,7 +312,9 @@ class Continuation:
             return False  # where alpha falls, the curve is an unstable branch
         landing = 0.0
         if before.log_alpha < self.highest - 1e-12:
-            landing = (self.highest - before.log_alpha) / max(node.log_alpha - before.log_alpha, 1e-300)
+            landing = (self.highest - before.log_alpha) / max(
+                node.log_alpha - before.log_alpha, 1e-300
+            )
         fitted = [*stage.nodes[1 - MOST_FITTED :], node]
         s = lengths(fitted)
         s = (s - s[-2]) / (s[-1] - s[-2])
@@ -243,22 +328,32 @@ class Continuation:
             if finite.sum() > 2 and gaps[-2] < 0 < gaps[-1]:
                 from scipy.optimize import brentq
 
-                position = brentq(lambda t: float(polynomial(s[finite], gaps[finite], t)), 0.0, 1.0)
+                position = brentq(
+                    lambda t: float(polynomial(s[finite], gaps[finite], t)), 0.0, 1.0
+                )
             return float(np.clip(position, landing, 1.0))
 
         def between(position: float) -> Host:
             if len(stage.moving) == 1:
                 return np.asarray(before.x + position * (node.x - before.x))
-            return self.corrector.inside(stage, before.x, polynomial(s, [point.x for point in fitted], position))
+            return self.corrector.inside(
+                stage, before.x, polynomial(s, [point.x for point in fitted], position)
+            )
 
         def gap(point: Node) -> float:
             return point.log_alpha - float(point.log_ratios[new])
 
         def known(count: int) -> Host:
             """Positions, gaps and log alphas of points next to the crossing, or of all points if noise hides which are next."""
-            rows = np.array([(position, gap(point), point.log_alpha) for position, point in points])
+            rows = np.array(
+                [(position, gap(point), point.log_alpha) for position, point in points]
+            )
             rows = rows[np.isfinite(rows).all(axis=1)]
-            return np.transpose(rows if self.ratios.sampled else rows[np.argsort(np.abs(rows[:, 1]))[:count]])
+            return np.transpose(
+                rows
+                if self.ratios.sampled
+                else rows[np.argsort(np.abs(rows[:, 1]))[:count]]
+            )
 
         new = min(unstable, key=crossing)
         points, position = [(0.0, before), (1.0, node)], crossing(new)
@@ -267,8 +362,13 @@ class Continuation:
                 stage, node if position > 0.5 else before, between(position), tangent
             )
             points.append((position, crossing_node))
-            close = max(self.ratios.accuracy.gap, self.ratios.accuracy.gap_share * crossing_node.error[new])
-            if not abs(gap(crossing_node)) > close or (position <= landing and gap(crossing_node) > 0):
+            close = max(
+                self.ratios.accuracy.gap,
+                self.ratios.accuracy.gap_share * crossing_node.error[new],
+            )
+            if not abs(gap(crossing_node)) > close or (
+                position <= landing and gap(crossing_node) > 0
+            ):
                 break
             position = float(np.clip(_crossing(*known(3)[:2]), landing, 1.0))
         position, crossing_node = min(points[2:], key=lambda point: abs(gap(point[1])))
@@ -276,16 +376,31 @@ class Continuation:
         positions, *values = known(2)
         steep, rise = (np.polyfit(positions, value, 1)[0] for value in values)
         share = float(np.clip(rise / steep, -10, 10)) if steep != 0 else 0.0
-        crossing_error = self._crossing_error(stage, new, crossing_node, node.x - before.x, rise, rise - steep)
+        crossing_error = self._crossing_error(
+            stage, new, crossing_node, node.x - before.x, rise, rise - steep
+        )
         log_alpha = crossing_node.log_alpha - share * gap(crossing_node)
         if position > 0:
             stage.nodes.append(crossing_node)
         self.highest = max(self.highest, crossing_node.log_alpha)
-        start = replace(crossing_node, log_alpha=max(log_alpha, self.highest if landing else -np.inf))
-        self._bifurcate(start, stage, new, float(crossing_error + abs(share * gap(crossing_node))))
+        start = replace(
+            crossing_node,
+            log_alpha=max(log_alpha, self.highest if landing else -np.inf),
+        )
+        self._bifurcate(
+            start, stage, new, float(crossing_error + abs(share * gap(crossing_node)))
+        )
         return True
 
-    def _crossing_error(self, stage: Stage, new: int, at: Node, step: Host, rise: float, rise_of_new: float) -> float:
+    def _crossing_error(
+        self,
+        stage: Stage,
+        new: int,
+        at: Node,
+        step: Host,
+        rise: float,
+        rise_of_new: float,
+    ) -> float:
         """Error of log alpha where component ``new`` becomes unstable.
 
         To first order the errors e of the ``log alpha_a`` move the coordinates of the moving components, too:
@@ -297,11 +412,15 @@ class Continuation:
         block = np.nan_to_num(at.slope[np.ix_(rows, moving)])
         along = np.array([rise] * len(moving) + [rise_of_new])
         block = block + np.outer(along - block @ step, step) / (step @ step)
-        weights = np.linalg.pinv(np.hstack([block, -np.ones((len(rows), 1))]), rcond=1e-6)[-1]
+        weights = np.linalg.pinv(
+            np.hstack([block, -np.ones((len(rows), 1))]), rcond=1e-6
+        )[-1]
         errors = np.append(at.total_error[moving], at.error[new])
         return float(np.sqrt((weights**2) @ errors**2))
 
-    def _at_perfect(self, stage: Stage, previous: Node, node: Node) -> tuple[bool, bool]:
+    def _at_perfect(
+        self, stage: Stage, previous: Node, node: Node
+    ) -> tuple[bool, bool]:
         """Whether a node is indistinguishable from perfect recovery, and whether it lies beyond it."""
         if self.perfect is None or not self._is_known(stage, node, 1e-2):
             return False, False
@@ -313,7 +432,9 @@ class Continuation:
     def _is_known(self, stage: Stage, node: Node, share: float) -> bool:
         """Whether the errors of all components are below this share of the second moment."""
         V = np.diagonal(self.ratios.overlap(self.ratios.qhat(node.x, stage.learned))[1])
-        return len(stage.learned) == len(V) and bool((self.ratios.second * share > V).all())
+        return len(stage.learned) == len(V) and bool(
+            (self.ratios.second * share > V).all()
+        )
 
     def _check_end(self, stage: Stage, node: Node) -> None:
         """End the curve at perfect recovery or a limit; if only some components are recovered, start a stage with the rest."""
@@ -333,14 +454,24 @@ class Continuation:
             start = replace(node, slope=node.slope.copy())
             start.slope[:, done] = 0.0
             unfinished = [a for a in stage.moving if a not in done]
-            self.stages.append(Stage(stage.learned, unfinished, [start], perfect, stage.step))
+            self.stages.append(
+                Stage(stage.learned, unfinished, [start], perfect, stage.step)
+            )
 
 
 def _crossing(positions: Host, gaps: Host) -> float:
     """Position where a component's gap vanishes, from a parabola through known points between two nodes."""
-    inside = [root.real for root in _roots(positions, gaps, min(2, len(gaps) - 1)) if abs(root.imag) < 1e-9]
+    inside = [
+        root.real
+        for root in _roots(positions, gaps, min(2, len(gaps) - 1))
+        if abs(root.imag) < 1e-9
+    ]
     inside = [root for root in inside if 0 <= root <= 1]
-    return float([*inside, *_roots(positions, gaps, 1).real, positions[np.argmin(np.abs(gaps))]][0])
+    return float(
+        [*inside, *_roots(positions, gaps, 1).real, positions[np.argmin(np.abs(gaps))]][
+            0
+        ]
+    )
 
 
 def _roots(positions: Host, gaps: Host, degree: int) -> Host:

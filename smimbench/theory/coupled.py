@@ -23,9 +23,28 @@ from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.numerics.statistics import controlled_mean
 from smimbench.problem.problem import Problem
-from smimbench.theory.curve import HELD, NEVER, Curve, bayes_optimal_first, perfect_prediction, threshold_document
-from smimbench.theory.information import information_at, is_sampled, overlap_at, overlap_error_at, prior_moments
-from smimbench.theory.recursion import UNFINISHED, FixedPoint, Recursion, exponential, is_same_fixed_point
+from smimbench.theory.curve import (
+    HELD,
+    NEVER,
+    Curve,
+    bayes_optimal_first,
+    perfect_prediction,
+    threshold_document,
+)
+from smimbench.theory.information import (
+    information_at,
+    is_sampled,
+    overlap_at,
+    overlap_error_at,
+    prior_moments,
+)
+from smimbench.theory.recursion import (
+    UNFINISHED,
+    FixedPoint,
+    Recursion,
+    exponential,
+    is_same_fixed_point,
+)
 from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
 
 INFORMED, KNOWN = 1e2, 1e16
@@ -56,10 +75,16 @@ class CoupledCurve(Curve):
     @cached_property
     def _from_prior_mean(self) -> tuple[Host, float]:
         """Information at the prior mean, and the Qhat that leaves the prior mean if it is an unstable fixed point."""
-        information = information_at(self.problem, *overlap_at(self.problem, 0 * self.identity))
-        return information.value, 1e-2 if is_sampled(information.method) else 1e-6  # less would be lost in noise
+        information = information_at(
+            self.problem, *overlap_at(self.problem, 0 * self.identity)
+        )
+        return information.value, 1e-2 if is_sampled(
+            information.method
+        ) else 1e-6  # less would be lost in noise
 
-    def predict(self, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
+    def predict(
+        self, alphas: Sequence[float], branch: str = "uninformed"
+    ) -> list[Prediction]:
         """The fixed point of one branch at every sample ratio."""
         return [self.solve(alpha, branch).prediction for alpha in alphas]
 
@@ -69,18 +94,36 @@ class CoupledCurve(Curve):
 
     def _competing(self, alpha: float) -> list[Prediction]:
         lower = self.solve(alpha)
-        (low, low_point), (high, high_point) = lower, self.solve(alpha, "informed", lower)
+        (low, low_point), (high, high_point) = (
+            lower,
+            self.solve(alpha, "informed", lower),
+        )
         if UNFINISHED in high.method and UNFINISHED not in low.method:
             # What was not reached in so many steps is no fixed point.
-            return [replace(low, branch="unique", method=f"{low.method}, no other branch was found")]
+            return [
+                replace(
+                    low,
+                    branch="unique",
+                    method=f"{low.method}, no other branch was found",
+                )
+            ]
         if self.meet(low, high):
             return [replace(low, branch="unique")]
         if not high.V.any():
-            return [replace(high, free_entropy=float("inf")), replace(low, free_entropy=0.0)]
-        lead, _ = free_entropy_between(self.problem, alpha, low_point.qhat, high_point.qhat)
-        return bayes_optimal_first([replace(low, free_entropy=0.0), replace(high, free_entropy=lead)])
+            return [
+                replace(high, free_entropy=float("inf")),
+                replace(low, free_entropy=0.0),
+            ]
+        lead, _ = free_entropy_between(
+            self.problem, alpha, low_point.qhat, high_point.qhat
+        )
+        return bayes_optimal_first(
+            [replace(low, free_entropy=0.0), replace(high, free_entropy=lead)]
+        )
 
-    def solve(self, alpha: float, branch: str = "uninformed", other: Solved | None = None) -> Solved:
+    def solve(
+        self, alpha: float, branch: str = "uninformed", other: Solved | None = None
+    ) -> Solved:
         """The fixed point of one branch.
 
         The error of V is what the numerical error of the information does to it, through the response of V to alpha, plus what
@@ -90,7 +133,9 @@ class CoupledCurve(Curve):
         problem, perfect, upwards = self.problem, self.perfect, branch == "uninformed"
         if upwards:
             information, seed = self._from_prior_mean
-            start = float(problem.model.kappa) * alpha * information + seed * self.identity
+            start = (
+                float(problem.model.kappa) * alpha * information + seed * self.identity
+            )
         elif perfect is not None and alpha >= perfect.value:
             return _perfect(problem, alpha, branch)
         else:
@@ -101,14 +146,22 @@ class CoupledCurve(Curve):
         else:
             target = other.found
             solution = recursion.fixed_point(start, target=target, offset=target.offset)
-            if is_same_fixed_point(target, symmetric_logarithm(solution.qhat), solution.relative):
+            if is_same_fixed_point(
+                target, symmetric_logarithm(solution.qhat), solution.relative
+            ):
                 return Solved(replace(other.prediction, branch=branch), target)
         if upwards and perfect is not None and alpha > perfect.value:
-            nearly = np.diagonal(overlap_at(problem, solution.qhat)[1]).max() < NEARLY_KNOWN
-            if nearly and perfect.value == 0:  # a discrete signal: what is nearly known is stable
+            nearly = (
+                np.diagonal(overlap_at(problem, solution.qhat)[1]).max() < NEARLY_KNOWN
+            )
+            if (
+                nearly and perfect.value == 0
+            ):  # a discrete signal: what is nearly known is stable
                 return _perfect(problem, alpha, branch)
             if nearly or UNFINISHED in solution.method:
-                before = _walk_up(problem, alpha, start, alpha / max(perfect.value, alpha / 1e3))
+                before = _walk_up(
+                    problem, alpha, start, alpha / max(perfect.value, alpha / 1e3)
+                )
                 if before is None:
                     return _perfect(problem, alpha, branch)
                 solution = recursion.fixed_point(before, offset=solution.offset)
@@ -123,21 +176,30 @@ class CoupledCurve(Curve):
         weak = hard = None
         if not bottom.any():
             informative = (np.diagonal(value) > NOTHING + 3 * np.max(error)).any()
-            weak = Threshold(0.0, 0.0) if informative else self._spectral_threshold(Q, V)
+            weak = (
+                Threshold(0.0, 0.0) if informative else self._spectral_threshold(Q, V)
+            )
         reasons = {
             "weak_recovery": HELD if bottom.any() else NEVER,
             "sequential": "components mix, so they are not learned one after the other",
         }
         if perfect is not None and perfect.value > 0:
             probes = [share * perfect.value for share in PROBES]
-            ahead = [len(branches) > 1 and branches[0].branch == "informed" for branches in self.competing(probes)]
+            ahead = [
+                len(branches) > 1 and branches[0].branch == "informed"
+                for branches in self.competing(probes)
+            ]
             if any(ahead):
                 index = ahead.index(True)
-                start = Threshold(probes[index], probes[index] - (probes[index - 1] if index else 0.0))
+                start = Threshold(
+                    probes[index], probes[index] - (probes[index - 1] if index else 0.0)
+                )
                 hard = HardPhase(start, start, perfect)
             looked = ", ".join(f"{probe:.4g}" for probe in probes)
             missing = f"not found at alpha = {looked}, the only sample ratios that are tested where components mix"
-            reasons |= dict.fromkeys(("spinodal", "information_theoretic", "algorithmic"), missing)
+            reasons |= dict.fromkeys(
+                ("spinodal", "information_theoretic", "algorithmic"), missing
+            )
         return threshold_document(weak, perfect, [], hard, reasons)
 
     def _spectral_threshold(self, Q: Host, V: Host) -> Threshold | None:
@@ -150,10 +212,15 @@ class CoupledCurve(Curve):
         if not rate > 0:
             return None
         weights = np.abs(vectors[:, leading])
-        return Threshold(1 / rate, kappa * float(weights @ error.reshape(P * P, P * P) @ weights) / rate**2)
+        return Threshold(
+            1 / rate,
+            kappa * float(weights @ error.reshape(P * P, P * P) @ weights) / rate**2,
+        )
 
 
-def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str) -> Prediction:
+def _prediction(
+    problem: Problem, alpha: float, found: FixedPoint, branch: str
+) -> Prediction:
     """Prediction of a fixed point; its error comes from the response to alpha, by a second fixed point nearby."""
     size = 0.01 if found.offset is None else 0.05  # rough values may jump by 1e-3
     shift = size if branch == "uninformed" else -size
@@ -163,14 +230,24 @@ def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str) 
     V_nearby = overlap_at(problem, nearby)[1]
     response = np.abs(np.diagonal(V - V_nearby)) / size * found.relative
     # Where labels see one combination only, errors of the information feign another, which the sample ratio does not move.
-    feigned = overlap_at(problem, found.qhat + found.relative * np.diag(np.diagonal(found.qhat)))[1]
+    feigned = overlap_at(
+        problem, found.qhat + found.relative * np.diag(np.diagonal(found.qhat))
+    )[1]
     response = np.maximum(response, np.abs(np.diagonal(V - feigned)))
     # The residual is one of log Qhat: what has hardly been learned cannot move V by more than that little.
-    movable = np.minimum(np.diagonal(V), np.abs(np.diagonal(Q - prior_moments(problem)[1])))
+    movable = np.minimum(
+        np.diagonal(V), np.abs(np.diagonal(Q - prior_moments(problem)[1]))
+    )
     residual = min(found.residual, 1.0)
-    error = response + movable * residual * 10 + overlap_error_at(problem, found.qhat) * np.diagonal(V)
+    error = (
+        response
+        + movable * residual * 10
+        + overlap_error_at(problem, found.qhat) * np.diagonal(V)
+    )
     ratio_error = np.full(len(V), alpha * (found.relative + residual))
-    return Prediction(alpha, Q, V, error + 1e-12, branch, found.method, alpha_error=ratio_error)
+    return Prediction(
+        alpha, Q, V, error + 1e-12, branch, found.method, alpha_error=ratio_error
+    )
 
 
 def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host | None:
@@ -200,10 +277,20 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
         path = [*path[-2:], (x, slowest)]
         if len(path) == 3 and path[1][1] < min(path[0][1], path[2][1]):
             ends = path[0][0], path[2][0]
-            if minimize_scalar(growth_on_the_way, args=ends, bounds=(0, 1), method="bounded").fun <= 0:
+            if (
+                minimize_scalar(
+                    growth_on_the_way, args=ends, bounds=(0, 1), method="bounded"
+                ).fun
+                <= 0
+            ):
                 return exponential(ends[0])
-        linear = max(abs(slowest / np.log(growth) - 1), abs(fastest / np.log(growth) - 1)) < 0.1
-        is_known = np.diagonal(overlap_at(problem, exponential(x))[1]).max() < NEARLY_KNOWN
+        linear = (
+            max(abs(slowest / np.log(growth) - 1), abs(fastest / np.log(growth) - 1))
+            < 0.1
+        )
+        is_known = (
+            np.diagonal(overlap_at(problem, exponential(x))[1]).max() < NEARLY_KNOWN
+        )
         if (linear and is_known) or np.diagonal(x).min() > np.log(KNOWN):
             return None
         x = x + step * max(1.0, WALK / fastest)
@@ -211,7 +298,10 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
 
 def _perfect(problem: Problem, alpha: float, branch: str) -> Solved:
     prediction = perfect_prediction(problem, alpha, branch)
-    return Solved(prediction, FixedPoint(KNOWN * np.eye(problem.components), 0.0, 0.0, prediction.method))
+    return Solved(
+        prediction,
+        FixedPoint(KNOWN * np.eye(problem.components), 0.0, 0.0, prediction.method),
+    )
 
 
 def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
@@ -224,10 +314,14 @@ def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
     points = 2**10
     samples, controls = [], []
     for scramble in range(SCRAMBLES):
-        z = root @ normal_points(P * sites, points, "perfect recovery: latents", scramble).reshape(points, P, sites)
+        z = root @ normal_points(
+            P * sites, points, "perfect recovery: latents", scramble
+        ).reshape(points, P, sites)
         rng = monte_carlo_rng("perfect recovery: labels", scramble)
         y = channel.forward(z, rng=rng)
-        posterior = channel.posterior(y, np.zeros_like(z), V, second_moment=True, rng=rng)
+        posterior = channel.posterior(
+            y, np.zeros_like(z), V, second_moment=True, rng=rng
+        )
         moment: Any = checked_posterior(posterior, z, second_moment=True).second_moment
         G: Any = np.einsum("pq,nqcrd,rs->npcsd", inverse, moment, inverse)
         G[:, :, range(sites), :, range(sites)] -= inverse
@@ -237,7 +331,9 @@ def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
     return value.reshape(P, P, P, P), error.reshape(P, P, P, P)
 
 
-def free_entropy_between(problem: Problem, alpha: float, first: Host, second: Host) -> tuple[float, float]:
+def free_entropy_between(
+    problem: Problem, alpha: float, first: Host, second: Host
+) -> tuple[float, float]:
     """Free entropy at Qhat = ``second`` minus that at Qhat = ``first``, both (P, P), and its error.
 
     The path goes straight in ``log(1 + Qhat)``; 12 Gauss-Legendre nodes.

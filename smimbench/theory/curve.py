@@ -62,7 +62,9 @@ class Curve(ABC):
         return True
 
     @abstractmethod
-    def predict(self, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
+    def predict(
+        self, alphas: Sequence[float], branch: str = "uninformed"
+    ) -> list[Prediction]:
         """The fixed point of one branch at every sample ratio."""
 
     @abstractmethod
@@ -108,7 +110,9 @@ class Curve(ABC):
             if self.meet(low, high):
                 branches.append([replace(low, branch="unique")])
                 continue
-            pair = [replace(p, free_entropy=self.free_entropy(p)[0]) for p in (low, high)]
+            pair = [
+                replace(p, free_entropy=self.free_entropy(p)[0]) for p in (low, high)
+            ]
             branches.append(bayes_optimal_first(pair))
         return branches
 
@@ -134,10 +138,15 @@ class Curve(ABC):
 
     def _lead(self, alpha: float) -> tuple[float, float]:
         """Free entropy of the informed branch minus that of the uninformed one, and its error; 0 where they meet."""
-        low, high = (self.predict([alpha], branch)[0] for branch in ("uninformed", "informed"))
+        low, high = (
+            self.predict([alpha], branch)[0] for branch in ("uninformed", "informed")
+        )
         if self.meet(low, high):
             return 0.0, 0.0
-        (stuck, stuck_error), (free, free_error) = self.free_entropy(low), self.free_entropy(high)
+        (stuck, stuck_error), (free, free_error) = (
+            self.free_entropy(low),
+            self.free_entropy(high),
+        )
         return free - stuck, stuck_error + free_error
 
     def transition(self, low: Threshold, top: float) -> Threshold | None:
@@ -158,10 +167,15 @@ class Curve(ABC):
         if not ahead.any():
             return None
         index = int(np.argmax(ahead))
-        behind, good = (float(inside[index - 1]) if index else low.value), float(inside[index])
+        behind, good = (
+            (float(inside[index - 1]) if index else low.value),
+            float(inside[index]),
+        )
         for _ in range(40):
             middle = (behind + good) / 2
-            behind, good = (behind, middle) if self._lead(middle)[0] > 0 else (middle, good)
+            behind, good = (
+                (behind, middle) if self._lead(middle)[0] > 0 else (middle, good)
+            )
         step = 1e-4 * span
         rise = (self._lead(good + step)[0] - self._lead(good - step)[0]) / (2 * step)
         error = self._lead(good)[1] / rise if np.isfinite(rise) and rise > 0 else 0.0
@@ -208,10 +222,17 @@ class Potential:
         self.before = np.zeros(3)
         for piece in pieces:
             log_V = np.log(np.maximum(piece.V, 1e-300))
-            prior = -(piece.qhat * piece.V * CubicSpline(piece.position, log_V)(piece.position, 1)).sum(1)
+            prior = -(
+                piece.qhat
+                * piece.V
+                * CubicSpline(piece.position, log_V)(piece.position, 1)
+            ).sum(1)
             labels = prior * np.exp(-piece.log_alpha)
             terms = np.stack([labels, prior, labels * piece.error], axis=1)
-            fine, coarse = (CubicSpline(piece.position[::k], terms[::k]).antiderivative() for k in (1, 2))
+            fine, coarse = (
+                CubicSpline(piece.position[::k], terms[::k]).antiderivative()
+                for k in (1, 2)
+            )
             depth = np.maximum.accumulate(-np.log(np.maximum(piece.V.sum(1), 1e-300)))
             self.pieces.append((depth, piece.position, fine, coarse))
         if pieces:
@@ -229,9 +250,13 @@ class Potential:
             end = float(np.interp(goal, depth, position))
             fine, coarse = fine + fine_integral(end), coarse + coarse_integral(end)
         labels, prior, noise = fine
-        value, coarse_value = (0.5 * (alpha * integrals[0] - integrals[1]) for integrals in (fine, coarse))
+        value, coarse_value = (
+            0.5 * (alpha * integrals[0] - integrals[1]) for integrals in (fine, coarse)
+        )
         rounding = 1e-12 * (alpha * abs(labels) + abs(prior))
-        return float(value), float(abs(value - coarse_value) / 8 + 0.5 * alpha * noise + rounding)
+        return float(value), float(
+            abs(value - coarse_value) / 8 + 0.5 * alpha * noise + rounding
+        )
 
 
 def branch_ends(ratios: Host, wanted: Host, branch: str) -> Host:
@@ -258,12 +283,22 @@ def perfect_prediction(problem: Problem, alpha: float, branch: str) -> Predictio
     """Prediction at perfect recovery: zero error, known exactly."""
     zero = np.zeros(problem.components)
     second = prior_moments(problem)[0]
-    return Prediction(alpha, second, np.diag(zero), zero, branch, "counting of equations", alpha_error=zero)
+    return Prediction(
+        alpha,
+        second,
+        np.diag(zero),
+        zero,
+        branch,
+        "counting of equations",
+        alpha_error=zero,
+    )
 
 
 def bayes_optimal_first(pair: list[Prediction]) -> list[Prediction]:
     """Competing predictions, the one with the largest free entropy first."""
-    return sorted(pair, key=lambda p: -p.free_entropy if p.free_entropy is not None else 0.0)
+    return sorted(
+        pair, key=lambda p: -p.free_entropy if p.free_entropy is not None else 0.0
+    )
 
 
 def threshold_document(
@@ -292,18 +327,30 @@ def threshold_document(
     """
     recovery: JsonObject | None = perfect.document() if perfect else None
     if hard and perfect and hard.algorithmic.value > perfect.value:
-        recovery = {**hard.algorithmic.document(), "branch": "uninformed", "informed": recovery}
+        recovery = {
+            **hard.algorithmic.document(),
+            "branch": "uninformed",
+            "informed": recovery,
+        }
     names = ("spinodal", "information_theoretic", "algorithmic")
     document: JsonObject = {
         "weak_recovery": weak.document() if weak else None,
         "perfect_recovery": recovery,
         "sequential": sequential,
         **{name: getattr(hard, name).document() if hard else None for name in names},
-        "hard_phase": [hard.information_theoretic.value, hard.algorithmic.value] if hard else None,
+        "hard_phase": [hard.information_theoretic.value, hard.algorithmic.value]
+        if hard
+        else None,
     }
-    every = {"sequential": reasons["weak_recovery"], **dict.fromkeys(names, "there is one branch only"), **reasons}
+    every = {
+        "sequential": reasons["weak_recovery"],
+        **dict.fromkeys(names, "there is one branch only"),
+        **reasons,
+    }
     every.setdefault("perfect_recovery", NOISY)
-    document["reasons"] = {name: every[name] for name in (*every, "weak_recovery") if not document[name]}
+    document["reasons"] = {
+        name: every[name] for name in (*every, "weak_recovery") if not document[name]
+    }
     return document
 
 
@@ -344,7 +391,11 @@ def perfect_limit(problem: Problem) -> Threshold | None:
         shares = np.diagonal(V) * value
         if not (np.isfinite(shares).all() and (shares > 0).all()):
             return None
-        return (unknowns / (kappa * shares), float(np.max(error / value)), float(np.trace(V @ information.value)))
+        return (
+            unknowns / (kappa * shares),
+            float(np.max(error / value)),
+            float(np.trace(V @ information.value)),
+        )
 
     rates = np.zeros(P)
     for _ in range(40):
@@ -353,7 +404,9 @@ def perfect_limit(problem: Problem) -> Threshold | None:
             return None
         previous, rates = rates, balanced[0]
         # Components with equations of their own do not feel the balance.
-        if np.ptp(np.log(rates)) < 1e-4 or np.allclose(rates, previous, rtol=1e-4, atol=0):
+        if np.ptp(np.log(rates)) < 1e-4 or np.allclose(
+            rates, previous, rtol=1e-4, atol=0
+        ):
             break
         tilt = np.clip(tilt * rates / rates.max(), 1e-6, 1.0)
     below, above = measure(1e4), measure(1e6)
@@ -387,13 +440,23 @@ def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:
 
     def ratio(share: float) -> float:
         """Sample ratio that leaves an unknown share."""
-        x = brentq(lambda log_scale: log_share(log_scale) - np.log(share), -np.log(1e9), np.log(1e9))
-        information = diagonals(information_at(problem, *overlap_at(problem, np.exp(x) * np.eye(P))))[0]
+        x = brentq(
+            lambda log_scale: log_share(log_scale) - np.log(share),
+            -np.log(1e9),
+            np.log(1e9),
+        )
+        information = diagonals(
+            information_at(problem, *overlap_at(problem, np.exp(x) * np.eye(P)))
+        )[0]
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.max(np.exp(x) / (float(problem.model.kappa) * information)))
 
     method = information_at(problem, *overlap_at(problem, np.eye(P))).method
     # Unknown shares between which the sample ratio must fall; few labels carry sampled information below.
-    shares = (1e-2, 1e-5) if is_sampled(method) or method.startswith("nested") else (1e-4, 1e-9)
+    shares = (
+        (1e-2, 1e-5)
+        if is_sampled(method) or method.startswith("nested")
+        else (1e-4, 1e-9)
+    )
     late, later = (ratio(share) for share in shares)
     return Threshold(0.0, 0.0) if later < late else None

@@ -74,14 +74,22 @@ class Stage:
         """The curve (x and log alpha) as a function of its length: a smooth interpolant, and a cautious one for comparison."""
         from scipy.interpolate import CubicSpline, PchipInterpolator
 
-        s, values = lengths(self.nodes), np.array([[*node.x, node.log_alpha] for node in self.nodes])
+        s, values = (
+            lengths(self.nodes),
+            np.array([[*node.x, node.log_alpha] for node in self.nodes]),
+        )
         if len(s) == 2:
-            s, values = np.insert(s, 1, (s[0] + s[1]) / 2), np.insert(values, 1, values.mean(0), axis=0)
+            s, values = (
+                np.insert(s, 1, (s[0] + s[1]) / 2),
+                np.insert(values, 1, values.mean(0), axis=0),
+            )
         cautious = PchipInterpolator(s, values)
         if len(s) <= 3:
             return cautious, cautious
         # Cubics of four neighbors are eight times as far from a smooth curve as the spline is.
-        return CubicSpline(s, values), cautious if len(s) == 4 else Neighbours(s, values)
+        return CubicSpline(s, values), cautious if len(s) == 4 else Neighbours(
+            s, values
+        )
 
 
 @dataclass
@@ -103,7 +111,9 @@ class Neighbours:
 def lengths(nodes: list[Node]) -> Host:
     """Distance of nodes from the first along the curve (n,)."""
     x = np.array([node.x for node in nodes])
-    return np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(x, axis=0), axis=1))])
+    return np.concatenate(
+        [[0.0], np.cumsum(np.linalg.norm(np.diff(x, axis=0), axis=1))]
+    )
 
 
 def polynomial(t: Host, values: Any, end: float) -> Host:
@@ -137,11 +147,18 @@ class Corrector:
         for some components needs it for those that are ``new`` only.
         """
         step, few = self.ratios.accuracy.difference, self.ratios.has_rough
-        centre = self.ratios.log_ratios(node.x, stage.learned, rough=True)[0] if few else node.log_ratios
+        centre = (
+            self.ratios.log_ratios(node.x, stage.learned, rough=True)[0]
+            if few
+            else node.log_ratios
+        )
         for a in stage.moving if node.missed is None else stage.new:
             x = node.x.copy()
             x[a] += step
-            node.slope[:, a] = change(centre, self.ratios.log_ratios(x, stage.learned, rough=few)[0]) / step
+            node.slope[:, a] = (
+                change(centre, self.ratios.log_ratios(x, stage.learned, rough=few)[0])
+                / step
+            )
         return centre
 
     def tangent(self, stage: Stage, slope: Host) -> Host:
@@ -153,7 +170,11 @@ class Corrector:
             return tangent
         block = slope[np.ix_(moving, moving)]
         tangent[moving] = np.linalg.svd(block[1:] - block[:1])[2][-1]
-        forward = tangent[stage.new].sum() if stage.direction is None else tangent @ stage.direction
+        forward = (
+            tangent[stage.new].sum()
+            if stage.direction is None
+            else tangent @ stage.direction
+        )
         return tangent if forward > 0 else -tangent
 
     def _across(self, moving: list[int], slope: Host, tangent: Host) -> Host:
@@ -161,20 +182,28 @@ class Corrector:
         block = slope[np.ix_(moving, moving)]
         return np.vstack([block[1:] - block[:1], tangent[moving]])
 
-    def _noise(self, moving: list[int], error: Host, slope: Host, tangent: Host) -> float:
+    def _noise(
+        self, moving: list[int], error: Host, slope: Host, tangent: Host
+    ) -> float:
         """Standard error of a correction across the curve, from the standard error of the log alpha_a."""
         if len(moving) < 2:
             return 0.0
-        inverse = np.linalg.pinv(self._across(moving, slope, tangent), rcond=1e-10)[:, :-1]
+        inverse = np.linalg.pinv(self._across(moving, slope, tangent), rcond=1e-10)[
+            :, :-1
+        ]
         weights = np.hstack([inverse.sum(axis=1, keepdims=True), -inverse])
         return float(np.sqrt((weights**2 @ error[moving] ** 2).max()))
 
-    def _correction(self, moving: list[int], log_ratios: Host, slope: Host, tangent: Host) -> Host:
+    def _correction(
+        self, moving: list[int], log_ratios: Host, slope: Host, tangent: Host
+    ) -> Host:
         """Newton step perpendicular to the curve that makes the moving components agree."""
         step = np.zeros(len(log_ratios))
         if len(moving) > 1:
             differences = np.append(log_ratios[moving[0]] - log_ratios[moving[1:]], 0.0)
-            step[moving] = np.linalg.lstsq(self._across(moving, slope, tangent), differences, rcond=1e-10)[0]
+            step[moving] = np.linalg.lstsq(
+                self._across(moving, slope, tangent), differences, rcond=1e-10
+            )[0]
         return step
 
     def inside(self, stage: Stage, start: Host, end: Host) -> Host:
@@ -184,7 +213,9 @@ class Corrector:
         end[bounded] = np.maximum(end[bounded], start[bounded] / 3)
         return end
 
-    def attempt(self, stage: Stage, origin: Node, x: Host, tangent: Host) -> tuple[Node, float]:
+    def attempt(
+        self, stage: Stage, origin: Node, x: Host, tangent: Host
+    ) -> tuple[Node, float]:
         """Point of the curve near ``x``, and the largest correction needed, minus what noise explains.
 
         Broyden's method across the curve. The last correction is not evaluated again: what it changes in the ``alpha_a`` is
@@ -199,26 +230,39 @@ class Corrector:
         rough_x, rough_ratios = x, None
         # A stage begins where a component is 0, and what few labels miss may be another there: tables may know it.
         if is_slope_known and origin.missed is not None and len(stage.nodes) > 1:
-            rough_ratios = self.differentiate(stage, Node(x, last_ratios, last_ratios, slope, np.nan))
-            step = self._correction(moving, rough_ratios + origin.missed, slope, tangent)
+            rough_ratios = self.differentiate(
+                stage, Node(x, last_ratios, last_ratios, slope, np.nan)
+            )
+            step = self._correction(
+                moving, rough_ratios + origin.missed, slope, tangent
+            )
             size = float(np.abs(step).max())
             if np.isfinite(size):
-                largest, x = size, self.inside(stage, x, x + step * min(1.0, 1.0 / max(size, 1e-300)))
+                largest, x = (
+                    size,
+                    self.inside(stage, x, x + step * min(1.0, 1.0 / max(size, 1e-300))),
+                )
         for trial in range(6):  # then the step is halved
             log_ratios, error = self.ratios.log_ratios(x, stage.learned)
             move = x - last_x
             if is_slope_known and trial == 0:
                 if rough_ratios is None:
-                    rough_ratios = self.differentiate(stage, Node(x, log_ratios, error, slope, np.nan))
+                    rough_ratios = self.differentiate(
+                        stage, Node(x, log_ratios, error, slope, np.nan)
+                    )
             elif move @ move > 0:
-                slope = slope + np.outer(change(last_ratios, log_ratios) - slope @ move, move) / (move @ move)
+                slope = slope + np.outer(
+                    change(last_ratios, log_ratios) - slope @ move, move
+                ) / (move @ move)
             step = self._correction(moving, log_ratios, slope, tangent)
             size = float(np.abs(step).max())
             if not np.isfinite(size):
                 return Node(x, log_ratios, error, slope, np.nan), np.inf
             largest = max(largest, size - self._noise(moving, error, slope, tangent))
             enough = (
-                max(accuracy.known_correction, float(error[moving].max())) if is_slope_known else accuracy.correction
+                max(accuracy.known_correction, float(error[moving].max()))
+                if is_slope_known
+                else accuracy.correction
             )
             if size <= enough:
                 break
@@ -231,11 +275,25 @@ class Corrector:
                 break
         else:
             step, largest = np.zeros_like(step), np.inf
-        missed = None if rough_ratios is None else change(rough_ratios + slope @ (x - rough_x), log_ratios)
+        missed = (
+            None
+            if rough_ratios is None
+            else change(rough_ratios + slope @ (x - rough_x), log_ratios)
+        )
         moved = slope @ step
         log_ratios = np.where(np.isfinite(log_ratios), log_ratios + moved, log_ratios)
         log_alpha = float(log_ratios[moving].mean())
         residual = np.zeros(len(x))
-        residual[moving] = (accuracy.doubt if is_slope_known else 1.0) * np.abs(moved)[moving]
+        residual[moving] = (accuracy.doubt if is_slope_known else 1.0) * np.abs(moved)[
+            moving
+        ]
         residual[moving] += np.abs(log_ratios[moving] - log_alpha)
-        return Node(self.inside(stage, x, x + step), log_ratios, error, slope, log_alpha, residual, missed), largest
+        return Node(
+            self.inside(stage, x, x + step),
+            log_ratios,
+            error,
+            slope,
+            log_alpha,
+            residual,
+            missed,
+        ), largest

@@ -52,13 +52,19 @@ class StageCurve:
         self.position = np.unique(np.linspace(self.lengths[:-1], self.lengths[1:], 17))
         self.values = self.smooth(self.position)
 
-    def crossing(self, log_alpha: float, start: float, end: float) -> tuple[float, float]:
+    def crossing(
+        self, log_alpha: float, start: float, end: float
+    ) -> tuple[float, float]:
         """Where in an interval the curve has this log alpha, and what another interpolant would shift that by."""
         from scipy.optimize import brentq
 
-        where = brentq(lambda t: float(self.smooth(t)[-1]) - log_alpha, start, end, xtol=1e-13)
+        where = brentq(
+            lambda t: float(self.smooth(t)[-1]) - log_alpha, start, end, xtol=1e-13
+        )
         slope = abs(float(self.smooth(where, 1)[-1]))
-        return where, abs(float(self.cautious(where)[-1]) - log_alpha) / max(slope, 1e-3)
+        return where, abs(float(self.cautious(where)[-1]) - log_alpha) / max(
+            slope, 1e-3
+        )
 
 
 class Followed:
@@ -75,10 +81,19 @@ class Followed:
 
     def __init__(self, count: int, curves: list[StageCurve]) -> None:
         self.count, self.curves = count, curves
-        numbers = [np.full(len(curve.position), number) for number, curve in enumerate(curves)]
-        grids = [[number, curve.position, curve.values[:, -1]] for number, curve in zip(numbers, curves)]
-        self.number, self.position, self.log_alpha = np.hstack([np.zeros((3, 0)), *grids])
-        self.nodes, self.error = np.hstack([np.zeros((2, 0)), *([curve.log_alpha, curve.error] for curve in curves)])
+        numbers = [
+            np.full(len(curve.position), number) for number, curve in enumerate(curves)
+        ]
+        grids = [
+            [number, curve.position, curve.values[:, -1]]
+            for number, curve in zip(numbers, curves)
+        ]
+        self.number, self.position, self.log_alpha = np.hstack(
+            [np.zeros((3, 0)), *grids]
+        )
+        self.nodes, self.error = np.hstack(
+            [np.zeros((2, 0)), *([curve.log_alpha, curve.error] for curve in curves)]
+        )
 
 
 class FixedPointCurve(Continuation, Curve):
@@ -92,10 +107,15 @@ class FixedPointCurve(Continuation, Curve):
         """The curve as far as it has been followed."""
         count = sum(len(stage.nodes) for stage in self.stages)
         if self._read is None or self._read.count != count:
-            self._read = Followed(count, [StageCurve(stage) for stage in self.stages if len(stage.nodes) > 1])
+            self._read = Followed(
+                count,
+                [StageCurve(stage) for stage in self.stages if len(stage.nodes) > 1],
+            )
         return self._read
 
-    def predict(self, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
+    def predict(
+        self, alphas: Sequence[float], branch: str = "uninformed"
+    ) -> list[Prediction]:
         """The fixed point of one branch at every sample ratio; the informed branch needs the whole curve."""
         return [self._predict(float(alpha), branch) for alpha in alphas]
 
@@ -126,26 +146,42 @@ class FixedPointCurve(Continuation, Curve):
         spread = np.abs(x - curve.cautious(where)[:-1]) + shift * np.abs(along[:-1])
         x_error, ratio_error = self._errors(curve, where, spread, along)
         x_error = x_error + self._unlearned_error(self.stages.index(stage) + 1, target)
-        widened = [*stage.learned, *(a for a in range(len(x)) if a not in stage.learned and x_error[a] > 0)]
+        widened = [
+            *stage.learned,
+            *(a for a in range(len(x)) if a not in stage.learned and x_error[a] > 0),
+        ]
         free = [a not in self.ratios.informative for a in range(len(x))]
         ends = []
         for moved in (x + x_error, x - x_error):
-            ends.append(self.ratios.qhat(np.where(free, np.maximum(moved, 0.0), moved), widened))
-        return self._pack(alpha, self.ratios.qhat(x, stage.learned), ends, branch, alpha * ratio_error)
+            ends.append(
+                self.ratios.qhat(np.where(free, np.maximum(moved, 0.0), moved), widened)
+            )
+        return self._pack(
+            alpha, self.ratios.qhat(x, stage.learned), ends, branch, alpha * ratio_error
+        )
 
-    def _errors(self, curve: StageCurve, where: float, spread: Host, along: Host) -> tuple[Host, Host]:
+    def _errors(
+        self, curve: StageCurve, where: float, spread: Host, along: Host
+    ) -> tuple[Host, Host]:
         """Error of x at fixed alpha, and of log alpha_a at fixed x, from errors of nodes and interpolation."""
         s, moving = curve.lengths, curve.stage.moving
         k = int(np.clip(np.searchsorted(s, where), 1, len(s) - 1))
         share = np.clip((where - s[k - 1]) / (s[k] - s[k - 1]), 0, 1)
         before, after = curve.stage.nodes[k - 1], curve.stage.nodes[k]
-        block = ((1 - share) * before.slope + share * after.slope)[np.ix_(moving, moving)]
+        block = ((1 - share) * before.slope + share * after.slope)[
+            np.ix_(moving, moving)
+        ]
         # Secants know the slope across the curve; along it all log alpha_a change as log alpha does.
         tangent = along[moving]
-        block = block + np.outer(along[-1] - block @ tangent, tangent) / (tangent @ tangent)
+        block = block + np.outer(along[-1] - block @ tangent, tangent) / (
+            tangent @ tangent
+        )
         error = ((1 - share) * before.total_error + share * after.total_error)[moving]
         x_error, ratio_error = np.zeros((2, len(before.x)))
-        x_error[moving] = np.sqrt((np.linalg.pinv(block, rcond=1e-6) ** 2) @ error**2) + spread[moving]
+        x_error[moving] = (
+            np.sqrt((np.linalg.pinv(block, rcond=1e-6) ** 2) @ error**2)
+            + spread[moving]
+        )
         ratio_error[moving] = error + np.abs(block) @ spread[moving]
         return np.minimum(x_error, 2.0), ratio_error
 
@@ -161,7 +197,11 @@ class FixedPointCurve(Continuation, Curve):
         start = next(b for b in self.bifurcations if b.component == new)
         if start.alpha > 0 and rise > 0:
             missing = np.log(start.alpha) - target
-            x_error[new] = max(0.0, start.error / start.alpha - missing) * (after.x - before.x)[new] / rise
+            x_error[new] = (
+                max(0.0, start.error / start.alpha - missing)
+                * (after.x - before.x)[new]
+                / rise
+            )
         return x_error
 
     def _below(self, alpha: float, target: float, branch: str) -> Prediction:
@@ -172,10 +212,14 @@ class FixedPointCurve(Continuation, Curve):
             return self._pack(alpha, qhat, [grown], branch)
         # far below the first node everything is proportional to alpha
         node = self.stages[0].nodes[0]
-        qhat = self.ratios.qhat(node.x, self.stages[0].learned) * np.exp(target - node.log_alpha)
+        qhat = self.ratios.qhat(node.x, self.stages[0].learned) * np.exp(
+            target - node.log_alpha
+        )
         return self._pack(alpha, qhat, [qhat], branch, alpha * node.total_error)
 
-    def _beyond(self, alpha: float, target: float, end: float, branch: str) -> Prediction:
+    def _beyond(
+        self, alpha: float, target: float, end: float, branch: str
+    ) -> Prediction:
         """Prediction for sample ratios beyond the last node."""
         curves = self._followed().curves
         if not curves:
@@ -192,13 +236,26 @@ class FixedPointCurve(Continuation, Curve):
         return self._pack(alpha, qhat / left, [qhat / left * np.exp(0.5)], branch)
 
     def _pack(
-        self, alpha: float, qhat: Host, ends: list[Host], branch: str, alpha_error: Host | float = 0.0
+        self,
+        alpha: float,
+        qhat: Host,
+        ends: list[Host],
+        branch: str,
+        alpha_error: Host | float = 0.0,
     ) -> Prediction:
         """The prediction at Qhat; its error is the change of V between Qhat and the ``ends`` of its interval."""
         Q, V = self.ratios.overlap(qhat)
         errors = [np.abs(np.diagonal(self.ratios.overlap(end)[1] - V)) for end in ends]
         error = np.max(errors, axis=0) + 1e-10 * np.diagonal(V)
-        return Prediction(alpha, Q, V, error, branch, ", ".join(self.ratios.methods), alpha_error=alpha_error)
+        return Prediction(
+            alpha,
+            Q,
+            V,
+            error,
+            branch,
+            ", ".join(self.ratios.methods),
+            alpha_error=alpha_error,
+        )
 
     # -- competing branches -------------------------------------------------------------------------------------------
 
@@ -213,7 +270,10 @@ class FixedPointCurve(Continuation, Curve):
         # Where alpha has fallen the curve has been there before; beyond the largest of these it is alone again.
         fallen = log_alpha < highest
         fallen = fallen if fallen.any() else log_alpha == highest[-1]
-        top, low = self._threshold(highest[fallen].max()), self._threshold(log_alpha[fallen].min())
+        top, low = (
+            self._threshold(highest[fallen].max()),
+            self._threshold(log_alpha[fallen].min()),
+        )
         return [TurningPoint(top, True), TurningPoint(low, False)]
 
     def _folds(self) -> bool:
@@ -222,12 +282,18 @@ class FixedPointCurve(Continuation, Curve):
         if not len(nodes):
             return False
         highest = np.maximum.accumulate(nodes)
-        record = np.maximum.accumulate(np.where(nodes == highest, np.arange(len(nodes)), 0))
+        record = np.maximum.accumulate(
+            np.where(nodes == highest, np.arange(len(nodes)), 0)
+        )
         if (highest - nodes > 1e-6 + 3 * np.hypot(error, error[record])).any():
             return True
-        if self.perfect is None or self.perfect.value == 0:  # discrete signals stay known at any sample ratio
+        if (
+            self.perfect is None or self.perfect.value == 0
+        ):  # discrete signals stay known at any sample ratio
             return self.perfect is not None
-        uncertain = 3 * np.hypot(error[record[-1]], self.perfect.error / self.perfect.value)
+        uncertain = 3 * np.hypot(
+            error[record[-1]], self.perfect.error / self.perfect.value
+        )
         return bool(highest[-1] - np.log(self.perfect.value) > 1e-6 + uncertain)
 
     def meet(self, low: Prediction, high: Prediction) -> bool:
@@ -237,7 +303,11 @@ class FixedPointCurve(Continuation, Curve):
     def _threshold(self, log_alpha: float) -> Threshold:
         """A threshold, with its error from the node where the curve comes nearest to it."""
         followed, alpha = self._followed(), float(np.exp(log_alpha))
-        return Threshold(alpha, alpha * float(followed.error[np.argmin(np.abs(followed.nodes - log_alpha))]))
+        return Threshold(
+            alpha,
+            alpha
+            * float(followed.error[np.argmin(np.abs(followed.nodes - log_alpha))]),
+        )
 
     def pieces(self) -> list[Piece]:
         """The whole curve on fine grids, one for each stage."""
@@ -254,12 +324,23 @@ class FixedPointCurve(Continuation, Curve):
         """All critical sample ratios, see ``threshold_document``."""
         hard = self.hard_phase()
         learned, P = self.bifurcations, self.problem.components
-        sequence = [b for b in learned if b.alpha > 0 or self.ratios.bottom[b.component] == 0]
-        sequential = [{"layer": b.component + 1, "value": b.alpha, "error": b.error} for b in sequence]
-        weak = Threshold(learned[0].alpha, learned[0].error) if learned and learned[0] in sequence else None
+        sequence = [
+            b for b in learned if b.alpha > 0 or self.ratios.bottom[b.component] == 0
+        ]
+        sequential = [
+            {"layer": b.component + 1, "value": b.alpha, "error": b.error}
+            for b in sequence
+        ]
+        weak = (
+            Threshold(learned[0].alpha, learned[0].error)
+            if learned and learned[0] in sequence
+            else None
+        )
         reasons = {"weak_recovery": HELD if weak is None and learned else NEVER}
         if len(learned) < P:
-            reasons["sequential"] = f"{P - len(learned)} of {P} components are not learned before the curve ends"
+            reasons["sequential"] = (
+                f"{P - len(learned)} of {P} components are not learned before the curve ends"
+            )
         return threshold_document(weak, self.perfect, sequential, hard, reasons)
 
 

@@ -62,7 +62,11 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> Errors:
     key = np.asarray(Q, dtype=float).tobytes() + np.asarray(V, dtype=float).tobytes()
     if key not in known:
         closed = problem.channel.generalization_error
-        known[key] = sampled_errors(problem, Q, V) if closed is None else _closed_errors(closed(Q, V))
+        known[key] = (
+            sampled_errors(problem, Q, V)
+            if closed is None
+            else _closed_errors(closed(Q, V))
+        )
     return known[key]
 
 
@@ -75,7 +79,9 @@ def sampled_errors(problem: Problem, Q: Array, V: Array) -> Errors:
     return _errors_of_samples(problem, np.block([[Q + V, Q], [Q, Q]]), V, FAINT)
 
 
-def measured_error(problem: Problem, truth: Array, cross: Array, own: Array, V: Array | None) -> Errors:
+def measured_error(
+    problem: Problem, truth: Array, cross: Array, own: Array, V: Array | None
+) -> Errors:
     """Generalization errors of a given estimate.
 
     Parameters
@@ -97,10 +103,14 @@ def point_errors(problem: Problem, Q: Array, V: Array, uncertain: Array) -> Erro
 
     To first order and with the same random points; it is added to the stated errors.
     """
-    return _with_error_of_V(problem, generalization_error(problem, Q, V), Q, V, uncertain)
+    return _with_error_of_V(
+        problem, generalization_error(problem, Q, V), Q, V, uncertain
+    )
 
 
-def curve_errors(problem: Problem, Q: Sequence[Array], V: Sequence[Array], uncertain: Sequence[Array]) -> list[Errors]:
+def curve_errors(
+    problem: Problem, Q: Sequence[Array], V: Sequence[Array], uncertain: Sequence[Array]
+) -> list[Errors]:
     """Generalization errors along a curve of one component; a long curve is interpolated."""
     if len(Q) <= NODES:
         return [point_errors(problem, *point) for point in zip(Q, V, uncertain)]
@@ -108,15 +118,26 @@ def curve_errors(problem: Problem, Q: Sequence[Array], V: Sequence[Array], uncer
     return [_with_error_of_V(problem, *point) for point in zip(along, Q, V, uncertain)]
 
 
-def _with_error_of_V(problem: Problem, found: Errors, Q: Array, V: Array, uncertain: Array) -> Errors:
-    move = np.diag(np.minimum(np.broadcast_to(uncertain, len(V)), np.maximum(np.diagonal(Q), 0.0)))
+def _with_error_of_V(
+    problem: Problem, found: Errors, Q: Array, V: Array, uncertain: Array
+) -> Errors:
+    move = np.diag(
+        np.minimum(np.broadcast_to(uncertain, len(V)), np.maximum(np.diagonal(Q), 0.0))
+    )
     if move.max() <= 1e-8:  # less does not show
         return found
-    here, there = (generalization_error(problem, q, v) for q, v in ((Q, V), (Q - move, V + move)))
-    return {k: e._replace(error=e.error + abs(there[k].value - here[k].value)) for k, e in found.items()}
+    here, there = (
+        generalization_error(problem, q, v) for q, v in ((Q, V), (Q - move, V + move))
+    )
+    return {
+        k: e._replace(error=e.error + abs(there[k].value - here[k].value))
+        for k, e in found.items()
+    }
 
 
-def _errors_along_curve(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list[Errors]:
+def _errors_along_curve(
+    problem: Problem, Q: Sequence[Array], V: Sequence[Array]
+) -> list[Errors]:
     """Generalization errors along a curve, without the effect of the error of V.
 
     The errors are smooth in sqrt(V) (they behave like sqrt(V) or V near perfect recovery), so Chebyshev interpolation in
@@ -129,7 +150,10 @@ def _errors_along_curve(problem: Problem, Q: Sequence[Array], V: Sequence[Array]
         return [generalization_error(problem, Q[0], V[0])] * len(Q)
     nodes = middle + half * np.cos(np.pi * np.arange(NODES) / (NODES - 1))
     nodes = np.clip(nodes, 0.0, None)
-    values = [generalization_error(problem, np.array([[second - s * s]]), np.array([[s * s]])) for s in nodes]
+    values = [
+        generalization_error(problem, np.array([[second - s * s]]), np.array([[s * s]]))
+        for s in nodes
+    ]
     found: list[Errors] = [{} for _ in Q]
     for kind in KINDS:
         at_nodes = np.array([v[kind].value for v in values])
@@ -138,37 +162,56 @@ def _errors_along_curve(problem: Problem, Q: Sequence[Array], V: Sequence[Array]
         coarse = Chebyshev.fit(nodes[::2], at_nodes[::2], NODES // 2)(roots)
         # The error of the finer rule is about the square of the coarser one's, relative to the size of the values.
         scale = np.ptp(at_nodes) + 1e-300
-        gap = np.minimum(np.abs(fine - coarse), (fine - coarse) ** 2 / scale * 100 + 1e-12)
+        gap = np.minimum(
+            np.abs(fine - coarse), (fine - coarse) ** 2 / scale * 100 + 1e-12
+        )
         for entry, value, error in zip(found, fine, gap):
-            entry[kind] = Uncertain(float(max(value, 0.0)), float(error + noise), values[0][kind].method)
+            entry[kind] = Uncertain(
+                float(max(value, 0.0)), float(error + noise), values[0][kind].method
+            )
     return found
 
 
 def _scalar(found: Uncertain) -> Uncertain:
-    return Uncertain(float(np.asarray(found.value)), float(np.asarray(found.error)), found.method)
+    return Uncertain(
+        float(np.asarray(found.value)), float(np.asarray(found.error)), found.method
+    )
 
 
 def _not_negative(found: Errors) -> Errors:
     """Set negative values within rounding or noise to 0; keep clearly negative values, so that they are noticed."""
     rounding = 1e-14 * max(abs(entry.value) for entry in found.values())
     return {
-        kind: entry._replace(value=0.0) if -rounding - 4 * entry.error <= entry.value < 0 else entry
+        kind: entry._replace(value=0.0)
+        if -rounding - 4 * entry.error <= entry.value < 0
+        else entry
         for kind, entry in found.items()
     }
 
 
-def _errors_of_samples(problem: Problem, joint: Array, V: Array, faint: float = 0.0) -> Errors:
+def _errors_of_samples(
+    problem: Problem, joint: Array, V: Array, faint: float = 0.0
+) -> Errors:
     channel: Any = problem.channel
     P, C = problem.components, problem.model.sites
     mixing, spread = symmetric_root(joint), symmetric_root(V)
     sums: dict[str, list[float]] = {kind: [] for kind in KINDS}
     means, squares = [], []
     for scramble in range(SCRAMBLES):
-        normal = normal_points(4 * P * C, POINTS, "generalization error", scramble).reshape(POINTS, 4 * P, C)
+        normal = normal_points(
+            4 * P * C, POINTS, "generalization error", scramble
+        ).reshape(POINTS, 4 * P, C)
         both = mixing @ normal[:, : 2 * P]
         truth, omega = both[:, :P], both[:, P:] + faint * normal[:, P : 2 * P]
-        latents = (truth, omega, omega + spread @ normal[:, 2 * P : 3 * P], omega + spread @ normal[:, 3 * P :])
-        y, plugin, first, second = (predict_twice(channel, z, scramble) for z in latents)
+        latents = (
+            truth,
+            omega,
+            omega + spread @ normal[:, 2 * P : 3 * P],
+            omega + spread @ normal[:, 3 * P :],
+        )
+        y, plugin, first, second = (
+            predict_twice(channel, z, scramble) for z in latents
+        )
         means.append((y[0] + y[1]).mean(axis=0) / 2)
         squares.append(_product(*y))
         sums["plugin"].append(_product(y[0] - plugin[0], y[1] - plugin[1]))
@@ -183,7 +226,9 @@ def _errors_of_samples(problem: Problem, joint: Array, V: Array, faint: float = 
 
 def _product(first: Array, second: Array) -> float:
     """Mean inner product of two labels."""
-    one, two = (np.asarray(part, dtype=float).reshape(len(part), -1) for part in (first, second))
+    one, two = (
+        np.asarray(part, dtype=float).reshape(len(part), -1) for part in (first, second)
+    )
     return float(np.mean(np.sum(one * two, axis=1)))
 
 
@@ -200,5 +245,8 @@ def _variances(means: Array, squares: Array) -> list[float]:
         return float(squares.sum() / n - (total @ total - own.sum()) / (n * (n - 1)))
 
     whole = value(total, own, squares, count)
-    rest = [value(total - flat[s], np.delete(own, s), np.delete(squares, s), count - 1) for s in range(count)]
+    rest = [
+        value(total - flat[s], np.delete(own, s), np.delete(squares, s), count - 1)
+        for s in range(count)
+    ]
     return [count * whole - (count - 1) * one for one in rest]

@@ -45,7 +45,8 @@ class Nodes:
     def __init__(
         self,
         read: Callable[[], dict[str, Uncertain]] = dict,
-        evaluate: Callable[[str, Callable[[], Uncertain]], tuple[Uncertain, bool]] | None = None,
+        evaluate: Callable[[str, Callable[[], Uncertain]], tuple[Uncertain, bool]]
+        | None = None,
     ) -> None:
         self._read, self._evaluate = read, evaluate
         self._alpha: float | None = None
@@ -73,7 +74,13 @@ class Nodes:
         if self._tell is not None:
             self._tell(self.count, self._alpha)
 
-    def at(self, kind: str, Q: Array, V: Array, evaluate: Callable[[Array, Array], Uncertain]) -> Uncertain:
+    def at(
+        self,
+        kind: str,
+        Q: Array,
+        V: Array,
+        evaluate: Callable[[Array, Array], Uncertain],
+    ) -> Uncertain:
         """Result of ``evaluate(Q, V)``, computed or remembered; Q and V (..., P, P).
 
         Where a single evaluation was sampled a batch is evaluated, and remembered, one by one.
@@ -82,15 +89,30 @@ class Nodes:
         if Q.ndim == 2 or not self._is_sampled:
             return self._single(kind, Q, V, evaluate)
         shape = Q.shape[-2:]
-        nodes = [self._single(kind, q, v, evaluate) for q, v in zip(Q.reshape(-1, *shape), V.reshape(-1, *shape))]
+        nodes = [
+            self._single(kind, q, v, evaluate)
+            for q, v in zip(Q.reshape(-1, *shape), V.reshape(-1, *shape))
+        ]
         value = np.reshape([node.value for node in nodes], Q.shape)
-        error = np.reshape([np.broadcast_to(node.error, shape) for node in nodes], Q.shape)
-        return Uncertain(value, error, ", ".join(dict.fromkeys(node.method for node in nodes)))
+        error = np.reshape(
+            [np.broadcast_to(node.error, shape) for node in nodes], Q.shape
+        )
+        return Uncertain(
+            value, error, ", ".join(dict.fromkeys(node.method for node in nodes))
+        )
 
-    def _single(self, kind: str, Q: Array, V: Array, evaluate: Callable[[Array, Array], Uncertain]) -> Uncertain:
+    def _single(
+        self,
+        kind: str,
+        Q: Array,
+        V: Array,
+        evaluate: Callable[[Array, Array], Uncertain],
+    ) -> Uncertain:
         key, is_kept = self.key(kind, Q, V), True
         node = self.known.get(key)
-        if node is None or np.shape(node.value) != Q.shape:  # a stored one may be anything
+        if (
+            node is None or np.shape(node.value) != Q.shape
+        ):  # a stored one may be anything
             if self._evaluate is None:
                 node = evaluate(Q, V)
             else:
@@ -132,7 +154,9 @@ def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncer
         return information
     shape = Q.shape
     flat_Q, flat_V = Q.reshape(-1, *shape[-2:]), V.reshape(-1, *shape[-2:])
-    sampled = [sampled_moments(channel, model.sites, q, v)[0] for q, v in zip(flat_Q, flat_V)]
+    sampled = [
+        sampled_moments(channel, model.sites, q, v)[0] for q, v in zip(flat_Q, flat_V)
+    ]
     value = np.stack([information.value for information in sampled]).reshape(shape)
     error = np.stack([information.error for information in sampled]).reshape(shape)
     return Uncertain(value, error, sampled[0].method)
@@ -144,19 +168,32 @@ def offers_rough(problem: Problem) -> bool:
     return sampling is not None and sampling.rough_labels is not None
 
 
-def information_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False) -> Uncertain:
+def information_at(
+    problem: Problem, Q: Array, V: Array, *, rough: bool = False
+) -> Uncertain:
     """``channel_information`` of a problem; value and error are float arrays of one shape.
 
     ``rough``: from as many labels as the channel's ``sampling`` says, which only differences should be taken of.
     """
     node = _evaluated(
-        problem, "information", Q, V, lambda q, v: channel_information(problem.channel, problem.model, q, v), rough
+        problem,
+        "information",
+        Q,
+        V,
+        lambda q, v: channel_information(problem.channel, problem.model, q, v),
+        rough,
     )
     value = np.asarray(node.value, dtype=float)
-    return Uncertain(value, np.broadcast_to(np.asarray(node.error, dtype=float), value.shape), node.method)
+    return Uncertain(
+        value,
+        np.broadcast_to(np.asarray(node.error, dtype=float), value.shape),
+        node.method,
+    )
 
 
-def susceptibility_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False) -> Uncertain:
+def susceptibility_at(
+    problem: Problem, Q: Array, V: Array, *, rough: bool = False
+) -> Uncertain:
     """Slope of the information of components without overlap (P, P): by the channel (``rough`` as above), or sampled."""
     of_channel = problem.channel.susceptibility
 
@@ -172,21 +209,37 @@ def susceptibility_at(problem: Problem, Q: Array, V: Array, *, rough: bool = Fal
         return found
 
     return _evaluated(
-        problem, "susceptibility", Q, V, sampled if of_channel is None else of_channel, rough and of_channel is not None
+        problem,
+        "susceptibility",
+        Q,
+        V,
+        sampled if of_channel is None else of_channel,
+        rough and of_channel is not None,
     )
 
 
 def _evaluated(
-    problem: Problem, kind: str, Q: Array, V: Array, evaluate: Callable[[Array, Array], Uncertain], rough: bool
+    problem: Problem,
+    kind: str,
+    Q: Array,
+    V: Array,
+    evaluate: Callable[[Array, Array], Uncertain],
+    rough: bool,
 ) -> Uncertain:
     channel: Any = problem.channel
 
     def roughly(q: Array, v: Array) -> Uncertain:
-        found: Uncertain = getattr(channel, kind)(q, v, labels=channel.sampling.rough_labels(q, v))
+        found: Uncertain = getattr(channel, kind)(
+            q, v, labels=channel.sampling.rough_labels(q, v)
+        )
         return found
 
     nodes = nodes_of(problem)
-    return nodes.at(f"rough {kind}", Q, V, roughly) if rough else nodes.at(kind, Q, V, evaluate)
+    return (
+        nodes.at(f"rough {kind}", Q, V, roughly)
+        if rough
+        else nodes.at(kind, Q, V, evaluate)
+    )
 
 
 def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:
@@ -204,7 +257,9 @@ def overlap_error_at(problem: Problem, qhat: Array) -> float:
 def prior_moments(problem: Problem, components: int | None = None) -> tuple[Host, Host]:
     """Second moment of the signal and self-overlap of the prior mean, (P, P) each, of so many components (None: its own)."""
     P, prior = components or problem.components, problem.prior
-    return np.asarray(prior.second_moment(P), dtype=float), np.asarray(prior.mean_overlap(P), dtype=float)
+    return np.asarray(prior.second_moment(P), dtype=float), np.asarray(
+        prior.mean_overlap(P), dtype=float
+    )
 
 
 def diagonals(uncertain: Uncertain) -> tuple[Host, Host]:
@@ -221,7 +276,9 @@ def inverse_map(problem: Problem, Q: Host, V: Host, learned: Any) -> Host:
     second, bottom = prior_moments(problem)
     block = np.ix_(learned, learned)
     upper = np.triu_indices(len(learned))
-    diagonal = not (np.abs(Q - bottom)[block] * (1 - np.eye(len(learned))) > NOTHING).any()
+    diagonal = not (
+        np.abs(Q - bottom)[block] * (1 - np.eye(len(learned))) > NOTHING
+    ).any()
     free = (np.arange(len(learned)),) * 2 if diagonal else upper
     spread = (second - bottom)[block]
 
@@ -235,7 +292,9 @@ def inverse_map(problem: Problem, Q: Host, V: Host, learned: Any) -> Host:
 
     def position(Q: Host, V: Host) -> Host:
         """Coordinate of a point that increases from minus to plus infinity: log Q at one end, -log V at the other."""
-        gap: Host = symmetric_logarithm((Q - bottom)[block]) - symmetric_logarithm(V[block])
+        gap: Host = symmetric_logarithm((Q - bottom)[block]) - symmetric_logarithm(
+            V[block]
+        )
         return gap[free]
 
     target = position(Q, V)
@@ -245,7 +304,15 @@ def inverse_map(problem: Problem, Q: Host, V: Host, learned: Any) -> Host:
         return position(*overlap_at(problem, full(log))) - target
 
     if len(start) == 1:
-        return full(np.array([_scalar_inverse(lambda x: float(gap(np.array([x]))[0]), float(start[0]))]))
+        return full(
+            np.array(
+                [
+                    _scalar_inverse(
+                        lambda x: float(gap(np.array([x]))[0]), float(start[0])
+                    )
+                ]
+            )
+        )
     return full(root(gap, start, tol=1e-12).x)
 
 

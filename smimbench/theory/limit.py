@@ -40,18 +40,31 @@ def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
         return Overlaps(truth, cross, own)
     if symmetry == "signs":
         signs = np.where(np.diagonal(cross, axis1=-2, axis2=-1) < 0, -1.0, 1.0)
-        return Overlaps(truth, signs[..., None] * cross, signs[..., None] * own * signs[..., None, :])
+        return Overlaps(
+            truth,
+            signs[..., None] * cross,
+            signs[..., None] * own * signs[..., None, :],
+        )
     if cross.ndim > 2:
-        each = [aligned(problem, Overlaps(*overlap_matrices)) for overlap_matrices in zip(truth, cross, own)]
+        each = [
+            aligned(problem, Overlaps(*overlap_matrices))
+            for overlap_matrices in zip(truth, cross, own)
+        ]
         return Overlaps(*(np.stack(parts) for parts in zip(*each)))
-    vectors = symmetric_root(np.block([[truth, cross.T], [cross, own]])) * np.sqrt(2 * P)
+    vectors = symmetric_root(np.block([[truth, cross.T], [cross, own]])) * np.sqrt(
+        2 * P
+    )
     if problem.model.rank == "extensive":
         vectors = vectors[:, :, None] * np.eye(2 * P)
     signal, estimate = vectors[:P], vectors[P:]
-    model = getattr(problem.model, "model", problem.model)  # without weights of features
+    model = getattr(
+        problem.model, "model", problem.model
+    )  # without weights of features
     moved, inner = model.align(signal, estimate, symmetry), model.inner
     # What is given is not changed by rounding: the operation is read off, and applied to it.
-    move = np.asarray(inner(moved, estimate)) @ np.linalg.pinv(np.asarray(inner(estimate, estimate)), rcond=1e-12)
+    move = np.asarray(inner(moved, estimate)) @ np.linalg.pinv(
+        np.asarray(inner(estimate, estimate)), rcond=1e-12
+    )
     return Overlaps(truth, move @ cross, move @ own @ move.T)
 
 
@@ -61,9 +74,15 @@ def scores(overlaps: Overlaps) -> dict[str, Host]:
     ``mse = T - 2 M + Q`` and ``squared_cosine = M^2 / (T Q)`` on the diagonals, T of the signal with itself, M of the estimate
     with the signal, Q of the estimate with itself; a component that is zero has the cosine 0.
     """
-    T, M, Q = (np.diagonal(np.asarray(matrix), axis1=-2, axis2=-1) for matrix in overlaps)
+    T, M, Q = (
+        np.diagonal(np.asarray(matrix), axis1=-2, axis2=-1) for matrix in overlaps
+    )
     norms = T * Q
-    cosine = np.clip(np.where(norms > 0, M / np.sqrt(np.where(norms > 0, norms, 1.0)), 0.0), -1.0, 1.0)
+    cosine = np.clip(
+        np.where(norms > 0, M / np.sqrt(np.where(norms > 0, norms, 1.0)), 0.0),
+        -1.0,
+        1.0,
+    )
     mse = T - 2 * M + Q
     # At perfect recovery the three cancel, and rounding must not leave an error below 0. One that is clearly negative is kept:
     # the overlaps are wrong then.
@@ -102,38 +121,65 @@ def limit_point(
         Whether errors of prediction are wanted too (sampled, some 10 ms each).
     """
     # Matrices of all evaluations and starts, (E, S, P, P) each.
-    given = (np.array([[overlaps[k] for overlaps in starts] for starts in evaluations], dtype=float) for k in range(3))
+    given = (
+        np.array(
+            [[overlaps[k] for overlaps in starts] for starts in evaluations],
+            dtype=float,
+        )
+        for k in range(3)
+    )
     overlaps = aligned(problem, Overlaps(*given))
     metrics = {name: value.mean(axis=1) for name, value in scores(overlaps).items()}
     values = {name: value.mean(axis=0) for name, value in metrics.items()}
     errors = {name: np.zeros_like(value) for name, value in values.items()}
     for k, error in enumerate(uncertain or ()):
-        shifted = [matrix + error if k == index else matrix for index, matrix in enumerate(overlaps)]
+        shifted = [
+            matrix + error if k == index else matrix
+            for index, matrix in enumerate(overlaps)
+        ]
         for name, value in scores(Overlaps(*shifted)).items():
             errors[name] += np.abs(value.mean(axis=1).mean(axis=0) - values[name])
     count = len(evaluations)
     if count > 1:
         for name, value in metrics.items():
-            errors[name] = np.hypot(np.std(value, axis=0, ddof=1) / np.sqrt(count), errors[name])
+            errors[name] = np.hypot(
+                np.std(value, axis=0, ddof=1) / np.sqrt(count), errors[name]
+            )
     names = ("cosine", "squared_cosine") if problem.model.rank == "low" else ("cosine",)
     more: JsonObject = {name: values[name].tolist() for name in names}
     more |= {f"{name}_error": errors[name].tolist() for name in names}
     more |= {"alpha": float(alpha), "overlap_error": plain(errors["overlap"])}
-    more["calibration"] = None if V is None else (np.diagonal(V) / np.maximum(values["mse"], 1e-300)).tolist()
+    more["calibration"] = (
+        None
+        if V is None
+        else (np.diagonal(V) / np.maximum(values["mse"], 1e-300)).tolist()
+    )
     if prediction:
         more |= _errors_of_prediction(problem, overlaps, V)
     cross, own = (matrix.mean(axis=1).mean(axis=0) for matrix in overlaps[1:])
-    return AlgorithmPrediction(values["mse"], errors["mse"], cross, method, branch, own_overlap=own, more=more)
+    return AlgorithmPrediction(
+        values["mse"], errors["mse"], cross, method, branch, own_overlap=own, more=more
+    )
 
 
-def _errors_of_prediction(problem: Problem, overlaps: Overlaps, V: Host | None) -> JsonObject:
+def _errors_of_prediction(
+    problem: Problem, overlaps: Overlaps, V: Host | None
+) -> JsonObject:
     """Errors of prediction on fresh samples, and their errors, for some of the overlaps (E, S, P, P)."""
     starts = overlaps.truth.shape[1]
-    some = [matrix[: max(1, PREDICTIONS // starts), :PREDICTIONS] for matrix in overlaps]
-    each = [[measured_error(problem, T, M.T, Q, V) for T, M, Q in zip(*matrices)] for matrices in zip(*some)]
+    some = [
+        matrix[: max(1, PREDICTIONS // starts), :PREDICTIONS] for matrix in overlaps
+    ]
+    each = [
+        [measured_error(problem, T, M.T, Q, V) for T, M, Q in zip(*matrices)]
+        for matrices in zip(*some)
+    ]
     # Evaluations differ by chance, starts do not, unless only some of them are looked at.
     groups = each if starts <= PREDICTIONS else [[errors] for errors in each[0]]
-    document: JsonObject = {"generalization_error": {}, "generalization_error_error": {}}
+    document: JsonObject = {
+        "generalization_error": {},
+        "generalization_error_error": {},
+    }
     for kind in each[0][0]:
         means = [np.mean([errors[kind].value for errors in group]) for group in groups]
         chance = np.std(means, ddof=1) / np.sqrt(len(means)) if len(means) > 1 else 0.0
@@ -143,7 +189,9 @@ def _errors_of_prediction(problem: Problem, overlaps: Overlaps, V: Host | None) 
     return document
 
 
-def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
+def own_theory(
+    algorithm: Any, problem: Problem, alpha: float, conditions: Conditions
+) -> AlgorithmPrediction | str:
     """The algorithm's own prediction, or a sentence on why there is none.
 
     Parameters
@@ -164,21 +212,32 @@ def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Condi
     if ask is None:
         return NO_THEORY
     options = {}
-    if isinstance(algorithm, Assuming) and (assumed := algorithm.assumed(problem)).is_assumed:
+    if (
+        isinstance(algorithm, Assuming)
+        and (assumed := algorithm.assumed(problem)).is_assumed
+    ):
         if not takes(ask, "assumed"):
             return f"no theory of {algorithm.name} with wrong assumptions is known"
         options = {"assumed": assumed}
     wants_all = len(inspect.signature(ask).parameters.keys() - {"assumed"}) > 2
     prediction: AlgorithmPrediction | str | None
-    prediction = ask(problem, alpha, conditions, **options) if wants_all else ask(problem, alpha, **options)
+    prediction = (
+        ask(problem, alpha, conditions, **options)
+        if wants_all
+        else ask(problem, alpha, **options)
+    )
     if prediction is None:
         return NO_THEORY
-    if not isinstance(prediction, str) and (complaint := _complaint(prediction, problem.components)):
+    if not isinstance(prediction, str) and (
+        complaint := _complaint(prediction, problem.components)
+    ):
         raise ValueError(f"theory of algorithm {algorithm.name!r} {complaint}")
     return prediction
 
 
-def own_document(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> JsonObject | str:
+def own_document(
+    algorithm: Any, problem: Problem, alpha: float, conditions: Conditions
+) -> JsonObject | str:
     """The algorithm's own prediction as a point of the JSON of ``smimbench theory``."""
     prediction = own_theory(algorithm, problem, alpha, conditions)
     return prediction if isinstance(prediction, str) else prediction.document()

@@ -32,12 +32,16 @@ def curve_of(problem: Problem) -> Curve:
     problem.require_theory()
 
     def make() -> Curve:
-        return scalar_curve(problem) or fixed_point_curve(problem) or CoupledCurve(problem)
+        return (
+            scalar_curve(problem) or fixed_point_curve(problem) or CoupledCurve(problem)
+        )
 
     return cached_on(problem, "curve", make)
 
 
-def solve(problem: Problem, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
+def solve(
+    problem: Problem, alphas: Sequence[float], branch: str = "uninformed"
+) -> list[Prediction]:
     """Predictions of one branch for several sample ratios.
 
     Parameters
@@ -60,7 +64,9 @@ def thresholds(problem: Problem) -> JsonObject:
     return curve_of(problem).thresholds()
 
 
-def independent_parts(problem: Problem, alphas: Sequence[float]) -> list[tuple[str, list[float]]]:
+def independent_parts(
+    problem: Problem, alphas: Sequence[float]
+) -> list[tuple[str, list[float]]]:
     """Independent parts of a problem's theory, for ``solve_part``: nodes of a curve, or sample ratios.
 
     A curve that is followed from node to node, or known in closed form, has none.
@@ -68,8 +74,15 @@ def independent_parts(problem: Problem, alphas: Sequence[float]) -> list[tuple[s
     curve = curve_of(problem)
     if isinstance(curve, GridCurve):
         log_qhat = [float(x) for x in curve.log_qhat]
-        return [("nodes", log_qhat[k : k + TOGETHER]) for k in range(0, len(log_qhat), TOGETHER)]
-    return [("ratio", [float(alpha)]) for alpha in alphas] if isinstance(curve, CoupledCurve) else []
+        return [
+            ("nodes", log_qhat[k : k + TOGETHER])
+            for k in range(0, len(log_qhat), TOGETHER)
+        ]
+    return (
+        [("ratio", [float(alpha)]) for alpha in alphas]
+        if isinstance(curve, CoupledCurve)
+        else []
+    )
 
 
 def solve_part(problem: Problem, part: tuple[str, Sequence[float]]) -> None:
@@ -77,26 +90,38 @@ def solve_part(problem: Problem, part: tuple[str, Sequence[float]]) -> None:
     kind, values = part
     if kind == "nodes":
         information_at(
-            problem, *overlap_at(problem, np.exp(np.asarray(values))[:, None, None] * np.eye(problem.components))
+            problem,
+            *overlap_at(
+                problem,
+                np.exp(np.asarray(values))[:, None, None] * np.eye(problem.components),
+            ),
         )
     else:
         competing(problem, values)
 
 
-def point_document(problem: Problem, prediction: Prediction, errors: dict[str, Uncertain] | None = None) -> JsonObject:
+def point_document(
+    problem: Problem, prediction: Prediction, errors: dict[str, Uncertain] | None = None
+) -> JsonObject:
     """One point of the theory's JSON; ``errors`` are generalization errors on fresh samples."""
     document: JsonObject = {
         "alpha": prediction.alpha,
         "mse": plain(prediction.mse),
         "mse_error": plain(prediction.error),
-        "alpha_error": plain(np.broadcast_to(prediction.alpha_error, prediction.error.shape)),
+        "alpha_error": plain(
+            np.broadcast_to(prediction.alpha_error, prediction.error.shape)
+        ),
         "overlap": np.asarray(prediction.Q).tolist(),
         "branch": prediction.branch,
         "method": prediction.method,
     }
     if errors:
-        document["generalization_error"] = {kind: found.value for kind, found in errors.items()}
-        document["generalization_error_error"] = {kind: found.error for kind, found in errors.items()}
+        document["generalization_error"] = {
+            kind: found.value for kind, found in errors.items()
+        }
+        document["generalization_error_error"] = {
+            kind: found.error for kind, found in errors.items()
+        }
         document["generalization_error_method"] = next(iter(errors.values())).method
     if prediction.free_entropy is not None:
         finite = np.isfinite(prediction.free_entropy)

@@ -15,7 +15,13 @@ import numpy as np
 from smimbench.interfaces import Host, Uncertain
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.problem.problem import Problem
-from smimbench.theory.information import diagonals, information_at, offers_rough, overlap_at, prior_moments
+from smimbench.theory.information import (
+    diagonals,
+    information_at,
+    offers_rough,
+    overlap_at,
+    prior_moments,
+)
 
 UNFINISHED = "iterations were not enough"
 BELOW_RESOLUTION = "information below resolution"
@@ -54,7 +60,9 @@ class FixedPoint(NamedTuple):
 
 def exponential(log: Host) -> Host:
     """Matrix exponential (P, P) of a symmetric matrix; eigenvalues of log are cut at 60."""
-    return np.asarray(spectral_function(log, lambda values: np.exp(np.minimum(values, 60.0))))
+    return np.asarray(
+        spectral_function(log, lambda values: np.exp(np.minimum(values, 60.0)))
+    )
 
 
 class Recursion:
@@ -74,8 +82,12 @@ class Recursion:
 
     def image(self, log: Host, *, rough: bool = False) -> tuple[Host, Uncertain]:
         """Image (P, P) of log Qhat under the recursion, and the information there; ``rough`` for finite differences only."""
-        information = information_at(self.problem, *overlap_at(self.problem, exponential(log)), rough=rough)
-        return symmetric_logarithm(self.problem.model.kappa * self.alpha * information.value), information
+        information = information_at(
+            self.problem, *overlap_at(self.problem, exponential(log)), rough=rough
+        )
+        return symmetric_logarithm(
+            self.problem.model.kappa * self.alpha * information.value
+        ), information
 
     def step(self, log: Host) -> Host:
         """Change of log Qhat in one step; from the rough map where all of its eigenvalues are clearly positive."""
@@ -86,7 +98,11 @@ class Recursion:
         return self.image(log)[0] - log
 
     def fixed_point(
-        self, start: Host, enough: float = 1e-10, target: FixedPoint | None = None, offset: Host | None = None
+        self,
+        start: Host,
+        enough: float = 1e-10,
+        target: FixedPoint | None = None,
+        offset: Host | None = None,
     ) -> FixedPoint:
         """The fixed point reached by iterations from Qhat = ``start`` (P, P).
 
@@ -108,7 +124,9 @@ class Recursion:
         relative = None if known.offset is None else known.relative
         return self._iterated(known.qhat, enough, None, known.offset, relative).qhat
 
-    def _corrected(self, start: Host, enough: float, target: FixedPoint | None, offset: Host | None) -> FixedPoint:
+    def _corrected(
+        self, start: Host, enough: float, target: FixedPoint | None, offset: Host | None
+    ) -> FixedPoint:
         offset = np.zeros_like(start) if offset is None else offset
         relative = None if target is None else target.relative
         qhat, before = start, np.inf
@@ -118,12 +136,18 @@ class Recursion:
             solution = solution._replace(offset=offset)
             log = symmetric_logarithm(solution.qhat)
             if UNFINISHED in solution.method or (
-                target is not None and is_same_fixed_point(target, log, solution.relative)
+                target is not None
+                and is_same_fixed_point(target, log, solution.relative)
             ):
                 return solution
             image, information = self.image(log)
-            relative, residual = _relative(information), distance(solution.qhat, exponential(image))
-            solution = solution._replace(relative=relative, residual=residual, method=information.method)
+            relative, residual = (
+                _relative(information),
+                distance(solution.qhat, exponential(image)),
+            )
+            solution = solution._replace(
+                relative=relative, residual=residual, method=information.method
+            )
             if np.diagonal(log).min() > KNOWN:
                 return solution
             if best is None or residual < best.residual:
@@ -132,10 +156,18 @@ class Recursion:
             remaining = residual * max(0.1, min(residual / before, 1.0))
             if min(remaining, residual) <= max(enough, SOLVED * relative):
                 final = self._iterated(qhat, enough, None, offset, relative)
-                return FixedPoint(final.qhat, relative, max(remaining, final.residual), information.method, offset)
+                return FixedPoint(
+                    final.qhat,
+                    relative,
+                    max(remaining, final.residual),
+                    information.method,
+                    offset,
+                )
             before = residual
         assert best is not None
-        if best.residual <= best.relative:  # where values jump, nothing closer can be found
+        if (
+            best.residual <= best.relative
+        ):  # where values jump, nothing closer can be found
             return best
         return best._replace(method=f"{best.method}, {MOST_CORRECTIONS} {UNFINISHED}")
 
@@ -158,22 +190,35 @@ class Recursion:
         residual, best = np.inf, np.inf
         method = ""
         for count in range(MOST_ITERATIONS):
-            unknown = np.diagonal(overlap_at(self.problem, exponential(x))[1]) / self.second
+            unknown = (
+                np.diagonal(overlap_at(self.problem, exponential(x))[1]) / self.second
+            )
             if not (unknown > 1e-200).all():
                 relative, residual, method = 1.0, 1.0, method or BELOW_RESOLUTION
                 break
             image, information = self.image(x, rough=offset is not None)
             image = image if offset is None else image + offset
-            relative, method = _relative(information) if stated is None else stated, information.method
+            relative, method = (
+                _relative(information) if stated is None else stated,
+                information.method,
+            )
             if not relative < 0.5 and (unknown < 1e-3).all():
                 relative, residual, method = 1.0, 1.0, f"{method}, {BELOW_RESOLUTION}"
                 break
             step = image - x
             residual = distance(exponential(x), exponential(image))
-            arrived = target is not None and is_same_fixed_point(target, image, relative)
+            arrived = target is not None and is_same_fixed_point(
+                target, image, relative
+            )
             # Sampled values may jump: after a while a residual below their error is enough.
-            least = relative if offset is not None and count >= 12 else SOLVED * relative
-            if arrived or residual <= max(enough, least) or np.diagonal(x).min() > KNOWN:
+            least = (
+                relative if offset is not None and count >= 12 else SOLVED * relative
+            )
+            if (
+                arrived
+                or residual <= max(enough, least)
+                or np.diagonal(x).min() > KNOWN
+            ):
                 x = image
                 break
             if residual > 2 * best:
@@ -182,8 +227,12 @@ class Recursion:
             points, steps = [*points[-3:], x], [*steps[-3:], step]
             x = image
             if len(steps) > 1:
-                changes = np.stack([(b - a)[upper] for a, b in itertools.pairwise(steps)], axis=-1)
-                moves = np.stack([(b - a)[upper] for a, b in itertools.pairwise(points)], axis=-1)
+                changes = np.stack(
+                    [(b - a)[upper] for a, b in itertools.pairwise(steps)], axis=-1
+                )
+                moves = np.stack(
+                    [(b - a)[upper] for a, b in itertools.pairwise(points)], axis=-1
+                )
                 weights = np.linalg.lstsq(changes, step[upper], rcond=1e-8)[0]
                 move = step[upper] - (moves + changes) @ weights
                 if move @ step[upper] < 0:

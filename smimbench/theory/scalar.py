@@ -23,9 +23,23 @@ from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.numerics.roots import bracketed_roots
 from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import ComponentRatios
-from smimbench.theory.curve import HELD, NEVER, Curve, Piece, TurningPoint, aitken, branch_ends, threshold_document
+from smimbench.theory.curve import (
+    HELD,
+    NEVER,
+    Curve,
+    Piece,
+    TurningPoint,
+    aitken,
+    branch_ends,
+    threshold_document,
+)
 from smimbench.theory.curve_stages import polynomial
-from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
+from smimbench.theory.information import (
+    information_at,
+    overlap_at,
+    overlap_error_at,
+    prior_moments,
+)
 from smimbench.theory.types import NOTHING, Prediction, Threshold
 
 UNSURE = 0.5
@@ -61,9 +75,16 @@ class ScalarCurve(Curve):
 
     def __init__(self, problem: Problem, method: str) -> None:
         self.problem, self.method = problem, method
-        self.kappa, self.identity = float(problem.model.kappa), np.eye(problem.components)
-        self.second, self.bottom = (float(moment[0, 0]) for moment in prior_moments(problem))
-        self.unknown = self.second - self.bottom  # what the prior mean leaves; a wide Wishart matrix is nearly its mean
+        self.kappa, self.identity = (
+            float(problem.model.kappa),
+            np.eye(problem.components),
+        )
+        self.second, self.bottom = (
+            float(moment[0, 0]) for moment in prior_moments(problem)
+        )
+        self.unknown = (
+            self.second - self.bottom
+        )  # what the prior mean leaves; a wide Wishart matrix is nearly its mean
         count = round(np.log10(self.highest / self.lowest) * self.per_decade) + 1
         nodes = np.linspace(np.log(self.lowest), np.log(self.highest), count)
         end = resolved(self._overlap(nodes)[1], nodes, self.unknown, self.faintest)
@@ -83,13 +104,22 @@ class ScalarCurve(Curve):
     alpha_error = property(lambda self: self._table[2])
 
     def _overlap(self, log_qhat: Array) -> tuple[Array, Array]:
-        Q, V = overlap_at(self.problem, np.exp(np.asarray(log_qhat, dtype=float))[..., None, None] * self.identity)
+        Q, V = overlap_at(
+            self.problem,
+            np.exp(np.asarray(log_qhat, dtype=float))[..., None, None] * self.identity,
+        )
         return Q[..., 0, 0], V[..., 0, 0]
 
     def _information_at(self, Q: Array, V: Array) -> Uncertain:
-        matrices = (np.asarray(values)[..., None, None] * self.identity for values in (Q, V))
+        matrices = (
+            np.asarray(values)[..., None, None] * self.identity for values in (Q, V)
+        )
         information = information_at(self.problem, *matrices)
-        return Uncertain(information.value[..., 0, 0], information.error[..., 0, 0], information.method)
+        return Uncertain(
+            information.value[..., 0, 0],
+            information.error[..., 0, 0],
+            information.method,
+        )
 
     @cached_property
     def _at_bottom(self) -> Uncertain:
@@ -103,7 +133,9 @@ class ScalarCurve(Curve):
             alpha = np.exp(log_qhat) / (self.kappa * information.value)
             relative = np.abs(information.error / information.value)
         alpha = np.where(information.value > 0, alpha, np.inf)
-        return alpha, np.where(np.isfinite(relative), relative, 1.0) * np.where(np.isfinite(alpha), alpha, 0) + 0.0
+        return alpha, np.where(np.isfinite(relative), relative, 1.0) * np.where(
+            np.isfinite(alpha), alpha, 0
+        ) + 0.0
 
     def _alpha_at(self, log_qhat: float) -> float:
         return float(self.alpha_of(np.array([log_qhat]))[0][0])
@@ -112,13 +144,17 @@ class ScalarCurve(Curve):
     def _along(self) -> tuple[Host, Host]:
         """Nodes of log Qhat with their alpha; alpha is monotonic in between, as turning points are nodes."""
         turning = [(x, point.threshold.value) for x, point in self._extrema]
-        nodes, ratios = np.hstack([[self.nodes, self.alpha], np.reshape(turning, (-1, 2)).T])
+        nodes, ratios = np.hstack(
+            [[self.nodes, self.alpha], np.reshape(turning, (-1, 2)).T]
+        )
         order = np.argsort(nodes)
         return nodes[order], ratios[order]
 
     # -- branches -----------------------------------------------------------------------------------------------
 
-    def predict(self, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
+    def predict(
+        self, alphas: Sequence[float], branch: str = "uninformed"
+    ) -> list[Prediction]:
         """The fixed point of one branch at every sample ratio."""
         wanted = np.asarray(alphas, dtype=float)
         nodes, ratios = self._along
@@ -135,13 +171,22 @@ class ScalarCurve(Curve):
                 lambda x, index: np.log(self.alpha_of(x)[0]) - targets[index],
                 nodes[end - 1],
                 nodes[end],
-                values=(np.log(ratios[end - 1]) - targets, np.log(ratios[end]) - targets),
+                values=(
+                    np.log(ratios[end - 1]) - targets,
+                    np.log(ratios[end]) - targets,
+                ),
                 tolerance=ROUNDING,
             )
         on_curve = np.isfinite(log_qhat)
-        predictions = iter(self._on_curve(wanted[on_curve], log_qhat[on_curve], branch) if on_curve.any() else ())
+        predictions = iter(
+            self._on_curve(wanted[on_curve], log_qhat[on_curve], branch)
+            if on_curve.any()
+            else ()
+        )
         return [
-            next(predictions) if is_on_curve else self._beyond(alpha, bool(x > 0), branch)
+            next(predictions)
+            if is_on_curve
+            else self._beyond(alpha, bool(x > 0), branch)
             for alpha, x, is_on_curve in zip(wanted, log_qhat, on_curve)
         ]
 
@@ -157,7 +202,9 @@ class ScalarCurve(Curve):
         if information.value > NOTHING:
             Q, V = self._overlap(np.log(alpha * self.kappa * information.value))
             relative = information.error / information.value
-            return self._pack(alpha, Q, V, abs(Q - self.bottom) * relative, relative, branch)
+            return self._pack(
+                alpha, Q, V, abs(Q - self.bottom) * relative, relative, branch
+            )
         return self._pack(alpha, self.bottom, self.unknown, 0.0, 0.0, branch)
 
     def _on_curve(self, alphas: Array, x: Array, branch: str) -> list[Prediction]:
@@ -165,36 +212,70 @@ class ScalarCurve(Curve):
         Q, V = self._overlap(x)
         step = 1e-3
         nearby = x + step * np.array([-1.0, 1.0])[:, None]
-        alpha, errors = (values.reshape(nearby.shape) for values in self.alpha_of(nearby.ravel()))
+        alpha, errors = (
+            values.reshape(nearby.shape) for values in self.alpha_of(nearby.ravel())
+        )
         relative = np.max(errors / alpha, axis=0)
         values = self._overlap(nearby.ravel())[1].reshape(nearby.shape)
-        slope, response = ((pair[1] - pair[0]) / (2 * step) for pair in (np.log(alpha), values))
+        slope, response = (
+            (pair[1] - pair[0]) / (2 * step) for pair in (np.log(alpha), values)
+        )
         # Priors that the engine integrates or simulates say how well they know V at a Qhat; closed forms have nothing to say.
         # What that makes of the information is an error of alpha, too.
-        stated = np.array([overlap_error_at(self.problem, qhat * self.identity) for qhat in np.exp(x)])
+        stated = np.array(
+            [overlap_error_at(self.problem, qhat * self.identity) for qhat in np.exp(x)]
+        )
         if stated.any():
             move = np.minimum(stated, 0.5) * V
-            here, there = self._information_at(Q, V).value, self._information_at(Q - move, V + move).value
+            here, there = (
+                self._information_at(Q, V).value,
+                self._information_at(Q - move, V + move).value,
+            )
             with np.errstate(divide="ignore", invalid="ignore"):
                 relative = relative + np.nan_to_num(np.abs(there / here - 1))
         relative = relative + ROUNDING
-        error = np.abs(response) * relative / np.maximum(np.abs(slope), 1e-12) + (stated + 1e-10) * V
+        error = (
+            np.abs(response) * relative / np.maximum(np.abs(slope), 1e-12)
+            + (stated + 1e-10) * V
+        )
         return [self._pack(*row, branch) for row in zip(alphas, Q, V, error, relative)]
 
-    def _pack(self, alpha: Array, Q: Array, V: Array, error: Array, relative: Array, branch: str) -> Prediction:
+    def _pack(
+        self,
+        alpha: Array,
+        Q: Array,
+        V: Array,
+        error: Array,
+        relative: Array,
+        branch: str,
+    ) -> Prediction:
         """Prediction at an overlap; ``relative`` is the error of log alpha there."""
         each = np.ones(len(self.identity))
         error, ratio_error = float(error) * each, float(alpha * relative) * each
         matrices = float(Q) * self.identity, float(V) * self.identity
-        return Prediction(float(alpha), *matrices, error, branch, self.method, alpha_error=ratio_error)
+        return Prediction(
+            float(alpha), *matrices, error, branch, self.method, alpha_error=ratio_error
+        )
 
     def pieces(self) -> list[Piece]:
         """The whole curve on one fine grid."""
         x = np.linspace(self.nodes[0], self.nodes[-1], 2001)
-        relative = np.interp(x, self.nodes, self.alpha_error / np.where(np.isfinite(self.alpha), self.alpha, 1.0))
+        relative = np.interp(
+            x,
+            self.nodes,
+            self.alpha_error / np.where(np.isfinite(self.alpha), self.alpha, 1.0),
+        )
         each = np.ones((1, len(self.identity)))
         V = np.minimum.accumulate(self._overlap(x)[1])
-        return [Piece(x, np.log(self.alpha_of(x)[0]), relative, np.exp(x)[:, None] * each, V[:, None] * each)]
+        return [
+            Piece(
+                x,
+                np.log(self.alpha_of(x)[0]),
+                relative,
+                np.exp(x)[:, None] * each,
+                V[:, None] * each,
+            )
+        ]
 
     # -- thresholds ---------------------------------------------------------------------------------------------
 
@@ -205,8 +286,12 @@ class ScalarCurve(Curve):
         sequential = [{"layer": 1, **weak.document()}] if weak else []
         if len(self.identity) > 1:
             sequential = []
-            reasons["sequential"] = "components are learned at once: labels do not see rotations of them"
-        return threshold_document(weak, self.perfect, sequential, self.hard_phase(), reasons)
+            reasons["sequential"] = (
+                "components are learned at once: labels do not see rotations of them"
+            )
+        return threshold_document(
+            weak, self.perfect, sequential, self.hard_phase(), reasons
+        )
 
     def weak_limit(self) -> Threshold | None:
         """Weak-recovery threshold, where the prior mean becomes unstable: the limit of alpha at the lowest overlap.
@@ -214,12 +299,20 @@ class ScalarCurve(Curve):
         0 when the prior mean itself is informative and holds nothing (a linear channel); None when the prior mean holds
         something from the beginning, so that learning starts smoothly at alpha = 0.
         """
-        information, ratios, P = self._at_bottom, ComponentRatios(self.problem), self.problem.components
+        information, ratios, P = (
+            self._at_bottom,
+            ComponentRatios(self.problem),
+            self.problem.components,
+        )
         # In the small-width limit the overlap stays at its lowest value up to a finite Qhat.
         is_held = ratios.critical[0] > 0
         if not is_held and information.value > max(NOTHING, 3 * information.error):
             return None if self.bottom > 0 else Threshold(0.0, 0.0)
-        if is_held or (self.bottom == 0 and P == 1 and self.problem.channel.susceptibility is not None):
+        if is_held or (
+            self.bottom == 0
+            and P == 1
+            and self.problem.channel.susceptibility is not None
+        ):
             log_ratio, error = ratios.log_ratios(np.zeros(P), [])
             value, relative = (
                 float(np.exp(log_ratio[0])),
@@ -228,18 +321,24 @@ class ScalarCurve(Curve):
             return Threshold(value, value * relative) if np.isfinite(value) else None
         faint = np.log(self.faint)
         limit = limit_of([self._alpha_at(x) for x in faint])
-        return replace(limit, error=limit.error + limit.value * float(self._rounding(faint[-1])))
+        return replace(
+            limit, error=limit.error + limit.value * float(self._rounding(faint[-1]))
+        )
 
     def _rounding(self, log_qhat: Array) -> Array:
         """Relative rounding error of small overlaps and their alpha, which are differences of numbers of order 1."""
-        gained = np.maximum(self._overlap(log_qhat)[0] - self.bottom, np.finfo(float).tiny)
+        gained = np.maximum(
+            self._overlap(log_qhat)[0] - self.bottom, np.finfo(float).tiny
+        )
         return 4 * np.finfo(float).eps * self.second / gained
 
     @cached_property
     def perfect(self) -> Threshold | None:
         """Threshold of perfect recovery: the limit of alpha as the error goes to 0. None if the error never vanishes."""
         if self.alpha[-1] < NOTHING and self._overlap(self.nodes[-1])[1] < NOTHING:
-            return Threshold(0.0, 0.0)  # a discrete signal: once known, it stays known at any sample ratio
+            return Threshold(
+                0.0, 0.0
+            )  # a discrete signal: once known, it stays known at any sample ratio
         # A prior may not know more than rounding allows: the sequence ends where it does.
         end = min(1e10, float(np.exp(self.nodes[-1])))
         (last, before), (error, _) = self.alpha_of(np.log(end / np.array([1.0, LATE])))
@@ -250,7 +349,11 @@ class ScalarCurve(Curve):
             return None
         limit = limit_of(values)
         # A smooth sequence does not show an error of the prior's map that all of its terms share.
-        return replace(limit, error=limit.error + limit.value * overlap_error_at(self.problem, end * self.identity))
+        return replace(
+            limit,
+            error=limit.error
+            + limit.value * overlap_error_at(self.problem, end * self.identity),
+        )
 
     @cached_property
     def states_equations(self) -> bool:
@@ -267,7 +370,9 @@ class ScalarCurve(Curve):
         """Local extrema of alpha(Qhat); none where the branch is unique."""
         points = [point for _, point in self._extrema]
         has_peak = any(point.is_peak for point in points)
-        weak = None if has_peak or self.alpha[-1] >= self.alpha[0] else self.weak_limit()
+        weak = (
+            None if has_peak or self.alpha[-1] >= self.alpha[0] else self.weak_limit()
+        )
         if weak and weak.value > 0 and self.alpha[-1] < weak.value:
             # The curve falls from the very beginning: the prior mean itself is the branch that is stuck.
             return [TurningPoint(weak, True), *points]
@@ -277,11 +382,20 @@ class ScalarCurve(Curve):
     def _extrema(self) -> list[tuple[float, TurningPoint]]:
         """Positions where alpha turns, and what it is there."""
         finite = np.isfinite(self.alpha)
-        nodes, alpha, error = self.nodes[finite], self.alpha[finite], self.alpha_error[finite]
+        nodes, alpha, error = (
+            self.nodes[finite],
+            self.alpha[finite],
+            self.alpha_error[finite],
+        )
         noise = 3 * error + (1e-9 + self._rounding(nodes)) * alpha
-        return [self._extremum(nodes, alpha, error, j, is_peak) for j, is_peak in turns(alpha, noise)]
+        return [
+            self._extremum(nodes, alpha, error, j, is_peak)
+            for j, is_peak in turns(alpha, noise)
+        ]
 
-    def _extremum(self, nodes: Host, alpha: Host, error: Host, j: int, is_peak: bool) -> tuple[float, TurningPoint]:
+    def _extremum(
+        self, nodes: Host, alpha: Host, error: Host, j: int, is_peak: bool
+    ) -> tuple[float, TurningPoint]:
         """Where alpha turns next to node j."""
         from scipy.optimize import minimize_scalar
 
@@ -331,7 +445,9 @@ class GridCurve(ScalarCurve):
         for _ in range(3):
             nodes, alpha, error = table
             doubt = interpolation_error(nodes, alpha)
-            poor = doubt > np.maximum(INTERPOLATION, error / np.where(np.isfinite(alpha), alpha, 1.0))
+            poor = doubt > np.maximum(
+                INTERPOLATION, error / np.where(np.isfinite(alpha), alpha, 1.0)
+            )
             gaps = np.flatnonzero(poor[:-1] | poor[1:])
             if not len(gaps):
                 break
@@ -339,7 +455,9 @@ class GridCurve(ScalarCurve):
             table = np.hstack([table, [between, *super().alpha_of(between)]])
             table = table[:, np.argsort(table[0])]
         nodes, alpha, error = table
-        unknown = np.where(np.isfinite(alpha), alpha, 0.0) * interpolation_error(nodes, alpha)
+        unknown = np.where(np.isfinite(alpha), alpha, 0.0) * interpolation_error(
+            nodes, alpha
+        )
         return nodes, alpha, np.hypot(error, unknown)
 
     @cached_property
@@ -348,8 +466,14 @@ class GridCurve(ScalarCurve):
         from scipy.interpolate import CubicSpline
 
         finite = np.isfinite(self.alpha)
-        nodes, alpha, error = self.nodes[finite], self.alpha[finite], self.alpha_error[finite]
-        return CubicSpline(nodes, np.log(alpha)), lambda x: np.interp(x, nodes, error / alpha)
+        nodes, alpha, error = (
+            self.nodes[finite],
+            self.alpha[finite],
+            self.alpha_error[finite],
+        )
+        return CubicSpline(nodes, np.log(alpha)), lambda x: np.interp(
+            x, nodes, error / alpha
+        )
 
     def alpha_of(self, log_qhat: Array) -> tuple[Array, Array]:
         """Sample ratio alpha(Qhat) and its numerical error, interpolated between the nodes."""
@@ -363,7 +487,9 @@ def scalar_curve(problem: Problem) -> ScalarCurve | None:
     """The curve of a problem whose components share one overlap, from a closed form or from a grid; None for others."""
     if not shares_overlap(problem):
         return None
-    method = information_at(problem, *overlap_at(problem, np.eye(problem.components))).method
+    method = information_at(
+        problem, *overlap_at(problem, np.eye(problem.components))
+    ).method
     is_sampled = method.startswith(("Monte Carlo", "nested"))
     return (GridCurve if is_sampled else ScalarCurve)(problem, method)
 
@@ -374,7 +500,9 @@ def shares_overlap(problem: Problem) -> bool:
         return True
     identity = np.eye(problem.components)
     V = overlap_at(problem, identity)[1]
-    return problem.channel.symmetry == "rotations" and np.allclose(V, V[0, 0] * identity, rtol=1e-9, atol=1e-12)
+    return problem.channel.symmetry == "rotations" and np.allclose(
+        V, V[0, 0] * identity, rtol=1e-9, atol=1e-12
+    )
 
 
 def limit_of(values: Sequence[float]) -> Threshold:
@@ -397,7 +525,9 @@ def turns(values: Array, noise: Array) -> list[tuple[int, bool]]:
             extrema.append((extreme, direction > 0))
             direction, extreme = -direction, j
     # The first may be the beginning itself, or no further from it than noise.
-    if extrema and abs(values[extrema[0][0]] - values[0]) <= max(noise[extrema[0][0]], noise[0]):
+    if extrema and abs(values[extrema[0][0]] - values[0]) <= max(
+        noise[extrema[0][0]], noise[0]
+    ):
         del extrema[0]
     return extrema
 

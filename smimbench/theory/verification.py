@@ -29,7 +29,11 @@ from smimbench.files import JsonObject
 from smimbench.interfaces import Host, Posterior
 from smimbench.numerics.linalg import inverse_root, symmetric, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng, words
-from smimbench.numerics.statistics import DETECTED, FEWEST_EFFECTIVE, effective_sample_size
+from smimbench.numerics.statistics import (
+    DETECTED,
+    FEWEST_EFFECTIVE,
+    effective_sample_size,
+)
 from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.generalization import FAINT
@@ -101,17 +105,26 @@ class Check:
     @property
     def width(self) -> float:
         """Both errors together."""
-        return math.hypot(self.error, self.standard_error, 1e-9 * max(abs(self.printed), 1e-3))
+        return math.hypot(
+            self.error, self.standard_error, 1e-9 * max(abs(self.printed), 1e-3)
+        )
 
     @property
     def excludes(self) -> float | None:
         """Relative deviation of the printed number that nine checks in ten would have found beyond four standard errors."""
-        return DETECTED * self.width / abs(self.printed) if self.decided and self.printed else None
+        return (
+            DETECTED * self.width / abs(self.printed)
+            if self.decided and self.printed
+            else None
+        )
 
     @property
     def decided(self) -> bool:
         """Whether enough draws contribute to the mean (or none should), so that its standard error and z are meaningful."""
-        return self.effective >= FEWEST_EFFECTIVE or self.printed == self.error == self.drawn == 0.0
+        return (
+            self.effective >= FEWEST_EFFECTIVE
+            or self.printed == self.error == self.drawn == 0.0
+        )
 
     @property
     def z(self) -> float:
@@ -128,23 +141,48 @@ class Check:
         wanted = resolve * abs(self.printed) / DETECTED
         # Draws cannot make the printed number's own error smaller: beyond half of it they are of no use.
         wanted = max(math.sqrt(max(wanted**2 - self.error**2, 0.0)), self.error / 2)
-        holds = self.bound and self.printed - self.drawn > DETECTED * self.standard_error
-        return 1.0 if holds or self.standard_error <= wanted else (self.standard_error / wanted) ** 2
+        holds = (
+            self.bound and self.printed - self.drawn > DETECTED * self.standard_error
+        )
+        return (
+            1.0
+            if holds or self.standard_error <= wanted
+            else (self.standard_error / wanted) ** 2
+        )
 
     def document(self) -> JsonObject:
         """The check as plain data; components count from 1."""
-        document = asdict(self) | {"z": self.z if self.decided else None, "excludes": self.excludes}
+        document = asdict(self) | {
+            "z": self.z if self.decided else None,
+            "excludes": self.excludes,
+        }
         del document["effective"]
-        return document | {"component": None if self.component is None else self.component + 1}
+        return document | {
+            "component": None if self.component is None else self.component + 1
+        }
 
 
 def compare(
-    quantity: str, component: int | None, printed: float, error: float, samples: Host, stated: float = 0.0, **more: Any
+    quantity: str,
+    component: int | None,
+    printed: float,
+    error: float,
+    samples: Host,
+    stated: float = 0.0,
+    **more: Any,
 ) -> Check:
     """Compare a printed number with the mean of independent samples (n,), whose own error is ``stated``."""
     spread = math.hypot(samples.std(ddof=1) / math.sqrt(len(samples)), stated)
     more = {"effective": effective_sample_size(samples)} | more
-    return Check(quantity, component, float(printed), float(error), float(samples.mean()), spread, **more)
+    return Check(
+        quantity,
+        component,
+        float(printed),
+        float(error),
+        float(samples.mean()),
+        spread,
+        **more,
+    )
 
 
 def verify_point(
@@ -182,7 +220,9 @@ def verify_point(
         If ``resolve`` is not between 0 and 1.
     """
     if not 0 < resolve < 1:
-        raise ValueError(f"resolve must be between 0 and 1, as 0.02 for 2%, got {resolve}")
+        raise ValueError(
+            f"resolve must be between 0 and 1, as 0.02 for 2%, got {resolve}"
+        )
     begin, draws, by_draws = clock(), FEWEST, PointByDraws(problem, point, on_draws)
     while True:
         start = clock()
@@ -193,7 +233,11 @@ def verify_point(
         ]  # fmt: skip
         wanted = draws * max((one.missing(resolve) for one in goals), default=1.0)
         now = clock()
-        left = draws * (seconds - (now - begin)) / (now - start) if now > start else math.inf
+        left = (
+            draws * (seconds - (now - begin)) / (now - start)
+            if now > start
+            else math.inf
+        )
         most = min(left, MOST)
         if wanted <= draws or most < 1.2 * draws:
             return [replace(one, draws=draws, stopped=wanted > draws) for one in found]
@@ -204,27 +248,46 @@ class PointByDraws:
     """A reported point and the draws at its overlap."""
 
     def __init__(
-        self, problem: Problem, point: JsonObject, on_draws: Callable[[int], None] = lambda count: None
+        self,
+        problem: Problem,
+        point: JsonObject,
+        on_draws: Callable[[int], None] = lambda count: None,
     ) -> None:
-        self.problem, self.point, self.draws, self.on_draws = problem, point, FEWEST, on_draws
+        self.problem, self.point, self.draws, self.on_draws = (
+            problem,
+            point,
+            FEWEST,
+            on_draws,
+        )
         self.alpha, P = float(point["alpha"]), problem.components
         self.scale = float(problem.model.kappa) * self.alpha
         self.second, self.bottom = prior_moments(problem)
         self.Q = np.asarray(point["overlap"], dtype=float).reshape(P, P)
         self.mse = np.asarray(point["mse"], dtype=float).reshape(P)
         self.V = self.second - self.Q
-        np.fill_diagonal(self.V, self.mse)  # the difference has lost the digits of small errors
+        np.fill_diagonal(
+            self.V, self.mse
+        )  # the difference has lost the digits of small errors
         gained = np.diagonal(self.Q) - np.diagonal(self.bottom)
-        self.learned = [int(a) for a in np.flatnonzero(gained > NOTHING * np.diagonal(self.second))]
+        self.learned = [
+            int(a) for a in np.flatnonzero(gained > NOTHING * np.diagonal(self.second))
+        ]
         # Other points and problems get other draws: their deviations are independent.
-        self.stream = words(f"{problem.identity} {self.alpha!r} {point.get('branch')}", 2)
+        self.stream = words(
+            f"{problem.identity} {self.alpha!r} {point.get('branch')}", 2
+        )
 
     def _rng(self, purpose: str, *index: int) -> np.random.Generator:
         return monte_carlo_rng(f"verification: {purpose}", *self.stream, *index)
 
     def _error(self, name: str, a: int) -> float:
         """Numerical error printed for a component's number; 0 if none is printed."""
-        return float(np.broadcast_to(np.asarray(self.point.get(f"{name}_error", 0.0), dtype=float), len(self.V))[a])
+        return float(
+            np.broadcast_to(
+                np.asarray(self.point.get(f"{name}_error", 0.0), dtype=float),
+                len(self.V),
+            )[a]
+        )
 
     @cached_property
     def qhat(self) -> Host:
@@ -245,7 +308,9 @@ class PointByDraws:
 
     # -- draws of the channel -----------------------------------------------------------------------------------------
 
-    def _posteriors(self, Q: Host, V: Host, **options: Any) -> Iterator[tuple[Host, Host, Posterior]]:
+    def _posteriors(
+        self, Q: Host, V: Host, **options: Any
+    ) -> Iterator[tuple[Host, Host, Posterior]]:
         """Chunks of draws: omega, latents less omega, and the posterior of the label, sampled with new points for every chunk."""
         shape = (self.problem.components, self.problem.model.sites)
         channel: Any = self.problem.channel
@@ -253,11 +318,19 @@ class PointByDraws:
         resampled = None if channel.sampling is None else channel.sampling.resampled
         size = CHUNK if resampled is None else SHARING
         for chunk, start in enumerate(range(0, self.draws, size)):
-            normal = self._rng("latents", chunk).standard_normal((2, min(size, self.draws - start), *shape))
+            normal = self._rng("latents", chunk).standard_normal(
+                (2, min(size, self.draws - start), *shape)
+            )
             omega, shift = root_Q @ normal[0], root_V @ normal[1]
             y = channel.forward(omega + shift, rng=self._rng("labels", chunk))
             own = channel if resampled is None else resampled(chunk)
-            yield omega, shift, own.posterior(y, omega, V, rng=self._rng("posterior", chunk), **options)
+            yield (
+                omega,
+                shift,
+                own.posterior(
+                    y, omega, V, rng=self._rng("posterior", chunk), **options
+                ),
+            )
             self.on_draws(len(omega))
 
     def draw(self, Q: Host, V: Host) -> tuple[Host, Host, float]:
@@ -270,14 +343,20 @@ class PointByDraws:
             cross.append(symmetric(g @ np.swapaxes(h, 1, 2)))
             stated = max(stated, float(found.error))
         # An error of the posterior mean adds its square to the mean square.
-        return np.concatenate(own), np.concatenate(cross), self.problem.model.sites * stated**2
+        return (
+            np.concatenate(own),
+            np.concatenate(cross),
+            self.problem.model.sites * stated**2,
+        )
 
     @cached_property
     def _entries(self) -> tuple[Host, Host]:
         """Rows and columns of Qhat that are compared: off the diagonal only where labels see signs, for others are noise."""
         kept, diagonal = np.array(self.learned), np.diagonal(self.qhat)
         mixed = np.abs(self.qhat - np.diag(diagonal)).max() > 1e-6 * diagonal.max()
-        rows, columns = kept[np.array(np.triu_indices(len(kept)))] if mixed else (kept, kept)
+        rows, columns = (
+            kept[np.array(np.triu_indices(len(kept)))] if mixed else (kept, kept)
+        )
         return rows, columns
 
     @cached_property
@@ -291,40 +370,82 @@ class PointByDraws:
             qhat[rows, columns] = qhat[columns, rows] = self.qhat[rows, columns] + step
             Q, V = overlap_at(self.problem, qhat)
             if offers_rough(self.problem):
-                found = channel.information(Q, V, labels=channel.sampling.rough_labels(Q, V))
+                found = channel.information(
+                    Q, V, labels=channel.sampling.rough_labels(Q, V)
+                )
             else:
                 found = channel_information(channel, self.problem.model, Q, V)
-            return np.concatenate([np.asarray(found.value)[rows, columns], np.diagonal(V)[self.learned]])
+            return np.concatenate(
+                [np.asarray(found.value)[rows, columns], np.diagonal(V)[self.learned]]
+            )
 
-        slopes = _derivative(moved, STEP * np.sqrt(self.qhat[rows, rows] * self.qhat[columns, columns]))
+        slopes = _derivative(
+            moved, STEP * np.sqrt(self.qhat[rows, rows] * self.qhat[columns, columns])
+        )
         own: Host = np.eye(len(rows)) - self.scale * slopes[: len(rows)]
         return slopes[len(rows) :] @ np.linalg.pinv(own)
 
     def _fixed_point(self) -> list[Check]:
         """Compare Qhat with two means over draws, by the posterior alone and by the teacher, and the error with a Newton step."""
         (own, cross, bias), (rows, columns) = self.draw(self.Q, self.V), self._entries
-        relative = np.array([self._error("alpha", a) / self.alpha for a in range(len(self.V))])
+        relative = np.array(
+            [self._error("alpha", a) / self.alpha for a in range(len(self.V))]
+        )
         found = []
-        for source, samples, stated in (("posterior", own, bias), ("teacher", cross, 0.0)):
+        for source, samples, stated in (
+            ("posterior", own, bias),
+            ("teacher", cross, 0.0),
+        ):
             for a, b in zip(rows.tolist(), columns.tolist()):
                 entry, component = ("", a) if a == b else (f" {a + 1}{b + 1}", None)
-                error = max(relative[a], relative[b]) * math.sqrt(self.qhat[a, a] * self.qhat[b, b])
-                stated_here = self.scale * stated / math.sqrt(self.V[a, a] * self.V[b, b])
+                error = max(relative[a], relative[b]) * math.sqrt(
+                    self.qhat[a, a] * self.qhat[b, b]
+                )
+                stated_here = (
+                    self.scale * stated / math.sqrt(self.V[a, a] * self.V[b, b])
+                )
                 carried = min(effective_sample_size(samples[:, c, c]) for c in (a, b))
                 name, drawn = f"Qhat{entry} ({source})", self.scale * samples[:, a, b]
-                found.append(compare(name, component, self.qhat[a, b], error, drawn, stated_here, effective=carried))
-        if not all(one.decided for one in found[: len(rows)]):  # a step from means that are not known leads nowhere
+                found.append(
+                    compare(
+                        name,
+                        component,
+                        self.qhat[a, b],
+                        error,
+                        drawn,
+                        stated_here,
+                        effective=carried,
+                    )
+                )
+        if not all(
+            one.decided for one in found[: len(rows)]
+        ):  # a step from means that are not known leads nowhere
             return found
-        moves = (self.scale * own[:, rows, columns] - self.qhat[rows, columns]) @ self._response.T
+        moves = (
+            self.scale * own[:, rows, columns] - self.qhat[rows, columns]
+        ) @ self._response.T
         return found + [
-            compare("MSE", a, self.mse[a], self._error("mse", a), self.V[a, a] + move, effective=math.inf)
+            compare(
+                "MSE",
+                a,
+                self.mse[a],
+                self._error("mse", a),
+                self.V[a, a] + move,
+                effective=math.inf,
+            )
             for a, move in zip(self.learned, moves.T)
         ]
 
     def _unlearned(self) -> list[Check]:
         """Check whether components at their lowest overlap stay there at this sample ratio."""
         rest = [a for a in range(len(self.V)) if a not in self.learned]
-        if not rest or np.abs(self.Q[np.ix_(rest, rest)] - self.bottom[np.ix_(rest, rest)]).max() > NOTHING:
+        if (
+            not rest
+            or np.abs(
+                self.Q[np.ix_(rest, rest)] - self.bottom[np.ix_(rest, rest)]
+            ).max()
+            > NOTHING
+        ):
             return []
         ratios = ComponentRatios(self.problem)
         held = [a for a in rest if ratios.critical[a] > 0]
@@ -334,18 +455,54 @@ class PointByDraws:
             for a in held:
                 scale = self.scale / ratios.critical[a]
                 found.append(
-                    compare("unlearned", a, 1, 0, scale * own[:, a, a], scale * bias / self.V[a, a], bound=True)
+                    compare(
+                        "unlearned",
+                        a,
+                        1,
+                        0,
+                        scale * own[:, a, a],
+                        scale * bias / self.V[a, a],
+                        bound=True,
+                    )
                 )
         waiting = [a for a in rest if ratios.critical[a] == 0]
-        if waiting and self.problem.channel.symmetry in ("signs", "signed-permutations"):
+        if waiting and self.problem.channel.symmetry in (
+            "signs",
+            "signed-permutations",
+        ):
             growth: dict[int, list[Host]] = {a: [] for a in waiting}
-            for omega, _, posterior in self._posteriors(self.Q, self.V, second_moment=True):
-                for a, rates in growth.items():  # at which a small overlap creates information
-                    G = np.asarray(posterior.second_moment)[:, a, :, a, :] / self.V[a, a] - np.eye(omega.shape[2])
-                    rates.append(self.scale * ratios.response[a] * (G * G).sum((1, 2)) / self.V[a, a] ** 2)
+            for omega, _, posterior in self._posteriors(
+                self.Q, self.V, second_moment=True
+            ):
+                for (
+                    a,
+                    rates,
+                ) in growth.items():  # at which a small overlap creates information
+                    G = np.asarray(posterior.second_moment)[:, a, :, a, :] / self.V[
+                        a, a
+                    ] - np.eye(omega.shape[2])
+                    rates.append(
+                        self.scale
+                        * ratios.response[a]
+                        * (G * G).sum((1, 2))
+                        / self.V[a, a] ** 2
+                    )
             for a, rates in growth.items():
-                error, samples = self._error("alpha", a) / self.alpha, np.concatenate(rates)
-                found.append(compare("unlearned", a, 1, error, samples, bound=True, effective=math.inf))
+                error, samples = (
+                    self._error("alpha", a) / self.alpha,
+                    np.concatenate(rates),
+                )
+                found.append(
+                    compare(
+                        "unlearned",
+                        a,
+                        1,
+                        error,
+                        samples,
+                        bound=True,
+                        effective=math.inf,
+                    )
+                )
         return found
 
     def _perfect(self) -> list[Check]:
@@ -354,17 +511,39 @@ class PointByDraws:
         V = SMALL * (self.second - self.bottom)
         Q = self.second - V
         own, _, bias = self.draw(Q, V)
-        inverse = self.scale * np.linalg.inv(inverse_map(self.problem, Q, V, np.arange(len(V)))) / len(V)
+        inverse = (
+            self.scale
+            * np.linalg.inv(inverse_map(self.problem, Q, V, np.arange(len(V))))
+            / len(V)
+        )
         stated = bias * float(np.trace(inverse @ np.linalg.inv(V)))
-        found = compare("perfect recovery", None, 1, 0, np.einsum("npq,qp->n", own, inverse), stated, bound=True)
+        found = compare(
+            "perfect recovery",
+            None,
+            1,
+            0,
+            np.einsum("npq,qp->n", own, inverse),
+            stated,
+            bound=True,
+        )
         # Written as a rate at which the error grows, so that the bound is an upper one like others.
-        return [replace(found, drawn=1 / found.drawn, standard_error=found.standard_error / found.drawn**2)]
+        return [
+            replace(
+                found,
+                drawn=1 / found.drawn,
+                standard_error=found.standard_error / found.drawn**2,
+            )
+        ]
 
     # -- draws of the signal, and of fresh labels ---------------------------------------------------------------------
 
     def _signal(self) -> list[Check]:
         """Check the error of the denoised signal at the printed Qhat."""
-        prior, model, P = self.problem.prior, self.problem.model, self.problem.components
+        prior, model, P = (
+            self.problem.prior,
+            self.problem.model,
+            self.problem.components,
+        )
         if why_theory_only(prior, P):
             return []
         low = model.rank == "low"
@@ -377,22 +556,38 @@ class PointByDraws:
             R = signal + np.tensordot(root, model.draw_noise(rng, P, dimension), axes=1)
             gap = signal - np.asarray(prior.denoise(R, self.qhat).estimate)
             single = low and self.problem.features is None
-            return np.asarray(gap * gap) if single else np.diagonal(model.inner(gap, gap))[:, None]
+            return (
+                np.asarray(gap * gap)
+                if single
+                else np.diagonal(model.inner(gap, gap))[:, None]
+            )
 
         more: dict[str, float] = {}
         bias = np.zeros(P)
         if self.problem.features is not None:  # weighted, and of its own size
             D = len(self.problem.features)
-            samples = np.concatenate([squares(D, k) for k in range(max(2, self.draws // D))], axis=1)
+            samples = np.concatenate(
+                [squares(D, k) for k in range(max(2, self.draws // D))], axis=1
+            )
         elif low:
             samples = squares(self.draws, 0)
         else:  # what the size of a matrix does is taken to fall as its inverse, and counted as an error
             small, large = (
-                np.concatenate([squares(factor * DIMENSION, k) for k in range(MATRICES)], axis=1) for factor in (1, 2)
+                np.concatenate(
+                    [squares(factor * DIMENSION, k) for k in range(MATRICES)], axis=1
+                )
+                for factor in (1, 2)
             )
-            samples, bias, more = 2 * large - small, np.abs((large - small).mean(1)), {"effective": math.inf}
+            samples, bias, more = (
+                2 * large - small,
+                np.abs((large - small).mean(1)),
+                {"effective": math.inf},
+            )
         slack = overlap_error_at(self.problem, self.qhat) * self.mse
-        return [compare("signal", a, self.mse[a], slack[a], samples[a], bias[a], **more) for a in self.learned]
+        return [
+            compare("signal", a, self.mse[a], slack[a], samples[a], bias[a], **more)
+            for a in self.learned
+        ]
 
     def _predictions(self) -> list[Check]:
         """Check generalization errors with two posterior draws, one of which plays the truth."""
@@ -404,14 +599,22 @@ class PointByDraws:
         normal = self._rng("prediction").standard_normal((3, self.draws, P, C))
         omega = root_Q @ normal[0] + FAINT * normal[0]
         truth, other, plugin = (
-            [np.asarray(y, dtype=float).reshape(self.draws, -1) for y in predict_twice(self.problem.channel, z)]
+            [
+                np.asarray(y, dtype=float).reshape(self.draws, -1)
+                for y in predict_twice(self.problem.channel, z)
+            ]
             for z in (omega + root_V @ normal[1], omega + root_V @ normal[2], omega)
         )
         constant = [y.mean(0) for y in truth]
         bayes, plug_in, blind = (
-            ((truth[0] - one[0]) * (truth[1] - one[1])).sum(1) for one in (other, plugin, constant)
+            ((truth[0] - one[0]) * (truth[1] - one[1])).sum(1)
+            for one in (other, plugin, constant)
         )
-        losses = {"bayes": bayes / 2, "plugin": plug_in, "constant": blind * self.draws / (self.draws - 1)}
+        losses = {
+            "bayes": bayes / 2,
+            "plugin": plug_in,
+            "constant": blind * self.draws / (self.draws - 1),
+        }
         errors = self.point.get("generalization_error_error") or {}
         return [  # of balanced labels the first term vanishes, and what is left is of second order
             compare(
@@ -424,5 +627,8 @@ class PointByDraws:
 
 def _derivative(function: Callable[[Host], Host], steps: Host) -> Host:
     """Central finite differences with these steps: one column per variable."""
-    columns = [(function(step) - function(-step)) / (2 * size) for step, size in zip(np.diag(steps), steps)]
+    columns = [
+        (function(step) - function(-step)) / (2 * size)
+        for step, size in zip(np.diag(steps), steps)
+    ]
     return np.stack(columns, axis=1)

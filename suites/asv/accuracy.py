@@ -62,6 +62,10 @@ class Accuracy:
         """Distance of the mean error from theory in standard errors of both."""
         theory, error, errors = found[problem]
         spread = np.hypot(np.std(errors, ddof=1) / np.sqrt(len(errors)), error)
-        return float(abs(np.mean(errors) - theory) / spread) if theory > 1e-6 and spread > 0 else np.nan
+        return (
+            float(abs(np.mean(errors) - theory) / spread)
+            if theory > 1e-6 and spread > 0
+            else np.nan
+        )
 
     track_absolute_z.unit = "standard errors (smaller is better)"

@@ -23,9 +23,19 @@ def _cases():
     found = {}
 
     def add(model, tokens, name, **parameters):
-        label = ", ".join([name, f"{tokens} tokens", *(f"{key} {value}" for key, value in parameters.items())])
+        label = ", ".join(
+            [
+                name,
+                f"{tokens} tokens",
+                *(f"{key} {value}" for key, value in parameters.items()),
+            ]
+        )
         prior = gaussian if model == SEQUENCE else wishart
-        found[f"{model}: {label}"] = ({"name": model, "tokens": tokens}, {"name": name, **parameters}, prior)
+        found[f"{model}: {label}"] = (
+            {"name": model, "tokens": tokens},
+            {"name": name, **parameters},
+            prior,
+        )
 
     for model in (SEQUENCE, ATTENTION):
         for noise in (0.0, 0.1):
@@ -52,11 +62,21 @@ CASES = _cases()
 def overlaps(problem):
     """Diagonal (Q, V): the last component leads, the others follow far behind, at its square, or ahead of it."""
     P = problem.components
-    second, bottom = (np.diagonal(m(P)) for m in (problem.prior.second_moment, problem.prior.mean_overlap))
+    second, bottom = (
+        np.diagonal(m(P))
+        for m in (problem.prior.second_moment, problem.prior.mean_overlap)
+    )
     for q in OVERLAPS:
-        rows = [np.full(P, q)] if P == 1 else [np.r_[np.zeros(P - 1), q], np.r_[np.full(P - 1, 0.9 * q * q), q]]
+        rows = (
+            [np.full(P, q)]
+            if P == 1
+            else [np.r_[np.zeros(P - 1), q], np.r_[np.full(P - 1, 0.9 * q * q), q]]
+        )
         for row in rows:
-            yield np.diag(bottom + row * (second - bottom)), np.diag((1 - row) * (second - bottom))
+            yield (
+                np.diag(bottom + row * (second - bottom)),
+                np.diag((1 - row) * (second - bottom)),
+            )
 
 
 def verify_information(problem, Q, V, draws):
@@ -67,13 +87,20 @@ def verify_information(problem, Q, V, draws):
     from smimbench.theory.information import information_at
     from smimbench.theory.verification import PointByDraws, compare
 
-    place = {"alpha": 1.0, "overlap": Q, "mse": np.diagonal(V), "branch": str(np.diagonal(Q).tolist())}
+    place = {
+        "alpha": 1.0,
+        "overlap": Q,
+        "mse": np.diagonal(V),
+        "branch": str(np.diagonal(Q).tolist()),
+    }
     point = PointByDraws(problem, place)
     point.draws = draws
     value, error, _ = information_at(problem, Q, V)
     own, cross, stated = point.draw(Q, V)
     return [
-        compare("information", a, value[a, a], error[a, a], samples[:, a, a], bias / V[a, a])
+        compare(
+            "information", a, value[a, a], error[a, a], samples[:, a, a], bias / V[a, a]
+        )
         for samples, bias in ((own, stated), (cross, 0.0))
         for a in point.learned
     ]
@@ -82,7 +109,11 @@ def verify_information(problem, Q, V, draws):
 def scores(name, draws=DRAWS, chosen=slice(None)):
     """z of every diagonal entry of the information of a case, from the posterior's own overlap and from the teacher's."""
     problem = Problem(*CASES[name])
-    return [check.z for Q, V in list(overlaps(problem))[chosen] for check in verify_information(problem, Q, V, draws)]
+    return [
+        check.z
+        for Q, V in list(overlaps(problem))[chosen]
+        for check in verify_information(problem, Q, V, draws)
+    ]
 
 
 class Calibration:

@@ -27,14 +27,23 @@ STEPS = 40
 def _suites():
     """Paths of the shipped suites: those of this checkout, so that all commits are asked the same."""
     here = Path(__file__).resolve().parent.parent
-    found = {path.stem: path for path in sorted(here.glob("*.toml"))} or dict(shipped_suites())
+    found = {path.stem: path for path in sorted(here.glob("*.toml"))} or dict(
+        shipped_suites()
+    )
     wanted = os.environ.get("SMIMBENCH_ASV_SUITES")
-    return {name: path for name, path in found.items() if not wanted or name in wanted.split(",")}
+    return {
+        name: path
+        for name, path in found.items()
+        if not wanted or name in wanted.split(",")
+    }
 
 
 def _kind(problem):
     """What makes two problems the same kind of work."""
-    names = [(item["name"], item.get("distribution", "smimbench")) for item in problem.spec.values()]
+    names = [
+        (item["name"], item.get("distribution", "smimbench"))
+        for item in problem.spec.values()
+    ]
     return (*names, problem.components)
 
 
@@ -54,15 +63,23 @@ def _plans():
         plans = [plan for plan in suite.plans if not getattr(plan, "theory_only", None)]
         for position, plan in enumerate(plans):
             problem = plan.problem
-            if position > 0 and (_kind(problem) in seen or problem.components > MOST_COMPONENTS):
+            if position > 0 and (
+                _kind(problem) in seen or problem.components > MOST_COMPONENTS
+            ):
                 continue
             seen.add(_kind(problem))
             alpha = sorted(plan.alphas)[len(plan.alphas) // 2]
             found[f"{name}: {plan.label}"] = (problem, alpha, max(plan.dimensions))
     if not os.environ.get("SMIMBENCH_ASV_SUITES"):
-        for name, problem in _installed({kind[:2] for kind in seen}, {kind[::2][:2] for kind in seen}):
+        for name, problem in _installed(
+            {kind[:2] for kind in seen}, {kind[::2][:2] for kind in seen}
+        ):
             alpha = 1.0 if len(problem.model.signal_shape(1, 2)) == 2 else 0.2
-            found[f"installed: {name}"] = (problem, alpha, LARGEST.get(problem.model.name, 60))
+            found[f"installed: {name}"] = (
+                problem,
+                alpha,
+                LARGEST.get(problem.model.name, 60),
+            )
     return found
 
 
@@ -72,10 +89,15 @@ def _installed(channels, priors):
     for model in registry.entries("model"):
         for channel in registry.entries("channel"):
             for prior in registry.entries("prior"):
-                names = [(part.name, part.distribution) for part in (model, channel, prior)]
+                names = [
+                    (part.name, part.distribution) for part in (model, channel, prior)
+                ]
                 if tuple(names[:2]) in channels and tuple(names[::2]) in priors:
                     continue
-                full = [name if home == "smimbench" else f"{home}:{name}" for name, home in names]
+                full = [
+                    name if home == "smimbench" else f"{home}:{name}"
+                    for name, home in names
+                ]
                 problem = _first_problem(full, channel.item, prior.item)
                 if problem is None:
                     continue
@@ -86,7 +108,10 @@ def _installed(channels, priors):
 
 def _first_problem(names, channel, prior):
     """With two tokens or one, and the examples of items that need a parameter; None for parts that do not go together."""
-    tables = [{"name": name, **getattr(item, "example", {})} for name, item in zip(names[1:], (channel, prior))]
+    tables = [
+        {"name": name, **getattr(item, "example", {})}
+        for name, item in zip(names[1:], (channel, prior))
+    ]
     for tokens in (2, 1):
         try:
             return Problem({"name": names[0], "tokens": tokens}, *tables)
@@ -129,7 +154,9 @@ class Case:
     def algorithm(self, name):
         """An algorithm with its defaults or its example; NotImplementedError (asv skips) where it does not fit."""
         try:
-            item = _made(get_registry().get("algorithm", name, self.problem.model.name).item)
+            item = _made(
+                get_registry().get("algorithm", name, self.problem.model.name).item
+            )
         except LookupError as error:
             raise NotImplementedError(str(error)) from None
         reason = item.refuses(self.problem) if hasattr(item, "refuses") else None
@@ -156,6 +183,8 @@ class Timed:
     """How a call of a few milliseconds is timed."""
 
     number = 1
-    timer = time.process_time  # one thread: what others do on the machine does not count
+    timer = (
+        time.process_time
+    )  # one thread: what others do on the machine does not count
     warmup_time = 0
     rounds = 1

@@ -55,7 +55,9 @@ def typed(command: str, folder: str | Path) -> Typed:
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     wide = sum(len(line) > 80 for line in lines)
     peak = used.ru_maxrss * unit / 1e6
-    return Typed(wall, used.ru_utime + used.ru_stime, peak, len(lines), wide, process.returncode)
+    return Typed(
+        wall, used.ru_utime + used.ru_stime, peak, len(lines), wide, process.returncode
+    )
 
 
 def suites() -> list[str]:
@@ -66,16 +68,32 @@ def suites() -> list[str]:
 def items() -> list[str]:
     """Everything that ``smimbench check`` takes."""
     listed = subprocess.run(
-        [sys.executable, "-P", "-m", "smimbench", "list", "--json"], check=True, capture_output=True
+        [sys.executable, "-P", "-m", "smimbench", "list", "--json"],
+        check=True,
+        capture_output=True,
     )
     found = json.loads(listed.stdout)
-    return sorted({one["name"] for kind, entries in found.items() if kind != "suites" for one in entries})
+    return sorted(
+        {
+            one["name"]
+            for kind, entries in found.items()
+            if kind != "suites"
+            for one in entries
+        }
+    )
 
 
 class Quick:
     """What is typed again and again; asv compares the seconds of every commit."""
 
-    params = ("--help", "list", "list suites", "info softmax", "run quickstart --dry-run", "theory quickstart")
+    params = (
+        "--help",
+        "list",
+        "list suites",
+        "info softmax",
+        "run quickstart --dry-run",
+        "theory quickstart",
+    )
     param_names = ("command",)
     timeout = 120
     number = 1
@@ -96,7 +114,11 @@ class Quick:
 class Quickstart:
     """A first run, the same again, and what is made of it."""
 
-    params = ("run quickstart", "show quickstart", "report quickstart --output page.html")
+    params = (
+        "run quickstart",
+        "show quickstart",
+        "report quickstart --output page.html",
+    )
     param_names = ("command",)
     timeout = 300
     number = 1

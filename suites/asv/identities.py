@@ -11,7 +11,10 @@ import numpy as np
 
 from .cases import Case, problems
 
-SAMPLES = {1: 100_000, 2: 20_000}  # by the number of components; fewer where there are more
+SAMPLES = {
+    1: 100_000,
+    2: 20_000,
+}  # by the number of components; fewer where there are more
 MOST_COMPONENTS = 2
 RESOLUTION = 0.005  # what samples of this size can tell: anything better is shown as this, so that noise is no news
 DRAWS = 12
@@ -36,8 +39,15 @@ class Denoiser:
 
     def setup(self, problem, information):
         case = Case(problem)
-        model, prior, P = case.problem.model, case.problem.prior, case.problem.components
-        rng, dimension = _stream("denoiser", problem, information), DIMENSION.get(model.name, 200)
+        model, prior, P = (
+            case.problem.model,
+            case.problem.prior,
+            case.problem.components,
+        )
+        rng, dimension = (
+            _stream("denoiser", problem, information),
+            DIMENSION.get(model.name, 200),
+        )
         truths, means, claimed, squares = [], [], [], []
         for _ in range(DRAWS):
             signal = prior.sample(rng, P, dimension)
@@ -69,12 +79,18 @@ class Posterior:
 
     def setup(self, problem, variance):
         case = Case(problem)
-        channel, P, C = case.problem.channel, case.problem.components, case.problem.model.sites
+        channel, P, C = (
+            case.problem.channel,
+            case.problem.components,
+            case.problem.model.sites,
+        )
         if P > MOST_COMPONENTS:
             raise NotImplementedError("too dear for as many samples as this needs")
         rng, samples = _stream("posterior", problem, variance), SAMPLES[P]
         second = np.diagonal(case.problem.prior.second_moment(P))[None, :, None]
-        omega = np.sqrt(np.maximum(second - variance, 0.0)) * rng.standard_normal((samples, P, C))
+        omega = np.sqrt(np.maximum(second - variance, 0.0)) * rng.standard_normal(
+            (samples, P, C)
+        )
         z = omega + np.sqrt(variance) * rng.standard_normal((samples, P, C))
         y = channel.forward(z, rng=rng)
         found = channel.posterior(y, omega, variance * np.eye(P), rng=rng)
@@ -87,6 +103,9 @@ class Posterior:
 
     def track_claimed_error(self, problem, variance):
         # Both are 0 where the label leaves nothing open.
-        return max(2 * RESOLUTION, float(abs(self.squares - self.claimed) / max(self.claimed, 1e-12)))
+        return max(
+            2 * RESOLUTION,
+            float(abs(self.squares - self.claimed) / max(self.claimed, 1e-12)),
+        )
 
     track_slope.unit = track_claimed_error.unit = "relative bias (smaller is better)"

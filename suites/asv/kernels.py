@@ -37,7 +37,9 @@ class Kernels:
         self.model.forward(self.inputs, self.estimate)
 
     def time_posterior(self, problem):
-        self.channel.posterior(self.labels, self.omega, self.V, rng=np.random.default_rng(0))
+        self.channel.posterior(
+            self.labels, self.omega, self.V, rng=np.random.default_rng(0)
+        )
 
     def time_adjoint(self, problem):
         self.model.adjoint(self.inputs, self.omega)

@@ -106,12 +106,19 @@ def cache_folder() -> Path:
     """Where archives are kept between runs."""
     own = os.environ.get("SMIMBENCH_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "smimbench"
+    return (
+        Path(own)
+        if own
+        else (Path(base) if base else Path.home() / ".cache") / "smimbench"
+    )
 
 
 def integrity(path: Path) -> str:
     """Hash of a file in npm's notation."""
-    return "sha512-" + base64.b64encode(hashlib.sha512(path.read_bytes()).digest()).decode()
+    return (
+        "sha512-"
+        + base64.b64encode(hashlib.sha512(path.read_bytes()).digest()).decode()
+    )
 
 
 def fetch(name: str, version: str, expected: str, cache: Path) -> Path:
@@ -127,12 +134,18 @@ def fetch(name: str, version: str, expected: str, cache: Path) -> Path:
         )
     with tempfile.TemporaryDirectory() as folder:
         call = [npm, "pack", "--silent", f"{name}@{version}"]
-        done = subprocess.run(call, cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            call, cwd=folder, capture_output=True, text=True, check=False
+        )
         found = list(Path(folder).glob("*.tgz"))
         if done.returncode or not found:
-            raise SystemExit(f"npm could not fetch {name} {version}: {' '.join(done.stderr.split())}")
+            raise SystemExit(
+                f"npm could not fetch {name} {version}: {' '.join(done.stderr.split())}"
+            )
         if integrity(found[0]) != expected:
-            raise SystemExit(f"npm gave another {name} {version} than the one pinned here: {integrity(found[0])}")
+            raise SystemExit(
+                f"npm gave another {name} {version} than the one pinned here: {integrity(found[0])}"
+            )
         shutil.move(str(found[0]), kept)
     return kept
 
@@ -164,7 +177,9 @@ def localise(page: str, vendor: Path) -> str:
         address = match["script"] or match["style"]
         name = stem(address)
         if name not in known:
-            raise SystemExit(f"this asv loads {address}, which is not among the packages of this file; add it")
+            raise SystemExit(
+                f"this asv loads {address}, which is not among the packages of this file; add it"
+            )
         if match["script"]:
             return f'<script src="{known[name]}"></script>'
         return f'<link rel="stylesheet" href="{known[name]}">'
@@ -174,8 +189,14 @@ def localise(page: str, vendor: Path) -> str:
 
 def data_script(html: Path) -> str:
     """All data of the site as one script: the text of each JSON file by its name."""
-    files = [p for p in sorted(html.rglob("*.json")) if p.relative_to(html).parts[0] != "vendor"]
-    found = {p.relative_to(html).as_posix(): p.read_text(encoding="utf-8") for p in files}
+    files = [
+        p
+        for p in sorted(html.rglob("*.json"))
+        if p.relative_to(html).parts[0] != "vendor"
+    ]
+    found = {
+        p.relative_to(html).as_posix(): p.read_text(encoding="utf-8") for p in files
+    }
     # "</" would end the script element of a page that inlines this file.
     text = json.dumps(found).replace("</", "<\\/")
     return f"window.ASV_DATA = {text};\n"
@@ -185,7 +206,9 @@ def pack(html: Path, cache: Path) -> None:
     """Make a published site self-contained, in place. Doing it twice changes nothing."""
     index = html / "index.html"
     if not index.exists():
-        raise SystemExit(f"{index}: no such file; is this the folder that 'asv publish' wrote?")
+        raise SystemExit(
+            f"{index}: no such file; is this the folder that 'asv publish' wrote?"
+        )
     vendor = html / "vendor"
     for name, version, expected, wanted in PACKAGES:
         unpack(fetch(name, version, expected, cache), wanted, vendor)
@@ -207,7 +230,9 @@ def pack(html: Path, cache: Path) -> None:
 def html_folder() -> Path:
     """Where asv.conf.json says that the site goes."""
     text = "\n".join(
-        line for line in (ROOT / "asv.conf.json").read_text().splitlines() if not line.strip().startswith("//")
+        line
+        for line in (ROOT / "asv.conf.json").read_text().splitlines()
+        if not line.strip().startswith("//")
     )
     return ROOT / json.loads(text).get("html_dir", "html")
 
@@ -215,8 +240,14 @@ def html_folder() -> Path:
 def main() -> None:
     """Run ``asv publish`` and pack what it wrote."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--html", type=Path, help="folder of the site [default: html_dir of asv.conf.json]")
-    parser.add_argument("--only-pack", action="store_true", help="do not run 'asv publish' first")
+    parser.add_argument(
+        "--html",
+        type=Path,
+        help="folder of the site [default: html_dir of asv.conf.json]",
+    )
+    parser.add_argument(
+        "--only-pack", action="store_true", help="do not run 'asv publish' first"
+    )
     options = parser.parse_args()
     html = options.html or html_folder()
     if not options.only_pack:

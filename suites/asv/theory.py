@@ -21,13 +21,19 @@ class StateEvolution(Timed):
     def setup(self, problem):
         self.case = Case(problem)
         if self.case.problem.components > 1:
-            raise NotImplementedError("curves of several components take minutes; they are followed by the suites")
+            raise NotImplementedError(
+                "curves of several components take minutes; they are followed by the suites"
+            )
 
     def _fresh(self):
         spec = self.case.problem.spec
         tables = []
         for kind in ("model", "channel", "prior"):
-            table = {k: v for k, v in spec[kind].items() if k not in ("version", "distribution")}
+            table = {
+                k: v
+                for k, v in spec[kind].items()
+                if k not in ("version", "distribution")
+            }
             if "distribution" in spec[kind]:
                 table["name"] = f"{spec[kind]['distribution']}:{table['name']}"
             tables.append(table)
@@ -39,4 +45,6 @@ class StateEvolution(Timed):
 
     def time_curve_of_32_points(self, problem):
         """The curve from a quarter to twice that sample ratio."""
-        TheorySolver().points(self._fresh(), list(self.case.alpha * np.linspace(0.25, 2.0, POINTS)))
+        TheorySolver().points(
+            self._fresh(), list(self.case.alpha * np.linspace(0.25, 2.0, POINTS))
+        )

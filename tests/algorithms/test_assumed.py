@@ -26,7 +26,11 @@ from tests.helpers import attention, run_once, sequence
 
 @pytest.fixture(autouse=True)
 def _few_points(monkeypatch):
-    monkeypatch.setattr(assumed, "ACCURACY", assumed.ACCURACY._replace(points=2**9, more=2**9, entries=2**10, sets=2))
+    monkeypatch.setattr(
+        assumed,
+        "ACCURACY",
+        assumed.ACCURACY._replace(points=2**9, more=2**9, entries=2**10, sets=2),
+    )
 
 
 def recursion(problem, other, alpha):
@@ -56,7 +60,11 @@ RIGHT = [
 def test_the_right_assumption_is_bayes_optimal(problem, alpha):
     """The recursion of three matrices ends where the Bayes-optimal curve is, whatever points it is sampled with."""
     (best, *_), at = competing(problem, [alpha])[0], end(problem, problem, alpha)
-    far = 1e-10 if problem.channel.name != "hardmax" or problem.model.rank == "low" else 1e-8  # of the quadrature there
+    far = (
+        1e-10
+        if problem.channel.name != "hardmax" or problem.model.rank == "low"
+        else 1e-8
+    )  # of the quadrature there
     assert np.allclose(at.M, best.Q, rtol=0, atol=far)
     assert np.allclose(at.Q, best.Q, rtol=0, atol=far)
     assert np.allclose(at.V, best.V, rtol=0, atol=far)
@@ -65,14 +73,28 @@ def test_the_right_assumption_is_bayes_optimal(problem, alpha):
 def wrong(rng):
     """A random problem with a random wrong assumption."""
     kind = rng.integers(5)
-    noise, other, beta, alpha = 10 ** rng.uniform([-1.5, -1.5, -0.4, -1], [0.5, 0.5, 0.4, 0])
+    noise, other, beta, alpha = 10 ** rng.uniform(
+        [-1.5, -1.5, -0.4, -1], [0.5, 0.5, 0.4, 0]
+    )
     rho = rng.uniform(0.1, 1.5, 2)
     if kind == 0:
-        return attention("linear", rho=rho[0], noise=noise), {"channel": {"noise": other}}, alpha
+        return (
+            attention("linear", rho=rho[0], noise=noise),
+            {"channel": {"noise": other}},
+            alpha,
+        )
     if kind == 1:
-        return attention("linear", rho=rho[0], noise=noise), {"prior": {"rho": rho[1]}}, alpha
+        return (
+            attention("linear", rho=rho[0], noise=noise),
+            {"prior": {"rho": rho[1]}},
+            alpha,
+        )
     if kind == 2:
-        return attention("softmax", rho=rho[0], beta=1.0), {"channel": {"beta": beta}}, alpha * min(rho[0], 1) / 4
+        return (
+            attention("softmax", rho=rho[0], beta=1.0),
+            {"channel": {"beta": beta}},
+            alpha * min(rho[0], 1) / 4,
+        )
     if kind == 3:
         return sequence("probit", noise=noise), {"channel": {"noise": other}}, 3 * alpha
     return sequence("linear", noise=noise), {"channel": {"noise": other}}, 3 * alpha
@@ -101,21 +123,30 @@ def test_a_wrong_noise_of_linear_labels_is_a_wrong_penalty_of_ridge_regression()
     low, high = (1 - ratio**0.5) ** 2, (1 + ratio**0.5) ** 2
     theta = (np.arange(4000) + 0.5) * np.pi / 4000
     s = (low + high) / 2 - (high - low) / 2 * np.cos(theta)
-    weights = (high - low) ** 2 / 4 * np.sin(theta) ** 2 / (2 * np.pi * s) * np.pi / 4000
-    assert weights.sum() == pytest.approx(1, abs=1e-6)  # more rows than columns: no zeros
+    weights = (
+        (high - low) ** 2 / 4 * np.sin(theta) ** 2 / (2 * np.pi * s) * np.pi / 4000
+    )
+    assert weights.sum() == pytest.approx(
+        1, abs=1e-6
+    )  # more rows than columns: no zeros
     expected = float(weights @ ((penalty**2 + 0.3 * s) / (s + penalty) ** 2))
     other = assumed_problem(problem, {"channel": {"noise": penalty}})
     point = Gamp().theory(problem, 0.7, Conditions(), assumed=other)
     assert point.mse == pytest.approx(expected, rel=1e-5)
-    found = own_theory(Assuming(Ridge(), {"channel": {"noise": penalty}}), problem, 0.7, Conditions())
+    found = own_theory(
+        Assuming(Ridge(), {"channel": {"noise": penalty}}), problem, 0.7, Conditions()
+    )
     assert found.mse == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("noise", "assumed", "components"), [(0.3, 0.0, 1), (0.3, 0.05, 2), (0.0, 0.4, 1), (0.1, 2.0, 3)]
+    ("noise", "assumed", "components"),
+    [(0.3, 0.0, 1), (0.3, 0.05, 2), (0.0, 0.4, 1), (0.1, 2.0, 3)],
 )
 @pytest.mark.parametrize("alpha", [0.2, 0.9])
-def test_linear_labels_and_a_gaussian_signal_have_a_closed_form(noise, assumed, components, alpha):
+def test_linear_labels_and_a_gaussian_signal_have_a_closed_form(
+    noise, assumed, components, alpha
+):
     """That of ridge, and what GAMP claims is the optimal error of the assumed problem."""
     problem = sequence("linear", noise=noise, components=components)
     tables = {"channel": {"noise": assumed}}
@@ -125,19 +156,30 @@ def test_linear_labels_and_a_gaussian_signal_have_a_closed_form(noise, assumed, 
     assert point.mse == pytest.approx(ridge.mse, rel=1e-12)
     assert (point.mse_error == 0).all()
     claimed = np.array(point.more["calibration"]) * point.mse
-    assert claimed == pytest.approx(np.diagonal(competing(other, [alpha])[0][0].V), rel=1e-6, abs=1e-11)
-    assert all(abs(check.z) < 5 for check in point.draws() if check.quantity in ("signal", "V"))
+    assert claimed == pytest.approx(
+        np.diagonal(competing(other, [alpha])[0][0].V), rel=1e-6, abs=1e-11
+    )
+    assert all(
+        abs(check.z) < 5 for check in point.draws() if check.quantity in ("signal", "V")
+    )
 
 
 def test_least_squares_has_no_finite_error_where_equations_are_as_many_as_unknowns():
     problem = sequence("linear", noise=0.3)
-    found = Gamp().theory(problem, 0.5, Conditions(), assumed=assumed_problem(problem, {"channel": {"noise": 0.0}}))
+    found = Gamp().theory(
+        problem,
+        0.5,
+        Conditions(),
+        assumed=assumed_problem(problem, {"channel": {"noise": 0.0}}),
+    )
     assert "infinite error" in found
 
 
 def test_erm_has_the_penalty_that_is_best_for_what_it_assumes():
     problem, tables = sequence("linear", noise=0.3), {"channel": {"noise": 1.1}}
-    best = own_theory(Erm(), assumed_problem(problem, tables), 0.7, Conditions()).more["penalty"]
+    best = own_theory(Erm(), assumed_problem(problem, tables), 0.7, Conditions()).more[
+        "penalty"
+    ]
     found = own_theory(Assuming(Erm(), tables), problem, 0.7, Conditions())
     assert best == pytest.approx(1.1, rel=0.02)  # of a Gaussian signal
     assert found.mse == own_theory(Erm(penalty=best), problem, 0.7, Conditions()).mse
@@ -145,19 +187,34 @@ def test_erm_has_the_penalty_that_is_best_for_what_it_assumes():
 
 DRAWN = [
     (attention("linear", rho=0.3, noise=0.3), {"prior": {"rho": 0.9}}, 0.2),
-    (attention("softmax", rho=0.3, beta=1.0), {"channel": {"beta": 2.0}}, 0.08),  # R is half the signal, and noise
-    pytest.param(sequence("probit", noise=0.3), {"channel": {"noise": 0.1}}, 1.0, marks=pytest.mark.slow),
+    (
+        attention("softmax", rho=0.3, beta=1.0),
+        {"channel": {"beta": 2.0}},
+        0.08,
+    ),  # R is half the signal, and noise
+    pytest.param(
+        sequence("probit", noise=0.3),
+        {"channel": {"noise": 0.1}},
+        1.0,
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
 @pytest.mark.parametrize(("problem", "tables", "alpha"), DRAWN)
 def test_theory_agrees_with_plain_draws(monkeypatch, problem, tables, alpha):
-    monkeypatch.setattr(assumed, "ACCURACY", assumed.ACCURACY._replace(points=2**12, sets=4))
-    point = Gamp().theory(problem, alpha, Conditions(), assumed=assumed_problem(problem, tables))
+    monkeypatch.setattr(
+        assumed, "ACCURACY", assumed.ACCURACY._replace(points=2**12, sets=4)
+    )
+    point = Gamp().theory(
+        problem, alpha, Conditions(), assumed=assumed_problem(problem, tables)
+    )
     checks = point.draws()
     assert {check.quantity for check in checks} == {"Qhat", "m", "chi", "signal", "V"}
     assert max(abs(check.z) for check in checks) < 4
-    assert all(abs(replace(check, printed=1.1 * check.printed).z) > 4 for check in checks)
+    assert all(
+        abs(replace(check, printed=1.1 * check.printed).z) > 4 for check in checks
+    )
 
 
 @pytest.mark.slow
@@ -166,45 +223,69 @@ def test_an_unstable_fixed_point_is_no_prediction_and_its_runs_do_not_converge()
     assuming = Assuming(Gamp(), {"prior": {"rho": 0.1}})
     said = own_theory(assuming, problem, 0.1, Conditions())
     assert "does not converge: errors grow by 1.1" in said
-    found = run_once(problem, problem.instance(0.1, 60), assuming, tolerance=3e-3, max_iterations=150)
+    found = run_once(
+        problem, problem.instance(0.1, 60), assuming, tolerance=3e-3, max_iterations=150
+    )
     assert found.status.value == "not-converged"
 
 
 def test_the_right_assumption_changes_nothing():
     problem = attention("linear", rho=0.3, noise=0.3)
-    instance, right = problem.instance(0.2, 30), Assuming(Gamp(), {"prior": {"rho": 0.3}})
+    instance, right = (
+        problem.instance(0.2, 30),
+        Assuming(Gamp(), {"prior": {"rho": 0.3}}),
+    )
     plain, assuming = (run_once(problem, instance, one) for one in (Gamp(), right))
     assert np.array_equal(plain.estimate, assuming.estimate)
-    assert own_theory(right, problem, 0.2, Conditions()) == own_theory(Gamp(), problem, 0.2, Conditions())
+    assert own_theory(right, problem, 0.2, Conditions()) == own_theory(
+        Gamp(), problem, 0.2, Conditions()
+    )
 
 
 def test_an_assumption_that_cannot_be_made_is_explained():
     problem = sequence("linear", noise=0.3)
     with pytest.raises(ProblemError, match=r"channel.beta: unknown key"):
         assumed_problem(problem, {"channel": {"beta": 2.0}})
-    with pytest.raises(ProblemError, match="must have 1 components, as the data, got 2"):
+    with pytest.raises(
+        ProblemError, match="must have 1 components, as the data, got 2"
+    ):
         assumed_problem(problem, {"channel": {"components": 2}})
-    assert "none of this problem" in Assuming(Gamp(), {"channel": {"beta": 2.0}}).refuses(problem)
+    assert "none of this problem" in Assuming(
+        Gamp(), {"channel": {"beta": 2.0}}
+    ).refuses(problem)
     assert assumed_problem(problem, {"channel": {"noise": 0.3}}) is problem
-    with pytest.raises(ProblemError, match="'probit' cannot be assumed of labels of 'linear'"):
+    with pytest.raises(
+        ProblemError, match="'probit' cannot be assumed of labels of 'linear'"
+    ):
         assumed_problem(problem, {"channel": "probit"})
-    with pytest.raises(ProblemError, match="'softmax' cannot be assumed of labels of 'linear'"):
+    with pytest.raises(
+        ProblemError, match="'softmax' cannot be assumed of labels of 'linear'"
+    ):
         assumed_problem(attention("linear", rho=0.3), {"channel": "softmax"})
     with pytest.raises(ProblemError, match="prior: cannot be assumed"):
         assumed_problem(attention("linear", rho=0.3), {"prior": {"rho": 0.0}})
-    assert isinstance(assumed_problem(sequence("probit"), {"channel": "linear"}), Problem)
+    assert isinstance(
+        assumed_problem(sequence("probit"), {"channel": "linear"}), Problem
+    )
 
 
 @pytest.mark.slow
 def test_runs_land_on_the_theory():
     """Errors at two sizes, continued to infinite D, next to the prediction."""
-    problem, tables = attention("linear", rho=0.3, noise=0.3), {"channel": {"noise": 1.0}, "prior": {"rho": 0.6}}
-    point = Gamp().theory(problem, 0.2, Conditions(), assumed=assumed_problem(problem, tables))
+    problem, tables = (
+        attention("linear", rho=0.3, noise=0.3),
+        {"channel": {"noise": 1.0}, "prior": {"rho": 0.6}},
+    )
+    point = Gamp().theory(
+        problem, 0.2, Conditions(), assumed=assumed_problem(problem, tables)
+    )
     ends = []
     for D, count in ((40, 24), (80, 8)):
         runs = [
             run_once(problem, instance, Assuming(Gamp(), tables), tolerance=3e-3)
-            for instance in (problem.instance(0.2, D, replicate) for replicate in range(count))
+            for instance in (
+                problem.instance(0.2, D, replicate) for replicate in range(count)
+            )
         ]
         assert all(run.status.value == "ok" for run in runs)
         errors = [run.metrics["mse"][0] for run in runs]
@@ -243,7 +324,12 @@ assumed = { channel = { name = "linear", noise = 2.0, components = 1 } }
 def test_lists_of_an_assumption_are_an_axis():
     suite = parse_suite(Path("wrong.toml"), SUITE)
     labels = [table["label"] for table in suite.algorithms]
-    assert labels == ["gamp", "wrong, assumed noise 0.1", "wrong, assumed noise 0.3", "other labels"]
+    assert labels == [
+        "gamp",
+        "wrong, assumed noise 0.1",
+        "wrong, assumed noise 0.3",
+        "other labels",
+    ]
     first, wrong, *_ = suite.cells()
     assert "assumed" not in first.algorithm
     assert wrong.algorithm["assumed"] == {"channel": {"noise": 0.1}}
@@ -254,20 +340,32 @@ def test_lists_of_an_assumption_are_an_axis():
     assert record["metrics"]["calibration"][0] < 0.9  # it claims too little
 
 
-def test_the_version_of_an_assumed_item_is_part_of_cells_and_of_their_theory(monkeypatch, tmp_path):
+def test_the_version_of_an_assumed_item_is_part_of_cells_and_of_their_theory(
+    monkeypatch, tmp_path
+):
     """The data are of another channel, so that the version of ``linear`` is in no key but through the assumption."""
-    suite = parse_suite(Path("wrong.toml"), SUITE, only=["problem=probit", "algorithm=other labels"])
+    suite = parse_suite(
+        Path("wrong.toml"), SUITE, only=["problem=probit", "algorithm=other labels"]
+    )
     (before,), cache = suite.cells(), TheorySolver(tmp_path)
     own_point(cache, before.rebuild()[0], before, before.alpha)
     assert len(set(tmp_path.glob("own-*.json"))) == 1
-    assert before.algorithm["assumed"]["channel"] == {"name": "linear", "noise": 2.0, "components": 1, "version": 1}
+    assert before.algorithm["assumed"]["channel"] == {
+        "name": "linear",
+        "noise": 2.0,
+        "components": 1,
+        "version": 1,
+    }
     linear = get_registry().get("channel", "linear", "sequence-multi-index").item
     monkeypatch.setattr(linear, "version", 9)
     (after,) = suite.cells()
     assert after.key != before.key
     own_point(cache, after.rebuild()[0], after, after.alpha)
     assert len(set(tmp_path.glob("own-*.json"))) == 2
-    with pytest.raises(RegistryError, match="assumed channel 'linear' is version 9 here, but the cell needs version 1"):
+    with pytest.raises(
+        RegistryError,
+        match="assumed channel 'linear' is version 9 here, but the cell needs version 1",
+    ):
         before.rebuild()
 
 
@@ -285,7 +383,11 @@ def test_the_version_of_an_assumed_item_is_part_of_cells_and_of_their_theory(mon
             r"assumed\.chanel: must be 'channel' or 'prior'",
         ),
         ("[0.1, 0.3]", "[0.1, 0.1]", r"assumed\.channel\.noise: 0.1 is listed twice"),
-        ("components = 1", "components = 2", r"assumed\.channel: must have 1 components"),
+        (
+            "components = 1",
+            "components = 2",
+            r"assumed\.channel: must have 1 components",
+        ),
     ],
 )
 def test_mistakes_are_named(old, new, message):
@@ -294,7 +396,9 @@ def test_mistakes_are_named(old, new, message):
 
 
 def test_verify_draws_at_points_of_wrong_assumptions():
-    suite = parse_suite(Path("wrong.toml"), SUITE, only=["problem=linear", "algorithm=wrong"])
+    suite = parse_suite(
+        Path("wrong.toml"), SUITE, only=["problem=linear", "algorithm=wrong"]
+    )
     documents = theory_document(suite, cache := TheorySolver(), thresholds=False)
     add_own_theory(suite, documents, cache)
     points = documents[0]["algorithms"]
@@ -303,5 +407,7 @@ def test_verify_draws_at_points_of_wrong_assumptions():
     assert points[1]["point"]["mse"] == optimum  # the right one
     documents[0]["points"] = []
     add_verification(suite, documents)
-    assert {row["branch"] for row in documents[0]["verification"]} == {"wrong, assumed noise 0.1"}
+    assert {row["branch"] for row in documents[0]["verification"]} == {
+        "wrong, assumed noise 0.1"
+    }
     assert holds(documents)

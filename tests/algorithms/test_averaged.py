@@ -23,17 +23,28 @@ from tests.stretched import stretched
 
 def build_algorithm(table):
     parameters = dict(table)
-    return build(get_registry().get("algorithm", parameters.pop("name")).item, "algorithm", parameters)
+    return build(
+        get_registry().get("algorithm", parameters.pop("name")).item,
+        "algorithm",
+        parameters,
+    )
 
 
 @pytest.mark.parametrize(
     ("problem", "alpha", "table", "single"),
     [
         (attention(), 0.3, {"name": "adam", "steps": 6}, Adam(steps=6)),
-        (attention(), 0.3, {"name": "sgd", "batch": 20, "epochs": 1}, Sgd(batch=20, epochs=1)),
+        (
+            attention(),
+            0.3,
+            {"name": "sgd", "batch": 20, "epochs": 1},
+            Sgd(batch=20, epochs=1),
+        ),
     ],
 )
-def test_average_is_the_mean_of_the_students_run_alone(problem, alpha, table, single, backend):
+def test_average_is_the_mean_of_the_students_run_alone(
+    problem, alpha, table, single, backend
+):
     instance = problem.instance(alpha, 12)
     data = instance.data(backend)
     together = Averaged(of=table, students=3)
@@ -55,7 +66,12 @@ def test_average_is_the_mean_of_the_students_run_alone(problem, alpha, table, si
         signals.append(to_host(single.estimate(alone)))
     for _ in range(steps):
         state, info = together.step(problem, data, state)
-    assert np.allclose(to_host(together.estimate(state)), np.mean(signals, axis=0), rtol=1e-9, atol=1e-11)
+    assert np.allclose(
+        to_host(together.estimate(state)),
+        np.mean(signals, axis=0),
+        rtol=1e-9,
+        atol=1e-11,
+    )
     assert info.samples is not None
 
 
@@ -65,10 +81,15 @@ def test_signs_of_students_are_brought_together(rng, backend):
     signs = rng.choice([-1.0, 1.0], size=(16, 3, 1))
     noise = rng.standard_normal((16, 3, 200))
     mean = to_host(mean_signal(problem, backend.asarray(signs * (truth + noise))))
-    error = problem.model.squared_error(truth, problem.model.align(truth, mean, "signs"))
+    error = problem.model.squared_error(
+        truth, problem.model.align(truth, mean, "signs")
+    )
     assert np.allclose(error, 1 / 16, rtol=0.5)
     # Without alignment the mean would be lost.
-    assert (problem.model.squared_error(truth, np.mean(signs * (truth + noise), axis=0)) > 0.3).any()
+    assert (
+        problem.model.squared_error(truth, np.mean(signs * (truth + noise), axis=0))
+        > 0.3
+    ).any()
 
 
 def test_first_student_may_be_the_odd_one_out(rng):
@@ -76,7 +97,10 @@ def test_first_student_may_be_the_odd_one_out(rng):
     problem = sequence()
     truth = rng.standard_normal((1, 400))
     students = np.concatenate(
-        [[0.1 * truth + rng.standard_normal((1, 400))], rng.choice([-1.0, 1.0], (15, 1, 1)) * truth[None]]
+        [
+            [0.1 * truth + rng.standard_normal((1, 400))],
+            rng.choice([-1.0, 1.0], (15, 1, 1)) * truth[None],
+        ]
     )
     mean = mean_signal(problem, students)
     cosine = abs((mean @ truth.T).item()) / np.linalg.norm(mean) / np.linalg.norm(truth)
@@ -91,39 +115,53 @@ def test_algorithms_that_cannot_be_batched_run_one_after_the_other(of, backend):
     together = Averaged(of=of, students=3)
     state = together.init(problem, data, np.random.default_rng(4))
     alone = [
-        (item := build_algorithm(of), item.init(problem, data, stream)) for stream in np.random.default_rng(4).spawn(3)
+        (item := build_algorithm(of), item.init(problem, data, stream))
+        for stream in np.random.default_rng(4).spawn(3)
     ]
     for _ in range(3):
         state, info = together.step(problem, data, state)
         steps = [item.step(problem, data, own) for item, own in alone]
         alone = [(item, own) for (item, _), (own, _) in zip(alone, steps)]
         infos = [report for _, report in steps]
-    mean = mean_signal(problem, namespace(data.inputs).stack([item.estimate(own) for item, own in alone]))
+    mean = mean_signal(
+        problem,
+        namespace(data.inputs).stack([item.estimate(own) for item, own in alone]),
+    )
     assert np.array_equal(to_host(together.estimate(state)), to_host(mean))
     assert "one student at a time" in info.warning
     # gamp begins with a random direction here; an eigenvector is the same wherever the iteration for it begins
-    assert ("the same estimate from every start" in info.warning) == (of["name"] == "spectral")
+    assert ("the same estimate from every start" in info.warning) == (
+        of["name"] == "spectral"
+    )
     assert float(info.residual) == max(float(report.residual) for report in infos)
     if of["name"] == "gamp":
         claims = [to_host(report.predicted_overlap) for report in infos]
-        assert np.allclose(to_host(info.predicted_overlap), np.mean(claims, axis=0), rtol=1e-14)
+        assert np.allclose(
+            to_host(info.predicted_overlap), np.mean(claims, axis=0), rtol=1e-14
+        )
         assert info.samples is None
 
 
 def test_a_second_start_is_that_of_the_algorithm():
     problem = attention()
-    cautious = Averaged(of={"name": "gamp", "damping": 0.2}, students=2).retry(problem, "diverged")
+    cautious = Averaged(of={"name": "gamp", "damping": 0.2}, students=2).retry(
+        problem, "diverged"
+    )
     assert cautious.students == 2
     assert cautious.of["damping"] == 0.6
     assert Averaged(of="adam").retry(problem, "diverged") is None
 
 
 def test_cell_knows_the_version_and_all_parameters_of_the_algorithm():
-    spec = parameters_of("algorithm", Averaged(of={"name": "adam", "steps": 7}, students=2))
+    spec = parameters_of(
+        "algorithm", Averaged(of={"name": "adam", "steps": 7}, students=2)
+    )
     assert spec["of"]["version"] == Adam.version
     assert spec["of"]["beta2"] == 0.999
     assert spec["of"]["steps"] == 7
-    assert parameters_of("algorithm", Averaged(of="adam")) == parameters_of("algorithm", Averaged(of={"name": "adam"}))
+    assert parameters_of("algorithm", Averaged(of="adam")) == parameters_of(
+        "algorithm", Averaged(of={"name": "adam"})
+    )
     # A stored spec builds the same algorithm again.
     again = Averaged(**spec)
     assert parameters_of("algorithm", again) == spec
@@ -137,7 +175,10 @@ class Draws(Algorithm):
     def theory(self, problem, alpha):
         point = solve(problem, [alpha])[0]
         one = Overlaps(np.eye(1), point.Q, np.eye(1))
-        return replace(limit_point(problem, alpha, [[one]], method="posterior"), between_students=point.Q)
+        return replace(
+            limit_point(problem, alpha, [[one]], method="posterior"),
+            between_students=point.Q,
+        )
 
     def init(self, problem, data, rng):
         return rng
@@ -147,8 +188,12 @@ class Draws(Algorithm):
         D = data.inputs.shape[-1]
         X = data.inputs.reshape(-1, D) / np.sqrt(D)
         root = np.linalg.cholesky(np.eye(D) + X.T @ X / self.noise)
-        mean = np.linalg.solve(root.T, np.linalg.solve(root, X.T @ data.labels.reshape(-1) / self.noise))
-        return (mean + np.linalg.solve(root.T, rng.standard_normal(D)))[None], Info(residual=0.0)
+        mean = np.linalg.solve(
+            root.T, np.linalg.solve(root, X.T @ data.labels.reshape(-1) / self.noise)
+        )
+        return (mean + np.linalg.solve(root.T, rng.standard_normal(D)))[None], Info(
+            residual=0.0
+        )
 
     def estimate(self, draw):
         return draw
@@ -181,17 +226,31 @@ def test_runs_of_draws_land_on_the_theory_of_their_mean(alpha, students):
         metrics, teachers = {name: [] for name in found}, []
         for seed in range(count):
             instance = NOISY.instance(alpha, D, seed)
-            data, rng = instance.data(get_backend("numpy")), np.random.default_rng([D, seed])
+            data, rng = (
+                instance.data(get_backend("numpy")),
+                np.random.default_rng([D, seed]),
+            )
             state = algorithm.step(NOISY, data, algorithm.init(NOISY, data, rng))[0]
             measured = instance.metrics(algorithm.estimate(state))
             for name, values in metrics.items():
                 values.append(measured[name][0])
-            teachers.append(np.sum(instance.signal**2) / D - 1)  # of mean zero: what it explains is taken out
+            teachers.append(
+                np.sum(instance.signal**2) / D - 1
+            )  # of mean zero: what it explains is taken out
         for name, values in metrics.items():
             slope, mean = np.polyfit(teachers, values, 1)
-            found[name].append((mean, np.std(values - slope * np.array(teachers), ddof=2) / np.sqrt(count)))
+            found[name].append(
+                (
+                    mean,
+                    np.std(values - slope * np.array(teachers), ddof=2)
+                    / np.sqrt(count),
+                )
+            )
     for name, key in (("mse", "mse"), ("overlap", "squared_cosine")):
-        limit, theory = extrapolate(list(sizes), *np.transpose(found[name])), np.ravel(wanted[key])[0]
+        limit, theory = (
+            extrapolate(list(sizes), *np.transpose(found[name])),
+            np.ravel(wanted[key])[0],
+        )
         assert limit.error < 0.03 * theory
         assert abs(limit.limit - theory) < 3 * limit.error
 
@@ -208,25 +267,44 @@ OF_SPECTRAL = [
 @pytest.mark.parametrize(("problem", "parameters"), OF_SPECTRAL)
 def test_eigenvectors_of_several_starts_are_one_up_to_their_sign(problem, parameters):
     """Signs are told by labels or removed by the alignment: the mean is one of the students, in runs and in theory."""
-    one, mean = Spectral(**parameters), Averaged(of={"name": "spectral", **parameters}, students=5)
-    alone, averaged = one.theory(problem, 3.0).document(), mean.theory(problem, 3.0, Conditions()).document()
+    one, mean = (
+        Spectral(**parameters),
+        Averaged(of={"name": "spectral", **parameters}, students=5),
+    )
+    alone, averaged = (
+        one.theory(problem, 3.0).document(),
+        mean.theory(problem, 3.0, Conditions()).document(),
+    )
     for key in ("mse", "mse_error"):
         np.testing.assert_allclose(averaged[key], alone[key], rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(averaged.get("squared_cosine", 0), alone.get("squared_cosine", 0), rtol=1e-9)
+    np.testing.assert_allclose(
+        averaged.get("squared_cosine", 0), alone.get("squared_cosine", 0), rtol=1e-9
+    )
     instance = problem.instance(3.0, 60 if problem.model.rank == "low" else 20, 0)
     data, found = instance.data(get_backend()), []
     for algorithm in (one, mean):
         state = algorithm.init(problem, data, np.random.default_rng(3))
-        found.append(instance.metrics(algorithm.estimate(algorithm.step(problem, data, state)[0]))["mse"])
+        found.append(
+            instance.metrics(
+                algorithm.estimate(algorithm.step(problem, data, state)[0])
+            )["mse"]
+        )
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("channel", "scale"), [({"name": "softmax", "layers": 2}, 0.5), ({"name": "linear", "noise": 4.5}, 3.0)]
+    ("channel", "scale"),
+    [({"name": "softmax", "layers": 2}, 0.5), ({"name": "linear", "noise": 4.5}, 3.0)],
 )
 def test_the_same_for_signals_of_another_length(channel, scale):
     with stretched(channel, scale=scale) as problem:
         alone = Spectral().theory(problem, 3.0).document()
-        mean = Averaged(of="spectral", students=3).theory(problem, 3.0, Conditions()).document()
+        mean = (
+            Averaged(of="spectral", students=3)
+            .theory(problem, 3.0, Conditions())
+            .document()
+        )
     np.testing.assert_allclose(mean["mse"], alone["mse"], rtol=1e-9)
-    np.testing.assert_allclose(mean["squared_cosine"], alone["squared_cosine"], rtol=1e-9)
+    np.testing.assert_allclose(
+        mean["squared_cosine"], alone["squared_cosine"], rtol=1e-9
+    )

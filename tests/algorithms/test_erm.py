@@ -8,7 +8,12 @@ from scipy.integrate import quad
 from scipy.optimize import minimize_scalar
 from smimbench_attention.algorithms.averaged import Averaged
 from smimbench_attention.algorithms.erm import Erm
-from smimbench_attention.algorithms.erm.fixed_point import ACCURACY, PENALTIES, best_penalty, minima
+from smimbench_attention.algorithms.erm.fixed_point import (
+    ACCURACY,
+    PENALTIES,
+    best_penalty,
+    minima,
+)
 from smimbench_attention.algorithms.erm.integrals import LOSSES, proximal
 from smimbench_attention.algorithms.least_squares import ridge_overlaps
 from smimbench_attention.algorithms.ridge import Ridge
@@ -21,7 +26,11 @@ from smimbench.theory.predictions import solve
 from tests.helpers import sequence
 from tests.warped import MOMENTS, warped
 
-LINE, SIGN, PROBIT = sequence("linear", noise=0.3), sequence("sign", 1), sequence("probit", noise=0.5)
+LINE, SIGN, PROBIT = (
+    sequence("linear", noise=0.3),
+    sequence("sign", 1),
+    sequence("probit", noise=0.5),
+)
 
 
 @parametrize_with_checks([Erm(loss="square", penalty=0.5)])
@@ -32,15 +41,22 @@ def test_contract(check):
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_proximal_operator_is_the_minimum(name):
     rng, loss = np.random.default_rng(3), LOSSES[name]
-    y, omega = np.sign(rng.standard_normal((20, 2, 2))), 5 * rng.standard_normal((20, 2, 2))
+    y, omega = (
+        np.sign(rng.standard_normal((20, 2, 2))),
+        5 * rng.standard_normal((20, 2, 2)),
+    )
     v = np.array([[0.3], [9.0]]) * np.ones_like(y)
     found = proximal(loss, y, omega, v[0])
-    for label, target, spread, z in zip(*(part.ravel() for part in (y, omega, v, found))):
+    for label, target, spread, z in zip(
+        *(part.ravel() for part in (y, omega, v, found))
+    ):
 
         def cost(z, label=label, target=target, spread=spread):
             return float(loss.value(label, z) + (z - target) ** 2 / 2 / spread)
 
-        best = minimize_scalar(cost, bracket=(target - 1, target + 1), options={"xtol": 1e-12})
+        best = minimize_scalar(
+            cost, bracket=(target - 1, target + 1), options={"xtol": 1e-12}
+        )
         assert cost(z) <= best.fun + 1e-9
 
 
@@ -65,9 +81,16 @@ def test_ridge_by_random_matrices(alpha, penalty):
     def density(x):
         return math.sqrt(max((high - x) * (x - low), 0.0)) / (2 * math.pi * x)
 
-    bulk = quad(lambda x: density(x) * (penalty**2 + noise * x) / (penalty + x) ** 2, low, high, limit=500)[0]
+    bulk = quad(
+        lambda x: density(x) * (penalty**2 + noise * x) / (penalty + x) ** 2,
+        low,
+        high,
+        limit=500,
+    )[0]
     expected = bulk + max(0.0, 1 - ratio)
-    T, M, Q = (matrix[0, 0] for matrix in minima(LINE, alpha, "square", penalty)[0].overlaps)
+    T, M, Q = (
+        matrix[0, 0] for matrix in minima(LINE, alpha, "square", penalty)[0].overlaps
+    )
     assert pytest.approx(expected, rel=1e-6) == T - 2 * M + Q
     point = Ridge(penalty).theory(LINE, alpha)
     assert point.mse == pytest.approx(expected, rel=1e-6)
@@ -80,17 +103,23 @@ def test_noiseless_labels_leave_what_they_do_not_span(components):
     for alpha, left in ((0.2, 0.6), (0.49, 0.02), (0.7, 0.0), (50.0, 0.0)):
         for algorithm in (Erm(), Erm(penalty=1e-9)):
             found = algorithm.theory(problem, alpha, Conditions()).mse
-            np.testing.assert_allclose(found, left * np.ones(np.shape(found)), atol=1e-8)
+            np.testing.assert_allclose(
+                found, left * np.ones(np.shape(found)), atol=1e-8
+            )
 
 
 def test_best_ridge_of_signs_is_known():
     """The best penalty of the square loss on sign labels is pi / 2 - 1 = 0.5708 at every sample ratio (arXiv:2006.06560)."""
     for alpha in (0.7, 3.0):
-        assert best_penalty(SIGN, alpha, "square", "posterior") == pytest.approx(math.pi / 2 - 1, rel=5e-3)
+        assert best_penalty(SIGN, alpha, "square", "posterior") == pytest.approx(
+            math.pi / 2 - 1, rel=5e-3
+        )
 
 
 def angle(alpha, loss, penalty):
-    _, M, Q = (matrix[0, 0] for matrix in minima(SIGN, alpha, loss, penalty)[0].overlaps)
+    _, M, Q = (
+        matrix[0, 0] for matrix in minima(SIGN, alpha, loss, penalty)[0].overlaps
+    )
     return math.acos(M / math.sqrt(Q)) / math.pi
 
 
@@ -107,20 +136,30 @@ def test_published_rates_of_the_perceptron():
 
 @pytest.mark.parametrize(
     ("loss", "alpha", "scaled", "rate"),
-    [pytest.param("logistic", 1e4, 0.1116, 0.44198, marks=pytest.mark.slow), ("squared-hinge", 1e5, 1.1815, 0.44912)],
+    [
+        pytest.param("logistic", 1e4, 0.1116, 0.44198, marks=pytest.mark.slow),
+        ("squared-hinge", 1e5, 1.1815, 0.44912),
+    ],
 )
 def test_noiseless_signs_by_the_thousand(loss, alpha, scaled, rate):
     """``alpha e_g`` at the best penalty has a limit, above 0.4417 of Bayes; the penalty falls like ``1/alpha^2``."""
     penalty = best_penalty(SIGN, alpha, loss, "posterior")
     assert penalty * alpha**2 == pytest.approx(scaled, rel=1e-2)
-    _, M, Q = (matrix[0, 0] for matrix in minima(SIGN, alpha, loss, penalty)[0].overlaps)
-    assert alpha * math.asin(math.sqrt(1 - M * M / Q)) / math.pi == pytest.approx(rate, rel=1e-4)
+    _, M, Q = (
+        matrix[0, 0] for matrix in minima(SIGN, alpha, loss, penalty)[0].overlaps
+    )
+    assert alpha * math.asin(math.sqrt(1 - M * M / Q)) / math.pi == pytest.approx(
+        rate, rel=1e-4
+    )
 
 
 def test_a_best_penalty_that_is_not_found_is_said(monkeypatch):
     few = ACCURACY._replace(attempts=1, iterations=1)
     monkeypatch.setattr("smimbench_attention.algorithms.erm.fixed_point.ACCURACY", few)
-    with pytest.raises(ValueError, match=r"theory did not find the best penalty at alpha = 7 .*give it as a number"):
+    with pytest.raises(
+        ValueError,
+        match=r"theory did not find the best penalty at alpha = 7 .*give it as a number",
+    ):
         best_penalty(SIGN, 7.0, "logistic", "posterior")
 
 
@@ -139,12 +178,16 @@ def test_sampled_integrals_agree_with_quadrature(monkeypatch):
 def test_several_components_are_as_many_problems():
     two = sequence("linear", noise=0.3, components=2)
     one = Erm(penalty=0.1).theory(LINE, 0.6, Conditions())
-    np.testing.assert_allclose(Erm(penalty=0.1).theory(two, 0.6, Conditions()).mse, one.mse[0], rtol=1e-9)
+    np.testing.assert_allclose(
+        Erm(penalty=0.1).theory(two, 0.6, Conditions()).mse, one.mse[0], rtol=1e-9
+    )
 
 
 def test_students_of_a_convex_problem_agree():
     one = Erm(penalty=0.1).theory(LINE, 0.6, Conditions())
-    mean = Averaged(of={"name": "erm", "penalty": 0.1}, students=5).theory(LINE, 0.6, Conditions())
+    mean = Averaged(of={"name": "erm", "penalty": 0.1}, students=5).theory(
+        LINE, 0.6, Conditions()
+    )
     assert mean.mse == pytest.approx(one.mse, rel=1e-9)
 
 
@@ -184,7 +227,9 @@ def test_bayes_then_the_best_penalty_then_any(seed, length):
     assert float(np.sum(solve(problem, [alpha])[0].mse)) <= lowest * (1 + 1e-8)
     chosen = best.theory(problem, alpha, Conditions()).more["penalty"]
     for penalty in np.clip(chosen * 10 ** rng.uniform(-3, 3, 5), *PENALTIES):
-        assert lowest <= total(Erm(loss, float(penalty), length), problem, alpha) * (1 + 1e-9)
+        assert lowest <= total(Erm(loss, float(penalty), length), problem, alpha) * (
+            1 + 1e-9
+        )
 
 
 @pytest.mark.parametrize(
@@ -196,12 +241,19 @@ def test_bayes_then_the_best_penalty_then_any(seed, length):
         ("exponential", "loss", 0.3),
     ],
 )
-def test_best_penalty_of_sampled_labels_is_that_of_the_closed_form(shape, length, alpha):
+def test_best_penalty_of_sampled_labels_is_that_of_the_closed_form(
+    shape, length, alpha
+):
     with warped(shape) as problem:
         found = Erm(length=length).theory(problem, alpha, Conditions())
-    exact = [warped_error(shape, alpha, penalty, length) for penalty in np.geomspace(1e-3, 1e3, 3001)]
+    exact = [
+        warped_error(shape, alpha, penalty, length)
+        for penalty in np.geomspace(1e-3, 1e3, 3001)
+    ]
     assert found.mse == pytest.approx(min(exact), rel=1e-4)
-    assert warped_error(shape, alpha, found.more["penalty"], length) == pytest.approx(min(exact), rel=1e-5)
+    assert warped_error(shape, alpha, found.more["penalty"], length) == pytest.approx(
+        min(exact), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("noise", [1e-9, 1e-3, 0.3, 2e3, 1e5, 1e9])
@@ -229,7 +281,9 @@ def test_best_penalty_of_linear_labels_is_their_noise(noise, alpha):
         ("exponential", 3, 2.0, 3.0),
     ],
 )
-def test_sampled_labels_land_on_the_closed_form_within_the_stated_error(shape, tokens, alpha, penalty):
+def test_sampled_labels_land_on_the_closed_form_within_the_stated_error(
+    shape, tokens, alpha, penalty
+):
     with warped(shape, tokens) as problem:
         found = Erm(penalty=penalty).theory(problem, alpha, Conditions())
     exact = warped_error(shape, tokens * alpha, penalty, "loss")
@@ -241,21 +295,27 @@ def test_what_an_iteration_leaves_is_stated(monkeypatch):
     """A fixed point that is let go early says how far it is from the end."""
     exact = minima(PROBIT, 1.3, "logistic", 0.0123)[0].overlaps
     early = ACCURACY._replace(close=1e-3, stalled=1e-3)
-    monkeypatch.setattr("smimbench_attention.algorithms.erm.fixed_point.ACCURACY", early)
+    monkeypatch.setattr(
+        "smimbench_attention.algorithms.erm.fixed_point.ACCURACY", early
+    )
     rough = minima(PROBIT, 1.3, "logistic", 0.01230001)[0]
     for one, other, error in zip(rough.overlaps[1:], exact[1:], rough.uncertain[1:]):
         assert abs(one - other).item() > 1e-9
         assert error.item() == pytest.approx(abs(one - other).item(), rel=0.2, abs=1e-7)
 
 
-@pytest.mark.parametrize(("loss", "alpha"), [("square", 0.5), ("logistic", 3.0), ("squared-hinge", 0.5)])
+@pytest.mark.parametrize(
+    ("loss", "alpha"), [("square", 0.5), ("logistic", 3.0), ("squared-hinge", 0.5)]
+)
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_extreme_penalties_have_a_theory(loss, alpha, penalty):
     """The largest: Hebb's rule. The smallest: continues what a thousand times as much gives."""
     found = Erm(loss, penalty).theory(SIGN, alpha, Conditions())
     if penalty > 1:
         seen = alpha * 2 / np.pi
-        assert found.more["squared_cosine"][0] == pytest.approx(seen / (seen + 1), rel=1e-9)
+        assert found.more["squared_cosine"][0] == pytest.approx(
+            seen / (seen + 1), rel=1e-9
+        )
     else:
         near = Erm(loss, 1e3 * penalty).theory(SIGN, alpha, Conditions())
         assert found.mse == pytest.approx(near.mse, rel=2e-2)
@@ -277,7 +337,10 @@ def test_runs_with_extreme_penalties_end(penalty):
 
 @pytest.mark.parametrize("penalty", [1e160, 1e-160, 2e12, 0.5e-12, -1.0])
 def test_penalties_out_of_range_are_refused(penalty):
-    with pytest.raises(smimbench.ParameterError, match=r"penalty.*from 1e-12.* to 1e\+12.*or 'optimal', got"):
+    with pytest.raises(
+        smimbench.ParameterError,
+        match=r"penalty.*from 1e-12.* to 1e\+12.*or 'optimal', got",
+    ):
         Erm(penalty=penalty)
 
 
@@ -285,6 +348,9 @@ def test_one_length_and_penalty_for_runs_and_theory():
     algorithm = Erm(length="loss")
     data = SIGN.instance(2.5, 40, 0).data(get_backend())
     state = algorithm.init(SIGN, data, np.random.default_rng(0))
-    assert state.penalty == algorithm.theory(SIGN, data.sample_ratio, Conditions()).more["penalty"]
+    assert (
+        state.penalty
+        == algorithm.theory(SIGN, data.sample_ratio, Conditions()).more["penalty"]
+    )
     assert state.penalty == best_penalty(SIGN, data.sample_ratio, "logistic", "loss")
     assert state.length == 1

@@ -5,7 +5,14 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from smimbench_attention.algorithms.gamp import CONTROLS, LARGEST_EXCESS, Gamp, StepState, next_step, reversal_overlaps
+from smimbench_attention.algorithms.gamp import (
+    CONTROLS,
+    LARGEST_EXCESS,
+    Gamp,
+    StepState,
+    next_step,
+    reversal_overlaps,
+)
 
 from smimbench.backend.device import get_backend
 from smimbench.problem.instance import Instance
@@ -24,7 +31,15 @@ def run(problem, alpha, dimension, replicate=0, algorithm=None, **settings):
         return np.random.default_rng([replicate, attempt])
 
     data = instance.data(backend)
-    return run_algorithm(problem, instance, data, algorithm or Gamp(), make_rng, RunOptions(**settings), backend)
+    return run_algorithm(
+        problem,
+        instance,
+        data,
+        algorithm or Gamp(),
+        make_rng,
+        RunOptions(**settings),
+        backend,
+    )
 
 
 def iterate(problem, instance, steps, start=None, algorithm=None):
@@ -49,7 +64,9 @@ def dense_attention_step(x, h_label, state, weight, prior, *, by_sample):
     scale = np.array([2.0, 1.0, 2.0])
     omega = np.empty((n, 3))
     for c, (a, b) in enumerate(pairs):
-        omega[:, c] = (np.einsum("ni,ij,nj->n", x[:, a], S, x[:, b]) - (a == b) * np.trace(S)) / math.sqrt(d)
+        omega[:, c] = (
+            np.einsum("ni,ij,nj->n", x[:, a], S, x[:, b]) - (a == b) * np.trace(S)
+        ) / math.sqrt(d)
     if old_g is not None:
         omega = omega - onsager * scale * old_g
     full_label = h_label[:, [0, 1, 1, 2]]
@@ -62,7 +79,10 @@ def dense_attention_step(x, h_label, state, weight, prior, *, by_sample):
         if by_sample:
             strength = (np.linalg.svd(x, compute_uv=False)[:, 0] ** 2 / d) ** 2
             own = weight * np.minimum(1, 0.8 * (1 + min(1, V * old_qhat)) / strength)
-        g, qhat = own[:, None] * g + (1 - own[:, None]) * old_g, weight * qhat + (1 - weight) * old_qhat
+        g, qhat = (
+            own[:, None] * g + (1 - own[:, None]) * old_g,
+            weight * qhat + (1 - weight) * old_qhat,
+        )
     adjoint = np.zeros((d, d))
     for c, (a, b) in enumerate(pairs):
         outer = np.einsum("n,ni,nj->ij", g[:, c], x[:, a], x[:, b])
@@ -73,7 +93,13 @@ def dense_attention_step(x, h_label, state, weight, prior, *, by_sample):
     denoised = prior.denoise(R[None], np.array([[qhat / excess]]), continued=True)
     V_new = float(denoised.V[0, 0])
     S = weight * denoised.estimate[0] + (1 - weight) * S
-    return S, weight * V_new + (1 - weight) * V, weight * V_new / excess + (1 - weight) * onsager, g, qhat
+    return (
+        S,
+        weight * V_new + (1 - weight) * V,
+        weight * V_new / excess + (1 - weight) * onsager,
+        g,
+        qhat,
+    )
 
 
 @pytest.mark.parametrize("damping", [None, 0.0, 0.6])
@@ -96,14 +122,21 @@ def test_attention_steps_are_the_dense_iteration(damping, monkeypatch):
         weight = float((before or state.step).weight)
         assert damping is None or weight == pytest.approx(1 - damping)
         by_sample = damping is None and not fell
-        old_V, dense = dense[1], dense_attention_step(x, h_label, dense, weight, problem.prior, by_sample=by_sample)
+        old_V, dense = (
+            dense[1],
+            dense_attention_step(
+                x, h_label, dense, weight, problem.prior, by_sample=by_sample
+            ),
+        )
         S, V, onsager, *_ = dense
         fell = old_V > 2 * V
         np.testing.assert_allclose(algorithm.estimate(state)[0], S, atol=1e-7)
         assert float(state.V[0, 0]) == pytest.approx(V, rel=1e-8)
         assert float(state.onsager[0, 0]) == pytest.approx(onsager, rel=1e-7)
         assert float(info.predicted_overlap[0]) == pytest.approx(1.5 - V, abs=1e-8)
-        assert float(info.self_overlap[0]) == pytest.approx(np.trace(S @ S) / d, rel=1e-7)
+        assert float(info.self_overlap[0]) == pytest.approx(
+            np.trace(S @ S) / d, rel=1e-7
+        )
         exceeded.append(onsager < V)
     assert any(exceeded)
 
@@ -159,22 +192,37 @@ def test_noiseless_recovery_is_exact():
 
 
 def test_sequence_softmax_knows_nothing_below_weak_recovery():
-    assert np.mean([run(sequence(), 0.08, 1000, seed).metrics["overlap"][0] for seed in range(4)]) < 0.05
+    assert (
+        np.mean(
+            [
+                run(sequence(), 0.08, 1000, seed).metrics["overlap"][0]
+                for seed in range(4)
+            ]
+        )
+        < 0.05
+    )
 
 
 def test_a_wrong_account_of_its_own_error_shows_in_the_information_ratio():
     """An estimate handed in with a tenth of its true error: the residuals tell that the claim is wrong."""
     problem = sequence("linear", noise=0.0)
     instance = problem.instance(0.4, 1000)
-    honest = problem.start(instance, 1.0, np.random.default_rng(0), get_backend("numpy"))
+    honest = problem.start(
+        instance, 1.0, np.random.default_rng(0), get_backend("numpy")
+    )
     for factor, log_ratio in ((1.0, 0.0), (0.1, math.log(10))):
         _, info = iterate(problem, instance, 1, honest._replace(V=honest.V * factor))
-        assert float(info.log_information_ratio[0]) == pytest.approx(log_ratio, abs=0.15)
+        assert float(info.log_information_ratio[0]) == pytest.approx(
+            log_ratio, abs=0.15
+        )
 
 
 def test_a_run_that_runs_away_is_restarted_once_with_more_damping():
     """Undamped, noiseless softmax runs away at small size below perfect recovery; half damped it does not."""
-    results = [run(attention(), 0.06, 60, seed, Gamp(damping=0.0), max_iterations=200) for seed in range(3)]
+    results = [
+        run(attention(), 0.06, 60, seed, Gamp(damping=0.0), max_iterations=200)
+        for seed in range(3)
+    ]
     restarted = [r for r in results if r.restarts]
     assert restarted
     for result in restarted:
@@ -195,7 +243,9 @@ def test_a_run_that_runs_away_is_restarted_once_with_more_damping():
     ],
     ids=str,
 )
-def test_a_few_samples_a_direction_are_enough_to_come_to_rest(problem, alpha, dimension):
+def test_a_few_samples_a_direction_are_enough_to_come_to_rest(
+    problem, alpha, dimension
+):
     """With alpha D of one or two the undamped iteration grows without bound in a few steps."""
     (prediction,) = solve(problem, [alpha])
     errors = []
@@ -223,7 +273,10 @@ def test_continuing_from_inside_a_bulk_is_no_worse_than_taking_outliers_for_spik
     for seed in range(6):
         problem = attention()
         errors = [run(problem, 0.08, 40, seed, max_iterations=60).metrics["mse"][0]]
-        problem.prior = Other(problem.prior, lambda R, Qhat, denoise=problem.prior.denoise: denoise(R, Qhat))
+        problem.prior = Other(
+            problem.prior,
+            lambda R, Qhat, denoise=problem.prior.denoise: denoise(R, Qhat),
+        )
         errors.append(run(problem, 0.08, 40, seed, max_iterations=60).metrics["mse"][0])
         gains.append(errors[1] - errors[0])
     assert np.mean(gains) > 0
@@ -240,7 +293,9 @@ class Once(Gamp):
 def test_a_run_that_does_not_come_to_rest_counts_all_noise_and_does():
     """100 samples of four tokens for 95 directions: V is claimed far too small and drifts, until all noise is counted."""
     problem = attention(tokens=4, rho=0.1)
-    first, both = (run(problem, 0.01, 100, 0, algorithm) for algorithm in (Once(), Gamp()))
+    first, both = (
+        run(problem, 0.01, 100, 0, algorithm) for algorithm in (Once(), Gamp())
+    )
     assert (first.status, first.restarts) == (Status.NOT_CONVERGED, 0)
     assert (both.status, both.restarts) == (Status.OK, 1)
     assert both.iterations > 300
@@ -252,14 +307,18 @@ def test_a_run_that_does_not_come_to_rest_counts_all_noise_and_does():
     assert (1.1 - predicted[1]) / made[1] == pytest.approx(1, abs=0.4)
 
 
-def test_noise_that_exceeds_what_is_predicted_keeps_a_run_from_claiming_too_much(monkeypatch):
+def test_noise_that_exceeds_what_is_predicted_keeps_a_run_from_claiming_too_much(
+    monkeypatch,
+):
     """Near perfect recovery of a few directions from few samples: without the excess V falls far below the true error."""
     problem = attention(rho=0.1)
     worst = {}
     for largest in (LARGEST_EXCESS, math.inf):
         monkeypatch.setattr(Gamp, "largest_excess", largest)
         runs = [run(problem, 0.05, 50, seed, Once()) for seed in (20, 22)]
-        worst[largest] = max(r.metrics["mse"][0] / (1.1 - r.final["predicted_overlap"][0]) for r in runs)
+        worst[largest] = max(
+            r.metrics["mse"][0] / (1.1 - r.final["predicted_overlap"][0]) for r in runs
+        )
     assert worst[LARGEST_EXCESS] < 10 < 100 < worst[math.inf]
 
 
@@ -281,7 +340,9 @@ def test_a_step_that_was_too_large_is_followed_by_a_shorter_one():
         assert before is None or info.damping == pytest.approx(1 - before.weight)
         if before is not None and before.weight <= control.largest:
             grown = state.step.residual > 1.3 * before.residual
-            smaller = state.step.weight < 0.9 * before.weight  # its bound moves a little
+            smaller = (
+                state.step.weight < 0.9 * before.weight
+            )  # its bound moves a little
             assert bool(smaller) == bool(grown) or before.weight <= control.smallest
             seen.append(bool(grown))
     assert any(seen)
@@ -301,7 +362,10 @@ def test_a_strong_sample_neither_oscillates_nor_moves_the_fixed_point():
     """It would, in a step of the same weight for all samples, whatever the others do."""
     problem = attention()
     instance = with_a_strong_sample(problem, 0.1, 60, 1.5)
-    (own, info), (damped, _) = (iterate(problem, instance, 300, algorithm=a) for a in (Gamp(), Gamp(damping=0.5)))
+    (own, info), (damped, _) = (
+        iterate(problem, instance, 300, algorithm=a)
+        for a in (Gamp(), Gamp(damping=0.5))
+    )
     assert float(info.residual) < 1e-5
     assert info.damping == pytest.approx(1 - CONTROLS["extensive"].largest)
     np.testing.assert_allclose(own, damped, atol=1e-4)
@@ -336,15 +400,23 @@ def test_many_tokens_in_few_dimensions_are_recovered(channel, tokens, alpha, dim
     ],
     ids=str,
 )
-def test_a_step_per_sample_comes_to_rest_sooner_at_the_same_error(problem, alpha, dimension, monkeypatch):
+def test_a_step_per_sample_comes_to_rest_sooner_at_the_same_error(
+    problem, alpha, dimension, monkeypatch
+):
     """Against one weight for all samples that is small enough for the strongest."""
     after = run(problem, alpha, dimension, 0)
-    monkeypatch.setattr("smimbench_attention.algorithms.gamp.sample_strength", lambda *_: None)
-    monkeypatch.setitem(CONTROLS, "extensive", CONTROLS["extensive"]._replace(largest=0.7))
+    monkeypatch.setattr(
+        "smimbench_attention.algorithms.gamp.sample_strength", lambda *_: None
+    )
+    monkeypatch.setitem(
+        CONTROLS, "extensive", CONTROLS["extensive"]._replace(largest=0.7)
+    )
     before = run(problem, alpha, dimension, 0)
     assert (after.status, before.status) == (Status.OK, Status.OK)
     assert after.iterations < 0.9 * before.iterations
-    assert after.metrics["mse"][0] == pytest.approx(before.metrics["mse"][0], rel=0.02, abs=1e-5)
+    assert after.metrics["mse"][0] == pytest.approx(
+        before.metrics["mse"][0], rel=0.02, abs=1e-5
+    )
 
 
 def test_a_tiny_estimate_grows_undamped_whatever_it_turns():
@@ -378,7 +450,9 @@ def test_slow_aligned_steps_are_extrapolated(dtype, angle):
         x = x + step.weight * step.extrapolation * change
         squared = np.diagonal(problem.model.inner(change, change))
         overlaps = reversal_overlaps(problem, step, change)
-        step = next_step(problem, step, change, overlaps, squared, error, np.sqrt(squared[0]))
+        step = next_step(
+            problem, step, change, overlaps, squared, error, np.sqrt(squared[0])
+        )
     assert factors[:-1] == [1.0] * (5)
     np.testing.assert_allclose(factors[-1], 1.0 if angle else 1 / 0.03, rtol=1e-4)
     np.testing.assert_allclose(x, where(t) if angle else end, atol=1e-3)
@@ -390,7 +464,10 @@ def test_a_scale_that_labels_do_not_show_is_found_in_few_steps():
     result = run(sequence("hardmax"), 8.0, 100, 0)
     assert result.status is Status.OK
     assert result.iterations < 150
-    (own,), (predicted,) = result.final["self_overlap"], result.final["predicted_overlap"]
+    (own,), (predicted,) = (
+        result.final["self_overlap"],
+        result.final["predicted_overlap"],
+    )
     assert own == pytest.approx(predicted, abs=0.02)
     assert min(result.trajectory["damping"][1:]) < -10  # it leaped
 
@@ -418,7 +495,9 @@ def test_an_informed_start_is_taken_and_stays(rng):
     start = problem.start(instance, 9.0, rng, get_backend("numpy"))
     data = instance.data(get_backend("numpy"), start)
     state = Gamp().init(problem, data, rng)
-    assert instance.metrics(Gamp().estimate(state))["mse"][0] == pytest.approx(0.1, abs=0.03)
+    assert instance.metrics(Gamp().estimate(state))["mse"][0] == pytest.approx(
+        0.1, abs=0.03
+    )
     assert float(state.V[0, 0]) == pytest.approx(0.1)
     ends = [iterate(problem, instance, 200, s)[0] for s in (start, None)]
     np.testing.assert_allclose(ends[0], ends[1], atol=1e-9)
@@ -427,7 +506,10 @@ def test_an_informed_start_is_taken_and_stays(rng):
 def test_where_the_prior_mean_is_blind_the_start_is_random_and_small():
     problem = sequence()
     data = problem.instance(0.5, 500).data(get_backend("numpy"))
-    states = [Gamp(initial_overlap=0.01).init(problem, data, np.random.default_rng(seed)) for seed in (1, 2)]
+    states = [
+        Gamp(initial_overlap=0.01).init(problem, data, np.random.default_rng(seed))
+        for seed in (1, 2)
+    ]
     for state in states:
         assert np.mean(state.estimate**2) == pytest.approx(0.01, rel=0.4)
         assert float(state.V[0, 0]) == pytest.approx(0.99)

@@ -26,7 +26,9 @@ PROBLEMS = {
     "sequence linear": sequence("linear", components=3, noise=0.1),
     "attention softmax": attention(rho=0.6, beta=1.7),
     "attention softmax 3 tokens": attention(rho=0.6, tokens=3),
-    "attention linear": attention("linear", rho=0.6, noise=0.2, noise_convention="plain"),
+    "attention linear": attention(
+        "linear", rho=0.6, noise=0.2, noise_convention="plain"
+    ),
 }
 
 
@@ -53,30 +55,51 @@ def test_gradient_is_the_derivative_of_the_loss(name, loss, rng):
     for _ in range(3):
         along = rng.standard_normal(factor.shape)
         h = 1e-5
-        ends = [loss_gradient(problem, data.inputs, targets, factor + s * h * along, loss=loss).loss for s in (1, -1)]
+        ends = [
+            loss_gradient(
+                problem, data.inputs, targets, factor + s * h * along, loss=loss
+            ).loss
+            for s in (1, -1)
+        ]
         slope = float(ends[0] - ends[1]) / (2 * h)
-        assert float((found.gradient * along).sum()) == pytest.approx(slope, rel=1e-6, abs=1e-7)
+        assert float((found.gradient * along).sum()) == pytest.approx(
+            slope, rel=1e-6, abs=1e-7
+        )
 
 
-@pytest.mark.parametrize("name", ["two layers", "attention softmax", "attention linear", "sequence linear"])
+@pytest.mark.parametrize(
+    "name", ["two layers", "attention softmax", "attention linear", "sequence linear"]
+)
 def test_students_are_independent_of_each_other(name, rng, backend):
     problem = PROBLEMS[name]
     _, data = small(problem, backend)
     targets = targets_of(problem, data)
-    draws = np.stack([problem.prior.factor.draw(rng, problem.components, data.dimension) for _ in range(3)])
+    draws = np.stack(
+        [
+            problem.prior.factor.draw(rng, problem.components, data.dimension)
+            for _ in range(3)
+        ]
+    )
     together = loss_gradient(problem, data.inputs, targets, backend.asarray(draws))
     assert together.loss.shape == (3,)
     for k in range(3):
         alone = loss_gradient(problem, data.inputs, targets, backend.asarray(draws[k]))
         assert float(together.loss[k]) == pytest.approx(float(alone.loss), rel=1e-12)
-        assert np.allclose(to_host(together.gradient)[k], to_host(alone.gradient), rtol=1e-10, atol=1e-12)
+        assert np.allclose(
+            to_host(together.gradient)[k],
+            to_host(alone.gradient),
+            rtol=1e-10,
+            atol=1e-12,
+        )
 
 
 def test_saturated_probabilities_do_not_break_cross_entropy(rng):
     problem = attention(rho=0.6, beta=3000.0)
     _, data = small(problem)
     factor = problem.prior.factor.draw(rng, 1, data.dimension)
-    found = loss_gradient(problem, data.inputs, targets_of(problem, data), factor, loss="cross-entropy")
+    found = loss_gradient(
+        problem, data.inputs, targets_of(problem, data), factor, loss="cross-entropy"
+    )
     assert np.isfinite(found.loss)
     assert np.isfinite(found.gradient).all()
 
@@ -87,19 +110,27 @@ def test_surrogate_is_the_softmax_of_that_temperature(beta, rng):
     soft = attention("softmax", 3, 0.6, beta=beta)
     z = rng.standard_normal((5, 1, 6))
     stand_in = surrogate(hard, beta)
-    assert np.allclose(stand_in.observable(stand_in.forward(z)), soft.channel.observable(soft.channel.forward(z)))
+    assert np.allclose(
+        stand_in.observable(stand_in.forward(z)),
+        soft.channel.observable(soft.channel.forward(z)),
+    )
     cotangent = rng.standard_normal((5, 3, 3))
     assert np.allclose(stand_in.vjp(z, cotangent), soft.channel.vjp(z, cotangent))
     assert surrogate(soft, beta) is None
 
 
-@pytest.mark.parametrize("algorithm", [Adam(steps=60), Sgd(steps=60, learning_rate=0.05, surrogate_beta=(1.0, 8.0))])
+@pytest.mark.parametrize(
+    "algorithm",
+    [Adam(steps=60), Sgd(steps=60, learning_rate=0.05, surrogate_beta=(1.0, 8.0))],
+)
 def test_hardmax_is_learned_through_a_surrogate_that_says_so(algorithm):
     problem = attention("hardmax")
     instance = problem.instance(1.0, 24)
     assert algorithm.refuses(problem) is None
     result = run_once(problem, instance, algorithm)
-    assert any("surrogate" in warning and "softmax" in warning for warning in result.warnings)
+    assert any(
+        "surrogate" in warning and "softmax" in warning for warning in result.warnings
+    )
     # The labels do not tell the scale, so the estimate has the prior's.
     assert (result.estimate**2).sum() / 24 == pytest.approx(1.5)
     assert result.metrics["overlap"][0] > 1.0
@@ -129,7 +160,9 @@ def full_gradient(problem, data, factor, loss=None):
     """Of the loss that is the default: cross-entropy exactly where labels are rows of probabilities."""
     rows = "softmax" in problem.channel.name or "hardmax" in problem.channel.name
     loss = loss or ("cross-entropy" if rows else "squared")
-    return loss_gradient(problem, data.inputs, targets_of(problem, data), factor, loss=loss).gradient
+    return loss_gradient(
+        problem, data.inputs, targets_of(problem, data), factor, loss=loss
+    ).gradient
 
 
 def test_adamw_shrinks_apart_from_the_gradient():
@@ -137,14 +170,23 @@ def test_adamw_shrinks_apart_from_the_gradient():
     _, data = small(problem)
     plain = walk(Adam(learning_rate=0.05), problem, data, 1)
     decayed = walk(AdamW(learning_rate=0.05, weight_decay=0.3), problem, data, 1)
-    assert np.allclose(decayed[1].factor, plain[1].factor - 0.05 * 0.3 * plain[0].factor, rtol=1e-12)
+    assert np.allclose(
+        decayed[1].factor, plain[1].factor - 0.05 * 0.3 * plain[0].factor, rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_with_momentum_and_decay_follows_the_textbook(nesterov):
     problem = PROBLEMS["two layers"]
     _, data = small(problem)
-    rule = Sgd(learning_rate=0.1, momentum=0.6, nesterov=nesterov, weight_decay=0.2, schedule="1/t", decay_steps=3)
+    rule = Sgd(
+        learning_rate=0.1,
+        momentum=0.6,
+        nesterov=nesterov,
+        weight_decay=0.2,
+        schedule="1/t",
+        decay_steps=3,
+    )
     states = walk(rule, problem, data, 4)
     W, v = states[0].factor, 0.0
     for t in range(4):
@@ -163,7 +205,12 @@ def test_a_step_may_take_several_gradients_of_one_objective(name, rng):
         def advance(self, objective, factor, memory, rate, count):
             along, h = rng.standard_normal(factor.shape), 1e-5
             ends = [float(objective(factor + s * h * along).loss) for s in (1, -1)]
-            seen.append((float((objective(factor).gradient * along).sum()), (ends[0] - ends[1]) / (2 * h)))
+            seen.append(
+                (
+                    float((objective(factor).gradient * along).sum()),
+                    (ends[0] - ends[1]) / (2 * h),
+                )
+            )
             return super().advance(objective, factor, memory, rate, count)
 
     _, data = small(problem)
@@ -189,7 +236,9 @@ def test_an_epoch_sees_every_sample_once_and_its_mean_step_is_the_full_gradient(
     assert not np.allclose(steps[0], steps[4], rtol=1e-3, atol=0)
     assert np.array_equal(walk(rule, problem, data, 3)[-1].factor, states[3].factor)
     other = walk(rule, problem, data, 1, seed=1)
-    assert not np.allclose(other[0].factor - other[1].factor, steps[0], rtol=1e-3, atol=0)
+    assert not np.allclose(
+        other[0].factor - other[1].factor, steps[0], rtol=1e-3, atol=0
+    )
     assert [state.samples for state in states] == [5 * i for i in range(9)]
 
 
@@ -197,7 +246,12 @@ def test_the_last_batch_of_an_epoch_may_be_short():
     problem = PROBLEMS["sequence softmax"]
     data = problem.instance(1.7, 10).data(get_backend())  # 17 samples
     states = walk(Adam(batch=5, epochs=2), problem, data, 8)
-    assert [b.samples - a.samples for a, b in itertools.pairwise(states)] == [5, 5, 5, 2] * 2
+    assert [b.samples - a.samples for a, b in itertools.pairwise(states)] == [
+        5,
+        5,
+        5,
+        2,
+    ] * 2
     assert Adam(batch=5, epochs=2).plan(data).steps == 8
     assert Adam(batch=500, epochs=2).plan(data).steps == 2
 
@@ -268,7 +322,9 @@ def test_inputs_may_be_streamed(name, rng):
 
 @pytest.mark.parametrize("students", [None, 3])
 @pytest.mark.parametrize("tokens", [2, 3])
-def test_narrow_factors_take_a_shorter_way_to_the_same_gradient(students, tokens, rng, backend, monkeypatch):
+def test_narrow_factors_take_a_shorter_way_to_the_same_gradient(
+    students, tokens, rng, backend, monkeypatch
+):
     problem = attention(rho=0.6, tokens=tokens)
     _, data = small(problem, backend)
     shape = (1, 9, 4) if students is None else (students, 1, 9, 4)
@@ -277,15 +333,25 @@ def test_narrow_factors_take_a_shorter_way_to_the_same_gradient(students, tokens
     model = type(problem.model)
     for name in ("forward", "forward_gram"):
         plain = getattr(model, name)
-        monkeypatch.setattr(model, name, lambda *a, plain=plain, name=name: calls.append(name) or plain(*a))
+        monkeypatch.setattr(
+            model,
+            name,
+            lambda *a, plain=plain, name=name: calls.append(name) or plain(*a),
+        )
     found = []
     for narrow in (0.75, 0.0):
-        monkeypatch.setattr("smimbench_attention.algorithms.gradient.loss.NARROW", narrow)
+        monkeypatch.setattr(
+            "smimbench_attention.algorithms.gradient.loss.NARROW", narrow
+        )
         calls.clear()
-        found.append(loss_gradient(problem, data.inputs, targets_of(problem, data), factor))
+        found.append(
+            loss_gradient(problem, data.inputs, targets_of(problem, data), factor)
+        )
         assert set(calls) == {"forward_gram" if narrow else "forward"}
     assert np.allclose(to_host(found[0].loss), to_host(found[1].loss), rtol=1e-12)
-    assert np.allclose(to_host(found[0].gradient), to_host(found[1].gradient), rtol=1e-9, atol=1e-11)
+    assert np.allclose(
+        to_host(found[0].gradient), to_host(found[1].gradient), rtol=1e-9, atol=1e-11
+    )
 
 
 def test_a_start_that_is_not_used_is_said_to_be_unused():
@@ -294,7 +360,10 @@ def test_a_start_that_is_not_used_is_said_to_be_unused():
     plain = instance.data(get_backend())
     handed = instance.data(get_backend(), Start(np.ones((1, 9)), np.eye(1)))
     rule = Sgd(learning_rate=0.05, steps=2)
-    states = [rule.step(problem, d, rule.init(problem, d, np.random.default_rng(0))) for d in (plain, handed)]
+    states = [
+        rule.step(problem, d, rule.init(problem, d, np.random.default_rng(0)))
+        for d in (plain, handed)
+    ]
     assert np.array_equal(states[0][0].factor, states[1][0].factor)
     assert states[0][1].warning is None
     assert "not used" in states[1][1].warning
@@ -329,10 +398,17 @@ def written_out(problem: Problem, inputs, targets, W) -> float:
             if name == "softmax":
                 out, target = softmax(problem.channel.beta * h), y.reshape(T, T)
             else:
-                out, target = np.array([h[a, b] for a in range(T) for b in range(a, T)]), y
+                out, target = (
+                    np.array([h[a, b] for a in range(T) for b in range(a, T)]),
+                    y,
+                )
         else:
             z = W @ x.T / math.sqrt(D)
-            out, target = (softmax(np.outer(z[0], z[0])), y.reshape(T, T)) if name == "softmax" else (z, y)
+            out, target = (
+                (softmax(np.outer(z[0], z[0])), y.reshape(T, T))
+                if name == "softmax"
+                else (z, y)
+            )
         total += ((out - target) ** 2).sum()
     return total
 
@@ -356,7 +432,12 @@ def test_loss_and_gradient_are_those_of_the_loss_written_out(problem, rng):
         step = np.zeros_like(W)
         step[index] = 1e-5
         numeric[index] = (loss(step) - loss(-step)) / 2e-5
-    np.testing.assert_allclose(found.gradient.reshape(W.shape), numeric, rtol=1e-5, atol=1e-6 * np.abs(numeric).max())
+    np.testing.assert_allclose(
+        found.gradient.reshape(W.shape),
+        numeric,
+        rtol=1e-5,
+        atol=1e-6 * np.abs(numeric).max(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -372,14 +453,19 @@ def test_steps_are_those_of_the_textbook(problem, loss, descended):
     eta, b1, b2, epsilon, D = 0.07, 0.8, 0.95, 1e-3, 9
     instance = problem.instance(0.7, D)
     data = instance.data(get_backend("numpy"))
-    algorithm = Adam(learning_rate=eta, steps=5, loss=loss, beta1=b1, beta2=b2, epsilon=epsilon)
+    algorithm = Adam(
+        learning_rate=eta, steps=5, loss=loss, beta1=b1, beta2=b2, epsilon=epsilon
+    )
     state = algorithm.init(problem, data, np.random.default_rng(2))
     targets = np.asarray(observable(problem.channel, instance.labels))
     W = np.array(state.factor)
     m, v = np.zeros_like(W), np.zeros_like(W)
     for t in range(1, 6):
         state, info = algorithm.step(problem, data, state)
-        gradient = loss_gradient(problem, instance.inputs, targets, W, loss=descended).gradient / D
+        gradient = (
+            loss_gradient(problem, instance.inputs, targets, W, loss=descended).gradient
+            / D
+        )
         m, v = b1 * m + (1 - b1) * gradient, b2 * v + (1 - b2) * gradient**2
         before = W
         W = W - eta * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + epsilon)
@@ -387,7 +473,11 @@ def test_steps_are_those_of_the_textbook(problem, loss, descended):
         assert np.isfinite(float(info.residual))
         assert float(info.residual) > 0
     assert not np.allclose(before, W)
-    signal = W @ np.swapaxes(W, -1, -2) / math.sqrt(W.shape[-1] * D) if problem.model.kappa == 2 else W
+    signal = (
+        W @ np.swapaxes(W, -1, -2) / math.sqrt(W.shape[-1] * D)
+        if problem.model.kappa == 2
+        else W
+    )
     np.testing.assert_allclose(algorithm.estimate(state), signal, atol=1e-10)
 
 
@@ -403,9 +493,12 @@ def test_the_start_is_standard_normal_and_as_wide_as_asked():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("alpha", "d", "published", "tolerance"), [(0.0505, 100, 1.30, 0.12), (0.2101, 60, 0.044, 0.02)]
+    ("alpha", "d", "published", "tolerance"),
+    [(0.0505, 100, 1.30, 0.12), (0.2101, 60, 0.044, 0.02)],
 )
 def test_the_recipe_gives_the_published_errors(alpha, d, published, tolerance):
     """arXiv:2506.01582, gradient descent of a single student, T = 2, rho = 0.5: with its loss the default is that recipe."""
-    attempt = run_once(attention(), attention().instance(alpha, d), Adam(loss="squared"))
+    attempt = run_once(
+        attention(), attention().instance(alpha, d), Adam(loss="squared")
+    )
     assert attempt.metrics["mse"][0] == pytest.approx(published, abs=tolerance)

@@ -27,7 +27,10 @@ CASES = [
     (Spectral(kind="symmetric"), PAIR, 2.0, 400, 6, 0.05),
     (Spectral(kind="asymmetric"), sequence(), 0.6, 500, 8, 0.05),
     (Spectral(), sequence(layers=2), 0.4, 400, 6, 0.05),
-    *((Spectral(origin=origin), attention("hardmax"), 0.5, 100, 4, 0.06) for origin in ("prior-mean", "zero")),
+    *(
+        (Spectral(origin=origin), attention("hardmax"), 0.5, 100, 4, 0.06)
+        for origin in ("prior-mean", "zero")
+    ),
     (Ridge(), attention("linear", noise=0.5), 0.2, 100, 6, 0.08),
     (Erm(penalty=0.1), LINE, 1.0, 300, 12, 0.01),
     (Erm(), PROBIT, 1.0, 300, 12, 0.01),
@@ -35,22 +38,40 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "problem", "alpha", "dimension", "runs", "correction"), CASES)
-def test_runs_land_on_their_theory(algorithm, problem, alpha, dimension, runs, correction):
+@pytest.mark.parametrize(
+    ("algorithm", "problem", "alpha", "dimension", "runs", "correction"), CASES
+)
+def test_runs_land_on_their_theory(
+    algorithm, problem, alpha, dimension, runs, correction
+):
     instances = [problem.instance(alpha, dimension, run) for run in range(runs)]
-    point = own_theory(algorithm, problem, instances[0].sample_ratio, Conditions(dimension=dimension))
-    attempts = [run_once(problem, one, algorithm, tolerance=1e-5, max_iterations=400) for one in instances]
+    point = own_theory(
+        algorithm, problem, instances[0].sample_ratio, Conditions(dimension=dimension)
+    )
+    attempts = [
+        run_once(problem, one, algorithm, tolerance=1e-5, max_iterations=400)
+        for one in instances
+    ]
     squared = problem.model.rank == "low"
-    overlap = point.more.get("squared_cosine", np.diagonal(point.overlap)) if squared else np.diagonal(point.overlap)
+    overlap = (
+        point.more.get("squared_cosine", np.diagonal(point.overlap))
+        if squared
+        else np.diagonal(point.overlap)
+    )
     wanted = {"mse": point.mse, "overlap": overlap}
     if "training_loss" in point.more:
         wanted["training_loss"] = point.more["training_loss"]
     for name, theory in wanted.items():
-        found = np.array([one.metrics[name] if name in one.metrics else one.final[name] for one in attempts])
-        error = 4 * found.std(axis=0, ddof=1) / np.sqrt(runs)
-        scale = np.maximum(np.abs(theory), 0.2)  # next to nothing, corrections are no ratio
-        assert (np.abs(found.mean(axis=0) - theory) < error + correction * scale).all(), (
-            name,
-            found.mean(axis=0),
-            theory,
+        found = np.array(
+            [
+                one.metrics[name] if name in one.metrics else one.final[name]
+                for one in attempts
+            ]
         )
+        error = 4 * found.std(axis=0, ddof=1) / np.sqrt(runs)
+        scale = np.maximum(
+            np.abs(theory), 0.2
+        )  # next to nothing, corrections are no ratio
+        assert (
+            np.abs(found.mean(axis=0) - theory) < error + correction * scale
+        ).all(), (name, found.mean(axis=0), theory)

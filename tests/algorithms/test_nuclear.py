@@ -49,7 +49,11 @@ class OfEigenvalues:
     """A prior that is nothing but its eigenvalues."""
 
     def __init__(self, atoms, weights=None):
-        self.law = Law(spectral_means=functools.partial(FreeConvolution(atoms, weights).means, rtol=1e-7))
+        self.law = Law(
+            spectral_means=functools.partial(
+                FreeConvolution(atoms, weights).means, rtol=1e-7
+            )
+        )
         self.square = np.average(np.square(atoms), weights=weights)
 
     def second_moment(self, components):
@@ -57,7 +61,9 @@ class OfEigenvalues:
 
 
 @pytest.mark.parametrize("positive", [True, False])
-@pytest.mark.parametrize(("rho", "noise", "threshold"), [(0.5, 0.3, 0.6), (0.3, 0.01, 0.05), (1.5, 1.0, 0.4)])
+@pytest.mark.parametrize(
+    ("rho", "noise", "threshold"), [(0.5, 0.3, 0.6), (0.3, 0.01, 0.05), (1.5, 1.0, 0.4)]
+)
 def test_denoiser_of_a_large_random_matrix(rng, rho, noise, threshold, positive):
     d = 700
     r = round(rho * d)
@@ -80,7 +86,11 @@ def test_denoiser_of_a_large_random_matrix(rng, rho, noise, threshold, positive)
     found = shrunk(Wishart(rho), noise, threshold, positive)
     assert np.allclose(measured, found[:6], rtol=0.012, atol=0.004)
     spectrum = shrunk_spectrum(Wishart(rho), noise, threshold, positive)
-    mass, zeros, edges = np.array(spectrum["mass"]), spectrum["zeros"], np.array(spectrum["edges"])
+    mass, zeros, edges = (
+        np.array(spectrum["mass"]),
+        spectrum["zeros"],
+        np.array(spectrum["edges"]),
+    )
     assert mass.sum() + zeros == pytest.approx(1, abs=1e-6)
     counted = np.histogram(f[f != 0], edges)[0] / d
     assert np.allclose(np.cumsum(counted), np.cumsum(mass), atol=0.006)
@@ -120,7 +130,9 @@ def test_both_laws_of_the_same_spectrum_agree():
     law = OfEigenvalues(math.sqrt(rho) * x, density)
     for noise, threshold in ((0.5, 0.7), (0.05, 1.0)):
         assert np.allclose(
-            shrunk(law, noise, threshold, True)[:6], shrunk(Wishart(rho), noise, threshold, True)[:6], atol=1e-6
+            shrunk(law, noise, threshold, True)[:6],
+            shrunk(Wishart(rho), noise, threshold, True)[:6],
+            atol=1e-6,
         )
 
 
@@ -136,7 +148,9 @@ def test_semicircle_in_closed_form():
     """A signal that is zero: R is a semicircle, and the estimate is zero from ``tau = 2 sqrt(nu c K)`` on."""
     seen = Observations(np.ones(1), np.full(1, 0.4), 1.5)
     prior = OfEigenvalues([-1e-6, 1e-6])
-    assert vanishing_penalty(prior, seen, False) == pytest.approx(2 * math.sqrt(0.4 * 1.5), rel=1e-4)
+    assert vanishing_penalty(prior, seen, False) == pytest.approx(
+        2 * math.sqrt(0.4 * 1.5), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.05, 0.8])
@@ -145,7 +159,9 @@ def test_equal_weights_solve_the_short_equations(penalty, positive):
     seen = Observations(np.ones(2), np.full(2, 0.2), 0.35)
     found = fixed_point(Wishart(0.4), seen, penalty, positive)
     assert 0.7 * found.noise == pytest.approx(found.error + 0.2, rel=1e-8)
-    assert found.threshold * (0.7 - found.estimate.freedom) == pytest.approx(penalty, abs=1e-8)
+    assert found.threshold * (0.7 - found.estimate.freedom) == pytest.approx(
+        penalty, abs=1e-8
+    )
 
 
 @pytest.mark.parametrize("positive", [True, False])
@@ -154,7 +170,9 @@ def test_perfect_recovery_is_where_the_error_ends(positive):
     assert null_eigenvalues(prior) == pytest.approx(0.7, abs=1e-6)
     alpha = perfect_recovery(prior, 3, 2.0, positive)
     errors = [
-        fixed_point(prior, Observations(np.ones(3), np.zeros(3), 2 * alpha * s), 0.0, positive).error
+        fixed_point(
+            prior, Observations(np.ones(3), np.zeros(3), 2 * alpha * s), 0.0, positive
+        ).error
         for s in (0.98, 0.999, 1.001)
     ]
     assert errors[0] > errors[1] > 1e-6
@@ -166,7 +184,9 @@ def test_perfect_recovery_at_the_ends():
     assert perfect_recovery(Wishart(1.5), 1, 2.0, True) == pytest.approx(0.5, rel=1e-6)
     small = 1e-6
     for positive in (True, False):
-        assert perfect_recovery(Wishart(small), 1, 2.0, positive) * 2 / small == pytest.approx(6, rel=0.01)
+        assert perfect_recovery(
+            Wishart(small), 1, 2.0, positive
+        ) * 2 / small == pytest.approx(6, rel=0.01)
 
 
 def test_a_vanishing_penalty_meets_noisy_labels_up_to_a_sample_ratio():
@@ -179,13 +199,21 @@ def test_a_vanishing_penalty_meets_noisy_labels_up_to_a_sample_ratio():
 
     alpha = shrunk(prior, math.exp(brentq(excess, -3, 3)), 0.0, True).freedom / 6
     for factor, left in ((0.97, False), (1.03, True)):
-        found = fixed_point(prior, Observations(np.ones(3), np.full(3, noise), 2 * alpha * factor), 0.0, True)
+        found = fixed_point(
+            prior,
+            Observations(np.ones(3), np.full(3, noise), 2 * alpha * factor),
+            0.0,
+            True,
+        )
         assert (found.fit > 1e-6) == left
         assert (found.threshold == 0) == left
 
 
 # n, exponent, noise, penalty, and error by state evolution at d = 400: github.com/SPOC-group/WidthQuadraticNetworks
-PUBLISHED = [(160000.0, 1.25, 0.1, 0.1, 0.0144176), (26515.0, 0.6, 2.0, 400**-0.15, 0.70922)]
+PUBLISHED = [
+    (160000.0, 1.25, 0.1, 0.1, 0.0144176),
+    (26515.0, 0.6, 2.0, 400**-0.15, 0.70922),
+]
 
 
 @pytest.mark.slow
@@ -199,15 +227,22 @@ def test_published_quadratic_networks(n, exponent, noise, penalty, error):
     atoms = np.arange(1, 401.0) ** -exponent
     atoms *= 20 / np.linalg.norm(atoms)
     prior = OfEigenvalues(
-        np.append(atoms[:40], atoms[40:].reshape(-1, 4).mean(1)), np.append(np.ones(40), np.full(90, 4.0))
+        np.append(atoms[:40], atoms[40:].reshape(-1, 4).mean(1)),
+        np.append(np.ones(40), np.full(90, 4.0)),
     )
     seen = Observations(np.ones(1), np.full(1, noise / 2), 2 * n / 400**2)
-    assert fixed_point(prior, seen, penalty / 2, True).error == pytest.approx(error, rel=5e-3)
+    assert fixed_point(prior, seen, penalty / 2, True).error == pytest.approx(
+        error, rel=5e-3
+    )
 
 
 @pytest.mark.parametrize(
     ("rho", "alpha", "channel"),
-    [(0.1, 0.05, LINEAR | {"noise": 0.05}), (2.0, 0.2, LINEAR | PLAIN | {"noise": 0.5}), (0.3, 0.1, {})],
+    [
+        (0.1, 0.05, LINEAR | {"noise": 0.05}),
+        (2.0, 0.2, LINEAR | PLAIN | {"noise": 0.5}),
+        (0.3, 0.1, {}),
+    ],
 )
 def test_bayes_then_best_penalty_then_any_penalty(rho, alpha, channel):
     problem = attention(rho=rho, **channel)
@@ -217,12 +252,17 @@ def test_bayes_then_best_penalty_then_any_penalty(rho, alpha, channel):
         tau, best = best_penalty(problem.prior, seen, positive)
         assert bayes <= best.error * (1 + 1e-9)
         largest = vanishing_penalty(problem.prior, seen, positive)
-        others = [fixed_point(problem.prior, seen, t * largest, positive).error for t in (1e-3, 1e-2, 0.05, 0.2, 0.7)]
+        others = [
+            fixed_point(problem.prior, seen, t * largest, positive).error
+            for t in (1e-3, 1e-2, 0.05, 0.2, 0.7)
+        ]
         others.append(fixed_point(problem.prior, seen, 0.0, positive).error)
         # A vanishing penalty, where it is the best one, is replaced by a small one.
         assert best.error <= min(others) * (1 + 1e-3) + 1e-7
         assert bayes <= min(others)
-        assert fixed_point(problem.prior, seen, 1.001 * largest, positive).error == pytest.approx(1 + rho, rel=1e-5)
+        assert fixed_point(
+            problem.prior, seen, 1.001 * largest, positive
+        ).error == pytest.approx(1 + rho, rel=1e-5)
         assert 0 < tau < largest
 
 
@@ -231,21 +271,37 @@ def test_bayes_then_best_penalty_then_any_penalty(rho, alpha, channel):
 def test_best_penalty_near_perfect_recovery_is_that_of_a_scan(seed):
     """Rank, tokens, noise and sample ratio at random; the scan takes every penalty alone, vanishing ones too."""
     rng = np.random.default_rng(seed)
-    positive, noise = bool(rng.integers(2)), float(rng.choice([0.0, 0.0, 1e-6, 1e-4, 1e-2, 0.1]))
+    positive, noise = (
+        bool(rng.integers(2)),
+        float(rng.choice([0.0, 0.0, 1e-6, 1e-4, 1e-2, 0.1])),
+    )
     tokens, rho = int(rng.integers(1, 5)), float(10 ** rng.uniform(-1.2, 0))
     problem = attention("linear", tokens=tokens, rho=rho, noise=noise)
     threshold = perfect_recovery(problem.prior, tokens * (tokens + 1) // 2, 2, positive)
-    seen = observations(problem, seen_by_labels(problem), threshold * float(rng.choice([0.7, 0.95, 0.99, 1.02, 1.5])))
+    seen = observations(
+        problem,
+        seen_by_labels(problem),
+        threshold * float(rng.choice([0.7, 0.95, 0.99, 1.02, 1.5])),
+    )
     largest = vanishing_penalty(problem.prior, seen, positive)
-    scan = [fixed_point(problem.prior, seen, t * largest, positive).error for t in (0.0, *np.geomspace(1e-8, 1, 13))]
-    assert min(scan) * 0.9 <= best_penalty(problem.prior, seen, positive)[1].error <= min(scan) * (1 + 1e-3) + 1e-7
+    scan = [
+        fixed_point(problem.prior, seen, t * largest, positive).error
+        for t in (0.0, *np.geomspace(1e-8, 1, 13))
+    ]
+    assert (
+        min(scan) * 0.9
+        <= best_penalty(problem.prior, seen, positive)[1].error
+        <= min(scan) * (1 + 1e-3) + 1e-7
+    )
 
 
 def test_vanishing_penalty_next_to_perfect_recovery():
     """0.00560 is reached with a penalty of 1e-7."""
     problem = attention("linear", tokens=3, rho=0.4)
     seen = observations(problem, seen_by_labels(problem), 0.06)
-    assert best_penalty(problem.prior, seen, True)[1].error == pytest.approx(0.005597, rel=1e-3)
+    assert best_penalty(problem.prior, seen, True)[1].error == pytest.approx(
+        0.005597, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -253,7 +309,9 @@ def test_fixed_point_holds_for_any_weights(seed):
     """The equations of the module, written out, at random weights and noises."""
     rng = np.random.default_rng(seed)
     k = int(rng.integers(1, 5))
-    seen = Observations(rng.uniform(0.2, 1, k), rng.uniform(0, 1, k), float(rng.uniform(0.2, 3) / k))
+    seen = Observations(
+        rng.uniform(0.2, 1, k), rng.uniform(0, 1, k), float(rng.uniform(0.2, 3) / k)
+    )
     tau, positive = float(rng.uniform(0.02, 1)), bool(rng.integers(2))
     prior = Wishart(float(rng.uniform(0.05, 2)))
     found = fixed_point(prior, seen, tau, positive)
@@ -263,10 +321,13 @@ def test_fixed_point_holds_for_any_weights(seed):
     assert again.error == pytest.approx(found.error, rel=1e-7)
     assert v * Qhat == pytest.approx(again.freedom, rel=1e-7)
     assert found.noise == pytest.approx(
-        seen.c / Qhat**2 * sum(w**2 * (again.error + seen.noise) / (1 + v * w) ** 2), rel=1e-7
+        seen.c / Qhat**2 * sum(w**2 * (again.error + seen.noise) / (1 + v * w) ** 2),
+        rel=1e-7,
     )
     close = fixed_point(prior, seen, 1.3 * tau, positive, near=found)
-    assert close.error == pytest.approx(fixed_point(prior, seen, 1.3 * tau, positive).error, rel=1e-7)
+    assert close.error == pytest.approx(
+        fixed_point(prior, seen, 1.3 * tau, positive).error, rel=1e-7
+    )
 
 
 @pytest.mark.slow
@@ -285,14 +346,27 @@ def test_runs_come_close_to_their_theory(channel, rho, alpha, tau, positive):
     means, slope = [], None
     for d, count in ((20, 20), (40, 6)):
         instances = [problem.instance(alpha, d, k) for k in range(count)]
-        runs = [run_once(problem, instance, algorithm, tolerance=1e-3) for instance in instances]
-        assert all(run.status.value == "ok" and 0 <= run.final["relative_duality_gap"][0] < 1e-6 for run in runs)
-        found = np.array([[run.metrics[name][0] for name in ("mse", "overlap")] for run in runs])
+        runs = [
+            run_once(problem, instance, algorithm, tolerance=1e-3)
+            for instance in instances
+        ]
+        assert all(
+            run.status.value == "ok"
+            and 0 <= run.final["relative_duality_gap"][0] < 1e-6
+            for run in runs
+        )
+        found = np.array(
+            [[run.metrics[name][0] for name in ("mse", "overlap")] for run in runs]
+        )
         S = np.stack([instance.signal[0] for instance in instances])
-        control = np.stack([(S * S).sum((1, 2)) / d, np.trace(S, axis1=1, axis2=2) / d], axis=1)
+        control = np.stack(
+            [(S * S).sum((1, 2)) / d, np.trace(S, axis1=1, axis2=2) / d], axis=1
+        )
         control -= [1 + rho + 1 / d, math.sqrt(rho)]
         if slope is None:
-            slope = np.linalg.lstsq(control - control.mean(0), found - found.mean(0), rcond=None)[0]
+            slope = np.linalg.lstsq(
+                control - control.mean(0), found - found.mean(0), rcond=None
+            )[0]
         means.append((found - control @ slope).mean(0))
     error, overlap = 2 * means[1] - means[0]
     assert error == pytest.approx(expected.mse, rel=0.06)
@@ -302,10 +376,17 @@ def test_runs_come_close_to_their_theory(channel, rho, alpha, tau, positive):
 def test_best_penalty_is_used_and_said():
     problem = attention("linear", noise=0.3)
     run = run_once(problem, problem.instance(0.3, 20), Nuclear("optimal"))
-    seen = observations(problem, seen_by_labels(problem), problem.instance(0.3, 20).sample_ratio)
-    assert run.final["regularisation"][0] == pytest.approx(best_penalty(problem.prior, seen, True)[0])
+    seen = observations(
+        problem, seen_by_labels(problem), problem.instance(0.3, 20).sample_ratio
+    )
+    assert run.final["regularisation"][0] == pytest.approx(
+        best_penalty(problem.prior, seen, True)[0]
+    )
     assert any("best by theory" in warning for warning in run.warnings)
-    assert Nuclear("optimal").theory(problem, 0.3).mse < Nuclear(1.0).theory(problem, 0.3).mse
+    assert (
+        Nuclear("optimal").theory(problem, 0.3).mse
+        < Nuclear(1.0).theory(problem, 0.3).mse
+    )
 
 
 def test_priors_given_by_a_spectrum_have_the_theory_too():
@@ -313,8 +394,15 @@ def test_priors_given_by_a_spectrum_have_the_theory_too():
     few = SpectrumPrior(prior_of(name="few", law=Law(eigenvalues=[0.0, 0.0, 1.0, 3.0])))
     seen = Observations(np.ones(1), np.full(1, 0.2), 0.8)
     unit = few.unit
-    expected = fixed_point(OfEigenvalues(np.array([0.0, 1.0, 3.0]) / unit, [2.0, 1.0, 1.0]), seen, 0.2, True)
-    assert fixed_point(few, seen, 0.2, True).error == pytest.approx(expected.error, rel=1e-6)
+    expected = fixed_point(
+        OfEigenvalues(np.array([0.0, 1.0, 3.0]) / unit, [2.0, 1.0, 1.0]),
+        seen,
+        0.2,
+        True,
+    )
+    assert fixed_point(few, seen, 0.2, True).error == pytest.approx(
+        expected.error, rel=1e-6
+    )
 
     def quantile(u):
         return 4 * np.sin(np.pi / 2 * np.interp(u, levels, angles)) ** 2
@@ -322,23 +410,39 @@ def test_priors_given_by_a_spectrum_have_the_theory_too():
     # Marchenko-Pastur's law of ratio 1 is 4 sin^2 of an angle with the density 2 cos^2.
     angles = np.linspace(0, 1, 4001)
     levels = angles + np.sin(np.pi * angles) / np.pi
-    smooth = shrunk(SpectrumPrior(prior_of(name="smooth", law=Law(quantile=quantile))), 0.3, 0.4, True)
+    smooth = shrunk(
+        SpectrumPrior(prior_of(name="smooth", law=Law(quantile=quantile))),
+        0.3,
+        0.4,
+        True,
+    )
     exact = shrunk(Wishart(1.0), 0.3, 0.4, True)
     assert abs(smooth.error - exact.error) < 3 * smooth.uncertain + 1e-5
     assert smooth.uncertain < 1e-2 * smooth.error
 
 
 def solve(problem, instance, algorithm, backend=None, tolerance=1e-9, iterations=4000):
-    return run_once(problem, instance, algorithm, backend, tolerance=tolerance, max_iterations=iterations)
+    return run_once(
+        problem,
+        instance,
+        algorithm,
+        backend,
+        tolerance=tolerance,
+        max_iterations=iterations,
+    )
 
 
-@pytest.mark.parametrize(("positive", "channel"), [(True, LINEAR | {"noise": 0.3}), (False, {})])
+@pytest.mark.parametrize(
+    ("positive", "channel"), [(True, LINEAR | {"noise": 0.3}), (False, {})]
+)
 def test_solution_satisfies_the_optimality_conditions(positive, channel):
     """The slope of the loss is tau times a subgradient of the norm: U U^T on the range, at most tau off it."""
     problem = attention(**channel)
     instance = problem.instance(0.5, 14)
     tau = 0.4
-    S = solve(problem, instance, Nuclear(tau, positive=positive), iterations=1500).estimate
+    S = solve(
+        problem, instance, Nuclear(tau, positive=positive), iterations=1500
+    ).estimate
     data = instance.data(get_backend())
     squares = LeastSquares(problem, seen_by_labels(problem), data.inputs, data.labels)
     slope = squares.normal(S, targets=True)[0][0]
@@ -347,7 +451,9 @@ def test_solution_satisfies_the_optimality_conditions(positive, channel):
     assert kept.any()
     assert not kept.all()
     turned = vectors.T @ slope @ vectors
-    assert np.allclose(turned[np.ix_(kept, kept)], tau * np.diag(np.sign(values[kept])), atol=2e-5)
+    assert np.allclose(
+        turned[np.ix_(kept, kept)], tau * np.diag(np.sign(values[kept])), atol=2e-5
+    )
     rest = np.linalg.eigvalsh(turned[np.ix_(~kept, ~kept)])
     assert np.allclose(turned[np.ix_(kept, ~kept)], 0, atol=2e-5)
     assert rest.max() <= tau + 1e-5
@@ -368,8 +474,12 @@ def test_slope_is_the_derivative_of_the_loss(rng):
     h = 1e-4
     ends = [float(squares.normal(S + s * h * along, targets=True)[1]) for s in (1, -1)]
     # (1/d) sum w r^2 has the gradient -slope.
-    assert -(ends[0] - ends[1]) / (2 * h) / 8 == pytest.approx(float((slope * along).sum()), rel=1e-6)
-    assert squares.noise == pytest.approx(0.15)  # plain noise counts half on the diagonal
+    assert -(ends[0] - ends[1]) / (2 * h) / 8 == pytest.approx(
+        float((slope * along).sum()), rel=1e-6
+    )
+    assert squares.noise == pytest.approx(
+        0.15
+    )  # plain noise counts half on the diagonal
 
 
 def test_power_iteration_bounds_the_curvature(rng):
@@ -389,7 +499,9 @@ def test_power_iteration_bounds_the_curvature(rng):
 
 def test_low_rank_is_recovered_where_least_squares_cannot():
     problem = attention(rho=0.1)
-    instance = problem.instance(0.18, 30)  # 4 * 0.18 < 1 equations per unknown of a full matrix
+    instance = problem.instance(
+        0.18, 30
+    )  # 4 * 0.18 < 1 equations per unknown of a full matrix
     low = solve(problem, instance, Nuclear(0.01), tolerance=1e-6, iterations=1500)
     dense = solve(problem, instance, Ridge(), tolerance=1e-6)
     assert low.metrics["mse"][0] < 0.02
@@ -401,7 +513,8 @@ def test_validation_is_as_good_as_the_best_of_a_grid():
     instance = problem.instance(0.25, 24)
     chosen = solve(problem, instance, Nuclear(), tolerance=1e-5)
     grid = [
-        solve(problem, instance, Nuclear(tau), tolerance=1e-5).metrics["mse"][0] for tau in (0.03, 0.1, 0.3, 1.0, 3.0)
+        solve(problem, instance, Nuclear(tau), tolerance=1e-5).metrics["mse"][0]
+        for tau in (0.03, 0.1, 0.3, 1.0, 3.0)
     ]
     assert chosen.metrics["mse"][0] < 1.25 * min(grid)
     assert any("chosen by validation" in warning for warning in chosen.warnings)
@@ -413,7 +526,9 @@ def test_single_precision_ends_where_its_rounding_does(noise, tau):
     problem = attention("linear", rho=0.3, noise=noise)
     instance = problem.instance(0.12, 30)
     fine = solve(problem, instance, Nuclear(tau), tolerance=1e-4)
-    coarse = solve(problem, instance, Nuclear(tau), get_backend(dtype="float32"), tolerance=1e-4)
+    coarse = solve(
+        problem, instance, Nuclear(tau), get_backend(dtype="float32"), tolerance=1e-4
+    )
     assert coarse.status.value == "ok"
     assert coarse.iterations < 1.5 * fine.iterations
     assert coarse.metrics["mse"][0] == pytest.approx(fine.metrics["mse"][0], rel=1e-3)
@@ -427,14 +542,24 @@ def test_descent_ends_in_the_minimum_of_nuclear(tokens, width, decay):
     """Noise of the same variance in every entry: the squared error of the label is twice the loss of ``nuclear``."""
     problem = noisy(tokens=tokens)
     instance = problem.instance(0.4, 24)
-    run = run_once(problem, instance, Adam(weight_decay=decay, width=width, schedule="cosine", steps=1500))
+    run = run_once(
+        problem,
+        instance,
+        Adam(weight_decay=decay, width=width, schedule="cosine", steps=1500),
+    )
     descended = run.estimate
-    assert np.allclose(run.final["spectrum"], np.linalg.eigvalsh(descended[0]), atol=1e-12)
+    assert np.allclose(
+        run.final["spectrum"], np.linalg.eigvalsh(descended[0]), atol=1e-12
+    )
     tau = decay * np.sqrt(width / 24) / 2
-    minimum = run_once(problem, instance, Nuclear(tau / 2), tolerance=1e-5, max_iterations=4000).estimate
+    minimum = run_once(
+        problem, instance, Nuclear(tau / 2), tolerance=1e-5, max_iterations=4000
+    ).estimate
     assert np.linalg.norm(descended - minimum) < 2e-3 * np.linalg.norm(minimum)
     expected = Adam(weight_decay=decay, width=width).theory(problem, 0.4, AT)
-    assert expected.mse == pytest.approx(Nuclear(tau / 2).theory(problem, 0.4).mse, rel=1e-8)
+    assert expected.mse == pytest.approx(
+        Nuclear(tau / 2).theory(problem, 0.4).mse, rel=1e-8
+    )
 
 
 def test_stochastic_descent_on_the_full_batch_has_that_minimum_too():
@@ -443,10 +568,15 @@ def test_stochastic_descent_on_the_full_batch_has_that_minimum_too():
     instance = problem.instance(0.5, 14)
     sgd = Sgd(weight_decay=2.0, width=14, learning_rate=0.01, steps=1500)
     descended = run_once(problem, instance, sgd).estimate
-    minimum = run_once(problem, instance, Nuclear(0.25), tolerance=1e-5, max_iterations=4000).estimate
+    minimum = run_once(
+        problem, instance, Nuclear(0.25), tolerance=1e-5, max_iterations=4000
+    ).estimate
     assert np.linalg.norm(descended - minimum) < 1e-3 * np.linalg.norm(minimum)
     at = Conditions(dimension=14)
-    assert sgd.theory(problem, 0.5, at).mse == Adam(weight_decay=1.0, width=14).theory(problem, 0.5, at).mse
+    assert (
+        sgd.theory(problem, 0.5, at).mse
+        == Adam(weight_decay=1.0, width=14).theory(problem, 0.5, at).mse
+    )
 
 
 def test_weights_of_the_label():

@@ -19,11 +19,15 @@ from tests.helpers import Square
 
 
 def accuracy(monkeypatch, **choices):
-    monkeypatch.setattr(online_fields, "ACCURACY", online_fields.ACCURACY._replace(**choices))
+    monkeypatch.setattr(
+        online_fields, "ACCURACY", online_fields.ACCURACY._replace(**choices)
+    )
 
 
 def sequence(channel, tokens=2):
-    return smimbench.Problem({"name": "sequence-multi-index", "tokens": tokens}, channel, "gaussian")
+    return smimbench.Problem(
+        {"name": "sequence-multi-index", "tokens": tokens}, channel, "gaussian"
+    )
 
 
 LINE = sequence({"name": "linear", "noise": 0.3})
@@ -42,10 +46,16 @@ def test_phase_retrieval_has_its_closed_form():
     fields = online_fields.local_fields(Retrieval(), "squared", np.full((1, 1, 1), T))
     found = fields(np.full((2, 1, 1, 1), M), np.full((2, 1, 1, 1), Q))
     on_teacher, on_student, square = (part.ravel() for part in found)
-    np.testing.assert_allclose(on_teacher * M + on_student * Q, 4 * (3 * Q**2 - Q * T - 2 * M**2), rtol=1e-10)
-    np.testing.assert_allclose(on_teacher * T + on_student * M, 12 * M * (Q - T), rtol=1e-10)
+    np.testing.assert_allclose(
+        on_teacher * M + on_student * Q, 4 * (3 * Q**2 - Q * T - 2 * M**2), rtol=1e-10
+    )
+    np.testing.assert_allclose(
+        on_teacher * T + on_student * M, 12 * M * (Q - T), rtol=1e-10
+    )
     sixth, mixed = 15 * Q**3, 3 * Q**2 * T + 12 * Q * M**2
-    np.testing.assert_allclose(square, 16 * (sixth - 2 * mixed + 3 * T**2 * Q + 12 * T * M**2), rtol=1e-10)
+    np.testing.assert_allclose(
+        square, 16 * (sixth - 2 * mixed + 3 * T**2 * Q + 12 * T * M**2), rtol=1e-10
+    )
 
 
 def repeated(problem, algorithm, D, repeats, seed, at_random=False):
@@ -74,36 +84,69 @@ def repeated(problem, algorithm, D, repeats, seed, at_random=False):
     [
         (SOFTMAX, {"loss": "squared", "learning_rate": 0.3}),
         (SOFTMAX, {"learning_rate": 0.05, "momentum": 0.6}),
-        (DEEP, {"loss": "squared", "learning_rate": 0.2, "momentum": 0.5, "nesterov": True, "weight_decay": 0.3}),
+        (
+            DEEP,
+            {
+                "loss": "squared",
+                "learning_rate": 0.2,
+                "momentum": 0.5,
+                "nesterov": True,
+                "weight_decay": 0.3,
+            },
+        ),
         (DEEP, {"loss": "squared", "learning_rate": 0.3, "spherical": True}),
     ],
 )
-def test_steps_of_the_algorithm_move_overlaps_as_the_recursion_says(problem, parameters):
+def test_steps_of_the_algorithm_move_overlaps_as_the_recursion_says(
+    problem, parameters
+):
     """Three steps from one point, again and again: the mean move is the recursion's, up to 1/D."""
     algorithm = Sgd(batch=60, steps=3, online=True, **parameters)
     start, ends, rule = repeated(problem, algorithm, 300, 150, 5)
-    path = solve(problem, algorithm.loss or fitting_loss(problem), rule, [start], [0, 1, 2, 3])
+    path = solve(
+        problem, algorithm.loss or fitting_loss(problem), rule, [start], [0, 1, 2, 3]
+    )
     wanted = np.stack([path.cross[:, -1, 0], path.own[:, -1, 0]], axis=1)
     error, spread = ends.std(axis=0) / np.sqrt(len(ends)), wanted.std(axis=0) / 2
     moved = np.abs(wanted.mean(axis=0) - np.stack(start[1:]))
     gap = np.abs(ends.mean(axis=0) - wanted.mean(axis=0))
     # The last term is of order 1/D; a wrong factor of any term would be far larger.
-    assert (gap < 4 * np.hypot(error, spread) + 0.02 * moved.max()).all(), (gap, error, spread, moved)
+    assert (gap < 4 * np.hypot(error, spread) + 0.02 * moved.max()).all(), (
+        gap,
+        error,
+        spread,
+        moved,
+    )
 
 
 @pytest.mark.parametrize(
     ("problem", "parameters"),
     [
-        (DEEP, {"learning_rate": 0.2, "momentum": 0.5, "nesterov": True, "weight_decay": 0.3}),
+        (
+            DEEP,
+            {
+                "learning_rate": 0.2,
+                "momentum": 0.5,
+                "nesterov": True,
+                "weight_decay": 0.3,
+            },
+        ),
         (SOFTMAX, {"learning_rate": 0.4, "spherical": True}),
     ],
 )
 def test_draws_have_the_law_of_the_algorithm(problem, parameters):
     """Two steps at D = 30, again and again: the law of every overlap and of their sum, no order in 1/D left out."""
-    draws, algorithm = 4000, Sgd(batch=8, steps=2, online=True, loss="squared", **parameters)
-    start, ends, rule = repeated(problem, algorithm, 30, 400, 6, at_random=algorithm.spherical)
+    draws, algorithm = (
+        4000,
+        Sgd(batch=8, steps=2, online=True, loss="squared", **parameters),
+    )
+    start, ends, rule = repeated(
+        problem, algorithm, 30, 400, 6, at_random=algorithm.spherical
+    )
     path = online.draw_paths(problem, "squared", rule, [start], [0, 2], draws, 8, 30)
-    drawn = np.concatenate([part[:, -1, 0].reshape(draws, -1) for part in (path.cross, path.own)], axis=1)
+    drawn = np.concatenate(
+        [part[:, -1, 0].reshape(draws, -1) for part in (path.cross, path.own)], axis=1
+    )
     runs = ends.reshape(len(ends), -1)
     for k in range(runs.shape[1]):
         if runs[:, k].std() > 1e-9:  # a sphere leaves nothing to chance
@@ -117,9 +160,14 @@ def test_draws_become_the_equations_as_the_dimension_grows():
         Overlaps(*(np.array([[value]]) for value in (1.0, 0.2, 0.9))),
     )
     solved = solve(SOFTMAX, "squared", rule, [start], [0, 20])
-    drawn = online.draw_paths(SOFTMAX, "squared", rule, [start], [0, 20], 16, 2000, 20_000)
+    drawn = online.draw_paths(
+        SOFTMAX, "squared", rule, [start], [0, 20], 16, 2000, 20_000
+    )
     for name in ("cross", "own"):
-        wanted, found = getattr(solved, name)[:, -1].ravel(), getattr(drawn, name)[:, -1].ravel()
+        wanted, found = (
+            getattr(solved, name)[:, -1].ravel(),
+            getattr(drawn, name)[:, -1].ravel(),
+        )
         error = np.hypot(wanted.std() / 2, found.std() / 4)
         assert abs(wanted.mean() - found.mean()) < 4 * error + 2e-3
 
@@ -127,7 +175,9 @@ def test_draws_become_the_equations_as_the_dimension_grows():
 def test_runs_that_escape_from_nothing_follow_the_draws():
     """From a random start at D = 60 the equations are far off, the mean of draws is that of runs."""
     D, batch, steps, runs = 60, 6, 50, 24
-    algorithm = Sgd(learning_rate=0.08, batch=batch, steps=steps, online=True, loss="squared")
+    algorithm = Sgd(
+        learning_rate=0.08, batch=batch, steps=steps, online=True, loss="squared"
+    )
     starts, ends = [], []
     for run in range(runs):
         instance = SOFTMAX.instance(0.01, D, run)
@@ -137,7 +187,9 @@ def test_runs_that_escape_from_nothing_follow_the_draws():
         for _ in range(steps):
             state, _ = algorithm.step(SOFTMAX, data, state)
         ends.append(instance.metrics(state.factor)["mse"][0])
-    point = algorithm.theory(SOFTMAX, 180.0, Conditions(dimension=D, starts=tuple(starts)))
+    point = algorithm.theory(
+        SOFTMAX, 180.0, Conditions(dimension=D, starts=tuple(starts))
+    )
     assert "draws" in point.method
     error = np.hypot(np.std(ends) / np.sqrt(runs), point.mse_error)
     assert abs(np.mean(ends) - point.mse) < 3.5 * error
@@ -148,19 +200,27 @@ def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
     """One softmax layer from an overlap of 0.3, large batches: within 4% from the start until 99% of the error is gone."""
     accuracy(monkeypatch, draws=(16, 16))
     D, steps, curves, starts = 200, 30, [], []
-    algorithm = Sgd(learning_rate=0.2, batch=1200, steps=steps, online=True, loss="squared")
+    algorithm = Sgd(
+        learning_rate=0.2, batch=1200, steps=steps, online=True, loss="squared"
+    )
     for run in range(4):
         instance = SOFTMAX.instance(0.01, D, run)
         data, rng = instance.data(get_backend()), np.random.default_rng(run)
-        factor = 0.3 * instance.signal + np.sqrt(1 - 0.3**2) * rng.standard_normal(instance.signal.shape)
-        state = algorithm.init(SOFTMAX, data, rng)._replace(factor=factor, signal=factor)
+        factor = 0.3 * instance.signal + np.sqrt(1 - 0.3**2) * rng.standard_normal(
+            instance.signal.shape
+        )
+        state = algorithm.init(SOFTMAX, data, rng)._replace(
+            factor=factor, signal=factor
+        )
         starts.append(instance.overlaps(factor))
         curve = [instance.metrics(factor)["mse"][0]]
         for _ in range(steps):
             state, _ = algorithm.step(SOFTMAX, data, state)
             curve.append(instance.metrics(state.factor)["mse"][0])
         curves.append(curve)
-    path = algorithm.theory(SOFTMAX, 180.0, Conditions(dimension=D, starts=tuple(starts))).trajectory
+    path = algorithm.theory(
+        SOFTMAX, 180.0, Conditions(dimension=D, starts=tuple(starts))
+    ).trajectory
     theory, mean = np.ravel(path["mse"]), np.mean(curves, axis=0)[path["iteration"]]
     assert theory[0] == pytest.approx(mean[0])
     assert theory[-1] < 0.01 * theory[0]
@@ -181,7 +241,9 @@ def test_a_draw_with_long_memory_does_not_count_as_diverged():
 def test_noise_that_differs_by_rounding_is_one_noise(components):
     for tokens in (1, 2, 3):
         for noise in (0.0, 0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0, 2.0):
-            kind = sequence({"name": "linear", "noise": noise, "components": components}, tokens)
+            kind = sequence(
+                {"name": "linear", "noise": noise, "components": components}, tokens
+            )
             assert online_fields.evaluations(kind, "squared") == 1, (tokens, noise)
 
 
@@ -205,16 +267,26 @@ def linear_recursion(algorithm, T, M, Q):
                 "constant": 1.0,
                 "1/t": 1 / (1 + step / (algorithm.decay_steps or 1)),
                 "cosine": (1 + math.cos(math.pi * step / algorithm.steps)) / 2,
-                "step": (algorithm.decay_factor or 1) ** (step // (algorithm.decay_steps or 1)),
+                "step": (algorithm.decay_factor or 1)
+                ** (step // (algorithm.decay_steps or 1)),
             }[algorithm.schedule]
         )
         error = gram[0, 0] - 2 * gram[0, 1] + gram[1, 1]
         # The last term is what the square of a mean over B samples of C tokens has beyond the square of the mean.
-        noise = 4 * SITES * (error + NOISE) * SIZE / algorithm.batch + 4 * SITES * error / algorithm.batch
+        noise = (
+            4 * SITES * (error + NOISE) * SIZE / algorithm.batch
+            + 4 * SITES * error / algorithm.batch
+        )
         gradient = np.array([-2 * SITES, 2 * SITES + algorithm.weight_decay, 0.0, 1.0])
         velocity = np.array([0.0, 0.0, m, 0.0]) + gradient
         along = gradient + m * velocity if algorithm.nesterov else velocity
-        new = np.stack([[1.0, 0.0, 0.0, 0.0], np.array([0.0, 1.0, 0.0, 0.0]) - rate * along, velocity])
+        new = np.stack(
+            [
+                [1.0, 0.0, 0.0, 0.0],
+                np.array([0.0, 1.0, 0.0, 0.0]) - rate * along,
+                velocity,
+            ]
+        )
         gram = new[:, :3] @ gram @ new[:, :3].T + noise * np.outer(new[:, 3], new[:, 3])
     return gram
 
@@ -245,31 +317,49 @@ def linear_runs(count):
 def test_linear_labels_have_their_closed_form(algorithm):
     """All steps are made one by one: momentum, schedules, 300 to 2000 of them."""
     gram = linear_recursion(algorithm, 1.1, 0.1, 0.9)
-    point = algorithm.theory(LINE, 1.0, Conditions(dimension=SIZE, starts=(overlaps(1.1, 0.1, 0.9),)))
+    point = algorithm.theory(
+        LINE, 1.0, Conditions(dimension=SIZE, starts=(overlaps(1.1, 0.1, 0.9),))
+    )
     assert point.overlap[0][0] == pytest.approx(gram[0, 1], rel=1e-9)
     assert point.own_overlap[0][0] == pytest.approx(gram[1, 1], rel=1e-9)
-    assert point.mse == pytest.approx(gram[0, 0] - 2 * gram[0, 1] + gram[1, 1], rel=1e-9)
+    assert point.mse == pytest.approx(
+        gram[0, 0] - 2 * gram[0, 1] + gram[1, 1], rel=1e-9
+    )
     assert point.trajectory["samples"][-1] == algorithm.batch * algorithm.steps
 
 
 def test_the_mean_of_linear_descent_is_exact_at_every_dimension():
     """Ten dimensions and batches of three: 60,000 runs, written down here. The mean of a ratio is within its stated error."""
     size, batch, rate, momentum, runs = 10, 3, 0.02, 0.5, 60_000
-    algorithm = Sgd(online=True, steps=25, batch=batch, learning_rate=rate, momentum=momentum)
-    point = algorithm.theory(LINE, 1.0, Conditions(dimension=size, starts=(overlaps(1.0, 0.1, 0.9),)))
+    algorithm = Sgd(
+        online=True, steps=25, batch=batch, learning_rate=rate, momentum=momentum
+    )
+    point = algorithm.theory(
+        LINE, 1.0, Conditions(dimension=size, starts=(overlaps(1.0, 0.1, 0.9),))
+    )
     rng = np.random.default_rng(3)
     teacher, student, velocity = np.zeros((3, runs, size))
-    teacher[:, 0], student[:, 0], student[:, 1] = np.sqrt(size) * np.array([[1.0, 0.1, np.sqrt(0.89)]]).T
+    teacher[:, 0], student[:, 0], student[:, 1] = (
+        np.sqrt(size) * np.array([[1.0, 0.1, np.sqrt(0.89)]]).T
+    )
     for _ in range(algorithm.steps):
         x = rng.standard_normal((runs, batch * SITES, size)) / np.sqrt(size)
-        gap = np.einsum("rbd,rd->rb", x, student - teacher) - np.sqrt(NOISE) * rng.standard_normal(x.shape[:2])
-        velocity = momentum * velocity + 2 * size / batch * np.einsum("rb,rbd->rd", gap, x)
+        gap = np.einsum("rbd,rd->rb", x, student - teacher) - np.sqrt(
+            NOISE
+        ) * rng.standard_normal(x.shape[:2])
+        velocity = momentum * velocity + 2 * size / batch * np.einsum(
+            "rb,rbd->rd", gap, x
+        )
         student = student - rate * velocity
     mse = np.mean((student - teacher) ** 2, axis=1)
     cosine = (student[:, 0] ** 2) / np.sum(student**2, axis=1)
     assert abs(point.mse - mse.mean()) < 4 * mse.std() / np.sqrt(runs)
     assert point.mse_error == 0.0
-    assert abs(point.more["squared_cosine"][0] - cosine.mean()) < 3 * point.more["squared_cosine_error"][0] < 0.05
+    assert (
+        abs(point.more["squared_cosine"][0] - cosine.mean())
+        < 3 * point.more["squared_cosine_error"][0]
+        < 0.05
+    )
     # Without what the square of a mean has in a batch it would be off by more than chance.
     limit = solve(LINE, "squared", online.DescentRule(lambda step: rate, batch / size, momentum=momentum),
                          [overlaps(1.0, 0.1, 0.9)], [0, 25])  # fmt: skip
@@ -280,12 +370,16 @@ def test_the_mean_of_linear_descent_is_exact_at_every_dimension():
 def test_without_runs_linear_labels_start_from_the_mean_over_all_signals():
     """Six dimensions: the error of 100,000 teachers and students."""
     size, batch, rate, runs = 6, 4, 0.1, 100_000
-    point = Sgd(online=True, steps=8, batch=batch, learning_rate=rate).theory(LINE, 1.0, Conditions(dimension=size))
+    point = Sgd(online=True, steps=8, batch=batch, learning_rate=rate).theory(
+        LINE, 1.0, Conditions(dimension=size)
+    )
     rng = np.random.default_rng(5)
     teacher, student = rng.standard_normal((2, runs, size))
     for _ in range(8):
         x = rng.standard_normal((runs, batch * SITES, size)) / np.sqrt(size)
-        gap = np.einsum("rbd,rd->rb", x, student - teacher) - np.sqrt(NOISE) * rng.standard_normal(x.shape[:2])
+        gap = np.einsum("rbd,rd->rb", x, student - teacher) - np.sqrt(
+            NOISE
+        ) * rng.standard_normal(x.shape[:2])
         student = student - rate * 2 * size / batch * np.einsum("rb,rbd->rd", gap, x)
     mse = np.mean((student - teacher) ** 2, axis=1)
     assert abs(point.mse - mse.mean()) < 4 * mse.std() / np.sqrt(runs)
@@ -308,7 +402,9 @@ def test_without_runs_the_spread_of_typical_starts_is_in_the_error(batch):
 @pytest.mark.slow
 def test_long_runs_get_fewer_points_and_a_larger_error(monkeypatch):
     """Noiseless labels from a large overlap, 1200 steps: the rough answer is within a few of its stated errors."""
-    algorithm = Sgd(online=True, learning_rate=0.01, batch=1000, steps=1200, loss="squared")
+    algorithm = Sgd(
+        online=True, learning_rate=0.01, batch=1000, steps=1200, loss="squared"
+    )
     conditions = Conditions(dimension=2000, starts=(overlaps(1.0, 0.3, 1.0),))
     exact = algorithm.theory(SOFTMAX, 1.0, conditions)
     accuracy(monkeypatch, latents=2.5e6)  # instead of 1.7e7
@@ -322,10 +418,14 @@ def test_long_runs_get_fewer_points_and_a_larger_error(monkeypatch):
 
 def test_a_long_memory_does_not_count_as_divergence():
     """Velocities are ``1/(1 - m)`` times as large as gradients; the student stays small."""
-    algorithm = Sgd(online=True, learning_rate=1e-7, batch=250, steps=600, momentum=0.999)
+    algorithm = Sgd(
+        online=True, learning_rate=1e-7, batch=250, steps=600, momentum=0.999
+    )
     gram = linear_recursion(algorithm, 1.0, 0.1, 1.0)
     assert gram[2, 2] > online.LARGEST
-    point = algorithm.theory(LINE, 1.0, Conditions(dimension=SIZE, starts=(overlaps(1.0, 0.1, 1.0),)))
+    point = algorithm.theory(
+        LINE, 1.0, Conditions(dimension=SIZE, starts=(overlaps(1.0, 0.1, 1.0),))
+    )
     assert point.own_overlap[0][0] == pytest.approx(gram[1, 1], rel=1e-9)
 
 
@@ -338,20 +438,37 @@ def probit_by_quadrature(noise, rate, fraction, steps, T, M, Q):
         z, truth = np.sqrt(Q) * u, M / np.sqrt(Q) * u + np.sqrt(T - M**2 / Q) * v
         shown, mean = (2 * ndtr(field / np.sqrt(noise)) - 1 for field in (z, truth))
         slope = 2 * np.exp(-(z**2) / 2 / noise) / np.sqrt(2 * np.pi * noise)
-        on_student, on_teacher = ((weight * 2 * (shown - mean) * slope * field).sum() for field in (z, truth))
+        on_student, on_teacher = (
+            (weight * 2 * (shown - mean) * slope * field).sum() for field in (z, truth)
+        )
         square = (weight * 4 * slope**2 * (shown**2 - 2 * shown * mean + 1)).sum()
         both = np.array([on_teacher, on_student])
         drift = both @ np.linalg.solve([[T, M], [M, Q]], both)
-        M, Q = M - rate * on_teacher, Q - 2 * rate * on_student + rate**2 * (square / fraction + drift)
+        M, Q = (
+            M - rate * on_teacher,
+            Q - 2 * rate * on_student + rate**2 * (square / fraction + drift),
+        )
     return M, Q
 
 
-@pytest.mark.parametrize(("rate", "fraction", "steps"), [(0.05, 1.0, 150), (0.01, 0.3, 400)])
+@pytest.mark.parametrize(
+    ("rate", "fraction", "steps"), [(0.05, 1.0, 150), (0.01, 0.3, 400)]
+)
 def test_noisy_labels_of_one_token_agree_with_quadrature(rate, fraction, steps):
     T, M, Q = 1.0, 0.3, 1.0
     cross, own = probit_by_quadrature(0.5, rate, fraction, steps, T, M, Q)
-    path = solve(PROBIT, "squared", online.DescentRule(lambda step: rate, fraction), [overlaps(T, M, Q)], [0, steps])
-    for wanted, found in ((cross, path.cross), (own, path.own), (T - 2 * cross + own, T - 2 * path.cross + path.own)):
+    path = solve(
+        PROBIT,
+        "squared",
+        online.DescentRule(lambda step: rate, fraction),
+        [overlaps(T, M, Q)],
+        [0, steps],
+    )
+    for wanted, found in (
+        (cross, path.cross),
+        (own, path.own),
+        (T - 2 * cross + own, T - 2 * path.cross + path.own),
+    ):
         each = found[:, -1].ravel()
         error = each.std(ddof=1) / np.sqrt(len(each))
         assert error < 3e-3

@@ -23,7 +23,10 @@ def table(entry) -> dict:
     """An item with its defaults."""
     found = {"name": entry.name}
     for name, parameter in inspect.signature(entry.item).parameters.items():
-        if parameter.default is inspect.Parameter.empty and name not in ENGINE_FILLED.get(entry.kind, ()):
+        if (
+            parameter.default is inspect.Parameter.empty
+            and name not in ENGINE_FILLED.get(entry.kind, ())
+        ):
             found[name] = REQUIRED[name]
     return found
 
@@ -33,11 +36,15 @@ def combinations():
         *(REGISTRY.entries(kind) for kind in ("model", "channel", "prior", "algorithm"))
     ):
         untied = prior.name == "bilinear"
-        if all(entry.fits(model.name) for entry in (channel, prior, algorithm)) and not (
-            untied and channel.name == "hardmax"
-        ):
+        if all(
+            entry.fits(model.name) for entry in (channel, prior, algorithm)
+        ) and not (untied and channel.name == "hardmax"):
             yield pytest.param(
-                model, channel, prior, algorithm, id="-".join((model.name, channel.name, prior.name, algorithm.name))
+                model,
+                channel,
+                prior,
+                algorithm,
+                id="-".join((model.name, channel.name, prior.name, algorithm.name)),
             )
 
 
@@ -58,7 +65,9 @@ def unsigned(estimate):
     return np.abs(to_host(estimate))
 
 
-@pytest.mark.parametrize(("model", "channel", "prior", "algorithm"), list(combinations()))
+@pytest.mark.parametrize(
+    ("model", "channel", "prior", "algorithm"), list(combinations())
+)
 def test_it_runs_and_stays_where_it_was_put(backend, model, channel, prior, algorithm):
     """With the numbers that NumPy gives."""
     with using(REGISTRY):
@@ -72,7 +81,9 @@ def test_it_runs_and_stays_where_it_was_put(backend, model, channel, prior, algo
         assert isinstance(reason, str)
         assert reason
         return
-    if not all(supports(entry, backend) for entry in (model, channel, prior, algorithm)):
+    if not all(
+        supports(entry, backend) for entry in (model, channel, prior, algorithm)
+    ):
         return
     instance = problem.instance(0.8, 8)
     data = instance.data(backend)
@@ -92,14 +103,23 @@ def test_it_runs_and_stays_where_it_was_put(backend, model, channel, prior, algo
     for array, kept in zip((data.inputs, data.labels), before):
         np.testing.assert_array_equal(to_host(array), kept)
     plain, _ = estimate_after(problem, item, instance.data(get_backend()), 2)
-    np.testing.assert_allclose(unsigned(estimate), unsigned(plain), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        unsigned(estimate), unsigned(plain), rtol=1e-5, atol=1e-7
+    )
 
 
 LINE, LAYER = sequence("linear", noise=0.3), sequence()
 MATRIX = attention("linear", noise=0.3)
 RUNS = [
-    *((name, {}, problem) for name in ("gamp", "adam", "spectral") for problem in (LINE, LAYER, MATRIX)),
-    *(("sgd", {"momentum": 0.5, "weight_decay": 0.1, "spherical": True}, problem) for problem in (LAYER, MATRIX)),
+    *(
+        (name, {}, problem)
+        for name in ("gamp", "adam", "spectral")
+        for problem in (LINE, LAYER, MATRIX)
+    ),
+    *(
+        ("sgd", {"momentum": 0.5, "weight_decay": 0.1, "spherical": True}, problem)
+        for problem in (LAYER, MATRIX)
+    ),
     ("spectral", {"kind": "asymmetric"}, LAYER),
     ("averaged", {"of": "adam", "students": 3}, MATRIX),
     *(("ridge", {}, problem) for problem in (LINE, MATRIX)),
@@ -113,12 +133,23 @@ RUNS = [
 def test_streams_and_single_precision_change_little(name, parameters, problem, how):
     item = build(REGISTRY.get("algorithm", name).item, "algorithm", parameters)
     alpha, D = (0.9, 60) if problem.model.rank == "low" else (0.2, 20)
-    expected, _ = estimate_after(problem, item, problem.instance(alpha, D).data(get_backend()), 3)
+    expected, _ = estimate_after(
+        problem, item, problem.instance(alpha, D).data(get_backend()), 3
+    )
     if how == "streamed":
-        found, _ = estimate_after(problem, item, problem.instance(alpha, D).data(get_backend(), stream=True), 3)
-        np.testing.assert_allclose(unsigned(found), unsigned(expected), rtol=1e-6, atol=1e-9)
+        found, _ = estimate_after(
+            problem,
+            item,
+            problem.instance(alpha, D).data(get_backend(), stream=True),
+            3,
+        )
+        np.testing.assert_allclose(
+            unsigned(found), unsigned(expected), rtol=1e-6, atol=1e-9
+        )
     else:
-        data = problem.instance(alpha, D, dtype="float32").data(get_backend("numpy", "float32"))
+        data = problem.instance(alpha, D, dtype="float32").data(
+            get_backend("numpy", "float32")
+        )
         found, _ = estimate_after(problem, item, data, 3)
         assert found.dtype == np.float32
         np.testing.assert_allclose(unsigned(found), unsigned(expected), atol=1e-2)

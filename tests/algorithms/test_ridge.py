@@ -17,7 +17,9 @@ from tests.stretched import stretched
 
 
 def solve(problem, instance, algorithm, backend=None, tolerance=1e-10):
-    return run_once(problem, instance, algorithm, backend, tolerance=tolerance, max_iterations=2000)
+    return run_once(
+        problem, instance, algorithm, backend, tolerance=tolerance, max_iterations=2000
+    )
 
 
 def test_it_is_the_posterior_mean_of_a_gaussian_signal(backend):
@@ -30,7 +32,11 @@ def test_it_is_the_posterior_mean_of_a_gaussian_signal(backend):
     assert found.status.value == "ok"
     assert np.allclose(to_host(found.estimate), expected, atol=1e-8)
     heavier = np.linalg.solve(X.T @ X + 2.0 * np.eye(25), X.T @ y.T).T
-    assert np.allclose(to_host(solve(problem, instance, Ridge(2.0), backend).estimate), heavier, atol=1e-8)
+    assert np.allclose(
+        to_host(solve(problem, instance, Ridge(2.0), backend).estimate),
+        heavier,
+        atol=1e-8,
+    )
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
@@ -39,8 +45,12 @@ def test_the_penalty_knows_the_variance_of_the_signal(shift):
         instance = problem.instance(0.6, 40)
     X = instance.inputs.reshape(-1, 40) / math.sqrt(40)
     y = instance.labels.reshape(-1)
-    expected = shift + np.linalg.solve(X.T @ X + 0.5 / 9 * np.eye(40), X.T @ (y - shift * X.sum(axis=1)))
-    assert np.allclose(solve(problem, instance, Ridge()).estimate[0], expected, atol=1e-6)
+    expected = shift + np.linalg.solve(
+        X.T @ X + 0.5 / 9 * np.eye(40), X.T @ (y - shift * X.sum(axis=1))
+    )
+    assert np.allclose(
+        solve(problem, instance, Ridge()).estimate[0], expected, atol=1e-6
+    )
 
 
 def test_labels_that_are_not_finite_are_no_convergence():
@@ -50,13 +60,17 @@ def test_labels_that_are_not_finite_are_no_convergence():
     labels[0] = np.nan
     data = replace(instance.data(get_backend("numpy")), labels=labels)
     algorithm = Ridge()
-    _, info = algorithm.step(problem, data, algorithm.init(problem, data, np.random.default_rng(0)))
+    _, info = algorithm.step(
+        problem, data, algorithm.init(problem, data, np.random.default_rng(0))
+    )
     assert not np.isfinite(info.residual)
 
 
 def test_one_sample_is_too_few_to_validate_on():
     problem = sequence("linear", noise=0.3)
-    with pytest.raises(ValueError, match="validation needs at least two samples, this data has 1"):
+    with pytest.raises(
+        ValueError, match="validation needs at least two samples, this data has 1"
+    ):
         solve(problem, problem.instance(0.1, 10), Ridge("validation"))
 
 
@@ -68,7 +82,9 @@ def design(instance, tokens=2):
         for a in range(tokens):
             for b in range(a, tokens):
                 outer = np.outer(x[a], x[b])
-                rows.append(((outer + outer.T) / 2 - (a == b) * np.eye(d)) / math.sqrt(d))
+                rows.append(
+                    ((outer + outer.T) / 2 - (a == b) * np.eye(d)) / math.sqrt(d)
+                )
     return np.array(rows).reshape(len(instance.inputs), -1, d, d)
 
 
@@ -92,13 +108,20 @@ def test_it_is_the_gaussian_posterior_mean_of_a_matrix(convention):
     basis = symmetric_basis(d)
     A = np.einsum("ncij,kij->nck", design(instance), basis).reshape(-1, len(basis))
     variance = np.tile(
-        [noise, noise, noise] if convention == "plain" else [2 * noise, noise, 2 * noise], len(instance.inputs)
+        [noise, noise, noise]
+        if convention == "plain"
+        else [2 * noise, noise, 2 * noise],
+        len(instance.inputs),
     )
     mean = problem.prior.mean(1, d)[0]
     y = instance.labels.reshape(-1) - A @ np.einsum("kij,ij->k", basis, mean)
     precision = A.T @ (A / variance[:, None]) + (d / 2) * np.eye(len(basis))
-    expected = mean + np.einsum("k,kij->ij", np.linalg.solve(precision, A.T @ (y / variance)), basis)
-    assert np.allclose(solve(problem, instance, Ridge()).estimate[0], expected, atol=1e-7)
+    expected = mean + np.einsum(
+        "k,kij->ij", np.linalg.solve(precision, A.T @ (y / variance)), basis
+    )
+    assert np.allclose(
+        solve(problem, instance, Ridge()).estimate[0], expected, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("tokens", [2, 3])
@@ -119,13 +142,17 @@ def test_noiseless_softmax_is_fitted_exactly_and_closest_to_the_prior_mean():
     instance = problem.instance(0.2, d)  # 10 samples, 20 equations, 28 unknowns
     basis = symmetric_basis(d)
     h = np.einsum("ncij,kij->nck", design(instance), basis)
-    A = np.concatenate([h[:, 0] - h[:, 1], h[:, 2] - h[:, 1]])  # differences of one softmax row
+    A = np.concatenate(
+        [h[:, 0] - h[:, 1], h[:, 2] - h[:, 1]]
+    )  # differences of one softmax row
     log = instance.labels
     t = np.concatenate([log[:, 0, 0] - log[:, 0, 1], log[:, 1, 1] - log[:, 1, 0]]) / 2.0
     mean = problem.prior.mean(1, d)[0]
     deviation = np.linalg.pinv(A) @ (t - A @ np.einsum("kij,ij->k", basis, mean))
     found = solve(problem, instance, Ridge())
-    assert np.allclose(found.estimate[0], mean + np.einsum("k,kij->ij", deviation, basis), atol=1e-7)
+    assert np.allclose(
+        found.estimate[0], mean + np.einsum("k,kij->ij", deviation, basis), atol=1e-7
+    )
     assert any("2 of 3 combinations" in warning for warning in found.warnings)
 
 
@@ -135,17 +162,22 @@ def test_it_is_the_best_linear_estimate():
     problem = attention("linear", noise=0.5)
     instance = problem.instance(0.2, 50)
     best, *others = (
-        solve(problem, instance, Ridge(penalty), tolerance=1e-6).metrics["mse"][0] for penalty in ("theory", 0.15, 1.5)
+        solve(problem, instance, Ridge(penalty), tolerance=1e-6).metrics["mse"][0]
+        for penalty in ("theory", 0.15, 1.5)
     )
     assert best < min(others)
 
 
 def test_theory_of_every_rank():
     line = sequence("linear", noise=0.1)
-    found = Ridge().theory(line, 0.5)  # the best linear estimate of a Gaussian signal is the best there is
+    found = Ridge().theory(
+        line, 0.5
+    )  # the best linear estimate of a Gaussian signal is the best there is
     assert found.mse == pytest.approx(state_evolution(line, [0.5])[0].V[0, 0], rel=1e-9)
     assert "held-out" in Ridge("validation").theory(attention("linear"), 0.5)
-    assert Ridge().theory(attention("linear"), 0.4).mse == 0.0  # 0.4 * 3 * 2 > 1 equations per unknown
+    assert (
+        Ridge().theory(attention("linear"), 0.4).mse == 0.0
+    )  # 0.4 * 3 * 2 > 1 equations per unknown
 
 
 def test_validation_chooses_what_theory_would():
@@ -170,7 +202,10 @@ def test_least_squares_without_a_penalty(tokens):
         assert found == pytest.approx(gap + noise * (1 - gap) / gap, rel=1e-6)
     reason = Ridge(0.0).theory(problem, 1 / tokens)
     assert "infinite error where there are just as many labels as directions" in reason
-    assert Ridge(0.0).theory(sequence("linear", tokens=tokens, noise=0.0), 1 / tokens).mse == 0
+    assert (
+        Ridge(0.0).theory(sequence("linear", tokens=tokens, noise=0.0), 1 / tokens).mse
+        == 0
+    )
     assert Ridge(1e-6).theory(problem, 1 / tokens).mse > 100
 
 

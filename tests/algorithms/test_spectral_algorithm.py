@@ -10,7 +10,11 @@ from smimbench.problem.problem import Problem
 from tests.helpers import run_once
 
 LOW = Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
-EXTENSIVE = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5})
+EXTENSIVE = Problem(
+    {"name": "attention-indexed", "tokens": 2},
+    "softmax",
+    {"name": "wishart", "rho": 0.5},
+)
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
@@ -36,11 +40,15 @@ def test_labels_that_say_nothing_of_second_moments_end_a_run_as_usual(kind, dime
 
 def test_eigenvalues_are_kept_beside_their_theory():
     def attempt(problem, algorithm, alpha, dimension, replicate=0):
-        return run_once(problem, problem.instance(alpha, dimension, replicate), algorithm)
+        return run_once(
+            problem, problem.instance(alpha, dimension, replicate), algorithm
+        )
 
     key, asymmetric = "leading_eigenvalues", Spectral(kind="asymmetric")
     expected = Spectral().theory(LOW, 0.8).more[key]
-    assert attempt(LOW, Spectral(), 0.8, 400).final[key] == pytest.approx(expected, rel=0.25)
+    assert attempt(LOW, Spectral(), 0.8, 400).final[key] == pytest.approx(
+        expected, rel=0.25
+    )
     runs = [attempt(LOW, asymmetric, 0.1, 100, replicate) for replicate in range(6)]
     missing = ["no real outlier" in " ".join(one.warnings) for one in runs]
     assert any(missing)

@@ -6,10 +6,21 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import k0, k1
 from scipy.stats import chi2
-from smimbench_attention.algorithms.spectral import Spectral, first_order, first_order_theory
+from smimbench_attention.algorithms.spectral import (
+    Spectral,
+    first_order,
+    first_order_theory,
+)
 from smimbench_attention.algorithms.spectral import limit as spectral
-from smimbench_attention.algorithms.spectral.eigenvectors import RIGHTMOST, spectral_estimate
-from smimbench_attention.algorithms.spectral.limit import direction_mode, joint_mode, spectral_theory
+from smimbench_attention.algorithms.spectral.eigenvectors import (
+    RIGHTMOST,
+    spectral_estimate,
+)
+from smimbench_attention.algorithms.spectral.limit import (
+    direction_mode,
+    joint_mode,
+    spectral_theory,
+)
 
 from smimbench.backend.device import Backend, get_backend
 from smimbench.derive import complete_channel
@@ -85,10 +96,14 @@ def test_products_emerge_where_the_literature_says():
     found = spectral_theory(pair_problem(Product()), 1.0)
     assert [mode.strength for mode in found.modes] == pytest.approx([F, F], rel=0.02)
     found = spectral_theory(pair_problem(SignProduct()), 1.0)
-    assert [mode.strength for mode in found.modes] == pytest.approx([4 / np.pi**2] * 2, rel=1e-10)
+    assert [mode.strength for mode in found.modes] == pytest.approx(
+        [4 / np.pi**2] * 2, rel=1e-10
+    )
 
 
-@pytest.mark.parametrize(("channel", "threshold"), [(Product(), 0.59375), (SignProduct(), np.pi**2 / 4)])
+@pytest.mark.parametrize(
+    ("channel", "threshold"), [(Product(), 0.59375), (SignProduct(), np.pi**2 / 4)]
+)
 @pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
 def test_nothing_is_claimed_below_the_transition(channel, threshold, kind):
     problem = pair_problem(channel)
@@ -98,7 +113,9 @@ def test_nothing_is_claimed_below_the_transition(channel, threshold, kind):
     assert list(below.mse) == [1, 1]
     assert np.diagonal(above.overlap).min() > 0.02
     # The directions are sum and difference, so both components are found equally well.
-    assert np.allclose(np.abs(np.stack([mode.direction for mode in above.modes])), np.sqrt(0.5))
+    assert np.allclose(
+        np.abs(np.stack([mode.direction for mode in above.modes])), np.sqrt(0.5)
+    )
 
 
 def test_both_components_of_a_product_are_found():
@@ -127,7 +144,10 @@ class Likely(TwoDirections):
 
 @pytest.fixture(params=["bool", "int"])
 def likely(request):
-    convert = {"bool": lambda flag: flag, "int": lambda flag: 2 * flag.astype(np.int64) - 1}[request.param]
+    convert = {
+        "bool": lambda flag: flag,
+        "int": lambda flag: 2 * flag.astype(np.int64) - 1,
+    }[request.param]
     channel = Likely(f"likely-{request.param}", convert)
     problem = pair_problem(channel)
     problem.channel = complete_channel(channel, problem.model)
@@ -141,14 +161,18 @@ def test_a_likelihood_alone_has_the_theory_of_the_exact_posterior(likely, kind):
     for alpha in (3.5, 6.0):
         exact = spectral_theory(pair_problem(SignProduct()), alpha, kind)
         found = spectral_theory(likely, alpha, kind)
-        assert np.diagonal(found.overlap) == pytest.approx(np.diagonal(exact.overlap), abs=0.02)
+        assert np.diagonal(found.overlap) == pytest.approx(
+            np.diagonal(exact.overlap), abs=0.02
+        )
     assert not components_decouple(likely)  # knowing one factor teaches the other
 
 
 @pytest.mark.parametrize(("tokens", "threshold"), [(2, 0.8224670), (3, 0.26431)])
 def test_labels_that_are_integers(tokens, threshold):
     """An outlier appears where message passing leaves zero."""
-    problem = Problem({"name": "sequence-multi-index", "tokens": tokens}, "hardmax", "gaussian")
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": tokens}, "hardmax", "gaussian"
+    )
     for kind in ("symmetric", "asymmetric"):
         found = spectral_theory(problem, 1.0, kind)
         assert found.modes[0].strength == pytest.approx(1 / threshold, rel=0.01)
@@ -161,7 +185,9 @@ def test_asymmetric_overlap_and_outlier_have_closed_forms(tokens):
     K3 = M * (M + 2) * (M + 4) - 3 * M * (M + 2) + 3 * M - 1 - (M - 1)
     alpha = 2.5 / F
     found = spectral_theory(sequence(tokens=M), alpha, "asymmetric")
-    assert found.overlap[0, 0] == pytest.approx((alpha - 1 / F) / (alpha + K3 / F**2), abs=0.01)
+    assert found.overlap[0, 0] == pytest.approx(
+        (alpha - 1 / F) / (alpha + K3 / F**2), abs=0.01
+    )
     assert found.modes[0].eigenvalue == pytest.approx(alpha * F, rel=0.02)
     assert abs(found.mse[0] - 1 + found.overlap[0, 0]) < 1e-12
 
@@ -201,7 +227,12 @@ def test_regularisation_costs_what_the_general_formula_says():
         return eigenvalue - alpha * ((1 + g) * t / (1 - chi * t)).sum(1).mean()
 
     found = spectral_theory(sequence(), alpha, regularisation=epsilon)
-    eigenvalue = brentq(signal, found.modes[0].eigenvalue * 0.98, found.modes[0].eigenvalue * 1.05, xtol=1e-9)
+    eigenvalue = brentq(
+        signal,
+        found.modes[0].eigenvalue * 0.98,
+        found.modes[0].eigenvalue * 1.05,
+        xtol=1e-9,
+    )
     step = 1e-4
     slope = (signal(eigenvalue + step) - signal(eigenvalue - step)) / (2 * step)
     assert found.modes[0].eigenvalue == pytest.approx(eigenvalue, rel=2e-3)
@@ -301,11 +332,20 @@ def test_joint_theory_agrees_with_the_scalar_one():
 
 
 def test_sign_is_right_where_labels_tell_it():
-    problem = Problem({"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "noise": 0.1}, "gaussian")
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": 1},
+        {"name": "linear", "noise": 0.1},
+        "gaussian",
+    )
     for replicate in range(4):
         instance, data = data_of(problem, 3.0, 150, replicate)
         assert (
-            instance.metrics(spectral_estimate(problem, data, np.random.default_rng(replicate)).estimate)["mse"][0] < 1
+            instance.metrics(
+                spectral_estimate(
+                    problem, data, np.random.default_rng(replicate)
+                ).estimate
+            )["mse"][0]
+            < 1
         )
 
 
@@ -324,7 +364,11 @@ def test_start_claims_what_it_holds():
 
 def test_first_order_theory_has_a_closed_form():
     """``(4 / 3V)(1 / pi P+ + 1 / 2 pi P-)`` is the information of hardmax at zero; Q0 = 1.5."""
-    problem = Problem({"name": "attention-indexed", "tokens": 2}, {"name": "hardmax"}, {"name": "wishart", "rho": 0.5})
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 2},
+        {"name": "hardmax"},
+        {"name": "wishart", "rho": 0.5},
+    )
     Q, V, error, _ = first_order_theory(problem, 0.5, "zero")
     plus, minus = (0.25 + s * np.arcsin(1 / 3) / (2 * np.pi) for s in (1, -1))
     information = (4 / (3 * 1.5)) * (1 / (np.pi * plus) + 1 / (2 * np.pi * minus)) / 2
@@ -339,7 +383,11 @@ def test_a_longer_signal_is_a_longer_estimate(kind):
     """With the noise scaled along, nothing changes but the unit."""
     from tests.stretched import stretched
 
-    one = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "noise": 0.5}, "gaussian")
+    one = Problem(
+        {"name": "sequence-multi-index", "tokens": 2},
+        {"name": "linear", "noise": 0.5},
+        "gaussian",
+    )
     unit = spectral_theory(one, 1.5, kind)
     with stretched({"name": "linear", "noise": 4.5}, scale=3.0) as three:
         wide = spectral_theory(three, 1.5, kind)
@@ -350,10 +398,15 @@ def test_a_longer_signal_is_a_longer_estimate(kind):
         for replicate in range(6):
             instance = three.instance(1.5, 400, replicate)
             data = instance.data(get_backend("numpy"))
-            found = spectral_estimate(three, data, np.random.default_rng(replicate), kind)
+            found = spectral_estimate(
+                three, data, np.random.default_rng(replicate), kind
+            )
             errors.append(three.model.squared_error(instance.signal, found.estimate)[0])
             assert found.V[0, 0] == pytest.approx(wide.mse[0], rel=0.02)
-        assert abs(np.mean(errors) - wide.mse[0]) < 3 * np.std(errors, ddof=1) / 6**0.5 + 0.1 * wide.mse[0]
+        assert (
+            abs(np.mean(errors) - wide.mse[0])
+            < 3 * np.std(errors, ddof=1) / 6**0.5 + 0.1 * wide.mse[0]
+        )
 
 
 class Correlated:
@@ -394,9 +447,14 @@ def test_correlated_components_of_any_length_land_on_theory(kind):
         errors.append(problem.model.squared_error(signal, found.estimate))
         cosines.append(problem.model.overlap(signal, found.estimate))
         assert np.allclose(np.diagonal(found.V), theory.mse, rtol=0.02, atol=0.02)
-    for runs, expected in ((errors, theory.mse), (cosines, np.diagonal(theory.overlap))):
+    for runs, expected in (
+        (errors, theory.mse),
+        (cosines, np.diagonal(theory.overlap)),
+    ):
         spread = np.std(runs, axis=0, ddof=1) / np.sqrt(len(runs))
-        assert np.all(np.abs(np.mean(runs, axis=0) - expected) < 4 * spread + 0.05 * expected)
+        assert np.all(
+            np.abs(np.mean(runs, axis=0) - expected) < 4 * spread + 0.05 * expected
+        )
 
 
 def test_a_mean_is_refused():
@@ -421,14 +479,20 @@ def test_overlaps_of_longer_signals_stand_beside_squared_cosines():
 
 def test_labels_that_say_nothing_leave_the_prior_mean():
     """A single sample far from every jump of hardmax: its posterior is the prior, and there is no information to divide by."""
-    problem = Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": 1000.0})
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 2},
+        "hardmax",
+        {"name": "wishart", "rho": 1000.0},
+    )
     mean = problem.prior.mean(1, 2)
     for replicate in range(20):
         data = data_of(problem, 0.25, 2, replicate)[1]
         found = first_order(problem, data, "prior-mean")
         assert np.isfinite(found.estimate).all()
         gap = np.asarray(
-            problem.channel.posterior(data.labels, problem.model.forward(data.inputs, mean), np.eye(1)).mean
+            problem.channel.posterior(
+                data.labels, problem.model.forward(data.inputs, mean), np.eye(1)
+            ).mean
         )
         if np.abs(gap - problem.model.forward(data.inputs, mean)).max() < 1e-12:
             np.testing.assert_allclose(found.estimate, mean, atol=1e-3)

@@ -19,22 +19,36 @@ from smimbench.theory.predictions import competing, thresholds
 from tests.helpers import run_once
 
 
-def untied(channel="linear", tokens=2, rho=0.5, prior="bilinear", symmetric=False, **parameters):
+def untied(
+    channel="linear", tokens=2, rho=0.5, prior="bilinear", symmetric=False, **parameters
+):
     """A problem with untied queries and keys, with parameters of its channel."""
     model = {"name": "attention-indexed", "tokens": tokens, "symmetric": symmetric}
     return Problem(model, {"name": channel, **parameters}, {"name": prior, "rho": rho})
 
 
 @pytest.mark.parametrize("rho", [0.1, 0.5, 3.0])
-@pytest.mark.parametrize(("channel", "tokens", "equations"), [("linear", 2, 2), ("softmax", 4, 8)])
-def test_perfect_recovery_is_where_equations_are_as_many_as_degrees_of_freedom(channel, tokens, equations, rho):
-    freedom = 2 * rho - rho**2 if rho < 1 else 1.0  # of a D x D matrix of rank r, over D^2
+@pytest.mark.parametrize(
+    ("channel", "tokens", "equations"), [("linear", 2, 2), ("softmax", 4, 8)]
+)
+def test_perfect_recovery_is_where_equations_are_as_many_as_degrees_of_freedom(
+    channel, tokens, equations, rho
+):
+    freedom = (
+        2 * rho - rho**2 if rho < 1 else 1.0
+    )  # of a D x D matrix of rank r, over D^2
     found = thresholds(untied(channel, tokens, rho))
-    assert found["perfect_recovery"]["value"] == pytest.approx(freedom / equations, rel=1e-5)
-    assert found["weak_recovery"]["value"] == 0  # a little is learned from any number of samples
+    assert found["perfect_recovery"]["value"] == pytest.approx(
+        freedom / equations, rel=1e-5
+    )
+    assert (
+        found["weak_recovery"]["value"] == 0
+    )  # a little is learned from any number of samples
 
 
-@pytest.mark.parametrize(("rho", "noise", "alpha"), [(0.3, 0.1, 0.35), (1.0, 0.5, 0.4), (2.0, 0.0, 0.3)])
+@pytest.mark.parametrize(
+    ("rho", "noise", "alpha"), [(0.3, 0.1, 0.35), (1.0, 0.5, 0.4), (2.0, 0.0, 0.3)]
+)
 def test_curve_is_that_of_a_root_of_one_equation(rho, noise, alpha):
     """``V = F(Delta)`` with ``1/Delta = alpha C / (V + noise)``, in ``Delta`` alone."""
     (point,) = competing(untied(rho=rho, noise=noise), [alpha])[0]
@@ -45,10 +59,14 @@ def test_curve_is_that_of_a_root_of_one_equation(rho, noise, alpha):
 def test_curve_is_that_published_of_bilinear_sequence_regression():
     """Square matrices, rho = 0.2, no noise; one equation a sample there, two here (arXiv:2410.18858, four digits)."""
     found = competing(untied(rho=0.2, noise=1e-9), [0.05, 0.1, 0.15])
-    assert [point.mse[0] for (point,) in found] == pytest.approx([0.8769, 0.6601, 0.3474], abs=5.1e-5)
+    assert [point.mse[0] for (point,) in found] == pytest.approx(
+        [0.8769, 0.6601, 0.3474], abs=5.1e-5
+    )
 
 
-@pytest.mark.parametrize(("channel", "tokens", "equations"), [("linear", 2, 2), ("softmax", 3, 3)])
+@pytest.mark.parametrize(
+    ("channel", "tokens", "equations"), [("linear", 2, 2), ("softmax", 3, 3)]
+)
 def test_small_width_is_solved_by_hand(channel, tokens, equations):
     """``V = t (2 - t)`` and ``1/t = alpha C / V`` without noise: nothing below 1 / C, all from 2 / C on."""
     problem = untied(channel, tokens, 0.0)
@@ -79,32 +97,52 @@ def test_nuclear_norm_recovers_from_the_statistical_dimension_on():
     rho = 0.3
 
     def dimension(tau):
-        width = math.sqrt(1 - rho)  # of the singular values of the block that is zero, a quarter circle
+        width = math.sqrt(
+            1 - rho
+        )  # of the singular values of the block that is zero, a quarter circle
 
         def tail(u):
             return (width * u - tau) ** 2 * math.sqrt(4 - u * u) / math.pi
 
-        return rho + (1 - rho) * rho + rho * tau**2 + (1 - rho) * quad(tail, min(tau / width, 2), 2)[0]
+        return (
+            rho
+            + (1 - rho) * rho
+            + rho * tau**2
+            + (1 - rho) * quad(tail, min(tau / width, 2), 2)[0]
+        )
 
     expected = minimize_scalar(dimension, bounds=(0, 2), method="bounded").fun / 2
-    assert perfect_recovery(Bilinear(rho), 2, 1.0, positive=False) == pytest.approx(expected, rel=1e-5)
+    assert perfect_recovery(Bilinear(rho), 2, 1.0, positive=False) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def mean_error(problem, algorithm, alpha, d, count, **settings):
     """Mean error of runs, all of which must end well, with its standard error."""
-    runs = [run_once(problem, problem.instance(alpha, d, k), algorithm, **settings) for k in range(count)]
+    runs = [
+        run_once(problem, problem.instance(alpha, d, k), algorithm, **settings)
+        for k in range(count)
+    ]
     assert all(run.status.value == "ok" for run in runs)
     errors = [run.metrics["mse"][0] for run in runs]
     return np.mean(errors), np.std(errors, ddof=1) / math.sqrt(count)
 
 
-@pytest.mark.parametrize("problem", [untied(rho=0.5, noise=0.3), untied("softmax", 3, 1.0)])
+@pytest.mark.parametrize(
+    "problem", [untied(rho=0.5, noise=0.3), untied("softmax", 3, 1.0)]
+)
 def test_message_passing_and_its_first_step_come_close_to_theory(problem):
     for algorithm, allowed in ((Gamp(), 0.1), (Spectral(), 0.1)):
         (point,) = competing(problem, [0.2])[0]
-        expected = point.mse[0] if isinstance(algorithm, Gamp) else algorithm.theory(problem, 0.2).mse
+        expected = (
+            point.mse[0]
+            if isinstance(algorithm, Gamp)
+            else algorithm.theory(problem, 0.2).mse
+        )
         found, error = mean_error(problem, algorithm, 0.2, 40, 3)
-        assert found == pytest.approx(float(np.ravel(expected)[0]), rel=allowed, abs=3 * error)
+        assert found == pytest.approx(
+            float(np.ravel(expected)[0]), rel=allowed, abs=3 * error
+        )
 
 
 @pytest.mark.slow
@@ -115,7 +153,9 @@ def test_message_passing_and_its_first_step_come_close_to_theory(problem):
         (Adam(weight_decay=0.6, steps=400, schedule="cosine", width=40), {}),
     ],
 )
-def test_nuclear_norm_and_weight_decay_on_both_factors_come_close_to_theory(algorithm, settings):
+def test_nuclear_norm_and_weight_decay_on_both_factors_come_close_to_theory(
+    algorithm, settings
+):
     problem, alpha = untied(rho=0.3, noise=0.3), 0.4
     found, error = mean_error(problem, algorithm, alpha, 40, 8, **settings)
     conditions = (Conditions(dimension=40),) if isinstance(algorithm, Adam) else ()
@@ -126,9 +166,18 @@ def test_nuclear_norm_and_weight_decay_on_both_factors_come_close_to_theory(algo
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"prior": "wishart"}, r"prior\.name: 'wishart' is for symmetric matrices only"),
-        ({"symmetric": True}, r"prior\.name: .bilinear. is for matrices without symmetry"),
-        ({"channel": "hardmax"}, r"channel\.name: 'hardmax' is for symmetric matrices only"),
+        (
+            {"prior": "wishart"},
+            r"prior\.name: 'wishart' is for symmetric matrices only",
+        ),
+        (
+            {"symmetric": True},
+            r"prior\.name: .bilinear. is for matrices without symmetry",
+        ),
+        (
+            {"channel": "hardmax"},
+            r"channel\.name: 'hardmax' is for symmetric matrices only",
+        ),
         ({"channel": "softmax"}, r"channel\.tokens: must be at least 3"),
         ({"channel": "softmax", "layers": 2}, r"channel\.layers: must be 1"),
         ({"tokens": 1}, r"model\.tokens: must be at least 2"),
@@ -151,7 +200,14 @@ def test_correlated_tokens_and_positive_matrices_are_refused():
 
 def test_keys_of_symmetric_problems_do_not_change():
     prior = {"name": "wishart", "rho": 0.5}
-    said = Problem({"name": "attention-indexed", "tokens": 2, "symmetric": True}, "softmax", prior)
-    assert said.identity == Problem({"name": "attention-indexed", "tokens": 2}, "softmax", prior).identity
+    said = Problem(
+        {"name": "attention-indexed", "tokens": 2, "symmetric": True}, "softmax", prior
+    )
+    assert (
+        said.identity
+        == Problem(
+            {"name": "attention-indexed", "tokens": 2}, "softmax", prior
+        ).identity
+    )
     assert "symmetric" not in said.identity
     assert untied().spec["model"]["symmetric"] is False

@@ -18,7 +18,9 @@ from smimbench.backend import memory
 from smimbench.backend.device import Backend
 
 ARRAY = _array_object.Array
-DEVICE = Backend("array_api_strict", array_api_strict, "float64", array_api_strict.Device("device1"))
+DEVICE = Backend(
+    "array_api_strict", array_api_strict, "float64", array_api_strict.Device("device1")
+)
 
 FREE = {
     "reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "broadcast_arrays", "matrix_transpose", "moveaxis",
@@ -27,11 +29,40 @@ FREE = {
 }  # fmt: skip
 OPERATORS = [
     f"__{prefix}{name}__"
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "matmul")
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "and",
+        "or",
+        "xor",
+        "matmul",
+    )
     for prefix in ("", "r", "i")
-] + ["__neg__", "__abs__", "__invert__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__setitem__"]
+] + [
+    "__neg__",
+    "__abs__",
+    "__invert__",
+    "__eq__",
+    "__ne__",
+    "__lt__",
+    "__le__",
+    "__gt__",
+    "__ge__",
+    "__setitem__",
+]
 WAITS = ("__bool__", "__float__", "__int__", "__index__", "__dlpack__")
-SHAPED_BY_DATA = ("nonzero", "unique_values", "unique_all", "unique_counts", "unique_inverse")
+SHAPED_BY_DATA = (
+    "nonzero",
+    "unique_values",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+)
 
 
 class Counts:
@@ -78,7 +109,9 @@ class Counts:
                 if not self._depth:
                     if name in WAITS or name in SHAPED_BY_DATA:
                         self.waits[name] += 1
-                    if name not in WAITS and not _nothing_to_do(name, arguments, options):
+                    if name not in WAITS and not _nothing_to_do(
+                        name, arguments, options
+                    ):
                         self.launches[name] += 1
                 with self.paused():
                     return plain(*arguments, **options)
@@ -92,7 +125,11 @@ class Counts:
             for name in module.__all__:
                 if isinstance(getattr(module, name), FunctionType) and name not in FREE:
                     counted(module, name)
-        monkeypatch.setattr(memory, "free_memory", lambda like: free if isinstance(like, ARRAY) else None)
+        monkeypatch.setattr(
+            memory,
+            "free_memory",
+            lambda like: free if isinstance(like, ARRAY) else None,
+        )
         return self
 
 
@@ -100,4 +137,8 @@ def _nothing_to_do(name, arguments, options) -> bool:
     """A conversion to what it is already."""
     if name == "astype":
         return options.get("copy") is False and arguments[0].dtype == arguments[1]
-    return name == "asarray" and isinstance(arguments[0], ARRAY) and options.get("dtype") in (None, arguments[0].dtype)
+    return (
+        name == "asarray"
+        and isinstance(arguments[0], ARRAY)
+        and options.get("dtype") in (None, arguments[0].dtype)
+    )

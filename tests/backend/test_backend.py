@@ -44,16 +44,35 @@ BLIND = {"is_available": lambda: False}
 @pytest.mark.parametrize(
     ("attributes", "found", "words"),
     [
-        (None, None, ["CuPy is not installed", "no NVIDIA driver", "smimbench[cuda12]", "--backend numpy"]),
+        (
+            None,
+            None,
+            [
+                "CuPy is not installed",
+                "no NVIDIA driver",
+                "smimbench[cuda12]",
+                "--backend numpy",
+            ],
+        ),
         *(
             (None, Driver("550.1", cuda), [f"; pip install 'smimbench[{extra}]' fits"])
             for cuda, extra in (("12.4", "cuda12"), ("13.0", "cuda13"), ("?", "cuda12"))
         ),
-        (BLIND, Driver("580.1", "13.0"), ["finds no usable CUDA device", "smimbench[cuda13]"]),
-        ({"is_available": explode}, None, ["(libcudart.so.12: cannot open shared object file)"]),
+        (
+            BLIND,
+            Driver("580.1", "13.0"),
+            ["finds no usable CUDA device", "smimbench[cuda13]"],
+        ),
+        (
+            {"is_available": explode},
+            None,
+            ["(libcudart.so.12: cannot open shared object file)"],
+        ),
     ],
 )
-def test_cupy_that_cannot_be_used_is_one_line_with_the_fitting_command(monkeypatch, attributes, found, words):
+def test_cupy_that_cannot_be_used_is_one_line_with_the_fitting_command(
+    monkeypatch, attributes, found, words
+):
     monkeypatch.setattr(module, "_installed_cupy", list)
     if attributes is None:
         monkeypatch.setitem(sys.modules, "cupy", None)
@@ -63,28 +82,40 @@ def test_cupy_that_cannot_be_used_is_one_line_with_the_fitting_command(monkeypat
     message = complaint()
     assert all(one in message for one in words)
     if attributes and attributes is not BLIND:
-        assert module.describe_gpu()["cupy"] == "not importable: libcudart.so.12: cannot open shared object file"
+        assert (
+            module.describe_gpu()["cupy"]
+            == "not importable: libcudart.so.12: cannot open shared object file"
+        )
 
 
 def test_another_build_of_cupy_is_to_be_removed_first(monkeypatch, tmp_path):
     (tmp_path / "cupy_cuda12x-14.0.dist-info").mkdir()
-    (tmp_path / "cupy_cuda12x-14.0.dist-info" / "METADATA").write_text("Name: cupy-cuda12x\nVersion: 14.0\n")
+    (tmp_path / "cupy_cuda12x-14.0.dist-info" / "METADATA").write_text(
+        "Name: cupy-cuda12x\nVersion: 14.0\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     cupy_that(monkeypatch, is_available=lambda: False)
     driver(monkeypatch, Driver("580.1", "13.0"))
     message = complaint()
     assert "pip uninstall -y" in message
     assert " cupy-cuda12x" in message
-    assert message.endswith("&& pip install 'smimbench[cuda13]' fits the driver (CUDA up to 13.0)")
+    assert message.endswith(
+        "&& pip install 'smimbench[cuda13]' fits the driver (CUDA up to 13.0)"
+    )
 
 
 def test_absent_torch_fails_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(BackendError, match=r"^backend torch: PyTorch cannot be imported \(.*\); pip install torch$"):
+    with pytest.raises(
+        BackendError,
+        match=r"^backend torch: PyTorch cannot be imported \(.*\); pip install torch$",
+    ):
         get_backend("torch")
 
 
-@pytest.mark.parametrize("error", [RuntimeError("cudaErrorHostMemoryAlreadyRegistered"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("cudaErrorHostMemoryAlreadyRegistered"), MemoryError()]
+)
 def test_pages_that_cannot_be_locked_are_read_without(monkeypatch, error):
     def refuse(cupy, host):
         raise error
@@ -97,7 +128,9 @@ def test_pages_that_cannot_be_locked_are_read_without(monkeypatch, error):
 
 def test_the_driver_is_read_from_its_tool(monkeypatch, tmp_path):
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho '| NVIDIA-SMI 570.1   Driver Version: 570.133.20   CUDA Version: 12.8 |'\n")
+    tool.write_text(
+        "#!/bin/sh\necho '| NVIDIA-SMI 570.1   Driver Version: 570.133.20   CUDA Version: 12.8 |'\n"
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     machine.nvidia_driver.cache_clear()
@@ -122,7 +155,10 @@ def test_the_precision_of_products_is_always_said(monkeypatch, tf32, wanted):
     products = types.ModuleType("cupy._core._routines_linalg")
     products.COMPUTE_TYPE_DEFAULT, products.COMPUTE_TYPE_TF32 = 1, 7
     products.set_compute_type = lambda dtype, kind: said.append((dtype, kind))
-    for name, fake in (("cupy", types.ModuleType("cupy")), ("cupy._core", types.ModuleType("cupy._core"))):
+    for name, fake in (
+        ("cupy", types.ModuleType("cupy")),
+        ("cupy._core", types.ModuleType("cupy._core")),
+    ):
         monkeypatch.setitem(sys.modules, name, fake)
     monkeypatch.setitem(sys.modules, "cupy._core._routines_linalg", products)
     module._set_tf32(tf32)
@@ -191,7 +227,9 @@ def gpu():
     cuda = types.SimpleNamespace(
         Event=lambda: FakeEvent(stream),
         get_elapsed_time=lambda first, last: 1e3 * (last.at - first.at),
-        get_current_stream=lambda: types.SimpleNamespace(synchronize=lambda: stream.update(idle=stream["idle"] + 1)),
+        get_current_stream=lambda: types.SimpleNamespace(
+            synchronize=lambda: stream.update(idle=stream["idle"] + 1)
+        ),
         runtime=types.SimpleNamespace(memGetInfo=lambda: (1000, 5000)),
     )
     xp = types.SimpleNamespace(
@@ -216,7 +254,9 @@ def test_device_seconds_come_from_events_and_both_ends_wait(gpu):
 
 def test_free_memory_respects_the_pool(gpu):
     pool = gpu.xp.pool
-    assert gpu.free_memory() == 1000 + 100  # the driver's, and what the pool holds unused
+    assert (
+        gpu.free_memory() == 1000 + 100
+    )  # the driver's, and what the pool holds unused
     pool.limit = 600
     assert gpu.free_memory() == 600 - 200
     pool.limit = 10**6

@@ -20,13 +20,48 @@ from tests.backend.test_philox import by_numpy
 from tests.helpers import ATTENTION, SUITE, write_suite
 
 cupy = pytest.importorskip("cupy")
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not cupy.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not cupy.is_available(), reason="no CUDA device"),
+]
 
 PROBLEMS = [
-    (({"name": "attention-indexed", "tokens": 2}, {"name": "softmax"}, {"name": "wishart", "rho": 0.5}), 0.1, 200),
-    (({"name": "attention-indexed", "tokens": 2}, {"name": "hardmax"}, {"name": "wishart", "rho": 0.5}), 0.3, 100),
-    (({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2}, "gaussian"), 1.2, 500),
-    (({"name": "sequence-multi-index", "tokens": 3}, {"name": "softmax"}, "gaussian"), 1.0, 800),
+    (
+        (
+            {"name": "attention-indexed", "tokens": 2},
+            {"name": "softmax"},
+            {"name": "wishart", "rho": 0.5},
+        ),
+        0.1,
+        200,
+    ),
+    (
+        (
+            {"name": "attention-indexed", "tokens": 2},
+            {"name": "hardmax"},
+            {"name": "wishart", "rho": 0.5},
+        ),
+        0.3,
+        100,
+    ),
+    (
+        (
+            {"name": "sequence-multi-index", "tokens": 2},
+            {"name": "softmax", "layers": 2},
+            "gaussian",
+        ),
+        1.2,
+        500,
+    ),
+    (
+        (
+            {"name": "sequence-multi-index", "tokens": 3},
+            {"name": "softmax"},
+            "gaussian",
+        ),
+        1.0,
+        800,
+    ),
 ]
 
 
@@ -34,7 +69,10 @@ PROBLEMS = [
 def test_gamp_gives_the_numbers_of_numpy(parts, alpha, dimension):
     problem = Problem(*parts)
     instance = problem.instance(alpha, dimension)
-    here, there = (estimate(problem, instance.data(get_backend(name)), 5) for name in ("numpy", "cupy"))
+    here, there = (
+        estimate(problem, instance.data(get_backend(name)), 5)
+        for name in ("numpy", "cupy")
+    )
     found, expected = instance.metrics(there)["mse"], instance.metrics(here)["mse"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8)
 
@@ -100,7 +138,9 @@ def test_chunks_change_nothing(monkeypatch, parts, alpha, dimension):
 
 def test_blocks_that_do_not_fit_are_drawn_anew(monkeypatch):
     monkeypatch.setattr(instance_module, "DEVICE_BLOCK", 2 * 300 * 50)
-    problem = Problem(PROBLEMS[0][0][0] | {"name": "sequence-multi-index"}, "softmax", "gaussian")
+    problem = Problem(
+        PROBLEMS[0][0][0] | {"name": "sequence-multi-index"}, "softmax", "gaussian"
+    )
     backend = get_backend("cupy")
     resident = problem.instance(2.0, 300, device=backend)
     monkeypatch.setattr(instance_module, "fits", lambda size, backend: False)
@@ -108,7 +148,9 @@ def test_blocks_that_do_not_fit_are_drawn_anew(monkeypatch):
     assert isinstance(anew.inputs, DrawnInputs)
     assert anew.inputs.shape == resident.inputs.shape
     for part in (slice(0, 600), slice(49, 151), slice(599, 600)):
-        np.testing.assert_array_equal(to_host(anew.inputs[part, ...]), to_host(resident.inputs[part, ...]))
+        np.testing.assert_array_equal(
+            to_host(anew.inputs[part, ...]), to_host(resident.inputs[part, ...])
+        )
     np.testing.assert_array_equal(to_host(anew.labels), to_host(resident.labels))
 
 
@@ -121,18 +163,27 @@ def test_the_law_of_the_draws_is_standard_normal_and_that_of_the_seed():
     assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(len(first))
     key = seed.generate_state(2, np.uint64)
     np.testing.assert_allclose(first, by_numpy(key, len(first)), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(second, by_numpy(key, len(first), -(-len(first) // 4)), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        second, by_numpy(key, len(first), -(-len(first) // 4)), rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("text", [SUITE, ATTENTION])
 @pytest.mark.parametrize("dtype", ["float64", "mixed"])
 def test_converged_rows_are_those_of_numpy(tmp_path, text, dtype):
-    suite = load_suite(write_suite(tmp_path, text), [f"run.dtype={dtype}"], ["algorithm=gamp"])
+    suite = load_suite(
+        write_suite(tmp_path, text), [f"run.dtype={dtype}"], ["algorithm=gamp"]
+    )
     for there, here in zip(suite.cells("cupy"), suite.cells("numpy")):
         found, expected = runner.run_cell(there), runner.run_cell(here)
-        assert (found["status"], found["iterations"]) == (expected["status"], expected["iterations"])
+        assert (found["status"], found["iterations"]) == (
+            expected["status"],
+            expected["iterations"],
+        )
         for name, values in expected["metrics"].items():
-            np.testing.assert_allclose(found["metrics"][name], values, rtol=0, atol=1e-8)
+            np.testing.assert_allclose(
+                found["metrics"][name], values, rtol=0, atol=1e-8
+            )
 
 
 def test_labels_out_of_reach_are_rescued():
@@ -144,14 +195,18 @@ def test_labels_out_of_reach_are_rescued():
     V = np.array([[0.05, 0.01], [0.01, 0.04]])
     backend = get_backend("cupy")
     expected = two_layers.integrate(u, omega, V, 1.0, 1e-5)
-    found = two_layers.integrate(backend.asarray(u), backend.asarray(omega), V, 1.0, 1e-5)
+    found = two_layers.integrate(
+        backend.asarray(u), backend.asarray(omega), V, 1.0, 1e-5
+    )
     for one, other in zip(found, expected):
         one = to_host(one)
         assert (np.isfinite(one) == np.isfinite(other)).all()
     # Boxes are cut alike; samples beyond all boxes have points of their own, and their own error.
     near = expected.error < 1e-3
     assert near.sum() >= 180
-    np.testing.assert_allclose(to_host(found.shift)[near], expected.shift[near], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(
+        to_host(found.shift)[near], expected.shift[near], rtol=0, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(("parts", "alpha", "dimension"), PROBLEMS)
@@ -172,9 +227,15 @@ def test_waits_of_an_iteration(monkeypatch, parts, alpha, dimension):
 def test_narrow_inputs_are_multiplied_in_double_precision(components, shape):
     rng = np.random.default_rng(1)
     x = rng.standard_normal(shape).astype(np.float32)
-    w, g = rng.standard_normal((components, shape[1])), rng.standard_normal((components, shape[0]))
+    w, g = (
+        rng.standard_normal((components, shape[1])),
+        rng.standard_normal((components, shape[0])),
+    )
     backend = get_backend("cupy", "mixed")
     there = backend.asarray(x, dtype="float32")
-    found = sequence_mixed.project(there, backend.asarray(w)), sequence_mixed.push(backend.asarray(g), there)
+    found = (
+        sequence_mixed.project(there, backend.asarray(w)),
+        sequence_mixed.push(backend.asarray(g), there),
+    )
     for one, other in zip(found, (x.astype(float) @ w.T, g @ x.astype(float))):
         np.testing.assert_allclose(to_host(one), other, rtol=0, atol=1e-11)

@@ -34,7 +34,9 @@ def test_inputs_and_labels_are_there_and_belong_together(backend, problem):
     else:
         residual = to_host(found.labels) - z
         # 40 numbers: their variance within five standard errors of the noise
-        assert np.mean(residual**2) == pytest.approx(0.3, rel=5 * np.sqrt(2 / residual.size))
+        assert np.mean(residual**2) == pytest.approx(
+            0.3, rel=5 * np.sqrt(2 / residual.size)
+        )
 
 
 def test_they_are_standard_normal():
@@ -57,11 +59,17 @@ def test_chunks_of_the_drawing_are_independent(monkeypatch):
 
 def test_both_precisions_are_one_instance(backend):
     double = LINEAR.instance(0.5, 20, device=backend)
-    single = LINEAR.instance(0.5, 20, dtype="float32", device=replace(backend, dtype="float32"))
+    single = LINEAR.instance(
+        0.5, 20, dtype="float32", device=replace(backend, dtype="float32")
+    )
     assert single.inputs.dtype == backend.xp.float32
     assert single.labels.dtype == backend.xp.float32
-    np.testing.assert_array_equal(to_host(single.inputs), to_host(double.inputs).astype(np.float32))
-    np.testing.assert_allclose(to_host(single.labels), to_host(double.labels), atol=1e-5)
+    np.testing.assert_array_equal(
+        to_host(single.inputs), to_host(double.inputs).astype(np.float32)
+    )
+    np.testing.assert_allclose(
+        to_host(single.labels), to_host(double.labels), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -73,9 +81,19 @@ def test_what_does_not_fit_is_drawn_anew(monkeypatch, dtype):
     data = crowded.data(small(10, dtype))
     assert isinstance(data.inputs, DrawnInputs)
     assert isinstance(roomy.inputs, np.ndarray)
-    assert (data.inputs.shape, data.inputs.dtype) == (roomy.inputs.shape, roomy.inputs.dtype)
+    assert (data.inputs.shape, data.inputs.dtype) == (
+        roomy.inputs.shape,
+        roomy.inputs.dtype,
+    )
     np.testing.assert_array_equal(crowded.labels, roomy.labels)
-    for part in (slice(0, 10), slice(0, 3), slice(2, 7), slice(9, 10), slice(4, 4), slice(5, 99)):
+    for part in (
+        slice(0, 10),
+        slice(0, 3),
+        slice(2, 7),
+        slice(9, 10),
+        slice(4, 4),
+        slice(5, 99),
+    ):
         np.testing.assert_array_equal(data.inputs[part, ...], roomy.inputs[part])
     parts = list(sample_chunks(LINEAR.model, data.inputs, 1))
     assert [i for s in parts for i in range(10)[s]] == list(range(10))

@@ -30,7 +30,9 @@ def iteration(counts, problem, data, item, state):
     found = counts.launches.total(), counts.waits.total()
     assert residual == pytest.approx(float(info.residual))
     for name in READINGS[:4] if item.name == "gamp" else ():
-        np.testing.assert_array_equal(getattr(readings.latest, name), to_host(getattr(info, name)))
+        np.testing.assert_array_equal(
+            getattr(readings.latest, name), to_host(getattr(info, name))
+        )
     return found
 
 
@@ -43,7 +45,10 @@ def one_kernel(counts, monkeypatch):
         counts.launches["kernel"] += not counts._depth
         with counts.paused():
             u, omega, reach, level = map(to_host, (u, omega, reach, level))
-            return tuple(DEVICE.asarray(found) for found in host_sums(u, omega, rule, reach, level))
+            return tuple(
+                DEVICE.asarray(found)
+                for found in host_sums(u, omega, rule, reach, level)
+            )
 
     monkeypatch.setattr(two_layers, "box_sums", fused)
 
@@ -64,16 +69,27 @@ def one_kernel(counts, monkeypatch):
         (attention("softmax"), "adam", 120, 1),
     ],
 )
-def test_launches_and_waits_of_an_iteration(monkeypatch, problem, algorithm, launches, waits):
+def test_launches_and_waits_of_an_iteration(
+    monkeypatch, problem, algorithm, launches, waits
+):
     counts = Counts().watch(monkeypatch)
     one_kernel(counts, monkeypatch)
-    found = iteration(counts, *ready(problem, 1.2 if problem.components > 1 else 0.3, 30, algorithm=algorithm))
+    found = iteration(
+        counts,
+        *ready(
+            problem, 1.2 if problem.components > 1 else 0.3, 30, algorithm=algorithm
+        ),
+    )
     assert 20 < found[0] <= launches, counts.launches
     assert 0 < found[1] <= waits, counts.waits
 
 
-@pytest.mark.parametrize(("stretch", "launches", "waits"), [(1.0, 60, 1), (1.5, 80, 2), (8.0, 80, 2)])
-def test_few_labels_out_of_reach_cost_few_launches(monkeypatch, stretch, launches, waits):
+@pytest.mark.parametrize(
+    ("stretch", "launches", "waits"), [(1.0, 60, 1), (1.5, 80, 2), (8.0, 80, 2)]
+)
+def test_few_labels_out_of_reach_cost_few_launches(
+    monkeypatch, stretch, launches, waits
+):
     """In a larger box, or by sampling: the host takes less time for them than a device for its launches."""
     rng = np.random.default_rng(5)
     V, omega = np.array([[0.05, 0.01], [0.01, 0.04]]), rng.standard_normal((200, 2, 2))
@@ -90,12 +106,18 @@ def test_few_labels_out_of_reach_cost_few_launches(monkeypatch, stretch, launche
     np.testing.assert_allclose(to_host(found.shift), expected.shift, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("problem", [attention("softmax"), sequence("linear", components=2)])
+@pytest.mark.parametrize(
+    "problem", [attention("softmax"), sequence("linear", components=2)]
+)
 def test_what_does_not_grow_with_the_samples_is_few(monkeypatch, problem):
     """All but forward, posterior and adjoint."""
     counts = Counts().watch(monkeypatch)
     problem, data, gamp, state = ready(problem, 0.7, 24)
-    for owner, name in ((problem.model, "forward"), (problem.model, "adjoint"), (problem.channel, "posterior")):
+    for owner, name in (
+        (problem.model, "forward"),
+        (problem.model, "adjoint"),
+        (problem.channel, "posterior"),
+    ):
         counts.leave_out(monkeypatch, type(owner), name)
     found = iteration(counts, problem, data, gamp, state)
     assert 0 < found[0] <= 60, counts.launches
@@ -114,7 +136,9 @@ def test_a_small_memory_makes_chunks_and_changes_nothing(monkeypatch):
     several = iteration(counts, problem, data, gamp, state)
     assert several[0] > one[0] + 20
     assert several[1] == one[1]
-    np.testing.assert_allclose(to_host(found.estimate), to_host(expected.estimate), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        to_host(found.estimate), to_host(expected.estimate), rtol=0, atol=1e-12
+    )
 
 
 def test_the_budget_follows_the_free_memory(monkeypatch):
@@ -122,20 +146,29 @@ def test_the_budget_follows_the_free_memory(monkeypatch):
     inputs = DEVICE.asarray(np.zeros((1, 2, 3)))
     assert chunk_bytes(np.zeros(1)) is None
     assert chunk_bytes(inputs) == LARGEST_CHUNK
-    for free, bound in ((1 << 26, 1 << 23), ((1 << 26) + 12345, 1 << 23), ((1 << 26) - 1, 1 << 22), (0, 1 << 20)):
+    for free, bound in (
+        (1 << 26, 1 << 23),
+        ((1 << 26) + 12345, 1 << 23),
+        ((1 << 26) - 1, 1 << 22),
+        (0, 1 << 20),
+    ):
         counts.watch(monkeypatch, free=free)
         assert chunk_bytes(inputs) == bound
 
 
 @pytest.mark.parametrize("problem", [sequence(), attention()])
-def test_streamed_inputs_are_cut_by_their_size_and_resident_ones_are_not(monkeypatch, problem):
+def test_streamed_inputs_are_cut_by_their_size_and_resident_ones_are_not(
+    monkeypatch, problem
+):
     counts, model = Counts().watch(monkeypatch), problem.model
     host = np.zeros((4096, 2, 128))
     assert sample_chunks(model, DEVICE.asarray(host), 1) == [slice(0, 4096)]
     counts.watch(monkeypatch, free=host.nbytes)
     streamed = list(sample_chunks(model, StreamedInputs(host, DEVICE), 1))
     assert len(streamed) > 8
-    assert all((s.stop - s.start) * host[0].nbytes <= host.nbytes // 8 for s in streamed)
+    assert all(
+        (s.stop - s.start) * host[0].nbytes <= host.nbytes // 8 for s in streamed
+    )
     assert sample_chunks(model, host, 1) == model.chunks(4096, 128, 1)
 
 
@@ -153,4 +186,7 @@ def test_small_matrices_that_were_sent_are_read_without_waiting(monkeypatch):
     np.testing.assert_array_equal(found[0], matrix)
     np.testing.assert_array_equal(found[2], np.arange(3.0))
     assert (found[1], bool(found[3]), found[3].dtype) == (2.5, True, np.dtype(bool))
-    assert send(matrix, get_backend("numpy").asarray(np.zeros(1, dtype=np.float32)))[0, 1] == 0.25
+    assert (
+        send(matrix, get_backend("numpy").asarray(np.zeros(1, dtype=np.float32)))[0, 1]
+        == 0.25
+    )

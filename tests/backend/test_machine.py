@@ -18,8 +18,12 @@ def control_groups(folder, version: int, quotas: dict[str, str]):
     for path, text in quotas.items():
         group = folder / "fs" / ("cpu" if version == 1 else "") / path.lstrip("/")
         group.mkdir(parents=True, exist_ok=True)
-        names = ["cpu.max"] if version == 2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
-        for name, line in zip(names, [text] if version == 2 else text.split(), strict=True):
+        names = (
+            ["cpu.max"] if version == 2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        )
+        for name, line in zip(
+            names, [text] if version == 2 else text.split(), strict=True
+        ):
             (group / name).write_text(f"{line}\n")
     return membership, folder / "fs"
 
@@ -30,15 +34,26 @@ def control_groups(folder, version: int, quotas: dict[str, str]):
     [
         ({OWN: "150000 100000"}, 1.5),
         ({OWN: "UNLIMITED 100000"}, math.inf),
-        ({OWN: "UNLIMITED 100000", "/batch": "400000 50000", "/": "UNLIMITED 100000"}, 8.0),
+        (
+            {
+                OWN: "UNLIMITED 100000",
+                "/batch": "400000 50000",
+                "/": "UNLIMITED 100000",
+            },
+            8.0,
+        ),
         ({OWN: "300000 100000", "/batch": "200000 100000"}, 2.0),
         ({"/": "50000 100000"}, 0.5),  # a container that sees its own group as the root
         ({}, math.inf),
     ],
 )
-def test_the_quota_of_a_control_group_and_of_those_above_it(tmp_path, version, quotas, allowed):
+def test_the_quota_of_a_control_group_and_of_those_above_it(
+    tmp_path, version, quotas, allowed
+):
     unlimited = "-1" if version == 1 else "max"
-    quotas = {path: text.replace("UNLIMITED", unlimited) for path, text in quotas.items()}
+    quotas = {
+        path: text.replace("UNLIMITED", unlimited) for path, text in quotas.items()
+    }
     assert machine.cpu_quota(*control_groups(tmp_path, version, quotas)) == allowed
 
 
@@ -63,8 +78,12 @@ def test_a_system_without_control_groups_has_no_quota(tmp_path):
         (math.inf, "0", 1),
     ],
 )
-def test_as_many_cells_at_a_time_as_processors_may_be_used(monkeypatch, quota, slurm, cores):
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 4, 5}, raising=False)
+def test_as_many_cells_at_a_time_as_processors_may_be_used(
+    monkeypatch, quota, slurm, cores
+):
+    monkeypatch.setattr(
+        "os.sched_getaffinity", lambda process: {0, 1, 4, 5}, raising=False
+    )
     monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
     if slurm is not None:

@@ -15,7 +15,11 @@ from tests.conftest import assert_placed
 from tests.helpers import ATTENTION as ATTENTION_SUITE
 from tests.helpers import SUITE, attention, sequence, write_suite
 
-SEQUENCE, ATTENTION, HARDMAX = sequence("softmax", layers=2), attention("softmax"), attention("hardmax")
+SEQUENCE, ATTENTION, HARDMAX = (
+    sequence("softmax", layers=2),
+    attention("softmax"),
+    attention("hardmax"),
+)
 
 LARGEST_DIFFERENCE = 1e-6
 """Of the error after as many iterations as are compared here; docs/how-we-measure.md quotes it."""
@@ -47,34 +51,50 @@ def test_only_the_inputs_are_narrow(backend, problem, stream):
 
 
 @pytest.mark.parametrize(
-    ("problem", "alpha", "dimension"), [(SEQUENCE, 1.2, 400), (ATTENTION, 0.12, 60), (HARDMAX, 0.4, 50)]
+    ("problem", "alpha", "dimension"),
+    [(SEQUENCE, 1.2, 400), (ATTENTION, 0.12, 60), (HARDMAX, 0.4, 50)],
 )
-def test_the_error_of_an_estimate_is_that_of_double_precision(problem, alpha, dimension):
+def test_the_error_of_an_estimate_is_that_of_double_precision(
+    problem, alpha, dimension
+):
     """Rounding the inputs to 24 bits moves the error by a millionth at most, thousands of times less than another draw."""
     plain = get_backend("numpy")
     found = []
     for dtype, there in (("float64", plain), ("mixed", mixed(plain))):
         instance = problem.instance(alpha, dimension, dtype=dtype)
-        found.append(np.array(instance.metrics(estimate(problem, instance.data(there), 25, seed=3))["mse"]))
+        found.append(
+            np.array(
+                instance.metrics(estimate(problem, instance.data(there), 25, seed=3))[
+                    "mse"
+                ]
+            )
+        )
     assert 0 < np.abs(found[1] - found[0]).max() < LARGEST_DIFFERENCE
 
 
 @pytest.mark.parametrize("text", [SUITE, ATTENTION_SUITE])
 def test_every_algorithm_of_a_suite_runs_and_has_a_key_of_its_own(tmp_path, text):
-    suites = [load_suite(write_suite(tmp_path, text), overrides) for overrides in ((), ["run.dtype=mixed"])]
+    suites = [
+        load_suite(write_suite(tmp_path, text), overrides)
+        for overrides in ((), ["run.dtype=mixed"])
+    ]
     for plain, narrow in zip(suites[0].cells(), suites[1].cells()):
         assert plain.key != narrow.key
         records = [run_cell(cell) for cell in (plain, narrow)]
         assert records[1]["status"] == records[0]["status"], records[1]["reason"]
         assert records[1]["placement"] == {"drawn": "host", "inputs": "resident"}
-        np.testing.assert_allclose(records[1]["metrics"]["mse"], records[0]["metrics"]["mse"], rtol=1e-3)
+        np.testing.assert_allclose(
+            records[1]["metrics"]["mse"], records[0]["metrics"]["mse"], rtol=1e-3
+        )
         cost = [record["timing"]["cost"] for record in records]
         if cost[0] is not None:
             assert cost[1]["bytes"] == cost[0]["bytes"] / 2
 
 
 def test_minibatches_are_widened(tmp_path):
-    (cell, *_) = load_suite(write_suite(tmp_path), ["run.dtype=mixed"], ["algorithm=adam"]).cells()
+    (cell, *_) = load_suite(
+        write_suite(tmp_path), ["run.dtype=mixed"], ["algorithm=adam"]
+    ).cells()
     algorithm = {**cell.algorithm, "batch": 16}
     record = run_cell(replace(cell, algorithm=algorithm))
     assert record["status"] == "ok", record["reason"]
@@ -87,5 +107,9 @@ def test_a_model_that_takes_narrow_inputs_is_given_them_on_a_device(backend):
     assert take_samples(SEQUENCE.model, inputs, slice(0, 2)).dtype == (
         backend.xp.float64 if on_host else backend.xp.float32
     )
-    assert take_samples(ATTENTION.model, inputs, slice(0, 2)).dtype == backend.xp.float64
-    np.testing.assert_array_equal(np.asarray(NarrowInputs(np.ones((1, 2, 3), dtype=np.float32), np.float64)), 1.0)
+    assert (
+        take_samples(ATTENTION.model, inputs, slice(0, 2)).dtype == backend.xp.float64
+    )
+    np.testing.assert_array_equal(
+        np.asarray(NarrowInputs(np.ones((1, 2, 3), dtype=np.float32), np.float64)), 1.0
+    )

@@ -65,7 +65,9 @@ def device(monkeypatch):
 
 def cell_of(tmp_path, algorithm: str):
     text = SUITE.replace("[0.5, 1.0]", "[20.0]")  # 600 samples
-    (cell, *_) = load_suite(write_suite(tmp_path, text), [], [f"algorithm={algorithm}"]).cells()
+    (cell, *_) = load_suite(
+        write_suite(tmp_path, text), [], [f"algorithm={algorithm}"]
+    ).cells()
     return cell
 
 
@@ -84,7 +86,9 @@ def test_it_runs_again_with_the_next_smaller_chunk(device, tmp_path, algorithm):
     assert f"1/{2 ** (tries - 1)} of their usual size" in careful["warnings"][-1]
     assert max(lengths) > 100 >= lengths[-1]
     assert careful["timing"]["lost_seconds"] > plain["timing"]["lost_seconds"]
-    np.testing.assert_allclose(careful["metrics"]["mse"], plain["metrics"]["mse"], rtol=1e-9)
+    np.testing.assert_allclose(
+        careful["metrics"]["mse"], plain["metrics"]["mse"], rtol=1e-9
+    )
     assert memory.caution() == 1.0
 
 
@@ -94,7 +98,9 @@ def test_what_fits_nowhere_fails_in_words(device, tmp_path):
     record = runner.run_cell(cell_of(tmp_path, "gamp"))
     assert record["status"] == "failed"
     assert record["reason"].startswith("OutOfMemoryError: Out of memory")
-    assert sorted(set(lengths), reverse=True) == list(dict.fromkeys(lengths))  # smaller each time
+    assert sorted(set(lengths), reverse=True) == list(
+        dict.fromkeys(lengths)
+    )  # smaller each time
     assert len(set(lengths)) == runner.MOST_TRIES
 
 
@@ -106,7 +112,10 @@ def test_any_other_error_is_none_of_it(device, tmp_path, monkeypatch):
         raise MemoryError("of the host")
 
     monkeypatch.setattr(runner, "run_algorithm", broken)
-    assert runner.run_cell(cell_of(tmp_path, "gamp"))["reason"] == "MemoryError: of the host"
+    assert (
+        runner.run_cell(cell_of(tmp_path, "gamp"))["reason"]
+        == "MemoryError: of the host"
+    )
     assert tried == [1]
 
 

@@ -10,7 +10,9 @@ from scipy import stats
 
 from smimbench.backend.namespaces.cupy import normals_source
 
-COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+COMPILER = next(
+    (path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None
+)
 
 
 @pytest.fixture(scope="module")
@@ -21,13 +23,33 @@ def draw(tmp_path_factory):
     folder = tmp_path_factory.mktemp("philox")
     source, library = folder / "philox.cpp", folder / "philox.so"
     source.write_text(normals_source())
-    subprocess.run([COMPILER, "-std=c++17", "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    subprocess.run(
+        [
+            COMPILER,
+            "-std=c++17",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            str(source),
+            "-o",
+            str(library),
+        ],
+        check=True,
+    )
     normals = ctypes.CDLL(str(library)).normals
 
     def call(key, n, first=0):
         out = np.full(n + 4, np.nan)
-        words = (ctypes.c_longlong(int(word)) for word in np.asarray(key, dtype=np.uint64).view(np.int64))
-        normals(*words, ctypes.c_longlong(first), ctypes.c_longlong(n), out.ctypes.data_as(ctypes.c_void_p))
+        words = (
+            ctypes.c_longlong(int(word))
+            for word in np.asarray(key, dtype=np.uint64).view(np.int64)
+        )
+        normals(
+            *words,
+            ctypes.c_longlong(first),
+            ctypes.c_longlong(n),
+            out.ctypes.data_as(ctypes.c_void_p),
+        )
         assert np.isnan(out[n:]).all(), "it wrote beyond the end"
         return out[:n]
 
@@ -35,17 +57,26 @@ def draw(tmp_path_factory):
 
 
 def by_numpy(key, n, first=0):
-    words = np.random.Philox(key=np.asarray(key, dtype=np.uint64), counter=[first, 0, 0, 0]).random_raw(n + 4 - n % 4)
+    words = np.random.Philox(
+        key=np.asarray(key, dtype=np.uint64), counter=[first, 0, 0, 0]
+    ).random_raw(n + 4 - n % 4)
     u = (words >> np.uint64(11)).astype(np.float64).reshape(-1, 2)
-    radius, angle = np.sqrt(-2 * np.log((u[:, 0] + 0.5) * 2.0**-53)), 2 * np.pi * u[:, 1] * 2.0**-53
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).ravel()[:n]
+    radius, angle = (
+        np.sqrt(-2 * np.log((u[:, 0] + 0.5) * 2.0**-53)),
+        2 * np.pi * u[:, 1] * 2.0**-53,
+    )
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).ravel()[
+        :n
+    ]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 1000])
 @pytest.mark.parametrize("key", [(0, 0), (1, 2**63 + 5), (2**64 - 1, 12345)])
 def test_it_is_numpys_philox(draw, key, n):
     np.testing.assert_allclose(draw(key, n), by_numpy(key, n), rtol=1e-13, atol=1e-13)
-    np.testing.assert_allclose(draw(key, n, 77), by_numpy(key, n, 77), rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(
+        draw(key, n, 77), by_numpy(key, n, 77), rtol=1e-13, atol=1e-13
+    )
 
 
 def test_any_part_of_a_stream_can_be_drawn_alone(draw):
@@ -56,7 +87,10 @@ def test_any_part_of_a_stream_can_be_drawn_alone(draw):
 def test_the_law_is_standard_normal(draw):
     numbers = draw((11, 22), 1 << 18)
     assert stats.kstest(numbers, "norm").pvalue > 1e-3
-    assert stats.kstest(numbers[::2] ** 2 + numbers[1::2] ** 2, "chi2", args=(2,)).pvalue > 1e-3
+    assert (
+        stats.kstest(numbers[::2] ** 2 + numbers[1::2] ** 2, "chi2", args=(2,)).pvalue
+        > 1e-3
+    )
     for lag in (1, 2, 4, 4096):
         assert abs(np.mean(numbers[lag:] * numbers[:-lag])) < 5 / np.sqrt(len(numbers))
 

@@ -26,7 +26,9 @@ class Queue:
     def finish(self, ticket):
         start, stop, array = ticket
         self.log.append(("finish", start, stop))
-        assert array() is not None, "the memory was given back before the numbers had arrived"
+        assert array() is not None, (
+            "the memory was given back before the numbers had arrived"
+        )
         array()[...] = self.host[start:stop]
 
 
@@ -47,7 +49,9 @@ def reader(n=10):
 def test_every_slice_is_what_was_asked_for():
     queue, read = reader()
     for part in ((0, 4), (4, 8), (8, 10), (0, 4), (2, 3), (9, 10), (0, 10), (5, 5)):
-        np.testing.assert_array_equal(np.asarray(read(slice(*part))), queue.host[slice(*part)])
+        np.testing.assert_array_equal(
+            np.asarray(read(slice(*part))), queue.host[slice(*part)]
+        )
 
 
 def test_the_next_slice_sets_out_before_the_first_is_used_and_after_the_end_the_first():
@@ -67,7 +71,12 @@ def test_what_nobody_asked_for_is_waited_for_before_it_is_let_go():
     queue, read = reader()
     read(slice(0, 4))
     read(slice(6, 7))
-    assert queue.log[:4] == [("begin", 0, 4), ("finish", 0, 4), ("begin", 4, 8), ("finish", 4, 8)]
+    assert queue.log[:4] == [
+        ("begin", 0, 4),
+        ("finish", 0, 4),
+        ("begin", 4, 8),
+        ("finish", 4, 8),
+    ]
 
 
 def test_one_slice_of_all_is_not_moved_twice():
@@ -100,8 +109,12 @@ def test_pages_are_locked_once_and_released_with_the_array():
         hostRegister=lambda address, size, flags: log.append(("pin", size, flags)),
         hostUnregister=lambda address: log.append(("unpin",)),
     )
-    cuda = types.SimpleNamespace(runtime=runtime, Stream=Stream, get_current_stream=lambda: main)
-    cupy = types.SimpleNamespace(cuda=cuda, empty=lambda shape, dtype: np.empty(shape, dtype).view(There))
+    cuda = types.SimpleNamespace(
+        runtime=runtime, Stream=Stream, get_current_stream=lambda: main
+    )
+    cupy = types.SimpleNamespace(
+        cuda=cuda, empty=lambda shape, dtype: np.empty(shape, dtype).view(There)
+    )
     host = np.arange(24.0).reshape(6, 4)
     first, second = pinned_transfers(cupy, host), pinned_transfers(cupy, host)
     assert log == [("pin", host.nbytes, 0)]

@@ -23,7 +23,9 @@ def test_numbers_of_host_and_device_may_be_mixed(mixed):
     assert watch.read(info).residual == 0.5
     assert watch.latest.predicted_overlap == (0.125 if mixed else 0.25)
     assert watch.latest.self_overlap == 0.25
-    assert watch.warnings() == ["posterior integrals were accurate to 2e-03 of their width only"]
+    assert watch.warnings() == [
+        "posterior integrals were accurate to 2e-03 of their width only"
+    ]
 
 
 def test_accurate_integrals_need_no_warning():
@@ -32,6 +34,8 @@ def test_accurate_integrals_need_no_warning():
     assert watch.warnings() == []
     for error in (2e-3, 5e-3, 1e-6):
         watch.read(Info(residual=1.0, integration_error=error))
-    assert watch.warnings() == ["posterior integrals were accurate to 5e-03 of their width only"]
+    assert watch.warnings() == [
+        "posterior integrals were accurate to 5e-03 of their width only"
+    ]
     watch.read(Info(residual=1.0, integration_error=float("nan")))
     assert "nan" in watch.warnings()[0]

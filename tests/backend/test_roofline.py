@@ -50,7 +50,14 @@ def test_a_measurement_belongs_to_a_machine_and_a_number_of_threads(quick, monke
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", '{"version": 0, "rates": {}}', '{"version": 1}', '{"version": 1, "rates": {"float64": "x"}}']
+    "text",
+    [
+        "",
+        "{",
+        '{"version": 0, "rates": {}}',
+        '{"version": 1}',
+        '{"version": 1, "rates": {"float64": "x"}}',
+    ],
 )
 def test_a_torn_measurement_is_none(quick, text):
     quick.mkdir()
@@ -65,18 +72,42 @@ def test_a_home_that_cannot_be_written_to_is_no_obstacle(quick, monkeypatch):
 
 
 def test_the_slower_of_the_two_bounds():
-    assert fraction(2.0, {"flops": 100.0, "bytes": 1.0}, RATES, "float64") == (0.5, "products")
-    assert fraction(2.0, {"flops": 100.0, "bytes": 15.0}, RATES, "float64") == (0.75, "memory")
-    assert fraction(2.0, {"flops": 100.0, "bytes": 1.0}, RATES, "float32") == (0.25, "products")
-    assert fraction(2.0, {"flops": 100.0, "bytes": 0.5}, RATES, "float32", tf32=True) == (0.0625, "products")
-    assert fraction(2.0, {"flops": 1.0, "bytes": 1.0}, {"float64": 1.0}, "float64") is None
+    assert fraction(2.0, {"flops": 100.0, "bytes": 1.0}, RATES, "float64") == (
+        0.5,
+        "products",
+    )
+    assert fraction(2.0, {"flops": 100.0, "bytes": 15.0}, RATES, "float64") == (
+        0.75,
+        "memory",
+    )
+    assert fraction(2.0, {"flops": 100.0, "bytes": 1.0}, RATES, "float32") == (
+        0.25,
+        "products",
+    )
+    assert fraction(
+        2.0, {"flops": 100.0, "bytes": 0.5}, RATES, "float32", tf32=True
+    ) == (0.0625, "products")
+    assert (
+        fraction(2.0, {"flops": 1.0, "bytes": 1.0}, {"float64": 1.0}, "float64") is None
+    )
     assert fraction(0.0, {"flops": 1.0, "bytes": 1.0}, RATES, "float64") is None
 
 
 def test_cost_counts_both_products_and_one_reading():
-    attention = Problem({"name": "attention-indexed", "tokens": 3}, "softmax", {"name": "wishart", "rho": 0.5})
-    sequence = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "components": 3}, "gaussian")
-    for problem, expected in ((attention, 2 * 10 * 3 * 8 * 8), (sequence, 4 * 10 * 2 * 8 * 3)):
+    attention = Problem(
+        {"name": "attention-indexed", "tokens": 3},
+        "softmax",
+        {"name": "wishart", "rho": 0.5},
+    )
+    sequence = Problem(
+        {"name": "sequence-multi-index", "tokens": 2},
+        {"name": "linear", "components": 3},
+        "gaussian",
+    )
+    for problem, expected in (
+        (attention, 2 * 10 * 3 * 8 * 8),
+        (sequence, 4 * 10 * 2 * 8 * 3),
+    ):
         n = 10
         cost = problem.model.cost(n, 8, problem.components, 4)
         assert cost.flops == expected
@@ -86,7 +117,10 @@ def test_cost_counts_both_products_and_one_reading():
             data = instance.data(get_backend("numpy", dtype))
             for name in ("gamp", "adam"):
                 algorithm = get_registry().get("algorithm", name).item()
-                assert algorithm.plan(data).cost(problem, data)[:2] == (expected, width / 4 * cost.bytes)
+                assert algorithm.plan(data).cost(problem, data)[:2] == (
+                    expected,
+                    width / 4 * cost.bytes,
+                )
 
 
 @pytest.mark.parametrize("name", ["ridge", "nuclear", "spectral", "erm", "averaged"])
@@ -106,9 +140,19 @@ def record(seconds, cost=True, ceilings=True, **cell):
 
 
 def test_rows_average_what_is_known():
-    found = _efficiency([record(2.0), record(4.0), record(9.0, cost=False), record(9.0, ceilings=False), {}])
+    found = _efficiency(
+        [
+            record(2.0),
+            record(4.0),
+            record(9.0, cost=False),
+            record(9.0, ceilings=False),
+            {},
+        ]
+    )
     assert found == (pytest.approx((0.5 + 0.25) / 2), "products")
-    assert _efficiency([record(2.0, dtype="float32", tf32=True)])[0] == pytest.approx(0.0625)
+    assert _efficiency([record(2.0, dtype="float32", tf32=True)])[0] == pytest.approx(
+        0.0625
+    )
     assert _efficiency([record(9.0, cost=False)]) == (None, None)
 
 
@@ -126,9 +170,19 @@ def test_the_table_shows_them_where_there_are_any():
 
 def test_timing_mode_measures_and_records_them(quick, tmp_path, capsys):
     suite = write_suite(tmp_path)
-    options = ["--timing", "--no-figure", "--only", "algorithm=gamp", "--only", "seed=0"]
+    options = [
+        "--timing",
+        "--no-figure",
+        "--only",
+        "algorithm=gamp",
+        "--only",
+        "seed=0",
+    ]
     assert call(capsys, "run", suite, "--results", tmp_path / "r", *options)[0] == 0
-    assert "peak" in call(capsys, "show", suite, "--results", tmp_path / "r", *options[2:])[1]
+    assert (
+        "peak"
+        in call(capsys, "show", suite, "--results", tmp_path / "r", *options[2:])[1]
+    )
     cell = load_suite(suite, (), ["algorithm=gamp"]).cells()[0]
     (path,) = (tmp_path / "r" / "small").glob(f"{cell.key}.timing-*.json")
     timing = json.loads(path.read_text())["timing"]

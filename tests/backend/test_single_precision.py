@@ -21,12 +21,19 @@ PROBLEMS = [
 
 
 @pytest.mark.parametrize("algorithm", ["gamp", "adam"])
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: f"{problem.model.name} {problem.channel.name}")
+@pytest.mark.parametrize(
+    "problem",
+    PROBLEMS,
+    ids=lambda problem: f"{problem.model.name} {problem.channel.name}",
+)
 def test_single_precision_is_kept_and_is_enough(backend, problem, algorithm):
     if algorithm == "adam" and problem.channel.name == "hardmax":
         pytest.skip("gradients of hardmax are zero")
     found = []
-    for there, dtype in ((backend, "float64"), (replace(backend, dtype="float32"), "float32")):
+    for there, dtype in (
+        (backend, "float64"),
+        (replace(backend, dtype="float32"), "float32"),
+    ):
         instance = problem.instance(0.6, 24, dtype=dtype)
         item, state, info = after(problem, instance.data(there), 2, algorithm, seed=2)
         assert_placed(item.estimate(state), backend, instance.signal.shape, dtype)
@@ -34,4 +41,6 @@ def test_single_precision_is_kept_and_is_enough(backend, problem, algorithm):
         found.append(to_host(item.estimate(state)).astype(np.float64))
     # Directions of which nothing is known yet amplify rounding, of a first layer to 2.5e-3 in one of eight instances:
     # compare with the size of the signal.
-    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=4e-3 * np.sqrt(np.mean(instance.signal**2)))
+    np.testing.assert_allclose(
+        found[1], found[0], rtol=0, atol=4e-3 * np.sqrt(np.mean(instance.signal**2))
+    )

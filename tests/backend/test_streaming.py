@@ -6,7 +6,12 @@ import pytest
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import Backend, get_backend
-from smimbench.backend.streaming import SHARE_OF_MEMORY, StreamedInputs, fits, sample_chunks
+from smimbench.backend.streaming import (
+    SHARE_OF_MEMORY,
+    StreamedInputs,
+    fits,
+    sample_chunks,
+)
 from smimbench.run import cell as runner
 from smimbench.suite.reader import load_suite
 from tests.backend.steps import estimate
@@ -55,11 +60,19 @@ def test_the_whole_is_refused_in_words(key):
 
 
 @pytest.mark.parametrize(
-    ("problem", "algorithm"), [(SEQUENCE, "gamp"), (ATTENTION, "gamp"), (SEQUENCE, "adam"), (ATTENTION, "spectral")]
+    ("problem", "algorithm"),
+    [
+        (SEQUENCE, "gamp"),
+        (ATTENTION, "gamp"),
+        (SEQUENCE, "adam"),
+        (ATTENTION, "spectral"),
+    ],
 )
 def test_results_do_not_depend_on_where_the_inputs_live(backend, problem, algorithm):
     instance = problem.instance(0.9, 16)
-    whole, streamed = (instance.data(backend, stream=stream) for stream in (False, True))
+    whole, streamed = (
+        instance.data(backend, stream=stream) for stream in (False, True)
+    )
     assert isinstance(streamed.inputs, StreamedInputs)
     assert not isinstance(whole.inputs, StreamedInputs)
     found = [estimate(problem, data, 2, algorithm) for data in (whole, streamed)]
@@ -72,14 +85,18 @@ def test_they_are_streamed_where_they_would_not_fit(dtype):
     instance = SEQUENCE.instance(1.0, 50)
     size = instance.inputs.size * (4 if dtype == "float32" else 8)
     limit = size / SHARE_OF_MEMORY
-    assert isinstance(instance.data(small(int(limit) - 1, dtype)).inputs, StreamedInputs)
+    assert isinstance(
+        instance.data(small(int(limit) - 1, dtype)).inputs, StreamedInputs
+    )
     assert isinstance(instance.data(small(int(limit) + 1, dtype)).inputs, np.ndarray)
     assert isinstance(instance.data(get_backend("numpy", dtype)).inputs, np.ndarray)
     assert fits(10**18, get_backend("numpy"))
 
 
 def test_the_record_says_so(tmp_path, monkeypatch):
-    (cell, *_) = load_suite(write_suite(tmp_path), ["grid.alpha=[0.5]"], ["algorithm=gamp"]).cells()
+    (cell, *_) = load_suite(
+        write_suite(tmp_path), ["grid.alpha=[0.5]"], ["algorithm=gamp"]
+    ).cells()
     plain = runner.run_cell(cell)
     monkeypatch.setattr(runner, "get_backend", lambda *args, **kwargs: small(0))
     streamed = runner.run_cell(cell)
@@ -105,6 +122,8 @@ def test_a_model_is_told_only_what_it_asks_for():
     like, itemsize = sample_chunks(Curious(), inputs, 4)
     assert like is inputs
     assert itemsize == 4
-    like, itemsize = sample_chunks(Curious(), StreamedInputs(np.zeros((6, 2, 3)), get_backend("numpy")), 4)
+    like, itemsize = sample_chunks(
+        Curious(), StreamedInputs(np.zeros((6, 2, 3)), get_backend("numpy")), 4
+    )
     assert isinstance(like, np.ndarray)
     assert itemsize == 8

@@ -33,9 +33,13 @@ def test_cells_agree_with_numpy(suite, overrides):
         if (here.algorithm.get("steps") or 0) > 100 or here.algorithm.get("epochs"):
             continue  # the long runs of gradient methods; quickstart has short ones
         wanted, found = run_cell(here), run_cell(there)
-        assert found["status"] == wanted["status"], found.get("traceback", found["reason"])
+        assert found["status"] == wanted["status"], found.get(
+            "traceback", found["reason"]
+        )
         for metric, values in wanted["metrics"].items():
-            assert found["metrics"][metric] == pytest.approx(values, rel=1e-10, abs=1e-10), (metric, here)
+            assert found["metrics"][metric] == pytest.approx(
+                values, rel=1e-10, abs=1e-10
+            ), (metric, here)
             compared += len(values)
     assert compared
 
@@ -43,7 +47,9 @@ def test_cells_agree_with_numpy(suite, overrides):
 def test_data_of_an_instance_is_the_same_and_locked_memory_is_copied():
     from smimbench.backend import get_backend
 
-    problem = smimbench.Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
+    problem = smimbench.Problem(
+        {"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian"
+    )
     instance = problem.instance(1.0, 30)
     data = instance.data(get_backend("torch"))
     assert isinstance(data.inputs, torch.Tensor)

@@ -25,7 +25,9 @@ from smimbench.suite.reader import load_suite
 from tests.benchmarks.conftest import SMOKE
 from tests.helpers import command, environment, write_suite
 
-NUMBERS = int(float(os.environ.get("SMIMBENCH_BENCH_NUMBERS", "2e6" if SMOKE else "6e7")))
+NUMBERS = int(
+    float(os.environ.get("SMIMBENCH_BENCH_NUMBERS", "2e6" if SMOKE else "6e7"))
+)
 GAMP = get_registry().get("algorithm", "gamp").item
 
 
@@ -65,23 +67,38 @@ def report(benchmark, work, **found):
 @pytest.mark.benchmark(group="ceilings")
 def test_attention_is_bound_by_its_products(benchmark, judge):
     """d = 500, n = 25,000, T = 2: the whole iteration at 70% of the rate of a square product."""
-    problem = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5})
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 2},
+        "softmax",
+        {"name": "wishart", "rho": 0.5},
+    )
     data = problem.instance(0.1, 100 if SMOKE else 500).data(get_backend("numpy"))
     gamp, state = begun(problem, data, 1)
     square = np.random.default_rng(0).standard_normal((1500, 1500))
-    step, product = turns(lambda: gamp.step(problem, data, state), lambda: square @ square, rounds=3)
+    step, product = turns(
+        lambda: gamp.step(problem, data, state), lambda: square @ square, rounds=3
+    )
     rate = 2 * 1500**3 / product
     n, T, d = data.inputs.shape
-    part = 4 * n * T * d**2 / step / rate  # counted without the symmetry that both products use
+    part = (
+        4 * n * T * d**2 / step / rate
+    )  # counted without the symmetry that both products use
     needed = gamp.plan(data).cost(problem, data).flops / step / rate
-    found = {"part_of_dgemm": part, "needed_part": needed, "dgemm_gflops": rate / 1e9, "seconds": step}
+    found = {
+        "part_of_dgemm": part,
+        "needed_part": needed,
+        "dgemm_gflops": rate / 1e9,
+        "seconds": step,
+    }
     report(benchmark, lambda: None, **found)
     assert not judge or part >= 0.70
 
 
 def large_sequences(dimension):
     """A problem with a closed-form posterior and inputs that fit no cache (rows repeat: only reading them matters)."""
-    problem = Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian"
+    )
     n = NUMBERS // (2 * dimension)
     rng = np.random.default_rng(0)
     inputs = np.empty((n, 2, dimension))
@@ -108,7 +125,9 @@ def test_sequences_are_read_once(benchmark, judge, dimension):
     def read():
         data.inputs.reshape(-1).sum()
 
-    reading, two, one = turns(read, two_passes, lambda: gamp.step(problem, data, state), rounds=5)
+    reading, two, one = turns(
+        read, two_passes, lambda: gamp.step(problem, data, state), rounds=5
+    )
     report(
         benchmark,
         lambda: None,
@@ -122,7 +141,11 @@ def test_sequences_are_read_once(benchmark, judge, dimension):
 @pytest.mark.benchmark(group="ceilings")
 def test_hardmax(benchmark, judge):
     """T = 2, d = 100, alpha = 0.3: 9 ms, most of it matrix products."""
-    problem = Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": 0.5})
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 2},
+        "hardmax",
+        {"name": "wishart", "rho": 0.5},
+    )
     data = problem.instance(0.3, 100).data(get_backend("numpy"))
     gamp, state = begun(problem, data, 3)
     rows = data.inputs.reshape(-1, 100)
@@ -131,14 +154,23 @@ def test_hardmax(benchmark, judge):
         rows.T @ (rows @ state.estimate[0])
 
     step, alone = turns(lambda: gamp.step(problem, data, state), products, rounds=40)
-    report(benchmark, lambda: None, milliseconds=1e3 * step, products_milliseconds=1e3 * alone)
+    report(
+        benchmark,
+        lambda: None,
+        milliseconds=1e3 * step,
+        products_milliseconds=1e3 * alone,
+    )
     assert not judge or step <= 0.009
 
 
 @pytest.mark.benchmark(group="ceilings")
 def test_two_layers(benchmark, judge):
     """D = 1000, alpha = 1.2: every iteration and the average of a run."""
-    problem = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2}, "gaussian")
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": 2},
+        {"name": "softmax", "layers": 2},
+        "gaussian",
+    )
     data = problem.instance(1.2, 1000).data(get_backend("numpy"))
     gamp, state = begun(problem, data, 0)
     state, _ = gamp.step(problem, data, state)
@@ -167,7 +199,9 @@ def child_seconds(*call, rounds=5) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(call, check=True, capture_output=True, env=environment())
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        times.append(
+            after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        )
     return min(times)
 
 

@@ -27,7 +27,9 @@ def part_of(suite: str, part: str):
     return lambda: getattr(kernels, f"time_{part}")(problem)
 
 
-@pytest.mark.parametrize("suite", ["aim-softmax", "aim-hardmax", "quickstart", "smi-two-layers"])
+@pytest.mark.parametrize(
+    "suite", ["aim-softmax", "aim-hardmax", "quickstart", "smi-two-layers"]
+)
 @pytest.mark.parametrize("part", PARTS)
 def test_part(benchmark, suite, part):
     with threadpool_limits(limits=1):
@@ -60,5 +62,7 @@ def test_a_part_that_is_20_percent_slower_is_flagged(benchmark, judge, part):
     with threadpool_limits(limits=1):
         call = part_of("aim-hardmax", part)
         benchmark.pedantic(call, rounds=3)
-        before, again, after = (least_ratio(work, lambda: np.exp(numbers)) for work in (call, call, slowed))
+        before, again, after = (
+            least_ratio(work, lambda: np.exp(numbers)) for work in (call, call, slowed)
+        )
     assert not judge or again < 1.15 * before < after

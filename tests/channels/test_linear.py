@@ -30,8 +30,12 @@ def observation(channel):
     """Matrix A and noise variances with y = A vec(z) + noise, vec over (P, C), from the definitions."""
     if isinstance(channel, AttentionLinear):
         T = channel.tokens
-        twice = np.array([2.0 if a == b else 1.0 for a in range(T) for b in range(a, T)])
-        noise = channel.noise * (twice if channel.noise_convention == "scaled" else np.ones_like(twice))
+        twice = np.array(
+            [2.0 if a == b else 1.0 for a in range(T) for b in range(a, T)]
+        )
+        noise = channel.noise * (
+            twice if channel.noise_convention == "scaled" else np.ones_like(twice)
+        )
         return np.diag(np.sqrt(twice)), noise
     size = channel.components * channel.tokens
     return np.eye(size), np.full(size, channel.noise)
@@ -50,7 +54,9 @@ def draw(rng, channel, n, Q, V):
 
 
 @pytest.mark.parametrize(("channel", "P"), CASES)
-def test_posterior_and_log_partition_are_gaussian_conditioning(backend, rng, channel, P):
+def test_posterior_and_log_partition_are_gaussian_conditioning(
+    backend, rng, channel, P
+):
     V, C, n = positive(rng, P), sizes(channel), 5
     omega, _, y = draw(rng, channel, n, positive(rng, P), V)
     arrays = [backend.asarray(a) for a in (y, omega, V)]
@@ -66,13 +72,17 @@ def test_posterior_and_log_partition_are_gaussian_conditioning(backend, rng, cha
     gain = prior @ A.T @ np.linalg.inv(marginal)
     covariance = prior - gain @ A @ prior
     blocks = covariance.reshape(P, C, P, C)
-    np.testing.assert_allclose(to_host(found.covariance), np.einsum("pcqc->pq", blocks) / C, atol=1e-12)
+    np.testing.assert_allclose(
+        to_host(found.covariance), np.einsum("pcqc->pq", blocks) / C, atol=1e-12
+    )
     for mu in range(n):
         expected = A @ omega[mu].ravel()
         mean = omega[mu].ravel() + gain @ (y[mu].ravel() - expected)
         np.testing.assert_allclose(to_host(found.mean)[mu].ravel(), mean, atol=1e-12)
         moment = np.outer(mean, mean) + covariance
-        np.testing.assert_allclose(to_host(found.second_moment)[mu].reshape(moment.shape), moment, atol=1e-12)
+        np.testing.assert_allclose(
+            to_host(found.second_moment)[mu].reshape(moment.shape), moment, atol=1e-12
+        )
         logarithm = multivariate_normal(expected, marginal).logpdf(y[mu].ravel())
         assert float(to_host(partition)[mu]) == pytest.approx(logarithm, rel=1e-11)
     assert channel.posterior(*arrays).second_moment is None
@@ -81,12 +91,16 @@ def test_posterior_and_log_partition_are_gaussian_conditioning(backend, rng, cha
 @pytest.mark.parametrize("channel", [c for c, P in CASES if P == 1])
 def test_information_of_a_batch(backend, channel):
     V = np.array([1.0, 1e-12, 3.0]).reshape(3, 1, 1)
-    found = channel.information(backend.asarray(np.ones((2, 1, 1, 1))), backend.asarray(V)).value
+    found = channel.information(
+        backend.asarray(np.ones((2, 1, 1, 1))), backend.asarray(V)
+    ).value
     assert_placed(found, backend, (2, 3, 1, 1))
     _, noise = observation(channel)
     A, _ = observation(channel)
     expected = np.sum(1 / (V + noise / np.diag(A) ** 2), axis=-1, keepdims=True)
-    np.testing.assert_allclose(to_host(found), np.broadcast_to(expected, (2, 3, 1, 1)), rtol=1e-12)
+    np.testing.assert_allclose(
+        to_host(found), np.broadcast_to(expected, (2, 3, 1, 1)), rtol=1e-12
+    )
 
 
 def test_information_of_several_components_in_a_batch(backend, rng):
@@ -104,7 +118,9 @@ def test_noiseless_and_small_V_limits(rng, channel, P):
     omega, z, y = draw(rng, channel, 30, positive(rng, P), V)
     found = channel.posterior(y, omega, V)
     target = z if channel.noise == 0 else omega
-    np.testing.assert_allclose(found.mean, target, atol=2e-15 if channel.noise == 0 else 1e-10)
+    np.testing.assert_allclose(
+        found.mean, target, atol=2e-15 if channel.noise == 0 else 1e-10
+    )
     if channel.noise == 0:
         np.testing.assert_array_equal(found.covariance, np.zeros((P, P)))
         assert np.all((z != omega).any(axis=(0, 2)))
@@ -118,7 +134,9 @@ def test_a_component_that_is_known_does_not_break_the_posterior(rng):
     found = SequenceLinear(3, components=2, noise=0.5).posterior(y, omega, V)
     np.testing.assert_array_equal(found.mean[:, 0], omega[:, 0])
     np.testing.assert_allclose(found.mean[:, 1], omega[:, 1] + (y - omega)[:, 1] / 1.5)
-    assert np.isfinite(SequenceLinear(3, components=2).posterior(y, omega, V).mean).all()
+    assert np.isfinite(
+        SequenceLinear(3, components=2).posterior(y, omega, V).mean
+    ).all()
 
 
 @pytest.mark.parametrize(("channel", "P"), CASES)
@@ -128,9 +146,15 @@ def test_generalization_error_is_that_of_predictions(rng, channel, P):
     omega, z, _ = draw(rng, channel, n, Q, V)
     found = channel.generalization_error(Q, V)
     target = channel.predict(z)
-    for key, guess in (("plugin", channel.predict(omega)), ("bayes", channel.predict(omega)), ("constant", 0)):
+    for key, guess in (
+        ("plugin", channel.predict(omega)),
+        ("bayes", channel.predict(omega)),
+        ("constant", 0),
+    ):
         errors = np.sum((target - guess).reshape(n, -1) ** 2, axis=1)
-        assert float(found[key].value) == pytest.approx(errors.mean(), abs=5 * errors.std() / math.sqrt(n))
+        assert float(found[key].value) == pytest.approx(
+            errors.mean(), abs=5 * errors.std() / math.sqrt(n)
+        )
         assert found[key].error == 0
     batch = channel.generalization_error(np.stack([Q, Q]), np.stack([V, 0 * V]))
     np.testing.assert_allclose(batch["bayes"].value, [float(found["bayes"].value), 0])

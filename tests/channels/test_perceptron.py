@@ -24,9 +24,18 @@ def overlap_by_quadrature(alpha: float, noise: float) -> float:
         def density(x: float) -> float:
             u = math.sqrt(q / width) * x
             # phi(u)^2 / Phi(u) for one label; the other one is its mirror image.
-            return math.exp(-u * u - log_ndtr(u) - x * x / 2) / (2 * math.pi) / math.sqrt(2 * math.pi)
+            return (
+                math.exp(-u * u - log_ndtr(u) - x * x / 2)
+                / (2 * math.pi)
+                / math.sqrt(2 * math.pi)
+            )
 
-        return alpha * 2 * quad(density, -12, 12, epsabs=1e-13, epsrel=1e-11, limit=200)[0] / width
+        return (
+            alpha
+            * 2
+            * quad(density, -12, 12, epsabs=1e-13, epsrel=1e-11, limit=200)[0]
+            / width
+        )
 
     return brentq(lambda q: qhat(q) / (1 + qhat(q)) - q, 1e-9, 1 - 1e-9, xtol=1e-12)
 
@@ -47,7 +56,9 @@ def test_learning_starts_at_once_and_never_ends():
 
 def test_several_tokens_are_as_many_samples():
     one = solve(smimbench.Problem(MODEL, "sign", "gaussian"), [1.2])[0]
-    three = solve(smimbench.Problem({**MODEL, "tokens": 3}, "sign", "gaussian"), [0.4])[0]
+    three = solve(smimbench.Problem({**MODEL, "tokens": 3}, "sign", "gaussian"), [0.4])[
+        0
+    ]
     assert three.Q[0, 0] == pytest.approx(one.Q[0, 0], rel=1e-9)
 
 
@@ -62,11 +73,23 @@ def test_labels_against_all_odds_keep_their_digits(u, noise):
         width = min(math.sqrt(V), 1 / shift if shift else math.inf)
 
         def weight(z: float) -> float:
-            return math.exp(-(z - 2 * omega) * z / (2 * V)) if omega < 0 else math.exp(-((z - omega) ** 2) / (2 * V))
+            return (
+                math.exp(-(z - 2 * omega) * z / (2 * V))
+                if omega < 0
+                else math.exp(-((z - omega) ** 2) / (2 * V))
+            )
 
         low, high = max(0.0, omega - 12 * math.sqrt(V)), max(0.0, omega) + 45 * width
         mass, first, second = (
-            quad(lambda z, k=k: z**k * weight(z), low, high, limit=400, epsabs=0, epsrel=1e-10)[0] for k in (0, 1, 2)
+            quad(
+                lambda z, k=k: z**k * weight(z),
+                low,
+                high,
+                limit=400,
+                epsabs=0,
+                epsrel=1e-10,
+            )[0]
+            for k in (0, 1, 2)
         )
         mean, variance = first / mass, second / mass - (first / mass) ** 2
     else:
@@ -78,12 +101,19 @@ def test_labels_against_all_odds_keep_their_digits(u, noise):
         top = max(logs(peak + 0.05 * k) for k in range(-40, 41))
         ends = peak - 12, peak + 12
         mass, first, second = (
-            quad(lambda z, k=k: (z - peak) ** k * math.exp(logs(z) - top), *ends, limit=400, points=[peak])[0]
+            quad(
+                lambda z, k=k: (z - peak) ** k * math.exp(logs(z) - top),
+                *ends,
+                limit=400,
+                points=[peak],
+            )[0]
             for k in (0, 1, 2)
         )
         mean, variance = peak + first / mass, second / mass - (first / mass) ** 2
     channel = Probit(noise=noise) if noise else Sign()
-    found = channel.posterior(np.ones((1, 1, 1)), np.full((1, 1, 1), omega), np.array([[V]]))
+    found = channel.posterior(
+        np.ones((1, 1, 1)), np.full((1, 1, 1), omega), np.array([[V]])
+    )
     assert found.mean[0, 0, 0] == pytest.approx(mean, rel=1e-6, abs=1e-9)
     assert found.covariance[0, 0] == pytest.approx(variance, rel=1e-5)
 
@@ -103,8 +133,14 @@ def test_errors_of_prediction(noise, Q, V):
     omega = math.sqrt(Q) * nodes
     bayes, plugin = mean(omega, math.sqrt(V + noise)), mean(omega, math.sqrt(noise))
     np.testing.assert_allclose(found["constant"], 2 * square, rtol=1e-9)
-    np.testing.assert_allclose(found["bayes"], 2 * (square - weights @ bayes**2), rtol=1e-6)
-    np.testing.assert_allclose(found["plugin"], 2 * (square + weights @ (plugin**2 - 2 * bayes * plugin)), rtol=1e-4)
+    np.testing.assert_allclose(
+        found["bayes"], 2 * (square - weights @ bayes**2), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        found["plugin"],
+        2 * (square + weights @ (plugin**2 - 2 * bayes * plugin)),
+        rtol=1e-4,
+    )
 
 
 def test_errors_of_prediction_as_the_error_vanishes():
@@ -112,9 +148,13 @@ def test_errors_of_prediction_as_the_error_vanishes():
     V = 1e-13
     signs, slope = _errors(0.0, 1.0, V), V / (0.3 * math.sqrt(1 + 2 / 0.3))
     np.testing.assert_allclose(signs["plugin"], 8 / math.pi * math.sqrt(V), rtol=1e-10)
-    np.testing.assert_allclose(signs["bayes"], 8 / math.pi * math.sqrt(V / 2), rtol=1e-10)
     np.testing.assert_allclose(
-        [_errors(0.3, 1.0, V)[kind] for kind in ("bayes", "plugin")], 4 / math.pi * slope, rtol=1e-10
+        signs["bayes"], 8 / math.pi * math.sqrt(V / 2), rtol=1e-10
+    )
+    np.testing.assert_allclose(
+        [_errors(0.3, 1.0, V)[kind] for kind in ("bayes", "plugin")],
+        4 / math.pi * slope,
+        rtol=1e-10,
     )
 
 

@@ -20,7 +20,9 @@ def _fresh_registry():
 def ran(tmp_path_factory):
     """A suite that was run once from a shell: folder, finished process."""
     folder = tmp_path_factory.mktemp("ran")
-    done = call_outside("run", write_suite(folder), "--results", folder / "results", "--workers", "2")
+    done = call_outside(
+        "run", write_suite(folder), "--results", folder / "results", "--workers", "2"
+    )
     assert done.returncode == 0, done.stderr
     return folder, done
 
@@ -33,7 +35,15 @@ def twice(ran, tmp_path_factory):
     suite = folder / "small.toml"
     assert (
         ends_with(
-            "run", suite, "--results", folder / "results", "--workers", "1", "--set", "grid.seed=7", "--no-figure"
+            "run",
+            suite,
+            "--results",
+            folder / "results",
+            "--workers",
+            "1",
+            "--set",
+            "grid.seed=7",
+            "--no-figure",
         )
         == 0
     )

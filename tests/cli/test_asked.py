@@ -13,7 +13,14 @@ from tests.helpers import call
 pytestmark = pytest.mark.usefixtures("svg_alone")
 
 SOFTMAX = ("--model", "attention-indexed", "--channel", "softmax", "--prior", "wishart")
-LINEAR = ("--model", "sequence-multi-index", "--channel", "linear", "--prior", "gaussian")
+LINEAR = (
+    "--model",
+    "sequence-multi-index",
+    "--channel",
+    "linear",
+    "--prior",
+    "gaussian",
+)
 
 
 @pytest.fixture
@@ -32,7 +39,9 @@ prior   = { name = "wishart", rho = 0.3 }
 alpha     = [0.1, 0.2, 0.3]
 dimension = [50]
 """)
-    asked = json.loads(ask(*SOFTMAX, "--rho", "0.3", "--alpha", "0.1:0.3:3", "--json")[1])
+    asked = json.loads(
+        ask(*SOFTMAX, "--rho", "0.3", "--alpha", "0.1:0.3:3", "--json")[1]
+    )
     named = json.loads(ask(suite, "--json")[1])
     for a, b in zip(asked, named, strict=True):
         assert a["points"] == b["points"]
@@ -40,10 +49,24 @@ dimension = [50]
 
 
 def test_parameters_reach_their_items_and_figures_are_drawn(ask, tmp_path):
-    code, out, _ = ask(*LINEAR, "--noise=0.5", "--tokens", "3", "--alpha", "1", "--alpha", "2:3:2", "--figure")
+    code, out, _ = ask(
+        *LINEAR,
+        "--noise=0.5",
+        "--tokens",
+        "3",
+        "--alpha",
+        "1",
+        "--alpha",
+        "2:3:2",
+        "--figure",
+    )
     assert code == 0
     assert "sequence-multi-index(tokens=3) linear(noise=0.5) gaussian" in out
-    assert list((tmp_path / "r" / "sequence-multi-index-linear-gaussian").rglob("theory-mse.png"))
+    assert list(
+        (tmp_path / "r" / "sequence-multi-index-linear-gaussian").rglob(
+            "theory-mse.png"
+        )
+    )
     a, noise, m = 1.0, 0.5, 3
     v = (1 - a * m - noise + ((a * m + noise - 1) ** 2 + 4 * noise) ** 0.5) / 2
     assert f"{v:.6f}" in out
@@ -78,7 +101,9 @@ def test_mistakes_are_one_line(ask, words, message):
 
 def test_csv_has_the_numbers_of_json(ask):
     problem = (*LINEAR, "--noise=0.5", "--alpha", "0.5:2:4", "--no-thresholds")
-    code, out, err = ask(*problem, "--csv", "--set", 'run.metrics=["generalization_error_bayes"]')
+    code, out, err = ask(
+        *problem, "--csv", "--set", 'run.metrics=["generalization_error_bayes"]'
+    )
     (document,) = json.loads(ask(*problem, "--json")[1])
     rows, points = list(csv.DictReader(io.StringIO(out))), document["points"]
     assert (code, err) == (0, "")
@@ -90,10 +115,16 @@ def test_csv_has_the_numbers_of_json(ask):
 
 def test_sample_ratios_are_those_that_are_typed(ask):
     def ratios(text):
-        (document,) = json.loads(ask(*LINEAR, "--noise=0.5", "--no-thresholds", "--alpha", text, "--json")[1])
+        (document,) = json.loads(
+            ask(*LINEAR, "--noise=0.5", "--no-thresholds", "--alpha", text, "--json")[1]
+        )
         return [point["alpha"] for point in document["points"]]
 
-    assert ratios("0.1:1.5:15") == ratios("1.5:0.1:15") == [round(0.1 * k, 1) for k in range(1, 16)]
+    assert (
+        ratios("0.1:1.5:15")
+        == ratios("1.5:0.1:15")
+        == [round(0.1 * k, 1) for k in range(1, 16)]
+    )
     assert ratios("0.5,0.1,2") == [0.1, 0.5, 2.0]
 
 
@@ -101,4 +132,6 @@ def test_a_column_is_complete_or_not_there(ask):
     """Stored points may have errors of prediction that the others do not have."""
     ask(*LINEAR, "--noise=0.5", "--alpha", "1", "--predictions")
     assert "plug-in" in ask(*LINEAR, "--noise=0.5", "--alpha", "1")[1]
-    assert "plug-in" not in ask(*LINEAR, "--noise=0.5", "--alpha", "1", "--alpha", "2")[1]
+    assert (
+        "plug-in" not in ask(*LINEAR, "--noise=0.5", "--alpha", "1", "--alpha", "2")[1]
+    )

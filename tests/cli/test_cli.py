@@ -56,10 +56,18 @@ def test_run_ends_with_the_verdict_on_one_screen(ran):
     assert max(map(len, lines[:4])) <= 80
     assert lines[0] == "A small suite"
     assert lines[1].startswith("line: gamp is best")
-    assert any(re.fullmatch(r"  adam: [\d.]+ x gamp \([\d.]+ to [\d.]+\), [\d.]+ x optimal", line) for line in lines)
+    assert any(
+        re.fullmatch(
+            r"  adam: [\d.]+ x gamp \([\d.]+ to [\d.]+\), [\d.]+ x optimal", line
+        )
+        for line in lines
+    )
     assert "cells: 8 ok" in lines
     figures = folder / "results" / "small" / "figures"
-    assert lines[-2:] == [f"results: {figures.parent}", f"figure:  {figures / 'mse.png'} (and .csv)"]
+    assert lines[-2:] == [
+        f"results: {figures.parent}",
+        f"figure:  {figures / 'mse.png'} (and .csv)",
+    ]
     assert "running 8 cells, 2 at a time" in done.stderr
     assert {path.name for path in figures.iterdir()} == {"mse.png", "mse.csv"}
 
@@ -68,19 +76,43 @@ def test_show_has_tables_and_all_figures(ran, tmp_path, capsys):
     folder, done = ran
     results = tmp_path / "results"
     shutil.copytree(folder / "results", results)
-    code, out, _ = call(capsys, "show", results / "small", "--results", results, "--figures")
+    code, out, _ = call(
+        capsys, "show", results / "small", "--results", results, "--figures"
+    )
     assert code == 0
     assert (
         out.splitlines()[:3] == done.stdout.splitlines()[:3]
     )  # title, and the verdict with the ratios of all algorithms
-    for words in ("A small suite", "line: MSE against theory, D = 30", "line: overlap against theory", "line: runtime"):
+    for words in (
+        "A small suite",
+        "line: MSE against theory, D = 30",
+        "line: overlap against theory",
+        "line: runtime",
+    ):
         assert words in out
-    for words in ("mean ± s.e.m.", "optimal", "z", "error /", "status", "iter.", "memory", "worst first"):
+    for words in (
+        "mean ± s.e.m.",
+        "optimal",
+        "z",
+        "error /",
+        "status",
+        "iter.",
+        "memory",
+        "worst first",
+    ):
         assert words in out
     figures = results / "small" / "figures"
-    drawn = {"mse", "overlap", "seconds", "profiles", "learning-mse"}  # because adam counts samples
+    drawn = {
+        "mse",
+        "overlap",
+        "seconds",
+        "profiles",
+        "learning-mse",
+    }  # because adam counts samples
     kinds = ("png", "svg", "pdf", "csv")
-    assert {path.name for path in figures.iterdir()} == {f"{n}.{kind}" for n in drawn for kind in kinds}
+    assert {path.name for path in figures.iterdir()} == {
+        f"{n}.{kind}" for n in drawn for kind in kinds
+    }
     for path in figures.glob("*.png"):
         data = path.read_bytes()
         assert data.startswith(b"\x89PNG")
@@ -100,9 +132,15 @@ def test_tables_fit_eighty_columns_in_a_pipe(ran):
 def test_run_again_runs_nothing(ran, capsys):
     folder, _ = ran
     results = folder / "results"
-    before = {p: p.stat().st_mtime_ns for p in (results / "small").glob("*.json") if p.name != "run.json"}
+    before = {
+        p: p.stat().st_mtime_ns
+        for p in (results / "small").glob("*.json")
+        if p.name != "run.json"
+    }
     assert len(before) == 8
-    code, out, err = call(capsys, "run", folder / "small.toml", "--results", results, "--no-figure")
+    code, out, err = call(
+        capsys, "run", folder / "small.toml", "--results", results, "--no-figure"
+    )
     assert code == 0
     assert "cells: 8 ok" in out
     assert "running" not in err
@@ -112,7 +150,15 @@ def test_run_again_runs_nothing(ran, capsys):
 def test_run_json_is_one_document_and_the_same_as_show(ran, capsys):
     folder, _ = ran
     both = [
-        call(capsys, verb, folder / "small.toml", "--results", folder / "results", "--json", *more)
+        call(
+            capsys,
+            verb,
+            folder / "small.toml",
+            "--results",
+            folder / "results",
+            "--json",
+            *more,
+        )
         for verb, more in (("run", ["--no-figure"]), ("show", []))
     ]
     assert [code for code, _, _ in both] == [0, 0]
@@ -124,50 +170,78 @@ def test_run_json_is_one_document_and_the_same_as_show(ran, capsys):
 
 def test_rows_keep_their_published_names_and_meaning(ran, capsys):
     folder, _ = ran
-    _, out, _ = call(capsys, "show", folder / "small.toml", "--results", folder / "results", "--json")
+    _, out, _ = call(
+        capsys, "show", folder / "small.toml", "--results", folder / "results", "--json"
+    )
     rows = one_document(out)["rows"]
     assert len(rows) == 2 * 2 * 2
     published = {
         "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",
         "theory_error", "z", "seconds", "iterations", "status_counts",
     }  # fmt: skip
-    records = [json.loads(p.read_text()) for p in (folder / "results" / "small").glob("*.json") if p.name != "run.json"]
+    records = [
+        json.loads(p.read_text())
+        for p in (folder / "results" / "small").glob("*.json")
+        if p.name != "run.json"
+    ]
     for row in rows:
         assert published <= set(row)
-        own = [r for r in records if r["algorithm"] == row["algorithm"] and r["sample_ratio"] == row["alpha"]]
+        own = [
+            r
+            for r in records
+            if r["algorithm"] == row["algorithm"] and r["sample_ratio"] == row["alpha"]
+        ]
         values = [r["metrics"][row["metric"]][0] for r in own]
         assert row["n"] == len(values) == 2
         assert row["mean"] == pytest.approx(sum(values) / 2, rel=1e-14)
         assert row["sem"] == pytest.approx(abs(values[0] - values[1]) / 2, rel=1e-12)
-        assert row["z"] == pytest.approx((row["mean"] - row["theory"]) / math.hypot(row["sem"], row["theory_error"]))
+        assert row["z"] == pytest.approx(
+            (row["mean"] - row["theory"]) / math.hypot(row["sem"], row["theory_error"])
+        )
         assert row["iterations"] == pytest.approx(sum(r["iterations"] for r in own) / 2)
-        assert row["seconds"] == pytest.approx(sum(r["timing"]["seconds"] for r in own) / 2)
+        assert row["seconds"] == pytest.approx(
+            sum(r["timing"]["seconds"] for r in own) / 2
+        )
         assert row["component"] is None
         assert row["status_counts"] == {"ok": 2}
         a, noise, m = row["alpha"], 0.2, 2
         v = (1 - a * m - noise + math.sqrt((a * m + noise - 1) ** 2 + 4 * noise)) / 2
-        assert row["theory"] == pytest.approx(v if row["metric"] == "mse" else 1 - v, abs=1e-9)
+        assert row["theory"] == pytest.approx(
+            v if row["metric"] == "mse" else 1 - v, abs=1e-9
+        )
 
 
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory):
     """Words for a suite of troublesome algorithms that was run once; ``only`` takes some of them."""
     folder = tmp_path_factory.mktemp("troubled")
-    suite = with_algorithm(folder, "gamp", "raiser", "diverger", "choosy", "talker", "raising-digger")
+    suite = with_algorithm(
+        folder, "gamp", "raiser", "diverger", "choosy", "talker", "raising-digger"
+    )
     words = [suite, "--results", folder / "r", "--plugins", TROUBLE]
     assert ends_with("run", *words, "--workers", "1", "--no-figure", "--quiet") == 1
 
     def only(*names):
-        return [*words, *(word for name in names for word in ("--only", f"algorithm={name}"))]
+        return [
+            *words,
+            *(word for name in names for word in ("--only", f"algorithm={name}")),
+        ]
 
     return only
 
 
 @pytest.mark.parametrize(
     ("algorithm", "status", "code"),
-    [("raiser", "failed", 1), ("diverger", "diverged", 1), ("choosy", "skipped", 0), ("talker", "ok", 0)],
+    [
+        ("raiser", "failed", 1),
+        ("diverger", "diverged", 1),
+        ("choosy", "skipped", 0),
+        ("talker", "ok", 0),
+    ],
 )
-def test_the_exit_code_tells_and_nothing_is_dropped(troubled, capsys, algorithm, status, code):
+def test_the_exit_code_tells_and_nothing_is_dropped(
+    troubled, capsys, algorithm, status, code
+):
     words = troubled("gamp", algorithm)
     arguments = [*words, "--workers", "1", "--no-figure"]
     found, out, err = call(capsys, "run", *arguments)
@@ -179,8 +253,9 @@ def test_the_exit_code_tells_and_nothing_is_dropped(troubled, capsys, algorithm,
     else:
         assert f"cells: 4 ok, 4 {status}" in out
     if status == "failed":
-        assert "raiser: 4 cells failed, first at alpha 0.5: ZeroDivisionError: nothing to divide by" in " ".join(
-            out.split()
+        assert (
+            "raiser: 4 cells failed, first at alpha 0.5: ZeroDivisionError: nothing to divide by"
+            in " ".join(out.split())
         )
         assert "Traceback" not in out + err
     document = one_document(call(capsys, "run", *arguments, "--json")[1])
@@ -189,7 +264,12 @@ def test_the_exit_code_tells_and_nothing_is_dropped(troubled, capsys, algorithm,
     for row in rows:
         assert row["status_counts"] == {status: 2}
         if status in ("failed", "diverged", "skipped"):
-            assert (row["n"], row["mean"], row["sem"], row["z"]) == (0, None, None, None)
+            assert (row["n"], row["mean"], row["sem"], row["z"]) == (
+                0,
+                None,
+                None,
+                None,
+            )
             assert row["theory"] is not None
             assert row["time_to_theory"]["0.05"]["seconds"] is None
 
@@ -203,14 +283,18 @@ def test_an_error_with_markup_in_its_text_is_shown(troubled, capsys):
 
 def test_a_run_of_nothing_is_no_success(troubled, capsys):
     """Cells that an algorithm refuses are no failure if others ran, but where it refuses all nothing has been measured."""
-    found, out, _ = call(capsys, "run", *troubled("choosy"), "--workers", "1", "--no-figure")
+    found, out, _ = call(
+        capsys, "run", *troubled("choosy"), "--workers", "1", "--no-figure"
+    )
     assert "cells: 4 skipped" in out
     assert found == 1
 
 
 def test_cells_of_a_status_can_be_run_again(troubled, capsys):
     words = troubled("raiser", "talker")
-    _, _, err = call(capsys, "run", *words, "--workers", "1", "--no-figure", "--retry", "failed")
+    _, _, err = call(
+        capsys, "run", *words, "--workers", "1", "--no-figure", "--retry", "failed"
+    )
     assert "running 4 cells" in err
     assert len(list((words[2] / "small" / "set-aside").glob("*.json"))) == 4
 
@@ -227,22 +311,43 @@ def test_timing_mode_is_serial_and_trusted(tmp_path, capsys):
     timed = one_document(call(capsys, *arguments, "--json", "--timing")[1])
     assert all(row["trusted"] for row in timed["rows"])
     for a, b in zip(plain["rows"], timed["rows"]):
-        assert (a["mean"], a["sem"], a["iterations"]) == (b["mean"], b["sem"], b["iterations"])
+        assert (a["mean"], a["sem"], a["iterations"]) == (
+            b["mean"],
+            b["sem"],
+            b["iterations"],
+        )
 
 
 def test_a_spoiled_record_is_reported_and_run_again(ran, tmp_path, capsys):
     folder = tmp_path / "copy"
     shutil.copytree(ran[0], folder)
-    arguments = ["run", folder / "small.toml", "--results", folder / "results", "--workers", "1", "--no-figure"]
+    arguments = [
+        "run",
+        folder / "small.toml",
+        "--results",
+        folder / "results",
+        "--workers",
+        "1",
+        "--no-figure",
+    ]
     before = one_document(call(capsys, *arguments, "--json")[1])
-    spoiled = next(p for p in (folder / "results" / "small").glob("*.json") if p.name != "run.json")
-    spoiled.write_text(spoiled.read_text().replace('"status": "ok"', '"status": "failed"'))
+    spoiled = next(
+        p for p in (folder / "results" / "small").glob("*.json") if p.name != "run.json"
+    )
+    spoiled.write_text(
+        spoiled.read_text().replace('"status": "ok"', '"status": "failed"')
+    )
     code, _, err = call(capsys, *arguments)
     assert code == 0
     assert "running 1 cells" in err
-    assert f"{spoiled}: changed after it was written (digest does not match); not used, moved to" in err
+    assert (
+        f"{spoiled}: changed after it was written (digest does not match); not used, moved to"
+        in err
+    )
     after = one_document(call(capsys, *arguments, "--json")[1])
-    assert [row["mean"] for row in after["rows"]] == [row["mean"] for row in before["rows"]]
+    assert [row["mean"] for row in after["rows"]] == [
+        row["mean"] for row in before["rows"]
+    ]
 
 
 # -- theory -------------------------------------------------------------------------------------------------------
@@ -257,7 +362,9 @@ def test_theory_json_keeps_its_published_names(tmp_path, capsys):
     assert document["problem"]["label"] == "softmax"
     assert [point["alpha"] for point in document["points"]] == [0.1, 0.3]
     for point in document["points"]:
-        assert {"alpha", "mse", "mse_error", "overlap", "branch", "method"} <= set(point)
+        assert {"alpha", "mse", "mse_error", "overlap", "branch", "method"} <= set(
+            point
+        )
         assert isinstance(point["mse"], float)
         ((overlap,),) = point["overlap"]
         assert overlap == pytest.approx(1.5 - point["mse"])
@@ -285,7 +392,9 @@ def test_theory_at_other_sample_ratios(tmp_path, capsys):
 
 def test_show_needs_no_suite_beside_its_results(ran, capsys):
     folder, _ = ran
-    by_suite = call(capsys, "show", folder / "small.toml", "--results", folder / "results", "--json")
+    by_suite = call(
+        capsys, "show", folder / "small.toml", "--results", folder / "results", "--json"
+    )
     by_folder = call(capsys, "show", folder / "results" / "small", "--json")
     assert by_suite == by_folder
 
@@ -307,7 +416,9 @@ def test_show_as_csv_and_markdown(ran, capsys):
     assert code == 0
     lines = out.splitlines()
     assert len(lines) == 2 + len(rows)
-    assert {line.count(" | ") for line in lines if "---" not in line} == {len(lines[0].split(" | ")) - 1}
+    assert {line.count(" | ") for line in lines if "---" not in line} == {
+        len(lines[0].split(" | ")) - 1
+    }
 
 
 # -- what others print ----------------------------------------------------------------------------------------------
@@ -331,13 +442,20 @@ SHOWN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "code", "said"), SHOWN, ids=[line for line, _, _ in SHOWN])
+@pytest.mark.parametrize(
+    ("line", "code", "said"), SHOWN, ids=[line for line, _, _ in SHOWN]
+)
 def test_a_command_says_what_it_is_for(ran, tmp_path, capsys, line, code, said):
     (tmp_path / "drop").mkdir()
     (tmp_path / "drop" / "good.py").write_text(CHANNEL)
     (tmp_path / "drop" / "bad.py").write_text("1 / 0")
     attention = write_suite(tmp_path, ATTENTION, "attention")
-    where = {"attention": attention, "ran": ran[0], "results": ran[0] / "results" / "small", "tmp": tmp_path}
+    where = {
+        "attention": attention,
+        "ran": ran[0],
+        "results": ran[0] / "results" / "small",
+        "tmp": tmp_path,
+    }
     found, out, err = call(capsys, *line.format(**where).split())
     assert found == code, err
     for words in said:
@@ -362,7 +480,15 @@ def test_list_has_everything_by_kind(capsys):
     code, out, _ = call(capsys, "list", "--json")
     assert code == 0
     found = one_document(out)
-    assert list(found) == ["models", "inputs", "channels", "priors", "metrics", "algorithms", "suites"]
+    assert list(found) == [
+        "models",
+        "inputs",
+        "channels",
+        "priors",
+        "metrics",
+        "algorithms",
+        "suites",
+    ]
     names = {kind: {item["name"] for item in items} for kind, items in found.items()}
     assert names["models"] == {"attention-indexed", "sequence-multi-index"}
     assert names["priors"] >= {"wishart", "gaussian"}
@@ -378,12 +504,17 @@ def test_info_of_a_name_shows_all_that_bear_it(capsys):
     code, out, _ = call(capsys, "info", "softmax", "--json")
     assert code == 0
     found = one_document(out)
-    assert {tuple(item["models"]) for item in found} == {("attention-indexed",), ("sequence-multi-index",)}
+    assert {tuple(item["models"]) for item in found} == {
+        ("attention-indexed",),
+        ("sequence-multi-index",),
+    }
     for item in found:
         assert item["reference"]
         assert item["documentation"]
         assert "tokens" not in {p["name"] for p in item["parameters"]}
-    parameters = next(item["parameters"] for item in found if item["models"] == ["attention-indexed"])
+    parameters = next(
+        item["parameters"] for item in found if item["models"] == ["attention-indexed"]
+    )
     (beta,) = [p for p in parameters if p["name"] == "beta"]
     assert (beta["required"], beta["default"]) == (False, 1.0)
 
@@ -394,9 +525,17 @@ def test_a_broken_plugin_is_one_line_and_stops_nothing(tmp_path, capsys):
     code, out, err = call(capsys, "list", "priors", "--plugins", bad)
     assert code == 0
     assert "wishart" in out
-    assert err == f"smimbench: plugin bad ({bad}) was not loaded: ZeroDivisionError: division by zero\n"
-    assert call(capsys, "list", "priors", "--plugins", bad, "--quiet")[2] == err  # an error, not a remark
-    assert call(capsys, "list", "priors", "--plugins", bad, "--no-plugins")[::2] == (0, "")
+    assert (
+        err
+        == f"smimbench: plugin bad ({bad}) was not loaded: ZeroDivisionError: division by zero\n"
+    )
+    assert (
+        call(capsys, "list", "priors", "--plugins", bad, "--quiet")[2] == err
+    )  # an error, not a remark
+    assert call(capsys, "list", "priors", "--plugins", bad, "--no-plugins")[::2] == (
+        0,
+        "",
+    )
 
 
 ENDING = {
@@ -423,11 +562,22 @@ TWICE = SUITE.partition("[problem]")[2].partition("[grid]")[0]
 def test_a_problem_that_cannot_be_solved_says_so_and_the_others_stay(tmp_path, capsys):
     plugin = tmp_path / "bad.py"
     plugin.write_text(
-        CHANNEL.replace("return smimbench.Posterior(y / self.gain, 0 * V)", "raise ZeroDivisionError('no')")
+        CHANNEL.replace(
+            "return smimbench.Posterior(y / self.gain, 0 * V)",
+            "raise ZeroDivisionError('no')",
+        )
     )
-    bad = TWICE.replace('"line"', '"bad"').replace('name = "linear", noise = 0.2', 'name = "twice"')
+    bad = TWICE.replace('"line"', '"bad"').replace(
+        'name = "linear", noise = 0.2', 'name = "twice"'
+    )
     text = SUITE.replace("[problem]" + TWICE, f"[[problems]]{bad}\n[[problems]]{TWICE}")
-    options = (write_suite(tmp_path, text), "--plugins", plugin, "--results", tmp_path / "r")
+    options = (
+        write_suite(tmp_path, text),
+        "--plugins",
+        plugin,
+        "--results",
+        tmp_path / "r",
+    )
     code, out, err = call(capsys, "theory", *options, "--json")
     found = {one["problem"]["label"]: one for one in one_document(out)}
     assert code == 1, err
@@ -437,7 +587,10 @@ def test_a_problem_that_cannot_be_solved_says_so_and_the_others_stay(tmp_path, c
     assert "unsolved" not in found["line"]
     code, out, _ = call(capsys, "theory", *options)
     assert code == 1
-    assert "bad not solved: channel 'twice': posterior raised ZeroDivisionError: no" in " ".join(out.split())
+    assert (
+        "bad not solved: channel 'twice': posterior raised ZeroDivisionError: no"
+        in " ".join(out.split())
+    )
     assert "0.358258" in out
 
 
@@ -451,21 +604,36 @@ LIKELIHOOD = "    def log_likelihood(self, y, z):\n        return 0 * z[:, 0, 0]
     [
         ("    @property", RAISING.format("ZeroDivisionError"), "ZeroDivisionError: no"),
         ("    @property", RAISING.format("BaseException"), "BaseException: no"),
-        ("        return 1\n", "        return [][0]\n", "IndexError: list index out of range"),
+        (
+            "        return 1\n",
+            "        return [][0]\n",
+            "IndexError: list index out of range",
+        ),
         (POSTERIOR, LIKELIHOOD, "a delta function"),
     ],
     ids=["constructor", "BaseException", "property", "likelihood"],
 )
-def test_a_problem_that_cannot_be_made_says_so_and_the_others_stay(tmp_path, capsys, before, after, said):
+def test_a_problem_that_cannot_be_made_says_so_and_the_others_stay(
+    tmp_path, capsys, before, after, said
+):
     plugin = tmp_path / "bad.py"
     plugin.write_text(CHANNEL.replace(before, after))
-    bad = TWICE.replace('"line"', '"bad"').replace('name = "linear", noise = 0.2', 'name = "twice"')
+    bad = TWICE.replace('"line"', '"bad"').replace(
+        'name = "linear", noise = 0.2', 'name = "twice"'
+    )
     text = SUITE.replace("[problem]" + TWICE, f"[[problems]]{bad}\n[[problems]]{TWICE}")
-    suite, options = write_suite(tmp_path, text), ("--plugins", plugin, "--results", tmp_path / "r")
+    suite, options = (
+        write_suite(tmp_path, text),
+        ("--plugins", plugin, "--results", tmp_path / "r"),
+    )
     code, out, err = call(capsys, "theory", suite, *options, "--json")
     assert code == 1, err
     good, failed = one_document(out)
-    assert (good["problem"]["label"], len(good["points"]), "unsolved" in good) == ("line", 2, False)
+    assert (good["problem"]["label"], len(good["points"]), "unsolved" in good) == (
+        "line",
+        2,
+        False,
+    )
     assert (failed["problem"]["label"], failed["points"]) == ("bad", [])
     assert said in failed["unsolved"]
     assert said == "a delta function" or f"({plugin}, line " in failed["unsolved"]
@@ -482,12 +650,16 @@ def test_a_problem_that_cannot_be_made_says_so_and_the_others_stay(tmp_path, cap
         assert said in found["left_out"][0]
         assert said in err
         assert err.count("left out: ") == 1
-    alone = write_suite(tmp_path, SUITE.replace("[problem]" + TWICE, f"[problem]{bad}"), "alone")
+    alone = write_suite(
+        tmp_path, SUITE.replace("[problem]" + TWICE, f"[problem]{bad}"), "alone"
+    )
     for verb in ("theory", "run"):
         code, _, err = call(capsys, verb, alone, *options)
         assert (code, err.count("\n")) == (2, 1)
         assert said in err
-    code, _, err = call(capsys, "theory", suite, *options, "--set", "problems.bad.channel.gian=2")
+    code, _, err = call(
+        capsys, "theory", suite, *options, "--set", "problems.bad.channel.gian=2"
+    )
     assert (code, err.count("\n")) == (2, 1)
     assert "did you mean 'gain'?" in err
 
@@ -525,7 +697,9 @@ def smimbench_register_algorithms(register):
 """
 
 
-def test_a_prior_without_a_mean_and_an_algorithm_that_cannot_be_made_leave_the_others(tmp_path, capsys):
+def test_a_prior_without_a_mean_and_an_algorithm_that_cannot_be_made_leave_the_others(
+    tmp_path, capsys
+):
     plugin = tmp_path / "bad.py"
     plugin.write_text(PRIOR)
     bad = TWICE.replace('"line"', '"bad"').replace("gaussian", "moody")
@@ -546,15 +720,24 @@ def test_a_prior_without_a_mean_and_an_algorithm_that_cannot_be_made_leave_the_o
 
 def test_the_small_width_limit_has_a_theory_and_no_data(tmp_path, capsys):
     suite = write_suite(tmp_path, ATTENTION.replace("rho = 0.5", "rho = 0.0"))
-    code, out, err = call(capsys, "theory", suite, "--json", "--results", tmp_path / "r")
+    code, out, err = call(
+        capsys, "theory", suite, "--json", "--results", tmp_path / "r"
+    )
     assert code == 0, err
     (document,) = one_document(out)
     assert document["algorithms"] == []
     assert len(document["points"]) == 2
-    for words in (("data", suite, "--output", tmp_path / "x.npz"), ("run", suite), ("show", suite)):
+    for words in (
+        ("data", suite, "--output", tmp_path / "x.npz"),
+        ("run", suite),
+        ("show", suite),
+    ):
         code, _, err = call(capsys, *words)
         assert (code, err.count("\n")) == (2, 1)
-        assert "must be > 0 to run; rho = 0 is the small-width limit, for theory only" in err
+        assert (
+            "must be > 0 to run; rho = 0 is the small-width limit, for theory only"
+            in err
+        )
 
 
 # -- the command line as a whole ----------------------------------------------------------------------------------
@@ -575,14 +758,23 @@ def test_a_command_loads_nothing_that_it_does_not_need(tmp_path, words, heavy):
         f"try:\n    main({words.split() + suite})\nexcept SystemExit as e:\n    assert not e.code\n"
         f"print(sorted({set(heavy.split())} & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=True,
+    )
     assert done.stderr.strip() == "[]"
     assert done.stdout
 
 
 def test_a_reader_that_stops_reading_is_no_error():
     first = subprocess.Popen(
-        command("info", "quickstart"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+        command("info", "quickstart"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
     )
     first.stdout.close()
     assert b"Traceback" not in first.stderr.read()
@@ -594,17 +786,37 @@ def test_a_reader_that_stops_reading_is_no_error():
     ("free", "asked", "workers", "said"),
     [
         (1 << 40, None, 4, None),
-        (450 << 20, None, 2, "2 at a time instead of 4: a cell takes up to 0.1 GB and 0.4 GB are free"),
+        (
+            450 << 20,
+            None,
+            2,
+            "2 at a time instead of 4: a cell takes up to 0.1 GB and 0.4 GB are free",
+        ),
         (450 << 20, 2, 2, None),
         (450 << 20, 4, 4, "the memory may not suffice for 4 at a time"),
         (100 << 20, None, 1, "the memory may not suffice for 1 at a time"),
     ],
 )
-def test_no_more_cells_at_a_time_than_the_memory_holds(tmp_path, capsys, monkeypatch, free, asked, workers, said):
-    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=free, total=1 << 40))
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 4, 5}, raising=False)
-    arguments = ["run", write_suite(tmp_path, SUITE), "--results", tmp_path / "r", "--dry-run"]
-    code, out, err = call(capsys, *arguments, "--json", *(["--workers", asked] if asked else []))
+def test_no_more_cells_at_a_time_than_the_memory_holds(
+    tmp_path, capsys, monkeypatch, free, asked, workers, said
+):
+    monkeypatch.setattr(
+        "psutil.virtual_memory",
+        lambda: types.SimpleNamespace(available=free, total=1 << 40),
+    )
+    monkeypatch.setattr(
+        "os.sched_getaffinity", lambda process: {0, 1, 4, 5}, raising=False
+    )
+    arguments = [
+        "run",
+        write_suite(tmp_path, SUITE),
+        "--results",
+        tmp_path / "r",
+        "--dry-run",
+    ]
+    code, out, err = call(
+        capsys, *arguments, "--json", *(["--workers", asked] if asked else [])
+    )
     assert code == 0
     found = json.loads(out)
     assert (found["cells"], found["missing"], found["workers"]) == (8, 8, workers)

@@ -18,9 +18,16 @@ LABELS = ["η=α", "η=β"]
 def suite(tmp_path_factory):
     """A suite whose algorithms and problem have Greek letters, run once, and its results."""
     folder = tmp_path_factory.mktemp("greek")
-    first, second = (f'name = "adam"\nlabel = "{label}"\nsteps = {5 + i}' for i, label in enumerate(LABELS))
-    text = SUITE.replace('name = "gamp"', first).replace('name  = "adam"\nsteps = 5', second)
-    (folder / "greek.toml").write_text(text.replace('"line"', '"Größe ω"'), encoding="utf-8")
+    first, second = (
+        f'name = "adam"\nlabel = "{label}"\nsteps = {5 + i}'
+        for i, label in enumerate(LABELS)
+    )
+    text = SUITE.replace('name = "gamp"', first).replace(
+        'name  = "adam"\nsteps = 5', second
+    )
+    (folder / "greek.toml").write_text(
+        text.replace('"line"', '"Größe ω"'), encoding="utf-8"
+    )
     asked = (folder / "greek.toml", "--results", folder / "results")
     assert ends_with("run", *asked, "--workers", "1", "--no-figure") == 0
     return asked
@@ -38,7 +45,13 @@ def printed(monkeypatch, encoding, *arguments):
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-16"])
 @pytest.mark.parametrize(
     "words",
-    [("show", "--csv"), ("show", "--markdown"), ("show", "--latex"), ("show", "--json"), ("theory", "--csv")],
+    [
+        ("show", "--csv"),
+        ("show", "--markdown"),
+        ("show", "--latex"),
+        ("show", "--json"),
+        ("theory", "--csv"),
+    ],
     ids=" ".join,
 )
 def test_data_are_utf8_whatever_the_terminal_is(suite, monkeypatch, encoding, words):
@@ -49,6 +62,8 @@ def test_data_are_utf8_whatever_the_terminal_is(suite, monkeypatch, encoding, wo
     if words[1] == "--json":
         assert {row["algorithm"] for row in json.loads(text)["rows"]} == set(LABELS)
     elif words[0] == "theory":
-        assert {row["problem"] for row in csv.DictReader(io.StringIO(text))} == {"Größe ω"}
+        assert {row["problem"] for row in csv.DictReader(io.StringIO(text))} == {
+            "Größe ω"
+        }
     else:
         assert all(label in text for label in LABELS)

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.usefixtures("svg_alone")
 
 
 def test_every_output_has_the_extrapolated_values(tmp_path, capsys):
-    text = suite_text(LINE, [0.7], 20, 4, 'name = "gamp"').replace("[20]", "[20, 40, 80]")
+    text = suite_text(LINE, [0.7], 20, 4, 'name = "gamp"').replace(
+        "[20]", "[20, 40, 80]"
+    )
     path = write_suite(tmp_path, text)
     where = ("--results", tmp_path / "results")
     shown = json.loads(call(capsys, "run", path, *where, "--workers", "1", "--json")[1])
@@ -28,7 +30,9 @@ def test_every_output_has_the_extrapolated_values(tmp_path, capsys):
     again = smimbench.extrapolate(smimbench.show(path, results=tmp_path / "results"))
     assert again == shown["extrapolated"]
     assert "MSE at infinite D" in call(capsys, "show", path, *where, "--figures")[1]
-    lines = list(csv.DictReader(io.StringIO(call(capsys, "show", path, *where, "--csv")[1])))
+    lines = list(
+        csv.DictReader(io.StringIO(call(capsys, "show", path, *where, "--csv")[1]))
+    )
     assert [line["dimension"] for line in lines].count("inf") == 2
     assert "| inf |" in call(capsys, "show", path, *where, "--markdown")[1]
     page = tmp_path / "page.html"
@@ -42,7 +46,11 @@ def test_suites_of_one_dimension_say_nothing_of_it(tmp_path, capsys):
     path = write_suite(tmp_path)
     where = ("--results", tmp_path / "results")
     assert (
-        json.loads(call(capsys, "run", path, *where, "--workers", "1", "--no-figure", "--json")[1])["extrapolated"]
+        json.loads(
+            call(
+                capsys, "run", path, *where, "--workers", "1", "--no-figure", "--json"
+            )[1]
+        )["extrapolated"]
         == []
     )
     assert "infinite" not in call(capsys, "show", path, *where)[1]

@@ -48,16 +48,32 @@ def test_every_column_of_the_tables_is_explained_and_the_page_says_the_same(caps
     code, out, err = call(capsys, "help", "columns", "--json")
     assert (code, err) == (0, "")
     document = json.loads(out)
-    known = {head for columns in document.values() for name in columns for head in name.split(", ")}
+    known = {
+        head
+        for columns in document.values()
+        for name in columns
+        for head in name.split(", ")
+    }
     assert all(text for columns in document.values() for text in columns.values())
     heads = set()
     for path in (ROOT / "smimbench" / "report").glob("*.py"):
-        heads |= set(re.findall(r'Column\(\s*"([^"{]+)",', path.read_text(encoding="utf-8")))
-    own = {"column", "meaning", "name ", "what it is", "for", "title", "takes", "quantity"}
+        heads |= set(
+            re.findall(r'Column\(\s*"([^"{]+)",', path.read_text(encoding="utf-8"))
+        )
+    own = {
+        "column",
+        "meaning",
+        "name ",
+        "what it is",
+        "for",
+        "title",
+        "takes",
+        "quantity",
+    }
     assert {name for head in heads for name in head.split(", ")} - own - known == set()
-    assert (ROOT / "docs" / "columns.md").read_text(encoding="utf-8") == run_path(str(ROOT / "tools" / "columns.py"))[
-        "text"
-    ]()
+    assert (ROOT / "docs" / "columns.md").read_text(encoding="utf-8") == run_path(
+        str(ROOT / "tools" / "columns.py")
+    )["text"]()
     code, out, err = call(capsys, "help", "columns")
     assert (code, err) == (0, "")
     assert set(document) <= set(out.splitlines())

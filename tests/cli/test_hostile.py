@@ -28,13 +28,21 @@ EVIL = "[/] $x_ [red]=1+1| <b>&amp;` \\u001b]0;x\\u0007 \\u202e"
 
 @pytest.fixture
 def evil(tmp_path):
-    text = SUITE.replace("A small suite", EVIL).replace('"line"', f'"={EVIL}"').replace("seeds     = 2", "seeds = 1")
-    text = text.replace('name = "gamp"', f'name = "gamp"\nlabel = "@{EVIL}"').replace("[0.5, 1.0]", "[0.5]")
+    text = (
+        SUITE.replace("A small suite", EVIL)
+        .replace('"line"', f'"={EVIL}"')
+        .replace("seeds     = 2", "seeds = 1")
+    )
+    text = text.replace('name = "gamp"', f'name = "gamp"\nlabel = "@{EVIL}"').replace(
+        "[0.5, 1.0]", "[0.5]"
+    )
     return write_suite(tmp_path, text)
 
 
 @pytest.mark.slow
-def test_no_text_steers_a_terminal_a_spreadsheet_a_page_or_a_figure(evil, tmp_path, capsys):
+def test_no_text_steers_a_terminal_a_spreadsheet_a_page_or_a_figure(
+    evil, tmp_path, capsys
+):
     results = ("--results", tmp_path / "results")
     code, out, err = call(capsys, "run", evil, *results, "--workers", "1")
     assert code == 0, err
@@ -56,7 +64,10 @@ def test_no_text_steers_a_terminal_a_spreadsheet_a_page_or_a_figure(evil, tmp_pa
     assert len({line.replace("\\|", "").count("|") for line in out.splitlines()}) == 1
     for path in (tmp_path / "results" / "small" / "figures").glob("*.svg"):
         assert "\x1b" not in path.read_text()
-    assert call(capsys, "report", evil, *results, "--output", tmp_path / "page.html")[0] == 0
+    assert (
+        call(capsys, "report", evil, *results, "--output", tmp_path / "page.html")[0]
+        == 0
+    )
     assert "<b>" not in (tmp_path / "page.html").read_text()
 
 
@@ -68,7 +79,8 @@ MOODY = CHANNEL.replace(
     def forward""",
 )
 MOODY = MOODY.replace(
-    "        return smimbench.Posterior", '        require("posterior")\n        return smimbench.Posterior'
+    "        return smimbench.Posterior",
+    '        require("posterior")\n        return smimbench.Posterior',
 )
 
 
@@ -82,19 +94,29 @@ def require(name):
     if pathlib.Path({str(folder)!r}, name).exists():
         raise RuntimeError("not today")
 """
-    (folder / "twice.py").write_text(MOODY.replace("\n\n@dataclass", require + "\n\n@dataclass", 1))
+    (folder / "twice.py").write_text(
+        MOODY.replace("\n\n@dataclass", require + "\n\n@dataclass", 1)
+    )
     line = SUITE.partition("[problem]")[2].partition("[grid]")[0]
-    mine = line.replace('"line"', '"mine"').replace('name = "linear", noise = 0.2', 'name = "twice"')
-    text = SUITE.replace("[problem]" + line, f"[[problems]]{line}[[problems]]{mine}").partition("[[algorithms]]")[0]
+    mine = line.replace('"line"', '"mine"').replace(
+        'name = "linear", noise = 0.2', 'name = "twice"'
+    )
+    text = SUITE.replace(
+        "[problem]" + line, f"[[problems]]{line}[[problems]]{mine}"
+    ).partition("[[algorithms]]")[0]
     suite = write_suite(
-        folder, text.replace("seeds     = 2", "seeds = 1") + '[[algorithms]]\nname = "adam"\nsteps = 3\n'
+        folder,
+        text.replace("seeds     = 2", "seeds = 1")
+        + '[[algorithms]]\nname = "adam"\nsteps = 3\n',
     )
     words = (suite, "--results", folder / "results", "--plugins", folder / "twice.py")
     assert ends_with("run", *words, "--no-figure", "--workers", "1") == 0
     return folder, words
 
 
-@pytest.mark.parametrize(("name", "said"), [("posterior", "RuntimeError"), ("constructor", "left out")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("posterior", "RuntimeError"), ("constructor", "left out")]
+)
 def test_a_channel_that_raises_hides_no_row_of_others(moody, capsys, name, said):
     """It worked when it was run, and does no more when results are looked at, though its code is the same."""
     folder, words = moody
@@ -103,13 +125,19 @@ def test_a_channel_that_raises_hides_no_row_of_others(moody, capsys, name, said)
         path.unlink()
     try:
         again = call(capsys, "run", *words, "--no-figure", "--workers", "1")
-        code, out, err = call(capsys, "show", folder / "results" / "small", "--json", *words[3:])
+        code, out, err = call(
+            capsys, "show", folder / "results" / "small", "--json", *words[3:]
+        )
     finally:
         (folder / name).unlink()
     assert again[0] in (0, 1), again[2]
     assert code in (0, 1), err
     rows = json.loads(out)["rows"]
-    assert all(row["theory"] is not None for row in rows if row["problem"] == "line" and row["metric"] == "mse")
+    assert all(
+        row["theory"] is not None
+        for row in rows
+        if row["problem"] == "line" and row["metric"] == "mse"
+    )
     assert said in again[1] + again[2] + err + out
     if name == "posterior":
         mine = [row for row in rows if row["problem"] == "mine"]
@@ -119,7 +147,9 @@ def test_a_channel_that_raises_hides_no_row_of_others(moody, capsys, name, said)
 
 @pytest.mark.slow
 def test_results_of_others_run_no_code_of_the_working_folder(tmp_path):
-    text = SUITE.replace('title = "A small suite"', 'title = "A small suite"\nplugins = true')
+    text = SUITE.replace(
+        'title = "A small suite"', 'title = "A small suite"\nplugins = true'
+    )
     suite = write_suite(tmp_path, text.replace("seeds     = 2", "seeds = 1"))
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "mine.py").write_text(CHANNEL)
@@ -129,17 +159,32 @@ def test_results_of_others_run_no_code_of_the_working_folder(tmp_path):
     (elsewhere / "plugins").mkdir(parents=True)
     (elsewhere / "plugins" / "trap.py").write_text("open('sprung', 'w').write('!')\n")
     folder = tmp_path / "results" / "small"
-    for line in (("show", folder), ("compare", folder, folder), ("report", folder, "--output", "page.html")):
+    for line in (
+        ("show", folder),
+        ("compare", folder, folder),
+        ("report", folder, "--output", "page.html"),
+    ):
         done = call_outside(*line, cwd=elsewhere)
         assert done.returncode == 0, done.stderr
         assert "are not run for stored results" in done.stderr
     assert not (elsewhere / "sprung").exists()
 
 
-def test_a_folder_does_not_take_the_name_of_a_shipped_suite(tmp_path, capsys, monkeypatch):
+def test_a_folder_does_not_take_the_name_of_a_shipped_suite(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").mkdir()
-    code, out, err = call(capsys, "run", "quickstart", "--dry-run", "--only", "algorithm=gamp", "--only", "alpha=0.2")
+    code, out, err = call(
+        capsys,
+        "run",
+        "quickstart",
+        "--dry-run",
+        "--only",
+        "algorithm=gamp",
+        "--only",
+        "alpha=0.2",
+    )
     assert code == 0, err
     assert "cells" in out
 
@@ -156,7 +201,9 @@ def test_columns_that_are_no_number_are_80(columns, monkeypatch, capsys):
 @pytest.mark.parametrize("encoding", ["ascii", "ascii:surrogateescape"])
 def test_a_terminal_without_a_letter_gets_another(tmp_path, encoding):
     suite = write_suite(tmp_path, SUITE.replace('"line"', '"Größe α"'))
-    done = call_outside("theory", suite, "--results", tmp_path, PYTHONIOENCODING=encoding)
+    done = call_outside(
+        "theory", suite, "--results", tmp_path, PYTHONIOENCODING=encoding
+    )
     assert done.returncode == 0, done.stderr
     assert "±" not in done.stdout
     assert "Gr??e ?" in done.stdout
@@ -164,13 +211,21 @@ def test_a_terminal_without_a_letter_gets_another(tmp_path, encoding):
 
 def test_standard_output_that_is_closed_is_one_line():
     line = " ".join(map(str, command("list", "--json"))) + ">&-"
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=environment(), check=False)
+    done = subprocess.run(
+        ["sh", "-c", line],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "Traceback" not in done.stderr
 
 
-def test_an_unforeseen_error_is_one_line_with_the_way_to_its_place(tmp_path, capsys, monkeypatch):
+def test_an_unforeseen_error_is_one_line_with_the_way_to_its_place(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.delenv("SMIMBENCH_TRACEBACK", raising=False)
     monkeypatch.setattr(Store, "load", lambda self, **_: 1 / 0)
     code, _, err = call(capsys, "show", write_suite(tmp_path))
@@ -180,11 +235,22 @@ def test_an_unforeseen_error_is_one_line_with_the_way_to_its_place(tmp_path, cap
     assert "SMIMBENCH_TRACEBACK=1" in err
 
 
-@pytest.mark.parametrize("line", ["list algorithms", "show nothing.toml", "run {suite} --dry-run --results {folder}/r"])
-def test_entry_points_of_another_package_that_cannot_be_read_are_named_in_one_line(tmp_path, monkeypatch, line):
+@pytest.mark.parametrize(
+    "line",
+    [
+        "list algorithms",
+        "show nothing.toml",
+        "run {suite} --dry-run --results {folder}/r",
+    ],
+)
+def test_entry_points_of_another_package_that_cannot_be_read_are_named_in_one_line(
+    tmp_path, monkeypatch, line
+):
     """In a process of its own, where libraries that read them, too, are imported anew."""
     install_package(tmp_path / "site", "broken", {"broken_items": ""})
-    (tmp_path / "site" / "broken-1.0.dist-info" / "entry_points.txt").write_bytes(b"[smimbench]\nx = \xff\xfe\n")
+    (tmp_path / "site" / "broken-1.0.dist-info" / "entry_points.txt").write_bytes(
+        b"[smimbench]\nx = \xff\xfe\n"
+    )
     arguments = line.format(suite=write_suite(tmp_path), folder=tmp_path).split()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     ended = call_outside(*arguments)

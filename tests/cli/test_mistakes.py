@@ -31,20 +31,38 @@ def test_each_settings_has_figures_and_a_run_file_of_its_own(twice, capsys):
     assert "grid.seed=7" in other.name
     shared = [json.loads((folder / "run.json").read_text()) for folder in (own, other)]
     assert [one["overrides"] for one in shared] == [[], ["grid.seed=7"]]
-    run = ("run", twice / "small.toml", "--results", twice / "results", "--workers", "1", "--set", "grid.seed=7")
+    run = (
+        "run",
+        twice / "small.toml",
+        "--results",
+        twice / "results",
+        "--workers",
+        "1",
+        "--set",
+        "grid.seed=7",
+    )
     assert call(capsys, *run)[0] == 0
-    pictures = [(folder / "figures" / "mse.png").read_bytes() for folder in (own, other)]
+    pictures = [
+        (folder / "figures" / "mse.png").read_bytes() for folder in (own, other)
+    ]
     assert pictures[0] != pictures[1]
-    assert len([p for p in own.glob("*.json") if p.name != "run.json"]) == 16  # the records of both
+    assert (
+        len([p for p in own.glob("*.json") if p.name != "run.json"]) == 16
+    )  # the records of both
 
 
 def test_the_order_of_settings_makes_no_others(tmp_path, capsys):
     suite = write_suite(tmp_path, SUITE)
     for options in (["grid.seed=7", "grid.seeds=1"], ["grid.seeds=1", "grid.seed=7"]):
         given = [word for one in options for word in ("--set", one)]
-        assert call(capsys, "run", suite, "--results", tmp_path / "r", *SMALL, *given)[0] == 0
+        assert (
+            call(capsys, "run", suite, "--results", tmp_path / "r", *SMALL, *given)[0]
+            == 0
+        )
     assert len(list((tmp_path / "r" / "small" / "settings").iterdir())) == 1
-    code, _, err = call(capsys, "show", suite, "--results", tmp_path / "r", "--set", "grid.seed=8")
+    code, _, err = call(
+        capsys, "show", suite, "--results", tmp_path / "r", "--set", "grid.seed=8"
+    )
     assert code == 2
     assert "there are some with --set grid.seed=7 --set grid.seeds=1" in err
 
@@ -68,21 +86,36 @@ def test_another_seed_is_no_worse(twice, capsys):
     own = twice / "results" / "small"
     (other,) = (own / "settings").iterdir()
     for sides in ((own, other), (other, own)):
-        found = json.loads(call(capsys, "compare", *sides, "--fail-over", "0", "--json")[1])
+        found = json.loads(
+            call(capsys, "compare", *sides, "--fail-over", "0", "--json")[1]
+        )
         assert found["failing"] == 0
         assert not {entry["verdict"] for entry in found["rows"]} & {"worse", "differs"}
 
 
 def test_finished_results_are_shown_without_their_plugin(tmp_path, capsys):
     (tmp_path / "twice.py").write_text(CHANNEL)
-    text = SUITE.replace('"linear", noise = 0.2', '"twice"').partition('\n[[algorithms]]\nname  = "adam"')[0]
+    text = SUITE.replace('"linear", noise = 0.2', '"twice"').partition(
+        '\n[[algorithms]]\nname  = "adam"'
+    )[0]
     suite = write_suite(tmp_path, text)
     ended, before, err = call(
-        capsys, "run", suite, "--plugins", tmp_path / "twice.py", "--results", tmp_path / "r", *SMALL, "--json"
+        capsys,
+        "run",
+        suite,
+        "--plugins",
+        tmp_path / "twice.py",
+        "--results",
+        tmp_path / "r",
+        *SMALL,
+        "--json",
     )
     assert ended in (0, 1), err
     set_registry(None)
-    for what in (("small.toml", "--results", tmp_path / "r"), (tmp_path / "r" / "small",)):
+    for what in (
+        ("small.toml", "--results", tmp_path / "r"),
+        (tmp_path / "r" / "small",),
+    ):
         name = tmp_path / what[0]
         code, out, err = call(capsys, "show", name, *what[1:], "--json")
         assert code == ended
@@ -93,8 +126,15 @@ def test_finished_results_are_shown_without_their_plugin(tmp_path, capsys):
     assert call(capsys, "show", suite, "--results", tmp_path / "r")[1].endswith(
         f"results: {tmp_path / 'r' / 'small'}\n"
     )
-    assert "twice" not in call(capsys, "show", tmp_path / "r" / "small", "--csv")[2].partition(";")[2]
-    suite.write_text(text.replace("seeds     = 2", "seeds     = 3"))  # another suite now: its results are not those
+    assert (
+        "twice"
+        not in call(capsys, "show", tmp_path / "r" / "small", "--csv")[2].partition(
+            ";"
+        )[2]
+    )
+    suite.write_text(
+        text.replace("seeds     = 2", "seeds     = 3")
+    )  # another suite now: its results are not those
     assert call(capsys, "show", suite, "--results", tmp_path / "r")[0] == 2
 
 
@@ -106,28 +146,52 @@ CLASH = "channel 'linear' exists in smimbench and in mine: 'linear' means the on
     ("run", "small.toml", "--dry-run"), ("show", "small.toml"), ("theory", "small.toml", "--no-thresholds"), ("doctor",),
     ("theory", "--model", "sequence-multi-index", "--channel", "linear", "--prior", "gaussian", "--alpha", "1", "--noise", "-1"),
 ])  # fmt: skip
-def test_every_command_says_which_of_two_items_a_name_means(tmp_path, capsys, monkeypatch, command):
+def test_every_command_says_which_of_two_items_a_name_means(
+    tmp_path, capsys, monkeypatch, command
+):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
     (tmp_path / "mine.py").write_text(CHANNEL.replace('"twice"', '"linear"'))
-    assert f"smimbench: plugin mine (mine.py): {CLASH}\n" in call(capsys, *command, "--plugins", "mine.py")[2]
-    assert "exists in" not in call(capsys, *command, "--plugins", "mine.py", "--quiet")[2]
+    assert (
+        f"smimbench: plugin mine (mine.py): {CLASH}\n"
+        in call(capsys, *command, "--plugins", "mine.py")[2]
+    )
+    assert (
+        "exists in" not in call(capsys, *command, "--plugins", "mine.py", "--quiet")[2]
+    )
 
 
 def test_a_check_says_of_which_package_each_item_is(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(CHANNEL.replace('"twice"', '"linear"'))
-    command = ("check", "linear", "--only", "declaration", "--plugins", tmp_path / "mine.py")
-    heads = [line for line in call(capsys, *command)[1].splitlines() if line.startswith("channel linear")]
+    command = (
+        "check",
+        "linear",
+        "--only",
+        "declaration",
+        "--plugins",
+        tmp_path / "mine.py",
+    )
+    heads = [
+        line
+        for line in call(capsys, *command)[1].splitlines()
+        if line.startswith("channel linear")
+    ]
     assert [" of mine" in head for head in heads] == [False, False, True]
     documents = json.loads(call(capsys, *command, "--json")[1])
-    assert [document["distribution"] for document in documents] == ["smimbench", "smimbench", "mine"]
+    assert [document["distribution"] for document in documents] == [
+        "smimbench",
+        "smimbench",
+        "mine",
+    ]
 
 
 def test_python_warns_of_plugins_as_the_command_line_does(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(CHANNEL.replace('"twice"', '"linear"'))
     monkeypatch.setenv("SMIMBENCH_PLUGINS", str(tmp_path / "mine.py"))
     set_registry(None)
-    with pytest.warns(UserWarning, match="channel 'linear' exists in smimbench and in mine"):
+    with pytest.warns(
+        UserWarning, match="channel 'linear' exists in smimbench and in mine"
+    ):
         get_registry()
 
 
@@ -156,17 +220,27 @@ def test_a_report_writes_nothing_but_its_file(twice, tmp_path, capsys):
     shutil.copytree(twice / "results", tmp_path / "results")
     shutil.rmtree(tmp_path / "results" / "small" / "figures")
     before = sorted(tmp_path.rglob("*"))
-    code, _, err = call(capsys, "report", tmp_path / "results" / "small", "--output", tmp_path / "page.html")
+    code, _, err = call(
+        capsys,
+        "report",
+        tmp_path / "results" / "small",
+        "--output",
+        tmp_path / "page.html",
+    )
     assert code == 0, err
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "page.html"])
 
 
 def test_a_posterior_that_is_a_tuple_is_one_line(tmp_path, capsys):
     (tmp_path / "tuple.py").write_text(
-        CHANNEL.replace("smimbench.Posterior(y / self.gain, 0 * V)", "(y / self.gain, 0 * V)")
+        CHANNEL.replace(
+            "smimbench.Posterior(y / self.gain, 0 * V)", "(y / self.gain, 0 * V)"
+        )
     )
     suite = write_suite(tmp_path, SUITE.replace('"linear", noise = 0.2', '"twice"'))
-    code, _, err = call(capsys, "theory", suite, "--quiet", "--plugins", tmp_path / "tuple.py")
+    code, _, err = call(
+        capsys, "theory", suite, "--quiet", "--plugins", tmp_path / "tuple.py"
+    )
     assert code == 2
     assert err.count("\n") == 1
     assert "posterior must return a smimbench.Posterior" in err
@@ -178,12 +252,20 @@ def test_a_failed_cell_says_where_and_how_to_run_it_again(tmp_path, capsys):
         "import smimbench\n\n\ndef breaks(data):\n    return 1 / 0\n\n\n@smimbench.hookimpl\n"
         "def smimbench_register_algorithms(register):\n    register(breaks)\n"
     )
-    suite = write_suite(tmp_path, SUITE.partition("[[algorithms]]")[0] + '\n[[algorithms]]\nname = "breaks"\n')
-    code, out, err = call(capsys, "run", suite, "--plugins", plugin, "--results", tmp_path / "r", *SMALL)
+    suite = write_suite(
+        tmp_path,
+        SUITE.partition("[[algorithms]]")[0] + '\n[[algorithms]]\nname = "breaks"\n',
+    )
+    code, out, err = call(
+        capsys, "run", suite, "--plugins", plugin, "--results", tmp_path / "r", *SMALL
+    )
     assert code == 1
     for text in (out, err):
         assert f"ZeroDivisionError: division by zero ({plugin}, line 5)" in text
-    assert f"smimbench run {suite} --results {tmp_path / 'r'} --plugins {plugin} --retry failed" in out
+    assert (
+        f"smimbench run {suite} --results {tmp_path / 'r'} --plugins {plugin} --retry failed"
+        in out
+    )
 
 
 def test_a_dry_run_prices_integrals_and_learns(tmp_path, capsys):
@@ -195,12 +277,26 @@ def test_a_dry_run_prices_integrals_and_learns(tmp_path, capsys):
     assert not (tmp_path / "r").exists()
     (tmp_path / "slow.py").write_text(
         CHANNEL.replace(
-            "return smimbench.Posterior", "import time; time.sleep(0.05)\n        return smimbench.Posterior"
+            "return smimbench.Posterior",
+            "import time; time.sleep(0.05)\n        return smimbench.Posterior",
         )
     )
-    slow = write_suite(tmp_path, SUITE.replace('"linear", noise = 0.2', '"twice"'), "slow")
-    more = ["--dry-run", "--json", "--only", "algorithm=gamp", "--plugins", tmp_path / "slow.py", "--workers", "1"]
-    priced = json.loads(call(capsys, "run", slow, "--results", tmp_path / "r", *more)[1])
+    slow = write_suite(
+        tmp_path, SUITE.replace('"linear", noise = 0.2', '"twice"'), "slow"
+    )
+    more = [
+        "--dry-run",
+        "--json",
+        "--only",
+        "algorithm=gamp",
+        "--plugins",
+        tmp_path / "slow.py",
+        "--workers",
+        "1",
+    ]
+    priced = json.loads(
+        call(capsys, "run", slow, "--results", tmp_path / "r", *more)[1]
+    )
     assert priced["seconds"] > 4 * 2 * 0.05  # four cells of two and more iterations
     set_registry(None)
     assert call(capsys, *arguments, "--no-figure", "--set", "grid.seeds=1")[0] == 0
@@ -209,10 +305,17 @@ def test_a_dry_run_prices_integrals_and_learns(tmp_path, capsys):
 
 
 def test_a_shell_can_complete_the_name_of_a_suite():
-    variables = {"COMP_WORDS": "smimbench run quick", "COMP_CWORD": "2", "_SMIMBENCH_COMPLETE": "bash_complete"}
+    variables = {
+        "COMP_WORDS": "smimbench run quick",
+        "COMP_CWORD": "2",
+        "_SMIMBENCH_COMPLETE": "bash_complete",
+    }
     script = "from smimbench.cli.main import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env={**environment(), **variables}
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**environment(), **variables},
     )
     assert "plain,quickstart" in done.stdout.splitlines()
 
@@ -229,10 +332,20 @@ def test_a_suite_that_became_no_text_is_one_line(twice, tmp_path, capsys):
     shutil.copytree(twice / "results", tmp_path / "results")
     suite = tmp_path / "small.toml"
     suite.write_bytes(b"PK\x03\x04\xed\xff")
-    code, _, err = call(capsys, "show", suite, "--results", tmp_path / "results", "--set", "grid.seeds=1")
+    code, _, err = call(
+        capsys,
+        "show",
+        suite,
+        "--results",
+        tmp_path / "results",
+        "--set",
+        "grid.seeds=1",
+    )
     assert code == 2
     assert "cannot be read" in err
-    shutil.rmtree(tmp_path / "results" / "small" / "settings")  # one settings left: its kept table is looked for
+    shutil.rmtree(
+        tmp_path / "results" / "small" / "settings"
+    )  # one settings left: its kept table is looked for
     code, _, err = call(capsys, "show", suite, "--results", tmp_path / "results")
     assert code == 2
     assert "cannot be read" in err
@@ -251,7 +364,19 @@ def test_results_of_an_earlier_text_of_a_suite_are_named(twice, tmp_path, capsys
 def test_compare_refuses_what_it_cannot_judge(twice, tmp_path, capsys):
     results = twice / "results" / "small"
     other = write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = 0.3"))
-    assert call(capsys, "run", other, "--results", tmp_path / "r", *SMALL, "--only", "algorithm=adam")[0] == 0
+    assert (
+        call(
+            capsys,
+            "run",
+            other,
+            "--results",
+            tmp_path / "r",
+            *SMALL,
+            "--only",
+            "algorithm=adam",
+        )[0]
+        == 0
+    )
     code, out, err = call(capsys, "compare", results, tmp_path / "r")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "have no results for the same problem and algorithm to compare" in err

@@ -29,7 +29,13 @@ class Terminal:
     stream: io.StringIO = field(default_factory=io.StringIO)
 
     def console(self, **_: Any) -> Console:
-        return Console(file=self.stream, force_terminal=True, width=80, highlight=False, _environ={"TERM": "xterm"})
+        return Console(
+            file=self.stream,
+            force_terminal=True,
+            width=80,
+            highlight=False,
+            _environ={"TERM": "xterm"},
+        )
 
     @property
     def text(self) -> str:
@@ -46,20 +52,30 @@ def underway(cell, seconds: float, iterations: int) -> Underway:
 
 
 def campaign(cells: Any) -> Any:
-    return SimpleNamespace(missing=cells, dask=None, workers=2, suite=SimpleNamespace(name="small"))
+    return SimpleNamespace(
+        missing=cells, dask=None, workers=2, suite=SimpleNamespace(name="small")
+    )
 
 
 def test_a_log_is_told_of_a_long_cell_whenever_its_time_has_doubled(cells, capsys):
     with progress.run_progress(campaign(cells), silent=False) as watch:
         for seconds in range(0, 1000):
-            watch.on_look([underway(cells[0], float(seconds), seconds // 10), underway(cells[1], 1.0, 3)])
+            watch.on_look(
+                [
+                    underway(cells[0], float(seconds), seconds // 10),
+                    underway(cells[1], 1.0, 3),
+                ]
+            )
     first, *lines = capsys.readouterr().err.splitlines()
     assert first == f"small: running {len(cells)} cells, 2 at a time"
     assert [line.partition(":")[2].strip().partition(": ")[0] for line in lines] == [
         f"running for {clock}" for clock in ("1:00", "2:00", "4:00", "8:00", "16:00")
     ]
     cell = cells[0]
-    assert f"alpha {cell.alpha:g}, D {cell.dimension}, seed {cell.replicate}: 12 iterations" in lines[1]
+    assert (
+        f"alpha {cell.alpha:g}, D {cell.dimension}, seed {cell.replicate}: 12 iterations"
+        in lines[1]
+    )
 
 
 def test_a_log_is_told_how_many_cells_are_done(cells, capsys, monkeypatch):
@@ -76,7 +92,9 @@ def test_a_log_is_told_how_many_cells_are_done(cells, capsys, monkeypatch):
                      for clock, done in (("1:00", 60), ("2:00", 120), ("4:00", 240))]  # fmt: skip
 
 
-def test_a_terminal_shows_what_a_long_cell_is_at_and_no_longer_than_it_runs(cells, monkeypatch):
+def test_a_terminal_shows_what_a_long_cell_is_at_and_no_longer_than_it_runs(
+    cells, monkeypatch
+):
     terminal = Terminal()
     monkeypatch.setattr(progress, "make_console", terminal.console)
     with progress.run_progress(campaign(cells), silent=False) as watch:
@@ -89,15 +107,26 @@ def test_a_terminal_shows_what_a_long_cell_is_at_and_no_longer_than_it_runs(cell
     with progress.run_progress(campaign(cells), silent=False) as watch:
         watch.on_look([underway(cells[0], 60.0, 0)])
         watch.on_look([])
-        watch.on_record({"status": "diverged", "algorithm": "gamp", "cell": {"alpha": 0.5}, "reason": "too far"})
+        watch.on_record(
+            {
+                "status": "diverged",
+                "algorithm": "gamp",
+                "cell": {"alpha": 0.5},
+                "reason": "too far",
+            }
+        )
     assert "gamp at alpha 0.5: diverged: too far" in terminal.text
     assert "starting" not in terminal.text.partition("too far")[2]
 
 
-def test_a_terminal_shows_which_curve_of_how_many_is_solved_before_anything_is_known(tmp_path, monkeypatch):
+def test_a_terminal_shows_which_curve_of_how_many_is_solved_before_anything_is_known(
+    tmp_path, monkeypatch
+):
     terminal = Terminal()
     monkeypatch.setattr(progress, "make_console", terminal.console)
-    suite = load_suite(write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = [0.1, 0.2, 0.3]")))
+    suite = load_suite(
+        write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = [0.1, 0.2, 0.3]"))
+    )
     with progress.TheoryProgress(suite, tmp_path, silent=False) as shown:
         assert "curve 1 of 3" in terminal.text
         assert "curve 2 of 3" not in terminal.text
@@ -115,7 +144,10 @@ def test_a_line_of_a_figure_is_told_before_it_is_solved(tmp_path):
     assert told[0] == (plan.problem, Progress(0, 1))
 
 
-@pytest.mark.parametrize("command", [("run", "--workers", "1"), ("theory",), ("score", "--estimate", "estimate.npz")])
+@pytest.mark.parametrize(
+    "command",
+    [("run", "--workers", "1"), ("theory",), ("score", "--estimate", "estimate.npz")],
+)
 def test_whatever_solves_theory_says_so(command, tmp_path, capsys, monkeypatch):
     """In a log, after a second; here, at once."""
     monkeypatch.setattr(progress, "PATIENCE", -1.0)
@@ -141,18 +173,33 @@ def test_a_failure_that_repeats_is_said_once(cells, capsys):
     """84 cells of one broken line are one line, whatever numbers their messages have; other failures are said, too."""
 
     def failed(alpha, reason, where):
-        return {"status": "failed", "algorithm": "muon", "cell": {"alpha": alpha}, "reason": reason, "where": where}
+        return {
+            "status": "failed",
+            "algorithm": "muon",
+            "cell": {"alpha": alpha},
+            "reason": reason,
+            "where": where,
+        }
 
     with progress.run_progress(campaign(cells), silent=False) as watch:
         for seed in range(84):
-            watch.on_record(failed(0.1 * (seed % 3), f"ValueError: bad seed {seed} [x]", "muon.py, line 12"))
+            watch.on_record(
+                failed(
+                    0.1 * (seed % 3),
+                    f"ValueError: bad seed {seed} [x]",
+                    "muon.py, line 12",
+                )
+            )
         watch.on_record(failed(0.1, "ValueError: other", "muon.py, line 13"))
         for step in range(5):
             diverged = {"status": "diverged", "algorithm": "gd", "cell": {"alpha": 0.1}}
             watch.on_record({**diverged, "reason": f"not finite at iteration {step}"})
     lines = capsys.readouterr().err.splitlines()[1:]
     assert [line.partition(" at")[0] for line in lines] == ["muon", "muon", "gd"]
-    assert lines[0] == "muon at alpha 0: failed: ValueError: bad seed 0 [x] (muon.py, line 12)"
+    assert (
+        lines[0]
+        == "muon at alpha 0: failed: ValueError: bad seed 0 [x] (muon.py, line 12)"
+    )
 
 
 def test_the_table_counts_the_cells_of_a_failure():
@@ -163,4 +210,6 @@ def test_the_table_counts_the_cells_of_a_failure():
             reasons=[f"failed: ValueError: bad seed {seed} (muon.py, line 12)" for seed in range(28)])
         for alpha in (0.3, 0.1, 0.2) for metric in ("mse", "overlap")
     ]  # fmt: skip
-    assert _reasons(rows) == ["muon: 84 cells failed, first at alpha 0.1: ValueError: bad seed 0 (muon.py, line 12)"]
+    assert _reasons(rows) == [
+        "muon: 84 cells failed, first at alpha 0.1: ValueError: bad seed 0 (muon.py, line 12)"
+    ]

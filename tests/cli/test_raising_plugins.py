@@ -8,7 +8,10 @@ from tests import raising_items
 from tests.helpers import LINE, ROOT, call, ends_with, suite_text, write_suite
 
 PLUGIN = ROOT / "tests" / "raising_items.py"
-OURS = ['name = "gamp"', 'name = "adam"\nsteps = 5\n[algorithms.tune]\ntrials = 2\nlearning_rate = [0.1, 1.0]']
+OURS = [
+    'name = "gamp"',
+    'name = "adam"\nsteps = 5\n[algorithms.tune]\ntrials = 2\nlearning_rate = [0.1, 1.0]',
+]
 TUNE = "\n[algorithms.tune]\ntrials = 2\nscale = [0.5, 2.0]"
 
 
@@ -17,7 +20,9 @@ def suite_of(algorithms, metrics=(), inputs=()):
     problem = problem.replace("[problem]", "[[problems]]")
     problems = [problem]
     for item in inputs:
-        problems.append(problem.replace('"line"', f'"{item.name}"') + f'inputs = "{item.name}"\n')
+        problems.append(
+            problem.replace('"line"', f'"{item.name}"') + f'inputs = "{item.name}"\n'
+        )
     names = json.dumps(["mse", *(metric.name for metric in metrics)])
     return f"[run]\nmetrics = {names}\n{''.join(problems)}\n[grid]{rest}"
 
@@ -25,7 +30,11 @@ def suite_of(algorithms, metrics=(), inputs=()):
 def arguments(folder, command, *more):
     """A command on the suite with everything that fails."""
     theirs = [f'name = "{item.name}"{TUNE}' for item in raising_items.ALGORITHMS]
-    suite = write_suite(folder, suite_of([*OURS, *theirs], raising_items.METRICS, raising_items.INPUTS), "raising")
+    suite = write_suite(
+        folder,
+        suite_of([*OURS, *theirs], raising_items.METRICS, raising_items.INPUTS),
+        "raising",
+    )
     return command, suite, "--plugins", PLUGIN, "--results", folder / "results", *more
 
 
@@ -38,8 +47,20 @@ def folder(tmp_path_factory):
 
 
 def untimed(text):
-    names = ("problem", "algorithm", "mean", "bayes", "own_theory", "no_theory", "status_counts")
-    rows = [row for row in json.loads(text)["rows"] if row["algorithm"] in ("gamp", "adam") and row["metric"] == "mse"]
+    names = (
+        "problem",
+        "algorithm",
+        "mean",
+        "bayes",
+        "own_theory",
+        "no_theory",
+        "status_counts",
+    )
+    rows = [
+        row
+        for row in json.loads(text)["rows"]
+        if row["algorithm"] in ("gamp", "adam") and row["metric"] == "mse"
+    ]
     return [{name: row[name] for name in names} for row in rows]
 
 
@@ -56,12 +77,18 @@ def test_its_own_rows_say_what_failed(capsys, folder):
     _, shown, _ = call(capsys, *arguments(folder, "show", "--json"))
     rows = {(row["algorithm"], row["metric"]): row for row in json.loads(shown)["rows"]}
     for method in ("plan", "refuses"):
-        for name, reason in (("raises", "KeyError: '[/no such key]'"), ("leaves", "SystemExit: 3")):
+        for name, reason in (
+            ("raises", "KeyError: '[/no such key]'"),
+            ("leaves", "SystemExit: 3"),
+        ):
             (line,) = rows[f"{method}-{name}", "mse"]["reasons"]
             assert line.startswith(f"failed: {reason} (")
     for name in ("raises", "leaves", "answers-nonsense"):
         assert rows[f"theory-{name}", "mse"]["status_counts"] == {"ok": 1}
-    assert "the theory of metric 'theory-raises' failed: KeyError" in rows["gamp", "theory-raises"]["no_theory"]
+    assert (
+        "the theory of metric 'theory-raises' failed: KeyError"
+        in rows["gamp", "theory-raises"]["no_theory"]
+    )
     assert "2 values in place of 1" in rows["gamp", "theory-of-two"]["no_theory"]
 
 
@@ -85,7 +112,9 @@ def test_compare_does_not_end_for_it(capsys, folder):
 
 @pytest.mark.slow
 def test_tune_chooses_for_all_others(capsys, tmp_path):
-    code, out, err = call(capsys, *arguments(tmp_path, "tune", "--workers", "1", "--json"))
+    code, out, err = call(
+        capsys, *arguments(tmp_path, "tune", "--workers", "1", "--json")
+    )
     assert code == 1, err
     chosen = {search["label"]: search["algorithm"] for search in json.loads(out)}
     assert chosen["adam"]

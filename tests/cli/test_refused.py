@@ -12,7 +12,9 @@ import pytest
 
 from tests.helpers import ATTENTION, SUITE, call, command, environment, write_suite
 
-FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is full")
+FULL = pytest.mark.skipif(
+    not os.path.exists("/dev/full"), reason="there is no device that is full"
+)
 WRITE = ("data {suite}", "report {suite}")
 REFUSED = [
     # usage
@@ -109,11 +111,20 @@ def places(ran, tmp_path):
         (tmp_path / name).write_text(SUITE)
     write_suite(tmp_path, SUITE.partition("[[algorithms]]")[0], "theory_only")
     write_suite(tmp_path, SUITE + f"\n[x]\nseed = {'9' * 5000}\n", "digits")
-    write_suite(tmp_path, SUITE + f"\n[x]\nalpha = {'[' * 1000}{']' * 1000}\n", "brackets")
-    return {"folder": ran[0], "results": ran[0] / "results" / "small", "suite": write_suite(tmp_path), "tmp": tmp_path}
+    write_suite(
+        tmp_path, SUITE + f"\n[x]\nalpha = {'[' * 1000}{']' * 1000}\n", "brackets"
+    )
+    return {
+        "folder": ran[0],
+        "results": ran[0] / "results" / "small",
+        "suite": write_suite(tmp_path),
+        "tmp": tmp_path,
+    }
 
 
-@pytest.mark.parametrize(("line", "words"), REFUSED, ids=[line[:60] for line, _ in REFUSED])
+@pytest.mark.parametrize(
+    ("line", "words"), REFUSED, ids=[line[:60] for line, _ in REFUSED]
+)
 def test_it_is_one_line(places, capsys, line, words):
     before = places["suite"].read_bytes()
     code, out, err = call(capsys, *shlex.split(line.format(**places)))
@@ -127,9 +138,14 @@ def test_it_is_one_line(places, capsys, line, words):
 
 
 @pytest.mark.parametrize("verb", ["theory", "show", "run"])
-@pytest.mark.parametrize(("old", "new"), [("rho = 0.5", "rho = -0.5"), ("[grid]", "[grids]"), ("[0.1, 0.3]", "[0.0]")])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("rho = 0.5", "rho = -0.5"), ("[grid]", "[grids]"), ("[0.1, 0.3]", "[0.0]")],
+)
 def test_every_command_that_reads_a_suite_refuses_it(tmp_path, capsys, verb, old, new):
-    code, out, err = call(capsys, verb, write_suite(tmp_path, ATTENTION.replace(old, new)))
+    code, out, err = call(
+        capsys, verb, write_suite(tmp_path, ATTENTION.replace(old, new))
+    )
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
@@ -139,23 +155,43 @@ def test_every_command_that_reads_a_suite_refuses_it(tmp_path, capsys, verb, old
 ])  # fmt: skip
 def test_run_json_of_another_making(tmp_path, capsys, text):
     (tmp_path / "run.json").write_text(text)
-    for words in (("show", tmp_path), ("report", tmp_path, "--output", tmp_path / "p.html")):
+    for words in (
+        ("show", tmp_path),
+        ("report", tmp_path, "--output", tmp_path / "p.html"),
+    ):
         code, _, err = call(capsys, *words)
         assert (code, len(err.splitlines()), "unforeseen" in err) == (2, 1, False)
 
 
 @pytest.mark.parametrize("missing", ["jinja2", "matplotlib"])
 def test_a_report_asks_for_its_needs_first(ran, capsys, monkeypatch, missing):
-    monkeypatch.setattr("smimbench.cli.show.stored_results", lambda *a, **k: pytest.fail("worked before it asked"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())
-    code, _, err = call(capsys, "report", ran[0] / "results" / "small", "--output", ran[0] / "page.html")
+    monkeypatch.setattr(
+        "smimbench.cli.show.stored_results",
+        lambda *a, **k: pytest.fail("worked before it asked"),
+    )
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == missing else object()
+    )
+    code, _, err = call(
+        capsys, "report", ran[0] / "results" / "small", "--output", ran[0] / "page.html"
+    )
     assert code == 2
     assert f"a report needs {missing}; pip install 'smimbench[report]'" in err
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("cupy") is not None, reason="CuPy is installed"
+)
 def test_cupy_without_cupy(tmp_path, capsys):
-    code, out, err = call(capsys, "run", write_suite(tmp_path), "--backend", "cupy", "--results", tmp_path / "r")
+    code, out, err = call(
+        capsys,
+        "run",
+        write_suite(tmp_path),
+        "--backend",
+        "cupy",
+        "--results",
+        tmp_path / "r",
+    )
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "smimbench[cuda12]" in err or "smimbench doctor" in err
 
@@ -164,6 +200,12 @@ def test_cupy_without_cupy(tmp_path, capsys):
 @pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("--help",)])
 def test_a_full_disk(words):
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command(*words), stdout=full, stderr=subprocess.PIPE, text=True, env=environment())
+        done = subprocess.run(
+            command(*words),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "No space left" in done.stderr

@@ -12,7 +12,9 @@ from smimbench.suite import SuiteError
 from smimbench.suite.reader import shipped_figures
 from tests.helpers import LINE, ROOT, call
 
-SECTIONS = re.findall("^## (.+)$", (ROOT / "docs" / "corrections.md").read_text(), re.MULTILINE)
+SECTIONS = re.findall(
+    "^## (.+)$", (ROOT / "docs" / "corrections.md").read_text(), re.MULTILINE
+)
 ABOUT = """
 [suite]
 title = "Errors of a linear map"
@@ -51,17 +53,31 @@ def write(tmp_path, values, *, spread=0.0, runs=False, more=""):
     head = ABOUT.format(more=GAMP if runs else "")
     kind = 'algorithm = "gamp"\n' if runs else ""
     path = tmp_path / "figure-of-a-line.toml"
-    path.write_text(f"[problem]\n{LINE}\n{head}{CURVE.format(label='noise {noise}', more=kind + more)}")
-    lines = [f"{alpha},{value},{spread}" for alpha, value in zip((0.2, 0.6, 1.0), values)]
+    path.write_text(
+        f"[problem]\n{LINE}\n{head}{CURVE.format(label='noise {noise}', more=kind + more)}"
+    )
+    lines = [
+        f"{alpha},{value},{spread}" for alpha, value in zip((0.2, 0.6, 1.0), values)
+    ]
     (tmp_path / "tables" / "deeper").mkdir(parents=True)
-    (tmp_path / "tables" / "deeper" / "line.csv").write_text("\n".join(["alpha,error,spread", *lines]) + "\n")
+    (tmp_path / "tables" / "deeper" / "line.csv").write_text(
+        "\n".join(["alpha,error,spread", *lines]) + "\n"
+    )
     return path
 
 
 def reproduce(capsys, tmp_path, path, *options):
     results = tmp_path / "results"
     code, out, err = call(
-        capsys, "reproduce", path, "--results", results, "--published", tmp_path / "tables", "--json", *options
+        capsys,
+        "reproduce",
+        path,
+        "--results",
+        results,
+        "--published",
+        tmp_path / "tables",
+        "--json",
+        *options,
     )
     return code, json.loads(out) if out else out, err
 
@@ -83,7 +99,11 @@ def test_every_figure_on_disk_is_listed_and_sound(capsys):
         assert suite.title == one["title"] != name
         assert one["duration"]
         assert name.partition("-")[0] in suite.reference
-        assert all(correction.section in SECTIONS for curve in suite.figure.curves for correction in curve.corrections)
+        assert all(
+            correction.section in SECTIONS
+            for curve in suite.figure.curves
+            for correction in curve.corrections
+        )
 
 
 def test_the_list_is_a_table(capsys):
@@ -97,31 +117,59 @@ def test_a_curve_of_theory_is_inside(capsys, tmp_path):
     code, found, err = reproduce(capsys, tmp_path, path)
     (curve,) = found["curves"]
     assert (code, err) == (0, "")
-    assert (curve["curve"], curve["verdict"], curve["points"], curve["outside"]) == ("noise 0.2", "inside", 3, 0)
+    assert (curve["curve"], curve["verdict"], curve["points"], curve["outside"]) == (
+        "noise 0.2",
+        "inside",
+        3,
+        0,
+    )
     assert abs(curve["deviation"]) < 1e-6
-    assert {file.rpartition(".")[2] for file in found["files"]} == {"png", "svg", "pdf", "csv"}
+    assert {file.rpartition(".")[2] for file in found["files"]} == {
+        "png",
+        "svg",
+        "pdf",
+        "csv",
+    }
 
 
 def test_a_curve_is_outside_where_one_point_is(capsys, tmp_path):
     values = errors(np.array([0.2, 0.6, 1.0])) - [0, 0.004, 0]
     code, found, _ = reproduce(capsys, tmp_path, write(tmp_path, values))
     (curve,) = found["curves"]
-    assert (code, curve["verdict"], curve["outside"], curve["corrections"]) == (1, "outside", 1, [])
+    assert (code, curve["verdict"], curve["outside"], curve["corrections"]) == (
+        1,
+        "outside",
+        1,
+        [],
+    )
     assert curve["deviation"] == pytest.approx(0.004, abs=1e-6)
     assert curve["at"] == pytest.approx(1.2)
     assert curve["allowed"] == pytest.approx(0.001, abs=1e-6)
 
 
-@pytest.mark.parametrize(("ends", "code"), [("above = 1.1, below = 1.3", 0), ("above = 1.3", 1), ("below = 1.1", 1)])
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [("above = 1.1, below = 1.3", 0), ("above = 1.3", 1), ("below = 1.1", 1)],
+)
 def test_a_correction_explains_the_points_in_its_range(capsys, tmp_path, ends, code):
     values = errors(np.array([0.2, 0.6, 1.0])) - [0, 0.004, 0]
-    path = write(tmp_path, values, more=f'corrections = [{{ section = "{SECTIONS[0]}", {ends} }}]')
+    path = write(
+        tmp_path,
+        values,
+        more=f'corrections = [{{ section = "{SECTIONS[0]}", {ends} }}]',
+    )
     found = reproduce(capsys, tmp_path, path)
     (curve,) = found[1]["curves"]
-    assert (found[0], curve["verdict"]) == (code, "outside" if code else "known correction")
+    assert (found[0], curve["verdict"]) == (
+        code,
+        "outside" if code else "known correction",
+    )
     assert curve["corrections"] == ([] if code else [SECTIONS[0]])
     options = ("--published", tmp_path / "tables", "--results", tmp_path / "results")
-    assert (f"docs/corrections.md, {SECTIONS[0]}" in call(capsys, "reproduce", path, *options)[1]) == (not code)
+    assert (
+        f"docs/corrections.md, {SECTIONS[0]}"
+        in call(capsys, "reproduce", path, *options)[1]
+    ) == (not code)
 
 
 def test_runs_are_compared_within_their_scatter(capsys, tmp_path):
@@ -133,12 +181,17 @@ def test_runs_are_compared_within_their_scatter(capsys, tmp_path):
     assert curve["allowed"] > 0.051
     assert curve["deviation"] != 0
     count = len(list((tmp_path / "results" / path.stem).glob("*.json")))
-    quick = reproduce(capsys, tmp_path, path, "--quick", "--workers", "1")[1]  # cells that are there already
+    quick = reproduce(capsys, tmp_path, path, "--quick", "--workers", "1")[
+        1
+    ]  # cells that are there already
     assert (quick["quick"], quick["curves"][0]["points"]) == (True, 3)
     assert len(list((tmp_path / "results" / path.stem).glob("*.json"))) == count
     # The same runs against a table that is far off.
     (table,) = tmp_path.rglob("line.csv")
-    table.write_text("alpha,error,spread\n" + "".join(f"{a},{errors(a) / 3},0.05\n" for a in (0.2, 0.6, 1.0)))
+    table.write_text(
+        "alpha,error,spread\n"
+        + "".join(f"{a},{errors(a) / 3},0.05\n" for a in (0.2, 0.6, 1.0))
+    )
     code, found, _ = reproduce(capsys, tmp_path, path, "--workers", "1")
     assert (code, found["curves"][0]["verdict"]) == (1, "outside")
 
@@ -146,15 +199,25 @@ def test_runs_are_compared_within_their_scatter(capsys, tmp_path):
 def test_thresholds_against_the_parameter_that_differs(capsys, tmp_path):
     """One layer of attention is weakly recovered from 1 / (M (M + 1)) on."""
     path = tmp_path / "thresholds.toml"
-    problem = LINE.replace('"linear", noise = 0.2', '"softmax"').replace("tokens = 2", "tokens = [2, 3, 4]")
+    problem = LINE.replace('"linear", noise = 0.2', '"softmax"').replace(
+        "tokens = 2", "tokens = [2, 3, 4]"
+    )
     head = ABOUT.format(more="").replace("[0.1, 2.5]", "[0.0, 5.0]")
-    curve = CURVE.format(label="first", more='metric = "threshold"').replace("x_factor = 2\n", "")
+    curve = CURVE.format(label="first", more='metric = "threshold"').replace(
+        "x_factor = 2\n", ""
+    )
     path.write_text(f"[problem]\n{problem}\n{head}{curve.replace('alpha', 'tokens')}")
     (tmp_path / "tables").mkdir()
     lines = [f"{m},{1 / (m * (m + 1))},0" for m in (2, 3, 4)]
-    (tmp_path / "tables" / "line.csv").write_text("\n".join(["tokens,error,spread", *lines]))
+    (tmp_path / "tables" / "line.csv").write_text(
+        "\n".join(["tokens,error,spread", *lines])
+    )
     code, found, _ = reproduce(capsys, tmp_path, path)
-    assert (code, found["curves"][0]["verdict"], found["curves"][0]["points"]) == (0, "inside", 3)
+    assert (code, found["curves"][0]["verdict"], found["curves"][0]["points"]) == (
+        0,
+        "inside",
+        3,
+    )
 
 
 def test_without_published_tables_it_says_where_they_are(capsys, tmp_path):
@@ -175,7 +238,10 @@ def test_a_table_that_is_missing_is_not_agreement(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("alpha,value\n1,2\n", "no column 'error'"), ("alpha,error,spread\n1,x,0\n", "no table of numbers")],
+    [
+        ("alpha,value\n1,2\n", "no column 'error'"),
+        ("alpha,error,spread\n1,x,0\n", "no table of numbers"),
+    ],
 )
 def test_a_bad_table_is_one_line(capsys, tmp_path, text, said):
     path = write(tmp_path, [1, 1, 1])
@@ -185,7 +251,8 @@ def test_a_bad_table_is_one_line(capsys, tmp_path, text, said):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("", "--list"), ("quickstart", "no figure of a paper"), ("2502", "no such")]
+    ("name", "said"),
+    [("", "--list"), ("quickstart", "no figure of a paper"), ("2502", "no such")],
 )
 def test_what_is_no_figure_is_refused(capsys, name, said):
     code, _, err = call(capsys, "reproduce", *([name] if name else []))
@@ -199,7 +266,10 @@ def test_what_is_no_figure_is_refused(capsys, name, said):
         ('algorithm = "gamp"', "figure.curves[0].algorithm: there is no 'gamp'"),
         ('metric = "mes"', "figure.curves[0].metric"),
         ("component = 2", "component: must be at most 1"),
-        ('corrections = [{ section = "a", above = [1.0, 2.0] }]', "corrections: must have one number, or 1"),
+        (
+            'corrections = [{ section = "a", above = [1.0, 2.0] }]',
+            "corrections: must have one number, or 1",
+        ),
         ("bnd = 1", "did you mean 'band'"),
     ],
 )
@@ -210,8 +280,12 @@ def test_mistakes_in_a_figure_are_named(tmp_path, more, said):
 
 def test_the_cost_is_estimated_without_running(capsys, tmp_path):
     path = write(tmp_path, [1, 1, 1], runs=True)
-    code, out, _ = call(capsys, "reproduce", path, "--dry-run", "--results", tmp_path / "results")
+    code, out, _ = call(
+        capsys, "reproduce", path, "--dry-run", "--results", tmp_path / "results"
+    )
     assert (code, "18 cells" in out) == (0, True)
     assert not (tmp_path / "results").exists()
-    code, out, _ = call(capsys, "reproduce", "2506.01582-fig2-left", "--dry-run", "--json")
+    code, out, _ = call(
+        capsys, "reproduce", "2506.01582-fig2-left", "--dry-run", "--json"
+    )
     assert (code, json.loads(out)["cells"]) == (0, 0)

@@ -12,13 +12,23 @@ from smimbench.run import theory_solver as cache
 from smimbench.theory import information
 from tests.helpers import CHANNEL, SUITE, write_suite
 
-TWO = SUITE.replace('label   = "line"', 'label   = "two"').replace("noise = 0.2", "noise = 0.2, components = 2")
+TWO = SUITE.replace('label   = "line"', 'label   = "two"').replace(
+    "noise = 0.2", "noise = 0.2, components = 2"
+)
 """Two components that are learned apart: a curve that is followed from node to node."""
 
 
 def theory(folder, *options):
     with pytest.raises(SystemExit) as end:
-        main(["theory", str(folder / "small.toml"), "--results", str(folder / "results"), *options])
+        main(
+            [
+                "theory",
+                str(folder / "small.toml"),
+                "--results",
+                str(folder / "results"),
+                *options,
+            ]
+        )
     return end.value.code
 
 
@@ -38,11 +48,18 @@ def test_answers_are_kept_and_shared(tmp_path, capsys, monkeypatch):
     # What is asked for again is solved again, and the old answers are still somewhere.
     monkeypatch.undo()
     solved = []
-    monkeypatch.setattr(cache, "competing", lambda problem, alphas: solved.extend(alphas) or solve(problem, alphas))
+    monkeypatch.setattr(
+        cache,
+        "competing",
+        lambda problem, alphas: solved.extend(alphas) or solve(problem, alphas),
+    )
     assert theory(tmp_path, "--retry", "--json") == 0
     assert json.loads(capsys.readouterr().out) == first
     assert solved == [0.5, 1.0]
-    aside = [path.name.partition("-")[0] for path in (tmp_path / "results" / "theory" / "set-aside").iterdir()]
+    aside = [
+        path.name.partition("-")[0]
+        for path in (tmp_path / "results" / "theory" / "set-aside").iterdir()
+    ]
     assert sorted(set(aside)) == ["own", "point", "thresholds"]
     assert aside.count("point") == 2
 
@@ -104,7 +121,9 @@ def test_a_torn_node_is_evaluated_again(tmp_path, capsys, monkeypatch):
 
 def test_only_what_is_asked_for_is_solved(tmp_path, capsys, monkeypatch):
     write_suite(tmp_path, SUITE)
-    monkeypatch.setattr(cache, "thresholds", lambda *_: pytest.fail("thresholds solved"))
+    monkeypatch.setattr(
+        cache, "thresholds", lambda *_: pytest.fail("thresholds solved")
+    )
     assert theory(tmp_path, "--no-thresholds", "--alpha", "0.7", "--json") == 0
     (document,) = json.loads(capsys.readouterr().out)
     assert document["thresholds"] is None
@@ -122,13 +141,28 @@ def test_other_processes_give_the_same_numbers(tmp_path, capsys):
         square = flat[:, :, None] * flat[:, None, :] + left[0, 0] * numpy.eye(2)
         return smimbench.Posterior(mean, left, square.reshape(len(y), 1, 2, 1, 2))"""
     text = CHANNEL.replace("self.gain * z", "z + rng.standard_normal(z.shape)")
-    text = text.replace("        return smimbench.Posterior(y / self.gain, 0 * V)", posterior)
-    (tmp_path / "twice.py").write_text(text.replace("import smimbench\n", "import numpy\nimport smimbench\n", 1))
+    text = text.replace(
+        "        return smimbench.Posterior(y / self.gain, 0 * V)", posterior
+    )
+    (tmp_path / "twice.py").write_text(
+        text.replace("import smimbench\n", "import numpy\nimport smimbench\n", 1)
+    )
     write_suite(tmp_path, SUITE.replace('"linear", noise = 0.2', '"twice"'))
-    where = ["--plugins", str(tmp_path / "twice.py"), "--alpha", "0.3", "--alpha", "0.9", "--json"]
+    where = [
+        "--plugins",
+        str(tmp_path / "twice.py"),
+        "--alpha",
+        "0.3",
+        "--alpha",
+        "0.9",
+        "--json",
+    ]
     assert theory(tmp_path, *where) == 0
     alone = json.loads(capsys.readouterr().out)
-    assert theory(tmp_path, *where, "--results", str(tmp_path / "other"), "--workers", "2") == 0
+    assert (
+        theory(tmp_path, *where, "--results", str(tmp_path / "other"), "--workers", "2")
+        == 0
+    )
     assert json.loads(capsys.readouterr().out) == alone
     assert "Monte Carlo" in alone[0]["points"][0]["method"]
     assert list((tmp_path / "other" / "theory" / "nodes").glob("*/*.json"))

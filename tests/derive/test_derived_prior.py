@@ -19,7 +19,11 @@ from smimbench.theory.scalar import scalar_curve
 from tests.conftest import assert_placed
 
 LOW = Problem({"name": "sequence-multi-index", "tokens": 1}, "linear", "gaussian").model
-EXTENSIVE = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5}).model
+EXTENSIVE = Problem(
+    {"name": "attention-indexed", "tokens": 2},
+    "softmax",
+    {"name": "wishart", "rho": 0.5},
+).model
 INFORMATION = np.array([1e-4, 0.03, 0.5, 2.0, 30.0, 1e4])
 
 
@@ -39,14 +43,26 @@ def normal(w):
 @pytest.mark.parametrize(
     ("log_density", "norm", "centre", "width"),
     [
-        (lambda w: np.where(np.abs(w - 0.3) <= 2, 0.0, -np.inf), 4.0, 0.3, 2 / math.sqrt(3)),
+        (
+            lambda w: np.where(np.abs(w - 0.3) <= 2, 0.0, -np.inf),
+            4.0,
+            0.3,
+            2 / math.sqrt(3),
+        ),
         (lambda w: np.where(w > 0, -w, -np.inf), 1.0, 1.0, 1.0),
         (lambda w: -np.abs(w), 2.0, 0.0, math.sqrt(2)),
-        (lambda w: -3 * np.log1p(w * w / 5), math.sqrt(5) * math.pi * 0.375, 0.0, math.sqrt(5 / 3)),
+        (
+            lambda w: -3 * np.log1p(w * w / 5),
+            math.sqrt(5) * math.pi * 0.375,
+            0.0,
+            math.sqrt(5 / 3),
+        ),
     ],
     ids=["uniform", "exponential", "Laplace", "Student"],
 )
-def test_norm_mean_and_width_of_a_law_are_known_to_nine_digits_with_jumps_too(log_density, norm, centre, width):
+def test_norm_mean_and_width_of_a_law_are_known_to_nine_digits_with_jumps_too(
+    log_density, norm, centre, width
+):
     prior = DensityPrior(Density(log_density))
     assert prior._norm == pytest.approx(math.log(norm), abs=1e-9)
     assert prior.unit == pytest.approx(width, rel=1e-9)
@@ -77,7 +93,11 @@ def error_by_quadrature(log_density, spread, information):
     width = 1 / math.sqrt(information)
 
     def integrand(r):
-        like = law * np.exp(-0.5 * ((r - w) / width) ** 2) / (width * math.sqrt(2 * math.pi))
+        like = (
+            law
+            * np.exp(-0.5 * ((r - w) / width) ** 2)
+            / (width * math.sqrt(2 * math.pi))
+        )
         total = like.sum()
         if total < 1e-200:
             return 0.0
@@ -122,7 +142,9 @@ def of_density(log_density):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("log_density", "variance"), [(laplace, 2.0), (mixture, 1.0 + 0.05**2)])
+@pytest.mark.parametrize(
+    ("log_density", "variance"), [(laplace, 2.0), (mixture, 1.0 + 0.05**2)]
+)
 def test_the_error_of_a_density_is_its_integral(log_density, variance):
     for information in (0.1, 1.0, 12.0):
         exact = error_by_quadrature(log_density, math.sqrt(variance), information)
@@ -131,12 +153,21 @@ def test_the_error_of_a_density_is_its_integral(log_density, variance):
 
 
 @pytest.mark.parametrize(
-    ("share", "width", "place"), [(0.9, 0.01, 0.0), (0.5, 0.002, 0.0), (0.3, 0.01, 1.5), (0.1, 0.001, 0.0)]
+    ("share", "width", "place"),
+    [(0.9, 0.01, 0.0), (0.5, 0.002, 0.0), (0.3, 0.01, 1.5), (0.1, 0.001, 0.0)],
 )
-@pytest.mark.parametrize("information", [0.6, 1.0, 1.7, 9.0, pytest.param(250.0, marks=pytest.mark.slow)])
-def test_a_spike_that_is_narrower_than_the_noise_is_not_missed(share, width, place, information):
+@pytest.mark.parametrize(
+    "information", [0.6, 1.0, 1.7, 9.0, pytest.param(250.0, marks=pytest.mark.slow)]
+)
+def test_a_spike_that_is_narrower_than_the_noise_is_not_missed(
+    share, width, place, information
+):
     """A Gaussian and a narrow one: the posterior is a mixture of two, in closed form."""
-    weights, centres, widths = np.array([1 - share, share]), np.array([0.0, place]), np.array([1.0, width])
+    weights, centres, widths = (
+        np.array([1 - share, share]),
+        np.array([0.0, place]),
+        np.array([1.0, width]),
+    )
 
     def log_density(w):
         return np.logaddexp(*(
@@ -148,13 +179,21 @@ def test_a_spike_that_is_narrower_than_the_noise_is_not_missed(share, width, pla
     unit = math.sqrt(weights @ (widths**2 + (centres - mean) ** 2))
     m, v = centres / unit, (widths / unit) ** 2
     total = v + 1 / information
-    r = np.concatenate([a + np.sqrt(t) * np.linspace(-10, 10, 40_001) for a, t in zip(m, total)])
+    r = np.concatenate(
+        [a + np.sqrt(t) * np.linspace(-10, 10, 40_001) for a, t in zip(m, total)]
+    )
     r.sort()
-    logs = np.log(weights) - (r[:, None] - m) ** 2 / (2 * total) - np.log(2 * np.pi * total) / 2
+    logs = (
+        np.log(weights)
+        - (r[:, None] - m) ** 2 / (2 * total)
+        - np.log(2 * np.pi * total) / 2
+    )
     law = np.exp(logs)
     odds = law / law.sum(1, keepdims=True)
     means = m + v / total * (r[:, None] - m)
-    variance = (odds * (v / information / total + means**2)).sum(1) - ((odds * means).sum(1)) ** 2
+    variance = (odds * (v / information / total + means**2)).sum(1) - (
+        (odds * means).sum(1)
+    ) ** 2
     exact = np.trapezoid(law.sum(1) * variance, r)
     (found,) = prior._exact_error(np.array([information]))
     assert found == pytest.approx(exact, rel=2e-4)
@@ -188,7 +227,10 @@ def test_a_density_denoises_as_well_as_it_claims_and_draws_its_law(rng):
 
 def test_a_density_on_every_namespace(backend):
     prior = of_density(laplace)
-    R, Qhat = backend.asarray(np.linspace(-2, 2, 10)[None, :]), backend.asarray(np.array([[2.0]]))
+    R, Qhat = (
+        backend.asarray(np.linspace(-2, 2, 10)[None, :]),
+        backend.asarray(np.array([[2.0]])),
+    )
     found = prior.denoise(R, Qhat)
     assert_placed(found.estimate, backend, (1, 10))
     assert_placed(found.V, backend, (1, 1))
@@ -213,7 +255,9 @@ class Drawn(Spectrum):
 
     def __init__(self):
         factor = np.random.default_rng(9).standard_normal((1000, 500))
-        self.law = Law(eigenvalues=np.linalg.eigvalsh(factor @ factor.T / math.sqrt(1000 * 500)))
+        self.law = Law(
+            eigenvalues=np.linalg.eigvalsh(factor @ factor.T / math.sqrt(1000 * 500))
+        )
 
 
 def test_a_semicircle_gives_the_linear_denoiser(rng):
@@ -230,7 +274,11 @@ def test_a_semicircle_gives_the_linear_denoiser(rng):
 
 
 def test_eigenvalues_that_were_drawn_stand_for_their_law():
-    wishart = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5}).prior
+    wishart = Problem(
+        {"name": "attention-indexed", "tokens": 2},
+        "softmax",
+        {"name": "wishart", "rho": 0.5},
+    ).prior
     prior = SpectrumPrior(Drawn())
     assert prior.mean_overlap(1)[0, 0] == pytest.approx(0.5, abs=0.02)
     information = np.array([0.2, 1.0, 5.0])[:, None, None]
@@ -247,13 +295,19 @@ class Few(Spectrum):
 @pytest.mark.parametrize("information", [0.5, 4.0, 60.0])
 def test_a_few_eigenvalues_are_the_law_itself(rng, information):
     prior = SpectrumPrior(Few())
-    assert np.unique(prior.spectrum(40).round(12), return_counts=True)[1].tolist() == [10, 20, 10]
+    assert np.unique(prior.spectrum(40).round(12), return_counts=True)[1].tolist() == [
+        10,
+        20,
+        10,
+    ]
     S = prior.sample(rng, 1, 400)
     R = S + EXTENSIVE.draw_noise(rng, 1, 400) / math.sqrt(information)
     found = prior.denoise(R, np.array([[information]]))
     claimed = float(prior.overlap(np.array([[information]])).V[0, 0])
     assert float(found.V[0, 0]) == pytest.approx(claimed, rel=1e-3)
-    assert ((found.estimate - S) ** 2).sum() / 400 == pytest.approx(claimed, rel=0.05, abs=2e-4)
+    assert ((found.estimate - S) ** 2).sum() / 400 == pytest.approx(
+        claimed, rel=0.05, abs=2e-4
+    )
 
 
 class Signs(Prior):
@@ -288,7 +342,10 @@ def test_signs_by_their_sampler_and_denoiser():
     for q, Q, V in zip(INFORMATION, found.Q[:, 0, 0], found.V[:, 0, 0]):
         if q < 100:
             exact = integrate.quad(
-                lambda x, q=q: stats.norm.pdf(x) * np.tanh(q + math.sqrt(q) * x) ** 2, -12, 12, epsabs=1e-13
+                lambda x, q=q: stats.norm.pdf(x) * np.tanh(q + math.sqrt(q) * x) ** 2,
+                -12,
+                12,
+                epsabs=1e-13,
             )[0]
             # Also where next to nothing is known the overlap is right in relative terms: thresholds depend on it.
             assert pytest.approx(exact, rel=0.02) == Q
@@ -309,7 +366,12 @@ class Sparse(Prior):
         return rng.choice(self.values, size=(components, dimension), p=self.weights)
 
     def posterior(self, r, q):
-        logs = np.stack([math.log(w) - q * (r - v) ** 2 / 2 for w, v in zip(self.weights, self.values)])
+        logs = np.stack(
+            [
+                math.log(w) - q * (r - v) ** 2 / 2
+                for w, v in zip(self.weights, self.values)
+            ]
+        )
         odds = np.exp(logs - logs.max(0))
         odds /= odds.sum(0)
         mean = np.tensordot(self.values, odds, 1)
@@ -322,7 +384,10 @@ class Sparse(Prior):
     def error(self, q):
         t, h = np.linspace(-12, 12, 4001, retstep=True)
         weight = np.exp(-t * t / 2) * h / math.sqrt(2 * math.pi)
-        return sum(p * (weight @ self.posterior(w + t / math.sqrt(q), q)[1]) for p, w in zip(self.weights, self.values))
+        return sum(
+            p * (weight @ self.posterior(w + t / math.sqrt(q), q)[1])
+            for p, w in zip(self.weights, self.values)
+        )
 
 
 @functools.cache
@@ -342,11 +407,17 @@ def test_the_error_of_a_simulated_map_is_what_its_simulations_show(rho):
 
 
 def test_a_simulated_error_reaches_the_points_of_theory():
-    problem = Problem({"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "noise": 0.1}, "gaussian")
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": 1},
+        {"name": "linear", "noise": 0.1},
+        "gaussian",
+    )
     problem.prior = simulated(0.2)
     (found,) = scalar_curve(problem).predict([0.4])
     exact = brentq(lambda q: 0.4 / (0.1 + problem.prior.prior.error(q)) - q, 1e-3, 4.0)
-    assert abs(float(found.V[0, 0]) - problem.prior.prior.error(exact)) < 4 * float(found.error[0])
+    assert abs(float(found.V[0, 0]) - problem.prior.prior.error(exact)) < 4 * float(
+        found.error[0]
+    )
     assert float(found.error[0]) > 2e-3 * float(found.V[0, 0])
 
 
@@ -359,21 +430,35 @@ def test_a_matrix_by_its_sampler_and_denoiser():
 
 
 @pytest.mark.parametrize(
-    "prior", [DensityPrior(Density(laplace)), SpectrumPrior(Semicircle()), SimulatedPrior(Matrix(), EXTENSIVE)]
+    "prior",
+    [
+        DensityPrior(Density(laplace)),
+        SpectrumPrior(Semicircle()),
+        SimulatedPrior(Matrix(), EXTENSIVE),
+    ],
 )
 def test_gradients_pass_through_the_factor(prior, rng):
     shape = (1, 4) if isinstance(prior, DensityPrior) else (1, 4, 4)
-    factor, cotangent, step = (prior.factor.draw(rng, 1, 4), rng.standard_normal(shape), rng.standard_normal(shape))
+    factor, cotangent, step = (
+        prior.factor.draw(rng, 1, 4),
+        rng.standard_normal(shape),
+        rng.standard_normal(shape),
+    )
     assert factor.shape == shape
     change = prior.factor.compose(factor + step) - prior.factor.compose(factor)
-    assert (cotangent * change).sum() == pytest.approx((prior.factor.pullback(factor, cotangent) * step).sum())
+    assert (cotangent * change).sum() == pytest.approx(
+        (prior.factor.pullback(factor, cotangent) * step).sum()
+    )
     with pytest.raises(ParameterError, match="width"):
         prior.factor.draw(rng, 1, 4, 2)
 
 
 def test_what_is_complete_is_left_alone():
     wishart = {"name": "wishart", "rho": 0.5}
-    for name, prior in (("sequence-multi-index", "gaussian"), ("attention-indexed", wishart)):
+    for name, prior in (
+        ("sequence-multi-index", "gaussian"),
+        ("attention-indexed", wishart),
+    ):
         problem = Problem({"name": name, "tokens": 2}, "softmax", prior)
         assert complete_prior(problem.prior, problem.model) is problem.prior
 
@@ -392,7 +477,11 @@ class NoSample(Nothing):
     [
         (Nothing(), LOW, "gives neither denoise nor a law with log_density"),
         (NoSample(), LOW, "gives denoise but no sample"),
-        (Density(laplace), EXTENSIVE, "neither denoise nor a law with quantile or eigenvalues"),
+        (
+            Density(laplace),
+            EXTENSIVE,
+            "neither denoise nor a law with quantile or eigenvalues",
+        ),
         (Semicircle(), LOW, "neither denoise nor a law with log_density"),
         (Density(lambda w: np.full_like(w, -np.inf)), LOW, "density is 0 everywhere"),
         (Density(lambda w: -2 * (w - 1e6) ** 2), LOW, "variance exceeds rounding"),
@@ -407,7 +496,9 @@ def test_refusals(prior, model, message):
 
 
 @pytest.mark.slow
-def test_the_overlap_is_exact_where_little_is_known_and_no_warning_leaves_theory(recwarn):
+def test_the_overlap_is_exact_where_little_is_known_and_no_warning_leaves_theory(
+    recwarn,
+):
     """Density of N(0, 9): Q = v^2 Qhat / (1 + v Qhat), the best linear estimate being the best."""
     from smimbench.run.theory_solver import TheorySolver
     from tests.stretched import stretched
@@ -415,8 +506,12 @@ def test_the_overlap_is_exact_where_little_is_known_and_no_warning_leaves_theory
     with stretched("softmax") as problem:
         for qhat in 10.0 ** np.arange(-13, 7):
             found = problem.prior.overlap(np.array([[qhat]]))
-            assert float(found.Q[0, 0]) == pytest.approx(81 * qhat / (1 + 9 * qhat), rel=1e-4)
+            assert float(found.Q[0, 0]) == pytest.approx(
+                81 * qhat / (1 + 9 * qhat), rel=1e-4
+            )
             assert float(found.V[0, 0]) == pytest.approx(9 / (1 + 9 * qhat), rel=1e-5)
         points = TheorySolver().points(problem, [0.3, 1.0, 3.0])
         assert all(0 <= branches[0]["mse"] <= 9 for branches in points)
-    assert not [str(w.message) for w in recwarn if issubclass(w.category, RuntimeWarning)]
+    assert not [
+        str(w.message) for w in recwarn if issubclass(w.category, RuntimeWarning)
+    ]

@@ -32,7 +32,9 @@ class Sign(Channel):
     def log_likelihood(self, y, z):
         xp = namespace(z)
         agree = self.forward(z) == y
-        right = functools.reduce(xp.logical_and, (agree[:, k] for k in range(agree.shape[1])))
+        right = functools.reduce(
+            xp.logical_and, (agree[:, k] for k in range(agree.shape[1]))
+        )
         zero = xp.zeros(right.shape, dtype=z.dtype, device=z.device)
         return xp.where(right, zero, zero - math.inf)
 
@@ -106,17 +108,26 @@ def random_cases(rng, n, P, C):
 
 def low_rank(channel) -> Problem:
     """A problem of one token with a Gaussian prior and this very channel."""
-    taken = {name: getattr(channel, name, None) for name in ("forward", "log_likelihood")}
-    item = type("Item", (), taken | {"__new__": lambda cls: channel, "name": channel.name, "version": 1})
+    taken = {
+        name: getattr(channel, name, None) for name in ("forward", "log_likelihood")
+    }
+    item = type(
+        "Item",
+        (),
+        taken | {"__new__": lambda cls: channel, "name": channel.name, "version": 1},
+    )
     item.reference, item.capabilities = "here", Capabilities()
     registry = Registry(third_party=False)
     registry._entries.append(Entry("channel", channel.name, item, "here"))
     with using(registry):
-        return Problem({"name": "sequence-multi-index", "tokens": 1}, channel.name, "gaussian")
+        return Problem(
+            {"name": "sequence-multi-index", "tokens": 1}, channel.name, "gaussian"
+        )
 
 
 @pytest.mark.parametrize(
-    ("P", "C", "noise"), [(1, 1, 1e-3), (1, 1, 2.0), (1, 3, 0.05), (2, 2, 0.5), (3, 2, 0.05), (3, 4, 0.5)]
+    ("P", "C", "noise"),
+    [(1, 1, 1e-3), (1, 1, 2.0), (1, 3, 0.05), (2, 2, 0.5), (3, 2, 0.05), (3, 4, 0.5)],
 )
 def test_a_gaussian_posterior_in_up_to_twelve_dimensions(rng, P, C, noise):
     n = 40
@@ -133,10 +144,17 @@ def test_a_gaussian_posterior_in_up_to_twelve_dimensions(rng, P, C, noise):
     miss = math.sqrt((((found.mean - mean) / scale) ** 2).mean())
     assert miss < max(0.03, 1e-3 * C)
     assert miss < 4 * found.error + 1e-6
-    assert np.abs(found.covariance - (V - response @ response.T / variance / C)).max() < 0.05 * np.trace(V)
-    joint = np.einsum("pq,cd->pcqd", V, np.eye(C)) - np.einsum("pc,qd->pcqd", response, response) / variance
+    assert np.abs(
+        found.covariance - (V - response @ response.T / variance / C)
+    ).max() < 0.05 * np.trace(V)
+    joint = (
+        np.einsum("pq,cd->pcqd", V, np.eye(C))
+        - np.einsum("pc,qd->pcqd", response, response) / variance
+    )
     moment = joint + mean[:, :, :, None, None] * mean[:, None, None, :, :]
-    size = (scale * scale[:, 0])[None, :, None, :, None] * (1 + np.abs(omega).max()) ** 2
+    size = (scale * scale[:, 0])[None, :, None, :, None] * (
+        1 + np.abs(omega).max()
+    ) ** 2
     assert (np.abs(found.second_moment - moment) / size).mean() < 0.02
 
 
@@ -149,14 +167,27 @@ def test_truncated_normal_laws_and_the_gradient_of_the_log_partition(rng):
     x = sign * omega / math.sqrt(0.7)
     ratio = np.exp(stats.norm.logpdf(x) - log_ndtr(x))
     assert np.abs(found.mean - omega - sign * math.sqrt(0.7) * ratio).max() < 0.05
-    assert np.sqrt(((found.mean - omega - sign * math.sqrt(0.7) * ratio) ** 2).mean()) < 0.01
-    assert found.covariance[0, 0] == pytest.approx(0.7 * (1 - ratio * (x + ratio)).mean(), abs=5e-3)
-    assert np.abs(channel.log_partition(y, omega, V) - log_ndtr(x).sum((1, 2))).max() < 0.05
+    assert (
+        np.sqrt(((found.mean - omega - sign * math.sqrt(0.7) * ratio) ** 2).mean())
+        < 0.01
+    )
+    assert found.covariance[0, 0] == pytest.approx(
+        0.7 * (1 - ratio * (x + ratio)).mean(), abs=5e-3
+    )
+    assert (
+        np.abs(channel.log_partition(y, omega, V) - log_ndtr(x).sum((1, 2))).max()
+        < 0.05
+    )
     one = IntegratedChannel(Probit(), 1)
     omega, y = omega[:, :, :1], sign[:, 0, 0]
     step = 1e-3
-    slope = (one.log_partition(y, omega + step, V) - one.log_partition(y, omega - step, V)) / (2 * step)
-    assert np.abs(slope - (one.posterior(y, omega, V).mean - omega)[:, 0, 0] / 0.7).max() < 1e-3
+    slope = (
+        one.log_partition(y, omega + step, V) - one.log_partition(y, omega - step, V)
+    ) / (2 * step)
+    assert (
+        np.abs(slope - (one.posterior(y, omega, V).mean - omega)[:, 0, 0] / 0.7).max()
+        < 1e-3
+    )
 
 
 def test_equal_inputs_give_equal_results_and_are_not_modified(rng):
@@ -212,7 +243,9 @@ def test_the_error_of_the_sign_channel_is_that_of_its_closed_form(noise):
 def test_errors_of_prediction_of_the_sign():
     found = generalization_error(low_rank(Sign()), np.array([[0.6]]), np.array([[0.4]]))
     # Two signs of latents with correlation c differ with probability arccos(c) / pi; labels are 0 and 1.
-    assert found["plugin"].value == pytest.approx(math.acos(math.sqrt(0.6)) / math.pi, abs=2e-3)
+    assert found["plugin"].value == pytest.approx(
+        math.acos(math.sqrt(0.6)) / math.pi, abs=2e-3
+    )
     assert found["bayes"].value == pytest.approx(math.acos(0.6) / math.pi / 2, abs=2e-3)
     assert found["constant"].value == pytest.approx(0.25, abs=2e-3)
 
@@ -238,7 +271,9 @@ def test_thresholds_of_a_label_that_sees_no_sign():
     assert problem.channel.symmetry == "signs"
 
     def slope(y):
-        weights = np.exp(-0.5 * ((y - np.abs(GRID)) / 0.3) ** 2 - GRID**2 / 2) / math.sqrt(2 * math.pi * 0.09)
+        weights = np.exp(
+            -0.5 * ((y - np.abs(GRID)) / 0.3) ** 2 - GRID**2 / 2
+        ) / math.sqrt(2 * math.pi * 0.09)
         norm = weights.sum() * STEP / math.sqrt(2 * math.pi)
         return norm * ((weights * GRID**2).sum() / weights.sum() - 1) ** 2
 
@@ -256,14 +291,18 @@ STEP = GRID[1] - GRID[0]
 
 @pytest.mark.parametrize(("sites_", "Q", "V"), [(2, 1 - 1e-6, 1e-6), (3, 0.5, 0.5)])
 def test_independent_signs_inform_as_much_as_their_number(sites_, Q, V):
-    found = IntegratedChannel(Sign(), sites_).information(np.array([[Q]]), np.array([[V]]))
+    found = IntegratedChannel(Sign(), sites_).information(
+        np.array([[Q]]), np.array([[V]])
+    )
     exact = sites_ * sign_information(Q, V) if V > 1e-3 else sites_ * edge(Q, V)
     assert found.value[0, 0] == pytest.approx(exact, rel=0.03 if V > 1e-3 else 0.05)
 
 
 def edge(Q, V):
     """The limit of little error: ``E g^2 -> 2 / sqrt(2 pi Q V) int phi^2 / Phi``."""
-    bulk = integrate.quad(lambda x: math.exp(2 * stats.norm.logpdf(x) - log_ndtr(x)), -30, 12, limit=400)[0]
+    bulk = integrate.quad(
+        lambda x: math.exp(2 * stats.norm.logpdf(x) - log_ndtr(x)), -30, 12, limit=400
+    )[0]
     return 2 * bulk / math.sqrt(2 * math.pi * Q * V)
 
 
@@ -287,7 +326,9 @@ def test_a_gradient_by_differences_and_predictions_without_noise(rng):
     total = IntegratedChannel(Sum(2, 2, 0.3), 2)
     z, cotangent = rng.standard_normal((30, 2, 2)), rng.standard_normal(30)
     gradient = total.vjp(z, cotangent)
-    assert np.abs(gradient - cotangent[:, None, None] * total.channel.weights).max() < 1e-6
+    assert (
+        np.abs(gradient - cotangent[:, None, None] * total.channel.weights).max() < 1e-6
+    )
     assert IntegratedChannel(Sign(), 2).vjp is None
 
 
@@ -303,7 +344,9 @@ def test_what_a_channel_gives_itself_is_not_replaced():
     channel, z = IntegratedChannel(Own(), 1), np.ones((2, 1, 1))
     assert (predict(channel, z) == 7.0).all()
     assert (channel.vjp(z, np.ones(2)) == 3.0).all()
-    problem = Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian"
+    )
     assert complete_channel(problem.channel, problem.model) is problem.channel
 
 
@@ -321,7 +364,9 @@ class Product(Sum):
             "signs": lambda: z[:, 0, 0] ** 2 + 2 * z[:, 1, 0] ** 2 + np.abs(z[:, 2, 0]),
             "common-sign": lambda: z[:, 0, 0] * z[:, 1, 0] + z[:, 1, 0] * z[:, 2, 0],
             "permutations-common-sign": lambda: (
-                z[:, 0, 0] * z[:, 1, 0] + z[:, 1, 0] * z[:, 2, 0] + z[:, 2, 0] * z[:, 0, 0]
+                z[:, 0, 0] * z[:, 1, 0]
+                + z[:, 1, 0] * z[:, 2, 0]
+                + z[:, 2, 0] * z[:, 0, 0]
             ),
             "none": lambda: z[:, 0, 0] * z[:, 1, 0] + z[:, 2, 0],
         }[self.what]()
@@ -335,7 +380,15 @@ class Product(Sum):
 
 @pytest.mark.parametrize(
     "what",
-    ["rotations", "signed-permutations", "permutations", "permutations-common-sign", "signs", "common-sign", "none"],
+    [
+        "rotations",
+        "signed-permutations",
+        "permutations",
+        "permutations-common-sign",
+        "signs",
+        "common-sign",
+        "none",
+    ],
 )
 def test_the_symmetry_is_found_where_it_is_not_given(what):
     assert IntegratedChannel(Product(what), 1).symmetry == what
@@ -369,11 +422,27 @@ class Blind(Probit):
 @pytest.mark.parametrize(
     ("channel", "count", "message"),
     [
-        (Exact(), 1, "a continuous function of the latents without noise.*give a posterior"),
-        (Crooked(), 1, r"log_likelihood must return one number per sample, shape \(16,\), got \(16, 2\)"),
-        (Impossible(), 1, "log_likelihood must be finite for labels that forward has drawn.*got -inf"),
+        (
+            Exact(),
+            1,
+            "a continuous function of the latents without noise.*give a posterior",
+        ),
+        (
+            Crooked(),
+            1,
+            r"log_likelihood must return one number per sample, shape \(16,\), got \(16, 2\)",
+        ),
+        (
+            Impossible(),
+            1,
+            "log_likelihood must be finite for labels that forward has drawn.*got -inf",
+        ),
         (Blind(), 1, "forward must return one label per sample"),
-        (Sum(3, 5, 0.1), 5, f"in up to {LARGEST_DIMENSION} latent dimensions; 3 components . 5 sites"),
+        (
+            Sum(3, 5, 0.1),
+            5,
+            f"in up to {LARGEST_DIMENSION} latent dimensions; 3 components . 5 sites",
+        ),
     ],
 )
 def test_refusals(channel, count, message):
@@ -383,6 +452,8 @@ def test_refusals(channel, count, message):
 
 
 def test_a_likelihood_that_fails_is_named_with_its_problem():
-    with pytest.raises(ProblemError, match=r"channel.name: cannot be made: RuntimeError: two lines") as caught:
+    with pytest.raises(
+        ProblemError, match=r"channel.name: cannot be made: RuntimeError: two lines"
+    ) as caught:
         low_rank(Broken())
     assert "\n" not in str(caught.value)

@@ -14,13 +14,17 @@ def gaussian_labels(Q, V, noise_of_means):
     P = len(Q)
     root = symmetric_root(V)
     gain = np.linalg.inv(root) @ V @ np.linalg.inv(V + NOISE * np.eye(P))
-    covariance = SITES * root @ np.linalg.inv(V + NOISE * np.eye(P)) @ root  # what the label takes away, in units of V
+    covariance = (
+        SITES * root @ np.linalg.inv(V + NOISE * np.eye(P)) @ root
+    )  # what the label takes away, in units of V
 
     def labels(scramble):
         rng = np.random.default_rng(scramble)
         omega, truth, error = rng.standard_normal((3, 512, P, SITES))
         mean = gain @ (root @ truth + NOISE**0.5 * error)
-        means = tuple(mean + noise_of_means * rng.standard_normal(mean.shape) for _ in range(2))
+        means = tuple(
+            mean + noise_of_means * rng.standard_normal(mean.shape) for _ in range(2)
+        )
         second = mean @ np.swapaxes(mean, 1, 2) + SITES * np.eye(P) - covariance
         return Labels(omega, truth, means, None if noise_of_means else second)
 
@@ -41,7 +45,9 @@ def test_information_of_a_gaussian_channel(components, correlation, noise_of_mea
     ):  # with the posterior's second moment the control variates leave no noise
         np.testing.assert_allclose(found.information, expected, rtol=1e-9)
     else:
-        assert (np.abs(found.information - expected) < 4.5 * found.information_error + 1e-12).all()
+        assert (
+            np.abs(found.information - expected) < 4.5 * found.information_error + 1e-12
+        ).all()
         assert found.information_error.max() < 0.05 * expected.max()
     np.testing.assert_array_equal(found.information, found.information.T)
     assert (found.effective > 100).all()
@@ -52,7 +58,9 @@ def test_labels_that_say_nothing_have_no_effective_number():
     Q, V = np.array([[0.5]]), np.array([[0.5]])
 
     def labels(scramble):
-        omega, truth = np.random.default_rng(scramble).standard_normal((2, 64, 1, SITES))
+        omega, truth = np.random.default_rng(scramble).standard_normal(
+            (2, 64, 1, SITES)
+        )
         return Labels(omega, truth, (np.zeros_like(omega),) * 2)
 
     found = label_means(labels, Q, V)

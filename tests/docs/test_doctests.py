@@ -18,10 +18,17 @@ def modules_with_examples() -> list[str]:
     found = []
     for name in PACKAGES:
         package = importlib.import_module(name)
-        names = [name, *(m.name for m in pkgutil.walk_packages(package.__path__, f"{name}."))]
+        names = [
+            name,
+            *(m.name for m in pkgutil.walk_packages(package.__path__, f"{name}.")),
+        ]
         for module in names:
             spec = importlib.util.find_spec(module)
-            if spec and spec.origin and ">>>" in Path(spec.origin).read_text(encoding="utf-8"):
+            if (
+                spec
+                and spec.origin
+                and ">>>" in Path(spec.origin).read_text(encoding="utf-8")
+            ):
                 found.append(module)
     return found
 
@@ -35,5 +42,7 @@ def test_there_are_examples():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run(name):
-    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    result = doctest.testmod(
+        importlib.import_module(name), optionflags=doctest.ELLIPSIS
+    )
     assert result.failed == 0

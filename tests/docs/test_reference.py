@@ -33,7 +33,9 @@ def test_links_lead_somewhere(file):
 
 def test_the_index_has_every_page():
     index = (DOCS / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"\]\(([\w-]+\.md)(?:#[\w-]+)?\)", index)) == set(PAGES) - {"README.md"}
+    assert set(re.findall(r"\]\(([\w-]+\.md)(?:#[\w-]+)?\)", index)) == set(PAGES) - {
+        "README.md"
+    }
 
 
 def test_the_tutorials_use_the_checks_that_exist():
@@ -41,16 +43,22 @@ def test_the_tutorials_use_the_checks_that_exist():
 
     known = {check.id for check in all_checks()}
     for file in PAGES:
-        for name in re.findall(r"--only (\w+)(?![\w=])", (DOCS / file).read_text(encoding="utf-8")):
+        for name in re.findall(
+            r"--only (\w+)(?![\w=])", (DOCS / file).read_text(encoding="utf-8")
+        ):
             assert name in known, f"{file}: {name}"
 
 
 def test_optional_members_are_few_and_say_what_happens_without_them():
-    assert sum(len(optional_members(base)) for base in BASES) <= 30  # with all but the first choice of what is needed
+    assert (
+        sum(len(optional_members(base)) for base in BASES) <= 30
+    )  # with all but the first choice of what is needed
     for base in BASES:
         for name in optional_members(base):
             text = describe(base)[name]
-            assert "Derived: " in text or "Without it: " in text, f"{base.__name__}.{name}"
+            assert "Derived: " in text or "Without it: " in text, (
+                f"{base.__name__}.{name}"
+            )
 
 
 ITEMS = ("smimbench", "plugins/smimbench_attention")
@@ -60,15 +68,24 @@ def probed(tree: ast.AST) -> set[str]:
     """Names that code asks for with hasattr, or with getattr and a default."""
     found = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) >= 2:
-            asks = node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and len(node.args) >= 2
+        ):
+            asks = node.func.id == "hasattr" or (
+                node.func.id == "getattr" and len(node.args) == 3
+            )
             if asks and isinstance(node.args[1], ast.Constant):
                 found.add(node.args[1].value)
     return found
 
 
 def test_optional_members_are_attributes_and_not_probed_for():
-    optional = {name for base in BASES for name in optional_members(base)} - {"predict", "components"}
+    optional = {name for base in BASES for name in optional_members(base)} - {
+        "predict",
+        "components",
+    }
     stray = {}
     for folder in ITEMS:
         for path in (ROOT / folder).rglob("*.py"):

@@ -10,7 +10,13 @@ import pytest
 from tests.helpers import ROOT, environment
 
 REFERENCE = ROOT / "results" / "reference"
-NAMED = set(re.findall(r"^\s+- .*: ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+NAMED = set(
+    re.findall(
+        r"^\s+- .*: ([\w-]+\.md)$",
+        (ROOT / "mkdocs.yml").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+)
 GENERATED = {"command-line.md", "python.md", "suites.md", "gallery.md", "board.md"}
 
 
@@ -19,32 +25,66 @@ def test_every_page_is_in_the_navigation():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not importlib.util.find_spec("mkdocs"), reason="extra docs is not installed")
+@pytest.mark.skipif(
+    not importlib.util.find_spec("mkdocs"), reason="extra docs is not installed"
+)
 def test_the_site_builds_without_a_warning_and_stands_alone(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path),
+    ]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment(NO_MKDOCS_2_WARNING="1")
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(NO_MKDOCS_2_WARNING="1"),
     )
     assert done.returncode == 0, done.stderr
-    pages = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.html")}
-    assert {page.replace(".md", ".html").replace("README", "index") for page in NAMED} <= set(pages)
+    pages = {
+        path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.html")
+    }
+    assert {
+        page.replace(".md", ".html").replace("README", "index") for page in NAMED
+    } <= set(pages)
     for name, text in pages.items():
         fetched = re.findall(
-            r"<(?:script|img|iframe)[^>]*src=\"?(https?://[^\" >]*)|<link[^>]*stylesheet[^>]*https?:", text
+            r"<(?:script|img|iframe)[^>]*src=\"?(https?://[^\" >]*)|<link[^>]*stylesheet[^>]*https?:",
+            text,
         )
         assert not fetched, name
         assert 'class="arithmatex"' not in text, f"{name}: a formula that was not drawn"
     assert "<math" in pages["concepts.html"]
     assert "--add" in pages["command-line.html"]
-    assert "Sentinel" not in pages["command-line.html"], "a default that click does not show"
+    assert "Sentinel" not in pages["command-line.html"], (
+        "a default that click does not show"
+    )
     assert "max_cells" in pages["suite.html"]
-    assert all(f"<code>{path.stem}</code>" in pages["suites.html"] for path in (ROOT / "suites").glob("*.toml"))
+    assert all(
+        f"<code>{path.stem}</code>" in pages["suites.html"]
+        for path in (ROOT / "suites").glob("*.toml")
+    )
     assert "smimbench.api.run" in pages["python.html"]
     figures = set(re.findall(r'src="(gallery/[^"]+)"', pages["gallery.html"]))
     assert figures == {f"gallery/{path.name}" for path in REFERENCE.glob("*.svg")}
     assert all((tmp_path / figure).stat().st_size > 1000 for figure in figures)
     for path in REFERENCE.glob("*.json"):
         assert f">{path.stem}<" in pages["gallery.html"]
-    tables = {path.stem: path.read_text().count("\n|---") for path in REFERENCE.glob("*.md")}
-    assert all(tables.values())  # of every row, and of the contenders where a metric is an error
-    assert pages["gallery.html"].count("<table>") >= sum(tables.values()) > 1.5 * len(tables)
+    tables = {
+        path.stem: path.read_text().count("\n|---") for path in REFERENCE.glob("*.md")
+    }
+    assert all(
+        tables.values()
+    )  # of every row, and of the contenders where a metric is an error
+    assert (
+        pages["gallery.html"].count("<table>")
+        >= sum(tables.values())
+        > 1.5 * len(tables)
+    )

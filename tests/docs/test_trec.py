@@ -19,7 +19,9 @@ def small(monkeypatch):
 
 
 def some(rng):
-    words = np.array([[2, 3, 4, 0, 0], [5, 1, 2, 3, 6], [4, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
+    words = np.array(
+        [[2, 3, 4, 0, 0], [5, 1, 2, 3, 6], [4, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
+    )
     weights = trec.Weights.drawn(rng, 8, 3)
     grown = [w + rng.standard_normal(w.shape) for w in weights]
     return trec.Weights(*grown), trec.Questions(words, np.array([0, 2, 1, 2]))
@@ -34,13 +36,16 @@ def test_the_gradient_is_that_of_finite_differences(skip, mask, small, rng):
         along = rng.standard_normal(getattr(weights, name).shape)
         two = [
             trec.loss_and_gradient(
-                weights._replace(**{name: getattr(weights, name) + s * 1e-5 * along}), data, skip, mask
+                weights._replace(**{name: getattr(weights, name) + s * 1e-5 * along}),
+                data,
+                skip,
+                mask,
             )[0]
             for s in (1, -1)
         ]
-        assert np.sum(getattr(gradient, name) * along) == pytest.approx((two[0] - two[1]) / 2e-5, rel=1e-6, abs=1e-9), (
-            name
-        )
+        assert np.sum(getattr(gradient, name) * along) == pytest.approx(
+            (two[0] - two[1]) / 2e-5, rel=1e-6, abs=1e-9
+        ), name
 
 
 @pytest.mark.parametrize("mask", trec.MASKS)
@@ -63,7 +68,10 @@ def test_attention_written_out(mask, small, rng):
 def test_padding_changes_nothing_where_it_is_masked(small, rng):
     weights, data = some(rng)
     longer = data._replace(words=np.pad(data.words, ((0, 0), (0, 3))))
-    same = {m: [trec.loss_and_gradient(weights, d, 1.0, m)[1] for d in (data, longer)] for m in trec.MASKS}
+    same = {
+        m: [trec.loss_and_gradient(weights, d, 1.0, m)[1] for d in (data, longer)]
+        for m in trec.MASKS
+    }
     for mask in ("padding", "causal"):
         np.testing.assert_allclose(*same[mask], rtol=1e-12)
     assert not np.allclose(*same["none"])
@@ -72,17 +80,27 @@ def test_padding_changes_nothing_where_it_is_masked(small, rng):
 def test_files(tmp_path, rng):
     file = tmp_path / "questions.label"
     file.write_bytes(
-        "HUM:ind Who was Andr\xe9 ?\nLOC:city Where was Andr\xe9 's house ?\n\nLOC:city Where ?\n".encode("latin-1")
+        "HUM:ind Who was Andr\xe9 ?\nLOC:city Where was Andr\xe9 's house ?\n\nLOC:city Where ?\n".encode(
+            "latin-1"
+        )
     )
     sentences, names = trec.read(file)
-    assert sentences == [["who", "was", "andr\xe9"], ["where", "was", "andr\xe9", "s", "house"], ["where"]]
+    assert sentences == [
+        ["who", "was", "andr\xe9"],
+        ["where", "was", "andr\xe9", "s", "house"],
+        ["where"],
+    ]
     assert names == ["HUM", "LOC", "LOC"]
-    data, held, size = trec.split([*sentences * 5, ["once", "who"]], [*names * 5, "HUM"], rng)
+    data, held, size = trec.split(
+        [*sentences * 5, ["once", "who"]], [*names * 5, "HUM"], rng
+    )
     assert (len(data.classes), len(held.classes)) == (13, 3)
     assert data.words.max() == size - 1
     lengths = np.count_nonzero(np.concatenate([data.words, held.words]), axis=1)
     assert sorted(lengths) == [1] * 5 + [2] + [3] * 5 + [5] * 5
-    assert np.sum(np.concatenate([data.words, held.words]) == trec.UNKNOWN) == 1  # "once"
+    assert (
+        np.sum(np.concatenate([data.words, held.words]) == trec.UNKNOWN) == 1
+    )  # "once"
     for text, words in (
         ("HUM:ind Who ?\nwhat\n", "line 2: must be 'COARSE:fine question', got 'what'"),
         ("", "at least two classes"),
@@ -97,12 +115,18 @@ def test_made_up_questions_need_attention_and_are_learned(tmp_path, monkeypatch)
     file.write_text(trec.generated(1500, np.random.default_rng(1)), encoding="latin-1")
     data, held, size = trec.split(*trec.read(file), np.random.default_rng(0))
     # Counts of words tell the three topics and nothing more: linear in them, half of the questions are right.
-    counts, wanted = (np.stack([np.bincount(row, minlength=size) for row in part.words]) for part in (data, held))
+    counts, wanted = (
+        np.stack([np.bincount(row, minlength=size) for row in part.words])
+        for part in (data, held)
+    )
     linear = np.linalg.lstsq(counts, np.eye(6)[data.classes], rcond=None)[0]
     assert np.mean(np.argmax(wanted @ linear, axis=1) == held.classes) < 0.6
     for name, value in {"DIMENSION": 24, "WIDTH": 8, "RATE": 2e-3}.items():
         monkeypatch.setattr(trec, name, value)
-    found = {(c, m): [trec.train(data, held, size, c, m, 8, 0)] for c, m in ((1.0, "padding"), (0.0, "none"))}
+    found = {
+        (c, m): [trec.train(data, held, size, c, m, 8, 0)]
+        for c, m in ((1.0, "padding"), (0.0, "none"))
+    }
     (run,) = found[1.0, "padding"]
     assert run.accuracy[0] < 0.4
     assert run.accuracy[-1] > 0.9

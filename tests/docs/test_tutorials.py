@@ -18,13 +18,19 @@ LEAST = {
 }
 """Files, commands and scripts that a page has at the least."""
 
-BLOCK = re.compile(r"(?:<!-- (?P<mark>[^\n]*) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+BLOCK = re.compile(
+    r"(?:<!-- (?P<mark>[^\n]*) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    re.M | re.S,
+)
 
 
 def blocks(name: str) -> list[tuple[str, str, str]]:
     """Mark, language and text of all blocks of a page."""
     text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    return [(found["mark"] or "", found["language"], found["text"]) for found in BLOCK.finditer(text)]
+    return [
+        (found["mark"] or "", found["language"], found["text"])
+        for found in BLOCK.finditer(text)
+    ]
 
 
 @pytest.fixture
@@ -50,12 +56,19 @@ def test_every_block_runs(name, here, capsys):
             for line in text.strip().splitlines():
                 program, *arguments = shlex.split(line)
                 assert program == "smimbench"
-                extra = ["--no-figure", "--workers", "1"] if arguments[0] == "run" else []
+                extra = (
+                    ["--no-figure", "--workers", "1"] if arguments[0] == "run" else []
+                )
                 code, out, err = call(capsys, *arguments, *extra)
                 assert code == 0, f"{line}\n{out}\n{err}"
                 commands += 1
         else:
-            assert (mark, language) == ("", "python"), f"a block that nothing runs: {mark} {language}"
+            assert (mark, language) == ("", "python"), (
+                f"a block that nothing runs: {mark} {language}"
+            )
             exec(compile(text, f"{name}.md", "exec"), {"__name__": "tutorial"})
             scripts += 1
-    assert all(found >= least for found, least in zip((files, commands, scripts), LEAST[name], strict=True))
+    assert all(
+        found >= least
+        for found, least in zip((files, commands, scripts), LEAST[name], strict=True)
+    )

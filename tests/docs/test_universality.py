@@ -11,15 +11,27 @@ from smimbench.run.cell import run_cell
 from smimbench.suite.reader import load_suite
 from tests.helpers import ROOT, suite_text, write_suite
 
-spec = importlib.util.spec_from_file_location("universality", ROOT / "tools" / "universality.py")
+spec = importlib.util.spec_from_file_location(
+    "universality", ROOT / "tools" / "universality.py"
+)
 universality = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(universality)
 
-INPUTS = ("gaussian", "one-hot", "text", {"name": "text", "shuffled": True, "normalized": True})
+INPUTS = (
+    "gaussian",
+    "one-hot",
+    "text",
+    {"name": "text", "shuffled": True, "normalized": True},
+)
 
 
 def problem_of(inputs):
-    return Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5}, inputs)
+    return Problem(
+        {"name": "attention-indexed", "tokens": 2},
+        "softmax",
+        {"name": "wishart", "rho": 0.5},
+        inputs,
+    )
 
 
 @pytest.mark.parametrize("inputs", INPUTS)
@@ -29,12 +41,14 @@ def test_equations_are_the_rank_of_the_labels(inputs, seed):
     x = problem_of(inputs).instance(0.2, 24, seed).inputs
     square = np.einsum("nak,nbl->nabkl", x, x)
     square = (square + square.swapaxes(-1, -2)) / 2
-    rows = np.concatenate([square[:, 0, 0] - square[:, 0, 1], square[:, 1, 1] - square[:, 0, 1]]).reshape(
-        2 * len(x), -1
-    )
+    rows = np.concatenate(
+        [square[:, 0, 0] - square[:, 0, 1], square[:, 1, 1] - square[:, 0, 1]]
+    ).reshape(2 * len(x), -1)
     # Their lengths are set equal, so that what is small is no equation.
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    rank = np.linalg.matrix_rank(rows / np.where(lengths > 1e-9, lengths, np.inf), tol=1e-6)
+    rank = np.linalg.matrix_rank(
+        rows / np.where(lengths > 1e-9, lengths, np.inf), tol=1e-6
+    )
     assert universality.equations(x) == rank
     assert (rank < 2 * len(x)) == (inputs != "gaussian")
 
@@ -51,13 +65,19 @@ def test_the_error_of_ridge_follows_from_the_number_of_equations(tmp_path):
         suite = load_suite(write_suite(tmp_path, text.replace("INPUTS", inputs)))
         records = [run_cell(cell) for cell in suite.cells()]
         means.append(np.mean([record["metrics"]["mse"][-1] for record in records]))
-        data = [suite.plans[0].problem.instance(alpha, d, seed).inputs for seed in range(12)]
-        left.append(np.mean([1 - universality.equations(x) / (d * (d + 1) / 2) for x in data]))
+        data = [
+            suite.plans[0].problem.instance(alpha, d, seed).inputs for seed in range(12)
+        ]
+        left.append(
+            np.mean([1 - universality.equations(x) / (d * (d + 1) / 2) for x in data])
+        )
     assert left[1] / left[0] > 1.5
     assert means[1] / means[0] == pytest.approx(left[1] / left[0], rel=0.05)
 
 
-@pytest.mark.parametrize(("mean", "verdict"), [(0.0, "equivalent"), (0.03, "undecided"), (-0.2, "different")])
+@pytest.mark.parametrize(
+    ("mean", "verdict"), [(0.0, "equivalent"), (0.03, "undecided"), (-0.2, "different")]
+)
 def test_equivalence_is_two_one_sided_tests(mean, verdict):
     x = mean + 0.02 * np.random.default_rng(1).standard_normal(30)
     found = universality.equivalence(x)
@@ -65,7 +85,9 @@ def test_equivalence_is_two_one_sided_tests(mean, verdict):
     above = stats.ttest_1samp(x, -universality.MARGIN, alternative="greater").pvalue
     below = stats.ttest_1samp(x, universality.MARGIN, alternative="less").pvalue
     assert (max(above, below) < 0.05) == (verdict == "equivalent")
-    np.testing.assert_allclose((found.low, found.high), stats.ttest_1samp(x, 0).confidence_interval(0.9))
+    np.testing.assert_allclose(
+        (found.low, found.high), stats.ttest_1samp(x, 0).confidence_interval(0.9)
+    )
 
 
 def test_the_limit_and_the_slope():

@@ -51,7 +51,10 @@ from tests.helpers import ATTENTION, SUITE  # noqa: E402
 
 SLOW, STUCK = 20.0, 600.0
 MEMORY = 6 << 30
-CLOCKS = ((signal.SIGPROF, signal.ITIMER_PROF, SLOW), (signal.SIGALRM, signal.ITIMER_REAL, STUCK))
+CLOCKS = (
+    (signal.SIGPROF, signal.ITIMER_PROF, SLOW),
+    (signal.SIGALRM, signal.ITIMER_REAL, STUCK),
+)
 OWN = (SuiteError, StoreError)
 NASTY = [
     "", "[/]", "$x_", "=1+1", "\x1b[2J", "\u202e", "a" * 5000, "../../x", "nan", "smimbench:gamp", "gamp", "softmax", "linear",
@@ -96,7 +99,9 @@ _value = st.recursive(_nasty | st.floats() | st.integers() | st.text(max_size=20
 
 
 def _item(names, keys):
-    known = st.fixed_dictionaries({"name": st.sampled_from(names)}, optional={key: _value for key in keys})
+    known = st.fixed_dictionaries(
+        {"name": st.sampled_from(names)}, optional={key: _value for key in keys}
+    )
     return st.sampled_from(names) | known | _value
 
 
@@ -104,17 +109,35 @@ _problem = st.fixed_dictionaries(
     {
         "model": _item(["sequence-multi-index", "attention-indexed"], ["tokens"]),
         "channel": _item(
-            ["linear", "softmax", "hardmax"], ["noise", "beta", "layers", "skip", "components", "samples"]
+            ["linear", "softmax", "hardmax"],
+            ["noise", "beta", "layers", "skip", "components", "samples"],
         ),
         "prior": _item(["gaussian", "wishart"], ["rho"]),
     },
     optional={"label": _value, "grid": _value},
 )
-_run = ["tolerance", "max_iterations", "timeout", "metrics", "start", "target", "dtype", "tf32", "draw", "reference"]
+_run = [
+    "tolerance",
+    "max_iterations",
+    "timeout",
+    "metrics",
+    "start",
+    "target",
+    "dtype",
+    "tf32",
+    "draw",
+    "reference",
+]
 _axis = _value | st.sampled_from([[0.5], [1.0, 2.0], [12], 2])
 _about = st.sampled_from(["title", "description", "reference", "plugins", "x"])
-_algorithm = _item(["gamp", "adam", "sgd", "ridge", "spectral"], ["steps", "learning_rate", "batch", "label"])
-_grid = st.fixed_dictionaries({}, optional=dict.fromkeys(("alpha", "dimension", "seeds", "seed", "max_cells"), _axis))
+_algorithm = _item(
+    ["gamp", "adam", "sgd", "ridge", "spectral"],
+    ["steps", "learning_rate", "batch", "label"],
+)
+_grid = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(("alpha", "dimension", "seeds", "seed", "max_cells"), _axis),
+)
 DOCUMENTS = st.fixed_dictionaries(
     {"problem": _problem | _value, "grid": _grid},
     optional={
@@ -130,7 +153,11 @@ def toml(value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(str(k))} = {toml(v)}" for k, v in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(str(k))} = {toml(v)}" for k, v in value.items())
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ", ".join(map(toml, value)) + "]"
     if isinstance(value, str):
@@ -150,14 +177,25 @@ def read_suite(text: str, folder: Path) -> None:
 # -- bytes ------------------------------------------------------------------------------------------------------------
 
 
-WEDGES = [b"[" * 2000, b"9" * 5000, b"\x00", b"\xff\xfe", b"null", b"1e999", b"{}", b'"']
+WEDGES = [
+    b"[" * 2000,
+    b"9" * 5000,
+    b"\x00",
+    b"\xff\xfe",
+    b"null",
+    b"1e999",
+    b"{}",
+    b'"',
+]
 EDITS = (
     lambda data, i, j, dice: data[:i] + bytes([dice.randrange(256)]) + data[i + 1 :],
     lambda data, i, j, dice: data[:i] + data[min(j, i + 40) :],
     lambda data, i, j, dice: data[:i] + data[i : min(j, i + 200)] + data[i:],
     lambda data, i, j, dice: data[:i] + dice.choice(WEDGES) + data[i:],
     lambda data, i, j, dice: data[:i],
-    lambda data, i, j, dice: data[:i] + bytes([data[i] ^ 1 << dice.randrange(8)]) + data[i + 1 :],
+    lambda data, i, j, dice: (
+        data[:i] + bytes([data[i] ^ 1 << dice.randrange(8)]) + data[i + 1 :]
+    ),
 )
 
 
@@ -175,19 +213,33 @@ def changed(value, dice: random.Random, nasty=None):
     if isinstance(value, dict) and value and dice.random() < 0.9:
         key = dice.choice(list(value))
         if dice.random() < 0.15:
-            return {(misspelled(name, dice) if name == key else name): inner for name, inner in value.items()}
+            return {
+                (misspelled(name, dice) if name == key else name): inner
+                for name, inner in value.items()
+            }
         return {**value, key: changed(value[key], dice, nasty)}
     if isinstance(value, list) and value and dice.random() < 0.7:
         i = dice.randrange(len(value))
         return [*value[:i], changed(value[i], dice, nasty), *value[i + 1 :]]
-    return dice.choice(nasty or [n for n in NASTY if n == n and n not in (float("inf"), float("-inf"), 10**400)])
+    return dice.choice(
+        nasty
+        or [
+            n
+            for n in NASTY
+            if n == n and n not in (float("inf"), float("-inf"), 10**400)
+        ]
+    )
 
 
 def misspelled(word: str, dice: random.Random) -> str:
     """A word with a letter left out, doubled, exchanged or of another kind."""
     i = dice.randrange(len(word) + 1)
     before, letters, after = word[:i], word[i : i + 2], word[i + 2 :]
-    words = [before + letters[1:] + after, before + letters[:1] + word[i:], before + letters[::-1] + after]
+    words = [
+        before + letters[1:] + after,
+        before + letters[:1] + word[i:],
+        before + letters[::-1] + after,
+    ]
     return dice.choice([*words, word.upper(), f"{word}\u0301", f"{word}.x"])
 
 
@@ -202,7 +254,15 @@ ENCODINGS = [
 def read_file(data: bytes, folder: Path) -> None:
     """A file is read as a suite that was never run, or refused in one line."""
     (folder / "fuzz.toml").write_bytes(data)
-    run_line(["show", str(folder / "fuzz.toml"), "--json", "--results", str(folder / "results")])
+    run_line(
+        [
+            "show",
+            str(folder / "fuzz.toml"),
+            "--json",
+            "--results",
+            str(folder / "results"),
+        ]
+    )
 
 
 def change_structure(file: Path, dice: random.Random) -> None:
@@ -211,14 +271,25 @@ def change_structure(file: Path, dice: random.Random) -> None:
         with np.load(file) as packed:
             arrays = dict(packed)
         name = dice.choice(list(arrays))
-        odd = [np.zeros(3), np.zeros((2, 2)), np.array(["a"]), np.array(1.0), np.zeros((len(arrays[name]), 5)), None]
+        odd = [
+            np.zeros(3),
+            np.zeros((2, 2)),
+            np.array(["a"]),
+            np.array(1.0),
+            np.zeros((len(arrays[name]), 5)),
+            None,
+        ]
         found = dice.choice([*odd, arrays[name][:-1]])
-        arrays = {key: value for key, value in arrays.items() if key != name} | ({} if found is None else {name: found})
+        arrays = {key: value for key, value in arrays.items() if key != name} | (
+            {} if found is None else {name: found}
+        )
         np.savez(file, **arrays)
         for path in file.parent.glob("*.json"):
             record = json.loads(path.read_text())
             if (record.get("trajectory") or {}).get("file") == file.name:
-                record["trajectory"]["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+                record["trajectory"]["sha256"] = hashlib.sha256(
+                    file.read_bytes()
+                ).hexdigest()
                 write_resealed(path, record)
         return
     document = json.loads(file.read_text())
@@ -263,7 +334,9 @@ def read_store(folder: Path, cache: TheorySolver | None = None) -> None:
     tame(written)
     for row in csv.reader(io.StringIO(written)):
         for cell in row:
-            if cell[:1] in ("=", "@", "\t") or (cell[:1] in ("+", "-") and not _is_number(cell)):
+            if cell[:1] in ("=", "@", "\t") or (
+                cell[:1] in ("+", "-") and not _is_number(cell)
+            ):
                 raise AssertionError(f"a formula in CSV: {cell!r:.200}")
 
 
@@ -274,11 +347,17 @@ def _parsed(file: Path):
 
 def tame(text: str) -> None:
     """Raise AssertionError if a terminal would do anything but print it."""
-    steers = {*map(chr, (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))}
+    steers = {
+        *map(chr, (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))
+    }
     if found := [
-        c for c in {*text} - {*"\t\r\n"} if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in steers
+        c
+        for c in {*text} - {*"\t\r\n"}
+        if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in steers
     ]:
-        raise AssertionError(f"characters that steer a terminal are shown: {found[:5]!r}")
+        raise AssertionError(
+            f"characters that steer a terminal are shown: {found[:5]!r}"
+        )
 
 
 def _is_number(text: str) -> bool:
@@ -340,7 +419,9 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
     def suite(kind: str, document: object) -> None:
         text = toml(document)
         if isinstance(document, dict):
-            text = "\n".join(f"{json.dumps(key)} = {toml(value)}" for key, value in document.items())
+            text = "\n".join(
+                f"{json.dumps(key)} = {toml(value)}" for key, value in document.items()
+            )
         note(kind, watched(read_suite, text, folder), text)
 
     drawn = max(1, cases // 32)
@@ -355,13 +436,23 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
             suite("suites by structure", changed(document, dice, NASTY))
 
     drawn_suites()
-    shipped = [tomllib.loads(path.read_text()) for path in sorted((ROOT / "suites").glob("*.toml"))]
+    shipped = [
+        tomllib.loads(path.read_text())
+        for path in sorted((ROOT / "suites").glob("*.toml"))
+    ]
     while done["suites by structure"] + done["shipped suites"] < cases // 4:
         document = changed(dice.choice(shipped), dice, NASTY)
-        suite("shipped suites", changed(document, dice, NASTY) if dice.random() < 0.3 else document)
+        suite(
+            "shipped suites",
+            changed(document, dice, NASTY) if dice.random() < 0.3 else document,
+        )
 
     stores = [folder / "results" / name for name in ("small", "long")]
-    by_bytes = [path for store in stores for path in (*store.glob("*.json"), *store.glob("*.npz"))]
+    by_bytes = [
+        path
+        for store in stores
+        for path in (*store.glob("*.json"), *store.glob("*.npz"))
+    ]
     by_bytes += sorted((folder / "results" / "theory").rglob("*.json"))
     estimate = io.BytesIO()
     np.savez(estimate, estimate=np.zeros((1, 30)))
@@ -369,7 +460,9 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
         kind = dice.choice(["suite", "file", "npz"])
         if kind == "suite":
             text = dice.choice([SUITE, ATTENTION])
-            data = dice.choice(ENCODINGS)(text) if dice.random() < 0.3 else text.encode()
+            data = (
+                dice.choice(ENCODINGS)(text) if dice.random() < 0.3 else text.encode()
+            )
             data = mutated(data, dice) if dice.random() < 0.8 else data
             note("suites by bytes", watched(read_file, data, folder), data)
         elif kind == "npz":
@@ -382,12 +475,27 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
             with restored(file):
                 data = mutated(file.read_bytes(), dice)
                 file.write_bytes(data)
-                note(f"kept files by bytes ({file.suffix[1:]})", watched(read_store, store), (file.name, data))
+                note(
+                    f"kept files by bytes ({file.suffix[1:]})",
+                    watched(read_store, store),
+                    (file.name, data),
+                )
                 if file.name == "run.json":
-                    note("run.json by bytes", watched(run_line, ["show", str(store)]), data)
+                    note(
+                        "run.json by bytes",
+                        watched(run_line, ["show", str(store)]),
+                        data,
+                    )
     cache = TheorySolver(folder / "results" / "theory")
     for _ in range(cases // 4):
-        file = dice.choice([path for store in stores for path in store.glob("*.json") if path.name != "run.json"])
+        file = dice.choice(
+            [
+                path
+                for store in stores
+                for path in store.glob("*.json")
+                if path.name != "run.json"
+            ]
+        )
         document = json.loads(file.read_bytes())
         for _ in range(dice.choice([1, 1, 2])):
             document = changed(document, dice)
@@ -395,19 +503,32 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
             write_resealed(file, document)
             note("records by fields", watched(read_store, file.parent, cache), document)
     pack, trajectories = folder / "results" / "pack.json", [*stores[1].glob("*.npz")]
-    structured = [*sorted((folder / "results" / "theory").glob("*.json")), pack, *trajectories]
+    structured = [
+        *sorted((folder / "results" / "theory").glob("*.json")),
+        pack,
+        *trajectories,
+    ]
     for _ in range(cases // 8):
         file = dice.choice([pack, *trajectories, *structured])
         place = str(pack if file == pack else stores[file.suffix == ".npz"])
         form = dice.choice([["--json"], ["--csv"], ["--markdown"], ["--full"]])
-        words = ["compare", place, place] if dice.random() < 0.2 else ["show", place, *form]
+        words = (
+            ["compare", place, place] if dice.random() < 0.2 else ["show", place, *form]
+        )
         with restored(*structured, *stores[1].glob("*.json")):
             change_structure(file, dice)
             shown = (file.name, file.read_bytes()[-3000:])
-            note("other structures under a digest that fits", watched(run_line, words), shown)
+            note(
+                "other structures under a digest that fits",
+                watched(run_line, words),
+                shown,
+            )
     os.chdir(folder)
     while sum(done.values()) < cases:
-        words = [dice.choice(COMMANDS), *(dice.choice(WORDS) for _ in range(dice.randrange(6)))]
+        words = [
+            dice.choice(COMMANDS),
+            *(dice.choice(WORDS) for _ in range(dice.randrange(6))),
+        ]
         if dice.random() < 0.5:
             words = dice.choice(WHOLE).split()
             for _ in range(dice.choice([1, 1, 2])):
@@ -425,12 +546,26 @@ def prepare(folder: Path) -> None:
     """Two suites that were run, one with a trajectory in a file of its own, so that there is something to change."""
     small = SUITE.replace("[0.5, 1.0]", "[0.5]")
     (folder / "small.toml").write_text(small)
-    (folder / "long.toml").write_text(small.partition("[[alg")[0] + '[[algorithms]]\nname = "adam"\nsteps = 2400\n')
+    (folder / "long.toml").write_text(
+        small.partition("[[alg")[0] + '[[algorithms]]\nname = "adam"\nsteps = 2400\n'
+    )
     here = os.getcwd()
     os.chdir(folder)
     for name in ("small", "long"):
-        run_line(["run", f"{name}.toml", "--results", "results", "--no-figure", "--quiet"])
-    run_line(["show", "small.toml", "--results", "results", "--pack", "results/pack.json", "--json"])
+        run_line(
+            ["run", f"{name}.toml", "--results", "results", "--no-figure", "--quiet"]
+        )
+    run_line(
+        [
+            "show",
+            "small.toml",
+            "--results",
+            "results",
+            "--pack",
+            "results/pack.json",
+            "--json",
+        ]
+    )
     os.chdir(here)
 
 

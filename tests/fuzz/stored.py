@@ -19,18 +19,34 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
 from smimbench.run.record import sealed  # noqa: E402
-from tests.fuzz.job import NASTY, change_structure, mutated, prepare, restored, run_line, watched  # noqa: E402
+from tests.fuzz.job import (  # noqa: E402
+    NASTY,
+    change_structure,
+    mutated,
+    prepare,
+    restored,
+    run_line,
+    watched,
+)
 
 FORMS = (["--json"], ["--csv"], ["--markdown"], ["--full"], [])
 
 
 NEAR = {
     bool: (lambda value, dice: not value,),
-    int: (lambda value, dice: dice.choice([0, -1, 1, value + 1, 2**31, 2**63, 10**30]),),
-    float: (
-        lambda value, dice: dice.choice([0.0, -value, 2 * value, 1e300, -1e300, 1e-300, math.inf, math.nan, None]),
+    int: (
+        lambda value, dice: dice.choice([0, -1, 1, value + 1, 2**31, 2**63, 10**30]),
     ),
-    str: (lambda value, dice: dice.choice(["", value + "x", value[1:], "\x1b[2J", "nan", "gamp", "a" * 5000]),),
+    float: (
+        lambda value, dice: dice.choice(
+            [0.0, -value, 2 * value, 1e300, -1e300, 1e-300, math.inf, math.nan, None]
+        ),
+    ),
+    str: (
+        lambda value, dice: dice.choice(
+            ["", value + "x", value[1:], "\x1b[2J", "nan", "gamp", "a" * 5000]
+        ),
+    ),
     list: (
         lambda value, dice: [],
         lambda value, dice: value[:-1],
@@ -61,7 +77,11 @@ def changed_somewhere(document, dice: random.Random):
                 holders.append(value)
     holder, name = dice.choice(places)
     value = document if holder is None else holder[name]
-    new = dice.choice(NASTY) if dice.random() < 0.3 else dice.choice(NEAR[type(value)])(value, dice)
+    new = (
+        dice.choice(NASTY)
+        if dice.random() < 0.3
+        else dice.choice(NEAR[type(value)])(value, dice)
+    )
     if holder is None:
         return new
     holder[name] = new
@@ -72,18 +92,26 @@ def change_pack(file: Path, dice: random.Random) -> None:
     """One value of a pack of either format becomes something else, under digests that fit as far as there are any."""
     pack = json.loads(file.read_text())
     name = dice.choice(
-        ["document", "run", *["places"] * 4] if pack["packed"] == 2 else ["run", "theory", *["records"] * 2]
+        ["document", "run", *["places"] * 4]
+        if pack["packed"] == 2
+        else ["run", "theory", *["records"] * 2]
     )
     pack[name] = changed_somewhere(pack[name], dice)
     if pack["packed"] == 2:
         file.write_text(json.dumps(sealed(pack)))
         return
     if isinstance(pack["records"], list):
-        pack["records"] = [sealed(record) if isinstance(record, dict) else record for record in pack["records"]]
+        pack["records"] = [
+            sealed(record) if isinstance(record, dict) else record
+            for record in pack["records"]
+        ]
     if isinstance(pack["theory"], dict):
         for kind, answers in pack["theory"].items():
             if isinstance(answers, list):
-                pack["theory"][kind] = [sealed(answer) if isinstance(answer, dict) else answer for answer in answers]
+                pack["theory"][kind] = [
+                    sealed(answer) if isinstance(answer, dict) else answer
+                    for answer in answers
+                ]
     file.write_text(json.dumps(sealed(pack)))
 
 
@@ -111,7 +139,10 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
     packs[1].write_bytes(table.read_bytes())
     stores = [results / "small", results / "long"]
     records = [path for store in stores for path in store.glob("*.json")]
-    kinds = {"packs": packs, "records and trajectories": [*records, *stores[1].glob("*.npz")]}
+    kinds = {
+        "packs": packs,
+        "records and trajectories": [*records, *stores[1].glob("*.npz")],
+    }
     for kind, files in kinds.items():
         for _ in range(cases):
             suffix = dice.choice(sorted({path.suffix for path in files}))
@@ -122,7 +153,12 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
             words = {
                 "show": [place, *dice.choice(FORMS)],
                 "compare": [place, place],
-                "verify": [place, "--cells", cells, *dice.choice([[], ["--no-theory"]])],
+                "verify": [
+                    place,
+                    "--cells",
+                    cells,
+                    *dice.choice([[], ["--no-theory"]]),
+                ],
             }[verb]
             beside = file.parent.glob("*.json") if file.suffix == ".npz" else ()
             with restored(file, *beside):
@@ -130,7 +166,9 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
                 problem = watched(run_line, [verb, *words])
                 done[kind] += 1
                 if problem:
-                    findings.append(f"{kind}: {verb} {words} {file.read_bytes()[-1500:]!r}\n{problem}")
+                    findings.append(
+                        f"{kind}: {verb} {words} {file.read_bytes()[-1500:]!r}\n{problem}"
+                    )
                     print(findings[-1], end="\n\n", flush=True)
     return done, findings
 

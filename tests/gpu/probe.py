@@ -26,7 +26,10 @@ FOUND: dict[str, float] = {}
 
 
 def timed(
-    name: str, work: Callable[[], Any], repeats: int = 5, per: Callable[[float], float] = lambda seconds: seconds
+    name: str,
+    work: Callable[[], Any],
+    repeats: int = 5,
+    per: Callable[[float], float] = lambda seconds: seconds,
 ) -> None:
     """Shortest of some repetitions, from idle device to idle device."""
     stream = cp.cuda.get_current_stream()
@@ -43,7 +46,11 @@ def timed(
 
 def normal(*shape: int, dtype: str = "float64") -> Any:
     """Normal numbers on the device."""
-    return get_backend("cupy").standard_normal(np.random.SeedSequence(0))(shape).astype(dtype)
+    return (
+        get_backend("cupy")
+        .standard_normal(np.random.SeedSequence(0))(shape)
+        .astype(dtype)
+    )
 
 
 def parts() -> None:
@@ -54,7 +61,12 @@ def parts() -> None:
         a = a + a.T
         timed(f"eigh {d} {dtype} s", lambda a=a: cp.linalg.eigh(a), 3)
         b = normal(size, size, dtype=dtype)
-        timed(f"product {size} {dtype} TFLOP/s", lambda b=b: b @ b, 3, lambda s: 2e-12 * size**3 / s)
+        timed(
+            f"product {size} {dtype} TFLOP/s",
+            lambda b=b: b @ b,
+            3,
+            lambda s: 2e-12 * size**3 / s,
+        )
     x = cp.ones(int(2**29 * SCALE))
     timed("reading GB/s", lambda: cp.sum(x), per=lambda s: 1e-9 * x.nbytes / s)
     count = int(2**26 * SCALE)
@@ -62,9 +74,16 @@ def parts() -> None:
     host = np.zeros((64, int(2**20 * SCALE)))
     read = get_backend("cupy").reader(host)
     slices = [slice(k, k + 8) for k in range(0, 64, 8)]
-    timed("moving from the host GB/s", lambda: [read(s) for s in slices], per=lambda s: 1e-9 * host.nbytes / s)
+    timed(
+        "moving from the host GB/s",
+        lambda: [read(s) for s in slices],
+        per=lambda s: 1e-9 * host.nbytes / s,
+    )
     values = cp.linspace(-1.0, 4.0, d)
-    timed("Wishart map by the host s", lambda: cp.asarray(eigenvalue_map(values.get(), 0.05, 0.5)))
+    timed(
+        "Wishart map by the host s",
+        lambda: cp.asarray(eigenvalue_map(values.get(), 0.05, 0.5)),
+    )
 
 
 def chunk() -> None:
@@ -76,7 +95,9 @@ def chunk() -> None:
     timed("  its product alone s", lambda: x.reshape(-1, d) @ signal[0])
     timed("adjoint of a chunk, one band s", lambda: model.adjoint(x, g))
     with mock.patch.object(
-        extensive.AttentionIndexed, "_bands", lambda self, inputs: extensive._bands(inputs.shape[-1])
+        extensive.AttentionIndexed,
+        "_bands",
+        lambda self, inputs: extensive._bands(inputs.shape[-1]),
     ):
         timed("adjoint of a chunk, bands as on the host s", lambda: model.adjoint(x, g))
     timed("  its product alone s", lambda: x.reshape(-1, d).T @ x.reshape(-1, d))
@@ -100,7 +121,13 @@ def narrow() -> None:
     timed("push float64 s", lambda: g @ wide)
 
 
-def iterations(parts: tuple[Any, ...], alpha: float, dimension: int, dtype: str = "float64", bits: int = 30) -> None:
+def iterations(
+    parts: tuple[Any, ...],
+    alpha: float,
+    dimension: int,
+    dtype: str = "float64",
+    bits: int = 30,
+) -> None:
     """A whole iteration of GAMP with chunks of 2^bits bytes at most."""
     backend, problem = get_backend("cupy", dtype), Problem(*parts)
     data = problem.instance(alpha, dimension, dtype=dtype, device=backend).data(backend)
@@ -127,7 +154,10 @@ def small(parts: tuple[Any, ...], alpha: float, dimension: int) -> None:
 
 def main() -> None:
     """All of it; what does not fit the device is said, and the rest goes on."""
-    sequence, attention = {"name": "sequence-multi-index", "tokens": 2}, {"name": "attention-indexed", "tokens": 2}
+    sequence, attention = (
+        {"name": "sequence-multi-index", "tokens": 2},
+        {"name": "attention-indexed", "tokens": 2},
+    )
     two = (sequence, {"name": "softmax", "layers": 2}, "gaussian")
     wishart = {"name": "wishart", "rho": 0.5}
     d, large = int(2000 * SCALE), int(30_000 * SCALE)
@@ -137,7 +167,9 @@ def main() -> None:
         narrow,
         lambda: small((attention, "softmax", wishart), 0.2, max(8, int(100 * SCALE))),
         lambda: small((attention, "softmax", wishart), 0.2, max(8, int(200 * SCALE))),
-        lambda: small((sequence, "softmax", "gaussian"), 1.2, max(8, int(1000 * SCALE))),
+        lambda: small(
+            (sequence, "softmax", "gaussian"), 1.2, max(8, int(1000 * SCALE))
+        ),
         lambda: iterations(two, 1.2, large),
         lambda: iterations(two, 1.2, large, "mixed"),
         lambda: iterations((attention, "softmax", wishart), 0.1, d),

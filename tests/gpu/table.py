@@ -41,7 +41,14 @@ def records(folder: Path) -> list[dict[str, Any]]:
         record = document.get("record", document)
         if "cell" in record and record.get("timing", {}).get("trusted"):
             found.append(record)
-    return sorted(found, key=lambda r: (r["problem"], r["cell"]["alpha"], r["cell"].get("dtype", "float64")))
+    return sorted(
+        found,
+        key=lambda r: (
+            r["problem"],
+            r["cell"]["alpha"],
+            r["cell"].get("dtype", "float64"),
+        ),
+    )
 
 
 def row(record: dict[str, Any], probe: dict[str, float]) -> list[str]:
@@ -50,8 +57,16 @@ def row(record: dict[str, Any], probe: dict[str, float]) -> list[str]:
     dtype, seconds = cell.get("dtype", "float64"), timing.get("per_iteration")
     share = None
     if seconds and timing.get("cost") and timing.get("ceilings"):
-        share = fraction(seconds, timing["cost"], timing["ceilings"], dtype, tf32=cell.get("tf32", False))
-    alone = probe.get(f"eigh {cell['dimension']} {'float32' if dtype == 'float32' else 'float64'} s")
+        share = fraction(
+            seconds,
+            timing["cost"],
+            timing["ceilings"],
+            dtype,
+            tf32=cell.get("tf32", False),
+        )
+    alone = probe.get(
+        f"eigh {cell['dimension']} {'float32' if dtype == 'float32' else 'float64'} s"
+    )
     extensive = cell["problem"]["model"]["name"] == "attention-indexed"
     memory = timing.get("device_peak_memory")
     return [
@@ -63,7 +78,9 @@ def row(record: dict[str, Any], probe: dict[str, float]) -> list[str]:
         str(record.get("iterations", "")),
         ", ".join(f"{value:.6g}" for value in record["metrics"].get("mse", [])),
         f"{1e3 * seconds:.1f} ms" if seconds else "",
-        f"{share.value:.0%} {'of products' if share.bound == 'products' else 'of reading'}" if share else "",
+        f"{share.value:.0%} {'of products' if share.bound == 'products' else 'of reading'}"
+        if share
+        else "",
         f"{alone / seconds:.0%}" if alone and seconds and extensive else "",
         f"{memory / 2**30:.1f} GiB" if memory else "",
     ]
@@ -73,7 +90,11 @@ def document(found: list[dict[str, Any]], probe: dict[str, float]) -> str:
     """The page: machine, versions, ceilings, table, probe."""
     machine, versions = found[0]["machine"], found[0]["versions"]
     ceilings = found[0]["timing"].get("ceilings") or {}
-    lines = ["# gpu-scale", "", *(f"- device: {device}" for device in describe_gpu()["devices"])]
+    lines = [
+        "# gpu-scale",
+        "",
+        *(f"- device: {device}" for device in describe_gpu()["devices"]),
+    ]
     lines += [f"- {key}: {value}" for key, value in {**machine, **versions}.items()]
     lines += [
         f"- ceiling {key}: {value / 1e12:.2f} T{'B' if key == 'bandwidth' else 'FLOP'}/s"
@@ -81,14 +102,24 @@ def document(found: list[dict[str, Any]], probe: dict[str, float]) -> str:
     ]
     lines += ["", "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(row(record, probe)) + " |" for record in found]
-    if any(r["cell"].get("dtype") == "float32" and r["status"] == "not-converged" for r in found):
+    if any(
+        r["cell"].get("dtype") == "float32" and r["status"] == "not-converged"
+        for r in found
+    ):
         lines += [
             "",
             "Two layers in float32 end `not-converged`: their labels are rounded to 24 bits, and a noiseless label is then ",
         ]
-        lines[-1] += "no longer that of any signal. Mixed precision keeps the labels in float64."
+        lines[-1] += (
+            "no longer that of any signal. Mixed precision keeps the labels in float64."
+        )
     if probe:
-        lines += ["", "| probe | |", "|---|---|", *(f"| {name} | {value:.4g} |" for name, value in probe.items())]
+        lines += [
+            "",
+            "| probe | |",
+            "|---|---|",
+            *(f"| {name} | {value:.4g} |" for name, value in probe.items()),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -103,7 +134,11 @@ def main() -> int:
     if not found:
         print(f"{options.results}: no record with trusted times", file=sys.stderr)
         return 1
-    measured = options.probe is not None and options.probe.exists() and options.probe.stat().st_size > 0
+    measured = (
+        options.probe is not None
+        and options.probe.exists()
+        and options.probe.stat().st_size > 0
+    )
     page = document(found, json.loads(options.probe.read_text()) if measured else {})
     print(page, end="")
     if options.into is not None:

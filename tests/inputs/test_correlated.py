@@ -33,7 +33,13 @@ def problem_of(model, channel, law, tokens=3):
 
 def matrix_of(law, tokens=3):
     return np.array(
-        law.get("covariance", [[law.get("decay", 0) ** abs(s - t) for t in range(tokens)] for s in range(tokens)])
+        law.get(
+            "covariance",
+            [
+                [law.get("decay", 0) ** abs(s - t) for t in range(tokens)]
+                for s in range(tokens)
+            ],
+        )
     )
 
 
@@ -62,10 +68,16 @@ def test_labels_are_those_of_the_correlated_tokens(law, rng):
     """From the definitions: ``z = w x / sqrt(D)``, and ``h = (x S x - C tr S) / sqrt(D)``, of the tokens that everybody sees."""
     C, D = matrix_of(law), 12
     one = problem_of(SEQUENCE, "linear", law).instance(1.0, D)
-    np.testing.assert_allclose(one.labels, np.einsum("ntd,pd->npt", one.inputs, one.signal) / np.sqrt(D), atol=1e-12)
+    np.testing.assert_allclose(
+        one.labels,
+        np.einsum("ntd,pd->npt", one.inputs, one.signal) / np.sqrt(D),
+        atol=1e-12,
+    )
     two = problem_of(ATTENTION, "softmax", law).instance(0.3, D)
     S = two.signal[0]
-    h = (np.einsum("nad,de,nbe->nab", two.inputs, S, two.inputs) - C * np.trace(S)) / np.sqrt(D)
+    h = (
+        np.einsum("nad,de,nbe->nab", two.inputs, S, two.inputs) - C * np.trace(S)
+    ) / np.sqrt(D)
     y = h - np.log(np.exp(h).sum(-1, keepdims=True))
     np.testing.assert_allclose(two.labels, y, atol=1e-11)
 
@@ -79,12 +91,19 @@ def test_latents_are_whitened_and_the_adjoint_is_the_transpose(model, rng):
     z = problem.model.forward(x, S)[:, 0]
     size = problem.model.inner(S, S)[0, 0]
     errors = np.std(z[:, :, None] * z[:, None, :], axis=0) / np.sqrt(n)
-    assert np.all(np.abs(np.mean(z[:, :, None] * z[:, None, :], axis=0) - size * np.eye(z.shape[1])) < 5 * errors)
+    assert np.all(
+        np.abs(
+            np.mean(z[:, :, None] * z[:, None, :], axis=0) - size * np.eye(z.shape[1])
+        )
+        < 5 * errors
+    )
     assert np.all(np.abs(z.mean(0)) < 5 * z.std(0) / np.sqrt(n))
     u = np.linalg.solve(np.linalg.cholesky(THREE), x)
     np.testing.assert_allclose(z, problem.model.model.forward(u, S)[:, 0], atol=1e-12)
     g = rng.standard_normal((n, 1, problem.model.sites))
-    np.testing.assert_allclose(problem.model.adjoint(x, g), problem.model.model.adjoint(u, g), atol=1e-9)
+    np.testing.assert_allclose(
+        problem.model.adjoint(x, g), problem.model.model.adjoint(u, g), atol=1e-9
+    )
     if model == ATTENTION:
         F = rng.standard_normal((1, D, 2))
         z, pull = problem.model.forward_gram(x, F)
@@ -96,7 +115,10 @@ def test_latents_are_whitened_and_the_adjoint_is_the_transpose(model, rng):
 def gaussian_posterior(problem, y, omega, V):
     """Mean and covariance of vec(zeta) for one label ``y = H zeta + noise``, by conditioning of one Gaussian vector."""
     P, C = omega.shape
-    name, noise = problem.spec["channel"]["name"], problem.spec["channel"].get("noise", 0.0)
+    name, noise = (
+        problem.spec["channel"]["name"],
+        problem.spec["channel"].get("noise", 0.0),
+    )
     prior, A = np.kron(V, np.eye(C)), np.kron(np.eye(P), problem.mixing)
     if problem.spec["model"]["name"] == SEQUENCE:
         H, N = A, noise * np.eye(P * C)
@@ -106,7 +128,9 @@ def gaussian_posterior(problem, y, omega, V):
         H = np.diag(scale) @ A
         plain = problem.spec["channel"].get("noise_convention") == "plain"
         N = noise * np.diag(np.ones(C) if plain else scale**2)
-        if name == "softmax":  # differences of h within each row, and by symmetry all differences
+        if (
+            name == "softmax"
+        ):  # differences of h within each row, and by symmetry all differences
             rows, values = [], []
             for a in range(3):
                 for b in range(3):
@@ -122,24 +146,36 @@ def gaussian_posterior(problem, y, omega, V):
 
 
 @pytest.mark.parametrize("law", COVARIANCES)
-@pytest.mark.parametrize(("model", "channel"), [one for one in CHANNELS if one[1] != "softmax"])
+@pytest.mark.parametrize(
+    ("model", "channel"), [one for one in CHANNELS if one[1] != "softmax"]
+)
 def test_gaussian_posteriors(model, channel, law, rng):
     problem = problem_of(model, channel, law)
     P, C = problem.components, problem.model.sites
     root = rng.standard_normal((P, P))
     V = root @ root.T + 0.1 * np.eye(P)
     omega = rng.standard_normal((4, P, C))
-    y = problem.channel.forward(omega + np.linalg.cholesky(V) @ rng.standard_normal((4, P, C)), rng=rng)
+    y = problem.channel.forward(
+        omega + np.linalg.cholesky(V) @ rng.standard_normal((4, P, C)), rng=rng
+    )
     found = problem.channel.posterior(y, omega, V, second_moment=True)
     exact = [gaussian_posterior(problem, *each, V) for each in zip(y, omega)]
     np.testing.assert_allclose(found.mean, [mean for mean, _ in exact], atol=1e-9)
     moments = [covariance + np.outer(mean, mean) for mean, covariance in exact]
-    np.testing.assert_allclose(np.reshape(found.second_moment, (4, P * C, P * C)), moments, atol=1e-9)
+    np.testing.assert_allclose(
+        np.reshape(found.second_moment, (4, P * C, P * C)), moments, atol=1e-9
+    )
     covariance = np.reshape(exact[0][1], (P, C, P, C))
-    np.testing.assert_allclose(found.covariance, np.einsum("pcqc->pq", covariance) / C, atol=1e-9)
+    np.testing.assert_allclose(
+        found.covariance, np.einsum("pcqc->pq", covariance) / C, atol=1e-9
+    )
     inverse = np.linalg.inv(V)
-    information = C * inverse - inverse @ np.einsum("pcqc->pq", covariance) @ inverse  # E sum g g^T = - E sum dg/domega
-    np.testing.assert_allclose(problem.channel.information(0 * V, V).value, information, rtol=1e-9)
+    information = (
+        C * inverse - inverse @ np.einsum("pcqc->pq", covariance) @ inverse
+    )  # E sum g g^T = - E sum dg/domega
+    np.testing.assert_allclose(
+        problem.channel.information(0 * V, V).value, information, rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("law", COVARIANCES)
@@ -148,14 +184,21 @@ def test_two_points_of_one_layer_on_tokens(law, rng):
     problem, C = problem_of(SEQUENCE, "softmax", law), matrix_of(law)
     omega, V = rng.standard_normal((5, 1, 3)), np.array([[0.4]])
     z = omega + np.sqrt(0.4) * rng.standard_normal((5, 1, 3))
-    found = problem.channel.posterior(problem.channel.forward(z), omega, V, second_moment=True)
+    found = problem.channel.posterior(
+        problem.channel.forward(z), omega, V, second_moment=True
+    )
     mean = []
     for zeta, centre in zip(z[:, 0], omega[:, 0]):
         raw, middle = problem.mixing @ zeta, problem.mixing @ centre
-        logs = [-(s * raw - middle) @ np.linalg.solve(0.4 * C, s * raw - middle) / 2 for s in (1, -1)]
+        logs = [
+            -(s * raw - middle) @ np.linalg.solve(0.4 * C, s * raw - middle) / 2
+            for s in (1, -1)
+        ]
         mean.append(zeta * np.tanh((logs[0] - logs[1]) / 2))
     np.testing.assert_allclose(found.mean[:, 0], mean, rtol=1e-9)
-    np.testing.assert_allclose(found.second_moment[:, 0, :, 0], z[:, 0, :, None] * z[:, 0, None, :], rtol=1e-9)
+    np.testing.assert_allclose(
+        found.second_moment[:, 0, :, 0], z[:, 0, :, None] * z[:, 0, None, :], rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.5])
@@ -166,10 +209,14 @@ def test_theory_is_the_error_of_the_exact_estimate(law, noise):
     problem, errors = problem_of(SEQUENCE, {"name": "linear", "noise": noise}, law), []
     rng = np.random.default_rng(3)
     for _ in range(4):
-        x = np.linalg.cholesky(matrix_of(law)) @ rng.standard_normal((int(alpha * D), 3, D))
+        x = np.linalg.cholesky(matrix_of(law)) @ rng.standard_normal(
+            (int(alpha * D), 3, D)
+        )
         X, w = x.reshape(-1, D) / np.sqrt(D), rng.standard_normal(D)
         y = X @ w + np.sqrt(noise) * rng.standard_normal(len(X))
-        errors.append(np.mean((w - np.linalg.solve(X.T @ X + noise * np.eye(D), X.T @ y)) ** 2))
+        errors.append(
+            np.mean((w - np.linalg.solve(X.T @ X + noise * np.eye(D), X.T @ y)) ** 2)
+        )
     (point,) = solve(problem, [alpha])
     spread = np.std(errors, ddof=1) / 2 + 2 / D
     assert abs(np.mean(errors) - point.mse[0]) < 4 * spread
@@ -178,7 +225,13 @@ def test_theory_is_the_error_of_the_exact_estimate(law, noise):
 class Both(Inputs):
     """Correlated tokens whose features have a spectrum."""
 
-    name, version, reference, capabilities, gaussian = "both", 1, "this test", Capabilities(), True
+    name, version, reference, capabilities, gaussian = (
+        "both",
+        1,
+        "this test",
+        Capabilities(),
+        True,
+    )
     shape = (None, 400)
 
     def token_covariance(self, tokens):
@@ -191,26 +244,42 @@ class Both(Inputs):
 
     def transform(self, z):
         """Tokens from normal numbers."""
-        return np.linalg.cholesky(self.token_covariance(z.shape[1])) @ z * np.sqrt(self.feature_variances(z.shape[2]))
+        return (
+            np.linalg.cholesky(self.token_covariance(z.shape[1]))
+            @ z
+            * np.sqrt(self.feature_variances(z.shape[2]))
+        )
 
 
 def test_inputs_of_ones_own_may_be_correlated_and_have_a_spectrum():
     with using(OverlayRegistry({"inputs": Both()})):
-        problem = Problem({"name": SEQUENCE, "tokens": 3}, {"name": "linear", "noise": 0.2}, "gaussian", "both")
+        problem = Problem(
+            {"name": SEQUENCE, "tokens": 3},
+            {"name": "linear", "noise": 0.2},
+            "gaussian",
+            "both",
+        )
     errors = []
     for k in range(6):
         instance = problem.instance(0.5, 400, k)
         X, y = instance.inputs.reshape(-1, 400) / 20, instance.labels.ravel()
         w = np.linalg.solve(X.T @ X + 0.2 * np.eye(400), X.T @ y)
-        errors.append(np.mean(Both().feature_variances(400) * (w - instance.signal[0]) ** 2))
+        errors.append(
+            np.mean(Both().feature_variances(400) * (w - instance.signal[0]) ** 2)
+        )
     (point,) = solve(problem, [0.5])
-    assert abs(np.mean(errors) - point.mse[0]) < 4 * np.std(errors, ddof=1) / np.sqrt(6) + 2 / 400
+    assert (
+        abs(np.mean(errors) - point.mse[0])
+        < 4 * np.std(errors, ddof=1) / np.sqrt(6) + 2 / 400
+    )
 
 
 @pytest.mark.parametrize("law", COVARIANCES)
 @pytest.mark.parametrize("model", [SEQUENCE, ATTENTION])
 @pytest.mark.parametrize("channel", ["linear", "softmax"])
-def test_noiseless_labels_are_as_informative_as_of_independent_tokens(model, channel, law):
+def test_noiseless_labels_are_as_informative_as_of_independent_tokens(
+    model, channel, law
+):
     """They show as many combinations of the signal: theory is the same, to rounding."""
     mixed, plain = (problem_of(model, channel, one) for one in (law, None))
     alphas = [0.05, 0.1, 0.2, 0.3, 0.6]
@@ -231,13 +300,19 @@ def test_theory_holds_against_plain_draws(model, channel, law):
 
 def test_generalization_errors_of_linear_labels_against_draws(rng):
     for model in (SEQUENCE, ATTENTION):
-        problem = problem_of(model, {"name": "linear", "noise": 0.2}, {"covariance": THREE})
+        problem = problem_of(
+            model, {"name": "linear", "noise": 0.2}, {"covariance": THREE}
+        )
         sites = problem.model.sites
         Q, V = np.array([[0.7]]), np.array([[0.4]])
         found = problem.channel.generalization_error(Q, V)
-        gap = problem.channel.predict(np.sqrt(0.4) * rng.standard_normal((20_000, 1, sites))).reshape(20_000, -1)
+        gap = problem.channel.predict(
+            np.sqrt(0.4) * rng.standard_normal((20_000, 1, sites))
+        ).reshape(20_000, -1)
         squares = np.sum(gap**2, axis=1)
-        assert abs(squares.mean() - found["bayes"].value) < 5 * squares.std() / np.sqrt(20_000)
+        assert abs(squares.mean() - found["bayes"].value) < 5 * squares.std() / np.sqrt(
+            20_000
+        )
 
 
 @pytest.mark.parametrize(("model", "channel", "alpha", "D"), [
@@ -250,7 +325,10 @@ def test_message_passing_lands_on_theory(model, channel, alpha, D):
     (point,) = solve(problem, [alpha])
     from smimbench_attention.algorithms.gamp import Gamp
 
-    errors = [run_once(problem, problem.instance(alpha, D, k), Gamp()).metrics["mse"][0] for k in range(5)]
+    errors = [
+        run_once(problem, problem.instance(alpha, D, k), Gamp()).metrics["mse"][0]
+        for k in range(5)
+    ]
     # d is small, and close to perfect recovery one run in a few stops early
     assert np.median(errors) == pytest.approx(point.mse[0], rel=0.2)
 
@@ -261,7 +339,10 @@ def test_gradients_do_not_know_of_whitening(rng):
 
     problem = problem_of(SEQUENCE, "softmax", {"covariance": THREE})
     instance = problem.instance(1.0, 10)
-    w, targets = rng.standard_normal((1, 10)), problem.channel.observable(instance.labels)
+    w, targets = (
+        rng.standard_normal((1, 10)),
+        problem.channel.observable(instance.labels),
+    )
 
     def loss(w):
         z = np.einsum("ntd,pd->npt", instance.inputs, w)[:, 0] / np.sqrt(10)
@@ -272,7 +353,9 @@ def test_gradients_do_not_know_of_whitening(rng):
     found = loss_gradient(problem, instance.inputs, targets, w)
     assert found.loss == pytest.approx(loss(w))
     step = 1e-6 * np.eye(10)[3]
-    assert found.gradient[0, 3] == pytest.approx((loss(w + step) - loss(w - step)) / 2e-6, rel=1e-6)
+    assert found.gradient[0, 3] == pytest.approx(
+        (loss(w + step) - loss(w - step)) / 2e-6, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("law", COVARIANCES)
@@ -283,8 +366,14 @@ def test_ridge_is_optimal_for_a_gaussian_signal_and_predicts_it(law):
     problem = problem_of(SEQUENCE, {"name": "linear", "noise": 0.2}, law)
     (point,) = solve(problem, [0.4])
     assert Ridge().theory(problem, 0.4).mse == pytest.approx(point.mse, rel=1e-9)
-    errors = [run_once(problem, problem.instance(0.4, 300, k), Ridge()).metrics["mse"][0] for k in range(6)]
-    assert abs(np.mean(errors) - point.mse[0]) < 4 * np.std(errors, ddof=1) / np.sqrt(6) + 2 / 300
+    errors = [
+        run_once(problem, problem.instance(0.4, 300, k), Ridge()).metrics["mse"][0]
+        for k in range(6)
+    ]
+    assert (
+        abs(np.mean(errors) - point.mse[0])
+        < 4 * np.std(errors, ddof=1) / np.sqrt(6) + 2 / 300
+    )
 
 
 @pytest.mark.parametrize("model", [SEQUENCE, ATTENTION])
@@ -305,16 +394,30 @@ def test_a_matrix_is_a_value_and_a_list_of_decays_an_axis(tmp_path):
         return load_suite(write_suite(tmp_path, text))
 
     assert len(suite("covariance = [[1, 0.5], [0.5, 1]]").plans) == 1
-    assert len(suite("covariance = [[[1, 0.5], [0.5, 1]], [[1, 0], [0, 1]]]").plans) == 2
+    assert (
+        len(suite("covariance = [[[1, 0.5], [0.5, 1]], [[1, 0], [0, 1]]]").plans) == 2
+    )
     assert len(suite("decay = [0.1, 0.2, 0.3]").plans) == 3
     for written, message in (
         ("decay = 1.0", "inputs.decay: must be between -1 and 1"),
-        ("covariance = [[1, 2], [2, 1]]", "inputs.covariance: must be symmetric and positive definite"),
-        ("covariance = [[1, 0.5], [0.4, 1]]", "inputs.covariance: must be symmetric and positive definite"),
-        ("covariance = [[1, 0.5], [0.5, 2]]", "inputs.covariance: must have mean 1 along its diagonal, got 1.5"),
+        (
+            "covariance = [[1, 2], [2, 1]]",
+            "inputs.covariance: must be symmetric and positive definite",
+        ),
+        (
+            "covariance = [[1, 0.5], [0.4, 1]]",
+            "inputs.covariance: must be symmetric and positive definite",
+        ),
+        (
+            "covariance = [[1, 0.5], [0.5, 2]]",
+            "inputs.covariance: must have mean 1 along its diagonal, got 1.5",
+        ),
         ("covariance = [[1.0]]", "model.tokens: must be 1, as of the inputs, got 2"),
         ("covariance = [1.0, 0.5]", "inputs.covariance"),
-        ("covariance = [[1, 0.5], [0.5]]", "inputs.covariance: must be a square matrix"),
+        (
+            "covariance = [[1, 0.5], [0.5]]",
+            "inputs.covariance: must be a square matrix",
+        ),
         ("covariance = []", "inputs.covariance: must be a square matrix, got []"),
         (
             "decay = 0.3, covariance = [[1, 0.5], [0.5, 1]]",
@@ -338,7 +441,10 @@ def test_a_channel_with_a_likelihood_is_integrated(model, channel, tokens, rng):
     one = y[:1]
     kept = z[(y == one).reshape(len(y), -1).all(axis=1)]
     found = problem.channel.posterior(one, omega, V)
-    assert np.all(np.abs(kept.mean(0) - found.mean[0]) < 0.02 * np.sqrt(0.6) + 5 * kept.std(0) / np.sqrt(len(kept)))
+    assert np.all(
+        np.abs(kept.mean(0) - found.mean[0])
+        < 0.02 * np.sqrt(0.6) + 5 * kept.std(0) / np.sqrt(len(kept))
+    )
 
 
 @pytest.mark.slow
@@ -356,14 +462,18 @@ def test_information_of_an_integrated_channel_says_how_it_was_made_and_holds(q):
 def test_what_pairs_labels_with_latents_one_by_one_refuses_mixed_ones():
     from smimbench_attention.algorithms.erm import Erm
 
-    assert "for each latent of independent tokens, as tokens are correlated" in Erm().refuses(
-        problem_of(SEQUENCE, "linear", {"decay": 0.5})
+    assert (
+        "for each latent of independent tokens, as tokens are correlated"
+        in Erm().refuses(problem_of(SEQUENCE, "linear", {"decay": 0.5}))
     )
     assert Erm().refuses(problem_of(SEQUENCE, "linear", None)) is None
 
 
 def test_a_channel_without_a_posterior_for_them_is_refused():
-    with pytest.raises(ProblemError, match=r"channel\.name: channel 'softmax' has no posterior for correlated tokens"):
+    with pytest.raises(
+        ProblemError,
+        match=r"channel\.name: channel 'softmax' has no posterior for correlated tokens",
+    ):
         problem_of(SEQUENCE, {"name": "softmax", "layers": 2}, {"decay": 0.5}, tokens=2)
 
 
@@ -371,9 +481,15 @@ def test_a_device_gives_the_same_numbers(backend, rng):
     for model, channel in CHANNELS:
         problem = problem_of(model, channel, {"covariance": THREE})
         P, C = problem.components, problem.model.sites
-        z, omega, V = rng.standard_normal((3, P, C)), rng.standard_normal((3, P, C)), 0.3 * np.eye(P)
+        z, omega, V = (
+            rng.standard_normal((3, P, C)),
+            rng.standard_normal((3, P, C)),
+            0.3 * np.eye(P),
+        )
         y = problem.channel.forward(z, rng=np.random.default_rng(1))
         host = problem.channel.posterior(y, omega, V, second_moment=True)
-        there = problem.channel.posterior(*map(backend.asarray, (y, omega, V)), second_moment=True)
+        there = problem.channel.posterior(
+            *map(backend.asarray, (y, omega, V)), second_moment=True
+        )
         for one, other in zip(host[:3], there[:3]):
             np.testing.assert_allclose(one, to_host(other), atol=1e-10)

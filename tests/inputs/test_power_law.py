@@ -22,8 +22,20 @@ from tests.helpers import call, run_once, suite_text, write_suite
 EXPONENTS = [0.5, 1.0, 1.5]
 
 
-def problem_of(inputs, channel="linear", tokens=2, prior="gaussian", model="sequence-multi-index", **parameters):
-    return Problem({"name": model, "tokens": tokens}, {"name": channel, **parameters}, prior, inputs)
+def problem_of(
+    inputs,
+    channel="linear",
+    tokens=2,
+    prior="gaussian",
+    model="sequence-multi-index",
+    **parameters,
+):
+    return Problem(
+        {"name": model, "tokens": tokens},
+        {"name": channel, **parameters},
+        prior,
+        inputs,
+    )
 
 
 def power_law(exponent, D, **more):
@@ -46,7 +58,9 @@ def resolvent(variances, ratio, penalty, shift=0.0):
     delta = 1.0 + 0j
     for _ in range(20_000):
         new = np.mean(variances / (penalty + (shift + ratio / (1 + delta)) * variances))
-        if abs(new.real - delta.real) < 1e-16 * abs(new) and abs(new.imag - delta.imag) <= 1e-14 * abs(new.imag):
+        if abs(new.real - delta.real) < 1e-16 * abs(new) and abs(
+            new.imag - delta.imag
+        ) <= 1e-14 * abs(new.imag):
             break
         delta = new
     return delta, np.mean(1 / (penalty + (shift + ratio / (1 + delta)) * variances))
@@ -62,10 +76,16 @@ def equivalent_error(variances, ratio, penalty, noise):
 
 @pytest.mark.parametrize("exponent", EXPONENTS)
 @pytest.mark.parametrize(
-    ("alpha", "tokens", "noise", "D"), [(0.4, 1, 0.1, 300), (1.3, 2, 0.02, 1000), (0.05, 3, 1.5, 77)]
+    ("alpha", "tokens", "noise", "D"),
+    [(0.4, 1, 0.1, 300), (1.3, 2, 0.02, 1000), (0.05, 3, 1.5, 77)],
 )
-def test_ridge_and_the_bayes_error_are_the_deterministic_equivalent(exponent, alpha, tokens, noise, D):
-    one, problem = (problem_of(power_law(exponent, D), tokens=tokens, noise=noise, components=P) for P in (1, 2))
+def test_ridge_and_the_bayes_error_are_the_deterministic_equivalent(
+    exponent, alpha, tokens, noise, D
+):
+    one, problem = (
+        problem_of(power_law(exponent, D), tokens=tokens, noise=noise, components=P)
+        for P in (1, 2)
+    )
     variances, ratio = variances_of(exponent, D), alpha * tokens
     bayes = equivalent_error(variances, ratio, noise, noise)
     assert np.allclose(solve(one, [alpha])[0].mse, bayes, rtol=1e-8)
@@ -84,12 +104,20 @@ def test_ridge_and_the_bayes_error_are_the_deterministic_equivalent(exponent, al
 def test_random_spectra_and_no_penalty():
     rng = np.random.default_rng(3)
     for _ in range(6):
-        D, ratio, noise = int(rng.integers(5, 200)), float(rng.uniform(0.1, 3)), float(rng.uniform(0.05, 1))
+        D, ratio, noise = (
+            int(rng.integers(5, 200)),
+            float(rng.uniform(0.1, 3)),
+            float(rng.uniform(0.05, 1)),
+        )
         values = rng.gamma(0.5, 1, D) + 1e-3
-        problem = problem_of({"name": "power-law", "spectrum": values.tolist()}, tokens=1, noise=noise)
+        problem = problem_of(
+            {"name": "power-law", "spectrum": values.tolist()}, tokens=1, noise=noise
+        )
         wanted = equivalent_error(values / values.mean(), ratio, noise, noise)
         assert np.allclose(solve(problem, [ratio])[0].mse, wanted, rtol=1e-8)
-        bare, nearly = (Ridge(penalty).theory(problem, ratio).mse for penalty in (0.0, 1e-9))
+        bare, nearly = (
+            Ridge(penalty).theory(problem, ratio).mse for penalty in (0.0, 1e-9)
+        )
         assert np.allclose(bare, nearly, rtol=1e-4)
 
 
@@ -97,19 +125,26 @@ def test_exponent_zero_is_gaussian_inputs():
     flat = np.ones(50)
     for ratio in (0.3, 1.0, 2.5):
         for penalty in (1e-4, 0.3, 50.0):
-            same = [ridge_overlaps(np.eye(1), 0.2 * np.eye(1), ratio, penalty, v) for v in (None, flat)]
+            same = [
+                ridge_overlaps(np.eye(1), 0.2 * np.eye(1), ratio, penalty, v)
+                for v in (None, flat)
+            ]
             assert np.allclose(*same, rtol=1e-12, atol=0)
             shares = [ridge_shares(ratio, penalty, v) for v in (None, flat)]
             assert np.allclose(*shares, rtol=1e-11, atol=0)
     V = np.array([[0.3, 0.1], [0.1, 0.4]])
     here = np.stack([V, np.diag([0.5, 0.7]), np.array([[1.0, 0.2], [0.2, 2.0]])])
-    for one, two in zip(*(order_parameters(here, np.eye(2), 0.3, v) for v in (None, flat))):
+    for one, two in zip(
+        *(order_parameters(here, np.eye(2), 0.3, v) for v in (None, flat))
+    ):
         assert np.allclose(one, two, rtol=1e-12, atol=1e-12)
     plain = problem_of("gaussian", noise=0.2)
     for exponent in (0.0, 1e-13):
         problem = problem_of(power_law(exponent, 50), noise=0.2)
         assert (problem.features is None) == (exponent == 0)
-        assert np.allclose(solve(problem, [0.7])[0].mse, solve(plain, [0.7])[0].mse, rtol=1e-12, atol=0)
+        assert np.allclose(
+            solve(problem, [0.7])[0].mse, solve(plain, [0.7])[0].mse, rtol=1e-12, atol=0
+        )
 
 
 def test_the_map_of_the_prior_agrees_with_its_denoiser():
@@ -120,12 +155,18 @@ def test_the_map_of_the_prior_agrees_with_its_denoiser():
     rng, errors = np.random.default_rng(2), []
     for _ in range(200):
         W = problem.prior.sample(rng, 2, D)
-        noise = np.linalg.cholesky(np.linalg.inv(Qhat)) @ problem.model.draw_noise(rng, 2, D)
+        noise = np.linalg.cholesky(np.linalg.inv(Qhat)) @ problem.model.draw_noise(
+            rng, 2, D
+        )
         found = problem.prior.denoise(W + noise, Qhat)
         assert np.allclose(found.V, V)
         gap = W - found.estimate
         errors.append(problem.model.inner(gap, gap))
-    assert np.allclose(np.mean(errors, axis=0), V, atol=4 * np.std(errors, axis=0).max() / math.sqrt(200))
+    assert np.allclose(
+        np.mean(errors, axis=0),
+        V,
+        atol=4 * np.std(errors, axis=0).max() / math.sqrt(200),
+    )
     known = problem.prior.overlap(np.diag([np.inf, 0.0]))
     assert np.allclose(known.Q, np.diag([1.0, 0.0]))
 
@@ -138,9 +179,13 @@ def test_gamp_and_ridge_end_at_the_posterior_mean(exponent):
     X = instance.inputs.reshape(-1, D) / math.sqrt(D)
     y = instance.labels.transpose(1, 0, 2).reshape(2, -1)
     exact = np.linalg.solve(X.T @ X + 0.3 * np.eye(D), X.T @ y.T).T
-    assert np.var(np.sqrt(D) * X, axis=0)[:3] == pytest.approx(variances_of(exponent, D)[:3], rel=0.3)
+    assert np.var(np.sqrt(D) * X, axis=0)[:3] == pytest.approx(
+        variances_of(exponent, D)[:3], rel=0.3
+    )
     for algorithm in (Gamp(), Ridge()):
-        found = run_once(problem, instance, algorithm, tolerance=1e-7, max_iterations=3000)
+        found = run_once(
+            problem, instance, algorithm, tolerance=1e-7, max_iterations=3000
+        )
         assert found.status.value == "ok"
         assert np.linalg.norm(found.estimate - exact) < 1e-4 * np.linalg.norm(exact)
 
@@ -150,7 +195,9 @@ def test_weak_recovery_is_earlier_by_the_mean_square_of_the_variances(exponent):
     # Linearized, Q -> <lambda^2> Qhat: at alpha_c = 1 / (M (M + 1) <lambda^2>) for one layer of attention over M tokens.
     problem = problem_of(power_law(exponent, 90), "softmax")
     found = thresholds(problem)["weak_recovery"]
-    assert found["value"] == pytest.approx(1 / (6 * np.mean(variances_of(exponent, 90) ** 2)), rel=1e-3)
+    assert found["value"] == pytest.approx(
+        1 / (6 * np.mean(variances_of(exponent, 90) ** 2)), rel=1e-3
+    )
 
 
 LOGISTIC = Erm(loss="logistic", penalty=0.5, length="loss")
@@ -164,12 +211,21 @@ def test_a_convex_loss_that_is_not_the_square_lands_on_its_fixed_point(exponent)
     found = []
     for replicate in range(runs):
         instance = problem.instance(2.0, D, replicate)
-        estimate = run_once(problem, instance, LOGISTIC, tolerance=1e-7, max_iterations=300).estimate
+        estimate = run_once(
+            problem, instance, LOGISTIC, tolerance=1e-7, max_iterations=300
+        ).estimate
         truth, cross, own = (matrix.item() for matrix in instance.overlaps(estimate))
         found.append((cross / math.sqrt(truth), own))  # of a signal of length 1
-    mean, error = np.mean(found, axis=0), np.std(found, axis=0, ddof=1) / math.sqrt(runs)
+    mean, error = (
+        np.mean(found, axis=0),
+        np.std(found, axis=0, ddof=1) / math.sqrt(runs),
+    )
     wanted = np.array([theory.overlap.item(), theory.own_overlap.item()])
-    assert (np.abs(mean - wanted) < 4 * error + 0.02 * wanted).all(), (mean, error, wanted)
+    assert (np.abs(mean - wanted) < 4 * error + 0.02 * wanted).all(), (
+        mean,
+        error,
+        wanted,
+    )
 
 
 SUITE = suite_text(
@@ -191,13 +247,15 @@ def test_a_suite_fills_in_its_dimensions_and_extrapolates_over_them(tmp_path, ca
     text = SUITE.replace("dimension = [60]", "dimension = [60, 90, 120]")
     file = write_suite(tmp_path, text)
     suite = load_suite(file)
-    assert [(plan.problem.inputs.features, plan.dimensions) for plan in suite.plans] == [
-        (D, (D,)) for _ in EXPONENTS for D in (60, 90, 120)
-    ]
+    assert [
+        (plan.problem.inputs.features, plan.dimensions) for plan in suite.plans
+    ] == [(D, (D,)) for _ in EXPONENTS for D in (60, 90, 120)]
     out = str(tmp_path / "results")
     found = call(capsys, "run", str(file), "--quiet", "--results", out)
     assert found[0] == 0, found
-    document = json.loads(call(capsys, "show", str(file), "--json", "--results", out)[1])
+    document = json.loads(
+        call(capsys, "show", str(file), "--json", "--results", out)[1]
+    )
     mse = [row for row in document["extrapolated"] if row["metric"] == "mse"]
     assert [row["refusal"] for row in mse] == [""] * 3
     assert max(abs(row["z"]) for row in mse) < 3
@@ -206,13 +264,22 @@ def test_a_suite_fills_in_its_dimensions_and_extrapolates_over_them(tmp_path, ca
 
 @pytest.mark.slow
 def test_plain_draws_agree_with_theory(tmp_path, capsys):
-    code, out, err = call(capsys, "theory", str(write_suite(tmp_path, SUITE)), "--verify", "--results", str(tmp_path))
+    code, out, err = call(
+        capsys,
+        "theory",
+        str(write_suite(tmp_path, SUITE)),
+        "--verify",
+        "--results",
+        str(tmp_path),
+    )
     assert code == 0, out + err
 
 
 def test_where_no_theory_is_known_none_is_claimed():
     spectrum = power_law(1.0, 40)
-    matrices = problem_of(spectrum, model="attention-indexed", prior={"name": "wishart", "rho": 0.5})
+    matrices = problem_of(
+        spectrum, model="attention-indexed", prior={"name": "wishart", "rho": 0.5}
+    )
     assert "matrices over features with a spectrum" in matrices.no_theory
     assert "give its number of features" in problem_of({"name": "power-law"}).no_theory
     assert problem_of(spectrum).no_theory is None
@@ -225,7 +292,10 @@ def test_where_no_theory_is_known_none_is_claimed():
     [
         ({"exponent": -1.0}, "exponent: must be between 0 and 20"),
         ({"exponent": 300.0}, "exponent: must be between 0 and 20"),
-        ({"spectrum": []}, "spectrum: must be a list of numbers between 1e-09 and 1e\\+09"),
+        (
+            {"spectrum": []},
+            "spectrum: must be a list of numbers between 1e-09 and 1e\\+09",
+        ),
         ({"spectrum": [1.0, 0.0]}, "spectrum: must be a list of numbers"),
         ({"spectrum": [1e308, 1e308]}, "spectrum: must be a list of numbers"),
         ({"spectrum": [1.0, 2.0], "features": 3}, "features: must be 2"),
@@ -240,12 +310,16 @@ def test_bad_parameters_are_one_line(inputs, words):
 
 def test_the_dimension_of_a_suite_is_that_of_a_given_spectrum(tmp_path):
     text = SUITE.replace("exponent = [0.5, 1.0, 1.5]", "spectrum = [1.0, 2.0, 3.0]")
-    with pytest.raises(SuiteError, match=r"must be 3, the number of features of problem\.inputs"):
+    with pytest.raises(
+        SuiteError, match=r"must be 3, the number of features of problem\.inputs"
+    ):
         load_suite(write_suite(tmp_path, text))
 
 
 def test_it_keeps_its_contract():
-    assert {one.status for one in check(problem_of({"name": "power-law"}).inputs)} == {"passed"}
+    assert {one.status for one in check(problem_of({"name": "power-law"}).inputs)} == {
+        "passed"
+    }
 
 
 LAPLACE = """
@@ -266,10 +340,17 @@ def smimbench_register_priors(register):
 """
 
 
-def test_signals_that_are_not_gaussian_have_no_theory_and_no_message_passing(tmp_path, capsys):
+def test_signals_that_are_not_gaussian_have_no_theory_and_no_message_passing(
+    tmp_path, capsys
+):
     (tmp_path / "laplace.py").write_text(LAPLACE)
-    text = SUITE.replace('prior = "gaussian"', 'prior = "laplace"').replace("seeds     = 24", "seeds     = 1")
-    file = write_suite(tmp_path, text.replace("[0.5, 1.0, 1.5]", "[1.0]") + '\n[[algorithms]]\nname = "ridge"\n')
+    text = SUITE.replace('prior = "gaussian"', 'prior = "laplace"').replace(
+        "seeds     = 24", "seeds     = 1"
+    )
+    file = write_suite(
+        tmp_path,
+        text.replace("[0.5, 1.0, 1.5]", "[1.0]") + '\n[[algorithms]]\nname = "ridge"\n',
+    )
     how = "--plugins", str(tmp_path / "laplace.py"), "--results", str(tmp_path)
     assert call(capsys, "run", str(file), "--quiet", "--no-figure", *how)[0] == 0
     rows = json.loads(call(capsys, "show", str(file), "--json", *how)[1])["rows"]
@@ -282,7 +363,13 @@ def test_signals_that_are_not_gaussian_have_no_theory_and_no_message_passing(tmp
 def test_theory_without_a_suite_takes_the_number_of_features():
     from smimbench import theory
 
-    asked = {"model": "sequence-multi-index", "channel": "sign", "prior": "gaussian", "tokens": 1, "alpha": [1.3]}
+    asked = {
+        "model": "sequence-multi-index",
+        "channel": "sign",
+        "prior": "gaussian",
+        "tokens": 1,
+        "alpha": [1.3],
+    }
     (independent,) = theory(**asked).table
     (flat,) = theory(**asked, inputs="power-law", exponent=0.0, features=37).table
     (steep,) = theory(**asked, inputs="power-law", features=37).table

@@ -11,7 +11,9 @@ from tests.helpers import attention, sequence
 
 
 def measured(instance, estimate):
-    return find_metric("nishimori").measure(instance, estimate, instance.claims(estimate))
+    return find_metric("nishimori").measure(
+        instance, estimate, instance.claims(estimate)
+    )
 
 
 def test_it_is_one_for_exact_posterior_means_and_not_for_longer_ones():
@@ -33,18 +35,30 @@ def test_the_prior_mean_counts_as_nothing():
     instance = attention(rho=0.5).instance(0.2, 20)
     mean = np.asarray(instance.problem.prior.mean(1, 20))
     assert measured(instance, instance.signal) == pytest.approx([1.0])
-    assert measured(instance, mean + 0.5 * (instance.signal - mean)) == pytest.approx([2.0])
+    assert measured(instance, mean + 0.5 * (instance.signal - mean)) == pytest.approx(
+        [2.0]
+    )
     with pytest.raises(NotMeasured, match="prior mean"):
         measured(instance, mean)
 
 
 def test_theory_is_one_for_posterior_means_and_silent_elsewhere():
     problem, metric = sequence(layers=2), find_metric("nishimori")
-    point = {"mse": [0.75, 1.0], "mse_error": [0.0, 0.0], "overlap": [[0.25, 0.0], [0.0, 0.0]]}
+    point = {
+        "mse": [0.75, 1.0],
+        "mse_error": [0.0, 0.0],
+        "overlap": [[0.25, 0.0], [0.0, 0.0]],
+    }
     assert theory_of(metric, problem, point, 2) == ([1.0, None], [0.0, None])
     other = {**point, "mse": [0.6, 0.5]}  # an estimate that is no posterior mean
     assert theory_of(metric, problem, other, 2)[0] == [None, None]
-    assert theory_of(metric, problem, {**point, "squared_cosine": [0.2, 0.0]}, 2)[0] == [None, None]
+    assert theory_of(metric, problem, {**point, "squared_cosine": [0.2, 0.0]}, 2)[
+        0
+    ] == [None, None]
     high = attention(rho=0.5)
-    assert theory_of(metric, high, {"mse": 0.4, "mse_error": 0.0, "overlap": [[1.1]]}, 1)[0] == [1.0]
-    assert theory_of(metric, high, {"mse": 1.0, "mse_error": 0.0, "overlap": [[0.5]]}, 1)[0] == [None]
+    assert theory_of(
+        metric, high, {"mse": 0.4, "mse_error": 0.0, "overlap": [[1.1]]}, 1
+    )[0] == [1.0]
+    assert theory_of(
+        metric, high, {"mse": 1.0, "mse_error": 0.0, "overlap": [[0.5]]}, 1
+    )[0] == [None]

@@ -26,13 +26,16 @@ def slow_latents(x, S):
         for M in S:
             for a in range(T):
                 for b in range(a, T):
-                    h = (x[mu, a] @ M @ x[mu, b] - (a == b) * np.trace(M)) / math.sqrt(d)
+                    h = (x[mu, a] @ M @ x[mu, b] - (a == b) * np.trace(M)) / math.sqrt(
+                        d
+                    )
                     rows.append(h / math.sqrt(1 + (a == b)))
     return np.reshape(rows, (n, len(S), -1))
 
 
 @pytest.mark.parametrize(
-    ("tokens", "components", "n", "d"), [(1, 1, 7, 5), (2, 1, 7, 5), (3, 2, 4, 6), (5, 3, 3, 2), (2, 1, 1, 1)]
+    ("tokens", "components", "n", "d"),
+    [(1, 1, 7, 5), (2, 1, 7, 5), (3, 2, 4, 6), (5, 3, 3, 2), (2, 1, 1, 1)],
 )
 def test_forward_is_the_definition(backend, rng, tokens, components, n, d):
     x, S = rng.standard_normal((n, tokens, d)), symmetric(rng, components, d, d)
@@ -55,7 +58,9 @@ def test_adjoint_normalisation_is_that_of_the_effective_channel(rng):
     assert slope == pytest.approx(1, abs=0.03)
     R = model.adjoint(x, noise)[0] / qhat
     assert np.mean(np.diag(R) ** 2) == pytest.approx(2 / (d * qhat), rel=0.5)
-    assert np.mean(R[np.triu_indices(d, 1)] ** 2) == pytest.approx(1 / (d * qhat), rel=0.1)
+    assert np.mean(R[np.triu_indices(d, 1)] ** 2) == pytest.approx(
+        1 / (d * qhat), rel=0.1
+    )
 
 
 def test_chunking_does_not_show(rng):
@@ -67,14 +72,24 @@ def test_chunking_does_not_show(rng):
     assert len(model.chunks(n, d, P)) > 1
     z = model.forward(x, S)
     for mu in (0, 1, 700, n - 1):
-        np.testing.assert_allclose(z[mu], slow_latents(x[mu : mu + 1], S)[0], rtol=1e-10, atol=1e-11)
+        np.testing.assert_allclose(
+            z[mu], slow_latents(x[mu : mu + 1], S)[0], rtol=1e-10, atol=1e-11
+        )
     parts = sum(model.adjoint(x[s], g[s]) for s in model.chunks(n, d, P))
     single = np.zeros((P, d, d))
     for mu in range(n):
         for c, (a, b) in enumerate(PAIRS_OF_3):
-            Z = (np.outer(x[mu, a], x[mu, b]) + np.outer(x[mu, b], x[mu, a])) / 2 - (a == b) * np.eye(d)
-            single += (2 / d) * (g[mu, :, c] / math.sqrt(d * (1 + (a == b))))[:, None, None] * Z
-    np.testing.assert_allclose(model.adjoint(x, g), single, atol=1e-10 * np.max(np.abs(single)))
+            Z = (np.outer(x[mu, a], x[mu, b]) + np.outer(x[mu, b], x[mu, a])) / 2 - (
+                a == b
+            ) * np.eye(d)
+            single += (
+                (2 / d)
+                * (g[mu, :, c] / math.sqrt(d * (1 + (a == b))))[:, None, None]
+                * Z
+            )
+    np.testing.assert_allclose(
+        model.adjoint(x, g), single, atol=1e-10 * np.max(np.abs(single))
+    )
     np.testing.assert_allclose(parts, single, atol=1e-10 * np.max(np.abs(single)))
 
 
@@ -82,7 +97,11 @@ def test_overlap_and_alignment(backend, rng):
     model = AttentionIndexed(2)
     A, B = symmetric(rng, 2, 7, 7), symmetric(rng, 2, 7, 7)
     a, b = backend.asarray(A), backend.asarray(B)
-    np.testing.assert_allclose(to_host(model.overlap(a, b)), [np.trace(A[p] @ B[p]) / 7 for p in range(2)], rtol=1e-12)
+    np.testing.assert_allclose(
+        to_host(model.overlap(a, b)),
+        [np.trace(A[p] @ B[p]) / 7 for p in range(2)],
+        rtol=1e-12,
+    )
     swapped = backend.asarray(A[::-1].copy())
     np.testing.assert_allclose(to_host(model.align(a, swapped, "permutations")), A)
     np.testing.assert_allclose(to_host(model.align(a, swapped, "none")), A[::-1])

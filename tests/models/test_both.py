@@ -33,10 +33,16 @@ def test_denoising_costs_more_than_reading_the_signal(model, rank, power):
 def signals(rng, model, *shape):
     """Random signals of the last dimension; matrices are symmetric."""
     plain = rng.standard_normal((*shape[:-1], *model.signal_shape(1, shape[-1])[1:]))
-    return plain if model.rank == "low" else (plain + np.swapaxes(plain, -1, -2)) / math.sqrt(shape[-1])
+    return (
+        plain
+        if model.rank == "low"
+        else (plain + np.swapaxes(plain, -1, -2)) / math.sqrt(shape[-1])
+    )
 
 
-BOTH = pytest.mark.parametrize("model", [model for model, *_ in MODELS], ids=lambda model: model.rank)
+BOTH = pytest.mark.parametrize(
+    "model", [model for model, *_ in MODELS], ids=lambda model: model.rank
+)
 
 
 @BOTH
@@ -52,8 +58,12 @@ def test_several_students_are_the_students_one_by_one(model, backend, rng):
     assert_placed(z, backend, (4, 5, 9, 3, sites))
     assert_placed(back, backend, S.shape)
     for place in np.ndindex(4, 5):
-        np.testing.assert_allclose(to_host(z)[place], model.forward(x, S[place]), atol=1e-12)
-        np.testing.assert_allclose(to_host(back)[place], model.adjoint(x, g[place]), atol=1e-12)
+        np.testing.assert_allclose(
+            to_host(z)[place], model.forward(x, S[place]), atol=1e-12
+        )
+        np.testing.assert_allclose(
+            to_host(back)[place], model.adjoint(x, g[place]), atol=1e-12
+        )
 
 
 @BOTH
@@ -73,18 +83,24 @@ def test_products_and_errors_are_sums_over_entries(model, backend, rng):
 def test_no_samples(model, rng):
     S = signals(rng, model, 1, 4)
     assert model.forward(np.empty((0, 2, 4)), S).shape == (0, 1, model.sites)
-    np.testing.assert_array_equal(model.adjoint(np.empty((0, 2, 4)), np.empty((0, 1, model.sites))), 0 * S)
+    np.testing.assert_array_equal(
+        model.adjoint(np.empty((0, 2, 4)), np.empty((0, 1, model.sites))), 0 * S
+    )
 
 
 @BOTH
 def test_bad_shapes_and_numbers(model, rng):
     S = signals(rng, model, 1, 5)
-    with pytest.raises(ValueError, match=r"inputs must have shape \(n, 2, 5\), got \(3, 3, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"inputs must have shape \(n, 2, 5\), got \(3, 3, 5\)"
+    ):
         model.forward(np.ones((3, 3, 5)), S)
     with pytest.raises(ValueError, match="inputs must have shape"):
         model.forward(np.ones((3, 2, 4)), S)
     for g in ((4, 1, model.sites), (3, 1, 4)):
-        with pytest.raises(ValueError, match=rf"g must have shape \(..., 3, P, {model.sites}\)"):
+        with pytest.raises(
+            ValueError, match=rf"g must have shape \(..., 3, P, {model.sites}\)"
+        ):
             model.adjoint(np.ones((3, 2, 5)), np.ones(g))
     with pytest.raises(ValueError, match="symmetry must be one of"):
         model.align(S, S, "mirror")

@@ -17,7 +17,9 @@ def network(rho, noise=0.0, **channel):
 def test_latents_are_centred_quadratic_forms(rng):
     problem = network(0.5)
     x, S = rng.standard_normal((7, 1, 9)), problem.prior.sample(rng, 1, 9)
-    expected = (np.einsum("na,ab,nb->n", x[:, 0], S[0], x[:, 0]) - np.trace(S[0])) / np.sqrt(2 * 9)
+    expected = (
+        np.einsum("na,ab,nb->n", x[:, 0], S[0], x[:, 0]) - np.trace(S[0])
+    ) / np.sqrt(2 * 9)
     assert np.allclose(problem.model.forward(x, S)[:, 0, 0], expected)
     g = rng.standard_normal((7, 1, 1))
     back = (g * problem.model.forward(x, S)).sum() * problem.model.adjoint_scale(9)
@@ -36,13 +38,18 @@ def test_latents_are_centred_quadratic_forms(rng):
 def test_published_quadratic_networks(rho, noise, alpha, mse):
     """Their noise has the variance ``2 * noise`` in units of the label, as the convention "scaled" has on the diagonal."""
     found = competing(network(rho, noise), [alpha])[0][0].mse[0]
-    plain = competing(network(rho, 2 * noise, noise_convention="plain"), [alpha])[0][0].mse[0]
+    plain = competing(network(rho, 2 * noise, noise_convention="plain"), [alpha])[0][
+        0
+    ].mse[0]
     assert plain == pytest.approx(found, rel=1e-10)
     assert found == pytest.approx(mse, rel=3e-5)
 
 
 def test_three_samples_of_one_token_tell_as_much_as_one_of_two():
-    one, three = competing(network(0.3), [0.3])[0][0], competing(attention("linear", rho=0.3), [0.1])[0][0]
+    one, three = (
+        competing(network(0.3), [0.3])[0][0],
+        competing(attention("linear", rho=0.3), [0.1])[0][0],
+    )
     assert one.mse[0] == pytest.approx(three.mse[0], rel=1e-10)
 
 
@@ -52,8 +59,13 @@ def test_runs(algorithm, close):
     expected = competing(problem, [0.6])[0][0].mse[0]
     if isinstance(algorithm, Nuclear):
         expected = algorithm.theory(problem, 0.6).mse[0]
-    runs = [run_once(problem, problem.instance(0.6, 60, k), algorithm, tolerance=1e-3) for k in range(4)]
-    assert np.mean([run.metrics["mse"][0] for run in runs]) == pytest.approx(expected, rel=close)
+    runs = [
+        run_once(problem, problem.instance(0.6, 60, k), algorithm, tolerance=1e-3)
+        for k in range(4)
+    ]
+    assert np.mean([run.metrics["mse"][0] for run in runs]) == pytest.approx(
+        expected, rel=close
+    )
 
 
 @pytest.mark.parametrize("channel", ["softmax", "hardmax"])

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from smimbench_attention.models import sequence_mixed
 
-COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+COMPILER = next(
+    (path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None
+)
 
 
 @pytest.mark.parametrize("components", [1, 2, 3])
@@ -17,16 +19,27 @@ def test_products_keep_the_digits_of_double_precision(tmp_path, rng, components)
         pytest.skip("no C++ compiler")
     source, library = tmp_path / "mixed.cpp", tmp_path / "mixed.so"
     source.write_text(sequence_mixed.source(components))
-    subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    subprocess.run(
+        [COMPILER, "-O1", "-shared", "-fPIC", str(source), "-o", str(library)],
+        check=True,
+    )
     kernels = ctypes.CDLL(str(library))
     (rows, size), share = (37, 501), 5
     x = rng.standard_normal((rows, size)).astype(np.float32)
-    w, g = rng.standard_normal((components, size)), rng.standard_normal((rows, components))
+    w, g = (
+        rng.standard_normal((components, size)),
+        rng.standard_normal((rows, components)),
+    )
     z = np.full((rows, components), np.nan)
     parts = np.full((-(-rows // share), components, size), np.nan)
 
     def call(kernel, *arguments):
-        given = (a.ctypes.data_as(ctypes.c_void_p) if hasattr(a, "ctypes") else ctypes.c_longlong(a) for a in arguments)
+        given = (
+            a.ctypes.data_as(ctypes.c_void_p)
+            if hasattr(a, "ctypes")
+            else ctypes.c_longlong(a)
+            for a in arguments
+        )
         kernel(*given)
 
     call(kernels.project, x, w, rows, size, z)

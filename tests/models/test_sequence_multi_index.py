@@ -12,7 +12,8 @@ from tests.conftest import assert_placed
 
 
 @pytest.mark.parametrize(
-    ("tokens", "components", "n", "D"), [(2, 2, 7, 5), (1, 1, 4, 6), (5, 3, 800, 90), (3, 1, 1, 1)]
+    ("tokens", "components", "n", "D"),
+    [(2, 2, 7, 5), (1, 1, 4, 6), (5, 3, 800, 90), (3, 1, 1, 1)],
 )
 def test_forward_and_adjoint_are_the_definition(backend, rng, tokens, components, n, D):
     model = SequenceMultiIndex(tokens)
@@ -22,8 +23,12 @@ def test_forward_and_adjoint_are_the_definition(backend, rng, tokens, components
     back = model.adjoint(backend.asarray(x), backend.asarray(g))
     assert_placed(z, backend, (n, components, tokens))
     assert_placed(back, backend, (components, D))
-    np.testing.assert_allclose(to_host(z), np.einsum("pd,nmd->npm", W, x) / math.sqrt(D), atol=1e-12)
-    np.testing.assert_allclose(to_host(back), np.einsum("npm,nmd->pd", g, x) / math.sqrt(D), atol=1e-11)
+    np.testing.assert_allclose(
+        to_host(z), np.einsum("pd,nmd->npm", W, x) / math.sqrt(D), atol=1e-12
+    )
+    np.testing.assert_allclose(
+        to_host(back), np.einsum("npm,nmd->pd", g, x) / math.sqrt(D), atol=1e-11
+    )
     transpose = model.adjoint_scale(D) * np.sum(g * to_host(z))
     assert np.sum(to_host(back) * W) == pytest.approx(transpose, rel=1e-10)
 
@@ -35,14 +40,26 @@ def orbit(symmetry, P):
         signs.append((-1,) * P)
     elif "sign" in symmetry:
         signs = list(itertools.product([1, -1], repeat=P))
-    orders = list(itertools.permutations(range(P))) if "permutations" in symmetry else [tuple(range(P))]
+    orders = (
+        list(itertools.permutations(range(P)))
+        if "permutations" in symmetry
+        else [tuple(range(P))]
+    )
     for order in orders:
         for sign in signs:
             yield np.diag(sign) @ np.eye(P)[list(order)]
 
 
 @pytest.mark.parametrize(
-    "symmetry", ["none", "signs", "common-sign", "permutations", "permutations-common-sign", "signed-permutations"]
+    "symmetry",
+    [
+        "none",
+        "signs",
+        "common-sign",
+        "permutations",
+        "permutations-common-sign",
+        "signed-permutations",
+    ],
 )
 def test_align_is_the_best_of_the_whole_group(backend, rng, symmetry):
     model = SequenceMultiIndex(1)

@@ -11,7 +11,12 @@ from smimbench.numerics import site_pairs
 
 @pytest.mark.parametrize("T", [2, 3, 5])
 def test_latents_adjoint_and_factor_against_plain_sums(T):
-    model, rng, n, d = AttentionIndexed(tokens=T, symmetric=False), np.random.default_rng(T), 7, 6
+    model, rng, n, d = (
+        AttentionIndexed(tokens=T, symmetric=False),
+        np.random.default_rng(T),
+        7,
+        6,
+    )
     x, factor = rng.standard_normal((n, T, d)), Bilinear(0.5).factor.draw(rng, 2, d)
     factor = np.stack([factor, 0.3 * factor[::-1]])  # two students
     half = factor.shape[-2] // 2
@@ -19,15 +24,26 @@ def test_latents_adjoint_and_factor_against_plain_sums(T):
     z = model.forward(x, S)
     pairs = [(a, b) for a in range(T) for b in range(T) if a != b]
     assert site_pairs(T, False) == tuple(pairs)
-    expected = np.stack([np.einsum("ni,spij,nj->snp", x[:, a], S, x[:, b]) for a, b in pairs], axis=-1) / np.sqrt(d)
+    expected = np.stack(
+        [np.einsum("ni,spij,nj->snp", x[:, a], S, x[:, b]) for a, b in pairs], axis=-1
+    ) / np.sqrt(d)
     np.testing.assert_allclose(z, expected, rtol=1e-12, atol=1e-12)
     g = rng.standard_normal(z.shape)
-    back = sum(np.einsum("snp,ni,nj->spij", g[..., c], x[:, a], x[:, b]) for c, (a, b) in enumerate(pairs)) / d**1.5
+    back = (
+        sum(
+            np.einsum("snp,ni,nj->spij", g[..., c], x[:, a], x[:, b])
+            for c, (a, b) in enumerate(pairs)
+        )
+        / d**1.5
+    )
     np.testing.assert_allclose(model.adjoint(x, g), back, rtol=1e-11, atol=1e-12)
     latents, pull = model.forward_gram(x, factor)
     np.testing.assert_allclose(latents, expected, rtol=1e-12, atol=1e-12)
     dS = back / model.adjoint_scale(d)
-    gradient = np.concatenate([dS @ factor[..., half:, :], dS.swapaxes(-1, -2) @ factor[..., :half, :]], axis=-2)
+    gradient = np.concatenate(
+        [dS @ factor[..., half:, :], dS.swapaxes(-1, -2) @ factor[..., :half, :]],
+        axis=-2,
+    )
     np.testing.assert_allclose(pull(g), gradient, rtol=1e-11, atol=1e-11)
     assert (model.kappa, model.sites) == (1.0, T * (T - 1))
 
@@ -41,7 +57,9 @@ def test_forms_of_different_tokens_see_all_directions_alike_those_of_one_token_d
         size = np.sum(error**2) / d
         z = AttentionIndexed(tokens=2, symmetric=False).forward(x, error[None])
         assert np.mean(z**2) / size == pytest.approx(1, abs=0.05)
-        diagonal = (np.einsum("ni,ij,nj->n", x[:, 0], error, x[:, 0]) - np.trace(error)) / np.sqrt(d)
+        diagonal = (
+            np.einsum("ni,ij,nj->n", x[:, 0], error, x[:, 0]) - np.trace(error)
+        ) / np.sqrt(d)
         assert np.mean(diagonal**2) / size == pytest.approx(1 + sign, abs=0.15)
 
 

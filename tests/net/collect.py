@@ -51,7 +51,9 @@ QUICK = (
 """Suites whose theory and figure take a second or two."""
 
 LIGHTER: dict[str, tuple[str, ...]] = {
-    "aim-hardmax-tokens": tuple(f"problems.{place}.channel.samples=16384" for place in range(3)),
+    "aim-hardmax-tokens": tuple(
+        f"problems.{place}.channel.samples=16384" for place in range(3)
+    ),
     "aim-two-layers": ("grid.alpha=[0.1]",),
     "smi-skip": ("problem.channel.skip=[0.0, 0.5, 1.0]",),
 }
@@ -68,12 +70,22 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 """Columns and keys that may be renamed: what they mean, and what they are or were called."""
 
-PUBLIC = ("smimbench", "smimbench.interfaces", "smimbench.testing", "smimbench.hookspecs")
+PUBLIC = (
+    "smimbench",
+    "smimbench.interfaces",
+    "smimbench.testing",
+    "smimbench.hookspecs",
+)
 
 
 def collect(slow: bool = False) -> dict[str, Any]:
     """Everything, as JSON."""
-    found: dict[str, Any] = {"cells": cell_keys(), "checks": check_ids(), "names": public_names(), "runs": {}}
+    found: dict[str, Any] = {
+        "cells": cell_keys(),
+        "checks": check_ids(),
+        "names": public_names(),
+        "runs": {},
+    }
     for name in (*RUNS, "two-layers") if slow else RUNS:
         found["runs"][name] = run_of(name)
     found["theory"], found["figures"] = {}, {}
@@ -89,7 +101,9 @@ def _shipped() -> list[str]:
 
     # The keys of universality hold a digest of a text that differs between versions of Python; what the theory of
     # wrong-assumptions must not change is in tests/algorithms/test_assumed.py, that of descent in test_mean_field.py.
-    return sorted(shipped_suites().keys() - {"universality", "wrong-assumptions", "descent"})
+    return sorted(
+        shipped_suites().keys() - {"universality", "wrong-assumptions", "descent"}
+    )
 
 
 def cell_keys() -> dict[str, list[Any]]:
@@ -119,17 +133,24 @@ def theory_of(name: str, results: Path) -> list[dict[str, Any]]:
     """What ``smimbench theory --json`` says of a suite: points, thresholds, published values, theory of its algorithms."""
     found = []
     changes = [word for change in LIGHTER.get(name, ()) for word in ("--set", change)]
-    for problem in _command("theory", name, "--results", str(results), "--quiet", "--json", *changes):
+    for problem in _command(
+        "theory", name, "--results", str(results), "--quiet", "--json", *changes
+    ):
         found.append(
             {
                 "points": [_point(point) for point in problem["points"]],
                 "thresholds": {
-                    name: value if name == "sequential" else value and [value["value"], value["error"]]
+                    name: value
+                    if name == "sequential"
+                    else value and [value["value"], value["error"]]
                     for name, value in (problem["thresholds"] or {}).items()
                     if name != "reasons"
                 },
                 "hard phase": problem.get("hard_phase"),
-                "published": [[p["alpha"], p["theory"], p["within"]] for p in problem.get("published", ())],
+                "published": [
+                    [p["alpha"], p["theory"], p["within"]]
+                    for p in problem.get("published", ())
+                ],
                 "algorithms": [
                     [
                         entry["algorithm"],
@@ -147,7 +168,9 @@ def theory_of(name: str, results: Path) -> list[dict[str, Any]]:
 def _point(point: dict[str, Any]) -> list[Any]:
     errors = point.get("generalization_error") or {}
     return [
-        *_known(point, "alpha", "branch", "mse", "mse_error", "overlap", "free_entropy"),
+        *_known(
+            point, "alpha", "branch", "mse", "mse_error", "overlap", "free_entropy"
+        ),
         *_known(errors, "bayes", "plugin", "constant"),
     ]
 
@@ -157,11 +180,25 @@ def run_of(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         drawn = ("--figures",) if name == "figures" else ()
         words = (str(HERE / "suites" / f"{name}.toml"), "--results", folder)
-        with mock.patch("matplotlib.figure.Figure.savefig"):  # what is drawn is compared, not pictures of it
-            _command("run", *words, "--workers", "1", "--quiet", "--json", *(() if drawn else ("--no-figure",)))
+        with mock.patch(
+            "matplotlib.figure.Figure.savefig"
+        ):  # what is drawn is compared, not pictures of it
+            _command(
+                "run",
+                *words,
+                "--workers",
+                "1",
+                "--quiet",
+                "--json",
+                *(() if drawn else ("--no-figure",)),
+            )
             document = _command("show", *words, "--json", *drawn)
         place = Path(folder) / name
-        found = {"rows": _rows(document), "verdicts": _verdicts(document), "records": _records(place)}
+        found = {
+            "rows": _rows(document),
+            "verdicts": _verdicts(document),
+            "records": _records(place),
+        }
         if drawn:
             found["csv"] = _csv(place / "figures")
     return found
@@ -173,7 +210,17 @@ def _rows(document: dict[str, Any]) -> dict[str, list[Any]]:
     for row in document["rows"]:
         place = f"{row['problem']}, {row['algorithm']}, {row['alpha']:.4g}, {row['metric']} {row['component'] or ''}"
         numbers = _known(
-            row, "n", "mean", "sem", "theory", "theory_error", "z", "optimal", "predicted", "ratio", "iterations"
+            row,
+            "n",
+            "mean",
+            "sem",
+            "theory",
+            "theory_error",
+            "z",
+            "optimal",
+            "predicted",
+            "ratio",
+            "iterations",
         )
         found[place.strip()] = [*numbers, row["restarts"], row["status_counts"]]
     return found
@@ -181,7 +228,11 @@ def _rows(document: dict[str, Any]) -> dict[str, list[Any]]:
 
 def _verdicts(document: dict[str, Any]) -> list[list[Any]]:
     return [
-        [verdict["problem"], one["algorithm"], *_known(one, "ratio", "ratio_error", "points", "missing", "near")]
+        [
+            verdict["problem"],
+            one["algorithm"],
+            *_known(one, "ratio", "ratio_error", "points", "missing", "near"),
+        ]
         for verdict in document["verdicts"]
         for one in verdict["contenders"]
     ]
@@ -195,10 +246,22 @@ def _records(folder: Path) -> dict[str, list[Any]]:
         if "cell" not in record:
             continue
         cell = record["cell"]
-        place = [record["problem"], record["algorithm"], cell["alpha"], cell["replicate"]]
-        parts = (record["metrics"], record.get("start"), record.get("final"), record.get("trajectory"))
+        place = [
+            record["problem"],
+            record["algorithm"],
+            cell["alpha"],
+            cell["replicate"],
+        ]
+        parts = (
+            record["metrics"],
+            record.get("start"),
+            record.get("final"),
+            record.get("trajectory"),
+        )
         numbers = [sorted(_leaves(part)) for part in parts]
-        counts = _known(record, "status", "iterations", "restarts", "samples", "sample_ratio")
+        counts = _known(
+            record, "status", "iterations", "restarts", "samples", "sample_ratio"
+        )
         found[", ".join(map(str, place))] = [*counts, *numbers]
     return dict(sorted(found.items()))
 
@@ -223,7 +286,9 @@ def _csv(folder: Path) -> dict[str, Any]:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         if "seconds" not in path.name:
-            found[path.name] = drawn_of([row for row in rows if row.get("axis") != "seconds"])
+            found[path.name] = drawn_of(
+                [row for row in rows if row.get("axis") != "seconds"]
+            )
     return found
 
 
@@ -232,7 +297,16 @@ def drawn_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     kinds: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         own = kinds.setdefault(row.get("what") or "", {})
-        for name in ("alpha", "value", "error", "samples", "dimension", "n", "x", "share"):
+        for name in (
+            "alpha",
+            "value",
+            "error",
+            "samples",
+            "dimension",
+            "n",
+            "x",
+            "share",
+        ):
             if row.get(name) not in (None, ""):
                 own.setdefault(name, []).append(float(row[name]))
     return list(kinds.values())
@@ -253,9 +327,14 @@ def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
         rows = [
             row
             for row in rows
-            if any(math.isclose(row.place.alpha, a, rel_tol=0.02) for a in near.get(row.place.problem, ()))
+            if any(
+                math.isclose(row.place.alpha, a, rel_tol=0.02)
+                for a in near.get(row.place.problem, ())
+            )
         ]
-    drawn = metric_chart(suite, rows, TheorySolver(results / "theory"), suite.run.metrics[0])
+    drawn = metric_chart(
+        suite, rows, TheorySolver(results / "theory"), suite.run.metrics[0]
+    )
     assert drawn is not None
     return drawn_of(drawn.rows)
 
@@ -263,7 +342,10 @@ def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
 def _known(entry: dict[str, Any] | None, *meanings: str) -> list[Any]:
     """Entries by meaning; None where there is none."""
     entry = entry or {}
-    return [next((entry[name] for name in NAMES.get(m, (m,)) if name in entry), None) for m in meanings]
+    return [
+        next((entry[name] for name in NAMES.get(m, (m,)) if name in entry), None)
+        for m in meanings
+    ]
 
 
 def _command(*words: str) -> Any:
@@ -288,22 +370,38 @@ def condensed(value: Any) -> Any:
         return value
     if len(value) > 8 and all(isinstance(x, float) for x in value):
         scaled = [math.asinh(x) for x in value]
-        return {"count": len(value), "sum": math.fsum(scaled), "squares": math.fsum(x * x for x in scaled)}
+        return {
+            "count": len(value),
+            "sum": math.fsum(scaled),
+            "squares": math.fsum(x * x for x in scaled),
+        }
     return [condensed(inner) for inner in value]
 
 
-def differences(found: Any, wanted: Any, rounding: float, where: str = "") -> Iterator[str]:
+def differences(
+    found: Any, wanted: Any, rounding: float, where: str = ""
+) -> Iterator[str]:
     """Where two collections differ by more than rounding, in words."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         for key in {**wanted, **found}:
             if key in wanted and key in found:
-                yield from differences(found[key], wanted[key], rounding, f"{where}/{key}")
+                yield from differences(
+                    found[key], wanted[key], rounding, f"{where}/{key}"
+                )
             else:
                 yield f"{where}/{key}: {'missing' if key in wanted else 'new'}"
-    elif isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
+    elif (
+        isinstance(wanted, list)
+        and isinstance(found, list)
+        and len(wanted) == len(found)
+    ):
         for i, (one, other) in enumerate(zip(found, wanted)):
             yield from differences(one, other, rounding, f"{where}/{i}")
-    elif isinstance(wanted, float) and isinstance(found, (int, float)) and not isinstance(found, bool):
+    elif (
+        isinstance(wanted, float)
+        and isinstance(found, (int, float))
+        and not isinstance(found, bool)
+    ):
         if not math.isclose(found, wanted, rel_tol=rounding, abs_tol=rounding):
             yield f"{where}: {found!r}, not {wanted!r}"
     elif found != wanted:
@@ -313,7 +411,10 @@ def differences(found: Any, wanted: Any, rounding: float, where: str = "") -> It
 def _lines(value: Any, depth: int = 3) -> str:
     """JSON with a line for each entry of the outermost levels."""
     if isinstance(value, dict) and value and depth:
-        inner = (f"{json.dumps(name)}: {_lines(one, depth - 1)}" for name, one in value.items())
+        inner = (
+            f"{json.dumps(name)}: {_lines(one, depth - 1)}"
+            for name, one in value.items()
+        )
         return "{\n" + ",\n".join(inner) + "\n}"
     return json.dumps(value, separators=(",", ":"))
 

@@ -28,12 +28,14 @@ def test_keys_of_cells() -> None:
 
 
 SUITES = [
-    pytest.param(name, marks=[] if name in collect.QUICK else pytest.mark.slow) for name in sorted(REFERENCE["cells"])
+    pytest.param(name, marks=[] if name in collect.QUICK else pytest.mark.slow)
+    for name in sorted(REFERENCE["cells"])
 ]
 
 
 RUNS = [
-    pytest.param(name, marks=[] if name in ("retries", "figures") else pytest.mark.slow) for name in REFERENCE["runs"]
+    pytest.param(name, marks=[] if name in ("retries", "figures") else pytest.mark.slow)
+    for name in REFERENCE["runs"]
 ]
 
 

@@ -18,7 +18,12 @@ def by_owen(h, k, r):
     """Phi2 from Owen's T function; absolute accuracy 1e-16."""
     s = np.sqrt(1 - r * r)
     half = np.where(h * k < 0, 0.5, 0.0)
-    return (ndtr(h) + ndtr(k)) / 2 - owens_t(h, (k - r * h) / (h * s)) - owens_t(k, (h - r * k) / (k * s)) - half
+    return (
+        (ndtr(h) + ndtr(k)) / 2
+        - owens_t(h, (k - r * h) / (h * s))
+        - owens_t(k, (h - r * k) / (k * s))
+        - half
+    )
 
 
 def by_quad(h, k, r):
@@ -33,7 +38,9 @@ def by_quad(h, k, r):
     scale = 1 / max(1.0, abs(h) / 2)
     panels = h - scale * np.array([0, 0.25, 0.5, 1, 2, 4, 8, 16, 32])
     total = sum(
-        integrate.quad(lambda x: math.exp(log_f(x) - top), a, b, epsabs=0, epsrel=1e-13)[0]
+        integrate.quad(
+            lambda x: math.exp(log_f(x) - top), a, b, epsabs=0, epsrel=1e-13
+        )[0]
         for b, a in itertools.pairwise(panels)
         if log_f(b) - top > -45
     )
@@ -61,11 +68,20 @@ def test_relative_accuracy_in_the_tails(r, rng):
 def test_closed_forms():
     zero = np.zeros(1)
     for r in CORRELATIONS:
-        assert np.exp(log_cdf(zero, zero, r).value[0]) == pytest.approx(0.25 + math.asin(r) / (2 * math.pi), rel=1e-14)
+        assert np.exp(log_cdf(zero, zero, r).value[0]) == pytest.approx(
+            0.25 + math.asin(r) / (2 * math.pi), rel=1e-14
+        )
     x = np.linspace(-30, 8, 77)
     independent = log_cdf(x, x[::-1].copy(), 0.0)
-    np.testing.assert_allclose(independent.value, log_ndtr(x) + log_ndtr(x[::-1]), rtol=1e-12, atol=1e-15)
-    np.testing.assert_allclose(log_cdf(x, np.full_like(x, np.inf), 0.4).value, log_ndtr(x), rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(
+        independent.value, log_ndtr(x) + log_ndtr(x[::-1]), rtol=1e-12, atol=1e-15
+    )
+    np.testing.assert_allclose(
+        log_cdf(x, np.full_like(x, np.inf), 0.4).value,
+        log_ndtr(x),
+        rtol=1e-12,
+        atol=1e-15,
+    )
     both = np.exp(log_cdf(x, x - 1, 0.4).value) + np.exp(log_cdf(x, 1 - x, -0.4).value)
     np.testing.assert_allclose(both, ndtr(x), rtol=1e-9, atol=1e-16)
 
@@ -73,7 +89,9 @@ def test_closed_forms():
 def difference(f, x, step):
     """Sixth-order central difference."""
     weights = {1: 45 / 60, 2: -9 / 60, 3: 1 / 60}
-    return sum(w * (f(x + j * step) - f(x - j * step)) for j, w in weights.items()) / step
+    return (
+        sum(w * (f(x + j * step) - f(x - j * step)) for j, w in weights.items()) / step
+    )
 
 
 @pytest.mark.parametrize("r", [1 / 3, -1 / 3, 0.7])
@@ -90,19 +108,25 @@ def test_derivatives_are_those_of_the_value(r, width, rng):
         difference(lambda x: log_cdf(h, x, r).first, k, step),
     ]
     for found, expected in zip((exact.first, exact.second, *exact.hessian), numeric):
-        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=3e-9 * max(1, width / 4))
+        np.testing.assert_allclose(
+            found, expected, rtol=1e-8, atol=3e-9 * max(1, width / 4)
+        )
 
 
 @pytest.mark.parametrize("distance", [1e2, 1e4, 1e8, 1e15, 1e30])
 def test_far_outside_only_the_corner_and_the_faces_matter(distance):
     r = 1 / 3
-    corner = log_cdf(np.array([-distance]), np.array([-0.9 * distance]), r, hessian=True)
+    corner = log_cdf(
+        np.array([-distance]), np.array([-0.9 * distance]), r, hessian=True
+    )
     inverse = np.linalg.inv([[1, r], [r, 1]])
     pull = inverse @ [distance, 0.9 * distance]
     first = corner.first[0], corner.second[0]
     np.testing.assert_allclose(first, pull, rtol=5 / distance**2 + 1e-12)
     h11, h22, h12 = (float(v[0]) for v in corner.hessian)
-    np.testing.assert_allclose([[h11, h12], [h12, h22]], -inverse, atol=5 / distance**2 + 1e-12)
+    np.testing.assert_allclose(
+        [[h11, h12], [h12, h22]], -inverse, atol=5 / distance**2 + 1e-12
+    )
     face = log_cdf(np.array([-distance]), np.array([0.5 * distance]), -r, hessian=True)
     assert face.first[0] == pytest.approx(distance, rel=2 / distance**2 + 1e-13)
     assert face.second[0] == 0 or face.second[0] < 1e-20
@@ -115,7 +139,13 @@ def test_far_outside_only_the_corner_and_the_faces_matter(distance):
 def test_sign_flips_the_correlation_elementwise(backend, rng):
     h, k = rng.uniform(-9, 3, (2, 64))
     sign = np.where(rng.random(64) < 0.5, 1.0, -1.0)
-    found = log_cdf(backend.asarray(h), backend.asarray(k), 1 / 3, sign=backend.asarray(sign), hessian=True)
+    found = log_cdf(
+        backend.asarray(h),
+        backend.asarray(k),
+        1 / 3,
+        sign=backend.asarray(sign),
+        hessian=True,
+    )
     for field in (found.value, found.first, found.second, *found.hessian):
         assert_placed(field, backend, (64,))
     from smimbench.backend.arrays import to_host
@@ -123,8 +153,12 @@ def test_sign_flips_the_correlation_elementwise(backend, rng):
     for value in (1.0, -1.0):
         apart = log_cdf(h, k, value / 3, hessian=True)
         pick = sign == value
-        for one, other in zip((*found[:3], *found.hessian), (*apart[:3], *apart.hessian)):
-            np.testing.assert_allclose(to_host(one)[pick], other[pick], rtol=1e-11, atol=1e-12)
+        for one, other in zip(
+            (*found[:3], *found.hessian), (*apart[:3], *apart.hessian)
+        ):
+            np.testing.assert_allclose(
+                to_host(one)[pick], other[pick], rtol=1e-11, atol=1e-12
+            )
 
 
 @pytest.mark.parametrize("r", [0.95, -1.0, 2.0, float("nan")])

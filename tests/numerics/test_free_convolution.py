@@ -22,13 +22,18 @@ def stieltjes_by_roots(x, noise, atoms, weights):
     """g at one x from the polynomial of g = sum p/(x - noise g - s); the complex root, or the decreasing real one."""
     # With z = x - noise g: (x - z)/noise = sum p/(z - s).
     full = np.poly(atoms)
-    partial = sum(p * np.poly(np.delete(atoms, k)) if len(atoms) > 1 else np.array([p]) for k, p in enumerate(weights))
+    partial = sum(
+        p * np.poly(np.delete(atoms, k)) if len(atoms) > 1 else np.array([p])
+        for k, p in enumerate(weights)
+    )
     poly = np.polysub(np.polymul([-1.0, x], full), noise * partial)
     roots = np.roots(poly)
     best = roots[np.argmax(np.abs(roots.imag))]
     if abs(best.imag) > 1e-9:
         return complex((x - best.real) / noise, abs(best.imag) / noise)
-    slope = 1 - noise * np.array([(weights / (z - atoms) ** 2).sum() for z in roots.real])
+    slope = 1 - noise * np.array(
+        [(weights / (z - atoms) ** 2).sum() for z in roots.real]
+    )
     # Several real roots: only one has dz/dx > 0, that is dx/dz > 0.
     z = roots.real[np.argmax(slope)]
     return complex((x - z) / noise, 0.0)
@@ -51,10 +56,14 @@ def test_semicircle_is_linear(noise):
     law = FreeConvolution(*semicircle_rule(400))
     width = 2 * math.sqrt(1 + noise)
     inside = np.linspace(-0.99, 0.99, 51) * width
-    np.testing.assert_allclose(law.rie(inside, noise), inside / (1 + noise), rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(
+        law.rie(inside, noise), inside / (1 + noise), rtol=1e-9, atol=1e-10
+    )
     outside = np.array([1.01, 1.5, 10.0]) * width
     g = (outside - np.sqrt(outside**2 - width**2)) / (2 * (1 + noise))
-    np.testing.assert_allclose(law.rie(-outside, noise), -outside + 2 * noise * g, rtol=1e-8)
+    np.testing.assert_allclose(
+        law.rie(-outside, noise), -outside + 2 * noise * g, rtol=1e-8
+    )
     F = law.mmse(noise)
     assert abs(F.value - noise / (1 + noise)) <= F.error < 1e-9
 
@@ -69,7 +78,9 @@ def test_the_map_solves_the_polynomial(noise, rng):
     np.testing.assert_allclose(xi, x - 2 * noise * g.real, rtol=1e-6, atol=3e-6 * root)
 
 
-@pytest.mark.parametrize(("noise", "bulks"), [(1e-6, 3), (0.1, 3), (0.6, 2), (2.0, 1), (1e4, 1)])
+@pytest.mark.parametrize(
+    ("noise", "bulks"), [(1e-6, 3), (0.1, 3), (0.6, 2), (2.0, 1), (1e4, 1)]
+)
 def test_mmse_is_the_cube_of_the_density(noise, bulks):
     """F = Delta - (4 pi^2/3) Delta^2 int mu^3, with mu from the roots of the polynomial."""
     ends = support(three, noise)
@@ -79,7 +90,9 @@ def test_mmse_is_the_cube_of_the_density(noise, bulks):
     for left, right in ends:
         x = (left + right) / 2 + (right - left) / 2 * np.sin(np.pi / 2 * angle)
         dx = (right - left) / 2 * np.cos(np.pi / 2 * angle) * np.pi / 2 * weight
-        mu = np.array([stieltjes_by_roots(v, noise, ATOMS, WEIGHTS).imag / np.pi for v in x])
+        mu = np.array(
+            [stieltjes_by_roots(v, noise, ATOMS, WEIGHTS).imag / np.pi for v in x]
+        )
         mass += mu @ dx
         cube += mu**3 @ dx
     assert mass == pytest.approx(1, rel=1e-6)
@@ -90,7 +103,10 @@ def test_mmse_is_the_cube_of_the_density(noise, bulks):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.floats(-3, 3), st.floats(0.01, 1)), min_size=1, max_size=6), st.floats(-12, 12))
+@given(
+    st.lists(st.tuples(st.floats(-3, 3), st.floats(0.01, 1)), min_size=1, max_size=6),
+    st.floats(-12, 12),
+)
 def test_moments_add_by_free_cumulants(pairs, exponent):
     atoms, weights = np.array(pairs).T
     noise = 10.0**exponent
@@ -104,7 +120,9 @@ def test_moments_add_by_free_cumulants(pairs, exponent):
     F = law.mmse(noise)
     variance = p @ atoms**2 - s1**2
     # The posterior mean beats the best linear estimate and cannot beat knowing the eigenvectors of S.
-    assert -1e-12 <= F.value <= variance * noise / (variance + noise) * (1 + 1e-8) + 1e-13
+    assert (
+        -1e-12 <= F.value <= variance * noise / (variance + noise) * (1 + 1e-8) + 1e-13
+    )
 
 
 def test_far_atoms_have_a_bulk_each():
@@ -114,7 +132,9 @@ def test_far_atoms_have_a_bulk_each():
     assert F.value == pytest.approx(noise * (1 - (WEIGHTS**2).sum()), rel=1e-5)
     ends = support(three, noise)
     np.testing.assert_allclose(ends.mean(1), ATOMS, atol=1e-12)
-    np.testing.assert_allclose(np.diff(ends)[:, 0], 4 * np.sqrt(noise * WEIGHTS), rtol=1e-4)
+    np.testing.assert_allclose(
+        np.diff(ends)[:, 0], 4 * np.sqrt(noise * WEIGHTS), rtol=1e-4
+    )
 
 
 def test_nothing_to_know():
@@ -125,7 +145,11 @@ def test_nothing_to_know():
 
 def test_limits():
     variance = WEIGHTS @ ATOMS**2 - (WEIGHTS @ ATOMS) ** 2
-    for noise, value, rel in ((0.0, 0.0, 0.0), (np.inf, variance, 1e-14), (1e300, variance, 1e-9)):
+    for noise, value, rel in (
+        (0.0, 0.0, 0.0),
+        (np.inf, variance, 1e-14),
+        (1e300, variance, 1e-9),
+    ):
         assert three.mmse(noise).value == pytest.approx(value, rel=rel)
 
 
@@ -135,7 +159,12 @@ def test_discretised_law_reports_what_it_cannot_resolve(count):
     from scipy.optimize import brentq
 
     def excess(x, probability):
-        return 0.5 + x * math.sqrt(4 - x * x) / (4 * math.pi) + math.asin(x / 2) / math.pi - probability
+        return (
+            0.5
+            + x * math.sqrt(4 - x * x) / (4 * math.pi)
+            + math.asin(x / 2) / math.pi
+            - probability
+        )
 
     quantiles = [brentq(excess, -2, 2, args=((k + 0.5) / count,)) for k in range(count)]
     law = FreeConvolution(quantiles, law="quantiles")
@@ -154,13 +183,21 @@ def test_random_matrix():
     R = S + math.sqrt(noise) * (Z + Z.T) / math.sqrt(2 * D)
     values, vectors = np.linalg.eigh(R)
     estimate = (vectors * three.rie(values, noise)) @ vectors.T
-    assert ((estimate - S) ** 2).sum() / D == pytest.approx(three.mmse(noise).value, rel=0.02)
+    assert ((estimate - S) ** 2).sum() / D == pytest.approx(
+        three.mmse(noise).value, rel=0.02
+    )
     edges = support(three, noise)
     assert values[0] == pytest.approx(edges[0, 0], abs=0.05)
     assert values[-1] == pytest.approx(edges[-1, 1], abs=0.05)
     counts, bins = np.histogram(values, bins=20)
     expected = (
-        three.means(lambda x, *_: (x >= bins[:-1, None]) & (x < bins[1:, None]), noise, bins, rtol=1e-3).value * D
+        three.means(
+            lambda x, *_: (x >= bins[:-1, None]) & (x < bins[1:, None]),
+            noise,
+            bins,
+            rtol=1e-3,
+        ).value
+        * D
     )
     assert np.abs(counts - expected).max() < 4  # eigenvalues are rigid
 
@@ -169,7 +206,9 @@ def test_backends(backend, rng):
     x = rng.uniform(-4, 4, 30)
     found = three.rie(backend.asarray(x), 0.4)
     assert_placed(found, backend, (30,))
-    np.testing.assert_allclose(to_host(found), three.rie(x, 0.4), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(
+        to_host(found), three.rie(x, 0.4), rtol=1e-12, atol=1e-14
+    )
     assert_placed(three.rie(backend.asarray(x[:0]), 0.4), backend, (0,))
 
 
@@ -177,7 +216,9 @@ def test_float32(rng):
     x = rng.uniform(-4, 4, 30).astype(np.float32)
     found = three.rie(x, 0.4)
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, three.rie(x.astype(float), 0.4), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        found, three.rie(x.astype(float), 0.4), rtol=1e-6, atol=1e-7
+    )
 
 
 def test_order_scale_and_duplicates_of_atoms_do_not_matter():
@@ -190,7 +231,9 @@ def test_chunks_do_not_matter():
     """More points than one chunk holds."""
     law = FreeConvolution(*semicircle_rule(400))
     x = np.linspace(-3, 3, 1001)
-    np.testing.assert_allclose(law.rie(x, 0.5)[::100], law.rie(x[::100].copy(), 0.5), rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(
+        law.rie(x, 0.5)[::100], law.rie(x[::100].copy(), 0.5), rtol=1e-13, atol=1e-14
+    )
 
 
 def test_a_noise_below_the_rounding_of_the_atoms_is_refused():

@@ -27,14 +27,18 @@ def test_roots_of_a_batch(backend, rng):
     assert_placed(root, backend, (4, 3, 3))
     root, inverse = to_host(root), to_host(inverse)
     np.testing.assert_allclose(root @ root, matrix, atol=1e-12)
-    np.testing.assert_allclose(inverse @ root, np.broadcast_to(np.eye(3), root.shape), atol=1e-9)
+    np.testing.assert_allclose(
+        inverse @ root, np.broadcast_to(np.eye(3), root.shape), atol=1e-9
+    )
     np.testing.assert_allclose(root, np.swapaxes(root, 1, 2), atol=1e-13)
 
 
 def test_a_function_of_a_matrix_is_scipys(rng):
     matrix = rng.standard_normal((3, 3))
     matrix = matrix + matrix.T
-    np.testing.assert_allclose(spectral_function(matrix, np.exp), scipy.linalg.expm(matrix), rtol=1e-12)
+    np.testing.assert_allclose(
+        spectral_function(matrix, np.exp), scipy.linalg.expm(matrix), rtol=1e-12
+    )
 
 
 def test_eigenvalues_that_are_negative_or_small(backend):
@@ -43,7 +47,9 @@ def test_eigenvalues_that_are_negative_or_small(backend):
     root = to_host(symmetric_root(matrix))
     np.testing.assert_allclose(turn.T @ root @ turn, np.diag([0.0, 2.0]), atol=1e-14)
     floored = to_host(with_floor(matrix, 0.25))
-    np.testing.assert_allclose(turn.T @ floored @ turn, np.diag([0.25, 4.0]), atol=1e-14)
+    np.testing.assert_allclose(
+        turn.T @ floored @ turn, np.diag([0.25, 4.0]), atol=1e-14
+    )
     inverse = to_host(inverse_root(matrix, 0.25))
     np.testing.assert_allclose(turn.T @ inverse @ turn, np.diag([2.0, 0.5]), atol=1e-14)
 

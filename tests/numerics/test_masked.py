@@ -8,13 +8,19 @@ from smimbench.numerics.masked import put_at_mask, spread_at_mask
 from tests.conftest import assert_placed
 
 
-@pytest.mark.parametrize("mask", [[True, False, True, True], [False] * 4, [True] * 4, [False, False, True, False]])
+@pytest.mark.parametrize(
+    "mask",
+    [[True, False, True, True], [False] * 4, [True] * 4, [False, False, True, False]],
+)
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_put_is_assignment(backend, rng, mask, ndim):
     shape = [4, 3, 2][:ndim]
     whole, mask = rng.standard_normal(shape), np.array(mask)
     part = rng.standard_normal(whole[mask].shape)
-    here = (backend.xp.asarray(array, device=backend.device) for array in (whole, mask, part))
+    here = (
+        backend.xp.asarray(array, device=backend.device)
+        for array in (whole, mask, part)
+    )
     asked = put_at_mask(*here)
     assert_placed(asked, backend, tuple(shape))
     whole[mask] = part
@@ -23,4 +29,6 @@ def test_put_is_assignment(backend, rng, mask, ndim):
 
 def test_spread_repeats_in_between():
     mask = np.array([False, True, False, True, False])
-    np.testing.assert_array_equal(spread_at_mask(np.array([3, 7]), mask), [3, 3, 3, 7, 7])
+    np.testing.assert_array_equal(
+        spread_at_mask(np.array([3, 7]), mask), [3, 3, 3, 7, 7]
+    )

@@ -26,7 +26,12 @@ def remembered(calls):
 
 def test_equal_arrays_are_computed_once(remembered, calls):
     a = np.arange(6.0).reshape(2, 3)
-    assert remembered("x", a) == remembered("x", a.copy()) == remembered("x", np.asfortranarray(a)) == 15.0
+    assert (
+        remembered("x", a)
+        == remembered("x", a.copy())
+        == remembered("x", np.asfortranarray(a))
+        == 15.0
+    )
     assert calls == ["x"]
     assert remembered.__doc__ == "Sum."
 

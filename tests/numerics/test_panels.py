@@ -19,7 +19,9 @@ class Counted:
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
 def test_smooth_functions_take_few_evaluations(rng, scale):
-    function = Counted(lambda x: np.tanh(3 * x / scale), lambda x: np.exp(-((x / scale) ** 2)))
+    function = Counted(
+        lambda x: np.tanh(3 * x / scale), lambda x: np.exp(-((x / scale) ** 2))
+    )
     x = scale * rng.standard_normal(20_000)
     found = values_by_panels(function, x, np.array([1e-9, 1e-9]))
     assert function.count < 1500
@@ -37,16 +39,22 @@ def test_a_narrow_step_is_found_between_smooth_parts(rng):
 def test_what_no_polynomial_follows_is_evaluated(rng):
     function = Counted(lambda x: np.sign(x - 0.3), lambda x: np.sin(1e9 * x))
     x = rng.uniform(0, 1, 3000)
-    np.testing.assert_array_equal(values_by_panels(function, x, np.array([1e-6, 1e-6])), function(x))
+    np.testing.assert_array_equal(
+        values_by_panels(function, x, np.array([1e-6, 1e-6])), function(x)
+    )
 
 
 def test_equal_points_at_a_jump(rng):
     x = np.concatenate([np.full(100, 0.3), rng.uniform(0, 1, 500)])
     function = Counted(lambda x: np.sign(x - 0.3), np.cos)
-    np.testing.assert_allclose(values_by_panels(function, x, np.array([1e-6, 1e-6])), function(x), atol=1e-5)
+    np.testing.assert_allclose(
+        values_by_panels(function, x, np.array([1e-6, 1e-6])), function(x), atol=1e-5
+    )
 
 
-@pytest.mark.parametrize("x", [[], [0.7], [0.7] * 40, [0.0] * 20 + [1.0] * 20, np.arange(NODES + 1.0)])
+@pytest.mark.parametrize(
+    "x", [[], [0.7], [0.7] * 40, [0.0] * 20 + [1.0] * 20, np.arange(NODES + 1.0)]
+)
 def test_few_points_and_equal_ones(x):
     function = Counted(np.cos, np.sin)
     x = np.array(x, dtype=float)

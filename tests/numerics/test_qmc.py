@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from smimbench.numerics.qmc import normal_points, normal_scrambles, uniform_points, whitened_points
+from smimbench.numerics.qmc import (
+    normal_points,
+    normal_scrambles,
+    uniform_points,
+    whitened_points,
+)
 
 
 def test_names_decide_the_points():

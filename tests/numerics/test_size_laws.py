@@ -27,12 +27,17 @@ def test_first_order_is_found_exactly():
 
 def test_precise_values_tell_the_second_order_themselves():
     found = extrapolate(D, curve(0.4, -3.0, 70.0), np.full(4, 1e-7))
-    assert (found.limit, found.coefficient, found.second) == pytest.approx((0.4, -3.0, 70.0), rel=1e-3)
+    assert (found.limit, found.coefficient, found.second) == pytest.approx(
+        (0.4, -3.0, 70.0), rel=1e-3
+    )
 
 
 def test_errors_are_those_of_random_terms_of_second_order():
     """Against generalized least squares with the covariance of the values written out."""
-    errors, values = np.array([0.02, 0.01, 0.01, 0.005]), np.array([0.5, 0.44, 0.43, 0.41])
+    errors, values = (
+        np.array([0.02, 0.01, 0.01, 0.005]),
+        np.array([0.5, 0.44, 0.43, 0.41]),
+    )
     found = extrapolate(D, values, errors, dof=30)
     b, limit = found.coefficient, found.limit
     s = math.hypot(0.5 * SECOND / 3, b * min(50, b / limit))
@@ -40,8 +45,12 @@ def test_errors_are_those_of_random_terms_of_second_order():
     X = np.stack([np.ones(4), 1 / D], 1)
     covariance = np.linalg.inv(X.T @ np.linalg.inv(V) @ X)
     solve = covariance @ X.T @ np.linalg.inv(V)
-    assert solve @ values == pytest.approx((limit, b), rel=1e-3)  # s itself is that of the step before
-    assert np.sqrt(np.diagonal(covariance)) == pytest.approx((found.error, found.coefficient_error), rel=1e-2)
+    assert solve @ values == pytest.approx(
+        (limit, b), rel=1e-3
+    )  # s itself is that of the step before
+    assert np.sqrt(np.diagonal(covariance)) == pytest.approx(
+        (found.error, found.coefficient_error), rel=1e-2
+    )
     rest = values - X @ (limit, b)
     assert found.chi2 == pytest.approx(rest @ np.linalg.inv(V) @ rest, rel=1e-2)
     chance = math.sqrt(solve[0] ** 2 @ errors**2)
@@ -52,7 +61,9 @@ def draws(count, seeds, rng, sd=0.8, power=1.0, second=0.0):
     """Extrapolations of simulated runs whose standard deviation falls as a power of the size."""
     for _ in range(count):
         means = curve(0.4, 2.0, 0.4 * second * rng.standard_normal())
-        runs = [rng.normal(m, sd / size**power, n) for m, size, n in zip(means, D, seeds)]
+        runs = [
+            rng.normal(m, sd / size**power, n) for m, size, n in zip(means, D, seeds)
+        ]
         errors, dof = pooled_errors(D, [r.std(ddof=1) for r in runs], seeds)
         yield extrapolate(D, [r.mean() for r in runs], errors, dof)
 
@@ -68,12 +79,16 @@ def draws(count, seeds, rng, sd=0.8, power=1.0, second=0.0):
 )
 def test_scores_are_those_of_chance(power, seeds, second):
     """Few runs and many, vectors and matrices, with and without a second order: intervals hold the limit."""
-    found = list(draws(400, seeds, np.random.default_rng(5), power=power, second=second))
+    found = list(
+        draws(400, seeds, np.random.default_rng(5), power=power, second=second)
+    )
     score = np.array([(f.limit - 0.4) / f.error for f in found])
     inside = np.mean([abs(z) < student.ppf(0.975, f.dof) for z, f in zip(score, found)])
     assert 0.92 < inside < (0.985 if second else 1.0)
     assert abs(score.mean()) < 0.2
-    assert np.mean([normal_score(abs(z), f.dof) > 3 for z, f in zip(score, found)]) < 0.01
+    assert (
+        np.mean([normal_score(abs(z), f.dof) > 3 for z, f in zip(score, found)]) < 0.01
+    )
     assert np.mean([f.refusal != "" for f in found]) < 0.02
 
 
@@ -87,11 +102,16 @@ def test_p_values_of_right_laws_are_uniform():
 
 def test_a_limit_from_small_sizes_is_as_sure_as_the_next_order_lets_it_be():
     """What is left open falls as the square of the size, and is too much for small ones."""
-    small, large = (extrapolate(D * scale, curve(0.4), np.full(4, 0.1 / scale**2 / 100)) for scale in (0.1, 1.0))
+    small, large = (
+        extrapolate(D * scale, curve(0.4), np.full(4, 0.1 / scale**2 / 100))
+        for scale in (0.1, 1.0)
+    )
     assert small.refusal == "sizes too small"
     assert (large.refusal, large.error < 0.01) == ("", True)
     # A first order as large as the limit leaves the second open, too.
-    assert extrapolate(D, curve(0.01, 5.0), np.full(4, 3e-2)).refusal == "sizes too small"
+    assert (
+        extrapolate(D, curve(0.01, 5.0), np.full(4, 3e-2)).refusal == "sizes too small"
+    )
 
 
 def test_what_no_series_fits_is_refused():
@@ -123,7 +143,9 @@ def test_errors_that_are_no_power_of_the_size_stay_their_own():
     np.testing.assert_allclose(errors, s / math.sqrt(40))
     errors, dof = pooled_errors(D, [0.1, math.nan, math.nan, math.nan], [5, 1, 1, 1])
     assert errors[0] == pytest.approx(0.1 / math.sqrt(5))
-    np.testing.assert_allclose(errors[1:], 0.1 * (D[1:] / D[0]) ** -0.75)  # between vectors and matrices
+    np.testing.assert_allclose(
+        errors[1:], 0.1 * (D[1:] / D[0]) ** -0.75
+    )  # between vectors and matrices
     assert 0.5 < dof < 4
     assert pooled_errors(D, [math.nan] * 4, [1] * 4)[1] == 0
 
@@ -133,9 +155,14 @@ def test_a_single_known_size_gives_errors_at_all_others_whatever_its_last_bit():
     for seed in range(40):
         s, counts = np.full(4, math.nan), [1, 1, 1, 1]
         known = seed % 4
-        s[known], counts[known] = np.random.default_rng(seed).lognormal(sigma=3), 2 + seed
+        s[known], counts[known] = (
+            np.random.default_rng(seed).lognormal(sigma=3),
+            2 + seed,
+        )
         errors, dof = pooled_errors(D, s, counts)
-        np.testing.assert_allclose(errors, s[known] * (D / D[known]) ** -0.75 / np.sqrt(counts))
+        np.testing.assert_allclose(
+            errors, s[known] * (D / D[known]) ** -0.75 / np.sqrt(counts)
+        )
         assert dof > 0
 
 

@@ -10,9 +10,19 @@ def test_controlled_mean_is_unbiased_and_its_error_is_right():
     scores = []
     for _ in range(200):
         zeros = [rng.standard_normal((20, 3)) for _ in range(8)]
-        zeros = [np.concatenate([x, x[:, :1], 0.0 * x[:, :1]], 1) for x in zeros]  # one twice, one that vanishes
+        zeros = [
+            np.concatenate([x, x[:, :1], 0.0 * x[:, :1]], 1) for x in zeros
+        ]  # one twice, one that vanishes
         samples = [
-            np.stack([2.0 + x @ [1.0, -2.0, 0.5, 0.0, 0.0] + 0.1 * rng.standard_normal(20), x[:, 0] ** 2], 1)
+            np.stack(
+                [
+                    2.0
+                    + x @ [1.0, -2.0, 0.5, 0.0, 0.0]
+                    + 0.1 * rng.standard_normal(20),
+                    x[:, 0] ** 2,
+                ],
+                1,
+            )
             for x in zeros
         ]
         value, error = controlled_mean(samples, zeros)

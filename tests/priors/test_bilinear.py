@@ -4,7 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_attention.priors.bilinear import Bilinear, mmse, observed_law, singular_map
+from smimbench_attention.priors.bilinear import (
+    Bilinear,
+    mmse,
+    observed_law,
+    singular_map,
+)
 
 from smimbench.interfaces import ParameterError
 
@@ -29,7 +34,9 @@ def drawn(rng, D, r, noise):
     return S, S + math.sqrt(noise / D) * rng.standard_normal((D, D))
 
 
-@pytest.mark.parametrize(("rho", "noise"), [(0.3, 0.5), (0.9, 0.02), (1.0, 0.1), (3.0, 1.0), (0.1, 0.2)])
+@pytest.mark.parametrize(
+    ("rho", "noise"), [(0.3, 0.5), (0.9, 0.02), (1.0, 0.1), (3.0, 1.0), (0.1, 0.2)]
+)
 def test_error_and_map_are_those_of_the_density_found_by_the_quartic(rho, noise):
     weights, x, *_ = observed_law(noise, rho)
     # In the angle the square roots at the ends are smooth; those at a gap are not, which costs 1e-4.
@@ -43,8 +50,14 @@ def test_error_and_map_are_those_of_the_density_found_by_the_quartic(rho, noise)
     g = resolvent(inner, noise, rho)
     there = g.imag > 1e-3
     expected = inner - 2 * noise * g.real
-    np.testing.assert_allclose(singular_map(inner, noise, rho)[there], expected[there], atol=1e-9)
-    np.testing.assert_allclose(singular_map(inner, noise, rho, continued=True)[there], expected[there], atol=1e-9)
+    np.testing.assert_allclose(
+        singular_map(inner, noise, rho)[there], expected[there], atol=1e-9
+    )
+    np.testing.assert_allclose(
+        singular_map(inner, noise, rho, continued=True)[there],
+        expected[there],
+        atol=1e-9,
+    )
     assert weights.sum() == pytest.approx(1, abs=1e-12)
 
 
@@ -63,21 +76,36 @@ def test_limits():
     noise = np.array([[0.0, np.inf, np.nan, -1.0], [1e-6, 1e-3, 1e3, 1e20]])
     found = mmse(noise, 0.3)
     np.testing.assert_array_equal(found[0], [0, 1, np.nan, np.nan])
-    assert found[1, 0] == pytest.approx(1e-6 * (2 * 0.3 - 0.09), rel=1e-5)  # degrees of freedom of a matrix of rank r
+    assert found[1, 0] == pytest.approx(
+        1e-6 * (2 * 0.3 - 0.09), rel=1e-5
+    )  # degrees of freedom of a matrix of rank r
     assert mmse(1e-9, 2.0) == pytest.approx(1e-9, rel=1e-4)
     # Of large width S is a Gaussian matrix, whose posterior mean is linear.
-    np.testing.assert_allclose(mmse([0.1, 1.0, 10.0], 1e6), np.array([0.1, 1, 10]) / np.array([1.1, 2, 11]), rtol=1e-5)
-    np.testing.assert_allclose(singular_map(np.array([0.5, 1.5]), 0.6, 1e6), np.array([0.5, 1.5]) / 1.6, rtol=1e-4)
+    np.testing.assert_allclose(
+        mmse([0.1, 1.0, 10.0], 1e6),
+        np.array([0.1, 1, 10]) / np.array([1.1, 2, 11]),
+        rtol=1e-5,
+    )
+    np.testing.assert_allclose(
+        singular_map(np.array([0.5, 1.5]), 0.6, 1e6),
+        np.array([0.5, 1.5]) / 1.6,
+        rtol=1e-4,
+    )
     np.testing.assert_array_equal(singular_map(np.array([0.5]), 0.0, 0.3), [0.5])
     assert singular_map(np.array([0.5]), np.inf, 0.3)[0] == 0
     assert np.isnan(singular_map(np.array([0.5]), -1.0, 0.3)[0])
 
 
-@pytest.mark.parametrize(("rho", "noise"), [(0.3, 0.02), (0.3, 0.1), (0.9, 0.5), (2.0, 1.0)])
+@pytest.mark.parametrize(
+    ("rho", "noise"), [(0.3, 0.02), (0.3, 0.1), (0.9, 0.5), (2.0, 1.0)]
+)
 def test_continued_map_is_continuous_with_slopes_up_to_one_outside(rho, noise):
     end = observed_law(noise, rho)[1].max()
     x = np.linspace(1e-6, 2 * end, 4001)
-    plain, found = singular_map(x, noise, rho), singular_map(x, noise, rho, continued=True)
+    plain, found = (
+        singular_map(x, noise, rho),
+        singular_map(x, noise, rho, continued=True),
+    )
     slopes = np.diff(found) / np.diff(x)
     assert slopes.min() > 0
     outside = x[:-1] > end
@@ -110,7 +138,9 @@ def test_denoiser_has_the_error_of_the_limit():
     for rho, noise in ((0.3, 0.1), (1.0, 0.5)):
         S, Y = drawn(rng, 240, round(240 * rho), noise)
         found = Bilinear(rho).denoise(Y[None], np.array([[1 / noise]]))
-        assert np.sum((found.estimate[0] - S) ** 2) / 240 == pytest.approx(found.V[0, 0], rel=0.03)
+        assert np.sum((found.estimate[0] - S) ** 2) / 240 == pytest.approx(
+            found.V[0, 0], rel=0.03
+        )
 
 
 @pytest.mark.slow
@@ -119,7 +149,9 @@ def test_denoiser_is_the_best_one_at_a_thousand_dimensions(rho, noise):
     D = 1000
     S, Y = drawn(np.random.default_rng(2), D, round(D * rho), noise)
     left, values, right = np.linalg.svd(Y)
-    best = np.einsum("ik,ij,kj->k", left, S, right, optimize=True)  # of all maps of singular values
+    best = np.einsum(
+        "ik,ij,kj->k", left, S, right, optimize=True
+    )  # of all maps of singular values
     found = singular_map(values, noise, rho)
     error = np.sum((left * found @ right - S) ** 2) / D
     assert error == pytest.approx(float(mmse(noise, rho)), rel=5e-3)
@@ -130,12 +162,16 @@ def test_small_width_is_that_of_spikes():
     t = np.array([0.05, 0.3, 0.7, 0.95, 1.5])
     limit = Bilinear(0.0).overlap(1 / t[:, None, None]).V[:, 0, 0]
     # A finite width approaches it as rho^(1/3) at the transition, faster elsewhere.
-    np.testing.assert_allclose(mmse(t / 1e-8, 1e-8)[[0, 1, 2, 4]], limit[[0, 1, 2, 4]], rtol=2e-3)
+    np.testing.assert_allclose(
+        mmse(t / 1e-8, 1e-8)[[0, 1, 2, 4]], limit[[0, 1, 2, 4]], rtol=2e-3
+    )
     # One spike of a large matrix, without the formulas: overlaps of its singular vectors, and the error at the best scale.
     rng, D = np.random.default_rng(3), 500
     q, k = (v / np.linalg.norm(v) for v in rng.standard_normal((2, D)))
     for noise in (0.05, 0.3, 0.7):
-        u, _, v = np.linalg.svd(np.outer(q, k) + math.sqrt(noise / D) * rng.standard_normal((D, D)))
+        u, _, v = np.linalg.svd(
+            np.outer(q, k) + math.sqrt(noise / D) * rng.standard_normal((D, D))
+        )
         overlap = (u[:, 0] @ q) ** 2 * (v[0] @ k) ** 2
         expected = Bilinear(0.0).overlap(np.array([[1 / noise]])).V[0, 0]
         assert 1 - overlap == pytest.approx(expected, abs=0.06)
@@ -161,20 +197,29 @@ def test_factor_and_its_gradient():
     prior, rng = Bilinear(0.5), np.random.default_rng(5)
     factor = prior.factor.draw(rng, 2, 6)
     assert factor.shape == (2, 12, 3)
-    np.testing.assert_allclose(prior.factor.compose(factor)[1], factor[1, :6] @ factor[1, 6:].T / math.sqrt(18))
+    np.testing.assert_allclose(
+        prior.factor.compose(factor)[1], factor[1, :6] @ factor[1, 6:].T / math.sqrt(18)
+    )
     G, direction = rng.standard_normal((2, 6, 6)), rng.standard_normal(factor.shape)
     h = 1e-6
     ends = [np.sum(G * prior.factor.compose(factor + s * direction)) for s in (h, -h)]
     expected = (ends[0] - ends[1]) / (2 * h)
-    assert np.sum(prior.factor.pullback(factor, G) * direction) == pytest.approx(expected, rel=1e-7)
+    assert np.sum(prior.factor.pullback(factor, G) * direction) == pytest.approx(
+        expected, rel=1e-7
+    )
 
 
 def test_refused():
     with pytest.raises(ParameterError, match="rho"):
         Bilinear(-1.0)
-    for call in (lambda p: p.sample(np.random.default_rng(0), 1, 5), lambda p: p.mean(1, 5)):
+    for call in (
+        lambda p: p.sample(np.random.default_rng(0), 1, 5),
+        lambda p: p.mean(1, 5),
+    ):
         with pytest.raises(ParameterError, match="small-width limit"):
             call(Bilinear(0.0))
     with pytest.raises(ParameterError, match="limit"):
         Bilinear(0.0).law.spectral_means(lambda x, *_: x[None], 0.1)
-    assert np.isnan(Bilinear(0.5).denoise(np.full((1, 4, 4), np.nan), np.eye(1)).estimate).all()
+    assert np.isnan(
+        Bilinear(0.5).denoise(np.full((1, 4, 4), np.nan), np.eye(1)).estimate
+    ).all()

@@ -9,12 +9,15 @@ from smimbench.derive.prior import why_theory_only
 
 
 @pytest.mark.parametrize(
-    ("prior", "dimension"), [(Wishart(0.5), 20), (Wishart(2.0), 16), (Wishart(0.05), 40), (Gaussian(), 50)]
+    ("prior", "dimension"),
+    [(Wishart(0.5), 20), (Wishart(2.0), 16), (Wishart(0.05), 40), (Gaussian(), 50)],
 )
 def test_relative_standard_deviation(prior, dimension, rng):
     size = prior.law.fluctuation
     fluctuation = (2 / dimension) ** 0.5 if size is None else size(dimension)
-    draws = np.array([np.sum(prior.sample(rng, 1, dimension) ** 2) for _ in range(3000)])
+    draws = np.array(
+        [np.sum(prior.sample(rng, 1, dimension) ** 2) for _ in range(3000)]
+    )
     # Heavy tails make the spread of the spread about 3% here; 12% is four of them.
     assert draws.std() / draws.mean() == pytest.approx(fluctuation, rel=0.12)
 

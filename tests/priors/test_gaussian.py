@@ -16,7 +16,10 @@ prior = Gaussian()
 def exact_inverse(matrix):
     """Inverse by Gauss-Jordan elimination in rational numbers."""
     n = len(matrix)
-    rows = [[Fraction(v) for v in row] + [Fraction(int(i == j)) for j in range(n)] for i, row in enumerate(matrix)]
+    rows = [
+        [Fraction(v) for v in row] + [Fraction(int(i == j)) for j in range(n)]
+        for i, row in enumerate(matrix)
+    ]
     for i in range(n):
         pivot = next(k for k in range(i, n) if rows[k][i] != 0)
         rows[i], rows[pivot] = rows[pivot], rows[i]
@@ -30,8 +33,16 @@ def exact_inverse(matrix):
 def exact_posterior(Qhat):
     """V = (I + Qhat)^{-1} and V Qhat, rounded once."""
     n = len(Qhat)
-    V = exact_inverse([[Fraction(float(v)) + int(i == j) for j, v in enumerate(row)] for i, row in enumerate(Qhat)])
-    Q = [[sum(V[i][k] * Fraction(float(Qhat[k][j])) for k in range(n)) for j in range(n)] for i in range(n)]
+    V = exact_inverse(
+        [
+            [Fraction(float(v)) + int(i == j) for j, v in enumerate(row)]
+            for i, row in enumerate(Qhat)
+        ]
+    )
+    Q = [
+        [sum(V[i][k] * Fraction(float(Qhat[k][j])) for k in range(n)) for j in range(n)]
+        for i in range(n)
+    ]
     return np.array(V, dtype=float), np.array(Q, dtype=float)
 
 
@@ -51,10 +62,14 @@ def test_overlap_is_the_exact_inverse(components, scales, rng):
         exact_V, exact_Q = exact_posterior(Qhat)
         size_V = np.sqrt(np.outer(np.diag(exact_V), np.diag(exact_V)))
         size_Q = np.sqrt(np.outer(np.diag(exact_Q), np.diag(exact_Q)))
-        condition = np.linalg.cond(Qhat / np.sqrt(np.outer(np.diag(Qhat), np.diag(Qhat))))
+        condition = np.linalg.cond(
+            Qhat / np.sqrt(np.outer(np.diag(Qhat), np.diag(Qhat)))
+        )
         assert (np.abs(V - exact_V) <= 1e-14 * condition * size_V).all()
         np.testing.assert_allclose(np.diag(Q), np.diag(exact_Q), rtol=1e-14 * condition)
-        assert (np.abs(Q - exact_Q) <= 1e-14 * condition * np.maximum(size_V, size_Q)).all()
+        assert (
+            np.abs(Q - exact_Q) <= 1e-14 * condition * np.maximum(size_V, size_Q)
+        ).all()
         np.testing.assert_array_equal(Q, Q.T)
         np.testing.assert_array_equal(V, V.T)
 
@@ -63,7 +78,9 @@ def test_overlap_is_the_exact_inverse(components, scales, rng):
 def test_scalar_keeps_its_digits(size):
     Q, V = prior.overlap(np.array([[size]]))
     assert V[0, 0] == pytest.approx(float(1 / (1 + Fraction(size))), rel=4e-16)
-    assert Q[0, 0] == pytest.approx(float(Fraction(size) / (1 + Fraction(size))), rel=4e-16)
+    assert Q[0, 0] == pytest.approx(
+        float(Fraction(size) / (1 + Fraction(size))), rel=4e-16
+    )
 
 
 def test_singular_information_leaves_the_unseen_direction_alone():
@@ -92,7 +109,9 @@ def test_denoise_is_the_conditional_mean(rng):
     expected = np.linalg.solve(covariance, R)
     found = prior.denoise(R, Qhat)
     np.testing.assert_allclose(found.estimate, expected, rtol=1e-9)
-    np.testing.assert_allclose(found.V, np.eye(3) - np.linalg.inv(covariance), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        found.V, np.eye(3) - np.linalg.inv(covariance), rtol=1e-9, atol=1e-12
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -105,7 +124,9 @@ def test_batch_is_a_loop_and_parts_add_up(components, seed):
     assert Q.shape == V.shape == Qhat.shape
     one = prior.overlap(Qhat[1, 2])
     np.testing.assert_allclose(Q[1, 2], one.Q, rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(Q + V, np.broadcast_to(prior.second_moment(components), Q.shape), atol=1e-8)
+    np.testing.assert_allclose(
+        Q + V, np.broadcast_to(prior.second_moment(components), Q.shape), atol=1e-8
+    )
 
 
 def test_factor_is_the_signal(rng):

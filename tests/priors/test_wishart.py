@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from smimbench_attention.priors.wishart import Wishart, continued_map, eigenvalue_map, mmse, observed_law
+from smimbench_attention.priors.wishart import (
+    Wishart,
+    continued_map,
+    eigenvalue_map,
+    mmse,
+    observed_law,
+)
 
 from smimbench.interfaces import ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
@@ -26,13 +32,19 @@ def stieltjes(x, noise, rho):
     companion = np.zeros((x.size, 3, 3))
     companion[:, 1, 0] = companion[:, 2, 1] = 1
     leading = a * noise
-    companion[:, 0] = np.stack([a * x + noise, -(x + a - 1 / a), np.ones_like(x)], axis=1) / leading
+    companion[:, 0] = (
+        np.stack([a * x + noise, -(x + a - 1 / a), np.ones_like(x)], axis=1) / leading
+    )
     roots = np.linalg.eigvals(companion)
-    g = np.take_along_axis(roots, np.argmax(np.abs(roots.imag), axis=1)[:, None], axis=1)[:, 0]
+    g = np.take_along_axis(
+        roots, np.argmax(np.abs(roots.imag), axis=1)[:, None], axis=1
+    )[:, 0]
     slope = noise + 1 / (1 - roots.real * a) ** 2 - 1 / roots.real**2
     falling = np.argmin(slope * roots.real**2, axis=1)[:, None]
     real = np.take_along_axis(roots.real, falling, axis=1)[:, 0]
-    return np.where(np.abs(g.imag) > 1e-7 * np.abs(g), g.real + 1j * np.abs(g.imag), real)
+    return np.where(
+        np.abs(g.imag) > 1e-7 * np.abs(g), g.real + 1j * np.abs(g.imag), real
+    )
 
 
 def edges_and_dip(noise, rho):
@@ -77,7 +89,12 @@ def marchenko_pastur(rho, nodes=300):
     low, high = a * (1 - math.sqrt(rho)) ** 2, a * (1 + math.sqrt(rho)) ** 2
     angle, weight = np.polynomial.legendre.leggauss(nodes)
     s = (low + high) / 2 + (high - low) / 2 * np.sin(np.pi / 2 * angle)
-    p = np.sqrt((high - s) * (s - low)) / (2 * np.pi * a * s) * np.cos(np.pi / 2 * angle) * weight
+    p = (
+        np.sqrt((high - s) * (s - low))
+        / (2 * np.pi * a * s)
+        * np.cos(np.pi / 2 * angle)
+        * weight
+    )
     p *= (high - low) / 2 * np.pi / 2
     if rho < 1:
         s, p = np.append(s, 0.0), np.append(p, 1 - rho)
@@ -119,7 +136,9 @@ def test_agrees_with_subordination(rho, noise):
     edges = support(law, noise)
     width = edges[-1, 1] - edges[0, 0]
     x = np.linspace(edges[0, 0] - width, edges[-1, 1] + width, 290)
-    np.testing.assert_allclose(eigenvalue_map(x, noise, rho), law.rie(x, noise), rtol=1e-7, atol=3e-11 * width)
+    np.testing.assert_allclose(
+        eigenvalue_map(x, noise, rho), law.rie(x, noise), rtol=1e-7, atol=3e-11 * width
+    )
 
 
 @pytest.mark.parametrize("rho", RHOS)
@@ -128,13 +147,21 @@ def test_moments_of_the_observed_law(rho):
     weights, x, mean, variance = observed_law(noise, rho)
     size = 1 + rho + noise
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=3e-10)
-    np.testing.assert_allclose((weights * x).sum(-1), math.sqrt(rho), atol=1e-10 * np.sqrt(size).max())
+    np.testing.assert_allclose(
+        (weights * x).sum(-1), math.sqrt(rho), atol=1e-10 * np.sqrt(size).max()
+    )
     np.testing.assert_allclose((weights * x**2).sum(-1), size, rtol=1e-9)
     # The eigenvalues of the posterior mean have the mean of the prior, and E S^2 = E xi^2 + F (Nishimori).
     np.testing.assert_allclose((weights * mean).sum(-1), math.sqrt(rho), rtol=1e-9)
-    np.testing.assert_allclose((weights * (mean**2 + variance)).sum(-1), 1 + rho, rtol=1e-9)
-    np.testing.assert_allclose((weights * x * mean).sum(-1), 1 + rho, rtol=1e-8, atol=1e-5)
-    np.testing.assert_allclose((weights * variance).sum(-1), mmse(noise, rho), rtol=1e-9)
+    np.testing.assert_allclose(
+        (weights * (mean**2 + variance)).sum(-1), 1 + rho, rtol=1e-9
+    )
+    np.testing.assert_allclose(
+        (weights * x * mean).sum(-1), 1 + rho, rtol=1e-8, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        (weights * variance).sum(-1), mmse(noise, rho), rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("rho", [0.01, 0.3, 0.9, 1.0, 1.5, 10.0])
@@ -152,7 +179,9 @@ def test_large_noise_expansion(rho):
     rest = (mmse(noise, rho) - 1 + 1 / noise) * noise**2
     assert rest == pytest.approx(1 - 1 / rho, abs=0.003 * (1 + 1 / rho))
     huge = np.array([1e8, 1e12, 1e17, 1e30, 1e300])
-    assert (np.abs((1 - mmse(huge, rho)) * huge - 1) < 2e-8 * (1 + 1 / rho) + 3e-15 * huge).all()
+    assert (
+        np.abs((1 - mmse(huge, rho)) * huge - 1) < 2e-8 * (1 + 1 / rho) + 3e-15 * huge
+    ).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -160,10 +189,14 @@ def test_large_noise_expansion(rho):
 def test_mmse_is_bounded_and_concave(log_rho, log_noise):
     rho, noise = 10.0**log_rho, 10.0**log_noise
     F = mmse(noise * np.array([0.9, 1.0, 1.1]), rho)
-    assert 0 < F[1] <= noise / (1 + noise) * (1 + 1e-12)  # no worse than the best linear estimate
+    assert (
+        0 < F[1] <= noise / (1 + noise) * (1 + 1e-12)
+    )  # no worse than the best linear estimate
     assert F[0] < F[1] < F[2] or noise > 1e10
     ratio = F / np.array([0.9, 1.0, 1.1])
-    assert (np.diff(ratio) <= 1e-12 * ratio[1]).all()  # F/Delta falls: the fixed point is unique
+    assert (
+        np.diff(ratio) <= 1e-12 * ratio[1]
+    ).all()  # F/Delta falls: the fixed point is unique
 
 
 def test_shapes_and_special_values():
@@ -172,7 +205,9 @@ def test_shapes_and_special_values():
     assert mmse(0.3, 0.5).shape == ()
     grid = np.logspace(-9, 9, 60)
     one_by_one = [float(mmse(v, 0.3)) for v in grid]
-    np.testing.assert_allclose(mmse(grid.reshape(3, 20), 0.3).ravel(), one_by_one, rtol=1e-13)
+    np.testing.assert_allclose(
+        mmse(grid.reshape(3, 20), 0.3).ravel(), one_by_one, rtol=1e-13
+    )
 
 
 @pytest.mark.parametrize("rho", RHOS)
@@ -181,14 +216,22 @@ def test_map_is_x_minus_twice_the_hilbert_transform(rho, exponent, rng):
     noise = 10.0**exponent
     edges, _ = edges_and_dip(noise, rho)
     widths = np.diff(edges)
-    inside = [left + w * u for left, w in zip(edges, widths) for u in np.linspace(0.01, 0.99, 15)]
+    inside = [
+        left + w * u
+        for left, w in zip(edges, widths)
+        for u in np.linspace(0.01, 0.99, 15)
+    ]
     span = edges[-1] - edges[0]
-    outside = [edges[-1] + span * u for u in (1e-2, 0.3, 20)] + [edges[0] - widths[0] * u for u in (1e-2, 0.3, 20)]
+    outside = [edges[-1] + span * u for u in (1e-2, 0.3, 20)] + [
+        edges[0] - widths[0] * u for u in (1e-2, 0.3, 20)
+    ]
     x = np.array(inside + outside)
     expected = x - 2 * noise * stieltjes(x, noise, rho).real
     order = rng.permutation(x.size)
     found = eigenvalue_map(x[order], noise, rho)
-    np.testing.assert_allclose(found, expected[order], rtol=1e-8, atol=1e-10 * max(1, math.sqrt(noise)))
+    np.testing.assert_allclose(
+        found, expected[order], rtol=1e-8, atol=1e-10 * max(1, math.sqrt(noise))
+    )
 
 
 @pytest.mark.parametrize("rho", [0.01, 0.5, 0.97, 1.0, 3.0])
@@ -202,7 +245,9 @@ def test_map_inverts_its_parametric_form(rho):
         keep = weights[k] > 1e-9
         # What x means as a floating-point number; the map increases.
         blur = 4e-16 * (np.abs(x[k]).max() + math.sqrt(rho) * delta)
-        low, high = (eigenvalue_map(x[k][keep] + e, float(delta), rho) for e in (-blur, blur))
+        low, high = (
+            eigenvalue_map(x[k][keep] + e, float(delta), rho) for e in (-blur, blur)
+        )
         target = mean[k][keep]
         assert (low <= target * (1 + 1e-9)).all()
         assert (high >= target * (1 - 1e-9)).all()
@@ -210,14 +255,18 @@ def test_map_inverts_its_parametric_form(rho):
 
 
 @pytest.mark.parametrize(
-    ("rho", "noise"), [(0.5, 1e-4), (0.5, 0.017), (0.5, 0.3), (2.0, 1e-6), (1.0, 1e-8), (0.05, 1e6)]
+    ("rho", "noise"),
+    [(0.5, 1e-4), (0.5, 0.017), (0.5, 0.3), (2.0, 1e-6), (1.0, 1e-8), (0.05, 1e6)],
 )
 def test_map_is_continuous_at_the_edges(rho, noise):
     edges, _ = edges_and_dip(noise, rho)
     width = edges[-1] - edges[0]
     jumps = []
     for step in (1e-9 * width, 1e-7 * width):
-        left, right = eigenvalue_map(edges - step, noise, rho), eigenvalue_map(edges + step, noise, rho)
+        left, right = (
+            eigenvalue_map(edges - step, noise, rho),
+            eigenvalue_map(edges + step, noise, rho),
+        )
         assert (left < right).all()
         jumps.append(right - left)
     # Square roots on the outer side: a hundredth of the step is at most a tenth of the change.
@@ -231,7 +280,9 @@ def test_map_without_and_with_infinite_noise():
     np.testing.assert_array_equal(eigenvalue_map(x, 0.0, 0.5), x)
     np.testing.assert_array_equal(eigenvalue_map(x, math.inf, 0.25), np.full(3, 0.5))
     assert np.isnan(eigenvalue_map(x, math.nan, 0.5)).all()
-    np.testing.assert_array_equal(np.isnan(eigenvalue_map(np.array([np.nan, 1.0]), 0.01, 0.5)), [True, False])
+    np.testing.assert_array_equal(
+        np.isnan(eigenvalue_map(np.array([np.nan, 1.0]), 0.01, 0.5)), [True, False]
+    )
 
 
 def goe(rng, count, D):
@@ -239,7 +290,9 @@ def goe(rng, count, D):
     return (Z + np.swapaxes(Z, -1, -2)) / math.sqrt(2 * D)
 
 
-@pytest.mark.parametrize(("rho", "noise"), [(0.05, 1.0), (0.5, 0.005), (0.5, 0.1), (2.0, 1.0)])
+@pytest.mark.parametrize(
+    ("rho", "noise"), [(0.05, 1.0), (0.5, 0.005), (0.5, 0.1), (2.0, 1.0)]
+)
 def test_claimed_error_in_a_draw(rho, noise):
     """MSE of the estimate, and the eigenvalues against the oracle's, diag(U^T S U)."""
     rng = np.random.default_rng(8)
@@ -262,7 +315,9 @@ def test_claimed_error_in_a_draw(rho, noise):
     spread = math.sqrt(2 / (draws * V / noise * D**2 / 2))
     assert np.mean(errors) == pytest.approx(V, rel=4 * spread + 0.005)
     assert np.mean(cross_overlap) == pytest.approx(np.mean(self_overlap), rel=0.005)
-    assert np.mean(self_overlap) == pytest.approx(1 + rho - V, rel=0.04 if rho < 0.1 else 0.015)
+    assert np.mean(self_overlap) == pytest.approx(
+        1 + rho - V, rel=0.04 if rho < 0.1 else 0.015
+    )
 
 
 def test_coupled_components_claim_their_true_error():
@@ -272,7 +327,9 @@ def test_coupled_components_claim_their_true_error():
     Qhat = np.array([[4.0, 2.4], [2.4, 2.0]])
     root = np.linalg.inv(np.linalg.cholesky(Qhat)).T
     S = prior.sample(rng, 2, D)
-    estimate, V = prior.denoise(S + np.einsum("pq,qij->pij", root, goe(rng, 2, D)), Qhat)
+    estimate, V = prior.denoise(
+        S + np.einsum("pq,qij->pij", root, goe(rng, 2, D)), Qhat
+    )
     error = ((estimate - S) ** 2).sum((1, 2)) / D
     np.testing.assert_allclose(error, np.diag(V), rtol=0.02)
     assert (np.diag(V) > 1.5 * mmse(1 / np.diag(Qhat), 0.5)).all()
@@ -283,7 +340,9 @@ def test_the_width_really_drawn_counts(rng):
     """rho D = 7.38: seven columns; prior mean and denoiser belong to them."""
     prior, D = Wishart(0.123), 60
     assert prior.factor.draw(rng, 1, D).shape == (1, D, 7)
-    np.testing.assert_allclose(prior.mean(2, D), np.stack([math.sqrt(7 / 60) * np.eye(D)] * 2), rtol=1e-15)
+    np.testing.assert_allclose(
+        prior.mean(2, D), np.stack([math.sqrt(7 / 60) * np.eye(D)] * 2), rtol=1e-15
+    )
     R = goe(rng, 1, D)
     same = Wishart(7 / 60).denoise(R, np.array([[0.7]]))
     found = prior.denoise(R, np.array([[0.7]]))
@@ -296,10 +355,14 @@ def test_overlap_layer_by_layer():
     Qhat = np.zeros((5, 2, 2))
     Qhat[:, 0, 0], Qhat[:, 1, 1] = 10.0 ** np.arange(5), 2.0
     Q, V = prior.overlap(Qhat)
-    np.testing.assert_allclose(V[:, 0, 0], mmse(10.0 ** -np.arange(5.0), 0.4), rtol=1e-12)
+    np.testing.assert_allclose(
+        V[:, 0, 0], mmse(10.0 ** -np.arange(5.0), 0.4), rtol=1e-12
+    )
     np.testing.assert_allclose(V[:, 1, 1], float(mmse(0.5, 0.4)), rtol=1e-12)
     np.testing.assert_array_equal(V[:, 0, 1], 0)
-    np.testing.assert_allclose(Q + V, np.broadcast_to(prior.second_moment(2), Q.shape), rtol=1e-14)
+    np.testing.assert_allclose(
+        Q + V, np.broadcast_to(prior.second_moment(2), Q.shape), rtol=1e-14
+    )
     np.testing.assert_array_equal(prior.second_moment(2), [[1.4, 0.4], [0.4, 1.4]])
     np.testing.assert_array_equal(prior.mean_overlap(2), np.full((2, 2), 0.4))
 
@@ -321,7 +384,9 @@ def test_nearly_singular_information():
     """The more two layers' noises share, the less each layer knows; at the end, nothing."""
     prior, last = Wishart(0.5), 0.0
     for correlation in (0.0, 0.9, 1 - 1e-6, 1 - 1e-12, 1.0):
-        V = prior.overlap(np.array([[1e3, 10 * correlation], [10 * correlation, 0.1]])).V
+        V = prior.overlap(
+            np.array([[1e3, 10 * correlation], [10 * correlation, 0.1]])
+        ).V
         assert V[0, 0] > last
         last = V[0, 0]
     assert last > 0.9
@@ -333,7 +398,9 @@ def test_infinitely_thin_matrices():
     Q, V = Wishart(0).overlap((1 / t)[:, None, None])
     limit = np.where(t < 1, t * (2 - t), 1)
     np.testing.assert_allclose(V[:, 0, 0], limit, rtol=1e-14)
-    np.testing.assert_allclose(Q[:, 0, 0], np.where(t < 1, (1 - t) ** 2, 0), rtol=1e-12, atol=1e-30)
+    np.testing.assert_allclose(
+        Q[:, 0, 0], np.where(t < 1, (1 - t) ** 2, 0), rtol=1e-12, atol=1e-30
+    )
     np.testing.assert_allclose(V[:, 0, 0], mmse(t / 1e-7, 1e-7), rtol=1e-3)
     np.testing.assert_array_equal(Wishart(0).second_moment(2), np.eye(2))
     np.testing.assert_array_equal(Wishart(0).mean_overlap(2), np.zeros((2, 2)))
@@ -364,7 +431,13 @@ def test_pullback_is_the_gradient(rng, width):
     gradient = prior.factor.pullback(W, G)
     assert gradient.shape == W.shape
     h = 1e-6
-    numeric = ((prior.factor.compose(W + h * direction) - prior.factor.compose(W - h * direction)) * G).sum() / (2 * h)
+    numeric = (
+        (
+            prior.factor.compose(W + h * direction)
+            - prior.factor.compose(W - h * direction)
+        )
+        * G
+    ).sum() / (2 * h)
     assert (gradient * direction).sum() == pytest.approx(numeric, rel=1e-8)
 
 
@@ -375,7 +448,11 @@ def test_compose_is_the_definition_with_leading_axes(rng):
     assert S.shape == (3, 2, 6, 6)
     np.testing.assert_allclose(S[2, 1], W[2, 1] @ W[2, 1].T / math.sqrt(24), rtol=1e-14)
     G = rng.standard_normal(S.shape)
-    np.testing.assert_allclose(prior.factor.pullback(W, G)[2, 1], prior.factor.pullback(W[2, 1], G[2, 1]), rtol=1e-12)
+    np.testing.assert_allclose(
+        prior.factor.pullback(W, G)[2, 1],
+        prior.factor.pullback(W[2, 1], G[2, 1]),
+        rtol=1e-12,
+    )
 
 
 def test_a_sample_is_a_composed_factor():
@@ -398,7 +475,10 @@ def test_divergence_is_reported_as_nan():
 @pytest.mark.parametrize("noise", [0.01, 0.3, 5.0])
 def test_the_continued_map_is_the_map_inside_and_never_steep_outside(rho, noise):
     values = np.linspace(-20, 30, 20001)
-    usual, continued = eigenvalue_map(values, noise, rho), continued_map(values, noise, rho)
+    usual, continued = (
+        eigenvalue_map(values, noise, rho),
+        continued_map(values, noise, rho),
+    )
     slope = np.diff(continued) / np.diff(values)
     differ = np.abs(usual - continued) > 1e-9 * np.abs(usual).max()
     x = observed_law(noise, rho)[1]
@@ -406,7 +486,12 @@ def test_the_continued_map_is_the_map_inside_and_never_steep_outside(rho, noise)
     assert differ[-1]
     assert x.min() < values[~differ].min() + 1e-2
     assert x.max() > values[~differ].max() - 1e-2
-    np.testing.assert_allclose(continued_map(x, noise, rho), eigenvalue_map(x, noise, rho), rtol=1e-7, atol=1e-7)
+    np.testing.assert_allclose(
+        continued_map(x, noise, rho),
+        eigenvalue_map(x, noise, rho),
+        rtol=1e-7,
+        atol=1e-7,
+    )
     assert (slope[differ[1:] & differ[:-1]][[0, -1]] <= 1 + 1e-9).all()
     assert (slope >= -1e-9).all()
     assert np.abs(np.diff(continued)).max() < 0.2
@@ -420,9 +505,13 @@ def test_continuing_changes_less_and_less_as_the_size_grows(rho, noise):
         rng = np.random.default_rng(d)
         W = rng.standard_normal((d, max(1, round(rho * d))))
         Z = rng.standard_normal((d, d))
-        R = W @ W.T / math.sqrt(W.shape[1] * d) + math.sqrt(noise) * (Z + Z.T) / math.sqrt(2 * d)
+        R = W @ W.T / math.sqrt(W.shape[1] * d) + math.sqrt(noise) * (
+            Z + Z.T
+        ) / math.sqrt(2 * d)
         values = np.linalg.eigvalsh(R)
-        change = np.abs(continued_map(values, noise, rho) - eigenvalue_map(values, noise, rho))
+        change = np.abs(
+            continued_map(values, noise, rho) - eigenvalue_map(values, noise, rho)
+        )
         shares.append(np.mean(change**2) / mmse(noise, rho))
     assert shares[1] < 0.01
     assert shares[1] <= shares[0] + 1e-3
@@ -431,8 +520,13 @@ def test_continuing_changes_less_and_less_as_the_size_grows(rho, noise):
 def test_the_continued_denoiser_predicts_the_same_error_and_shrinks_outliers():
     prior, d = Wishart(0.5), 60
     R = np.diag(np.linspace(-1.0, 6.0, d))[None]
-    usual, continued = prior.denoise(R, np.eye(1)), prior.denoise(R, np.eye(1), continued=True)
+    usual, continued = (
+        prior.denoise(R, np.eye(1)),
+        prior.denoise(R, np.eye(1), continued=True),
+    )
     np.testing.assert_array_equal(usual.V, continued.V)
     assert continued.estimate[0, -1, -1] < usual.estimate[0, -1, -1]
     middle = slice(d // 4, d // 2)
-    np.testing.assert_allclose(continued.estimate[0, middle, middle], usual.estimate[0, middle, middle])
+    np.testing.assert_allclose(
+        continued.estimate[0, middle, middle], usual.estimate[0, middle, middle]
+    )

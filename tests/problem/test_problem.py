@@ -14,7 +14,11 @@ from smimbench.numerics.seeds import STREAMS
 from smimbench.problem.problem import Problem, ProblemError, seed_sequence
 from tests.helpers import environment
 
-LINEAR = ({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "components": 2, "noise": 0.3}, "gaussian")
+LINEAR = (
+    {"name": "sequence-multi-index", "tokens": 2},
+    {"name": "linear", "components": 2, "noise": 0.3},
+    "gaussian",
+)
 SIGNLESS = ({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
 ATTENTION = (
     {"name": "attention-indexed", "tokens": 3},
@@ -33,11 +37,16 @@ def problem(request) -> Problem:
 
 def bits(instance) -> str:
     """Digest of everything an algorithm may see, and of the teacher."""
-    parts = [np.ascontiguousarray(a).tobytes() for a in (instance.signal, instance.inputs, instance.labels)]
+    parts = [
+        np.ascontiguousarray(a).tobytes()
+        for a in (instance.signal, instance.inputs, instance.labels)
+    ]
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-@pytest.mark.parametrize("change", [{"alpha": 0.800001}, {"dimension": 21}, {"replicate": 4}, {"seed": 8}])
+@pytest.mark.parametrize(
+    "change", [{"alpha": 0.800001}, {"dimension": 21}, {"replicate": 4}, {"seed": 8}]
+)
 def test_every_part_of_the_request_matters(problem, change):
     request = {"alpha": 0.8, "dimension": 20, "replicate": 3, "seed": 7}
     first, second = (problem.instance(**r) for r in (request, {**request, **change}))
@@ -68,16 +77,25 @@ def test_another_process_draws_the_same_bits():
         """
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment(PYTHONHASHSEED="77")
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(PYTHONHASHSEED="77"),
     )
-    assert done.stdout.split() == [bits(Problem(*parts).instance(0.8, 20, 3, seed=7)) for parts in PROBLEMS]
+    assert done.stdout.split() == [
+        bits(Problem(*parts).instance(0.8, 20, 3, seed=7)) for parts in PROBLEMS
+    ]
 
 
 def test_a_version_that_rises_keeps_its_data(problem, monkeypatch):
     """The version of a channel is raised when its posterior is fixed: old and new results then share their instances."""
     before = bits(problem.instance(0.8, 20))
     monkeypatch.setattr(type(problem.channel), "version", 99)
-    parts = ({k: v for k, v in problem.spec[kind].items() if k != "version"} for kind in ("model", "channel", "prior"))
+    parts = (
+        {k: v for k, v in problem.spec[kind].items() if k != "version"}
+        for kind in ("model", "channel", "prior")
+    )
     again = Problem(*parts)
     assert again.spec["channel"]["version"] == 99
     assert bits(again.instance(0.8, 20)) == before
@@ -89,7 +107,12 @@ def test_seeds_mean_the_same_for_ever():
     np.testing.assert_allclose(signal[0], PINNED, rtol=0, atol=1e-12)
 
 
-PINNED = [0.9140498511264319, -0.42833245978844076, -0.08036906519604785, -0.297930091146206]
+PINNED = [
+    0.9140498511264319,
+    -0.42833245978844076,
+    -0.08036906519604785,
+    -0.297930091146206,
+]
 
 
 def test_streams_are_children_of_their_own():
@@ -106,7 +129,11 @@ def test_streams_are_children_of_their_own():
 def test_the_number_of_chunks_does_not_change_the_draw(problem, monkeypatch):
     whole = problem.instance(0.8, 20)
     monkeypatch.setattr(
-        type(problem.model), "chunks", lambda self, n, *sizes, **more: [slice(i, min(i + 3, n)) for i in range(0, n, 3)]
+        type(problem.model),
+        "chunks",
+        lambda self, n, *sizes, **more: [
+            slice(i, min(i + 3, n)) for i in range(0, n, 3)
+        ],
     )
     parts = problem.instance(0.8, 20)
     np.testing.assert_array_equal(whole.inputs, parts.inputs)
@@ -125,7 +152,10 @@ def test_every_backend_sees_the_same_bits(problem, backend):
 
 
 def test_single_precision_is_the_same_instance_rounded(problem):
-    double, single = problem.instance(0.8, 20), problem.instance(0.8, 20, dtype="float32")
+    double, single = (
+        problem.instance(0.8, 20),
+        problem.instance(0.8, 20, dtype="float32"),
+    )
     assert single.inputs.dtype == np.float32
     assert single.labels.dtype == np.float32
     np.testing.assert_array_equal(single.signal, double.signal)
@@ -138,7 +168,9 @@ def test_labels_belong_to_the_inputs_as_they_are():
     problem = Problem(*SIGNLESS)
     instance = problem.instance(0.8, 20, dtype="float32")
     z = problem.model.forward(instance.inputs.astype(np.float64), instance.signal)
-    np.testing.assert_array_equal(instance.labels, np.asarray(problem.channel.forward(z)).astype(np.float32))
+    np.testing.assert_array_equal(
+        instance.labels, np.asarray(problem.channel.forward(z)).astype(np.float32)
+    )
 
 
 def test_algorithms_cannot_write_into_the_data(problem):
@@ -166,7 +198,8 @@ def test_the_teacher_scores_zero_and_the_prior_mean_one(problem, backend):
     nothing = instance.metrics(backend.asarray(mean))
     np.testing.assert_allclose(nothing["mse"], 1, atol=0.25)
     second, bottom = (
-        np.diagonal(f(problem.components)) for f in (problem.prior.second_moment, problem.prior.mean_overlap)
+        np.diagonal(f(problem.components))
+        for f in (problem.prior.second_moment, problem.prior.mean_overlap)
     )
     if problem.model.kappa == 1:
         np.testing.assert_allclose(own["overlap"], 1.0, atol=1e-12)
@@ -183,15 +216,22 @@ def test_a_sign_that_no_label_sees_costs_nothing():
     rng = np.random.default_rng(3)
     estimate = 0.8 * instance.signal + 0.3 * rng.standard_normal(instance.signal.shape)
     z = problem.model.forward(instance.inputs, instance.signal)
-    np.testing.assert_allclose(problem.channel.forward(z), problem.channel.forward(-z), atol=1e-12)
+    np.testing.assert_allclose(
+        problem.channel.forward(z), problem.channel.forward(-z), atol=1e-12
+    )
     plus, minus = instance.metrics(estimate), instance.metrics(-estimate)
     assert plus == minus
-    assert plus["mse"][0] == pytest.approx(np.sum((estimate - instance.signal) ** 2) / 200)
+    assert plus["mse"][0] == pytest.approx(
+        np.sum((estimate - instance.signal) ** 2) / 200
+    )
 
 
 def test_a_sign_that_the_label_sees_is_an_error():
     instance = Problem(*LINEAR).instance(0.5, 200)
-    np.testing.assert_allclose(instance.metrics(-instance.signal)["mse"], 4 * np.sum(instance.signal**2, axis=1) / 200)
+    np.testing.assert_allclose(
+        instance.metrics(-instance.signal)["mse"],
+        4 * np.sum(instance.signal**2, axis=1) / 200,
+    )
 
 
 def test_components_that_the_label_tells_apart_may_not_be_exchanged():
@@ -209,7 +249,9 @@ def test_the_teacher_is_moved_to_a_device_once(backend):
     instance = Problem(*LINEAR).instance(0.5, 20)
     for _ in range(3):
         instance.metrics(backend.asarray(instance.signal))
-    assert len(instance.__dict__.get("_teacher", {})) == (0 if backend.name == "numpy" else 1)
+    assert len(instance.__dict__.get("_teacher", {})) == (
+        0 if backend.name == "numpy" else 1
+    )
 
 
 def test_a_start_holds_what_it_claims(problem):
@@ -239,13 +281,33 @@ def test_a_start_lies_on_the_backend(backend):
     ("parts", "key", "words"),
     [
         ((LINEAR[0], "sofmax", "gaussian"), "channel.name", "did you mean 'softmax'"),
-        ((LINEAR[0], "linear", {"name": "gaussian", "mean": 1.0}), "prior.mean", "takes no parameters"),
+        (
+            (LINEAR[0], "linear", {"name": "gaussian", "mean": 1.0}),
+            "prior.mean",
+            "takes no parameters",
+        ),
         ((LINEAR[0], {"noise": 1.0}, "gaussian"), "channel.name", "is missing"),
         (("sequence-multi-index", "linear", "gaussian"), "model.tokens", "is missing"),
-        ((LINEAR[0], {"name": "linear", "tokens": 2}, "gaussian"), "channel.tokens", "set by the model"),
-        ((LINEAR[0], {"name": "linear", "noise": "much"}, "gaussian"), "channel.noise", "number"),
-        ((LINEAR[0], {"name": "linear", "noise": float("nan")}, "gaussian"), "channel.noise", "finite"),
-        ((LINEAR[0], "linear", {"name": "wishart", "rho": 1.0}), "prior.name", "belongs to model attention-indexed"),
+        (
+            (LINEAR[0], {"name": "linear", "tokens": 2}, "gaussian"),
+            "channel.tokens",
+            "set by the model",
+        ),
+        (
+            (LINEAR[0], {"name": "linear", "noise": "much"}, "gaussian"),
+            "channel.noise",
+            "number",
+        ),
+        (
+            (LINEAR[0], {"name": "linear", "noise": float("nan")}, "gaussian"),
+            "channel.noise",
+            "finite",
+        ),
+        (
+            (LINEAR[0], "linear", {"name": "wishart", "rho": 1.0}),
+            "prior.name",
+            "belongs to model attention-indexed",
+        ),
     ],
 )
 def test_a_problem_that_cannot_be_names_its_key(parts, key, words):
@@ -257,7 +319,10 @@ def test_a_problem_that_cannot_be_names_its_key(parts, key, words):
 
 def test_a_problem_says_what_it_is():
     problem = Problem(*LINEAR)
-    assert problem.label == "sequence-multi-index(tokens=2) linear(components=2, noise=0.3) gaussian"
+    assert (
+        problem.label
+        == "sequence-multi-index(tokens=2) linear(components=2, noise=0.3) gaussian"
+    )
     assert repr(problem) == f"Problem({problem.label})"
     assert problem.spec["channel"] == {
         "name": "linear",

@@ -94,7 +94,13 @@ seeds = 2
 """
 SUITE += "".join(
     f"[[algorithms]]\nname = {line}\n"
-    for line in ('"gamp"', '"spectral"', '"adam"\nsteps = 3', '"mean-input"\ngain = 0.5', '"noise"')
+    for line in (
+        '"gamp"',
+        '"spectral"',
+        '"adam"\nsteps = 3',
+        '"mean-input"\ngain = 0.5',
+        '"noise"',
+    )
 )
 
 
@@ -134,9 +140,15 @@ def test_everything_that_gives_little_runs_to_the_table(little, tmp_path, capsys
 
 def small_problem():
     """A problem of what the file registers, an instance, and what an algorithm may see of it."""
-    problem = Problem({"name": "sequence-multi-index", "tokens": 1}, "noisy-sign", "rademacher")
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": 1}, "noisy-sign", "rademacher"
+    )
     instance = problem.instance(3.0, 40)
-    return problem, instance, Data(instance.inputs, instance.labels, instance.sample_ratio)
+    return (
+        problem,
+        instance,
+        Data(instance.inputs, instance.labels, instance.sample_ratio),
+    )
 
 
 def test_a_function_becomes_an_algorithm_with_typed_parameters(little):
@@ -180,8 +192,14 @@ def test_randomness_is_that_of_the_run(little):
             np.ma.masked_array(np.ones((1, 40)), np.arange(40)[None] == 3),
             "must return an array of real numbers, got masked array",
         ),
-        (np.zeros((1, 40), [("w", float)]), "must return an array of real numbers, got"),
-        (np.zeros((1, 40), "m8[s]"), "must return an array of real numbers, got timedelta64"),
+        (
+            np.zeros((1, 40), [("w", float)]),
+            "must return an array of real numbers, got",
+        ),
+        (
+            np.zeros((1, 40), "m8[s]"),
+            "must return an array of real numbers, got timedelta64",
+        ),
         (np.full((1, 40), None), "must return an array of real numbers, got object"),
         ([[1.0, 2.0], [3.0]], "must return an array of real numbers, got list"),
         (None, "it returned nothing"),
@@ -195,7 +213,9 @@ def test_what_is_no_estimate_is_refused(little, returned, message):
 
     algorithm = algorithm_class(wrong)()
     with pytest.raises(ValueError, match=message):
-        algorithm.step(problem, data, algorithm.init(problem, data, np.random.default_rng(0)))
+        algorithm.step(
+            problem, data, algorithm.init(problem, data, np.random.default_rng(0))
+        )
 
 
 def test_a_function_must_say_what_it_takes():
@@ -205,7 +225,10 @@ def test_a_function_must_say_what_it_takes():
     def takes_nothing():
         return None
 
-    for function, message in ((catches_all, "list its parameters"), (takes_nothing, "first argument")):
+    for function, message in (
+        (catches_all, "list its parameters"),
+        (takes_nothing, "first argument"),
+    ):
         with pytest.raises(TypeError, match=message):
             algorithm_class(function)
 
@@ -237,7 +260,9 @@ def smimbench_register_{kind}s(register):
         ("model", "forward = 1", "model Mine: lacks rank, sample_count"),
     ],
 )
-def test_an_item_that_lacks_something_is_refused_in_one_line(tmp_path, kind, body, message):
+def test_an_item_that_lacks_something_is_refused_in_one_line(
+    tmp_path, kind, body, message
+):
     file = tmp_path / "mine.py"
     file.write_text(HEAD + ITEM.format(kind=kind, body=body))
     (plugin,) = [p for p in Registry([str(file)]).plugins if p.origin == str(file)]
@@ -265,7 +290,11 @@ class Planned(Steps):
 )
 def test_a_plan_is_the_own_one_or_the_number_of_steps(algorithm, plan):
     data = sizes(5, 2, 4, 1.25)
-    assert (data.inputs.shape, data.labels.shape, data.sample_ratio) == ((5, 2, 4), (5,), 1.25)
+    assert (data.inputs.shape, data.labels.shape, data.sample_ratio) == (
+        (5, 2, 4),
+        (5,),
+        1.25,
+    )
     assert data.inputs.base.size == 1
     assert algorithm.plan(data) == plan
 
@@ -276,13 +305,23 @@ def test_a_plan_is_the_own_one_or_the_number_of_steps(algorithm, plan):
         ("adam", {}, Plan(1000, 10)),
         ("adam", {"epochs": 3, "batch": 4}, Plan(9, 4)),
         ("sgd", {"steps": 6, "batch": 40}, Plan(6, 10)),
-        ("sgd", {"steps": 6, "batch": 40, "online": True}, Plan(6, 40, draws_fresh=True)),
-        ("averaged", {"of": {"name": "sgd", "steps": 6, "batch": 3}, "students": 5}, Plan(6, 3, 5)),
+        (
+            "sgd",
+            {"steps": 6, "batch": 40, "online": True},
+            Plan(6, 40, draws_fresh=True),
+        ),
+        (
+            "averaged",
+            {"of": {"name": "sgd", "steps": 6, "batch": 3}, "students": 5},
+            Plan(6, 3, 5),
+        ),
         ("averaged", {"of": "gamp", "students": 2}, Plan(students=2)),
         ("spectral", {}, Plan(1)),
         ("gamp", {}, Plan()),
     ],
 )
 def test_plans_of_what_ships(name, parameters, plan):
-    algorithm = build(get_registry().get("algorithm", name).item, "algorithm", parameters)
+    algorithm = build(
+        get_registry().get("algorithm", name).item, "algorithm", parameters
+    )
     assert algorithm.plan(sizes(10, 2, 4))[:4] == plan[:4]

@@ -9,7 +9,15 @@ from tests.helpers import CHANNEL, SUITE, call, write_suite
 TWICE = SUITE.replace('name = "linear", noise = 0.2', 'name = "twice"')
 ASKING = TWICE.replace("[suite]", "[suite]\nplugins = true")
 TELLTALE = "import pathlib\npathlib.Path('it-ran').touch()\n" + CHANNEL
-SMALL = ("--set", "grid.dimension=20", "--set", "grid.seeds=1", "--only", "algorithm=gamp", "--no-figure")
+SMALL = (
+    "--set",
+    "grid.dimension=20",
+    "--set",
+    "grid.seeds=1",
+    "--only",
+    "algorithm=gamp",
+    "--no-figure",
+)
 
 
 @pytest.fixture
@@ -47,7 +55,9 @@ def test_a_suite_that_asks_gets_the_plugins_of_the_working_folder(folder, capsys
     ],
     ids=["nobody asks", "no plugins", "nothing there"],
 )
-def test_what_nobody_asks_for_or_is_not_there_does_not_run(folder, capsys, monkeypatch, text, options, said):
+def test_what_nobody_asks_for_or_is_not_there_does_not_run(
+    folder, capsys, monkeypatch, text, options, said
+):
     if text == ASKING and not options:
         (folder / "empty").mkdir()
         monkeypatch.chdir(folder / "empty")

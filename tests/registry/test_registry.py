@@ -4,7 +4,13 @@ import os
 
 import pytest
 
-from smimbench.registry.registry import BUILT_IN, Registry, RegistryError, get_registry, set_registry
+from smimbench.registry.registry import (
+    BUILT_IN,
+    Registry,
+    RegistryError,
+    get_registry,
+    set_registry,
+)
 from tests.helpers import CHANNEL, importable, install_package
 
 
@@ -24,7 +30,11 @@ def plugin_of(registry: Registry, name: str):
 
 
 def built_in_names(registry: Registry) -> set[tuple[str, str]]:
-    return {(entry.kind, entry.name) for entry in registry.entries() if entry.distribution == BUILT_IN}
+    return {
+        (entry.kind, entry.name)
+        for entry in registry.entries()
+        if entry.distribution == BUILT_IN
+    }
 
 
 def test_everything_that_ships_comes_through_entry_points():
@@ -62,8 +72,12 @@ def test_without_installation_the_message_says_what_to_do(monkeypatch):
         Registry()
 
 
-@pytest.mark.parametrize("listed", [b"\xff\xfe[smimbench]\nx = x\n", b"[console_scripts]\nno equals sign\n"])
-def test_an_unreadable_list_of_entry_points_names_its_package_and_hides_no_other(site, listed):
+@pytest.mark.parametrize(
+    "listed", [b"\xff\xfe[smimbench]\nx = x\n", b"[console_scripts]\nno equals sign\n"]
+)
+def test_an_unreadable_list_of_entry_points_names_its_package_and_hides_no_other(
+    site, listed
+):
     install_package(site, "aa-broken", {"broken": CHANNEL})
     install_package(site, "zz-sound", {"sound": CHANNEL})
     (site / "aa_broken-1.0.dist-info" / "entry_points.txt").write_bytes(listed)
@@ -86,8 +100,15 @@ def test_an_installed_package_is_found_and_named(site):
     install_package(site, "my-channels", {"my_channels": CHANNEL}, version="3.4")
     registry = Registry()
     plugin = plugin_of(registry, "my_channels")
-    assert (plugin.status, plugin.distribution, plugin.version) == ("loaded", "my-channels", "3.4")
-    assert registry.get("channel", "twice", "sequence-multi-index").distribution == "my-channels"
+    assert (plugin.status, plugin.distribution, plugin.version) == (
+        "loaded",
+        "my-channels",
+        "3.4",
+    )
+    assert (
+        registry.get("channel", "twice", "sequence-multi-index").distribution
+        == "my-channels"
+    )
     assert registry.get("channel", "my-channels:twice").item.__name__ == "Twice"
 
 
@@ -131,7 +152,10 @@ def test_a_broken_package_is_kept_with_its_reason_and_harms_nothing(site, name):
 
 
 def test_a_package_that_fails_half_way_registers_nothing(site):
-    text = CHANNEL + "\n\n@hookimpl\ndef smimbench_register_priors(register):\n    raise OSError('disk')\n"
+    text = (
+        CHANNEL
+        + "\n\n@hookimpl\ndef smimbench_register_priors(register):\n    raise OSError('disk')\n"
+    )
     install_package(site, "half", {"half": text})
     registry = Registry()
     assert plugin_of(registry, "half").failed
@@ -146,8 +170,14 @@ def test_a_name_claimed_by_two_packages_needs_the_long_form(site):
         registry.get("channel", "twice", "sequence-multi-index")
     assert "first-pack:twice" in str(caught.value)
     assert "second-pack:twice" in str(caught.value)
-    assert registry.get("channel", "first-pack:twice", "sequence-multi-index").item().gain == 2.0
-    assert registry.get("channel", "second-pack:twice", "sequence-multi-index").item().gain == 3.0
+    assert (
+        registry.get("channel", "first-pack:twice", "sequence-multi-index").item().gain
+        == 2.0
+    )
+    assert (
+        registry.get("channel", "second-pack:twice", "sequence-multi-index").item().gain
+        == 3.0
+    )
     plugin = plugin_of(registry, "second_mod")
     assert plugin.status == "loaded, with problems"
     assert plugin.problems == [
@@ -155,14 +185,29 @@ def test_a_name_claimed_by_two_packages_needs_the_long_form(site):
     ]
 
 
-def test_a_package_cannot_take_a_built_in_name_and_may_share_one_with_another_model(site):
+def test_a_package_cannot_take_a_built_in_name_and_may_share_one_with_another_model(
+    site,
+):
     install_package(site, "thief", {"thief": CHANNEL.replace('"twice"', '"linear"')})
     install_package(site, "first-pack", {"first_mod": CHANNEL})
-    install_package(site, "other", {"other_mod": CHANNEL.replace("sequence-multi-index", "attention-indexed")})
+    install_package(
+        site,
+        "other",
+        {"other_mod": CHANNEL.replace("sequence-multi-index", "attention-indexed")},
+    )
     registry = Registry()
-    assert registry.get("channel", "linear", "sequence-multi-index").distribution == BUILT_IN
-    assert registry.get("channel", "smimbench:linear", "sequence-multi-index").distribution == BUILT_IN
-    assert registry.get("channel", "thief:linear", "sequence-multi-index").distribution == "thief"
+    assert (
+        registry.get("channel", "linear", "sequence-multi-index").distribution
+        == BUILT_IN
+    )
+    assert (
+        registry.get("channel", "smimbench:linear", "sequence-multi-index").distribution
+        == BUILT_IN
+    )
+    assert (
+        registry.get("channel", "thief:linear", "sequence-multi-index").distribution
+        == "thief"
+    )
     (problem,) = plugin_of(registry, "thief").problems
     assert problem == (
         "channel 'linear' exists in smimbench and in thief: 'linear' means the one of smimbench, 'thief:linear' this one"
@@ -176,21 +221,36 @@ def test_a_package_cannot_take_a_built_in_name_and_may_share_one_with_another_mo
     assert all(entry.summary for entry in entries)
 
 
-def test_files_folders_and_packages_are_loaded_unless_third_parties_are_shut_out(site, tmp_path):
+def test_files_folders_and_packages_are_loaded_unless_third_parties_are_shut_out(
+    site, tmp_path
+):
     (tmp_path / "mine.py").write_text(CHANNEL)
     (tmp_path / "bad.py").write_text("1 / 0")
     package = tmp_path / "pack"
     package.mkdir()
     (package / "_parts.py").write_text(CHANNEL.replace('"twice"', '"thrice"'))
-    (package / "__init__.py").write_text("from ._parts import smimbench_register_channels\n")
-    install_package(site, "my-channels", {"my_channels": CHANNEL.replace('"twice"', '"again"')})
+    (package / "__init__.py").write_text(
+        "from ._parts import smimbench_register_channels\n"
+    )
+    install_package(
+        site, "my-channels", {"my_channels": CHANNEL.replace('"twice"', '"again"')}
+    )
     registry = Registry([str(tmp_path / "mine.py")])
     assert plugin_of(registry, "mine").origin == str(tmp_path / "mine.py")
-    assert registry.get("channel", "twice", "sequence-multi-index").item(gain=5.0).gain == 5.0
+    assert (
+        registry.get("channel", "twice", "sequence-multi-index").item(gain=5.0).gain
+        == 5.0
+    )
     assert registry.get("channel", "mine:twice").distribution == "mine"
     registry = Registry([str(tmp_path), str(package)])
-    assert [plugin_of(registry, name).status for name in ("mine", "pack", "bad")] == ["loaded", "loaded", "failed"]
-    assert plugin_of(registry, "bad").problems == ["ZeroDivisionError: division by zero"]
+    assert [plugin_of(registry, name).status for name in ("mine", "pack", "bad")] == [
+        "loaded",
+        "loaded",
+        "failed",
+    ]
+    assert plugin_of(registry, "bad").problems == [
+        "ZeroDivisionError: division by zero"
+    ]
     assert registry.get("channel", "pack:thrice")
     registry = Registry([str(tmp_path)], third_party=False)
     assert {plugin.distribution for plugin in registry.plugins} == {BUILT_IN}
@@ -218,7 +278,10 @@ def test_the_environment_names_drop_ins(tmp_path, monkeypatch):
         assert get_registry() is get_registry()
         monkeypatch.setenv("SMIMBENCH_NO_PLUGINS", "1")
         set_registry(None)
-        assert not {entry.name for entry in get_registry().entries("channel")} & {"twice", "thrice"}
+        assert not {entry.name for entry in get_registry().entries("channel")} & {
+            "twice",
+            "thrice",
+        }
     finally:
         set_registry(None)
 
@@ -226,11 +289,36 @@ def test_the_environment_names_drop_ins(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "name", "model", "words"),
     [
-        ("channel", "sofmax", "attention-indexed", ["unknown channel 'sofmax'", "did you mean 'softmax'"]),
-        ("prior", "zzz", None, ["unknown prior 'zzz'", "choose from", "gaussian", "wishart"]),
-        ("prior", "wishart", "sequence-multi-index", ["belongs to model attention-indexed", "gaussian"]),
-        ("prior", "gaussian", "attention-indexed", ["belongs to model sequence-multi-index", "wishart"]),
-        ("channel", "nobody:softmax", "attention-indexed", ["unknown channel 'nobody:softmax'"]),
+        (
+            "channel",
+            "sofmax",
+            "attention-indexed",
+            ["unknown channel 'sofmax'", "did you mean 'softmax'"],
+        ),
+        (
+            "prior",
+            "zzz",
+            None,
+            ["unknown prior 'zzz'", "choose from", "gaussian", "wishart"],
+        ),
+        (
+            "prior",
+            "wishart",
+            "sequence-multi-index",
+            ["belongs to model attention-indexed", "gaussian"],
+        ),
+        (
+            "prior",
+            "gaussian",
+            "attention-indexed",
+            ["belongs to model sequence-multi-index", "wishart"],
+        ),
+        (
+            "channel",
+            "nobody:softmax",
+            "attention-indexed",
+            ["unknown channel 'nobody:softmax'"],
+        ),
     ],
 )
 def test_a_wrong_name_is_answered_with_what_would_be_right(kind, name, model, words):
@@ -247,8 +335,14 @@ def test_a_wrong_name_is_answered_with_what_would_be_right(kind, name, model, wo
             "    learning_rate = 0.02\n",
             "learning_rate = 0.02 has no effect, its default stays 0.1: write learning_rate: float",
         ),
-        ("    steps: int = 3\n", "steps = 3 has no effect, its default stays None: write steps: "),
-        ("    name, learning_rate = 'mine', 0.02\n", "learning_rate = 0.02 has no effect"),
+        (
+            "    steps: int = 3\n",
+            "steps = 3 has no effect, its default stays None: write steps: ",
+        ),
+        (
+            "    name, learning_rate = 'mine', 0.02\n",
+            "learning_rate = 0.02 has no effect",
+        ),
     ],
     ids=["no annotation", "no decorator", "with others"],
 )

@@ -31,12 +31,16 @@ def test_a_complete_package(kind, folder, capsys):
     document = json.loads(out)
     package = folder / "smimbench-my-own"
     assert document["folder"] == "smimbench-my-own"
-    written = sorted(p.relative_to(package).as_posix() for p in package.rglob("*") if p.is_file())
+    written = sorted(
+        p.relative_to(package).as_posix() for p in package.rglob("*") if p.is_file()
+    )
     assert written == document["files"]
     assert len(document["next"]) == 4
     project = tomllib.loads((package / "pyproject.toml").read_text())
     assert project["project"]["name"] == "smimbench-my-own"
-    assert project["project"]["entry-points"]["smimbench"] == {"my-own": "smimbench_my_own"}
+    assert project["project"]["entry-points"]["smimbench"] == {
+        "my-own": "smimbench_my_own"
+    }
     assert project["build-system"]["build-backend"] == "hatchling.build"
     readme = (package / "README.md").read_text()
     for line in (f"smimbench new {kind} my_own", *document["next"]):
@@ -71,7 +75,9 @@ def test_its_own_tests(folder, capsys, monkeypatch):
     call(capsys, "new", "channel", "fresh")
     package = folder / "smimbench-fresh"
     monkeypatch.syspath_prepend(package)
-    spec = importlib.util.spec_from_file_location("fresh_tests", package / "tests" / "test_fresh.py")
+    spec = importlib.util.spec_from_file_location(
+        "fresh_tests", package / "tests" / "test_fresh.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.test_likelihood_is_a_density_of_the_label()
@@ -85,13 +91,24 @@ def test_from_a_new_algorithm_to_a_row(folder, capsys):
     call(capsys, "new", "algorithm", "fresh")
     sizes = ("grid.dimension=60", "grid.alpha=1.0", "grid.seeds=2")
     options = [word for size in sizes for word in ("--set", size)]
-    plugin = ("--plugins", "smimbench-fresh/smimbench_fresh", "--workers", "1", "--no-figure", "--json")
-    code, out, err = call(capsys, "run", "smimbench-fresh/fresh.toml", *plugin, *options)
+    plugin = (
+        "--plugins",
+        "smimbench-fresh/smimbench_fresh",
+        "--workers",
+        "1",
+        "--no-figure",
+        "--json",
+    )
+    code, out, err = call(
+        capsys, "run", "smimbench-fresh/fresh.toml", *plugin, *options
+    )
     assert code == 0, err
     rows = [r for r in json.loads(out)["rows"] if r["metric"] == "mse"]
     assert [r["n"] for r in rows] == [2, 2]
     found = {r["algorithm"]: r["mean"] for r in rows}
-    assert found["fresh"] == pytest.approx(found["gamp"], rel=0.02)  # both are Bayes-optimal here
+    assert found["fresh"] == pytest.approx(
+        found["gamp"], rel=0.02
+    )  # both are Bayes-optimal here
     assert rows[0]["theory"] == pytest.approx(0.27, abs=0.01)
 
 

@@ -32,7 +32,10 @@ def document(**more):
         "bayes_error": 0.0, "optimum_error": 0.0, "optimum_source": "limit", "still_moving": None, "learning_order": None,
         "half_overlap": None, "findings": {}, "blank": [], "dimension_letter": "D", "component_word": "component", **more,
     }  # fmt: skip
-    about = {"problem": {"label": found["problem"]}, "algorithm": {"name": found["algorithm"]}}
+    about = {
+        "problem": {"label": found["problem"]},
+        "algorithm": {"name": found["algorithm"]},
+    }
     usual = {"nominal_alpha": found["alpha"], "optimum": found["bayes"], "identity": about,
              "values": values_of(found["mean"], found["sem"], found["n"])}  # fmt: skip
     return {**usual, **found}
@@ -61,4 +64,6 @@ def on_screen(print_to, width=80) -> str:
 
 def printed(tables, width=80) -> str:
     """Tables as the commands print them."""
-    return on_screen(lambda console: [console.print(table, crop=False) for table in tables], width)
+    return on_screen(
+        lambda console: [console.print(table, crop=False) for table in tables], width
+    )

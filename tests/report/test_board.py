@@ -10,7 +10,16 @@ from smimbench.report.board import obstacle
 from smimbench.report.packed import _text_of
 from smimbench.run.record import sealed, text_of
 from smimbench.suite.cells import key_of
-from tests.helpers import LINE, call, call_outside, ends_with, importable, install_package, suite_text, write_suite
+from tests.helpers import (
+    LINE,
+    call,
+    call_outside,
+    ends_with,
+    importable,
+    install_package,
+    suite_text,
+    write_suite,
+)
 from tools.board import FOLDER, absent, board, packages, page
 
 NOISE = """
@@ -28,10 +37,17 @@ class Noise:
 def smimbench_register_algorithms(register):
     register(Noise)
 """
-SGD = (
-    'name = "sgd"\nsteps = 8\n[algorithms.tune]\ntrials = 2\nlearning_rate = { low = 0.001, high = 0.1, log = true }\n'
+SGD = 'name = "sgd"\nsteps = 8\n[algorithms.tune]\ntrials = 2\nlearning_rate = { low = 0.001, high = 0.1, log = true }\n'
+TEXT = suite_text(
+    LINE,
+    [0.5, 1.0],
+    20,
+    3,
+    'name = "ridge"',
+    'name = "noise"',
+    SGD,
+    'name = "adam"\nsteps = [4, 6]',
 )
-TEXT = suite_text(LINE, [0.5, 1.0], 20, 3, 'name = "ridge"', 'name = "noise"', SGD, 'name = "adam"\nsteps = [4, 6]')
 COMMIT = "0123456789ab"
 
 
@@ -47,7 +63,11 @@ def smimbench(folder, *words, code=0) -> str:
 def made_by(results, **changes) -> None:
     """Change what ``run.json`` says of the run; the tests run in a checkout, which may have changes."""
     path = results / "small" / "run.json"
-    path.write_text(text_of(sealed({**json.loads(path.read_text()), "git_commit": COMMIT, **changes})))
+    path.write_text(
+        text_of(
+            sealed({**json.loads(path.read_text()), "git_commit": COMMIT, **changes})
+        )
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +82,12 @@ def made(tmp_path_factory):
         assert ends_with("tune", *words) == 0
         assert ends_with("run", *words, "--no-figure") == 0
         made_by(results)
-        assert ends_with("submit", *words, "--by", "A. Name", "--output", folder / "a.json") == 0
+        assert (
+            ends_with(
+                "submit", *words, "--by", "A. Name", "--output", folder / "a.json"
+            )
+            == 0
+        )
     return folder
 
 
@@ -97,15 +122,27 @@ def changed(made, path, change) -> None:
 
 def records_of(pack, algorithm, alpha=1.0) -> list[dict]:
     """Records of a place in a pack, one for each instance."""
-    return [r for r in pack["records"] if (r["algorithm"], r["cell"]["alpha"]) == (algorithm, alpha)]
+    return [
+        r
+        for r in pack["records"]
+        if (r["algorithm"], r["cell"]["alpha"]) == (algorithm, alpha)
+    ]
 
 
 def test_what_was_packed_agrees_when_it_is_run_again(made, said):
     text = said("verify", made / "a.json", "--cells", 30)
-    for line in ("1 packs", "30 cells run again", "5 contenders that others can run again"):
+    for line in (
+        "1 packs",
+        "30 cells run again",
+        "5 contenders that others can run again",
+    ):
         assert f"{line}: all agree" in text
     run = json.loads((made / "a.json").read_text())["run"]
-    assert (run["by"], run["packages"], run["git_commit"]) == ("A. Name", {"smimbench-noise": "1.5"}, COMMIT)
+    assert (run["by"], run["packages"], run["git_commit"]) == (
+        "A. Name",
+        {"smimbench-noise": "1.5"},
+        COMMIT,
+    )
     assert [one["trials"] for one in run["searches"]] == [run["searches"][0]["trials"]]
     assert run["choices"][0]["tuning"]["search"] == run["searches"][0]["digest"]
 
@@ -128,7 +165,10 @@ def test_a_number_that_was_changed_is_named_with_its_cell(made, tmp_path, said, 
     forge, line = FORGED[name]
     changed(made, tmp_path / "b.json", lambda pack: forge(records_of(pack, "noise")[1]))
     text = said("verify", tmp_path / "b.json", "--cells", 30, "--no-theory", code=1)
-    key = next(r["key"] for r in records_of(json.loads((tmp_path / "b.json").read_text()), "noise")[1:])
+    key = next(
+        r["key"]
+        for r in records_of(json.loads((tmp_path / "b.json").read_text()), "noise")[1:]
+    )
     assert f"b.json: small/{key}.json: run again, {line}" in text
     assert "30 cells run again: 1 do not agree" in text
 
@@ -165,25 +205,44 @@ def test_what_a_file_should_not_say_is_named(made, tmp_path, said, lie):
     change, line = LIES[lie]
     changed(made, tmp_path / "b.json", change)
     code = {"another backend": 2, "other runs are left out": 0}.get(lie, 1)
-    assert line in said("verify", tmp_path / "b.json", "--cells", 0, "--no-theory", code=code)
+    assert line in said(
+        "verify", tmp_path / "b.json", "--cells", 0, "--no-theory", code=code
+    )
 
 
 def test_another_search_is_named(made, tmp_path, said):
-    changed(made, tmp_path / "b.json", lambda pack: pack["run"]["searches"][0]["rounds"][0]["errors"].reverse())
+    changed(
+        made,
+        tmp_path / "b.json",
+        lambda pack: pack["run"]["searches"][0]["rounds"][0]["errors"].reverse(),
+    )
     text = said("verify", tmp_path / "b.json", "--cells", 0, "--no-theory", code=1)
     assert "the search that chose its parameters is not in the file" in text
 
 
 def test_a_plugin_with_other_code_is_named(made, tmp_path):
-    install_package(tmp_path, "smimbench-noise", {"noise_of_mine": NOISE.replace("0.5 *", "0.6 *")}, "1.5")
-    said = smimbench(tmp_path, "verify", made / "a.json", "--cells", 0, "--no-theory", code=1)
+    install_package(
+        tmp_path,
+        "smimbench-noise",
+        {"noise_of_mine": NOISE.replace("0.5 *", "0.6 *")},
+        "1.5",
+    )
+    said = smimbench(
+        tmp_path, "verify", made / "a.json", "--cells", 0, "--no-theory", code=1
+    )
     assert "6 records that the suite does not ask for are in no table" in said
     assert "line, noise, alpha 1, D = 20, replicate 2, numpy" in said
 
 
 REFUSED = {
-    "changes": ({"git_commit": f"{COMMIT}-dirty"}, "no row of it can be run again: line: ridge: smimbench had changes"),
-    "versions": ({"versions": {"smimbench": "0"}}, "not all cells were made by {'smimbench': '0'}"),
+    "changes": (
+        {"git_commit": f"{COMMIT}-dirty"},
+        "no row of it can be run again: line: ridge: smimbench had changes",
+    ),
+    "versions": (
+        {"versions": {"smimbench": "0"}},
+        "not all cells were made by {'smimbench': '0'}",
+    ),
 }
 
 
@@ -192,38 +251,82 @@ def test_what_nobody_can_run_again_is_not_packed(made, tmp_path, case, said):
     changes, line = REFUSED[case]
     shutil.copytree(made / "results", tmp_path / "results")
     made_by(tmp_path / "results", **changes)
-    words = ("--results", tmp_path / "results", "--by", "A", "--output", tmp_path / "b.json")
+    words = (
+        "--results",
+        tmp_path / "results",
+        "--by",
+        "A",
+        "--output",
+        tmp_path / "b.json",
+    )
     assert line in said("submit", made / "small.toml", *words, code=2)
     assert not (tmp_path / "b.json").exists()
 
 
 def test_a_part_of_a_suite_is_not_packed(made, tmp_path, said):
     shutil.copytree(made / "results", tmp_path / "results")
-    next(path for path in (tmp_path / "results" / "small").glob("*.json") if path.name != "run.json").unlink()
-    words = ("--results", tmp_path / "results", "--by", "A", "--output", tmp_path / "b.json")
-    assert "1 cells have not been run" in said("submit", made / "small.toml", *words, code=2)
+    next(
+        path
+        for path in (tmp_path / "results" / "small").glob("*.json")
+        if path.name != "run.json"
+    ).unlink()
+    words = (
+        "--results",
+        tmp_path / "results",
+        "--by",
+        "A",
+        "--output",
+        tmp_path / "b.json",
+    )
+    assert "1 cells have not been run" in said(
+        "submit", made / "small.toml", *words, code=2
+    )
 
 
 @pytest.mark.slow
 def test_a_file_of_code_is_left_out_and_said(tmp_path):
     (tmp_path / "mine.py").write_text(NOISE)
     suite, results = (
-        write_suite(tmp_path, suite_text(LINE, [1.0], 20, 2, 'name = "ridge"', 'name = "noise"')),
+        write_suite(
+            tmp_path, suite_text(LINE, [1.0], 20, 2, 'name = "ridge"', 'name = "noise"')
+        ),
         tmp_path / "r",
     )
     given = (suite, "--results", results, "--plugins", tmp_path / "mine.py")
     smimbench(tmp_path / "none", "run", *given, "--no-figure")
     made_by(results)
-    said = smimbench(tmp_path / "none", "submit", *given, "--by", "A", "--output", tmp_path / "a.json")
-    assert "line: noise is left out: noise is in a file, mine, and not in a package that others can install" in said
+    said = smimbench(
+        tmp_path / "none",
+        "submit",
+        *given,
+        "--by",
+        "A",
+        "--output",
+        tmp_path / "a.json",
+    )
+    assert (
+        "line: noise is left out: noise is in a file, mine, and not in a package that others can install"
+        in said
+    )
     assert {one["algorithm"] for one in board([tmp_path / "a.json"])} == {"ridge"}
-    assert "all agree" in smimbench(tmp_path / "none", "verify", tmp_path / "a.json", "--cells", 2)
+    assert "all agree" in smimbench(
+        tmp_path / "none", "verify", tmp_path / "a.json", "--cells", 2
+    )
 
 
-def test_what_diverges_is_packed_and_run_again_and_what_is_for_other_problems_is_not(tmp_path, capsys):
+def test_what_diverges_is_packed_and_run_again_and_what_is_for_other_problems_is_not(
+    tmp_path, capsys
+):
     problem = 'model = { name = "attention-indexed", tokens = 2 }\nchannel = "linear"\nprior = { name = "wishart", rho = 0.5 }'
-    tables = ('name = "ridge"', 'name = "adam"\nsteps = 20\nlearning_rate = 50.0', 'name = "erm"')
-    suite, results = write_suite(tmp_path, suite_text(problem, [0.3], 20, 2, *tables)), tmp_path / "results"
+    tables = (
+        'name = "ridge"',
+        'name = "adam"\nsteps = 20\nlearning_rate = 50.0',
+        'name = "erm"',
+    )
+    suite, results = (
+        write_suite(tmp_path, suite_text(problem, [0.3], 20, 2, *tables)),
+        tmp_path / "results",
+    )
     code, _, err = call(capsys, "run", suite, "--results", results, "--no-figure")
     assert code == 1, err
     made_by(results)
@@ -231,7 +334,10 @@ def test_what_diverges_is_packed_and_run_again_and_what_is_for_other_problems_is
     code, out, err = call(capsys, "submit", suite, *words)
     assert code == 0, err
     assert ": erm is left out: it is not for this problem" in err
-    assert [one["status_counts"] for one in board([tmp_path / "a.json"])] == [{"ok": 2}, {"diverged": 2}]
+    assert [one["status_counts"] for one in board([tmp_path / "a.json"])] == [
+        {"ok": 2},
+        {"diverged": 2},
+    ]
     code, out, err = call(capsys, "verify", tmp_path / "a.json", "--cells", 6)
     assert (code, err) == (0, "")
     assert "4 cells run again: all agree" in out
@@ -279,8 +385,15 @@ def test_a_contender_whose_package_is_not_installed_is_named(made):
 
 
 def test_of_what_was_submitted_twice_the_newest_is_there(made, plugin, tmp_path):
-    changed(made, tmp_path / "b.json", lambda pack: pack["run"].update(by="B", written=pack["run"]["written"] + 1))
-    for paths in ([made / "a.json", tmp_path / "b.json"], [tmp_path / "b.json", made / "a.json"]):
+    changed(
+        made,
+        tmp_path / "b.json",
+        lambda pack: pack["run"].update(by="B", written=pack["run"]["written"] + 1),
+    )
+    for paths in (
+        [made / "a.json", tmp_path / "b.json"],
+        [tmp_path / "b.json", made / "a.json"],
+    ):
         entries = board(paths)
         assert len(entries) == len(board([made / "a.json"]))
         assert {one["by"] for one in entries} == {"B"}
@@ -289,13 +402,17 @@ def test_of_what_was_submitted_twice_the_newest_is_there(made, plugin, tmp_path)
 def test_a_row_that_cannot_be_run_again_is_not_on_the_board(made, plugin, tmp_path):
     changed(made, tmp_path / "b.json", lambda pack: pack["run"].pop("by"))
     assert board([tmp_path / "b.json"]) == []
-    assert absent(tmp_path / "b.json")[0].endswith("b.json: line: ridge is not on the board: nobody has signed it")
+    assert absent(tmp_path / "b.json")[0].endswith(
+        "b.json: line: ridge is not on the board: nobody has signed it"
+    )
     changed(made, tmp_path / "b.json", lambda pack: pack["run"]["packages"].clear())
     assert "noise" not in {one["algorithm"] for one in board([tmp_path / "b.json"])}
 
 
 def test_what_a_stranger_writes_does_not_change_the_page(made, plugin, tmp_path):
-    changed(made, tmp_path / "b.json", lambda pack: pack["run"].update(by="<script>|a\n# b"))
+    changed(
+        made, tmp_path / "b.json", lambda pack: pack["run"].update(by="<script>|a\n# b")
+    )
     text = page([tmp_path / "b.json"])
     assert "<script>" not in text
     assert text.count("\n#") == page([made / "a.json"]).count("\n#")

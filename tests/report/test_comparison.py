@@ -15,7 +15,9 @@ from tests.report.rows import row as any_row
 
 
 def row(mean, **more):
-    return any_row(**{"mean": mean, "alpha": 0.1, "dimension": 10, "theory": None, **more})
+    return any_row(
+        **{"mean": mean, "alpha": 0.1, "dimension": 10, "theory": None, **more}
+    )
 
 
 @pytest.mark.parametrize(
@@ -23,7 +25,12 @@ def row(mean, **more):
     [
         (row(1.0), row(1.2), "worse", True),
         (row(1.2), row(1.0), "better", False),
-        (row(1.0), row(1.02, values=values_of(1.02, 0.01, 4, root=1)), "within noise", False),
+        (
+            row(1.0),
+            row(1.02, values=values_of(1.02, 0.01, 4, root=1)),
+            "within noise",
+            False,
+        ),
         (row(1.0), row(1.02), "worse", False),
         (row(1.0, metric="overlap"), row(1.2, metric="overlap"), "better", False),
         (row(1.2, metric="overlap"), row(1.0, metric="overlap"), "worse", True),
@@ -51,23 +58,41 @@ def test_what_is_in_one_folder_only_is_named():
 
 def coded(source, mean=1.0, settings="default", **more):
     """A row of an algorithm of a third party, whose code has this hash."""
-    algorithm = {"name": "mine", "source": source, "distribution": "mine.py", "rate": 0.1, **more}
+    algorithm = {
+        "name": "mine",
+        "source": source,
+        "distribution": "mine.py",
+        "rate": 0.1,
+        **more,
+    }
     identity = {"problem": {"channel": {"name": "linear"}}, "algorithm": algorithm}
     return row(mean, algorithm="mine", identity=identity, settings=settings)
 
 
 def test_rows_of_other_code_belong_together_and_the_change_of_code_is_said():
-    for after in (coded("b", 1.2), coded("b", 1.2, distribution="renamed.py"), coded("b", 1.2, momentum=0.5)):
+    for after in (
+        coded("b", 1.2),
+        coded("b", 1.2, distribution="renamed.py"),
+        coded("b", 1.2, momentum=0.5),
+    ):
         (entry,) = compare_rows([coded("a")], [after])
-        assert (entry.judgment.verdict, entry.changed_code) == ("worse", ["algorithm mine"])
+        assert (entry.judgment.verdict, entry.changed_code) == (
+            "worse",
+            ["algorithm mine"],
+        )
     (entry,) = compare_rows([coded("a")], [coded("a", 1.2)])
     assert entry.changed_code == []
 
 
-@pytest.mark.parametrize("other", [{"rate": 0.2}, {"name": "other"}, {"assumed": {"channel": {"noise": 1}}}])
+@pytest.mark.parametrize(
+    "other", [{"rate": 0.2}, {"name": "other"}, {"assumed": {"channel": {"noise": 1}}}]
+)
 def test_other_parameters_are_another_algorithm(other):
     entries = compare_rows([coded("a")], [coded("b", **other)])
-    assert {entry.judgment.verdict for entry in entries} == {"only before", "only after"}
+    assert {entry.judgment.verdict for entry in entries} == {
+        "only before",
+        "only after",
+    }
 
 
 def test_of_two_that_agree_none_is_taken_for_the_other():
@@ -78,13 +103,20 @@ def test_of_two_that_agree_none_is_taken_for_the_other():
 
 def test_a_start_near_the_teacher_is_not_compared_with_one_that_is_not():
     rows = [coded("a", 1.0), coded("a", 0.1, settings="oracle")]
-    assert [entry.before.estimate.mean for entry in compare_rows(rows, rows)] == [1.0, 0.1]
+    assert [entry.before.estimate.mean for entry in compare_rows(rows, rows)] == [
+        1.0,
+        0.1,
+    ]
 
 
 def test_failures_are_no_improvement():
     """The mean over the runs that are left is smaller; on the same instances nothing has changed."""
-    before = row(1.0, values={"0/0": 0.5, "0/1": 0.5, "0/2": 2.0}, n=3, status_counts={"ok": 3})
-    after = row(0.5, values={"0/0": 0.5, "0/1": 0.5}, n=2, status_counts={"ok": 2, "failed": 1})
+    before = row(
+        1.0, values={"0/0": 0.5, "0/1": 0.5, "0/2": 2.0}, n=3, status_counts={"ok": 3}
+    )
+    after = row(
+        0.5, values={"0/0": 0.5, "0/1": 0.5}, n=2, status_counts={"ok": 2, "failed": 1}
+    )
     (entry,) = compare_rows([before], [after])
     assert (entry.judgment.verdict, entry.judgment.percent) == ("more runs fail", 0.0)
     assert exceeds(entry.judgment, 1000.0)
@@ -94,7 +126,9 @@ def test_failures_are_no_improvement():
 def test_shared_instances_alone_are_compared():
     """With more seeds the mean moves, the code has not."""
     before = row(1.0, values={"0/0": 0.9, "0/1": 1.1}, n=2, status_counts={"ok": 2})
-    after = row(2.0, values={"0/0": 0.9, "0/1": 1.1, "0/2": 4.0}, n=3, status_counts={"ok": 3})
+    after = row(
+        2.0, values={"0/0": 0.9, "0/1": 1.1, "0/2": 4.0}, n=3, status_counts={"ok": 3}
+    )
     assert compare_rows([before], [after])[0].judgment.verdict == "unchanged"
 
 
@@ -102,7 +136,10 @@ def test_worse_on_every_shared_instance_is_not_noise():
     before = {f"0/{k}": 1.0 for k in range(3)}
     rows = [row(np.mean([*v.values()]), values=v, n=3) for v in (
         before, {"0/0": 1.1, "0/1": 1.4, "0/2": 1.2}, {"0/0": 0.99, "0/1": 1.4, "0/2": 1.2})]  # fmt: skip
-    assert [compare_rows([rows[0]], [one])[0].judgment.verdict for one in rows[1:]] == ["differs", "within noise"]
+    assert [compare_rows([rows[0]], [one])[0].judgment.verdict for one in rows[1:]] == [
+        "differs",
+        "within noise",
+    ]
 
 
 def test_a_change_that_no_row_shows_is_clear_in_all_of_them():
@@ -110,8 +147,13 @@ def test_a_change_that_no_row_shows_is_clear_in_all_of_them():
         rng = np.random.default_rng(0)
         rows = []
         for alpha in (0.1, 0.2, 0.3, 0.4, 0.5):
-            values = {f"0/{k}": 1.0 + shift * (1 + 0.7 * rng.standard_normal()) for k in range(5)}
-            rows.append(row(np.mean([*values.values()]), values=values, n=5, alpha=alpha))
+            values = {
+                f"0/{k}": 1.0 + shift * (1 + 0.7 * rng.standard_normal())
+                for k in range(5)
+            }
+            rows.append(
+                row(np.mean([*values.values()]), values=values, n=5, alpha=alpha)
+            )
         return rows
 
     before = table(0.0)
@@ -125,20 +167,42 @@ def test_a_change_that_no_row_shows_is_clear_in_all_of_them():
 
 
 def test_both_verdicts_stand_beside_a_change():
-    own = {"theory": 1.1, "own_theory": 1.1, "own_z": -2.0, "no_theory": None, "bayes": 0.5, "ratio_to_bayes": 2.0}
-    none = {"theory": 0.5, "own_theory": None, "own_z": None, "no_theory": "it has none", "bayes": 0.5}
+    own = {
+        "theory": 1.1,
+        "own_theory": 1.1,
+        "own_z": -2.0,
+        "no_theory": None,
+        "bayes": 0.5,
+        "ratio_to_bayes": 2.0,
+    }
+    none = {
+        "theory": 0.5,
+        "own_theory": None,
+        "own_z": None,
+        "no_theory": "it has none",
+        "bayes": 0.5,
+    }
     before = [row(1.0, **own), row(0.9, algorithm="adam", **none)]
-    after = [row(1.12, **{**own, "own_z": 0.4, "ratio_to_bayes": 2.24}), row(0.9, algorithm="adam", **none)]
+    after = [
+        row(1.12, **{**own, "own_z": 0.4, "ratio_to_bayes": 2.24}),
+        row(0.9, algorithm="adam", **none),
+    ]
     entries = {entry.place.algorithm: entry for entry in compare_rows(before, after)}
     found = entries["gamp"].document()
     assert (found["own_theory"], found["bayes"]) == (1.1, 0.5)
-    assert (found["before_own_z"], found["after_own_z"], found["after_ratio_to_bayes"]) == (-2.0, 0.4, 2.24)
+    assert (
+        found["before_own_z"],
+        found["after_own_z"],
+        found["after_ratio_to_bayes"],
+    ) == (-2.0, 0.4, 2.24)
     assert found["verdict"] == "worse"  # nearer to theory, too, which is no excuse
     text = " ".join(printed(comparison_tables(list(entries.values()))).split())
     assert "predicted z optimal" in text
     assert "1.1000 +0.4 0.5000" in text
     assert "adam: no prediction: it has none" in text
-    assert missing_values([*after, row(1.0, algorithm="sgd", **none)]) == ["adam, sgd: no prediction: it has none"]
+    assert missing_values([*after, row(1.0, algorithm="sgd", **none)]) == [
+        "adam, sgd: no prediction: it has none"
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +234,9 @@ def test_two_folders_are_compared_worst_first(folders, capsys):
 
 def test_z_of_few_runs_is_marked():
     own = {"own_theory": 1.1, "own_z": -2.0, "no_theory": None, "bayes": 0.5}
-    few, many = (row(1.0, **{**own, "alpha": alpha, "n": n}) for alpha, n in ((0.1, 3), (0.2, 4)))
+    few, many = (
+        row(1.0, **{**own, "alpha": alpha, "n": n}) for alpha, n in ((0.1, 3), (0.2, 4))
+    )
     text = printed(comparison_tables(compare_rows([few, many], [few, many])))
     assert "-2.0?" in next(line for line in text.splitlines() if " 0.1 " in line)
     assert "-2.0 " in next(line for line in text.splitlines() if " 0.2 " in line)
@@ -179,7 +245,9 @@ def test_z_of_few_runs_is_marked():
 def test_sizes_and_backends_are_told_apart():
     before = [row(1.0), row(1.0, dimension=20), row(1.0, backend="torch")]
     text = printed(comparison_tables(compare_rows(before, before)))
-    assert [line.split()[:3] for line in text.splitlines() if line.startswith("gamp")] == [
+    assert [
+        line.split()[:3] for line in text.splitlines() if line.startswith("gamp")
+    ] == [
         ["gamp@numpy", "0.1", "10"],
         ["gamp@numpy", "0.1", "20"],
         ["gamp@torch", "0.1", "10"],

@@ -46,7 +46,10 @@ def only(limits):
 
 def table(rows, limits):
     """What CSV and Markdown are made of."""
-    return {"rows": [row.document() for row in rows], "extrapolated": [limit.document() for limit in limits]}
+    return {
+        "rows": [row.document() for row in rows],
+        "extrapolated": [limit.document() for limit in limits],
+    }
 
 
 def test_a_correction_of_order_1_over_D_leaves_theory():
@@ -69,7 +72,9 @@ def test_the_error_of_theory_counts():
     exact = only(extrapolated_rows(rows(limit=0.408)))
     unsure = only(extrapolated_rows(rows(limit=0.408, theory_error=0.004)))
     assert 0 < unsure["z"] < exact["z"]
-    assert 0.008 / math.hypot(unsure["error"], 0.004) == pytest.approx(unsure["z"], rel=0.1)
+    assert 0.008 / math.hypot(unsure["error"], 0.004) == pytest.approx(
+        unsure["z"], rel=0.1
+    )
 
 
 def test_sample_ratios_that_are_rounded_differently_are_moved_together():
@@ -90,14 +95,21 @@ def test_runs_whose_samples_differ_by_far_are_moved_in_proportion():
         for r, k in zip(rows(), (1 / 64, 1 / 16, 1 / 4, 1))
     ]
     entry, same = only(extrapolated_rows(far)), only(extrapolated_rows(rows()))
-    assert (entry["value"], entry["error"]) == pytest.approx((same["value"], same["error"]))
+    assert (entry["value"], entry["error"]) == pytest.approx(
+        (same["value"], same["error"])
+    )
 
 
 def test_matrices_from_few_samples_are_less_sure():
     few = [
-        {"nominal_alpha": alpha, "alpha": alpha, "dimension_letter": letter} for alpha in (0.01, 0.1) for letter in "dD"
+        {"nominal_alpha": alpha, "alpha": alpha, "dimension_letter": letter}
+        for alpha in (0.01, 0.1)
+        for letter in "dD"
     ]
-    errors = [only(extrapolated_rows(rows(sizes=(20, 40, 80), sd=2.0, **more)))["error"] for more in few]
+    errors = [
+        only(extrapolated_rows(rows(sizes=(20, 40, 80), sd=2.0, **more)))["error"]
+        for more in few
+    ]
     assert errors[0] > 1.5 * errors[2]
     assert errors[1:] == pytest.approx([errors[1]] * 3)
 
@@ -114,9 +126,14 @@ def test_two_dimensions_or_single_runs_give_nothing():
     single = [changed(r, sem=None, n=1) for r in rows()]
     assert extrapolated_rows(single) == []
     one = rows()
-    one[-1] = changed(one[-1], sem=None, n=1)  # the others say how much a run fluctuates
+    one[-1] = changed(
+        one[-1], sem=None, n=1
+    )  # the others say how much a run fluctuates
     assert len(only(extrapolated_rows(one))["points"]) == 4
-    lost = [changed(r, mean=None, sem=None, n=0) if r.place.dimension == 400 else r for r in rows()]
+    lost = [
+        changed(r, mean=None, sem=None, n=0) if r.place.dimension == 400 else r
+        for r in rows()
+    ]
     assert len(only(extrapolated_rows(lost))["points"]) == 3
 
 
@@ -128,8 +145,13 @@ def test_without_theory_there_is_a_value_and_no_score():
 
 def test_where_theory_is_zero_the_target_is_an_error():
     """What has reached zero to within the stated precision is no deviation; what has not, is."""
-    assert abs(only(extrapolated_rows(rows(limit=2e-4, b=0.0, sd=1e-6, theory=0.0)))["z"]) < 1
-    assert only(extrapolated_rows(rows(limit=2e-2, b=0.0, sd=1e-6, theory=0.0)))["z"] > 3
+    assert (
+        abs(only(extrapolated_rows(rows(limit=2e-4, b=0.0, sd=1e-6, theory=0.0)))["z"])
+        < 1
+    )
+    assert (
+        only(extrapolated_rows(rows(limit=2e-2, b=0.0, sd=1e-6, theory=0.0)))["z"] > 3
+    )
 
 
 def test_runs_that_agree_to_the_last_digit_have_the_error_of_rounding():
@@ -179,9 +201,13 @@ def drawn_csv(path):
 def test_what_is_drawn_lies_beside_the_figure(tmp_path):
     entries = extrapolated_rows(rows(component_word="component", dimension_letter="d"))
     paths = save(size_charts(SimpleNamespace(title="Sizes"), entries)[0], tmp_path)
-    assert [path.name for path in paths] == [f"finite-size.{kind}" for kind in ("png", "svg", "pdf", "csv")]
+    assert [path.name for path in paths] == [
+        f"finite-size.{kind}" for kind in ("png", "svg", "pdf", "csv")
+    ]
     found = drawn_csv(paths[-1])
-    assert [float(one["value"]) for one in found if one["what"] == "runs"] == [0.4 + 2.0 / D for D in SIZES]
+    assert [float(one["value"]) for one in found if one["what"] == "runs"] == [
+        0.4 + 2.0 / D for D in SIZES
+    ]
     (limit,) = [one for one in found if one["what"] == "fit"]
     assert (limit["dimension"], float(limit["value"])) == ("inf", pytest.approx(0.4))
     (theory,) = [one for one in found if one["what"] == "theory"]
@@ -190,18 +216,30 @@ def test_what_is_drawn_lies_beside_the_figure(tmp_path):
 
 def test_a_dimension_is_called_as_its_model_calls_it(tmp_path):
     for letter, other in (("d", "D"), ("D", "d")):
-        entries = extrapolated_rows(rows(component_word="component", dimension_letter=letter))
-        svg = save(size_charts(SimpleNamespace(title="Sizes"), entries)[0], tmp_path)[1].read_text(encoding="utf-8")
+        entries = extrapolated_rows(
+            rows(component_word="component", dimension_letter=letter)
+        )
+        svg = save(size_charts(SimpleNamespace(title="Sizes"), entries)[0], tmp_path)[
+            1
+        ].read_text(encoding="utf-8")
         assert f"1 / {letter}<" in svg
         assert f"1 / {other}<" not in svg
-        text = printed([*extrapolated_tables(entries), *error_tables(rows(dimension_letter=letter)[:1])], 100)
+        text = printed(
+            [
+                *extrapolated_tables(entries),
+                *error_tables(rows(dimension_letter=letter)[:1]),
+            ],
+            100,
+        )
         assert f"at infinite {letter}" in text
         assert f", {letter} = {SIZES[0]}" in text
 
 
 def test_csv_holds_the_limits_at_infinite_dimension():
     plain = rows()
-    found = list(csv.DictReader(io.StringIO(as_csv(table(plain, extrapolated_rows(plain))))))
+    found = list(
+        csv.DictReader(io.StringIO(as_csv(table(plain, extrapolated_rows(plain)))))
+    )
     assert [r["dimension"] for r in found] == [*map(str, SIZES), "inf"]
     assert float(found[-1]["mean"]) == pytest.approx(0.4)
     assert (found[-1]["dof"], found[0]["dof"]) == ("2", "")

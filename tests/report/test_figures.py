@@ -18,7 +18,14 @@ import smimbench
 from smimbench.registry.registry import BUILT_IN, get_registry
 from smimbench.report import figures
 from smimbench.report.charts import Chart, Panel, Series, draw, save
-from smimbench.report.figures import Line, metric_chart, smooth, theory_charts, theory_series, varied
+from smimbench.report.figures import (
+    Line,
+    metric_chart,
+    smooth,
+    theory_charts,
+    theory_series,
+    varied,
+)
 from smimbench.report.learning_curves import seconds_chart
 from smimbench.report.results import Results
 from smimbench.report.style import COLORS, floor_of, looks, new_figure, save_figure
@@ -28,7 +35,10 @@ from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, call, write_suite
 from tests.report.rows import row
 
-TEXT = ATTENTION.replace("[0.1, 0.3]", "[0.1, 0.15, 0.3]") + '[[algorithms]]\nname = "adam"\nsteps = 20\n'
+TEXT = (
+    ATTENTION.replace("[0.1, 0.3]", "[0.1, 0.15, 0.3]")
+    + '[[algorithms]]\nname = "adam"\nsteps = 20\n'
+)
 
 THEORY = TheorySolver()
 """What one test has solved, another does not solve again."""
@@ -45,24 +55,46 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("figures")
     path = write_suite(folder, TEXT)
     smimbench.run(path, results=folder / "results")
-    found = Results(load_suite(path), Store(folder / "results" / "small"), answers=THEORY)
+    found = Results(
+        load_suite(path), Store(folder / "results" / "small"), answers=THEORY
+    )
     suite, rows, cache = found.suite, found.rows, found.answers
     made, savefig = [], Figure.savefig
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", lambda self, *a, **k: (made.append(self), savefig(self, *a, **k)))
-        paths = [p for m in suite.run.metrics for p in save(metric_chart(suite, rows, cache, m), folder / "figures")]
+        patch.setattr(
+            Figure,
+            "savefig",
+            lambda self, *a, **k: (made.append(self), savefig(self, *a, **k)),
+        )
+        paths = [
+            p
+            for m in suite.run.metrics
+            for p in save(metric_chart(suite, rows, cache, m), folder / "figures")
+        ]
         paths += save(seconds_chart(found), folder / "figures")
     return suite, rows, folder / "figures", paths, made[::3]
 
 
 def test_an_algorithm_looks_the_same_in_every_suite():
     one = looks({"gamp": "gamp", "adam": "adam", "mine": "my-own"})
-    other = looks({"adam fast": "adam", "adam": "adam", "mine": "my-own", "other": "another"})
+    other = looks(
+        {"adam fast": "adam", "adam": "adam", "mine": "my-own", "other": "another"}
+    )
     assert one["adam"] == other["adam"]
     assert one["mine"] == other["mine"]
-    assert len({look.color for look in other.values()}) == len({look.marker for look in other.values()}) == 4
-    shipped = [entry.name for entry in get_registry().entries("algorithm") if entry.distribution == BUILT_IN]
-    assert [looks({name: name})[name].color for name in shipped[: len(COLORS)]] == COLORS
+    assert (
+        len({look.color for look in other.values()})
+        == len({look.marker for look in other.values()})
+        == 4
+    )
+    shipped = [
+        entry.name
+        for entry in get_registry().entries("algorithm")
+        if entry.distribution == BUILT_IN
+    ]
+    assert [
+        looks({name: name})[name].color for name in shipped[: len(COLORS)]
+    ] == COLORS
 
 
 def test_no_two_look_alike():
@@ -74,7 +106,9 @@ def test_colors_can_be_told_apart_without_seeing_red_from_green():
     """Distance in luminance and blue: what a deuteranope sees of the colors, for every pair that differs in no marker."""
     rgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in COLORS])
     seen = np.stack([rgb @ [0.35, 0.6, 0.05], rgb[:, 2]], axis=1)
-    distances = [math.dist(seen[i], seen[j]) for i in range(len(seen)) for j in range(i)]
+    distances = [
+        math.dist(seen[i], seen[j]) for i in range(len(seen)) for j in range(i)
+    ]
     assert min(distances) > 0.08
 
 
@@ -86,7 +120,9 @@ def test_smooth_theory_goes_through_its_points_and_overshoots_nowhere():
     assert (np.diff(line.value) <= 1e-12).all()
     broken = smooth(Line(x, y, 0 * y), [0.55])
     between = (broken.alpha > 0.5) & (broken.alpha < 0.6)
-    assert not between.any(), "a line across the threshold says something that is not known"
+    assert not between.any(), (
+        "a line across the threshold says something that is not known"
+    )
     assert np.isnan(broken.value[broken.alpha == 0.6]).any()
 
 
@@ -113,10 +149,19 @@ def test_where_theory_reaches_zero_the_axis_ends_below_the_target(results):
 
 
 def test_an_optimal_error_that_is_small_but_not_zero_is_on_the_axis(tmp_path):
-    text = SUITE.replace("[0.5, 1.0]", "[0.499, 1.0]").replace("noise = 0.2", "noise = 0.0")
+    text = SUITE.replace("[0.5, 1.0]", "[0.499, 1.0]").replace(
+        "noise = 0.2", "noise = 0.0"
+    )
     suite = load_suite(write_suite(tmp_path, text))
-    about = {"problem": "line", "own_theory": None, "identity": {"problem": {}, "algorithm": {"name": "gamp"}}}
-    rows = [row(**about, alpha=0.499, mean=2e-4, sem=0.0, bayes=2e-3), row(**about, alpha=1.0, mean=1e-9, bayes=0.0)]
+    about = {
+        "problem": "line",
+        "own_theory": None,
+        "identity": {"problem": {}, "algorithm": {"name": "gamp"}},
+    }
+    rows = [
+        row(**about, alpha=0.499, mean=2e-4, sem=0.0, bayes=2e-3),
+        row(**about, alpha=1.0, mean=1e-9, bayes=0.0),
+    ]
     (panel,) = metric_chart(suite, rows, THEORY, "mse").panels
     assert panel.floor == pytest.approx(1e-4)
 
@@ -124,8 +169,15 @@ def test_an_optimal_error_that_is_small_but_not_zero_is_on_the_axis(tmp_path):
 @pytest.mark.parametrize(("mean", "scale"), [(0.4, "linear"), (40.0, "log")])
 def test_a_single_large_error_does_not_flatten_the_others(tmp_path, mean, scale):
     suite = load_suite(write_suite(tmp_path))
-    about = {"problem": "line", "own_theory": None, "identity": {"problem": {}, "algorithm": {"name": "gamp"}}}
-    rows = [row(**about, alpha=0.5, mean=mean, sem=0.99 * mean), row(**about, alpha=1.0, mean=0.3)]
+    about = {
+        "problem": "line",
+        "own_theory": None,
+        "identity": {"problem": {}, "algorithm": {"name": "gamp"}},
+    }
+    rows = [
+        row(**about, alpha=0.5, mean=mean, sem=0.99 * mean),
+        row(**about, alpha=1.0, mean=0.3),
+    ]
     (axis,) = draw(metric_chart(suite, rows, THEORY, "mse")).axes
     assert axis.get_yscale() == scale
     low, high = axis.get_ylim()
@@ -144,8 +196,17 @@ def test_every_mark_stands_at_its_sample_ratio_and_none_is_cut_off(results):
             assert one.estimate.mean < high
             assert left < one.place.alpha < right
         marks = [one for one in axis.collections if isinstance(one, PathCollection)]
-        shown = {round(float(x), 9) for one in marks for x, y in one.get_offsets() if low < y < high}
-        shown |= {round(float(line.get_xdata()[0]), 9) for line in axis.lines if line.get_marker() == "v"}
+        shown = {
+            round(float(x), 9)
+            for one in marks
+            for x, y in one.get_offsets()
+            if low < y < high
+        }
+        shown |= {
+            round(float(line.get_xdata()[0]), 9)
+            for line in axis.lines
+            if line.get_marker() == "v"
+        }
         assert shown == {round(one.place.alpha, 9) for one in own}
 
 
@@ -165,14 +226,26 @@ def test_of_several_dimensions_the_largest_is_shown(tmp_path):
     rows += [row(**about | {"algorithm": "adam"}, dimension=50, mean=0.3)]
     (panel,) = metric_chart(suite, rows, THEORY, "mse").panels
     assert panel.title == "line, D = 50 to 200"
-    assert sorted(one["value"] for one in Chart("", "", [panel]).rows if one["what"] == "runs") == [1 / 200, 0.3]
+    assert sorted(
+        one["value"] for one in Chart("", "", [panel]).rows if one["what"] == "runs"
+    ) == [1 / 200, 0.3]
 
 
 def test_the_legend_has_one_entry_for_the_predictions_of_several(tmp_path):
     suite = load_suite(write_suite(tmp_path))
-    about = {"problem": "line", "own_theory": 0.6, "own_theory_error": 0.0, "alpha": 0.5, "mean": 0.5}
+    about = {
+        "problem": "line",
+        "own_theory": 0.6,
+        "own_theory_error": 0.0,
+        "alpha": 0.5,
+        "mean": 0.5,
+    }
     rows = [
-        row(**about, algorithm=name, identity={"problem": {}, "algorithm": {"name": name}})
+        row(
+            **about,
+            algorithm=name,
+            identity={"problem": {}, "algorithm": {"name": name}},
+        )
         for name in ("sgd", "adam", "spectral")
     ]
     (legend,) = draw(metric_chart(suite, rows, THEORY, "mse")).legends
@@ -183,10 +256,14 @@ def test_the_legend_has_one_entry_for_the_predictions_of_several(tmp_path):
 
 @pytest.mark.parametrize(("width", "inches"), [("column", 3.4), ("page", 7.0)])
 @pytest.mark.parametrize("panels", [1, 5])
-def test_a_figure_is_as_wide_as_asked_with_letters_of_eight_points(width, inches, panels):
+def test_a_figure_is_as_wide_as_asked_with_letters_of_eight_points(
+    width, inches, panels
+):
     line = Series("a line", {"alpha": [1, 2], "value": [0.001, 1]})
     chart = Chart(
-        "x", "A title that is longer than a column is wide, or so it seems", [Panel("p", "x", "y", [line])] * panels
+        "x",
+        "A title that is longer than a column is wide, or so it seems",
+        [Panel("p", "x", "y", [line])] * panels,
     )
     figure = draw(chart, width=width)
     figure.draw_without_rendering()
@@ -211,45 +288,74 @@ def test_labels_and_legends_stand_outside_of_the_panel(results):
                 box = text.get_window_extent()
                 assert box.y0 >= panel.y1 or box.x1 <= panel.x0, text.get_text()
         for legend in figure.legends:
-            assert legend.get_window_extent().y1 <= min(axis.get_window_extent().y0 for axis in figure.axes)
+            assert legend.get_window_extent().y1 <= min(
+                axis.get_window_extent().y0 for axis in figure.axes
+            )
 
 
 def test_marks_of_one_height_are_not_cut(tmp_path):
     """A panel whose marks all lie at one value, far from 0: above them there is room."""
     suite = load_suite(write_suite(tmp_path))
-    about = {"problem": "line", "own_theory": None, "identity": {"problem": {}, "algorithm": {"name": "gamp"}}}
+    about = {
+        "problem": "line",
+        "own_theory": None,
+        "identity": {"problem": {}, "algorithm": {"name": "gamp"}},
+    }
     rows = [row(**about, alpha=alpha, mean=0.9, sem=0.0) for alpha in (0.5, 1.0)]
     (axis,) = draw(metric_chart(suite, rows, THEORY, "mse")).axes
     axis.figure.draw_without_rendering()
     assert axis.get_ylim()[0] <= 0
     (mark,) = [one for one in axis.collections if isinstance(one, PathCollection)]
-    height = axis.transData.transform((1.0, 0.9))[1] + mark.get_sizes().max() ** 0.5 / 72 * axis.figure.dpi / 2
+    height = (
+        axis.transData.transform((1.0, 0.9))[1]
+        + mark.get_sizes().max() ** 0.5 / 72 * axis.figure.dpi / 2
+    )
     assert height < axis.bbox.y1
 
 
 def test_labels_of_ticks_do_not_meet(tmp_path):
     """Sample ratios that differ in their third digit have labels that are long."""
-    text = SUITE.replace("[0.5, 1.0]", "[0.0992, 0.1]").replace("noise = 0.2", "noise = [0.2, 0.3, 0.4]")
-    (axis, *_) = draw(metric_chart(load_suite(write_suite(tmp_path, text)), [], THEORY, "mse")).axes
+    text = SUITE.replace("[0.5, 1.0]", "[0.0992, 0.1]").replace(
+        "noise = 0.2", "noise = [0.2, 0.3, 0.4]"
+    )
+    (axis, *_) = draw(
+        metric_chart(load_suite(write_suite(tmp_path, text)), [], THEORY, "mse")
+    ).axes
     axis.figure.draw_without_rendering()
-    labels = [tick.label1.get_window_extent() for tick in axis.xaxis.get_major_ticks() if tick.label1.get_text()]
-    shown = [box for box in labels if axis.bbox.x0 <= (box.x0 + box.x1) / 2 <= axis.bbox.x1]
+    labels = [
+        tick.label1.get_window_extent()
+        for tick in axis.xaxis.get_major_ticks()
+        if tick.label1.get_text()
+    ]
+    shown = [
+        box for box in labels if axis.bbox.x0 <= (box.x0 + box.x1) / 2 <= axis.bbox.x1
+    ]
     assert len(shown) >= 2
-    assert all(one.x1 + one.height < other.x0 for one, other in itertools.pairwise(shown))
+    assert all(
+        one.x1 + one.height < other.x0 for one, other in itertools.pairwise(shown)
+    )
 
 
 def test_a_dear_problem_leaves_the_line_of_another_smooth(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "is_cheap", lambda problem: problem.channel.noise > 0.25)
-    suite = load_suite(write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = [0.2, 0.3]")))
+    monkeypatch.setattr(
+        figures, "is_cheap", lambda problem: problem.channel.noise > 0.25
+    )
+    suite = load_suite(
+        write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = [0.2, 0.3]"))
+    )
     found = metric_chart(suite, [], THEORY, "mse")
-    points = Counter(entry["problem"] for entry in found.rows if entry["what"] == "Bayes-optimal")
+    points = Counter(
+        entry["problem"] for entry in found.rows if entry["what"] == "Bayes-optimal"
+    )
     assert sorted(points.values()) == [2, max(points.values())]
     assert max(points.values()) >= 100
 
 
 def test_a_followed_curve_is_drawn_densely(tmp_path):
     """Between two sample ratios the line is the curve that thresholds have followed, not a straight one."""
-    text = SUITE.replace('"linear", noise = 0.2', '"linear", components = 2, noise = 0.2')
+    text = SUITE.replace(
+        '"linear", noise = 0.2', '"linear", components = 2, noise = 0.2'
+    )
     suite = load_suite(write_suite(tmp_path, text))
     cache = TheorySolver()
     for metric, dense in (("overlap", True), ("generalization_error_bayes", False)):
@@ -274,9 +380,21 @@ def test_the_data_lie_beside_every_figure(results):
     _, rows, folder, paths, _ = results
     assert {path.suffix for path in paths} == {".png", ".svg", ".pdf", ".csv"}
     found = read(folder / "mse.csv")
-    drawn = {(e["algorithm"], float(e["alpha"])): float(e["value"]) for e in found if e["what"] == "runs"}
-    assert drawn == {(r.place.algorithm, r.place.alpha): r.estimate.mean for r in rows if r.metric == "mse"}
-    theory = [(float(e["alpha"]), float(e["value"])) for e in found if e["what"] == "Bayes-optimal"]
+    drawn = {
+        (e["algorithm"], float(e["alpha"])): float(e["value"])
+        for e in found
+        if e["what"] == "runs"
+    }
+    assert drawn == {
+        (r.place.algorithm, r.place.alpha): r.estimate.mean
+        for r in rows
+        if r.metric == "mse"
+    }
+    theory = [
+        (float(e["alpha"]), float(e["value"]))
+        for e in found
+        if e["what"] == "Bayes-optimal"
+    ]
     assert len(theory) > 100
 
 
@@ -291,7 +409,9 @@ def test_the_same_figure_is_the_same_bytes(tmp_path):
         axis.plot([0, 1], [0, 1])
         save_figure(figure, tmp_path / folder, "x", [{"x": 1}], "caption")
     for kind in ("png", "svg", "pdf", "csv"):
-        assert (tmp_path / "a" / f"x.{kind}").read_bytes() == (tmp_path / "b" / f"x.{kind}").read_bytes()
+        assert (tmp_path / "a" / f"x.{kind}").read_bytes() == (
+            tmp_path / "b" / f"x.{kind}"
+        ).read_bytes()
 
 
 def test_error_against_seconds_ends_where_the_runs_end(results):
@@ -299,25 +419,43 @@ def test_error_against_seconds_ends_where_the_runs_end(results):
     found = read(folder / "seconds.csv")
     for name in ("gamp", "adam"):
         last = [e for e in found if e["what"] == name and e["alpha"] == "0.1"][-1]
-        (row,) = [r for r in rows if (r.metric, r.place.algorithm) == ("mse", name) and abs(r.place.alpha - 0.1) < 0.01]
-        assert float(last["value"]) == pytest.approx(np.median(list(row.estimate.values.values())), rel=0.3)
+        (row,) = [
+            r
+            for r in rows
+            if (r.metric, r.place.algorithm) == ("mse", name)
+            and abs(r.place.alpha - 0.1) < 0.01
+        ]
+        assert float(last["value"]) == pytest.approx(
+            np.median(list(row.estimate.values.values())), rel=0.3
+        )
 
 
 @pytest.mark.usefixtures("svg_alone")
 def test_theory_alone_is_drawn_with_a_phase_diagram(tmp_path, capsys):
-    text = ATTENTION.replace("rho = 0.5", "rho = [0.2, 0.5, 1.0]").partition("[[algorithms]]")[0]
+    text = ATTENTION.replace("rho = 0.5", "rho = [0.2, 0.5, 1.0]").partition(
+        "[[algorithms]]"
+    )[0]
     suite = write_suite(tmp_path, text.replace('label   = "softmax"\n', ""))
-    code, out, err = call(capsys, "theory", suite, "--figure", "--results", tmp_path / "r")
+    code, out, err = call(
+        capsys, "theory", suite, "--figure", "--results", tmp_path / "r"
+    )
     assert code == 0, err
     folder = tmp_path / "r" / "small" / "figures"
-    assert {path.stem for path in folder.iterdir()} == {"theory-mse", "theory-overlap", "phases"}
+    assert {path.stem for path in folder.iterdir()} == {
+        "theory-mse",
+        "theory-overlap",
+        "phases",
+    }
     assert str(folder / "phases.png") in out
     found = [e for e in read(folder / "phases.csv") if e["what"] == "perfect recovery"]
     assert {float(e["prior.rho"]) for e in found} == {0.2, 0.5, 1.0}
     plans = load_suite(suite).plans
     assert varied(plans) == ("prior.rho", [0.2, 0.5, 1.0])
     assert varied(plans[:2]) is None
-    assert len(theory_charts(load_suite(suite), TheorySolver(tmp_path / "r" / "theory"))) == 3
+    assert (
+        len(theory_charts(load_suite(suite), TheorySolver(tmp_path / "r" / "theory")))
+        == 3
+    )
 
 
 def test_an_axis_whose_errors_all_are_tiny_has_ticks(tmp_path):
@@ -329,13 +467,19 @@ def test_an_axis_whose_errors_all_are_tiny_has_ticks(tmp_path):
         "identity": {"problem": {}, "algorithm": {"name": "gamp"}},
         "bayes": 0.0,
     }
-    (axis,) = draw(metric_chart(suite, [row(**about, alpha=3.0, mean=2e-9, sem=0.0)], THEORY, "mse")).axes
+    (axis,) = draw(
+        metric_chart(
+            suite, [row(**about, alpha=3.0, mean=2e-9, sem=0.0)], THEORY, "mse"
+        )
+    ).axes
     assert axis.get_yscale() == "log"
     low, high = axis.get_ylim()
     assert len([tick for tick in axis.get_yticks() if low < tick < high]) >= 2
 
 
-@pytest.mark.parametrize(("alphas", "bars"), [([0.8], True), ([0.5, 1.0], True), ([0.5, 0.7, 1.0], False)])
+@pytest.mark.parametrize(
+    ("alphas", "bars"), [([0.8], True), ([0.5, 1.0], True), ([0.5, 0.7, 1.0], False)]
+)
 def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, bars):
     """A straight line through two points would say something of what lies between; three give a curve."""
     monkeypatch.setattr(figures, "is_cheap", lambda problem: False)
@@ -345,13 +489,19 @@ def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, 
         "bayes": 0.6,
         "identity": {"problem": {}, "algorithm": {"name": "gamp"}},
     }
-    rows = [row(**own, problem="line", alpha=alpha, mean=0.7, sem=0.01) for alpha in alphas]
+    rows = [
+        row(**own, problem="line", alpha=alpha, mean=0.7, sem=0.01) for alpha in alphas
+    ]
     suite = load_suite(write_suite(tmp_path, SUITE.replace("[0.5, 1.0]", str(alphas))))
     found = metric_chart(suite, rows, THEORY, "mse")
     (axis,) = draw(found).axes
     labels = axis.get_legend_handles_labels()[1]
     assert {"Bayes-optimal", "gamp, predicted"} <= set(labels)
-    lines = [line for line in axis.lines if line.get_linestyle() in ("-", "--") and len(line.get_xdata()) > 1]
+    lines = [
+        line
+        for line in axis.lines
+        if line.get_linestyle() in ("-", "--") and len(line.get_xdata()) > 1
+    ]
     marks = [
         list(one.get_offsets()[:, 0])
         for one in axis.collections
@@ -368,7 +518,11 @@ def test_a_point_alone_beyond_a_threshold_is_a_bar(beyond):
     x = np.array([0.1, 0.2, 0.3, *beyond])
     line = smooth(Line(x, 1 - x, 0 * x), [0.4])
     assert np.isnan(line.value).any()
-    (axis,) = draw(Chart("x", "", [Panel("", "", "", [theory_series(line, "t", "black", "-", {})])])).axes
+    (axis,) = draw(
+        Chart(
+            "x", "", [Panel("", "", "", [theory_series(line, "t", "black", "-", {})])]
+        )
+    ).axes
     (drawn,) = [one for one in axis.lines if one.get_label() == "t"]
     assert drawn.get_marker() == "_"
     assert drawn.get_xdata()[drawn.get_markevery()] == pytest.approx(beyond)
@@ -377,7 +531,9 @@ def test_a_point_alone_beyond_a_threshold_is_a_bar(beyond):
 
 
 def test_bars_of_theory_have_their_errors():
-    bar = theory_series(Line(np.array([0.5]), np.array([0.8]), np.array([0.1])), "t", "black", "-", {})
+    bar = theory_series(
+        Line(np.array([0.5]), np.array([0.8]), np.array([0.1])), "t", "black", "-", {}
+    )
     (axis,) = draw(Chart("x", "", [Panel("", "", "", [bar])])).axes
     (container,) = axis.containers
     (segment,) = container[2][0].get_segments()
@@ -404,7 +560,15 @@ class Theory(TheorySolver):
 
     def points(self, problem, alphas):
         return [
-            [{"branch": name, "mse": [error], "mse_error": [0.0], "overlap": [[1 - error]]} for name, error in branches]
+            [
+                {
+                    "branch": name,
+                    "mse": [error],
+                    "mse_error": [0.0],
+                    "overlap": [[1 - error]],
+                }
+                for name, error in branches
+            ]
             for branches in (
                 [("unique", 1 - alpha / 4)]
                 if alpha < 1
@@ -419,7 +583,9 @@ class Theory(TheorySolver):
 
 
 def test_both_branches_are_drawn_and_every_threshold_has_its_name(tmp_path):
-    suite = load_suite(write_suite(tmp_path, SUITE.replace("[0.5, 1.0]", "[0.3, 1.0, 1.8]")))
+    suite = load_suite(
+        write_suite(tmp_path, SUITE.replace("[0.5, 1.0]", "[0.3, 1.0, 1.8]"))
+    )
     found = metric_chart(suite, [], Theory(), "mse")
     (axis,) = draw(found).axes
     handles = dict(zip(*reversed(axis.get_legend_handles_labels())))
@@ -429,7 +595,11 @@ def test_both_branches_are_drawn_and_every_threshold_has_its_name(tmp_path):
     assert dashed.get_xdata().max() == pytest.approx(1.5, rel=1e-3)
     assert dashed.get_ydata()[:-1] == pytest.approx(1 - dashed.get_xdata()[:-1] / 4)
     drawn = {entry["what"] for entry in found.rows}
-    assert {"Bayes-optimal", "uninformed branch (reached by algorithms)", "threshold"} <= drawn
+    assert {
+        "Bayes-optimal",
+        "uninformed branch (reached by algorithms)",
+        "threshold",
+    } <= drawn
     assert set(handles) >= {
         "weak recovery", "component 2 learned", "perfect recovery (informed)", "perfect recovery (uninformed)", "spinodal"
     }  # fmt: skip

@@ -40,7 +40,11 @@ def drawn(monkeypatch):
     """Figures as they are saved."""
     figures = []
     save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+    monkeypatch.setattr(
+        Figure,
+        "savefig",
+        lambda self, *a, **k: (figures.append(self), save(self, *a, **k)),
+    )
     return figures
 
 
@@ -50,24 +54,42 @@ def draw(tmp_path, text):
     suite = load_suite(path)
     store = Store(tmp_path / "results" / "small")
     results = Results(suite, store, answers=TheorySolver())
-    paths = [path for chart in learning_charts(results) for path in save(chart, tmp_path / "figures")]
+    paths = [
+        path
+        for chart in learning_charts(results)
+        for path in save(chart, tmp_path / "figures")
+    ]
     return suite, store, results.pairs, paths
 
 
 def lines_of(axis):
-    return {line.get_label(): line for line in axis.lines if not line.get_label().startswith("_")}
+    return {
+        line.get_label(): line
+        for line in axis.lines
+        if not line.get_label().startswith("_")
+    }
 
 
-def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(tmp_path, drawn):
+def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(
+    tmp_path, drawn
+):
     suite, store, pairs, paths = draw(tmp_path, ALONE + LEARNERS)
-    assert [path.name for path in paths] == [f"learning-mse.{kind}" for kind in ("png", "svg", "pdf", "csv")]
+    assert [path.name for path in paths] == [
+        f"learning-mse.{kind}" for kind in ("png", "svg", "pdf", "csv")
+    ]
     axes = [axis for axis in drawn[0].axes if axis.get_visible()]
     assert len(axes) == 2
     problem = suite.plans[0].problem
     for axis, alpha in zip(axes, (0.1, 0.3)):
         n = round(alpha * D * D)
         lines = lines_of(axis)
-        assert set(lines) == {"Bayes-optimal", "Bayes-optimal, fresh samples", "adam", "online", "every sample once"}
+        assert set(lines) == {
+            "Bayes-optimal",
+            "Bayes-optimal, fresh samples",
+            "adam",
+            "online",
+            "every sample once",
+        }
         for label, steps in (("adam", 4 * -(-n // 20)), ("online", 30)):
             runs = [
                 store.trajectory(record)
@@ -77,7 +99,9 @@ def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(tmp_
             x, y = lines[label].get_data()
             assert x[0] == 20
             assert x[-1] == (4 * n if label == "adam" else 20 * steps)
-            assert y[-1] == pytest.approx(np.median([run["mse"][-1, 0] for run in runs]), rel=1e-12)
+            assert y[-1] == pytest.approx(
+                np.median([run["mse"][-1, 0] for run in runs]), rel=1e-12
+            )
         assert lines["every sample once"].get_xdata()[0] == n
         x, y = lines["Bayes-optimal"].get_data()
         assert list(x) == [20, max(4 * n, 600)]
@@ -90,11 +114,15 @@ def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(tmp_
 
 def problem_error(problem, n):
     """Where it is 0, the line runs along the end of the axis."""
-    return pytest.approx(max(TheorySolver().points(problem, [n / D**2])[0][0]["mse"], 1e-4), rel=1e-9)
+    return pytest.approx(
+        max(TheorySolver().points(problem, [n / D**2])[0][0]["mse"], 1e-4), rel=1e-9
+    )
 
 
 def test_without_a_curve_the_line_is_that_of_all_samples(tmp_path, drawn, monkeypatch):
-    monkeypatch.setattr("smimbench.report.learning_curves.is_cheap", lambda problem: False)
+    monkeypatch.setattr(
+        "smimbench.report.learning_curves.is_cheap", lambda problem: False
+    )
     suite, *_ = draw(tmp_path, ALONE + LEARNERS)
     lines = lines_of(drawn[0].axes[0])
     x, y = lines["Bayes-optimal"].get_data()
@@ -106,20 +134,30 @@ def test_without_a_curve_the_line_is_that_of_all_samples(tmp_path, drawn, monkey
 def test_components_have_a_line_each(tmp_path, drawn):
     problem = LINE.replace("noise = 0.2", "components = 2, noise = 0.3")
     sgd = 'name = "sgd"\nepochs = 3\nbatch = 10\nlearning_rate = 0.02'
-    text = suite_text(problem, [2.0], 20, 3, sgd) + '[run]\nmetrics = ["overlap", "mse"]\n'
+    text = (
+        suite_text(problem, [2.0], 20, 3, sgd) + '[run]\nmetrics = ["overlap", "mse"]\n'
+    )
     draw(tmp_path, text)
     (axis,) = drawn[0].axes
     assert axis.get_ylabel() == "overlap"
-    assert {f"{name}, component {k}" for name in ("sgd", "sgd, predicted", "Bayes-optimal") for k in (1, 2)} == set(
-        lines_of(axis)
-    ) - {"every sample once"}
+    assert {
+        f"{name}, component {k}"
+        for name in ("sgd", "sgd, predicted", "Bayes-optimal")
+        for k in (1, 2)
+    } == set(lines_of(axis)) - {"every sample once"}
 
 
 def test_message_passing_stands_beside_those_that_count_samples(tmp_path, drawn):
     """An iteration goes through all samples, and counts them."""
-    _, store, pairs, _ = draw(tmp_path, (ATTENTION + LEARNERS).replace("[0.1, 0.3]", "[0.1]"))
+    _, store, pairs, _ = draw(
+        tmp_path, (ATTENTION + LEARNERS).replace("[0.1, 0.3]", "[0.1]")
+    )
     lines = lines_of(drawn[0].axes[0])
-    runs = [store.trajectory(record) for cell, record in pairs if cell.algorithm_label == "gamp"]
+    runs = [
+        store.trajectory(record)
+        for cell, record in pairs
+        if cell.algorithm_label == "gamp"
+    ]
     x, y = lines["gamp"].get_data()
     assert x[0] == round(0.1 * D * D)
     assert x[-1] == max(run["iteration"][-1] for run in runs) * x[0]
@@ -134,21 +172,39 @@ def test_algorithms_that_count_no_samples_leave_no_figure(tmp_path, drawn):
 
 def test_a_run_that_has_ended_keeps_its_last_value(tmp_path, drawn):
     """Between two looks a run holds its last value; the median is that of all runs from where each has been looked at."""
-    _, store, pairs, _ = draw(tmp_path, (ATTENTION + LEARNERS).replace("[0.1, 0.3]", "[0.1]"))
-    runs = [store.trajectory(record) for cell, record in pairs if cell.algorithm_label == "gamp"]
+    _, store, pairs, _ = draw(
+        tmp_path, (ATTENTION + LEARNERS).replace("[0.1, 0.3]", "[0.1]")
+    )
+    runs = [
+        store.trajectory(record)
+        for cell, record in pairs
+        if cell.algorithm_label == "gamp"
+    ]
     assert len({run["iteration"][-1] for run in runs}) > 1
     x, y = lines_of(drawn[0].axes[0])["gamp"].get_data()
     for at, value in zip(np.asarray(x) / 90, y):
-        held = [run["mse"][np.searchsorted(run["iteration"], at + 1e-9) - 1, 0] for run in runs]
+        held = [
+            run["mse"][np.searchsorted(run["iteration"], at + 1e-9) - 1, 0]
+            for run in runs
+        ]
         assert value == pytest.approx(np.median(held))
 
 
 def test_of_too_many_panels_the_largest_dimensions_are_drawn():
     few = {("first", 0.1, 20): 0, ("second", 0.2, 10): 0, ("second", 0.1, 10): 0}
     assert chosen_panels(few) == (list(few), "")
-    many = {(label, alpha / 10, D): 0 for label in ("first", "second") for alpha in range(1, 5) for D in (10, 20, 40)}
+    many = {
+        (label, alpha / 10, D): 0
+        for label in ("first", "second")
+        for alpha in range(1, 5)
+        for D in (10, 20, 40)
+    }
     chosen, note = chosen_panels(many)
-    assert chosen == [(label, alpha / 10, 40) for label in ("first", "second") for alpha in range(1, 5)]
+    assert chosen == [
+        (label, alpha / 10, 40)
+        for label in ("first", "second")
+        for alpha in range(1, 5)
+    ]
     assert note == " 8 of 24 combinations are shown."
     chosen, _ = chosen_panels({("one", alpha, 10): 0 for alpha in range(40)})
     assert PANELS / 2 < len(chosen) <= PANELS

@@ -12,7 +12,13 @@ def runs_at(size, rng, b=(3.0, -1.0), limit=(0.4, 0.1), seeds=400, coefficient=N
     """Runs whose errors have the mean ``limit + b / D`` and a standard deviation of ``limit / sqrt(D)``."""
     limit, b = np.array(limit), np.array(b)
     values = limit + b / size + limit / np.sqrt(size) * rng.standard_normal((seeds, 2))
-    return Reference(size, "gamp", limit, {f"0/{k}": value for k, value in enumerate(values)}, coefficient)
+    return Reference(
+        size,
+        "gamp",
+        limit,
+        {f"0/{k}": value for k, value in enumerate(values)},
+        coefficient,
+    )
 
 
 def test_the_coefficient_of_all_sizes_together():
@@ -23,7 +29,9 @@ def test_the_coefficient_of_all_sizes_together():
         assert set(found) == {100, 200, 400}
         one = found[400]
         assert one.source == "runs of gamp"
-        scores.append((one.value - np.array([0.4, 0.1]) - np.array([3.0, -1.0]) / 400) / one.error)
+        scores.append(
+            (one.value - np.array([0.4, 0.1]) - np.array([3.0, -1.0]) / 400) / one.error
+        )
     scores = np.array(scores)
     assert abs(scores.mean()) < 0.25
     assert 0.6 < scores.std() < 1.1
@@ -42,7 +50,9 @@ def test_runs_that_missed_the_optimum_do_not_define_it(b, above):
     """At D = 60 finite size may explain 20 / D + 100 / D^2 = 36% of the limit, not 100% or 200% of it."""
     only = runs_at(60, np.random.default_rng(3), b=b, limit=(0.4, 0.1))
     ratio = np.array([*only.runs.values()]).mean(axis=0) / optima([only])[60].value
-    np.testing.assert_allclose(ratio, [2 / 1.7222, 3 / 1.7222] if above else 1.0, rtol=0.02)
+    np.testing.assert_allclose(
+        ratio, [2 / 1.7222, 3 / 1.7222] if above else 1.0, rtol=0.02
+    )
 
 
 def test_the_closed_form_comes_first():
@@ -53,13 +63,33 @@ def test_the_closed_form_comes_first():
 
 def test_without_runs_it_is_the_limit():
     assert optima([]) == {}
-    assert optima([Reference(10, "gamp", np.zeros(1), {"0/0": np.zeros(1), "0/1": np.zeros(1)}, None)]) == {}
+    assert (
+        optima(
+            [
+                Reference(
+                    10,
+                    "gamp",
+                    np.zeros(1),
+                    {"0/0": np.zeros(1), "0/1": np.zeros(1)},
+                    None,
+                )
+            ]
+        )
+        == {}
+    )
     assert optima([Reference(10, "gamp", np.ones(1), {"0/0": np.ones(1)}, None)]) == {}
     one = limit_of({"mse": 0.3, "mse_error": 1e-6})
     assert (one.value.tolist(), one.source) == ([0.3], LIMIT)
 
 
-@pytest.mark.parametrize(("instance", "goal"), [("hard", 0.5), ("easy", 0.3), ("unknown", 0.3)])
+@pytest.mark.parametrize(
+    ("instance", "goal"), [("hard", 0.5), ("easy", 0.3), ("unknown", 0.3)]
+)
 def test_an_instance_may_be_harder_than_others(instance, goal):
-    one = Optimum(np.array([0.3]), np.array([0.01]), LIMIT, {"hard": np.array([0.5]), "easy": np.array([0.1])})
+    one = Optimum(
+        np.array([0.3]),
+        np.array([0.01]),
+        LIMIT,
+        {"hard": np.array([0.5]), "easy": np.array([0.1])},
+    )
     assert one.goal(instance).tolist() == [goal]

@@ -30,7 +30,11 @@ def made(tmp_path_factory):
 
 
 def test_a_packed_table_is_the_table(made, capsys):
-    beside = json.loads(call(capsys, "show", made / "small.toml", "--results", made / "results", "--json")[1])
+    beside = json.loads(
+        call(
+            capsys, "show", made / "small.toml", "--results", made / "results", "--json"
+        )[1]
+    )
     code, out, err = call(capsys, "show", made / "small.json", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out) == beside
@@ -40,7 +44,9 @@ def test_a_name_that_ends_with_gz_makes_a_small_file(made, capsys):
     words = ("show", made / "small.toml", "--results", made / "results", "--json")
     document = call(capsys, *words, "--pack", made / "small.json.gz")[1]
     assert call(capsys, "show", made / "small.json.gz", "--json")[1] == document
-    assert (made / "small.json.gz").stat().st_size < 0.4 * (made / "small.json").stat().st_size
+    assert (made / "small.json.gz").stat().st_size < 0.4 * (
+        made / "small.json"
+    ).stat().st_size
 
 
 @pytest.mark.parametrize("form", ["--csv", "--markdown", "--full"])
@@ -67,32 +73,80 @@ def test_it_is_compared_without_a_rerun(made, tmp_path, capsys, after):
 
 
 def test_results_that_changed_are_seen(made, tmp_path, capsys):
-    other = ("--results", tmp_path / "other", "--set", "algorithms.adam.steps=6", "--workers", "1", "--no-figure")
+    other = (
+        "--results",
+        tmp_path / "other",
+        "--set",
+        "algorithms.adam.steps=6",
+        "--workers",
+        "1",
+        "--no-figure",
+    )
     call(capsys, "run", made / "small.toml", *other)
-    code, out, _ = call(capsys, "compare", made / "small.json", tmp_path / "other", "--json")
+    code, out, _ = call(
+        capsys, "compare", made / "small.json", tmp_path / "other", "--json"
+    )
     assert code == 0
-    verdicts = {row["algorithm"].partition(" ")[0]: row["verdict"] for row in json.loads(out)["rows"]}
+    verdicts = {
+        row["algorithm"].partition(" ")[0]: row["verdict"]
+        for row in json.loads(out)["rows"]
+    }
     assert verdicts["gamp"] == "unchanged"
-    assert verdicts["adam"] in ("only before", "only after")  # another number of steps is another algorithm
+    assert verdicts["adam"] in (
+        "only before",
+        "only after",
+    )  # another number of steps is another algorithm
 
 
 def test_settings_go_with_the_same_settings(made, tmp_path, capsys):
     changed = ("--set", "grid.seeds=1")
-    call(capsys, "run", made / "small.toml", "--results", tmp_path / "r", "--workers", "1", "--no-figure", *changed)
-    call(capsys, "run", made / "small.toml", "--results", tmp_path / "r", "--workers", "1", "--no-figure")
-    code, out, err = call(capsys, "compare", made / "small.json", tmp_path / "r", "--json")
+    call(
+        capsys,
+        "run",
+        made / "small.toml",
+        "--results",
+        tmp_path / "r",
+        "--workers",
+        "1",
+        "--no-figure",
+        *changed,
+    )
+    call(
+        capsys,
+        "run",
+        made / "small.toml",
+        "--results",
+        tmp_path / "r",
+        "--workers",
+        "1",
+        "--no-figure",
+    )
+    code, out, err = call(
+        capsys, "compare", made / "small.json", tmp_path / "r", "--json"
+    )
     assert code == 0
     assert "has no counterpart" in err
     document = json.loads(out)
     assert {row["verdict"] for row in document["rows"]} == {"unchanged"}
     assert len(document["alone"]) == 1
-    assert call(capsys, "compare", made / "small.json", tmp_path / "r", "--fail-over", "5")[0] == 1
+    assert (
+        call(
+            capsys, "compare", made / "small.json", tmp_path / "r", "--fail-over", "5"
+        )[0]
+        == 1
+    )
 
 
 BAD = {
-    "changed": (lambda text: text.replace('"replicate":0', '"replicate":9', 1), "changed after it was written"),
+    "changed": (
+        lambda text: text.replace('"replicate":0', '"replicate":9', 1),
+        "changed after it was written",
+    ),
     "cut": (lambda text: text[: len(text) // 2], "cannot be read as packed results"),
-    "newer": (lambda text: text.replace('{"packed":3', '{"packed":7', 1), "has format 7"),
+    "newer": (
+        lambda text: text.replace('{"packed":3', '{"packed":7', 1),
+        "has format 7",
+    ),
     "something else": (lambda text: "[1, 2]", "no packed results"),
     "nothing": (lambda text: "", "cannot be read as packed results"),
     "no text": (lambda text: "\udcff", "cannot be read as packed results"),
@@ -104,8 +158,14 @@ BAD = {
 def test_every_kind_of_bad_file_is_one_line(made, tmp_path, capsys, name, verb):
     spoil, message = BAD[name]
     path = tmp_path / "bad.json"
-    path.write_text(spoil((made / "small.json").read_text()), encoding="utf-8", errors="surrogateescape")
-    code, out, err = call(capsys, verb, path, *([made / "small.json"] if verb == "compare" else []))
+    path.write_text(
+        spoil((made / "small.json").read_text()),
+        encoding="utf-8",
+        errors="surrogateescape",
+    )
+    code, out, err = call(
+        capsys, verb, path, *([made / "small.json"] if verb == "compare" else [])
+    )
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.splitlines()) == 1
@@ -119,7 +179,15 @@ def test_a_finished_table_cannot_be_changed(made, capsys):
 
 def test_a_folder_that_cannot_be_written_to_is_one_line(made, capsys):
     where = made / "small.toml" / "deeper.json"
-    code, _, err = call(capsys, "show", made / "small.toml", "--results", made / "results", "--pack", where)
+    code, _, err = call(
+        capsys,
+        "show",
+        made / "small.toml",
+        "--results",
+        made / "results",
+        "--pack",
+        where,
+    )
     assert code == 2
     assert len(err.splitlines()) == 1
 
@@ -132,7 +200,9 @@ def test_every_field_of_a_row_has_a_checked_structure(made, capsys):
 
 
 ODD = {
-    "no number for a teacher": lambda rows: [row["teachers"].update({"0/0": []}) for row in rows if "teachers" in row],
+    "no number for a teacher": lambda rows: [
+        row["teachers"].update({"0/0": []}) for row in rows if "teachers" in row
+    ],
     "a component too many": lambda rows: rows[0].update(component=3),
     "no component": lambda rows: rows[0].update(component=2**63),
 }
@@ -140,7 +210,9 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("verb", ["show", "verify", "compare"])
-def test_a_table_whose_rows_do_not_fit_each_other_is_one_line(made, tmp_path, capsys, name, verb):
+def test_a_table_whose_rows_do_not_fit_each_other_is_one_line(
+    made, tmp_path, capsys, name, verb
+):
     table = json.loads((made / "results" / "small" / "table" / "rows.json").read_text())
     for stored in table["places"]:
         ODD[name](stored["rows"])
@@ -148,13 +220,17 @@ def test_a_table_whose_rows_do_not_fit_each_other_is_one_line(made, tmp_path, ca
     path.write_text(text_of_table(table))
     code, out, err = call(capsys, verb, path, *([path] if verb == "compare" else []))
     assert (code, out) == (2, "")
-    assert err.endswith("odd.json: not a table of smimbench: teachers must have a number for each component\n")
+    assert err.endswith(
+        "odd.json: not a table of smimbench: teachers must have a number for each component\n"
+    )
 
 
 def test_a_table_is_shown_and_marked(made, capsys):
     table = made / "results" / "small" / "table" / "rows.json"
     code, out, err = call(capsys, "show", table, "--json")
-    assert json.loads(out) == json.loads(call(capsys, "show", made / "small.json", "--json")[1])
+    assert json.loads(out) == json.loads(
+        call(capsys, "show", made / "small.json", "--json")[1]
+    )
     assert (code, "of format 2: values of runs can be verified" in err) == (0, True)
     code, out, _ = call(capsys, "verify", table, "--cells", 2)
     assert code == 0
@@ -169,9 +245,16 @@ def test_numbers_that_overflow_are_none(made, tmp_path, capsys):
             record["metrics"] = {name: [(1 + i) * 1e200] for name in record["metrics"]}
             path.write_text(text_of(sealed(record)))
     words = (made / "small.toml", "--results", tmp_path / "results")
-    code, out, err = call(capsys, "show", *words, "--json", "--pack", tmp_path / "large.json")
+    code, out, err = call(
+        capsys, "show", *words, "--json", "--pack", tmp_path / "large.json"
+    )
     assert code == 0, err
     assert {row["sem"] for row in json.loads(out)["rows"]} == {None}
     assert call(capsys, "show", tmp_path / "large.json", "--json")[1] == out
-    assert call(capsys, "run", *words, "--no-figure")[0] in (0, 1)  # its table holds them, too
-    assert call(capsys, "show", tmp_path / "results" / "small" / "table" / "rows.json")[0] in (0, 1)
+    assert call(capsys, "run", *words, "--no-figure")[0] in (
+        0,
+        1,
+    )  # its table holds them, too
+    assert call(capsys, "show", tmp_path / "results" / "small" / "table" / "rows.json")[
+        0
+    ] in (0, 1)

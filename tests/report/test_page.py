@@ -17,7 +17,10 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-TEXT = ATTENTION.replace("[0.1, 0.3]", "[0.1, 0.15, 0.3]") + '[[algorithms]]\nname = "adam"\nsteps = 20\n'
+TEXT = (
+    ATTENTION.replace("[0.1, 0.3]", "[0.1, 0.15, 0.3]")
+    + '[[algorithms]]\nname = "adam"\nsteps = 20\n'
+)
 TEXT += '[[algorithms]]\nname = "adam"\nlabel = \'shorter "by 2"\'\nsteps = 18\n'  # at nearly the same error
 LABEL = "soft & <b>$max$ $T$"
 TEXT = TEXT.replace('label   = "softmax"', f'label   = "{LABEL}"')
@@ -93,7 +96,10 @@ def page(tmp_path_factory):
     suite = write_suite(folder, TEXT)
     smimbench.run(suite, results=folder / "results", workers=1)
     output = ("--output", folder / "page.html", "--quiet")
-    assert ends_with("report", suite, "--results", folder / "results", *output) in (0, 1)
+    assert ends_with("report", suite, "--results", folder / "results", *output) in (
+        0,
+        1,
+    )
     return folder / "page.html"
 
 
@@ -106,9 +112,12 @@ def windows(page):
     copy, frames = page.with_name("driven.html"), page.with_name("frames.html")
     copy.write_text(SCRIPT.join(page.read_text().rsplit("</body>", 1)))
     shown = [
-        f'<iframe src="driven.html" width="{width}" height="{height}"></iframe>' for width, height in WINDOWS.values()
+        f'<iframe src="driven.html" width="{width}" height="{height}"></iframe>'
+        for width, height in WINDOWS.values()
     ]
-    frames.write_text(FRAMES.replace("NAMES", json.dumps(list(WINDOWS))) + "".join(shown))
+    frames.write_text(
+        FRAMES.replace("NAMES", json.dumps(list(WINDOWS))) + "".join(shown)
+    )
     options = [
         "--headless=new",
         "--no-sandbox",
@@ -118,7 +127,12 @@ def windows(page):
         "--window-size=1700,1000",
     ]
     arguments = [browser, *options, f"--user-data-dir={page.parent / 'profile'}"]
-    done = subprocess.run([*arguments, "--dump-dom", frames.as_uri()], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*arguments, "--dump-dom", frames.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     text = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
     assert text, done.stderr[-2000:]
     return json.loads(html.unescape(text[1])), re.findall(r"CONSOLE[^\n]*", done.stderr)
@@ -135,11 +149,17 @@ def test_it_draws_and_fetches_nothing_and_complains_of_nothing(seen):
     assert console == []
     assert found["requests"] == []
     assert found["quoted"] > 2
-    assert " ".join(LABEL.split()) in " ".join(found["title"].split())  # as it is written, neither HTML nor mathematics
+    assert " ".join(LABEL.split()) in " ".join(
+        found["title"].split()
+    )  # as it is written, neither HTML nor mathematics
     assert found["label"] == f"{LABEL}, d = 30: MSE against sample ratio α"
-    assert len(found["charts"]) == 2 + 3 + 3 + 4  # mse and overlap; seconds and samples at each sample ratio; profiles
+    assert (
+        len(found["charts"]) == 2 + 3 + 3 + 4
+    )  # mse and overlap; seconds and samples at each sample ratio; profiles
     assert min(found["charts"][:8]) >= 2
-    assert min(found["charts"]) >= 1  # who never comes near Bayes has no curve in a profile
+    assert (
+        min(found["charts"]) >= 1
+    )  # who never comes near Bayes has no curve in a profile
     assert not found["wide"]
 
 
@@ -162,7 +182,13 @@ def test_light_and_dark(seen):
 def test_the_pointer_asks_for_all_numbers(seen):
     name, *numbers = seen[0]["tip"]
     assert name == "adam"
-    assert dict(one.split(": ") for one in numbers).keys() >= {"alpha", "value", "error", "n", "dimension"}
+    assert dict(one.split(": ") for one in numbers).keys() >= {
+        "alpha",
+        "value",
+        "error",
+        "n",
+        "dimension",
+    }
     assert seen[0]["silent"]
 
 
@@ -173,18 +199,34 @@ def test_on_paper_everything_is_open(seen):
 def test_the_page_says_all_that_is_needed_to_do_it_again(page):
     text = page.read_text()
     assert page.stat().st_size < 2e6
-    for words in ("smimbench run small", "pip install .", "replicates of root seed 0", "numpy", "@media print", "UTC"):
+    for words in (
+        "smimbench run small",
+        "pip install .",
+        "replicates of root seed 0",
+        "numpy",
+        "@media print",
+        "UTC",
+    ):
         assert words in text, words
-    assert not re.search(r'(src|href)="(?!data:|#)', text.partition('<script type="application/json"')[0])
+    assert not re.search(
+        r'(src|href)="(?!data:|#)', text.partition('<script type="application/json"')[0]
+    )
     assert "<script>alert" not in text
     assert "Is 1 &lt; 2 &amp;" in text
 
 
 def test_the_verdict_comes_first(page, capsys):
     text = page.read_text()
-    assert text.index("<strong>gamp</strong>") < text.index('id="contenders"') < text.index('id="rows"')
+    assert (
+        text.index("<strong>gamp</strong>")
+        < text.index('id="contenders"')
+        < text.index('id="rows"')
+    )
     results = page.parent / "results"
-    assert "gamp is best" in call(capsys, "show", page.parent / "small.toml", "--results", results)[1]
+    assert (
+        "gamp is best"
+        in call(capsys, "show", page.parent / "small.toml", "--results", results)[1]
+    )
 
 
 def test_what_stands_far_to_the_right_is_drawn_by_decades(tmp_path):
@@ -196,10 +238,22 @@ def test_what_stands_far_to_the_right_is_drawn_by_decades(tmp_path):
     from tests.report.rows import row
 
     suite = load_suite(write_suite(tmp_path))
-    about = {"problem": "line", "n": 2, "own_theory": None, "identity": {"problem": {}, "algorithm": {"name": "adam"}}}
+    about = {
+        "problem": "line",
+        "n": 2,
+        "own_theory": None,
+        "identity": {"problem": {}, "algorithm": {"name": "adam"}},
+    }
     names = [f"a{i}" for i in range(9)]
     near = [row(**about, algorithm=name, alpha=0.5) for name in names]
     (axis,) = draw(metric_chart(suite, near, TheorySolver(), "mse")).axes
     assert axis.get_xscale() == "linear"
-    (axis,) = draw(metric_chart(suite, [*near, row(**about, algorithm="far", alpha=60.0)], TheorySolver(), "mse")).axes
+    (axis,) = draw(
+        metric_chart(
+            suite,
+            [*near, row(**about, algorithm="far", alpha=60.0)],
+            TheorySolver(),
+            "mse",
+        )
+    ).axes
     assert axis.get_xscale() == "log"

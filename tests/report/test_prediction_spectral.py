@@ -23,16 +23,23 @@ def rows_of(problem, alphas, sizes, *factors):
             values = {factor: [] for factor in factors}
             for k in range(seeds):
                 instance, rng = problem.instance(alpha, D, k), np.random.default_rng(k)
-                data, mean = instance.data(get_backend("numpy")), problem.prior.mean(1, D)
+                data, mean = (
+                    instance.data(get_backend("numpy")),
+                    problem.prior.mean(1, D),
+                )
                 state, _ = step.step(problem, data, step.init(problem, data, rng))
                 moved = np.asarray(step.estimate(state)) - mean
                 for factor in factors:
-                    values[factor].append(instance.measure(METRICS, mean + factor * moved)[0])
+                    values[factor].append(
+                        instance.measure(METRICS, mean + factor * moved)[0]
+                    )
             point = step.theory(problem, instance.sample_ratio).document()
             for name in METRICS:
                 (expected,), (error,) = theory_of(find_metric(name), problem, point, 1)
                 for factor in factors:
-                    runs = {f"0/{k}": one[name][0] for k, one in enumerate(values[factor])}
+                    runs = {
+                        f"0/{k}": one[name][0] for k, one in enumerate(values[factor])
+                    }
                     found[factor].append(row(
                         algorithm="spectral", branch=point["branch"], metric=name, alpha=instance.sample_ratio,
                         nominal_alpha=alpha, dimension=D, n=seeds, own_theory=expected, own_theory_error=error, values=runs,
@@ -42,12 +49,20 @@ def rows_of(problem, alphas, sizes, *factors):
 
 def claimed(rows, factor):
     """Rows whose error is claimed to be larger by a factor."""
-    return [changed(one, own_theory=one.prediction.value * factor) if one.metric == "mse" else one for one in rows]
+    return [
+        changed(one, own_theory=one.prediction.value * factor)
+        if one.metric == "mse"
+        else one
+        for one in rows
+    ]
 
 
 def random_problem(case):
     rng = np.random.default_rng([31, case])
-    alphas, rho = np.exp(rng.uniform(np.log(0.02), np.log(0.4), 2)), np.exp(rng.uniform(np.log(0.1), np.log(2)))
+    alphas, rho = (
+        np.exp(rng.uniform(np.log(0.02), np.log(0.4), 2)),
+        np.exp(rng.uniform(np.log(0.1), np.log(2))),
+    )
     channel, parameters = [
         ("linear", {"noise": float(np.exp(rng.uniform(-3, 1)))}),
         ("softmax", {"beta": float(np.exp(rng.uniform(-1, 1)))}),
@@ -67,7 +82,9 @@ def test_right_claims_are_not_refused_at_small_sizes(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("channel", ["linear", "softmax"])
 def test_wrong_claims_are_refused_where_sizes_decide(channel):
-    problem = attention(channel, rho=0.5, **({"noise": 0.3} if channel == "linear" else {}))
+    problem = attention(
+        channel, rho=0.5, **({"noise": 0.3} if channel == "linear" else {})
+    )
     rows, wrong = rows_of(problem, [0.1], {100: 16, 200: 8, 400: 4}, 1.0, 2.0)
     assert agreement(rows, "mse").prediction in ("yes", "finite size")
     for factor in (0.7, 1.3):
@@ -77,8 +94,16 @@ def test_wrong_claims_are_refused_where_sizes_decide(channel):
 
 @pytest.mark.parametrize("channel", ["linear", "softmax"])
 @pytest.mark.parametrize(("alpha", "D"), [(0.2, 50), (0.1, 100)])
-def test_the_nishimori_ratio_of_one_step_falls_short_by_dimensions_over_samples(channel, alpha, D):
-    problem = attention(channel, rho=0.5, **({"noise": 0.3} if channel == "linear" else {}))
+def test_the_nishimori_ratio_of_one_step_falls_short_by_dimensions_over_samples(
+    channel, alpha, D
+):
+    problem = attention(
+        channel, rho=0.5, **({"noise": 0.3} if channel == "linear" else {})
+    )
     (rows,) = rows_of(problem, [alpha], {D: 16}, 1.0)
-    ratios = next(np.array(list(one.estimate.values.values())) for one in rows if one.metric == "nishimori")
+    ratios = next(
+        np.array(list(one.estimate.values.values()))
+        for one in rows
+        if one.metric == "nishimori"
+    )
     assert 1 < (1 - ratios.mean()) * alpha * D < 2.2

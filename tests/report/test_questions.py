@@ -16,9 +16,15 @@ from tests.helpers import ATTENTION, LINE, call, suite_text, write_suite
 FRESH = 'name = "sgd"\nonline = true\nsteps = 20\nbatch = 5\nlearning_rate = 0.1'
 TWO = LINE.replace("noise = 0.2", "components = 2, noise = 0.2")
 SUITES = {
-    "low rank, fresh samples": suite_text(LINE, [0.5, 1.0], 20, 3, 'name = "gamp"', FRESH, 'name = "ridge"'),
-    "two components": suite_text(TWO, [0.5, 1.0], 20, 3, 'name = "gamp"', 'name = "adam"\nsteps = 5'),
-    "matrices": ATTENTION.replace("softmax", "linear").replace("beta = 1.0", "noise = 0.3"),
+    "low rank, fresh samples": suite_text(
+        LINE, [0.5, 1.0], 20, 3, 'name = "gamp"', FRESH, 'name = "ridge"'
+    ),
+    "two components": suite_text(
+        TWO, [0.5, 1.0], 20, 3, 'name = "gamp"', 'name = "adam"\nsteps = 5'
+    ),
+    "matrices": ATTENTION.replace("softmax", "linear").replace(
+        "beta = 1.0", "noise = 0.3"
+    ),
     "errors of prediction": suite_text(LINE, [0.5], 20, 3, 'name = "gamp"')
     + '\n[run]\nmetrics = ["mse", "generalization_error_bayes"]\n',
 }
@@ -26,7 +32,9 @@ SUITES = {
 
 @pytest.fixture(params=SUITES)
 def suite(request, tmp_path):
-    path = write_suite(tmp_path, '[suite]\ntitle = "Questions"\n' + SUITES[request.param])
+    path = write_suite(
+        tmp_path, '[suite]\ntitle = "Questions"\n' + SUITES[request.param]
+    )
     smimbench.run(path, results=tmp_path / "results", progress=False)
     return path
 
@@ -34,7 +42,9 @@ def suite(request, tmp_path):
 def test_answers_to_all_questions_are_all_that_tables_and_figures_read(suite, tmp_path):
     pytest.importorskip("matplotlib")
     loaded, store = load_suite(suite), Store(tmp_path / "results" / "small")
-    solver = TheorySolver(tmp_path / "elsewhere", predictions=loaded.needs_prediction_errors)
+    solver = TheorySolver(
+        tmp_path / "elsewhere", predictions=loaded.needs_prediction_errors
+    )
     results = Results(loaded, store, (), solver.answers)
     solver.answer(table_questions(results))
     assert results.rows
@@ -43,7 +53,10 @@ def test_answers_to_all_questions_are_all_that_tables_and_figures_read(suite, tm
     drawn = charts_of(results)
     assert drawn
     assert not results.answers.is_missing
-    assert any(series.kind == "line" and len(series.columns["alpha"]) > 100 for series in drawn[0].panels[0].series)
+    assert any(
+        series.kind == "line" and len(series.columns["alpha"]) > 100
+        for series in drawn[0].panels[0].series
+    )
 
 
 def test_what_is_shown_evaluates_no_channel(suite, tmp_path, capsys, monkeypatch):
@@ -62,6 +75,9 @@ def test_what_is_shown_evaluates_no_channel(suite, tmp_path, capsys, monkeypatch
                 monkeypatch.setattr(entry.item, method, refuse)
     assert call(capsys, "show", *where, "--json") == shown
     assert call(capsys, "show", *where, "--figures")[0] == 0
-    assert call(capsys, "report", *where, "--output", tmp_path / "page.html")[::2] == (0, "")
+    assert call(capsys, "report", *where, "--output", tmp_path / "page.html")[::2] == (
+        0,
+        "",
+    )
     folder = tmp_path / "results" / "small"
     assert call(capsys, "compare", folder, folder)[0] == 0

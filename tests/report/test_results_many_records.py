@@ -16,24 +16,43 @@ from tests.helpers import call
 from tests.report.many_records import write
 
 
-def test_show_reads_the_records_once_and_lists_the_cells_once(tmp_path, capsys, monkeypatch):
+def test_show_reads_the_records_once_and_lists_the_cells_once(
+    tmp_path, capsys, monkeypatch
+):
     suite, loads, listed = write(tmp_path, 8, seeds=2), [], []
     assert call(capsys, "theory", suite, "--results", tmp_path / "results")[0] == 0
     load, cells = Store.load, cells_module.Suite.cells
-    monkeypatch.setattr(Store, "load", lambda self, **how: loads.append(self.folder) or load(self, **how))
-    monkeypatch.setattr(cells_module.Suite, "cells", lambda self, *a, **k: listed.append(1) or cells(self, *a, **k))
-    code, out, err = call(capsys, "show", suite, "--results", tmp_path / "results", "--csv")
+    monkeypatch.setattr(
+        Store,
+        "load",
+        lambda self, **how: loads.append(self.folder) or load(self, **how),
+    )
+    monkeypatch.setattr(
+        cells_module.Suite,
+        "cells",
+        lambda self, *a, **k: listed.append(1) or cells(self, *a, **k),
+    )
+    code, out, err = call(
+        capsys, "show", suite, "--results", tmp_path / "results", "--csv"
+    )
     assert (code, err, out.count("\nline,")) == (0, "", 8)
     assert (loads.count(tmp_path / "results" / "many"), len(listed)) == (1, 1)
 
 
 def test_only_looks_at_every_axis_and_not_at_every_cell(tmp_path, monkeypatch):
-    suite = load_suite(str(write(tmp_path, 400, seeds=10)), only=("alpha=0.3", "seed=3", "algorithm=adam"))
+    suite = load_suite(
+        str(write(tmp_path, 400, seeds=10)),
+        only=("alpha=0.3", "seed=3", "algorithm=adam"),
+    )
     asked, selects = [], cells_module.selects
-    monkeypatch.setattr(cells_module, "selects", lambda *a, **k: asked.append(1) or selects(*a, **k))
+    monkeypatch.setattr(
+        cells_module, "selects", lambda *a, **k: asked.append(1) or selects(*a, **k)
+    )
     (cell,) = suite.cells()
     assert (cell.alpha, cell.replicate, cell.algorithm_label) == (0.3, 3, "adam")
-    assert len(asked) < 60  # 20 sample ratios, 10 seeds and what they are of, not 400 cells
+    assert (
+        len(asked) < 60
+    )  # 20 sample ratios, 10 seeds and what they are of, not 400 cells
 
 
 def test_compact_records_say_the_same_in_a_third_of_the_memory(tmp_path):
@@ -55,21 +74,29 @@ def test_compact_records_say_the_same_in_a_third_of_the_memory(tmp_path):
         assert {**found, "trajectory": None} == {**other, "trajectory": None}
 
 
-def test_the_memory_of_cells_is_found_without_making_each_of_them(tmp_path, monkeypatch):
+def test_the_memory_of_cells_is_found_without_making_each_of_them(
+    tmp_path, monkeypatch
+):
     suite, made = load_suite(str(write(tmp_path, 400, seeds=10))), []
     rebuild = cells_module.Cell.rebuild
-    monkeypatch.setattr(cells_module.Cell, "rebuild", lambda self: made.append(1) or rebuild(self))
+    monkeypatch.setattr(
+        cells_module.Cell, "rebuild", lambda self: made.append(1) or rebuild(self)
+    )
     assert memory_of_a_cell(suite.cells()) > 0
     assert len(made) == len(suite.algorithms)
 
 
-def test_a_dry_run_checks_the_structure_of_records_and_no_digest(tmp_path, capsys, monkeypatch):
+def test_a_dry_run_checks_the_structure_of_records_and_no_digest(
+    tmp_path, capsys, monkeypatch
+):
     suite = write(tmp_path, 8, seeds=2)
     torn, *_ = sorted((tmp_path / "results" / "many").glob("[0-9a-f]*.json"))
     torn.write_text(torn.read_text()[:-100])
     asked = []
     monkeypatch.setattr(record, "digest_of", lambda found: asked.append(found) or "")
-    code, out, err = call(capsys, "run", suite, "--results", tmp_path / "results", "--dry-run")
+    code, out, err = call(
+        capsys, "run", suite, "--results", tmp_path / "results", "--dry-run"
+    )
     assert (code, asked) == (0, [])
     assert "8 cells, 1 of them to run" in out
     assert "the file is incomplete or not JSON" in err

@@ -7,7 +7,12 @@ import re
 
 import pytest
 
-from smimbench.registry.metrics import find_metric, is_worse, names_in_key, trajectory_metrics
+from smimbench.registry.metrics import (
+    find_metric,
+    is_worse,
+    names_in_key,
+    trajectory_metrics,
+)
 from smimbench.registry.registry import Registry, RegistryError, set_registry, using
 from tests.helpers import ATTENTION, SUITE, call, write_suite
 
@@ -62,7 +67,14 @@ def registered(share):
 
 def test_it_appears_in_rows_tables_figures_and_comparison(tmp_path, share, capsys):
     suite, out = write_suite(tmp_path, SUITE), tmp_path / "r"
-    options = ("--plugins", share, "--set", 'run.metrics=["share", "mse"]', "--only", "algorithm=gamp")
+    options = (
+        "--plugins",
+        share,
+        "--set",
+        'run.metrics=["share", "mse"]',
+        "--only",
+        "algorithm=gamp",
+    )
     code, text, _ = call(capsys, "run", suite, "--results", out, "--json", *options)
     rows = [row for row in json.loads(text)["rows"] if row["metric"] == "share"]
     assert code in (0, 1)
@@ -76,10 +88,15 @@ def test_it_appears_in_rows_tables_figures_and_comparison(tmp_path, share, capsy
         assert row["ratio_to_bayes"] is None
     _, text, _ = call(capsys, "show", suite, "--results", out, "--figures", *options)
     assert "line: found share against theory" in text
-    assert "error /" not in text.split("line: found share against theory")[1].split("line:")[0]
+    assert (
+        "error /"
+        not in text.split("line: found share against theory")[1].split("line:")[0]
+    )
     (folder,) = (out / "small" / "settings").iterdir()
     assert "found share" in (folder / "figures" / "share.svg").read_text()
-    code, text, _ = call(capsys, "compare", out / "small", out / "small", "--plugins", share)
+    code, text, _ = call(
+        capsys, "compare", out / "small", out / "small", "--plugins", share
+    )
     assert code == 0
     assert "line: found share" in text
     _, text, _ = call(capsys, "list", "metrics", "--plugins", share)
@@ -88,9 +105,21 @@ def test_it_appears_in_rows_tables_figures_and_comparison(tmp_path, share, capsy
 
 def test_a_reason_stands_where_there_is_no_value(tmp_path, share, capsys):
     """Without data the estimate of ridge regression is the prior mean, 0."""
-    share.write_text(METRIC.replace("VERSION", "1").replace("not np.any(estimate)", "claims.V is None"))
+    share.write_text(
+        METRIC.replace("VERSION", "1").replace(
+            "not np.any(estimate)", "claims.V is None"
+        )
+    )
     suite = write_suite(tmp_path, SUITE)
-    options = ("--plugins", share, "--set", 'run.metrics=["share"]', "--results", tmp_path / "r", "--no-figure")
+    options = (
+        "--plugins",
+        share,
+        "--set",
+        'run.metrics=["share"]',
+        "--results",
+        tmp_path / "r",
+        "--no-figure",
+    )
     _, text, _ = call(capsys, "run", suite, "--json", *options)
     rows = {row["algorithm"]: row for row in json.loads(text)["rows"]}
     assert rows["gamp"]["n"] == 2
@@ -105,11 +134,16 @@ def test_a_reason_stands_where_there_is_no_value(tmp_path, share, capsys):
     ("setting", "message"),
     [
         ('run.metrics=["mae"]', "run.metrics[0]: unknown metric 'mae'"),
-        ('run.metrics=["mse", "overlp"]', "run.metrics[1]: unknown metric 'overlp'; did you mean 'overlap'?"),
+        (
+            'run.metrics=["mse", "overlp"]',
+            "run.metrics[1]: unknown metric 'overlp'; did you mean 'overlap'?",
+        ),
     ],
 )
 def test_an_unknown_metric_is_refused_with_its_key(tmp_path, capsys, setting, message):
-    code, _, err = call(capsys, "run", write_suite(tmp_path, ATTENTION), "--set", setting)
+    code, _, err = call(
+        capsys, "run", write_suite(tmp_path, ATTENTION), "--set", setting
+    )
     assert code == 2
     assert message in err
 
@@ -119,11 +153,17 @@ def test_names_and_later_versions_are_in_the_key_of_a_cell(registered, tmp_path)
 
     suite = write_suite(tmp_path, SUITE)
     plain = {cell.key for cell in load_suite(suite).cells()}
-    listed = {cell.key for cell in load_suite(suite, ['run.metrics=["mse", "share"]']).cells()}
+    listed = {
+        cell.key for cell in load_suite(suite, ['run.metrics=["mse", "share"]']).cells()
+    }
     assert plain.isdisjoint(listed)
-    assert plain == {cell.key for cell in load_suite(suite, ['run.metrics=["overlap"]']).cells()}
+    assert plain == {
+        cell.key for cell in load_suite(suite, ['run.metrics=["overlap"]']).cells()
+    }
     (first,) = names_in_key(("share", "mse", "share"))
-    assert re.fullmatch(r"share@1\.[0-9a-f]+", first)  # the code of another package's item is part of what it is
+    assert re.fullmatch(
+        r"share@1\.[0-9a-f]+", first
+    )  # the code of another package's item is part of what it is
     second = tmp_path / "second.py"
     second.write_text(METRIC.replace("VERSION", "2"))
     registry = Registry([str(second)])
@@ -147,7 +187,12 @@ def test_only_what_is_cheap_is_measured_along_the_way(registered):
 
 @pytest.mark.parametrize(
     ("name", "before", "after", "worse"),
-    [("mse", 0.1, 0.2, True), ("mse", 0.2, 0.1, False), ("overlap", 0.1, 0.2, False), ("overlap", 0.2, 0.1, True)],
+    [
+        ("mse", 0.1, 0.2, True),
+        ("mse", 0.2, 0.1, False),
+        ("overlap", 0.1, 0.2, False),
+        ("overlap", 0.2, 0.1, True),
+    ],
 )
 def test_the_direction_decides_what_is_worse(name, before, after, worse):
     assert is_worse(find_metric(name), before, after) is worse

@@ -19,7 +19,9 @@ from smimbench.suite.reader import load_suite
 from tests.helpers import SUITE, call, write_suite
 from tests.report.rows import row
 
-ONE = SUITE.replace("[0.5, 1.0]", "[0.5]").partition('[[algorithms]]\nname  = "adam"')[0]
+ONE = SUITE.replace("[0.5, 1.0]", "[0.5]").partition('[[algorithms]]\nname  = "adam"')[
+    0
+]
 TWO = ONE.replace("noise = 0.2", "noise = [0.2, 0.8]")
 COMPONENTS = ONE.replace("noise = 0.2", "noise = 0.2, components = 2")
 
@@ -48,22 +50,34 @@ def stored(folder, suite, mse):
 
 
 def rows_of(suite, store):
-    return [r for r in Results(suite, store, answers=TheorySolver()).rows if r.metric == "mse"]
+    return [
+        r
+        for r in Results(suite, store, answers=TheorySolver()).rows
+        if r.metric == "mse"
+    ]
 
 
 def test_two_problems_of_one_label_are_two_rows_each_with_its_theory(tmp_path):
     suite = load_suite(write_suite(tmp_path, TWO))
-    suite = replace(suite, plans=tuple(replace(plan, label="same") for plan in suite.plans))
+    suite = replace(
+        suite, plans=tuple(replace(plan, label="same") for plan in suite.plans)
+    )
     rows = rows_of(suite, stored(tmp_path / "r", suite, {0.2: 0.3, 0.8: 0.7}))
     assert [r.estimate.n for r in rows] == [2, 2]
     assert [r.estimate.mean for r in rows] == pytest.approx([0.305, 0.705], abs=0.006)
     assert rows[0].theory.value < rows[1].theory.value
-    assert [r.place.problem for r in rows] == ["same (channel.noise=0.2)", "same (channel.noise=0.8)"]
+    assert [r.place.problem for r in rows] == [
+        "same (channel.noise=0.2)",
+        "same (channel.noise=0.8)",
+    ]
 
 
 def test_a_cell_that_is_listed_twice_is_one_run(tmp_path):
     suite = load_suite(write_suite(tmp_path, ONE))
-    twice = replace(suite, plans=tuple(replace(plan, alphas=plan.alphas * 2) for plan in suite.plans))
+    twice = replace(
+        suite,
+        plans=tuple(replace(plan, alphas=plan.alphas * 2) for plan in suite.plans),
+    )
     store = stored(tmp_path / "r", suite, {0.2: 0.3})
     once, found = rows_of(suite, store), rows_of(twice, store)
     assert [r.estimate.n for r in found] == [2]
@@ -90,13 +104,22 @@ def test_a_channel_of_another_package_is_told_apart_by_its_package():
 
 
 def identified(noise, algorithm="gamp", version=1, **more):
-    what = {"problem": {"channel": {"name": "linear", "noise": noise}}, "algorithm": {"name": algorithm}}
+    what = {
+        "problem": {"channel": {"name": "linear", "noise": noise}},
+        "algorithm": {"name": algorithm},
+    }
     return row(identity=without("version", {**what, "version": version}), **more)
 
 
 def test_a_comparison_matches_what_was_run_not_what_it_is_called():
-    before = [identified(0.2, problem="old name", mean=0.5), identified(0.8, problem="noisy", mean=0.9)]
-    after = [identified(0.2, problem="noisy", mean=0.5, version=2), identified(0.4, problem="noisy", mean=0.1)]
+    before = [
+        identified(0.2, problem="old name", mean=0.5),
+        identified(0.8, problem="noisy", mean=0.9),
+    ]
+    after = [
+        identified(0.2, problem="noisy", mean=0.5, version=2),
+        identified(0.4, problem="noisy", mean=0.1),
+    ]
     entries = compare_rows(before, after)
     verdicts = {entry.place.problem: entry.judgment.verdict for entry in entries}
     assert verdicts == {
@@ -104,11 +127,16 @@ def test_a_comparison_matches_what_was_run_not_what_it_is_called():
         "noisy (channel.noise=0.8)": "only before",
         "noisy (channel.noise=0.4)": "only after",
     }
-    assert sum(exceeds(entry.judgment, 5.0, entry.time_percent) for entry in entries) == 2
+    assert (
+        sum(exceeds(entry.judgment, 5.0, entry.time_percent) for entry in entries) == 2
+    )
 
 
 def test_the_word_for_a_component():
-    for spec, word in (({"name": "softmax", "layers": 2}, "layer"), ({"name": "linear"}, "component")):
+    for spec, word in (
+        ({"name": "softmax", "layers": 2}, "layer"),
+        ({"name": "linear"}, "component"),
+    ):
         assert component_word(SimpleNamespace(spec={"channel": spec})) == word
 
 
@@ -119,7 +147,9 @@ def test_an_estimate_of_two_components_from_elsewhere_is_scored(tmp_path, capsys
     with np.load(data) as arrays:
         shape = json.loads(str(arrays["about"]))["estimate_shape"]
     np.savez(found, estimate=np.ones(shape))
-    code, text, err = call(capsys, "score", suite, "--estimate", found, "--label", "mine", "--json")
+    code, text, err = call(
+        capsys, "score", suite, "--estimate", found, "--label", "mine", "--json"
+    )
     assert (code, err) == (0, "")
     rows = json.loads(text)["rows"]
     assert [(r["metric"], r["component"], r["n"]) for r in rows] == [

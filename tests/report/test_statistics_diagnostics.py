@@ -12,28 +12,58 @@ from tests.report.rows import printed, row
 
 
 def record(values):
-    return {"final": {"residual": 0.0, "predicted_overlap": [0.5], "leading_eigenvalues": values}}
+    return {
+        "final": {
+            "residual": 0.0,
+            "predicted_overlap": [0.5],
+            "leading_eigenvalues": values,
+        }
+    }
 
 
 def test_what_was_not_found_is_counted_and_left_out_of_the_mean():
     found = mean_diagnostics(
-        [record([1.0, None]), record([1.2, None]), record([1.4, 0.9]), {"final": {"residual": 1.0}}],
+        [
+            record([1.0, None]),
+            record([1.2, None]),
+            record([1.4, 0.9]),
+            {"final": {"residual": 1.0}},
+        ],
         {"leading_eigenvalues": [1.25, None]},
     )
     first, second = found["leading_eigenvalues"]
-    assert set(found) == {"leading_eigenvalues"}  # the loop's own readings are no findings
+    assert set(found) == {
+        "leading_eigenvalues"
+    }  # the loop's own readings are no findings
     assert first.mean == pytest.approx(1.2)
     assert first.sem == pytest.approx(0.2 / 3**0.5)
     assert (first.found, first.runs, first.theory) == (3, 3, 1.25)
-    assert (second.mean, second.sem, second.found, second.theory) == (0.9, None, 1, None)
+    assert (second.mean, second.sem, second.found, second.theory) == (
+        0.9,
+        None,
+        1,
+        None,
+    )
     assert mean_diagnostics([{}, {"final": None}], {}) == {}
 
 
 def test_table_has_one_line_for_each_number():
-    found = mean_diagnostics([record([1.0, None]), record([1.2, None])], {"leading_eigenvalues": [1.25, None]})
+    found = mean_diagnostics(
+        [record([1.0, None]), record([1.2, None])],
+        {"leading_eigenvalues": [1.25, None]},
+    )
     found = {name: list(map(asdict, findings)) for name, findings in found.items()}
-    about = {"problem": "two layers", "alpha": 0.4, "component": 1, "algorithm": "spectral"}
-    rows = [row(**about, findings=found), row(problem="two layers"), row(**about, metric="overlap", findings=found)]
+    about = {
+        "problem": "two layers",
+        "alpha": 0.4,
+        "component": 1,
+        "algorithm": "spectral",
+    }
+    rows = [
+        row(**about, findings=found),
+        row(problem="two layers"),
+        row(**about, metric="overlap", findings=found),
+    ]
     text = printed(diagnostic_tables(rows))
     lines = [line for line in text.splitlines() if line.startswith("spectral")]
     assert "two layers: leading eigenvalues" in text

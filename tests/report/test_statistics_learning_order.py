@@ -18,7 +18,9 @@ from tests.report.rows import changed, printed, row
 def trajectory(first, second, samples=True):
     """Overlaps of two layers that jump from 0 to 0.8 at given iterations; 10 samples and 2 s a step."""
     t = np.arange(101.0)
-    overlap = np.stack([np.where(t >= first, 0.8, 0.0), np.where(t >= second, 0.8, 0.0)], axis=1)
+    overlap = np.stack(
+        [np.where(t >= first, 0.8, 0.0), np.where(t >= second, 0.8, 0.0)], axis=1
+    )
     seen = 10 * t if samples else np.full_like(t, math.nan)
     if samples:
         seen[0] = math.nan
@@ -26,7 +28,12 @@ def trajectory(first, second, samples=True):
 
 
 def test_medians_order_and_factor():
-    runs = [trajectory(80, 10), trajectory(40, 20), trajectory(90, 30), trajectory(5, 50)]
+    runs = [
+        trajectory(80, 10),
+        trajectory(40, 20),
+        trajectory(90, 30),
+        trajectory(5, 50),
+    ]
     layers, order = learning_order(runs, [1.0, 1.0], 100.0)
     assert [layer.target for layer in layers] == [0.5, 0.5]
     assert [layer.iterations for layer in layers] == [60, 25]
@@ -37,7 +44,9 @@ def test_medians_order_and_factor():
     assert order.success == 1
     factors = np.log([8, 2, 3, 10])
     assert order.factor.mean == pytest.approx(math.exp(factors.mean()))
-    assert order.factor.sem == pytest.approx(math.exp(factors.mean()) * factors.std(ddof=1) / 2)
+    assert order.factor.sem == pytest.approx(
+        math.exp(factors.mean()) * factors.std(ddof=1) / 2
+    )
     assert order.factor.runs == 4
     assert order.factor.axis == "samples"
 
@@ -67,7 +76,9 @@ def test_half_is_half_of_what_can_be_held():
 
 
 def test_algorithms_that_do_not_count_samples():
-    layers, order = learning_order([trajectory(60, 10, samples=False)], [1.0, 1.0], 100.0)
+    layers, order = learning_order(
+        [trajectory(60, 10, samples=False)], [1.0, 1.0], 100.0
+    )
     assert layers[0].samples is None
     assert layers[0].epochs is None
     assert layers[0].iterations == 60
@@ -83,7 +94,9 @@ def test_a_start_that_holds_everything_has_no_factor():
 
 
 def rows():
-    layers, order = learning_order([trajectory(80, 10), trajectory(40, 20)], [1.0, 1.0], 100.0)
+    layers, order = learning_order(
+        [trajectory(80, 10), trajectory(40, 20)], [1.0, 1.0], 100.0
+    )
     return [
         row(problem="two layers", algorithm="sgd", alpha=15.0, metric=metric, component=component, learning_order=asdict(order),
             half_overlap=asdict(layers[component - 1]), component_word="layer")
@@ -104,20 +117,45 @@ def test_table_shows_epochs_order_and_factor():
 
 
 def test_a_layer_that_most_runs_never_learn_leaves_the_unit_alone():
-    lost = {"fraction": 0.5, "iterations": None, "samples": None, "epochs": None, "seconds": None}
+    lost = {
+        "fraction": 0.5,
+        "iterations": None,
+        "samples": None,
+        "epochs": None,
+        "seconds": None,
+    }
     first, *rest = rows()
-    text = printed(learning_tables([changed(first, half_overlap={**asdict(first.runs.half_overlap), **lost}), *rest]))
+    text = printed(
+        learning_tables(
+            [
+                changed(
+                    first, half_overlap={**asdict(first.runs.half_overlap), **lost}
+                ),
+                *rest,
+            ]
+        )
+    )
     assert "median epochs" in text
     assert "never" in text
     uncounted = {**lost, "iterations": 40.0}
     text = printed(
-        learning_tables([changed(first, half_overlap={**asdict(first.runs.half_overlap), **uncounted}), *rest])
+        learning_tables(
+            [
+                changed(
+                    first, half_overlap={**asdict(first.runs.half_overlap), **uncounted}
+                ),
+                *rest,
+            ]
+        )
     )
     assert "median iterations" in text
 
 
 def test_one_component_has_no_order():
-    single = [changed(row, component=None, learning_order=None, half_overlap=None) for row in rows()]
+    single = [
+        changed(row, component=None, learning_order=None, half_overlap=None)
+        for row in rows()
+    ]
     assert learning_tables(single) == []
     assert learning_tables([]) == []
 

@@ -18,13 +18,18 @@ from tests.helpers import write_suite
 TWO = {
     "weak_recovery": {"value": 0.1667, "error": 0.0},
     "perfect_recovery": {"value": 1.5, "error": 0.0},
-    "sequential": [{"layer": 2, "value": 0.1667, "error": 0.0}, {"layer": 1, "value": 0.8, "error": 0.0}],
+    "sequential": [
+        {"layer": 2, "value": 0.1667, "error": 0.0},
+        {"layer": 1, "value": 0.8, "error": 0.0},
+    ],
 }
 
 
 def test_the_nearest_threshold_is_named_within_one_over_root_d():
     said = near_threshold(TWO, 0.17, 100, "layer")
-    assert said == ("alpha 0.17 is within 1/sqrt(100) = 10% of the threshold of layer 2 at 0.167: increase D")
+    assert said == (
+        "alpha 0.17 is within 1/sqrt(100) = 10% of the threshold of layer 2 at 0.167: increase D"
+    )
     assert "layer 1 at 0.8" in near_threshold(TWO, 0.75, 100, "layer")
     assert "perfect-recovery threshold at 1.5" in near_threshold(TWO, 1.4, 100, "layer")
 
@@ -39,7 +44,10 @@ def test_a_larger_dimension_ends_the_window(alpha, value):
 def test_where_no_threshold_is_near_nothing_is_said():
     assert near_threshold(TWO, 0.4, 100) is None
     assert near_threshold({"weak_recovery": None, "sequential": []}, 0.4, 100) is None
-    assert near_threshold({"weak_recovery": {"value": 0.0, "error": 0.0}}, 0.001, 100) is None
+    assert (
+        near_threshold({"weak_recovery": {"value": 0.0, "error": 0.0}}, 0.001, 100)
+        is None
+    )
 
 
 SUITE = """
@@ -63,13 +71,18 @@ max_iterations = 5
 
 def test_the_rows_of_a_suite_say_it(tmp_path):
     cache = TheorySolver()
-    found = cache.thresholds(Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian"))
+    found = cache.thresholds(
+        Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
+    )
     weak = found["sequential"][0]["value"]
     path = write_suite(tmp_path, SUITE.replace("ALPHA", f"{1.05 * weak:.3g}"))
     smimbench.run(path, results=tmp_path / "results")
     suite, store = load_suite(path), Store(tmp_path / "results" / "small")
     rows = Results(suite, store, answers=cache).rows
-    near, far = (next(row.runs.reasons for row in rows if (row.place.alpha > 1) == above) for above in (False, True))
+    near, far = (
+        next(row.runs.reasons for row in rows if (row.place.alpha > 1) == above)
+        for above in (False, True)
+    )
     (said,), (other,) = near, far
     assert said.startswith("not-converged: 5 iterations reached; alpha ")
     assert f"threshold of layer 1 at {weak:.3g}: increase D" in said
@@ -100,5 +113,8 @@ def test_with_extensive_rank_the_samples_are_counted(tmp_path):
     path = write_suite(tmp_path, ATTENTION)
     rows = smimbench.run(path, results=tmp_path / "results")
     (near,), (far,) = (row["reasons"] for row in rows if row["metric"] == "mse")
-    assert "within 1/sqrt(125) = 8.9% of the perfect-recovery threshold at 0.0475: increase D" in near
+    assert (
+        "within 1/sqrt(125) = 8.9% of the perfect-recovery threshold at 0.0475: increase D"
+        in near
+    )
     assert "threshold" not in far

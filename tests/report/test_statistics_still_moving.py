@@ -13,7 +13,9 @@ OK = {"status": "ok", "reason": "all 1000 steps made"}
 
 
 def found(*courses, record=OK, target=1e-3):
-    trajectories = [{"iteration": STEPS, "mse": np.asarray(course)[:, None]} for course in courses]
+    trajectories = [
+        {"iteration": STEPS, "mse": np.asarray(course)[:, None]} for course in courses
+    ]
     return still_moving([record] * len(courses), trajectories, target)
 
 
@@ -26,7 +28,9 @@ def noise(seed, memory, size):
 
 
 @pytest.mark.parametrize(
-    "course", [2 * STEPS**-0.5, np.exp(-STEPS / 800), 1.5 - STEPS / 1000], ids=["power", "exp", "line"]
+    "course",
+    [2 * STEPS**-0.5, np.exp(-STEPS / 800), 1.5 - STEPS / 1000],
+    ids=["power", "exp", "line"],
 )
 def test_descent_that_goes_on_is_said(course):
     one = found(*(course * (1 + noise(seed, 5, 0.01)) for seed in range(4)))
@@ -44,7 +48,9 @@ def test_rest_is_not_said():
     assert found(0.3 + np.exp(-STEPS / 50)) is None
     assert found(np.exp(-STEPS / 50)) is None  # to perfect recovery, below the target
     rule = {"status": "ok", "reason": "residual below 1e-6"}
-    assert found(2 * STEPS**-0.5, record=rule) is None  # a rule ended it, as it ends GAMP
+    assert (
+        found(2 * STEPS**-0.5, record=rule) is None
+    )  # a rule ended it, as it ends GAMP
     assert found(2 * STEPS**-0.5, record={**OK, "status": "timeout"}) is None
 
 
@@ -52,7 +58,10 @@ def test_rest_is_not_said():
 @pytest.mark.parametrize("size", [0.02, 0.2])
 def test_a_noise_floor_is_rarely_taken_for_movement(memory, size):
     """Rows of four runs about a floor, however slowly they swing."""
-    rows = [found(*(0.5 * np.exp(noise(4 * row + seed, memory, size)) for seed in range(4))) for row in range(25)]
+    rows = [
+        found(*(0.5 * np.exp(noise(4 * row + seed, memory, size)) for seed in range(4)))
+        for row in range(25)
+    ]
     assert sum(one is not None for one in rows) <= 1
 
 

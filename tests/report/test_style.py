@@ -25,7 +25,10 @@ def test_no_tick_of_a_wide_axis_is_typeset_as_a_formula():
     assert not any("$" in text for text in texts)
 
 
-@pytest.mark.parametrize("ends", [(0.13, 1.9), (0.3, 2.5), (0.011, 0.9), (1.0, 9.0), (1e-5, 1e3), (9.0, 130.0)])
+@pytest.mark.parametrize(
+    "ends",
+    [(0.13, 1.9), (0.3, 2.5), (0.011, 0.9), (1.0, 9.0), (1e-5, 1e3), (9.0, 130.0)],
+)
 def test_every_logarithmic_axis_has_ticks_that_tell_its_scale(ends):
     (axis,) = drawn([Panel("", "", "", [line(ends)], ylog=True)]).axes
     low, high = axis.get_ylim()
@@ -37,7 +40,11 @@ def test_every_logarithmic_axis_has_ticks_that_tell_its_scale(ends):
 def test_the_end_of_an_axis_says_that_it_stands_for_all_that_is_smaller(floor, high):
     (axis,) = drawn([Panel("", "", "", [line([high, 0.0])], floor=floor)]).axes
     low, high = axis.get_ylim()
-    ticks = [tick.label1 for tick in axis.yaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    ticks = [
+        tick.label1
+        for tick in axis.yaxis.get_major_ticks()
+        if low <= tick.get_loc() <= high
+    ]
     assert ticks[0].get_text() == f"≤ {floor:g}"
     boxes = [tick.get_window_extent() for tick in ticks]
     assert 2 <= len(boxes) <= 7
@@ -63,7 +70,9 @@ def test_a_figure_is_laid_out_once_for_all_its_files(tmp_path, monkeypatch):
     finish(figure, [axis])
     engine, calls = type(figure.get_layout_engine()), []
     execute = engine.execute
-    monkeypatch.setattr(engine, "execute", lambda self, fig: (calls.append(1), execute(self, fig)))
+    monkeypatch.setattr(
+        engine, "execute", lambda self, fig: (calls.append(1), execute(self, fig))
+    )
     paths = save_figure(figure, tmp_path, "one", [{"x": 1}])
     assert [path.suffix for path in paths] == [".png", ".svg", ".pdf", ".csv"]
     assert len(calls) == 1

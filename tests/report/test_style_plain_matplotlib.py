@@ -35,7 +35,13 @@ USERS_FILES = {
 def drawn(folder, **environment):
     """The files that a process of its own draws in this folder."""
     given = os.environ | {"PATH": "", **environment}  # without PATH there is no LaTeX
-    done = subprocess.run([sys.executable, "-c", DRAW], cwd=folder, env=given, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", DRAW],
+        cwd=folder,
+        env=given,
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return {path.name: path.read_bytes() for path in (folder / "drawn").iterdir()}
 
@@ -47,7 +53,9 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize("text", USERS_FILES.values(), ids=USERS_FILES)
 def test_the_users_settings_change_nothing(tmp_path, plain, text):
-    (tmp_path / "matplotlibrc").write_bytes(text)  # the working folder is the first place where Matplotlib looks
+    (tmp_path / "matplotlibrc").write_bytes(
+        text
+    )  # the working folder is the first place where Matplotlib looks
     assert drawn(tmp_path) == plain
 
 
@@ -63,29 +71,52 @@ def test_a_plugin_that_fails_to_import_matplotlib_changes_nothing(tmp_path, plai
 
 
 def test_settings_of_a_process_that_has_matplotlib_change_nothing(tmp_path):
-    chart = Chart("figure", "", [Panel("title", "", "", [Series("a", {"alpha": [1.0, 2.0], "value": [0.1, 0.2]})])])
+    chart = Chart(
+        "figure",
+        "",
+        [
+            Panel(
+                "title",
+                "",
+                "",
+                [Series("a", {"alpha": [1.0, 2.0], "value": [0.1, 0.2]})],
+            )
+        ],
+    )
     files = []
-    for changed in ({}, {"text.usetex": True, "font.family": "No Such Font", "figure.autolayout": True}):
+    for changed in (
+        {},
+        {"text.usetex": True, "font.family": "No Such Font", "figure.autolayout": True},
+    ):
         with matplotlib.rc_context(changed):
             files.append(save(chart, tmp_path, ("svg",))[0].read_bytes())
     assert files[0] == files[1]
 
 
-@pytest.mark.parametrize("label", ["_own", "a_b", "50%", "$x$", r"\$x\$", "{", "$", "a\\b"])
+@pytest.mark.parametrize(
+    "label", ["_own", "a_b", "50%", "$x$", r"\$x\$", "{", "$", "a\\b"]
+)
 def test_a_label_is_drawn_as_it_is_written(tmp_path, label):
     series = Series(label, {"alpha": [1.0, 2.0], "value": [0.1, 0.2]})
-    upright = Series("", {"alpha": [1.5], "algorithm": [f"threshold of {label}"]}, None, "upright")
+    upright = Series(
+        "", {"alpha": [1.5], "algorithm": [f"threshold of {label}"]}, None, "upright"
+    )
     chart = Chart("figure", label, [Panel(label, label, label, [series, upright])] * 2)
     path, *_ = save(chart, tmp_path, ("svg",))
     words = [
         "".join(text.itertext()).strip("\u200b")
         for text in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")
     ]
-    assert words.count(label) == 1 + 2 * 3 + 1  # of the figure, of a panel and its axes, in the legend
+    assert (
+        words.count(label) == 1 + 2 * 3 + 1
+    )  # of the figure, of a panel and its axes, in the legend
     assert words.count(f"threshold of {label}") == 1
 
 
 def test_a_letter_that_the_font_does_not_have_is_no_warning(recwarn, tmp_path):
-    series = [Series(f"{'字体'[i % 2]} {i}", {"alpha": [1.0, 2.0], "value": [0.1, 0.2]}) for i in range(4)]
+    series = [
+        Series(f"{'字体'[i % 2]} {i}", {"alpha": [1.0, 2.0], "value": [0.1, 0.2]})
+        for i in range(4)
+    ]
     save(Chart("figure", "", [Panel("", "", "", series)]), tmp_path)
     assert not recwarn.list

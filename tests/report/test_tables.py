@@ -12,7 +12,12 @@ from smimbench.report.columns import marked_z, number, seconds, uncertain
 from smimbench.report.results import Results
 from smimbench.report.row import Nearness
 from smimbench.report.rows import draws_fresh
-from smimbench.report.statistics import against_theory, mean_and_error, ratio_to_bayes, time_near
+from smimbench.report.statistics import (
+    against_theory,
+    mean_and_error,
+    ratio_to_bayes,
+    time_near,
+)
 from smimbench.report.tables import error_tables, runtime_tables, status_line
 from smimbench.report.text_files import as_markdown
 from smimbench.report.theory_tables import theory_tables
@@ -23,12 +28,32 @@ from tests.helpers import ATTENTION, write_suite
 from tests.report.rows import printed, row
 
 EXTREME = {
-    "run away": row(mean=5.4e51, sem=5.3e51, difference=5.4e51, z=1.0, ratio_to_bayes=1e52),
-    "nothing": row(n=0, mean=None, sem=None, difference=None, z=None, ratio_to_bayes=None, status_counts={"failed": 4}),
+    "run away": row(
+        mean=5.4e51, sem=5.3e51, difference=5.4e51, z=1.0, ratio_to_bayes=1e52
+    ),
+    "nothing": row(
+        n=0,
+        mean=None,
+        sem=None,
+        difference=None,
+        z=None,
+        ratio_to_bayes=None,
+        status_counts={"failed": 4},
+    ),
     "one run": row(n=1, sem=None, z=None),
-    "perfect": row(theory=0.0, theory_error=0.0, mean=3e-12, sem=1e-12, difference=3e-12, z=None, ratio_to_bayes=None),
+    "perfect": row(
+        theory=0.0,
+        theory_error=0.0,
+        mean=3e-12,
+        sem=1e-12,
+        difference=3e-12,
+        z=None,
+        ratio_to_bayes=None,
+    ),
     "sharp": row(z=-123456.0, sem=1e-9),
-    "mixed": row(status_counts={"ok": 12, "not-converged": 1, "diverged": 2, "timeout": 1}),
+    "mixed": row(
+        status_counts={"ok": 12, "not-converged": 1, "diverged": 2, "timeout": 1}
+    ),
     "negative": row(difference=-0.25, z=-25.0),
 }
 
@@ -45,15 +70,24 @@ def test_no_row_breaks_its_table(name):
 
 
 def test_every_status_is_shown_in_short():
-    assert "12 ok 1 n.c. 2 div. 1 t/o" in printed(error_tables([EXTREME["mixed"]]), width=120)
+    assert "12 ok 1 n.c. 2 div. 1 t/o" in printed(
+        error_tables([EXTREME["mixed"]]), width=120
+    )
     narrow = printed(error_tables([EXTREME["mixed"]]))
-    assert all(word in narrow.split() for word in ("12", "ok", "n.c.", "2", "div.", "t/o"))
+    assert all(
+        word in narrow.split() for word in ("12", "ok", "n.c.", "2", "div.", "t/o")
+    )
 
 
 def test_a_number_is_never_cut():
     """Words give way first; if that is not enough the table is wider than the screen, for half a number is a wrong one."""
     wide = row(
-        mean=5.4e51, sem=5.3e51, component=2, dimension=100_000, algorithm="a-long-name-of-an-algorithm", z=-123456.0
+        mean=5.4e51,
+        sem=5.3e51,
+        component=2,
+        dimension=100_000,
+        algorithm="a-long-name-of-an-algorithm",
+        z=-123456.0,
     )
     text = printed(error_tables([row(component=1), wide]), width=60)
     for whole in ("5.4e51±5e51", "100000", "0.40000", "+0.1000", "-1e+05", "1.25"):
@@ -76,9 +110,16 @@ def test_columns_appear_only_where_they_tell_something():
     plain = printed(error_tables([row(), row()]))
     assert "D = 100" in plain
     assert "component" not in plain
-    several = printed(error_tables([row(component=1, backend="cupy"), row(component=2, dimension=200)]), width=100)
+    several = printed(
+        error_tables(
+            [row(component=1, backend="cupy"), row(component=2, dimension=200)]
+        ),
+        width=100,
+    )
     assert "component" in several
-    assert "layer" in printed(error_tables([row(component=1, component_word="layer"), row(component=2)]))
+    assert "layer" in printed(
+        error_tables([row(component=1, component_word="layer"), row(component=2)])
+    )
     assert "gamp@cupy" in several
     assert "D = 100" not in several
     overlap = printed(error_tables([row(metric="overlap", ratio_to_bayes=None)]))
@@ -91,8 +132,14 @@ def test_one_run_has_no_standard_error():
 
 
 def test_the_runtime_table_orders_by_time_to_theory_and_says_what_it_may_notagainst_theory():
-    never = {key: {"seconds": None, "iterations": None, "fraction": 0.25} for key in ("0.05", "0.2", "0.5")}
-    rows = [row(algorithm="quick"), row(algorithm="lost", time_to_theory=never, trusted=False, machines=["there"])]
+    never = {
+        key: {"seconds": None, "iterations": None, "fraction": 0.25}
+        for key in ("0.05", "0.2", "0.5")
+    }
+    rows = [
+        row(algorithm="quick"),
+        row(algorithm="lost", time_to_theory=never, trusted=False, machines=["there"]),
+    ]
     text = printed(runtime_tables(rows, "here"))
     assert text.index("lost") < text.index("quick")
     assert "never" in text
@@ -127,19 +174,29 @@ def test_values_with_errors():
     assert uncertain(0.5, 1e-9) == "0.50000"
     assert uncertain(0.5, 0.01) == "0.5000±0.0100"
     assert uncertain(None, 0.1) == ""
-    assert [seconds(v) for v in (None, 2.5, 0.0025, 2.5e-6)] == ["", "2.5 s", "2.5 ms", "2.5 us"]
+    assert [seconds(v) for v in (None, 2.5, 0.0025, 2.5e-6)] == [
+        "",
+        "2.5 s",
+        "2.5 ms",
+        "2.5 us",
+    ]
     assert [seconds(v) for v in (999, 999.6, 3483, 5999, 6000, 86400)] == [
         "999 s", "16.7 min", "58 min", "100 min", "1.67 h", "24 h"
     ]  # fmt: skip
 
 
 def test_the_status_line_counts_everything():
-    assert status_line({"ok": 3, "failed": 1}, 2).plain == "cells: 3 ok, 1 failed, 2 not run yet"
+    assert (
+        status_line({"ok": 3, "failed": 1}, 2).plain
+        == "cells: 3 ok, 1 failed, 2 not run yet"
+    )
     assert status_line({}).plain == "cells: none"
 
 
 def test_markdown_keeps_its_columns_whatever_a_label_holds():
-    lines = as_markdown({"rows": [row(problem="a|b").document()], "extrapolated": []}).splitlines()
+    lines = as_markdown(
+        {"rows": [row(problem="a|b").document()], "extrapolated": []}
+    ).splitlines()
     assert lines[2].count("|") - lines[2].count("\\|") == lines[0].count("|")
 
 
@@ -161,7 +218,9 @@ def test_a_standard_error_is_that_of_the_mean_and_z_joins_both_errors():
 def test_runs_that_differ_by_rounding_have_no_z():
     for values in ([1.0, 1.0, 1.0], [1.0, 1.0 + 2e-16, 1.0], [0.1 + 0.2, 0.3]):
         assert against_theory(mean_and_error(np.array(values)), 1.1, 0.0).z is None
-    assert against_theory(mean_and_error(np.array([1.0, 1.0 + 2e-16])), 1.1, 0.01).z == pytest.approx(-10)
+    assert against_theory(
+        mean_and_error(np.array([1.0, 1.0 + 2e-16])), 1.1, 0.01
+    ).z == pytest.approx(-10)
 
 
 def test_a_ratio_is_blank_where_theory_is_zero():
@@ -184,7 +243,9 @@ def test_time_to_a_target_waits_for_every_component():
 
 def test_who_draws_fresh_samples():
     assert draws_fresh({"name": "sgd", "online": True, "batch": 3})
-    assert draws_fresh({"name": "averaged", "of": {"name": "adam", "online": True, "batch": 3}})
+    assert draws_fresh(
+        {"name": "averaged", "of": {"name": "adam", "online": True, "batch": 3}}
+    )
     assert not draws_fresh({"name": "averaged", "of": "adam"})
     assert not draws_fresh({"name": "sgd", "online": False})
     assert not draws_fresh({"name": "of-a-package-that-is-gone", "online": True})
@@ -196,7 +257,9 @@ def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):
     rows = {}
     for name, change in {
         "plain": {},
-        "restarted": {"timing": {"seconds": 1.0, "cpu_seconds": 1.0, "lost_seconds": 5.0}},
+        "restarted": {
+            "timing": {"seconds": 1.0, "cpu_seconds": 1.0, "lost_seconds": 5.0}
+        },
         "diverged": {"status": "diverged"},
     }.items():
         store = Store(tmp_path / name)
@@ -209,7 +272,15 @@ def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):
                 "trajectory": {"iteration": [0, 1, 2], "seconds": [0.0, 0.25, 1.0], "residual": [1.0, 1.0, 1.0],
                                "samples": [None, 90, 180], "mse": [[1.0], [0.0], [0.0]], "overlap": [[0.5], [1.5], [1.5]]},
             }  # fmt: skip
-            store.write({**record, **{k: {**record[k], **v} if isinstance(v, dict) else v for k, v in change.items()}})
+            store.write(
+                {
+                    **record,
+                    **{
+                        k: {**record[k], **v} if isinstance(v, dict) else v
+                        for k, v in change.items()
+                    },
+                }
+            )
         found = Results(suite, store, answers=TheorySolver()).rows
         rows[name] = found[0].cost.near["0.05"]
     assert rows["plain"] == Nearness(0.25, 1.0, 1.0)
@@ -221,17 +292,31 @@ def test_an_online_row_stands_at_the_samples_that_it_used(tmp_path):
     learner = '[[algorithms]]\nname = "sgd"\nonline = true\nbatch = 60\nsteps = 5\nlearning_rate = 0.001\n'
     path = write_suite(tmp_path, ATTENTION + learner)
     rows = [
-        row for row in run(path, results=tmp_path / "results") if row["algorithm"] == "sgd" and row["metric"] == "mse"
+        row
+        for row in run(path, results=tmp_path / "results")
+        if row["algorithm"] == "sgd" and row["metric"] == "mse"
     ]
-    assert [row["alpha"] for row in rows] == pytest.approx([300 / 900, 300 / 900])  # 90 and 270 were asked for
+    assert [row["alpha"] for row in rows] == pytest.approx(
+        [300 / 900, 300 / 900]
+    )  # 90 and 270 were asked for
     problem = load_suite(path).plans[0].problem
-    assert rows[0]["bayes"] == pytest.approx(TheorySolver().points(problem, [300 / 900])[0][0]["mse"], rel=1e-9)
+    assert rows[0]["bayes"] == pytest.approx(
+        TheorySolver().points(problem, [300 / 900])[0][0]["mse"], rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("width", [20, 40, 60])
 def test_a_narrow_screen_hides_no_column(width):
     """A table reaches beyond the screen rather than to lose who is spoken of."""
-    text = printed(error_tables([row(algorithm="averaged", own_theory=0.41, no_theory=None), row(dimension=50)]), width)
+    text = printed(
+        error_tables(
+            [
+                row(algorithm="averaged", own_theory=0.41, no_theory=None),
+                row(dimension=50),
+            ]
+        ),
+        width,
+    )
     body = [line for line in text.splitlines() if line.startswith(("gamp", "averaged"))]
     assert len(body) == 2
     assert all("0.5000±0.01" in line and line.rstrip().endswith("ok") for line in body)
@@ -247,9 +332,17 @@ def test_lines_of_thresholds_hang_below_their_beginning():
         "method": "closed form",
     }
     reason = "learned from alpha = 0 on, for the prior mean already has an overlap, and this goes on for long"
-    found = {"problem": {"label": "p"}, "points": [point], "thresholds": {"reasons": {"weak_recovery": reason}}}
+    found = {
+        "problem": {"label": "p"},
+        "points": [point],
+        "thresholds": {"reasons": {"weak_recovery": reason}},
+    }
     lines = printed(theory_tables([found])).splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("  weak recovery     none: learned"))
+    first = next(
+        i
+        for i, line in enumerate(lines)
+        if line.startswith("  weak recovery     none: learned")
+    )
     assert lines[first + 1].startswith(" " * 20)
     assert " ".join((lines[first] + lines[first + 1]).split()).endswith(reason)
 
@@ -264,4 +357,9 @@ def test_a_screen_shows_the_largest_dimension_and_full_shows_all():
 
 
 def test_a_sign_is_not_that_of_rounding():
-    assert [marked_z(z, 8) for z in (-1e-15, 1e-15, -0.04, -0.06)] == ["+0.0", "+0.0", "+0.0", "-0.1"]
+    assert [marked_z(z, 8) for z in (-1e-15, 1e-15, -0.04, -0.06)] == [
+        "+0.0",
+        "+0.0",
+        "+0.0",
+        "-0.1",
+    ]

@@ -12,7 +12,15 @@ from smimbench.report.verdict import verdicts
 from tests.helpers import ROOT, call
 from tests.report.rows import row
 
-LABELS = ["a_b & 50% #1 $x$", "{c}~^\\d", "[e]", "*f", "<g|h>", "naïve ± 2", "i\u202e\x1b[2J\nj"]
+LABELS = [
+    "a_b & 50% #1 $x$",
+    "{c}~^\\d",
+    "[e]",
+    "*f",
+    "<g|h>",
+    "naïve ± 2",
+    "i\u202e\x1b[2J\nj",
+]
 ESCAPES = {r"\textbackslash{}": "\\", r"\textasciitilde{}": "~", r"\textasciicircum{}": "^", r"$\pm$": "±",
            **{f"\\{c}": c for c in "&%$#_{}"}, **{f"${c}$": c for c in "<>|"}, **{f"{{{c}}}": c for c in "[]*"}}  # fmt: skip
 ESCAPE = re.compile("|".join(map(re.escape, ESCAPES)))
@@ -27,8 +35,14 @@ def read(text: str) -> tuple[str, str, list[list[str]]]:
     lines = [line.removesuffix(r" \\") for line in (whole[3], *whole[4].splitlines())]
     cells = [line.split(" & ") for line in lines]
     for cell in (whole[1], *itertools.chain(*cells)):
-        assert not re.search(r"[&%$#_{}~^\\<>|\[\]*±\x00-\x1f\u202e]", ESCAPE.sub("", cell))
-    return undone(whole[1]), whole[2], [[undone(cell) for cell in line] for line in cells]
+        assert not re.search(
+            r"[&%$#_{}~^\\<>|\[\]*±\x00-\x1f\u202e]", ESCAPE.sub("", cell)
+        )
+    return (
+        undone(whole[1]),
+        whole[2],
+        [[undone(cell) for cell in line] for line in cells],
+    )
 
 
 def undone(text: str) -> str:
@@ -37,20 +51,28 @@ def undone(text: str) -> str:
 
 @pytest.mark.parametrize("suite", ["quickstart", "contenders", "optimizers"])
 def test_every_problem_has_a_table_of_its_contenders(suite, capsys):
-    code, out, err = call(capsys, "show", ROOT / "results" / "reference" / f"{suite}.json", "--latex")
+    code, out, err = call(
+        capsys, "show", ROOT / "results" / "reference" / f"{suite}.json", "--latex"
+    )
     assert code == 0
     assert err.endswith(
         ": of format 2: values of runs can be verified, what is derived from them is as its author wrote it\n"
     )
     tables = [read(text) for text in out.strip().split("\n\n")]
-    code, out, _ = call(capsys, "show", ROOT / "results" / "reference" / f"{suite}.json", "--json")
+    code, out, _ = call(
+        capsys, "show", ROOT / "results" / "reference" / f"{suite}.json", "--json"
+    )
     found = [one for one in json.loads(out)["verdicts"] if len(one["contenders"]) > 1]
     assert len(tables) == len(found)
     for (caption, form, (head, *lines)), verdict in zip(tables, found):
         assert caption.startswith(f"{verdict['problem']}: all algorithms, ")
         assert {len(line) for line in (head, *lines)} == {len(form)}
-        assert [line[0] for line in lines] == [one["algorithm"] for one in verdict["contenders"]]
-        ratios = [line[head.index("error / optimal")].partition("±")[0] for line in lines]
+        assert [line[0] for line in lines] == [
+            one["algorithm"] for one in verdict["contenders"]
+        ]
+        ratios = [
+            line[head.index("error / optimal")].partition("±")[0] for line in lines
+        ]
         for text, one in zip(ratios, verdict["contenders"]):
             assert (
                 text == ""
@@ -60,17 +82,38 @@ def test_every_problem_has_a_table_of_its_contenders(suite, capsys):
 
 
 def test_a_label_is_printed_as_it_is_written():
-    found = verdicts([row(problem="100%_{x}", algorithm=name, ratio_to_bayes=k) for k, name in enumerate(LABELS, 1)])
+    found = verdicts(
+        [
+            row(problem="100%_{x}", algorithm=name, ratio_to_bayes=k)
+            for k, name in enumerate(LABELS, 1)
+        ]
+    )
     (text,) = contender_tables(found, latex_table)
     caption, _, (_, *lines) = read(text)
     assert caption.startswith("100%_{x}: all algorithms, ")
     assert [line[0] for line in lines][:-1] == LABELS[:-1]
-    assert re.fullmatch(r"i\W*\[2J j", lines[-1][0])  # what would steer a terminal, or turn text, is gone
+    assert re.fullmatch(
+        r"i\W*\[2J j", lines[-1][0]
+    )  # what would steer a terminal, or turn text, is gone
 
 
 def test_what_has_no_table_is_one_line(capsys):
-    code, out, err = call(capsys, "show", ROOT / "results" / "reference" / "smi-skip.json", "--latex")
+    code, out, err = call(
+        capsys, "show", ROOT / "results" / "reference" / "smi-skip.json", "--latex"
+    )
     assert (code, out) == (2, "")
-    assert err.endswith("\nsmimbench: --latex has no table: no problem here was run with two algorithms\n")
-    code, out, err = call(capsys, "show", ROOT / "results" / "reference" / "quickstart.json", "--latex", "--csv")
-    assert (code, out, err) == (2, "", "smimbench: choose one of --json, --csv, --markdown and --latex\n")
+    assert err.endswith(
+        "\nsmimbench: --latex has no table: no problem here was run with two algorithms\n"
+    )
+    code, out, err = call(
+        capsys,
+        "show",
+        ROOT / "results" / "reference" / "quickstart.json",
+        "--latex",
+        "--csv",
+    )
+    assert (code, out, err) == (
+        2,
+        "",
+        "smimbench: choose one of --json, --csv, --markdown and --latex\n",
+    )

@@ -7,7 +7,12 @@ import pytest
 
 from smimbench.report.catalogue import print_info, print_items
 from smimbench.report.comparison import compare_rows
-from smimbench.report.tables import comparison_tables, diagnostic_tables, error_tables, runtime_tables
+from smimbench.report.tables import (
+    comparison_tables,
+    diagnostic_tables,
+    error_tables,
+    runtime_tables,
+)
 from smimbench.report.theory_tables import own_theory_tables, theory_tables
 from tests.report.rows import on_screen, printed, row
 
@@ -15,7 +20,11 @@ from tests.report.rows import on_screen, printed, row
 def near(fast: float) -> dict[str, dict[str, float]]:
     """Times to come within 50, 20 and 5% of theory."""
     return {
-        epsilon: {"seconds": fast * factor, "iterations": 3.0 * factor, "fraction": 0.75}
+        epsilon: {
+            "seconds": fast * factor,
+            "iterations": 3.0 * factor,
+            "fraction": 0.75,
+        }
         for epsilon, factor in (("0.5", 1.0), ("0.2", 2.0), ("0.05", 4.0))
     }
 
@@ -27,7 +36,13 @@ ROWS = [
         status_counts={"ok": 3, "diverged": 1}, time_to_theory=near(2.0), trusted=False),
 ]  # fmt: skip
 LAYERS = [
-    row(component=k, component_word="layer", algorithm=name, mean=0.1 * k, time_to_theory=near(0.1 * k))
+    row(
+        component=k,
+        component_word="layer",
+        algorithm=name,
+        mean=0.1 * k,
+        time_to_theory=near(0.1 * k),
+    )
     for name in ("gamp", "adam", "sgd")
     for k in (1, 2)
 ]
@@ -98,7 +113,9 @@ TABLES = {
     "error of layers": lambda: error_tables(LAYERS),
     "calibration": lambda: error_tables(CALIBRATION),
     "runtime": lambda: runtime_tables(ROWS, "here"),
-    "diagnostics": lambda: diagnostic_tables([row(algorithm="spectral", findings=EIGENVALUES)]),
+    "diagnostics": lambda: diagnostic_tables(
+        [row(algorithm="spectral", findings=EIGENVALUES)]
+    ),
     "comparison": lambda: comparison_tables(
         compare_rows(ROWS[:2], [row(algorithm="gamp", mean=0.5), row(algorithm="new")])
     ),
@@ -113,7 +130,9 @@ def test_table(name, snapshot):
 
 
 def test_list(snapshot):
-    assert on_screen(lambda console: print_items(console, {"metrics": [ITEM]})) == snapshot
+    assert (
+        on_screen(lambda console: print_items(console, {"metrics": [ITEM]})) == snapshot
+    )
 
 
 def test_info(snapshot):

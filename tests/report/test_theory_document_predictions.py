@@ -41,16 +41,25 @@ ALGORITHMS = (
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     file = folder / "own.toml"
-    file.write_text('[suite]\ntitle = "own"\n' + suite_text(LINE, [0.5], 60, 6, *ALGORITHMS))
+    file.write_text(
+        '[suite]\ntitle = "own"\n' + suite_text(LINE, [0.5], 60, 6, *ALGORITHMS)
+    )
     suite = smimbench.load_suite(file)
-    return suite, smimbench.run(suite, results=folder), Store(folder / suite.name), folder
+    return (
+        suite,
+        smimbench.run(suite, results=folder),
+        Store(folder / suite.name),
+        folder,
+    )
 
 
 def test_rows_have_two_verdicts(results):
     rows = {row["algorithm"]: row for row in results[1] if row["metric"] == "mse"}
     assert rows["gamp"]["own_theory"] == rows["gamp"]["bayes"]
     assert rows["erm"]["own_theory"] > 1.05 * rows["erm"]["bayes"]
-    assert rows["averaged"]["own_theory"] == pytest.approx(rows["erm"]["own_theory"], rel=1e-9)
+    assert rows["averaged"]["own_theory"] == pytest.approx(
+        rows["erm"]["own_theory"], rel=1e-9
+    )
     assert rows["sgd"]["alpha"] == 5.0
     for name in ("gamp", "erm", "sgd"):
         row = rows[name]
@@ -67,12 +76,17 @@ def test_what_has_no_row_is_compared_too(results):
     """Accounts of error of every run, places on a predicted trajectory, and how long the teachers are."""
     first = {row["algorithm"]: row for row in results[1] if row["metric"] == "mse"}
     gamp, sgd = first["gamp"]["also_predicted"], first["sgd"]["also_predicted"]
-    assert {one["metric"] for one in gamp if one["at"] is None} == {"nishimori", "calibration"}
+    assert {one["metric"] for one in gamp if one["at"] is None} == {
+        "nishimori",
+        "calibration",
+    }
     assert {one["at"] for one in gamp if one["metric"] == "mse"} == {0.125, 0.25, 0.5}
     assert {one["at"] for one in sgd} == {0.125, 0.25, 0.5}
     for one in gamp + sgd:
         assert len(one["values"]) == 6
-        assert np.mean([*one["values"].values()]) == pytest.approx(one["prediction"], rel=0.3)
+        assert np.mean([*one["values"].values()]) == pytest.approx(
+            one["prediction"], rel=0.3
+        )
     # descent is predicted for its size and its starts, message passing for the limit
     assert {one["coefficient"] for one in sgd} == {0.0}
     assert {one["coefficient"] for one in gamp} == {None}
@@ -80,7 +94,10 @@ def test_what_has_no_row_is_compared_too(results):
     assert 0 < abs(np.mean([*first["gamp"]["teachers"].values()])) < 0.3
     assert first["gamp"]["optimum_source"] == "closed form"
     assert first["erm"]["optimum"] == first["gamp"]["optimum"] > first["gamp"]["bayes"]
-    assert (first["sgd"]["optimum"], first["sgd"]["optimum_source"]) == (first["sgd"]["bayes"], "limit")
+    assert (first["sgd"]["optimum"], first["sgd"]["optimum_source"]) == (
+        first["sgd"]["bayes"],
+        "limit",
+    )
 
 
 def test_runs_that_converged_early_keep_their_error():
@@ -91,7 +108,9 @@ def test_runs_that_converged_early_keep_their_error():
     assert np.isnan(_at(run, "iteration", 9.0, 0, ended=False))
 
 
-def test_theory_is_solved_in_run_and_theory_and_only_read_elsewhere(tmp_path, capsys, monkeypatch):
+def test_theory_is_solved_in_run_and_theory_and_only_read_elsewhere(
+    tmp_path, capsys, monkeypatch
+):
     """What is missing is shown as missing, with one remark that names the command; then all is as it was after the run."""
     suite, out = write_suite(tmp_path), tmp_path / "r"
     where = (suite, "--results", out)
@@ -99,26 +118,49 @@ def test_theory_is_solved_in_run_and_theory_and_only_read_elsewhere(tmp_path, ca
     table = call(capsys, "show", *where, "--json")[1]
     shutil.move(out / "theory", tmp_path / "theory")
     with monkeypatch.context() as patch:
-        patch.setattr(TheorySolver, "solve", lambda *_: pytest.fail("solved while tables are made"))
+        patch.setattr(
+            TheorySolver,
+            "solve",
+            lambda *_: pytest.fail("solved while tables are made"),
+        )
         code, text, err = call(capsys, "show", *where, "--json")
         assert code == 0
         words = shlex.split(
-            re.fullmatch(r"smimbench: not all theory of this is stored; 'smimbench (.*)' solves it\n", err)[1]
+            re.fullmatch(
+                r"smimbench: not all theory of this is stored; 'smimbench (.*)' solves it\n",
+                err,
+            )[1]
         )
-        assert [v["contenders"][0]["unsolved"] > 0 for v in json.loads(text)["verdicts"]] == [True]
-        assert "the optimal error is not known" in " ".join(call(capsys, "show", *where)[1].split())
+        assert [
+            v["contenders"][0]["unsolved"] > 0 for v in json.loads(text)["verdicts"]
+        ] == [True]
+        assert "the optimal error is not known" in " ".join(
+            call(capsys, "show", *where)[1].split()
+        )
         for row, known in zip(json.loads(text)["rows"], json.loads(table)["rows"]):
-            assert (row["mean"], row["bayes"], row["own_theory"]) == (known["mean"], None, None)
+            assert (row["mean"], row["bayes"], row["own_theory"]) == (
+                known["mean"],
+                None,
+                None,
+            )
             assert row["warnings"] == known["warnings"]
-        assert call(capsys, "report", *where, "--output", tmp_path / "page.html")[0] == 0
+        assert (
+            call(capsys, "report", *where, "--output", tmp_path / "page.html")[0] == 0
+        )
     assert call(capsys, *words, "--quiet", "--json")[0] == 0
-    monkeypatch.setattr(TheorySolver, "solve", lambda *_: pytest.fail("solved while tables and figures are made"))
+    monkeypatch.setattr(
+        TheorySolver,
+        "solve",
+        lambda *_: pytest.fail("solved while tables and figures are made"),
+    )
     assert call(capsys, "show", *where, "--json")[1:] == (table, "")
     assert call(capsys, "report", *where, "--output", tmp_path / "page.html")[2] == ""
 
 
 def test_training_loss_stands_beside_its_theory(results):
-    (found,) = next(row for row in results[1] if row["algorithm"] == "erm")["findings"]["training_loss"]
+    (found,) = next(row for row in results[1] if row["algorithm"] == "erm")["findings"][
+        "training_loss"
+    ]
     assert found["mean"] == pytest.approx(found["theory"], rel=0.15)
 
 
@@ -142,10 +184,22 @@ def test_overlap_of_theory_is_the_metric_of_runs(results):
     add_own_theory(suite, [document], cache)
     text = printed(own_theory_tables([document]))
     for row in rows:
-        if row["metric"] == "overlap" and row["algorithm"] in ("erm", "averaged", "gamp"):
-            entry = next(entry for entry in document["algorithms"] if entry["algorithm"] == row["algorithm"])
+        if row["metric"] == "overlap" and row["algorithm"] in (
+            "erm",
+            "averaged",
+            "gamp",
+        ):
+            entry = next(
+                entry
+                for entry in document["algorithms"]
+                if entry["algorithm"] == row["algorithm"]
+            )
             assert entry["overlap"] == [pytest.approx(row["own_theory"], rel=1e-6)]
-            (line,) = [line for line in text.splitlines() if line.split()[:2] == [row["algorithm"], "0.5"]]
+            (line,) = [
+                line
+                for line in text.splitlines()
+                if line.split()[:2] == [row["algorithm"], "0.5"]
+            ]
             assert float(line.split()[-1]) == pytest.approx(row["own_theory"], rel=1e-4)
     erm = next(entry for entry in document["algorithms"] if entry["algorithm"] == "erm")
     assert abs(erm["point"]["overlap"][0][0] / erm["overlap"][0] - 1) > 0.05
@@ -164,25 +218,37 @@ def test_overlap_of_the_bayes_table_is_the_metric_too():
 def test_theory_of_algorithms_is_of_the_sample_ratios_asked_for(results, monkeypatch):
     suite, cache, asked = results[0], TheorySolver(), []
     points = cache.points
-    monkeypatch.setattr(cache, "points", lambda problem, alphas: asked.extend(alphas) or points(problem, alphas))
+    monkeypatch.setattr(
+        cache,
+        "points",
+        lambda problem, alphas: asked.extend(alphas) or points(problem, alphas),
+    )
     (document,) = theory_document(suite, cache, [0.8], thresholds=False)
     add_own_theory(suite, [document], cache, [0.8])
     found = {entry["algorithm"]: entry for entry in document["algorithms"]}
     assert set(found) == {entry["label"] for entry in suite.algorithms}
     assert found["gamp"]["alpha"] == found["gamp"]["point"]["alpha"] == 0.8
     assert found["gamp"]["point"]["mse"] == document["points"][0]["mse"]
-    assert found["sgd"]["alpha"] == 5.0  # what draws fresh samples stands where its steps take it
+    assert (
+        found["sgd"]["alpha"] == 5.0
+    )  # what draws fresh samples stands where its steps take it
     assert 0.5 not in asked
 
 
-def test_theory_of_algorithms_is_one_for_all_sizes_that_round_the_samples_differently(tmp_path):
+def test_theory_of_algorithms_is_one_for_all_sizes_that_round_the_samples_differently(
+    tmp_path,
+):
     file = tmp_path / "sizes.toml"
-    text = suite_text(LINE, [0.31], 17, 6, *ALGORITHMS[:2]).replace("[17]", "[17, 29, 60]")
+    text = suite_text(LINE, [0.31], 17, 6, *ALGORITHMS[:2]).replace(
+        "[17]", "[17, 29, 60]"
+    )
     file.write_text('[suite]\ntitle = "own"\n' + text)
     suite = smimbench.load_suite(file)
     (document,) = theory_document(suite, cache := TheorySolver(), thresholds=False)
     add_own_theory(suite, [document], cache)
-    assert [(entry["algorithm"], entry["alpha"]) for entry in document["algorithms"]] == [("gamp", 0.31), ("erm", 0.31)]
+    assert [
+        (entry["algorithm"], entry["alpha"]) for entry in document["algorithms"]
+    ] == [("gamp", 0.31), ("erm", 0.31)]
 
 
 def test_trajectories_are_drawn(results):
@@ -202,7 +268,10 @@ def test_trajectories_are_drawn(results):
                     predicted.add(series.algorithm)
                     runs, x = curves[series.algorithm], series.numbers("samples")
                     first = max(x[0], runs.numbers("samples")[0])
-                    at = [np.interp(first, one.numbers("samples"), one.numbers("value")) for one in (series, runs)]
+                    at = [
+                        np.interp(first, one.numbers("samples"), one.numbers("value"))
+                        for one in (series, runs)
+                    ]
                     assert at[1] == pytest.approx(at[0], rel=0.25, abs=0.05)
         assert predicted == {"gamp", "sgd"}
 
@@ -211,8 +280,12 @@ def test_own_theory_of_one_sample_ratio_can_be_seen(results):
     """A dashed line through one point has no length: a mark stands for it."""
     pytest.importorskip("matplotlib")
     suite, rows, *_ = results
-    (panel, *_) = metric_chart(suite, [row_of(row) for row in rows], TheorySolver(), "mse").panels
+    (panel, *_) = metric_chart(
+        suite, [row_of(row) for row in rows], TheorySolver(), "mse"
+    ).panels
     (series,) = [one for one in panel.series if one.name == "erm, predicted"]
-    (row,) = [row for row in rows if row["algorithm"] == "erm" and row["metric"] == "mse"]
+    (row,) = [
+        row for row in rows if row["algorithm"] == "erm" and row["metric"] == "mse"
+    ]
     assert (series.kind, series.style["marker"]) == ("marks", "_")
     assert series.numbers("value").tolist() == [row["own_theory"]]

@@ -23,8 +23,17 @@ def document(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sabotage")
     file = folder / "sabotage.toml"
     algorithms = [f'name = "{name}"' for name in ("gamp", "onsager", "shrunk", "peek")]
-    text = suite_text(LINE, [0.3, 0.6, 1.2], 150, 16, *algorithms, 'name = "ridge"\nregularisation = 1.0')
-    file.write_text('[suite]\ntitle = "sabotage"\n' + text.replace("[150]", "[150, 300, 600]"))
+    text = suite_text(
+        LINE,
+        [0.3, 0.6, 1.2],
+        150,
+        16,
+        *algorithms,
+        'name = "ridge"\nregularisation = 1.0',
+    )
+    file.write_text(
+        '[suite]\ntitle = "sabotage"\n' + text.replace("[150]", "[150, 300, 600]")
+    )
     where = (file, "--results", folder, "--plugins", PLUGIN)
     ends_with("run", *where, "--workers", "1", "--no-figure", "--quiet")
     stream = io.StringIO()
@@ -51,7 +60,10 @@ def test_verdict(document, name, said, below):
 
 def test_what_is_impossible_costs_the_exit_code(tmp_path):
     file = tmp_path / "peek.toml"
-    file.write_text('[suite]\ntitle = "peek"\n' + suite_text(LINE, [0.6], 1000, 4, 'name = "gamp"', 'name = "peek"'))
+    file.write_text(
+        '[suite]\ntitle = "peek"\n'
+        + suite_text(LINE, [0.6], 1000, 4, 'name = "gamp"', 'name = "peek"')
+    )
     where = (file, "--results", tmp_path, "--plugins", PLUGIN, "--no-figure", "--quiet")
     assert ends_with("run", *where) == 1
     assert ends_with("run", *where, "--only", "algorithm=gamp") == 0

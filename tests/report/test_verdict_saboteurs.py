@@ -12,7 +12,14 @@ from smimbench.registry import build
 from tests.helpers import ROOT, attention, sequence
 
 LINE, PAIRS = sequence("linear", noise=0.3), attention("linear", rho=0.3, noise=0.3)
-STREAM = {"learning_rate": 0.03, "batch": 8, "steps": 4, "online": True, "momentum": 0.5, "weight_decay": 0.3}
+STREAM = {
+    "learning_rate": 0.03,
+    "batch": 8,
+    "steps": 4,
+    "online": True,
+    "momentum": 0.5,
+    "weight_decay": 0.3,
+}
 ALGORITHMS = {
     "gamp": (PAIRS, {}),
     "ridge": (LINE, {"regularisation": 0.2}),
@@ -53,25 +60,45 @@ def test_a_saboteur_that_changes_nothing_is_the_intact_algorithm(saboteurs):
     for item in made:
         base, _, change = item.name.partition("-")
         problem, parameters = ALGORITHMS[base]
-        intact = build(next(cls for cls in saboteurs.FAMILIES if cls.name == base), "algorithm", parameters)
+        intact = build(
+            next(cls for cls in saboteurs.FAMILIES if cls.name == base),
+            "algorithm",
+            parameters,
+        )
         expected = estimates(problem, intact)
         if change == "ahead":  # one iteration ahead
             found = estimates(problem, build(item, "algorithm", parameters))
             np.testing.assert_allclose(found[:-1], expected[1:], rtol=1e-12)
             continue
-        np.testing.assert_allclose(estimates(problem, build(item, "algorithm", parameters)), expected, rtol=1e-12)
-        changed = estimates(problem, build(item, "algorithm", parameters | CHANGES[change]))
-        assert np.abs(changed - expected).max() > 1e-4 * np.abs(expected).max(), item.name
-        assert build(item, "algorithm", parameters).theory.__func__ is intact.theory.__func__
+        np.testing.assert_allclose(
+            estimates(problem, build(item, "algorithm", parameters)),
+            expected,
+            rtol=1e-12,
+        )
+        changed = estimates(
+            problem, build(item, "algorithm", parameters | CHANGES[change])
+        )
+        assert np.abs(changed - expected).max() > 1e-4 * np.abs(expected).max(), (
+            item.name
+        )
+        assert (
+            build(item, "algorithm", parameters).theory.__func__
+            is intact.theory.__func__
+        )
 
 
-def test_the_true_deviation_is_the_paired_difference_continued_to_infinite_size(monkeypatch):
+def test_the_true_deviation_is_the_paired_difference_continued_to_infinite_size(
+    monkeypatch,
+):
     monkeypatch.syspath_prepend(str(ROOT / "tools" / "checks"))
     job, rng = importlib.import_module("sabotage"), np.random.default_rng(3)
     intact, changed = [], []
     for size in (100, 200, 400):
         values = {f"0/{k}": 2 + 0.5 * rng.standard_normal() for k in range(64)}
-        worse = {key: x * 1.0 + 2 * (0.03 + 4 / size + 0.002 * rng.standard_normal()) for key, x in values.items()}
+        worse = {
+            key: x * 1.0 + 2 * (0.03 + 4 / size + 0.002 * rng.standard_normal())
+            for key, x in values.items()
+        }
         intact.append({"dimension": size, "values": values})
         changed.append({"dimension": size, "values": worse})
     deviation, error = job.true_deviation(changed, intact)

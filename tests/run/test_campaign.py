@@ -31,8 +31,14 @@ def cells_of(tmp_path, registry, *algorithms: str, text: str = SUITE, **override
 
 def numbers(record) -> str:
     """Everything of a record that must not depend on where and when it was made."""
-    keep = {k: v for k, v in record.items() if k not in ("timing", "machine", "versions", "digest", "format")}
-    keep["trajectory"] = {k: v for k, v in (record.get("trajectory") or {}).items() if k != "seconds"}
+    keep = {
+        k: v
+        for k, v in record.items()
+        if k not in ("timing", "machine", "versions", "digest", "format")
+    }
+    keep["trajectory"] = {
+        k: v for k, v in (record.get("trajectory") or {}).items() if k != "seconds"
+    }
     return json.dumps(keep, sort_keys=True, default=str)
 
 
@@ -46,12 +52,18 @@ def test_a_spectral_start_is_part_of_the_time(tmp_path, registry, monkeypatch):
         return original(*arguments)
 
     monkeypatch.setattr(Spectral, "start", slow)
-    for start, least, most in (("spectral", 0.5, np.inf), ("informed", 0.0, 0.5), ("uninformed", 0.0, 0.5)):
+    for start, least, most in (
+        ("spectral", 0.5, np.inf),
+        ("informed", 0.0, 0.5),
+        ("uninformed", 0.0, 0.5),
+    ):
         cell = cells_of(tmp_path, registry, "gamp", **{"run.start": f'"{start}"'})[0]
         record = run_cell(cell)
         assert record["status"] == "ok"
         assert least <= record["trajectory"]["seconds"][0] < most
-        assert record["timing"]["seconds"] >= record["trajectory"]["seconds"][-1] >= least
+        assert (
+            record["timing"]["seconds"] >= record["trajectory"]["seconds"][-1] >= least
+        )
 
 
 def test_cost_grows_with_students_and_epochs(tmp_path, registry):
@@ -59,10 +71,17 @@ def test_cost_grows_with_students_and_epochs(tmp_path, registry):
         text = ATTENTION.partition("[[algorithms]]")[0]
         table = "\n[[algorithms]]\n" + "\n".join(overrides) + "\n"
         cells = load_suite(write_suite(tmp_path, text + table)).cells()
-        return cost.estimate_cost([replace(cell, dimension=200) for cell in cells], 1).seconds
+        return cost.estimate_cost(
+            [replace(cell, dimension=200) for cell in cells], 1
+        ).seconds
 
     one = seconds('name = "adam"', "steps = 500")
-    assert seconds('name = "averaged"', 'of = { name = "adam", steps = 500 }', "students = 32") > 8 * one
+    assert (
+        seconds(
+            'name = "averaged"', 'of = { name = "adam", steps = 500 }', "students = 32"
+        )
+        > 8 * one
+    )
     assert seconds('name = "adam"', "epochs = 500", "batch = 50") > one / 10
 
 
@@ -70,12 +89,16 @@ def test_cost_is_what_the_model_says(tmp_path, registry, monkeypatch):
     """Products of a symmetric matrix take three quarters of what others take."""
     monkeypatch.setattr(cost, "HOST", cost._Speed(1e8))
     monkeypatch.setattr(cost, "_trial", lambda *run: [])
-    cells = cells_of(tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 300})
+    cells = cells_of(
+        tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 300}
+    )
     problem, _ = cells_of(tmp_path, registry, "gamp", text=ATTENTION)[0].rebuild()
     alpha = cells_of(tmp_path, registry, "gamp", text=ATTENTION)[0].alpha
     flops = problem.model.cost(problem.model.sample_count(alpha, 300), 300, 1).flops
     flops += problem.model.cost(1, 300, 1).denoiser
-    assert cost.estimate_cost(cells[:1], 1).seconds == pytest.approx(cost.USUAL * flops / 1e8, rel=1e-3)
+    assert cost.estimate_cost(cells[:1], 1).seconds == pytest.approx(
+        cost.USUAL * flops / 1e8, rel=1e-3
+    )
 
 
 def test_a_machine_keeps_its_name_when_scipy_brings_a_blas_of_its_own():
@@ -83,7 +106,13 @@ def test_a_machine_keeps_its_name_when_scipy_brings_a_blas_of_its_own():
 
     machine.machine_info.cache_clear()
     code = "from smimbench.backend import machine; print(machine.fingerprint())"
-    alone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
+    alone = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(),
+    )
     assert alone.stdout.strip() == machine.fingerprint()
 
 
@@ -93,8 +122,16 @@ def test_a_machine_keeps_its_name_when_scipy_brings_a_blas_of_its_own():
         ("quiet", "ok", "all 3 steps made"),
         ("raiser", "failed", "ZeroDivisionError: nothing to divide by"),
         ("choosy", "skipped", "no taste for linear"),
-        ("diverger", "diverged", "the residual (change of the estimate) is not a finite number at iteration 1"),
-        ("wrong-shape", "failed", "ValueError: an estimate must have the signal's shape (1, 30), got (1, 29)"),
+        (
+            "diverger",
+            "diverged",
+            "the residual (change of the estimate) is not a finite number at iteration 1",
+        ),
+        (
+            "wrong-shape",
+            "failed",
+            "ValueError: an estimate must have the signal's shape (1, 30), got (1, 29)",
+        ),
         ("vandal", "failed", "ValueError: assignment destination is read-only"),
         ("leaver", "failed", "SystemExit: 7"),
         ("unspeakable", "failed", "Silent: (a Silent whose text cannot be had)"),
@@ -125,7 +162,9 @@ def test_a_time_limit_ends_a_run(tmp_path, registry):
     assert record["metrics"]["mse"]
 
 
-def test_warnings_are_kept_once_and_do_not_reach_the_terminal(tmp_path, registry, recwarn):
+def test_warnings_are_kept_once_and_do_not_reach_the_terminal(
+    tmp_path, registry, recwarn
+):
     record = run_cell(cells_of(tmp_path, registry, "talker")[0])
     assert record["status"] == "ok"
     assert record["warnings"] == [
@@ -152,8 +191,12 @@ def test_a_record_says_what_a_reader_needs(tmp_path, registry):
     assert timing["lost_seconds"] == 0
 
 
-def test_a_different_seed_starts_the_algorithm_elsewhere_and_a_restart_does_too(tmp_path, registry):
-    seen = [run_cell(c)["metrics"]["mse"] for c in cells_of(tmp_path, registry, "quiet")]
+def test_a_different_seed_starts_the_algorithm_elsewhere_and_a_restart_does_too(
+    tmp_path, registry
+):
+    seen = [
+        run_cell(c)["metrics"]["mse"] for c in cells_of(tmp_path, registry, "quiet")
+    ]
     assert len({tuple(v) for v in seen}) == len(seen)
 
 
@@ -172,7 +215,9 @@ def test_to_resume_is_a_set_difference(tmp_path, registry):
     assert {c.replicate for c in missing_cells(more, store.load())} == {2}
 
 
-def test_trusted_timings_are_records_of_their_own_and_bound_to_the_machine(tmp_path, registry, monkeypatch):
+def test_trusted_timings_are_records_of_their_own_and_bound_to_the_machine(
+    tmp_path, registry, monkeypatch
+):
     cells = cells_of(tmp_path, registry, "quiet")[:2]
     store = Store(tmp_path / "results")
     run_cells(cells, store)
@@ -180,10 +225,14 @@ def test_trusted_timings_are_records_of_their_own_and_bound_to_the_machine(tmp_p
     assert missing_cells(cells, store.load(), timing=True) == cells
     run_cells(cells, store, timing=True, workers=4)
     for cell in cells:  # a timing alone also answers for the error
-        (tmp_path / "results" / f"{cell.key}.json").rename(tmp_path / f"{cell.key}.json")
+        (tmp_path / "results" / f"{cell.key}.json").rename(
+            tmp_path / f"{cell.key}.json"
+        )
     assert missing_cells(cells, store.load()) == []
     for cell in cells:
-        (tmp_path / f"{cell.key}.json").rename(tmp_path / "results" / f"{cell.key}.json")
+        (tmp_path / f"{cell.key}.json").rename(
+            tmp_path / "results" / f"{cell.key}.json"
+        )
     assert missing_cells(cells, store.load(), timing=True) == []
     records = store.load()
     assert len(records) == 4
@@ -199,7 +248,11 @@ def test_trusted_timings_are_records_of_their_own_and_bound_to_the_machine(tmp_p
 
 
 def test_serial_and_parallel_agree_bit_for_bit(tmp_path, registry):
-    small = {"algorithms.adam.steps": 20, "run.max_iterations": 20, "grid.dimension": [12, 30]}
+    small = {
+        "algorithms.adam.steps": 20,
+        "run.max_iterations": 20,
+        "grid.dimension": [12, 30],
+    }
     cells = cells_of(tmp_path, registry, "gamp", "adam", text=ATTENTION, **small)
     serial = run_cells(cells, Store(tmp_path / "serial"))
     parallel = run_cells(cells, Store(tmp_path / "parallel"), workers=2)
@@ -213,23 +266,38 @@ def test_serial_and_parallel_agree_bit_for_bit(tmp_path, registry):
 
 def _is_fatal(cell, registry) -> bool:
     problem, _ = cell.rebuild()
-    return problem.instance(cell.alpha, cell.dimension, cell.replicate, seed=cell.seed).inputs[0, 0, 0] > 0
+    return (
+        problem.instance(
+            cell.alpha, cell.dimension, cell.replicate, seed=cell.seed
+        ).inputs[0, 0, 0]
+        > 0
+    )
 
 
 @pytest.mark.slow
 def test_a_process_that_dies_takes_only_its_own_cell(tmp_path, registry):
     """Eight cells, one of which kills its process: the others are all there, and the dead one has a record too."""
     for seed in range(100):
-        cells = cells_of(tmp_path, registry, "killer-of-some", "quiet", **{"grid.seed": seed})
-        fatal = {c.key for c in cells if c.algorithm_label != "quiet" and _is_fatal(c, registry)}
+        cells = cells_of(
+            tmp_path, registry, "killer-of-some", "quiet", **{"grid.seed": seed}
+        )
+        fatal = {
+            c.key
+            for c in cells
+            if c.algorithm_label != "quiet" and _is_fatal(c, registry)
+        }
         if len(fatal) == 1:
             break
     store = Store(tmp_path / "results")
     run_cells(cells, store, workers=2)
     records = store.load()
     assert set(records) == {cell.key for cell in cells}
-    assert {key for key, record in records.items() if record["status"] == "failed"} == fatal
-    assert {record["status"] for key, record in records.items() if key not in fatal} == {"ok"}
+    assert {
+        key for key, record in records.items() if record["status"] == "failed"
+    } == fatal
+    assert {
+        record["status"] for key, record in records.items() if key not in fatal
+    } == {"ok"}
     (dead,) = fatal
     assert "worker process died" in records[dead]["reason"]
     assert missing_cells(cells, records) == []
@@ -245,7 +313,9 @@ SPOILERS = {
 def test_data_cannot_be_spoiled_for_siblings(tmp_path, registry):
     """The sibling runs afterwards on the same instance, and finds the very numbers that it finds alone."""
     alone = run_cell(cells_of(tmp_path, registry, "gamp")[0])
-    *bad, sibling = run_cells(cells_of(tmp_path, registry, *SPOILERS, "gamp")[:4], Store(tmp_path / "results"))
+    *bad, sibling = run_cells(
+        cells_of(tmp_path, registry, *SPOILERS, "gamp")[:4], Store(tmp_path / "results")
+    )
     for record, reason in zip(bad, SPOILERS.values(), strict=True):
         assert record["status"] == "failed"
         assert reason in record["reason"]
@@ -258,8 +328,15 @@ def test_odd_findings_and_warnings_are_named_and_dropped(tmp_path, registry):
     assert record["status"] == "ok"
     assert record["final"]["fine"] == [1.5, None]
     assert record["final"]["3"] == [1.0, None]
-    dropped = [line for line in record["warnings"] if "must be a list of numbers" in line]
-    assert [line.split("'")[1] for line in dropped] == ["table", "text", "object", "deep"]
+    dropped = [
+        line for line in record["warnings"] if "must be a list of numbers" in line
+    ]
+    assert [line.split("'")[1] for line in dropped] == [
+        "table",
+        "text",
+        "object",
+        "deep",
+    ]
     assert "\x1b" not in json.dumps(record, ensure_ascii=False)
 
 
@@ -277,7 +354,9 @@ def test_warnings_without_end_are_cut(tmp_path, registry):
     assert len(json.dumps(record)) < 500_000
 
 
-def test_what_a_record_cannot_hold_fails_its_cell_alone(tmp_path, registry, monkeypatch):
+def test_what_a_record_cannot_hold_fails_its_cell_alone(
+    tmp_path, registry, monkeypatch
+):
     from smimbench_attention.metrics.mse import MSE
 
     monkeypatch.setattr(MSE, "measure", lambda *_: ["nought"])
@@ -298,7 +377,11 @@ def test_data_are_handed_out_without_copies(tmp_path, registry):
 
 def test_an_informed_start_begins_near_the_teacher(tmp_path, registry):
     plain, informed = (
-        run_cell(cells_of(tmp_path, registry, "gamp", **{"run.start": s, "grid.dimension": 200})[0])
+        run_cell(
+            cells_of(
+                tmp_path, registry, "gamp", **{"run.start": s, "grid.dimension": 200}
+            )[0]
+        )
         for s in ("uninformed", "informed")
     )
     first = [record["trajectory"]["mse"][0][0] for record in (plain, informed)]
@@ -308,7 +391,10 @@ def test_an_informed_start_begins_near_the_teacher(tmp_path, registry):
 
 def test_the_cost_grows_with_the_work(tmp_path, registry):
     small = cost.estimate_cost(cells_of(tmp_path, registry, "gamp", text=ATTENTION), 1)
-    large = cost.estimate_cost(cells_of(tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 400}), 1)
+    large = cost.estimate_cost(
+        cells_of(tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 400}),
+        1,
+    )
     assert large.seconds > 20 * small.seconds > 0
     inputs = 0.3 * 400**2 * 2 * 400 * 8
     assert inputs < large.peak_bytes < 2 * inputs + 300 * 2**20
@@ -318,10 +404,14 @@ def test_a_machine_keeps_its_name_whatever_memory_it_has(monkeypatch):
     before = machine.fingerprint()
     info = machine.machine_info()
     machine.fingerprint.cache_clear()
-    monkeypatch.setattr(machine, "machine_info", lambda: {**info, "memory_gib": info["memory_gib"] // 2})
+    monkeypatch.setattr(
+        machine, "machine_info", lambda: {**info, "memory_gib": info["memory_gib"] // 2}
+    )
     assert machine.fingerprint() == before
     machine.fingerprint.cache_clear()
-    monkeypatch.setattr(machine, "machine_info", lambda: {**info, "cores": 1 + info["cores"]})
+    monkeypatch.setattr(
+        machine, "machine_info", lambda: {**info, "cores": 1 + info["cores"]}
+    )
     assert machine.fingerprint() != before
     machine.fingerprint.cache_clear()
 
@@ -332,7 +422,9 @@ def test_cells_of_a_device_are_priced_by_its_ceilings(tmp_path, registry, monkey
 
     place = Device("device", get_backend("numpy").xp)
     rates = {"float64": 1e14, "float32": 4e14, "bandwidth": 1e13}
-    cells = cells_of(tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 400})
+    cells = cells_of(
+        tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 400}
+    )
     monkeypatch.setattr(cost, "_trial", lambda *run: [])
     host = cost.estimate_cost(cells, 1).seconds
     monkeypatch.setattr(cost, "get_backend", lambda name: place)
@@ -358,13 +450,17 @@ def test_what_all_cells_share_is_written_once(tmp_path, registry):
 
 
 @pytest.mark.parametrize("kind", ["model", "channel", "prior", "algorithm"])
-def test_a_worker_with_another_version_of_an_item_computes_nothing(tmp_path, registry, kind):
+def test_a_worker_with_another_version_of_an_item_computes_nothing(
+    tmp_path, registry, kind
+):
     """Its numbers would be kept under the version of whoever sent the cell."""
     cell = cells_of(tmp_path, registry, "gamp")[0]
     if kind == "algorithm":
         other = replace(cell, algorithm={**cell.algorithm, "version": 99})
     else:
-        other = replace(cell, problem={**cell.problem, kind: {**cell.problem[kind], "version": 99}})
+        other = replace(
+            cell, problem={**cell.problem, kind: {**cell.problem[kind], "version": 99}}
+        )
     record = run_cell(other)
     assert record["status"] == "failed"
     assert not record["metrics"]
@@ -380,6 +476,14 @@ def test_a_clock_that_is_set_changes_no_duration(tmp_path, registry, monkeypatch
     timing = run_cell(cell)["timing"]
     elapsed = time.monotonic() - begin
     assert timing["started"] >= 1.6e9
-    durations = {name: seconds for name, seconds in timing.items() if seconds and name.endswith("seconds")}
+    durations = {
+        name: seconds
+        for name, seconds in timing.items()
+        if seconds and name.endswith("seconds")
+    }
     assert {"seconds", "total_seconds"} <= durations.keys()
-    assert all(0 < seconds <= elapsed for name, seconds in durations.items() if name != "cpu_seconds")
+    assert all(
+        0 < seconds <= elapsed
+        for name, seconds in durations.items()
+        if name != "cpu_seconds"
+    )

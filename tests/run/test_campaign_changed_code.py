@@ -11,7 +11,9 @@ from smimbench.registry.source import source_of
 from tests.helpers import CHANNEL, SUITE, call, importable, install_package, write_suite
 
 HONEST = CHANNEL.replace("0 * V", "1e-12 * V")
-TEXT = SUITE.replace('name = "linear", noise = 0.2', 'name = "twice"').replace("[0.5, 1.0]", "[1.0]")
+TEXT = SUITE.replace('name = "linear", noise = 0.2', 'name = "twice"').replace(
+    "[0.5, 1.0]", "[1.0]"
+)
 SAID = "channel 'twice' has other code under the same version 1"
 
 
@@ -21,11 +23,24 @@ def arguments(tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text(HONEST)
     suite = write_suite(tmp_path, TEXT)
-    return mine, (suite, "--plugins", mine, "--results", tmp_path / "r", "--only", "algorithm=adam", "--json")
+    return mine, (
+        suite,
+        "--plugins",
+        mine,
+        "--results",
+        tmp_path / "r",
+        "--only",
+        "algorithm=adam",
+        "--json",
+    )
 
 
 def cells(folder):
-    return sorted(path.name for path in (folder / "r" / "small").glob("*.json") if path.name != "run.json")
+    return sorted(
+        path.name
+        for path in (folder / "r" / "small").glob("*.json")
+        if path.name != "run.json"
+    )
 
 
 @pytest.mark.slow
@@ -36,11 +51,19 @@ def test_changed_code_is_said_and_not_mixed(tmp_path, capsys, arguments):
     assert (code, SAID in err) == (0, False)
     before, theory = cells(tmp_path), sorted((tmp_path / "r" / "theory").glob("*.json"))
     # A comment and a blank line change nothing.
-    mine.write_text("# a remark\n" + HONEST.replace("    name:", "\n    name:  # the name\n", 0))
-    code, out, err = call(capsys, "show", *given)
-    assert (code, SAID in err, json.loads(out)["rows"]) == (0, False, json.loads(first)["rows"])
     mine.write_text(
-        HONEST.replace("self.gain * z", "(self.gain + 1e-3) * z").replace("y / self.gain", "y / (self.gain + 1e-3)")
+        "# a remark\n" + HONEST.replace("    name:", "\n    name:  # the name\n", 0)
+    )
+    code, out, err = call(capsys, "show", *given)
+    assert (code, SAID in err, json.loads(out)["rows"]) == (
+        0,
+        False,
+        json.loads(first)["rows"],
+    )
+    mine.write_text(
+        HONEST.replace("self.gain * z", "(self.gain + 1e-3) * z").replace(
+            "y / self.gain", "y / (self.gain + 1e-3)"
+        )
     )
     code, out, err = call(capsys, "show", *given)
     assert (code, out) == (2, "")
@@ -49,15 +72,17 @@ def test_changed_code_is_said_and_not_mixed(tmp_path, capsys, arguments):
     assert "2 of the stored cells were made by other code and are not counted" in err
     code, out, err = call(capsys, *run)
     assert code == 0
-    assert json.loads(out)["other_versions"] == [{"item": "channel 'twice'", "then": 1, "now": 1, "cells": 2}]
+    assert json.loads(out)["other_versions"] == [
+        {"item": "channel 'twice'", "then": 1, "now": 1, "cells": 2}
+    ]
     assert sum("answers of theory were kept" in line for line in err.splitlines()) == 1
     assert len(set(cells(tmp_path)) - set(before)) == 2
     assert set(before) < set(cells(tmp_path))
     assert set(theory) < set((tmp_path / "r" / "theory").glob("*.json"))
     # The same instances, whatever the code.
-    assert [r["seeds"] if "seeds" in r else r["n"] for r in json.loads(out)["rows"]] == [
-        r["seeds"] if "seeds" in r else r["n"] for r in json.loads(first)["rows"]
-    ]
+    assert [
+        r["seeds"] if "seeds" in r else r["n"] for r in json.loads(out)["rows"]
+    ] == [r["seeds"] if "seeds" in r else r["n"] for r in json.loads(first)["rows"]]
 
 
 @pytest.mark.slow
@@ -87,7 +112,12 @@ def test_all_of_its_package_belongs_to_the_code_of_an_item(tmp_path, monkeypatch
 
     first = code()
     assert first == code(helper="from . import deeper\n\none = 1  # the first\n")
-    changed = [code(deeper="two = 3\n"), code(helper="one = 2\n"), code(channel=HONEST), code(other="three = 4\n")]
+    changed = [
+        code(deeper="two = 3\n"),
+        code(helper="one = 2\n"),
+        code(channel=HONEST),
+        code(other="three = 4\n"),
+    ]
     assert len({first, *changed}) == 5
     (tmp_path / "mine" / "tables").mkdir()
     (tmp_path / "mine" / "tables" / "numbers.py").write_text("four = 4\n")
@@ -116,8 +146,20 @@ def test_neighbors_that_a_drop_in_file_imports_belong_to_its_code(tmp_path):
         return entry.source
 
     first = code()
-    assert first == code(other="y = 2\n", helper="\nfrom toolbox.deep import x  # deep\n")
-    assert len({first, code(deep="x = 2\n"), code(helper="from toolbox.deep import x as z\n"), code(mine=HONEST)}) == 4
+    assert first == code(
+        other="y = 2\n", helper="\nfrom toolbox.deep import x  # deep\n"
+    )
+    assert (
+        len(
+            {
+                first,
+                code(deep="x = 2\n"),
+                code(helper="from toolbox.deep import x as z\n"),
+                code(mine=HONEST),
+            }
+        )
+        == 4
+    )
 
 
 @contextlib.contextmanager
@@ -129,7 +171,9 @@ def undone_imports(names):
         sys.modules.pop(name, None)
 
 
-def test_what_ships_has_no_hash_and_neighbors_of_a_single_module_do_not_count(tmp_path, monkeypatch):
+def test_what_ships_has_no_hash_and_neighbors_of_a_single_module_do_not_count(
+    tmp_path, monkeypatch
+):
     site = tmp_path / "site-packages"
     with importable(site, monkeypatch):
         install_package(site, "mine", {"mine": "import neighbor\n" + HONEST})
@@ -138,6 +182,12 @@ def test_what_ships_has_no_hash_and_neighbors_of_a_single_module_do_not_count(tm
         (first,) = [entry.source for entry in entries if entry.distribution == "mine"]
     with importable(site, monkeypatch):
         (site / "neighbor.py").write_text("x = 2\n")
-        (again,) = [entry.source for entry in Registry().entries("channel") if entry.distribution == "mine"]
+        (again,) = [
+            entry.source
+            for entry in Registry().entries("channel")
+            if entry.distribution == "mine"
+        ]
     assert first == again is not None
-    assert {entry.source for entry in entries if entry.distribution == "smimbench"} == {None}
+    assert {entry.source for entry in entries if entry.distribution == "smimbench"} == {
+        None
+    }

@@ -19,20 +19,29 @@ from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, call, command, environment, write_suite
 from tests.run.test_campaign import numbers
 
-TEXT = SUITE.replace("seeds     = 2", "seeds     = 4").replace("steps = 5", "steps = 200")
+TEXT = SUITE.replace("seeds     = 2", "seeds     = 4").replace(
+    "steps = 5", "steps = 200"
+)
 SHARDS = 4
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
 def test_shards_are_disjoint_complete_and_each_has_all_algorithms(tmp_path, count):
-    text = ATTENTION.replace("[30]", "[30, 60, 90, 120]") + '[[algorithms]]\nname = "adam"\nsteps = 15\n'
+    text = (
+        ATTENTION.replace("[30]", "[30, 60, 90, 120]")
+        + '[[algorithms]]\nname = "adam"\nsteps = 15\n'
+    )
     cells = load_suite(write_suite(tmp_path, text)).cells()
     parts = [Shard(number, count).select(cells) for number in range(1, count + 1)]
-    assert sorted(cell.key for part in parts for cell in part) == sorted(cell.key for cell in cells)
+    assert sorted(cell.key for part in parts for cell in part) == sorted(
+        cell.key for cell in cells
+    )
     assert max(map(len, parts)) <= min(map(len, parts)) + 1
     algorithms = {cell.algorithm_label for cell in cells}
     assert all({cell.algorithm_label for cell in part} == algorithms for part in parts)
-    assert [c.key for c in Shard(2, count).select(cells[::-1])] == [c.key for c in parts[1]][::-1]
+    assert [c.key for c in Shard(2, count).select(cells[::-1])] == [
+        c.key for c in parts[1]
+    ][::-1]
     assert Shard(1, 1).select(cells) == cells
 
 
@@ -40,12 +49,23 @@ def test_a_job_array_of_somebody_runs_the_whole_suite(tmp_path, capsys, monkeypa
     array = {"ID": "1", "COUNT": "2", "MIN": "1", "MAX": "2", "STEP": "1"}
     for name, number in array.items():
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", number)
-    run = ("run", write_suite(tmp_path), "--results", tmp_path / "r", "--json", "--no-figure", "--workers", "1")
+    run = (
+        "run",
+        write_suite(tmp_path),
+        "--results",
+        tmp_path / "r",
+        "--json",
+        "--no-figure",
+        "--workers",
+        "1",
+    )
     code, out, _ = call(capsys, *run)
     assert (code, json.loads(out)["status_counts"]) == (0, {"ok": 8})
 
 
-@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", "1/" + "9" * 100, "١/٣"])
+@pytest.mark.parametrize(
+    "text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", "1/" + "9" * 100, "١/٣"]
+)
 def test_a_shard_that_is_none_is_one_line(tmp_path, capsys, text):
     code, _, err = call(capsys, "run", write_suite(tmp_path), "--shard", text)
     assert (code, len(err.splitlines())) == (2, 1)
@@ -67,13 +87,21 @@ def shard(suite, results, number):
 def test_shards_two_of_them_killed_are_the_serial_run(tmp_path):
     suite = write_suite(tmp_path, TEXT)
     cells = load_suite(suite).cells()
-    serial = {r["key"]: numbers(r) for r in run_cells(cells, Store(tmp_path / "serial"))}
+    serial = {
+        r["key"]: numbers(r) for r in run_cells(cells, Store(tmp_path / "serial"))
+    }
     folder = tmp_path / "shards" / "small"
-    running = {number: shard(suite, tmp_path / "shards", number) for number in range(1, SHARDS + 1)}
+    running = {
+        number: shard(suite, tmp_path / "shards", number)
+        for number in range(1, SHARDS + 1)
+    }
     for number in (2, 3):
         limit = time.monotonic() + 60
         keys = {cell.key for cell in Shard(number, SHARDS).select(cells)}
-        while not any((folder / f"{key}.json").exists() for key in keys) and time.monotonic() < limit:
+        while (
+            not any((folder / f"{key}.json").exists() for key in keys)
+            and time.monotonic() < limit
+        ):
             time.sleep(0.01)
         os.killpg(running[number].pid, signal.SIGKILL)
         running.pop(number).communicate()
@@ -83,21 +111,41 @@ def test_shards_two_of_them_killed_are_the_serial_run(tmp_path):
     for number, process in running.items():
         out, err = process.communicate(timeout=200)
         assert process.returncode == 0, err
-        assert re.fullmatch(rf"shard {number}/{SHARDS} of small: \d+ cells: \d+ ok, 0 not run yet\n", out)
+        assert re.fullmatch(
+            rf"shard {number}/{SHARDS} of small: \d+ cells: \d+ ok, 0 not run yet\n",
+            out,
+        )
     for name, content in kept.items():
         if name != "run.json":
             assert (folder / name).read_bytes() == content
     store = Store(folder)
     assert {key: numbers(record) for key, record in store.load().items()} == serial
     assert store.complaints == []
-    assert len(list(folder.rglob("*.tmp"))) <= 2  # one for each kill in the middle of a write
+    assert (
+        len(list(folder.rglob("*.tmp"))) <= 2
+    )  # one for each kill in the middle of a write
 
 
 @pytest.mark.slow
 def test_two_runs_into_one_folder_share_the_cells(tmp_path):
     suite = write_suite(tmp_path, TEXT)
-    words = command("run", suite, "--results", tmp_path / "r", "--workers", "1", "--no-figure", "--json", "--quiet")
-    how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "env": environment()}
+    words = command(
+        "run",
+        suite,
+        "--results",
+        tmp_path / "r",
+        "--workers",
+        "1",
+        "--no-figure",
+        "--json",
+        "--quiet",
+    )
+    how = {
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "env": environment(),
+    }
     pair = [subprocess.Popen(words, **how) for _ in range(2)]
     folder, started = tmp_path / "r" / "small", {}
     while any(process.poll() is None for process in pair):
@@ -143,7 +191,9 @@ def test_a_claim_of_another_time_is_nobodys(tmp_path, age):
         assert not Claims(tmp_path).take("a")
 
 
-def test_a_run_says_for_whom_it_waits_and_does_not_wait_for_the_future(tmp_path, capsys, monkeypatch):
+def test_a_run_says_for_whom_it_waits_and_does_not_wait_for_the_future(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(processes, "STALE", 3.0)
     suite, folder = write_suite(tmp_path), tmp_path / "r" / "small" / "claims"
     folder.mkdir(parents=True)
@@ -156,7 +206,16 @@ def test_a_run_says_for_whom_it_waits_and_does_not_wait_for_the_future(tmp_path,
     for cell, (age, owner) in zip(load_suite(suite).cells(), claimed):
         (folder / cell.key).write_text(owner)
         os.utime(folder / cell.key, (time.time() - age,) * 2)
-    code, out, err = call(capsys, "run", suite, "--results", tmp_path / "r", "--no-figure", "--workers", "1")
+    code, out, err = call(
+        capsys,
+        "run",
+        suite,
+        "--results",
+        tmp_path / "r",
+        "--no-figure",
+        "--workers",
+        "1",
+    )
     assert code == 0, err
     assert "8 ok" in out
     waiting = [line for line in err.splitlines() if line.endswith(": waiting")]
@@ -178,7 +237,17 @@ def test_a_claim_says_whose_it_is(tmp_path):
 
 def test_a_budget_that_is_spent_has_an_exit_code_of_its_own(tmp_path, capsys):
     suite = write_suite(tmp_path, TEXT.replace("steps = 200", "steps = 100000000"))
-    words = ("run", suite, "--results", tmp_path / "r", "--budget", "1s", "--workers", "1", "--no-figure")
+    words = (
+        "run",
+        suite,
+        "--results",
+        tmp_path / "r",
+        "--budget",
+        "1s",
+        "--workers",
+        "1",
+        "--no-figure",
+    )
     code, _, err = call(capsys, *words, "--only", "algorithm=adam", "--shard", "1/2")
     assert code == 75
     assert "the budget is spent" in err

@@ -21,7 +21,10 @@ from smimbench.suite.reader import load_suite
 from tests.helpers import ROOT, SUITE, call_outside, environment, write_suite
 from tests.run.test_campaign import numbers
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="distributed is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("distributed") is None,
+    reason="distributed is not installed",
+)
 PLUGIN = ROOT / "tests" / "faulty_algorithms.py"
 CLUSTER = """
 import logging, sys, time
@@ -49,10 +52,16 @@ def cluster(tmp_path, request):
 
 
 @pytest.mark.slow
-def test_a_cluster_whose_workers_die_makes_the_serial_records(tmp_path, cluster, monkeypatch):
+def test_a_cluster_whose_workers_die_makes_the_serial_records(
+    tmp_path, cluster, monkeypatch
+):
     address, workers, process = cluster
-    cells = load_suite(write_suite(tmp_path, SUITE.replace("seeds     = 2", "seeds     = 3"))).cells()
-    serial = {r["key"]: numbers(r) for r in run_cells(cells, Store(tmp_path / "serial"))}
+    cells = load_suite(
+        write_suite(tmp_path, SUITE.replace("seeds     = 2", "seeds     = 3"))
+    ).cells()
+    serial = {
+        r["key"]: numbers(r) for r in run_cells(cells, Store(tmp_path / "serial"))
+    }
     killed = []
 
     def kill(record):
@@ -62,7 +71,9 @@ def test_a_cluster_whose_workers_die_makes_the_serial_records(tmp_path, cluster,
 
     run_cells(cells, Store(tmp_path / "dask"), dask=address, on_record=kill)
     assert len(killed) == 2
-    assert {key: numbers(r) for key, r in Store(tmp_path / "dask").load().items()} == serial
+    assert {
+        key: numbers(r) for key, r in Store(tmp_path / "dask").load().items()
+    } == serial
 
     monkeypatch.setattr(dask, "PATIENCE", 4.0)
 
@@ -73,24 +84,44 @@ def test_a_cluster_whose_workers_die_makes_the_serial_records(tmp_path, cluster,
     with pytest.raises(BackendError, match="is gone; what was finished is kept"):
         run_cells(cells, Store(tmp_path / "half"), dask=address, on_record=end)
     assert len(Store(tmp_path / "half").load()) >= 1
-    done = call_outside("run", tmp_path / "small.toml", "--dask", address, "--results", tmp_path / "r", "--quiet")
+    done = call_outside(
+        "run",
+        tmp_path / "small.toml",
+        "--dask",
+        address,
+        "--results",
+        tmp_path / "r",
+        "--quiet",
+    )
     assert done.returncode == 2
     assert "dask: no scheduler answers at" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1  # older versions of distributed print an empty line of their own
+    assert (
+        len(done.stderr.strip().splitlines()) == 1
+    )  # older versions of distributed print an empty line of their own
 
 
 @pytest.mark.slow
-def test_a_worker_that_has_lived_long_runs_the_code_of_today(tmp_path, cluster, monkeypatch):
+def test_a_worker_that_has_lived_long_runs_the_code_of_today(
+    tmp_path, cluster, monkeypatch
+):
     """The plugin's file changes between two runs: the second must not get the numbers of the first under its version."""
     address, _, _ = cluster
     plugin, found = tmp_path / "mine.py", []
     text = PLUGIN.read_text().replace("WrongShape, Vandal", "Vandal")
-    suite = write_suite(tmp_path, SUITE.partition("[[alg")[0] + '[[algorithms]]\nname = "quiet"\n')
+    suite = write_suite(
+        tmp_path, SUITE.partition("[[alg")[0] + '[[algorithms]]\nname = "quiet"\n'
+    )
     for version in (1, 2):
-        new = text.replace("version: ClassVar[int] = 1", f"version: ClassVar[int] = {version}")
-        plugin.write_text(new.replace("return state * 0.5", f"return state * 0.5**{version}"))
+        new = text.replace(
+            "version: ClassVar[int] = 1", f"version: ClassVar[int] = {version}"
+        )
+        plugin.write_text(
+            new.replace("return state * 0.5", f"return state * 0.5**{version}")
+        )
         os.utime(plugin, (time.time() + 10 * version,) * 2)
-        monkeypatch.setattr("smimbench.registry.registry._current", Registry([str(plugin)]))
+        monkeypatch.setattr(
+            "smimbench.registry.registry._current", Registry([str(plugin)])
+        )
         cells = load_suite(suite).cells()[:1]
         found += run_cells(cells, Store(tmp_path / f"r{version}"), dask=address)
     assert [record["status"] for record in found] == ["ok", "ok"]
@@ -116,7 +147,9 @@ def test_a_record_that_goes_before_it_is_fetched_was_lost_and_is_no_traceback():
     from distributed.comm.core import CommClosedError
 
     # Older versions of distributed cancel as asyncio does.
-    cancelled = getattr(client, "FutureCancelledError", lambda *words: asyncio.CancelledError(*words))("key", "lost")
+    cancelled = getattr(
+        client, "FutureCancelledError", lambda *words: asyncio.CancelledError(*words)
+    )("key", "lost")
     for error in (CommClosedError("reset by peer"), cancelled, TimeoutError()):
 
         def result(timeout, error=error):
@@ -127,7 +160,9 @@ def test_a_record_that_goes_before_it_is_fetched_was_lost_and_is_no_traceback():
         assert type(why).__name__ in dask.LOST
 
 
-def test_the_cells_of_a_run_share_a_process_that_rests_between_them(tmp_path, monkeypatch):
+def test_the_cells_of_a_run_share_a_process_that_rests_between_them(
+    tmp_path, monkeypatch
+):
     """Beside a Dask worker: the same run meets the same process, another run a new one, and none is left for ever."""
     resting = {}
     monkeypatch.setattr(dask, "_RESTING", resting)

@@ -46,7 +46,16 @@ def test_an_instance_is_the_one_of_the_cell_and_hides_the_teacher(tmp_path, caps
 
 def test_the_line_to_go_on_with_names_the_same_instance(tmp_path, capsys):
     suite = write_suite(tmp_path, SUITE)
-    code, out, _ = call(capsys, "data", suite, "--output", tmp_path / "i.npz", *POINT, "--set", "grid.seed=3")
+    code, out, _ = call(
+        capsys,
+        "data",
+        suite,
+        "--output",
+        tmp_path / "i.npz",
+        *POINT,
+        "--set",
+        "grid.seed=3",
+    )
     assert code == 0
     assert "--set grid.seed=3 --only alpha=1.0 --only seed=1" in " ".join(out.split())
 
@@ -61,28 +70,60 @@ def test_least_squares_done_elsewhere_is_scored_against_the_limit(tmp_path, caps
     W = np.linalg.solve(rows.T @ rows + 0.2 * np.eye(D), rows.T @ targets)
     answer = tmp_path / "answer.npz"
     np.savez(answer, estimate=W.reshape(about["estimate_shape"]))
-    code, out, _ = call(capsys, "score", suite, "--estimate", answer, "--label", "ridge", "--json", *POINT)
+    code, out, _ = call(
+        capsys,
+        "score",
+        suite,
+        "--estimate",
+        answer,
+        "--label",
+        "ridge",
+        "--json",
+        *POINT,
+    )
     assert code == 0
     rows = {row["metric"]: row for row in json.loads(out)["rows"]}
     assert rows["mse"]["algorithm"] == "ridge"
     assert rows["mse"]["alpha"] == 1.0
     assert 0.4 < rows["mse"]["ratio_to_bayes"] < 2.0
     # for another instance it is worth nothing
-    _, out, _ = call(capsys, "score", suite, "--estimate", answer, "--json", "--only", "alpha=1.0", "--only", "seed=0")
+    _, out, _ = call(
+        capsys,
+        "score",
+        suite,
+        "--estimate",
+        answer,
+        "--json",
+        "--only",
+        "alpha=1.0",
+        "--only",
+        "seed=0",
+    )
     other = {row["metric"]: row for row in json.loads(out)["rows"]}
     assert other["mse"]["mean"] > 1
 
 
-def test_an_estimate_of_two_components_has_a_row_for_each(tmp_path, capsys, monkeypatch):
+def test_an_estimate_of_two_components_has_a_row_for_each(
+    tmp_path, capsys, monkeypatch
+):
     # The theory of two layers takes minutes, and is not what is asked here.
-    point = {"alpha": 0.5, "mse": [0.4, 0.6], "mse_error": [0.0, 0.0], "overlap": [[0.6, 0.0], [0.0, 0.4]]}
+    point = {
+        "alpha": 0.5,
+        "mse": [0.4, 0.6],
+        "mse_error": [0.0, 0.0],
+        "overlap": [[0.6, 0.0], [0.0, 0.4]],
+    }
     point |= {"squared_cosine": [0.6, 0.4], "squared_cosine_error": [0.0, 0.0]}
     for kind in (TheorySolver, Answers):
         monkeypatch.setattr(kind, "points", lambda *_: [[point]])
-    text = SUITE.replace('{ name = "linear", noise = 0.2 }', '{ name = "softmax", layers = 2 }')
+    text = SUITE.replace(
+        '{ name = "linear", noise = 0.2 }', '{ name = "softmax", layers = 2 }'
+    )
     path = write_suite(tmp_path, text)
     np.savez(tmp_path / "found.npz", estimate=np.zeros((2, 30)))
-    code, out, err = call(capsys, "score", path, "--estimate", tmp_path / "found.npz", "--json")
+    code, out, err = call(
+        capsys, "score", path, "--estimate", tmp_path / "found.npz", "--json"
+    )
     assert (code, err) == (0, "")
     rows = json.loads(out)["rows"]
     assert [(row["metric"], row["component"]) for row in rows] == [
@@ -139,32 +180,79 @@ def _npy(array, **change):
 
 SOUND = _npy(np.zeros((1, 30)))
 BAD = {
-    "another shape": (_estimate(estimate=np.zeros((1, 7))), r"estimate: must have the shape \(1, 30\), got \(1, 7\)"),
-    "another name": (_estimate(W=np.zeros((1, 30))), "estimate: is missing; the file holds W"),
+    "another shape": (
+        _estimate(estimate=np.zeros((1, 7))),
+        r"estimate: must have the shape \(1, 30\), got \(1, 7\)",
+    ),
+    "another name": (
+        _estimate(W=np.zeros((1, 30))),
+        "estimate: is missing; the file holds W",
+    ),
     "no zip": (lambda path: path.write_text("no"), "cannot be read as .npz"),
-    "a pipe": (lambda path: os.mkfifo(path), "is no regular file; write the estimate to an .npz first"),
-    "a device": (lambda path: path.symlink_to("/dev/zero"), "is no regular file; write the estimate to an .npz first"),
+    "a pipe": (
+        lambda path: os.mkfifo(path),
+        "is no regular file; write the estimate to an .npz first",
+    ),
+    "a device": (
+        lambda path: path.symlink_to("/dev/zero"),
+        "is no regular file; write the estimate to an .npz first",
+    ),
     "a directory": (lambda path: path.mkdir(), "is a directory"),
-    "complex": (_estimate(estimate=np.ones((1, 30)) + 1j), "must be real numbers, got the type complex128"),
-    "dates": (_estimate(estimate=np.zeros((1, 30), "M8[s]")), "must be real numbers, got the type datetime64"),
-    "time spans": (_estimate(estimate=np.zeros((1, 30), "m8[s]")), "must be real numbers, got the type timedelta64"),
-    "truth values": (_estimate(estimate=np.zeros((1, 30), bool)), "must be real numbers, got the type bool"),
-    "text": (_estimate(estimate=np.full((1, 30), "1")), "must be real numbers, got the type"),
-    "objects": (_estimate(estimate=np.full((1, 30), None)), "cannot be read as .npz: ValueError: Object arrays"),
-    "fields": (_estimate(estimate=np.zeros((1, 30), [("a", float)])), "must be real numbers, got the type"),
+    "complex": (
+        _estimate(estimate=np.ones((1, 30)) + 1j),
+        "must be real numbers, got the type complex128",
+    ),
+    "dates": (
+        _estimate(estimate=np.zeros((1, 30), "M8[s]")),
+        "must be real numbers, got the type datetime64",
+    ),
+    "time spans": (
+        _estimate(estimate=np.zeros((1, 30), "m8[s]")),
+        "must be real numbers, got the type timedelta64",
+    ),
+    "truth values": (
+        _estimate(estimate=np.zeros((1, 30), bool)),
+        "must be real numbers, got the type bool",
+    ),
+    "text": (
+        _estimate(estimate=np.full((1, 30), "1")),
+        "must be real numbers, got the type",
+    ),
+    "objects": (
+        _estimate(estimate=np.full((1, 30), None)),
+        "cannot be read as .npz: ValueError: Object arrays",
+    ),
+    "fields": (
+        _estimate(estimate=np.zeros((1, 30), [("a", float)])),
+        "must be real numbers, got the type",
+    ),
     "a scalar": (_estimate(estimate=1.0), r"must have the shape \(1, 30\), got \(\)"),
     "too many axes": (_estimate(estimate=np.zeros((1,) * 40)), "got \\(1, 1, 1"),
     "nothing": (_packed(), "is missing; the file holds nothing"),
-    "no array": (_packed(("estimate.npy", b"hello")), "must be real numbers, got the type"),
+    "no array": (
+        _packed(("estimate.npy", b"hello")),
+        "must be real numbers, got the type",
+    ),
     "cut": (_packed(("estimate.npy", SOUND[:200])), "cannot be read as .npz"),
-    "a head of nonsense": (_packed(("estimate.npy", SOUND[:10] + b"{" * 118)), "cannot be read as .npz"),
+    "a head of nonsense": (
+        _packed(("estimate.npy", SOUND[:10] + b"{" * 118)),
+        "cannot be read as .npz",
+    ),
     "another head": (
-        _packed(("estimate.npy", _npy(np.zeros((1, 30)), shape=(b"(1, 30)", b"(9, 99)")))),
+        _packed(
+            ("estimate.npy", _npy(np.zeros((1, 30)), shape=(b"(1, 30)", b"(9, 99)")))
+        ),
         "cannot be read as .npz",
     ),
     "an array alone": (lambda path: path.write_bytes(SOUND), "cannot be read as .npz"),
-    "half a zip": (lambda path: path.write_bytes(_zip_bytes()[:-30]), "cannot be read as .npz"),
-    "a bomb": (_packed(("estimate.npy", _npy(np.zeros((3000, 3000))))), "is larger than 16 MB"),
+    "half a zip": (
+        lambda path: path.write_bytes(_zip_bytes()[:-30]),
+        "cannot be read as .npz",
+    ),
+    "a bomb": (
+        _packed(("estimate.npy", _npy(np.zeros((3000, 3000))))),
+        "is larger than 16 MB",
+    ),
 }
 
 
@@ -187,15 +275,21 @@ def test_every_kind_of_bad_estimate_is_one_line(tmp_path, capsys, name):
     assert re.search(message, err)
 
 
-def test_data_on_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, capsys, monkeypatch):
+def test_data_on_a_full_disk_is_one_line_and_leaves_nothing(
+    tmp_path, capsys, monkeypatch
+):
     def full(handle):
         raise OSError(28, "No space left on device")
 
     suite = write_suite(tmp_path, SUITE)
     monkeypatch.setattr(os, "fsync", full)
-    code, _, err = call(capsys, "data", suite, "--output", tmp_path / "out" / "instance.npz")
+    code, _, err = call(
+        capsys, "data", suite, "--output", tmp_path / "out" / "instance.npz"
+    )
     assert code == 2
-    assert re.fullmatch(r"smimbench: cannot write .*instance.npz: No space left on device\n", err)
+    assert re.fullmatch(
+        r"smimbench: cannot write .*instance.npz: No space left on device\n", err
+    )
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -219,14 +313,20 @@ def test_many_estimates_are_one_row_for_each_sample_ratio(tmp_path, capsys):
             np.savez(file, estimate=np.random.default_rng(seed).normal(size=shape))
             options += ["--estimate", file]
             only = ("--only", f"alpha={alpha}", "--only", f"seed={seed}")
-            _, out, _ = call(capsys, "score", suite, "--estimate", file, "--json", *only)
-            single[alpha, seed] = next(r["mean"] for r in json.loads(out)["rows"] if r["metric"] == "mse")
+            _, out, _ = call(
+                capsys, "score", suite, "--estimate", file, "--json", *only
+            )
+            single[alpha, seed] = next(
+                r["mean"] for r in json.loads(out)["rows"] if r["metric"] == "mse"
+            )
     code, out, err = call(capsys, "score", suite, *options, "--json")
     assert code == 0, err
     rows = [row for row in json.loads(out)["rows"] if row["metric"] == "mse"]
     assert [(row["nominal_alpha"], row["n"]) for row in rows] == [(0.5, 2), (1.0, 2)]
     for row in rows:
-        assert row["mean"] == pytest.approx(np.mean([single[row["nominal_alpha"], seed] for seed in (0, 1)]))
+        assert row["mean"] == pytest.approx(
+            np.mean([single[row["nominal_alpha"], seed] for seed in (0, 1)])
+        )
     code, _, err = call(capsys, "score", suite, *options, *options[:2])
     assert code == 2
     assert "too many points of this suite: 4 for 5 estimates" in err
@@ -237,38 +337,88 @@ def scored(folder, capsys, suite, label, *options, value=0.0):
     np.savez(folder / "found.npz", estimate=np.full((1, 30), value))
     results = ("--results", folder / "results")
     return call(
-        capsys, "score", suite, "--estimate", folder / "found.npz", "--label", label, "--quiet", *results, *options
+        capsys,
+        "score",
+        suite,
+        "--estimate",
+        folder / "found.npz",
+        "--label",
+        label,
+        "--quiet",
+        *results,
+        *options,
     )
 
 
 def test_a_score_stays_and_stands_beside_what_was_run(tmp_path, capsys):
     suite, results = write_suite(tmp_path, SUITE), tmp_path / "results"
-    call(capsys, "run", suite, "--results", results, "--workers", "1", "--no-figure", "--only", "algorithm=gamp")
+    call(
+        capsys,
+        "run",
+        suite,
+        "--results",
+        results,
+        "--workers",
+        "1",
+        "--no-figure",
+        "--only",
+        "algorithm=gamp",
+    )
     for seed in "01":
-        assert scored(tmp_path, capsys, suite, "zero [red]", *POINT[:2], "--only", f"seed={seed}")[0] == 0
+        assert (
+            scored(
+                tmp_path,
+                capsys,
+                suite,
+                "zero [red]",
+                *POINT[:2],
+                "--only",
+                f"seed={seed}",
+            )[0]
+            == 0
+        )
     code, out, _ = call(capsys, "show", suite, "--results", results, "--json", "--full")
     found = json.loads(out)
-    (row,) = [r for r in found["rows"] if r["algorithm"] == "zero [red]" and r["metric"] == "mse"]
-    assert (row["backend"], row["n"], row["alpha"], row["status_counts"]) == ("elsewhere", 2, 1.0, {"ok": 2})
-    assert row["mean"] == pytest.approx(1.0, rel=0.3)  # an estimate of zero errs by the norm of the signal
+    (row,) = [
+        r
+        for r in found["rows"]
+        if r["algorithm"] == "zero [red]" and r["metric"] == "mse"
+    ]
+    assert (row["backend"], row["n"], row["alpha"], row["status_counts"]) == (
+        "elsewhere",
+        2,
+        1.0,
+        {"ok": 2},
+    )
+    assert row["mean"] == pytest.approx(
+        1.0, rel=0.3
+    )  # an estimate of zero errs by the norm of the signal
     # It has no estimate at the other sample ratio: behind those that have one everywhere.
     names = [one["algorithm"] for one in found["verdicts"][0]["contenders"]]
     assert names == ["gamp", "zero [red]"]
     assert found["verdicts"][0]["contenders"][1]["missing"] == 1
-    assert code == 1  # adam has not run: that an estimate from elsewhere is there makes up for no cell
+    assert (
+        code == 1
+    )  # adam has not run: that an estimate from elsewhere is there makes up for no cell
     assert "zero [red]" in call(capsys, "show", suite, "--results", results)[1]
     rows = smimbench.show(suite, results=results)
     assert "zero [red]" in {r["algorithm"] for r in rows}
     assert rows._repr_html_().count("<tr>") == 1 + len(rows)
-    assert re.search(r"<td[^>]*>[+-]\d+\.\d\?", rows._repr_html_()), "z of two runs is not marked"
-    assert "zero [red]" in {r["algorithm"] for r in records_of(smimbench.load(results).values)}
+    assert re.search(r"<td[^>]*>[+-]\d+\.\d\?", rows._repr_html_()), (
+        "z of two runs is not marked"
+    )
+    assert "zero [red]" in {
+        r["algorithm"] for r in records_of(smimbench.load(results).values)
+    }
 
 
 def records_of(frame):
     return frame if isinstance(frame, list) else frame.to_dict("records")
 
 
-def test_another_estimate_under_the_same_label_takes_the_place_of_the_first(tmp_path, capsys):
+def test_another_estimate_under_the_same_label_takes_the_place_of_the_first(
+    tmp_path, capsys
+):
     suite, results = write_suite(tmp_path, SUITE), tmp_path / "results"
     for value in (0.0, 3.0):
         scored(tmp_path, capsys, suite, "mine", *POINT, value=value)
@@ -283,31 +433,65 @@ def test_scores_of_another_problem_size_or_root_seed_are_not_shown(tmp_path, cap
     suite, results = write_suite(tmp_path, SUITE), tmp_path / "results"
     scored(tmp_path, capsys, suite, "mine", *POINT)
     for change in ("grid.seed=7", "problem.channel.noise=0.5", "grid.dimension=31"):
-        code, _, err = call(capsys, "show", suite, "--results", results, "--set", change)
+        code, _, err = call(
+            capsys, "show", suite, "--results", results, "--set", change
+        )
         assert (code, "no results" in err) == (2, True), change
-    assert call(capsys, "show", suite, "--results", results, "--set", "problem.channel.version=9")[0] == 2
+    assert (
+        call(
+            capsys,
+            "show",
+            suite,
+            "--results",
+            results,
+            "--set",
+            "problem.channel.version=9",
+        )[0]
+        == 2
+    )
 
 
-def test_a_score_of_another_suite_of_the_same_name_is_no_business_of_theory(tmp_path, capsys):
+def test_a_score_of_another_suite_of_the_same_name_is_no_business_of_theory(
+    tmp_path, capsys
+):
     """Without data, at rho = 0, there is nothing that an estimate could be of."""
     results = ("--results", tmp_path / "r")
     np.savez(tmp_path / "answer.npz", estimate=np.ones((1, 30, 30)))
     suite = write_suite(tmp_path, ATTENTION)
-    assert call(capsys, "score", suite, "--estimate", tmp_path / "answer.npz", *results)[0] == 0
-    write_suite(tmp_path, ATTENTION.replace("rho = 0.5", "rho = 0.0").partition("[[algorithms]]")[0])
+    assert (
+        call(capsys, "score", suite, "--estimate", tmp_path / "answer.npz", *results)[0]
+        == 0
+    )
+    write_suite(
+        tmp_path,
+        ATTENTION.replace("rho = 0.5", "rho = 0.0").partition("[[algorithms]]")[0],
+    )
     code, out, err = call(capsys, "theory", suite, "--no-thresholds", *results)
     assert (code, err) == (0, "")
     assert "closed form" in out
     code, _, err = call(capsys, "show", suite, *results)
     assert (code, len(err.splitlines())) == (2, 1)
-    code, _, err = call(capsys, "score", suite, "--estimate", tmp_path / "answer.npz", *results)
+    code, _, err = call(
+        capsys, "score", suite, "--estimate", tmp_path / "answer.npz", *results
+    )
     assert code == 2
     assert "must be > 0 to run" in err
 
 
 def test_a_label_of_the_suite_is_told_apart(tmp_path, capsys):
     suite, results = write_suite(tmp_path, SUITE), tmp_path / "results"
-    call(capsys, "run", suite, "--results", results, "--workers", "1", "--no-figure", "--only", "algorithm=gamp")
+    call(
+        capsys,
+        "run",
+        suite,
+        "--results",
+        results,
+        "--workers",
+        "1",
+        "--no-figure",
+        "--only",
+        "algorithm=gamp",
+    )
     scored(tmp_path, capsys, suite, "gamp", *POINT)
     _, out, _ = call(capsys, "show", suite, "--results", results, "--json")
     names = [one["algorithm"] for one in json.loads(out)["verdicts"][0]["contenders"]]

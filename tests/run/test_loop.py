@@ -29,8 +29,24 @@ def instance(problem) -> Instance:
 class Scripted(Algorithm):
     """An algorithm that reports what ``script(iteration)`` says and holds ``hold(iteration)`` times the first draw."""
 
-    def __init__(self, script, hold=lambda i: 1.0, *, steps=None, cautious=None, cost=0.0, clock=None, shape=(1, D)):
-        self.script, self.hold, self.cautious, self.cost, self.clock = script, hold, cautious, cost, clock
+    def __init__(
+        self,
+        script,
+        hold=lambda i: 1.0,
+        *,
+        steps=None,
+        cautious=None,
+        cost=0.0,
+        clock=None,
+        shape=(1, D),
+    ):
+        self.script, self.hold, self.cautious, self.cost, self.clock = (
+            script,
+            hold,
+            cautious,
+            cost,
+            clock,
+        )
         self.shape = shape
         self.draws = []
         self.offers = 0
@@ -78,24 +94,39 @@ def go(problem, instance, algorithm, backend=None, make_rng=None, **settings):
     backend = backend or get_backend("numpy")
     make_rng = make_rng or (lambda attempt: np.random.default_rng([5, attempt]))
     data = instance.data(get_backend("numpy"))
-    return run_algorithm(problem, instance, data, algorithm, make_rng, RunOptions(**settings), backend)
+    return run_algorithm(
+        problem, instance, data, algorithm, make_rng, RunOptions(**settings), backend
+    )
 
 
-def claims(predicted_overlap, self_overlap=None, squared_step=0.0, residual=1.0, **more):
+def claims(
+    predicted_overlap, self_overlap=None, squared_step=0.0, residual=1.0, **more
+):
     """An Info of one component."""
     own = predicted_overlap if self_overlap is None else self_overlap
-    return Info(residual, *(np.array([value]) for value in (predicted_overlap, own, squared_step)), **more)
+    return Info(
+        residual,
+        *(np.array([value]) for value in (predicted_overlap, own, squared_step)),
+        **more,
+    )
 
 
 def finite(where, bad):
     """Sound numbers, one of which is bad at the third iteration."""
-    sound = {"predicted_overlap": 0.5, "self_overlap": 0.5, "squared_step": 0.1, "residual": 1.0}
+    sound = {
+        "predicted_overlap": 0.5,
+        "self_overlap": 0.5,
+        "squared_step": 0.1,
+        "residual": 1.0,
+    }
     return lambda i: claims(**(sound | ({where: bad} if i == 3 else {})))
 
 
 def wobble(drift, squared_step=0.004):
     """Swings about a mean within the fluctuation of small sizes."""
-    return lambda i: claims(0.5 + drift * i + 0.04 * math.sin(2.4 * i), squared_step=squared_step)
+    return lambda i: claims(
+        0.5 + drift * i + 0.04 * math.sin(2.4 * i), squared_step=squared_step
+    )
 
 
 def swing(drift):
@@ -162,7 +193,9 @@ def test_how_a_run_ends(problem, instance, name):
     assert iterations in (None, result.iterations)
     assert reason in result.reason
     assert result.restarts == 0
-    assert result.broken_claim == ("predicts" in result.reason or "times the" in result.reason)
+    assert result.broken_claim == (
+        "predicts" in result.reason or "times the" in result.reason
+    )
     assert ("mse_spread" in result.final) == (status is OK and "after" in result.reason)
     if name == "overlaps stand still":
         assert WINDOW < result.iterations < 3 * WINDOW
@@ -172,13 +205,24 @@ def test_how_a_run_ends(problem, instance, name):
 
 def test_an_algorithm_with_a_schedule_gets_all_of_it_and_no_more(problem, instance):
     """Neither a residual of zero nor the engine's own largest number of iterations cuts a recipe short."""
-    result = go(problem, instance, Scripted(lambda i: Info(residual=0.0), steps=23), max_iterations=5)
-    assert (result.status, result.iterations, result.reason) == (Status.OK, 23, "all 23 steps made")
+    result = go(
+        problem,
+        instance,
+        Scripted(lambda i: Info(residual=0.0), steps=23),
+        max_iterations=5,
+    )
+    assert (result.status, result.iterations, result.reason) == (
+        Status.OK,
+        23,
+        "all 23 steps made",
+    )
 
 
 def test_a_sign_that_flips_every_step_is_no_rest(problem, instance):
     """Both overlaps are constant on a cycle of period two; only what moved tells."""
-    script = Scripted(lambda i: claims(0.7, squared_step=4 * 0.7), lambda i: (-1.0) ** i)
+    script = Scripted(
+        lambda i: claims(0.7, squared_step=4 * 0.7), lambda i: (-1.0) ** i
+    )
     result = go(problem, instance, script, max_iterations=60)
     assert (result.status, result.iterations) == (Status.NOT_CONVERGED, 60)
 
@@ -186,15 +230,23 @@ def test_a_sign_that_flips_every_step_is_no_rest(problem, instance):
 def test_standing_still_is_measured_by_the_fluctuation_of_small_sizes(problem):
     """A drift by a percent of the error is nothing at D = 50, where another draw changes as much, and much at D = 2000."""
     for dimension, status in ((D, Status.OK), (2000, Status.NOT_CONVERGED)):
-        drifting = Scripted(lambda i: claims(0.5 + 2e-4 * i, squared_step=0.004), shape=(1, dimension))
-        found = go(problem, problem.instance(0.5, dimension), drifting, max_iterations=60)
+        drifting = Scripted(
+            lambda i: claims(0.5 + 2e-4 * i, squared_step=0.004), shape=(1, dimension)
+        )
+        found = go(
+            problem, problem.instance(0.5, dimension), drifting, max_iterations=60
+        )
         assert found.status is status
 
 
 def test_growth_out_of_a_symmetric_start_is_waited_for():
     """A thousandth of what can be seen, growing by a tenth a step: at rest by every measure but patience."""
-    blind = Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
-    growing = Scripted(lambda i: claims(min(0.5, 2e-4 * 1.1**i), residual=1e-9 if i < 5 else 1.0))
+    blind = Problem(
+        {"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian"
+    )
+    growing = Scripted(
+        lambda i: claims(min(0.5, 2e-4 * 1.1**i), residual=1e-9 if i < 5 else 1.0)
+    )
     result = go(blind, blind.instance(1.0, D), growing)
     assert result.status is Status.OK
     assert result.final["predicted_overlap"] == [0.5]
@@ -205,9 +257,18 @@ def test_growth_out_of_a_symmetric_start_is_waited_for():
 
 
 def test_an_estimate_must_be_finite_and_of_the_right_shape(problem, instance):
-    result = go(problem, instance, Scripted(lambda i: Info(residual=0.0), lambda i: math.nan if i else 1.0))
-    assert (result.status, result.reason) == (Status.DIVERGED, "the estimate is not made of finite numbers")
-    with pytest.raises(ValueError, match=r"must have the signal's shape \(1, 50\), got \(50, 1\)"):
+    result = go(
+        problem,
+        instance,
+        Scripted(lambda i: Info(residual=0.0), lambda i: math.nan if i else 1.0),
+    )
+    assert (result.status, result.reason) == (
+        Status.DIVERGED,
+        "the estimate is not made of finite numbers",
+    )
+    with pytest.raises(
+        ValueError, match=r"must have the signal's shape \(1, 50\), got \(50, 1\)"
+    ):
         go(problem, instance, Scripted(lambda i: Info(residual=1.0), shape=(D, 1)))
 
 
@@ -224,7 +285,9 @@ class Third(StoppingRule):
         self.seen.append(info.residual)
 
     def ending(self, tolerance):
-        return f"the third step, tolerance {tolerance:g}" if len(self.seen) == 3 else None
+        return (
+            f"the third step, tolerance {tolerance:g}" if len(self.seen) == 3 else None
+        )
 
     def complaint(self):
         return "too large" if self.seen[-1] >= 1 else None
@@ -235,9 +298,14 @@ class Third(StoppingRule):
 
 @pytest.mark.parametrize(
     ("residual", "status", "reason"),
-    [(0.0, Status.OK, "the third step, tolerance 0.01"), (2.0, Status.NOT_CONVERGED, "too large")],
+    [
+        (0.0, Status.OK, "the third step, tolerance 0.01"),
+        (2.0, Status.NOT_CONVERGED, "too large"),
+    ],
 )
-def test_an_algorithm_may_bring_its_own_rule(problem, instance, residual, status, reason):
+def test_an_algorithm_may_bring_its_own_rule(
+    problem, instance, residual, status, reason
+):
     script = Scripted(lambda i: Info(residual, self_overlap=0.3))
     script.plan = lambda data: Plan(stopping_rule=Third)
     attempt = go(problem, instance, script, tolerance=0.01)
@@ -254,18 +322,31 @@ def test_a_rule_may_be_stricter_or_laxer(problem, instance):
 
 def test_the_information_of_what_is_not_learned_is_no_claim():
     """Below weak recovery both estimates of the information are noise, and the floor of one is far below the other."""
-    problem = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2}, "gaussian")
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": 2},
+        {"name": "softmax", "layers": 2},
+        "gaussian",
+    )
 
     def complaint(first, second):
         rule = OverlapRule(problem, 1000)  # fluctuations of sqrt(2 / 1000) = 0.045
         ratio = np.array([first[1], second[1]])
         overlaps = np.array([first[0], second[0]])
-        rule.watch(Info(0.0, predicted_overlap=overlaps, self_overlap=overlaps + 0.1, log_information_ratio=ratio))
+        rule.watch(
+            Info(
+                0.0,
+                predicted_overlap=overlaps,
+                self_overlap=overlaps + 0.1,
+                log_information_ratio=ratio,
+            )
+        )
         return rule.complaint()
 
     assert complaint((0.5, 0.0), (0.0, 20.0)) is None
     assert complaint((0.04, 20.0), (0.5, 2.0)) is None
-    assert "component 1 predicts 22 times" in complaint((0.05, math.log(22)), (0.0, 20.0))
+    assert "component 1 predicts 22 times" in complaint(
+        (0.05, math.log(22)), (0.0, 20.0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -275,7 +356,10 @@ def test_the_information_of_what_is_not_learned_is_no_claim():
             lambda i: Info(residual=math.nan),
             "diverged: the residual (change of the estimate) is not a finite number at iteration 1",
         ),
-        (lambda i: claims(1.0, -0.5, residual=0.0), "not-converged: component 1 predicts an overlap"),
+        (
+            lambda i: claims(1.0, -0.5, residual=0.0),
+            "not-converged: component 1 predicts an overlap",
+        ),
         (lambda i: Info(residual=1.0), "not-converged: 50 iterations reached"),
     ],
 )
@@ -294,7 +378,9 @@ def test_a_run_that_went_wrong_is_started_once_more(problem, instance, first, re
 def test_there_is_no_second_restart(problem, instance):
     last = Scripted(lambda i: Info(residual=math.nan))
     middle = Scripted(lambda i: Info(residual=math.nan), cautious=last)
-    result = go(problem, instance, Scripted(lambda i: Info(residual=math.nan), cautious=middle))
+    result = go(
+        problem, instance, Scripted(lambda i: Info(residual=math.nan), cautious=middle)
+    )
     assert (result.status, result.restarts) == (Status.DIVERGED, 1)
     assert last.draws == []
 
@@ -312,21 +398,32 @@ class Resumable(Scripted):
 
 
 def test_a_run_that_has_not_come_to_rest_is_resumed_where_it_stands(problem, instance):
-    first, second = (Resumable(lambda i: Info(residual=1.0 if i < 8 else 0.0)) for _ in range(2))
+    first, second = (
+        Resumable(lambda i: Info(residual=1.0 if i < 8 else 0.0)) for _ in range(2)
+    )
     first.version = second
     result = go(problem, instance, first, max_iterations=5)
     assert (result.status, result.restarts, result.lost_seconds) == (Status.OK, 1, 0.0)
     assert result.restart_reason == "not-converged: 5 iterations reached, then resumed"
     assert result.iterations == 8
     assert result.trajectory["iteration"] == list(range(9))
-    assert (first.offers, second.offers, len(first.draws), len(second.draws)) == (1, 0, 1, 0)
+    assert (first.offers, second.offers, len(first.draws), len(second.draws)) == (
+        1,
+        0,
+        1,
+        0,
+    )
 
 
 def test_a_run_is_resumed_once_and_not_restarted_after_that(problem, instance):
     first, second, third = (Resumable(lambda i: Info(residual=1.0)) for _ in range(3))
     first.version, second.version, second.cautious = second, third, third
     result = go(problem, instance, first, max_iterations=5)
-    assert (result.status, result.restarts, result.iterations) == (Status.NOT_CONVERGED, 1, 10)
+    assert (result.status, result.restarts, result.iterations) == (
+        Status.NOT_CONVERGED,
+        1,
+        10,
+    )
     assert result.reason == "10 iterations reached"
     assert (second.offers, third.offers) == (0, 0)
 
@@ -334,18 +431,28 @@ def test_a_run_is_resumed_once_and_not_restarted_after_that(problem, instance):
 def test_what_ended_is_not_resumed(problem, instance):
     """Neither a run that came to rest, nor one that diverged, nor one with a number of steps of its own."""
     for script, steps in ((0.0, None), (math.nan, None), (1.0, 3)):
-        algorithm = Resumable(lambda i, script=script: Info(residual=script), steps=steps)
+        algorithm = Resumable(
+            lambda i, script=script: Info(residual=script), steps=steps
+        )
         algorithm.version = algorithm
         go(problem, instance, algorithm, max_iterations=5)
-        assert algorithm.offers == (1 if math.isnan(script) else 0)  # that one is asked for a restart
+        assert algorithm.offers == (
+            1 if math.isnan(script) else 0
+        )  # that one is asked for a restart
 
 
-def test_a_run_that_ended_well_or_late_is_not_restarted(problem, instance, slow_metrics):
+def test_a_run_that_ended_well_or_late_is_not_restarted(
+    problem, instance, slow_metrics
+):
     other = Scripted(lambda i: Info(residual=0.0))
     fine = Scripted(lambda i: Info(residual=0.0), cautious=other)
-    late = Scripted(lambda i: Info(residual=1.0), cautious=other, cost=5.0, clock=slow_metrics)
+    late = Scripted(
+        lambda i: Info(residual=1.0), cautious=other, cost=5.0, clock=slow_metrics
+    )
     assert go(problem, instance, fine).status is Status.OK
-    assert go(problem, instance, late, slow_metrics, timeout=7.0).status is Status.TIMEOUT
+    assert (
+        go(problem, instance, late, slow_metrics, timeout=7.0).status is Status.TIMEOUT
+    )
     assert (fine.offers, late.offers) == (0, 0)
 
 
@@ -353,7 +460,9 @@ def test_warnings_are_kept_once_and_survive_a_restart(problem, instance):
     def warn(text):
         return lambda i: Info(residual=math.nan if i == 5 else 1.0, warning=text)
 
-    result = go(problem, instance, Scripted(warn("first"), cautious=Scripted(warn("second"))))
+    result = go(
+        problem, instance, Scripted(warn("first"), cautious=Scripted(warn("second")))
+    )
     assert result.warnings == ["first", "second"]
 
 
@@ -371,7 +480,9 @@ def slow_metrics(monkeypatch):
     return backend
 
 
-def test_the_clock_stands_still_while_metrics_are_computed(problem, instance, slow_metrics):
+def test_the_clock_stands_still_while_metrics_are_computed(
+    problem, instance, slow_metrics
+):
     script = Scripted(lambda i: Info(residual=1.0), cost=0.5, clock=slow_metrics)
     attempt = go(problem, instance, script, slow_metrics, max_iterations=8)
     assert attempt.clock.seconds == pytest.approx(0.5 + 8 * 0.5)
@@ -383,24 +494,39 @@ def test_the_clock_stands_still_while_metrics_are_computed(problem, instance, sl
 def test_the_time_limit_counts_the_algorithm_only(problem, instance, slow_metrics):
     script = Scripted(lambda i: Info(residual=1.0), cost=0.5, clock=slow_metrics)
     result = go(problem, instance, script, slow_metrics, timeout=3.2)
-    assert (result.status, result.reason) == (Status.TIMEOUT, "3.2 s reached after 6 iterations")
+    assert (result.status, result.reason) == (
+        Status.TIMEOUT,
+        "3.2 s reached after 6 iterations",
+    )
     assert result.trajectory["iteration"][-1] == result.iterations == 6
-    at_once = Scripted(lambda i: Info(residual=0.0), cost=5.0, clock=slow_metrics)  # an end in time beats the limit
+    at_once = Scripted(
+        lambda i: Info(residual=0.0), cost=5.0, clock=slow_metrics
+    )  # an end in time beats the limit
     assert go(problem, instance, at_once, slow_metrics, timeout=3.2).status is Status.OK
 
 
 def test_time_lost_before_a_restart_is_counted_apart(problem, instance, slow_metrics):
     cautious = Scripted(lambda i: Info(residual=0.0), cost=0.25, clock=slow_metrics)
     bold = Scripted(
-        lambda i: Info(residual=math.nan if i == 4 else 1.0), cost=0.5, clock=slow_metrics, cautious=cautious
+        lambda i: Info(residual=math.nan if i == 4 else 1.0),
+        cost=0.5,
+        clock=slow_metrics,
+        cautious=cautious,
     )
     result = go(problem, instance, bold, slow_metrics)
     assert result.lost_seconds == pytest.approx(2.5)
     assert result.clock.seconds == pytest.approx(0.5)
 
 
-def test_every_iteration_of_a_short_run_is_logged_and_the_last_one_is_the_result(problem, instance):
-    result = go(problem, instance, Scripted(lambda i: Info(residual=1.0 / i), lambda i: 0.1 * i), max_iterations=12)
+def test_every_iteration_of_a_short_run_is_logged_and_the_last_one_is_the_result(
+    problem, instance
+):
+    result = go(
+        problem,
+        instance,
+        Scripted(lambda i: Info(residual=1.0 / i), lambda i: 0.1 * i),
+        max_iterations=12,
+    )
     path = result.trajectory
     assert path["iteration"] == list(range(13))
     assert path["residual"][1:] == [1.0 / i for i in range(1, 13)]
@@ -412,13 +538,24 @@ def test_every_iteration_of_a_short_run_is_logged_and_the_last_one_is_the_result
 
 
 def test_damping_is_logged_where_it_is_reported(problem, instance):
-    reported = go(problem, instance, Scripted(lambda i: Info(residual=1.0, damping=0.5 / i)), max_iterations=4)
-    np.testing.assert_array_equal(reported.trajectory["damping"], [math.nan, *(0.5 / i for i in range(1, 5))])
-    silent = go(problem, instance, Scripted(lambda i: Info(residual=1.0)), max_iterations=4)
+    reported = go(
+        problem,
+        instance,
+        Scripted(lambda i: Info(residual=1.0, damping=0.5 / i)),
+        max_iterations=4,
+    )
+    np.testing.assert_array_equal(
+        reported.trajectory["damping"], [math.nan, *(0.5 / i for i in range(1, 5))]
+    )
+    silent = go(
+        problem, instance, Scripted(lambda i: Info(residual=1.0)), max_iterations=4
+    )
     assert "damping" not in silent.trajectory
 
 
-def test_a_long_run_is_logged_often_enough_to_time_a_target_to_two_percent(problem, instance):
+def test_a_long_run_is_logged_often_enough_to_time_a_target_to_two_percent(
+    problem, instance
+):
     result = go(problem, instance, Scripted(lambda i: Info(residual=1.0), steps=3001))
     logged = np.array(result.trajectory["iteration"])
     assert len(logged) < 500
@@ -427,7 +564,11 @@ def test_a_long_run_is_logged_often_enough_to_time_a_target_to_two_percent(probl
 
 
 def test_a_run_that_diverges_keeps_the_last_sound_metrics(problem, instance):
-    result = go(problem, instance, Scripted(lambda i: Info(residual=math.nan if i == 4 else 1.0)))
+    result = go(
+        problem,
+        instance,
+        Scripted(lambda i: Info(residual=math.nan if i == 4 else 1.0)),
+    )
     assert result.trajectory["iteration"] == [0, 1, 2, 3]
     assert all(math.isfinite(v[0]) for v in result.trajectory["mse"])
 
@@ -442,7 +583,12 @@ def test_readings_may_live_on_a_device(problem, instance):
         return strict.asarray(values, dtype=strict.float64, device=device)
 
     def script(i):
-        parts = [on_device([0.5, 0.25]), on_device([0.4, 0.2]), on_device([0.0, 0.1]), on_device([0.0, 0.5])]
+        parts = [
+            on_device([0.5, 0.25]),
+            on_device([0.4, 0.2]),
+            on_device([0.0, 0.1]),
+            on_device([0.0, 0.5]),
+        ]
         return Info(on_device(1.0 if i < 3 else 0.0), *parts)
 
     result = go(problem, instance, Scripted(script))

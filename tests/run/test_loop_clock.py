@@ -10,7 +10,15 @@ from smimbench.suite.reader import load_suite
 from tests.helpers import LINE, ROOT, suite_text, write_suite
 
 WORK = 0.3
-ON_THE_CLOCK = ("in-step", "in-estimate", "in-variance", "in-plan", "by-content", "by-identity", "by-random-numbers")
+ON_THE_CLOCK = (
+    "in-step",
+    "in-estimate",
+    "in-variance",
+    "in-plan",
+    "by-content",
+    "by-identity",
+    "by-random-numbers",
+)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +28,9 @@ def rows(tmp_path_factory):
     set_registry(Registry([str(ROOT / "tests" / "hidden_work.py")]))
     try:
         algorithms = [f'name = "{name}"' for name in (*ON_THE_CLOCK, "in-thread")]
-        suite = load_suite(write_suite(folder, suite_text(LINE, [0.5], 20, 1, *algorithms)))
+        suite = load_suite(
+            write_suite(folder, suite_text(LINE, [0.5], 20, 1, *algorithms))
+        )
         store = Store(folder / "results")
         for cell in suite.cells():
             store.write(run_cell(cell, timing=True))
@@ -42,4 +52,8 @@ def test_work_is_on_the_clock_wherever_it_is_done(rows, name):
 def test_a_thread_that_works_while_the_clock_stands_still_is_said(rows):
     row = rows["in-thread"]
     assert row["cpu_seconds"] > 0.9 * WORK
-    assert [line for line in row["warnings"] if "threads worked while it stood still" in line]
+    assert [
+        line
+        for line in row["warnings"]
+        if "threads worked while it stood still" in line
+    ]

@@ -71,11 +71,17 @@ def runs(tmp_path_factory):
     (folder / "fresh.py").write_text(PLUGIN)
     set_registry(Registry([str(folder / "fresh.py")]))
     names = ("ridge-online", "ridge-undeclared", "ridge-both")
-    path = write_suite(folder, suite_text(LINE, [0.5], 40, 2, *(f'name = "{name}"' for name in names)))
+    path = write_suite(
+        folder, suite_text(LINE, [0.5], 40, 2, *(f'name = "{name}"' for name in names))
+    )
     try:
         records: list = []
         rows = smimbench.run(path, results=folder / "results", on_record=records.append)
-        yield rows, {record["algorithm"]: record for record in records}, load_suite(path)
+        yield (
+            rows,
+            {record["algorithm"]: record for record in records},
+            load_suite(path),
+        )
     finally:
         set_registry(None)
 
@@ -87,7 +93,11 @@ def test_who_declares_stands_at_what_was_handed_out(runs):
     assert (record["samples"], record["fresh_samples"]) == (20, 400)
     assert record["sample_ratio"] == 10.0
     assert record["trajectory"]["samples"][-1] == 400
-    row = next(row for row in rows if row["algorithm"] == "ridge-online" and row["metric"] == "mse")
+    row = next(
+        row
+        for row in rows
+        if row["algorithm"] == "ridge-online" and row["metric"] == "mse"
+    )
     assert row["alpha"] == 10.0
     assert row["bayes"] < row["mean"] < 10 * row["bayes"]
 
@@ -109,10 +119,15 @@ def test_who_declares_sees_no_data_set_that_would_not_count(runs):
 
 def test_a_trusted_time_counts_no_sample_of_the_warm_up(runs):
     _, records, suite = runs
-    cell = next(cell for cell in suite.cells() if cell.algorithm_label == "ridge-online")
+    cell = next(
+        cell for cell in suite.cells() if cell.algorithm_label == "ridge-online"
+    )
     record = run_cell(cell, timing=True)
     assert record["fresh_samples"] == 400
-    assert record["metrics"] == {**records["ridge-online"]["metrics"], **record["metrics"]}
+    assert record["metrics"] == {
+        **records["ridge-online"]["metrics"],
+        **record["metrics"],
+    }
 
 
 class Stream(Algorithm):
@@ -151,7 +166,13 @@ def run_stream(algorithm, **settings):
     instance = problem.instance(0.5, 20)
     data = instance.data(get_backend())
     return run_algorithm(
-        problem, instance, data, algorithm, np.random.default_rng, RunOptions(**settings), get_backend()
+        problem,
+        instance,
+        data,
+        algorithm,
+        np.random.default_rng,
+        RunOptions(**settings),
+        get_backend(),
     )
 
 

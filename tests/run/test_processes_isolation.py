@@ -116,7 +116,9 @@ def hostile(folder, names) -> list[str]:
     paths = []
     for name in names:
         path = folder / f"hostile_{name.replace('-', '_')}.py"
-        path.write_text(TEMPLATE.replace("{name}", f"hostile-{name}").replace("{act}", ACTS[name]))
+        path.write_text(
+            TEMPLATE.replace("{name}", f"hostile-{name}").replace("{act}", ACTS[name])
+        )
         paths.append(str(path))
     return paths
 
@@ -150,7 +152,9 @@ def test_forty_hostile_plugins_leave_their_siblings_alone(tmp_path):
     set_registry(registry)
     try:
         bad = [f'name = "hostile-{name}"' for name in ACTS]
-        mixed = records_of(tmp_path / "mixed", [*bad, *OURS], Limits(seconds=20.0), alphas=[0.5])
+        mixed = records_of(
+            tmp_path / "mixed", [*bad, *OURS], Limits(seconds=20.0), alphas=[0.5]
+        )
     finally:
         set_registry(None)
     assert len(mixed) == len(alone) + len(ACTS)
@@ -165,7 +169,9 @@ HONEST = "x, y = data.inputs.reshape(-1, data.dimension), data.labels.ravel(); r
     ('name = "honest"', ["run.start='spectral'"]),
     ('name = "averaged"\nof = "honest"\nstudents = 2', []),
 ])  # fmt: skip
-def test_a_third_partys_numbers_are_the_same_in_a_process_of_its_own(tmp_path, monkeypatch, algorithm, changes):
+def test_a_third_partys_numbers_are_the_same_in_a_process_of_its_own(
+    tmp_path, monkeypatch, algorithm, changes
+):
     plugin = tmp_path / "honest.py"
     plugin.write_text(TEMPLATE.replace("{name}", "honest").replace("{act}", HONEST))
     monkeypatch.setattr("smimbench.registry.registry._current", Registry([str(plugin)]))
@@ -180,14 +186,20 @@ def test_a_third_partys_numbers_are_the_same_in_a_process_of_its_own(tmp_path, m
 def test_a_process_loads_the_plugins_of_its_cells_alone(tmp_path):
     """Import is code, too; and what it changes in the environment and path of this process goes no further."""
     loud, quiet = tmp_path / "loud.py", tmp_path / "quiet.py"
-    text = TEMPLATE.replace("{act}", "print(sorted(n for n in sys.modules if 'dropin' in n), os.environ.get('LOUD'))")
+    text = TEMPLATE.replace(
+        "{act}",
+        "print(sorted(n for n in sys.modules if 'dropin' in n), os.environ.get('LOUD'))",
+    )
     loud.write_text(
-        "import os, sys\nos.environ['LOUD'] = '1'\nsys.path.insert(0, '/loud')\n" + text.replace("{name}", "loud")
+        "import os, sys\nos.environ['LOUD'] = '1'\nsys.path.insert(0, '/loud')\n"
+        + text.replace("{name}", "loud")
     )
     quiet.write_text(text.replace("{name}", "quiet"))
     registry = Registry([str(loud), str(quiet)])
     assert "LOUD" not in os.environ
-    suite = write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, 'name = "loud"', 'name = "quiet"'))
+    suite = write_suite(
+        tmp_path, suite_text(LINE, [0.5], 20, 1, 'name = "loud"', 'name = "quiet"')
+    )
     set_registry(registry)
     try:
         cells = load_suite(suite).cells()
@@ -195,7 +207,10 @@ def test_a_process_loads_the_plugins_of_its_cells_alone(tmp_path):
     finally:
         set_registry(None)
     said = {record["algorithm"]: record["output"] for record in records}
-    assert said == {"loud": "['smimbench_dropin_loud'] 1", "quiet": "['smimbench_dropin_quiet'] None"}
+    assert said == {
+        "loud": "['smimbench_dropin_loud'] 1",
+        "quiet": "['smimbench_dropin_quiet'] None",
+    }
     assert "/loud" in registry.foreign_path
 
 
@@ -220,13 +235,18 @@ def test_a_grandchild_that_detaches_is_not_waited_for(tmp_path, monkeypatch):
     assert time.monotonic() - begin < 45  # not the 60 s of the grandchild
     pid = int(mark.read_text())
     for _ in range(100):  # it was sent SIGKILL, and ends when the system lets it
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+        if (
+            not psutil.pid_exists(pid)
+            or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        ):
             return
         time.sleep(0.1)
     pytest.fail("the grandchild lives on")
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.2])  # the second is less than the process takes to start
+@pytest.mark.parametrize(
+    "seconds", [0.0, 0.2]
+)  # the second is less than the process takes to start
 def test_after_the_deadline_no_theory_is_solved(seconds):
     cache = TheorySolver(isolated=True, deadline=time.monotonic() + seconds)
     with pytest.raises(Exception, match="the budget is spent"):
@@ -236,7 +256,9 @@ def test_after_the_deadline_no_theory_is_solved(seconds):
 
 
 def test_a_budget_bounds_theory_and_says_what_is_left(tmp_path, capsys):
-    suite = write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, 'name = "adam"\nsteps = 2'))
+    suite = write_suite(
+        tmp_path, suite_text(LINE, [0.5], 20, 1, 'name = "adam"\nsteps = 2')
+    )
     options = ("--results", tmp_path / "r", "--no-figure", "--workers", "1")
     assert call(capsys, "run", suite, *options)[0] == 0
     shutil.rmtree(tmp_path / "r" / "theory")

@@ -24,7 +24,13 @@ def cell(name: str = "a1b2") -> dict:
     """What a cell is, cut down to what the store looks at."""
     item = {"name": "any", "version": 1}
     problem = {"model": item, "channel": item, "prior": {**item, "name": name}}
-    where = {"alpha": 0.1, "dimension": 30, "replicate": 0, "seed": 0, "backend": "numpy"}
+    where = {
+        "alpha": 0.1,
+        "dimension": 30,
+        "replicate": 0,
+        "seed": 0,
+        "backend": "numpy",
+    }
     return {"problem": problem, "algorithm": item, **where}
 
 
@@ -42,7 +48,11 @@ def record(name: str = "a1b2", **more):
         "versions": {},
         "status": "ok",
         "metrics": {"mse": [0.1 + 0.2, 1e-17]},
-        "trajectory": {"iteration": [0, 1], "mse": [[1.0, 1.0], [0.3, 0.2]], "residual": [math.inf, 0.5]},
+        "trajectory": {
+            "iteration": [0, 1],
+            "mse": [[1.0, 1.0], [0.3, 0.2]],
+            "residual": [math.inf, 0.5],
+        },
         "timing": {"trusted": False, "machine": "here", "seconds": 0.25},
     }
     return {**found, **more}
@@ -143,7 +153,11 @@ def test_a_writer_that_dies_leaves_the_old_file_and_no_record(tmp_path):
         """
     )
     for name in (f"{key()}.json", "new.json"):
-        done = subprocess.run([sys.executable, "-c", script, str(tmp_path / name)], env=environment(), check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / name)],
+            env=environment(),
+            check=False,
+        )
         assert done.returncode == -9
     left = [name for name in files(store) if name != f"{key()}.json"]
     assert len(left) == 2
@@ -157,7 +171,9 @@ def test_a_writer_that_dies_leaves_the_old_file_and_no_record(tmp_path):
         os.utime(path, (time.time() - 2 * LEFTOVER,) * 2)
     assert remove_leftovers(tmp_path) == 1
     assert set(tmp_path.rglob(".*.tmp")) == {foreign, tmp_path / left[1]}
-    os.utime(tmp_path / left[1], (time.time() + 2 * LEFTOVER,) * 2)  # by a clock that was ahead
+    os.utime(
+        tmp_path / left[1], (time.time() + 2 * LEFTOVER,) * 2
+    )  # by a clock that was ahead
     assert remove_leftovers(tmp_path) == 1
     assert list(store.load()) == [key()]
 
@@ -165,7 +181,9 @@ def test_a_writer_that_dies_leaves_the_old_file_and_no_record(tmp_path):
 def test_the_file_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
     steps = []
     real = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: (steps.append("sync"), real[0](handle)))
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (steps.append("sync"), real[0](handle))
+    )
     monkeypatch.setattr(os, "replace", lambda *a: (steps.append("rename"), real[1](*a)))
     write_atomically(tmp_path / "file", b"x")
     assert steps[:2] == ["sync", "rename"]
@@ -225,7 +243,9 @@ def test_a_spoiled_file_is_reported_set_aside_and_kept(tmp_path, name):
     store = Store(tmp_path)
     path = store.write(record())
     sound = store.write(record("sound"))
-    sound.write_text(json.dumps(json.loads(sound.read_text())))  # other whitespace is no change
+    sound.write_text(
+        json.dumps(json.loads(sound.read_text()))
+    )  # other whitespace is no change
     spoil(path)
     content = path.read_bytes()
 
@@ -285,7 +305,12 @@ def test_what_is_shared_is_read_back_or_empty(tmp_path):
     assert store.read_shared() == {"suite": "x", "text": "ä", "timeout": None}
     assert store.load() == {}
     text = (tmp_path / "run.json").read_text()
-    for spoiled in ('{"suite": ', "[]", text.replace('"x"', '"y"'), '{"suite": "x", "text": "no digest"}'):
+    for spoiled in (
+        '{"suite": ',
+        "[]",
+        text.replace('"x"', '"y"'),
+        '{"suite": "x", "text": "no digest"}',
+    ):
         (tmp_path / "run.json").write_text(spoiled)
         store.complaints = []
         assert store.read_shared() == {}
@@ -321,7 +346,9 @@ def test_a_trajectory_that_unpacks_to_more_than_memory_is_not_read(tmp_path):
             part.write(bytes(1 << 20))
     data = (tmp_path / f"{key()}.npz").read_bytes()
     assert len(data) < 1 << 20
-    found = record(trajectory={"file": f"{key()}.npz", "sha256": hashlib.sha256(data).hexdigest()})
+    found = record(
+        trajectory={"file": f"{key()}.npz", "sha256": hashlib.sha256(data).hexdigest()}
+    )
     assert store.trajectory(found) is None
     assert "larger than 256 MB when unpacked" in store.complaints[-1]
 
@@ -329,7 +356,10 @@ def test_a_trajectory_that_unpacks_to_more_than_memory_is_not_read(tmp_path):
 def test_columns_of_different_lengths_are_no_trajectory(tmp_path):
     store = Store(tmp_path)
     assert store.trajectory({"trajectory": None}) is None
-    assert store.trajectory(record(trajectory={"iteration": [0, 1], "mse": [[1.0]]})) is None
+    assert (
+        store.trajectory(record(trajectory={"iteration": [0, 1], "mse": [[1.0]]}))
+        is None
+    )
     assert store.trajectory(record(trajectory={"mse": [[1.0], [1.0, 2.0]]})) is None
     assert len(store.complaints) == 2
 
@@ -339,7 +369,14 @@ def test_what_a_plugin_puts_in_a_record_becomes_plain():
         def __str__(self):
             raise OSError
 
-    found = plain({"a": Odd(), "b": {1: np.float32(0.5)}, "d": np.longdouble(3), "e": np.array([math.inf])})
+    found = plain(
+        {
+            "a": Odd(),
+            "b": {1: np.float32(0.5)},
+            "d": np.longdouble(3),
+            "e": np.array([math.inf]),
+        }
+    )
     assert found["a"] == "(a Odd whose text cannot be had)"
     assert found["b"] == {"1": 0.5}
     assert found["d"] == "3.0"

@@ -12,7 +12,14 @@ import psutil
 import pytest
 
 from smimbench.run.store import Store
-from tests.helpers import ATTENTION, call, call_outside, command, environment, write_suite
+from tests.helpers import (
+    ATTENTION,
+    call,
+    call_outside,
+    command,
+    environment,
+    write_suite,
+)
 
 KILLS = 3  # tools/checks/kills.py kills hundreds of times
 CELLS = 16
@@ -30,12 +37,25 @@ ERRORS = (
 
 def finished(folder) -> dict[str, bytes]:
     """Records on disk, by name."""
-    return {path.name: path.read_bytes() for path in folder.glob("*.json") if path.name != "run.json"}
+    return {
+        path.name: path.read_bytes()
+        for path in folder.glob("*.json")
+        if path.name != "run.json"
+    }
 
 
 def start(suite, results, workers: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        command("run", suite, "--results", results, "--workers", workers, "--quiet", "--no-figure"),
+        command(
+            "run",
+            suite,
+            "--results",
+            results,
+            "--workers",
+            workers,
+            "--quiet",
+            "--no-figure",
+        ),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment(),
@@ -56,10 +76,16 @@ def interruptible(*arguments) -> subprocess.Popen[str]:
     )
 
 
-def kill_after(process: subprocess.Popen[bytes], folder, records: int, delay: float) -> bool:
+def kill_after(
+    process: subprocess.Popen[bytes], folder, records: int, delay: float
+) -> bool:
     """Kill the whole group once ``records`` files are there and ``delay`` has passed; whether it was still running."""
     limit = time.monotonic() + 60
-    while len(finished(folder)) < records and process.poll() is None and time.monotonic() < limit:
+    while (
+        len(finished(folder)) < records
+        and process.poll() is None
+        and time.monotonic() < limit
+    ):
         time.sleep(0.002)
     time.sleep(delay)
     running = process.poll() is None
@@ -80,7 +106,16 @@ def table(capsys, suite, results) -> list[dict]:
 @pytest.mark.slow
 def test_killed_again_and_again_the_table_is_the_same_bit_for_bit(tmp_path, capsys):
     suite = write_suite(tmp_path, SUITE)
-    done = call_outside("run", suite, "--results", tmp_path / "calm", "--workers", "1", "--quiet", "--no-figure")
+    done = call_outside(
+        "run",
+        suite,
+        "--results",
+        tmp_path / "calm",
+        "--workers",
+        "1",
+        "--quiet",
+        "--no-figure",
+    )
     assert done.returncode in (0, 1), done.stderr
     assert len(finished(tmp_path / "calm" / "small")) == CELLS
 
@@ -92,34 +127,54 @@ def test_killed_again_and_again_the_table_is_the_same_bit_for_bit(tmp_path, caps
     while kills < KILLS:
         process = start(suite, tmp_path / "rough", workers=1 + kills % 2)
         wanted = min(len(kept) + dice.choice([0, 1, 2, 3]), CELLS - 1)
-        delay = dice.uniform(0.0, 0.4) if wanted == len(kept) else dice.uniform(0.0, 0.02)
+        delay = (
+            dice.uniform(0.0, 0.4) if wanted == len(kept) else dice.uniform(0.0, 0.02)
+        )
         if not kill_after(process, folder, wanted, delay):
             assert len(finished(folder)) == CELLS
             break
         kills += 1
         now = finished(folder)
-        assert {name: now.get(name) for name in kept} == kept, "a finished record was lost or written again"
+        assert {name: now.get(name) for name in kept} == kept, (
+            "a finished record was lost or written again"
+        )
         kept = now
     assert kills >= KILLS // 2
     assert kept
 
-    done = call_outside("run", suite, "--results", tmp_path / "rough", "--workers", "2", "--quiet", "--no-figure")
+    done = call_outside(
+        "run",
+        suite,
+        "--results",
+        tmp_path / "rough",
+        "--workers",
+        "2",
+        "--quiet",
+        "--no-figure",
+    )
     assert done.returncode in (0, 1), done.stderr
     assert "set-aside" not in os.listdir(folder)
     final = finished(folder)
     assert {name: final[name] for name in kept} == kept
     assert sorted(final) == sorted(finished(tmp_path / "calm" / "small"))
 
-    calm, rough = (Store(tmp_path / name / "small").load() for name in ("calm", "rough"))
+    calm, rough = (
+        Store(tmp_path / name / "small").load() for name in ("calm", "rough")
+    )
     for key, record in calm.items():
         for field in ("metrics", "status", "reason", "iterations", "restarts", "final"):
             assert rough[key][field] == record[field], (key, field)
-    assert table(capsys, suite, tmp_path / "rough") == table(capsys, suite, tmp_path / "calm")
+    assert table(capsys, suite, tmp_path / "rough") == table(
+        capsys, suite, tmp_path / "calm"
+    )
 
 
 def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
     """Only the parent is killed here, as the system does when memory runs out: its children have to notice."""
-    suite = write_suite(tmp_path, SUITE.replace("max_iterations = 15", "max_iterations = 15\ntolerance = 1e-12"))
+    suite = write_suite(
+        tmp_path,
+        SUITE.replace("max_iterations = 15", "max_iterations = 15\ntolerance = 1e-12"),
+    )
     process = start(suite, tmp_path / "results", workers=2)
     try:
         folder = tmp_path / "results" / "small"
@@ -141,7 +196,9 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
 def test_ctrl_c_is_one_line_and_loses_nothing(tmp_path):
     suite = write_suite(tmp_path, SUITE.replace("= 4\n", "= 500\n", 1))
     folder = tmp_path / "results" / "small"
-    process = interruptible("run", suite, "--results", tmp_path / "results", "--workers", "2")
+    process = interruptible(
+        "run", suite, "--results", tmp_path / "results", "--workers", "2"
+    )
     limit = time.monotonic() + 60
     while not finished(folder) and process.poll() is None and time.monotonic() < limit:
         time.sleep(0.005)
@@ -161,18 +218,31 @@ def test_ctrl_c_is_one_line_and_loses_nothing(tmp_path):
 @pytest.mark.parametrize("moment", ["starting", "working"])
 def test_ctrl_c_waits_for_no_cell(moment, tmp_path):
     """Cells of an hour: workers that are still importing, and workers in the middle of a cell, end at once and in silence."""
-    suite = write_suite(tmp_path, SUITE.replace('"adam"\nsteps = 15', '"adam"\nsteps = 10000000'))
+    suite = write_suite(
+        tmp_path, SUITE.replace('"adam"\nsteps = 15', '"adam"\nsteps = 10000000')
+    )
     process = interruptible(
-        "run", suite, "--results", tmp_path / "results", "--workers", "2", "--only", "algorithm=adam"
+        "run",
+        suite,
+        "--results",
+        tmp_path / "results",
+        "--workers",
+        "2",
+        "--only",
+        "algorithm=adam",
     )
     try:
         limit = time.monotonic() + 60
-        ready = 1.2 if moment == "working" else 0.0  # seconds of CPU: a worker imports for less than one
+        ready = (
+            1.2 if moment == "working" else 0.0
+        )  # seconds of CPU: a worker imports for less than one
         workers: list[psutil.Process] = []
         while time.monotonic() < limit and process.poll() is None:
             workers = []
             for child in psutil.Process(process.pid).children():
-                with contextlib.suppress(psutil.NoSuchProcess):  # git and others come and go
+                with contextlib.suppress(
+                    psutil.NoSuchProcess
+                ):  # git and others come and go
                     if child.cpu_times().user >= ready and any(
                         "smimbench.run.worker" in word for word in child.cmdline()
                     ):

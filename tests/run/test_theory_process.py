@@ -98,19 +98,29 @@ def plugin(tmp_path_factory):
 
 def problem_of(mood: str) -> Problem:
     model = {"name": "sequence-multi-index", "tokens": 2}
-    return Problem(model, {"name": "moody", "noise": 0.2, "mood": mood}, {"name": "gaussian"})
+    return Problem(
+        model, {"name": "moody", "noise": 0.2, "mood": mood}, {"name": "gaussian"}
+    )
 
 
 def test_the_numbers_are_those_of_this_process(plugin, tmp_path):
     problem, ratios = problem_of("print"), [0.5, 1.0]  # a printed line is no answer
     seen = []
     here = TheorySolver()
-    there = TheorySolver(tmp_path / "theory", isolated=True, on_progress=lambda _, progress: seen.append(progress))
-    assert there.points(problem, ratios) == json.loads(json.dumps(here.points(problem, ratios)))
+    there = TheorySolver(
+        tmp_path / "theory",
+        isolated=True,
+        on_progress=lambda _, progress: seen.append(progress),
+    )
+    assert there.points(problem, ratios) == json.loads(
+        json.dumps(here.points(problem, ratios))
+    )
     assert there.thresholds(problem) == json.loads(json.dumps(here.thresholds(problem)))
     assert [one for one in seen if one.done == 2]
     assert there.process.executor.workers
-    again = TheorySolver(tmp_path / "theory", isolated=True)  # what is kept needs no process
+    again = TheorySolver(
+        tmp_path / "theory", isolated=True
+    )  # what is kept needs no process
     assert again.points(problem, ratios) == there.points(problem, ratios)
     assert not again.process.executor.workers
 
@@ -138,7 +148,8 @@ def test_one_that_dies_or_hangs_is_given_up_once(plugin, monkeypatch, mood, said
 def test_what_is_raised_there_is_raised_here(plugin):
     cache = TheorySolver(isolated=True)
     with pytest.raises(
-        ProblemError, match=r"channel 'moody': information raised KeyError: '\[/no such key\]'; no theory"
+        ProblemError,
+        match=r"channel 'moody': information raised KeyError: '\[/no such key\]'; no theory",
     ):
         cache.points(problem_of("raise"), [0.5])
     assert all(one.is_idle for one in cache.process.executor.workers)
@@ -147,7 +158,12 @@ def test_what_is_raised_there_is_raised_here(plugin):
 def test_what_ships_is_solved_here(plugin):
     cache = TheorySolver(isolated=True)
     cache.points(
-        Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear"}, {"name": "gaussian"}), [0.5]
+        Problem(
+            {"name": "sequence-multi-index", "tokens": 2},
+            {"name": "linear"},
+            {"name": "gaussian"},
+        ),
+        [0.5],
     )
     assert not cache.process.executor.workers
 
@@ -156,21 +172,50 @@ def test_what_ships_is_solved_here(plugin):
 def test_the_rows_of_all_others_stay(plugin, tmp_path, capsys, monkeypatch):
     """A channel whose theory aborts and algorithms whose theory aborts or never ends, next to what is as it should be."""
     monkeypatch.setattr(theory_process, "PATIENCE", 4.0)
-    one = SUITE.partition("[[alg")[0].replace("seeds     = 2", "seeds     = 1").replace("[0.5, 1.0]", "[0.5]")
+    one = (
+        SUITE.partition("[[alg")[0]
+        .replace("seeds     = 2", "seeds     = 1")
+        .replace("[0.5, 1.0]", "[0.5]")
+    )
     problem = one[one.index("[problem]") : one.index("[grid]")]
-    bad = problem.replace('"linear", noise = 0.2', '"moody", mood = "abort"').replace('"line"', '"bad"')
-    text = one.replace(problem, problem.replace("[problem]", "[[problems]]") + bad.replace("[problem]", "[[problems]]"))
+    bad = problem.replace('"linear", noise = 0.2', '"moody", mood = "abort"').replace(
+        '"line"', '"bad"'
+    )
+    text = one.replace(
+        problem,
+        problem.replace("[problem]", "[[problems]]")
+        + bad.replace("[problem]", "[[problems]]"),
+    )
     moods = ("calm", "abort", "hang", "words")
-    text += "".join(f'[[algorithms]]\nname = "prophet"\nmood = "{m}"\nlabel = "{m}"\n' for m in moods)
+    text += "".join(
+        f'[[algorithms]]\nname = "prophet"\nmood = "{m}"\nlabel = "{m}"\n'
+        for m in moods
+    )
     suite = write_suite(tmp_path, text)
-    options = ("--results", tmp_path / "r", "--plugins", plugin, "--no-figure", "--workers", "1", "--json")
+    options = (
+        "--results",
+        tmp_path / "r",
+        "--plugins",
+        plugin,
+        "--no-figure",
+        "--workers",
+        "1",
+        "--json",
+    )
     code, out, err = call(capsys, "run", suite, *options)
     assert code in (0, 1), err
-    rows = {(row["problem"], row["algorithm"]): row for row in json.loads(out)["rows"] if row["metric"] == "mse"}
+    rows = {
+        (row["problem"], row["algorithm"]): row
+        for row in json.loads(out)["rows"]
+        if row["metric"] == "mse"
+    }
     assert len(rows) == 8
     assert rows["line", "calm"]["own_theory"] == 2.0
     assert "ended: SIGABRT" in rows["line", "abort"]["no_theory"]
     assert "no new number for 4 s" in rows["line", "hang"]["no_theory"]
     assert rows["line", "words"]["no_theory"] == "none [/] is known"
     assert all(rows["line", mood]["bayes"] is not None for mood in moods)
-    assert all(rows["bad", mood]["mean"] is not None and rows["bad", mood]["bayes"] is None for mood in moods)
+    assert all(
+        rows["bad", mood]["mean"] is not None and rows["bad", mood]["bayes"] is None
+        for mood in moods
+    )

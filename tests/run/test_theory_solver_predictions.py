@@ -8,12 +8,20 @@ from tests.helpers import call
 
 
 def test_stored_points_without_errors_of_prediction_get_them_when_asked(tmp_path):
-    problem = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax"}, {"name": "gaussian"})
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": 2},
+        {"name": "softmax"},
+        {"name": "gaussian"},
+    )
     whole = TheorySolver().points(problem, [0.3, 0.4])
     plain = TheorySolver(tmp_path, predictions=False)
     for (bare,), (full,) in zip(plain.points(problem, [0.3, 0.4]), whole):
         assert "generalization_error" not in bare
-        assert bare == {key: value for key, value in full.items() if not key.startswith("generalization")}
+        assert bare == {
+            key: value
+            for key, value in full.items()
+            if not key.startswith("generalization")
+        }
     reading = Answers(tmp_path)
     assert reading.points(problem, [0.3]) == plain.points(problem, [0.3])
     assert TheorySolver(tmp_path).points(problem, [0.3, 0.4]) == whole
@@ -22,27 +30,52 @@ def test_stored_points_without_errors_of_prediction_get_them_when_asked(tmp_path
 
 
 def test_the_command_solves_them_when_asked(capsys, tmp_path):
-    words = ("theory", "quickstart", "--alpha", "0.3", "--no-thresholds", "--only", "problem=linear")
+    words = (
+        "theory",
+        "quickstart",
+        "--alpha",
+        "0.3",
+        "--no-thresholds",
+        "--only",
+        "problem=linear",
+    )
     there = ("--results", tmp_path)
     assert "plug-in" not in call(capsys, *words, *there)[1]
     assert "plug-in" in call(capsys, *words, *there, "--predictions")[1]
     metrics = '--set=run.metrics=["mse", "generalization_error_plugin"]'
-    assert "plug-in" in call(capsys, *words, "--results", tmp_path / "other", metrics)[1]
+    assert (
+        "plug-in" in call(capsys, *words, "--results", tmp_path / "other", metrics)[1]
+    )
 
 
 def test_runs_and_other_processes_solve_them_when_asked(capsys, tmp_path):
-    problem = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax"}, {"name": "gaussian"})
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": 2},
+        {"name": "softmax"},
+        {"name": "gaussian"},
+    )
     for name, predicts in (("bare", False), ("full", True)):
         solver = TheoryWorker(str(tmp_path / name), lambda **event: None)
         solver.answer("whole", problem.spec, predicts, [0.3], False)
         reading = Answers(tmp_path / name)
         ((point,),) = reading.points(problem, [0.3])
         assert ("generalization_error" in point) == predicts
-    words = ("run", "quickstart", "--only", "problem=linear", "--only", "alpha=0.2", "--only", "algorithm=gamp")
+    words = (
+        "run",
+        "quickstart",
+        "--only",
+        "problem=linear",
+        "--only",
+        "alpha=0.2",
+        "--only",
+        "algorithm=gamp",
+    )
     words += ("--set=grid.dimension=[20]", "--set=grid.seeds=1", "--no-figure")
     for metric in ("mse", "generalization_error_plugin"):
         folder = tmp_path / metric
         call(capsys, *words, f'--set=run.metrics=["{metric}"]', "--results", folder)
         points = [path.read_text() for path in folder.glob("**/point-*.json")]
         assert points
-        assert all(("generalization_error" in text) == (metric != "mse") for text in points)
+        assert all(
+            ("generalization_error" in text) == (metric != "mse") for text in points
+        )

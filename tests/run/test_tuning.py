@@ -22,7 +22,15 @@ from smimbench.run.tuning import searches, tuned
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
 from smimbench.suite.settings import trials_of
-from tests.helpers import LINE, call, command, ends_with, environment, suite_text, write_suite
+from tests.helpers import (
+    LINE,
+    call,
+    command,
+    ends_with,
+    environment,
+    suite_text,
+    write_suite,
+)
 
 RATE = "learning_rate = { low = 0.001, high = 3.0, log = true }"
 SGD = f'name = "sgd"\nsteps = 8\n[algorithms.tune]\n{RATE}\n'
@@ -44,7 +52,9 @@ def tune(capsys, path, results, *more) -> list[dict]:
 
 def run(capsys, path, results, *more) -> tuple[dict, str]:
     """Run, the document, and what was said."""
-    code, out, err = call(capsys, "run", path, "--results", results, "--json", "--no-figure", *more)
+    code, out, err = call(
+        capsys, "run", path, "--results", results, "--json", "--no-figure", *more
+    )
     assert code == 0, err
     return json.loads(out), err
 
@@ -73,21 +83,34 @@ def test_no_seed_for_tuning_is_one_that_is_scored(done):
     def states(cells, stream):
         found = set()
         for cell in cells:
-            place = cell["seed"], suite.plans[0].problem.identity, cell["alpha"], cell["dimension"], cell["replicate"]
+            place = (
+                cell["seed"],
+                suite.plans[0].problem.identity,
+                cell["alpha"],
+                cell["dimension"],
+                cell["replicate"],
+            )
             found.add(tuple(seed_sequence(*place, stream).generate_state(4)))
         return found
 
     for stream in STREAMS:
-        first, second = (states([record["cell"] for record in one], stream) for one in (own, scored))
+        first, second = (
+            states([record["cell"] for record in one], stream) for one in (own, scored)
+        )
         assert len(first) == POINTS * 4
         assert len(second) == POINTS * 3
         assert not first & second
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**62, 2**63])
-def test_the_data_of_tuning_are_independent_of_those_of_every_seed_that_a_suite_may_have(tmp_path, seed):
+def test_the_data_of_tuning_are_independent_of_those_of_every_seed_that_a_suite_may_have(
+    tmp_path, seed
+):
     plan = load_suite(write_suite(tmp_path, TEXT), [f"grid.seed={seed}"]).plans[0]
-    found = [plan.problem.instance(1.0, 400, 0, seed=root).signal.ravel() for root in (seed, TUNING)]
+    found = [
+        plan.problem.instance(1.0, 400, 0, seed=root).signal.ravel()
+        for root in (seed, TUNING)
+    ]
     assert abs(found[0] @ found[1]) / 400 < 4 / math.sqrt(400)
     with pytest.raises(SuiteError, match=r"grid\.seed"):
         load_suite(write_suite(tmp_path, TEXT), [f"grid.seed={TUNING}"])
@@ -106,23 +129,40 @@ def trials(count: int, written: dict, **space) -> list[dict]:
 def test_every_part_of_a_range_has_one_trial(count, log):
     """A scrambled Sobol sequence of 2^m points has one in each of 2^m equal parts."""
     low, high = 0.02, 7.0
-    as_written, *sampled = trials(count + 1, {"a": 0.1}, a={"low": low, "high": high, "log": log})
+    as_written, *sampled = trials(
+        count + 1, {"a": 0.1}, a={"low": low, "high": high, "log": log}
+    )
     assert as_written == {("a",): 0.1}
     found = [setting["a",] for setting in sampled]
-    values = np.log(np.array(found) / low) / math.log(high / low) if log else (np.array(found) - low) / (high - low)
-    assert sorted(np.floor(values * count + 1e-3 * count * (values * count % 1 > 0.99))) == list(range(count))
+    values = (
+        np.log(np.array(found) / low) / math.log(high / low)
+        if log
+        else (np.array(found) - low) / (high - low)
+    )
+    assert sorted(
+        np.floor(values * count + 1e-3 * count * (values * count % 1 > 0.99))
+    ) == list(range(count))
 
 
 def test_two_ranges_are_covered_together():
     inner = {"of.b": {"low": 1e-4, "high": 1.0, "log": True}}
-    _, *found = trials(17, {"a": 1.0, "of": {"b": 0.1}}, a={"low": 1.0, "high": 2.0}, **inner)
-    cells = {(int(4 * (one["a",] - 1)), int(math.log10(one["of", "b"]) + 4)) for one in found}
+    _, *found = trials(
+        17, {"a": 1.0, "of": {"b": 0.1}}, a={"low": 1.0, "high": 2.0}, **inner
+    )
+    cells = {
+        (int(4 * (one["a",] - 1)), int(math.log10(one["of", "b"]) + 4)) for one in found
+    }
     assert cells == set(itertools.product(range(4), range(4)))
 
 
 def test_integers_and_lists():
-    assert sorted(one["a",] for one in trials(9, {"a": 3}, a={"low": 1, "high": 8})[1:]) == list(range(1, 9))
-    assert all(isinstance(one["a",], float) for one in trials(8, {"a": 3.0}, a={"low": 1, "high": 8}))
+    assert sorted(
+        one["a",] for one in trials(9, {"a": 3}, a={"low": 1, "high": 8})[1:]
+    ) == list(range(1, 9))
+    assert all(
+        isinstance(one["a",], float)
+        for one in trials(8, {"a": 3.0}, a={"low": 1, "high": 8})
+    )
     both = {"a": [0.1, 0.2], "b": ["x", "y", "z"]}
     assert len({str(one) for one in trials(6, {}, **both)[1:]}) == 6
     assert len(trials(4, {}, **both)) == 4
@@ -131,14 +171,24 @@ def test_integers_and_lists():
 @pytest.mark.parametrize(
     ("table", "space", "count"),
     [
-        ("learning_rate = 0.05", "learning_rate = { low = 0.001, high = 0.1, log = true }", 4),
-        ("", "learning_rate = { low = 10.0, high = 20.0 }", 4),  # the default, outside of the range
+        (
+            "learning_rate = 0.05",
+            "learning_rate = { low = 0.001, high = 0.1, log = true }",
+            4,
+        ),
+        (
+            "",
+            "learning_rate = { low = 10.0, high = 20.0 }",
+            4,
+        ),  # the default, outside of the range
         ("learning_rate = 0.2", "learning_rate = [0.1, 0.2, 0.3]", 3),
         ("", "learning_rate = [1, 2]", 3),
         ("", "loss = ['squared', 'cross-entropy']", 3),  # as written it is left open
     ],
 )
-def test_the_setting_as_written_is_one_of_the_trials_once(tmp_path, table, space, count):
+def test_the_setting_as_written_is_one_of_the_trials_once(
+    tmp_path, table, space, count
+):
     text = f'name = "sgd"\nsteps = 8\n{table}\n[algorithms.tune]\ntrials = 4\n{space}\n'
     suite = load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, text)))
     (search,) = searches(suite)
@@ -152,7 +202,9 @@ def test_the_setting_as_written_is_one_of_the_trials_once(tmp_path, table, space
 
 def search_of(tmp_path, trials: int):
     """A search that was not run."""
-    suite = load_suite(write_suite(tmp_path, TEXT), [f"algorithms.sgd.tune.trials={trials}"])
+    suite = load_suite(
+        write_suite(tmp_path, TEXT), [f"algorithms.sgd.tune.trials={trials}"]
+    )
     return searches(suite)[0]
 
 
@@ -167,21 +219,35 @@ def finish(search, error) -> tuple[dict, int]:
         for cell in missing:
             value = error(names.index(cell.algorithm["learning_rate"]), cell.replicate)
             lost = not math.isfinite(value)
-            records[cell.key] = {"status": "diverged" if lost else "ok", "metrics": {} if lost else {"mse": [value]}}
+            records[cell.key] = {
+                "status": "diverged" if lost else "ok",
+                "metrics": {} if lost else {"mse": [value]},
+            }
 
 
-RUNS = {2: 2 * 4, 3: 3 * 2 + 2 * 2, 4: 4 * 2 + 2 * 2, 5: 5 + 3 + 2 * 2, 8: 8 + 4 + 2 * 2, 16: 16 + 8 + 4 * 2 + 2 * 4}
+RUNS = {
+    2: 2 * 4,
+    3: 3 * 2 + 2 * 2,
+    4: 4 * 2 + 2 * 2,
+    5: 5 + 3 + 2 * 2,
+    8: 8 + 4 + 2 * 2,
+    16: 16 + 8 + 4 * 2 + 2 * 4,
+}
 
 
 @pytest.mark.parametrize("trials", RUNS)
 def test_half_of_the_trials_go_on_with_twice_the_seeds(tmp_path, trials):
-    search, errors = search_of(tmp_path, trials), 1 + np.random.default_rng(trials).permutation(trials)
+    search, errors = (
+        search_of(tmp_path, trials),
+        1 + np.random.default_rng(trials).permutation(trials),
+    )
     found, ran = finish(search, lambda trial, seed: float(errors[trial]) + 0.01 * seed)
     seeds = [one["seeds"] for one in found["rounds"]]
     as_written = sum(
         after - before
         for k, (before, after) in enumerate(itertools.pairwise(seeds), 1)
-        if errors[0] > math.ceil(trials / 2**k)  # not of the better half, and goes on all the same
+        if errors[0]
+        > math.ceil(trials / 2**k)  # not of the better half, and goes on all the same
     )
     assert ran == found["runs"] == POINTS * (RUNS[trials] + as_written)
     assert errors[found["chosen"]] == 1
@@ -197,7 +263,10 @@ def test_the_choice_among_noisy_trials_is_near_the_best(tmp_path):
         best = int(rng.integers(8))
         noise = np.exp(0.1 * rng.standard_normal((8, 4)))
         found, _ = finish(
-            search, lambda trial, seed, best=best, noise=noise: (0.5 if trial == best else 1.0) * noise[trial, seed]
+            search,
+            lambda trial, seed, best=best, noise=noise: (
+                (0.5 if trial == best else 1.0) * noise[trial, seed]
+            ),
         )
         chosen.append(found["chosen"] == best)
     assert all(chosen)
@@ -205,7 +274,10 @@ def test_the_choice_among_noisy_trials_is_near_the_best(tmp_path):
 
 def test_a_trial_that_fails_once_is_out(tmp_path):
     search = search_of(tmp_path, 8)
-    found, _ = finish(search, lambda trial, seed: math.inf if trial in (0, 1) and seed == 1 else 1.0 + trial)
+    found, _ = finish(
+        search,
+        lambda trial, seed: math.inf if trial in (0, 1) and seed == 1 else 1.0 + trial,
+    )
     assert found["chosen"] == 2
     assert found["rounds"][1]["errors"][:2] == [None, None]
     found, ran = finish(search, lambda trial, seed: 1.0 if trial == 5 else math.inf)
@@ -222,12 +294,16 @@ def test_a_search_never_ends_with_less_than_the_setting_as_written(tmp_path):
 
 
 @pytest.mark.parametrize("trials", RUNS)
-def test_what_is_chosen_is_no_worse_than_the_setting_as_written_on_all_seeds(tmp_path, trials):
+def test_what_is_chosen_is_no_worse_than_the_setting_as_written_on_all_seeds(
+    tmp_path, trials
+):
     """An unlucky first seed does not take the setting as written out of the search."""
     search, rng = search_of(tmp_path, trials), np.random.default_rng(trials)
     for _ in range(40):
         errors = np.exp(rng.standard_normal((trials, 8)))
-        found, _ = finish(search, lambda trial, seed, errors=errors: float(errors[trial, seed]))
+        found, _ = finish(
+            search, lambda trial, seed, errors=errors: float(errors[trial, seed])
+        )
         seeds = found["rounds"][-1]["seeds"]
         chosen, as_written = np.log(errors[[found["chosen"], 0], :seeds]).mean(axis=1)
         assert chosen <= as_written + 1e-9
@@ -239,7 +315,10 @@ def test_what_is_chosen_is_no_worse_than_the_setting_as_written_on_all_seeds(tmp
 def test_tuning_again_runs_nothing(done, capsys):
     path, results = done
     before = files(results / "small" / "tuning")
-    records = {one: one.stat().st_mtime_ns for one in (results / "small" / "tuning").glob("*.json")}
+    records = {
+        one: one.stat().st_mtime_ns
+        for one in (results / "small" / "tuning").glob("*.json")
+    }
     tune(capsys, path, results)
     assert files(results / "small" / "tuning") == before
     assert {one: one.stat().st_mtime_ns for one in records} == records
@@ -258,7 +337,10 @@ def test_a_dry_run_counts_what_the_search_then_runs(done, tmp_path, capsys):
     assert not (tmp_path / "results").exists()
     _, out, _ = call(capsys, *asked, "--dry-run")
     (search,) = before["searches"]
-    assert f"{search['label']}: {search['trials']} trials, at most {search['cells']} cells" in out
+    assert (
+        f"{search['label']}: {search['trials']} trials, at most {search['cells']} cells"
+        in out
+    )
     assert "about" in out
     (found,) = tune(capsys, path, tmp_path / "results")
     assert search["trials"] == len(found["trials"])
@@ -275,7 +357,9 @@ def test_a_dry_run_counts_what_the_search_then_runs(done, tmp_path, capsys):
     assert counted()["missing"] == 1
 
 
-def test_a_search_goes_on_after_a_kill_to_the_same_choice(done, tmp_path, capsys, monkeypatch):
+def test_a_search_goes_on_after_a_kill_to_the_same_choice(
+    done, tmp_path, capsys, monkeypatch
+):
     path, results = done
     own = tmp_path / "results" / "small" / "tuning"
     process = subprocess.Popen(
@@ -286,9 +370,13 @@ def test_a_search_goes_on_after_a_kill_to_the_same_choice(done, tmp_path, capsys
         time.sleep(0.001)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    kept = {one: one.read_bytes() for one in own.glob("*.json") if one.name != "run.json"}
+    kept = {
+        one: one.read_bytes() for one in own.glob("*.json") if one.name != "run.json"
+    }
     assert 0 < len(kept) < 16 * POINTS
-    monkeypatch.setattr(processes, "STALE", 1.0)  # nobody touches the claim of the killed process any more
+    monkeypatch.setattr(
+        processes, "STALE", 1.0
+    )  # nobody touches the claim of the killed process any more
     tune(capsys, path, tmp_path / "results", "--workers", 2)
     assert files(own) == files(results / "small" / "tuning")
     assert {one: one.read_bytes() for one in kept} == kept
@@ -298,7 +386,9 @@ def test_a_run_says_that_tuning_was_not_done_and_uses_what_is_written(tmp_path, 
     document, err = run(capsys, write_suite(tmp_path, TEXT), tmp_path / "results")
     assert "smimbench: as written, not tuned: sgd (smimbench tune SUITE would)\n" in err
     assert {row["settings"] for row in document["rows"]} == {"default"}
-    code, out, _ = call(capsys, "show", tmp_path / "small.toml", "--results", tmp_path / "results")
+    code, out, _ = call(
+        capsys, "show", tmp_path / "small.toml", "--results", tmp_path / "results"
+    )
     assert code == 0
     assert " default " in out
 
@@ -310,14 +400,22 @@ def test_a_run_says_that_tuning_was_not_done_and_uses_what_is_written(tmp_path, 
             "learning_rate = { low = 1e-6, high = 1e-4, log = true }",
             "sgd: the largest learning_rate that was tried, 0.05",
         ),
-        ("learning_rate = [1e-4, 1e-5, 1e-6]", "sgd: the largest learning_rate that was tried, 0.05"),
+        (
+            "learning_rate = [1e-4, 1e-5, 1e-6]",
+            "sgd: the largest learning_rate that was tried, 0.05",
+        ),
         ("learning_rate = [0.05, 5.0, 1e-6]", ""),
         ("schedule = ['constant', 'cosine']", ""),
     ],
 )
-def test_a_choice_at_the_end_of_its_range_is_said_wherever_it_is_used(tmp_path, capsys, space, said):
+def test_a_choice_at_the_end_of_its_range_is_said_wherever_it_is_used(
+    tmp_path, capsys, space, said
+):
     table = f'name = "sgd"\nlearning_rate = 0.05\nsteps = 20\n[algorithms.tune]\ntrials = 4\n{space}\n'
-    path, results = write_suite(tmp_path, suite_text(LINE, [1.0], 20, 2, table)), tmp_path / "results"
+    path, results = (
+        write_suite(tmp_path, suite_text(LINE, [1.0], 20, 2, table)),
+        tmp_path / "results",
+    )
     tune(capsys, path, results)
     shown = [
         run(capsys, path, results)[1],
@@ -338,13 +436,19 @@ def test_a_run_uses_the_choice_and_its_key_holds_the_search(done, capsys):
     assert "tuned" not in err
     settings = {row["algorithm"]: row["settings"] for row in document["rows"]}
     assert settings == {"ridge": "default", "sgd": "tuned, 8 trials"}
-    cells = [record["cell"] for record in Store(results / "small").load().values() if record["algorithm"] == "sgd"]
+    cells = [
+        record["cell"]
+        for record in Store(results / "small").load().values()
+        if record["algorithm"] == "sgd"
+    ]
     assert len(cells) == POINTS * 3
     for cell in cells:
         assert cell["algorithm"] == found["algorithm"]
         assert cell["tuning"]["search"] == found["digest"]
         assert (cell["tuning"]["trials"], cell["tuning"]["runs"]) == (8, found["runs"])
-        assert cell["tuning"]["of"]["learning_rate"] != cell["algorithm"]["learning_rate"]
+        assert (
+            cell["tuning"]["of"]["learning_rate"] != cell["algorithm"]["learning_rate"]
+        )
     code, out, _ = call(capsys, "show", path, "--results", results)
     assert code == 0
     assert "tuned, 8 trials" in " ".join(out.split())
@@ -355,7 +459,9 @@ def test_results_with_choices_are_shown_packed_and_verified(done, tmp_path, caps
     whole, _ = run(capsys, path, results)
     for name in (results / "small", tmp_path / "packed.json"):
         if not name.exists():
-            assert call(capsys, "show", path, "--results", results, "--pack", name)[0] == 0
+            assert (
+                call(capsys, "show", path, "--results", results, "--pack", name)[0] == 0
+            )
         code, out, err = call(capsys, "show", name, "--json")
         assert code == 0, err
         assert json.loads(out)["rows"] == whole["rows"]
@@ -375,7 +481,10 @@ def test_a_choice_that_its_trials_do_not_give_is_found(done, tmp_path, capsys):
     assert f"{document['runs'] + 1} trials: all agree" in out
     document["rounds"][0]["errors"][0] *= 1.01
     choice.write_text(
-        text_of(sealed({key: value for key, value in document.items() if key != "digest"})), encoding="utf-8"
+        text_of(
+            sealed({key: value for key, value in document.items() if key != "digest"})
+        ),
+        encoding="utf-8",
     )
     code, out, _ = call(capsys, "verify", path, "--results", tmp_path / "results")
     assert code == 1
@@ -385,7 +494,9 @@ def test_a_choice_that_its_trials_do_not_give_is_found(done, tmp_path, capsys):
 def test_tuning_from_python(done, tmp_path):
     path, results = done
     (found,) = smimbench.tune(path, results=tmp_path / "results")
-    assert files(tmp_path / "results" / "small" / "tuning") == files(results / "small" / "tuning")
+    assert files(tmp_path / "results" / "small" / "tuning") == files(
+        results / "small" / "tuning"
+    )
     rows = smimbench.run(path, results=tmp_path / "results")
     assert {row["settings"] for row in rows} == {"default", "tuned, 8 trials"}
     assert smimbench.show(path, results=tmp_path / "results") == rows
@@ -416,17 +527,49 @@ def test_a_choice_holds_for_the_problem_that_it_was_made_on(done, change, same):
 
 def test_only_picks_what_is_tuned(tmp_path, capsys):
     path = write_suite(
-        tmp_path, TEXT + f'\n[[algorithms]]\nname = "adam"\nsteps = 4\n[algorithms.tune]\ntrials = 2\n{RATE}\n'
+        tmp_path,
+        TEXT
+        + f'\n[[algorithms]]\nname = "adam"\nsteps = 4\n[algorithms.tune]\ntrials = 2\n{RATE}\n',
     )
-    (found,) = tune(capsys, path, tmp_path / "results", "--only", "algorithm=adam", "--only", "alpha=0.5")
+    (found,) = tune(
+        capsys,
+        path,
+        tmp_path / "results",
+        "--only",
+        "algorithm=adam",
+        "--only",
+        "alpha=0.5",
+    )
     assert (found["algorithm"]["name"], found["runs"]) == ("adam", 8 * POINTS)
     _, _, err = call(
-        capsys, "tune", path, "--results", tmp_path / "results", "--only", "algorithm=adam", "--only", "alpha=0.5"
+        capsys,
+        "tune",
+        path,
+        "--results",
+        tmp_path / "results",
+        "--only",
+        "algorithm=adam",
+        "--only",
+        "alpha=0.5",
     )
-    assert "tune searches over all runs of a problem; --only alpha does not narrow this" in err
-    code, _, err = call(capsys, "tune", path, "--results", tmp_path / "results", "--only", "algorithm=ridge")
+    assert (
+        "tune searches over all runs of a problem; --only alpha does not narrow this"
+        in err
+    )
+    code, _, err = call(
+        capsys,
+        "tune",
+        path,
+        "--results",
+        tmp_path / "results",
+        "--only",
+        "algorithm=ridge",
+    )
     assert code == 2
-    assert "algorithms: none of them says what to tune; add a table [algorithms.tune]" in err
+    assert (
+        "algorithms: none of them says what to tune; add a table [algorithms.tune]"
+        in err
+    )
     assert err.count("\n") == 1
 
 
@@ -445,12 +588,20 @@ def test_a_choice_that_was_changed_is_not_used(done, tmp_path, capsys):
         )
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"digest": 1}', b'{"rounds": 1}', None])
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"digest": 1}', b'{"rounds": 1}', None]
+)
 def test_a_choice_from_anybody_is_no_reason_to_break(done, tmp_path, capsys, body):
     path, results = done
-    shutil.copytree(results / "small" / "tuning", tmp_path / "results" / "small" / "tuning")
+    shutil.copytree(
+        results / "small" / "tuning", tmp_path / "results" / "small" / "tuning"
+    )
     (choice,) = (tmp_path / "results" / "small" / "tuning" / "choices").glob("*.json")
-    choice.write_bytes(text_of(sealed({"algorithm": {"name": "sgd"}})).encode() if body is None else body)
+    choice.write_bytes(
+        text_of(sealed({"algorithm": {"name": "sgd"}})).encode()
+        if body is None
+        else body
+    )
     for word in ("tune", "run", "show"):
         code, _, err = call(capsys, word, path, "--results", tmp_path / "results")
         assert code == 2
@@ -481,7 +632,9 @@ BAD = {
 @pytest.mark.parametrize("lines", BAD)
 def test_a_mistake_in_what_to_tune_is_one_line(tmp_path, lines):
     key, words = BAD[lines]
-    text = suite_text(LINE, [0.5], 20, 1, f'name = "sgd"\nsteps = 8\n[algorithms.tune]\n{lines}\n')
+    text = suite_text(
+        LINE, [0.5], 20, 1, f'name = "sgd"\nsteps = 8\n[algorithms.tune]\n{lines}\n'
+    )
     with pytest.raises(SuiteError) as error:
         load_suite(write_suite(tmp_path, text))
     assert f"algorithms[0].tune{key}: " in str(error.value)
@@ -490,27 +643,41 @@ def test_a_mistake_in_what_to_tune_is_one_line(tmp_path, lines):
 
 
 def test_a_list_of_the_algorithm_itself_is_not_tuned(tmp_path):
-    table = (
-        f'name = "sgd"\nsteps = [4, 8]\nlearning_rate = [0.1, 0.2]\n[algorithms.tune]\nmomentum = [0.0, 0.5]\n{RATE}\n'
+    table = f'name = "sgd"\nsteps = [4, 8]\nlearning_rate = [0.1, 0.2]\n[algorithms.tune]\nmomentum = [0.0, 0.5]\n{RATE}\n'
+    found = searches(
+        load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, table)))
     )
-    found = searches(load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, table))))
     assert [search.place[1] for search in found] == [
         f"sgd, steps {k}, learning_rate {r}" for k in (4, 8) for r in (0.1, 0.2)
     ]
-    assert {path for search in found for setting, _ in search.trials for path in setting} == {("momentum",)}
-    path = write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, table.replace("momentum = [0.0, 0.5]", "")))
+    assert {
+        path for search in found for setting, _ in search.trials for path in setting
+    } == {("momentum",)}
+    path = write_suite(
+        tmp_path,
+        suite_text(LINE, [0.5], 20, 1, table.replace("momentum = [0.0, 0.5]", "")),
+    )
     assert not searches(load_suite(path))
 
 
 def test_an_algorithm_stands_next_to_its_tuned_self(tmp_path):
-    path = write_suite(tmp_path, TEXT + '\n[[algorithms]]\nname = "sgd"\nlabel = "as it is"\nsteps = 8\n')
-    assert [table["label"] for table in load_suite(path).algorithms] == ["ridge", "sgd", "as it is"]
+    path = write_suite(
+        tmp_path,
+        TEXT + '\n[[algorithms]]\nname = "sgd"\nlabel = "as it is"\nsteps = 8\n',
+    )
+    assert [table["label"] for table in load_suite(path).algorithms] == [
+        "ridge",
+        "sgd",
+        "as it is",
+    ]
 
 
 def test_parameters_within_another_algorithm_are_tuned(tmp_path):
     inner = 'of = { name = "sgd", steps = 4, learning_rate = 0.1 }'
     table = f'name = "averaged"\nstudents = 2\n{inner}\n[algorithms.tune]\ntrials = 4\nof.{RATE}\n'
-    (search,) = searches(load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, table))))
+    (search,) = searches(
+        load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, table)))
+    )
     assert len({spec["of"]["learning_rate"] for _, spec in search.trials}) == 4
     assert {spec["of"]["steps"] for _, spec in search.trials} == {4}
 

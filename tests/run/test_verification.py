@@ -21,7 +21,16 @@ from tests.helpers import LINE, ROOT, SUITE, call, ends_with, suite_text, write_
 def ran(tmp_path_factory):
     """A suite that was run once, theory included."""
     folder = tmp_path_factory.mktemp("ran")
-    assert ends_with("run", write_suite(folder, SUITE), "--results", folder / "results", "--no-figure") == 0
+    assert (
+        ends_with(
+            "run",
+            write_suite(folder, SUITE),
+            "--results",
+            folder / "results",
+            "--no-figure",
+        )
+        == 0
+    )
     return folder / "results"
 
 
@@ -64,24 +73,47 @@ def test_sound_results_agree_to_the_last_bit(results, capsys):
         "nodes of theory evaluated again": 0,
         "cells run again": 3,
     }
-    assert before == {path: path.read_bytes() for path in results.rglob("*") if path.is_file()}
+    assert before == {
+        path: path.read_bytes() for path in results.rglob("*") if path.is_file()
+    }
 
 
 @pytest.mark.slow
 def test_a_digit_changed_in_any_kind_of_file_is_named(prepared, flips):
     done, missed = flips.flips(prepared, 10, random.Random(20261122))
     assert missed == []
-    kinds = {"record", "trajectory", "run", "rows", "pack", "point", "curve", "own", "thresholds", "node"}
+    kinds = {
+        "record",
+        "trajectory",
+        "run",
+        "rows",
+        "pack",
+        "point",
+        "curve",
+        "own",
+        "thresholds",
+        "node",
+    }
     assert set(done) == kinds
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["point", "curve", "own", "thresholds", "node", "record", "pack"])
-def test_a_changed_number_under_a_digest_that_fits_is_computed_again(prepared, flips, kind):
+@pytest.mark.parametrize(
+    "kind", ["point", "curve", "own", "thresholds", "node", "record", "pack"]
+)
+def test_a_changed_number_under_a_digest_that_fits_is_computed_again(
+    prepared, flips, kind
+):
     dice, everything = random.Random(3), prepared.parent.rglob("*.*")
-    files = sorted(path for path in everything if path.is_file() and flips.kind_of(path, prepared) == kind)
+    files = sorted(
+        path
+        for path in everything
+        if path.is_file() and flips.kind_of(path, prepared) == kind
+    )
     tries = 2 if kind in ("record", "pack") else 6  # these two run all cells again
-    said = [flips.flip(dice.choice(files), prepared, dice, seal=True) for _ in range(tries)]
+    said = [
+        flips.flip(dice.choice(files), prepared, dice, seal=True) for _ in range(tries)
+    ]
     assert said.count(None) > 0
     assert set(said) <= {None, "skipped"}  # skipped: the digit was below rounding
 
@@ -89,14 +121,21 @@ def test_a_changed_number_under_a_digest_that_fits_is_computed_again(prepared, f
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["point", "curve"])
 @pytest.mark.parametrize(("shift", "code"), [(1e-10, 0), (1e-3, 1)])
-def test_theory_of_another_machine_may_differ_by_rounding_alone(prepared, flips, kind, shift, code):
+def test_theory_of_another_machine_may_differ_by_rounding_alone(
+    prepared, flips, kind, shift, code
+):
     path = next(prepared.parent.rglob(f"{kind}-*.json"))
     before = path.read_text()
     found = json.loads(before) | {"machine": "another"}
     (found["answer"][0] if kind == "point" else found["answer"][0][0])["mse"] += shift
     path.write_text(document_text(sealed(found)))
     try:
-        assert flips.command("verify", prepared, "--results", prepared.parent, "--cells", 0)[0] == code
+        assert (
+            flips.command(
+                "verify", prepared, "--results", prepared.parent, "--cells", 0
+            )[0]
+            == code
+        )
     finally:
         path.write_text(before)
 
@@ -107,9 +146,14 @@ def test_half_of_the_mse_with_a_new_digest_is_found(results, capsys):
         found = json.loads(path.read_text())
         found["answer"][0]["mse"] /= 2
         path.write_text(document_text(sealed(found)))
-        code, out, _ = call(capsys, "verify", results / "small", "--cells", "0", "--json")
+        code, out, _ = call(
+            capsys, "verify", results / "small", "--cells", "0", "--json"
+        )
         assert code == 1
-        assert any(path.name in line and "[0].mse is" in line for line in json.loads(out)["wrong"])
+        assert any(
+            path.name in line and "[0].mse is" in line
+            for line in json.loads(out)["wrong"]
+        )
 
 
 def test_fewer_seeds_in_run_json_are_named(results, capsys):
@@ -120,11 +164,15 @@ def test_fewer_seeds_in_run_json_are_named(results, capsys):
         assert code == 2
         assert "run.json cannot be used: changed after it was written" in err
     document = json.loads(path.read_text())
-    path.write_text(text_of(sealed(document)))  # as if the suite had always been this one
+    path.write_text(
+        text_of(sealed(document))
+    )  # as if the suite had always been this one
     code, out, _ = call(capsys, "verify", results / "small", "--cells", "0")
     assert code == 1  # the table counts the runs of both seeds
     assert "status_counts.ok is 4, stored is 8" in " ".join(out.split())
-    assert "4 records that the suite does not ask for are in no table" in " ".join(out.split())
+    assert "4 records that the suite does not ask for are in no table" in " ".join(
+        out.split()
+    )
 
 
 def test_a_spoiled_answer_of_theory_is_kept_aside_and_named(results, capsys):
@@ -133,11 +181,17 @@ def test_a_spoiled_answer_of_theory_is_kept_aside_and_named(results, capsys):
     path.write_text(spoiled)
     code, _, err = call(capsys, "show", results / "small")
     assert code == 0
-    assert f"{path}: changed after it was written (digest does not match); not used\n" in err
+    assert (
+        f"{path}: changed after it was written (digest does not match); not used\n"
+        in err
+    )
     assert path.read_text() == spoiled
     code, _, err = call(capsys, "theory", results / "small")
     assert code == 0
-    assert f"{path}: changed after it was written (digest does not match); not used, computed again" in err
+    assert (
+        f"{path}: changed after it was written (digest does not match); not used, computed again"
+        in err
+    )
     (aside,) = (results / "theory" / "set-aside").iterdir()
     assert aside.read_text() == spoiled
 
@@ -147,20 +201,32 @@ def test_an_answer_of_theory_that_was_removed_is_named(results, capsys, kind):
     paths = sorted((results / "theory").glob(f"{kind}-*.json"))
     assert paths
     paths[0].unlink()
-    code, out, _ = call(capsys, "verify", results / "small", "--cells", "0", "--json", "--no-theory")
+    code, out, _ = call(
+        capsys, "verify", results / "small", "--cells", "0", "--json", "--no-theory"
+    )
     assert code == 1
-    assert f"{paths[0]} is missing; 'smimbench theory' solves it" in json.loads(out)["missing"]
+    assert (
+        f"{paths[0]} is missing; 'smimbench theory' solves it"
+        in json.loads(out)["missing"]
+    )
 
 
 def test_numbers_that_were_made_up_are_found_by_running_the_cell_again(results, capsys):
-    path = next(p for p in sorted((results / "small").glob("*.json")) if p.name != "run.json")
+    path = next(
+        p for p in sorted((results / "small").glob("*.json")) if p.name != "run.json"
+    )
     record = json.loads(path.read_text())
     record["metrics"]["mse"][0] *= 1 + 1e-12
     path.write_text(text_of(sealed(record)))
     assert len(Store(results / "small").load()) == 8  # no file can tell
-    code, out, _ = call(capsys, "verify", results / "small", "--cells", "8", "--no-theory")
+    code, out, _ = call(
+        capsys, "verify", results / "small", "--cells", "8", "--no-theory"
+    )
     assert code == 1
-    assert re.search(rf"{path.name}: run again, metrics.mse\[0\] is .*, stored is", " ".join(out.split()))
+    assert re.search(
+        rf"{path.name}: run again, metrics.mse\[0\] is .*, stored is",
+        " ".join(out.split()),
+    )
 
 
 def test_no_time_limit_ends_a_cell_that_is_run_again(tmp_path):

@@ -9,9 +9,7 @@ import pytest
 from smimbench.run.record import sealed, text_of
 from tests.helpers import LINE, call, ends_with, suite_text, write_suite
 
-TUNED = (
-    'name = "sgd"\nsteps = 12\n[algorithms.tune]\ntrials = 2\nlearning_rate = { low = 0.001, high = 0.1, log = true }\n'
-)
+TUNED = 'name = "sgd"\nsteps = 12\n[algorithms.tune]\ntrials = 2\nlearning_rate = { low = 0.001, high = 0.1, log = true }\n'
 ALGORITHMS = (
     'name = "gamp"',
     'name = "ridge"',
@@ -24,12 +22,20 @@ TEXT = suite_text(LINE, [0.5, 1.0], 16, 2, *ALGORITHMS)
 
 
 def other_status(record, dice):
-    record["status"] = dice.choice(["ok", "not-converged", "diverged", "timeout", "failed", "skipped"])
+    record["status"] = dice.choice(
+        ["ok", "not-converged", "diverged", "timeout", "failed", "skipped"]
+    )
 
 
 def lost(status):
     def forge(record, dice):
-        record.update(status=status, reason="out of luck", metrics={}, trajectory=None, iterations=0)
+        record.update(
+            status=status,
+            reason="out of luck",
+            metrics={},
+            trajectory=None,
+            iterations=0,
+        )
 
     return forge
 
@@ -46,7 +52,9 @@ def number_in(*path):
             holder, names = values, [dice.randrange(len(values))]
             values = holder[names[0]]
         if isinstance(values, int | float) and not isinstance(values, bool):
-            holder[names[0]] = values + 1 if isinstance(values, int) else values * (1 + 1e-6) + 1e-6
+            holder[names[0]] = (
+                values + 1 if isinstance(values, int) else values * (1 + 1e-6) + 1e-6
+            )
 
     return forge
 
@@ -68,7 +76,9 @@ def value(name, new):
 
 def cut(record, dice):
     if record.get("trajectory") and "file" not in record["trajectory"]:
-        record["trajectory"] = {name: values[:-1] for name, values in record["trajectory"].items()}
+        record["trajectory"] = {
+            name: values[:-1] for name, values in record["trajectory"].items()
+        }
 
 
 FORGERIES = [
@@ -133,7 +143,11 @@ def test_every_forged_record_is_named(results, capsys, number):
         path.write_text(text_of(sealed(new)))
         forged.append((path, getattr(forge, "__qualname__", "")))
     lines = verified(capsys, results, "--cells", 99)["wrong"]
-    assert [(path.name, name) for path, name in forged if not any(path.name in line for line in lines)] == []
+    assert [
+        (path.name, name)
+        for path, name in forged
+        if not any(path.name in line for line in lines)
+    ] == []
     assert len(forged) == 24
 
 
@@ -143,7 +157,10 @@ def test_a_record_of_trusted_times_is_run_again_too(results, capsys):
     path = records_in(results)[0]
     record = json.loads(path.read_text())
     record["timing"]["trusted"] = True
-    record["metrics"] = {name: [0.5 * number for number in numbers] for name, numbers in record["metrics"].items()}
+    record["metrics"] = {
+        name: [0.5 * number for number in numbers]
+        for name, numbers in record["metrics"].items()
+    }
     trusted = results / f"{record['key']}.timing-{record['timing']['machine']}.json"
     trusted.write_text(text_of(sealed(record)))
     lines = verified(capsys, results, "--cells", 99)["wrong"]
@@ -152,11 +169,21 @@ def test_a_record_of_trusted_times_is_run_again_too(results, capsys):
 
 @pytest.mark.slow
 def test_every_file_that_was_removed_is_named(results, capsys):
-    files = [path for path in results.rglob("*") if path.is_file() and path.suffix in (".json", ".npz")]
+    files = [
+        path
+        for path in results.rglob("*")
+        if path.is_file() and path.suffix in (".json", ".npz")
+    ]
     kinds = {}
     for path in files:
-        kind = "record" if path in records_in(results) else str(path.relative_to(results).parent / path.suffix)
-        kinds.setdefault("run.json" if path.name == "run.json" else kind, []).append(path)
+        kind = (
+            "record"
+            if path in records_in(results)
+            else str(path.relative_to(results).parent / path.suffix)
+        )
+        kinds.setdefault("run.json" if path.name == "run.json" else kind, []).append(
+            path
+        )
     assert len(kinds) == 6, kinds
     for kind, paths in kinds.items():
         data = paths[0].read_bytes()
@@ -164,8 +191,16 @@ def test_every_file_that_was_removed_is_named(results, capsys):
         place = results.parent.parent / "small.toml" if kind == "run.json" else results
         place.write_text(TEXT) if kind == "run.json" else None
         document = verified(capsys, place, "--results", results.parent, "--cells", 0)
-        lines = document["wrong"] + document["missing"] + document["remarks"].get("files", [])
-        names = ("runs of its trials are missing",) if kind.startswith("tuning/.") else (paths[0].name,)
+        lines = (
+            document["wrong"]
+            + document["missing"]
+            + document["remarks"].get("files", [])
+        )
+        names = (
+            ("runs of its trials are missing",)
+            if kind.startswith("tuning/.")
+            else (paths[0].name,)
+        )
         assert any(name in line for line in lines for name in names), (kind, lines)
         paths[0].write_bytes(data)
     assert verified(capsys, results, "--cells", 0)["missing"] == []
@@ -209,19 +244,29 @@ def test_a_choice_other_than_the_one_that_was_made_is_named(results, capsys):
     shared["choices"][0]["algorithm"]["learning_rate"] = 0.02
     path.write_text(text_of(sealed(shared)))
     lines = verified(capsys, results, "--cells", 0)["wrong"]
-    assert any("the suite was run with another setting of sgd" in line for line in lines)
+    assert any(
+        "the suite was run with another setting of sgd" in line for line in lines
+    )
 
 
 @pytest.mark.slow
 def test_a_run_that_a_clock_ended_is_compared_up_to_there(tmp_path, capsys):
-    text = suite_text(LINE, [0.5], 16, 1, 'name = "adam"\nsteps = 90') + "\n[run]\ntimeout = 1e-9\n"
+    text = (
+        suite_text(LINE, [0.5], 16, 1, 'name = "adam"\nsteps = 90')
+        + "\n[run]\ntimeout = 1e-9\n"
+    )
     suite, results = write_suite(tmp_path, text), tmp_path / "results"
     assert ends_with("run", suite, "--results", results, "--no-figure") == 1
     (path,) = records_in(results / "small")
     assert verified(capsys, results / "small")["wrong"] == []
     record = json.loads(path.read_text())
     assert record["status"] == "timeout"
-    for forge in (column("mse"), number_in("metrics", "mse"), number_in("start", "truth"), lost("timeout")):
+    for forge in (
+        column("mse"),
+        number_in("metrics", "mse"),
+        number_in("start", "truth"),
+        lost("timeout"),
+    ):
         new = json.loads(json.dumps(record))
         forge(new, random.Random(0))
         path.write_text(text_of(sealed(new)))

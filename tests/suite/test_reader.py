@@ -164,11 +164,23 @@ def test_a_bad_suite_is_one_line_with_file_and_key(tmp_path, capsys, name):
 
 
 ENCODED = {
-    "UTF-16 by its mark": (SUITE.encode("utf-16"), "the file is UTF-16 and must be UTF-8; save it as UTF-8"),
-    "UTF-16 of big ends": ("\ufeff".encode("utf-16-be") + SUITE.encode("utf-16-be"), "the file is UTF-16 and"),
+    "UTF-16 by its mark": (
+        SUITE.encode("utf-16"),
+        "the file is UTF-16 and must be UTF-8; save it as UTF-8",
+    ),
+    "UTF-16 of big ends": (
+        "\ufeff".encode("utf-16-be") + SUITE.encode("utf-16-be"),
+        "the file is UTF-16 and",
+    ),
     "UTF-32": (SUITE.encode("utf-32"), "the file is UTF-32 and must be UTF-8"),
-    "UTF-16 without a mark": (SUITE.encode("utf-16-le"), "UTF-16 without a byte order mark"),
-    "Latin-1": (f"# a\n# caf\u00e9\n{SUITE}".encode("latin-1"), "line 2 has the byte 0xe9, which is not UTF-8"),
+    "UTF-16 without a mark": (
+        SUITE.encode("utf-16-le"),
+        "UTF-16 without a byte order mark",
+    ),
+    "Latin-1": (
+        f"# a\n# caf\u00e9\n{SUITE}".encode("latin-1"),
+        "line 2 has the byte 0xe9, which is not UTF-8",
+    ),
 }
 
 
@@ -189,12 +201,16 @@ def test_a_suite_in_another_encoding_is_refused_and_the_encoding_named(tmp_path,
     lambda text: text.replace("\n", "\r").encode(),
     lambda text: text.replace("\n", "\r\n").encode(),
 ])  # fmt: skip
-def test_a_byte_order_mark_and_line_ends_of_other_systems_change_nothing(tmp_path, change):
+def test_a_byte_order_mark_and_line_ends_of_other_systems_change_nothing(
+    tmp_path, change
+):
     plain = load_suite(write_suite(tmp_path))
     (tmp_path / "small.toml").write_bytes(change(plain.text))
     changed = load_suite(tmp_path / "small.toml")
     assert changed.text == plain.text
-    assert [cell.key for cell in changed.cells("numpy")] == [cell.key for cell in plain.cells("numpy")]
+    assert [cell.key for cell in changed.cells("numpy")] == [
+        cell.key for cell in plain.cells("numpy")
+    ]
 
 
 WHOLE = {
@@ -219,7 +235,13 @@ WHOLE = {
 
 def places(value, way=()):
     """Where the keys of a document are."""
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+    for key in (
+        value
+        if isinstance(value, dict)
+        else range(len(value))
+        if isinstance(value, list)
+        else ()
+    ):
         if isinstance(key, str):
             yield (*way, key)
         yield from places(value[key], (*way, key))
@@ -227,11 +249,18 @@ def places(value, way=()):
 
 def misspelled(word: str) -> set[str]:
     """All words with two neighboring letters exchanged, or with one left out."""
-    exchanged = {word[:i] + word[i + 1] + word[i] + word[i + 2 :] for i in range(len(word) - 1)}
-    return (exchanged | {word[:i] + word[i + 1 :] for i in range(len(word))}) - {word, ""}
+    exchanged = {
+        word[:i] + word[i + 1] + word[i] + word[i + 2 :] for i in range(len(word) - 1)
+    }
+    return (exchanged | {word[:i] + word[i + 1 :] for i in range(len(word))}) - {
+        word,
+        "",
+    }
 
 
-@pytest.mark.parametrize("way", [*places(WHOLE)], ids=lambda way: ".".join(map(str, way)))
+@pytest.mark.parametrize(
+    "way", [*places(WHOLE)], ids=lambda way: ".".join(map(str, way))
+)
 def test_every_misspelled_key_is_told_from_the_right_one(way):
     """Each is named, with the key that was meant, wherever it stands; of two letters none can be guessed."""
     *above, key = way
@@ -240,18 +269,23 @@ def test_every_misspelled_key_is_told_from_the_right_one(way):
         table = document
         for step in above:
             table = table[step]
-        if difflib.get_close_matches(typo, [name for name in table if name != key]):  # seeds and seed, log and low
+        if difflib.get_close_matches(
+            typo, [name for name in table if name != key]
+        ):  # seeds and seed, log and low
             continue
         table[typo] = table.pop(key)
         with pytest.raises(SuiteError) as refused:
             parse_suite(Path("small.toml"), tomli_w.dumps(document))
         assert typo in str(refused.value)
-        assert f"'{key}'" in str(refused.value) or f"{key}: is missing" in str(refused.value), str(refused.value)
+        assert f"'{key}'" in str(refused.value) or f"{key}: is missing" in str(
+            refused.value
+        ), str(refused.value)
 
 
 def test_an_infinite_timeout_is_no_limit(tmp_path):
     cells = [
-        load_suite(write_suite(tmp_path, ATTENTION + text)).cells("numpy")[0] for text in ("", "[run]\ntimeout = inf\n")
+        load_suite(write_suite(tmp_path, ATTENTION + text)).cells("numpy")[0]
+        for text in ("", "[run]\ntimeout = inf\n")
     ]
     assert cells[0].run.timeout is cells[1].run.timeout is None
     assert cells[0].key == cells[1].key
@@ -261,7 +295,9 @@ def test_cells_are_the_product_with_replicates_outermost(tmp_path):
     suite = load_suite(write_suite(tmp_path))
     cells = suite.cells()
     found = [(c.replicate, c.alpha, c.algorithm_label) for c in cells]
-    assert found == [(r, a, n) for r in (0, 1) for a in (0.5, 1.0) for n in ("gamp", "adam")]
+    assert found == [
+        (r, a, n) for r in (0, 1) for a in (0.5, 1.0) for n in ("gamp", "adam")
+    ]
     assert len({cell.key for cell in cells}) == len(cells)
     assert suite.title == "A small suite"
     assert suite.name == "small"
@@ -300,7 +336,10 @@ def test_an_axis_that_no_problem_reads_is_refused_and_its_own_can_be_set(tmp_pat
         tmp_path,
         f"[[problems]]\n{MODEL}\n{SOFTMAX}\n{WISHART}\ngrid = {{ alpha = 0.7 }}\n[grid]\ndimension = 20\n{GAMP}\n",
     )
-    with pytest.raises(SuiteError, match=r"grid\.alpha: is not used: every problem.*problems\[0\]\.grid\.alpha"):
+    with pytest.raises(
+        SuiteError,
+        match=r"grid\.alpha: is not used: every problem.*problems\[0\]\.grid\.alpha",
+    ):
         load_suite(path, overrides=["grid.alpha=[0.2]"])
     for key in ("problems[0].grid.alpha", "problems.0.grid.alpha"):
         assert load_suite(path, overrides=[f"{key}=[0.2]"]).plans[0].alphas == (0.2,)
@@ -315,13 +354,23 @@ def test_an_integer_and_a_float_of_the_same_value_are_one_cell(tmp_path):
 
 
 def test_one_problem_may_have_two_labels_on_different_points(tmp_path):
-    text = two_problems('label = "a"', f'{SOFTMAX}\nlabel = "b"\ngrid = {{ alpha = 0.2 }}')
-    assert len({cell.key for cell in load_suite(write_suite(tmp_path, text)).cells()}) == 2
+    text = two_problems(
+        'label = "a"', f'{SOFTMAX}\nlabel = "b"\ngrid = {{ alpha = 0.2 }}'
+    )
+    assert (
+        len({cell.key for cell in load_suite(write_suite(tmp_path, text)).cells()}) == 2
+    )
 
 
 def test_labels_titles_and_the_file_do_not_enter_the_key(tmp_path):
     one = load_suite(write_suite(tmp_path, SUITE, "one"))
-    two = load_suite(write_suite(tmp_path, SUITE.replace('"line"', '"stroke"').replace("A small", "Another"), "two"))
+    two = load_suite(
+        write_suite(
+            tmp_path,
+            SUITE.replace('"line"', '"stroke"').replace("A small", "Another"),
+            "two",
+        )
+    )
     assert [c.key for c in one.cells()] == [c.key for c in two.cells()]
 
 
@@ -342,8 +391,13 @@ def test_labels_titles_and_the_file_do_not_enter_the_key(tmp_path):
     ],
 )
 def test_whatever_can_change_a_result_changes_the_key(tmp_path, old, new):
-    before = {c.key for c in load_suite(write_suite(tmp_path, ATTENTION, "before")).cells()}
-    after = {c.key for c in load_suite(write_suite(tmp_path, changed(old, new), "after")).cells()}
+    before = {
+        c.key for c in load_suite(write_suite(tmp_path, ATTENTION, "before")).cells()
+    }
+    after = {
+        c.key
+        for c in load_suite(write_suite(tmp_path, changed(old, new), "after")).cells()
+    }
     assert not before & after
 
 
@@ -361,12 +415,16 @@ def test_what_only_reports_does_not_change_the_key(tmp_path):
     before = [c.key for c in load_suite(write_suite(tmp_path, ATTENTION)).cells()]
     for own in ('metrics = ["mse"]', 'metrics = ["overlap", "mse"]', "target = 0.1"):
         text = f"{ATTENTION}[run]\n{own}\n"
-        assert before == [c.key for c in load_suite(write_suite(tmp_path, text)).cells()]
+        assert before == [
+            c.key for c in load_suite(write_suite(tmp_path, text)).cells()
+        ]
 
 
 def test_a_cell_is_plain_data_and_rebuilds_itself(tmp_path):
     for cell in load_suite(write_suite(tmp_path, ATTENTION)).cells():
-        assert canonical_json(json.loads(canonical_json(cell.identity()))) == canonical_json(cell.identity())
+        assert canonical_json(
+            json.loads(canonical_json(cell.identity()))
+        ) == canonical_json(cell.identity())
         problem, algorithm = cell.rebuild()
         assert problem.prior.rho == 0.5
         assert problem.spec == cell.problem
@@ -376,7 +434,9 @@ def test_a_cell_is_plain_data_and_rebuilds_itself(tmp_path):
 def test_a_cell_of_a_third_party_rebuilds_from_its_own_package(tmp_path):
     plugin = tmp_path / "mine.py"
     plugin.write_text(CHANNEL.replace('"twice"', '"linear"'))
-    text = SUITE.replace('name = "linear", noise = 0.2', 'name = "mine:linear", gain = 3.0')
+    text = SUITE.replace(
+        'name = "linear", noise = 0.2', 'name = "mine:linear", gain = 3.0'
+    )
     with using(Registry([str(plugin)])):
         cell = load_suite(write_suite(tmp_path, text)).cells()[0]
         problem, _ = cell.rebuild()
@@ -392,7 +452,11 @@ def test_a_cell_of_a_third_party_rebuilds_from_its_own_package(tmp_path):
         ("grid.alpha=0.4", lambda s: s.plans[0].alphas, (0.4,)),
         ("grid.dimension = 12", lambda s: s.plans[0].dimensions, (12,)),
         ("grid.seeds=5", lambda s: s.seeds, 5),
-        ("algorithms.gamp.damping=0.7", lambda s: s.algorithms[0]["spec"]["damping"], 0.7),
+        (
+            "algorithms.gamp.damping=0.7",
+            lambda s: s.algorithms[0]["spec"]["damping"],
+            0.7,
+        ),
         ("algorithms.0.damping=0.7", lambda s: s.algorithms[0]["spec"]["damping"], 0.7),
         ("algorithms.gamp.label=mine", lambda s: s.algorithms[0]["label"], "mine"),
         ("run.start=informed", lambda s: s.run.start, "informed"),
@@ -409,11 +473,18 @@ def test_set_reaches_every_key(tmp_path, override, read, value):
 
 def test_set_reaches_into_a_part_that_is_only_a_name(tmp_path):
     text = changed(SOFTMAX, 'channel = "softmax"')
-    assert load_suite(write_suite(tmp_path, text), ["problem.channel.beta=3.0"]).plans[0].problem.channel.beta == 3.0
+    assert (
+        load_suite(write_suite(tmp_path, text), ["problem.channel.beta=3.0"])
+        .plans[0]
+        .problem.channel.beta
+        == 3.0
+    )
 
 
 def test_later_overrides_win(tmp_path):
-    suite = load_suite(write_suite(tmp_path, ATTENTION), ["grid.seeds=5", "grid.seeds=7"])
+    suite = load_suite(
+        write_suite(tmp_path, ATTENTION), ["grid.seeds=5", "grid.seeds=7"]
+    )
     assert suite.seeds == 7
 
 
@@ -437,15 +508,27 @@ def test_only_runs_a_part(tmp_path, conditions, count):
 def test_only_takes_a_label_before_a_name(tmp_path):
     both = SUITE + '[[algorithms]]\nname = "adam"\nlabel = "adam, longer"\nsteps = 9\n'
     path = write_suite(tmp_path, both)
-    found = {cell.algorithm_label for cell in load_suite(path, only=["algorithm=adam"]).cells()}
+    found = {
+        cell.algorithm_label
+        for cell in load_suite(path, only=["algorithm=adam"]).cells()
+    }
     assert found == {"adam"}
-    path = write_suite(tmp_path, both.replace('name  = "adam"', 'name  = "adam"\nlabel = "adam, short"'))
-    found = {cell.algorithm_label for cell in load_suite(path, only=["algorithm=adam"]).cells()}
+    path = write_suite(
+        tmp_path,
+        both.replace('name  = "adam"', 'name  = "adam"\nlabel = "adam, short"'),
+    )
+    found = {
+        cell.algorithm_label
+        for cell in load_suite(path, only=["algorithm=adam"]).cells()
+    }
     assert found == {"adam, short", "adam, longer"}
 
 
 def test_pairs_of_numbers_are_lists_in_a_suite(tmp_path):
-    text = changed('"softmax", beta = 1.0', '"hardmax"') + '[[algorithms]]\nname = "adam"\nsurrogate_beta = [1, 8.0]\n'
+    text = (
+        changed('"softmax", beta = 1.0', '"hardmax"')
+        + '[[algorithms]]\nname = "adam"\nsurrogate_beta = [1, 8.0]\n'
+    )
     cell = load_suite(write_suite(tmp_path, text)).cells()[-1]
     assert cell.algorithm["surrogate_beta"] == [1.0, 8.0]
 
@@ -463,20 +546,33 @@ def test_every_shipped_suite_is_sound_and_says_what_it_is():
 
 def test_replicates_may_differ_from_dimension_to_dimension(tmp_path):
     """Large instances cost more and fluctuate less; a problem may have numbers of its own."""
-    text = SUITE.replace("[30]", "[30, 40, 50]").replace("seeds     = 2", "seeds     = [4, 2, 1]")
+    text = SUITE.replace("[30]", "[30, 40, 50]").replace(
+        "seeds     = 2", "seeds     = [4, 2, 1]"
+    )
     suite = load_suite(write_suite(tmp_path, text))
-    count = Counter(cell.dimension for cell in suite.cells() if cell.algorithm_label == "gamp")
+    count = Counter(
+        cell.dimension for cell in suite.cells() if cell.algorithm_label == "gamp"
+    )
     assert count == {30: 8, 40: 4, 50: 2}  # two sample ratios each
     assert suite.seeds == 4
     assert {cell.key for cell in suite.cells()} <= {
-        cell.key for cell in load_suite(write_suite(tmp_path, text.replace("[4, 2, 1]", "4"))).cells()
+        cell.key
+        for cell in load_suite(
+            write_suite(tmp_path, text.replace("[4, 2, 1]", "4"))
+        ).cells()
     }
-    own = text.replace("[grid]", "grid = { seeds = 3 }\n\n[grid]").replace("seeds     = [4, 2, 1]", "")
+    own = text.replace("[grid]", "grid = { seeds = 3 }\n\n[grid]").replace(
+        "seeds     = [4, 2, 1]", ""
+    )
     assert len(load_suite(write_suite(tmp_path, own)).cells()) == 3 * 3 * 2 * 2
     with pytest.raises(SuiteError, match=r"grid.seeds.*2 numbers for 3 dimensions"):
         load_suite(write_suite(tmp_path, text.replace("[4, 2, 1]", "[4, 2]")))
     with pytest.raises(SuiteError, match=r"grid.seeds.*is not used"):
-        load_suite(write_suite(tmp_path, text.replace("[grid]", "grid = { seeds = 3 }\n\n[grid]")))
+        load_suite(
+            write_suite(
+                tmp_path, text.replace("[grid]", "grid = { seeds = 3 }\n\n[grid]")
+            )
+        )
 
 
 def test_an_algorithm_is_appended_and_set_reaches_into_it(tmp_path):
@@ -484,11 +580,21 @@ def test_an_algorithm_is_appended_and_set_reaches_into_it(tmp_path):
     plain = load_suite(path)
     more = load_suite(path, ["algorithms+=sgd", "algorithms.sgd.steps=7"])
     assert more.algorithms[:-1] == plain.algorithms
-    assert (more.algorithms[-1]["label"], more.algorithms[-1]["spec"]["steps"]) == ("sgd", 7)
+    assert (more.algorithms[-1]["label"], more.algorithms[-1]["spec"]["steps"]) == (
+        "sgd",
+        7,
+    )
     assert {cell.key for cell in plain.cells()} < {cell.key for cell in more.cells()}
-    table = load_suite(path, ['algorithms+={name = "adam", label = "short", steps = 3}'])
-    assert (table.algorithms[-1]["label"], table.algorithms[-1]["spec"]["steps"]) == ("short", 3)
-    assert load_suite(path, ["run.metrics=['mse']", "run.metrics+=overlap"]).run.metrics == ("mse", "overlap")
+    table = load_suite(
+        path, ['algorithms+={name = "adam", label = "short", steps = 3}']
+    )
+    assert (table.algorithms[-1]["label"], table.algorithms[-1]["spec"]["steps"]) == (
+        "short",
+        3,
+    )
+    assert load_suite(
+        path, ["run.metrics=['mse']", "run.metrics+=overlap"]
+    ).run.metrics == ("mse", "overlap")
 
 
 def test_all_that_is_appended_makes_the_settings(tmp_path):
@@ -536,7 +642,9 @@ regularisation = 0.5
     assert found["vectors"]["no_theory"] == words
     alone = both[: both.index("[[problems]]")] + both[both.rindex("[[problems]]") :]
     file.write_text(alone)
-    with pytest.raises(SuiteError, match="works for attention-indexed, not for 'sequence-multi-index'"):
+    with pytest.raises(
+        SuiteError, match="works for attention-indexed, not for 'sequence-multi-index'"
+    ):
         load_suite(file)
 
 
@@ -547,18 +655,32 @@ def test_published_values_go_with_the_problem_they_were_made_for(tmp_path):
         ((), [0], 1),
         (("problem.prior.rho=0.7",), [1], 0),
         (("problem.prior.rho=[0.3, 0.7]",), [0, 1], 0),
-        (("problem.prior.rho=0.7", "problem.channel.beta=1.0", "grid.alpha=[0.2]"), [1], 0),
+        (
+            ("problem.prior.rho=0.7", "problem.channel.beta=1.0", "grid.alpha=[0.2]"),
+            [1],
+            0,
+        ),
         (("problem.prior.rho=0.7", "problem.model.tokens=3"), [0], 1),
     ):
         suite = load_suite(file, overrides)
         assert [len(plan.references) for plan in suite.plans] == counts
-        assert list(suite.remarks) == [f"{remark}attention-indexed(tokens=2) softmax wishart(rho=0.7)"] * remarks
+        assert (
+            list(suite.remarks)
+            == [f"{remark}attention-indexed(tokens=2) softmax wishart(rho=0.7)"]
+            * remarks
+        )
 
 
 @pytest.mark.parametrize(
-    ("name", "override"), [("aim-softmax", "problems[0].prior.rho=0.3"), ("aim-hardmax", "problem.prior.rho=0.3")]
+    ("name", "override"),
+    [
+        ("aim-softmax", "problems[0].prior.rho=0.3"),
+        ("aim-hardmax", "problem.prior.rho=0.3"),
+    ],
 )
-def test_shipped_references_disappear_where_a_parameter_differs(tmp_path, capsys, name, override):
+def test_shipped_references_disappear_where_a_parameter_differs(
+    tmp_path, capsys, name, override
+):
     assert any(plan.references for plan in load_suite(name).plans)
     suite = load_suite(name, [override])
     assert not any(plan.references for plan in suite.plans)

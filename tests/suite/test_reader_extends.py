@@ -23,11 +23,18 @@ steps = 3
 
 
 def test_tables_override_and_algorithms_are_appended(tmp_path):
-    base, mine = load_suite(write_suite(tmp_path)), load_suite(write_suite(tmp_path, MINE, "mine"))
+    base, mine = (
+        load_suite(write_suite(tmp_path)),
+        load_suite(write_suite(tmp_path, MINE, "mine")),
+    )
     assert (mine.name, mine.title) == ("mine", base.title)
     assert [table["label"] for table in mine.algorithms] == ["gamp", "adam", "sgd"]
     (before,), (after,) = base.plans, mine.plans
-    assert (after.alphas, after.seeds[0], after.dimensions) == (before.alphas, before.seeds[0], (20, 24))
+    assert (after.alphas, after.seeds[0], after.dimensions) == (
+        before.alphas,
+        before.seeds[0],
+        (20, 24),
+    )
     assert mine.run.metrics == ("mse",)
 
 
@@ -35,7 +42,9 @@ def test_tables_override_and_algorithms_are_appended(tmp_path):
 def test_every_shipped_suite_can_be_extended(tmp_path, name):
     text = f'extends = "{name}"\n[[algorithms]]\nname = "adam"\nlabel = "one more"\nsteps = 3\n'
     base, mine = load_suite(name), load_suite(write_suite(tmp_path, text, "mine"))
-    assert [(p.label, p.tables, p.alphas) for p in mine.plans] == [(p.label, p.tables, p.alphas) for p in base.plans]
+    assert [(p.label, p.tables, p.alphas) for p in mine.plans] == [
+        (p.label, p.tables, p.alphas) for p in base.plans
+    ]
     assert mine.algorithms[:-1] == base.algorithms
     assert mine.algorithms[-1]["label"] == "one more"
     assert mine.run == base.run
@@ -74,7 +83,10 @@ def test_a_chain_is_followed_and_a_circle_refused(tmp_path):
         ('extends = "missing.toml"', r"extends: .*no such file"),
         ('extends = "broken.toml"', r"broken\.toml: not valid TOML"),
         ("extends = 3", r"extends: must be the name or path of a suite"),
-        ('[suite]\nextends = "optimizers"', r"suite\.extends: must stand above the first table"),
+        (
+            '[suite]\nextends = "optimizers"',
+            r"suite\.extends: must stand above the first table",
+        ),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, text, message):
@@ -95,7 +107,16 @@ def test_results_stand_without_the_base(tmp_path, capsys):
     base, results = write_suite(tmp_path), tmp_path / "results"
     mine = write_suite(tmp_path, MINE, "mine")
     code, _, err = call(
-        capsys, "run", mine, "--results", results, "--only", "algorithm=sgd", "--no-figure", "--workers", "1"
+        capsys,
+        "run",
+        mine,
+        "--results",
+        results,
+        "--only",
+        "algorithm=sgd",
+        "--no-figure",
+        "--workers",
+        "1",
     )
     assert code in (0, 1), err
     base.unlink()

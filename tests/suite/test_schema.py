@@ -8,12 +8,18 @@ from smimbench.suite import schema
 from smimbench.suite.schema import Document, RunOptions, in_key, table_at
 from tests.helpers import ROOT
 
-TABLES = [getattr(schema, name) for name in dir(schema) if name.endswith(("Table", "Axes", "Grid", "Options"))]
+TABLES = [
+    getattr(schema, name)
+    for name in dir(schema)
+    if name.endswith(("Table", "Axes", "Grid", "Options"))
+]
 
 
 def test_the_page_of_all_keys_is_up_to_date():
     page = runpy.run_path(str(ROOT / "tools" / "suite.py"))["page"]()
-    assert page == (ROOT / "docs" / "suite.md").read_text(encoding="utf-8"), "run: python tools/suite.py"
+    assert page == (ROOT / "docs" / "suite.md").read_text(encoding="utf-8"), (
+        "run: python tools/suite.py"
+    )
     for key in RunOptions.model_fields:
         assert f"| `{key}` |" in page
 
@@ -33,7 +39,9 @@ def test_an_option_that_came_later_is_part_of_the_identity_only_away_from_its_de
 
 
 def test_a_cell_keeps_only_the_options_of_its_identity():
-    cell = RunOptions(target=0.5, metrics=("mse", "calibration"), tolerance=1e-3).of_cell(("calibration",))
+    cell = RunOptions(
+        target=0.5, metrics=("mse", "calibration"), tolerance=1e-3
+    ).of_cell(("calibration",))
     assert cell == RunOptions(metrics=("calibration",), tolerance=1e-3)
 
 

@@ -36,18 +36,37 @@ def test_what_is_too_large_is_refused_at_once(tmp_path, capsys, name):
     begin = time.process_time()
     for options in (("--dry-run",), ()):
         code, out, err = call(
-            capsys, "run", write_suite(tmp_path, text), "--results", tmp_path / "r", "--set", setting, *options
+            capsys,
+            "run",
+            write_suite(tmp_path, text),
+            "--results",
+            tmp_path / "r",
+            "--set",
+            setting,
+            *options,
         )
         assert (code, out, len(err.splitlines())) == (2, "", 1)
         assert message in err
-    assert time.process_time() - begin < 20  # it takes a tenth; what it must not do would take hours
+    assert (
+        time.process_time() - begin < 20
+    )  # it takes a tenth; what it must not do would take hours
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
 
 
 def test_a_signal_that_is_too_large_fails_its_cell_before_it_is_drawn(tmp_path):
-    suite = write_suite(tmp_path, ATTENTION.replace("seeds     = 2", "seeds = 1").replace("[0.1, 0.3]", "[0.1]"))
+    suite = write_suite(
+        tmp_path,
+        ATTENTION.replace("seeds     = 2", "seeds = 1").replace("[0.1, 0.3]", "[0.1]"),
+    )
     done = call_outside(
-        "run", suite, "--results", tmp_path / "r", "--set", "problem.prior.rho=1e6", "--no-figure", "--json"
+        "run",
+        suite,
+        "--results",
+        tmp_path / "r",
+        "--set",
+        "problem.prior.rho=1e6",
+        "--no-figure",
+        "--json",
     )
     assert done.returncode == 1
     assert "rho: needs a factor matrix with 9.0e+08 entries at D = 30" in done.stdout

@@ -77,15 +77,26 @@ def test_a_function_without_annotations_has_axes_too(tmp_path, capsys):
 
 def test_the_words_that_pick_settings(tmp_path):
     path = write_suite(
-        tmp_path, f'{SUITE}\n[[algorithms]]\nname = "adam"\nlabel = "a"\nsteps = 3\nlearning_rate = [0.1, 0.3]\n'
+        tmp_path,
+        f'{SUITE}\n[[algorithms]]\nname = "adam"\nlabel = "a"\nsteps = 3\nlearning_rate = [0.1, 0.3]\n',
     )
     picked = {
-        word: {cell.algorithm_label for cell in load_suite(path, only=[f"algorithm={word}"]).cells()}
+        word: {
+            cell.algorithm_label
+            for cell in load_suite(path, only=[f"algorithm={word}"]).cells()
+        }
         for word in ("a", "adam", "a, learning_rate 0.3")
     }
     both = {"a, learning_rate 0.1", "a, learning_rate 0.3"}
-    assert picked == {"a": both, "adam": {"adam"}, "a, learning_rate 0.3": {"a, learning_rate 0.3"}}
-    assert more(load_suite(path, ["algorithms.a.learning_rate=[0.1, 0.2, 0.4]"]))[2] == "a, learning_rate 0.4"
+    assert picked == {
+        "a": both,
+        "adam": {"adam"},
+        "a, learning_rate 0.3": {"a, learning_rate 0.3"},
+    }
+    assert (
+        more(load_suite(path, ["algorithms.a.learning_rate=[0.1, 0.2, 0.4]"]))[2]
+        == "a, learning_rate 0.4"
+    )
 
 
 BAD = {
@@ -110,7 +121,9 @@ def test_a_mistake_in_a_list_is_one_line(tmp_path, line):
 
 def test_two_entries_with_lists_need_two_labels(tmp_path):
     table = '[[algorithms]]\nname = "sgd"\nsteps = 3\n'
-    with pytest.raises(SuiteError, match=r"algorithms\[1\]\.label: 'sgd' is used twice"):
+    with pytest.raises(
+        SuiteError, match=r"algorithms\[1\]\.label: 'sgd' is used twice"
+    ):
         load_suite(
             write_suite(
                 tmp_path,
@@ -126,13 +139,22 @@ def test_settings_that_another_entry_has_too_are_refused(tmp_path):
 
 def test_a_run_shows_every_setting(tmp_path, capsys):
     path = write_suite(
-        tmp_path, f'{SUITE}\n[[algorithms]]\nname = "sgd"\nsteps = 9\nlearning_rate = [0.001, 0.02, 0.05]\n'
+        tmp_path,
+        f'{SUITE}\n[[algorithms]]\nname = "sgd"\nsteps = 9\nlearning_rate = [0.001, 0.02, 0.05]\n',
     )
-    code, out, err = call(capsys, "run", path, "--results", tmp_path / "results", "--no-figure")
+    code, out, err = call(
+        capsys, "run", path, "--results", tmp_path / "results", "--no-figure"
+    )
     assert code == 0, err
     assert "sgd, learning_rate 0.001: " in out
     names = {
         row["algorithm"]
-        for row in json.loads(call(capsys, "show", path, "--results", tmp_path / "results", "--json")[1])["rows"]
+        for row in json.loads(
+            call(capsys, "show", path, "--results", tmp_path / "results", "--json")[1]
+        )["rows"]
     }
-    assert names == {"gamp", "adam", *(f"sgd, learning_rate {rate}" for rate in (0.001, 0.02, 0.05))}
+    assert names == {
+        "gamp",
+        "adam",
+        *(f"sgd, learning_rate {rate}" for rate in (0.001, 0.02, 0.05)),
+    }

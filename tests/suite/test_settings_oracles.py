@@ -21,13 +21,21 @@ def test_an_oracle_is_no_contender(tmp_path):
     assert labels["adam, from the teacher"] == "oracle"
     assert labels["adam"] != "oracle"
     cells = {cell.algorithm_label: cell for cell in suite.cells()}
-    assert [cells[name].run.start for name in labels] == ["uninformed", "uninformed", "informed"]
+    assert [cells[name].run.start for name in labels] == [
+        "uninformed",
+        "uninformed",
+        "informed",
+    ]
     assert len({cell.key for cell in suite.cells()}) == 12
-    results = smimbench.run(write_suite(tmp_path, text), results=tmp_path / "results", progress=False)
+    results = smimbench.run(
+        write_suite(tmp_path, text), results=tmp_path / "results", progress=False
+    )
     rows = [row for row in results if row["metric"] == "mse"]
     oracle = next(row for row in rows if row["algorithm"] == "adam, from the teacher")
     assert oracle["settings"] == "oracle"
-    assert {one.algorithm for one in verdicts([row_of(row) for row in rows])[0].contenders} == {"gamp", "adam"}
+    assert {
+        one.algorithm for one in verdicts([row_of(row) for row in rows])[0].contenders
+    } == {"gamp", "adam"}
     shared = {"by": "x", "versions": {"smimbench": "1"}}
     assert "near the teacher" in obstacle(row_of(oracle), shared)
 
@@ -37,4 +45,8 @@ def test_an_oracle_is_not_tuned(tmp_path):
     with pytest.raises(SuiteError, match="an oracle is not ranked"):
         load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 12, 1, tuned)))
     with pytest.raises(SuiteError, match="start"):
-        load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 12, 1, f'{ADAM}start = "spectral"')))
+        load_suite(
+            write_suite(
+                tmp_path, suite_text(LINE, [0.5], 12, 1, f'{ADAM}start = "spectral"')
+            )
+        )

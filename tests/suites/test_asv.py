@@ -14,7 +14,11 @@ from tests.helpers import ROOT
 FOLDER = ROOT / "suites" / "asv"
 # asv's own rule: a result is worse if it grows by more than this (asv.conf.json).
 CONFIG = json.loads(
-    "\n".join(line for line in (ROOT / "asv.conf.json").read_text().splitlines() if not line.strip().startswith("//"))
+    "\n".join(
+        line
+        for line in (ROOT / "asv.conf.json").read_text().splitlines()
+        if not line.strip().startswith("//")
+    )
 )
 THRESHOLD = CONFIG["regressions_thresholds"][".*track_.*"]
 
@@ -24,11 +28,22 @@ def benchmarks():
     """The folder as the package that asv makes of it, under a name of its own."""
     found = {}
     spec = importlib.util.spec_from_file_location(
-        "asv_of_smimbench", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
+        "asv_of_smimbench",
+        FOLDER / "__init__.py",
+        submodule_search_locations=[str(FOLDER)],
     )
     package = importlib.util.module_from_spec(spec)
     sys.modules["asv_of_smimbench"] = package
-    for name in ("cases", "iteration", "theory", "accuracy", "identities", "kernels", "gate", "commands"):
+    for name in (
+        "cases",
+        "iteration",
+        "theory",
+        "accuracy",
+        "identities",
+        "kernels",
+        "gate",
+        "commands",
+    ):
         found[name] = importlib.import_module(f"asv_of_smimbench.{name}")
     yield found
     for name in [name for name in sys.modules if name.startswith("asv_of_smimbench")]:
@@ -40,7 +55,9 @@ def flagged(before: float, after: float) -> bool:
 
 
 def quickstart(benchmarks) -> str:
-    return next(name for name in benchmarks["cases"].problems() if name.startswith("quickstart"))
+    return next(
+        name for name in benchmarks["cases"].problems() if name.startswith("quickstart")
+    )
 
 
 def test_the_configuration_names_what_is_there():
@@ -56,9 +73,13 @@ def test_suites_and_algorithms_are_discovered(benchmarks):
     cases = benchmarks["cases"]
     names = {name.partition(":")[0] for name in cases.problems()}
     assert "quickstart" in names
-    assert names <= {path.stem for path in (ROOT / "suites").glob("*.toml")} | {"installed"}
+    assert names <= {path.stem for path in (ROOT / "suites").glob("*.toml")} | {
+        "installed"
+    }
     assert (
-        {"gamp", "adam", "averaged"} <= set(cases.algorithms()) <= {e.name for e in get_registry().entries("algorithm")}
+        {"gamp", "adam", "averaged"}
+        <= set(cases.algorithms())
+        <= {e.name for e in get_registry().entries("algorithm")}
     )
 
 
@@ -70,14 +91,24 @@ def test_every_channel_and_prior_is_discovered(benchmarks):
     set_registry(Registry([str(ROOT / "plugins" / "examples" / "drop_in.py")]))
     cases._plans.cache_clear()
     try:
-        found = {(p.model.name, p.channel.name, p.prior.name) for p, _, _ in cases._plans().values()}
-        mine = next(name for name in cases.problems() if name.startswith("installed") and "drop_in" in name)
+        found = {
+            (p.model.name, p.channel.name, p.prior.name)
+            for p, _, _ in cases._plans().values()
+        }
+        mine = next(
+            name
+            for name in cases.problems()
+            if name.startswith("installed") and "drop_in" in name
+        )
         registry = get_registry()
         for kind, position in (("channel", 1), ("prior", 2)):
             for entry in registry.entries(kind):
                 for model in registry.entries("model"):
                     if entry.fits(model.name):
-                        assert any(f[0] == model.name and f[position] == entry.name for f in found), entry
+                        assert any(
+                            f[0] == model.name and f[position] == entry.name
+                            for f in found
+                        ), entry
         part = benchmarks["kernels"].Kernels()
         part.setup(mine)
         part.time_posterior(mine)
@@ -136,7 +167,9 @@ def test_the_gate_is_a_part_of_what_is_followed(benchmarks):
 def test_commands_are_typed(benchmarks, tmp_path):
     commands = benchmarks["commands"]
     assert "quickstart" in commands.suites()
-    assert {"gamp", "softmax", "wishart", "mse", "attention-indexed"} <= set(commands.items())
+    assert {"gamp", "softmax", "wishart", "mse", "attention-indexed"} <= set(
+        commands.items()
+    )
     took = commands.typed("--help", tmp_path)
     assert took.status == 0
     assert 0 < took.cpu < 60
@@ -162,16 +195,32 @@ def shorter(found, y, omega, V):
     ("suite", "kind", "track", "levels", "bias"),
     [
         *(
-            (suite, "Denoiser", "track_slope", None, lambda f, *_, k=k: f._replace(estimate=k * f.estimate))
+            (
+                suite,
+                "Denoiser",
+                "track_slope",
+                None,
+                lambda f, *_, k=k: f._replace(estimate=k * f.estimate),
+            )
             for suite in ("quickstart", "spectral")
             for k in (1.02, 0.98)
         ),
-        ("quickstart", "Denoiser", "track_claimed_error", [10.0], lambda f, *_: f._replace(V=1.02 * f.V)),
+        (
+            "quickstart",
+            "Denoiser",
+            "track_claimed_error",
+            [10.0],
+            lambda f, *_: f._replace(V=1.02 * f.V),
+        ),
         ("spectral", "Posterior", "track_slope", [0.5], shorter),
     ],
 )
-def test_a_bias_of_two_percent_is_flagged(benchmarks, monkeypatch, suite, kind, track, levels, bias):
-    problem = next(name for name in benchmarks["cases"].problems() if name.startswith(suite))
+def test_a_bias_of_two_percent_is_flagged(
+    benchmarks, monkeypatch, suite, kind, track, levels, bias
+):
+    problem = next(
+        name for name in benchmarks["cases"].problems() if name.startswith(suite)
+    )
     benchmark = getattr(benchmarks["identities"], kind)
 
     def measured():
@@ -183,9 +232,17 @@ def test_a_bias_of_two_percent_is_flagged(benchmarks, monkeypatch, suite, kind, 
     before = list(measured())
     assert not any(map(flagged, before, measured()))
     parts = benchmarks["cases"].Case(problem).problem
-    owner, method = (type(parts.prior), "denoise") if kind == "Denoiser" else (type(parts.channel), "posterior")
+    owner, method = (
+        (type(parts.prior), "denoise")
+        if kind == "Denoiser"
+        else (type(parts.channel), "posterior")
+    )
     plain = getattr(owner, method)
-    monkeypatch.setattr(owner, method, lambda self, *given, **more: bias(plain(self, *given, **more), *given))
+    monkeypatch.setattr(
+        owner,
+        method,
+        lambda self, *given, **more: bias(plain(self, *given, **more), *given),
+    )
     assert all(map(flagged, before, measured()))
 
 
@@ -201,7 +258,9 @@ INDEX = """<html><head>
 
 
 def publish_module():
-    spec = importlib.util.spec_from_file_location("asv_publish", ROOT / "suites" / "asv" / "publish.py")
+    spec = importlib.util.spec_from_file_location(
+        "asv_publish", ROOT / "suites" / "asv" / "publish.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -240,14 +299,22 @@ def test_the_site_loads_nothing_from_outside(publisher, tmp_path):
     html = published(tmp_path)
     publisher.pack(html, tmp_path)
     page = (html / "index.html").read_text()
-    loaded = re.findall(r'<script[^>]*src="([^"]+)"', page) + re.findall(r'<link[^>]*href="([^"]+)"', page)
-    assert loaded[:3] == ["vendor/js/jquery.min.js", "vendor/js/jquery.flot.js", "data.js"]
+    loaded = re.findall(r'<script[^>]*src="([^"]+)"', page) + re.findall(
+        r'<link[^>]*href="([^"]+)"', page
+    )
+    assert loaded[:3] == [
+        "vendor/js/jquery.min.js",
+        "vendor/js/jquery.flot.js",
+        "data.js",
+    ]
     assert all((html / name).exists() for name in loaded if name != "asv.js")
     assert not [name for name in loaded if name.startswith("http")]
     assert "integrity" not in page
     data = (html / "data.js").read_text()
     assert "</script>" not in data
-    found = json.loads(data.removeprefix("window.ASV_DATA = ").rstrip(";\n").replace("<\\/", "</"))
+    found = json.loads(
+        data.removeprefix("window.ASV_DATA = ").rstrip(";\n").replace("<\\/", "</")
+    )
     assert json.loads(found["graphs/summary/a.json"]) == [1, 2]
     assert set(found) == {"index.json", "graphs/summary/a.json"}
     publisher.pack(html, tmp_path)
@@ -256,7 +323,10 @@ def test_the_site_loads_nothing_from_outside(publisher, tmp_path):
 
 def test_a_library_that_is_not_known_is_named(publisher, tmp_path):
     html = published(tmp_path, INDEX.replace("jquery.flot.min.js", "d3.min.js"))
-    with pytest.raises(SystemExit, match=r"loads https://.*d3\.min\.js, which is not among the packages"):
+    with pytest.raises(
+        SystemExit,
+        match=r"loads https://.*d3\.min\.js, which is not among the packages",
+    ):
         publisher.pack(html, tmp_path)
 
 

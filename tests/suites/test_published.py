@@ -5,15 +5,21 @@ import smimbench
 
 def test_quadratic_networks():
     rows = [
-        row for document in smimbench.theory("published", thresholds=False).documents for row in document["published"]
+        row
+        for document in smimbench.theory("published", thresholds=False).documents
+        for row in document["published"]
     ]
     assert len(rows) > 60
     for row in rows:
         if row["remark"]:
-            assert not row["within"], f"{row['label']} at {row['alpha']} agrees: the remark is out of date"
+            assert not row["within"], (
+                f"{row['label']} at {row['alpha']} agrees: the remark is out of date"
+            )
             assert abs(row["theory"] - row["value"]) < 3e-3
         else:
-            assert row["within"], f"{row['label']} at {row['alpha']}: {row['value']}, theory {row['theory']}"
+            assert row["within"], (
+                f"{row['label']} at {row['alpha']}: {row['value']}, theory {row['theory']}"
+            )
 
 
 def test_one_token_at_a_third_of_the_samples_is_two_tokens():
@@ -22,4 +28,6 @@ def test_one_token_at_a_third_of_the_samples_is_two_tokens():
     from tests.helpers import attention
 
     one = solve(attention("linear", tokens=1, noise=0.3), [0.3])[0].mse
-    assert abs(one - solve(attention("linear", tokens=2, noise=0.3), [0.1])[0].mse) < 1e-9
+    assert (
+        abs(one - solve(attention("linear", tokens=2, noise=0.3), [0.1])[0].mse) < 1e-9
+    )

@@ -23,7 +23,9 @@ MOST = 3
 
 
 def sizes() -> dict[str, list[str]]:
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "tools" / "reference.py")
+    spec = importlib.util.spec_from_file_location(
+        "reference", ROOT / "tools" / "reference.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.SIZES
@@ -34,8 +36,14 @@ def test_every_shipped_suite_has_a_size_and_what_is_kept_is_small():
     assert {path.stem for path in FILES} <= set(sizes())
     assert {"quickstart", "contenders", "optimizers"} <= {path.stem for path in FILES}
     for path in FILES:
-        longer = tuple(other.stem for other in FILES if other.stem.startswith(path.stem + "-"))
-        own = (one for one in FOLDER.glob(f"{path.stem}[.-]*") if not (longer and one.name.startswith(longer)))
+        longer = tuple(
+            other.stem for other in FILES if other.stem.startswith(path.stem + "-")
+        )
+        own = (
+            one
+            for one in FOLDER.glob(f"{path.stem}[.-]*")
+            if not (longer and one.name.startswith(longer))
+        )
         assert sum(one.stat().st_size for one in own) < 1_300_000, path.stem
 
 
@@ -58,7 +66,11 @@ def test_theory_is_still_what_the_code_says(path, solved):
     table, shared, _ = read_packed(path)
     suite = load_suite(path.stem, [*shared["overrides"], *LIGHTER.get(path.stem, ())])
     plans = {plan.label: plan.problem for plan in suite.plans}
-    rows = [row for row in table.rows if row.metric in ("mse", "overlap") and row.optimum.limit is not None]
+    rows = [
+        row
+        for row in table.rows
+        if row.metric in ("mse", "overlap") and row.optimum.limit is not None
+    ]
     for label, own in grouped(rows, lambda row: row.place.problem).items():
         if label not in plans and path.stem in LIGHTER:
             continue
@@ -69,31 +81,51 @@ def test_theory_is_still_what_the_code_says(path, solved):
         chosen = {alphas[round(i)] for i in np.linspace(0, len(alphas) - 1, MOST)}
         for alpha, members in grouped(own, lambda row: row.place.alpha).items():
             if alpha in chosen:
-                (point, *_), *_ = TheorySolver(solved / "theory").points(problem, [alpha])
+                (point, *_), *_ = TheorySolver(solved / "theory").points(
+                    problem, [alpha]
+                )
                 for row in members:
-                    values, errors = theory_of(find_metric(row.metric), problem, point, 1)
+                    values, errors = theory_of(
+                        find_metric(row.metric), problem, point, 1
+                    )
                     allowed = (
                         1e-6
                         + 1e-4 * abs(row.optimum.limit)
                         + 4 * (errors[0] or 0.0)
                         + 4 * (row.optimum.limit_error or 0.0)
                     )
-                    assert abs(values[0] - row.optimum.limit) < allowed, (label, alpha, row.metric)
+                    assert abs(values[0] - row.optimum.limit) < allowed, (
+                        label,
+                        alpha,
+                        row.metric,
+                    )
 
 
 def test_results_are_compared_with_the_reference_without_a_rerun(capsys):
-    code, out, err = call(capsys, "compare", FOLDER / "quickstart.json", FOLDER, "--fail-over", "1")
+    code, out, err = call(
+        capsys, "compare", FOLDER / "quickstart.json", FOLDER, "--fail-over", "1"
+    )
     assert (code, err) == (0, "") or "has no counterpart" in err
     assert "0 of" in out
 
 
-@pytest.mark.parametrize("figure", sorted(FOLDER.glob("*.svg")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "figure", sorted(FOLDER.glob("*.svg")), ids=lambda path: path.stem
+)
 def test_no_two_ticks_of_an_axis_have_one_label(figure):
     """Files are made small by cutting digits of coordinates, not of what is written."""
     name = "{http://www.w3.org/2000/svg}"
-    axes = [g for g in ElementTree.parse(figure).iter(f"{name}g") if g.get("id", "").startswith("matplotlib.axis")]
+    axes = [
+        g
+        for g in ElementTree.parse(figure).iter(f"{name}g")
+        if g.get("id", "").startswith("matplotlib.axis")
+    ]
     assert axes
     for axis in axes:
         ticks = [g for g in axis if re.match("[xy]tick", g.get("id", ""))]
-        labels = ["".join(text.itertext()) for tick in ticks for text in tick.iter(f"{name}text")]
+        labels = [
+            "".join(text.itertext())
+            for tick in ticks
+            for text in tick.iter(f"{name}text")
+        ]
         assert len(labels) == len(set(labels)), labels

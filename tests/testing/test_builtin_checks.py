@@ -83,13 +83,17 @@ def test_contract(check):
 
 def test_nothing_that_ships_is_left_out():
     checked = {(kind_of(item), item.name) for item in ITEMS}
-    shipped = {(e.kind, e.name) for e in get_registry().entries() if e.distribution == BUILT_IN}
+    shipped = {
+        (e.kind, e.name) for e in get_registry().entries() if e.distribution == BUILT_IN
+    }
     assert shipped - checked == NEEDS_A_FILE
 
 
 def test_every_item_can_be_checked_by_its_name_alone():
     for entry in get_registry().entries():
-        assert (entry.kind, entry.name) in NEEDS_A_FILE or contexts(entry.name), entry.name
+        assert (entry.kind, entry.name) in NEEDS_A_FILE or contexts(entry.name), (
+            entry.name
+        )
 
 
 def test_the_checks_are_published():

@@ -7,7 +7,16 @@ import sys
 
 import pytest
 
-from smimbench.testing import GENERAL, CheckError, CheckFailed, CheckSkipped, all_checks, bound_checks, check, core
+from smimbench.testing import (
+    GENERAL,
+    CheckError,
+    CheckFailed,
+    CheckSkipped,
+    all_checks,
+    bound_checks,
+    check,
+    core,
+)
 from smimbench.theory import consistency
 from tests.helpers import CHANNEL, ROOT, call, command, environment
 
@@ -28,28 +37,44 @@ def drop_in(tmp_path):
     return right, wrong
 
 
-ENDLESS = WRONG.replace('"twice"', '"endless"').replace("m = 1.1", "import time; time.sleep(60); m = 1.1")
+ENDLESS = WRONG.replace('"twice"', '"endless"').replace(
+    "m = 1.1", "import time; time.sleep(60); m = 1.1"
+)
 NAN = WRONG.replace('"twice"', '"nan"').replace("m = 1.1", "m = float('nan')")
 
 
-def test_what_others_need_is_tested_first_and_they_are_skipped_in_one_line(capsys, tmp_path):
+def test_what_others_need_is_tested_first_and_they_are_skipped_in_one_line(
+    capsys, tmp_path
+):
     (tmp_path / "nan.py").write_text(NAN)
     code, out, _ = call(capsys, "check", "nan", "--plugins", tmp_path / "nan.py")
     assert code == 1
-    assert "posterior: mean (sequence-multi-index) contains numbers that are not finite" in " ".join(out.split())
+    assert (
+        "posterior: mean (sequence-multi-index) contains numbers that are not finite"
+        in " ".join(out.split())
+    )
     assert "not run, because shapes failed: symmetry" in out
     assert len(out.splitlines()) < 20
-    assert out.count("failed") == 3  # the check, the line of those that need it, the count
+    assert (
+        out.count("failed") == 3
+    )  # the check, the line of those that need it, the count
     _, out, _ = call(capsys, "check", "nan", "--plugins", tmp_path / "nan.py", "--json")
     (document,) = json.loads(out)
-    assert (document["failed"], len(document["checks"])) == (1, len(all_checks("channel")))
+    assert (document["failed"], len(document["checks"])) == (
+        1,
+        len(all_checks("channel")),
+    )
 
 
 def test_a_channel_that_takes_no_model_says_what_it_raised(capsys, tmp_path):
     (tmp_path / "bare.py").write_text(
-        RIGHT.replace("    tokens: int = 2\n", "").replace('"twice"', '"bare"').replace("z, *, rng=None", "z")
+        RIGHT.replace("    tokens: int = 2\n", "")
+        .replace('"twice"', '"bare"')
+        .replace("z, *, rng=None", "z")
     )
-    code, out, _ = call(capsys, "check", "bare", "--plugins", tmp_path / "bare.py", "--only", "shapes")
+    code, out, _ = call(
+        capsys, "check", "bare", "--plugins", tmp_path / "bare.py", "--only", "shapes"
+    )
     assert code == 1
     words = " ".join(out.split())
     assert "forward raised TypeError: " in words
@@ -59,7 +84,15 @@ def test_a_channel_that_takes_no_model_says_what_it_raised(capsys, tmp_path):
 def test_a_check_that_never_ends_is_ended(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(core, "TIME_LIMIT", 0.5)
     (tmp_path / "endless.py").write_text(ENDLESS)
-    code, out, _ = call(capsys, "check", "endless", "--plugins", tmp_path / "endless.py", "--only", "shapes")
+    code, out, _ = call(
+        capsys,
+        "check",
+        "endless",
+        "--plugins",
+        tmp_path / "endless.py",
+        "--only",
+        "shapes",
+    )
     assert code == 1
     assert "took longer than 0.5 s" in out
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
@@ -69,11 +102,15 @@ def test_lines_are_printed_as_checks_end(tmp_path):
     """In another process, which is ended while a check still runs: what came before it has been printed."""
     (tmp_path / "endless.py").write_text(ENDLESS)
     words = command("check", "endless", "--plugins", tmp_path / "endless.py")
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment(PYTHONUNBUFFERED="1")) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, env=environment(PYTHONUNBUFFERED="1")
+    ) as process:
         lines = [process.stdout.readline() for _ in range(5)]
         process.kill()
     assert "endless" in lines[0]
-    assert [line.split()[:2] for line in lines[1:4]] == [["passed", one] for one in GENERAL]
+    assert [line.split()[:2] for line in lines[1:4]] == [
+        ["passed", one] for one in GENERAL
+    ]
 
 
 def test_what_ships_passes(capsys):
@@ -86,12 +123,20 @@ def test_what_ships_passes(capsys):
 
 @pytest.mark.slow
 def test_labels_that_are_true_or_false_pass(capsys):
-    code, out, _ = call(capsys, "check", "large", "--plugins", ROOT / "plugins" / "examples" / "drop_in.py")
+    code, out, _ = call(
+        capsys,
+        "check",
+        "large",
+        "--plugins",
+        ROOT / "plugins" / "examples" / "drop_in.py",
+    )
     assert code == 0, out
 
 
 def test_a_wrong_drop_in_is_told_so(capsys, drop_in):
-    code, out, _ = call(capsys, "check", "off", "--plugins", drop_in[1], "--only", "nishimori")
+    code, out, _ = call(
+        capsys, "check", "off", "--plugins", drop_in[1], "--only", "nishimori"
+    )
     assert code == 1
     words = " ".join(out.split())
     assert "failed nishimori" in words
@@ -101,7 +146,17 @@ def test_a_wrong_drop_in_is_told_so(capsys, drop_in):
 
 
 def test_json_and_parameters(capsys, drop_in):
-    options = ("--plugins", drop_in[0], "--set", "gain=3.5", "--only", "nishimori", "--only", "vjp", "--json")
+    options = (
+        "--plugins",
+        drop_in[0],
+        "--set",
+        "gain=3.5",
+        "--only",
+        "nishimori",
+        "--only",
+        "vjp",
+        "--json",
+    )
     code, out, _ = call(capsys, "check", "twice", *options)
     (document,) = json.loads(out)
     assert code == 0
@@ -115,7 +170,10 @@ def test_json_and_parameters(capsys, drop_in):
 
 def test_outcomes_repeat(capsys, monkeypatch):
     monkeypatch.setattr(consistency._ChannelTest, "seconds", 0.1)
-    found = [call(capsys, "check", "linear", "--seed", "3", "--only", "nishimori", "--json") for _ in range(2)]
+    found = [
+        call(capsys, "check", "linear", "--seed", "3", "--only", "nishimori", "--json")
+        for _ in range(2)
+    ]
     documents = [json.loads(out) for _, out, _ in found]
     for document in documents:
         for item in document:
@@ -129,7 +187,9 @@ def test_list(capsys):
     code, out, _ = call(capsys, "check", "--list", "--json")
     documents = json.loads(out)
     assert code == 0
-    assert {(d["kind"], d["check"]) for d in documents} == {(c.kind, c.id) for c in all_checks()}
+    assert {(d["kind"], d["check"]) for d in documents} == {
+        (c.kind, c.id) for c in all_checks()
+    }
     code, out, _ = call(capsys, "check", "--list")
     assert "data_unchanged" in out
     assert "It modifies its data" in " ".join(out.split())
@@ -157,7 +217,9 @@ def test_bad_requests(capsys, arguments, message):
 def test_one_check_of_one_item_in_python():
     found = {b.id: b for b in bound_checks(["gaussian"])}
     found["gaussian-nishimori"]()
-    with pytest.raises(CheckError, match="is no model, inputs, channel, prior, metric or algorithm"):
+    with pytest.raises(
+        CheckError, match="is no model, inputs, channel, prior, metric or algorithm"
+    ):
         list(bound_checks([object()]))
     with pytest.raises(CheckError, match="needs rho"):
         check(type("Bare", (), {"denoise": None, "__init__": lambda self, rho: None}))
@@ -169,7 +231,9 @@ def test_without_pytest_nothing_imports_it():
         "assert [o.status for o in check('gaussian', only=['nishimori'])] == ['passed']; "
         "assert 'pytest' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment(), timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", script], check=True, env=environment(), timeout=60
+    )
 
 
 @pytest.mark.slow

@@ -27,19 +27,27 @@ LOW = Capabilities(models=("sequence-multi-index",))
 
 def failures(item, *only):
     """Messages of the checks that fail, by id."""
-    return {o.check: o.message for o in check(item, only=only or None) if o.status == "failed"}
+    return {
+        o.check: o.message
+        for o in check(item, only=only or None)
+        if o.status == "failed"
+    }
 
 
 def spoiled(item, **members):
     """An item of a subclass whose methods pass what the right ones return, and their arguments, through functions."""
 
     def method(name, change):
-        return lambda self, *given, **options: change(getattr(super(cls, self), name)(*given, **options), *given)
+        return lambda self, *given, **options: change(
+            getattr(super(cls, self), name)(*given, **options), *given
+        )
 
     body = {k: method(k, v) if callable(v) else v for k, v in members.items()}
     cls = type(f"Wrong{type(item).__name__}", (type(item),), body)
     return cls(
-        **{f.name: getattr(item, f.name) for f in dataclasses.fields(item)} if dataclasses.is_dataclass(item) else {}
+        **{f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
+        if dataclasses.is_dataclass(item)
+        else {}
     )
 
 
@@ -72,7 +80,9 @@ class WorkedOver(Channel):
     def log_likelihood(self, y, z):
         if self.wrong == "shape":
             return -0.5 * ((y - z) ** 2).sum(axis=2) / self.noise
-        factor = {"factor": 1.0, "sign": -0.5, "nan": np.nan}.get(self.wrong, 0.5)  # 1.0: half the noise
+        factor = {"factor": 1.0, "sign": -0.5, "nan": np.nan}.get(
+            self.wrong, 0.5
+        )  # 1.0: half the noise
         return -factor * ((y - z) ** 2).sum(axis=(1, 2)) / self.noise
 
 
@@ -99,7 +109,9 @@ class Coupled(Prior):
         return np.zeros((components, dimension))
 
     def sample(self, rng, components, dimension):
-        return np.linalg.cholesky(self.second_moment(components)) @ rng.standard_normal((components, dimension))
+        return np.linalg.cholesky(self.second_moment(components)) @ rng.standard_normal(
+            (components, dimension)
+        )
 
     def overlap(self, Qhat):
         second = self.second_moment(Qhat.shape[-1])
@@ -128,15 +140,23 @@ class Plain(Algorithm):
         return rng
 
     def init(self, problem, data, rng):
-        xp = data.inputs.__array_namespace__() if not isinstance(data.inputs, np.ndarray) else np
-        draw = self.start(rng).standard_normal(problem.model.signal_shape(1, data.dimension))
+        xp = (
+            data.inputs.__array_namespace__()
+            if not isinstance(data.inputs, np.ndarray)
+            else np
+        )
+        draw = self.start(rng).standard_normal(
+            problem.model.signal_shape(1, data.dimension)
+        )
         place = {"dtype": data.inputs.dtype, "device": data.inputs.device}
         return xp.asarray(draw, **place), rng
 
     def step(self, problem, data, state):
         w, rng = state
         g = data.labels - problem.model.forward(data.inputs, w)
-        return (w + 0.1 * problem.model.adjoint(data.inputs, g), rng), Info(residual=1.0)
+        return (w + 0.1 * problem.model.adjoint(data.inputs, g), rng), Info(
+            residual=1.0
+        )
 
     def estimate(self, state):
         return state[0]
@@ -172,9 +192,16 @@ class OwnOrder(Plain):
 
     def step(self, problem, data, state):
         w, own = state
-        pick = own.permutation(len(data.inputs))[:2] if isinstance(w, np.ndarray) else slice(0, 2)
+        pick = (
+            own.permutation(len(data.inputs))[:2]
+            if isinstance(w, np.ndarray)
+            else slice(0, 2)
+        )
         x, y = data.inputs[pick, ...], data.labels[pick, ...]
-        return (w + 0.5 * problem.model.adjoint(x, y - problem.model.forward(x, w)), own), Info(residual=1.0)
+        return (
+            w + 0.5 * problem.model.adjoint(x, y - problem.model.forward(x, w)),
+            own,
+        ), Info(residual=1.0)
 
 
 class InPlace(Plain):
@@ -225,11 +252,16 @@ def written_to(found, instance, estimate, claims):
     return found
 
 
-LINEAR, SHIFT = SequenceLinear(tokens=2, noise=0.4), lambda right: 0.05 * right.V @ right.Q
+LINEAR, SHIFT = (
+    SequenceLinear(tokens=2, noise=0.4),
+    lambda right: 0.05 * right.V @ right.Q,
+)
 DIAGONAL = np.array([2**0.5, 1.0, 2**0.5])
 HARDMAX = spoiled(  # density over distribution function of the pair in place of the gradient of its logarithm
     AttentionHardmax(tokens=2),
-    posterior=lambda p, y, omega, V: p._replace(mean=ratio_posterior(np.asarray(y), omega, V[0, 0])),
+    posterior=lambda p, y, omega, V: p._replace(
+        mean=ratio_posterior(np.asarray(y), omega, V[0, 0])
+    ),
 )
 LAW = "the mean is not that of the law its labels come from"
 SEED = "ignores its seed: every seed gives the same estimate"

@@ -34,7 +34,11 @@ MATRICES = {"name": "attention-indexed", "tokens": 2}
 
 def problem_of(model, channel, prior="gaussian", rho=0.5, **parameters):
     """A problem whose channel or prior, if it is a class, came with another package."""
-    strangers = {kind: item for kind, item in (("channel", channel), ("prior", prior)) if isinstance(item, type)}
+    strangers = {
+        kind: item
+        for kind, item in (("channel", channel), ("prior", prior))
+        if isinstance(item, type)
+    }
 
     below = get_registry()
 
@@ -47,7 +51,9 @@ def problem_of(model, channel, prior="gaussian", rho=0.5, **parameters):
                 return Entry(kind, name, strangers[kind], "strangers")
             return below.get(kind, name, model)
 
-    channel, prior = ({"name": getattr(item, "name", item)} for item in (channel, prior))
+    channel, prior = (
+        {"name": getattr(item, "name", item)} for item in (channel, prior)
+    )
     width = {"rho": rho} if model is MATRICES else {}
     with using(Registry()):
         return Problem(model, channel | parameters, prior | width)
@@ -100,7 +106,9 @@ def rare(y):
 def prior_square(omega, V):
     """Second moment (n, P, C, P, C) of latents of which nothing is known but ``omega`` and V."""
     C = omega.shape[-1]
-    return np.einsum("npc,nqd->npcqd", omega, omega) + np.einsum("pq,cd->pcqd", V, np.eye(C))
+    return np.einsum("npc,nqd->npcqd", omega, omega) + np.einsum(
+        "pq,cd->pcqd", V, np.eye(C)
+    )
 
 
 CHANNELS = {
@@ -147,16 +155,34 @@ CHANNELS = {
 }  # fmt: skip
 
 PRIORS = {
-    "estimate 5% too long": {"denoise": lambda p, f, R, Qhat: Denoised(1.05 * f.estimate, f.V)},
-    "estimate 3% too long": {"denoise": lambda p, f, R, Qhat: Denoised(1.03 * f.estimate, f.V)},
-    "error 3% too large": {"denoise": lambda p, f, R, Qhat: Denoised(f.estimate, 1.03 * f.V)},
-    "noise misread": {"denoise": lambda p, f, R, Qhat: super(type(p), p).denoise(R, 1.3 * Qhat)},
+    "estimate 5% too long": {
+        "denoise": lambda p, f, R, Qhat: Denoised(1.05 * f.estimate, f.V)
+    },
+    "estimate 3% too long": {
+        "denoise": lambda p, f, R, Qhat: Denoised(1.03 * f.estimate, f.V)
+    },
+    "error 3% too large": {
+        "denoise": lambda p, f, R, Qhat: Denoised(f.estimate, 1.03 * f.V)
+    },
+    "noise misread": {
+        "denoise": lambda p, f, R, Qhat: super(type(p), p).denoise(R, 1.3 * Qhat)
+    },
     "estimate is the input": {"denoise": lambda p, f, R, Qhat: Denoised(R, f.V)},
-    "error too small": {"denoise": lambda p, f, R, Qhat: Denoised(f.estimate, 0.8 * f.V)},
-    "estimate of the wrong shape": {"denoise": lambda p, f, R, Qhat: Denoised(f.estimate[0], f.V)},
-    "estimate not a number": {"denoise": lambda p, f, R, Qhat: Denoised(f.estimate * np.nan, f.V)},
-    "estimate in half precision": {"denoise": lambda p, f, R, Qhat: Denoised(f.estimate.astype(np.float16), f.V)},
-    "estimate rounded to a half": {"denoise": lambda p, f, R, Qhat: Denoised(np.round(2 * f.estimate) / 2, f.V)},
+    "error too small": {
+        "denoise": lambda p, f, R, Qhat: Denoised(f.estimate, 0.8 * f.V)
+    },
+    "estimate of the wrong shape": {
+        "denoise": lambda p, f, R, Qhat: Denoised(f.estimate[0], f.V)
+    },
+    "estimate not a number": {
+        "denoise": lambda p, f, R, Qhat: Denoised(f.estimate * np.nan, f.V)
+    },
+    "estimate in half precision": {
+        "denoise": lambda p, f, R, Qhat: Denoised(f.estimate.astype(np.float16), f.V)
+    },
+    "estimate rounded to a half": {
+        "denoise": lambda p, f, R, Qhat: Denoised(np.round(2 * f.estimate) / 2, f.V)
+    },
     "map too good": {"overlap": lambda f: Overlap(f.Q + 0.1 * f.V, 0.9 * f.V)},
     "map that does not add up": {"overlap": lambda f: Overlap(f.Q, 0.9 * f.V)},
     "map of the wrong shape": {"overlap": lambda f: Overlap(f.Q[..., 0], f.V[..., 0])},
@@ -235,23 +261,46 @@ def raises(self, *arguments, **options):
 
 def refused():
     """Problems, sample ratios and what is said of them."""
-    for base, (name, change) in itertools.product((SequenceLinear, SequenceSoftmax), CHANNELS.items()):
+    for base, (name, change) in itertools.product(
+        (SequenceLinear, SequenceSoftmax), CHANNELS.items()
+    ):
         said = f"channel '{base.name}': .*smimbench check"
-        yield pytest.param(problem_of(LOW, channel_with(base, change)), [0.7], said, id=f"{base.name}, {name}")
+        yield pytest.param(
+            problem_of(LOW, channel_with(base, change)),
+            [0.7],
+            said,
+            id=f"{base.name}, {name}",
+        )
     for name, (change, said) in INFORMATION.items():
         problem = problem_of(LOW, information_of(change), noise=0.2)
-        yield pytest.param(problem, np.linspace(0.02, 0.6, 9), f"channel 'linear': .*{said}", id=f"information {name}")
+        yield pytest.param(
+            problem,
+            np.linspace(0.02, 0.6, 9),
+            f"channel 'linear': .*{said}",
+            id=f"information {name}",
+        )
     for name, (change, said) in PREDICTIONS.items():
         said = f"channel 'probit': generalization_error .*{said}"
-        yield pytest.param(problem_of(LOW, predicting(change), noise=0.2), [0.5], said, id=f"predictions {name}")
+        yield pytest.param(
+            problem_of(LOW, predicting(change), noise=0.2),
+            [0.5],
+            said,
+            id=f"predictions {name}",
+        )
     for change, said in COINS:
         problem = problem_of(LOW, "linear", type("Wrong", (Coin,), change), noise=0.3)
-        yield pytest.param(problem, np.linspace(0.1, 3.0, 12), said, id=f"coin {change}")
+        yield pytest.param(
+            problem, np.linspace(0.1, 3.0, 12), said, id=f"coin {change}"
+        )
     for method in ("sample", "denoise", "overlap"):
         said = f"prior 'gaussian': {method} raised RuntimeError: two lines; no theory"
-        problem = problem_of(LOW, "linear", type("Wrong", (Coin,), {method: raises}), noise=0.3)
+        problem = problem_of(
+            LOW, "linear", type("Wrong", (Coin,), {method: raises}), noise=0.3
+        )
         yield pytest.param(problem, [0.4], said, id=f"{method} raises")
-    for (base, model), (name, change) in itertools.product(((Gaussian, LOW), (Wishart, MATRICES)), PRIORS.items()):
+    for (base, model), (name, change) in itertools.product(
+        ((Gaussian, LOW), (Wishart, MATRICES)), PRIORS.items()
+    ):
         said = f"prior '{base.name}': .*smimbench check"
         problem = problem_of(model, "linear", prior_with(base, **change))
         yield pytest.param(problem, [0.4], said, id=f"{base.name}, {name}")
@@ -260,16 +309,25 @@ def refused():
 @pytest.mark.parametrize(("problem", "alphas", "said"), list(refused()))
 def test_what_contradicts_itself_gives_no_curve(problem, alphas, said, monkeypatch):
     # A clock that stands still: the same draws and points on any machine.
-    monkeypatch.setattr(theory_solver, "time", types.SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr(
+        theory_solver, "time", types.SimpleNamespace(perf_counter=lambda: 0.0)
+    )
     monkeypatch.setattr(consistency._ChannelTest, "most", 1 << 14)
     with pytest.raises(ProblemError, match=said):
         TheorySolver().points(problem, alphas)
 
 
 def test_thresholds_need_a_second_moment_where_no_sign_is_seen(monkeypatch):
-    monkeypatch.setattr(consistency._ChannelTest, "most", 1 << 10)  # the posterior is right: few draws do
-    change = channel_with(SequenceSoftmax, lambda f, y, omega, V: f._replace(second_moment=None))
-    with pytest.raises(ProblemError, match="channel 'softmax': labels do not depend on the sign of a component"):
+    monkeypatch.setattr(
+        consistency._ChannelTest, "most", 1 << 10
+    )  # the posterior is right: few draws do
+    change = channel_with(
+        SequenceSoftmax, lambda f, y, omega, V: f._replace(second_moment=None)
+    )
+    with pytest.raises(
+        ProblemError,
+        match="channel 'softmax': labels do not depend on the sign of a component",
+    ):
         TheorySolver().thresholds(problem_of(LOW, change, layers=2))
 
 
@@ -286,14 +344,21 @@ def hurried():
     return 4 * time.perf_counter()
 
 
-@pytest.mark.parametrize("channel", [SequenceSoftmax, SequenceLinear, Probit, Sign, SequenceHardmax])
+@pytest.mark.parametrize(
+    "channel", [SequenceSoftmax, SequenceLinear, Probit, Sign, SequenceHardmax]
+)
 def test_right_vectors_of_others_pass(channel):
     require_consistent(problem_of(LOW, channel, Gaussian), clock=hurried)
 
 
 @pytest.mark.parametrize(
     ("channel", "rho"),
-    [(AttentionSoftmax, 0.5), (AttentionHardmax, 0.5), (AttentionLinear, 0.05), (AttentionLinear, 3.0)],
+    [
+        (AttentionSoftmax, 0.5),
+        (AttentionHardmax, 0.5),
+        (AttentionLinear, 0.05),
+        (AttentionLinear, 3.0),
+    ],
 )
 def test_right_matrices_of_others_pass(channel, rho):
     require_consistent(problem_of(MATRICES, channel, Wishart, rho), clock=hurried)
@@ -304,7 +369,9 @@ def test_priors_with_values_of_their_own_pass(monkeypatch, name):
     """Where nearly all is known, signs are never confused: their error is 0 in every draw, and 1e-110 in theory."""
     monkeypatch.syspath_prepend(str(ROOT / "plugins" / "examples" / "smimbench-sparse"))
     entries = importlib.import_module("smimbench_sparse.entries")
-    require_consistent(problem_of(LOW, SequenceLinear, getattr(entries, name)), clock=hurried)
+    require_consistent(
+        problem_of(LOW, SequenceLinear, getattr(entries, name)), clock=hurried
+    )
 
 
 def test_what_ships_is_not_asked(monkeypatch):
@@ -339,11 +406,24 @@ def test_the_command_line_says_it_in_one_line(command, tmp_path, capsys):
     plugin.write_text(PLUGIN)
     suite = write_suite(tmp_path, SUITE.replace('"linear"', '"long"'))
     with pytest.raises(SystemExit) as end:
-        main([command, str(suite), "--plugins", str(plugin), "--results", str(tmp_path / "r")])
+        main(
+            [
+                command,
+                str(suite),
+                "--plugins",
+                str(plugin),
+                "--results",
+                str(tmp_path / "r"),
+            ]
+        )
     said = capsys.readouterr()
     assert (end.value.code, said.out) == (2, "")
     *progress, line = said.err.strip().splitlines()
-    assert command == "run" or all("running for" in one for one in progress)  # on a busy machine
+    assert command == "run" or all(
+        "running for" in one for one in progress
+    )  # on a busy machine
     assert "channel 'long'" in line
     assert "smimbench check long" in line
-    assert {path.name for path in (tmp_path / "r" / "small").glob("*.json")} <= {"run.json"}
+    assert {path.name for path in (tmp_path / "r" / "small").glob("*.json")} <= {
+        "run.json"
+    }

@@ -54,7 +54,11 @@ class Apart(Channel):
         return Uncertain(value, 0.0, "closed form")
 
     def susceptibility(self, Q, V):
-        return Uncertain(np.diag([1 / ratio(0.0) for ratio in self.ratios]) * (Q == 0), 0.0, "closed form")
+        return Uncertain(
+            np.diag([1 / ratio(0.0) for ratio in self.ratios]) * (Q == 0),
+            0.0,
+            "closed form",
+        )
 
 
 def apart(*ratios):
@@ -65,7 +69,12 @@ def line(start, end):
     return lambda q: start + (end - start) * q
 
 
-LINES = {"early": (0.1, 0.3), "late": (0.2, 0.5), "after": (0.7, 0.8), "beside": (0.15, 0.32)}
+LINES = {
+    "early": (0.1, 0.3),
+    "late": (0.2, 0.5),
+    "after": (0.7, 0.8),
+    "beside": (0.15, 0.32),
+}
 
 
 @pytest.mark.parametrize(
@@ -87,14 +96,20 @@ def test_independent_components_are_learned_in_order(names):
     for step, a in zip(found["sequential"], order):
         assert step["value"] == pytest.approx(ends[a][0], rel=1e-6)
         assert step["error"] < 1e-6
-    assert found["weak_recovery"] == {k: found["sequential"][0][k] for k in ("value", "error")}
-    assert found["perfect_recovery"]["value"] == pytest.approx(max(end for _, end in ends), rel=1e-4)
+    assert found["weak_recovery"] == {
+        k: found["sequential"][0][k] for k in ("value", "error")
+    }
+    assert found["perfect_recovery"]["value"] == pytest.approx(
+        max(end for _, end in ends), rel=1e-4
+    )
     assert found["hard_phase"] is None
     alphas = [0.05, 0.12, 0.18, 0.25, 0.31, 0.45, 0.6, 0.75, 0.9]
     for alpha, predictions in zip(alphas, competing(problem, alphas)):
         assert [p.branch for p in predictions] == ["unique"]
         overlap = np.diagonal(predictions[0].Q)
-        expected = np.array([np.clip((alpha - start) / (end - start), 0, 1) for start, end in ends])
+        expected = np.array(
+            [np.clip((alpha - start) / (end - start), 0, 1) for start, end in ends]
+        )
         np.testing.assert_allclose(overlap, expected, atol=2e-4)
         assert np.all(np.abs(overlap - expected) < 3 * predictions[0].error + 1e-5)
         assert predictions[0].error.max() < 2e-3
@@ -108,16 +123,22 @@ def hill(q):
 PEAK = 0.5 + 2.2**2 / (4 * 1.7)
 
 
-@pytest.mark.parametrize("others", [(), (line(0.1, 0.3),), (hill,)], ids=["alone", "after another", "twice"])
+@pytest.mark.parametrize(
+    "others", [(), (line(0.1, 0.3),), (hill,)], ids=["alone", "after another", "twice"]
+)
 def test_a_jump_is_reported_with_its_hard_phase(others):
     # alpha climbs to 1.21 and falls to 1: between the two, recovery is possible but not from the prior mean.
     problem = apart(hill, *others)
     curve = FixedPointCurve(problem)
     found = curve.thresholds()
-    assert {s["layer"]: s["value"] for s in found["sequential"]}[1] == pytest.approx(0.5, rel=1e-6)
+    assert {s["layer"]: s["value"] for s in found["sequential"]}[1] == pytest.approx(
+        0.5, rel=1e-6
+    )
     assert found["hard_phase"] == pytest.approx([1.0, PEAK], abs=1e-4)
     assert found["perfect_recovery"]["value"] == pytest.approx(PEAK, abs=1e-4)
-    assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(1.0, abs=1e-4)
+    assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(
+        1.0, abs=1e-4
+    )
     for alpha in (0.7, 0.95, 1.05, 1.2, 1.25):
         predictions = curve.competing([alpha])[0]
         if not 1 < alpha < PEAK:
@@ -127,10 +148,14 @@ def test_a_jump_is_reported_with_its_hard_phase(others):
             assert not predictions[0].V.any()
             assert predictions[0].free_entropy == np.inf
         q = (2.2 - np.sqrt(max(2.2**2 - 4 * 1.7 * (alpha - 0.5), 0))) / (2 * 1.7)
-        assert predictions[-1].Q[0, 0] == pytest.approx(1.0 if alpha > PEAK else q, abs=1e-3)
+        assert predictions[-1].Q[0, 0] == pytest.approx(
+            1.0 if alpha > PEAK else q, abs=1e-3
+        )
         if others == () and 1 < alpha < PEAK:
             grid = np.linspace(0, q, 100_001)
-            expected = np.trapezoid(0.5 * (alpha / hill(grid) - 1) * grid / (1 - grid), grid)
+            expected = np.trapezoid(
+                0.5 * (alpha / hill(grid) - 1) * grid / (1 - grid), grid
+            )
             assert predictions[-1].free_entropy == pytest.approx(expected, abs=1e-4)
 
 
@@ -162,19 +187,27 @@ def test_the_better_of_two_imperfect_branches_has_the_larger_free_entropy():
     equal = optimize.brentq(lead, low * 1.01, 0.99)
     found = thresholds(problem)
     assert [s["layer"] for s in found["sequential"]] == [2, 1]
-    assert [s["value"] for s in found["sequential"]] == pytest.approx([0.0, 1.0], abs=1e-7)
+    assert [s["value"] for s in found["sequential"]] == pytest.approx(
+        [0.0, 1.0], abs=1e-7
+    )
     assert found["weak_recovery"]["value"] == 0.0
     assert found["perfect_recovery"] is None
     assert found["hard_phase"] == pytest.approx([equal, 1.0], rel=1e-3)
     for a in (0.5 * (low + equal), 0.5 * (equal + 1)):
         pair = competing(problem, [a])[0]
-        assert [p.branch for p in pair] == (["uninformed", "informed"] if a < equal else ["informed", "uninformed"])
+        assert [p.branch for p in pair] == (
+            ["uninformed", "informed"] if a < equal else ["informed", "uninformed"]
+        )
         by = {p.branch: p for p in pair}
         assert by["uninformed"].Q[0, 0] == 0.0
-        assert by["informed"].Q[0, 0] == pytest.approx(q[np.flatnonzero(alpha <= a)[-1]], abs=1e-3)
+        assert by["informed"].Q[0, 0] == pytest.approx(
+            q[np.flatnonzero(alpha <= a)[-1]], abs=1e-3
+        )
         gap = by["informed"].free_entropy - by["uninformed"].free_entropy
         assert gap == pytest.approx(lead(a), abs=2e-4)
-        assert by["informed"].Q[1, 1] == pytest.approx(0.3 * a / (1 + 0.3 * a), rel=1e-5)
+        assert by["informed"].Q[1, 1] == pytest.approx(
+            0.3 * a / (1 + 0.3 * a), rel=1e-5
+        )
 
 
 def test_one_component_agrees_with_the_scalar_solver():
@@ -189,7 +222,10 @@ def test_one_component_agrees_with_the_scalar_solver():
 
     problem = Problem(OneLayer(), 1, 2)
     alphas = [0.1, 0.18, 0.3, 0.45, 0.6]
-    for many, one in zip(FixedPointCurve(problem).competing(alphas), scalar_curve(problem).predict(alphas)):
+    for many, one in zip(
+        FixedPointCurve(problem).competing(alphas),
+        scalar_curve(problem).predict(alphas),
+    ):
         assert many[0].Q[0, 0] == pytest.approx(one.Q[0, 0], abs=2e-5)
 
 
@@ -214,7 +250,9 @@ class Mixed(Channel):
         second = None
         if second_moment:
             second = mean[:, :, :, None, None] * mean[:, None, None, :, :]
-            second = second + np.einsum("pq,cd->pcqd", covariance, np.eye(omega.shape[-1]))
+            second = second + np.einsum(
+                "pq,cd->pcqd", covariance, np.eye(omega.shape[-1])
+            )
         return Posterior(mean, covariance, second)
 
 
@@ -256,7 +294,11 @@ def test_coupled_noiseless_labels_count_their_equations():
 
         def information(self, Q, V):
             c = np.array([1.0, 2.0])
-            value = 3 * c[:, None] * c / (c @ V @ c)[..., None, None] if V.ndim == 2 else None
+            value = (
+                3 * c[:, None] * c / (c @ V @ c)[..., None, None]
+                if V.ndim == 2
+                else None
+            )
             return Uncertain(value, 0.0, "closed form")
 
     # tr(V I) = 3 for every V, two unknowns: alpha = 2 / 3. The direction that balances V is found, not given.
@@ -277,7 +319,11 @@ class Noiseless(Channel):
 
     def information(self, Q, V):
         inverse = 1 / np.diagonal(V, axis1=-2, axis2=-1)
-        return Uncertain((self.counts * inverse)[..., None] * np.eye(len(self.counts)), 0.0, "closed form")
+        return Uncertain(
+            (self.counts * inverse)[..., None] * np.eye(len(self.counts)),
+            0.0,
+            "closed form",
+        )
 
 
 def test_matrices_of_small_width_leave_the_prior_mean_at_a_finite_information():
@@ -287,7 +333,9 @@ def test_matrices_of_small_width_leave_the_prior_mean_at_a_finite_information():
     assert components_decouple(problem)
     found = thresholds(problem)
     assert [s["layer"] for s in found["sequential"]] == [2, 1]
-    assert [s["value"] for s in found["sequential"]] == pytest.approx([1 / 10, 1 / 4], rel=1e-7)
+    assert [s["value"] for s in found["sequential"]] == pytest.approx(
+        [1 / 10, 1 / 4], rel=1e-7
+    )
     assert found["perfect_recovery"]["value"] == pytest.approx(2 / 4, rel=1e-4)
     for alpha in (0.05, 0.12, 0.18, 0.24, 0.3, 0.4, 0.49, 0.6):
         prediction = competing(problem, [alpha])[0][0]
@@ -326,7 +374,9 @@ def test_sampled_moments_agree_with_closed_forms(q):
     V = np.eye(2) - Q
     information, susceptibility = sampled_moments(Sampled(), 2, Q, V)
     for a in range(2):
-        expected = one_layer.information(Q[a:, a:][:1, :1], V[a:, a:][:1, :1], 2).value[0, 0]
+        expected = one_layer.information(Q[a:, a:][:1, :1], V[a:, a:][:1, :1], 2).value[
+            0, 0
+        ]
         if q[a] == 0:
             assert information.value[a, a] == pytest.approx(0.0, abs=1e-12)
             assert susceptibility.value[a, a] == pytest.approx(6.0, rel=1e-9)
@@ -356,13 +406,22 @@ def test_linear_response_of_directions_that_mix():
             return super().forward(self.turn @ z)
 
         def posterior(self, y, omega, V, *, second_moment=False, rng=None):
-            found = super().posterior(y, self.turn @ omega, self.turn @ V @ self.turn.T, second_moment=second_moment)
+            found = super().posterior(
+                y,
+                self.turn @ omega,
+                self.turn @ V @ self.turn.T,
+                second_moment=second_moment,
+            )
             second = found.second_moment
             if second is not None:
-                second = np.einsum("ap,npcqd,bq->nacbd", self.turn.T, second, self.turn.T)
+                second = np.einsum(
+                    "ap,npcqd,bq->nacbd", self.turn.T, second, self.turn.T
+                )
             return Posterior(self.turn.T @ found.mean, found.covariance, second)
 
-    value, error = linear_response(Problem(Rotated(), 2, 2), np.zeros((2, 2)), np.eye(2))
+    value, error = linear_response(
+        Problem(Rotated(), 2, 2), np.zeros((2, 2)), np.eye(2)
+    )
     radius = np.abs(np.linalg.eigvals(value.reshape(4, 4))).max()
     assert radius == pytest.approx(6.0, rel=0.02)
     assert error.max() < 0.1
@@ -376,10 +435,17 @@ def test_free_entropy_between_two_overlaps_does_not_depend_on_the_way():
     def phi(qhat):
         V = np.linalg.inv(np.eye(2) + qhat)
         Q = np.eye(2) - V
-        prior = -0.5 * np.trace(Q @ qhat) + 0.5 * np.trace(qhat) - 0.5 * np.linalg.slogdet(np.eye(2) + qhat)[1]
+        prior = (
+            -0.5 * np.trace(Q @ qhat)
+            + 0.5 * np.trace(qhat)
+            - 0.5 * np.linalg.slogdet(np.eye(2) + qhat)[1]
+        )
         return prior - 0.5 * alpha * sites * np.linalg.slogdet(V + noise)[1]
 
-    first, second = np.array([[0.2, 0.1], [0.1, 0.4]]), np.array([[3.0, -1.0], [-1.0, 7.0]])
+    first, second = (
+        np.array([[0.2, 0.1], [0.1, 0.4]]),
+        np.array([[3.0, -1.0], [-1.0, 7.0]]),
+    )
     found, error = free_entropy_between(problem, alpha, first, second)
     assert found == pytest.approx(phi(second) - phi(first), abs=1e-5)
     assert error == 0.0
@@ -390,7 +456,9 @@ def iterate(problem, alpha, start):
     Q, V = overlap_at(problem, start * np.eye(problem.components))
     for _ in range(2000):
         before = Q
-        Q, V = overlap_at(problem, problem.model.kappa * alpha * information_at(problem, Q, V).value)
+        Q, V = overlap_at(
+            problem, problem.model.kappa * alpha * information_at(problem, Q, V).value
+        )
         if np.abs(Q - before).max() <= 1e-9:
             break
     return V

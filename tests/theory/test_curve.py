@@ -35,15 +35,25 @@ def curves():
 
 
 def test_makers_are_those_that_are_meant(curves):
-    assert [type(curve) for curve in curves.values()] == [ScalarCurve, GridCurve, FixedPointCurve]
+    assert [type(curve) for curve in curves.values()] == [
+        ScalarCurve,
+        GridCurve,
+        FixedPointCurve,
+    ]
 
 
 @pytest.mark.parametrize("maker", ["grid", "followed"])
 def test_thresholds_do_not_depend_on_the_maker(curves, maker):
     exact, found = curves["closed form"].thresholds(), curves[maker].thresholds()
     for name in ("weak_recovery", "spinodal", "information_theoretic", "algorithmic"):
-        assert found[name]["value"] == pytest.approx(exact[name]["value"], rel=3e-3), name
-    assert exact["spinodal"]["value"] < exact["information_theoretic"]["value"] < exact["algorithmic"]["value"]
+        assert found[name]["value"] == pytest.approx(exact[name]["value"], rel=3e-3), (
+            name
+        )
+    assert (
+        exact["spinodal"]["value"]
+        < exact["information_theoretic"]["value"]
+        < exact["algorithmic"]["value"]
+    )
     assert found["perfect_recovery"] is exact["perfect_recovery"] is None
 
 
@@ -55,7 +65,9 @@ def test_branches_and_their_free_entropy_do_not_depend_on_the_maker(curves, make
     )
     inside = [(spinodal + optimal) / 2, (optimal + end) / 2]
     alphas = [0.8 * spinodal, *inside, 1.2 * end]
-    for exact, points in zip(curves["closed form"].competing(alphas), curves[maker].competing(alphas)):
+    for exact, points in zip(
+        curves["closed form"].competing(alphas), curves[maker].competing(alphas)
+    ):
         assert [point.branch for point in points] == [point.branch for point in exact]
         for point, other in zip(points, exact):
             assert point.V[0, 0] == pytest.approx(other.V[0, 0], rel=5e-3)
@@ -70,13 +82,17 @@ def test_the_potential_is_the_integral_over_all_pieces():
     qhat = np.exp(s)[:, None]
     V = 1 / (1 + qhat)
     parts = slice(0, 201), slice(200, 401)
-    halves = [Piece(s[k], np.zeros(201), np.full(201, 1e-3), qhat[k], V[k]) for k in parts]
+    halves = [
+        Piece(s[k], np.zeros(201), np.full(201, 1e-3), qhat[k], V[k]) for k in parts
+    ]
     # No fixed points, where the integrand would vanish: the end itself is known to a part of a step.
     for end in (0.9, 0.5, 0.07):
         value, error = Potential(halves, np.ones(1)).at(3.0, np.array([end]))
         exact = 0.5 * (3.0 - 1.0) * (end - 1 - np.log(end))
         assert value == pytest.approx(exact, abs=1e-5)
-        assert error == pytest.approx(0.5 * 3.0 * 1e-3 * (end - 1 - np.log(end)), rel=0.01, abs=1e-6)
+        assert error == pytest.approx(
+            0.5 * 3.0 * 1e-3 * (end - 1 - np.log(end)), rel=0.01, abs=1e-6
+        )
 
 
 def test_aitken_finds_the_limit_of_a_geometric_sequence_and_leaves_noise_alone():

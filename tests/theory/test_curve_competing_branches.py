@@ -31,7 +31,9 @@ class LowRank(Prior):
         return np.zeros((components, components))
 
     def overlap(self, qhat):
-        V = np.vectorize(self.error)(np.minimum(np.asarray(qhat, dtype=float), self.most))
+        V = np.vectorize(self.error)(
+            np.minimum(np.asarray(qhat, dtype=float), self.most)
+        )
         return Overlap(1 - V, V)
 
 
@@ -48,8 +50,20 @@ class Sparse(LowRank):
         spike = (1 - self.rho) * np.exp(-t * t / 2)
         slab = self.rho * np.exp(-t * t / (2 * (1 + gain))) / np.sqrt(1 + gain)
         inner = slab / (self.rho * (1 + gain))
-        between = spike * slab / np.maximum(spike + slab, 1e-300) * t * t * gain / (self.rho * (1 + gain) ** 2)
-        return float(np.sum(ends * np.cosh(ends * x) * (inner + between)) * h / math.sqrt(2 * math.pi))
+        between = (
+            spike
+            * slab
+            / np.maximum(spike + slab, 1e-300)
+            * t
+            * t
+            * gain
+            / (self.rho * (1 + gain) ** 2)
+        )
+        return float(
+            np.sum(ends * np.cosh(ends * x) * (inner + between))
+            * h
+            / math.sqrt(2 * math.pi)
+        )
 
 
 class Binary(LowRank):
@@ -61,7 +75,11 @@ class Binary(LowRank):
         root = math.sqrt(q)
         x, h = np.linspace(-root - 12, 12, 601, retstep=True)
         decay = np.exp(-2 * np.abs(root * (root + x)))
-        return float(np.sum(np.exp(-x * x / 2) * 4 * decay / (1 + decay) ** 2) * h / math.sqrt(2 * math.pi))
+        return float(
+            np.sum(np.exp(-x * x / 2) * 4 * decay / (1 + decay) ** 2)
+            * h
+            / math.sqrt(2 * math.pi)
+        )
 
 
 class Together(LowRank):
@@ -71,7 +89,9 @@ class Together(LowRank):
         self.prior = prior
 
     def overlap(self, qhat):
-        V = np.vectorize(self.prior.error)(np.minimum(np.diagonal(qhat, axis1=-2, axis2=-1), self.prior.most))
+        V = np.vectorize(self.prior.error)(
+            np.minimum(np.diagonal(qhat, axis1=-2, axis2=-1), self.prior.most)
+        )
         V = V[..., None] * np.eye(V.shape[-1])
         return Overlap(np.eye(V.shape[-1]) - V, V)
 
@@ -91,12 +111,20 @@ class Modulus(Channel):
 
         def moved(s):
             z = s[..., None] + t
-            return ((z * np.tanh(s[..., None] * z) - s[..., None]) ** 2 * density).sum(-1)
+            return ((z * np.tanh(s[..., None] * z) - s[..., None]) ** 2 * density).sum(
+                -1
+            )
 
         normal = np.exp(-((x / wide) ** 2) / 2) / math.sqrt(2 * math.pi) / wide
-        inside = 2 * (w * np.exp(-x * x / 2) / math.sqrt(2 * math.pi) * moved(narrow * x)).sum(-1)
+        inside = 2 * (
+            w * np.exp(-x * x / 2) / math.sqrt(2 * math.pi) * moved(narrow * x)
+        ).sum(-1)
         missing = 2 * (w * normal * (1 - moved(x))).sum(-1)
-        return Uncertain(np.where(u[..., 0] > 1, 1 - missing, inside) / np.maximum(V, 1e-300), 0.0, "quadrature")
+        return Uncertain(
+            np.where(u[..., 0] > 1, 1 - missing, inside) / np.maximum(V, 1e-300),
+            0.0,
+            "quadrature",
+        )
 
 
 class Sign(Channel):
@@ -112,7 +140,11 @@ class Sign(Channel):
         wide, narrow = np.maximum(u, 1), np.minimum(u, 1)
         law = np.exp(-((x / wide) ** 2) / 2) / (math.sqrt(2 * math.pi) * wide)
         logs = special.log_ndtr(narrow * x) + special.log_ndtr(-narrow * x)
-        found = 2 * (w * law * np.exp(-((narrow * x) ** 2) - logs) / (2 * math.pi)).sum(-1) / V
+        found = (
+            2
+            * (w * law * np.exp(-((narrow * x) ** 2) - logs) / (2 * math.pi)).sum(-1)
+            / V
+        )
         return Uncertain(found, 0.0, "quadrature")
 
 
@@ -138,7 +170,9 @@ def test_phase_retrieval_is_the_two_point_integral_of_one_token(q):
 
 
 def test_phase_retrieval_has_its_weak_recovery():
-    assert thresholds(Problem(Modulus(), Gaussian()))["weak_recovery"]["value"] == pytest.approx(0.5, abs=1e-5)
+    assert thresholds(Problem(Modulus(), Gaussian()))["weak_recovery"][
+        "value"
+    ] == pytest.approx(0.5, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +185,22 @@ def test_phase_retrieval_has_its_weak_recovery():
     ],
     ids=["compressed sensing", "binary", "sizes of binary", "phase retrieval"],
 )
-def test_noiseless_equations_are_solved_as_soon_as_there_are_enough(problem, begins, ends):
+def test_noiseless_equations_are_solved_as_soon_as_there_are_enough(
+    problem, begins, ends
+):
     found = thresholds(problem)
     assert found["hard_phase"] == pytest.approx([begins, ends], abs=1e-4)
-    for name, value in (("spinodal", begins), ("information_theoretic", begins), ("algorithmic", ends)):
+    for name, value in (
+        ("spinodal", begins),
+        ("information_theoretic", begins),
+        ("algorithmic", ends),
+    ):
         # three digits of the cruder quadratures of this file, on top of what is stated
         assert abs(found[name]["value"] - value) < 3 * found[name]["error"] + 6e-5
     assert found["perfect_recovery"]["value"] == found["algorithmic"]["value"]
-    assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(begins, abs=1e-4)
+    assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(
+        begins, abs=1e-4
+    )
     (after,) = competing(problem, [1.1 * ends])[0]
     assert after.branch == "unique"
     assert float(after.mse[0]) < 1e-6
@@ -178,7 +220,9 @@ def test_binary_perceptron_has_a_transition_of_its_own():
     for point in competing(problem, [1.0, 1.3])[0] + competing(problem, [1.3])[0]:
         if point.branch == "informed":
             # It is certain of the signal: labels gain alpha log 2 over guessing, of which the prior takes log 2.
-            assert point.free_entropy == pytest.approx((point.alpha - 1) * math.log(2), abs=1e-7)
+            assert point.free_entropy == pytest.approx(
+                (point.alpha - 1) * math.log(2), abs=1e-7
+            )
     found = thresholds(problem)
 
     def potential(q, alpha):
@@ -186,7 +230,9 @@ def test_binary_perceptron_has_a_transition_of_its_own():
         qhat = optimize.brentq(lambda x: problem.prior.error(x) - (1 - q), 1e-9, 60)
         x, w = np.polynomial.hermite_e.hermegauss(120)
         w = w / w.sum()
-        signal = float(w @ np.log(np.cosh(np.sqrt(qhat) * x + qhat))) - qhat * (1 + q) / 2
+        signal = (
+            float(w @ np.log(np.cosh(np.sqrt(qhat) * x + qhat))) - qhat * (1 + q) / 2
+        )
         p = special.ndtr(np.sqrt(q / (1 - q)) * x)
         return signal + alpha * (2 * float(w @ special.xlogy(p, p)) + math.log(2))
 
@@ -207,18 +253,30 @@ def test_none_has_a_reason():
     assert "equations" in found["reasons"]["perfect_recovery"]
     assert found["algorithmic"] is None
     assert "one branch" in found["reasons"]["algorithmic"]
-    assert set(found["reasons"]) == {k for k in found if not found[k] and k not in ("hard_phase", "reasons")}
+    assert set(found["reasons"]) == {
+        k for k in found if not found[k] and k not in ("hard_phase", "reasons")
+    }
 
 
 def test_an_error_that_is_not_zero_is_not_perfect_recovery(monkeypatch):
     """At the end of a hard phase the uninformed error may be as small as it is uncertain; perfect recovery is optimal there."""
     problem = Problem(SequenceLinear(tokens=2, components=2), Gaussian(), 2, 2)
     curve = fixed_point_curve(problem)
-    monkeypatch.setattr(curve, "turning_points", [TurningPoint(Threshold(0.5, 0.0), True)])
-    monkeypatch.setattr(curve, "free_entropy", lambda p: (0.0 if p.V.any() else float("inf"), 0.0))
-    low = Prediction(1.0, 0.95 * np.eye(2), 0.05 * np.eye(2), np.full(2, 0.04), "uninformed", "")
+    monkeypatch.setattr(
+        curve, "turning_points", [TurningPoint(Threshold(0.5, 0.0), True)]
+    )
+    monkeypatch.setattr(
+        curve, "free_entropy", lambda p: (0.0 if p.V.any() else float("inf"), 0.0)
+    )
+    low = Prediction(
+        1.0, 0.95 * np.eye(2), 0.05 * np.eye(2), np.full(2, 0.04), "uninformed", ""
+    )
     high = Prediction(1.0, np.eye(2), np.zeros((2, 2)), np.zeros(2), "informed", "")
-    monkeypatch.setattr(curve, "predict", lambda alphas, branch="": [high if branch == "informed" else low])
+    monkeypatch.setattr(
+        curve,
+        "predict",
+        lambda alphas, branch="": [high if branch == "informed" else low],
+    )
     assert [p.branch for p in curve.competing([1.0])[0]] == ["informed", "uninformed"]
     high = replace(low, V=0.04 * np.eye(2))
     assert [p.branch for p in curve.competing([1.0])[0]] == ["unique"]
@@ -227,17 +285,30 @@ def test_an_error_that_is_not_zero_is_not_perfect_recovery(monkeypatch):
 @pytest.mark.parametrize("below", [1e-6, 1e-4, 1e-3, 3e-3])
 @pytest.mark.parametrize(
     "problem",
-    [Problem(linear(), Binary()), Problem(linear(), Sparse()), Problem(Probit(tokens=1, noise=1e-3), Binary())],
+    [
+        Problem(linear(), Binary()),
+        Problem(linear(), Sparse()),
+        Problem(Probit(tokens=1, noise=1e-3), Binary()),
+    ],
 )
 def test_both_branches_are_found_just_before_either_ends(problem, below):
     """Between two nodes the curve may turn: the end of a branch is a node, too."""
     found = thresholds(problem)
-    for alpha in (found["algorithmic"]["value"] * (1 - below), found["spinodal"]["value"] * (1 + below)):
+    for alpha in (
+        found["algorithmic"]["value"] * (1 - below),
+        found["spinodal"]["value"] * (1 + below),
+    ):
         if alpha > 0:
-            assert {point.branch for point in competing(problem, [alpha])[0]} == {"informed", "uninformed"}
+            assert {point.branch for point in competing(problem, [alpha])[0]} == {
+                "informed",
+                "uninformed",
+            }
 
 
-@pytest.mark.parametrize(("channel", "noise"), [(SequenceLinear, 1e-3), (SequenceLinear, 1e-9), (Probit, 1e-9)])
+@pytest.mark.parametrize(
+    ("channel", "noise"),
+    [(SequenceLinear, 1e-3), (SequenceLinear, 1e-9), (Probit, 1e-9)],
+)
 def test_noise_however_little_leaves_no_perfect_recovery(channel, noise):
     problem = Problem(channel(tokens=1, noise=noise), Binary())
     assert thresholds(problem)["perfect_recovery"] is None
@@ -260,7 +331,9 @@ def pair():
     return Problem(Sampled(channel), Binary()), Problem(channel, Binary())
 
 
-@pytest.mark.parametrize("alpha", [0.3, 0.65, 0.9, 1.2, 1.4, 1.475, 1.52, 1.6, 2.5, 4.0, 10.0, 100.0])
+@pytest.mark.parametrize(
+    "alpha", [0.3, 0.65, 0.9, 1.2, 1.4, 1.475, 1.52, 1.6, 2.5, 4.0, 10.0, 100.0]
+)
 def test_sampled_information_leads_to_the_same_branches_within_its_error(pair, alpha):
     """Also beyond the last node, where hardly any label says anything, and no information can be sampled."""
     (sampled, exact) = (competing(problem, [alpha])[0] for problem in pair)
@@ -273,19 +346,27 @@ def test_sampled_information_leads_to_the_same_branches_within_its_error(pair, a
 def test_thresholds_of_sampled_information_are_right_to_their_error(pair):
     sampled, exact = map(thresholds, pair)
     for name in ("spinodal", "information_theoretic", "algorithmic"):
-        assert abs(sampled[name]["value"] - exact[name]["value"]) < 4 * sampled[name]["error"]
+        assert (
+            abs(sampled[name]["value"] - exact[name]["value"])
+            < 4 * sampled[name]["error"]
+        )
     assert sampled["perfect_recovery"] is exact["perfect_recovery"] is None
 
 
 def test_turns_are_told_from_noise(rng):
     x = np.linspace(0, 1, 200)
     wave = np.sin(7 * x)
-    expected = [(round(0.5 * math.pi / 7 * 199), True), (round(1.5 * math.pi / 7 * 199), False)]
+    expected = [
+        (round(0.5 * math.pi / 7 * 199), True),
+        (round(1.5 * math.pi / 7 * 199), False),
+    ]
     assert turns(wave, np.full(200, 1e-9)) == expected
     noisy = wave + 0.01 * rng.standard_normal(200)
     found = turns(noisy, np.full(200, 0.05))
     assert [is_peak for _, is_peak in found] == [True, False]
-    assert all(abs(index - other) < 12 for (index, _), (other, _) in zip(found, expected))
+    assert all(
+        abs(index - other) < 12 for (index, _), (other, _) in zip(found, expected)
+    )
     assert turns(0.01 * rng.standard_normal(200), np.full(200, 0.05)) == []
     assert turns(np.sort(noisy), np.full(200, 1e-9)) == []
 
@@ -294,16 +375,25 @@ def test_turns_are_told_from_noise(rng):
 def test_counting_of_several_sparse_components_states_what_it_leaves(rho):
     prior = Sparse()
     prior.rho = rho
-    found = perfect_limit(Problem(SequenceLinear(tokens=1, components=2), Together(prior), components=2))
+    found = perfect_limit(
+        Problem(SequenceLinear(tokens=1, components=2), Together(prior), components=2)
+    )
     assert 0 < abs(found.value - rho) < 2 * found.error < 0.02
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_several_discrete_components_are_found_at_any_sample_ratio(count):
     prior = Together(Binary())
-    problem = Problem(SequenceLinear(tokens=2, components=count), prior, components=count, sites=2)
+    problem = Problem(
+        SequenceLinear(tokens=2, components=count), prior, components=count, sites=2
+    )
     assert perfect_limit(problem) == Threshold(0.0, 0.0)
-    noisy = Problem(SequenceLinear(tokens=2, components=count, noise=1e-4), prior, components=count, sites=2)
+    noisy = Problem(
+        SequenceLinear(tokens=2, components=count, noise=1e-4),
+        prior,
+        components=count,
+        sites=2,
+    )
     assert perfect_limit(noisy) is None
     best = competing(problem, [0.1])[0][0]
     assert not best.V.any()
@@ -318,7 +408,11 @@ class Steps(Channel):
         unknown = np.diagonal(V, axis1=-2, axis2=-1)
         value = 0.7 / np.sqrt(unknown)[..., None] * np.eye(2) + 0.05 * (1 - np.eye(2))
         drawn = (unknown > 1e-7)[..., None] * value - 1e-30
-        return Uncertain(drawn, np.abs(drawn) * np.sqrt(1e-6 / unknown)[..., None], "Monte Carlo (steps)")
+        return Uncertain(
+            drawn,
+            np.abs(drawn) * np.sqrt(1e-6 / unknown)[..., None],
+            "Monte Carlo (steps)",
+        )
 
 
 def test_what_hardly_any_label_tells_ends_in_perfect_recovery_of_discrete_signals():

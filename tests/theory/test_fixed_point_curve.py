@@ -30,7 +30,10 @@ class Ellipse(Channel):
         return np.einsum("p,npc->nc", self.weights, z * z)
 
     def posterior(self, y, omega, V, *, second_moment=False, rng=None):
-        unit = np.stack([self.angles.real, self.angles.imag]) / np.sqrt(self.weights)[:, None]
+        unit = (
+            np.stack([self.angles.real, self.angles.imag])
+            / np.sqrt(self.weights)[:, None]
+        )
         z = np.sqrt(y)[:, None, :, None] * unit[:, None, :]
         variance = np.diagonal(V)[:, None, None]
         density = -((z - omega[..., None]) ** 2 / (2 * variance)).sum(1)
@@ -39,7 +42,9 @@ class Ellipse(Channel):
         mean = np.einsum("npck,nck->npc", z, density)
         second = np.einsum("npc,nqd->npcqd", mean, mean) if second_moment else None
         for c in range(omega.shape[2] if second_moment else 0):
-            second[:, :, c, :, c] = np.einsum("npk,nqk,nk->npq", z[:, :, c], z[:, :, c], density[:, c])
+            second[:, :, c, :, c] = np.einsum(
+                "npk,nqk,nk->npq", z[:, :, c], z[:, :, c], density[:, c]
+            )
         return Posterior(mean, V, second)
 
 
@@ -62,11 +67,16 @@ def compare(curve, alpha, draws, rng):
     """Sample ratio by plain draws less that of the curve, of each learned component, and their combined error."""
     found = curve.predict([alpha])[0]
     shift = 3e-3
-    above, below = curve.predict([alpha * (1 + shift)])[0], curve.predict([alpha * (1 - shift)])[0]
+    above, below = (
+        curve.predict([alpha * (1 + shift)])[0],
+        curve.predict([alpha * (1 - shift)])[0],
+    )
     learned = np.flatnonzero(np.diagonal(found.Q) > 0)
     response = np.diagonal(below.V - above.V)[learned] / (2 * shift * alpha)
     value, error = plain_ratios(curve.problem, found.Q, found.V, draws, rng)
-    return value[learned] - alpha, np.hypot(found.error[learned] / response, error[learned])
+    return value[learned] - alpha, np.hypot(
+        found.error[learned] / response, error[learned]
+    )
 
 
 @pytest.fixture
@@ -90,7 +100,10 @@ class FewerLabels(Channel):
 
     def __init__(self, channel):
         self.forward, self.posterior = channel.forward, channel.posterior
-        self.susceptibility, self._information = channel.susceptibility, channel.information
+        self.susceptibility, self._information = (
+            channel.susceptibility,
+            channel.information,
+        )
 
     def information(self, Q, V):
         return self._information(Q, V, labels=2**14)
@@ -100,7 +113,9 @@ class FewerLabels(Channel):
 def test_two_layers_between_their_second_threshold_and_perfect_recovery(rng):
     """Where large corrections were taken to be linear, alpha was off by 4 percent here: 13 stated errors."""
     model, prior = {"name": "sequence-multi-index", "tokens": 2}, {"name": "gaussian"}
-    shipped = Problem(model, {"name": "softmax", "layers": 2, "skip": 1.0}, prior).channel
+    shipped = Problem(
+        model, {"name": "softmax", "layers": 2, "skip": 1.0}, prior
+    ).channel
     curve = FixedPointCurve(Toy(FewerLabels(shipped), 2, 2))
     for alpha in (0.83, 0.9):
         difference, error = compare(curve, alpha, 200_000, rng)
@@ -116,7 +131,12 @@ class Interacting(Channel):
 
     @staticmethod
     def ratios(q):
-        return np.array([0.2 + 0.6 * q[0] ** 3 - 0.1 * q[1] * q[0] ** 2, 1.4 - 1.1 * q[0] ** 4 + 0.35 * q[1]])
+        return np.array(
+            [
+                0.2 + 0.6 * q[0] ** 3 - 0.1 * q[1] * q[0] ** 2,
+                1.4 - 1.1 * q[0] ** 4 + 0.35 * q[1],
+            ]
+        )
 
     def information(self, Q, V):
         q, v = np.diagonal(Q), np.diagonal(V)
@@ -157,9 +177,15 @@ def on_interacting_curve(channel=None):
     shift = 1e-3
     for alpha in np.linspace(0.652, 0.686, 12):
         found = curve.predict([alpha])[0]
-        above, below = curve.predict([alpha * (1 + shift)])[0], curve.predict([alpha * (1 - shift)])[0]
+        above, below = (
+            curve.predict([alpha * (1 + shift)])[0],
+            curve.predict([alpha * (1 - shift)])[0],
+        )
         response = np.diagonal(below.V - above.V) / (2 * shift)
-        yield np.log(Interacting.ratios(np.diagonal(found.Q)) / alpha), found.error / response
+        yield (
+            np.log(Interacting.ratios(np.diagonal(found.Q)) / alpha),
+            found.error / response,
+        )
 
 
 @pytest.mark.parametrize("kind", [Interacting, Rough])
@@ -171,7 +197,9 @@ def test_the_curve_is_followed_to_less_than_the_noise_of_sampling(kind):
 
 
 def test_corrections_that_are_left_out_are_in_the_stated_error(monkeypatch):
-    monkeypatch.setattr(component_ratios, "SAMPLED", replace(component_ratios.SAMPLED, correction=0.012))
+    monkeypatch.setattr(
+        component_ratios, "SAMPLED", replace(component_ratios.SAMPLED, correction=0.012)
+    )
     deviations, stated = map(np.array, zip(*on_interacting_curve()))
     assert np.abs(deviations).max() > 5 * Interacting.noise
     assert (np.abs(deviations) < 2 * stated).all()
@@ -187,7 +215,11 @@ class Shifted(Channel):
         self.factors = 1 + self.noise * np.array(signs)
 
     def ratios(self, q):
-        exact = [0.2 + 0.5 * q[0] - 0.1 * q[1], 0.35 + 0.3 * q[1] - 0.05 * q[0], 1.6 - 0.9 * q[0] - 0.5 * q[1]]
+        exact = [
+            0.2 + 0.5 * q[0] - 0.1 * q[1],
+            0.35 + 0.3 * q[1] - 0.05 * q[0],
+            1.6 - 0.9 * q[0] - 0.5 * q[1],
+        ]
         return self.factors * exact
 
     def information(self, Q, V):
@@ -222,7 +254,12 @@ def test_noise_of_a_correction_is_that_of_noisy_sample_ratios():
     tangent = rng.standard_normal(4)
     tangent[1] = 0.0
     error = np.array([0.02, 0.5, 0.03, 0.01])
-    steps = [corrector._correction(moving, 1.0 + error * rng.standard_normal(4), slope, tangent) for _ in range(20_000)]
+    steps = [
+        corrector._correction(
+            moving, 1.0 + error * rng.standard_normal(4), slope, tangent
+        )
+        for _ in range(20_000)
+    ]
     found = corrector._noise(moving, error, slope, tangent)
     np.testing.assert_allclose(found, np.std(steps, axis=0).max(), rtol=0.03)
     assert corrector._noise([2], error, slope, tangent) == 0.0

@@ -12,7 +12,9 @@ from smimbench.interfaces import Channel
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.theory import generalization
 
-TWO_TOKENS = Problem({"name": "sequence-multi-index", "tokens": 2}, "hardmax", "gaussian")
+TWO_TOKENS = Problem(
+    {"name": "sequence-multi-index", "tokens": 2}, "hardmax", "gaussian"
+)
 
 
 def test_the_constant_predictor_is_unbiased_and_its_error_is_honest(monkeypatch):
@@ -21,21 +23,37 @@ def test_the_constant_predictor_is_unbiased_and_its_error_is_honest(monkeypatch)
     scores = []
     for k in range(16):
         monkeypatch.setattr(
-            generalization, "normal_points", lambda d, n, what, *i, k=k: original(d, n, f"{what} {k}", *i)
+            generalization,
+            "normal_points",
+            lambda d, n, what, *i, k=k: original(d, n, f"{what} {k}", *i),
         )
-        found = generalization.sampled_errors(TWO_TOKENS, np.array([[0.5]]), np.array([[0.5]]))["constant"]
+        found = generalization.sampled_errors(
+            TWO_TOKENS, np.array([[0.5]]), np.array([[0.5]])
+        )["constant"]
         scores.append((found.value - 0.75) / found.error)
     assert abs(np.mean(scores)) < 4 / np.sqrt(len(scores))
     assert 0.4 < np.std(scores) < 1.6
 
 
 @pytest.mark.parametrize(("tokens", "exact"), [(2, 1.5), (3, None)])
-def test_where_nothing_is_learned_the_prediction_is_the_limit_of_small_overlaps(tokens, exact):
+def test_where_nothing_is_learned_the_prediction_is_the_limit_of_small_overlaps(
+    tokens, exact
+):
     """At omega = 0 all scores are equal, and a rule for ties would decide. Two tokens: rows that agree with 5/8 each."""
-    problem = Problem({"name": "sequence-multi-index", "tokens": tokens}, "hardmax", "gaussian")
-    found = [generalization.generalization_error(problem, np.array([[q]]), np.array([[1 - q]])) for q in (0.0, 1e-9)]
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": tokens}, "hardmax", "gaussian"
+    )
+    found = [
+        generalization.generalization_error(
+            problem, np.array([[q]]), np.array([[1 - q]])
+        )
+        for q in (0.0, 1e-9)
+    ]
     for kind in generalization.KINDS:
-        assert abs(found[0][kind].value - found[1][kind].value) < 4 * found[0][kind].error + 1e-9
+        assert (
+            abs(found[0][kind].value - found[1][kind].value)
+            < 4 * found[0][kind].error + 1e-9
+        )
     if exact is not None:
         assert abs(found[0]["plugin"].value - exact) < 4 * found[0]["plugin"].error
 
@@ -43,14 +61,24 @@ def test_where_nothing_is_learned_the_prediction_is_the_limit_of_small_overlaps(
 @pytest.mark.slow
 def test_the_error_of_V_is_part_of_the_error_of_a_prediction():
     """Three tokens: V comes from a fit through sampled numbers, the prediction from a quadrature without error of its own."""
-    problem = Problem({"name": "attention-indexed", "tokens": 3}, "hardmax", {"name": "wishart", "rho": 0.5})
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 3},
+        "hardmax",
+        {"name": "wishart", "rho": 0.5},
+    )
     ((point,),) = TheorySolver().points(problem, [0.05])
     V, error = 1.5 - point["overlap"][0][0], point["mse_error"]
     low, high = (
-        problem.channel.generalization_error(np.array([[1.5 - v]]), np.array([[v]])) for v in (V - error, V + error)
+        problem.channel.generalization_error(np.array([[1.5 - v]]), np.array([[v]]))
+        for v in (V - error, V + error)
     )
     for kind in ("bayes", "plugin"):
-        half = abs(float(np.asarray(high[kind].value)) - float(np.asarray(low[kind].value))) / 2
+        half = (
+            abs(
+                float(np.asarray(high[kind].value)) - float(np.asarray(low[kind].value))
+            )
+            / 2
+        )
         assert point["generalization_error_error"][kind] == pytest.approx(half, rel=0.1)
         assert half > 1e-6
 
@@ -74,7 +102,9 @@ class Bare(Channel):
 def completed(channel):
     """As much of a problem as errors of prediction ask for."""
     model = SimpleNamespace(sites=channel.tokens)
-    return SimpleNamespace(channel=complete_channel(Bare(channel), model), components=1, model=model)
+    return SimpleNamespace(
+        channel=complete_channel(Bare(channel), model), components=1, model=model
+    )
 
 
 def one(value):
@@ -86,7 +116,9 @@ def test_noise_of_labels_is_no_error_of_a_prediction(Q):
     """A noisy channel that predicts by the mean of its labels: the noise that is left in the mean must not be squared."""
     problem, channel = completed(Probit(noise=0.3)), Probit(noise=0.3)
     found = generalization.generalization_error(problem, one(Q), one(1 - Q))
-    measured = generalization.measured_error(problem, one(1), one(Q), one(Q), one(1 - Q))
+    measured = generalization.measured_error(
+        problem, one(1), one(Q), one(Q), one(1 - Q)
+    )
     for kind, exact in channel.generalization_error(one(Q), one(1 - Q)).items():
         assert found[kind].error < 0.01 * exact.value + 2e-4
         for entry in (found[kind], measured[kind]):
@@ -100,7 +132,12 @@ def test_errors_of_sampled_steps_are_honest(tokens):
     for Q in np.random.default_rng(tokens).uniform(0.02, 0.98, 40):
         found = generalization.generalization_error(problem, one(Q), one(1 - Q))
         exact = channel.generalization_error(one(Q), one(1 - Q))
-        scores.append([(found[kind].value - exact[kind].value) / found[kind].error for kind in ("bayes", "plugin")])
+        scores.append(
+            [
+                (found[kind].value - exact[kind].value) / found[kind].error
+                for kind in ("bayes", "plugin")
+            ]
+        )
     assert (np.sqrt(np.mean(np.square(scores), axis=0)) < 1.3).all()
     assert np.abs(scores).max() < 4
 
@@ -114,7 +151,19 @@ def test_rounding_does_not_leave_errors_below_0():
             "plugin": Uncertain(0.1, 0.0, "m"),
             "constant": Uncertain(0.5, 0.0, "m"),
         }
-        return SimpleNamespace(channel=SimpleNamespace(generalization_error=lambda Q, V: found))
+        return SimpleNamespace(
+            channel=SimpleNamespace(generalization_error=lambda Q, V: found)
+        )
 
-    assert generalization.generalization_error(problem(-4e-15), one(1), one(0))["bayes"].value == 0
-    assert generalization.generalization_error(problem(-4e-3), one(1), one(0))["bayes"].value == -4e-3
+    assert (
+        generalization.generalization_error(problem(-4e-15), one(1), one(0))[
+            "bayes"
+        ].value
+        == 0
+    )
+    assert (
+        generalization.generalization_error(problem(-4e-3), one(1), one(0))[
+            "bayes"
+        ].value
+        == -4e-3
+    )

@@ -8,7 +8,11 @@ import pytest
 from smimbench.problem.problem import Problem
 from suites.asv.calibration import CASES, overlaps, scores, verify_information
 
-CHEAP = [name for name in CASES if "layers" not in name and not ("hardmax" in name and "2 tokens" not in name)]
+CHEAP = [
+    name
+    for name in CASES
+    if "layers" not in name and not ("hardmax" in name and "2 tokens" not in name)
+]
 """Those with formulas or quadratures, and a posterior of microseconds."""
 
 
@@ -40,6 +44,11 @@ def test_an_error_that_is_left_out_is_seen():
             found = whole(Q, V)
             return found._replace(value=1.05 * found.value)
 
-    problem.channel = Wrong(**{name: getattr(problem.channel, name) for name in ("tokens", "components", "noise")})
+    problem.channel = Wrong(
+        **{
+            name: getattr(problem.channel, name)
+            for name in ("tokens", "components", "noise")
+        }
+    )
     Q, V = list(overlaps(problem))[2]
     assert max(abs(check.z) for check in verify_information(problem, Q, V, 20_000)) > 4

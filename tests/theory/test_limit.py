@@ -13,31 +13,50 @@ LINEAR, DEEP = sequence("linear", components=2, noise=0.1), sequence(layers=2, s
 MATRIX = attention("linear")
 
 
-@pytest.mark.parametrize("problem", [LINEAR, DEEP, MATRIX], ids=["linear", "two layers", "extensive"])
+@pytest.mark.parametrize(
+    "problem", [LINEAR, DEEP, MATRIX], ids=["linear", "two layers", "extensive"]
+)
 def test_metrics_are_those_of_an_estimate_with_these_overlaps(problem):
     """Any estimate at all: what the metrics measure of it is what the point says of its overlaps."""
     rng = np.random.default_rng(3)
     instance = problem.instance(0.5, 30)
-    estimate = -0.4 * instance.signal + 0.3 * problem.prior.sample(rng, problem.components, 30)
-    point = limit_point(problem, 0.5, [[instance.overlaps(estimate)]], method="measured").document()
-    names = ["mse", "overlap", "cosine", "generalization_error_plugin", "generalization_error_constant"]
+    estimate = -0.4 * instance.signal + 0.3 * problem.prior.sample(
+        rng, problem.components, 30
+    )
+    point = limit_point(
+        problem, 0.5, [[instance.overlaps(estimate)]], method="measured"
+    ).document()
+    names = [
+        "mse",
+        "overlap",
+        "cosine",
+        "generalization_error_plugin",
+        "generalization_error_constant",
+    ]
     measured, _, _ = instance.measure(names, estimate)
     for name in names:
         metric = find_metric(name, problem.model.name)
         values, errors = theory_of(metric, problem, point, problem.components)
         sampled = name.startswith("generalization")
-        np.testing.assert_allclose(values, measured[name], rtol=0.02 if sampled else 1e-9, err_msg=name)
+        np.testing.assert_allclose(
+            values, measured[name], rtol=0.02 if sampled else 1e-9, err_msg=name
+        )
         assert len(errors) == len(values)
 
 
 def test_several_starts_and_evaluations_are_averaged():
     rng = np.random.default_rng(4)
     eye = np.eye(2)
-    many = [[Overlaps(eye, (0.5 + 0.1 * rng.random()) * eye, 0.4 * eye) for _ in range(3)] for _ in range(4)]
+    many = [
+        [Overlaps(eye, (0.5 + 0.1 * rng.random()) * eye, 0.4 * eye) for _ in range(3)]
+        for _ in range(4)
+    ]
     point = limit_point(LINEAR, 1.0, many, method="m", prediction=False).document()
     cross = np.array([[start.cross[0, 0] for start in starts] for starts in many])
     assert point["mse"][0] == pytest.approx(1.4 - 2 * cross.mean())
-    assert point["mse_error"][0] == pytest.approx(2 * cross.mean(axis=1).std(ddof=1) / 2)
+    assert point["mse_error"][0] == pytest.approx(
+        2 * cross.mean(axis=1).std(ddof=1) / 2
+    )
 
 
 def test_rounding_leaves_no_error_below_zero_and_hides_no_wrong_overlap():
@@ -53,7 +72,9 @@ def test_symmetry_is_removed():
     cross = np.array([[-0.7, 0.0], [0.0, 0.2]])
     found = aligned(DEEP, Overlaps(np.eye(2), cross, np.eye(2)))
     np.testing.assert_allclose(found.cross, np.abs(cross), atol=1e-12)
-    np.testing.assert_array_equal(aligned(LINEAR, Overlaps(np.eye(2), cross, np.eye(2))).cross, cross)
+    np.testing.assert_array_equal(
+        aligned(LINEAR, Overlaps(np.eye(2), cross, np.eye(2))).cross, cross
+    )
 
 
 class Claims(Algorithm):
@@ -70,9 +91,21 @@ class Claims(Algorithm):
     ("answer", "words"),
     [
         (AlgorithmPrediction([0.1], [0, 0], np.eye(2), "m"), "2 finite numbers"),
-        (AlgorithmPrediction([0.1, np.nan], [0, 0], np.eye(2), "m"), "2 finite numbers"),
+        (
+            AlgorithmPrediction([0.1, np.nan], [0, 0], np.eye(2), "m"),
+            "2 finite numbers",
+        ),
         (AlgorithmPrediction([0.1, 0.1], [0, 0], np.eye(3), "m"), r"shape \(2, 2\)"),
-        (AlgorithmPrediction([0.1, 0.1], [0, 0], np.eye(2), "m", trajectory={"mse": [1], "samples": []}), "lengths"),
+        (
+            AlgorithmPrediction(
+                [0.1, 0.1],
+                [0, 0],
+                np.eye(2),
+                "m",
+                trajectory={"mse": [1], "samples": []},
+            ),
+            "lengths",
+        ),
         (0.3, "must return a smimbench.interfaces.AlgorithmPrediction or a reason"),
         ({"mse": [0.1, 0.2]}, "or a reason in words, got dict"),
     ],

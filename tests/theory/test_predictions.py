@@ -52,8 +52,12 @@ def wishart_error(noise: float, rho: float) -> float:
             return density(middle + half * math.sin(t)) ** power * half * math.cos(t)
 
         settings = {"epsabs": 1e-13, "epsrel": 1e-12, "limit": 400}
-        total += integrate.quad(under, -math.pi / 2, math.pi / 2, args=(3,), **settings)[0]
-        mass += integrate.quad(under, -math.pi / 2, math.pi / 2, args=(1,), **settings)[0]
+        total += integrate.quad(
+            under, -math.pi / 2, math.pi / 2, args=(3,), **settings
+        )[0]
+        mass += integrate.quad(under, -math.pi / 2, math.pi / 2, args=(1,), **settings)[
+            0
+        ]
     assert mass == pytest.approx(1, abs=1e-8)
     return noise - (4 * math.pi**2 / 3) * noise**2 * total
 
@@ -79,7 +83,10 @@ def test_the_reference_itself_has_its_known_limits():
 @pytest.mark.parametrize("tokens", [2, 4])
 def test_softmax_is_on_its_closed_curve(wishart_table, tokens, rho):
     """alpha (T^2 + T - 2) = F / Delta and MSE = F: one curve for every temperature and, rescaled, every T."""
-    curve = [(wishart_table[n, rho] / n / (tokens**2 + tokens - 2), wishart_table[n, rho]) for n in NOISES]
+    curve = [
+        (wishart_table[n, rho] / n / (tokens**2 + tokens - 2), wishart_table[n, rho])
+        for n in NOISES
+    ]
     for beta in (1.0, 7.0):
         found = solve(attention(tokens, rho, beta=beta), [alpha for alpha, _ in curve])
         for prediction, (alpha, error) in zip(found, curve):
@@ -95,7 +102,10 @@ def test_softmax_recovers_perfectly_at_the_count_of_unknowns(tokens, rho):
     expected = (2 * rho - rho**2 if rho <= 1 else 1.0) / (tokens**2 + tokens - 2)
     found = thresholds(attention(tokens, rho))
     assert found["perfect_recovery"]["value"] == pytest.approx(expected, abs=1e-6)
-    assert abs(found["perfect_recovery"]["value"] - expected) <= 10 * found["perfect_recovery"]["error"] + 1e-9
+    assert (
+        abs(found["perfect_recovery"]["value"] - expected)
+        <= 10 * found["perfect_recovery"]["error"] + 1e-9
+    )
     assert found["weak_recovery"] is None
     assert found["sequential"] == []
     below, above = solve(attention(tokens, rho), [0.99 * expected, 1.01 * expected])
@@ -106,10 +116,14 @@ def test_softmax_recovers_perfectly_at_the_count_of_unknowns(tokens, rho):
 
 @pytest.mark.parametrize("rho", [0.05, 0.5, 2.0])
 @pytest.mark.parametrize("tokens", [2, 3])
-def test_noiseless_linear_labels_need_fewer_samples_by_the_shift_that_softmax_hides(tokens, rho):
+def test_noiseless_linear_labels_need_fewer_samples_by_the_shift_that_softmax_hides(
+    tokens, rho
+):
     m = 2 * rho - rho**2 if rho <= 1 else 1.0
     found = thresholds(attention(tokens, rho, "linear"))
-    assert found["perfect_recovery"]["value"] == pytest.approx(m / (tokens**2 + tokens), abs=1e-6)
+    assert found["perfect_recovery"]["value"] == pytest.approx(
+        m / (tokens**2 + tokens), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(("tokens", "rho"), [(2, 1.0), (3, 0.2)])
@@ -118,12 +132,23 @@ def test_noisy_linear_labels_in_both_conventions(wishart_table, tokens, rho):
     for n in NOISES:
         v = wishart_table[n, rho]
         scaled = (v + label_noise) / (n * T * (T + 1))
-        plain = 1 / (n * 2 * (2 * T / (2 * v + label_noise) + T * (T - 1) / 2 / (v + label_noise)))
+        plain = 1 / (
+            n
+            * 2
+            * (2 * T / (2 * v + label_noise) + T * (T - 1) / 2 / (v + label_noise))
+        )
         for convention, alpha in (("scaled", scaled), ("plain", plain)):
-            problem = attention(T, rho, "linear", noise=label_noise, noise_convention=convention)
+            problem = attention(
+                T, rho, "linear", noise=label_noise, noise_convention=convention
+            )
             assert float(point(problem, alpha).mse[0]) == pytest.approx(v, abs=1e-6)
             assert point(problem, alpha).method.startswith("closed form")
-    assert thresholds(attention(tokens, rho, "linear", noise=label_noise))["perfect_recovery"] is None
+    assert (
+        thresholds(attention(tokens, rho, "linear", noise=label_noise))[
+            "perfect_recovery"
+        ]
+        is None
+    )
 
 
 @pytest.mark.parametrize("tokens", [2, 3])
@@ -131,7 +156,14 @@ def test_the_small_width_limit(tokens):
     """At rho = 0, alpha counts n / (d r): with c = (T^2 + T - 2) alpha nothing for c < 1, everything for c > 2."""
     k = tokens**2 + tokens - 2
     problem = attention(tokens, 0.0)
-    for c, error in ((0.5, 1.0), (0.999, 1.0), (1.2, 1.2 * 0.8), (1.5, 0.75), (1.9, 1.9 * 0.1), (2.5, 0.0)):
+    for c, error in (
+        (0.5, 1.0),
+        (0.999, 1.0),
+        (1.2, 1.2 * 0.8),
+        (1.5, 0.75),
+        (1.9, 1.9 * 0.1),
+        (2.5, 0.0),
+    ):
         assert float(point(problem, c / k).mse[0]) == pytest.approx(error, abs=1e-6)
     found = thresholds(problem)
     assert found["weak_recovery"]["value"] == pytest.approx(1 / k, abs=1e-8)
@@ -141,7 +173,9 @@ def test_the_small_width_limit(tokens):
 @pytest.mark.parametrize("rho", [1e3, 1e5])
 def test_a_very_wide_wishart_matrix_is_its_mean_and_a_gaussian_one(rho):
     """Then ``V = 1 / (1 + Qhat)``, and the fixed point for linear labels is the root of a quadratic equation."""
-    for point in solve(attention(rho=rho, channel="linear", noise=0.1), [1e-3, 0.1, 1.0, 1e3]):
+    for point in solve(
+        attention(rho=rho, channel="linear", noise=0.1), [1e-3, 0.1, 1.0, 1e3]
+    ):
         # (V + noise) (1 - V) = 2 * 3 alpha V: three pairs of two tokens, kappa = 2
         slope = 6 * point.alpha - 1 + 0.1
         V = 0.2 / (slope + math.hypot(slope, math.sqrt(0.4)))
@@ -150,7 +184,11 @@ def test_a_very_wide_wishart_matrix_is_its_mean_and_a_gaussian_one(rho):
 
 
 def test_more_samples_never_hurt():
-    for problem in (attention(3, 0.3, "linear", noise=0.01), sequence(3), attention(2, 1.5)):
+    for problem in (
+        attention(3, 0.3, "linear", noise=0.01),
+        sequence(3),
+        attention(2, 1.5),
+    ):
         errors = [float(p.mse[0]) for p in solve(problem, np.geomspace(1e-3, 3, 60))]
         assert all(a >= b - 1e-12 for a, b in itertools.pairwise(errors))
         assert errors[0] == pytest.approx(1, abs=0.2)
@@ -181,12 +219,31 @@ def two_point_information(q: float, tokens: int) -> float:
         s = math.sqrt(q / v) * r
 
         def f(x):
-            return math.tanh(s * s + s * x) ** 2 * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+            return (
+                math.tanh(s * s + s * x) ** 2
+                * math.exp(-x * x / 2)
+                / math.sqrt(2 * math.pi)
+            )
 
-        return integrate.quad(f, -10, 10, points=[np.clip(-s, -9.9, 9.9)], epsabs=1e-12, epsrel=1e-12, limit=200)[0]
+        return integrate.quad(
+            f,
+            -10,
+            10,
+            points=[np.clip(-s, -9.9, 9.9)],
+            epsabs=1e-12,
+            epsrel=1e-12,
+            limit=200,
+        )[0]
 
     density = chi(tokens).pdf
-    mean = integrate.quad(lambda r: r * r * over_x(r) * density(r), 0, 9, epsabs=1e-10, epsrel=1e-10, limit=100)[0]
+    mean = integrate.quad(
+        lambda r: r * r * over_x(r) * density(r),
+        0,
+        9,
+        epsabs=1e-10,
+        epsrel=1e-10,
+        limit=100,
+    )[0]
     return (mean - tokens * q) / v**2
 
 
@@ -203,12 +260,16 @@ def test_sequence_softmax_is_on_its_curve(tokens):
 @pytest.mark.parametrize("tokens", [2, 3, 4])
 def test_sequence_softmax_thresholds(tokens):
     found = thresholds(sequence(tokens))
-    assert found["weak_recovery"]["value"] == pytest.approx(1 / (tokens * (tokens + 1)), abs=1e-6)
+    assert found["weak_recovery"]["value"] == pytest.approx(
+        1 / (tokens * (tokens + 1)), abs=1e-6
+    )
     assert found["perfect_recovery"]["value"] == pytest.approx(1 / tokens, abs=1e-5)
     assert found["sequential"] == [{"layer": 1, **found["weak_recovery"]}]
     assert found["hard_phase"] is None
     low, high = 1 / (tokens * (tokens + 1)), 1 / tokens
-    below, inside, above = solve(sequence(tokens), [0.99 * low, 1.02 * low, 1.02 * high])
+    below, inside, above = solve(
+        sequence(tokens), [0.99 * low, 1.02 * low, 1.02 * high]
+    )
     assert float(below.Q[0, 0]) == 0
     assert 0.001 < float(inside.Q[0, 0]) < 0.1
     assert float(above.mse[0]) < 1e-6
@@ -222,7 +283,11 @@ class Bare(Channel):
     """A channel stripped of everything but forward and posterior."""
 
     def __init__(self, channel):
-        self.forward, self.posterior, self.components = channel.forward, channel.posterior, channel.components
+        self.forward, self.posterior, self.components = (
+            channel.forward,
+            channel.posterior,
+            channel.components,
+        )
 
 
 FALLBACK = [
@@ -237,7 +302,9 @@ FALLBACK = [
 ]
 
 
-@pytest.mark.parametrize(("problem", "q", "second"), FALLBACK, ids=[f"{p.label} {q}" for p, q, _ in FALLBACK])
+@pytest.mark.parametrize(
+    ("problem", "q", "second"), FALLBACK, ids=[f"{p.label} {q}" for p, q, _ in FALLBACK]
+)
 def test_sampling_agrees_with_closed_forms_within_its_error(problem, q, second):
     Q, V = np.array([[q]]), np.array([[second - q]])
     exact = float(np.asarray(problem.channel.information(Q, V).value)[0, 0])
@@ -266,7 +333,9 @@ def test_several_components_are_sampled_as_matrices():
     Q = np.array([[0.5, 0.1], [0.1, 0.3]])
     V = np.eye(2) - Q
     exact = 2 * np.linalg.inv(V + 0.5 * np.eye(2))
-    found = channel_information(Bare(problem.channel), problem.model, np.stack([Q, Q]), np.stack([V, V]))
+    found = channel_information(
+        Bare(problem.channel), problem.model, np.stack([Q, Q]), np.stack([V, V])
+    )
     assert found.value.shape == (2, 2, 2)
     np.testing.assert_array_equal(found.value[0], found.value[1])
     assert (np.abs(found.value[0] - exact) <= 5 * found.error[0] + 1e-9).all()
@@ -285,7 +354,9 @@ def test_a_curve_that_was_sampled_says_so_and_holds_its_error():
         assert abs(float(a.mse[0] - b.mse[0])) <= 4 * float(b.error[0]) + 1e-6
         assert 0 < float(b.error[0]) < 0.02
     found = thresholds(bare)
-    assert found["weak_recovery"]["value"] == pytest.approx(1 / 6, abs=max(0.01, 4 * found["weak_recovery"]["error"]))
+    assert found["weak_recovery"]["value"] == pytest.approx(
+        1 / 6, abs=max(0.01, 4 * found["weak_recovery"]["error"])
+    )
 
 
 class Cubic(Channel):
@@ -323,7 +394,14 @@ def test_branches_and_their_free_entropies_follow_the_potential(s_shaped):
     assert bottom < top
 
     def solutions(alpha):
-        roots = np.roots([-channel.b * alpha, channel.b * alpha, -channel.a * alpha - 1, channel.a * alpha])
+        roots = np.roots(
+            [
+                -channel.b * alpha,
+                channel.b * alpha,
+                -channel.a * alpha - 1,
+                channel.a * alpha,
+            ]
+        )
         real = np.sort(roots[np.abs(roots.imag) < 1e-9].real)
         return real[0], real[-1]
 
@@ -335,14 +413,19 @@ def test_branches_and_their_free_entropies_follow_the_potential(s_shaped):
     found = thresholds(s_shaped)
     assert found["hard_phase"] == pytest.approx([transition, top], abs=1e-4)
     curve = scalar_curve(s_shaped)
-    for alpha, first in ((0.5 * (bottom + transition), "uninformed"), (0.5 * (transition + top), "informed")):
+    for alpha, first in (
+        (0.5 * (bottom + transition), "uninformed"),
+        (0.5 * (transition + top), "informed"),
+    ):
         pair = curve.competing([alpha])[0]
         assert len(pair) == 2
         assert pair[0].branch == first
         for prediction in pair:
             expected = solutions(alpha)[0 if prediction.branch == "uninformed" else 1]
             assert float(prediction.Q[0, 0]) == pytest.approx(expected, abs=1e-8)
-            assert prediction.free_entropy == pytest.approx(channel.free_entropy(expected, alpha), abs=2e-4)
+            assert prediction.free_entropy == pytest.approx(
+                channel.free_entropy(expected, alpha), abs=2e-4
+            )
     assert [p.branch for p in curve.competing([0.9 * bottom])[0]] == ["unique"]
     assert [p.branch for p in curve.competing([1.1 * top])[0]] == ["unique"]
 

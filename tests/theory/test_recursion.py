@@ -50,7 +50,9 @@ def test_rough_values_lead_to_the_accurate_fixed_point(bias):
         recursion = Recursion(problem, alpha)
         found = recursion.fixed_point(start, offset=offset)
         V = overlap_at(problem, found.qhat)[1]
-        np.testing.assert_allclose(V, exact_mixed(channel.noise, 2, alpha), rtol=2e-5, atol=1e-8)
+        np.testing.assert_allclose(
+            V, exact_mixed(channel.noise, 2, alpha), rtol=2e-5, atol=1e-8
+        )
         log = symmetric_logarithm(found.qhat)
         left = np.abs(recursion.image(log)[0] - log).max()
         assert left <= 2 * found.residual + 1e-9
@@ -69,7 +71,10 @@ def test_few_accurate_values_are_asked_for():
             counted.append(channel.asked[False])
             continue
         calls = []
-        channel.information = lambda Q, V, calls=calls, c=channel: (calls.append(1), original(c, Q, V))[1]
+        channel.information = lambda Q, V, calls=calls, c=channel: (
+            calls.append(1),
+            original(c, Q, V),
+        )[1]
         competing(Problem(channel, 2, 2), ALPHAS)
         counted.append(len(calls))
     assert counted[0] < 0.3 * counted[1]
@@ -87,7 +92,9 @@ def test_both_branches_arrive_at_one_point():
     for low, high in zip(lower, upper):
         assert high.prediction.branch == "informed"
         np.testing.assert_array_equal(low.prediction.V, high.prediction.V)
-    assert [[point.branch for point in found] for found in competing(problem, ALPHAS)] == [["unique"]] * len(ALPHAS)
+    assert [
+        [point.branch for point in found] for found in competing(problem, ALPHAS)
+    ] == [["unique"]] * len(ALPHAS)
 
 
 def test_the_error_is_the_response_to_that_of_the_information():
@@ -127,12 +134,19 @@ def test_information_along_joins_the_accurate_ends(end):
     found = [way(*pair) for pair in zip(Q, V)]
     np.testing.assert_allclose(found[0], accurate[0], rtol=1e-12)
     rough = information_at(problem, Q[1], V[1], rough=True).value
-    assert np.abs(found[1] - accurate[1]).max() < 0.5 * np.abs(rough - accurate[1]).max()
+    assert (
+        np.abs(found[1] - accurate[1]).max() < 0.5 * np.abs(rough - accurate[1]).max()
+    )
     if end:
         np.testing.assert_allclose(found[2], accurate[2], rtol=1e-12)
-        assert np.abs(found[1] - accurate[1]).max() < 0.1 * np.abs(rough - accurate[1]).max()
+        assert (
+            np.abs(found[1] - accurate[1]).max()
+            < 0.1 * np.abs(rough - accurate[1]).max()
+        )
     plain = Problem(Mixed(NOISES[1]), 2, 2)
-    np.testing.assert_array_equal(information_along(plain, Q[0], V[0])(Q[1], V[1]), accurate[1])
+    np.testing.assert_array_equal(
+        information_along(plain, Q[0], V[0])(Q[1], V[1]), accurate[1]
+    )
 
 
 class Tied(Mixed):
@@ -142,7 +156,9 @@ class Tied(Mixed):
 
     def information(self, Q, V):
         exact = np.ones((2, 2)) / (V.sum() + self.noise)
-        found = exact * (1 + 1e-3 * np.cos(5 * np.trace(V)) * np.array([[1.0, 0.3], [0.3, 0.9]]))
+        found = exact * (
+            1 + 1e-3 * np.cos(5 * np.trace(V)) * np.array([[1.0, 0.3], [0.3, 0.9]])
+        )
         return Uncertain(found, 1e-3 * exact, "Monte Carlo")
 
 
@@ -159,7 +175,10 @@ def test_the_error_holds_for_directions_that_labels_do_not_see(alpha):
 
 
 def test_a_fixed_point_does_not_depend_on_the_other_sample_ratios():
-    problem, alphas = Problem(Rough(NOISES[1]), 2, 2), np.random.default_rng(3).permutation(np.geomspace(0.01, 9, 7))
+    problem, alphas = (
+        Problem(Rough(NOISES[1]), 2, 2),
+        np.random.default_rng(3).permutation(np.geomspace(0.01, 9, 7)),
+    )
     for points in competing(problem, alphas.tolist()):
         (alone,) = competing(Problem(Rough(NOISES[1]), 2, 2), [points[0].alpha])[0]
         np.testing.assert_array_equal(alone.V, points[0].V)

@@ -23,7 +23,11 @@ ATTENTION = {"name": "attention-indexed", "tokens": 2}
 
 
 def points(problem, *alphas):
-    return [point for branches in TheorySolver().points(problem, alphas) for point in branches]
+    return [
+        point
+        for branches in TheorySolver().points(problem, alphas)
+        for point in branches
+    ]
 
 
 def rows_of(problem, point, draws):
@@ -36,12 +40,19 @@ def rows_of(problem, point, draws):
         ((ATTENTION, "softmax", {"name": "wishart", "rho": 0.5}), (0.06, 0.18, 0.24)),
         ((ATTENTION, {"name": "hardmax"}, {"name": "wishart", "rho": 0.0}), (0.2, 1.0)),
         ((SEQUENCE, "softmax", "gaussian"), (0.1, 0.4)),
-        ((SEQUENCE, {"name": "linear", "components": 3, "noise": 0.1}, "gaussian"), (0.5,)),
+        (
+            (SEQUENCE, {"name": "linear", "components": 3, "noise": 0.1}, "gaussian"),
+            (0.5,),
+        ),
     ],
 )
 def test_right_points_hold(problem, alphas):
     problem = Problem(*problem)
-    rows = [row for point in points(problem, *alphas) for row in rows_of(problem, point, 4000)]
+    rows = [
+        row
+        for point in points(problem, *alphas)
+        for row in rows_of(problem, point, 4000)
+    ]
     assert all(abs(row.z) < 4 for row in rows)
     z = np.array([row.z for row in rows if not row.bound and row.standard_error > 0])
     assert 0.3 < np.sqrt((z**2).mean()) < 1.8
@@ -50,13 +61,21 @@ def test_right_points_hold(problem, alphas):
 def test_a_wrong_overlap_is_found_by_posterior_and_teacher():
     problem = Problem(ATTENTION, "softmax", {"name": "wishart", "rho": 0.5})
     (point,) = points(problem, 0.12)
-    wrong = {**point, "mse": point["mse"] + 0.04, "overlap": [[point["overlap"][0][0] - 0.04]]}
+    wrong = {
+        **point,
+        "mse": point["mse"] + 0.04,
+        "overlap": [[point["overlap"][0][0] - 0.04]],
+    }
     found = {row.quantity: row.z for row in rows_of(problem, wrong, 20_000)}
-    assert all(abs(found[name]) > 4 for name in ("Qhat (posterior)", "Qhat (teacher)", "MSE"))
+    assert all(
+        abs(found[name]) > 4 for name in ("Qhat (posterior)", "Qhat (teacher)", "MSE")
+    )
     # An error of the curve that is stated is no deviation.
     stated = {**wrong, "mse_error": 0.04, "alpha_error": 0.006}
     found = {row.quantity: row.z for row in rows_of(problem, stated, 20_000)}
-    assert all(abs(found[name]) < 4 for name in ("Qhat (posterior)", "Qhat (teacher)", "MSE"))
+    assert all(
+        abs(found[name]) < 4 for name in ("Qhat (posterior)", "Qhat (teacher)", "MSE")
+    )
 
 
 def test_a_posterior_that_is_not_the_teachers_is_found():
@@ -87,19 +106,38 @@ def test_what_is_not_learned_and_what_is_perfect_must_be_stable():
     (all_known,) = points(problem, 0.7)
     assert nothing["mse"] == 1
     assert all_known["mse"] == 0
-    assert all(row.z < 4 for p in (nothing, all_known) for row in rows_of(problem, p, 4000))
-    for point, alpha, name in ((nothing, 0.25, "unlearned"), (all_known, 0.4, "perfect recovery")):
-        found = {row.quantity: row.z for row in rows_of(problem, {**point, "alpha": alpha}, 4000)}
+    assert all(
+        row.z < 4 for p in (nothing, all_known) for row in rows_of(problem, p, 4000)
+    )
+    for point, alpha, name in (
+        (nothing, 0.25, "unlearned"),
+        (all_known, 0.4, "perfect recovery"),
+    ):
+        found = {
+            row.quantity: row.z
+            for row in rows_of(problem, {**point, "alpha": alpha}, 4000)
+        }
         assert found[name] > 4
 
 
 def test_perfect_recovery_of_components_that_share_a_mean():
     """Layers of one mean make independent errors: stable from 2 (rho - rho^2 / 2) / 2 samples on, by counting equations."""
     table = {"name": "softmax", "layers": 2}
-    problem = Problem({"name": "attention-indexed", "tokens": 2}, table, {"name": "wishart", "rho": 0.5})
-    point = {"overlap": prior_moments(problem)[0].tolist(), "mse": [0.0, 0.0], "branch": "unique"}
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 2},
+        table,
+        {"name": "wishart", "rho": 0.5},
+    )
+    point = {
+        "overlap": prior_moments(problem)[0].tolist(),
+        "mse": [0.0, 0.0],
+        "branch": "unique",
+    }
     for alpha, growth in ((0.45, 0.375 / 0.45), (0.3, 0.375 / 0.3)):
-        found = {row.quantity: row for row in rows_of(problem, {**point, "alpha": alpha}, 4000)}
+        found = {
+            row.quantity: row
+            for row in rows_of(problem, {**point, "alpha": alpha}, 4000)
+        }
         row = found["perfect recovery"]
         assert abs(row.drawn - growth) < 4 * row.standard_error
         assert (row.z > 4) == (alpha < 0.375)
@@ -110,12 +148,27 @@ def test_of_the_command_line(tmp_path, capsys, monkeypatch):
 
     def theory(*options):
         with pytest.raises(SystemExit) as end:
-            main(["theory", str(tmp_path / "small.toml"), "--results", str(tmp_path / "results"), "--verify", *options])
+            main(
+                [
+                    "theory",
+                    str(tmp_path / "small.toml"),
+                    "--results",
+                    str(tmp_path / "results"),
+                    "--verify",
+                    *options,
+                ]
+            )
         return end.value.code
 
     assert theory("--json", "--resolve", "20%") == 0
-    rows = [row for document in json.loads(capsys.readouterr().out) for row in document["verification"]]
-    assert {"Qhat (posterior)", "MSE", "signal", "generalization bayes"} <= {row["quantity"] for row in rows}
+    rows = [
+        row
+        for document in json.loads(capsys.readouterr().out)
+        for row in document["verification"]
+    ]
+    assert {"Qhat (posterior)", "MSE", "signal", "generalization bayes"} <= {
+        row["quantity"] for row in rows
+    }
     assert all(abs(row["z"]) < 4 and row["standard_error"] >= 0 for row in rows)
     wrong = Check("MSE", 0, 0.5, 0.01, 0.6, 0.01)
     monkeypatch.setattr(verbs, "verify_point", lambda *_, **__: [wrong])
@@ -145,11 +198,20 @@ def test_a_mean_that_few_draws_carry_decides_nothing(tmp_path, capsys):
     (point,) = points(problem, 3.0)
     right, wrong = (
         {row.quantity: row for row in rows_of(problem, one, 20_000)}
-        for one in (point, {**point, "mse": 4 * point["mse"], "overlap": [[point["overlap"][0][0] - 3 * point["mse"]]]})
+        for one in (
+            point,
+            {
+                **point,
+                "mse": 4 * point["mse"],
+                "overlap": [[point["overlap"][0][0] - 3 * point["mse"]]],
+            },
+        )
     )
     assert all(row.decided and abs(row.z) < 4 for row in right.values())
     assert abs(wrong["Qhat (posterior)"].z) > 4
-    text = ATTENTION_SUITE.replace("[0.1, 0.3]", "[1e4]").replace('"softmax", beta = 1.0', '"hardmax"')
+    text = ATTENTION_SUITE.replace("[0.1, 0.3]", "[1e4]").replace(
+        '"softmax", beta = 1.0', '"hardmax"'
+    )
     words = ["theory", write_suite(tmp_path, text), "--verify", "--no-thresholds"]
     code, out, _ = call(capsys, *words)
     assert code == 0
@@ -171,7 +233,11 @@ def test_draws_that_carry_a_mean_are_counted(k):
 def test_what_enough_draws_carry_is_decided_for_the_error_as_well(alpha):
     """Here a quarter of the draws would not be enough for the step to the fixed point."""
     problem = Problem(ATTENTION, "hardmax", {"name": "wishart", "rho": 0.5})
-    rows = {row.quantity: row for point in points(problem, alpha) for row in rows_of(problem, point, 4000)}
+    rows = {
+        row.quantity: row
+        for point in points(problem, alpha)
+        for row in rows_of(problem, point, 4000)
+    }
     assert rows["Qhat (posterior)"].decided
     assert abs(rows["MSE"].z) < 4
 
@@ -192,7 +258,9 @@ class Shared(Channel):
         return Sampling(resampled=self._resampled)
 
     def _resampled(self, index):
-        return Shared(self.spread * np.random.default_rng(index).standard_normal(), self.spread)
+        return Shared(
+            self.spread * np.random.default_rng(index).standard_normal(), self.spread
+        )
 
     def posterior(self, y, omega, V, *, second_moment=False, rng=None):
         gain = V[0, 0] / (V[0, 0] + 0.5)
@@ -201,7 +269,11 @@ class Shared(Channel):
 
 
 def test_points_of_a_sampled_posterior_are_not_shared_by_all_draws():
-    problem = Problem({"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "noise": 0.5}, "gaussian")
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": 1},
+        {"name": "linear", "noise": 0.5},
+        "gaussian",
+    )
     checked = PointByDraws(problem, points(problem, 1.0)[0])
     checked.draws = 20_000
     right = checked.draw(checked.Q, checked.V)[1].mean()
@@ -215,7 +287,10 @@ def test_as_many_draws_as_the_goal_takes(noise, alpha):
     """Four times the draws for half the goal; an error as large as the goal is found in nine of ten points."""
     problem = Problem(SEQUENCE, {"name": "linear", "noise": noise}, "gaussian")
     (point,) = points(problem, alpha)
-    coarse, fine = ({row.quantity: row for row in verify_point(problem, point, goal)}["MSE"] for goal in (0.04, 0.02))
+    coarse, fine = (
+        {row.quantity: row for row in verify_point(problem, point, goal)}["MSE"]
+        for goal in (0.04, 0.02)
+    )
     assert 2.5 < fine.draws / coarse.draws < 6
     assert 0.8 * 0.02 < fine.excludes <= 0.02
     assert not fine.stopped
@@ -227,7 +302,9 @@ def test_the_clock_ends_the_draws_and_says_so():
     problem = Problem(SEQUENCE, {"name": "linear", "noise": 0.5}, "gaussian")
     (point,) = points(problem, 1.0)
     ticks = itertools.count()
-    rows = verify_point(problem, point, 1e-3, seconds=3, clock=lambda: float(next(ticks)))
+    rows = verify_point(
+        problem, point, 1e-3, seconds=3, clock=lambda: float(next(ticks))
+    )
     assert all(row.stopped and row.draws < 20_000 for row in rows)
     assert all(abs(row.z) < 4 for row in rows)
 
@@ -235,7 +312,12 @@ def test_the_clock_ends_the_draws_and_says_so():
 def test_a_stated_error_ends_the_draws_where_they_are_of_no_more_use():
     problem = Problem(SEQUENCE, {"name": "linear", "noise": 0.5}, "gaussian")
     (point,) = points(problem, 1.0)
-    row = {row.quantity: row for row in verify_point(problem, {**point, "mse_error": 0.05 * point["mse"]}, 0.01)}["MSE"]
+    row = {
+        row.quantity: row
+        for row in verify_point(
+            problem, {**point, "mse_error": 0.05 * point["mse"]}, 0.01
+        )
+    }["MSE"]
     assert row.draws == 5000
     assert not row.stopped
     assert row.excludes > DETECTED * 0.05

@@ -26,14 +26,21 @@ from smimbench.suite.reader import load_suite
 
 CLIENT, SCHEDULER = (0.25, 0.5), (0.7,)
 """Parts of the cells that are there when the client and the scheduler are killed."""
-QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+QUIET = {
+    "stdout": subprocess.DEVNULL,
+    "stderr": subprocess.DEVNULL,
+    "start_new_session": True,
+}
 
 
 class Service:
     """A command that is started again whenever it is gone."""
 
     def __init__(self, *words: str, **environment: str) -> None:
-        self._words, self._environment = [sys.executable, *words], {**os.environ, **environment}
+        self._words, self._environment = (
+            [sys.executable, *words],
+            {**os.environ, **environment},
+        )
         self.starts, self.killed, self.code = 0, 0, None
         self.look()
 
@@ -41,7 +48,9 @@ class Service:
         """Start it if it is not there."""
         if self.starts == 0 or self._process.poll() is not None:
             self.code = self._process.returncode if self.starts else None
-            self._process = subprocess.Popen(self._words, env=self._environment, **QUIET)
+            self._process = subprocess.Popen(
+                self._words, env=self._environment, **QUIET
+            )
             self.starts += 1
 
     def ended(self) -> bool:
@@ -73,25 +82,61 @@ def main() -> int:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        file = write_suite(folder / "fire.toml", chosen.seeds, 'name = "sgd"\nsteps = 40', 'name = "gamp"')
+        file = write_suite(
+            folder / "fire.toml",
+            chosen.seeds,
+            'name = "sgd"\nsteps = 40',
+            'name = "gamp"',
+        )
         cells = load_suite(file).cells()
         begin = time.monotonic()
         calm = Store(folder / "calm")
         run_cells(cells, calm)
-        print(f"{len(cells)} cells in series: {time.monotonic() - begin:.0f} s", flush=True)
+        print(
+            f"{len(cells)} cells in series: {time.monotonic() - begin:.0f} s",
+            flush=True,
+        )
 
         begin = time.monotonic()
         here = ["--host", "127.0.0.1", "--no-dashboard"]
-        place = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        scheduler = Service("-m", "distributed.cli.dask_scheduler", *here, "--port", str(port), **place)
-        work = ("-m", "distributed.cli.dask_worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard")
+        place = {
+            "PYTHONPATH": paths,
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        scheduler = Service(
+            "-m", "distributed.cli.dask_scheduler", *here, "--port", str(port), **place
+        )
+        work = (
+            "-m",
+            "distributed.cli.dask_worker",
+            address,
+            "--nthreads",
+            "1",
+            "--no-nanny",
+            "--no-dashboard",
+        )
         work = (*work, "--local-directory", str(folder / "scratch"))
         workers = [Service(*work, **place) for _ in range(2)]
-        run = ("run", str(file), "--dask", address, "--results", str(folder / "rough"), "--quiet", "--no-figure")
+        run = (
+            "run",
+            str(file),
+            "--dask",
+            address,
+            "--results",
+            str(folder / "rough"),
+            "--quiet",
+            "--no-figure",
+        )
         client = Service("-m", "smimbench", *run, **place)
         store, turns = Store(folder / "rough" / "fire"), itertools.cycle(workers)
-        shots = [(part, client) for part in CLIENT] + [(part, scheduler) for part in SCHEDULER]
-        moments = sorted(((part * len(cells), service) for part, service in shots), key=lambda moment: moment[0])
+        shots = [(part, client) for part in CLIENT] + [
+            (part, scheduler) for part in SCHEDULER
+        ]
+        moments = sorted(
+            ((part * len(cells), service) for part, service in shots),
+            key=lambda moment: moment[0],
+        )
         shot = time.monotonic()
         try:
             while not client.ended():
@@ -111,13 +156,21 @@ def main() -> int:
                 service.end()
         found, right = store.load(), calm.load()
         aside = [path.name for path in (store.folder / "set-aside").glob("*")]
-    unlike = sum(key not in found or differ(found[key], record) for key, record in right.items())
+    unlike = sum(
+        key not in found or differ(found[key], record) for key, record in right.items()
+    )
     print(f"{len(found)} of {len(right)} cells in {time.monotonic() - begin:.0f} s; killed: workers "
           f"{sum(w.killed for w in workers)} times, the client {client.killed}, the scheduler {scheduler.killed}; "
           f"the client was started {client.starts} times; "
           f"{unlike} cells unlike the serial run, {len(store.complaints)} complaints, {len(aside)} set aside")  # fmt: skip
     done = client.killed == len(CLIENT) and scheduler.killed == len(SCHEDULER)
-    return 0 if done and len(found) == len(right) and not (unlike or store.complaints or aside) else 1
+    return (
+        0
+        if done
+        and len(found) == len(right)
+        and not (unlike or store.complaints or aside)
+        else 1
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,15 @@ import smimbench
 
 ROOT = 28
 GROUPS = {
-    "vectors, gamp": ("linear", "linear", "sign", "sign", "probit", "probit", "hardmax"),
+    "vectors, gamp": (
+        "linear",
+        "linear",
+        "sign",
+        "sign",
+        "probit",
+        "probit",
+        "hardmax",
+    ),
     "vectors, others": ("ridge", "erm", "logistic", "hinge", "spectral", "online"),
     "matrices, gamp": ("softmax", "softmax", "hardmax", "linear", "linear"),
     "matrices, others": ("ridge", "nuclear", "adam"),
@@ -57,23 +65,38 @@ def random_suite(rng):
     noise, penalty = between(rng, 0.05, 1), between(rng, 0.1, 2)
     algorithm = 'name = "gamp"'
     if matrices:
-        tokens = tokens if kind in ("linear", "ridge", "nuclear", "adam") else max(tokens, 2)
-        channel = {"softmax": f'name = "softmax", beta = {between(rng, 0.5, 2)}', "hardmax": 'name = "hardmax"'}
+        tokens = (
+            tokens if kind in ("linear", "ridge", "nuclear", "adam") else max(tokens, 2)
+        )
+        channel = {
+            "softmax": f'name = "softmax", beta = {between(rng, 0.5, 2)}',
+            "hardmax": 'name = "hardmax"',
+        }
         label = channel.get(kind, f'name = "linear", noise = {noise}')
-        alpha = between(rng, *{"nuclear": (0.15, 0.5)}.get(kind, (0.08, 0.8))) / (tokens * (tokens + 1) / 2)
+        alpha = between(rng, *{"nuclear": (0.15, 0.5)}.get(kind, (0.08, 0.8))) / (
+            tokens * (tokens + 1) / 2
+        )
         prior = f'name = "wishart", rho = {between(rng, 0.2, 2)}'
     else:
-        tokens = {"sign": 1, "logistic": 1, "spectral": 2, "hardmax": 2}.get(kind, tokens)
+        tokens = {"sign": 1, "logistic": 1, "spectral": 2, "hardmax": 2}.get(
+            kind, tokens
+        )
         probit = f'name = "probit", noise = {between(rng, 0.2, 1)}'
         channel = {"sign": 'name = "sign"', "logistic": 'name = "sign"', "probit": probit, "hinge": probit, "online": probit,
                    "hardmax": 'name = "hardmax"', "spectral": 'name = "softmax", layers = 1'}  # fmt: skip
         label = channel.get(kind, f'name = "linear", noise = {noise}')
         wide = {"hardmax": (1.2, 6), "spectral": (0.4, 1)}
-        alpha = between(rng, *wide[kind]) if kind in wide else between(rng, 0.3, 4) / tokens
+        alpha = (
+            between(rng, *wide[kind]) if kind in wide else between(rng, 0.3, 4) / tokens
+        )
         prior = 'name = "gaussian"'
     if not gamp:
         losses = {"erm": "square", "logistic": "logistic", "hinge": "squared-hinge"}
-        rate, batch, steps = between(rng, 0.02, 0.1), int(rng.integers(5, 40)), int(rng.integers(20, 100))
+        rate, batch, steps = (
+            between(rng, 0.02, 0.1),
+            int(rng.integers(5, 40)),
+            int(rng.integers(20, 100)),
+        )
         online = f'name = "sgd"\nonline = true\nlearning_rate = {rate}\nbatch = {batch}\nsteps = {steps}'
         adam = f'name = "adam"\nlearning_rate = 0.1\nschedule = "cosine"\nsteps = 400\nweight_decay = {between(rng, 0.4, 2)}'
         algorithm = {
@@ -82,7 +105,11 @@ def random_suite(rng):
         }.get(kind) or f'name = "erm"\nloss = "{losses[kind]}"\npenalty = {penalty}'  # fmt: skip
     smallest = between(rng, *((15, 30) if matrices else (40, 130)))
     growth = rng.uniform(1.3, 2.2, rng.choice([2, 3, 4], p=[0.7, 0.2, 0.1]))
-    sizes = np.minimum(smallest * np.cumprod([1, *growth]), 64 if matrices else 400).round().astype(int)
+    sizes = (
+        np.minimum(smallest * np.cumprod([1, *growth]), 64 if matrices else 400)
+        .round()
+        .astype(int)
+    )
     sizes = sorted(set(sizes.tolist()))
     slow = kind in ("hardmax", "nuclear", "adam") or (kind == "softmax" and tokens == 3)
     fewer, most = rng.choice([1, 0.7, 0.5]), between(rng, 4, 6 if slow else 20)
@@ -104,7 +131,9 @@ def case(folder, number):
         path.write_text(json.dumps({"group": group, "rows": rows}))
     found = json.loads(path.read_text())
     limits = smimbench.extrapolate(found["rows"])
-    known = [one for one in limits if one["own_theory"] is not None and one["theory"] > 1e-3]
+    known = [
+        one for one in limits if one["own_theory"] is not None and one["theory"] > 1e-3
+    ]
     if not known:
         return None
     chosen = known[np.random.default_rng([ROOT, number, 1]).integers(len(known))]
@@ -115,7 +144,9 @@ def interval(one):
     """Half of the interval that holds the truth with probability 95%, errors of theory included."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(min(one["error_dof"], 1e9), 0.975)) * math.hypot(one["error"], one["theory_error"] or 0.0)
+    return float(stdtrit(min(one["error_dof"], 1e9), 0.975)) * math.hypot(
+        one["error"], one["theory_error"] or 0.0
+    )
 
 
 def line(name, cases):

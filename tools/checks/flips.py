@@ -50,7 +50,9 @@ def prepare(folder: Path) -> Path:
     theory_solver.SLOW = 0.0  # every node is kept
     command("run", file, *results, "--workers", "1", "--quiet")
     command("theory", file, *results, "--quiet")
-    command("show", file, *results, "--pack", folder / "results" / "pack.json", "--quiet")
+    command(
+        "show", file, *results, "--pack", folder / "results" / "pack.json", "--quiet"
+    )
     return folder / "results" / "flips"
 
 
@@ -82,15 +84,24 @@ def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
     elif kind in ("point", "curve", "own", "thresholds", "node"):
         numbers = [(document, "answer")]
     elif kind == "pack":
-        numbers = [(record["metrics"], name) for record in document["records"] for name in record["metrics"]]
+        numbers = [
+            (record["metrics"], name)
+            for record in document["records"]
+            for name in record["metrics"]
+        ]
     else:
         return None
     holder, name = dice.choice(numbers)
     before = json.dumps(holder[name])
-    places = [m.start(1) for m in re.finditer(r"[-\d.][\d.]*?(\d)(?=[\d.]*(?:e-?\d+)?[\],}]|$)", before)]
+    places = [
+        m.start(1)
+        for m in re.finditer(r"[-\d.][\d.]*?(\d)(?=[\d.]*(?:e-?\d+)?[\],}]|$)", before)
+    ]
     if not places:
         return None
-    for place in dice.sample(places, min(len(places), 100)):  # most digits are beyond what another computation gives
+    for place in dice.sample(
+        places, min(len(places), 100)
+    ):  # most digits are beyond what another computation gives
         digit = dice.choice([d for d in "0123456789" if d != before[place]])
         with contextlib.suppress(ValueError):
             after = json.loads(before[:place] + digit + before[place + 1 :])
@@ -99,7 +110,14 @@ def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
                 if kind == "record":
                     return text_of(sealed(document)).encode()
                 if kind == "pack":
-                    return _text_of({**document, "records": [sealed(record) for record in document["records"]]})
+                    return _text_of(
+                        {
+                            **document,
+                            "records": [
+                                sealed(record) for record in document["records"]
+                            ],
+                        }
+                    )
                 return document_text(sealed(document)).encode()
     return None
 
@@ -107,7 +125,9 @@ def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
 def is_rounding(old: object, new: object) -> bool:
     """Whether no number differs by more than another computation would."""
     if isinstance(old, dict) and isinstance(new, dict):
-        return old.keys() == new.keys() and all(is_rounding(old[key], new[key]) for key in old)
+        return old.keys() == new.keys() and all(
+            is_rounding(old[key], new[key]) for key in old
+        )
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(is_rounding, old, new))
     if isinstance(old, float) and isinstance(new, float):
@@ -117,7 +137,11 @@ def is_rounding(old: object, new: object) -> bool:
 
 def state_of(results: Path) -> dict[str, str]:
     """The bytes of all files, in short."""
-    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(results.rglob("*")) if p.is_file()}
+    return {
+        str(p): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(results.rglob("*"))
+        if p.is_file()
+    }
 
 
 def flip(path: Path, folder: Path, dice: random.Random, *, seal: bool) -> str | None:
@@ -131,7 +155,16 @@ def flip(path: Path, folder: Path, dice: random.Random, *, seal: bool) -> str | 
     place = path if kind == "pack" and seal else folder
     cells = 99 if seal and kind in ("record", "pack") else 0
     options = () if seal and kind != "record" else ("--no-theory",)
-    code, out = command("verify", place, "--results", folder.parent, "--cells", cells, "--json", *options)
+    code, out = command(
+        "verify",
+        place,
+        "--results",
+        folder.parent,
+        "--cells",
+        cells,
+        "--json",
+        *options,
+    )
     after = state_of(folder.parent)
     path.write_bytes(before)
     if after != state:
@@ -143,13 +176,23 @@ def flip(path: Path, folder: Path, dice: random.Random, *, seal: bool) -> str | 
     if kind == "run" and code == 2:  # the folder is refused for it
         named = True
     at = next((i for i, (a, b) in enumerate(zip(before, data)) if a != b), 0)
-    where = f"{before[max(0, at - 30) : at + 10]!r} to {data[max(0, at - 30) : at + 10]!r}"
-    return None if named and code else f"{path.name} ({kind}{', new digest' if seal else ''}): {where} not named"
+    where = (
+        f"{before[max(0, at - 30) : at + 10]!r} to {data[max(0, at - 30) : at + 10]!r}"
+    )
+    return (
+        None
+        if named and code
+        else f"{path.name} ({kind}{', new digest' if seal else ''}): {where} not named"
+    )
 
 
 def flips(folder: Path, count: int, dice: random.Random) -> tuple[Counter, list[str]]:
     """So many flips, over all kinds of files; how many of each kind, and what was not named."""
-    files = [p for p in sorted(folder.parent.rglob("*")) if p.is_file() and p.suffix in (".json", ".npz")]
+    files = [
+        p
+        for p in sorted(folder.parent.rglob("*"))
+        if p.is_file() and p.suffix in (".json", ".npz")
+    ]
     kinds: dict[str, list[Path]] = {}
     for path in files:
         kinds.setdefault(kind_of(path, folder), []).append(path)
@@ -159,7 +202,9 @@ def flips(folder: Path, count: int, dice: random.Random) -> tuple[Counter, list[
         for kind, paths in kinds.items():
             seal = done[kind] % 2 == 1 and kind not in ("trajectory", "run", "rows")
             said = "skipped"
-            for _ in range(10 if seal else 1):  # a digit may be below rounding, or belong to no number
+            for _ in range(
+                10 if seal else 1
+            ):  # a digit may be below rounding, or belong to no number
                 said = flip(dice.choice(paths), folder, dice, seal=seal)
                 if said != "skipped":
                     break
@@ -182,7 +227,9 @@ def main() -> int:
         folder = prepare(Path(temporary))
         done, missed = flips(folder, chosen.flips, random.Random(chosen.seed))
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(done.items()))
-    print(f"{sum(done.values())} flips ({kinds}) in {time.monotonic() - begin:.0f} s: {len(missed)} not named")
+    print(
+        f"{sum(done.values())} flips ({kinds}) in {time.monotonic() - begin:.0f} s: {len(missed)} not named"
+    )
     return 1 if missed else 0
 
 

@@ -21,7 +21,13 @@ ATTENTION = {
     "linear, T = 2": ('name = "linear", noise = 0.1', 2, (0.02, 0.05, 0.1, 0.15, 0.2)),
     "hardmax, T = 2": ('name = "hardmax"', 2, (0.03, 0.1, 0.3, 1.0)),
 }
-PARTS = {"attention-50": 50, "attention-100": 100, "layers-100": 100, "layers-300": 300, "layers-1000": 1000}
+PARTS = {
+    "attention-50": 50,
+    "attention-100": 100,
+    "layers-100": 100,
+    "layers-300": 300,
+    "layers-1000": 1000,
+}
 
 
 def problems(part):
@@ -43,15 +49,21 @@ def problems(part):
 def suite(folder, part):
     """The suite of a part, written to the folder."""
     path = folder / f"{part}.toml"
-    text = f'[suite]\ntitle = "GAMP on a plain grid: {part}"\n\n' + "\n".join(problems(part))
-    path.write_text(f'{text}\n[grid]\ndimension = [{PARTS[part]}]\nseeds = {SEEDS}\n\n[[algorithms]]\nname = "gamp"\n')
+    text = f'[suite]\ntitle = "GAMP on a plain grid: {part}"\n\n' + "\n".join(
+        problems(part)
+    )
+    path.write_text(
+        f'{text}\n[grid]\ndimension = [{PARTS[part]}]\nseeds = {SEEDS}\n\n[[algorithms]]\nname = "gamp"\n'
+    )
     return path
 
 
 def records(folder, part):
     """The records of a part that there are."""
     paths = sorted((folder / "results" / part).glob("*.json"))
-    return [record for path in paths if "status" in (record := json.loads(path.read_text()))]
+    return [
+        record for path in paths if "status" in (record := json.loads(path.read_text()))
+    ]
 
 
 def table(folder):
@@ -62,16 +74,25 @@ def table(folder):
             name, status = record["problem"], record["status"]
             counts[name.split(", rho")[0], size][status] += 1
             points[name, record["cell"]["alpha"], size][status] += 1
-    print("| problem | D | runs | ok | not converged | diverged | other |\n|---|---|---|---|---|---|---|")
+    print(
+        "| problem | D | runs | ok | not converged | diverged | other |\n|---|---|---|---|---|---|---|"
+    )
     for (name, size), found in counts.items():
-        n, shown = sum(found.values()), [found[k] for k in ("ok", "not-converged", "diverged")]
+        n, shown = (
+            sum(found.values()),
+            [found[k] for k in ("ok", "not-converged", "diverged")],
+        )
         print(
             f"| {name} | {size} | {n} | {shown[0]} ({100 * shown[0] / n:.1f}%) | {shown[1]} | {shown[2]} | {n - sum(shown)} |"
         )
-    print("\nPoints where not every run ended `ok`:\n\n| problem | alpha | D | runs | ok |\n|---|---|---|---|---|")
+    print(
+        "\nPoints where not every run ended `ok`:\n\n| problem | alpha | D | runs | ok |\n|---|---|---|---|---|"
+    )
     for (name, alpha, size), found in sorted(points.items()):
         if found["ok"] < sum(found.values()):
-            print(f"| {name} | {alpha:g} | {size} | {sum(found.values())} | {found['ok']} |")
+            print(
+                f"| {name} | {alpha:g} | {size} | {sum(found.values())} | {found['ok']} |"
+            )
 
 
 if __name__ == "__main__":

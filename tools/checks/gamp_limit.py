@@ -58,16 +58,25 @@ def table(folder):
     for name in LABELS:
         for rho in RHOS:
             path = suite(folder, name, rho, SEEDS)
-            rows = [row for row in smimbench.show(path, results=folder / "results") if row["metric"] == "mse"]
+            rows = [
+                row
+                for row in smimbench.show(path, results=folder / "results")
+                if row["metric"] == "mse"
+            ]
             for end in smimbench.extrapolate(rows):
                 shown = {
-                    row["dimension"]: f"{row['mean']:.4f}" + (f"({row['sem']:.4f})" if row["sem"] is not None else "")
+                    row["dimension"]: f"{row['mean']:.4f}"
+                    + (f"({row['sem']:.4f})" if row["sem"] is not None else "")
                     for row in rows
                     if abs(row["nominal_alpha"] / end["alpha"] - 1) < 0.01
                 }
                 if end["refusal"]:
                     continue
-                ratio = f"{end['value'] / end['theory']:.3f}" if end["theory"] > 1e-6 else ""
+                ratio = (
+                    f"{end['value'] / end['theory']:.3f}"
+                    if end["theory"] > 1e-6
+                    else ""
+                )
                 limit = f"{end['value']:.4f}({end['error']:.4f})"
                 words = [shown.get(size, "") for size in SEEDS] + [
                     limit,
@@ -89,5 +98,7 @@ if __name__ == "__main__":
                 for rho in RHOS:
                     if size <= largest:
                         wanted = [one for one in SEEDS if one <= size]
-                        smimbench.run(suite(folder, name, rho, wanted), results=folder / "results")
+                        smimbench.run(
+                            suite(folder, name, rho, wanted), results=folder / "results"
+                        )
     table(folder)

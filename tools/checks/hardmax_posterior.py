@@ -25,7 +25,12 @@ PUBLISHED = {
         (2.66811, 0.14930),
         (7.09967, 0.06337),
     ],
-    0.0: [(0.76758, 0.92144), (1.07547, 0.74047), (2.11127, 0.40853), (4.14466, 0.21355)],
+    0.0: [
+        (0.76758, 0.92144),
+        (1.07547, 0.74047),
+        (2.11127, 0.40853),
+        (4.14466, 0.21355),
+    ],
 }
 
 
@@ -47,33 +52,54 @@ def psi(V: float, q: float, *, published: bool) -> float:
             side = (np.arange(POINTS) + 0.5) / POINTS * 2 * reach - reach
             k1, k2 = (k.ravel() for k in np.meshgrid(side, side, indexing="ij"))
             cell = (side[1] - side[0]) ** 2
-            weight = cell * multivariate_normal.pdf(np.stack([k1, k2], -1), cov=spread**2 * np.array([[1, r], [r, 1]]))
+            weight = cell * multivariate_normal.pdf(
+                np.stack([k1, k2], -1), cov=spread**2 * np.array([[1, r], [r, 1]])
+            )
         cdf = np.maximum(
-            multivariate_normal.cdf(np.stack([k1, k2], -1), cov=[[1, r], [r, 1]], abseps=1e-10), 1e-300
+            multivariate_normal.cdf(
+                np.stack([k1, k2], -1), cov=[[1, r], [r, 1]], abseps=1e-10
+            ),
+            1e-300,
         ).reshape(-1)
         root = np.sqrt(1 - r * r)
-        density = np.exp(-(k1**2 - 2 * r * k1 * k2 + k2**2) / (2 * root**2)) / (2 * np.pi * root)
+        density = np.exp(-(k1**2 - 2 * r * k1 * k2 + k2**2) / (2 * root**2)) / (
+            2 * np.pi * root
+        )
         if published:
             first = second = density
         else:
-            first = np.exp(-(k1**2) / 2) / np.sqrt(2 * np.pi) * ndtr((k2 - r * k1) / root)
-            second = np.exp(-(k2**2) / 2) / np.sqrt(2 * np.pi) * ndtr((k1 - r * k2) / root)
+            first = (
+                np.exp(-(k1**2) / 2) / np.sqrt(2 * np.pi) * ndtr((k2 - r * k1) / root)
+            )
+            second = (
+                np.exp(-(k2**2) / 2) / np.sqrt(2 * np.pi) * ndtr((k1 - r * k2) / root)
+            )
         square = 3 * first**2 + 3 * second**2 + 2 * sign * first * second
-        keep = cdf > 1e-9  # below, the library routine returns rounding noise; its weight is nothing
+        keep = (
+            cdf > 1e-9
+        )  # below, the library routine returns rounding noise; its weight is nothing
         total += 2 * float(np.sum((weight * square / cdf)[keep]))
     return 2 / (3 * V) * total
 
 
 def mmse(rho: float, alpha: float, *, published: bool) -> float:
     """Fixed point ``V = F(1 / (alpha Psi(V)))``."""
-    prior = Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": rho}).prior
+    prior = Problem(
+        {"name": "attention-indexed", "tokens": 2},
+        "hardmax",
+        {"name": "wishart", "rho": rho},
+    ).prior
 
     def gap(log_v: float) -> float:
         V = np.exp(log_v)
         qhat = alpha * psi(V, 1 + rho - V, published=published)
         return float(np.log(prior.overlap(np.array([[qhat]])).V[0, 0]) - log_v)
 
-    return float(np.exp(brentq(gap, np.log(1e-4), -1e-9, xtol=1e-4))) if gap(-1e-9) < 0 else 1.0
+    return (
+        float(np.exp(brentq(gap, np.log(1e-4), -1e-9, xtol=1e-4)))
+        if gap(-1e-9) < 0
+        else 1.0
+    )
 
 
 def main() -> None:
@@ -84,7 +110,9 @@ def main() -> None:
             other, right = (mmse(rho, alpha, published=flag) for flag in (True, False))
             print(f"{rho:6.2f} {alpha:8.4f} {value:10.4f} {other:15.4f} {right:19.4f}")
     for flag, name in ((True, "phi2/Phi2"), (False, "grad log Phi2")):
-        print(f"weak recovery at rho -> 0 with {name}: {1 / psi(1.0, 0.0, published=flag):.5f}")
+        print(
+            f"weak recovery at rho -> 0 with {name}: {1 / psi(1.0, 0.0, published=flag):.5f}"
+        )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,12 @@ from __future__ import annotations
 
 import numpy as np
 
-PUBLISHED = {4.0: 0.0827, 2.0: 0.1119, 1.0: 0.1436, 0.5: 0.1864}  # skip: threshold, released table of arXiv:2502.00901
+PUBLISHED = {
+    4.0: 0.0827,
+    2.0: 0.1119,
+    1.0: 0.1436,
+    0.5: 0.1864,
+}  # skip: threshold, released table of arXiv:2502.00901
 SAMPLES, DRAWS = 5000, 1000
 
 
@@ -48,7 +53,9 @@ def main() -> None:
             first, second = (truth - moment(u, skip, rng) for _ in range(2))
             terms[i] = 6 - np.sum(first * second)
         F, error = terms.mean(), terms.std(ddof=1) / np.sqrt(SAMPLES)
-        print(f"{skip:4.1f} {published:11.4f} {1 / F:18.4f} +- {error / F**2:.4f} {1 / 6:14.4f}")
+        print(
+            f"{skip:4.1f} {published:11.4f} {1 / F:18.4f} +- {error / F**2:.4f} {1 / 6:14.4f}"
+        )
 
 
 if __name__ == "__main__":

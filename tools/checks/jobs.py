@@ -26,7 +26,12 @@ UNCLOCKED = ("metrics", "status", "reason", "iterations", "restarts", "start", "
 
 def write_suite(file: Path, seeds: int, *algorithms: str) -> Path:
     """A suite of four cells for each seed and two algorithms; the file."""
-    file.write_text(TEXT.format(seeds=seeds, algorithms="\n".join(f"[[algorithms]]\n{text}" for text in algorithms)))
+    file.write_text(
+        TEXT.format(
+            seeds=seeds,
+            algorithms="\n".join(f"[[algorithms]]\n{text}" for text in algorithms),
+        )
+    )
     return file
 
 
@@ -37,7 +42,9 @@ def differ(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def options(description: str | None, **numbers: float) -> argparse.Namespace:
     """Numbers from the command line, by their names and usual values."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     for name, usual in numbers.items():
         parser.add_argument(f"--{name}", type=type(usual), default=usual)
     return parser.parse_args()

@@ -25,7 +25,11 @@ from smimbench.suite.reader import load_suite
 
 def files_of(folder: Path) -> dict[str, bytes]:
     """Everything that a reader may see, by name."""
-    return {path.name: path.read_bytes() for path in folder.glob("*.*") if not path.name.startswith(".")}
+    return {
+        path.name: path.read_bytes()
+        for path in folder.glob("*.*")
+        if not path.name.startswith(".")
+    }
 
 
 def unfinished(folder: Path) -> list[str]:
@@ -77,7 +81,9 @@ def main() -> int:
             store = Store(Path(temporary) / f"rough-{number}")
             store.folder.mkdir()
             kept: dict[str, bytes] = {}
-            while kills < chosen.kills and killed_child(missing_cells(cells, store.load()), store, dice):
+            while kills < chosen.kills and killed_child(
+                missing_cells(cells, store.load()), store, dice
+            ):
                 kills += 1
                 cut += bool(unfinished(store.folder))
                 now = files_of(store.folder)
@@ -92,8 +98,15 @@ def main() -> int:
             torn += len(store.complaints)
             for key, record in right.items():
                 compared += 1
-                paths = [one.trajectory(r) for one, r in ((store, found[key]), (calm, record))]
-                same = paths[0] is not None and paths[1] is not None and (paths[0]["mse"] == paths[1]["mse"]).all()
+                paths = [
+                    one.trajectory(r)
+                    for one, r in ((store, found[key]), (calm, record))
+                ]
+                same = (
+                    paths[0] is not None
+                    and paths[1] is not None
+                    and (paths[0]["mse"] == paths[1]["mse"]).all()
+                )
                 unlike += not same or differ(found[key], record)
     print(f"{kills} SIGKILLs in {time.monotonic() - begin:.0f} s, {cut} of them while a file was being written: {lost} finished "
           f"files lost or changed, {torn} torn ones believed or complained of; "

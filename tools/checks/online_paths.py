@@ -24,14 +24,18 @@ from smimbench.backend import get_backend
 from smimbench.interfaces import Conditions, Overlaps
 
 D, RUNS = 1000, 16
-online_fields.ACCURACY = online_fields.ACCURACY._replace(draw_latents=1e9)  # here theory may take minutes
+online_fields.ACCURACY = online_fields.ACCURACY._replace(
+    draw_latents=1e9
+)  # here theory may take minutes
 
 
 def softmax(layers):
     """One or two layers."""
     skip = {"skip": 1.0} if layers > 1 else {}
     model = {"name": "sequence-multi-index", "tokens": 2}
-    return smimbench.Problem(model, {"name": "softmax", "layers": layers, **skip}, "gaussian")
+    return smimbench.Problem(
+        model, {"name": "softmax", "layers": layers, **skip}, "gaussian"
+    )
 
 
 def retrieval():
@@ -40,16 +44,30 @@ def retrieval():
     from tests.helpers import Square
 
     problem = smimbench.Problem(
-        {"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "noise": 0.0}, "gaussian"
+        {"name": "sequence-multi-index", "tokens": 1},
+        {"name": "linear", "noise": 0.0},
+        "gaussian",
     )
     problem.channel = Square()
     return problem
 
 
 CASES = {
-    "phase retrieval": (retrieval, 0.3, {"learning_rate": 0.004, "batch": 4000, "steps": 160}),
-    "one layer": (lambda: softmax(1), 0.2, {"learning_rate": 0.1, "batch": 2000, "steps": 80}),
-    "two layers": (lambda: softmax(2), 0.2, {"learning_rate": 0.1, "batch": 4000, "steps": 200}),
+    "phase retrieval": (
+        retrieval,
+        0.3,
+        {"learning_rate": 0.004, "batch": 4000, "steps": 160},
+    ),
+    "one layer": (
+        lambda: softmax(1),
+        0.2,
+        {"learning_rate": 0.1, "batch": 2000, "steps": 80},
+    ),
+    "two layers": (
+        lambda: softmax(2),
+        0.2,
+        {"learning_rate": 0.1, "batch": 4000, "steps": 200},
+    ),
 }
 
 
@@ -77,7 +95,11 @@ def one_run(problem, algorithm, overlap, run):
 def compare(folder, name):
     """Run one of the cases, and print its rows of the table."""
     make, overlap, parameters = CASES[name]
-    problem, algorithm, found = make(), Sgd(online=True, loss="squared", **parameters), []
+    problem, algorithm, found = (
+        make(),
+        Sgd(online=True, loss="squared", **parameters),
+        [],
+    )
     for run in range(RUNS):
         path = folder / f"{name.replace(' ', '-')}-{run}.json"
         if not path.exists():
@@ -88,11 +110,19 @@ def compare(folder, name):
         found.append(json.loads(path.read_text()))
     runs = np.array([run["mse"] for run in found])
     starts = tuple(Overlaps(*map(np.asarray, run["start"])) for run in found)
-    point = algorithm.theory(problem, algorithm.steps * algorithm.batch / D, Conditions(dimension=D, starts=starts))
+    point = algorithm.theory(
+        problem,
+        algorithm.steps * algorithm.batch / D,
+        Conditions(dimension=D, starts=starts),
+    )
     path = point.trajectory
-    moments, theory, error = (np.array(path[key]) for key in ("iteration", "mse", "mse_error"))
+    moments, theory, error = (
+        np.array(path[key]) for key in ("iteration", "mse", "mse_error")
+    )
     draws = int(point.method.split()[2]) // RUNS
-    predicted = error * np.sqrt(draws) / theory  # standard deviation of the mean of 16 runs
+    predicted = (
+        error * np.sqrt(draws) / theory
+    )  # standard deviation of the mean of 16 runs
     mean, sem = runs.mean(0)[moments], runs.std(0, ddof=1)[moments] / np.sqrt(RUNS)
     for layer in range(mean.shape[1]):
         wanted = theory[:, layer]

@@ -32,7 +32,11 @@ from smimbench.suite.schema import RunOptions
 from smimbench.theory.limit import own_document
 
 METRICS = ("mse", "overlap")
-LOW, MIDDLE, LARGE = {60: 1600, 120: 800, 240: 400}, {120: 1600, 240: 800, 480: 400}, {250: 512, 500: 320, 1000: 192}
+LOW, MIDDLE, LARGE = (
+    {60: 1600, 120: 800, 240: 400},
+    {120: 1600, 240: 800, 480: 400},
+    {250: 512, 500: 320, 1000: 192},
+)
 MATRICES = {40: 64, 80: 32, 160: 16}
 TWICE = {40: 128, 80: 64, 160: 32}
 
@@ -54,12 +58,20 @@ class Row:
 
 def low(channel, tokens=1):
     """A problem with a signal of low rank."""
-    return ({"name": "sequence-multi-index", "tokens": tokens}, channel, {"name": "gaussian"})
+    return (
+        {"name": "sequence-multi-index", "tokens": tokens},
+        channel,
+        {"name": "gaussian"},
+    )
 
 
 def matrix(channel, tokens, rho):
     """A problem with a matrix."""
-    return ({"name": "attention-indexed", "tokens": tokens}, channel, {"name": "wishart", "rho": rho})
+    return (
+        {"name": "attention-indexed", "tokens": tokens},
+        channel,
+        {"name": "wishart", "rho": rho},
+    )
 
 
 LINE = low({"name": "linear", "noise": 0.3}, 2)
@@ -82,43 +94,76 @@ def erm(loss, penalty):
 
 def sgd(rate, batch, steps, **more):
     """Descent on fresh samples; the batch in units of D."""
-    return {"name": "sgd", "learning_rate": rate, "batch": batch, "steps": steps, "online": True, **more}
+    return {
+        "name": "sgd",
+        "learning_rate": rate,
+        "batch": batch,
+        "steps": steps,
+        "online": True,
+        **more,
+    }
 
 
 def adam(decay):
     """Descent on a factor as wide as the matrix."""
-    return {"name": "adam", "weight_decay": decay, "learning_rate": 0.1, "schedule": "cosine", "steps": 600}
+    return {
+        "name": "adam",
+        "weight_decay": decay,
+        "learning_rate": 0.1,
+        "schedule": "cosine",
+        "steps": 600,
+    }
 
 
 ROWS = {
     "gamp linear": [Row(LINE, {"name": "gamp"}, alpha) for alpha in (0.3, 0.6, 1.2)],
     "gamp probit": [Row(PROBIT, {"name": "gamp"}, alpha) for alpha in (0.5, 1.0, 2.0)],
     "gamp sign": [Row(SIGN, {"name": "gamp"}, 1.5)],
-    "erm square 0.1, linear": [Row(LINE, erm("square", 0.1), alpha) for alpha in (0.3, 1.0, 2.0)],
-    "erm square best, two components": [Row(BOTH, erm("square", "optimal"), alpha) for alpha in (0.8, 1.7)],
+    "erm square 0.1, linear": [
+        Row(LINE, erm("square", 0.1), alpha) for alpha in (0.3, 1.0, 2.0)
+    ],
+    "erm square best, two components": [
+        Row(BOTH, erm("square", "optimal"), alpha) for alpha in (0.8, 1.7)
+    ],
     "erm square best, sign": [Row(SIGN, erm("square", "optimal"), 1.5)],
     "erm logistic 0.1, sign": [
         *(Row(SIGN, erm("logistic", 0.1), alpha) for alpha in (1.0, 2.0)),
         Row(SIGN, erm("logistic", 0.1), 4.0, MIDDLE),
     ],
-    "erm logistic best, probit": [Row(PROBIT, erm("logistic", "optimal"), alpha) for alpha in (0.5, 1.0, 2.0)],
-    "erm squared-hinge 0.3, sign": [Row(SIGN, erm("squared-hinge", 0.3), alpha) for alpha in (0.7, 1.0)]
-    + [Row(SIGN, erm("squared-hinge", 0.3), alpha, MIDDLE) for alpha in (2.0, 3.0)],
-    "erm squared-hinge best, probit": [Row(PROBIT, erm("squared-hinge", "optimal"), alpha) for alpha in (0.6, 1.4)],
-    "ridge 1, linear": [Row(LINE, {"name": "ridge", "regularisation": 1.0}, alpha) for alpha in (0.3, 0.45, 1.5)],
-    "ridge best, linear": [
-        Row(LINE, {"name": "ridge", "regularisation": "theory"}, alpha) for alpha in (0.2, 0.6, 2.0)
+    "erm logistic best, probit": [
+        Row(PROBIT, erm("logistic", "optimal"), alpha) for alpha in (0.5, 1.0, 2.0)
     ],
-    "spectral, one layer": [Row(ONE, {"name": "spectral"}, alpha, LARGE) for alpha in (0.6, 0.5, 0.8, 0.7)],
+    "erm squared-hinge 0.3, sign": [
+        Row(SIGN, erm("squared-hinge", 0.3), alpha) for alpha in (0.7, 1.0)
+    ]
+    + [Row(SIGN, erm("squared-hinge", 0.3), alpha, MIDDLE) for alpha in (2.0, 3.0)],
+    "erm squared-hinge best, probit": [
+        Row(PROBIT, erm("squared-hinge", "optimal"), alpha) for alpha in (0.6, 1.4)
+    ],
+    "ridge 1, linear": [
+        Row(LINE, {"name": "ridge", "regularisation": 1.0}, alpha)
+        for alpha in (0.3, 0.45, 1.5)
+    ],
+    "ridge best, linear": [
+        Row(LINE, {"name": "ridge", "regularisation": "theory"}, alpha)
+        for alpha in (0.2, 0.6, 2.0)
+    ],
+    "spectral, one layer": [
+        Row(ONE, {"name": "spectral"}, alpha, LARGE) for alpha in (0.6, 0.5, 0.8, 0.7)
+    ],
     "spectral asymmetric, one layer": [
-        Row(ONE, {"name": "spectral", "kind": "asymmetric"}, alpha, LARGE) for alpha in (0.5, 0.8)
+        Row(ONE, {"name": "spectral", "kind": "asymmetric"}, alpha, LARGE)
+        for alpha in (0.5, 0.8)
     ],
     "sgd linear": [
         Row(LINE, sgd(0.03, 1 / 6, 30), 5.0),
         Row(LINE, sgd(0.05, 1 / 4, 30, weight_decay=0.5), 7.5),
         Row(LINE, sgd(0.05, 1 / 4, 30, momentum=0.5), 7.5),
     ],
-    "sgd probit": [Row(PROBIT, sgd(0.05, 1 / 4, 40), 10.0), Row(PROBIT, sgd(0.03, 1 / 10, 60, weight_decay=0.2), 6.0)],
+    "sgd probit": [
+        Row(PROBIT, sgd(0.05, 1 / 4, 40), 10.0),
+        Row(PROBIT, sgd(0.03, 1 / 10, 60, weight_decay=0.2), 6.0),
+    ],
     "sgd one layer": [
         Row(ONE, sgd(0.1, 2.0, 40, loss="squared"), 80.0, start=0.3),
         Row(ONE, sgd(0.1, 2.0, 30, loss="squared", spherical=True), 60.0, start=0.3),
@@ -134,7 +179,11 @@ ROWS = {
     ],
     "adam with decay, two tokens": [
         Row(matrix(network(noise), 2, rho), adam(decay), alpha, MATRICES)
-        for noise, rho, alpha, decay in ((0.3, 0.5, 0.3, 0.6), (0.3, 0.2, 0.2, 2.0), (1.0, 0.3, 0.25, 1.5))
+        for noise, rho, alpha, decay in (
+            (0.3, 0.5, 0.3, 0.6),
+            (0.3, 0.2, 0.2, 2.0),
+            (1.0, 0.3, 0.25, 1.5),
+        )
     ],
 }
 
@@ -158,7 +207,9 @@ def generator(*path):
 
 def begun(overlap, components, dimension, rng):
     """Orthonormal directions of a teacher, and a student of their length with this overlap with each of them."""
-    directions = np.linalg.qr(rng.standard_normal((dimension, 2 * components)))[0].T * np.sqrt(dimension)
+    directions = np.linalg.qr(rng.standard_normal((dimension, 2 * components)))[
+        0
+    ].T * np.sqrt(dimension)
     signal, noise = directions[:components], directions[components:]
     return signal, overlap * signal + np.sqrt(1 - overlap**2) * noise
 
@@ -172,7 +223,9 @@ def one_run(row, problem, size, run):
     if row.start is None:
         limits = RunOptions(tolerance=1e-5, max_iterations=1000)
         made = partial(generator, size, run)
-        attempt = run_algorithm(problem, instance, data, algorithm, made, limits, backend)
+        attempt = run_algorithm(
+            problem, instance, data, algorithm, made, limits, backend
+        )
         metrics, start = attempt.metrics, list(attempt.start.values())
         found["status"] = attempt.status.value
     else:
@@ -181,7 +234,10 @@ def one_run(row, problem, size, run):
         instance = replace(instance, signal=signal)
         data = instance.data(backend)
         state = algorithm.init(problem, data, rng)
-        state, start = state._replace(factor=factor, signal=factor), instance.overlaps(factor)
+        state, start = (
+            state._replace(factor=factor, signal=factor),
+            instance.overlaps(factor),
+        )
         for _ in range(algorithm.steps):
             state, _ = algorithm.step(problem, data, state)
         metrics = instance.metrics(algorithm.estimate(state))
@@ -194,7 +250,10 @@ def one_run(row, problem, size, run):
     else:
         rho = row.problem[2]["rho"]
         trace = np.trace(signal, axis1=-2, axis2=-1) / size - np.sqrt(rho)
-        found["teacher"] = [*trace.tolist(), *(np.sum(signal**2, axis=(-2, -1)) / size - (1 + rho + 1 / size)).tolist()]
+        found["teacher"] = [
+            *trace.tolist(),
+            *(np.sum(signal**2, axis=(-2, -1)) / size - (1 + rho + 1 / size)).tolist(),
+        ]
     return found
 
 
@@ -202,7 +261,11 @@ def runs_of(path, size):
     """What has been run."""
     if not path.exists():
         return []
-    return [run for line in path.read_text().splitlines() if (run := json.loads(line))["size"] == size]
+    return [
+        run
+        for line in path.read_text().splitlines()
+        if (run := json.loads(line))["size"] == size
+    ]
 
 
 def corrected(values, controls):
@@ -211,7 +274,9 @@ def corrected(values, controls):
     found = np.linalg.lstsq(design, values, rcond=None)[0]
     rest = values - design @ found
     covariance = np.linalg.inv(design.T @ design)[0, 0]
-    return found[0], np.sqrt(covariance * np.sum(rest**2, axis=0) / (len(values) - design.shape[1]))
+    return found[0], np.sqrt(
+        covariance * np.sum(rest**2, axis=0) / (len(values) - design.shape[1])
+    )
 
 
 def lines(name, row, path):
@@ -225,32 +290,57 @@ def lines(name, row, path):
         if len(runs) < 8:
             return []
         one = runs[:1] if row.start is not None else runs
-        starts = tuple(Overlaps(*map(np.asarray, run["start"])) for run in one) if online else ()
+        starts = (
+            tuple(Overlaps(*map(np.asarray, run["start"])) for run in one)
+            if online
+            else ()
+        )
         if online or not wanted:
-            point = own_document(algorithm_of(row, size), problem, row.alpha, Conditions(dimension=size, starts=starts))
-            wanted = {m: [np.atleast_1d(x) for x in find_metric(m).theory(problem, point)] for m in METRICS}
+            point = own_document(
+                algorithm_of(row, size),
+                problem,
+                row.alpha,
+                Conditions(dimension=size, starts=starts),
+            )
+            wanted = {
+                m: [np.atleast_1d(x) for x in find_metric(m).theory(problem, point)]
+                for m in METRICS
+            }
         for metric in METRICS:
             values = np.array([run[metric] for run in runs])
-            controls = np.array([run["teacher"] if row.start is None else [] for run in runs])
+            controls = np.array(
+                [run["teacher"] if row.start is None else [] for run in runs]
+            )
             if online:  # theory knows these very teachers: what is left to chance is less, the mean is what it is
                 controls -= controls.mean(0)
             mean, error = corrected(values, controls)
             theory, its_error = wanted[metric]
-            kept[metric].append((mean - theory, np.hypot(error, its_error if online else 0)))
+            kept[metric].append(
+                (mean - theory, np.hypot(error, its_error if online else 0))
+            )
     found = []
     counts = ", ".join(f"{len(runs_of(path, size))}" for size in sizes)
     for k in range(len(kept["mse"][0][0])):
         shown = []
         for metric in METRICS:
             theory = wanted[metric][0][k]
-            fit = extrapolate(sizes, [theory + d[k] for d, _ in kept[metric]], [e[k] for _, e in kept[metric]])
-            error = np.hypot(fit.error, 0 if online else wanted[metric][1][min(k, len(wanted[metric][1]) - 1)])
+            fit = extrapolate(
+                sizes,
+                [theory + d[k] for d, _ in kept[metric]],
+                [e[k] for _, e in kept[metric]],
+            )
+            error = np.hypot(
+                fit.error,
+                0 if online else wanted[metric][1][min(k, len(wanted[metric][1]) - 1)],
+            )
             shown.append(
                 f"{fit.limit:.4f} ± {error:.4f} ({100 * error / theory:.1f}%) | {theory:.4f} "
                 f"| {(fit.limit - theory) / error:+.1f}"
             )
         layer = f", {k + 1}" if problem.components > 1 else ""
-        found.append(f"| {name}{layer} | {row.alpha:g} | {' | '.join(shown)} | {counts} |")
+        found.append(
+            f"| {name}{layer} | {row.alpha:g} | {' | '.join(shown)} | {counts} |"
+        )
     return found
 
 
@@ -277,7 +367,9 @@ def main():
                 for run in range(len(runs_of(path, size)), count):
                     if time.monotonic() > end:
                         return
-                    line = json.dumps({"size": size, "run": run, **one_run(row, problem, size, run)})
+                    line = json.dumps(
+                        {"size": size, "run": run, **one_run(row, problem, size, run)}
+                    )
                     with path.open("a") as file:
                         file.write(line + "\n")
 

@@ -66,7 +66,10 @@ class Denoiser(Altered):
 
     def seen(self, problem, data):
         """A prior with this denoiser."""
-        denoise = followed(problem.prior.denoise, lambda one: one._replace(estimate=self.factor * one.estimate))
+        denoise = followed(
+            problem.prior.denoise,
+            lambda one: one._replace(estimate=self.factor * one.estimate),
+        )
         return Bent(problem, prior=Bent(problem.prior, denoise=denoise)), data
 
 
@@ -81,7 +84,9 @@ class Posterior(Altered):
         """A channel with this posterior."""
 
         def change(one):
-            return one._replace(mean=self.mean * one.mean, covariance=self.covariance * one.covariance)
+            return one._replace(
+                mean=self.mean * one.mean, covariance=self.covariance * one.covariance
+            )
 
         posterior = followed(problem.channel.posterior, change)
         return Bent(problem, channel=Bent(problem.channel, posterior=posterior)), data
@@ -103,7 +108,8 @@ class Misled(Altered):
 def believed(problem, noise, rho):
     """A problem with other parameters."""
     tables = {
-        kind: {key: value for key, value in spec.items() if key != "version"} for kind, spec in problem.spec.items()
+        kind: {key: value for key, value in spec.items() if key != "version"}
+        for kind, spec in problem.spec.items()
     }
     tables["channel"]["noise"] *= noise
     if rho != 1:
@@ -121,7 +127,9 @@ class Fewer(Altered):
         """The first of the samples."""
         n = round(self.share * data.inputs.shape[0])
         ratio = problem.model.sample_ratio(n, data.dimension)
-        return problem, replace(data, inputs=data.inputs[:n], labels=data.labels[:n], sample_ratio=ratio)
+        return problem, replace(
+            data, inputs=data.inputs[:n], labels=data.labels[:n], sample_ratio=ratio
+        )
 
 
 @dataclass(frozen=True)
@@ -146,9 +154,14 @@ class Onsager(Gamp):
         if state.g is None:
             return super().step(problem, data, state)
         right = state.V if state.onsager is None else state.onsager
-        new, info = super().step(problem, data, state._replace(onsager=self.factor * right))
+        new, info = super().step(
+            problem, data, state._replace(onsager=self.factor * right)
+        )
         if new.onsager is not None:  # what damping has kept of it
-            new = new._replace(onsager=new.onsager + (1 - state.step.weight) * (1 - self.factor) * right)
+            new = new._replace(
+                onsager=new.onsager
+                + (1 - state.step.weight) * (1 - self.factor) * right
+            )
         return new, info
 
 
@@ -188,7 +201,9 @@ class Gradient:
     def move(self, factor, gradient, memory, rate, count):
         """A step along what is left of the gradient."""
         flip = np.random.default_rng(count).random(gradient.shape) < self.flipped
-        return super().move(factor, np.where(flip, -gradient, gradient), memory, rate, count)
+        return super().move(
+            factor, np.where(flip, -gradient, gradient), memory, rate, count
+        )
 
 
 @dataclass(frozen=True)
@@ -200,7 +215,13 @@ class Rate:
 
     def move(self, factor, gradient, memory, rate, count):
         """A step at the other rate; theory reads the schedule, which is right."""
-        return super().move(factor, gradient, memory, 0.0 if count <= self.lost else self.factor * rate, count)
+        return super().move(
+            factor,
+            gradient,
+            memory,
+            0.0 if count <= self.lost else self.factor * rate,
+            count,
+        )
 
 
 @dataclass(frozen=True)
@@ -222,7 +243,14 @@ class Momentum(Sgd):
 
     def move(self, factor, gradient, memory, rate, count):
         """A step of descent with the other momentum."""
-        return Sgd.move(replace(self, momentum=self.factor * self.momentum), factor, gradient, memory, rate, count)
+        return Sgd.move(
+            replace(self, momentum=self.factor * self.momentum),
+            factor,
+            gradient,
+            memory,
+            rate,
+            count,
+        )
 
 
 FAMILIES = {
@@ -248,7 +276,9 @@ def named(cls, *bases):
         "__doc__": changed.__doc__,
         "__module__": __name__,
     }
-    return dataclass(frozen=True)(type(changed.__name__ + base.__name__, (*bases, cls), about))
+    return dataclass(frozen=True)(
+        type(changed.__name__ + base.__name__, (*bases, cls), about)
+    )
 
 
 @hookimpl

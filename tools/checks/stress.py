@@ -42,27 +42,48 @@ class Late(BaseException):
 
 def problems():
     """Model, tokens, channel with parameters, rho."""
-    channels = ({"name": "linear", "noise": 0.1}, {"name": "softmax"}, {"name": "hardmax"})
+    channels = (
+        {"name": "linear", "noise": 0.1},
+        {"name": "softmax"},
+        {"name": "hardmax"},
+    )
     for rho in (1e-3, 0.03, 0.5, 10, 1e3):
         yield from ((ATTENTION, 2, channel, rho) for channel in channels)
     for tokens in (1, 2, 3, 4, 8, 16):
         yield from ((ATTENTION, tokens, channel, 0.5) for channel in channels)
         yield from ((SEQUENCE, tokens, channel, None) for channel in channels)
-    yield from ((ATTENTION, 2, {"name": "softmax", "beta": beta}, 0.5) for beta in (1e-3, 0.03, 30.0, 1e3))
-    yield from ((SEQUENCE, 2, {"name": "linear", "noise": noise}, None) for noise in (0.0, 1e-3, 1e3))
+    yield from (
+        (ATTENTION, 2, {"name": "softmax", "beta": beta}, 0.5)
+        for beta in (1e-3, 0.03, 30.0, 1e3)
+    )
+    yield from (
+        (SEQUENCE, 2, {"name": "linear", "noise": noise}, None)
+        for noise in (0.0, 1e-3, 1e3)
+    )
     yield from ((SEQUENCE, tokens, {"name": "sign"}, None) for tokens in (1, 16))
     yield from (
-        (SEQUENCE, tokens, {"name": "probit", "noise": noise}, None) for tokens, noise in ((1, 1e3), (16, 1e-3))
+        (SEQUENCE, tokens, {"name": "probit", "noise": noise}, None)
+        for tokens, noise in ((1, 1e3), (16, 1e-3))
     )
-    yield from ((SEQUENCE, 2, {"name": "softmax", "layers": 2, "skip": skip}, None) for skip in (0.0, 100.0))
-    yield from ((ATTENTION, 2, {"name": "softmax", "layers": 2, "beta": beta}, 0.5) for beta in (1e-3, 9.0, 1e3))
+    yield from (
+        (SEQUENCE, 2, {"name": "softmax", "layers": 2, "skip": skip}, None)
+        for skip in (0.0, 100.0)
+    )
+    yield from (
+        (ATTENTION, 2, {"name": "softmax", "layers": 2, "beta": beta}, 0.5)
+        for beta in (1e-3, 9.0, 1e3)
+    )
     yield from ((ATTENTION, 2, channels[0], rho) for rho in (1e-30, 1e30))
     yield ATTENTION, 3000, channels[0], 0.5
 
 
-def point(cache, model, tokens, channel, rho, alpha, most, limit) -> tuple[str, list[tuple[float, float]]]:
+def point(
+    cache, model, tokens, channel, rho, alpha, most, limit
+) -> tuple[str, list[tuple[float, float]]]:
     """MSE with its error and the farthest z, or why there is none; and the bounds ``most`` for a point of more samples."""
-    prior = {"name": "gaussian"} if rho is None else {"name": "wishart", "rho": float(rho)}
+    prior = (
+        {"name": "gaussian"} if rho is None else {"name": "wishart", "rho": float(rho)}
+    )
     signal.setitimer(signal.ITIMER_PROF, limit)
     try:
         problem = Problem({"name": model, "tokens": tokens}, channel, prior)
@@ -77,7 +98,15 @@ def point(cache, model, tokens, channel, rho, alpha, most, limit) -> tuple[str, 
         return f"WRONG: {type(error).__name__}: {error}", most
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    points = list(zip(*([v] if isinstance(v, float) else v for v in (found["mse"], found["mse_error"])), strict=True))
+    points = list(
+        zip(
+            *(
+                [v] if isinstance(v, float) else v
+                for v in (found["mse"], found["mse_error"])
+            ),
+            strict=True,
+        )
+    )
     sound = all(
         e <= KNOWN and -1e-9 <= v <= 1 + 1e-6 + 4 * e for v, e in points
     )  # an error that is not a number is not below
@@ -88,7 +117,10 @@ def point(cache, model, tokens, channel, rho, alpha, most, limit) -> tuple[str, 
     z = max((abs(one.z) for one in checks), default=0.0)
     wrong = "" if sound and falls and z <= MOST_Z else "WRONG: "
     few = "" if all(one.decided for one in checks) else " (few)"
-    return f"{wrong}{', '.join(f'{v:.5g} ± {e:.1g}' for v, e in points)} | {z:.1f}{few}", points
+    return (
+        f"{wrong}{', '.join(f'{v:.5g} ± {e:.1g}' for v, e in points)} | {z:.1f}{few}",
+        points,
+    )
 
 
 def late(*_):
@@ -113,9 +145,20 @@ MOST_SAMPLES = 20_000
 
 def suite_of(model, tokens, channel, rho, alpha, dimension, algorithm):
     """A suite of one cell."""
-    table = ", ".join(f"{key} = {value if key != 'name' else repr(value)}" for key, value in channel.items())
-    prior = '{ name = "gaussian" }' if rho is None else f'{{ name = "wishart", rho = {rho} }}'
-    of = '\nof = { name = "adam", steps = 2 }\nstudents = 2' if algorithm == "averaged" else ""
+    table = ", ".join(
+        f"{key} = {value if key != 'name' else repr(value)}"
+        for key, value in channel.items()
+    )
+    prior = (
+        '{ name = "gaussian" }'
+        if rho is None
+        else f'{{ name = "wishart", rho = {rho} }}'
+    )
+    of = (
+        '\nof = { name = "adam", steps = 2 }\nstudents = 2'
+        if algorithm == "averaged"
+        else ""
+    )
     return parse_suite(
         Path("stress.toml"),
         f"""[problem]
@@ -139,31 +182,50 @@ timeout = 30
 def ran(model, tokens, channel, rho, alpha, dimension, algorithm) -> str:
     """How a run ended, or what is wrong with that."""
     try:
-        (cell,) = suite_of(model, tokens, channel, rho, alpha, dimension, algorithm).cells()
+        (cell,) = suite_of(
+            model, tokens, channel, rho, alpha, dimension, algorithm
+        ).cells()
         record = run_cell(cell)
     except SuiteError as error:
         return f"refused: {error}"
     except Exception as error:  # whatever it is, it is what the check looks for
         return f"WRONG: {type(error).__name__}: {error}"
     status, found = record["status"], record["metrics"].get("mse", [])
-    own = ("ParameterError", "ProblemError", "ValueError: ")  # what smimbench and its items raise on purpose
+    own = (
+        "ParameterError",
+        "ProblemError",
+        "ValueError: ",
+    )  # what smimbench and its items raise on purpose
     if status == "failed" and not record["reason"].startswith(own):
         return f"WRONG: {record['reason']} ({record.get('where')})"
-    if status in ("ok", "not-converged") and not (found and all(v is not None and math.isfinite(v) for v in found)):
+    if status in ("ok", "not-converged") and not (
+        found and all(v is not None and math.isfinite(v) for v in found)
+    ):
         return f"WRONG: {status} with MSE {found}"
-    said = f"{status}: {record['reason']}" if status in ("failed", "skipped") else status
+    said = (
+        f"{status}: {record['reason']}" if status in ("failed", "skipped") else status
+    )
     return said.replace("|", "/")
 
 
 def runs() -> None:
     """A row for every problem, algorithm, dimension and sample ratio."""
-    print("| model | tokens | channel | rho | algorithm | D | alpha | end |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| model | tokens | channel | rho | algorithm | D | alpha | end |\n|---|---|---|---|---|---|---|---|"
+    )
     for model, tokens, channel, rho in RUN_PROBLEMS:
-        words = ", ".join(f"{k} {v:g}" if k != "name" else str(v) for k, v in channel.items())
-        for algorithm in sorted({entry.name for entry in get_registry().entries("algorithm")}):
+        words = ", ".join(
+            f"{k} {v:g}" if k != "name" else str(v) for k, v in channel.items()
+        )
+        for algorithm in sorted(
+            {entry.name for entry in get_registry().entries("algorithm")}
+        ):
             for dimension in (1, 2, 5):
                 for alpha in ALPHAS:
-                    if alpha * dimension ** (1 if model == SEQUENCE else 2) * tokens > MOST_SAMPLES:
+                    if (
+                        alpha * dimension ** (1 if model == SEQUENCE else 2) * tokens
+                        > MOST_SAMPLES
+                    ):
                         continue
                     said = ran(model, tokens, channel, rho, alpha, dimension, algorithm)
                     print(
@@ -175,9 +237,13 @@ def runs() -> None:
 
 def points(there: str, limit: float) -> None:
     """A row for every problem and sample ratio, but for those whose row is there."""
-    print("| model | tokens | channel | rho | alpha | MSE | z | s |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| model | tokens | channel | rho | alpha | MSE | z | s |\n|---|---|---|---|---|---|---|---|"
+    )
     for model, tokens, channel, rho in problems():
-        words = ", ".join(f"{k} {v:g}" if k != "name" else str(v) for k, v in channel.items())
+        words = ", ".join(
+            f"{k} {v:g}" if k != "name" else str(v) for k, v in channel.items()
+        )
         cache, most = TheorySolver(), []
         for alpha in ALPHAS:
             row = f"| {model} | {tokens} | {words} | {'' if rho is None else rho} | {alpha:g} |"
@@ -195,7 +261,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", action="store_true", help="Runs in place of theory.")
     parser.add_argument(
-        "--limit", type=float, default=300.0, help="Seconds of processor time for a point; once more for its draws."
+        "--limit",
+        type=float,
+        default=300.0,
+        help="Seconds of processor time for a point; once more for its draws.",
     )
     parser.add_argument("--skip", type=Path, help="A table whose rows are left out.")
     chosen = parser.parse_args()

@@ -33,14 +33,18 @@ def product(z: np.ndarray, skip: float) -> tuple[np.ndarray, ...]:
     return e * a + f * c, e * b + f * d, g * a + h * c, g * b + h * d
 
 
-def posterior(u: np.ndarray, omega: np.ndarray, v: float, skip: float, rng: np.random.Generator) -> tuple:
+def posterior(
+    u: np.ndarray, omega: np.ndarray, v: float, skip: float, rng: np.random.Generator
+) -> tuple:
     """Second moments (2, 2, 2) of z_1 and z_2 less the identity, and mean of z_3 less omega."""
     z = rng.standard_normal((2, 2, DRAWS))
     a, b, c, d = product(z, skip)
     determinant = a * d - b * c
     z3 = np.stack([d * u[0] - b * u[1], a * u[1] - c * u[0]]) / determinant
     z3 = np.concatenate([z3, -z3], axis=1)
-    log = -((z3 - omega[:, None]) ** 2).sum(0) / (2 * v) - np.tile(np.log(np.abs(determinant)), 2)
+    log = -((z3 - omega[:, None]) ** 2).sum(0) / (2 * v) - np.tile(
+        np.log(np.abs(determinant)), 2
+    )
     weight = np.exp(log - log.max())
     weight /= weight.sum()
     both = weight[:DRAWS] + weight[DRAWS:]
@@ -56,14 +60,23 @@ def main() -> None:
         terms = np.empty((SAMPLES, 3))
         for i in range(SAMPLES):
             omega = np.sqrt(q) * rng.standard_normal(2)
-            z = np.concatenate([rng.standard_normal((2, 2)), [omega + np.sqrt(1 - q) * rng.standard_normal(2)]])
+            z = np.concatenate(
+                [
+                    rng.standard_normal((2, 2)),
+                    [omega + np.sqrt(1 - q) * rng.standard_normal(2)],
+                ]
+            )
             a, b, c, d = product(z, skip)
             u = np.array([a * z[2, 0] + b * z[2, 1], c * z[2, 0] + d * z[2, 1]])
-            (one, shift), (two, other) = (posterior(u, omega, 1 - q, skip, rng) for _ in range(2))
+            (one, shift), (two, other) = (
+                posterior(u, omega, 1 - q, skip, rng) for _ in range(2)
+            )
             terms[i, :2] = (one * two).sum((1, 2))
             terms[i, 2] = shift @ other / (1 - q) ** 2
         mean, error = terms.mean(0), terms.std(0, ddof=1) / np.sqrt(SAMPLES)
-        cells = [f"{q / (1 - q) / mean[2]:.3f} +- {q / (1 - q) * error[2] / mean[2] ** 2:.3f}"]
+        cells = [
+            f"{q / (1 - q) / mean[2]:.3f} +- {q / (1 - q) * error[2] / mean[2] ** 2:.3f}"
+        ]
         cells += [f"{1 / m:.3f} +- {e / m**2:.3f}" for m, e in zip(mean[:2], error[:2])]
         print(f"{skip:4.1f} {q:15.4f}        " + "     ".join(cells))
 

@@ -22,21 +22,31 @@ from smimbench.api import theory
 from smimbench.problem import Problem
 
 # between weak recovery of the last layer and perfect recovery of both; most of them where both layers are known
-ALPHAS = np.round(np.concatenate([np.linspace(0.2, 0.7, 8), np.linspace(0.73, 0.99, 22)]), 4)
+ALPHAS = np.round(
+    np.concatenate([np.linspace(0.2, 0.7, 8), np.linspace(0.73, 0.99, 22)]), 4
+)
 WITHIN = 0.004
 CHUNK, SLOPE, STEP = 2**16, 16, 0.05
 
 Host = np.ndarray[Any, Any]
 
 
-def information(problem: Problem, overlap: Host, chunks: int, seed: int) -> tuple[Host, Host]:
+def information(
+    problem: Problem, overlap: Host, chunks: int, seed: int
+) -> tuple[Host, Host]:
     """``E sum_c g_a^2`` of every layer (2,) and the covariance of that mean (2, 2), from so many chunks of draws."""
     total, squares = np.zeros(2), np.zeros((2, 2))
-    root, noise, V = np.sqrt(overlap)[:, None], np.sqrt(1 - overlap)[:, None], np.diag(1 - overlap)
+    root, noise, V = (
+        np.sqrt(overlap)[:, None],
+        np.sqrt(1 - overlap)[:, None],
+        np.diag(1 - overlap),
+    )
     for chunk in range(chunks):
         rng = np.random.default_rng([seed, chunk])
         omega = root * rng.standard_normal((CHUNK, 2, problem.model.sites))
-        labels = problem.channel.forward(omega + noise * rng.standard_normal(omega.shape), rng=rng)
+        labels = problem.channel.forward(
+            omega + noise * rng.standard_normal(omega.shape), rng=rng
+        )
         found = problem.channel.posterior(labels, omega, V, rng=rng)
         own = np.sum(((found.mean - omega) / noise**2) ** 2, axis=-1)
         total += own.sum(0)
@@ -46,7 +56,9 @@ def information(problem: Problem, overlap: Host, chunks: int, seed: int) -> tupl
     return mean, (squares / count - np.outer(mean, mean)) / count
 
 
-def drawn_overlap(problem: Problem, alpha: float, overlap: Host, chunks: int, seed: int) -> tuple[Host, Host]:
+def drawn_overlap(
+    problem: Problem, alpha: float, overlap: Host, chunks: int, seed: int
+) -> tuple[Host, Host]:
     """The fixed point at this sample ratio near the overlap (2,), by draws, and its standard error."""
     layers = [a for a in range(2) if overlap[a] > 1e-9]
     log = np.log(overlap / (1 - overlap), where=overlap > 1e-9, out=np.zeros(2))[layers]
@@ -60,7 +72,12 @@ def drawn_overlap(problem: Problem, alpha: float, overlap: Host, chunks: int, se
     jacobian = -np.eye(len(layers))
     for k in range(len(layers)):
         ends = [
-            information(problem, moved(s * np.eye(len(layers))[k]), max(1, chunks // SLOPE), seed)[0]
+            information(
+                problem,
+                moved(s * np.eye(len(layers))[k]),
+                max(1, chunks // SLOPE),
+                seed,
+            )[0]
             for s in (STEP, -STEP)
         ]
         jacobian[:, k] += (np.log(ends[0]) - np.log(ends[1]))[layers] / (2 * STEP)
@@ -77,15 +94,25 @@ def drawn_overlap(problem: Problem, alpha: float, overlap: Host, chunks: int, se
 def main(draws: int, part: int = 1, parts: int = 1) -> int:
     """Print the table; 1 if a difference is larger than ``WITHIN`` by more than twice its standard error."""
     asked = ALPHAS[part - 1 :: parts].tolist()
-    points = theory("smi-two-layers", asked, results="results", thresholds=False)[0]["points"]
+    points = theory("smi-two-layers", asked, results="results", thresholds=False)[0][
+        "points"
+    ]
     model = {"name": "sequence-multi-index", "tokens": 2}
-    problem = Problem(model, {"name": "softmax", "layers": 2, "skip": 1.0, "accuracy": 1e-3}, "gaussian")
+    problem = Problem(
+        model,
+        {"name": "softmax", "layers": 2, "skip": 1.0, "accuracy": 1e-3},
+        "gaussian",
+    )
     worst, failed = 0.0, False
     print("alpha    layer  overlap  drawn    error of the draws  difference  z")
     for point in points:
         printed = np.diagonal(np.array(point["overlap"]))
         found, error = drawn_overlap(
-            problem, point["alpha"], printed, math.ceil(draws / CHUNK), round(1e4 * point["alpha"])
+            problem,
+            point["alpha"],
+            printed,
+            math.ceil(draws / CHUNK),
+            round(1e4 * point["alpha"]),
         )
         for layer in np.flatnonzero(error):
             gap, stated = printed[layer] - found[layer], point["mse_error"][layer]
@@ -102,5 +129,8 @@ def main(draws: int, part: int = 1, parts: int = 1) -> int:
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
-    chosen = [int(number) for number in (arguments[1] if len(arguments) > 1 else "1/1").split("/")]
+    chosen = [
+        int(number)
+        for number in (arguments[1] if len(arguments) > 1 else "1/1").split("/")
+    ]
     sys.exit(main(int(arguments[0]) if arguments else 8_000_000, *chosen))

@@ -13,7 +13,13 @@ LOW, MATRIX = "sequence-multi-index", "attention-indexed"
 
 def table(**entries):
     """A table of TOML in one line."""
-    return "{ " + ", ".join(f"{key} = {value(one)}" for key, one in entries.items() if one is not None) + " }"
+    return (
+        "{ "
+        + ", ".join(
+            f"{key} = {value(one)}" for key, one in entries.items() if one is not None
+        )
+        + " }"
+    )
 
 
 def value(one):
@@ -28,18 +34,38 @@ def value(one):
 def suite_text(problem, grid, algorithms, run=()):
     """The text of a suite: (model, channel, prior), grid, tables of algorithms."""
     model, channel, prior = problem
-    lines = ["[problem]", f"model = {value(model)}", f"channel = {value(channel)}", f"prior = {value(prior)}", "[grid]"]
+    lines = [
+        "[problem]",
+        f"model = {value(model)}",
+        f"channel = {value(channel)}",
+        f"prior = {value(prior)}",
+        "[grid]",
+    ]
     lines += [f"{key} = {value(one)}" for key, one in grid.items()]
     for one in algorithms:
-        lines += ["[[algorithms]]", *(f"{key} = {value(entry)}" for key, entry in one.items() if entry is not None)]
-    lines += ["[run]", f"metrics = {value(METRICS)}", *(f"{key} = {value(one)}" for key, one in dict(run).items())]
+        lines += [
+            "[[algorithms]]",
+            *(
+                f"{key} = {value(entry)}"
+                for key, entry in one.items()
+                if entry is not None
+            ),
+        ]
+    lines += [
+        "[run]",
+        f"metrics = {value(METRICS)}",
+        *(f"{key} = {value(one)}" for key, one in dict(run).items()),
+    ]
     return "\n".join(lines) + "\n"
 
 
 # -- sabotage -------------------------------------------------------------------------------------------------------------
 
 GAMP = [
-    *(("onsager", {"factor": factor}) for factor in (0.7, 0.9, 0.97, 1.01, 1.03, 1.1, 1.3)),
+    *(
+        ("onsager", {"factor": factor})
+        for factor in (0.7, 0.9, 0.97, 1.01, 1.03, 1.1, 1.3)
+    ),
     *(("denoiser", {"factor": factor}) for factor in (0.9, 0.97, 0.99, 1.02, 1.05)),
     *(("posterior", {"mean": factor}) for factor in (0.95, 1.02)),
     ("posterior", {"covariance": 1.1}),
@@ -54,7 +80,11 @@ SGD = [
     ("momentum", {"factor": 1.1}),
     ("decay", {"factor": 1.2}),
 ]
-PENALTY = [("penalty", {"factor": 0.8}), ("penalty", {"factor": 1.3}), ("fewer", {"share": 0.9})]
+PENALTY = [
+    ("penalty", {"factor": 0.8}),
+    ("penalty", {"factor": 1.3}),
+    ("fewer", {"share": 0.9}),
+]
 
 
 def sabotaged(base, changes, **parameters):
@@ -62,7 +92,14 @@ def sabotaged(base, changes, **parameters):
     found = [{"name": base, "label": base, **parameters}]
     for change, how in changes:
         words = " ".join(f"{key} {number:g}" for key, number in how.items())
-        found.append({"name": f"{base}-{change}", "label": f"{base}, {change} {words}".strip(), **parameters, **how})
+        found.append(
+            {
+                "name": f"{base}-{change}",
+                "label": f"{base}, {change} {words}".strip(),
+                **parameters,
+                **how,
+            }
+        )
     return found
 
 
@@ -82,12 +119,22 @@ PAIRS = matrix({"name": "linear", "noise": 0.3}, 2, 0.3)
 SIZES = {"dimension": [150, 300, 600], "seeds": [128, 96, 64]}
 FEW = {"dimension": [150, 300, 600], "seeds": [64, 48, 32]}
 SMALL = {"dimension": [30, 60, 120], "seeds": [24, 12, 8]}
-STREAM = {"learning_rate": 0.03, "batch": 60, "steps": 40, "online": True, "momentum": 0.5, "weight_decay": 0.3}
+STREAM = {
+    "learning_rate": 0.03,
+    "batch": 60,
+    "steps": 40,
+    "online": True,
+    "momentum": 0.5,
+    "weight_decay": 0.3,
+}
 SABOTAGES = {
     "line": (
         LINE,
         {"alpha": [0.6], **SIZES},
-        [*sabotaged("gamp", [*GAMP, ("ahead", {})], damping=0.0), *sabotaged("ridge", PENALTY, regularisation=0.2)],
+        [
+            *sabotaged("gamp", [*GAMP, ("ahead", {})], damping=0.0),
+            *sabotaged("ridge", PENALTY, regularisation=0.2),
+        ],
     ),
     "line-stream": (
         LINE,
@@ -114,7 +161,10 @@ SABOTAGES = {
             *sabotaged("gamp", [*GAMP, ("misled", {"rho": 1.2})]),
             *sabotaged("ridge", PENALTY[:2]),
             *sabotaged("nuclear", PENALTY[:2], regularisation=0.5),
-            *sabotaged("spectral", [("denoiser", {"factor": 0.97}), ("labels", {"factor": 1.05})]),
+            *sabotaged(
+                "spectral",
+                [("denoiser", {"factor": 0.97}), ("labels", {"factor": 1.05})],
+            ),
         ],
     ),
     # The factor has as many columns as that of the teacher: as many as the matrix is large.
@@ -166,9 +216,19 @@ SIGN = {"name": "sign"}
 
 def honest_gamp_low(rng):
     """GAMP on a signal of low rank."""
-    channel = pick(rng, line(rng), line(rng), probit(rng), SIGN, {"name": "softmax", "layers": 1}, {"name": "hardmax"})
+    channel = pick(
+        rng,
+        line(rng),
+        line(rng),
+        probit(rng),
+        SIGN,
+        {"name": "softmax", "layers": 1},
+        {"name": "hardmax"},
+    )
     # One layer is learned from 1/6 on (softmax; its signal is known from 1/2 on) and from 0.82 on (hardmax).
-    ratios = {"softmax": (0.2, 0.6), "hardmax": (0.9, 3.0)}.get(channel["name"], (0.15, 3.0))
+    ratios = {"softmax": (0.2, 0.6), "hardmax": (0.9, 3.0)}.get(
+        channel["name"], (0.15, 3.0)
+    )
     tokens = whole(rng, 1, 3) if ratios[0] == 0.15 else 2
     damping = pick(rng, None, None, 0.0 if ratios[0] == 0.15 else 0.3)
     return low(channel, tokens), ratios, (50, 400), {"name": "gamp", "damping": damping}
@@ -177,7 +237,12 @@ def honest_gamp_low(rng):
 def honest_gamp_matrix(rng):
     """GAMP on a matrix."""
     rho, tokens = number(rng, 0.1, 2), whole(rng, 1, 3)
-    channel = pick(rng, line(rng), {"name": "softmax", "beta": number(rng, 0.5, 2)}, {"name": "hardmax"})
+    channel = pick(
+        rng,
+        line(rng),
+        {"name": "softmax", "beta": number(rng, 0.5, 2)},
+        {"name": "hardmax"},
+    )
     tokens = 2 if channel["name"] != "linear" else tokens
     return matrix(channel, tokens, rho), (0.03, 0.5), (24, 60), {"name": "gamp"}
 
@@ -186,22 +251,43 @@ def honest_ridge(rng):
     """Ridge regression, alpha T next to 1 included."""
     if rng.random() < 0.3:
         channel = pick(rng, line(rng), {"name": "softmax"})
-        return matrix(channel, 2, number(rng, 0.1, 2)), (0.05, 0.5), (20, 50), {"name": "ridge"}
+        return (
+            matrix(channel, 2, number(rng, 0.1, 2)),
+            (0.05, 0.5),
+            (20, 50),
+            {"name": "ridge"},
+        )
     how = pick(rng, "theory", number(rng, 0.01, 10))
-    return low(line(rng), whole(rng, 1, 3)), (0.2, 3.0), (50, 400), {"name": "ridge", "regularisation": how}
+    return (
+        low(line(rng), whole(rng, 1, 3)),
+        (0.2, 3.0),
+        (50, 400),
+        {"name": "ridge", "regularisation": how},
+    )
 
 
 def honest_erm(rng):
     """A convex risk."""
     loss = pick(rng, "square", "logistic", "squared-hinge")
-    channel = line(rng) if loss == "square" and rng.random() < 0.5 else pick(rng, SIGN, probit(rng))
-    how = {"name": "erm", "loss": loss, "penalty": pick(rng, "optimal", number(rng, 0.03, 3))}
+    channel = (
+        line(rng)
+        if loss == "square" and rng.random() < 0.5
+        else pick(rng, SIGN, probit(rng))
+    )
+    how = {
+        "name": "erm",
+        "loss": loss,
+        "penalty": pick(rng, "optimal", number(rng, 0.03, 3)),
+    }
     return low(channel, whole(rng, 1, 2)), (0.3, 3.0), (60, 300), how
 
 
 def honest_sgd(rng):
     """Descent on a stream."""
-    channel, batch = pick(rng, line(rng, 1.0), line(rng, 1.0), probit(rng)), whole(rng, 20, 60)
+    channel, batch = (
+        pick(rng, line(rng, 1.0), line(rng, 1.0), probit(rng)),
+        whole(rng, 20, 60),
+    )
     how = {
         "name": "sgd",
         "online": True,
@@ -209,7 +295,10 @@ def honest_sgd(rng):
         "batch": batch,
         "steps": whole(rng, 10, 50),
     }
-    how |= {"momentum": pick(rng, 0.0, 0.5), "weight_decay": pick(rng, 0.0, number(rng, 0.05, 1))}
+    how |= {
+        "momentum": pick(rng, 0.0, 0.5),
+        "weight_decay": pick(rng, 0.0, number(rng, 0.05, 1)),
+    }
     return low(channel, whole(rng, 1, 2)), (0.05, 0.05), (60, 200), how
 
 
@@ -223,7 +312,9 @@ def honest_adam(rng):
         "schedule": "cosine",
         "steps": 500,
     }
-    problem = matrix({"name": "linear", "noise": number(rng, 0.2, 1)}, 1, number(rng, 0.1, 1))
+    problem = matrix(
+        {"name": "linear", "noise": number(rng, 0.2, 1)}, 1, number(rng, 0.1, 1)
+    )
     return problem, (0.15, 0.5), (size, size), how | {"width": size}
 
 
@@ -234,21 +325,44 @@ def honest_nuclear(rng):
         "regularisation": pick(rng, "optimal", number(rng, 0.2, 2)),
         "positive": pick(rng, True, False),
     }
-    return matrix(line(rng, 1.0), whole(rng, 1, 2), number(rng, 0.1, 1)), (0.1, 0.5), (20, 50), how
+    return (
+        matrix(line(rng, 1.0), whole(rng, 1, 2), number(rng, 0.1, 1)),
+        (0.1, 0.5),
+        (20, 50),
+        how,
+    )
 
 
 def honest_spectral(rng):
     """Eigenvectors, or the first step."""
     if rng.random() < 0.4:
-        return low({"name": "softmax", "layers": 1}, 2), (0.2, 1.0), (100, 400), {"name": "spectral"}
+        return (
+            low({"name": "softmax", "layers": 1}, 2),
+            (0.2, 1.0),
+            (100, 400),
+            {"name": "spectral"},
+        )
     channel = pick(rng, line(rng), {"name": "softmax"}, {"name": "hardmax"})
-    return matrix(channel, 2, number(rng, 0.1, 2)), (0.05, 0.5), (24, 80), {"name": "spectral"}
+    return (
+        matrix(channel, 2, number(rng, 0.1, 2)),
+        (0.05, 0.5),
+        (24, 80),
+        {"name": "spectral"},
+    )
 
 
 def honest_averaged(rng):
     """The mean of several runs."""
     problem, *where, how = pick(rng, honest_gamp_low, honest_erm, honest_ridge)(rng)
-    return problem, *where, {"name": "averaged", "of": {k: v for k, v in how.items() if v is not None}, "students": 2}
+    return (
+        problem,
+        *where,
+        {
+            "name": "averaged",
+            "of": {k: v for k, v in how.items() if v is not None},
+            "students": 2,
+        },
+    )
 
 
 HONEST = (
@@ -269,15 +383,28 @@ def honest_suite(case):
     """The suite of a random case: one to three sizes, two or three sample ratios, 4 to 24 runs."""
     rng = np.random.default_rng([28, case])
     problem, ratios, (least, most), how = HONEST[case % len(HONEST)](rng)
-    sizes = sorted({round(size) for size in np.geomspace(least, rng.uniform(least, most), whole(rng, 1, 3))})
+    sizes = sorted(
+        {
+            round(size)
+            for size in np.geomspace(least, rng.uniform(least, most), whole(rng, 1, 3))
+        }
+    )
     alphas = sorted({number(rng, *ratios) for _ in range(whole(rng, 2, 3))})
-    grid = {"alpha": alphas, "dimension": sizes, "seeds": whole(rng, 4, 24), "seed": 1000 + case}
+    grid = {
+        "alpha": alphas,
+        "dimension": sizes,
+        "seeds": whole(rng, 4, 24),
+        "seed": 1000 + case,
+    }
     return suite_text(problem, grid, [how])
 
 
 # -- GAMP at the optimum of its size --------------------------------------------------------------------------------------
 
-GAMP_SIZES = {"low": ([80, 160, 320], [48, 32, 24]), "matrix": ([24, 48, 96], [24, 16, 8])}
+GAMP_SIZES = {
+    "low": ([80, 160, 320], [48, 32, 24]),
+    "matrix": ([24, 48, 96], [24, 16, 8]),
+}
 
 
 def gamp_suite(case, root=0):
@@ -285,5 +412,10 @@ def gamp_suite(case, root=0):
     rng = np.random.default_rng([82, case])
     problem, ratios, *_ = (honest_gamp_low, honest_gamp_matrix)[case % 2](rng)
     dimension, seeds = GAMP_SIZES[("low", "matrix")[case % 2]]
-    grid = {"alpha": [number(rng, *ratios)], "dimension": dimension, "seeds": seeds, "seed": 5000 + 1000 * root + case}
+    grid = {
+        "alpha": [number(rng, *ratios)],
+        "dimension": dimension,
+        "seeds": seeds,
+        "seed": 5000 + 1000 * root + case,
+    }
     return suite_text(problem, grid, [{"name": "gamp"}])

@@ -35,7 +35,9 @@ class Plain:
     def init(self, problem, data, rng):
         """Tensors, parameter and optimizer."""
         self.d = data.dimension
-        self.factor = torch.nn.Parameter(torch.tensor(problem.prior.factor.draw(rng, 1, self.d, None)[0]))
+        self.factor = torch.nn.Parameter(
+            torch.tensor(problem.prior.factor.draw(rng, 1, self.d, None)[0])
+        )
         self.inputs = torch.tensor(np.array(data.inputs))
         self.targets = torch.tensor(np.array(observable(problem.channel, data.labels)))
         self.optimizer = torch.optim.Adam([self.factor], lr=0.1)
@@ -83,7 +85,11 @@ def main() -> None:
     dimension = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     alpha = float(sys.argv[2]) if len(sys.argv) > 2 else 0.1
     threads = int(sys.argv[3]) if len(sys.argv) > 3 else 1
-    problem = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5})
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 2},
+        "softmax",
+        {"name": "wishart", "rho": 0.5},
+    )
     data = problem.instance(alpha, dimension).data(get_backend())
     torch.set_num_threads(threads)
     registry = get_registry()
@@ -92,7 +98,14 @@ def main() -> None:
         for loss in ("squared", "cross-entropy"):
             contenders = {
                 "smimbench adam": Adam(loss=loss),
-                **{name: build(registry.get("algorithm", name).item, "algorithm", {"loss": loss}) for name in LIBRARY},
+                **{
+                    name: build(
+                        registry.get("algorithm", name).item,
+                        "algorithm",
+                        {"loss": loss},
+                    )
+                    for name in LIBRARY
+                },
                 "plain torch": Plain(loss),
             }
             first = None
@@ -100,8 +113,12 @@ def main() -> None:
                 best, median, early = seconds(problem, data, item, clock)
                 first = early if first is None else first
                 if np.abs(early - first).max() > 1e-4 * np.abs(first).max():
-                    raise SystemExit(f"{name} took other steps than {next(iter(contenders))} on the loss {loss}")
-                print(f"{loss:13s} {name:14s} best {1e3 * best:.2f} ms, median {1e3 * median:.2f} ms")
+                    raise SystemExit(
+                        f"{name} took other steps than {next(iter(contenders))} on the loss {loss}"
+                    )
+                print(
+                    f"{loss:13s} {name:14s} best {1e3 * best:.2f} ms, median {1e3 * median:.2f} ms"
+                )
 
 
 if __name__ == "__main__":

@@ -82,9 +82,16 @@ class Adam(Descent):
         require(self, "epsilon", self.epsilon > 0, "> 0")
         require(self, "beta1", 0 <= self.beta1 < 1, "in [0, 1)")
         require(self, "beta2", 0 <= self.beta2 < 1, "in [0, 1)")
-        require(self, "weight_decay", 0 <= self.weight_decay < math.inf, "a finite number >= 0")
+        require(
+            self,
+            "weight_decay",
+            0 <= self.weight_decay < math.inf,
+            "a finite number >= 0",
+        )
 
-    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
+    def theory(
+        self, problem: Problem, alpha: float, conditions: Conditions
+    ) -> AlgorithmPrediction | str:
         """With weight decay, full batches and a wide matrix factor: the minimum of the penalized loss; otherwise no theory.
 
         Labels have to be linear in the matrix, and the steps enough to get there. There is none for minibatches, for streams,
@@ -112,14 +119,24 @@ class Adam(Descent):
         return scale / data.dimension
 
     def move(
-        self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
+        self,
+        factor: Array,
+        gradient: Array,
+        memory: tuple[Array, ...],
+        rate: float,
+        count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
         """One Adam step: along the first moment over the root of the second, both corrected for bias."""
         xp = namespace(factor)
         first_moment = self.beta1 * memory[0] + (1 - self.beta1) * gradient
-        second_moment = self.beta2 * memory[1] + ((1 - self.beta2) * gradient) * gradient
+        second_moment = (
+            self.beta2 * memory[1] + ((1 - self.beta2) * gradient) * gradient
+        )
         spread = xp.sqrt(second_moment) * (1 - self.beta2**count) ** -0.5 + self.epsilon
-        return factor - (rate / (1 - self.beta1**count)) * (first_moment / spread), (first_moment, second_moment)
+        return factor - (rate / (1 - self.beta1**count)) * (first_moment / spread), (
+            first_moment,
+            second_moment,
+        )
 
 
 @dataclass(frozen=True)
@@ -146,7 +163,14 @@ class AdamW(Adam):
     _decays_in_the_loss = False
 
     def move(
-        self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
+        self,
+        factor: Array,
+        gradient: Array,
+        memory: tuple[Array, ...],
+        rate: float,
+        count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
         """One AdamW step: weight decay, then a step of Adam."""
-        return super().move((1 - rate * self.weight_decay) * factor, gradient, memory, rate, count)
+        return super().move(
+            (1 - rate * self.weight_decay) * factor, gradient, memory, rate, count
+        )

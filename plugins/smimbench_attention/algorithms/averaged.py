@@ -76,14 +76,25 @@ class Averaged(Algorithm):
     def __post_init__(self) -> None:
         require(self, "students", self.students >= 1, "at least 1")
         table = {"name": self.of} if isinstance(self.of, str) else dict(self.of)
-        name, package, *_ = (table.pop(key, None) for key in ("name", "distribution", "version", "source"))
+        name, package, *_ = (
+            table.pop(key, None)
+            for key in ("name", "distribution", "version", "source")
+        )
         if not isinstance(name, str):
-            message = missing("name", table) if name is None else f"must be the name of an algorithm, got {name!r}"
+            message = (
+                missing("name", table)
+                if name is None
+                else f"must be the name of an algorithm, got {name!r}"
+            )
             raise ParameterError("of.name", message)
         if name == self.name:
-            raise ParameterError("of.name", f"must not be {name!r} itself; raise students instead")
+            raise ParameterError(
+                "of.name", f"must not be {name!r} itself; raise students instead"
+            )
         try:
-            entry = get_registry().get("algorithm", f"{package}:{name}" if package else name)
+            entry = get_registry().get(
+                "algorithm", f"{package}:{name}" if package else name
+            )
         except RegistryError as error:
             raise ParameterError("of.name", str(error)) from None
         try:
@@ -91,7 +102,11 @@ class Averaged(Algorithm):
         except ParameterError as error:
             raise ParameterError(f"of.{error.key}", error.message) from None
         # Includes defaults and version, so that a change of either makes a new cell.
-        full = {"name": entry.name, "version": entry.item.version, **parameters_of("algorithm", inner)}
+        full = {
+            "name": entry.name,
+            "version": entry.item.version,
+            **parameters_of("algorithm", inner),
+        }
         if entry.source is not None:
             full |= {"distribution": entry.distribution, "source": entry.source}
         object.__setattr__(self, "of", full)
@@ -115,12 +130,18 @@ class Averaged(Algorithm):
 
     def retry(self, problem: Problem, outcome: str) -> Averaged | None:
         """The same average over the version that the inner algorithm offers for a second attempt, or None."""
-        cautious = None if outcome == "unsettled" else self._inner.retry(problem, outcome)
+        cautious = (
+            None if outcome == "unsettled" else self._inner.retry(problem, outcome)
+        )
         if cautious is None:
             return None
-        return replace(self, of={"name": self._entry.name, **parameters_of("algorithm", cautious)})
+        return replace(
+            self, of={"name": self._entry.name, **parameters_of("algorithm", cautious)}
+        )
 
-    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
+    def theory(
+        self, problem: Problem, alpha: float, conditions: Conditions
+    ) -> AlgorithmPrediction | str:
         r"""Theory of the mean of K students, from the theory of one.
 
         With M the overlap of a student with the signal, Q with itself and Q' with another student,
@@ -138,33 +159,52 @@ class Averaged(Algorithm):
             return f"the theory of {self._entry.name} does not contain the overlap between two of its students"
         between, truth = np.asarray(student.between_students), prior_moments(problem)[0]
         cross = np.asarray(student.overlap)
-        self_overlap = cross if student.own_overlap is None else np.asarray(student.own_overlap)
-        mean = Overlaps(truth, cross, between + (self_overlap - between) / self.students)
+        self_overlap = (
+            cross if student.own_overlap is None else np.asarray(student.own_overlap)
+        )
+        mean = Overlaps(
+            truth, cross, between + (self_overlap - between) / self.students
+        )
         error = np.diag(np.atleast_1d(student.mse_error))
         method = f"mean of {self.students} students; {student.method}"
         nothing = np.zeros_like(error)
         return limit_point(
-            problem, alpha, [[mean]], method=method, branch=student.branch, uncertain=Overlaps(nothing, nothing, error)
+            problem,
+            alpha,
+            [[mean]],
+            method=method,
+            branch=student.branch,
+            uncertain=Overlaps(nothing, nothing, error),
         )
 
-    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> AveragedState:
+    def init(
+        self, problem: Problem, data: Data, rng: np.random.Generator
+    ) -> AveragedState:
         """Independent initial states of the students."""
         if self._batched:
             students = self._inner.init(problem, data, rng, students=self.students)
         else:
             streams = rng.spawn(self.students)
-            students = tuple(self._inner.init(problem, data, stream) for stream in streams)
+            students = tuple(
+                self._inner.init(problem, data, stream) for stream in streams
+            )
         return AveragedState(students, problem)
 
-    def step(self, problem: Problem, data: Data, state: AveragedState) -> tuple[AveragedState, Info]:
+    def step(
+        self, problem: Problem, data: Data, state: AveragedState
+    ) -> tuple[AveragedState, Info]:
         """One step of every student."""
         if self._batched:
             students, info = self._inner.step(problem, data, state.students)
             return AveragedState(students, problem), info
-        students, infos = zip(*(self._inner.step(problem, data, student) for student in state.students))
+        students, infos = zip(
+            *(self._inner.step(problem, data, student) for student in state.students)
+        )
         name = self._entry.name
         remark = f"averaged: {name} runs one student at a time, so the time grows with their number"
-        if self.students > 1 and _equal_up_to_sign(*(self._inner.estimate(student) for student in students[:2])):
+        if self.students > 1 and _equal_up_to_sign(
+            *(self._inner.estimate(student) for student in students[:2])
+        ):
             remark += f"; {name} finds the same estimate from every start, so averaging its students changes nothing"
         return AveragedState(students, problem), _info_of_students(infos, remark)
 
@@ -181,7 +221,10 @@ class Averaged(Algorithm):
 def _equal_up_to_sign(estimate: Array, other_estimate: Array) -> bool:
     """Whether two estimates are equal up to rounding and a common sign."""
     xp = namespace(estimate)
-    apart = xp.minimum(xp.max(xp.abs(estimate - other_estimate)), xp.max(xp.abs(estimate + other_estimate)))
+    apart = xp.minimum(
+        xp.max(xp.abs(estimate - other_estimate)),
+        xp.max(xp.abs(estimate + other_estimate)),
+    )
     return bool(apart < 1e-6 * xp.max(xp.abs(estimate)))
 
 
@@ -192,7 +235,9 @@ def _info_of_students(infos: Sequence[Info], remark: str) -> Info:
         if name != "warning" and not any(value is None for value in values):
             over = np.mean if name in ("predicted_overlap", "self_overlap") else np.max
             combined[name] = over(np.stack(read_together(*values)), axis=0)
-    warnings = dict.fromkeys([remark, *(info.warning for info in infos if info.warning)])
+    warnings = dict.fromkeys(
+        [remark, *(info.warning for info in infos if info.warning)]
+    )
     return Info(**combined, warning="; ".join(warnings))
 
 
@@ -210,7 +255,12 @@ def aligned_signals(problem: Problem, signals: Array) -> Array:
     model: Any = problem.model
 
     def towards(center: Array) -> Array:
-        return xp.stack([model.align(center, signals[k, ...], symmetry) for k in range(signals.shape[0])])
+        return xp.stack(
+            [
+                model.align(center, signals[k, ...], symmetry)
+                for k in range(signals.shape[0])
+            ]
+        )
 
     aligned = towards(signals[0, ...])
     for _ in range(20):

@@ -8,7 +8,14 @@ import numpy as np
 
 from smimbench.backend import matching, namespace, sample_chunks
 from smimbench.derive import predict
-from smimbench.interfaces import Algorithm, Array, Data, Host, Overlaps, checked_posterior
+from smimbench.interfaces import (
+    Algorithm,
+    Array,
+    Data,
+    Host,
+    Overlaps,
+    checked_posterior,
+)
 from smimbench.numerics import monte_carlo_rng, symmetric
 from smimbench.problem import Problem
 
@@ -54,7 +61,9 @@ def seen_by_labels(problem: Problem) -> Linear | str:
     channel: Any = problem.channel
     y = channel.forward(rng.standard_normal((PROBES, P, C)), rng=rng)
     zero, V = np.zeros((PROBES, P, C)), np.eye(P)
-    at_zero = checked_posterior(channel.posterior(y, zero, V, second_moment=True, rng=rng), zero)
+    at_zero = checked_posterior(
+        channel.posterior(y, zero, V, second_moment=True, rng=rng), zero
+    )
     if at_zero.second_moment is None:
         return f"channel {channel.name!r} does not provide the second moment of its posterior"
     mean = np.asarray(at_zero.mean).reshape(PROBES, size)
@@ -62,9 +71,13 @@ def seen_by_labels(problem: Problem) -> Linear | str:
     covariances = moment - mean[:, :, None] * mean[:, None, :]
     covariance = covariances.mean(0)
     omega = rng.standard_normal((PROBES, P, C))
-    moved = np.asarray(channel.posterior(y, omega, V, rng=rng).mean).reshape(PROBES, size)
+    moved = np.asarray(channel.posterior(y, omega, V, rng=rng).mean).reshape(
+        PROBES, size
+    )
     straight = mean + omega.reshape(PROBES, size) @ covariance
-    departure = max(np.abs(covariances - covariance).max(), np.abs(moved - straight).max())
+    departure = max(
+        np.abs(covariances - covariance).max(), np.abs(moved - straight).max()
+    )
     if departure > SAME:
         return f"labels of channel {channel.name!r} are not linear in the signal"
     values, vectors = np.linalg.eigh(symmetric(covariance))
@@ -82,12 +95,18 @@ def seen_by_labels(problem: Problem) -> Linear | str:
 
 def noise_of_identity(problem: Problem) -> Host | None:
     """Noise variances (P C,) of labels ``z + noise`` if they are equal up to rounding; None for all other labels."""
-    z = monte_carlo_rng("convex losses: what labels are").standard_normal((4, problem.components, problem.model.sites))
+    z = monte_carlo_rng("convex losses: what labels are").standard_normal(
+        (4, problem.components, problem.model.sites)
+    )
     shown = np.asarray(predict(problem.channel, z))
     if shown.shape != z.shape or not np.allclose(shown, z, rtol=0, atol=1e-12):
         return None
     linear = seen_by_labels(problem)
-    return None if isinstance(linear, str) or not linear.alike or len(linear.rows) != z[0].size else linear.noise
+    return (
+        None
+        if isinstance(linear, str) or not linear.alike or len(linear.rows) != z[0].size
+        else linear.noise
+    )
 
 
 class RidgeShares(NamedTuple):
@@ -113,7 +132,9 @@ class RidgeShares(NamedTuple):
     denominator: float
 
 
-def ridge_shares(ratio: float, penalty: float, features: Host | None = None) -> RidgeShares:
+def ridge_shares(
+    ratio: float, penalty: float, features: Host | None = None
+) -> RidgeShares:
     """Ridge shares for any penalty >= 0, with ``ratio`` observed latents per direction.
 
     From a quadratic equation for features of variance 1, otherwise from the one equation for kappa
@@ -124,11 +145,21 @@ def ridge_shares(ratio: float, penalty: float, features: Host | None = None) -> 
     b = (penalty + ratio - 1) / 2
     root = float(np.hypot(b, np.sqrt(penalty)))
     if b >= 0:  # each form avoids cancellation on its side
-        unseen, fitted, free = penalty / (b + root) if penalty else 0.0, 1 / (b + root + 1), (b + root) / (b + root + 1)
+        unseen, fitted, free = (
+            penalty / (b + root) if penalty else 0.0,
+            1 / (b + root + 1),
+            (b + root) / (b + root + 1),
+        )
     else:
-        unseen, fitted, free = root - b, (root - b) / (root - b + penalty), penalty / (root - b + penalty)
+        unseen, fitted, free = (
+            root - b,
+            (root - b) / (root - b + penalty),
+            penalty / (root - b + penalty),
+        )
     learned = ratio * fitted
-    return RidgeShares(learned, unseen**2, learned**2, fitted, learned * fitted, unseen * fitted + free)
+    return RidgeShares(
+        learned, unseen**2, learned**2, fitted, learned * fitted, unseen * fitted + free
+    )
 
 
 def _shares_of_features(ratio: float, penalty: float, features: Host) -> RidgeShares:
@@ -147,12 +178,25 @@ def _shares_of_features(ratio: float, penalty: float, features: Host) -> RidgeSh
     learned, unseen = features / (kappa + features), kappa / (kappa + features)
     spread = float(np.mean(learned**2)) / ratio
     # Without cancellation where nearly all is fitted: ratio - mean s^2 = penalty / kappa + mean s (1 - s).
-    denominator = ((penalty / kappa if kappa else ratio - 1) + float(np.mean(learned * unseen))) / ratio
-    mean_learned, missing, square = (float(np.mean(features * share)) for share in (learned, unseen**2, learned**2))
-    return RidgeShares(mean_learned, missing, square, float(np.mean(learned)) / ratio, spread, denominator)
+    denominator = (
+        (penalty / kappa if kappa else ratio - 1) + float(np.mean(learned * unseen))
+    ) / ratio
+    mean_learned, missing, square = (
+        float(np.mean(features * share)) for share in (learned, unseen**2, learned**2)
+    )
+    return RidgeShares(
+        mean_learned,
+        missing,
+        square,
+        float(np.mean(learned)) / ratio,
+        spread,
+        denominator,
+    )
 
 
-def ridge_overlaps(T: Host, noise: Host, ratio: float, penalty: float, features: Host | None = None) -> Overlaps:
+def ridge_overlaps(
+    T: Host, noise: Host, ratio: float, penalty: float, features: Host | None = None
+) -> Overlaps:
     """Overlaps of ridge regression on labels ``z + noise``, ``noise`` its covariance (P, P), for any penalty >= 0.
 
     Raises
@@ -160,7 +204,9 @@ def ridge_overlaps(T: Host, noise: Host, ratio: float, penalty: float, features:
     ValueError
         Without a penalty, where there are just as many labels as directions: noise makes the error infinite.
     """
-    learned, missing, square, _, spread, denominator = ridge_shares(ratio, penalty, features)
+    learned, missing, square, _, spread, denominator = ridge_shares(
+        ratio, penalty, features
+    )
     total_noise = missing * T + noise
     if denominator == 0 and np.abs(total_noise).max() > 0:
         raise ValueError(
@@ -189,18 +235,32 @@ class LinearRegression(Algorithm):
             raise ValueError(linear)
         count, size = len(linear.rows), problem.components * problem.model.sites
         combinations = f"{count} of {size} combinations of the latents (the rest is not identifiable)"
-        noise = " without noise" if linear.noise.max() == 0 else f" with noise {linear.noise.min():.3g}"
-        return linear, "sees " + ("all latents" if count == size else combinations) + noise
+        noise = (
+            " without noise"
+            if linear.noise.max() == 0
+            else f" with noise {linear.noise.min():.3g}"
+        )
+        return linear, "sees " + (
+            "all latents" if count == size else combinations
+        ) + noise
 
     @staticmethod
-    def held_out(problem: Problem, data: Data, linear: Linear) -> tuple[LeastSquares, LeastSquares]:
+    def held_out(
+        problem: Problem, data: Data, linear: Linear
+    ) -> tuple[LeastSquares, LeastSquares]:
         """Split the data into samples to learn from and samples on which a penalty is chosen."""
         n = int(data.inputs.shape[0])
         if n < 2:
-            raise ValueError(f"validation needs at least two samples, this data has {n}; give regularisation a number")
+            raise ValueError(
+                f"validation needs at least two samples, this data has {n}; give regularisation a number"
+            )
         cut = max(1, min(n - 1, round((1 - 0.2) * n)))
-        fit = LeastSquares(problem, linear, data.inputs[:cut, ...], data.labels[:cut, ...])
-        return fit, LeastSquares(problem, linear, data.inputs[cut:, ...], data.labels[cut:, ...])
+        fit = LeastSquares(
+            problem, linear, data.inputs[:cut, ...], data.labels[:cut, ...]
+        )
+        return fit, LeastSquares(
+            problem, linear, data.inputs[cut:, ...], data.labels[cut:, ...]
+        )
 
 
 class LeastSquares:
@@ -215,13 +275,17 @@ class LeastSquares:
         The smallest noise, in units of the latents: the weight that a Gaussian prior of the signal's second moment has.
     """
 
-    def __init__(self, problem: Problem, linear: Linear, inputs: Array, labels: Array) -> None:
+    def __init__(
+        self, problem: Problem, linear: Linear, inputs: Array, labels: Array
+    ) -> None:
         xp = namespace(inputs)
         place = matching(inputs)
         self.problem, self.inputs = problem, inputs
         self.P, self.C = problem.components, problem.model.sites
         self.noise = float(linear.noise.min())
-        weights = np.ones_like(linear.noise) if self.noise == 0 else self.noise / linear.noise
+        weights = (
+            np.ones_like(linear.noise) if self.noise == 0 else self.noise / linear.noise
+        )
         self.rows = xp.asarray(linear.rows, **place)
         self.weights = xp.asarray(weights, **place)
         gain = xp.asarray(1 + linear.noise, **place)
@@ -230,16 +294,25 @@ class LeastSquares:
         channel: Any = problem.channel
         for chunk in self.chunks:
             count = chunk.stop - chunk.start
-            omega, V = xp.zeros((count, self.P, self.C), **place), xp.eye(self.P, **place)
+            omega, V = (
+                xp.zeros((count, self.P, self.C), **place),
+                xp.eye(self.P, **place),
+            )
             mean = channel.posterior(
-                labels[chunk, ...], omega, V, rng=monte_carlo_rng("what labels show: posterior")
+                labels[chunk, ...],
+                omega,
+                V,
+                rng=monte_carlo_rng("what labels show: posterior"),
             ).mean
             targets.append(self._along(xp.asarray(mean, **place)) * gain)
         self.targets = xp.concat(targets, axis=0)
 
     def _along(self, z: Array) -> Array:
         xp = namespace(z)
-        return xp.matmul(xp.reshape(z, (*z.shape[:-2], self.P * self.C)), xp.matrix_transpose(self.rows))
+        return xp.matmul(
+            xp.reshape(z, (*z.shape[:-2], self.P * self.C)),
+            xp.matrix_transpose(self.rows),
+        )
 
     def normal(self, signal: Array, *, targets: bool = False) -> tuple[Array, Array]:
         """Normal-matrix product ``A^T w (A S)`` (or ``A^T w (t - A S)``) in units of ``adjoint``, and the sum of ``w (.)^2``.
@@ -257,7 +330,9 @@ class LeastSquares:
                 r = self.targets[chunk, ...] - r
             weighted = self.weights * r
             value = value + xp.sum(weighted * r, axis=(-2, -1))
-            total = total + model.adjoint(x, xp.reshape(xp.matmul(weighted, self.rows), z.shape))
+            total = total + model.adjoint(
+                x, xp.reshape(xp.matmul(weighted, self.rows), z.shape)
+            )
         return total, value
 
     def lipschitz(self, rng: np.random.Generator) -> float:

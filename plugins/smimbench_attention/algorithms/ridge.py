@@ -8,10 +8,30 @@ from typing import NamedTuple
 import numpy as np
 
 from smimbench.backend import matching, namespace, to_host
-from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Data, Host, Info, require
+from smimbench.interfaces import (
+    AlgorithmPrediction,
+    Array,
+    Capabilities,
+    Data,
+    Host,
+    Info,
+    require,
+)
 from smimbench.problem import Problem
-from smimbench.theory import Prediction, information_at, limit_point, point_document, prior_moments
-from smimbench_attention.algorithms.least_squares import SAME, LeastSquares, Linear, LinearRegression, ridge_overlaps
+from smimbench.theory import (
+    Prediction,
+    information_at,
+    limit_point,
+    point_document,
+    prior_moments,
+)
+from smimbench_attention.algorithms.least_squares import (
+    SAME,
+    LeastSquares,
+    Linear,
+    LinearRegression,
+    ridge_overlaps,
+)
 
 CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
 """Candidates for lambda."""
@@ -72,10 +92,21 @@ class Ridge(LinearRegression):
 
     def __post_init__(self) -> None:
         value = self.regularisation
-        fits = value in ("theory", "validation") if isinstance(value, str) else 0 <= value < float("inf")
-        require(self, "regularisation", fits, "a finite number >= 0, 'theory' or 'validation'")
+        fits = (
+            value in ("theory", "validation")
+            if isinstance(value, str)
+            else 0 <= value < float("inf")
+        )
+        require(
+            self,
+            "regularisation",
+            fits,
+            "a finite number >= 0, 'theory' or 'validation'",
+        )
 
-    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> RidgeState:
+    def init(
+        self, problem: Problem, data: Data, rng: np.random.Generator
+    ) -> RidgeState:
         """Initial state at the prior mean; with validation, lambda is chosen first."""
         linear, note = self.observed(problem)
         if self.regularisation == "validation":
@@ -86,9 +117,16 @@ class Ridge(LinearRegression):
             penalty = float(linear.noise.min()) / np.diagonal(second - mean_overlap)
         else:
             penalty = float(self.regularisation)
-        return _begin_ridge(problem, LeastSquares(problem, linear, data.inputs, data.labels), penalty, note)
+        return _begin_ridge(
+            problem,
+            LeastSquares(problem, linear, data.inputs, data.labels),
+            penalty,
+            note,
+        )
 
-    def step(self, problem: Problem, data: Data, state: RidgeState) -> tuple[RidgeState, Info]:
+    def step(
+        self, problem: Problem, data: Data, state: RidgeState
+    ) -> tuple[RidgeState, Info]:
         """One step of conjugate gradients."""
         next_state, relative = _conjugate_gradient_step(state)
         return next_state, Info(residual=relative[0], warning=state.note, samples=None)
@@ -97,7 +135,9 @@ class Ridge(LinearRegression):
         """The prior mean plus the computed deviation."""
         return state.base + state.deviation[0, ...]
 
-    def theory(self, problem: Problem, alpha: float, assumed: Problem | None = None) -> AlgorithmPrediction | str:
+    def theory(
+        self, problem: Problem, alpha: float, assumed: Problem | None = None
+    ) -> AlgorithmPrediction | str:
         """Error of the estimate in the limit, or the reason why there is no theory.
 
         Low rank: the fixed point of ``erm`` with the square loss in closed form. Extensive rank, or latents of unlike noise (as
@@ -117,19 +157,31 @@ class Ridge(LinearRegression):
             return "matrices have a theory for one component and regularisation = 'theory' only"
         return _best_linear(problem, alpha)
 
-    def _mismatched(self, problem: Problem, assumed: Problem, alpha: float) -> AlgorithmPrediction | str:
+    def _mismatched(
+        self, problem: Problem, assumed: Problem, alpha: float
+    ) -> AlgorithmPrediction | str:
         """Theory with the penalty that is best for ``assumed``, whose labels are linear in the same latents."""
         same = problem.spec["channel"]["name"] == assumed.spec["channel"]["name"]
-        if problem.model.rank != "low" or not same or np.abs(prior_moments(assumed)[1]).max() > 0:
+        if (
+            problem.model.rank != "low"
+            or not same
+            or np.abs(prior_moments(assumed)[1]).max() > 0
+        ):
             return "with wrong assumptions its theory is for a wrong noise or variance, and signals of low rank"
         if self.regularisation != "theory":
             return self._low_rank_theory(problem, alpha)
-        penalties = float(self.observed(assumed)[0].noise.min()) / np.diagonal(prior_moments(assumed)[0])
+        penalties = float(self.observed(assumed)[0].noise.min()) / np.diagonal(
+            prior_moments(assumed)[0]
+        )
         if np.ptp(penalties) > SAME * penalties.max():
             return "theory needs one penalty for all components"
-        return replace(self, regularisation=float(penalties[0]))._low_rank_theory(problem, alpha)
+        return replace(self, regularisation=float(penalties[0]))._low_rank_theory(
+            problem, alpha
+        )
 
-    def _low_rank_theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction | str:
+    def _low_rank_theory(
+        self, problem: Problem, alpha: float
+    ) -> AlgorithmPrediction | str:
         linear, _ = self.observed(problem)
         second, mean_overlap = prior_moments(problem)
         if (
@@ -148,10 +200,18 @@ class Ridge(LinearRegression):
             return "theory needs one penalty for all components"
         noise = linear.noise[0] * np.eye(problem.components)
         try:
-            overlaps = ridge_overlaps(second, noise, alpha * problem.model.sites, penalty, problem.features)
+            overlaps = ridge_overlaps(
+                second, noise, alpha * problem.model.sites, penalty, problem.features
+            )
         except ValueError as error:
             return str(error)
-        point = limit_point(problem, alpha, [[overlaps]], method="ridge, closed fixed point", branch="minimum")
+        point = limit_point(
+            problem,
+            alpha,
+            [[overlaps]],
+            method="ridge, closed fixed point",
+            branch="minimum",
+        )
         return replace(point, between_students=point.own_overlap)
 
 
@@ -170,22 +230,48 @@ def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
 
     smallest = 1e-12 * start
     # Below its counting threshold a noiseless problem has a positive root; above it, the error is 0.
-    V = 0.0 if excess(smallest) > 0 else float(brentq(excess, smallest, start, xtol=1e-15))
+    V = (
+        0.0
+        if excess(smallest) > 0
+        else float(brentq(excess, smallest, start, xtol=1e-15))
+    )
     method = "best linear estimate, fixed point"
-    prediction = Prediction(alpha, np.array([[second - V]]), np.array([[V]]), np.array([1e-12]), "linear", method)
+    prediction = Prediction(
+        alpha,
+        np.array([[second - V]]),
+        np.array([[V]]),
+        np.array([1e-12]),
+        "linear",
+        method,
+    )
     point = point_document(problem, prediction)
     return AlgorithmPrediction.of_point(point, between_students=point["overlap"])
 
 
-def _begin_ridge(problem: Problem, squares: LeastSquares, penalty: float | Host, note: str = "") -> RidgeState:
+def _begin_ridge(
+    problem: Problem, squares: LeastSquares, penalty: float | Host, note: str = ""
+) -> RidgeState:
     """Initial state for ``penalty``: a number, one per component, or one row of these per candidate."""
     xp = namespace(squares.inputs)
     place = matching(squares.inputs)
-    base = xp.asarray(problem.prior.mean(problem.components, squares.inputs.shape[-1]), **place)
+    base = xp.asarray(
+        problem.prior.mean(problem.components, squares.inputs.shape[-1]), **place
+    )
     penalties = xp.asarray(np.atleast_2d(penalty), **place)
     right_side = xp.stack([squares.normal(base, targets=True)[0]] * penalties.shape[0])
-    scale = xp.sqrt(xp.sum(right_side * right_side, axis=tuple(range(1, right_side.ndim))))
-    return RidgeState(xp.zeros_like(right_side), right_side, right_side, squares, penalties, scale, base, note)
+    scale = xp.sqrt(
+        xp.sum(right_side * right_side, axis=tuple(range(1, right_side.ndim)))
+    )
+    return RidgeState(
+        xp.zeros_like(right_side),
+        right_side,
+        right_side,
+        squares,
+        penalties,
+        scale,
+        base,
+        note,
+    )
 
 
 def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
@@ -196,17 +282,32 @@ def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
     penalty = xp.reshape(state.penalty, (*state.penalty.shape, *[1] * (len(axes) - 1)))
 
     def ratio(top: Array, bottom: Array) -> Array:
-        return xp.where(bottom > 0, top / xp.where(bottom > 0, bottom, xp.ones_like(top)), xp.zeros_like(top))
+        return xp.where(
+            bottom > 0,
+            top / xp.where(bottom > 0, bottom, xp.ones_like(top)),
+            xp.zeros_like(top),
+        )
 
     product = state.squares.normal(state.direction)[0] + penalty * state.direction
     old_square = xp.sum(state.residual * state.residual, axis=axes)
-    step = xp.reshape(ratio(old_square, xp.sum(state.direction * product, axis=axes)), wide)
-    deviation, residual = state.deviation + step * state.direction, state.residual - step * product
+    step = xp.reshape(
+        ratio(old_square, xp.sum(state.direction * product, axis=axes)), wide
+    )
+    deviation, residual = (
+        state.deviation + step * state.direction,
+        state.residual - step * product,
+    )
     new_square = xp.sum(residual * residual, axis=axes)
-    direction = residual + xp.reshape(ratio(new_square, old_square), wide) * state.direction
+    direction = (
+        residual + xp.reshape(ratio(new_square, old_square), wide) * state.direction
+    )
     # Not by ``ratio``, which is 0 for a scale of NaN: data that are not finite must show.
-    relative = xp.sqrt(new_square) / xp.where(state.scale > 0, state.scale, xp.ones_like(new_square))
-    return state._replace(deviation=deviation, residual=residual, direction=direction), relative
+    relative = xp.sqrt(new_square) / xp.where(
+        state.scale > 0, state.scale, xp.ones_like(new_square)
+    )
+    return state._replace(
+        deviation=deviation, residual=residual, direction=direction
+    ), relative
 
 
 def _validated(problem: Problem, data: Data, linear: Linear) -> float:

@@ -52,7 +52,10 @@ class Sgd(Descent):
     weight_decay: float = 0.0
 
     moves: ClassVar[str] = "gradient"
-    example: ClassVar[dict[str, Any]] = {"learning_rate": 0.03, "steps": 100}  # stable at the small sizes of checks
+    example: ClassVar[dict[str, Any]] = {
+        "learning_rate": 0.03,
+        "steps": 100,
+    }  # stable at the small sizes of checks
     name = "sgd"
     version = 2
     reference = "Sutskever et al. (2013), Proc. ICML"
@@ -60,10 +63,17 @@ class Sgd(Descent):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "momentum", 0 <= self.momentum < 1, "in [0, 1)")
-        require(self, "nesterov", not self.nesterov or self.momentum > 0, "false without momentum")
+        require(
+            self,
+            "nesterov",
+            not self.nesterov or self.momentum > 0,
+            "false without momentum",
+        )
         require(self, "weight_decay", self.weight_decay >= 0, ">= 0")
 
-    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
+    def theory(
+        self, problem: Problem, alpha: float, conditions: Conditions
+    ) -> AlgorithmPrediction | str:
         """Theory of descent on low-rank signals: overlaps at finite dimension from the runs' initial overlaps, or in the limit.
 
         Online: the mean over the starts of all runs; without runs over 16 random starts, as runs have them. Fluctuations of order
@@ -91,7 +101,12 @@ class Sgd(Descent):
         return self.weight_decay
 
     def move(
-        self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
+        self,
+        factor: Array,
+        gradient: Array,
+        memory: tuple[Array, ...],
+        rate: float,
+        count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
         """One step along the velocity."""
         if not self.momentum:
@@ -110,13 +125,19 @@ class _Sized(Sgd):
 
     example: ClassVar[dict[str, Any]] = {"steps": 100}
 
-    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
+    def theory(
+        self, problem: Problem, alpha: float, conditions: Conditions
+    ) -> AlgorithmPrediction | str:
         """Theory of one pass over linear labels of low rank, feature by feature or, for ``signsgd``, from draws of its steps
         (``smimbench_attention.algorithms.gradient.online_spectrum``); of ``muon``, also of samples seen again, as for ``sgd``.
         """
         if self.online:
             return online_theory(self, problem, alpha, conditions)
-        return mean_field_theory(self, problem, alpha, conditions) if self.moves == "polar" else SEEN_AGAIN
+        return (
+            mean_field_theory(self, problem, alpha, conditions)
+            if self.moves == "polar"
+            else SEEN_AGAIN
+        )
 
 
 @dataclass(frozen=True)
@@ -191,5 +212,9 @@ class Muon(_Sized):
         """Direction of a step: the velocity's polar factor, times the root of the longer of the last two axes."""
         xp = namespace(along)
         u, sizes, v = xp.linalg.svd(along, full_matrices=False)
-        nonzero = sizes > max(along.shape[-2:]) * xp.finfo(along.dtype).eps * xp.max(sizes, axis=-1, keepdims=True)
-        return max(along.shape[-2:]) ** 0.5 * xp.matmul(u * xp.astype(nonzero, along.dtype)[..., None, :], v)
+        nonzero = sizes > max(along.shape[-2:]) * xp.finfo(along.dtype).eps * xp.max(
+            sizes, axis=-1, keepdims=True
+        )
+        return max(along.shape[-2:]) ** 0.5 * xp.matmul(
+            u * xp.astype(nonzero, along.dtype)[..., None, :], v
+        )

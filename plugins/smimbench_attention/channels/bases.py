@@ -16,7 +16,13 @@ from numpy.random import Generator
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, Capabilities, Channel, Uncertain
 from smimbench.interfaces.checks import check_whole
-from smimbench.numerics import entry_sites, site_entries, site_pairs, site_scales, site_values
+from smimbench.numerics import (
+    entry_sites,
+    site_entries,
+    site_pairs,
+    site_scales,
+    site_values,
+)
 from smimbench_attention.channels.batches import array_like
 
 
@@ -50,14 +56,19 @@ class AttentionChannel(Channel):
         """Symmetric h (..., T, T) from the latents (..., C) of a component."""
         xp = namespace(z)
         index = xp.asarray(entry_sites(self.tokens), device=array_api_compat.device(z))
-        return xp.reshape(xp.take(z * self._scales(z), index, axis=-1), (*z.shape[:-1], self.tokens, self.tokens))
+        return xp.reshape(
+            xp.take(z * self._scales(z), index, axis=-1),
+            (*z.shape[:-1], self.tokens, self.tokens),
+        )
 
     def _to_latents(self, gradient: Array) -> Array:
         """Latents (..., C) of a symmetric matrix's gradient (..., T, T): the transpose of ``_matrix``."""
         xp = namespace(gradient)
         symmetrized = gradient + xp.matrix_transpose(gradient)
         symmetrized = xp.reshape(symmetrized, (*symmetrized.shape[:-2], self.tokens**2))
-        index = xp.asarray(site_entries(self.tokens), device=array_api_compat.device(gradient))
+        index = xp.asarray(
+            site_entries(self.tokens), device=array_api_compat.device(gradient)
+        )
         # On the diagonal the sum counts its one entry twice: sqrt(2) / 2 there, 1 elsewhere.
         return xp.take(symmetrized, index, axis=-1) * array_like(
             site_values(self.tokens, math.sqrt(0.5), 1.0), gradient
@@ -108,12 +119,16 @@ class HardmaxChannel(Channel):
         """0 where the label is that of the latents, else minus infinity (n,)."""
         xp = namespace(z)
         same = xp.all(self.forward(z) == y, axis=-1)
-        return xp.where(same, xp.zeros_like(z[:, 0, 0]), xp.full_like(z[:, 0, 0], -math.inf))
+        return xp.where(
+            same, xp.zeros_like(z[:, 0, 0]), xp.full_like(z[:, 0, 0], -math.inf)
+        )
 
     def observable(self, y: Array) -> Array:
         """Attention matrix with one-hot rows, (..., n, T, T), float64."""
         xp = namespace(y)
-        columns = xp.arange(self.tokens, dtype=y.dtype, device=array_api_compat.device(y))
+        columns = xp.arange(
+            self.tokens, dtype=y.dtype, device=array_api_compat.device(y)
+        )
         return xp.astype(y[..., None] == columns, xp.float64)
 
 
@@ -140,7 +155,11 @@ class LinearChannel(Channel):
         xp = namespace(Q, V)
         q, v = xp.broadcast_arrays(xp.linalg.trace(Q), xp.linalg.trace(V))
         error = Uncertain(self._squares * v, 0.0, "closed form")
-        return {"bayes": error, "plugin": error, "constant": Uncertain(self._squares * (q + v), 0.0, "closed form")}
+        return {
+            "bayes": error,
+            "plugin": error,
+            "constant": Uncertain(self._squares * (q + v), 0.0, "closed form"),
+        }
 
     def _scaled_noise(self, z: Array, draws: Array) -> Array:
         """Label noise made from standard normal numbers."""

@@ -24,7 +24,9 @@ def array_like(values: Any, like: Array) -> Array:
 
 def identity_like(size: int, like: Array) -> Array:
     """Unit matrix (size, size) with the namespace, device and dtype of ``like``."""
-    return namespace(like).eye(size, dtype=like.dtype, device=array_api_compat.device(like))
+    return namespace(like).eye(
+        size, dtype=like.dtype, device=array_api_compat.device(like)
+    )
 
 
 def normal_density(x: Array) -> Array:
@@ -54,7 +56,9 @@ def put_tuple(target: T, mask: Array, replacement: Sequence[Any]) -> T:
     """Apply ``put_at_mask`` to every array of a named tuple, along the first axis."""
     places, fields = places_at_mask(mask), []
     for array, rows in zip(target, replacement):
-        fields.append(None if array is None else put_at_mask(array, mask, rows, places=places))
+        fields.append(
+            None if array is None else put_at_mask(array, mask, rows, places=places)
+        )
     make: Any = type(target)
     updated: T = make(*fields)
     return updated
@@ -66,17 +70,23 @@ def uncentered(mean: Array, covariance: Array) -> Array:
     return (outer + covariance)[..., None, :, None, :]
 
 
-def shifted_second_moment(center: Array, shift: Array, outer: Array, dtype: Any) -> Array:
+def shifted_second_moment(
+    center: Array, shift: Array, outer: Array, dtype: Any
+) -> Array:
     """Second moment ``E[z z^T]`` (n, 1, C, 1, C) of ``z = center + e`` (n, C) from ``E[e]`` and ``E[e e^T]``."""
     xp = namespace(center)
     cross = center[:, :, None] * shift[:, None, :]
-    second = center[:, :, None] * center[:, None, :] + cross + xp.matrix_transpose(cross)
+    second = (
+        center[:, :, None] * center[:, None, :] + cross + xp.matrix_transpose(cross)
+    )
     return xp.astype((second + outer)[:, None, :, None, :], dtype)
 
 
 def on_host(*arrays: Array) -> list[Host]:
     """Copy arrays to the host in float64, broadcast to one shape."""
-    return list(np.broadcast_arrays(*(to_host(array).astype(np.float64) for array in arrays)))
+    return list(
+        np.broadcast_arrays(*(to_host(array).astype(np.float64) for array in arrays))
+    )
 
 
 def uncertain_like(like: Array, value: Any, error: Any, method: str) -> Uncertain:

@@ -23,7 +23,11 @@ class Polynomials(NamedTuple):
         """Value at ``s`` and its error, from the spread over scrambles and the error of the fit."""
         values = np.polynomial.chebyshev.chebval(2 * s - 1, self.coefficients)
         mean = values.mean(axis=0)
-        noise = values.std(axis=0, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+        noise = (
+            values.std(axis=0, ddof=1) / math.sqrt(len(values))
+            if len(values) > 1
+            else 0.0
+        )
         return mean, np.hypot(noise, self.fit_error * mean)
 
 
@@ -32,7 +36,9 @@ def lobatto_points(count: int) -> Host:
     return np.asarray((1 - np.cos(math.pi * np.arange(count) / (count - 1))) / 2)
 
 
-def fitted(s: Host, values: Host, standard_error: Host, degree: int, fit_error: float) -> Polynomials:
+def fitted(
+    s: Host, values: Host, standard_error: Host, degree: int, fit_error: float
+) -> Polynomials:
     """Least-squares fit through estimates (points, scrambles) of standard error ``standard_error`` (points,)."""
     basis = np.polynomial.chebyshev.chebvander(2 * s - 1, degree)
     fit = np.linalg.pinv(basis / standard_error[:, None], rcond=1e-14) / standard_error

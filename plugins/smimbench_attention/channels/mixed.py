@@ -32,7 +32,9 @@ class MixedLinear(MixedChannel, LinearChannel):
         super().__init__(channel, mixing)
         unit = np.sqrt(noise / noise.max()) if noise.max() > 0 else np.ones(len(noise))
         U, width, self._modes = np.linalg.svd(self.mixing / unit[:, None])
-        self._to_modes = (U / width).T / (unit * scales)  # (mode, site): labels to modes plus noise
+        self._to_modes = (U / width).T / (
+            unit * scales
+        )  # (mode, site): labels to modes plus noise
         self._noise = noise.max() / width**2
         self._squares = float(np.sum((scales[:, None] * self.mixing) ** 2))
 
@@ -46,7 +48,13 @@ class MixedLinear(MixedChannel, LinearChannel):
         return noise, inverse, gain
 
     def posterior(
-        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: Generator | None = None,
     ) -> Posterior:
         """Posterior of the whitened latents, Gaussian; arguments as for the channel."""
         xp = namespace(y, omega, V)
@@ -58,14 +66,18 @@ class MixedLinear(MixedChannel, LinearChannel):
         else:
             noise, _, gain = self._gains(V)
             covariance = noise * gain
-        difference = xp.permute_dims(observed - self.apply(self._modes, omega), (2, 1, 0))  # (C, P, n)
+        difference = xp.permute_dims(
+            observed - self.apply(self._modes, omega), (2, 1, 0)
+        )  # (C, P, n)
         step = xp.permute_dims(xp.matmul(gain, difference), (2, 1, 0))
         mean = omega + xp.matmul(step, modes)
         moment = None
         if second_moment:
             C = modes.shape[0]
             covariances = xp.broadcast_to(covariance, (C, *V.shape))
-            inner = modes[:, None, :, None, None] * modes[:, None, None, None, :]  # (mode, 1, c, 1, c')
+            inner = (
+                modes[:, None, :, None, None] * modes[:, None, None, None, :]
+            )  # (mode, 1, c, 1, c')
             blocks = xp.sum(inner * covariances[:, :, None, :, None], axis=0)
             moment = mean[:, :, :, None, None] * mean[:, None, None, :, :] + blocks
         return Posterior(mean, xp.mean(covariance, axis=0), moment)
@@ -73,4 +85,6 @@ class MixedLinear(MixedChannel, LinearChannel):
     def information(self, Q: Array, V: Array) -> Uncertain:
         """``sum_c (V + nu_c I)^(-1)``, the same for every Q; (..., P, P)."""
         V = namespace(Q, V).broadcast_arrays(Q, V)[1]
-        return Uncertain(namespace(V).sum(self._gains(V)[1], axis=-3), 0.0, "closed form")
+        return Uncertain(
+            namespace(V).sum(self._gains(V)[1], axis=-3), 0.0, "closed form"
+        )

@@ -58,11 +58,13 @@ class ArrayInputs(Inputs):
             raise
         except (OSError, ValueError, EOFError) as error:
             raise ParameterError(
-                "path", f"must be a .npy or .npz file with finite numbers (N, T, D): {error_line(error)}"
+                "path",
+                f"must be a .npy or .npz file with finite numbers (N, T, D): {error_line(error)}",
             ) from None
         if self.digest not in ("", digest):
             raise ParameterError(
-                "digest", f"must be {digest}, the digest of the array in {self.path}, got {self.digest}"
+                "digest",
+                f"must be {digest}, the digest of the array in {self.path}, got {self.digest}",
             )
         object.__setattr__(self, "digest", digest)
 
@@ -76,11 +78,16 @@ class ArrayInputs(Inputs):
         stamp = Path(self.path).stat()
         return _loaded(self.path, self.key, (stamp.st_mtime_ns, stamp.st_size))[0]
 
-    def draw(self, rng: np.random.Generator, n: int, tokens: int, dimension: int) -> Host:
+    def draw(
+        self, rng: np.random.Generator, n: int, tokens: int, dimension: int
+    ) -> Host:
         """Draw n different samples of the file."""
         array = self._array()
         if array.shape[1:] != (tokens, dimension) or len(array) < n:
-            raise ParameterError("path", f"must have at least {n} samples ({tokens}, {dimension}), has {array.shape}")
+            raise ParameterError(
+                "path",
+                f"must have at least {n} samples ({tokens}, {dimension}), has {array.shape}",
+            )
         return array[rng.permutation(len(array))[:n]]
 
 
@@ -90,7 +97,10 @@ def _loaded(path: str, key: str, stamp: tuple[int, int]) -> tuple[Host, str]:
     del stamp
     file = np.load(path, allow_pickle=False)
     if not isinstance(file, np.ndarray) and key not in file:
-        raise ParameterError("key", f"must be one of {', '.join(file)}, the arrays of {path}, got {key!r}")
+        raise ParameterError(
+            "key",
+            f"must be one of {', '.join(file)}, the arrays of {path}, got {key!r}",
+        )
     array = np.asarray(file if isinstance(file, np.ndarray) else file[key])
     if array.ndim not in (2, 3) or array.dtype.kind not in "fiu":
         raise ValueError(f"got {array.dtype} of shape {array.shape}")
@@ -99,4 +109,6 @@ def _loaded(path: str, key: str, stamp: tuple[int, int]) -> tuple[Host, str]:
     if array.ndim == 2:
         array = array[:, None, :]
     about = f"{array.dtype.str} {array.shape}".encode()
-    return array, hashlib.sha256(about + np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
+    return array, hashlib.sha256(
+        about + np.ascontiguousarray(array).tobytes()
+    ).hexdigest()[:16]

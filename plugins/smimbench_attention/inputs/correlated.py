@@ -49,14 +49,28 @@ class CorrelatedTokens(Inputs):
             raise ParameterError("decay", f"must be between -1 and 1, got {self.decay}")
         if self.covariance is None:
             return
-        require(self, "decay", self.decay == 0.5, "left out where a covariance is given")
-        if not self.covariance or {len(self.covariance)} != set(map(len, self.covariance)):
-            raise ParameterError("covariance", f"must be a square matrix, got {self.covariance}")
+        require(
+            self, "decay", self.decay == 0.5, "left out where a covariance is given"
+        )
+        if not self.covariance or {len(self.covariance)} != set(
+            map(len, self.covariance)
+        ):
+            raise ParameterError(
+                "covariance", f"must be a square matrix, got {self.covariance}"
+            )
         C = np.array(self.covariance, dtype=float)
-        if not (np.allclose(C, C.T, rtol=0, atol=1e-12) and np.linalg.eigvalsh(C)[0] > 1e-9):
-            raise ParameterError("covariance", f"must be symmetric and positive definite, got {self.covariance}")
+        if not (
+            np.allclose(C, C.T, rtol=0, atol=1e-12) and np.linalg.eigvalsh(C)[0] > 1e-9
+        ):
+            raise ParameterError(
+                "covariance",
+                f"must be symmetric and positive definite, got {self.covariance}",
+            )
         if abs(np.trace(C) - len(C)) > 1e-9 * len(C):
-            raise ParameterError("covariance", f"must have mean 1 along its diagonal, got {np.trace(C) / len(C):g}")
+            raise ParameterError(
+                "covariance",
+                f"must have mean 1 along its diagonal, got {np.trace(C) / len(C):g}",
+            )
 
     @property
     def shape(self) -> tuple[int | None, None]:  # type: ignore[override]
@@ -67,7 +81,9 @@ class CorrelatedTokens(Inputs):
         """Covariance C (T, T) between tokens."""
         steps = np.arange(tokens)
         powers = float(self.decay) ** np.abs(steps[:, None] - steps)
-        return np.asarray(powers if self.covariance is None else self.covariance, dtype=float)
+        return np.asarray(
+            powers if self.covariance is None else self.covariance, dtype=float
+        )
 
     def transform(self, z: Array) -> Array:
         """Tokens ``L z`` with ``L L^T = C``."""

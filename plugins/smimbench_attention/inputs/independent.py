@@ -72,9 +72,16 @@ class HeavyTails(Independent):
 
     def __post_init__(self) -> None:
         fits = 2 < self.degrees <= LARGEST
-        require(self, "degrees", fits, f"> 2 and at most {LARGEST:g}, so that the variance is finite")
+        require(
+            self,
+            "degrees",
+            fits,
+            f"> 2 and at most {LARGEST:g}, so that the variance is finite",
+        )
 
-    def draw(self, rng: np.random.Generator, n: int, tokens: int, dimension: int) -> Host:
+    def draw(
+        self, rng: np.random.Generator, n: int, tokens: int, dimension: int
+    ) -> Host:
         """Draw (n, T, D) numbers on the host."""
         x = rng.standard_t(self.degrees, (n, tokens, dimension))
         x *= math.sqrt(1 - 2 / self.degrees)
@@ -104,7 +111,9 @@ class OneHot(Independent):
     name = "one-hot"
     reference = "uniform measure on the coordinate axes"
 
-    def draw(self, rng: np.random.Generator, n: int, tokens: int, dimension: int) -> Host:
+    def draw(
+        self, rng: np.random.Generator, n: int, tokens: int, dimension: int
+    ) -> Host:
         """Draw (n, T, D) numbers on the host."""
         x = np.zeros((n, tokens, dimension))
         entry = rng.integers(0, dimension, (n, tokens, 1))

@@ -51,16 +51,29 @@ class PowerLaw(Inputs):
 
     def __post_init__(self) -> None:
         require(self, "exponent", 0 <= self.exponent <= 20, "between 0 and 20")
-        require(self, "features", self.features is None or self.features >= 1, "at least 1")
+        require(
+            self, "features", self.features is None or self.features >= 1, "at least 1"
+        )
         if self.spectrum is not None:
-            outside = [value for value in self.spectrum if not 1 / LARGEST <= value <= LARGEST]
+            outside = [
+                value for value in self.spectrum if not 1 / LARGEST <= value <= LARGEST
+            ]
             if outside or not self.spectrum:
                 between = f"between {1 / LARGEST:g} and {LARGEST:g}"
-                raise ParameterError("spectrum", f"must be a list of numbers {between}, got {outside[:3]}")
-            require(self, "exponent", self.exponent == 1.0, "left out where a spectrum is given")
+                raise ParameterError(
+                    "spectrum",
+                    f"must be a list of numbers {between}, got {outside[:3]}",
+                )
+            require(
+                self,
+                "exponent",
+                self.exponent == 1.0,
+                "left out where a spectrum is given",
+            )
             if self.features not in (None, len(self.spectrum)):
                 raise ParameterError(
-                    "features", f"must be {len(self.spectrum)}, the length of the spectrum, got {self.features}"
+                    "features",
+                    f"must be {len(self.spectrum)}, the length of the spectrum, got {self.features}",
                 )
             object.__setattr__(self, "features", len(self.spectrum))
 
@@ -72,7 +85,9 @@ class PowerLaw(Inputs):
     def feature_variances(self, dimension: int) -> Host:
         """Variances (D,) of mean 1; ParameterError for a dimension that is not that of the spectrum."""
         if self.features not in (None, dimension):
-            raise ParameterError("features", f"must be the dimension {dimension}, got {self.features}")
+            raise ParameterError(
+                "features", f"must be the dimension {dimension}, got {self.features}"
+            )
         if self.spectrum is not None:
             variances = np.asarray(self.spectrum, dtype=float)
         else:
@@ -81,4 +96,6 @@ class PowerLaw(Inputs):
 
     def transform(self, z: Array) -> Array:
         """The numbers ``z`` (n, T, D), each feature times the root of its variance."""
-        return z * namespace(z).asarray(np.sqrt(self.feature_variances(z.shape[-1])), **matching(z))
+        return z * namespace(z).asarray(
+            np.sqrt(self.feature_variances(z.shape[-1])), **matching(z)
+        )

@@ -89,22 +89,36 @@ class Text(Inputs):
         require(self, "window", self.window >= 1, "at least 1")
         object.__setattr__(self, "digest", _text(self.path, self.digest)[1])
 
-    def draw(self, rng: np.random.Generator, n: int, tokens: int, dimension: int) -> Host:
+    def draw(
+        self, rng: np.random.Generator, n: int, tokens: int, dimension: int
+    ) -> Host:
         """Draw n different samples of the text."""
         vectors, samples = self.embedded(tokens, dimension)
         if len(samples) < n:
-            raise ParameterError("path", f"must have {n} samples of {tokens} consecutive words, has {len(samples)}")
+            raise ParameterError(
+                "path",
+                f"must have {n} samples of {tokens} consecutive words, has {len(samples)}",
+            )
         if self.shuffled:
             samples = rng.permutation(samples.ravel()).reshape(samples.shape)
         return vectors[samples[rng.permutation(len(samples))[:n]]]
 
     def embedded(self, tokens: int, dimension: int) -> tuple[Host, Host]:
         """Vectors (V, D) of the vocabulary, and all samples (N, T) of the text: indices of words, in order."""
-        vectors, sentences = _embedded(self.path, self.digest, self.window, self.split, dimension)
+        vectors, sentences = _embedded(
+            self.path, self.digest, self.window, self.split, dimension
+        )
         if self.normalized:
-            vectors = vectors * np.sqrt(dimension / np.sum(vectors**2, axis=1, keepdims=True))
-        sentence_samples = [words[: len(words) // tokens * tokens].reshape(-1, tokens) for words in sentences]
-        return vectors, np.concatenate([np.zeros((0, tokens), dtype=int), *sentence_samples])
+            vectors = vectors * np.sqrt(
+                dimension / np.sum(vectors**2, axis=1, keepdims=True)
+            )
+        sentence_samples = [
+            words[: len(words) // tokens * tokens].reshape(-1, tokens)
+            for words in sentences
+        ]
+        return vectors, np.concatenate(
+            [np.zeros((0, tokens), dtype=int), *sentence_samples]
+        )
 
     def covariance(self, tokens: int, dimension: int) -> Host:
         """Covariance (T, T) over tokens of all samples, a mean over features, scaled to the mean 1 along its diagonal.
@@ -130,9 +144,14 @@ def _text(path: str | None, digest: str) -> tuple[str, str]:
         try:
             raw = Path(path).read_bytes()
         except OSError as error:
-            raise ParameterError("path", f"must be a text file: {error_line(error)}") from None
+            raise ParameterError(
+                "path", f"must be a text file: {error_line(error)}"
+            ) from None
         if b"\0" in raw:
-            raise ParameterError("path", f"must be a text in UTF-8 or Latin-1; {path} is UTF-16 or binary")
+            raise ParameterError(
+                "path",
+                f"must be a text in UTF-8 or Latin-1; {path} is UTF-16 or binary",
+            )
         try:
             text = raw.decode()
         except UnicodeDecodeError:
@@ -142,7 +161,9 @@ def _text(path: str | None, digest: str) -> tuple[str, str]:
             text = "\n\n".join(QUESTION.sub("", line) for line in lines)
     text_digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     if digest not in ("", text_digest):
-        raise ParameterError("digest", f"must be {text_digest}, the digest of the text, got {digest}")
+        raise ParameterError(
+            "digest", f"must be {text_digest}, the digest of the text, got {digest}"
+        )
     return text, text_digest
 
 
@@ -151,11 +172,16 @@ def mutual_information(sentences: Sequence[Host], size: int, window: int) -> csr
     from scipy.sparse import coo_array, csr_array
 
     words = np.concatenate([np.zeros(0, dtype=int), *sentences])
-    sentence_of = np.repeat(np.arange(len(sentences)), [len(sentence) for sentence in sentences])
+    sentence_of = np.repeat(
+        np.arange(len(sentences)), [len(sentence) for sentence in sentences]
+    )
     N = csr_array((size, size))
     for step in range(1, window + 1):
         same_sentence = np.flatnonzero(sentence_of[step:] == sentence_of[:-step])
-        neighbors = (np.ones(len(same_sentence)), (words[same_sentence], words[same_sentence + step]))
+        neighbors = (
+            np.ones(len(same_sentence)),
+            (words[same_sentence], words[same_sentence + step]),
+        )
         N = N + coo_array(neighbors, shape=(size, size)).tocsr()
     N = coo_array(N + N.T)
     of_word = np.asarray(N.sum(axis=0))
@@ -164,7 +190,9 @@ def mutual_information(sentences: Sequence[Host], size: int, window: int) -> csr
 
 
 @lru_cache(maxsize=4)
-def _embedded(path: str | None, digest: str, window: int, split: str, dimension: int) -> tuple[Host, list[Host]]:
+def _embedded(
+    path: str | None, digest: str, window: int, split: str, dimension: int
+) -> tuple[Host, list[Host]]:
     """Whitened vectors (V, D) of all words, and the sentences (indices of words) from which samples are drawn."""
     from scipy.linalg import solve_triangular
     from scipy.sparse.linalg import ArpackError, svds
@@ -176,7 +204,8 @@ def _embedded(path: str | None, digest: str, window: int, split: str, dimension:
     vocabulary = sorted(counts, key=lambda word: (-counts[word], word))
     number = {word: i for i, word in enumerate(vocabulary)}
     sentences = [
-        np.array([number[word] for word in sentence if word in number], dtype=int) for sentence in text_sentences
+        np.array([number[word] for word in sentence if word in number], dtype=int)
+        for sentence in text_sentences
     ]
     if split == "text":
         learned, used = sentences[::2], sentences[1::2]
@@ -186,10 +215,17 @@ def _embedded(path: str | None, digest: str, window: int, split: str, dimension:
         fitted = np.isin(np.arange(len(number)) % 4, (0, 3))
         learned, used = sentences, [words[~fitted[words]] for words in sentences]
     if (learnable := int(fitted.sum())) <= dimension:
-        raise ParameterError("path", f"must have more than {dimension} different words to learn from, has {learnable}")
+        raise ParameterError(
+            "path",
+            f"must have more than {dimension} different words to learn from, has {learnable}",
+        )
     message = f"must be a longer text: the co-occurrence matrix of its words has a rank below {dimension}"
     try:
-        vectors, sizes, _ = svds(mutual_information(learned, len(number), window), k=dimension, v0=np.ones(len(number)))
+        vectors, sizes, _ = svds(
+            mutual_information(learned, len(number), window),
+            k=dimension,
+            v0=np.ones(len(number)),
+        )
     except ArpackError:  # of a matrix of zeros
         raise ParameterError("path", message) from None
     if sizes.min() < 1e-9 * sizes.max():

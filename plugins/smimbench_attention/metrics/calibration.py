@@ -34,14 +34,18 @@ class Calibration(PerComponent):
         """Calibration of each component; NaN where the true error is only rounding."""
         if claims.aligned_V is None:
             raise NotMeasured("the algorithm claims no error")
-        real = np.asarray(problem.model.squared_error(claims.teacher, claims.aligned), dtype=float)
+        real = np.asarray(
+            problem.model.squared_error(claims.teacher, claims.aligned), dtype=float
+        )
         floor = SMALLEST * np.diagonal(prior_moments(problem)[0])
         ratios = np.diagonal(claims.aligned_V) / np.where(real > floor, real, math.nan)
         if np.isnan(ratios).all():
             raise NotMeasured("the true error is 0 up to rounding")
         return ratios
 
-    def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float | None], list[float | None]]:
+    def theory(
+        self, problem: Any, point: dict[str, Any]
+    ) -> tuple[list[float | None], list[float | None]]:
         """Theoretical calibration: 1 for Bayes-optimal estimates, otherwise from the algorithm's own theory."""
         if "calibration" in point:
             claimed = point["calibration"] or [None] * problem.components
@@ -49,4 +53,6 @@ class Calibration(PerComponent):
         second = np.diagonal(prior_moments(problem)[0])
         errors = np.atleast_1d(np.asarray(point["mse"], dtype=float))
         uncertain = errors > SMALLEST * second
-        return [1.0 if k else None for k in uncertain], [0.0 if k else None for k in uncertain]
+        return [1.0 if k else None for k in uncertain], [
+            0.0 if k else None for k in uncertain
+        ]

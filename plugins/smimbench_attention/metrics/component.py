@@ -21,7 +21,9 @@ class PerComponent(Metric):
 
     def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
         """Values of the metric for the aligned estimate."""
-        return [float(value) for value in to_host(self._values(instance.problem, claims))]
+        return [
+            float(value) for value in to_host(self._values(instance.problem, claims))
+        ]
 
     def _values(self, problem: Any, claims: Claims) -> Array:
         """Values of the metric (P,), to be defined by each metric; raises ``NotMeasured`` if there are none."""

@@ -31,7 +31,9 @@ class Cosine(PerComponent):
         norms = np.sqrt(estimated * truth)
         return np.where(norms > 0, overlap / np.where(norms > 0, norms, 1.0), 0.0)
 
-    def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float], list[float]]:
+    def theory(
+        self, problem: Any, point: dict[str, Any]
+    ) -> tuple[list[float], list[float]]:
         """Theoretical cosine ``sqrt(Q_pp / second moment)`` of a posterior mean, whose overlap with the signal equals its
         self-overlap.
 
@@ -48,5 +50,7 @@ class Cosine(PerComponent):
             errors = np.atleast_1d(np.asarray(point["mse_error"], dtype=float)) / second
         cosines = np.sqrt(np.clip(squares, 0.0, 1.0))
         # The error of a root is that of the square over twice the root, and at most the root of the error.
-        cosine_errors = np.minimum(errors / np.maximum(2 * cosines, 1e-300), np.sqrt(errors))
+        cosine_errors = np.minimum(
+            errors / np.maximum(2 * cosines, 1e-300), np.sqrt(errors)
+        )
         return cosines.tolist(), cosine_errors.tolist()

@@ -28,7 +28,9 @@ class _PredictionError(Metric):
         """Expected squared error over fresh samples, given the overlaps of teacher and estimate."""
         return [float(_errors(instance, estimate, claims)[self.kind].value)]
 
-    def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float | None], list[float | None]]:
+    def theory(
+        self, problem: Any, point: dict[str, Any]
+    ) -> tuple[list[float | None], list[float | None]]:
         """Theoretical generalization error; None where theory does not give one, as for algorithms with their own theory."""
         errors = point.get("generalization_error") or {}
         kind = "plugin" if self.kind == "bayes" and "bayes" not in errors else self.kind
@@ -44,7 +46,11 @@ def _errors(instance: Any, estimate: Array, claims: Claims) -> dict[str, Uncerta
             raise NotMeasured(f"it is an integral over Gaussian latents: {why}")
         inner, signal = instance.problem.model.inner, instance.signal
         claims.memory[MEMORY] = measured_error(
-            instance.problem, inner(signal, signal), inner(signal, estimate), inner(estimate, estimate), claims.V
+            instance.problem,
+            inner(signal, signal),
+            inner(signal, estimate),
+            inner(estimate, estimate),
+            claims.V,
         )
     errors: dict[str, Uncertain] = claims.memory[MEMORY]
     return errors
@@ -61,7 +67,9 @@ class BayesError(_PredictionError):
         """Expected squared error of the Bayes predictor on fresh samples."""
         errors = _errors(instance, estimate, claims)
         if "bayes" not in errors:
-            claims.remarks.append("the algorithm claims no error, so the Bayes predictor is the plug-in predictor")
+            claims.remarks.append(
+                "the algorithm claims no error, so the Bayes predictor is the plug-in predictor"
+            )
         return [float(errors.get("bayes", errors["plugin"]).value)]
 
 

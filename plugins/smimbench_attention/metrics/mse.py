@@ -25,6 +25,10 @@ class MSE(PerComponent):
     def _values(self, problem: Any, claims: Claims) -> Array:
         return problem.model.squared_error(claims.teacher, claims.aligned)
 
-    def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float], list[float]]:
+    def theory(
+        self, problem: Any, point: dict[str, Any]
+    ) -> tuple[list[float], list[float]]:
         """Theoretical squared error of every component."""
-        return np.atleast_1d(point["mse"]).tolist(), np.atleast_1d(point["mse_error"]).tolist()
+        return np.atleast_1d(point["mse"]).tolist(), np.atleast_1d(
+            point["mse_error"]
+        ).tolist()

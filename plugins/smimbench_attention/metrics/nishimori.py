@@ -30,7 +30,9 @@ class Nishimori(PerComponent):
     """
 
     name = "nishimori"
-    reference = "Nishimori identity: E <S_hat, S> = E <S_hat, S_hat> for a posterior mean"
+    reference = (
+        "Nishimori identity: E <S_hat, S> = E <S_hat, S_hat> for a posterior mean"
+    )
     label = "Nishimori ratio"
     unit = "the estimate of a posterior mean"
     direction = "one"
@@ -38,21 +40,33 @@ class Nishimori(PerComponent):
     def _values(self, problem: Any, claims: Claims) -> Array:
         """Nishimori ratio of each component; NaN for a component that is estimated as the prior mean."""
         model, aligned = problem.model, np.asarray(claims.aligned, dtype=float)
-        mean = np.asarray(problem.prior.mean(problem.components, aligned.shape[-1]), dtype=float)
+        mean = np.asarray(
+            problem.prior.mean(problem.components, aligned.shape[-1]), dtype=float
+        )
         truth = np.asarray(claims.teacher, dtype=float) - mean
         estimate = aligned - mean
         overlap, square = (
-            np.diagonal(np.asarray(model.inner(estimate, vector), dtype=float)) for vector in (truth, estimate)
+            np.diagonal(np.asarray(model.inner(estimate, vector), dtype=float))
+            for vector in (truth, estimate)
         )
         informed = square > SMALLEST * np.diagonal(prior_moments(problem)[0])
         if not informed.any():
             raise NotMeasured("the estimate is the prior mean")
         return np.where(informed, overlap / np.where(informed, square, 1.0), np.nan)
 
-    def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float | None], list[float | None]]:
+    def theory(
+        self, problem: Any, point: dict[str, Any]
+    ) -> tuple[list[float | None], list[float | None]]:
         """Theoretical ratio of a posterior mean: 1 for components estimated better than by chance."""
         second, bottom = (np.diagonal(moment) for moment in prior_moments(problem)[:2])
         Q = np.diagonal(np.asarray(point["overlap"], dtype=float))
-        honest = np.abs(second - Q - np.atleast_1d(np.asarray(point["mse"], dtype=float))) <= EQUAL * second
-        informed = (Q - bottom > EQUAL * second) & honest & ("squared_cosine" not in point)
-        return [1.0 if k else None for k in informed], [0.0 if k else None for k in informed]
+        honest = (
+            np.abs(second - Q - np.atleast_1d(np.asarray(point["mse"], dtype=float)))
+            <= EQUAL * second
+        )
+        informed = (
+            (Q - bottom > EQUAL * second) & honest & ("squared_cosine" not in point)
+        )
+        return [1.0 if k else None for k in informed], [
+            0.0 if k else None for k in informed
+        ]

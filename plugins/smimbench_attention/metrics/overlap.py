@@ -19,7 +19,9 @@ class OverlapMetric(PerComponent):
     unit = "1 (low rank) or 1 + rho (extensive rank) for the signal itself"
     in_trajectory = True
 
-    def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float], list[float]]:
+    def theory(
+        self, problem: Any, point: dict[str, Any]
+    ) -> tuple[list[float], list[float]]:
         """Theoretical overlap: ``squared_cosine`` of the prediction if given, else the diagonal of Q, with the MSE's error."""
         if "squared_cosine" in point:
             return point["squared_cosine"], point["squared_cosine_error"]

@@ -117,7 +117,8 @@ class AttentionIndexed(TokenModel):
         super().__post_init__()
         if not self.symmetric and self.tokens < 2:
             raise ParameterError(
-                "tokens", "must be at least 2 with symmetric = false, which uses pairs of different tokens"
+                "tokens",
+                "must be at least 2 with symmetric = false, which uses pairs of different tokens",
             )
 
     @property
@@ -128,7 +129,11 @@ class AttentionIndexed(TokenModel):
     @property
     def sites(self) -> int:
         """Number of pairs of tokens: T (T + 1) / 2, or T (T - 1) without symmetry."""
-        return self.tokens * (self.tokens + (1 if self.symmetric else -1)) // (2 if self.symmetric else 1)
+        return (
+            self.tokens
+            * (self.tokens + (1 if self.symmetric else -1))
+            // (2 if self.symmetric else 1)
+        )
 
     def _unit(self, dimension: int) -> int:
         return dimension**2
@@ -137,7 +142,9 @@ class AttentionIndexed(TokenModel):
         """Shape of the signal, ``(P, d, d)``."""
         return (components, dimension, dimension)
 
-    def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
+    def draw_noise(
+        self, rng: np.random.Generator, components: int, dimension: int
+    ) -> Host:
         """Symmetric Gaussian noise (P, d, d), of variance ``1/d`` off the diagonal and ``2/d`` on it; iid without symmetry.
 
         It is the noise of ``R = S + Qhat^(-1/2) Z`` and has the semicircle of variance 1 as its spectrum
@@ -151,7 +158,9 @@ class AttentionIndexed(TokenModel):
     def _least_samples(self, dimension: int) -> int:
         return -(-max(_LEAST_ROWS, _ROWS_PER_DIMENSION * dimension) // self.tokens)
 
-    def _resident_slices(self, n: int, dimension: int, components: int, itemsize: int, like: Array) -> list[slice]:
+    def _resident_slices(
+        self, n: int, dimension: int, components: int, itemsize: int, like: Array
+    ) -> list[slice]:
         """Slices of samples whose products with a signal, as large as their inputs, are held in memory at once."""
         budget = chunk_bytes(like)
         if budget is None:
@@ -165,7 +174,11 @@ class AttentionIndexed(TokenModel):
     def _bands(self, inputs: Array) -> tuple[slice, ...]:
         """Bands of a triangle; one without symmetry, or on a GPU, where a band is no view that can be written to in place."""
         dimension = inputs.shape[-1]
-        return _bands(dimension) if self.symmetric and chunk_bytes(inputs) is None else (slice(0, dimension),)
+        return (
+            _bands(dimension)
+            if self.symmetric and chunk_bytes(inputs) is None
+            else (slice(0, dimension),)
+        )
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
         """Cost per component: two products of (n T, d) with half of a symmetric (d, d), or all of another, one reading of the
@@ -173,7 +186,11 @@ class AttentionIndexed(TokenModel):
         """
         numbers = n * self.tokens * dimension
         flops = (2.0 if self.symmetric else 4.0) * numbers * dimension * components
-        return Cost(flops, float(itemsize * numbers), (10.0 if self.symmetric else 23.0) * dimension**3 * components)
+        return Cost(
+            flops,
+            float(itemsize * numbers),
+            (10.0 if self.symmetric else 23.0) * dimension**3 * components,
+        )
 
     def forward(self, inputs: Array, signal: Array) -> Array:
         r"""Latents ``z_ab = (x_a^T S_p x_b - delta_ab tr S_p) / sqrt(d (1 + delta_ab))``.
@@ -195,17 +212,27 @@ class AttentionIndexed(TokenModel):
         z = xp.empty((students, n, components, self.sites), dtype=dtype, device=device)
         by_pairs = self._sums_over_pairs(inputs)
         pairs = site_pairs(self.tokens, self.symmetric)
-        for s in self._resident_slices(n, dimension, components, _itemsize(xp, dtype), inputs):
+        for s in self._resident_slices(
+            n, dimension, components, _itemsize(xp, dtype), inputs
+        ):
             x = inputs[s, :, :]
             rows = xp.reshape(x, (-1, dimension))
             for k in range(students):
                 for p in range(components):
                     if by_pairs:  # one pair of tokens after the other
                         xs = xp.reshape(xp.matmul(rows, matrices[k, p, :, :]), x.shape)
-                        forms = xp.stack([xp.sum(xs[:, a, :] * x[:, b, :], axis=-1) for a, b in pairs], axis=-1)
+                        forms = xp.stack(
+                            [
+                                xp.sum(xs[:, a, :] * x[:, b, :], axis=-1)
+                                for a, b in pairs
+                            ],
+                            axis=-1,
+                        )
                     else:
                         forms_of = _forms if self.symmetric else _all_forms
-                        forms = xp.reshape(forms_of(x, matrices[k, p, :, :], bands), (x.shape[0], -1))
+                        forms = xp.reshape(
+                            forms_of(x, matrices[k, p, :, :], bands), (x.shape[0], -1)
+                        )
                         forms = xp.take(forms, pick, axis=1)
                     z[k, s, p, :] = (forms - traces[k, p, :]) * scale
         return xp.reshape(z, (*lead, n, components, self.sites))
@@ -234,7 +261,9 @@ class AttentionIndexed(TokenModel):
         gradients = xp.reshape(g, (math.prod(lead), n, components, sites))
         pick, factors = self._sites_of_entries(xp, dtype, device)
         scale = factors * (self.kappa / dimension**1.5)
-        resident = self._resident_slices(n, dimension, components, _itemsize(xp, dtype), inputs)
+        resident = self._resident_slices(
+            n, dimension, components, _itemsize(xp, dtype), inputs
+        )
         by_pairs = self._sums_over_pairs(inputs)
         bands = self._bands(inputs)
 
@@ -246,23 +275,35 @@ class AttentionIndexed(TokenModel):
                 weights = xp.take(gradients[k, s, p, :], pick, axis=1) * scale
                 trace = trace + xp.sum(weights[:, :: self.tokens + 1])
                 weights = xp.reshape(weights, (-1, self.tokens, self.tokens))
-                gx = xp.reshape(_weighted_sums(weights, x) if by_pairs else xp.matmul(weights, x), (-1, dimension))
+                gx = xp.reshape(
+                    _weighted_sums(weights, x) if by_pairs else xp.matmul(weights, x),
+                    (-1, dimension),
+                )
                 columns = xp.matrix_transpose(xp.reshape(x, (-1, dimension)))
                 if len(bands) == 1:
                     total += xp.matmul(columns, gx)
                     continue
                 for band in bands:
-                    total[band, band.start :] += xp.matmul(columns[band, :], gx[:, band.start :])
+                    total[band, band.start :] += xp.matmul(
+                        columns[band, :], gx[:, band.start :]
+                    )
             for band in bands[1:]:
-                total[band, : band.start] = xp.matrix_transpose(total[: band.start, band])
+                total[band, : band.start] = xp.matrix_transpose(
+                    total[: band.start, band]
+                )
             flat = xp.reshape(total, (-1,))
             flat[:: dimension + 1] = flat[:: dimension + 1] - trace
             return xp.reshape(flat, (dimension, dimension))
 
         matrices = [component_adjoint(*divmod(i, components)) for i in range(count)]
-        return xp.reshape(matrices[0] if count == 1 else xp.stack(matrices), (*lead, components, dimension, dimension))
+        return xp.reshape(
+            matrices[0] if count == 1 else xp.stack(matrices),
+            (*lead, components, dimension, dimension),
+        )
 
-    def forward_gram(self, inputs: Array, factor: Array) -> tuple[Array, Callable[[Array], Array]]:
+    def forward_gram(
+        self, inputs: Array, factor: Array
+    ) -> tuple[Array, Callable[[Array], Array]]:
         r"""Latents of the signal ``F F^T`` and the gradient map back to F, without a (d, d) matrix.
 
         With ``Y = X F`` (T, w) the bilinear forms are ``Y Y^T``, and the gradient of ``sum g z`` is ``2 [sum_mu X^T G Y
@@ -282,52 +323,94 @@ class AttentionIndexed(TokenModel):
         dtype = xp.result_type(inputs, factor)
         device = array_api_compat.device(inputs)
         n, count = inputs.shape[0], math.prod(lead) * components
-        swapped = (*range(len(lead)), len(lead) + 1, len(lead), len(lead) + 2)  # components and samples exchanged
+        swapped = (
+            *range(len(lead)),
+            len(lead) + 1,
+            len(lead),
+            len(lead) + 2,
+        )  # components and samples exchanged
         rows = xp.reshape(inputs, (-1, dimension))
         flat = xp.reshape(factor, (count, block_count, dimension, width))
-        columns = xp.reshape(xp.permute_dims(flat, (2, 1, 0, 3)), (dimension, block_count * count * width))
-        y = xp.reshape(xp.matmul(rows, columns), (n, self.tokens, block_count, count, width))
+        columns = xp.reshape(
+            xp.permute_dims(flat, (2, 1, 0, 3)),
+            (dimension, block_count * count * width),
+        )
+        y = xp.reshape(
+            xp.matmul(rows, columns), (n, self.tokens, block_count, count, width)
+        )
         y = xp.permute_dims(y, (2, 3, 0, 1, 4))
-        forms = xp.reshape(xp.matmul(y[0, ...], xp.matrix_transpose(y[-1, ...])), (count, n, -1))
+        forms = xp.reshape(
+            xp.matmul(y[0, ...], xp.matrix_transpose(y[-1, ...])), (count, n, -1)
+        )
         pick, scale, on_diagonal = self._sites_of_forms(xp, dimension, dtype, device)
-        traces = xp.sum(flat[:, 0, ...] * flat[:, -1, ...], axis=(-2, -1))[:, None, None] * on_diagonal
+        traces = (
+            xp.sum(flat[:, 0, ...] * flat[:, -1, ...], axis=(-2, -1))[:, None, None]
+            * on_diagonal
+        )
         z = (xp.take(forms, pick, axis=-1) - traces) * scale
         z = xp.permute_dims(xp.reshape(z, (*lead, components, n, self.sites)), swapped)
 
         def pull(g: Array) -> Array:
             pick, factors = self._sites_of_entries(xp, dtype, device)
-            weights = xp.take(xp.reshape(xp.permute_dims(g, swapped), (count, n, self.sites)), pick, axis=-1)
+            weights = xp.take(
+                xp.reshape(xp.permute_dims(g, swapped), (count, n, self.sites)),
+                pick,
+                axis=-1,
+            )
             weights = weights * (factors * (self.kappa / math.sqrt(dimension)))
             trace = xp.sum(weights[:, :, :: self.tokens + 1], axis=(-2, -1))
             weights = xp.reshape(weights, (count, n, self.tokens, self.tokens))
             gy = [xp.matmul(weights, y[-1, ...])]
             if not self.symmetric:
                 gy.append(xp.matmul(xp.matrix_transpose(weights), y[0, ...]))
-            gy = xp.reshape(xp.permute_dims(xp.stack(gy), (2, 3, 0, 1, 4)), (-1, block_count * count * width))
-            gradient = xp.reshape(xp.matmul(xp.matrix_transpose(rows), gy), (dimension, block_count, count, width))
+            gy = xp.reshape(
+                xp.permute_dims(xp.stack(gy), (2, 3, 0, 1, 4)),
+                (-1, block_count * count * width),
+            )
+            gradient = xp.reshape(
+                xp.matmul(xp.matrix_transpose(rows), gy),
+                (dimension, block_count, count, width),
+            )
             gradient = xp.permute_dims(gradient, (2, 1, 0, 3))
-            return xp.reshape(gradient - trace[:, None, None, None] * flat, factor.shape)
+            return xp.reshape(
+                gradient - trace[:, None, None, None] * flat, factor.shape
+            )
 
         return z, pull
 
-    def _sites_of_forms(self, xp: ModuleType, dimension: int, dtype: Any, device: Any) -> tuple[Array, Array, Array]:
+    def _sites_of_forms(
+        self, xp: ModuleType, dimension: int, dtype: Any, device: Any
+    ) -> tuple[Array, Array, Array]:
         """Positions of sites among the T^2 bilinear forms, scale ``1 / sqrt(d (1 + delta))``, and 1 on the diagonal, else 0."""
-        values = (site_values(self.tokens, *pair, self.symmetric) for pair in ((math.sqrt(0.5), 1.0), (1.0, 0.0)))
+        values = (
+            site_values(self.tokens, *pair, self.symmetric)
+            for pair in ((math.sqrt(0.5), 1.0), (1.0, 0.0))
+        )
         scale, on_diagonal = (xp.asarray(v, dtype=dtype, device=device) for v in values)
         entries = site_entries(self.tokens, self.symmetric)
-        return xp.asarray(entries, device=device), scale / math.sqrt(dimension), on_diagonal
+        return (
+            xp.asarray(entries, device=device),
+            scale / math.sqrt(dimension),
+            on_diagonal,
+        )
 
-    def _sites_of_entries(self, xp: ModuleType, dtype: Any, device: Any) -> tuple[Array, Array]:
+    def _sites_of_entries(
+        self, xp: ModuleType, dtype: Any, device: Any
+    ) -> tuple[Array, Array]:
         """Site of every entry of the T x T matrix G, and the factor that turns g_z into G."""
         if self.symmetric:
             sites = entry_sites(self.tokens)
             values = site_values(self.tokens, math.sqrt(0.5), 0.5)
             factors = [values[c] for c in sites]
         else:  # none on the diagonal
-            site = {entry: c for c, entry in enumerate(site_entries(self.tokens, False))}
+            site = {
+                entry: c for c, entry in enumerate(site_entries(self.tokens, False))
+            }
             sites = tuple(site.get(entry, 0) for entry in range(self.tokens**2))
             factors = [float(entry in site) for entry in range(self.tokens**2)]
-        return xp.asarray(sites, device=device), xp.asarray(factors, dtype=dtype, device=device)
+        return xp.asarray(sites, device=device), xp.asarray(
+            factors, dtype=dtype, device=device
+        )
 
     def adjoint_scale(self, dimension: int) -> float:
         """``kappa / d``, the ratio of ``adjoint`` to the transpose of ``forward``."""

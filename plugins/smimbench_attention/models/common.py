@@ -78,11 +78,17 @@ class TokenModel(Model):
         if budget is None:
             return self._host_chunks(n, dimension, components, itemsize)
         latents = 8 * _POSTERIOR_NUMBERS * components * self.sites
-        return slices(n, budget // (latents + itemsize * self.tokens * dimension * streamed))
+        return slices(
+            n, budget // (latents + itemsize * self.tokens * dimension * streamed)
+        )
 
-    def _host_chunks(self, n: int, dimension: int, components: int, itemsize: int) -> list[slice]:
+    def _host_chunks(
+        self, n: int, dimension: int, components: int, itemsize: int
+    ) -> list[slice]:
         sample = itemsize * (self.tokens * dimension + 2 * components * self.sites)
-        return slices(n, max(self._least_samples(dimension), self._host_chunk_bytes // sample))
+        return slices(
+            n, max(self._least_samples(dimension), self._host_chunk_bytes // sample)
+        )
 
     def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
         """Estimate (P, ...) moved as close to the signal as the channel's ``symmetry`` allows (see the function ``align``)."""
@@ -108,13 +114,17 @@ class TokenModel(Model):
 
     def _check_inputs(self, inputs: Array, dimension: int) -> None:
         if inputs.ndim != 3 or tuple(inputs.shape[1:]) != (self.tokens, dimension):
-            raise ValueError(f"inputs must have shape (n, {self.tokens}, {dimension}), got {tuple(inputs.shape)}")
+            raise ValueError(
+                f"inputs must have shape (n, {self.tokens}, {dimension}), got {tuple(inputs.shape)}"
+            )
 
     def _check_gradient(self, inputs: Array, g: Array) -> None:
         """Raise ValueError unless ``inputs`` is (n, T, d) and ``g`` (..., n, P, C)."""
         self._check_inputs(inputs, inputs.shape[-1])
         if inputs.shape[0] != g.shape[-3] or g.shape[-1] != self.sites:
-            raise ValueError(f"g must have shape (..., {inputs.shape[0]}, P, {self.sites}), got {tuple(g.shape)}")
+            raise ValueError(
+                f"g must have shape (..., {inputs.shape[0]}, P, {self.sites}), got {tuple(g.shape)}"
+            )
 
 
 def slices(n: int, largest: int) -> list[slice]:
@@ -135,7 +145,9 @@ def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
     and the third) or ``"rotations"`` (orthogonal P x P, reflections included); ValueError otherwise.
     """
     if symmetry not in SYMMETRIES:
-        raise ValueError(f"symmetry must be one of {', '.join(SYMMETRIES)}, got {symmetry!r}")
+        raise ValueError(
+            f"symmetry must be one of {', '.join(SYMMETRIES)}, got {symmetry!r}"
+        )
     if symmetry == "none":
         return estimate
     xp = namespace(signal, estimate)
@@ -170,5 +182,7 @@ def _best_symmetry(matrix: Host, symmetry: str) -> tuple[Host, Host]:
     choices = [(1.0, matched(matrix))]
     if symmetry.endswith("common-sign"):
         choices.append((-1.0, matched(-matrix)))
-    sign, order = max(choices, key=lambda choice: choice[0] * float(matrix[rows, choice[1]].sum()))
+    sign, order = max(
+        choices, key=lambda choice: choice[0] * float(matrix[rows, choice[1]].sum())
+    )
     return order, np.full(len(rows), sign)

@@ -25,7 +25,9 @@ SHARES = 64
 
 def source(components: int) -> str:
     """Source code of the CUDA kernels for this number of components."""
-    return f"#define P {components}\n" + files(__package__).joinpath("sequence_mixed.cu").read_text(encoding="utf-8")
+    return f"#define P {components}\n" + files(__package__).joinpath(
+        "sequence_mixed.cu"
+    ).read_text(encoding="utf-8")
 
 
 @functools.cache
@@ -42,7 +44,13 @@ def project(flat: Array, rows: Array) -> Array:
     (count, size), components = flat.shape, rows.shape[0]
     products = cupy.empty((count, components), dtype=np.float64)
     if count:
-        arguments = (flat, cupy.ascontiguousarray(rows), np.int64(count), np.int64(size), products)
+        arguments = (
+            flat,
+            cupy.ascontiguousarray(rows),
+            np.int64(count),
+            np.int64(size),
+            products,
+        )
         _kernel("project", components)((-(-count // ROWS),), (THREADS,), arguments)
     return products
 
@@ -55,6 +63,15 @@ def push(weights: Array, flat: Array) -> Array:
     share = max(1, -(-count // SHARES))
     sums = cupy.zeros((-(-count // share), components, size), dtype=np.float64)
     if count:
-        arguments = (flat, cupy.ascontiguousarray(weights.T), np.int64(count), np.int64(size), np.int64(share), sums)
-        _kernel("push", components)((-(-size // THREADS), sums.shape[0]), (THREADS,), arguments)
+        arguments = (
+            flat,
+            cupy.ascontiguousarray(weights.T),
+            np.int64(count),
+            np.int64(size),
+            np.int64(share),
+            sums,
+        )
+        _kernel("push", components)(
+            (-(-size // THREADS), sums.shape[0]), (THREADS,), arguments
+        )
     return sums.sum(axis=0)

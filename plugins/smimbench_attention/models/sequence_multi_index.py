@@ -80,14 +80,20 @@ class SequenceMultiIndex(TokenModel):
         """Shape of the signal, ``(P, D)``."""
         return (components, dimension)
 
-    def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
+    def draw_noise(
+        self, rng: np.random.Generator, components: int, dimension: int
+    ) -> Host:
         """White noise (P, D), iid N(0, 1), of ``R = W + Qhat^(-1/2) Z``."""
         return rng.standard_normal((components, dimension))
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
         """Two products of (n M, D) with (D, P), one reading of the inputs, and a (P, P) matrix on every column of the signal."""
         numbers = n * self.tokens * dimension
-        return Cost(4.0 * numbers * components, float(itemsize * numbers), 2.0 * dimension * components**2)
+        return Cost(
+            4.0 * numbers * components,
+            float(itemsize * numbers),
+            2.0 * dimension * components**2,
+        )
 
     def forward(self, inputs: Array, signal: Array) -> Array:
         """Latents ``z_pm = w_p . x_m / sqrt(D)``.
@@ -108,7 +114,9 @@ class SequenceMultiIndex(TokenModel):
             product = np.stack([times(flat, w) for w in rows], axis=-1)
         else:
             product = xp.matmul(flat, xp.matrix_transpose(rows))
-        z = xp.permute_dims(xp.reshape(product, (n, self.tokens, students, components)), (2, 0, 3, 1))
+        z = xp.permute_dims(
+            xp.reshape(product, (n, self.tokens, students, components)), (2, 0, 3, 1)
+        )
         return xp.reshape(z, (*lead, n, components, self.tokens), copy=True)
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
@@ -123,7 +131,9 @@ class SequenceMultiIndex(TokenModel):
         self._check_gradient(inputs, g)
         students = math.prod(lead)
         rows = students * components
-        weights = xp.permute_dims(xp.reshape(g, (students, n, components, sites)), (0, 2, 1, 3))
+        weights = xp.permute_dims(
+            xp.reshape(g, (students, n, components, sites)), (0, 2, 1, 3)
+        )
         weights = xp.reshape(weights, (rows, n * sites))
         flat = xp.reshape(inputs, (-1, dimension))
         if _narrow(inputs, weights):
@@ -149,11 +159,15 @@ class SequenceMultiIndex(TokenModel):
         """Squared cosine of each component, 0 where the estimate vanishes: (..., P, D) to (..., P)."""
         xp = namespace(signal, estimate)
         norms = xp.sum(signal * signal, axis=-1) * xp.sum(estimate * estimate, axis=-1)
-        cosine = xp.sum(signal * estimate, axis=-1) ** 2 / xp.where(norms > 0, norms, xp.ones_like(norms))
+        cosine = xp.sum(signal * estimate, axis=-1) ** 2 / xp.where(
+            norms > 0, norms, xp.ones_like(norms)
+        )
         return xp.where(norms > 0, cosine, xp.zeros_like(norms))
 
 
 def _narrow(inputs: Array, rows: Array) -> bool:
     """Whether a GPU stores inputs in float32 and multiplies them with a few float64 vectors."""
     few = rows.shape[0] <= sequence_mixed.MOST_COMPONENTS
-    return bool(few and inputs.dtype != rows.dtype and array_api_compat.is_cupy_array(inputs))
+    return bool(
+        few and inputs.dtype != rows.dtype and array_api_compat.is_cupy_array(inputs)
+    )

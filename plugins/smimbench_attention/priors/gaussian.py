@@ -9,7 +9,15 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import NUMPY, namespace, send, to_host
-from smimbench.interfaces import Array, Capabilities, Denoised, Factor, Overlap, ParameterError, Prior
+from smimbench.interfaces import (
+    Array,
+    Capabilities,
+    Denoised,
+    Factor,
+    Overlap,
+    ParameterError,
+    Prior,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -38,7 +46,9 @@ class Gaussian(Prior):
     reference = "arXiv:2502.00901"
     capabilities = Capabilities(models=("sequence-multi-index",))
 
-    def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
+    def sample(
+        self, rng: np.random.Generator, components: int, dimension: int
+    ) -> Array:
         """Draw a signal (P, D) on the host, float64."""
         return rng.standard_normal((components, dimension))
 
@@ -78,11 +88,24 @@ class Gaussian(Prior):
     @property
     def factor(self) -> Factor:  # type: ignore[override]
         """Factor for gradient methods: the signal itself; ParameterError if a width is asked for."""
-        return Factor(self._draw, lambda factor: factor, lambda factor, gradient: gradient, gaussian=True)
+        return Factor(
+            self._draw,
+            lambda factor: factor,
+            lambda factor, gradient: gradient,
+            gaussian=True,
+        )
 
-    def _draw(self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None) -> Array:
+    def _draw(
+        self,
+        rng: np.random.Generator,
+        components: int,
+        dimension: int,
+        width: int | None = None,
+    ) -> Array:
         if width is not None:
-            raise ParameterError("width", f"must not be set with the prior 'gaussian', got {width}")
+            raise ParameterError(
+                "width", f"must not be set with the prior 'gaussian', got {width}"
+            )
         return self.sample(rng, components, dimension)
 
 
@@ -95,8 +118,12 @@ def _gaussian_posterior(xp: ModuleType, Qhat: Array) -> tuple[Array, Array]:
     diagonal = xp.linalg.diagonal(Qhat)
     exact = xp.isinf(diagonal)
     # A component that is known has V = 0 and estimate R, whatever its couplings.
-    finite = xp.where(exact[..., :, None] | exact[..., None, :], xp.zeros_like(Qhat), Qhat)
-    identity = xp.eye(Qhat.shape[-1], dtype=Qhat.dtype, device=array_api_compat.device(Qhat))
+    finite = xp.where(
+        exact[..., :, None] | exact[..., None, :], xp.zeros_like(Qhat), Qhat
+    )
+    identity = xp.eye(
+        Qhat.shape[-1], dtype=Qhat.dtype, device=array_api_compat.device(Qhat)
+    )
     scale = xp.where(exact, xp.zeros_like(diagonal), 1 / xp.sqrt(1 + diagonal))
     unit = xp.where(exact, xp.ones_like(diagonal), scale)
     correlated = unit[..., :, None] * (identity + finite) * unit[..., None, :]

@@ -34,7 +34,9 @@ class CupyBackend(Backend):
         properties = self.xp.cuda.runtime.getDeviceProperties(self.xp.cuda.Device().id)
         return "".join(c if c.isalnum() else "-" for c in properties["name"].decode())
 
-    def standard_normal(self, seed: np.random.SeedSequence) -> Callable[[tuple[int, ...]], Array]:
+    def standard_normal(
+        self, seed: np.random.SeedSequence
+    ) -> Callable[[tuple[int, ...]], Array]:
         """A stream of iid N(0, 1) numbers of Philox4x64-10, drawn on the GPU in float64; its key is 128 bits of the seed.
 
         CuPy's own generators keep 32 bits of a seed: of as many blocks as a large run has, two would be alike.
@@ -63,7 +65,10 @@ class CupyBackend(Backend):
 
         try:
             return pinned_transfers(cupy, host)
-        except (RuntimeError, MemoryError):  # CUDA's errors and CuPy's own: locked memory has limits; slower, not wrong
+        except (
+            RuntimeError,
+            MemoryError,
+        ):  # CUDA's errors and CuPy's own: locked memory has limits; slower, not wrong
             return super().reader(host)
 
     def free_memory(self) -> int | None:
@@ -73,7 +78,14 @@ class CupyBackend(Backend):
     def ran_out(self, error: BaseException) -> bool:
         """Whether an error of CuPy, CUDA or its libraries means that the GPU is out of memory."""
         message = f"{type(error).__name__}: {error}"
-        return any(word in message for word in ("OutOfMemoryError", "cudaErrorMemoryAllocation", "_ALLOC_FAILED"))
+        return any(
+            word in message
+            for word in (
+                "OutOfMemoryError",
+                "cudaErrorMemoryAllocation",
+                "_ALLOC_FAILED",
+            )
+        )
 
     def release(self) -> None:
         """Return the unused blocks of CuPy's memory pool to the driver."""
@@ -97,7 +109,9 @@ class CupyBackend(Backend):
         def stop() -> Elapsed:
             end_event.record()
             seconds = self.clock() - begin
-            return Elapsed(seconds, self.xp.cuda.get_elapsed_time(start_event, end_event) / 1e3)
+            return Elapsed(
+                seconds, self.xp.cuda.get_elapsed_time(start_event, end_event) / 1e3
+            )
 
         return stop
 
@@ -129,7 +143,10 @@ def _set_tf32(allowed: bool) -> None:
     import importlib
 
     products = importlib.import_module("cupy._core._routines_linalg")
-    products.set_compute_type(np.float32, products.COMPUTE_TYPE_TF32 if allowed else products.COMPUTE_TYPE_DEFAULT)
+    products.set_compute_type(
+        np.float32,
+        products.COMPUTE_TYPE_TF32 if allowed else products.COMPUTE_TYPE_DEFAULT,
+    )
 
 
 def cupy_advice() -> str:
@@ -155,7 +172,9 @@ def _installed_cupy() -> list[str]:
 
     metadata = (attempt(getattr, package, "metadata")[0] for package in distributions())
     names = {str(package["Name"]).lower() for package in metadata if package}
-    return sorted(name for name in names if re.fullmatch(r"cupy(-cuda\d+x|-rocm-[\d-]+)?", name))
+    return sorted(
+        name for name in names if re.fullmatch(r"cupy(-cuda\d+x|-rocm-[\d-]+)?", name)
+    )
 
 
 def _load_cupy() -> tuple[Any, bool]:
@@ -169,14 +188,24 @@ def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
     """Open the backend ``cupy``, or raise BackendError without CuPy or a GPU."""
     loaded, error = attempt(_load_cupy)
     if error is not None:
-        failure = "CuPy is not installed" if isinstance(error, ModuleNotFoundError) else "CuPy cannot be imported"
+        failure = (
+            "CuPy is not installed"
+            if isinstance(error, ModuleNotFoundError)
+            else "CuPy cannot be imported"
+        )
         reason = " ".join(str(error).split())
-        raise BackendError(f"backend cupy: {failure} ({reason}); {cupy_advice()}") from None
+        raise BackendError(
+            f"backend cupy: {failure} ({reason}); {cupy_advice()}"
+        ) from None
     cupy, usable = loaded
     if not usable:
-        raise BackendError(f"backend cupy: CuPy is installed but finds no usable CUDA device; {cupy_advice()}")
+        raise BackendError(
+            f"backend cupy: CuPy is installed but finds no usable CUDA device; {cupy_advice()}"
+        )
     _set_tf32(tf32)
-    return CupyBackend("cupy", array_api_compat.array_namespace(cupy.empty(0)), dtype, tf32=tf32)
+    return CupyBackend(
+        "cupy", array_api_compat.array_namespace(cupy.empty(0)), dtype, tf32=tf32
+    )
 
 
 def describe_gpu() -> dict[str, Any]:
@@ -190,8 +219,17 @@ def describe_gpu() -> dict[str, Any]:
     if usable:
         for i in range(cupy.cuda.runtime.getDeviceCount()):
             properties = cupy.cuda.runtime.getDeviceProperties(i)
-            devices.append(f"{properties['name'].decode()} ({properties['totalGlobalMem'] / 2**30:.0f} GiB)")
+            devices.append(
+                f"{properties['name'].decode()} ({properties['totalGlobalMem'] / 2**30:.0f} GiB)"
+            )
     elif driver:
         advice = cupy_advice() if error else f"CuPy sees no device; {cupy_advice()}"
-    version = f"not importable: {' '.join(str(error).split())}" if error else cupy.__version__
-    return {"driver": driver and driver._asdict(), "cupy": version, "devices": devices, "advice": advice}
+    version = (
+        f"not importable: {' '.join(str(error).split())}" if error else cupy.__version__
+    )
+    return {
+        "driver": driver and driver._asdict(),
+        "cupy": version,
+        "devices": devices,
+        "advice": advice,
+    }

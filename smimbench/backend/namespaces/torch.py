@@ -18,7 +18,9 @@ class TorchBackend(Backend):
 
     def asarray(self, array: Array, *, dtype: str | None = None) -> Array:
         """Copy a host array to a tensor: PyTorch cannot share read-only memory, such as the data of an instance."""
-        return super().asarray(array if on_device(array) else np.array(array), dtype=dtype)
+        return super().asarray(
+            array if on_device(array) else np.array(array), dtype=dtype
+        )
 
 
 def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
@@ -26,5 +28,9 @@ def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
     torch, error = attempt(importlib.import_module, "torch")
     if error is not None:  # a PyTorch for another CUDA or NumPy fails in many ways
         reason = " ".join(str(error).split())
-        raise BackendError(f"backend torch: PyTorch cannot be imported ({reason}); pip install torch") from None
-    return TorchBackend("torch", array_api_compat.array_namespace(torch.empty(0)), dtype, tf32=tf32)
+        raise BackendError(
+            f"backend torch: PyTorch cannot be imported ({reason}); pip install torch"
+        ) from None
+    return TorchBackend(
+        "torch", array_api_compat.array_namespace(torch.empty(0)), dtype, tf32=tf32
+    )

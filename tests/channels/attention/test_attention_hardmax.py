@@ -36,7 +36,13 @@ def integrated(y, omega, v, half=10.0):
 
     x, w = RULE
     t = omega[1] + math.sqrt(v) * half * x
-    weight = math.sqrt(v) * half * w * np.exp(-((t - omega[1]) ** 2) / (2 * v)) / math.sqrt(2 * math.pi * v)
+    weight = (
+        math.sqrt(v)
+        * half
+        * w
+        * np.exp(-((t - omega[1]) ** 2) / (2 * v))
+        / math.sqrt(2 * math.pi * v)
+    )
     moments = []
     for row, mean in ((0, omega[0]), (1, omega[2])):
         edge = (t / ROOT2 - mean) / math.sqrt(v)
@@ -48,12 +54,19 @@ def integrated(y, omega, v, half=10.0):
         moments.append((p, first, second))
     (p1, a1, s1), (p2, a2, s2) = moments
     total = weight @ (p1 * p2)
-    mean = np.array([weight @ (a1 * p2), weight @ (t * p1 * p2), weight @ (p1 * a2)]) / total
+    mean = (
+        np.array([weight @ (a1 * p2), weight @ (t * p1 * p2), weight @ (p1 * a2)])
+        / total
+    )
     second = (
         np.array(
             [
                 [weight @ (s1 * p2), weight @ (t * a1 * p2), weight @ (a1 * a2)],
-                [weight @ (t * a1 * p2), weight @ (t * t * p1 * p2), weight @ (t * p1 * a2)],
+                [
+                    weight @ (t * a1 * p2),
+                    weight @ (t * t * p1 * p2),
+                    weight @ (t * p1 * a2),
+                ],
                 [weight @ (a1 * a2), weight @ (t * p1 * a2), weight @ (p1 * s2)],
             ]
         )
@@ -83,40 +96,58 @@ def test_labels_are_the_row_maxima(tokens, rng, backend):
 @pytest.mark.parametrize(("q", "v"), [(0.0, 1.0), (0.7, 0.8), (1.4, 0.1), (1.5, 1e-4)])
 def test_posterior_agrees_with_a_dense_integral(q, v, rng, backend):
     y, omega, _ = labelled(rng, 60, q, v)
-    found = PAIR.posterior(*(backend.asarray(a) for a in (y, omega, scalar(v))), second_moment=True)
+    found = PAIR.posterior(
+        *(backend.asarray(a) for a in (y, omega, scalar(v))), second_moment=True
+    )
     assert_placed(found.mean, backend, (60, 1, 3))
     assert_placed(found.covariance, backend, (1, 1))
     assert_placed(found.second_moment, backend, (60, 1, 3, 1, 3))
-    log_z = to_host(PAIR.log_partition(*(backend.asarray(a) for a in (y, omega, scalar(v)))))
+    log_z = to_host(
+        PAIR.log_partition(*(backend.asarray(a) for a in (y, omega, scalar(v))))
+    )
     spread = 0.0
     for i in range(60):
         total, mean, second = integrated(y[i], omega[i, 0], v)
         np.testing.assert_allclose(log_z[i], math.log(total), atol=1e-10)
-        np.testing.assert_allclose(to_host(found.mean)[i, 0], mean, atol=1e-9 * math.sqrt(v))
-        np.testing.assert_allclose(to_host(found.second_moment)[i, 0, :, 0], second, atol=1e-9)
+        np.testing.assert_allclose(
+            to_host(found.mean)[i, 0], mean, atol=1e-9 * math.sqrt(v)
+        )
+        np.testing.assert_allclose(
+            to_host(found.second_moment)[i, 0, :, 0], second, atol=1e-9
+        )
         spread += np.trace(second - np.outer(mean, mean)) / 3 / 60
-    assert to_host(found.covariance)[0, 0] == pytest.approx(spread, rel=1e-7 if v > 1e-3 else 1e-5)
+    assert to_host(found.covariance)[0, 0] == pytest.approx(
+        spread, rel=1e-7 if v > 1e-3 else 1e-5
+    )
     assert found.error < 1e-10
 
 
 def test_deep_in_the_tail_the_mean_is_the_projection():
     """With V -> 0 a label that contradicts omega puts z on the nearest boundary."""
     omega = np.array([[[-1.0, 1.0, 2.0]]])
-    y = np.array([[0, 1]])  # row 1 says sqrt(2) z_11 > z_12: false by 1 + sqrt 2; row 2 is right
+    y = np.array(
+        [[0, 1]]
+    )  # row 1 says sqrt(2) z_11 > z_12: false by 1 + sqrt 2; row 2 is right
     normal = np.array([ROOT2, -1, 0]) / math.sqrt(3)
     projected = omega[0, 0] - (normal @ omega[0, 0]) * normal
     for v in (1e-4, 1e-8, 1e-16):
         found = PAIR.posterior(y, omega, scalar(v), second_moment=True)
         np.testing.assert_allclose(found.mean[0, 0], projected, atol=3 * v)
-        centred = found.second_moment[0, 0, :, 0] - np.outer(found.mean[0, 0], found.mean[0, 0])
+        centred = found.second_moment[0, 0, :, 0] - np.outer(
+            found.mean[0, 0], found.mean[0, 0]
+        )
         if v == 1e-4:
-            np.testing.assert_allclose(centred / v, np.eye(3) - np.outer(normal, normal), atol=1e-3)
+            np.testing.assert_allclose(
+                centred / v, np.eye(3) - np.outer(normal, normal), atol=1e-3
+            )
         assert found.covariance[0, 0] == pytest.approx(v * 2 / 3, rel=1e-3)
 
 
 def margins(y, omega, v):
     """Margins of the two rows in standard deviations, and the directions in which the label pushes z."""
-    signs = np.stack([np.where(y[:, 0] == 0, 1, -1), np.where(y[:, 1] == 1, 1, -1)], axis=1)
+    signs = np.stack(
+        [np.where(y[:, 0] == 0, 1, -1), np.where(y[:, 1] == 1, 1, -1)], axis=1
+    )
     rows = signs[:, :, None] * np.array([[ROOT2, -1, 0], [0, -1, ROOT2]])
     return np.einsum("nic,nc->ni", rows, omega[:, 0]) / math.sqrt(3 * v), rows
 
@@ -125,7 +156,9 @@ def ratio_posterior(y, omega, v):
     """The wrong posterior mean with density over distribution function of the pair in place of a gradient."""
     kappa, rows = margins(y, omega, v)
     r = np.einsum("nc,nc->n", rows[:, 0], rows[:, 1]) / 3
-    form = (kappa[:, 0] ** 2 + kappa[:, 1] ** 2 - 2 * r * kappa[:, 0] * kappa[:, 1]) / (1 - r * r)
+    form = (kappa[:, 0] ** 2 + kappa[:, 1] ** 2 - 2 * r * kappa[:, 0] * kappa[:, 1]) / (
+        1 - r * r
+    )
     density = np.exp(-form / 2) / (2 * math.pi * np.sqrt(1 - r * r))
     ratio = density / np.exp(PAIR.log_partition(y, omega, scalar(v)))
     shift = math.sqrt(v / 3) * ratio[:, None] * rows.sum(1)
@@ -144,13 +177,17 @@ def information_by_quad(q, v):
             h, k = h or 1e-200, k or 1e-200
             half = 0.5 if h * k < 0 else 0.0
             both = (ndtr(h) + ndtr(k)) / 2 - half
-            both -= owens_t(h, (k - r * h) / (h * s)) + owens_t(k, (h - r * k) / (k * s))
+            both -= owens_t(h, (k - r * h) / (h * s)) + owens_t(
+                k, (h - r * k) / (k * s)
+            )
             if both < 1e-13:
                 return 0.0
             b1 = math.exp(-h * h / 2) / math.sqrt(2 * math.pi) * ndtr((k - r * h) / s)
             b2 = math.exp(-k * k / 2) / math.sqrt(2 * math.pi) * ndtr((h - r * k) / s)
             ratio = q / v
-            law = math.exp(-(h * h + k * k - 2 * r * h * k) / (2 * ratio * s * s)) / (2 * math.pi * ratio * s)
+            law = math.exp(-(h * h + k * k - 2 * r * h * k) / (2 * ratio * s * s)) / (
+                2 * math.pi * ratio * s
+            )
             return law * (3 * b1 * b1 + 3 * b2 * b2 + 6 * r * b1 * b2) / both
 
         reach = 8.5 * math.sqrt(q / v)
@@ -171,7 +208,10 @@ def test_information_agrees_with_adaptive_quadrature(q, v):
 
 @pytest.mark.parametrize("v", [1.0, 0.3, 2.0])
 def test_information_of_the_prior_mean_in_closed_form(v):
-    same, opposite = 0.25 + math.asin(1 / 3) / (2 * math.pi), 0.25 - math.asin(1 / 3) / (2 * math.pi)
+    same, opposite = (
+        0.25 + math.asin(1 / 3) / (2 * math.pi),
+        0.25 - math.asin(1 / 3) / (2 * math.pi),
+    )
     expected = (4 / (3 * v)) * (1 / (math.pi * same) + 1 / (2 * math.pi * opposite)) / 2
     found = PAIR.information(scalar(0), scalar(v))
     assert found.value[0, 0] == pytest.approx(expected, rel=1e-12)
@@ -181,7 +221,9 @@ def test_information_of_the_prior_mean_in_closed_form(v):
 
 
 def test_threshold_of_weak_recovery():
-    assert 1 / (2 * PAIR.information(scalar(0), scalar(1)).value[0, 0]) == pytest.approx(0.403411, abs=5e-7)
+    assert 1 / (
+        2 * PAIR.information(scalar(0), scalar(1)).value[0, 0]
+    ) == pytest.approx(0.403411, abs=5e-7)
 
 
 @pytest.mark.parametrize("second", [1.05, 1.5, 3.0])
@@ -189,9 +231,17 @@ def test_small_error_law(second):
     """2 information sqrt(V) -> 8 I / sqrt(2 pi Q0), I = int phi^2 / Phi: a tie is one-dimensional."""
     from scipy.special import log_ndtr
 
-    density = integrate.quad(lambda x: math.exp(-x * x - log_ndtr(x)) / (2 * math.pi), -30, 12)[0]
+    density = integrate.quad(
+        lambda x: math.exp(-x * x - log_ndtr(x)) / (2 * math.pi), -30, 12
+    )[0]
     limit = 8 * density / math.sqrt(2 * math.pi * second)
-    for v, tolerance in ((1e-4, 2e-2), (1e-6, 2e-3), (1e-8, 2e-4), (1e-12, 2e-6), (1e-16, 1e-7)):
+    for v, tolerance in (
+        (1e-4, 2e-2),
+        (1e-6, 2e-3),
+        (1e-8, 2e-4),
+        (1e-12, 2e-6),
+        (1e-16, 1e-7),
+    ):
         found = PAIR.information(scalar(second - v), scalar(v)).value[0, 0]
         assert 2 * found * math.sqrt(v) == pytest.approx(limit, rel=tolerance)
 
@@ -199,7 +249,9 @@ def test_small_error_law(second):
 def test_information_of_a_batch(backend):
     v = np.concatenate([np.geomspace(1e-6, 1.0, 40), [1e-3, 1.2]])
     q = np.concatenate([1.5 - v[:40], [0.0, 0.3]])
-    found = PAIR.information(backend.asarray(q[:, None, None]), backend.asarray(v[:, None, None]))
+    found = PAIR.information(
+        backend.asarray(q[:, None, None]), backend.asarray(v[:, None, None])
+    )
     assert_placed(found.value, backend, (42, 1, 1))
     assert_placed(found.error, backend, (42, 1, 1))
     alone = [PAIR.information(scalar(a), scalar(b)).value[0, 0] for a, b in zip(q, v)]
@@ -214,11 +266,19 @@ def test_information_of_a_batch(backend):
 
 def test_generalization_error_in_closed_form(backend):
     q, v = np.array([0.0, 0.4, 1.0, 1.5]), np.array([1.0, 0.6, 0.5, 1e-14])
-    found = PAIR.generalization_error(backend.asarray(q[:, None, None]), backend.asarray(v[:, None, None]))
+    found = PAIR.generalization_error(
+        backend.asarray(q[:, None, None]), backend.asarray(v[:, None, None])
+    )
     assert_placed(found["bayes"].value, backend, (4,))
-    bayes, plugin, constant = (to_host(found[k].value) for k in ("bayes", "plugin", "constant"))
-    np.testing.assert_allclose(bayes[:3], 2 * np.arccos(q / (q + v))[:3] / math.pi, rtol=1e-12)
-    np.testing.assert_allclose(plugin[:3], 4 * np.arccos(np.sqrt(q / (q + v)))[:3] / math.pi, rtol=1e-12)
+    bayes, plugin, constant = (
+        to_host(found[k].value) for k in ("bayes", "plugin", "constant")
+    )
+    np.testing.assert_allclose(
+        bayes[:3], 2 * np.arccos(q / (q + v))[:3] / math.pi, rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        plugin[:3], 4 * np.arccos(np.sqrt(q / (q + v)))[:3] / math.pi, rtol=1e-12
+    )
     np.testing.assert_allclose(constant, 1, rtol=1e-12)
     # at large alpha the ratio is 1 / sqrt 2, and neither loses its digits
     assert plugin[3] == pytest.approx(4 * math.sqrt(1e-14 / 1.5) / math.pi, rel=1e-10)

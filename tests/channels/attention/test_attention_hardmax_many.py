@@ -7,9 +7,19 @@ import numpy as np
 import pytest
 from scipy import stats
 from smimbench_attention.channels.attention.hardmax import AttentionHardmax
-from smimbench_attention.channels.attention.hardmax.curve import information_curve, small_error_constant
-from smimbench_attention.channels.attention.hardmax.exact import label_classes, row_posterior
-from smimbench_attention.channels.attention.hardmax.gibbs import chain_moments, gibbs_moments, truncated_normal
+from smimbench_attention.channels.attention.hardmax.curve import (
+    information_curve,
+    small_error_constant,
+)
+from smimbench_attention.channels.attention.hardmax.exact import (
+    label_classes,
+    row_posterior,
+)
+from smimbench_attention.channels.attention.hardmax.gibbs import (
+    chain_moments,
+    gibbs_moments,
+    truncated_normal,
+)
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed
@@ -57,7 +67,9 @@ def is_possible(label):
     return False
 
 
-@pytest.mark.parametrize("centre", [-1e4, -300.0, -38.0, -29.0, -5.0, 0.0, 2.0, 31.0, 500.0])
+@pytest.mark.parametrize(
+    "centre", [-1e4, -300.0, -38.0, -29.0, -5.0, 0.0, 2.0, 31.0, 500.0]
+)
 def test_truncated_normal_is_the_inverse_of_its_distribution(centre, rng):
     scale = 1 / max(1.0, abs(centre))
     u = rng.uniform(1e-9, 1 - 1e-9, 400)
@@ -73,13 +85,23 @@ def test_truncated_normal_is_the_inverse_of_its_distribution(centre, rng):
     reach = 40 / np.maximum(np.abs(anchor), 4.0)
     a, b = np.maximum(low, anchor - reach), np.minimum(high, anchor + reach)
     t = (a + b)[:, None] / 2 + (b - a)[:, None] / 2 * x
-    f = np.exp(-(t - anchor[:, None]) * (t + anchor[:, None]) / 2) * w * (b - a)[:, None] / 2
+    f = (
+        np.exp(-(t - anchor[:, None]) * (t + anchor[:, None]) / 2)
+        * w
+        * (b - a)[:, None]
+        / 2
+    )
     total = f.sum(1)
     np.testing.assert_allclose(mean, (f * t).sum(1) / total, rtol=1e-8, atol=1e-9)
     np.testing.assert_allclose(second, (f * t * t).sum(1) / total, rtol=1e-8, atol=1e-9)
     until = np.clip(draw, a, b)
     t = (a + until)[:, None] / 2 + (until - a)[:, None] / 2 * x
-    f = np.exp(-(t - anchor[:, None]) * (t + anchor[:, None]) / 2) * w * (until - a)[:, None] / 2
+    f = (
+        np.exp(-(t - anchor[:, None]) * (t + anchor[:, None]) / 2)
+        * w
+        * (until - a)[:, None]
+        / 2
+    )
     share = f.sum(1) / total
     # the draw rises with u on the side of small probabilities, and falls after mirroring
     np.testing.assert_allclose(np.where(low + high > 0, 1 - share, share), u, atol=2e-7)
@@ -88,9 +110,15 @@ def test_truncated_normal_is_the_inverse_of_its_distribution(centre, rng):
 @pytest.mark.parametrize(("tokens", "v"), [(3, 1.0), (3, 0.05), (4, 0.5), (5, 1.0)])
 def test_probabilities_of_all_labels_sum_to_one(tokens, v, rng):
     labels = all_labels(tokens)
-    labels = labels[[is_possible(label) for label in labels]] if tokens < 5 else possible_labels(tokens)
+    labels = (
+        labels[[is_possible(label) for label in labels]]
+        if tokens < 5
+        else possible_labels(tokens)
+    )
     omega = rng.standard_normal((1, 1, tokens * (tokens + 1) // 2))
-    found = AttentionHardmax(tokens=tokens).log_partition(labels, np.repeat(omega, len(labels), 0), scalar(v))
+    found = AttentionHardmax(tokens=tokens).log_partition(
+        labels, np.repeat(omega, len(labels), 0), scalar(v)
+    )
     assert np.exp(found).sum() == pytest.approx(1, abs=1e-5)
 
 
@@ -126,7 +154,9 @@ def test_three_tokens_agree_with_rejection(v, rng):
             continue
         spread = math.sqrt(probability * (1 - probability) / 200_000)
         scores.append((math.exp(log_z[i]) - probability) / spread)
-        scores += list((draws.mean(0) - found.mean[i, 0]) / draws.std(0) * math.sqrt(len(draws)))
+        scores += list(
+            (draws.mean(0) - found.mean[i, 0]) / draws.std(0) * math.sqrt(len(draws))
+        )
         products = np.einsum("nc,nd->ncd", draws, draws)
         error = products.std(0) / math.sqrt(len(draws))
         gap = (products.mean(0) - found.second_moment[i, 0, :, 0]) / error
@@ -142,7 +172,9 @@ def test_the_rule_has_converged(v, rng):
     for tokens in (2, 3, 4, 5):
         _, y, omega, _ = labelled(rng, 60, 1.0, v, tokens)
         found = row_posterior(y, omega[:, 0], np.asarray(v), tokens)
-        finer = row_posterior(y, omega[:, 0], np.asarray(v), tokens, nodes=64, reach=9.0)
+        finer = row_posterior(
+            y, omega[:, 0], np.asarray(v), tokens, nodes=64, reach=9.0
+        )
         difference = np.sqrt(np.mean((found.shift - finer.shift) ** 2))
         assert difference < 1e-5
         assert np.sqrt(np.mean((found.square - finer.square) ** 2)) < 3e-5
@@ -152,8 +184,12 @@ def test_two_tokens_agree_with_the_closed_form(rng):
     channel, y, omega, _ = labelled(rng, 500, 1.0, 0.3, 2)
     closed = channel.posterior(y, omega, scalar(0.3))
     nested = row_posterior(y, omega[:, 0], np.asarray(0.3), 2)
-    np.testing.assert_allclose(omega[:, 0] + math.sqrt(0.3) * nested.shift, closed.mean[:, 0], atol=1e-5)
-    np.testing.assert_allclose(nested.log_partition, channel.log_partition(y, omega, scalar(0.3)), atol=1e-5)
+    np.testing.assert_allclose(
+        omega[:, 0] + math.sqrt(0.3) * nested.shift, closed.mean[:, 0], atol=1e-5
+    )
+    np.testing.assert_allclose(
+        nested.log_partition, channel.log_partition(y, omega, scalar(0.3)), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(("tokens", "v"), [(3, 1.0), (4, 0.05), (5, 0.5)])
@@ -178,7 +214,10 @@ def test_gibbs_agrees_with_integration_within_its_error(tokens, v, rng):
         outer = (
             exact.second_moment[:, 0, :, 0]
             - omega[:, 0, :, None] * omega[:, 0, None]
-            - (shift * omega[:, 0, None] + omega[:, 0, :, None] * shift.transpose(0, 2, 1))
+            - (
+                shift * omega[:, 0, None]
+                + omega[:, 0, :, None] * shift.transpose(0, 2, 1)
+            )
         )
         gap = found.outer - outer / v
         assert np.abs(gap.mean(0) / (gap.std(0) / math.sqrt(n) + 1e-6)).max() < 5
@@ -199,7 +238,17 @@ def test_gibbs_is_reproducible(rng):
 def test_true_start_leaves_the_posterior_invariant(rng):
     """Short chains without burn-in from the true latents reproduce the mean over (y, z)."""
     _, y, omega, z = labelled(rng, 4000, 0.8, 0.5, 3)
-    chains = chain_moments(y, omega[:, 0], np.asarray(0.5), 3, sweeps=2, burn_in=0, chains=1, rng=rng, start=z[:, 0])
+    chains = chain_moments(
+        y,
+        omega[:, 0],
+        np.asarray(0.5),
+        3,
+        sweeps=2,
+        burn_in=0,
+        chains=1,
+        rng=rng,
+        start=z[:, 0],
+    )
     exact = row_posterior(y, omega[:, 0], np.asarray(0.5), 3)
     gap = chains.shift[0] - exact.shift
     assert np.abs(gap.mean(0) / gap.std(0) * math.sqrt(4000)).max() < 4.5
@@ -215,10 +264,14 @@ def test_labels_against_all_odds_give_the_projection(tokens, v):
     pairs = [(a, b) for a in range(tokens) for b in range(a, tokens)]
     for c, (a, b) in enumerate(pairs):
         sites[a, b] = c
-        omega[0, 0, c] = (5.0 + a if a == b else -20.0) / (math.sqrt(2) if a == b else 1)
+        omega[0, 0, c] = (5.0 + a if a == b else -20.0) / (
+            math.sqrt(2) if a == b else 1
+        )
     y = np.arange(tokens)[None, :].copy()
     omega[0, 0, sites[0, 0]] = -5 / math.sqrt(2)
-    omega[0, 0, sites[0, 1]] = 1.0  # row 0 says that h_00 = -5 exceeds h_01 = 1; row 1 agrees with h_11 = 6
+    omega[0, 0, sites[0, 1]] = (
+        1.0  # row 0 says that h_00 = -5 exceeds h_01 = 1; row 1 agrees with h_11 = 6
+    )
     level = (-5 / 2 + 1) / (1 / 2 + 1)
     found = channel.posterior(y, omega, scalar(v), rng=np.random.default_rng(1))
     mean = matrix_of(found.mean[:, 0], tokens)[0]
@@ -226,13 +279,19 @@ def test_labels_against_all_odds_give_the_projection(tokens, v):
     assert mean[0, 1] == pytest.approx(level, abs=5 * math.sqrt(v))
     assert mean[1, 1] == pytest.approx(6, abs=5 * math.sqrt(v))
     # two entries are tied: one direction is lost for certain, the common one may be found or not
-    assert 1 - 2.2 / channel.sites < found.covariance[0, 0] / v < 1 - 0.8 / channel.sites
+    assert (
+        1 - 2.2 / channel.sites < found.covariance[0, 0] / v < 1 - 0.8 / channel.sites
+    )
     assert tokens > 5 or found.error >= 0.1
 
 
 def test_curve_of_two_tokens_agrees_with_quadrature():
     v = np.geomspace(1e-8, 1, 60)
-    exact = AttentionHardmax(tokens=2).information((1 - v)[:, None, None], v[:, None, None]).value[:, 0, 0]
+    exact = (
+        AttentionHardmax(tokens=2)
+        .information((1 - v)[:, None, None], v[:, None, None])
+        .value[:, 0, 0]
+    )
     value, error = information_curve(2, 1 << 12, 1 - v, v)
     assert np.all(np.abs(value - exact) < 4 * error)
     assert np.all(error < 5e-3 * exact)
@@ -248,7 +307,11 @@ def test_information_without_an_overlap_is_a_sum_over_labels(rng):
         draws = z[code == k]
         total += len(draws) / 3e5 * np.sum(draws.mean(0) ** 2)
         noise += len(draws) / 3e5 * np.sum(draws.var(0)) / len(draws)
-    found = AttentionHardmax(tokens=3, samples=64).information(scalar(0), scalar(1)).value[0, 0]
+    found = (
+        AttentionHardmax(tokens=3, samples=64)
+        .information(scalar(0), scalar(1))
+        .value[0, 0]
+    )
     assert found == pytest.approx(total - noise, rel=6e-3)
 
 
@@ -256,7 +319,9 @@ def test_information_without_an_overlap_is_a_sum_over_labels(rng):
 def test_constant_of_the_small_error_law(tokens, rng):
     """Count near ties of the two largest entries of a row, in units of the width of their difference."""
     n, width = 400_000, 0.05
-    h = rng.standard_normal((n, tokens)) * np.where(np.arange(tokens) == 0, math.sqrt(2), 1)
+    h = rng.standard_normal((n, tokens)) * np.where(
+        np.arange(tokens) == 0, math.sqrt(2), 1
+    )
     order = np.argsort(h, axis=1)[:, -2:]
     two = np.take_along_axis(h, order, axis=1)
     spread = np.where((order == 0).any(1), math.sqrt(3), math.sqrt(2))

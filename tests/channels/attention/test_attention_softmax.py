@@ -46,12 +46,16 @@ def condition(y, omega, V, T, beta):
     return mean, V * (np.eye(len(pairs)) - gain @ A)
 
 
-@pytest.mark.parametrize(("T", "beta", "V"), [(2, 1.0, 0.5), (2, 0.3, 1e-4), (3, 2.0, 1.5), (5, 1.0, 0.1)])
+@pytest.mark.parametrize(
+    ("T", "beta", "V"), [(2, 1.0, 0.5), (2, 0.3, 1e-4), (3, 2.0, 1.5), (5, 1.0, 0.1)]
+)
 def test_posterior_is_gaussian_conditioning_on_the_log_odds(backend, rng, T, beta, V):
     channel = AttentionSoftmax(T, beta=beta)
     omega, z = draw(rng, 6, T, V=V)
     y = channel.forward(backend.asarray(z))
-    found = channel.posterior(y, backend.asarray(omega), backend.asarray([[V]]), second_moment=True)
+    found = channel.posterior(
+        y, backend.asarray(omega), backend.asarray([[V]]), second_moment=True
+    )
     C = T * (T + 1) // 2
     assert_placed(found.mean, backend, (6, 1, C))
     assert_placed(found.covariance, backend, (1, 1))
@@ -62,9 +66,13 @@ def test_posterior_is_gaussian_conditioning_on_the_log_odds(backend, rng, T, bet
         mean, covariance = condition(to_host(y)[mu], omega[mu, 0], V, T, beta)
         np.testing.assert_allclose(to_host(found.mean)[mu, 0], mean, atol=1e-11)
         moment = np.outer(mean, mean) + covariance
-        np.testing.assert_allclose(to_host(found.second_moment)[mu, 0, :, 0], moment, atol=1e-11)
+        np.testing.assert_allclose(
+            to_host(found.second_moment)[mu, 0, :, 0], moment, atol=1e-11
+        )
         traces.append(np.trace(covariance) / C)
-    np.testing.assert_allclose(to_host(found.covariance), [[np.mean(traces)]], rtol=1e-9)
+    np.testing.assert_allclose(
+        to_host(found.covariance), [[np.mean(traces)]], rtol=1e-9
+    )
     bare = channel.posterior(y, backend.asarray(omega), backend.asarray([[V]]))
     assert bare.second_moment is None
 
@@ -82,7 +90,9 @@ def test_labels_at_saturation(backend, rng, beta):
         for mu, a, b in itertools.product(range(5), range(T), range(T)):
             row = [Decimal(beta) * Decimal(float(v)) for v in h[mu, a]]
             exact = row[b] - sum((v.exp() for v in row), Decimal(0)).ln()
-            assert float(to_host(y)[mu, a, b]) == pytest.approx(float(exact), rel=1e-13, abs=1e-13)
+            assert float(to_host(y)[mu, a, b]) == pytest.approx(
+                float(exact), rel=1e-13, abs=1e-13
+            )
     if beta == 200:
         assert np.exp(to_host(y)).min() == 0
 
@@ -96,18 +106,25 @@ def test_small_V_keeps_its_digits(rng, T, beta):
     mean = channel.posterior(channel.forward(z), omega, np.array([[V]])).mean
     u = np.array([1 / math.sqrt(1 + (a == b)) for a in range(T) for b in range(a, T)])
     missing = (z - omega)[:, 0] @ u / (u @ u)
-    np.testing.assert_allclose((mean - omega)[:, 0], (z - omega)[:, 0] - missing[:, None] * u, atol=1e-7 * 1e-6)
+    np.testing.assert_allclose(
+        (mean - omega)[:, 0], (z - omega)[:, 0] - missing[:, None] * u, atol=1e-7 * 1e-6
+    )
 
 
 def test_several_students_share_a_call(backend, rng):
     channel = AttentionSoftmax(2)
     z, G = rng.standard_normal((3, 5, 1, 3)), rng.standard_normal((3, 5, 2, 2))
-    y, back = channel.forward(backend.asarray(z)), channel.vjp(backend.asarray(z), backend.asarray(G))
+    y, back = (
+        channel.forward(backend.asarray(z)),
+        channel.vjp(backend.asarray(z), backend.asarray(G)),
+    )
     assert_placed(y, backend, (3, 5, 2, 2))
     assert_placed(back, backend, (3, 5, 1, 3))
     for k in range(3):
         np.testing.assert_allclose(to_host(y)[k], channel.forward(z[k]), rtol=1e-13)
-        np.testing.assert_allclose(to_host(back)[k], channel.vjp(z[k], G[k]), rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(
+            to_host(back)[k], channel.vjp(z[k], G[k]), rtol=1e-12, atol=1e-15
+        )
 
 
 def test_the_log_partition_is_normalised():
@@ -119,7 +136,9 @@ def test_the_log_partition_is_normalised():
     w = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
     y = channel.forward((w @ basis)[:, None, :] + 0.9 * u)
     omega = np.broadcast_to(np.array([0.3, -0.5, 0.8]), (len(w), 1, 3))
-    total = np.sum(np.exp(channel.log_partition(y, omega, V))) * (axis[1] - axis[0]) ** 2
+    total = (
+        np.sum(np.exp(channel.log_partition(y, omega, V))) * (axis[1] - axis[0]) ** 2
+    )
     assert total == pytest.approx(1, abs=1e-9)
 
 
@@ -138,12 +157,23 @@ def grid_errors(q, V, beta):
     first, second = f @ w, f**2 @ w
     everything = logistic(math.sqrt(3 * (q + V)) * x)
     plugin = w @ ((f - logistic(m)[:, None]) ** 2 @ w)
-    return 4 * w @ (second - first**2), 4 * plugin, 4 * (w @ everything**2 - (w @ everything) ** 2)
+    return (
+        4 * w @ (second - first**2),
+        4 * plugin,
+        4 * (w @ everything**2 - (w @ everything) ** 2),
+    )
 
 
 @pytest.mark.parametrize(
     ("q", "V", "beta"),
-    [(0.7, 0.8, 1.0), (1e-3, 1.0, 1.5), (1.4, 0.1, 0.5), (0.0, 1.0, 1.0), (0.9, 0.3, 30.0), (0.2, 1.3, 0.01)],
+    [
+        (0.7, 0.8, 1.0),
+        (1e-3, 1.0, 1.5),
+        (1.4, 0.1, 0.5),
+        (0.0, 1.0, 1.0),
+        (0.9, 0.3, 30.0),
+        (0.2, 1.3, 0.01),
+    ],
 )
 def test_generalization_error_against_a_dense_grid(backend, q, V, beta):
     channel = AttentionSoftmax(2, beta=beta)
@@ -160,9 +190,15 @@ def test_generalization_error_against_a_dense_grid(backend, q, V, beta):
 @pytest.mark.parametrize(("q", "V"), [(0.5, 1.0), (1.49, 0.01), (0.02, 1.48)])
 def test_generalization_error_at_large_beta_is_that_of_the_argmax(q, V):
     """Angles between omega and z; the correction is of relative order 1/beta."""
-    found = AttentionSoftmax(2, beta=1e6).generalization_error(np.array([[q]]), np.array([[V]]))
-    assert float(found["plugin"].value) == pytest.approx(4 * math.acos(math.sqrt(q / (q + V))) / math.pi, rel=1e-4)
-    assert float(found["bayes"].value) == pytest.approx(2 * math.acos(q / (q + V)) / math.pi, rel=1e-4)
+    found = AttentionSoftmax(2, beta=1e6).generalization_error(
+        np.array([[q]]), np.array([[V]])
+    )
+    assert float(found["plugin"].value) == pytest.approx(
+        4 * math.acos(math.sqrt(q / (q + V))) / math.pi, rel=1e-4
+    )
+    assert float(found["bayes"].value) == pytest.approx(
+        2 * math.acos(q / (q + V)) / math.pi, rel=1e-4
+    )
     assert float(found["constant"].value) == pytest.approx(1, rel=1e-4)
 
 
@@ -176,6 +212,10 @@ def test_generalization_error_at_small_V_is_linear_in_it():
     found = AttentionSoftmax(2, beta=beta).generalization_error(q - batch, batch)
     for key in ("bayes", "plugin"):
         assert found[key].value.shape == (2,)
-        np.testing.assert_allclose(found[key].value / batch[:, 0, 0], first_order, rtol=1e-5)
-    perfect = AttentionSoftmax(2).generalization_error(np.array([[1.5]]), np.array([[0.0]]))
+        np.testing.assert_allclose(
+            found[key].value / batch[:, 0, 0], first_order, rtol=1e-5
+        )
+    perfect = AttentionSoftmax(2).generalization_error(
+        np.array([[1.5]]), np.array([[0.0]])
+    )
     assert float(perfect["bayes"].value) == float(perfect["plugin"].value) == 0

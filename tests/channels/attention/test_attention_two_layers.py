@@ -26,8 +26,12 @@ def root(matrix):
 
 
 def labelled(rng, channel, n, Q, V):
-    omega = np.einsum("lk,nkc->nlc", root(np.asarray(Q)), rng.standard_normal((n, 2, 3)))
-    z = omega + np.einsum("lk,nkc->nlc", root(np.asarray(V)), rng.standard_normal((n, 2, 3)))
+    omega = np.einsum(
+        "lk,nkc->nlc", root(np.asarray(Q)), rng.standard_normal((n, 2, 3))
+    )
+    z = omega + np.einsum(
+        "lk,nkc->nlc", root(np.asarray(V)), rng.standard_normal((n, 2, 3))
+    )
     return channel.forward(z), omega, z
 
 
@@ -59,12 +63,21 @@ def conditional(channel, phi, omega, v1, v2, grid):
     C = np.moveaxis(np.array(rows), -1, 0)
     S = v2 * C @ D @ np.swapaxes(C, 1, 2)
     determinant = S[:, 0, 0] * S[:, 1, 1] - S[:, 0, 1] ** 2
-    good = determinant > 1e-14 * (S[:, 0, 0] * S[:, 1, 1])  # where the margins nearly coincide, they have no weight
+    good = determinant > 1e-14 * (
+        S[:, 0, 0] * S[:, 1, 1]
+    )  # where the margins nearly coincide, they have no weight
     gap = phi - C @ h2
     safe = np.where(good, determinant, 1.0)
     first = S[:, 1, 1] * gap[:, 0] - S[:, 0, 1] * gap[:, 1]
-    pulled = np.stack([first, S[:, 0, 0] * gap[:, 1] - S[:, 0, 1] * gap[:, 0]], axis=1) / safe[:, None]
-    log_w = -np.sum(gap * pulled, axis=1) / 2 - np.log(safe) / 2 - np.sum(grid**2, axis=1) / 2
+    pulled = (
+        np.stack([first, S[:, 0, 0] * gap[:, 1] - S[:, 0, 1] * gap[:, 0]], axis=1)
+        / safe[:, None]
+    )
+    log_w = (
+        -np.sum(gap * pulled, axis=1) / 2
+        - np.log(safe) / 2
+        - np.sum(grid**2, axis=1) / 2
+    )
     return np.where(good, log_w, -np.inf), u, C, S, pulled
 
 
@@ -93,8 +106,12 @@ def dense(channel, phi, omega, v1, v2, points=200):
     mean = w @ both
     second = np.einsum("n,ni,nj->ij", w, both, both)
     cov1 = v1 * (np.eye(3) - (lift @ J @ D) / np.outer(SCALE, SCALE))
-    removed = np.einsum("nki,nkl,nlj->nij", C[keep] @ D, np.linalg.inv(S[keep]), C[keep] @ D)
-    cov2 = (v2 * D - v2**2 * np.einsum("n,nij->ij", w, removed)) / np.outer(SCALE, SCALE)
+    removed = np.einsum(
+        "nki,nkl,nlj->nij", C[keep] @ D, np.linalg.inv(S[keep]), C[keep] @ D
+    )
+    cov2 = (v2 * D - v2**2 * np.einsum("n,nij->ij", w, removed)) / np.outer(
+        SCALE, SCALE
+    )
     second[:3, :3] += cov1
     second[3:, 3:] += cov2
     return log_z, mean.reshape(2, 3), second
@@ -120,7 +137,9 @@ def test_margins_survive_saturation(rng):
     for i in range(50):
         B = np.eye(2) + softmax(matrix_of(z[i, 0] * SCALE))
         M = B @ matrix_of(z[i, 1] * SCALE) @ B.T
-        np.testing.assert_allclose(phi[i], [M[0, 0] - M[0, 1], M[1, 1] - M[0, 1]], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            phi[i], [M[0, 0] - M[0, 1], M[1, 1] - M[0, 1]], rtol=1e-9, atol=1e-9
+        )
 
 
 CASES = [
@@ -147,11 +166,17 @@ def test_posterior_agrees_with_a_dense_integral(beta, skip, v1, v2, rng):
     gaps = []
     for i in range(3):
         # with c < 1 the weight may be narrow around s = 0
-        total, mean, second = dense(channel, phi[i], omega[i], v1, v2, points=150 if skip >= 1 else 400)
-        gaps.append([np.abs((found.mean[i] - mean) / unit).max(), abs(log_z[i] - total)])
+        total, mean, second = dense(
+            channel, phi[i], omega[i], v1, v2, points=150 if skip >= 1 else 400
+        )
+        gaps.append(
+            [np.abs((found.mean[i] - mean) / unit).max(), abs(log_z[i] - total)]
+        )
         scale = np.sqrt(np.outer(*[np.repeat(unit[:, 0], 3)] * 2))
         moment = found.second_moment[i].reshape(6, 6) - np.outer(mean, mean)
-        np.testing.assert_allclose(moment / scale**2, (second - np.outer(mean, mean)) / scale**2, atol=2e-2)
+        np.testing.assert_allclose(
+            moment / scale**2, (second - np.outer(mean, mean)) / scale**2, atol=2e-2
+        )
     gaps = np.array(gaps)
     assert np.sqrt(np.mean(gaps[:, 0] ** 2)) < 3e-3
     assert gaps[:, 1].max() < 2e-2
@@ -159,7 +184,14 @@ def test_posterior_agrees_with_a_dense_integral(beta, skip, v1, v2, rng):
 
 
 @pytest.mark.parametrize(
-    ("skip", "v1", "v2"), [(0.0, 0.05, 0.05), (0.2, 0.1, 0.01), (0.2, 0.05, 0.05), (0.6, 1.0, 1.0), (0.95, 1.0, 0.2)]
+    ("skip", "v1", "v2"),
+    [
+        (0.0, 0.05, 0.05),
+        (0.2, 0.1, 0.01),
+        (0.2, 0.05, 0.05),
+        (0.6, 1.0, 1.0),
+        (0.95, 1.0, 0.2),
+    ],
 )
 def test_two_peaks_around_the_singular_line(skip, v1, v2, rng):
     """With c < 1 the label tells s^2 better than the sign of s: both signs are to be weighed."""
@@ -179,7 +211,9 @@ def test_what_takes_too_many_cells_is_given_up_and_said():
     """A label that is improbable under omega, close to s = 0: a narrow curve in a large square."""
     channel = TwoLayerAttention(2.0, 0.3)
     seen = np.array([[0.5, -(2**-0.5), 0.5], [2**-0.5, 0, -(2**-0.5)]])
-    omega = (np.array([[-0.74129038, -1.52414472], [1.17818277, -1.62992381]]) @ seen)[None]
+    omega = (np.array([[-0.74129038, -1.52414472], [1.17818277, -1.62992381]]) @ seen)[
+        None
+    ]
     y = np.array([[[2 * -0.08509124, 0], [0, 2 * 0.08741356]]])
     y = y - np.log(np.exp(y).sum(-1, keepdims=True))
     found = channel.posterior(y, omega, np.diag([2.3e-6, 1.6e-7]))
@@ -197,7 +231,9 @@ def test_a_weight_outside_the_square_is_said(rng):
 
 
 def test_no_samples_are_no_error():
-    found = TwoLayerAttention().posterior(np.zeros((0, 2, 2)), np.zeros((0, 2, 3)), np.eye(2))
+    found = TwoLayerAttention().posterior(
+        np.zeros((0, 2, 2)), np.zeros((0, 2, 3)), np.eye(2)
+    )
     assert found.mean.shape == (0, 2, 3)
     assert np.isfinite(found.covariance).all()
 
@@ -226,8 +262,12 @@ def test_one_layer_known_leaves_a_linear_problem(rng):
     for i in range(200):
         B = np.eye(2) + softmax(matrix_of(omega[i, 0] * SCALE))
         basis = [B @ matrix_of(e * SCALE) @ B.T for e in np.eye(3)]
-        C = np.array([[b[0, 0] - b[0, 1] for b in basis], [b[1, 1] - b[0, 1] for b in basis]])
-        expected = omega[i, 1] + C.T @ np.linalg.solve(C @ C.T, phi[i] - C @ omega[i, 1])
+        C = np.array(
+            [[b[0, 0] - b[0, 1] for b in basis], [b[1, 1] - b[0, 1] for b in basis]]
+        )
+        expected = omega[i, 1] + C.T @ np.linalg.solve(
+            C @ C.T, phi[i] - C @ omega[i, 1]
+        )
         np.testing.assert_allclose(found.mean[i, 1], expected, atol=2e-3)
     assert found.covariance[1, 1] == pytest.approx(0.7 / 3, rel=1e-3)
 
@@ -240,10 +280,14 @@ def test_common_shift_of_the_last_layer_is_invisible(rng):
     shift[1] = 5 / SCALE
     np.testing.assert_allclose(channel.forward(z + shift), y, atol=1e-12)
     moved = channel.posterior(y, omega + shift, V).mean
-    np.testing.assert_allclose(moved, channel.posterior(y, omega, V).mean + shift, atol=1e-9)
+    np.testing.assert_allclose(
+        moved, channel.posterior(y, omega, V).mean + shift, atol=1e-9
+    )
 
 
-@pytest.mark.parametrize("V", [[[0.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, -1.0]], [[1.0, 1.0], [1.0, 1.0]]])
+@pytest.mark.parametrize(
+    "V", [[[0.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, -1.0]], [[1.0, 1.0], [1.0, 1.0]]]
+)
 def test_refuses_variances_that_are_none(V):
     channel = TwoLayerAttention()
     with pytest.raises(ValueError, match="positive definite"):
@@ -258,11 +302,17 @@ def test_information_near_perfect_recovery(beta, skip):
     """
     channel, shares = TwoLayerAttention(beta=beta, skip=skip), []
     table = {"name": "softmax", "layers": 2, "skip": skip, "beta": beta}
-    problem = Problem({"name": "attention-indexed", "tokens": 2}, table, {"name": "wishart", "rho": 0.5})
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 2},
+        table,
+        {"name": "wishart", "rho": 0.5},
+    )
     assert problem.channel.equations == 2.0
     for ratio in (1e-3, 1.0, 1e3):
         V = 1e-8 * np.diag([1.0, ratio]) / max(1.0, ratio)
-        found = channel.information(np.array([[1.5, 0.5], [0.5, 1.5]]), V, labels=1 << 12)
+        found = channel.information(
+            np.array([[1.5, 0.5], [0.5, 1.5]]), V, labels=1 << 12
+        )
         parts = np.diagonal(found.value) * np.diagonal(V)
         error = float(np.sum(np.diagonal(found.error) * np.diagonal(V)))
         assert error < 0.04
@@ -275,7 +325,11 @@ def test_information_near_perfect_recovery(beta, skip):
 
 
 def test_equations_of_one_layer_are_the_limit_of_its_information():
-    problem = Problem({"name": "attention-indexed", "tokens": 3}, "softmax", {"name": "wishart", "rho": 0.5})
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 3},
+        "softmax",
+        {"name": "wishart", "rho": 0.5},
+    )
     V = np.array([[1e-9]])
     assert problem.channel.equations == pytest.approx(
         float(V[0, 0] * problem.channel.information(1.5 - V, V).value[0, 0])
@@ -284,25 +338,38 @@ def test_equations_of_one_layer_are_the_limit_of_its_information():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("skip", "alpha", "share"), [(1.0, 0.1, 0.1), (0.5, 0.05, 1.0)])
+@pytest.mark.parametrize(
+    ("skip", "alpha", "share"), [(1.0, 0.1, 0.1), (0.5, 0.05, 1.0)]
+)
 def test_theory_from_few_accurate_values(skip, alpha, share):
     """What rough values lead to is a fixed point of the accurate recursion: the residual is below the stated error.
 
     Where s may vanish (c < 1), sampled values jump by a third of their error, and nothing closer can be found.
     """
     table = {"name": "softmax", "layers": 2, "skip": skip}
-    problem = Problem({"name": "attention-indexed", "tokens": 2}, table, {"name": "wishart", "rho": 0.3})
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 2},
+        table,
+        {"name": "wishart", "rho": 0.3},
+    )
     point, _ = CoupledCurve(problem).solve(alpha)
-    V = overlap_at(problem, problem.model.kappa * alpha * information_at(problem, point.Q, point.V).value)[1]
+    V = overlap_at(
+        problem,
+        problem.model.kappa * alpha * information_at(problem, point.Q, point.V).value,
+    )[1]
     assert (np.abs(np.diagonal(V - point.V)) < share * point.error).all()
     assert UNFINISHED not in point.method
     # A trajectory's information joins the accurate one at both ends.
     bottom = prior_moments(problem)[1]
-    way = information_along(problem, bottom, prior_moments(problem)[0] - bottom, point.Q)
+    way = information_along(
+        problem, bottom, prior_moments(problem)[0] - bottom, point.Q
+    )
     between = (bottom + point.Q) / 2
     rest = np.diag(np.diagonal(prior_moments(problem)[0] - between))
     accurate = np.diagonal(information_at(problem, between, rest).value)
-    np.testing.assert_allclose(np.diagonal(way(between, rest)), accurate, rtol=0.02 if skip == 1 else 0.05)
+    np.testing.assert_allclose(
+        np.diagonal(way(between, rest)), accurate, rtol=0.02 if skip == 1 else 0.05
+    )
 
 
 def test_shared_mean_of_the_layers_gives_a_coupling():

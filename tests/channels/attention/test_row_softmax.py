@@ -10,7 +10,11 @@ from smimbench.interfaces import ParameterError
 
 @pytest.mark.parametrize(("T", "beta"), [(3, 1.0), (4, 0.2), (5, 7.0)])
 def test_posterior_and_information_are_those_of_differences_in_rows(T, beta):
-    channel, rng, C = AttentionSoftmax(tokens=T, beta=beta, symmetric=False), np.random.default_rng(T), T * (T - 1)
+    channel, rng, C = (
+        AttentionSoftmax(tokens=T, beta=beta, symmetric=False),
+        np.random.default_rng(T),
+        T * (T - 1),
+    )
     z, omega, V = rng.standard_normal((6, 1, C)), rng.standard_normal((6, 1, C)), 0.4
     y = channel.forward(z)
     rows = z.reshape(6, T, T - 1)
@@ -24,31 +28,46 @@ def test_posterior_and_information_are_those_of_differences_in_rows(T, beta):
     np.testing.assert_allclose(found.mean[:, 0], mean, atol=1e-12)
     covariance = V * np.eye(C) - V * gain @ A
     outer = mean[:, :, None] * mean[:, None, :]
-    np.testing.assert_allclose(found.second_moment[:, 0, :, 0, :], covariance + outer, atol=1e-12)
+    np.testing.assert_allclose(
+        found.second_moment[:, 0, :, 0, :], covariance + outer, atol=1e-12
+    )
     assert found.covariance[0, 0] == pytest.approx(np.trace(covariance) / C)
-    assert channel.information(np.eye(1), np.array([[V]])).value[0, 0] == pytest.approx(np.trace(gain @ A) / V)
+    assert channel.information(np.eye(1), np.array([[V]])).value[0, 0] == pytest.approx(
+        np.trace(gain @ A) / V
+    )
     assert channel.equations == len(A)
     G = rng.standard_normal(y.shape)
     h = 1e-6
     slopes = np.empty_like(z)
     for c in range(C):
         step = h * np.eye(C)[c]
-        ends = [np.sum(G * np.exp(channel.forward(z + s * step)), axis=(1, 2)) for s in (1, -1)]
+        ends = [
+            np.sum(G * np.exp(channel.forward(z + s * step)), axis=(1, 2))
+            for s in (1, -1)
+        ]
         slopes[:, 0, c] = (ends[0] - ends[1]) / (2 * h)
     np.testing.assert_allclose(channel.vjp(z, G), slopes, atol=1e-8)
 
 
 @pytest.mark.parametrize("convention", ["scaled", "plain"])
 def test_linear_labels_have_one_noise(convention):
-    channel = AttentionLinear(tokens=3, noise=0.3, noise_convention=convention, symmetric=False)
+    channel = AttentionLinear(
+        tokens=3, noise=0.3, noise_convention=convention, symmetric=False
+    )
     rng = np.random.default_rng(0)
     z, omega = rng.standard_normal((2, 4, 1, 6))
     y = channel.forward(z, rng=np.random.default_rng(1))
     found = channel.posterior(y, omega, np.array([[0.5]]))
-    np.testing.assert_allclose(found.mean[:, 0], omega[:, 0] + 0.5 / 0.8 * (y - omega[:, 0]))
+    np.testing.assert_allclose(
+        found.mean[:, 0], omega[:, 0] + 0.5 / 0.8 * (y - omega[:, 0])
+    )
     assert found.covariance[0, 0] == pytest.approx(0.5 * 0.3 / 0.8)
-    assert channel.information(np.eye(1), np.array([[0.5]])).value[0, 0] == pytest.approx(6 / 0.8)
-    assert channel.generalization_error(np.eye(1), np.eye(1))["constant"].value == pytest.approx(12)
+    assert channel.information(np.eye(1), np.array([[0.5]])).value[
+        0, 0
+    ] == pytest.approx(6 / 0.8)
+    assert channel.generalization_error(np.eye(1), np.eye(1))[
+        "constant"
+    ].value == pytest.approx(12)
 
 
 def test_rows_need_two_entries_and_one_layer():

@@ -14,8 +14,12 @@ def product(w, skip):
         h = B @ w[:, layer, :, None]
         logits = h * np.swapaxes(h, 1, 2)
         # token by token: NumPy reduces rows of two numbers slowly
-        weights = np.exp(logits - functools.reduce(np.maximum, np.moveaxis(logits, -1, 0))[..., None])
-        B = (weights / sum(np.moveaxis(weights, -1, 0))[..., None] + skip * identity) @ B
+        weights = np.exp(
+            logits - functools.reduce(np.maximum, np.moveaxis(logits, -1, 0))[..., None]
+        )
+        B = (
+            weights / sum(np.moveaxis(weights, -1, 0))[..., None] + skip * identity
+        ) @ B
     return B
 
 
@@ -27,7 +31,9 @@ def outputs(z, skip):
 def covariance(variances, correlation):
     """V with these diagonal entries, and the same correlation of all layers."""
     scale = np.sqrt(variances)
-    return np.outer(scale, scale) * (correlation + (1.0 - correlation) * np.eye(len(scale)))
+    return np.outer(scale, scale) * (
+        correlation + (1.0 - correlation) * np.eye(len(scale))
+    )
 
 
 def draw(rng, n, V, tokens=2):
@@ -35,7 +41,9 @@ def draw(rng, n, V, tokens=2):
     layers = len(V)
     root = np.linalg.cholesky(np.eye(layers) - V + 1e-14 * np.eye(layers))
     omega = root @ rng.standard_normal((n, layers, tokens))
-    return omega, omega + np.linalg.cholesky(V) @ rng.standard_normal((n, layers, tokens))
+    return omega, omega + np.linalg.cholesky(V) @ rng.standard_normal(
+        (n, layers, tokens)
+    )
 
 
 def grid(omega, V, size, reach):
@@ -46,7 +54,9 @@ def grid(omega, V, size, reach):
     volume = (line[1] - line[0]) ** (layers * tokens) * np.linalg.det(root) ** tokens
     rest = np.array(list(itertools.product(line, repeat=layers * tokens - 1)))
     for x in line:
-        white = np.concatenate([np.full((len(rest), 1), x), rest], 1).reshape(-1, layers, tokens)
+        white = np.concatenate([np.full((len(rest), 1), x), rest], 1).reshape(
+            -1, layers, tokens
+        )
         yield omega[:-1] + root @ white, volume
 
 
@@ -54,7 +64,9 @@ def log_grid(omega, V, size, reach):
     """The same for one layer of two tokens, uniform in the logarithm of their gap: A is singular at equal tokens if c = 0."""
     width = reach * np.sqrt(V[0, 0])
     line = omega[0].mean() + width * (2.0 * np.arange(size) + 1.0 - size) / size
-    logs = np.linspace(-9.0, np.log(abs(omega[0, 0] - omega[0, 1]) + 1.5 * width), 2 * size)
+    logs = np.linspace(
+        -9.0, np.log(abs(omega[0, 0] - omega[0, 1]) + 1.5 * width), 2 * size
+    )
     middle, gap = (axis.ravel() for axis in np.meshgrid(line, np.exp(logs)))
     for d in (gap, -gap):
         points = np.stack([middle + d / 2, middle - d / 2], -1)[:, None]
@@ -79,16 +91,28 @@ def brute_force(u, omega, V, skip, batches):
             / determinant
             * np.broadcast_to(volume, kept.shape)[kept]
         )
-        plus = np.linalg.solve(B, np.broadcast_to(u[:, None], (len(B), tokens, 1)))[..., 0]
+        plus = np.linalg.solve(B, np.broadcast_to(u[:, None], (len(B), tokens, 1)))[
+            ..., 0
+        ]
         center = omega[-1] + np.einsum("l,nlm->nm", slopes, dw)
         for sign in (1.0, -1.0):
-            weight = prior * np.exp(-0.5 * ((sign * plus - center) ** 2).sum(-1) / noise)
+            weight = prior * np.exp(
+                -0.5 * ((sign * plus - center) ** 2).sum(-1) / noise
+            )
             z = np.concatenate([w, sign * plus[:, None]], 1).reshape(len(w), -1)
             total += weight.sum()
             mean += weight @ z
             second += (z * weight[:, None]).T @ z
-    constant = np.log(np.linalg.det(V[:-1, :-1])) + (layers - 1) * np.log(2 * np.pi) + np.log(2 * np.pi * noise)
-    return np.log(total) - 0.5 * tokens * constant, (mean / total).reshape(omega.shape), second / total
+    constant = (
+        np.log(np.linalg.det(V[:-1, :-1]))
+        + (layers - 1) * np.log(2 * np.pi)
+        + np.log(2 * np.pi * noise)
+    )
+    return (
+        np.log(total) - 0.5 * tokens * constant,
+        (mean / total).reshape(omega.shape),
+        second / total,
+    )
 
 
 def diagonal(*q):

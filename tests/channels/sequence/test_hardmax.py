@@ -47,7 +47,9 @@ def test_forward_is_the_argmax_of_the_scores(tokens, backend, rng):
     channel = SequenceHardmax(tokens=tokens)
     y = channel.forward(backend.asarray(z))
     assert np.array_equal(to_host(y), scores_argmax(z))
-    assert np.array_equal(to_host(channel.forward(backend.asarray(-3.0 * z))), scores_argmax(z))
+    assert np.array_equal(
+        to_host(channel.forward(backend.asarray(-3.0 * z))), scores_argmax(z)
+    )
     hot = to_host(channel.observable(y))
     assert np.array_equal(hot.argmax(-1), scores_argmax(z))
     assert np.array_equal(hot.sum(-1), np.ones((200, tokens)))
@@ -60,7 +62,9 @@ def test_posterior_equals_a_grid(tokens, rng):
     side = np.linspace(-5, 5, 801 if tokens == 2 else 121)
     # the middle of a cell is never on a boundary
     side = side + (side[1] - side[0]) / math.pi / 10
-    grid = np.stack(np.meshgrid(*[side] * tokens, indexing="ij"), axis=-1).reshape(-1, 1, tokens)
+    grid = np.stack(np.meshgrid(*[side] * tokens, indexing="ij"), axis=-1).reshape(
+        -1, 1, tokens
+    )
     labels = scores_argmax(grid)
     channel = SequenceHardmax(tokens=tokens)
     found = channel.posterior(y, omega, scalar(v), second_moment=True)
@@ -70,17 +74,25 @@ def test_posterior_equals_a_grid(tokens, rng):
     for k in range(len(y)):
         here = grid[(labels == y[k]).all(1), 0]
         weight = np.exp(-((here - omega[k, 0]) ** 2).sum(1) / (2 * v))
-        mass = weight.sum() * (side[1] - side[0]) ** tokens / (2 * math.pi * v) ** (tokens / 2)
+        mass = (
+            weight.sum()
+            * (side[1] - side[0]) ** tokens
+            / (2 * math.pi * v) ** (tokens / 2)
+        )
         assert math.exp(log[k]) == pytest.approx(mass, rel=3 * tolerance)
         mean = weight @ here / weight.sum()
         second = np.einsum("n,na,nb->ab", weight, here, here) / weight.sum()
         np.testing.assert_allclose(found.mean[k, 0], mean, atol=tolerance)
-        np.testing.assert_allclose(found.second_moment[k, 0, :, 0], second, atol=tolerance)
+        np.testing.assert_allclose(
+            found.second_moment[k, 0, :, 0], second, atol=tolerance
+        )
         spread += np.trace(second - np.outer(mean, mean)) / tokens / len(y)
     assert found.covariance[0, 0] == pytest.approx(spread, abs=tolerance)
 
 
-@pytest.mark.parametrize(("tokens", "q", "v"), [(2, 0.7, 0.3), (3, 0.7, 0.3), (3, 1.0, 1e-4), (3, 1.0, 1e-8)])
+@pytest.mark.parametrize(
+    ("tokens", "q", "v"), [(2, 0.7, 0.3), (3, 0.7, 0.3), (3, 1.0, 1e-4), (3, 1.0, 1e-8)]
+)
 def test_labels_exhaust_all_and_bayes_holds(tokens, q, v, rng):
     omega = math.sqrt(q) * rng.standard_normal((60, 1, tokens))
     omega[:20] *= math.sqrt(v / q)  # near the planes where labels change
@@ -109,7 +121,9 @@ def test_two_tokens_of_equal_sign_have_an_orthant(rng):
     # tokens of opposite sign: products of one-dimensional probabilities
     omega = rng.standard_normal((40, 1, 2))
     a, b = omega[:, 0].T
-    p = np.exp(channel.log_partition(np.broadcast_to([0, 1], (40, 2)), omega, scalar(1.0)))
+    p = np.exp(
+        channel.log_partition(np.broadcast_to([0, 1], (40, 2)), omega, scalar(1.0))
+    )
     np.testing.assert_allclose(p, ndtr(a) * ndtr(-b) + ndtr(-a) * ndtr(b), rtol=1e-12)
 
 
@@ -150,7 +164,9 @@ def test_information_curve_of_two_tokens_and_its_ends():
     # first order in Q: the susceptibility
     q = 1e-7
     slope = float(channel.information(scalar(q), scalar(1 - q)).value[0, 0]) / q
-    assert slope == pytest.approx(float(channel.susceptibility(scalar(0), scalar(1)).value[0, 0]), rel=1e-5)
+    assert slope == pytest.approx(
+        float(channel.susceptibility(scalar(0), scalar(1)).value[0, 0]), rel=1e-5
+    )
     # small errors: only thin layers around the planes where labels change still tell something
     v = 1e-10
     found = float(channel.information(scalar(1), scalar(v)).value[0, 0]) * math.sqrt(v)
@@ -163,7 +179,9 @@ def test_small_error_constant_of_two_tokens_by_planes():
     # each line of the plane as long as it separates labels: two whole axes, and both halves of the diagonal
     k = np.linspace(-12, 12, 20001)
     tie = np.exp(-(k**2)) / (2 * math.pi) / (ndtr(k) * ndtr(-k))
-    assert small_error_limit(2) == pytest.approx(3 * np.trapezoid(tie, k) / math.sqrt(2 * math.pi), rel=1e-9)
+    assert small_error_limit(2) == pytest.approx(
+        3 * np.trapezoid(tie, k) / math.sqrt(2 * math.pi), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("tokens", [2, 3])
@@ -177,21 +195,32 @@ def test_weak_recovery_by_rejection(tokens, rng):
         G = here.T @ here / len(here) - np.eye(tokens)
         noise = np.einsum("na,nb->nab", here, here).var(0).sum() / len(here)
         total += len(here) / len(z) * ((G**2).sum() - noise)
-    assert float(channel.susceptibility(scalar(0), scalar(1)).value[0, 0]) == pytest.approx(total, rel=0.02)
+    assert float(
+        channel.susceptibility(scalar(0), scalar(1)).value[0, 0]
+    ) == pytest.approx(total, rel=0.02)
 
 
 def test_backends_and_precision(backend, rng):
     channel = SequenceHardmax(tokens=3)
     y, omega, _ = drawn(rng, 50, 0.6, 0.4, 3)
     expected = channel.posterior(y, omega, scalar(0.4), second_moment=True)
-    place = [backend.xp.asarray(y, device=backend.device), backend.asarray(omega), backend.asarray(scalar(0.4))]
+    place = [
+        backend.xp.asarray(y, device=backend.device),
+        backend.asarray(omega),
+        backend.asarray(scalar(0.4)),
+    ]
     found = channel.posterior(*place, second_moment=True)
     assert_placed(found.mean, backend, (50, 1, 3))
     assert_placed(found.covariance, backend, (1, 1))
     assert_placed(found.second_moment, backend, (50, 1, 3, 1, 3))
     np.testing.assert_allclose(to_host(found.mean), expected.mean, rtol=1e-12)
-    np.testing.assert_allclose(to_host(found.second_moment), expected.second_moment, rtol=1e-12)
-    single = [place[0], *(backend.asarray(x, dtype="float32") for x in (omega, scalar(0.4)))]
+    np.testing.assert_allclose(
+        to_host(found.second_moment), expected.second_moment, rtol=1e-12
+    )
+    single = [
+        place[0],
+        *(backend.asarray(x, dtype="float32") for x in (omega, scalar(0.4))),
+    ]
     rough = channel.posterior(*single)
     assert_placed(rough.mean, backend, (50, 1, 3), "float32")
     np.testing.assert_allclose(to_host(rough.mean), expected.mean, atol=1e-5)
@@ -221,12 +250,18 @@ def test_against_a_plain_grid():
     width = math.sqrt(1 - s * s) / s
     channel, side = SequenceHardmax(tokens=2), np.linspace(-9, 9, 73)
     a = np.stack(np.meshgrid(side, side, indexing="ij"), axis=-1).reshape(-1, 1, 2)
-    density = np.exp(-(a**2).sum((1, 2)) / (2 * width**2)) / (2 * math.pi * width**2) * (side[1] - side[0]) ** 2
+    density = (
+        np.exp(-(a**2).sum((1, 2)) / (2 * width**2))
+        / (2 * math.pi * width**2)
+        * (side[1] - side[0]) ** 2
+    )
     total = 0.0
     for label in ([0, 0], [0, 1], [1, 1]):
         y = np.broadcast_to(label, (len(a), 2))
         shift = channel.posterior(y, a, np.eye(1)).mean - a
-        total += density @ (np.exp(channel.log_partition(y, a, np.eye(1))) * (shift**2).sum((1, 2)))
+        total += density @ (
+            np.exp(channel.log_partition(y, a, np.eye(1))) * (shift**2).sum((1, 2))
+        )
     assert two_token_information(s) == pytest.approx(total, rel=1e-9)
 
 
@@ -244,14 +279,20 @@ def test_sampling_is_unbiased():
     z = []
     for s in (0.95, 0.5, 0.2):
         found = information_estimates(2, s)
-        z.append((found.mean() - exact(s)) / (found.std(ddof=1) / math.sqrt(len(found))))
+        z.append(
+            (found.mean() - exact(s)) / (found.std(ddof=1) / math.sqrt(len(found)))
+        )
     assert np.abs(z).max() < 4
     assert abs(np.mean(z)) < 1.5
 
 
 def test_weak_recovery_has_a_formula():
-    problem = Problem({"name": "sequence-multi-index", "tokens": 2}, "hardmax", "gaussian")
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": 2}, "hardmax", "gaussian"
+    )
     assert thresholds(problem)["perfect_recovery"] is None  # labels are discrete
     found = thresholds(problem)["weak_recovery"]
-    assert found["value"] == pytest.approx(math.pi**2 / 12, abs=max(found["error"], 1e-15))
+    assert found["value"] == pytest.approx(
+        math.pi**2 / 12, abs=max(found["error"], 1e-15)
+    )
     assert found["error"] < 1e-10

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from scipy import integrate
 from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
-from smimbench_attention.channels.sequence.softmax.network import log_attention, output_of_label
+from smimbench_attention.channels.sequence.softmax.network import (
+    log_attention,
+    output_of_label,
+)
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed
@@ -34,7 +37,15 @@ def reference_probabilities(z, skip):
     return np.array([row / row.sum() for row in rows])
 
 
-SIZES = [(1, 2, 1.0), (1, 3, 0.3), (1, 6, 1.0), (2, 2, 1.0), (2, 2, 0.0), (2, 3, 0.7), (3, 2, 1.5)]
+SIZES = [
+    (1, 2, 1.0),
+    (1, 3, 0.3),
+    (1, 6, 1.0),
+    (2, 2, 1.0),
+    (2, 2, 0.0),
+    (2, 3, 0.7),
+    (3, 2, 1.5),
+]
 SIZES += [(4, 2, 0.4)]
 
 
@@ -75,10 +86,14 @@ def aligned(u, truth):
 def test_output_is_recovered_up_to_sign(backend, rng, tokens, scale):
     u = scale * rng.standard_normal((400, tokens))
     y = log_attention(backend.asarray(u))
-    assert scale == 1.0 or np.exp(to_host(y)).max() == 1.0  # probabilities alone would not do
+    assert (
+        scale == 1.0 or np.exp(to_host(y)).max() == 1.0
+    )  # probabilities alone would not do
     found = output_of_label(y)
     assert_placed(found, backend, u.shape)
-    np.testing.assert_allclose(aligned(to_host(found), u), u, rtol=1e-9, atol=1e-9 * scale)
+    np.testing.assert_allclose(
+        aligned(to_host(found), u), u, rtol=1e-9, atol=1e-9 * scale
+    )
 
 
 def test_label_without_contrast_is_finite():
@@ -95,16 +110,22 @@ def test_one_layer_posterior_has_two_points(backend, rng, tokens, v):
     omega = np.sqrt(1.0 - v) * rng.standard_normal((50, 1, tokens))
     z = omega + np.sqrt(v) * rng.standard_normal(omega.shape)
     y = channel.forward(backend.asarray(z))
-    result = channel.posterior(y, backend.asarray(omega), backend.asarray(np.array([[v]])), second_moment=True)
+    result = channel.posterior(
+        y, backend.asarray(omega), backend.asarray(np.array([[v]])), second_moment=True
+    )
     plus, minus = ((s * z[:, 0] - omega[:, 0]) ** 2 for s in (1.0, -1.0))
-    weight = 1.0 / (1.0 + np.exp(-np.clip((minus - plus).sum(-1) / (2.0 * v), -700, 700)))
+    weight = 1.0 / (
+        1.0 + np.exp(-np.clip((minus - plus).sum(-1) / (2.0 * v), -700, 700))
+    )
     mean = (2.0 * weight - 1.0)[:, None, None] * z
     variance = 4.0 * weight * (1.0 - weight) * (z[:, 0] ** 2).mean(-1)
     assert_placed(result.mean, backend, mean.shape)
     assert_placed(result.covariance, backend, (1, 1))
     assert_placed(result.second_moment, backend, (50, 1, tokens, 1, tokens))
     np.testing.assert_allclose(to_host(result.mean), mean, atol=1e-6 * np.sqrt(v))
-    np.testing.assert_allclose(to_host(result.covariance)[0, 0], variance.mean(), rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(
+        to_host(result.covariance)[0, 0], variance.mean(), rtol=1e-6, atol=1e-12
+    )
     second = z[:, :, :, None, None] * z[:, None, None, :, :]
     np.testing.assert_allclose(to_host(result.second_moment), second, atol=1e-8)
     assert result.error == 0.0
@@ -123,16 +144,22 @@ def test_one_layer_partition_is_a_density_on_half_space(rng):
     assert total == pytest.approx(1.0, abs=1e-5)
 
 
-@pytest.mark.parametrize(("tokens", "q", "v"), [(2, 0.6, 0.4), (2, 0.2, 0.8), (3, 0.7, 0.3), (5, 0.5, 0.2)])
+@pytest.mark.parametrize(
+    ("tokens", "q", "v"), [(2, 0.6, 0.4), (2, 0.2, 0.8), (3, 0.7, 0.3), (5, 0.5, 0.2)]
+)
 def test_one_layer_information_against_adaptive_integration(tokens, q, v):
     def integrand(x, s):  # s = r^2 has the chi-squared law
         t = q * s / v + math.sqrt(q * s / v) * x
-        return math.tanh(t) ** 2 * s ** (tokens / 2) * math.exp(-0.5 * (s + x * x)) / norm
+        return (
+            math.tanh(t) ** 2 * s ** (tokens / 2) * math.exp(-0.5 * (s + x * x)) / norm
+        )
 
     norm = 2 ** (tokens / 2) * math.gamma(tokens / 2) * math.sqrt(2 * math.pi)
     mean = integrate.dblquad(integrand, 0, 80, -9, 9, epsabs=1e-9)[0]
     found = SequenceSoftmax(tokens=tokens).information(np.array([[q]]), np.array([[v]]))
-    assert found.value[0, 0] == pytest.approx(((q + v) * mean - tokens * q) / v**2, rel=1e-8)
+    assert found.value[0, 0] == pytest.approx(
+        ((q + v) * mean - tokens * q) / v**2, rel=1e-8
+    )
     assert found.error[0, 0] < 1e-7 * found.value[0, 0]
 
 

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 from smimbench_attention.channels.sequence.softmax import two_layers
 from smimbench_attention.channels.sequence.softmax.two_layers import IntegrationRule
-from smimbench_attention.channels.sequence.softmax.two_layers.kernel import TABLE, host_sums, kernel
+from smimbench_attention.channels.sequence.softmax.two_layers.kernel import (
+    TABLE,
+    host_sums,
+    kernel,
+)
 
 from tests.channels.sequence.deep_attention import draw, outputs
 
@@ -19,7 +23,10 @@ CASES = [
     (1.0, (1e-6, 0.0, 1e-7)),
     (3.0, (0.5, 0.4, 0.5)),
 ]
-POINTS = {False: 12, True: 20}  # two of the largest pieces do not fit into one table of the host
+POINTS = {
+    False: 12,
+    True: 20,
+}  # two of the largest pieces do not fit into one table of the host
 
 
 def block(skip, V, full, count):
@@ -67,7 +74,9 @@ for skip, V in CASES:
         assert_same(device_sums(*arguments), host_sums(*arguments))
 """
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -82,10 +91,14 @@ def test_the_kernel_agrees_on_the_device(skip, V, full):
     omega, z = draw(np.random.default_rng(0), 1003, V)
     u = outputs(z, skip)
     expected = two_layers.integrate(u, omega, V, skip, 1e-6, full)
-    found = two_layers.integrate(cupy.asarray(u), cupy.asarray(omega), V, skip, 1e-6, full)
+    found = two_layers.integrate(
+        cupy.asarray(u), cupy.asarray(omega), V, skip, 1e-6, full
+    )
     assert all(isinstance(a, cupy.ndarray) for a in found)
     shift, scale = cupy.asnumpy(found.shift), np.sqrt(np.diagonal(V))
-    np.testing.assert_allclose(cupy.asnumpy(found.log_partition), expected.log_partition, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        cupy.asnumpy(found.log_partition), expected.log_partition, rtol=0, atol=1e-9
+    )
     # decisions on the edge may fall either way: then the two differ by the accuracy that was asked for
     assert np.quantile(np.abs(shift - expected.shift) / scale[:, None], 0.98) < 1e-10
     assert np.abs(shift - expected.shift).max() < 1e-5 * scale.max()

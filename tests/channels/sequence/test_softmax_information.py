@@ -13,14 +13,22 @@ from tests.channels.sequence.deep_attention import diagonal
 from tests.conftest import assert_placed
 
 
-@pytest.mark.parametrize(("layers", "tokens", "q"), [(2, 2, (0.3, 0.8)), (3, 2, (0.3, 0.5, 0.8)), (2, 3, (0.4, 0.8))])
+@pytest.mark.parametrize(
+    ("layers", "tokens", "q"),
+    [(2, 2, (0.3, 0.8)), (3, 2, (0.3, 0.5, 0.8)), (2, 3, (0.4, 0.8))],
+)
 def test_control_variates_have_mean_zero(layers, tokens, q):
     Q, V = diagonal(*q)
     Q, V = Q + 0.05 * (1 - np.eye(layers)), V - 0.05 * (1 - np.eye(layers))
     network = Network(layers, tokens, 1.0)
     labels = 64 if layers == tokens == 2 else 16
     zeros = np.stack(
-        [_controls(over_labels._draw(network, Q, V, labels, k), V, without_overlap(Q)).mean(0) for k in range(16)]
+        [
+            _controls(
+                over_labels._draw(network, Q, V, labels, k), V, without_overlap(Q)
+            ).mean(0)
+            for k in range(16)
+        ]
     )
     spread = zeros.std(0, ddof=1) / np.sqrt(16)
     used = spread > 1e-6  # products with the mean of an unknown layer vanish
@@ -31,11 +39,15 @@ def test_control_variates_have_mean_zero(layers, tokens, q):
 def test_labels_of_two_layers_are_as_many_as_their_error_takes():
     network = Network(2, 2, 1.0)
     few, some, many = (
-        over_labels.default_labels(network, *diagonal(*q)) for q in ((0.9995, 0.999996), (0.98, 0.9999), (0.1, 0.98))
+        over_labels.default_labels(network, *diagonal(*q))
+        for q in ((0.9995, 0.999996), (0.98, 0.9999), (0.1, 0.98))
     )
     assert over_labels.FEWEST_LABELS <= few < some < many <= over_labels.MOST_LABELS
     found = SequenceSoftmax(tokens=2, layers=2).information(*diagonal(0.98, 0.9999))
-    assert np.all(np.diagonal(found.error) < 1.5 * over_labels.TARGET_ERROR * np.diagonal(found.value))
+    assert np.all(
+        np.diagonal(found.error)
+        < 1.5 * over_labels.TARGET_ERROR * np.diagonal(found.value)
+    )
 
 
 def test_scrambles_of_sampled_posteriors_share_no_points(monkeypatch):
@@ -48,7 +60,10 @@ def test_scrambles_of_sampled_posteriors_share_no_points(monkeypatch):
 
     monkeypatch.setattr(deep, "integrate", watched)
     Q, V = diagonal(0.3, 0.5, 0.8)
-    means = [over_labels._draw(Network(3, 2, 1.0), Q, V, 16, scramble).means for scramble in range(4)]
+    means = [
+        over_labels._draw(Network(3, 2, 1.0), Q, V, 16, scramble).means
+        for scramble in range(4)
+    ]
     assert len(set(seeds)) == 4
     assert all(np.any(one != two) for one, two in means)
 
@@ -57,7 +72,9 @@ def test_runs_of_a_sampled_posterior_have_independent_errors():
     # they share their Gaussians, not their points: the mean product of their errors is far below the mean square
     z = np.random.default_rng(3).standard_normal((200, 3, 2))
     V = np.diag([0.6, 0.7, 0.01])
-    omega = z - np.sqrt(np.diagonal(V))[:, None] * np.random.default_rng(4).standard_normal(z.shape)
+    omega = z - np.sqrt(np.diagonal(V))[:, None] * np.random.default_rng(
+        4
+    ).standard_normal(z.shape)
     u = output(z, 1.0)
     (exact,) = deep.integrate(u, omega, V, 1.0, 0.0, 1 << 14, seed=9)
     one, two = (
@@ -87,8 +104,14 @@ def test_strong_skip_leaves_one_layer(layers, q):
     Q, V = diagonal(*([0.3] * (layers - 1)), q)
     found = channel.information(Q, V, labels=4096 if layers == 2 else 512)
     single = SequenceSoftmax(tokens=2).information(Q[-1:, -1:], V[-1:, -1:])
-    assert abs(found.value[-1, -1] - single.value[0, 0]) < 4.5 * found.error[-1, -1] + 1e-3 * single.value[0, 0]
-    assert np.all(np.abs(np.diagonal(found.value)[:-1]) < 1e-2 + 4.5 * np.diagonal(found.error)[:-1])
+    assert (
+        abs(found.value[-1, -1] - single.value[0, 0])
+        < 4.5 * found.error[-1, -1] + 1e-3 * single.value[0, 0]
+    )
+    assert np.all(
+        np.abs(np.diagonal(found.value)[:-1])
+        < 1e-2 + 4.5 * np.diagonal(found.error)[:-1]
+    )
 
 
 @pytest.mark.parametrize(("layers", "tokens"), [(2, 2), (3, 2), (2, 3)])
@@ -96,7 +119,9 @@ def test_small_error_counts_equations(layers, tokens):
     # V -> 0: a label is M linear equations, so tr(V Phi) = M whatever the network
     v = 1e-7 * np.array([1.0, 0.3, 0.1][:layers])
     V = np.diag(v)
-    found = SequenceSoftmax(tokens=tokens, layers=layers).information(np.eye(layers) - V, V, labels=512)
+    found = SequenceSoftmax(tokens=tokens, layers=layers).information(
+        np.eye(layers) - V, V, labels=512
+    )
     trace = np.sum(v * np.diagonal(found.value))
     error = np.sum(v * np.diagonal(found.error))
     assert abs(trace - tokens) < 4.5 * error + 0.01
@@ -110,16 +135,21 @@ def test_weak_recovery_of_the_last_layer():
     found = channel.information(Q, V)
     rng = np.random.default_rng(0)
     z = rng.standard_normal((8000, 2, 2))
-    posterior = channel.posterior(channel.forward(z), np.zeros_like(z), np.eye(2), second_moment=True)
+    posterior = channel.posterior(
+        channel.forward(z), np.zeros_like(z), np.eye(2), second_moment=True
+    )
     G = posterior.second_moment[:, 1, :, 1, :] - np.eye(2)
     sample = (G**2).sum((1, 2))
     F, error = sample.mean(), sample.std() / np.sqrt(len(z))
-    assert abs(found.value[1, 1] / 1e-3 - F) < 4.5 * np.hypot(error, found.error[1, 1] / 1e-3)
+    assert abs(found.value[1, 1] / 1e-3 - F) < 4.5 * np.hypot(
+        error, found.error[1, 1] / 1e-3
+    )
     assert 6.0 + 4.5 * error > F
 
 
 @pytest.mark.parametrize(
-    ("skip", "q", "labels"), [(1.0, (0.0, 0.5), 8192), (0.3, (0.0, 0.9), 8192), (1.0, (0.0, 0.0, 0.8), 2048)]
+    ("skip", "q", "labels"),
+    [(1.0, (0.0, 0.5), 8192), (0.3, (0.0, 0.9), 8192), (1.0, (0.0, 0.0, 0.8), 2048)],
 )
 def test_table_and_integration_agree(skip, q, labels):
     # the table knows nothing of the integrators: it uses that B has two parameters
@@ -138,9 +168,16 @@ def test_table_and_integration_agree(skip, q, labels):
 
 def test_susceptibility_of_one_layer_is_its_bound():
     for tokens in (2, 3, 5):
-        found = SequenceSoftmax(tokens=tokens).susceptibility(np.zeros((1, 1)), np.eye(1))
+        found = SequenceSoftmax(tokens=tokens).susceptibility(
+            np.zeros((1, 1)), np.eye(1)
+        )
         assert found.value[0, 0] == tokens * (tokens + 1)
-    assert SequenceSoftmax(tokens=2).susceptibility(0.3 * np.eye(1), 0.7 * np.eye(1)).value[0, 0] == 0.0
+    assert (
+        SequenceSoftmax(tokens=2)
+        .susceptibility(0.3 * np.eye(1), 0.7 * np.eye(1))
+        .value[0, 0]
+        == 0.0
+    )
 
 
 def test_susceptibility_of_three_tokens():
@@ -160,13 +197,26 @@ def test_error_is_the_scatter_of_independent_labels_and_points():
     Q, V = diagonal(0.4, 0.5, 0.98)
     network, found = Network(3, 2, 1.0), []
     for k in range(12):
-        found.append(label_means(lambda s, k=k: over_labels._draw(network, Q, V, 24, 8 * k + s), Q, V, scrambles=8))
-    values, errors = (np.diagonal(np.stack([one[i] for one in found]), axis1=1, axis2=2) for i in (0, 1))
+        found.append(
+            label_means(
+                lambda s, k=k: over_labels._draw(network, Q, V, 24, 8 * k + s),
+                Q,
+                V,
+                scrambles=8,
+            )
+        )
+    values, errors = (
+        np.diagonal(np.stack([one[i] for one in found]), axis1=1, axis2=2)
+        for i in (0, 1)
+    )
     ratio = values.std(0, ddof=1) / np.sqrt((errors**2).mean(0))
     assert np.all((ratio > 0.45) & (ratio < 1.7))
     whole = SequenceSoftmax(tokens=2, layers=3).information(Q, V)
     difference = values.mean(0) - np.diagonal(whole.value)
-    assert np.all(np.abs(difference) < 4 * np.hypot(values.std(0, ddof=1) / np.sqrt(12), np.diagonal(whole.error)))
+    assert np.all(
+        np.abs(difference)
+        < 4 * np.hypot(values.std(0, ddof=1) / np.sqrt(12), np.diagonal(whole.error))
+    )
 
 
 def test_symmetry_is_exact():
@@ -175,13 +225,17 @@ def test_symmetry_is_exact():
     off = ~np.eye(3, dtype=bool)
     assert np.all(found.value[off] == 0.0)
     assert np.all(np.diagonal(found.value) > 0.0)
-    blind = SequenceSoftmax(tokens=3, layers=2).information(*diagonal(0.0, 0.8), labels=256)
+    blind = SequenceSoftmax(tokens=3, layers=2).information(
+        *diagonal(0.0, 0.8), labels=256
+    )
     assert blind.value[0, 0] == blind.error[0, 0] == 0.0
 
 
 def test_batches_and_backends(backend):
     channel = SequenceSoftmax(tokens=2, layers=2)
-    Q = np.stack([diagonal(a, b)[0] for a in (0.0, 0.6) for b in (0.5, 0.9)]).reshape(2, 2, 2, 2)  # tables and labels
+    Q = np.stack([diagonal(a, b)[0] for a in (0.0, 0.6) for b in (0.5, 0.9)]).reshape(
+        2, 2, 2, 2
+    )  # tables and labels
     V = np.eye(2) - Q
     found = channel.information(backend.asarray(Q), backend.asarray(V), labels=256)
     assert_placed(found.value, backend, (2, 2, 2, 2))

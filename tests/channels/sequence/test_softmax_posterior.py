@@ -4,16 +4,33 @@ import decimal
 
 import numpy as np
 import pytest
-from smimbench_attention.channels.sequence.softmax import SequenceSoftmax, deep, last_layer, two_layers
+from smimbench_attention.channels.sequence.softmax import (
+    SequenceSoftmax,
+    deep,
+    last_layer,
+    two_layers,
+)
 from smimbench_attention.channels.sequence.softmax.deep import output_gap
 from smimbench_attention.channels.sequence.softmax.last_layer import tables
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
-from tests.channels.sequence.deep_attention import brute_force, covariance, draw, grid, log_grid, outputs
+from tests.channels.sequence.deep_attention import (
+    brute_force,
+    covariance,
+    draw,
+    grid,
+    log_grid,
+    outputs,
+)
 from tests.conftest import assert_placed
 
-SIZES = [(2, 2), (3, 2), (4, 2), (2, 3)]  # layers and tokens; the first is integrated exactly, the others are sampled
+SIZES = [
+    (2, 2),
+    (3, 2),
+    (4, 2),
+    (2, 3),
+]  # layers and tokens; the first is integrated exactly, the others are sampled
 EXACT = SIZES[0]
 
 
@@ -46,15 +63,27 @@ def test_quadrature_against_brute_force(rng, skip, variances, correlation):
     scale = np.repeat(np.sqrt(variances), 2)
     spread = 0.0
     for n, u in enumerate(outputs(z, skip)):
-        points = grid(omega[n], V, 300, 7.0) if skip else log_grid(omega[n], V, 250, 7.0)
+        points = (
+            grid(omega[n], V, 300, 7.0) if skip else log_grid(omega[n], V, 250, 7.0)
+        )
         expected, mean, second = brute_force(u, omega[n], V, skip, points)
         assert log_partition[n] == pytest.approx(expected, abs=2e-5)
-        np.testing.assert_allclose((result.mean[n] - mean).ravel() / scale, 0.0, atol=2e-5)
-        difference = (result.second_moment[n].reshape(4, 4) - second) / np.outer(scale, scale)
-        np.testing.assert_allclose(difference, 0.0, atol=2e-5 * (1 + np.abs(mean.ravel() / scale).max() ** 2))
+        np.testing.assert_allclose(
+            (result.mean[n] - mean).ravel() / scale, 0.0, atol=2e-5
+        )
+        difference = (result.second_moment[n].reshape(4, 4) - second) / np.outer(
+            scale, scale
+        )
+        np.testing.assert_allclose(
+            difference, 0.0, atol=2e-5 * (1 + np.abs(mean.ravel() / scale).max() ** 2)
+        )
         centred = (second - np.outer(mean, mean)).reshape(2, 2, 2, 2)
         spread = spread + np.einsum("ambm->ab", centred) / 6
-    np.testing.assert_allclose((result.covariance - spread) / np.sqrt(np.outer(variances, variances)), 0.0, atol=2e-5)
+    np.testing.assert_allclose(
+        (result.covariance - spread) / np.sqrt(np.outer(variances, variances)),
+        0.0,
+        atol=2e-5,
+    )
     assert result.error < 1e-5
 
 
@@ -67,15 +96,22 @@ def test_quadrature_against_brute_force(rng, skip, variances, correlation):
         (2, 3, 0.5, (1.0, 0.6), 0.0, 48),
     ],
 )
-def test_sampling_against_brute_force(rng, layers, tokens, skip, variances, correlation, size):
+def test_sampling_against_brute_force(
+    rng, layers, tokens, skip, variances, correlation, size
+):
     V = covariance(variances, correlation)
     channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=skip, points=1 << 15)
     omega, z = draw(rng, 2, V, tokens)
     y = channel.forward(z)
-    result, log_partition = channel.posterior(y, omega, V), channel.log_partition(y, omega, V)
+    result, log_partition = (
+        channel.posterior(y, omega, V),
+        channel.log_partition(y, omega, V),
+    )
     assert result.error < 0.01
     for n, u in enumerate(outputs(z, skip)):
-        expected, mean, _ = brute_force(u, omega[n], V, skip, grid(omega[n], V, size, 4.7))
+        expected, mean, _ = brute_force(
+            u, omega[n], V, skip, grid(omega[n], V, size, 4.7)
+        )
         assert log_partition[n] == pytest.approx(expected, abs=0.02)
         assert relative(result.mean[n] - mean, V) < 5.0 * result.error + 1e-4
 
@@ -97,13 +133,20 @@ def test_sampling_agrees_with_quadrature(skip):
         u = outputs(z, skip)
         exact = two_layers.integrate(u, omega, V, skip, 1e-8, True)
         (found,) = deep.integrate(u, omega, V, skip, 1e-5, 4096, True)
-        error = np.sqrt(np.mean((found.shift - exact.shift) ** 2 / np.diag(V)[:, None], axis=(1, 2)))
+        error = np.sqrt(
+            np.mean((found.shift - exact.shift) ** 2 / np.diag(V)[:, None], axis=(1, 2))
+        )
         assert np.sqrt(np.mean(error**2)) < 2.0 * np.sqrt(np.mean(found.error**2))
         assert np.max(error / found.error) < 8.0
         assert np.sqrt(np.mean(found.error**2)) < 0.04
         assert np.median(np.abs(found.log_partition - exact.log_partition)) < 0.01
         whole = np.repeat(np.sqrt(variances), 2)
-        assert np.sqrt(np.mean(((found.second - exact.second) / np.outer(whole, whole)) ** 2)) < 0.1
+        assert (
+            np.sqrt(
+                np.mean(((found.second - exact.second) / np.outer(whole, whole)) ** 2)
+            )
+            < 0.1
+        )
 
 
 @pytest.mark.parametrize("skip", [0.0, 0.03, 1.0])
@@ -112,13 +155,27 @@ def test_nearly_singular_attention_agrees_with_tables(skip):
     n, q = 60, np.array([0.0, 0.0, 0.97])
     accuracy = tables.ACCURACY
     case = last_layer.case_of(np.diag(q), np.diag(1.0 - q), skip, accuracy)
-    labels = last_layer.LayerLabels(*(array[:n] for array in last_layer.draw_labels(case, 0)))
-    count = tables.node_count(skip, 3, 1.0 - q[-1], tables.wanted_step(False, False), accuracy)
-    made = tables.make_tables(skip, (1.0, 1.0), None, count, 0, tables.farthest_node(skip, 2, accuracy), 2**15)
+    labels = last_layer.LayerLabels(
+        *(array[:n] for array in last_layer.draw_labels(case, 0))
+    )
+    count = tables.node_count(
+        skip, 3, 1.0 - q[-1], tables.wanted_step(False, False), accuracy
+    )
+    made = tables.make_tables(
+        skip, (1.0, 1.0), None, count, 0, tables.farthest_node(skip, 2, accuracy), 2**15
+    )
     expected = last_layer.posterior_of_labels(case, made, labels)
     omega = labels.omega
     scale = (1.0 + skip) ** 2
-    (found,) = deep.integrate(scale * labels.ut, omega, np.diag(1.0 - q), skip, 1e-5, 2048, gap=scale * labels.gap)
+    (found,) = deep.integrate(
+        scale * labels.ut,
+        omega,
+        np.diag(1.0 - q),
+        skip,
+        1e-5,
+        2048,
+        gap=scale * labels.gap,
+    )
     off = np.sqrt(((found.shift[:, -1] - expected.shift) ** 2).mean(1) / (1.0 - q[-1]))
     assert np.sqrt((off**2).mean()) < 0.12
     assert np.sqrt(((off / found.error) ** 2).mean()) < 1.5
@@ -127,7 +184,8 @@ def test_nearly_singular_attention_agrees_with_tables(skip):
 
 @pytest.mark.parametrize(
     ("size", "v", "skip"),
-    [(EXACT, v, skip) for v in (1e-6, 1e-8) for skip in (0.0, 1.0)] + [(size, 1e-8, 1.0) for size in SIZES[1:]],
+    [(EXACT, v, skip) for v in (1e-6, 1e-8) for skip in (0.0, 1.0)]
+    + [(size, 1e-8, 1.0) for size in SIZES[1:]],
 )
 def test_small_errors_are_gaussian(rng, size, v, skip):
     # V -> 0: shift = V J^T (J V J^T)^{-1} (u(z) - u(omega)), up to terms of order sqrt(V)
@@ -139,14 +197,22 @@ def test_small_errors_are_gaussian(rng, size, v, skip):
     jacobian = np.empty((n, tokens, layers * tokens))
     for k, shift in enumerate(1e-6 * np.eye(layers * tokens)):
         shift = shift.reshape(layers, tokens)
-        jacobian[:, :, k] = (outputs(omega + shift, skip) - outputs(omega - shift, skip)) / 2e-6
+        jacobian[:, :, k] = (
+            outputs(omega + shift, skip) - outputs(omega - shift, skip)
+        ) / 2e-6
     whole = np.kron(V, np.eye(tokens))
     spread = np.einsum("nik,kl,njl->nij", jacobian, whole, jacobian)
-    residual = np.linalg.solve(spread, (outputs(z, skip) - outputs(omega, skip))[..., None])
-    shift = np.einsum("kl,nil,ni->nk", whole, jacobian, residual[..., 0]).reshape(omega.shape)
+    residual = np.linalg.solve(
+        spread, (outputs(z, skip) - outputs(omega, skip))[..., None]
+    )
+    shift = np.einsum("kl,nil,ni->nk", whole, jacobian, residual[..., 0]).reshape(
+        omega.shape
+    )
     error = np.abs(result.mean - omega - shift) / np.sqrt(np.diag(V))[:, None]
     # a few samples are strongly curved (nearly equal tokens), so compare a robust measure
-    assert np.median(error) < 3.0 * np.sqrt(v) + (0 if size == EXACT else 2.0 * result.error + 1e-3)
+    assert np.median(error) < 3.0 * np.sqrt(v) + (
+        0 if size == EXACT else 2.0 * result.error + 1e-3
+    )
     assert result.error < 0.03
     if size == EXACT:
         assert np.quantile(error, 0.9) < 60.0 * np.sqrt(v)
@@ -157,11 +223,15 @@ def test_partition_is_normalised(rng, layers, tokens):
     # E over labels drawn at omega of p(u; other omega) / p(u; omega) is 1
     V = covariance([0.6, 0.5, 0.4][:layers], 0.2)
     n = 6000 if (layers, tokens) == EXACT else 500
-    channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=1.0, points=1024, accuracy=1e-4)
+    channel = SequenceSoftmax(
+        tokens=tokens, layers=layers, skip=1.0, points=1024, accuracy=1e-4
+    )
     omega, z = draw(rng, n, V, tokens)
     y = channel.forward(z)
     other = omega + 0.2 * rng.standard_normal((1, layers, tokens))
-    ratio = np.exp(channel.log_partition(y, other, V) - channel.log_partition(y, omega, V))
+    ratio = np.exp(
+        channel.log_partition(y, other, V) - channel.log_partition(y, omega, V)
+    )
     assert abs(ratio.mean() - 1.0) < 4.5 * ratio.std() / np.sqrt(n) + 0.01
 
 
@@ -172,22 +242,38 @@ def test_reported_error_of_quadrature(skip):
         V = np.diag(variances)
         omega, z = draw(rng, 40, V)
         y = SequenceSoftmax(tokens=2, layers=2, skip=skip).forward(z)
-        exact = SequenceSoftmax(tokens=2, layers=2, skip=skip, accuracy=1e-10).posterior(y, omega, V).mean
+        exact = (
+            SequenceSoftmax(tokens=2, layers=2, skip=skip, accuracy=1e-10)
+            .posterior(y, omega, V)
+            .mean
+        )
         for accuracy in (1e-3, 1e-5, 1e-7):
-            result = SequenceSoftmax(tokens=2, layers=2, skip=skip, accuracy=accuracy).posterior(y, omega, V)
-            assert relative(result.mean - exact, V) < min(3.0 * result.error, 5.0 * accuracy)
+            result = SequenceSoftmax(
+                tokens=2, layers=2, skip=skip, accuracy=accuracy
+            ).posterior(y, omega, V)
+            assert relative(result.mean - exact, V) < min(
+                3.0 * result.error, 5.0 * accuracy
+            )
             assert result.error < 10.0 * accuracy
 
 
 @pytest.mark.parametrize(
     ("tokens", "variances"),
-    [(2, (1.0, 0.3, 0.01)), (2, (1e-2, 0.2, 1e-3)), (2, (0.3, 0.2, 0.1, 0.01)), (3, (0.5, 5e-3))],
+    [
+        (2, (1.0, 0.3, 0.01)),
+        (2, (1e-2, 0.2, 1e-3)),
+        (2, (0.3, 0.2, 0.1, 0.01)),
+        (3, (0.5, 5e-3)),
+    ],
 )
 def test_reported_error_of_sampling(tokens, variances):
     rng = np.random.default_rng(6)
     V = np.diag(variances)
     omega, z = draw(rng, 24, V, tokens)
-    channels = [SequenceSoftmax(tokens=tokens, layers=len(V), points=points) for points in (1024, 1 << 15)]
+    channels = [
+        SequenceSoftmax(tokens=tokens, layers=len(V), points=points)
+        for points in (1024, 1 << 15)
+    ]
     y = channels[0].forward(z)
     few, many = (channel.posterior(y, omega, V) for channel in channels)
     error = relative(few.mean - many.mean, V)
@@ -198,13 +284,18 @@ def test_reported_error_of_sampling(tokens, variances):
 def test_modest_accuracy_costs_fewer_points(rng):
     V = np.diag((0.3, 0.2, 0.1))
     omega, z = draw(rng, 20, V)
-    rough, fine = (deep.integrate(outputs(z, 1.0), omega, V, 1.0, accuracy, 1 << 13)[0] for accuracy in (0.05, 1e-5))
+    rough, fine = (
+        deep.integrate(outputs(z, 1.0), omega, V, 1.0, accuracy, 1 << 13)[0]
+        for accuracy in (0.05, 1e-5)
+    )
     left = rough.error > 1.5 * fine.error
     assert left.any()
     assert rough.error[left].max() < 0.05
 
 
-@pytest.mark.parametrize(("layers", "distance"), [(2, 8.0), (2, 100.0), (2, 3000.0), (3, 30.0)])
+@pytest.mark.parametrize(
+    ("layers", "distance"), [(2, 8.0), (2, 100.0), (2, 3000.0), (3, 30.0)]
+)
 def test_labels_far_from_the_expected(rng, layers, distance):
     # V claims far more than omega knows; no sample may be lost or turned into NaN
     v = 1e-3
@@ -223,7 +314,10 @@ def test_labels_far_from_the_expected(rng, layers, distance):
             np.testing.assert_allclose(result.mean[n], mean, atol=1e-3 * np.sqrt(v))
     # The mean explains the label much better than omega does, up to the sign of u.
     found, start, truth = (outputs(s, 1.0) for s in (result.mean, omega, z))
-    after, before = (np.minimum(*(np.abs(u - s * truth).max(1) for s in (1, -1))) for u in (found, start))
+    after, before = (
+        np.minimum(*(np.abs(u - s * truth).max(1) for s in (1, -1)))
+        for u in (found, start)
+    )
     assert np.all(after < 0.2 * before + 0.05 * min(1.0, result.error + (layers > 2)))
 
 
@@ -241,7 +335,9 @@ def test_saturated_labels(rng):
         np.testing.assert_allclose(result.mean[n], mean, atol=2e-4)
 
 
-@pytest.mark.parametrize(("layers", "tokens", "skip"), [(3, 2, 0.0), (4, 2, 0.01), (2, 3, 0.0)])
+@pytest.mark.parametrize(
+    ("layers", "tokens", "skip"), [(3, 2, 0.0), (4, 2, 0.01), (2, 3, 0.0)]
+)
 def test_little_skip_connection(rng, layers, tokens, skip):
     V = np.diag([0.8, 0.5, 0.5, 0.5][:layers])
     channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=skip, points=1024)
@@ -254,7 +350,9 @@ def test_little_skip_connection(rng, layers, tokens, skip):
 
 def test_equal_tokens_do_not_break():
     channel = SequenceSoftmax(tokens=2, layers=2, skip=1.0)
-    z = np.array([[[0.5, 0.5], [0.3, 0.3]], [[0.5, 0.5], [0.3, -1.0]], [[1.0, -0.4], [0.7, 0.7]]])
+    z = np.array(
+        [[[0.5, 0.5], [0.3, 0.3]], [[0.5, 0.5], [0.3, -1.0]], [[1.0, -0.4], [0.7, 0.7]]]
+    )
     result = channel.posterior(channel.forward(z), z + 0.1, 0.05 * np.eye(2))
     assert np.all(np.isfinite(result.mean))
 
@@ -265,15 +363,27 @@ def test_backends(backend, rng, layers, tokens):
     channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=0.8, points=256)
     omega, z = draw(rng, 3, V, tokens)
     y = channel.forward(z)
-    expected, log = channel.posterior(y, omega, V, second_moment=True), channel.log_partition(y, omega, V)
+    expected, log = (
+        channel.posterior(y, omega, V, second_moment=True),
+        channel.log_partition(y, omega, V),
+    )
     there = [backend.asarray(a) for a in (y, omega, V)]
     result = channel.posterior(*there, second_moment=True)
-    shapes = (3, layers, tokens), (layers, layers), (3, layers, tokens, layers, tokens), (3,)
-    for array, other, shape in zip((*result[:3], channel.log_partition(*there)), (*expected[:3], log), shapes):
+    shapes = (
+        (3, layers, tokens),
+        (layers, layers),
+        (3, layers, tokens, layers, tokens),
+        (3,),
+    )
+    for array, other, shape in zip(
+        (*result[:3], channel.log_partition(*there)), (*expected[:3], log), shapes
+    ):
         assert_placed(array, backend, shape)
         np.testing.assert_allclose(to_host(array), other, rtol=1e-8, atol=1e-9)
     assert float(result.error) == pytest.approx(float(expected.error), rel=1e-6)
-    spread = np.einsum("nambm->ab", expected.second_moment) - np.einsum("nam,nbm->ab", expected.mean, expected.mean)
+    spread = np.einsum("nambm->ab", expected.second_moment) - np.einsum(
+        "nam,nbm->ab", expected.mean, expected.mean
+    )
     np.testing.assert_allclose(expected.covariance, spread / (3 * tokens), rtol=1e-6)
 
 
@@ -284,7 +394,10 @@ def test_equal_inputs_give_equal_results(rng, layers, n, part):
     omega, z = draw(rng, n, V)
     y = channel.forward(z)
     together = channel.posterior(y, omega, V).mean
-    apart = [channel.posterior(y[k : k + part], omega[k : k + part], V).mean for k in range(0, n, part)]
+    apart = [
+        channel.posterior(y[k : k + part], omega[k : k + part], V).mean
+        for k in range(0, n, part)
+    ]
     np.testing.assert_array_equal(together, np.concatenate(apart))
 
 
@@ -294,7 +407,9 @@ def test_what_has_diverged_stays_diverged(backend, rng):
     broken = np.where(z > z.mean(), np.nan, z)
     for omega, V in ((broken, np.eye(2)), (z, np.full((2, 2), np.inf))):
         y = channel.forward(backend.asarray(z))
-        result = channel.posterior(y, backend.asarray(omega), backend.asarray(V), second_moment=True)
+        result = channel.posterior(
+            y, backend.asarray(omega), backend.asarray(V), second_moment=True
+        )
         assert np.all(np.isnan(to_host(result.mean)))
         assert np.all(np.isnan(to_host(result.covariance)))
         assert np.isnan(float(result.error))
@@ -324,7 +439,12 @@ def test_the_gap_keeps_its_digits():
         for x, y in layers[:-1]:
             h, k = a * x + b * y, c * x + d * y
             p, q = 1 / (1 + (h * (k - h)).exp()), 1 / (1 + (k * (h - k)).exp())
-            a, b, c, d = p * a + (1 - p) * c, p * b + (1 - p) * d, (1 - q) * a + q * c, (1 - q) * b + q * d
+            a, b, c, d = (
+                p * a + (1 - p) * c,
+                p * b + (1 - p) * d,
+                (1 - q) * a + q * c,
+                (1 - q) * b + q * d,
+            )
         x, y = layers[-1]
         expected = float((a - c) * x + (b - d) * y)
     assert abs(expected) < 1e-12
@@ -339,9 +459,18 @@ def test_resampled_posteriors_have_points_of_their_own():
     omega = 0.7 * rng.standard_normal((200, 3, 2))
     V = 0.5 * np.eye(3)
     y = channel.forward(omega + np.sqrt(0.5) * rng.standard_normal(omega.shape))
-    means = [other.posterior(y, omega, V).mean for other in (channel, *map(channel.sampling.resampled, (0, 1, 1, 7)))]
+    means = [
+        other.posterior(y, omega, V).mean
+        for other in (channel, *map(channel.sampling.resampled, (0, 1, 1, 7)))
+    ]
     np.testing.assert_array_equal(means[2], means[3])
-    exact = np.mean([channel.sampling.resampled(k).posterior(y, omega, V).mean for k in range(20, 44)], axis=0)
+    exact = np.mean(
+        [
+            channel.sampling.resampled(k).posterior(y, omega, V).mean
+            for k in range(20, 44)
+        ],
+        axis=0,
+    )
     first, second = means[1] - exact, means[2] - exact
     assert 0 < np.sqrt(np.mean(first**2)) < 0.1
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.25

@@ -72,11 +72,21 @@ class Relu:
         """Gradient of ``sum(cotangent * y)``: the cotangent where z is positive."""
         return namespace(z).where(z > 0, cotangent, 0 * cotangent)
 
-    def posterior(self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None) -> Posterior:
+    def posterior(
+        self,
+        y: Any,
+        omega: Any,
+        V: Any,
+        *,
+        second_moment: bool = False,
+        rng: Any = None,
+    ) -> Posterior:
         """Posterior of ``z ~ N(omega, V)`` given the labels; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed."""
         xp = namespace(y, omega, V)
         if tuple(y.shape) != tuple(omega.shape):
-            raise ValueError(f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}")
+            raise ValueError(
+                f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}"
+            )
         width = xp.sqrt(V)
         rate, rest = hazard(-omega / width, xp)
         mean = xp.where(y > 0, y, omega - width * rate)
@@ -84,16 +94,23 @@ class Relu:
         covariance = xp.reshape(xp.mean(variance), (1, 1))
         if not second_moment:
             return Posterior(mean, covariance)
-        identity = xp.eye(self.tokens, dtype=omega.dtype, device=array_api_compat.device(omega))
+        identity = xp.eye(
+            self.tokens, dtype=omega.dtype, device=array_api_compat.device(omega)
+        )
         flat = mean[:, 0, :]
-        moment = flat[:, :, None] * flat[:, None, :] + identity * variance[:, 0, :, None]
+        moment = (
+            flat[:, :, None] * flat[:, None, :] + identity * variance[:, 0, :, None]
+        )
         return Posterior(mean, covariance, moment[:, None, :, None, :])
 
     def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
         """Logarithm (n,) of the density of the labels; of those that are 0, of their probability."""
         xp = namespace(y, omega, V)
         seen = -((y - omega) ** 2) / (2 * V) - xp.log(2 * math.pi * V) / 2
-        return xp.sum(xp.where(y > 0, seen, special(xp).log_ndtr(-omega / xp.sqrt(V))), axis=(-2, -1))
+        return xp.sum(
+            xp.where(y > 0, seen, special(xp).log_ndtr(-omega / xp.sqrt(V))),
+            axis=(-2, -1),
+        )
 
     def information(self, Q: Any, V: Any) -> Uncertain:
         r"""``M / V E [Phi(u) - u phi(u) + phi(u)^2 / Phi(-u)]``, u normal of variance ``Q / V``, (..., 1, 1), on the host.
@@ -102,7 +119,9 @@ class Relu:
         """
         from scipy.special import log_ndtr
 
-        Q, V = np.broadcast_arrays(np.asarray(Q, dtype=float), np.asarray(V, dtype=float))
+        Q, V = np.broadcast_arrays(
+            np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
+        )
         square = np.maximum(V, 1e-300)
         spread = np.sqrt(Q / square)[..., None]
         nodes, weights = gauss_legendre(80, 0.0, 10.0)

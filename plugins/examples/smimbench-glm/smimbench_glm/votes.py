@@ -27,7 +27,8 @@ class _Votes:
             check_whole(key, getattr(self, key), 1)
         if self.tokens * self.components > 12:
             raise ParameterError(
-                "components", f"times tokens must be at most 12, got {self.components} * {self.tokens}"
+                "components",
+                f"times tokens must be at most 12, got {self.components} * {self.tokens}",
             )
 
     def _score(self, signs: Any) -> Any:

@@ -20,7 +20,11 @@ def relu_information(v):
         t = omega / np.sqrt(v)
         density, below = stats.norm.pdf(t), stats.norm.cdf(-t)
         known = 1 - below - t * density
-        return (known + density**2 / max(below, 1e-300)) / v * stats.norm.pdf(omega, scale=width)
+        return (
+            (known + density**2 / max(below, 1e-300))
+            / v
+            * stats.norm.pdf(omega, scale=width)
+        )
 
     return integrate.quad(at, -8 * width, 8 * width, points=[0.0], limit=400)[0]
 
@@ -39,7 +43,9 @@ def relu_information(v):
 )
 def test_hard_phase_of_sparse_signals(channel, rho, published):
     problem = smimbench.Problem(
-        {"name": "sequence-multi-index", "tokens": 1}, channel, {"name": "gauss-bernoulli", "rho": rho}
+        {"name": "sequence-multi-index", "tokens": 1},
+        channel,
+        {"name": "gauss-bernoulli", "rho": rho},
     )
     information = relu_information if channel == "relu" else lambda v: 1 / v
 
@@ -48,7 +54,9 @@ def test_hard_phase_of_sparse_signals(channel, rho, published):
         V = problem.prior.overlap(np.exp(log) * np.eye(1)).V
         return -np.exp(log) / information(float(np.asarray(V)[0, 0]))
 
-    end = -optimize.minimize_scalar(needed, bounds=(-2, 8), method="bounded", options={"xatol": 1e-6}).fun
+    end = -optimize.minimize_scalar(
+        needed, bounds=(-2, 8), method="bounded", options={"xatol": 1e-6}
+    ).fun
     found = thresholds(problem)
     low, high = found["hard_phase"]
     assert low == pytest.approx(rho * (2 if channel == "relu" else 1), rel=1e-4)

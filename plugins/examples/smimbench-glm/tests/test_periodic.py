@@ -27,7 +27,10 @@ def information(channel, q):
     total = 0.0
     for omega, mass in zip(np.sqrt(q) * t[::4], weight[::4] / weight[::4].sum()):
         z = omega + np.sqrt(1 - q) * t
-        law = np.exp(-((y[:, None] - np.sin(channel.frequency * z) + channel.slope * z) ** 2) / (2 * channel.noise))
+        law = np.exp(
+            -((y[:, None] - np.sin(channel.frequency * z) + channel.slope * z) ** 2)
+            / (2 * channel.noise)
+        )
         law /= np.sqrt(2 * np.pi * channel.noise)
         slope, density = law @ (weight * t) / np.sqrt(1 - q), law @ weight
         total += mass * np.sum(slope**2 / density) * (y[1] - y[0])
@@ -37,20 +40,27 @@ def information(channel, q):
 @pytest.mark.parametrize(("q", "slope"), [(0.2, 0.0), (0.7, 0.4)])
 def test_information_is_that_of_plain_integrals(q, slope):
     channel = Periodic(frequency=2.2, noise=1.0, slope=slope)
-    found = complete_channel(channel, MODEL).information(np.array([[q]]), np.array([[1 - q]]))
+    found = complete_channel(channel, MODEL).information(
+        np.array([[q]]), np.array([[1 - q]])
+    )
     assert found.value[0, 0] == pytest.approx(information(channel, q), rel=1e-2)
 
 
 def test_the_curve_turns_back_where_the_phase_is_hard():
     """``alpha(q) = q / ((1 - q) I(q))`` has a largest value and a smallest one behind it: two fixed points between."""
     q = np.linspace(0.1, 0.9, 33)
-    curve = q / (1 - q) / [information(Periodic(frequency=2.2, noise=1.0), x) for x in q]
+    curve = (
+        q / (1 - q) / [information(Periodic(frequency=2.2, noise=1.0), x) for x in q]
+    )
     top = np.argmax(curve[:16])
     assert curve[top] == pytest.approx(7.2, abs=0.1)
     assert curve[top:].min() == pytest.approx(5.57, abs=0.1)
 
 
-@pytest.mark.parametrize(("key", "value"), [("noise", 0.0), ("frequency", -1.0), ("slope", -1.0), ("tokens", 2)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("noise", 0.0), ("frequency", -1.0), ("slope", -1.0), ("tokens", 2)],
+)
 def test_bad_parameters_are_named(key, value):
     with pytest.raises(smimbench.ParameterError, match=key):
         Periodic(**{key: value})

@@ -15,9 +15,13 @@ SUITE = Path(__file__).resolve().parent.parent / "published.toml"
 
 
 def test_overlaps_of_probit_labels():
-    (document,) = smimbench.theory(load_suite(SUITE, only=("problem=probit",)), thresholds=False).documents
+    (document,) = smimbench.theory(
+        load_suite(SUITE, only=("problem=probit",)), thresholds=False
+    ).documents
     for row in document["published"]:
-        assert row["within"] is not bool(row["remark"]), f"at {row['alpha']}: {row['theory']}"
+        assert row["within"] is not bool(row["remark"]), (
+            f"at {row['alpha']}: {row['theory']}"
+        )
 
 
 def test_overlaps_of_a_committee_of_two_are_fixed_points():
@@ -28,6 +32,11 @@ def test_overlaps_of_a_committee_of_two_are_fixed_points():
     for alpha, q, r in zip(same.alpha, same.value, other.value):
         Q = np.array([[q, r], [r, q]])
         information = information_at(problem, Q, np.eye(2) - Q)
-        moved, _ = overlap_at(problem, problem.model.kappa * alpha * (information.value + information.value.T) / 2)
+        moved, _ = overlap_at(
+            problem,
+            problem.model.kappa * alpha * (information.value + information.value.T) / 2,
+        )
         symmetric = [np.diagonal(moved).mean(), moved[0, 1]]
-        assert symmetric == pytest.approx([q, r], abs=same.tolerance + 3 * alpha * information.error.max())
+        assert symmetric == pytest.approx(
+            [q, r], abs=same.tolerance + 3 * alpha * information.error.max()
+        )

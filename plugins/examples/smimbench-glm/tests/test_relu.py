@@ -28,11 +28,19 @@ def test_information_is_the_integral_over_label_and_estimate(q):
 
     def squared(omega):
         """``E g^2`` given omega: labels above 0 tell z, labels 0 that it is below."""
-        seen = quad(lambda z: ((z - omega) / v) ** 2 * norm.pdf(z, omega, root), 0, max(omega, 0) + 12 * root)[0]
+        seen = quad(
+            lambda z: ((z - omega) / v) ** 2 * norm.pdf(z, omega, root),
+            0,
+            max(omega, 0) + 12 * root,
+        )[0]
         hidden = norm.cdf(-omega / root)
         if hidden < 1e-12:
             return seen
-        low = quad(lambda z: (z - omega) / v * norm.pdf(z, omega, root), min(omega, 0) - 12 * root, 0)[0]
+        low = quad(
+            lambda z: (z - omega) / v * norm.pdf(z, omega, root),
+            min(omega, 0) - 12 * root,
+            0,
+        )[0]
         return seen + low**2 / hidden
 
     edges = [-9, -12 * root, 0, 12 * root, 9] if q > 0.5 else [-9, 9]
@@ -45,5 +53,9 @@ def test_information_is_the_integral_over_label_and_estimate(q):
 
 
 def test_gaussian_signals_are_found_from_twice_as_many_labels():
-    problem = smimbench.Problem({"name": "sequence-multi-index", "tokens": 1}, "relu", "gaussian")
-    assert thresholds(problem)["perfect_recovery"]["value"] == pytest.approx(2.0, abs=1e-6)
+    problem = smimbench.Problem(
+        {"name": "sequence-multi-index", "tokens": 1}, "relu", "gaussian"
+    )
+    assert thresholds(problem)["perfect_recovery"]["value"] == pytest.approx(
+        2.0, abs=1e-6
+    )

@@ -31,7 +31,9 @@ def by_hidden_signs(vote, y, omega, v):
         s = np.array(signs)
         u = s * omega[:, :, 0] / np.sqrt(v)
         chance = np.prod(ndtr(u), axis=1) * (vote(s) == y[:, 0])
-        inside = omega[:, :, 0] + np.sqrt(v) * s * np.exp(-u * u / 2) / math.sqrt(2 * math.pi) / ndtr(u)
+        inside = omega[:, :, 0] + np.sqrt(v) * s * np.exp(-u * u / 2) / math.sqrt(
+            2 * math.pi
+        ) / ndtr(u)
         total += chance
         mean += chance[:, None] * inside
     return mean / total[:, None]
@@ -61,14 +63,19 @@ def test_posterior_is_the_sum_over_hidden_signs(channel, vote):
 def test_the_perceptron_both_ways():
     """A product of one sign: the engine's integral of the likelihood gives the closed form's error to three digits."""
     table = {"name": "sequence-multi-index", "tokens": 1}
-    given = smimbench.Problem(table, {"name": "sign-product", "components": 1}, "gaussian")
+    given = smimbench.Problem(
+        table, {"name": "sign-product", "components": 1}, "gaussian"
+    )
     closed = smimbench.Problem(table, "sign", "gaussian")
     for one, other in zip(solve(given, [0.5, 2.0]), solve(closed, [0.5, 2.0])):
         assert one.mse[0] == pytest.approx(other.mse[0], abs=1e-3)
     rng = np.random.default_rng(9)
     omega, V = rng.standard_normal((100, 1, 1)), np.array([[0.4]])
     y = Sign().forward(omega + math.sqrt(0.4) * rng.standard_normal(omega.shape))
-    found, exact = given.channel.posterior(y[:, 0, :], omega, V), closed.channel.posterior(y, omega, V)
+    found, exact = (
+        given.channel.posterior(y[:, 0, :], omega, V),
+        closed.channel.posterior(y, omega, V),
+    )
     assert np.abs(found.mean - exact.mean).max() < 1e-3
     assert found.covariance[0, 0] == pytest.approx(exact.covariance[0, 0], abs=1e-3)
 
@@ -76,15 +83,21 @@ def test_the_perceptron_both_ways():
 def test_a_parity_says_nothing_about_one_direction_alone():
     """Without any overlap the posterior mean of every direction is zero: nothing is learned from the prior mean."""
     channel = complete_channel(SignProduct(), MODEL)
-    found = channel.posterior(np.array([[1.0], [-1.0]]), np.zeros((2, 2, 1)), np.eye(2), second_moment=True)
+    found = channel.posterior(
+        np.array([[1.0], [-1.0]]), np.zeros((2, 2, 1)), np.eye(2), second_moment=True
+    )
     assert np.abs(found.mean).max() < 1e-2
     # Both signs equal: E[z_1 z_2] = 2/pi.
-    assert found.second_moment[:, 0, 0, 1, 0] == pytest.approx([2 / math.pi, -2 / math.pi], abs=1e-2)
+    assert found.second_moment[:, 0, 0, 1, 0] == pytest.approx(
+        [2 / math.pi, -2 / math.pi], abs=1e-2
+    )
 
 
 def test_a_committee_settles_before_its_members_are_told_apart():
     """Labels see the sum of the members only: what is known of their differences is noise, whose logarithm never settles."""
-    problem = smimbench.Problem({"name": "sequence-multi-index", "tokens": 1}, Committee.name, "gaussian")
+    problem = smimbench.Problem(
+        {"name": "sequence-multi-index", "tokens": 1}, Committee.name, "gaussian"
+    )
     (point,) = solve(problem, [1.0])
     assert "not enough" not in point.method
     assert (point.error < 2e-3).all()

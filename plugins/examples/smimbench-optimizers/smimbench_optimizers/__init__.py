@@ -25,7 +25,12 @@ def smimbench_register_algorithms(register: Any) -> None:
             torch_optimizer("torch.adamw", "torch.optim.AdamW"),
             torch_optimizer("torch.sgd", "torch.optim.SGD"),
             torch_optimizer("torch.muon", "torch.optim.Muon", weight_decay=0.0),
-            torch_optimizer("torch.lbfgs", "torch.optim.LBFGS", learning_rate=1.0, line_search_fn="strong_wolfe"),
+            torch_optimizer(
+                "torch.lbfgs",
+                "torch.optim.LBFGS",
+                learning_rate=1.0,
+                line_search_fn="strong_wolfe",
+            ),
         ],
         "pytorch_optimizer": [
             torch_optimizer("torch.soap", "pytorch_optimizer.SOAP", weight_decay=0.0),
@@ -36,8 +41,12 @@ def smimbench_register_algorithms(register: Any) -> None:
             optax_optimizer("optax.adam", "optax.adam"),
             optax_optimizer("optax.lion", "optax.lion", weight_decay=0.0),
             optax_optimizer("optax.muon", "optax.contrib.muon"),
-            optax_optimizer("optax.schedule-free-adamw", "optax.contrib.schedule_free_adamw"),
-            optax_optimizer("optax.prodigy", "optax.contrib.prodigy", learning_rate=1.0),
+            optax_optimizer(
+                "optax.schedule-free-adamw", "optax.contrib.schedule_free_adamw"
+            ),
+            optax_optimizer(
+                "optax.prodigy", "optax.contrib.prodigy", learning_rate=1.0
+            ),
             optax_optimizer("optax.sam", "smimbench_optimizers.optax_steps.sam"),
         ],
     }

@@ -50,7 +50,13 @@ class LibraryOptimizer(Descent):
 
     @classmethod
     def registered(
-        cls, name: str, optimizer: Any, *, learning_rate: float = 0.1, reference: str = "", **usual: Any
+        cls,
+        name: str,
+        optimizer: Any,
+        *,
+        learning_rate: float = 0.1,
+        reference: str = "",
+        **usual: Any,
     ) -> type[Any]:
         """Make an algorithm from an optimizer, to be given to ``register`` in ``smimbench_register_algorithms``.
 
@@ -68,15 +74,25 @@ class LibraryOptimizer(Descent):
         **usual
             Options that are to differ from the library's own defaults.
         """
-        path = optimizer if isinstance(optimizer, str) else f"{optimizer.__module__}.{optimizer.__qualname__}"
+        path = (
+            optimizer
+            if isinstance(optimizer, str)
+            else f"{optimizer.__module__}.{optimizer.__qualname__}"
+        )
         body = {
             "__doc__": f"{path}\n\n{inspect.getdoc(LibraryOptimizer)}",
             "name": name,
             "reference": reference or path,
-            "optimizer": optimizer if isinstance(optimizer, str) else staticmethod(optimizer),
+            "optimizer": optimizer
+            if isinstance(optimizer, str)
+            else staticmethod(optimizer),
             "usual": usual,
         }
-        return cls._made(body, ("learning_rate", float, learning_rate), sys._getframe(1).f_globals["__name__"])
+        return cls._made(
+            body,
+            ("learning_rate", float, learning_rate),
+            sys._getframe(1).f_globals["__name__"],
+        )
 
     @classmethod
     def any_path(cls, name: str, example: str) -> type[Any]:
@@ -90,30 +106,51 @@ class LibraryOptimizer(Descent):
         return cls._made(body, ("optimizer", str, field(kw_only=True)), cls.__module__)
 
     @classmethod
-    def _made(cls, body: dict[str, Any], parameter: tuple[str, type, Any], module: str) -> type[Any]:
+    def _made(
+        cls, body: dict[str, Any], parameter: tuple[str, type, Any], module: str
+    ) -> type[Any]:
         body |= {"__module__": __name__}  # where the annotations mean something
-        made = make_dataclass(cls.__name__, [parameter], bases=(cls,), namespace=body, frozen=True)
+        made = make_dataclass(
+            cls.__name__, [parameter], bases=(cls,), namespace=body, frozen=True
+        )
         made.__module__ = module  # where it is registered: that file belongs to the source of the algorithm
         return made
 
     def __post_init__(self) -> None:
         super().__post_init__()
         given = inspect.signature(self.factory).parameters
-        known = [name for name, p in given.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        known = [
+            name
+            for name, p in given.items()
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
         if self.rate_name not in known:
-            raise ParameterError("optimizer", f"{self.optimizer} is no optimizer: it takes no {self.rate_name}")
-        known = [name for name in known if name not in ("self", "params", self.rate_name)]
+            raise ParameterError(
+                "optimizer",
+                f"{self.optimizer} is no optimizer: it takes no {self.rate_name}",
+            )
+        known = [
+            name for name in known if name not in ("self", "params", self.rate_name)
+        ]
         options = {**self.usual, **(self.options or {})}
         for key in options:
             if key not in known:
-                hint = "write it as learning_rate, above" if key == self.rate_name else unknown_key(key, known)
+                hint = (
+                    "write it as learning_rate, above"
+                    if key == self.rate_name
+                    else unknown_key(key, known)
+                )
                 raise ParameterError(f"options.{key}", hint)
-        object.__setattr__(self, "options", options)  # with those that are usual: they are part of the cell
+        object.__setattr__(
+            self, "options", options
+        )  # with those that are usual: they are part of the cell
         try:
             self.try_out(self.seeded(0))
         except (ValueError, TypeError, RuntimeError, AttributeError) as error:
             message = " ".join(str(error).split())
-            raise ParameterError("options", f"are not accepted by {self.optimizer}: {message}") from None
+            raise ParameterError(
+                "options", f"are not accepted by {self.optimizer}: {message}"
+            ) from None
 
     @property
     def factory(self) -> Callable[..., Any]:
@@ -123,14 +160,22 @@ class LibraryOptimizer(Descent):
         try:
             found: Callable[..., Any] = pkgutil.resolve_name(self.optimizer)
         except (ImportError, AttributeError, ValueError) as error:
-            raise ParameterError("optimizer", f"{self.optimizer!r} cannot be imported: {error}") from None
+            raise ParameterError(
+                "optimizer", f"{self.optimizer!r} cannot be imported: {error}"
+            ) from None
         return found
 
     def seeded(self, seed: int) -> dict[str, Any]:
         """The options, with a seed where the optimizer draws random numbers and none is given."""
         options, known = self.options or {}, inspect.signature(self.factory).parameters
-        drawn = [name for name in ("key", "seed") if name in known][:1]  # where it takes either, it wants one
-        return options if {"key", "seed"} & set(options) else {**options, **dict.fromkeys(drawn, seed)}
+        drawn = [name for name in ("key", "seed") if name in known][
+            :1
+        ]  # where it takes either, it wants one
+        return (
+            options
+            if {"key", "seed"} & set(options)
+            else {**options, **dict.fromkeys(drawn, seed)}
+        )
 
     def plan(self, data: Data) -> Plan:
         """Steps and batch; an optimizer may call for several gradients in one step, so that its cost is not known."""
@@ -144,7 +189,14 @@ class LibraryOptimizer(Descent):
         own = self.first(state.factor, int(rng.spawn(1)[0].integers(2**31)))
         return state._replace(memory=(own, None, problem.prior.factor))
 
-    def advance(self, objective: Any, factor: Array, memory: tuple[Any, ...], rate: float, count: int) -> Any:
+    def advance(
+        self,
+        objective: Any,
+        factor: Array,
+        memory: tuple[Any, ...],
+        rate: float,
+        count: int,
+    ) -> Any:
         """One step of the optimizer."""
         own, _, basis = memory
         factor, own, evaluated = self.call(objective, factor, own, rate)
@@ -153,7 +205,11 @@ class LibraryOptimizer(Descent):
     def estimate(self, state: Any) -> Array:
         """Signal of the factor, or of the average of its iterates where the optimizer says that this is what it has learned."""
         _, evaluated, basis = state.memory
-        return super().estimate(state if evaluated is None else state._replace(signal=basis.compose(evaluated)))
+        return super().estimate(
+            state
+            if evaluated is None
+            else state._replace(signal=basis.compose(evaluated))
+        )
 
     # -- what a library adds -----------------------------------------------------------------------------------------
 
@@ -165,17 +221,25 @@ class LibraryOptimizer(Descent):
         """Memory of the optimizer at the start."""
         raise NotImplementedError
 
-    def call(self, objective: Any, factor: Array, own: Any, rate: float) -> tuple[Array, Any, Array | None]:
+    def call(
+        self, objective: Any, factor: Array, own: Any, rate: float
+    ) -> tuple[Array, Any, Array | None]:
         """Factor and memory after a step, and the factor to be judged if that is another one."""
         raise NotImplementedError
 
 
 def parts_of(factor: Array) -> list[Array]:
     """Parameters: components that are matrices are one each."""
-    return [factor[k, ...] for k in range(factor.shape[0])] if factor.ndim == 3 else [factor]
+    return (
+        [factor[k, ...] for k in range(factor.shape[0])]
+        if factor.ndim == 3
+        else [factor]
+    )
 
 
 def joined(parts: list[Array], factor: Array) -> Array:
     """The inverse of ``parts_of``, in new memory of the device and type of ``factor``."""
     xp = namespace(factor)
-    return xp.asarray(xp.stack(parts) if factor.ndim == 3 else parts[0], **matching(factor), copy=True)
+    return xp.asarray(
+        xp.stack(parts) if factor.ndim == 3 else parts[0], **matching(factor), copy=True
+    )

@@ -26,7 +26,9 @@ def sam(learning_rate: float, rho: float = 0.05, optimizer: str = "optax.adam") 
 
     ascent = optax.chain(optax.contrib.normalize(), optax.sgd(rho))
     found = optax.contrib.sam(pkgutil.resolve_name(optimizer)(learning_rate), ascent)
-    return optax.GradientTransformation(found.init, lambda *arguments: found.update(*arguments))
+    return optax.GradientTransformation(
+        found.init, lambda *arguments: found.update(*arguments)
+    )
 
 
 class OptaxOptimizer(LibraryOptimizer):
@@ -46,11 +48,17 @@ class OptaxOptimizer(LibraryOptimizer):
             state = transformation.made(self.learning_rate).init(tree)
             if not transformation.asks:
                 transformation.step(
-                    tree, (_array(namespace(factor).sum(factor)), tree), state, self.learning_rate, None
+                    tree,
+                    (_array(namespace(factor).sum(factor)), tree),
+                    state,
+                    self.learning_rate,
+                    None,
                 )
             return transformation, state
 
-    def call(self, objective: Any, factor: Array, own: Any, rate: float) -> tuple[Array, Any, Array | None]:
+    def call(
+        self, objective: Any, factor: Array, own: Any, rate: float
+    ) -> tuple[Array, Any, Array | None]:
         """One update, or several where it needs gradients at other points (SAM); each is counted as a pass over the samples."""
         (transformation, state), xp, waiting = own, namespace(factor), True
 
@@ -65,9 +73,15 @@ class OptaxOptimizer(LibraryOptimizer):
             while waiting:
                 found = objective(factor)
                 now = (_array(found.loss), _tree(found.gradient))
-                tree, state, evaluated, waiting = transformation.step(_tree(factor), now, state, rate, at)
+                tree, state, evaluated, waiting = transformation.step(
+                    _tree(factor), now, state, rate, at
+                )
                 factor = array(tree)
-            return factor, (transformation, state), None if evaluated is None else array(evaluated)
+            return (
+                factor,
+                (transformation, state),
+                None if evaluated is None else array(evaluated),
+            )
 
 
 class _AskedError(Exception):
@@ -85,12 +99,17 @@ class Transformation:
     """
 
     def __init__(self, factory: Callable[..., Any], options: str) -> None:
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU's memory is for the data, too
+        os.environ.setdefault(
+            "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
+        )  # a GPU's memory is for the data, too
         import jax
 
         values = json.loads(options).items()
         self.factory = factory
-        self.options = {key: tuple(value) if isinstance(value, list) else value for key, value in values}
+        self.options = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in values
+        }
         self.compiled = jax.jit(self._update)
 
     def __deepcopy__(self, memo: Any) -> Transformation:
@@ -100,7 +119,9 @@ class Transformation:
         """The transformation at a learning rate."""
         import optax
 
-        return optax.with_extra_args_support(self.factory(learning_rate=rate, **self.options))
+        return optax.with_extra_args_support(
+            self.factory(learning_rate=rate, **self.options)
+        )
 
     @functools.cached_property
     def asks(self) -> bool:
@@ -109,7 +130,9 @@ class Transformation:
 
         tree = [jax.numpy.zeros((2, 2))]
         try:
-            jax.eval_shape(self._update, tree, (0.0, tree), self.made(1.0).init(tree), 1.0)
+            jax.eval_shape(
+                self._update, tree, (0.0, tree), self.made(1.0).init(tree), 1.0
+            )
         except _AskedError:
             return True
         return False
@@ -121,24 +144,39 @@ class Transformation:
         if not self.asks:
             return self.compiled(tree, now, state, rate)
         value = jax.custom_vjp(lambda tree: at(tree)[0])
-        value.defvjp(at, lambda gradient, scale: (jax.tree.map(lambda g: scale * g, gradient),))
+        value.defvjp(
+            at, lambda gradient, scale: (jax.tree.map(lambda g: scale * g, gradient),)
+        )
         with jax.disable_jit():
             return self._update(tree, now, state, rate, value)
 
-    def _update(self, tree: Any, now: Any, state: Any, rate: Any, value_fn: Any = _ask) -> Any:
+    def _update(
+        self, tree: Any, now: Any, state: Any, rate: Any, value_fn: Any = _ask
+    ) -> Any:
         import jax
         import optax
 
         value, gradient = now
-        updates, state = self.made(rate).update(gradient, state, tree, value=value, grad=gradient, value_fn=value_fn)
+        updates, state = self.made(rate).update(
+            gradient, state, tree, value=value, grad=gradient, value_fn=value_fn
+        )
         tree = optax.apply_updates(tree, updates)
 
         def averages(state: Any) -> bool:
             return isinstance(state, optax.contrib.ScheduleFreeState)
 
-        found = [one for one in jax.tree.leaves(state, is_leaf=averages) if averages(one)]
-        evaluated = optax.contrib.schedule_free_eval_params(found[0], tree) if found else None
-        return tree, state, evaluated, optax.tree_utils.tree_get(state, "steps_since_sync", 0)
+        found = [
+            one for one in jax.tree.leaves(state, is_leaf=averages) if averages(one)
+        ]
+        evaluated = (
+            optax.contrib.schedule_free_eval_params(found[0], tree) if found else None
+        )
+        return (
+            tree,
+            state,
+            evaluated,
+            optax.tree_utils.tree_get(state, "steps_since_sync", 0),
+        )
 
 
 _transformation = functools.lru_cache(maxsize=32)(Transformation)
@@ -150,7 +188,11 @@ def _where(like: Array) -> Iterator[None]:
     import jax
 
     with jax.enable_x64(True):
-        device = jax.devices("cpu")[0] if isinstance(like, np.ndarray) else next(iter(_array(like).devices()))
+        device = (
+            jax.devices("cpu")[0]
+            if isinstance(like, np.ndarray)
+            else next(iter(_array(like).devices()))
+        )
         with jax.default_device(device):
             yield
 
@@ -159,7 +201,11 @@ def _array(array: Array) -> Any:
     """A JAX array of the same numbers, without a copy where that is possible."""
     import jax
 
-    return jax.numpy.asarray(array) if isinstance(array, (np.ndarray, np.generic)) else jax.numpy.from_dlpack(array)
+    return (
+        jax.numpy.asarray(array)
+        if isinstance(array, (np.ndarray, np.generic))
+        else jax.numpy.from_dlpack(array)
+    )
 
 
 def _tree(factor: Array) -> list[Any]:

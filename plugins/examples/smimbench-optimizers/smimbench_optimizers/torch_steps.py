@@ -25,14 +25,18 @@ class TorchRun:
         self.optimizer = make(self.parameters)
 
     def __deepcopy__(self, memo: Any) -> TorchRun:
-        found = TorchRun(self.make, [parameter.detach() for parameter in self.parameters])
+        found = TorchRun(
+            self.make, [parameter.detach() for parameter in self.parameters]
+        )
         found.optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
         return found
 
     def factor(self, like: Array) -> Array:
         """The parameters as one array of the namespace of ``like``."""
         xp = namespace(like)
-        return joined([xp.from_dlpack(parameter.detach()) for parameter in self.parameters], like)
+        return joined(
+            [xp.from_dlpack(parameter.detach()) for parameter in self.parameters], like
+        )
 
 
 class TorchOptimizer(LibraryOptimizer):
@@ -47,17 +51,27 @@ class TorchOptimizer(LibraryOptimizer):
         self._maker(options)([torch.nn.Parameter(torch.zeros(2, 2))])
 
     def _maker(self, options: dict[str, Any]) -> Callable[[list[Any]], Any]:
-        options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-        return lambda parameters: self.factory(parameters, lr=self.learning_rate, **options)
+        options = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in options.items()
+        }
+        return lambda parameters: self.factory(
+            parameters, lr=self.learning_rate, **options
+        )
 
     def first(self, factor: Array, seed: int) -> TorchRun:
         """Parameters that start at the factor."""
         import torch
 
         torch.manual_seed(seed)  # for optimizers that draw from PyTorch's own generator
-        return TorchRun(self._maker(self.seeded(seed)), [torch.from_dlpack(part) for part in parts_of(factor)])
+        return TorchRun(
+            self._maker(self.seeded(seed)),
+            [torch.from_dlpack(part) for part in parts_of(factor)],
+        )
 
-    def call(self, objective: Any, factor: Array, own: TorchRun, rate: float) -> tuple[Array, TorchRun, Array | None]:
+    def call(
+        self, objective: Any, factor: Array, own: TorchRun, rate: float
+    ) -> tuple[Array, TorchRun, Array | None]:
         """``optimizer.step(closure)``; every call of the closure is counted as a pass over the samples of the step."""
         import torch
 
@@ -75,7 +89,9 @@ class TorchOptimizer(LibraryOptimizer):
 
         own.optimizer.step(closure)
         moved, evaluated = own.factor(factor), None
-        if hasattr(own.optimizer, "eval"):  # schedule-free: the gradient is taken at another point than the estimate
+        if hasattr(
+            own.optimizer, "eval"
+        ):  # schedule-free: the gradient is taken at another point than the estimate
             own.optimizer.eval()
             evaluated = own.factor(factor)
             own.optimizer.train()

@@ -24,7 +24,10 @@ torch, optax = pytest.importorskip("torch"), pytest.importorskip("optax")
 pytest.importorskip("pytorch_optimizer")
 
 REGISTRY = Registry()
-MATRIX, SEQUENCE = {"name": "attention-indexed", "tokens": 2}, {"name": "sequence-multi-index", "tokens": 2}
+MATRIX, SEQUENCE = (
+    {"name": "attention-indexed", "tokens": 2},
+    {"name": "sequence-multi-index", "tokens": 2},
+)
 WISHART = {"name": "wishart", "rho": 0.5}
 ATTENTION = Problem(MATRIX, "softmax", WISHART)
 HARD = Problem(MATRIX, "hardmax", WISHART)
@@ -32,10 +35,28 @@ LAYERS = Problem(SEQUENCE, {"name": "softmax", "layers": 2}, "gaussian")
 LINEAR = Problem(SEQUENCE, {"name": "linear", "components": 2}, "gaussian")
 NOISY = Problem(SEQUENCE, {"name": "linear", "noise": 0.3}, "gaussian")
 PROBIT = Problem(SEQUENCE, {"name": "probit", "noise": 0.5}, "gaussian")
-PROBLEMS = {"attention": ATTENTION, "hardmax": HARD, "layers": LAYERS, "linear": LINEAR, "probit": PROBIT}
+PROBLEMS = {
+    "attention": ATTENTION,
+    "hardmax": HARD,
+    "layers": LAYERS,
+    "linear": LINEAR,
+    "probit": PROBIT,
+}
 NAMED = {"torch": "torch.optim.NAdam", "optax": "optax.nadam"}
-NAMES = [entry.name for entry in REGISTRY.entries("algorithm") if entry.distribution == "smimbench-optimizers"]
-CHECKED = ("torch", "torch.muon", "torch.lbfgs", "torch.soap", "optax", "optax.muon", "optax.sam")
+NAMES = [
+    entry.name
+    for entry in REGISTRY.entries("algorithm")
+    if entry.distribution == "smimbench-optimizers"
+]
+CHECKED = (
+    "torch",
+    "torch.muon",
+    "torch.lbfgs",
+    "torch.soap",
+    "optax",
+    "optax.muon",
+    "optax.sam",
+)
 """One of every way to make a step; the others are another function of the library, and tests below run all of them."""
 
 
@@ -50,7 +71,9 @@ def alpha_of(problem):
 
 
 def start(problem, algorithm, seed=0, backend=None, alpha=None, dimension=12):
-    data = problem.instance(alpha or alpha_of(problem), dimension).data(backend or get_backend())
+    data = problem.instance(alpha or alpha_of(problem), dimension).data(
+        backend or get_backend()
+    )
     return data, algorithm.init(problem, data, np.random.default_rng(seed))
 
 
@@ -67,14 +90,27 @@ def factors(problem, algorithm, steps, seed=0, backend=None):
 def run(problem, algorithm, alpha, dimension=12):
     instance, backend = problem.instance(alpha, dimension), get_backend()
     data = instance.data(backend)
-    return run_algorithm(problem, instance, data, algorithm, np.random.default_rng, RunOptions(), backend), data
+    return run_algorithm(
+        problem, instance, data, algorithm, np.random.default_rng, RunOptions(), backend
+    ), data
 
 
 def test_contenders_are_listed():
     done = subprocess.run(
-        [sys.executable, "-m", "smimbench", "list", "algorithms"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "smimbench", "list", "algorithms"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert {"torch", "torch.muon", "torch.lbfgs", "torch.soap", "optax", "optax.lion", "optax.sam"} <= set(NAMES)
+    assert {
+        "torch",
+        "torch.muon",
+        "torch.lbfgs",
+        "torch.soap",
+        "optax",
+        "optax.lion",
+        "optax.sam",
+    } <= set(NAMES)
     assert set(NAMES) <= set(done.stdout.split())
 
 
@@ -83,7 +119,9 @@ def test_libraries_are_imported_only_when_an_optimizer_is_used():
         "import sys; from smimbench.registry import Registry; r = Registry(); heavy = {'torch', 'jax', 'optax'};"
         "r.get('algorithm', 'torch.muon'), r.get('algorithm', 'optax.lion'); print(heavy & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["set()"]
 
 
@@ -98,7 +136,15 @@ def test_published_checks(check):
     [
         (Adam, {}),
         (Adam, {"batch": 10, "schedule": "cosine"}),
-        (Adam, {"schedule": "step", "decay_steps": 7, "decay_factor": 0.5, "spherical": True}),
+        (
+            Adam,
+            {
+                "schedule": "step",
+                "decay_steps": 7,
+                "decay_factor": 0.5,
+                "spherical": True,
+            },
+        ),
         (AdamW, {}),
     ],
 )
@@ -108,13 +154,17 @@ def test_adam_takes_the_same_steps_as_the_one_that_ships(problem, ours, options)
     if ours is Adam:
         them = [make("torch.adam", **common), make("optax.adam", **common)]
     else:
-        by_path = make("optax", optimizer="optax.adamw", options={"weight_decay": 0.01}, **common)
+        by_path = make(
+            "optax", optimizer="optax.adamw", options={"weight_decay": 0.01}, **common
+        )
         them = [make("torch.adamw", **common), by_path]
     for one in them:
         found, info = factors(problem, one, 30)
         assert np.abs(found - wanted).max() < 1e-10
         size = options.get("batch")
-        assert size is not None or info.samples == 30 * problem.model.sample_count(alpha_of(problem), 12)
+        assert size is not None or info.samples == 30 * problem.model.sample_count(
+            alpha_of(problem), 12
+        )
 
 
 @pytest.mark.parametrize("name", ["torch.lbfgs", "optax"])
@@ -122,52 +172,85 @@ def test_lbfgs_reaches_the_minimum_of_least_squares(name):
     """That of ``numpy.linalg.lstsq``, and of ``erm`` with the smallest penalty that it takes."""
     given = {
         "optax": {"optimizer": "optax.lbfgs", "learning_rate": 1.0},
-        "torch.lbfgs": {"options": {"tolerance_grad": 1e-13, "tolerance_change": 1e-16}},
+        "torch.lbfgs": {
+            "options": {"tolerance_grad": 1e-13, "tolerance_change": 1e-16}
+        },
     }
     found, data = run(NOISY, make(name, steps=25, **given[name]), 4.0)
     rows = np.asarray(data.inputs).reshape(-1, 12) / np.sqrt(12)
     wanted = np.linalg.lstsq(rows, np.asarray(data.labels).reshape(-1), rcond=None)[0]
     assert np.abs(found.estimate[0] - wanted).max() < 1e-6
-    penalised, _ = run(NOISY, build(REGISTRY.get("algorithm", "erm").item, "algorithm", {"penalty": 1e-6}), 4.0)
+    penalised, _ = run(
+        NOISY,
+        build(REGISTRY.get("algorithm", "erm").item, "algorithm", {"penalty": 1e-6}),
+        4.0,
+    )
     assert np.abs(found.estimate - penalised.estimate).max() < 1e-5
-    assert found.trajectory["samples"][-1] >= 48 * 26  # every evaluation counts, those of the line search included
+    assert (
+        found.trajectory["samples"][-1] >= 48 * 26
+    )  # every evaluation counts, those of the line search included
 
 
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_sam_of_radius_zero_is_its_base(problem):
-    found, info = factors(problem, make("optax.sam", options={"rho": 0.0}, batch=10), 12)
+    found, info = factors(
+        problem, make("optax.sam", options={"rho": 0.0}, batch=10), 12
+    )
     wanted, once = factors(problem, make("optax.adam", batch=10), 12)
     assert np.abs(found - wanted).max() < 1e-12
     assert info.samples == 2 * once.samples
 
 
 def test_sam_steps_along_the_gradient_at_the_worst_point_nearby():
-    algorithm = make("optax.sam", options={"rho": 0.3, "optimizer": "optax.sgd"}, learning_rate=0.5)
+    algorithm = make(
+        "optax.sam", options={"rho": 0.3, "optimizer": "optax.sgd"}, learning_rate=0.5
+    )
     data, state = start(LAYERS, algorithm)
 
     def gradient(factor):
-        return loss_gradient(LAYERS, data.inputs, state.targets, factor, loss="cross-entropy").gradient / 12
+        return (
+            loss_gradient(
+                LAYERS, data.inputs, state.targets, factor, loss="cross-entropy"
+            ).gradient
+            / 12
+        )
 
     uphill = gradient(state.factor)
-    wanted = state.factor - 0.5 * gradient(state.factor + 0.3 * uphill / np.linalg.norm(uphill))
+    wanted = state.factor - 0.5 * gradient(
+        state.factor + 0.3 * uphill / np.linalg.norm(uphill)
+    )
     assert np.abs(algorithm.step(LAYERS, data, state)[0].factor - wanted).max() < 1e-12
 
 
 def test_muon_moves_along_the_polar_factor_of_the_gradient():
     """With as many Newton-Schulz steps as converge, by the singular value decomposition of every component."""
-    options = {"ns_coeffs": [1.5, -0.5, 0.0], "ns_steps": 20, "beta": 0.0, "nesterov": False}
+    options = {
+        "ns_coeffs": [1.5, -0.5, 0.0],
+        "ns_steps": 20,
+        "beta": 0.0,
+        "nesterov": False,
+    }
     for problem in (ATTENTION, LAYERS):
         algorithm = make("optax.muon", options=options, learning_rate=0.2)
         data, state = start(problem, algorithm)
-        gradient = loss_gradient(problem, data.inputs, state.targets, state.factor, loss=state.loss).gradient
+        gradient = loss_gradient(
+            problem, data.inputs, state.targets, state.factor, loss=state.loss
+        ).gradient
         step = np.asarray(algorithm.step(problem, data, state)[0].factor - state.factor)
-        for one, g in zip(step if step.ndim == 3 else [step], gradient if step.ndim == 3 else [gradient]):
+        for one, g in zip(
+            step if step.ndim == 3 else [step],
+            gradient if step.ndim == 3 else [gradient],
+        ):
             left, _, right = np.linalg.svd(g, full_matrices=False)
             ratio = one / (left @ right)
-            assert np.ptp(ratio) < 1e-6 * abs(ratio.mean())  # up to a factor that depends on the shape
+            assert np.ptp(ratio) < 1e-6 * abs(
+                ratio.mean()
+            )  # up to a factor that depends on the shape
             assert -1 < ratio.mean() < 0
     # PyTorch's stays at five steps in half precision, which bring singular values near 1.
-    algorithm = make("torch.muon", options={"momentum": 0.0, "nesterov": False}, learning_rate=0.2)
+    algorithm = make(
+        "torch.muon", options={"momentum": 0.0, "nesterov": False}, learning_rate=0.2
+    )
     (moved,), _ = factors(LAYERS, algorithm, 1)
     there = left.T @ (moved - state.factor) @ right.T / -0.2
     assert (np.abs(np.diag(there) - 1) < 0.4).all()
@@ -176,11 +259,19 @@ def test_muon_moves_along_the_polar_factor_of_the_gradient():
 
 def test_schedule_free_reports_the_average_that_it_has_learned():
     """Gradients are taken between z, which descends, and its running mean x: against the recursion in NumPy."""
-    algorithm = make("optax", optimizer="optax.contrib.schedule_free_sgd", options={"b1": 0.9}, learning_rate=0.3)
+    algorithm = make(
+        "optax",
+        optimizer="optax.contrib.schedule_free_sgd",
+        options={"b1": 0.9},
+        learning_rate=0.3,
+    )
     data, state = start(NOISY, algorithm)
     z = x = y = np.array(state.factor)
     for k in range(1, 15):
-        g = loss_gradient(NOISY, data.inputs, state.targets, y, loss="squared").gradient / 12
+        g = (
+            loss_gradient(NOISY, data.inputs, state.targets, y, loss="squared").gradient
+            / 12
+        )
         z = z - 0.3 * g
         x = (1 - 1 / k) * x + z / k
         y = 0.1 * z + 0.9 * x
@@ -191,7 +282,9 @@ def test_schedule_free_reports_the_average_that_it_has_learned():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_of_one_seed_are_equal_to_the_last_bit_and_of_another_are_not(name):
-    one, other, third = (factors(LAYERS, make(name, batch=7), 8, seed)[0] for seed in (0, 0, 1))
+    one, other, third = (
+        factors(LAYERS, make(name, batch=7), 8, seed)[0] for seed in (0, 0, 1)
+    )
     assert np.array_equal(one, other)
     assert not np.allclose(one, third)
 
@@ -205,13 +298,17 @@ def test_noise_of_an_optimizer_comes_from_the_seed_of_the_run():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_arrays_of_another_backend_give_the_same(name):
-    steps = 2 if name == "torch.soap" else 5  # in the null space of a gradient of low rank its basis is one of rounding
+    steps = (
+        2 if name == "torch.soap" else 5
+    )  # in the null space of a gradient of low rank its basis is one of rounding
     there, _ = factors(ATTENTION, make(name), steps, backend=get_backend("torch"))
     assert np.abs(there - factors(ATTENTION, make(name), steps)[0]).max() < 1e-6
 
 
 def test_options_are_part_of_the_cell():
-    spec = parameters_of("algorithm", make("torch.muon", options={"momentum": 0.8}, steps=3))
+    spec = parameters_of(
+        "algorithm", make("torch.muon", options={"momentum": 0.8}, steps=3)
+    )
     assert spec["options"] == {"weight_decay": 0.0, "momentum": 0.8}
     assert "optimizer" not in spec
     assert parameters_of("algorithm", make("torch"))["optimizer"] == "torch.optim.NAdam"
@@ -242,15 +339,25 @@ def test_bad_parameters_are_named(name, key, parameters):
 
 def test_the_lines_of_the_readme_put_an_optimizer_beside_the_limit(tmp_path):
     code = (
-        (pathlib.Path(__file__).parent.parent / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+        (pathlib.Path(__file__).parent.parent / "README.md")
+        .read_text()
+        .partition("```python\n")[2]
+        .partition("```")[0]
     )
     (tmp_path / "signed.py").write_text(code)
     registry = Registry([str(tmp_path / "signed.py")])
     entry = registry.get("algorithm", "signed")
-    attempt, _ = run(LINEAR, build(entry.item, "algorithm", {"learning_rate": 0.02, "steps": 150}), 3.0)
+    attempt, _ = run(
+        LINEAR,
+        build(entry.item, "algorithm", {"learning_rate": 0.02, "steps": 150}),
+        3.0,
+    )
     assert attempt.metrics["mse"][0] < 0.2
     (tmp_path / "signed.py").write_text(code.replace("sign()", "tanh()"))
-    assert Registry([str(tmp_path / "signed.py")]).get("algorithm", "signed").source != entry.source
+    assert (
+        Registry([str(tmp_path / "signed.py")]).get("algorithm", "signed").source
+        != entry.source
+    )
 
 
 def test_several_students_are_averaged():
@@ -264,12 +371,16 @@ def test_contenders_of_the_board_have_as_many_passes_on_each_of_its_problems():
     pytest.importorskip("smimbench_phase_retrieval")
     cells = load_suite(pathlib.Path(__file__).parent.parent / "board.toml").cells()
     passes = {}
-    for cell in {(cell.problem_label, cell.algorithm_label): cell for cell in cells}.values():
+    for cell in {
+        (cell.problem_label, cell.algorithm_label): cell for cell in cells
+    }.values():
         problem, algorithm = cell.rebuild()
         plan = algorithm.plan(sizes(100, problem.model.tokens, 50))
         if (plan.steps or 1) > 1:
             assert algorithm.refuses(problem) is None, cell
-            gradients = {"optax.sam": 2, "torch.lbfgs": 25}.get(cell.algorithm["name"], 1)
+            gradients = {"optax.sam": 2, "torch.lbfgs": 25}.get(
+                cell.algorithm["name"], 1
+            )
             passes.setdefault(cell.problem_label, []).append(plan.steps * gradients)
     assert len(passes) == 6
     assert all(found == [300] * 11 for found in passes.values())

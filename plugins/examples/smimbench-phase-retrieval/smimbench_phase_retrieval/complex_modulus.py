@@ -62,7 +62,10 @@ class ComplexModulus:
 
     def __post_init__(self) -> None:
         if self.tokens != 2:
-            raise ParameterError("tokens", f"must be 2, the real and the imaginary part, got {self.tokens!r}")
+            raise ParameterError(
+                "tokens",
+                f"must be 2, the real and the imaginary part, got {self.tokens!r}",
+            )
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
         """Labels (..., n, 1) of the latents (..., n, 2, 2). ``rng`` is not used."""
@@ -78,9 +81,19 @@ class ComplexModulus:
         size = xp.sqrt(u * u + v * v)
         scale = cotangent[..., 0] / xp.where(size > 0, size, xp.ones_like(size))
         u, v = u * scale, v * scale
-        return xp.stack([xp.stack([u, v], axis=-1), xp.stack([v, -u], axis=-1)], axis=-2)
+        return xp.stack(
+            [xp.stack([u, v], axis=-1), xp.stack([v, -u], axis=-1)], axis=-2
+        )
 
-    def posterior(self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None) -> Posterior:
+    def posterior(
+        self,
+        y: Any,
+        omega: Any,
+        V: Any,
+        *,
+        second_moment: bool = False,
+        rng: Any = None,
+    ) -> Posterior:
         """Posterior of ``z ~ N(omega, V (x) I_2)`` given the label; y (n, 1), omega (n, 2, 2), V (2, 2)."""
         xp = namespace(y, omega, V)
         check_latents(omega, 2, 2)
@@ -96,15 +109,28 @@ class ComplexModulus:
         across = label**2 * (1 - second) / 2
         identity = xp.eye(2, dtype=omega.dtype, device=array_api_compat.device(omega))
         outer = along[:, :, None] * along[:, None, :]
-        spread = across[:, None, None] * identity + (parallel - across)[:, None, None] * outer
+        spread = (
+            across[:, None, None] * identity
+            + (parallel - across)[:, None, None] * outer
+        )
         # How latents follow (u, v): K (p, m, 2).
-        K = xp.stack([xp.stack([V[:, 0], V[:, 1]], axis=-1), xp.stack([-V[:, 1], V[:, 0]], axis=-1)], axis=1)
+        K = xp.stack(
+            [
+                xp.stack([V[:, 0], V[:, 1]], axis=-1),
+                xp.stack([-V[:, 1], V[:, 0]], axis=-1),
+            ],
+            axis=1,
+        )
         flat = xp.reshape(K, (4, 2)) / width
         moved = along * length[:, None] - mu
-        mean = omega + xp.reshape(xp.matmul(moved, xp.matrix_transpose(flat)), (n, 2, 2))
+        mean = omega + xp.reshape(
+            xp.matmul(moved, xp.matrix_transpose(flat)), (n, 2, 2)
+        )
         prior = xp.reshape(V[:, None, :, None] * identity[None, :, None, :], (4, 4))
         left = prior - width * xp.matmul(flat, xp.matrix_transpose(flat))
-        full = left[None, :, :] + xp.matmul(xp.matmul(flat, spread), xp.matrix_transpose(flat))
+        full = left[None, :, :] + xp.matmul(
+            xp.matmul(flat, spread), xp.matrix_transpose(flat)
+        )
         average = xp.reshape(xp.mean(full, axis=0), (2, 2, 2, 2))
         covariance = (average[:, 0, :, 0] + average[:, 1, :, 1]) / 2
         if not second_moment:
@@ -127,18 +153,27 @@ class ComplexModulus:
         In units of s, ``r = |mu| / s`` and ``t = y / s``, it is ``I E[(t A_1(t r) - r)^2] / s^2``: r follows Rayleigh's law of
         variance ``(Q_11 + Q_22) / s^2``, and t Rice's law about r.
         """
-        Q, V = np.broadcast_arrays(np.asarray(Q, dtype=float), np.asarray(V, dtype=float))
+        Q, V = np.broadcast_arrays(
+            np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
+        )
         width = np.maximum(np.trace(V, axis1=-2, axis2=-1), 1e-300)
         spread = np.sqrt(np.trace(Q, axis1=-2, axis2=-1) / width)[..., None]
         nodes, weights = gauss_legendre(NODES, 0.0, REACH)
         # r reaches as far as its law; beyond the last node the move is 1 - 1/(2 r^2) - 1/(4 r^4).
         narrow, wide = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
-        within = np.sum(weights * nodes * np.exp(-(nodes**2) / 2) * _squared_move(narrow * nodes), axis=-1)
+        within = np.sum(
+            weights * nodes * np.exp(-(nodes**2) / 2) * _squared_move(narrow * nodes),
+            axis=-1,
+        )
         density = nodes / wide**2 * np.exp(-((nodes / wide) ** 2) / 2)
-        beyond = np.sum(weights * density * _squared_move(nodes), axis=-1) + _tail(wide[..., 0])
+        beyond = np.sum(weights * density * _squared_move(nodes), axis=-1) + _tail(
+            wide[..., 0]
+        )
         value = np.where(spread[..., 0] > 1, beyond, within) / width
         return Uncertain(
-            value[..., None, None] * np.eye(2), 1e-7 * np.abs(value)[..., None, None] * np.eye(2), "quadrature"
+            value[..., None, None] * np.eye(2),
+            1e-7 * np.abs(value)[..., None, None] * np.eye(2),
+            "quadrature",
         )
 
 
@@ -175,4 +210,6 @@ def _tail(wide: Any) -> Any:
 
     x = REACH**2 / (2 * wide**2)
     missing = exp1(x) / (4 * wide**2)
-    return np.exp(-x) * (1 - 1 / (8 * wide**2 * REACH**2)) - missing * (1 - 1 / (4 * wide**2))
+    return np.exp(-x) * (1 - 1 / (8 * wide**2 * REACH**2)) - missing * (
+        1 - 1 / (4 * wide**2)
+    )

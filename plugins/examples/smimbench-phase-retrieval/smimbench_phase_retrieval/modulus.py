@@ -64,11 +64,21 @@ class Modulus(SizeOfProjection):
         """Gradient of ``sum(cotangent * |z|)``: the cotangent with the sign of z."""
         return cotangent * namespace(z).sign(z)
 
-    def posterior(self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None) -> Posterior:
+    def posterior(
+        self,
+        y: Any,
+        omega: Any,
+        V: Any,
+        *,
+        second_moment: bool = False,
+        rng: Any = None,
+    ) -> Posterior:
         """Posterior of ``z ~ N(omega, V)`` given the label; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed."""
         xp = namespace(y, omega, V)
         if tuple(y.shape) != tuple(omega.shape):
-            raise ValueError(f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}")
+            raise ValueError(
+                f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}"
+            )
         # The sign is certain long before the exponential would overflow, in single precision too.
         odds = clip(y * (omega / clip(V, 1e-30, None)), -40.0, 40.0)
         mean = y * xp.tanh(odds)
@@ -78,13 +88,17 @@ class Modulus(SizeOfProjection):
             return Posterior(mean, covariance)
         identity = xp.eye(self.tokens, dtype=y.dtype, device=array_api_compat.device(y))
         flat, label = mean[:, 0, :], y[:, 0, :]
-        moment = (1 - identity) * (flat[:, :, None] * flat[:, None, :]) + identity * (label * label)[:, :, None]
+        moment = (1 - identity) * (flat[:, :, None] * flat[:, None, :]) + identity * (
+            label * label
+        )[:, :, None]
         return Posterior(mean, covariance, moment[:, None, :, None, :])
 
     def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
         """Logarithm of the density of the label (n,): ``N(y; omega, V) + N(-y; omega, V)`` for every token."""
         xp = namespace(y, omega, V)
-        pair = xp.logaddexp(-((y - omega) ** 2) / (2 * V), -((y + omega) ** 2) / (2 * V))
+        pair = xp.logaddexp(
+            -((y - omega) ** 2) / (2 * V), -((y + omega) ** 2) / (2 * V)
+        )
         return xp.sum(pair - xp.log(2 * math.pi * V) / 2, axis=(-2, -1))
 
     def information(self, Q: Any, V: Any) -> Uncertain:
@@ -93,14 +107,20 @@ class Modulus(SizeOfProjection):
         In units of the width, ``u = omega / sqrt(V)``, one function of u remains,
         ``h(u) = E_t [((u + t) tanh(u (u + t)) - u)^2]`` with standard normal t, and the result is ``M E h(u) / V``.
         """
-        Q, V = np.broadcast_arrays(np.asarray(Q, dtype=float), np.asarray(V, dtype=float))
+        Q, V = np.broadcast_arrays(
+            np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
+        )
         V = np.maximum(V, 1e-300)
         spread = np.sqrt(Q / V)[..., None]
         nodes, weights = gauss_legendre(80, 0.0, 10.0)
         # u reaches as far as its law; beyond the last node the sign is known and h = 1.
         narrow, wide = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
-        within = 2 * np.sum(weights * _normal(nodes) * _squared_move(narrow * nodes), axis=-1)
-        missing = 2 * np.sum(weights * _normal(nodes / wide) / wide * (1 - _squared_move(nodes)), axis=-1)
+        within = 2 * np.sum(
+            weights * _normal(nodes) * _squared_move(narrow * nodes), axis=-1
+        )
+        missing = 2 * np.sum(
+            weights * _normal(nodes / wide) / wide * (1 - _squared_move(nodes)), axis=-1
+        )
         value = self.tokens * np.where(spread[..., 0] > 1, 1 - missing, within) / V
         return Uncertain(value, 1e-12 * value, "quadrature")
 
@@ -114,4 +134,6 @@ def _squared_move(u: Any) -> Any:
     t = np.linspace(-9, 9, 361)
     weights = _normal(t) * (t[1] - t[0])
     latent = u[..., None] + t
-    return np.sum(weights * (latent * np.tanh(u[..., None] * latent) - u[..., None]) ** 2, axis=-1)
+    return np.sum(
+        weights * (latent * np.tanh(u[..., None] * latent) - u[..., None]) ** 2, axis=-1
+    )

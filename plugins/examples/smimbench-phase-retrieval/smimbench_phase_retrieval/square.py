@@ -57,7 +57,9 @@ class NoisySquare(SizeOfProjection):
             raise ValueError("rng is required: this channel is noisy")
         noise = rng.standard_normal(tuple(z.shape))
         xp = namespace(z)
-        return z * z + math.sqrt(self.noise) * xp.asarray(noise, dtype=z.dtype, device=array_api_compat.device(z))
+        return z * z + math.sqrt(self.noise) * xp.asarray(
+            noise, dtype=z.dtype, device=array_api_compat.device(z)
+        )
 
     def log_likelihood(self, y: Any, z: Any) -> Any:
         """``log p(y | z)`` (n,)."""

@@ -14,7 +14,9 @@ from smimbench.theory.predictions import competing, thresholds
 
 
 def make():
-    return smimbench.Problem({"name": "sequence-multi-index", "tokens": 2}, "complex-modulus", "gaussian")
+    return smimbench.Problem(
+        {"name": "sequence-multi-index", "tokens": 2}, "complex-modulus", "gaussian"
+    )
 
 
 PROBLEM = make()
@@ -51,9 +53,13 @@ def test_posterior_is_the_average_over_phases():
         mean = weight @ means
         covariances.append(second - np.outer(mean, mean))
         np.testing.assert_allclose(found.mean[k].ravel(), mean, atol=1e-10)
-        np.testing.assert_allclose(found.second_moment[k].reshape(4, 4), second, atol=1e-10)
+        np.testing.assert_allclose(
+            found.second_moment[k].reshape(4, 4), second, atol=1e-10
+        )
     average = np.mean(covariances, axis=0).reshape(2, 2, 2, 2)
-    np.testing.assert_allclose(found.covariance, (average[:, 0, :, 0] + average[:, 1, :, 1]) / 2, atol=1e-10)
+    np.testing.assert_allclose(
+        found.covariance, (average[:, 0, :, 0] + average[:, 1, :, 1]) / 2, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("q", [0.02, 0.5, 0.97])
@@ -85,10 +91,18 @@ def complex_ratio(V):
     def at(t):
         r = np.sqrt(1 - V) * t
         ends = max(0.0, r - 9 * np.sqrt(V)), r + 9 * np.sqrt(V)
-        return integrate.quad(squared, *ends, args=(r,), epsrel=1e-10, limit=200)[0] * np.exp(-t * t) * 2 * t
+        return (
+            integrate.quad(squared, *ends, args=(r,), epsrel=1e-10, limit=200)[0]
+            * np.exp(-t * t)
+            * 2
+            * t
+        )
 
     middle = min(4 * np.sqrt(V / (1 - V)), 3.0)
-    parts = [integrate.quad(at, *ends, epsrel=1e-9, limit=200)[0] for ends in ((0, middle), (middle, 6.5))]
+    parts = [
+        integrate.quad(at, *ends, epsrel=1e-9, limit=200)[0]
+        for ends in ((0, middle), (middle, 6.5))
+    ]
     return (1 - V) * V / sum(parts)
 
 
@@ -98,11 +112,17 @@ def test_thresholds_are_those_of_an_independent_integral():
     assert complex_ratio(1 - 1e-5) == pytest.approx(1.0, abs=1e-4)
     # The uninformed branch ends where the sample ratio is largest, and perfect recovery is stable from counting onwards.
     best = optimize.minimize_scalar(
-        lambda log: -complex_ratio(np.exp(log)), bounds=(-4, -2), method="bounded", options={"xatol": 1e-3}
+        lambda log: -complex_ratio(np.exp(log)),
+        bounds=(-4, -2),
+        method="bounded",
+        options={"xatol": 1e-3},
     )
     assert -best.fun == pytest.approx(2.0267053, abs=2e-7)
     perfect = found["perfect_recovery"]
-    assert (perfect["branch"], perfect["value"]) == ("uninformed", pytest.approx(-best.fun, abs=1e-7))
+    assert (perfect["branch"], perfect["value"]) == (
+        "uninformed",
+        pytest.approx(-best.fun, abs=1e-7),
+    )
     assert perfect["informed"]["value"] == pytest.approx(2.0, abs=1e-8)
     assert complex_ratio(1e-4) == pytest.approx(2.0, abs=4e-4)
     assert found["hard_phase"] == pytest.approx([2.0, -best.fun], abs=1e-7)
@@ -114,7 +134,12 @@ def test_thresholds_are_those_of_an_independent_integral():
 def test_an_answer_does_not_depend_on_the_other_sample_ratios(seed):
     """Random sample ratios around both thresholds, alone, together and in any order, against the independent integral."""
     rng = np.random.default_rng(seed)
-    alphas = [*(1 + 0.03 * rng.standard_normal(4)), 1.0, *rng.uniform(1.2, 2.0, 3), *rng.uniform(2.0, 2.1, 3)]
+    alphas = [
+        *(1 + 0.03 * rng.standard_normal(4)),
+        1.0,
+        *rng.uniform(1.2, 2.0, 3),
+        *rng.uniform(2.0, 2.1, 3),
+    ]
     together = competing(PROBLEM, rng.permutation(alphas).tolist())
     for points in together:
         alpha = points[0].alpha
@@ -127,13 +152,17 @@ def test_an_answer_does_not_depend_on_the_other_sample_ratios(seed):
         if alpha <= 1:
             assert V == 1
         elif V > 0:
-            assert complex_ratio(V) == pytest.approx(alpha, abs=points[-1].alpha_error[0] + 1e-7)
+            assert complex_ratio(V) == pytest.approx(
+                alpha, abs=points[-1].alpha_error[0] + 1e-7
+            )
 
 
 def test_the_error_is_that_of_two_other_derivations():
     """Points of arXiv:2006.05228."""
     for alpha, mse in ((1.428, 0.78083647), (1.806, 0.45455357)):
-        point = next(p for p in competing(PROBLEM, [alpha])[0] if p.branch != "informed")
+        point = next(
+            p for p in competing(PROBLEM, [alpha])[0] if p.branch != "informed"
+        )
         assert point.mse == pytest.approx(np.full(2, mse), abs=2e-4)
 
 
@@ -149,13 +178,20 @@ def test_a_narrow_pass_decides_between_an_error_and_perfect_recovery():
 
     def ratio(log):
         v = np.exp(log)
-        return (1 / v - 1) / ComplexModulus().information((1 - v) * np.eye(2), v * np.eye(2)).value[0, 0]
+        return (1 / v - 1) / ComplexModulus().information(
+            (1 - v) * np.eye(2), v * np.eye(2)
+        ).value[0, 0]
 
     end = -optimize.minimize_scalar(
-        lambda log: -ratio(log), bounds=(-5, -1), method="bounded", options={"xatol": 1e-9}
+        lambda log: -ratio(log),
+        bounds=(-5, -1),
+        method="bounded",
+        options={"xatol": 1e-9},
     ).fun
     assert end == pytest.approx(2.0267053, abs=1e-7)
-    below, *above = competing(PROBLEM, [end * (1 - 1e-5), end * (1 + 1e-5), 2.03, 2.2, 2.5])
+    below, *above = competing(
+        PROBLEM, [end * (1 - 1e-5), end * (1 + 1e-5), 2.03, 2.2, 2.5]
+    )
     assert [point.branch for point in below] == ["informed", "uninformed"]
     assert not below[0].V.any()
     assert 0.06 < below[1].mse.min() < 0.065

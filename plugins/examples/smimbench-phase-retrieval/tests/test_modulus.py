@@ -18,7 +18,9 @@ from smimbench.suite.schema import RunOptions
 from smimbench.testing import parametrize_with_checks
 from smimbench.theory.predictions import solve, thresholds
 
-PROBLEM = smimbench.Problem({"name": "sequence-multi-index", "tokens": 1}, "modulus", "gaussian")
+PROBLEM = smimbench.Problem(
+    {"name": "sequence-multi-index", "tokens": 1}, "modulus", "gaussian"
+)
 FOLDER = Path(__file__).resolve().parent.parent
 
 
@@ -28,21 +30,30 @@ def test_contract(check):
 
 
 def test_it_is_registered():
-    assert get_registry().get("channel", "modulus").distribution == "smimbench-phase-retrieval"
+    assert (
+        get_registry().get("channel", "modulus").distribution
+        == "smimbench-phase-retrieval"
+    )
 
 
 def test_thresholds_are_those_of_the_literature():
     found = thresholds(PROBLEM)
     assert found["weak_recovery"]["value"] == pytest.approx(0.5, abs=1e-6)
     assert found["perfect_recovery"]["value"] == pytest.approx(1.128, abs=1e-3)
-    assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(1.0, abs=1e-6)
+    assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(
+        1.0, abs=1e-6
+    )
     assert found["hard_phase"] == pytest.approx([1.0, 1.128], abs=1e-3)
 
 
 def test_two_tokens_need_half_the_samples():
-    two = smimbench.Problem({"name": "sequence-multi-index", "tokens": 2}, "modulus", "gaussian")
+    two = smimbench.Problem(
+        {"name": "sequence-multi-index", "tokens": 2}, "modulus", "gaussian"
+    )
     assert thresholds(two)["weak_recovery"]["value"] == pytest.approx(0.25, abs=1e-6)
-    assert thresholds(two)["perfect_recovery"]["value"] == pytest.approx(0.564, abs=1e-3)
+    assert thresholds(two)["perfect_recovery"]["value"] == pytest.approx(
+        0.564, abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("q", [0.05, 0.5, 0.95])
@@ -52,7 +63,13 @@ def test_information_is_the_integral_over_label_and_estimate(q):
     def density(y: float, omega: float) -> float:
         g = (y * math.tanh(y * omega / v) - omega) / v
         law = sum(math.exp(-((s * y - omega) ** 2) / (2 * v)) for s in (1, -1))
-        return g * g * law * math.exp(-(omega**2) / (2 * q)) / (2 * math.pi * math.sqrt(q * v))
+        return (
+            g
+            * g
+            * law
+            * math.exp(-(omega**2) / (2 * q))
+            / (2 * math.pi * math.sqrt(q * v))
+        )
 
     reach = 8 * math.sqrt(q)
     wanted = 2 * dblquad(density, 0, reach, 0, 9, epsabs=1e-7, epsrel=1e-7)[0]
@@ -62,7 +79,9 @@ def test_information_is_the_integral_over_label_and_estimate(q):
 
 def test_log_partition_is_the_density_of_the_label():
     def density(y: float) -> float:
-        found = Modulus(tokens=1).log_partition(np.array([[[y]]]), np.array([[[0.7]]]), np.array([[0.3]]))
+        found = Modulus(tokens=1).log_partition(
+            np.array([[[y]]]), np.array([[[0.7]]]), np.array([[0.3]])
+        )
         return math.exp(found[0])
 
     assert quad(density, 0, 10, points=[0.7])[0] == pytest.approx(1, rel=1e-9)
@@ -76,7 +95,13 @@ def test_message_passing_finds_the_signal_where_theory_says_so():
         backend = get_backend()
         gamp = get_registry().get("algorithm", "gamp").item()
         attempt = run_algorithm(
-            PROBLEM, instance, instance.data(backend), gamp, np.random.default_rng, RunOptions(), backend
+            PROBLEM,
+            instance,
+            instance.data(backend),
+            gamp,
+            np.random.default_rng,
+            RunOptions(),
+            backend,
         )
         errors[alpha] = instance.metrics(attempt.estimate)["mse"][0]
     assert errors[0.3] > 0.8

@@ -10,7 +10,13 @@ SUITE = Path(__file__).resolve().parent.parent / "published.toml"
 
 
 def test_published_values_agree_or_are_explained():
-    rows = [row for document in smimbench.theory(SUITE, thresholds=False).documents for row in document["published"]]
+    rows = [
+        row
+        for document in smimbench.theory(SUITE, thresholds=False).documents
+        for row in document["published"]
+    ]
     assert len(rows) > 15
     for row in rows:
-        assert row["within"] is not bool(row["remark"]), f"{row['label']} at {row['alpha']}: {row['theory']}"
+        assert row["within"] is not bool(row["remark"]), (
+            f"{row['label']} at {row['alpha']}: {row['theory']}"
+        )

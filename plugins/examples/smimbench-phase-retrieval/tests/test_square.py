@@ -28,11 +28,23 @@ def moments(y: float, noise: float) -> list[float]:
     """Integrals of 1 and z^2 over the law of z and the label y."""
 
     def density(z: float, power: int) -> float:
-        return z**power * math.exp(-((y - z * z) ** 2) / (2 * noise) - z * z / 2) / (2 * math.pi * math.sqrt(noise))
+        return (
+            z**power
+            * math.exp(-((y - z * z) ** 2) / (2 * noise) - z * z / 2)
+            / (2 * math.pi * math.sqrt(noise))
+        )
 
     peak = math.sqrt(max(y, 0))
     return [
-        2 * quad(density, 0, 9, args=(k,), points=sorted({peak, 1.1 * peak, 0.9 * peak, peak + 1}), limit=200)[0]
+        2
+        * quad(
+            density,
+            0,
+            9,
+            args=(k,),
+            points=sorted({peak, 1.1 * peak, 0.9 * peak, peak + 1}),
+            limit=200,
+        )[0]
         for k in (0, 2)
     ]
 
@@ -47,9 +59,13 @@ def test_weak_recovery_threshold(noise):
 
     lowest = -6 * math.sqrt(noise)
     parts = [(lowest, 0.0), (0.0, 1.0), (1.0, 4.0), (4.0, 60 + 6 * math.sqrt(noise))]
-    inverse = sum(quad(strength, *ends, limit=200, epsabs=1e-6, epsrel=1e-6)[0] for ends in parts)
+    inverse = sum(
+        quad(strength, *ends, limit=200, epsabs=1e-6, epsrel=1e-6)[0] for ends in parts
+    )
     problem = smimbench.Problem(
-        {"name": "sequence-multi-index", "tokens": 1}, {"name": "noisy-square", "noise": noise}, "gaussian"
+        {"name": "sequence-multi-index", "tokens": 1},
+        {"name": "noisy-square", "noise": noise},
+        "gaussian",
     )
     found = scalar_curve(problem).weak_limit()
     assert found.error < 1e-4 * found.value
@@ -57,7 +73,9 @@ def test_weak_recovery_threshold(noise):
     assert found.value > 0.5  # noise makes it harder than the noiseless channel
     # The curve starts there.
     q = 1e-3
-    information = channel_information(problem.channel, MODEL, np.array([[q]]), np.array([[1 - q]]))
+    information = channel_information(
+        problem.channel, MODEL, np.array([[q]]), np.array([[1 - q]])
+    )
     assert q / information.value[0, 0] == pytest.approx(found.value, rel=5e-3)
 
 
@@ -73,7 +91,9 @@ def test_little_noise_is_no_noise():
     assert found.covariance[0, 0] == pytest.approx(exact.covariance[0, 0], abs=3e-3)
 
 
-@pytest.mark.parametrize(("key", "value"), [("noise", 0.0), ("noise", math.inf), ("tokens", 2)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("noise", 0.0), ("noise", math.inf), ("tokens", 2)]
+)
 def test_bad_parameters_are_named(key, value):
     with pytest.raises(smimbench.ParameterError, match=key):
         NoisySquare(**{key: value})

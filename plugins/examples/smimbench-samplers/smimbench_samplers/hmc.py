@@ -67,7 +67,9 @@ class Mixing(OverlapRule):
     def complaint(self) -> str | None:
         """R-hat, where it is above ``MIXED``."""
         r_hat = 1 + (math.inf if self.latest is None else self.latest.residual)
-        return None if r_hat <= MIXED else f"not mixed: R-hat {r_hat:.3g} is above {MIXED}"
+        return (
+            None if r_hat <= MIXED else f"not mixed: R-hat {r_hat:.3g} is above {MIXED}"
+        )
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,12 @@ class Hmc(Algorithm):
     def __post_init__(self) -> None:
         for key in ("samples", "leapfrog"):
             require(self, key, getattr(self, key) >= 1, "at least 1")
-        require(self, "steps", self.steps >= 4 * self.leapfrog, "at least 4 trajectories, 4 times leapfrog")
+        require(
+            self,
+            "steps",
+            self.steps >= 4 * self.leapfrog,
+            "at least 4 trajectories, 4 times leapfrog",
+        )
 
     @property
     def _chains(self) -> int:
@@ -132,48 +139,82 @@ class Hmc(Algorithm):
         """All steps, with the chains as students; R-hat says whether the end is trusted."""
         return Plan(self.steps, students=self._chains, stopping_rule=Mixing)
 
-    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
+    def theory(
+        self, problem: Problem, alpha: float, conditions: Conditions
+    ) -> AlgorithmPrediction | str:
         """``1 + 1/K`` times the Bayes-optimal error, or why it is not known whether chains get there."""
-        points = conditions.points or tuple(point_document(problem, found) for found in competing(problem, [alpha])[0])
+        points = conditions.points or tuple(
+            point_document(problem, found) for found in competing(problem, [alpha])[0]
+        )
         if len(points) > 1:
             return "two fixed points compete: chains from the prior may agree on the worse one, which R-hat cannot see"
-        K, truth, overlap = self.samples, prior_moments(problem)[0], np.asarray(points[0]["overlap"])
+        K, truth, overlap = (
+            self.samples,
+            prior_moments(problem)[0],
+            np.asarray(points[0]["overlap"]),
+        )
         error = np.diag(np.atleast_1d(points[0]["mse_error"])) * (1 + 1 / K)
         mean = Overlaps(truth, overlap, overlap + (truth - overlap) / K)
         uncertain = Overlaps(0 * error, 0 * error, error)
         method = f"mean of {K} samples; {points[0]['method']}"
-        return replace(limit_point(problem, alpha, [[mean]], method=method, uncertain=uncertain), of_ok_runs=True)
+        return replace(
+            limit_point(problem, alpha, [[mean]], method=method, uncertain=uncertain),
+            of_ok_runs=True,
+        )
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> HmcState:
         """Chains at draws of the prior, and as many at a start that is given."""
         xp, kind = namespace(data.inputs), matching(data.inputs)
         target = LogPosterior(problem, data)
         shape = problem.components, data.dimension
-        factor = xp.asarray(np.stack([target.factor.draw(rng, *shape) for _ in range(self._chains)]), **kind)
+        factor = xp.asarray(
+            np.stack([target.factor.draw(rng, *shape) for _ in range(self._chains)]),
+            **kind,
+        )
         if data.start is not None:
             given = target.factor_of(data.start.estimate, factor[0, ...])
             factor = xp.concat([xp.stack([given] * self._chains), factor])
         signal = target.factor.compose(factor)
         shape = PROJECTIONS, math.prod(signal.shape[1:])
-        directions = xp.asarray(rng.standard_normal(shape) / math.sqrt(shape[1]), **kind)
+        directions = xp.asarray(
+            rng.standard_normal(shape) / math.sqrt(shape[1]), **kind
+        )
         density, gradient = target(factor)
         log_step = xp.asarray(math.log(FIRST_STEP), **kind)
         on_the_way = density, factor, factor, gradient, 0.0
         return self._launched(
-            HmcState(target, directions, factor, density, gradient, *on_the_way, log_step, 0 * log_step, rng)
+            HmcState(
+                target,
+                directions,
+                factor,
+                density,
+                gradient,
+                *on_the_way,
+                log_step,
+                0 * log_step,
+                rng,
+            )
         )
 
     def _launched(self, state: HmcState) -> HmcState:
         """The beginning of a trajectory: new momenta, and a step size that varies so that no orbit closes."""
         xp = namespace(state.factor)
-        momentum = xp.asarray(state.rng.standard_normal(state.factor.shape), **matching(state.factor))
+        momentum = xp.asarray(
+            state.rng.standard_normal(state.factor.shape), **matching(state.factor)
+        )
         step = xp.exp(state.log_step) * state.rng.uniform(0.8, 1.2)
         energy = state.density - _half_square(state.factor) - _half_square(momentum)
         return state._replace(
-            position=state.factor, momentum=momentum, slope=state.gradient, stepping=step, energy=energy
+            position=state.factor,
+            momentum=momentum,
+            slope=state.gradient,
+            stepping=step,
+            energy=energy,
         )
 
-    def step(self, problem: Problem, data: Data, state: HmcState) -> tuple[HmcState, Info]:
+    def step(
+        self, problem: Problem, data: Data, state: HmcState
+    ) -> tuple[HmcState, Info]:
         """One leapfrog step of every chain; at the end of a trajectory they accept it or not. The residual is R-hat - 1."""
         xp = namespace(state.factor)
         step: Any = state.stepping
@@ -182,9 +223,13 @@ class Hmc(Algorithm):
         momentum = xp.cos(step) * momentum - xp.sin(step) * state.position
         density, slope = state.target(position)
         momentum = momentum + step / 2 * slope
-        state = state._replace(position=position, momentum=momentum, slope=slope, done=state.done + 1)
+        state = state._replace(
+            position=position, momentum=momentum, slope=slope, done=state.done + 1
+        )
         if state.done % self.leapfrog == 0:
-            with np.errstate(all="ignore"):  # a trajectory that left all bounds is not accepted
+            with np.errstate(
+                all="ignore"
+            ):  # a trajectory that left all bounds is not accepted
                 state = self._launched(self._ended(problem, state, density))
         n, gradients = data.inputs.shape[0], state.done
         return state, Info(state.r_hat - 1, samples=float(n * gradients))
@@ -192,7 +237,12 @@ class Hmc(Algorithm):
     def _ended(self, problem: Problem, state: HmcState, density: Array) -> HmcState:
         """The end of a trajectory: accepted or not, and the step tuned or the draw kept."""
         xp = namespace(state.factor)
-        gain = density - _half_square(state.position) - _half_square(state.momentum) - state.energy
+        gain = (
+            density
+            - _half_square(state.position)
+            - _half_square(state.momentum)
+            - state.energy
+        )
         gain = xp.where(xp.isfinite(gain), gain, xp.full_like(gain, -math.inf))
         chance = xp.exp(xp.minimum(gain, xp.zeros_like(gain)))
         drawn = xp.asarray(state.rng.random(gain.shape[0]), **matching(gain))
@@ -206,27 +256,47 @@ class Hmc(Algorithm):
         count, warm = state.done // self.leapfrog, self.steps // (2 * self.leapfrog)
         if count <= warm:  # Robbins and Monro
             log_step = state.log_step + count**-0.6 * (xp.mean(chance) - ACCEPTANCE)
-            log_step = xp.minimum(log_step, xp.full_like(log_step, math.log(math.pi / 2)))
+            log_step = xp.minimum(
+                log_step, xp.full_like(log_step, math.log(math.pi / 2))
+            )
             late = count - warm // 2
-            settled = state.settled + (log_step - state.settled) / late if late > 0 else state.settled
-            return state._replace(log_step=settled if count == warm else log_step, settled=settled)
+            settled = (
+                state.settled + (log_step - state.settled) / late
+                if late > 0
+                else state.settled
+            )
+            return state._replace(
+                log_step=settled if count == warm else log_step, settled=settled
+            )
         signals = aligned_signals(problem, state.target.factor.compose(state.factor))
-        seen = xp.matmul(xp.reshape(signals, (signals.shape[0], -1)), xp.matrix_transpose(state.directions))
+        seen = xp.matmul(
+            xp.reshape(signals, (signals.shape[0], -1)),
+            xp.matrix_transpose(state.directions),
+        )
         draw = xp.concat([state.density[:, None], seen], axis=1)
         state = state._replace(draws=(*state.draws, draw))
         ends = count == self.steps // self.leapfrog and len(state.draws) >= 4
-        return state._replace(r_hat=float(np.max(_diagnosed(state, "rhat")))) if ends else state
+        return (
+            state._replace(r_hat=float(np.max(_diagnosed(state, "rhat"))))
+            if ends
+            else state
+        )
 
     def estimate(self, state: HmcState) -> Array:
         """Mean of the last samples, aligned by symmetry."""
         signals = state.target.factor.compose(state.factor[: self.samples, ...])
-        return namespace(signals).mean(aligned_signals(state.target.problem, signals), axis=0)
+        return namespace(signals).mean(
+            aligned_signals(state.target.problem, signals), axis=0
+        )
 
     def findings(self, state: HmcState) -> dict[str, Any]:
         """R-hat and effective sample size after the warm-up, the worst of log-likelihood and signal."""
         if len(state.draws) < 4:
             return {}
-        return {"r_hat": [state.r_hat], "effective_samples": [float(np.min(_diagnosed(state, "ess")))]}
+        return {
+            "r_hat": [state.r_hat],
+            "effective_samples": [float(np.min(_diagnosed(state, "ess")))],
+        }
 
 
 def _half_square(x: Array) -> Array:
@@ -236,7 +306,9 @@ def _half_square(x: Array) -> Array:
 
 def _diagnosed(state: HmcState, name: str) -> Any:
     """R-hat or effective sample size of every number that is kept of the draws, by ``arviz_stats``; 1e6 and 0 where it stood."""
-    draws = np.stack(read_together(*state.draws), axis=-1).astype(np.float64)  # (chains, numbers, draws)
+    draws = np.stack(read_together(*state.draws), axis=-1).astype(
+        np.float64
+    )  # (chains, numbers, draws)
     diagnose: Any = getattr(array_stats, name)
     with np.errstate(all="ignore"):
         diagnosed = diagnose(np.moveaxis(draws, 1, 0), chain_axis=1, draw_axis=2)

@@ -47,27 +47,45 @@ class LogPosterior:
         left, values, right = xp.linalg.svd(signal)
         root = xp.sqrt(values / self.factor.gram_scale(like))[..., None, :]
         halves = left * root, xp.matrix_transpose(right) * root
-        found = halves[0] if like.shape[-2] == signal.shape[-2] else xp.concat(halves, axis=-2)
+        found = (
+            halves[0]
+            if like.shape[-2] == signal.shape[-2]
+            else xp.concat(halves, axis=-2)
+        )
         if (missing := like.shape[-1] - found.shape[-1]) > 0:
-            found = xp.concat([found, xp.zeros((*found.shape[:-1], missing), **matching(found))], axis=-1)
+            found = xp.concat(
+                [found, xp.zeros((*found.shape[:-1], missing), **matching(found))],
+                axis=-1,
+            )
         return found[..., : like.shape[-1]]
 
     def __call__(self, factor: Array) -> tuple[Array, Array]:
         """Log-likelihoods (chains,), and gradients shaped like the factors."""
-        with np.errstate(all="ignore"):  # a trajectory that left all bounds is not accepted
-            value, gradient = latent_gradient(self.problem, self.data.inputs, factor, self._local)
+        with np.errstate(
+            all="ignore"
+        ):  # a trajectory that left all bounds is not accepted
+            value, gradient = latent_gradient(
+                self.problem, self.data.inputs, factor, self._local
+            )
         return value, gradient
 
-    def _local(self, part: slice, z: Array, chains: tuple[int, ...]) -> tuple[Array, Array]:
+    def _local(
+        self, part: slice, z: Array, chains: tuple[int, ...]
+    ) -> tuple[Array, Array]:
         """Log-likelihoods (chains, samples) at the latents z (chains times samples, P, C), and the gradient."""
         xp = namespace(z)
         channel: Any = self.problem.channel
         y = self.data.labels[part, ...]
-        y = xp.reshape(xp.broadcast_to(y, (*chains, *y.shape)), (z.shape[0], *y.shape[1:]))
+        y = xp.reshape(
+            xp.broadcast_to(y, (*chains, *y.shape)), (z.shape[0], *y.shape[1:])
+        )
         if channel.log_likelihood is None:
             s = math.sqrt(self.precision)
             V = s * xp.eye(z.shape[1], **matching(z))
-            value, slope = channel.log_partition(y, z, V), (channel.posterior(y, z, V).mean - z) / s
+            value, slope = (
+                channel.log_partition(y, z, V),
+                (channel.posterior(y, z, V).mean - z) / s,
+            )
         else:
             of, step = partial(channel.log_likelihood, y), self.precision ** (1 / 3)
             value, slope = of(z), xp.zeros_like(z)

@@ -52,7 +52,9 @@ class _Mixture:
         """Draw a signal (P, D) on the host."""
         weights, means, variances = (np.array(column) for column in zip(*self.parts))
         chosen = rng.choice(len(weights), size=(components, dimension), p=weights)
-        return means[chosen] + np.sqrt(variances[chosen]) * rng.standard_normal((components, dimension))
+        return means[chosen] + np.sqrt(variances[chosen]) * rng.standard_normal(
+            (components, dimension)
+        )
 
     def mean(self, components: int, dimension: int) -> Any:
         """Prior mean: zeros (P, D)."""
@@ -71,14 +73,18 @@ class _Mixture:
     def denoise(self, R: Any, Qhat: Any) -> Denoised:
         """Posterior mean (P, D) given ``R = W + Qhat^{-1/2} Z`` (P, D), and the mean posterior covariance (P, P)."""
         if tuple(Qhat.shape) != (R.shape[0], R.shape[0]):
-            raise ValueError(f"Qhat must have shape {(R.shape[0],) * 2}, got {tuple(Qhat.shape)}")
+            raise ValueError(
+                f"Qhat must have shape {(R.shape[0],) * 2}, got {tuple(Qhat.shape)}"
+            )
         xp = namespace(R)
         place = {"dtype": xp.float64, "device": array_api_compat.device(R)}
         host = np.minimum(np.asarray(to_host(Qhat), dtype=float), _KNOWN)
         estimate, V = self._denoise(xp.astype(R, xp.float64), host, xp, place)
         return Denoised(xp.astype(estimate, R.dtype), xp.astype(V, R.dtype))
 
-    def _denoise(self, R: Any, Qhat: Any, xp: Any, place: dict[str, Any]) -> tuple[Any, Any]:
+    def _denoise(
+        self, R: Any, Qhat: Any, xp: Any, place: dict[str, Any]
+    ) -> tuple[Any, Any]:
         P = R.shape[0]
         pull = xp.matmul(xp.asarray(Qhat, **place), R)
         logs, means, covariances = [], [], []
@@ -88,8 +94,14 @@ class _Mixture:
             covariance = root[:, None] * np.linalg.inv(A) * root[None, :]
             shifted = pull - xp.asarray((Qhat @ m)[:, None], **place)
             moved = xp.matmul(xp.asarray(covariance, **place), shifted)
-            log = xp.sum(shifted * moved, axis=0) / 2 + xp.sum(xp.asarray(m[:, None], **place) * pull, axis=0)
-            constant = math.log(weight) - float(np.linalg.slogdet(A)[1]) / 2 - float(m @ Qhat @ m) / 2
+            log = xp.sum(shifted * moved, axis=0) / 2 + xp.sum(
+                xp.asarray(m[:, None], **place) * pull, axis=0
+            )
+            constant = (
+                math.log(weight)
+                - float(np.linalg.slogdet(A)[1]) / 2
+                - float(m @ Qhat @ m) / 2
+            )
             logs.append(log + constant)
             means.append(xp.asarray(m[:, None], **place) + moved)
             covariances.append(covariance)
@@ -102,14 +114,20 @@ class _Mixture:
         V = xp.zeros((P, P), **place)
         for k, mean in enumerate(means):
             gap = mean - estimate
-            V = V + xp.matmul(gap * share[k, :][None, :], xp.matrix_transpose(gap)) / R.shape[1]
+            V = (
+                V
+                + xp.matmul(gap * share[k, :][None, :], xp.matrix_transpose(gap))
+                / R.shape[1]
+            )
             V = V + xp.mean(share[k, :]) * xp.asarray(covariances[k], **place)
         return estimate, V
 
     def _patterns(self, components: int) -> list[tuple[float, Any, Any]]:
         """Weight, mean (P,) and variances (P,) of all patterns of a column."""
         if components > _MOST_COMPONENTS:
-            raise ValueError(f"there can be at most {_MOST_COMPONENTS} components, got {components}")
+            raise ValueError(
+                f"there can be at most {_MOST_COMPONENTS} components, got {components}"
+            )
         found = []
         for pattern in itertools.product(self.parts, repeat=components):
             weights, means, variances = (np.array(column) for column in zip(*pattern))
@@ -219,7 +237,9 @@ class Rademacher(_Mixture):
 
     def _scalar_error(self, information: Any) -> Any:
         """``E cosh^{-2}(q + sqrt(q) x)``, by the trapezoidal rule between the two places where it can live."""
-        root = np.sqrt(np.minimum(np.asarray(information, dtype=float), 2500.0))[..., None]
+        root = np.sqrt(np.minimum(np.asarray(information, dtype=float), 2500.0))[
+            ..., None
+        ]
         unit = np.linspace(0, 1, 601)
         x = -root - 12 + (root + 24) * unit
         decay = np.exp(-2 * np.abs(root * (root + x)))

@@ -43,10 +43,16 @@ class Spectrum:
     def __post_init__(self) -> None:
         values: Any = self.eigenvalues
         if not all(math.isfinite(value) for value in values) or len(set(values)) < 2:
-            raise ParameterError("eigenvalues", "must be at least two different finite numbers")
+            raise ParameterError(
+                "eigenvalues", "must be at least two different finite numbers"
+            )
 
     @property
     def law(self) -> Law:
         """Eigenvalues below which the fractions ``u`` of all lie, for a host array of numbers in (0, 1)."""
         known = np.sort(np.asarray(self.eigenvalues, dtype=float))
-        return Law(quantile=lambda u: np.interp(u, (np.arange(len(known)) + 0.5) / len(known), known))
+        return Law(
+            quantile=lambda u: np.interp(
+                u, (np.arange(len(known)) + 0.5) / len(known), known
+            )
+        )

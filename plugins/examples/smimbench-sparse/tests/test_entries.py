@@ -43,7 +43,10 @@ def sparse_error(rho: float, q: float) -> float:
 
     width, reach = 1 / math.sqrt(q), 10 * math.sqrt(1 / rho + 1 / q)
     ends = sorted({0.0, *(min(k * width, reach) for k in (1, 2, 3, 4, 6, 9)), reach})
-    return 2 * sum(quad(density, a, b, epsabs=0, epsrel=1e-9)[0] for a, b in itertools.pairwise(ends))
+    return 2 * sum(
+        quad(density, a, b, epsabs=0, epsrel=1e-9)[0]
+        for a, b in itertools.pairwise(ends)
+    )
 
 
 @pytest.mark.parametrize("rho", [0.05, 0.4])
@@ -59,7 +62,9 @@ def test_binary_error_by_quadrature(q):
         return normal(x) / math.cosh(min(q + math.sqrt(q) * x, 300)) ** 2
 
     wanted = quad(density, -14, 12, points=[-math.sqrt(q)], epsrel=1e-9)[0]
-    assert Rademacher().overlap(np.array([[q]])).V[0, 0] == pytest.approx(wanted, rel=1e-5)
+    assert Rademacher().overlap(np.array([[q]])).V[0, 0] == pytest.approx(
+        wanted, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("prior", [GaussBernoulli(rho=0.3), Rademacher()])
@@ -83,7 +88,10 @@ def test_shared_information_by_sampling(prior):
 
 def test_shared_information_in_state_evolution():
     """The map for correlated noise is what simulation gives, and that of the mean over draws of denoise's own V."""
-    prior, model = Rademacher(), get_registry().get("model", "sequence-multi-index").item(tokens=1)
+    prior, model = (
+        Rademacher(),
+        get_registry().get("model", "sequence-multi-index").item(tokens=1),
+    )
     Qhat = np.array([[1.0, 0.6], [0.6, 2.0]])
     simulated = SimulatedPrior(_Bare(prior), model).overlap(Qhat)
     assert np.abs(prior.overlap(Qhat).V - simulated.V).max() < 5e-3
@@ -101,7 +109,9 @@ class _Bare:
 def test_compressed_sensing():
     """Fixed points have ``alpha = Qhat V(Qhat)``: its maximum ends the uninformed branch, its limit is rho."""
     rho = 0.4
-    problem = smimbench.Problem(MODEL, "linear", {"name": "gauss-bernoulli", "rho": rho})
+    problem = smimbench.Problem(
+        MODEL, "linear", {"name": "gauss-bernoulli", "rho": rho}
+    )
     best = minimize_scalar(
         lambda x: -math.exp(x) * sparse_error(rho, math.exp(x)),
         bounds=(0, 9),
@@ -111,7 +121,9 @@ def test_compressed_sensing():
     found = thresholds(problem)
     assert found["perfect_recovery"]["value"] == pytest.approx(-best.fun, abs=1e-4)
     assert found["perfect_recovery"]["value"] == pytest.approx(0.589, abs=1e-3)
-    assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(rho, abs=1e-4)
+    assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(
+        rho, abs=1e-4
+    )
     assert solve(problem, [0.62])[0].mse[0] < 1e-6
     assert solve(problem, [0.55])[0].mse[0] > 0.1
 
@@ -138,7 +150,11 @@ class _Signs(Channel):
         narrow, wide = np.minimum(spread, 1), np.maximum(spread, 1)
         law = np.exp(-((u / wide) ** 2) / 2) / (math.sqrt(2 * math.pi) * wide)
         x = narrow * u
-        value = step * np.sum(law * np.exp(-x * x - log_ndtr(x) - log_ndtr(-x)), axis=-1) / (2 * math.pi)
+        value = (
+            step
+            * np.sum(law * np.exp(-x * x - log_ndtr(x) - log_ndtr(-x)), axis=-1)
+            / (2 * math.pi)
+        )
         return smimbench.Uncertain(value / V, 0.0, "quadrature")
 
 
@@ -151,13 +167,20 @@ def entropy(alpha: float) -> float:
     q = 0.5
     for _ in range(500):
         ratio = math.sqrt(q / (1 - q))
-        qhat = alpha / (1 - q) * over(lambda x, r=ratio: math.exp(-r * r * x * x - log_ndtr(r * x))) / math.pi
+        qhat = (
+            alpha
+            / (1 - q)
+            * over(lambda x, r=ratio: math.exp(-r * r * x * x - log_ndtr(r * x)))
+            / math.pi
+        )
         last, q = q, over(lambda x, h=qhat: math.tanh(h + math.sqrt(h) * x))
         if abs(q - last) < 1e-7:
             break
     ratio = math.sqrt(q / (1 - q))
     labels = 2 * over(lambda x: math.exp(log_ndtr(ratio * x)) * log_ndtr(ratio * x))
-    signal = over(lambda x: np.logaddexp(math.sqrt(qhat) * x + qhat, -math.sqrt(qhat) * x - qhat))
+    signal = over(
+        lambda x: np.logaddexp(math.sqrt(qhat) * x + qhat, -math.sqrt(qhat) * x - qhat)
+    )
     return signal - qhat / 2 - q * qhat / 2 + alpha * labels
 
 
@@ -190,17 +213,24 @@ def test_suites_can_be_read(name):
     assert len(suite.plans) == 1
 
 
-@pytest.mark.parametrize(("tokens", "rho"), [(2, 0.3913), (2, 0.2271), (3, 0.31), (4, 0.2687)])
+@pytest.mark.parametrize(
+    ("tokens", "rho"), [(2, 0.3913), (2, 0.2271), (3, 0.31), (4, 0.2687)]
+)
 def test_rounding_of_small_overlaps_is_no_spinodal(tokens, rho):
     """One layer of attention: weak recovery at 1/(M(M+1)), and counting makes the informed branch optimal from rho/M on.
 
     An overlap of 1e-9 is 1 - V with seven digits, and the curve is flat there: it seemed to turn with each of them.
     """
     model = {"name": "sequence-multi-index", "tokens": tokens}
-    found = thresholds(smimbench.Problem(model, "softmax", {"name": "gauss-bernoulli", "rho": rho}))
+    found = thresholds(
+        smimbench.Problem(model, "softmax", {"name": "gauss-bernoulli", "rho": rho})
+    )
     weak = found["weak_recovery"]
     assert abs(weak["value"] - 1 / (tokens * (tokens + 1))) <= 4 * weak["error"] < 1e-8
     informed = found["perfect_recovery"]["informed"]
     assert abs(informed["value"] - rho / tokens) <= 2 * informed["error"]
     assert found["spinodal"] == informed
-    assert abs(found["information_theoretic"]["value"] - rho / tokens) <= 4 * found["information_theoretic"]["error"]
+    assert (
+        abs(found["information_theoretic"]["value"] - rho / tokens)
+        <= 4 * found["information_theoretic"]["error"]
+    )

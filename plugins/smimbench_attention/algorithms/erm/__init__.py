@@ -23,7 +23,13 @@ from smimbench.interfaces import (
 )
 from smimbench.problem import Problem
 from smimbench.theory import limit_point
-from smimbench_attention.algorithms.erm.fixed_point import PENALTIES, best_length, best_penalty, minima, why_not
+from smimbench_attention.algorithms.erm.fixed_point import (
+    PENALTIES,
+    best_length,
+    best_penalty,
+    minima,
+    why_not,
+)
 from smimbench_attention.algorithms.erm.integrals import LOSSES, Loss, labels_of
 
 LENGTHS = ("posterior", "loss")
@@ -81,14 +87,23 @@ class Erm(Algorithm):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
-        require(self, "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
-        value, (smallest, largest) = self.penalty, PENALTIES
-        fits = value == "optimal" if isinstance(value, str) else smallest <= value <= largest
-        allowed = (
-            f"a number from {smallest:g}, as good as no penalty, to {largest:g}, an estimate of zero, or 'optimal'"
+        require(
+            self, "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}"
         )
+        value, (smallest, largest) = self.penalty, PENALTIES
+        fits = (
+            value == "optimal"
+            if isinstance(value, str)
+            else smallest <= value <= largest
+        )
+        allowed = f"a number from {smallest:g}, as good as no penalty, to {largest:g}, an estimate of zero, or 'optimal'"
         require(self, "penalty", fits, allowed)
-        require(self, "length", self.length in (None, *LENGTHS), f"one of {', '.join(LENGTHS)}")
+        require(
+            self,
+            "length",
+            self.length in (None, *LENGTHS),
+            f"one of {', '.join(LENGTHS)}",
+        )
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why a problem's labels have no loss that is convex in the latents, or None."""
@@ -105,7 +120,9 @@ class Erm(Algorithm):
             penalty = float(self.penalty)
         if length == "loss":
             return loss, penalty, 1.0
-        overlaps = [minimum.overlaps for minimum in minima(problem, alpha, loss.name, penalty)]
+        overlaps = [
+            minimum.overlaps for minimum in minima(problem, alpha, loss.name, penalty)
+        ]
         return loss, penalty, best_length(overlaps)
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> ErmState:
@@ -118,14 +135,25 @@ class Erm(Algorithm):
             " (the best by theory)" if self.penalty == "optimal" else ""
         )
         state = ErmState(
-            weights, xp.asarray(weights, **matching(data.inputs)), targets, loss.name, penalty, length, 0.0, 1.0, note
+            weights,
+            xp.asarray(weights, **matching(data.inputs)),
+            targets,
+            loss.name,
+            penalty,
+            length,
+            0.0,
+            1.0,
+            note,
         )
         value, gradient = _empirical_risk(problem, data, state, weights)
         return state._replace(
-            training_loss=value / data.inputs.shape[0], scale=max(float(np.linalg.norm(gradient)), 1e-300)
+            training_loss=value / data.inputs.shape[0],
+            scale=max(float(np.linalg.norm(gradient)), 1e-300),
         )
 
-    def step(self, problem: Problem, data: Data, state: ErmState) -> tuple[ErmState, Info]:
+    def step(
+        self, problem: Problem, data: Data, state: ErmState
+    ) -> tuple[ErmState, Info]:
         """Run ten iterations of L-BFGS."""
         from scipy.optimize import minimize
 
@@ -137,12 +165,25 @@ class Erm(Algorithm):
             return penalized / n, (gradient.ravel() + state.penalty * flat) / n
 
         limits = {"maxiter": 10, "ftol": 0.0, "gtol": 0.0, "maxcor": 20}
-        solution = minimize(objective, state.weights.ravel(), jac=True, method="L-BFGS-B", options=limits)
+        solution = minimize(
+            objective,
+            state.weights.ravel(),
+            jac=True,
+            method="L-BFGS-B",
+            options=limits,
+        )
         weights = solution.x.reshape(shape)
         value = solution.fun * n - state.penalty / 2 * float(solution.x @ solution.x)
-        estimate = namespace(data.inputs).asarray(state.length * weights, **matching(data.inputs))
-        next_state = state._replace(weights=weights, estimate=estimate, training_loss=value / n)
-        return next_state, Info(residual=float(np.linalg.norm(solution.jac)) * n / state.scale, warning=state.note)
+        estimate = namespace(data.inputs).asarray(
+            state.length * weights, **matching(data.inputs)
+        )
+        next_state = state._replace(
+            weights=weights, estimate=estimate, training_loss=value / n
+        )
+        return next_state, Info(
+            residual=float(np.linalg.norm(solution.jac)) * n / state.scale,
+            warning=state.note,
+        )
 
     def estimate(self, state: ErmState) -> Array:
         """The minimizer, rescaled to the chosen length."""
@@ -153,7 +194,11 @@ class Erm(Algorithm):
         return {"training_loss": [state.training_loss]}
 
     def theory(
-        self, problem: Problem, alpha: float, conditions: Conditions, assumed: Problem | None = None
+        self,
+        problem: Problem,
+        alpha: float,
+        conditions: Conditions,
+        assumed: Problem | None = None,
     ) -> AlgorithmPrediction | str:
         """Overlaps of the minimizer in the limit: the replica-symmetric fixed point (``fixed_point.py``).
 
@@ -167,12 +212,22 @@ class Erm(Algorithm):
         ends = [[_scaled(minimum.overlaps, length)] for minimum in fixed_points]
         errors = [_scaled(minimum.uncertain, length) for minimum in fixed_points]
         uncertain = Overlaps(*(np.mean(column, axis=0) for column in zip(*errors)))
-        integrals = "Monte Carlo" if len(fixed_points) > 1 else "closed form" if loss.name == "square" else "quadrature"
+        integrals = (
+            "Monte Carlo"
+            if len(fixed_points) > 1
+            else "closed form"
+            if loss.name == "square"
+            else "quadrature"
+        )
         method = f"{loss.name} loss, penalty {penalty:.4g}: {integrals}"
-        point = limit_point(problem, alpha, ends, method=method, branch="minimum", uncertain=uncertain)
+        point = limit_point(
+            problem, alpha, ends, method=method, branch="minimum", uncertain=uncertain
+        )
         details = point.more | {"penalty": penalty}
         for name in ("training_loss", "test_loss"):
-            details[name] = [float(np.mean([getattr(minimum, name) for minimum in fixed_points]))]
+            details[name] = [
+                float(np.mean([getattr(minimum, name) for minimum in fixed_points]))
+            ]
         return replace(point, between_students=point.own_overlap, more=details)
 
 
@@ -181,7 +236,9 @@ def _scaled(overlaps: Overlaps, length: float) -> Overlaps:
     return Overlaps(overlaps.truth, length * overlaps.cross, length**2 * overlaps.own)
 
 
-def _empirical_risk(problem: Problem, data: Data, state: ErmState, weights: Host) -> tuple[float, Host]:
+def _empirical_risk(
+    problem: Problem, data: Data, state: ErmState, weights: Host
+) -> tuple[float, Host]:
     """Loss summed over the samples, and its gradient (P, D), on the host."""
     xp, model, loss = namespace(data.inputs), problem.model, LOSSES[state.loss]
     signal = xp.asarray(weights, **matching(data.inputs))

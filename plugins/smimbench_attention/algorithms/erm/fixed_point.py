@@ -39,7 +39,11 @@ from smimbench_attention.algorithms.erm.integrals import (
     integrals_of,
     labels_of,
 )
-from smimbench_attention.algorithms.least_squares import noise_of_identity, ridge_overlaps, ridge_shares
+from smimbench_attention.algorithms.least_squares import (
+    noise_of_identity,
+    ridge_overlaps,
+    ridge_shares,
+)
 
 PENALTIES = (1e-12, 1e12)
 """Smallest and largest penalty: beyond these an estimate is practically unpenalized, or zero."""
@@ -79,7 +83,11 @@ def why_not(problem: Problem, loss: Loss | None) -> str | None:
     kind = labels_of(problem)
     if kind is None:
         reason = f"labels of channel {problem.channel.name!r} are not one number for each latent"
-        return reason if problem.mixing is None else f"{reason} of independent tokens, as tokens are correlated"
+        return (
+            reason
+            if problem.mixing is None
+            else f"{reason} of independent tokens, as tokens are correlated"
+        )
     if loss is not None and loss.binary and kind != "signs":
         return f"loss {loss.name!r} needs labels -1 and +1, those of channel {problem.channel.name!r} are not"
     return None
@@ -101,14 +109,21 @@ def _paths(problem: Problem, alpha: float, loss: Loss) -> list[Any]:
     noise = noise_of_identity(problem) if loss.name == "square" else None
     if noise is not None:
         return [ClosedForm(problem, alpha, noise[0] * np.eye(problem.components))]
-    return [PenaltyPath(problem, alpha, integrals) for integrals in integrals_of(problem, loss)]
+    return [
+        PenaltyPath(problem, alpha, integrals)
+        for integrals in integrals_of(problem, loss)
+    ]
 
 
 class ClosedForm:
     """Closed-form minimum for the square loss on labels ``z + noise``: ridge regression."""
 
     def __init__(self, problem: Problem, alpha: float, noise: Host) -> None:
-        self.T, self.noise, self.sites = prior_moments(problem)[0], noise, problem.model.sites
+        self.T, self.noise, self.sites = (
+            prior_moments(problem)[0],
+            noise,
+            problem.model.sites,
+        )
         self.ratio, self.features = alpha * self.sites, problem.features
 
     def overlaps(self, penalty: float) -> Overlaps:
@@ -120,23 +135,38 @@ class ClosedForm:
         T, M, Q = overlaps = self.overlaps(penalty)
         test = self.sites * float(np.trace(T - M - M.T + Q + self.noise)) / 2
         residual_share = 1 - ridge_shares(self.ratio, penalty, self.features).fitted
-        return Minimum(overlaps, residual_share**2 * test, test, Overlaps(0 * T, 0 * T, 0 * T))
+        return Minimum(
+            overlaps, residual_share**2 * test, test, Overlaps(0 * T, 0 * T, 0 * T)
+        )
 
 
-def order_parameters(parameters: Host, T: Host, penalty: float = 0.0, features: Host | None = None) -> OrderParameters:
+def order_parameters(
+    parameters: Host, T: Host, penalty: float = 0.0, features: Host | None = None
+) -> OrderParameters:
     """Order parameters V, m_hat and Q_hat (3, P, P), computed without cancellation; for features see ``PenaltyPath``."""
     V, m_hat, Q_hat = parameters
     gains, values = V[None], np.ones((1, 1, 1))
     if features is not None:
         values = features[:, None, None]
-        gains = values * np.linalg.inv(penalty * np.eye(len(T)) + values * stiffness(V, penalty, features))
+        gains = values * np.linalg.inv(
+            penalty * np.eye(len(T)) + values * stiffness(V, penalty, features)
+        )
     slopes = gains @ m_hat
     mean = np.mean(values * slopes, axis=0)
     apart = slopes - mean
-    blur = np.mean(values * (apart @ T @ apart.swapaxes(1, 2)) + gains @ Q_hat @ gains.swapaxes(1, 2), axis=0)
+    blur = np.mean(
+        values * (apart @ T @ apart.swapaxes(1, 2))
+        + gains @ Q_hat @ gains.swapaxes(1, 2),
+        axis=0,
+    )
     information = mean.T @ np.linalg.solve(blur, mean)
     return OrderParameters(
-        T, mean @ T, mean @ T @ mean.T + blur, V, T @ np.linalg.inv(np.eye(len(T)) + information @ T), blur
+        T,
+        mean @ T,
+        mean @ T @ mean.T + blur,
+        V,
+        T @ np.linalg.inv(np.eye(len(T)) + information @ T),
+        blur,
     )
 
 
@@ -151,9 +181,15 @@ def stiffness(V: Host, penalty: float, features: Host) -> Host:
 
         top = -np.log(v)
         low = top - 60.0
-        return float(np.exp(brentq(excess, low, top, xtol=1e-14))) if excess(low) > 0 else 0.0
+        return (
+            float(np.exp(brentq(excess, low, top, xtol=1e-14)))
+            if excess(low) > 0
+            else 0.0
+        )
 
-    return np.asarray(spectral_function(V, lambda values: np.array([of_one(v) for v in values])))
+    return np.asarray(
+        spectral_function(V, lambda values: np.array([of_one(v) for v in values]))
+    )
 
 
 class PenaltyPath:
@@ -183,12 +219,17 @@ class PenaltyPath:
     def minimum(self, penalty: float) -> Minimum:
         """The minimum at a given penalty, with its losses and errors."""
         steps = int(np.ceil(np.log10(self.easy / penalty)))
-        for step in np.geomspace(self.easy, penalty, steps + 1) if steps > 0 else [penalty]:
+        for step in (
+            np.geomspace(self.easy, penalty, steps + 1) if steps > 0 else [penalty]
+        ):
             parameters = self.settled(float(step))
         at = self._at(parameters, penalty)
         moments = self.integrals(at)
         return Minimum(
-            Overlaps(at.T, at.M, at.Q), moments.training_loss, moments.test_loss, self.uncertain(penalty, parameters)
+            Overlaps(at.T, at.M, at.Q),
+            moments.training_loss,
+            moments.test_loss,
+            self.uncertain(penalty, parameters),
         )
 
     def overlaps(self, penalty: float) -> Overlaps:
@@ -210,13 +251,20 @@ class PenaltyPath:
             if not np.isfinite(parameters).all():
                 break
             parameters, gap = self._root(penalty, parameters)
-        raise ValueError(f"the fixed point at penalty {penalty:g} was not found (last relative change {gap:.1e})")
+        raise ValueError(
+            f"the fixed point at penalty {penalty:g} was not found (last relative change {gap:.1e})"
+        )
 
     def _iterated(self, penalty: float, parameters: Host) -> tuple[Host, float]:
         """Run some fixed-point iterations; return the last relative change as well."""
         for _ in range(ACCURACY.iterations):
             updated = self._updated(penalty, parameters)
-            gap = float(np.max(np.abs(updated - parameters).max(axis=(1, 2)) / np.abs(updated).max(axis=(1, 2))))
+            gap = float(
+                np.max(
+                    np.abs(updated - parameters).max(axis=(1, 2))
+                    / np.abs(updated).max(axis=(1, 2))
+                )
+            )
             parameters = ACCURACY.weight * updated + (1 - ACCURACY.weight) * parameters
             if not gap > ACCURACY.close:
                 break
@@ -230,7 +278,12 @@ class PenaltyPath:
         if self.features is None:
             return np.asarray(np.linalg.inv(penalty * np.eye(self.P) + V_hat))
         values = self.features[:, None, None]
-        return np.asarray(np.mean(values * np.linalg.inv(penalty * np.eye(self.P) + values * V_hat), axis=0))
+        return np.asarray(
+            np.mean(
+                values * np.linalg.inv(penalty * np.eye(self.P) + values * V_hat),
+                axis=0,
+            )
+        )
 
     def _updated(self, penalty: float, parameters: Host) -> Host:
         moments = self.integrals(self._at(parameters, penalty))
@@ -242,7 +295,9 @@ class PenaltyPath:
     ) -> tuple[Host, Callable[[Host], Host], Callable[[Host], Host]]:
         """The fixed-point equations as a root problem: scaled unknowns, the map from unknowns to a point, and the residual."""
         positive = self.P == 1 and bool((parameters > 0).all())
-        size = np.abs(parameters).max(axis=(1, 2), keepdims=True) * np.ones_like(parameters)
+        size = np.abs(parameters).max(axis=(1, 2), keepdims=True) * np.ones_like(
+            parameters
+        )
 
         def point(x: Host) -> Host:
             """Point of one component from logarithms of the unknowns, so that every step stays possible."""
@@ -264,14 +319,23 @@ class PenaltyPath:
             # alpha E g z* = lambda M is equivalent to the equation of M, without the terms that cancel there; in units of that
             # equation it is as close to linear.
             stiff = self.alpha * moments.V_hat.item()
-            V_new, Q_new = self._susceptibility(np.array([[stiff]]), penalty).item(), self.alpha * moments.Q_hat.item()
+            V_new, Q_new = (
+                self._susceptibility(np.array([[stiff]]), penalty).item(),
+                self.alpha * moments.Q_hat.item(),
+            )
             if not (V_new > 0 and Q_new > 0):
                 return np.full(len(x), 1e3)
             cross = (trial[0] @ trial[1] @ self.T).item()
             off = self.alpha * moments.along.item() - penalty * cross
-            return np.array([np.log(V_new) - x[0], off * V_new / cross, np.log(Q_new) - x[2]])
+            return np.array(
+                [np.log(V_new) - x[0], off * V_new / cross, np.log(Q_new) - x[2]]
+            )
 
-        return (np.log(parameters.ravel()) if positive else (parameters / size).ravel()), point, gap
+        return (
+            (np.log(parameters.ravel()) if positive else (parameters / size).ravel()),
+            point,
+            gap,
+        )
 
     def _root(self, penalty: float, parameters: Host) -> tuple[Host, float]:
         """A nearby fixed point from a root finder and the residual of its equations; the input point if none is found."""
@@ -279,20 +343,37 @@ class PenaltyPath:
 
         begin, point, gap = self._equations(penalty, parameters)
         solution = root(
-            gap, begin, method="hybr", options={"xtol": ACCURACY.close, "maxfev": ACCURACY.effort * len(begin)}
+            gap,
+            begin,
+            method="hybr",
+            options={"xtol": ACCURACY.close, "maxfev": ACCURACY.effort * len(begin)},
         )
-        final_gap, initial_gap = (float(np.abs(gaps).max()) for gaps in (solution.fun, gap(begin)))
-        return (point(solution.x), final_gap) if final_gap < initial_gap else (parameters, initial_gap)
+        final_gap, initial_gap = (
+            float(np.abs(gaps).max()) for gaps in (solution.fun, gap(begin))
+        )
+        return (
+            (point(solution.x), final_gap)
+            if final_gap < initial_gap
+            else (parameters, initial_gap)
+        )
 
     def uncertain(self, penalty: float, parameters: Host) -> Overlaps:
         """Distance of this point's overlaps from those of the fixed point, by one step of Newton's method."""
         x, point, gap = self._equations(penalty, parameters)
         at = gap(x)
         nudge = 1e-5
-        slopes = np.stack([(gap(x + nudge * unit) - at) / nudge for unit in np.eye(len(x))], axis=1)
+        slopes = np.stack(
+            [(gap(x + nudge * unit) - at) / nudge for unit in np.eye(len(x))], axis=1
+        )
         step = np.linalg.lstsq(slopes, -at, rcond=None)[0]
-        stepped, start = (self._at(point(unknowns), penalty) for unknowns in (x + step, x))
-        return Overlaps(np.zeros_like(self.T), np.abs(stepped.M - start.M), np.abs(stepped.Q - start.Q))
+        stepped, start = (
+            self._at(point(unknowns), penalty) for unknowns in (x + step, x)
+        )
+        return Overlaps(
+            np.zeros_like(self.T),
+            np.abs(stepped.M - start.M),
+            np.abs(stepped.Q - start.Q),
+        )
 
     def _guess(self, penalty: float) -> Host:
         """Initial guess at a penalty: power-law extrapolation through the two nearest known points (one component)."""
@@ -300,8 +381,18 @@ class PenaltyPath:
         near = sorted(self.known, key=lambda point: abs(point[0] - x))[:2]
         if not near:  # a small overlap and a small norm
             identity, start = np.eye(self.P), 1 + penalty
-            return np.stack([identity / start, 0.1 * start * identity, start**2 * (0.1 * identity + 0.09 * self.T)])
-        if len(near) == 1 or self.P > 1 or not (np.stack([near[0][1], near[1][1]]) > 0).all():
+            return np.stack(
+                [
+                    identity / start,
+                    0.1 * start * identity,
+                    start**2 * (0.1 * identity + 0.09 * self.T),
+                ]
+            )
+        if (
+            len(near) == 1
+            or self.P > 1
+            or not (np.stack([near[0][1], near[1][1]]) > 0).all()
+        ):
             return near[0][1]
         (x_1, point_1), (x_2, point_2) = near
         return np.asarray(point_1 * (point_2 / point_1) ** ((x - x_1) / (x_2 - x_1)))
@@ -333,11 +424,15 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> floa
         """MSE minus that of an estimate of zero, at the logarithm of a penalty; infinite where no fixed point is found."""
         try:
             overlaps = [path.overlaps(float(np.exp(x))) for path in paths]
-        except ValueError as error:  # an overlap or an error too close to its limit for float64
+        except (
+            ValueError
+        ) as error:  # an overlap or an error too close to its limit for float64
             reasons.append(str(error))
             return np.inf
         scale = best_length(overlaps) if length == "posterior" else 1.0
-        M, Q = (np.mean([np.trace(matrices[k]) for matrices in overlaps]) for k in (1, 2))
+        M, Q = (
+            np.mean([np.trace(matrices[k]) for matrices in overlaps]) for k in (1, 2)
+        )
         excess_mse[x] = float(scale * (scale * Q - 2 * M))
         return excess_mse[x]
 

@@ -99,7 +99,9 @@ def proximal(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
         low, high = np.where(gap <= 0, z, low), np.where(gap >= 0, z, high)
         move = -gap / (1 + rise)
         # Steps that do not halve within two rounds may oscillate forever: bisect instead.
-        sound = (z + move >= low) & (z + move <= high) & (np.abs(move) <= earlier_move / 2)
+        sound = (
+            (z + move >= low) & (z + move <= high) & (np.abs(move) <= earlier_move / 2)
+        )
         next_z = np.where(sound, z + move, (low + high) / 2)
         earlier_move, last_move, z = last_move, np.abs(next_z - z), next_z
         if np.all(last_move <= 1e-13 * (1 + np.abs(z))):
@@ -186,11 +188,15 @@ class RiskMoments(NamedTuple):
 
 def labels_of(problem: Problem) -> str | None:
     """Type of the labels: ``"signs"`` or ``"numbers"``; None if a label depends on more than one site."""
-    z = monte_carlo_rng("convex losses: what labels are").standard_normal((64, problem.components, problem.model.sites))
+    z = monte_carlo_rng("convex losses: what labels are").standard_normal(
+        (64, problem.components, problem.model.sites)
+    )
 
     def labels(z: Host) -> Host:
         rng = monte_carlo_rng("convex losses: noise of labels")
-        return np.asarray(observable(problem.channel, problem.channel.forward(z, rng=rng)))
+        return np.asarray(
+            observable(problem.channel, problem.channel.forward(z, rng=rng))
+        )
 
     y, is_first = labels(z), np.arange(z.shape[-1]) == 0
     if y.shape != z.shape or any(
@@ -203,9 +209,16 @@ def labels_of(problem: Problem) -> str | None:
 
 def integrals_of(problem: Problem, loss: Loss) -> list[Any]:
     """The most accurate integrals available for a problem: one by quadrature, or several independent sampled ones."""
-    if problem.components == 1 and labels_of(problem) == "signs" and _sites_are_independent(problem):
+    if (
+        problem.components == 1
+        and labels_of(problem) == "signs"
+        and _sites_are_independent(problem)
+    ):
         return [SignIntegrals(problem, loss)]
-    return [SampledIntegrals(problem, loss, scramble) for scramble in range(ACCURACY.scrambles)]
+    return [
+        SampledIntegrals(problem, loss, scramble)
+        for scramble in range(ACCURACY.scrambles)
+    ]
 
 
 def _sites_are_independent(problem: Problem) -> bool:
@@ -216,7 +229,8 @@ def _sites_are_independent(problem: Problem) -> bool:
     flipped = y.copy()
     flipped[:, :, 1:] *= -1
     mean, flipped_mean = (
-        np.asarray(problem.channel.posterior(labels, omega, np.eye(1)).mean)[:, :, 0] for labels in (y, flipped)
+        np.asarray(problem.channel.posterior(labels, omega, np.eye(1)).mean)[:, :, 0]
+        for labels in (y, flipped)
     )
     return bool(np.allclose(mean, flipped_mean, rtol=0, atol=1e-12))
 
@@ -234,13 +248,23 @@ class SignIntegrals:
         changes.
         """
         reach = ACCURACY.reach
-        halvings = int(np.ceil(np.log2(reach / min(max(step, ACCURACY.finest), reach / 2))))
-        positive = sorted({0.0, *(reach / 2.0**k for k in range(halvings + 1)), *(x for x in edges if 0 < x < reach)})
+        halvings = int(
+            np.ceil(np.log2(reach / min(max(step, ACCURACY.finest), reach / 2)))
+        )
+        positive = sorted(
+            {
+                0.0,
+                *(reach / 2.0**k for k in range(halvings + 1)),
+                *(x for x in edges if 0 < x < reach),
+            }
+        )
         ends = np.array([*(-x for x in positive[:0:-1]), *positive])
         half, midpoint = np.diff(ends) / 2, (ends[1:] + ends[:-1]) / 2
         x, w = self.panel
         nodes, weights = midpoint[:, None] + half[:, None] * x, half[:, None] * w
-        return nodes.ravel(), (weights * np.exp(-(nodes**2) / 2) / np.sqrt(2 * np.pi)).ravel()
+        return nodes.ravel(), (
+            weights * np.exp(-(nodes**2) / 2) / np.sqrt(2 * np.pi)
+        ).ravel()
 
     def __call__(self, at: OrderParameters) -> RiskMoments:
         """Integrals at given order parameters, by quadrature."""
@@ -250,30 +274,57 @@ class SignIntegrals:
         # The curvature of the loss as a function of omega jumps at the kink plus V times the slope there.
         signs = np.array([1.0, -1.0])
         kinks = [signs * k for k in self.loss.kinks]
-        edges = [float(x) for z in kinks for x in np.abs(z + v * self.loss.slope(signs, z)) / size]
-        nodes, weights = self._nodes(np.sqrt(variance) / max(abs(m) / size, ACCURACY.finest), edges)
+        edges = [
+            float(x)
+            for z in kinks
+            for x in np.abs(z + v * self.loss.slope(signs, z)) / size
+        ]
+        nodes, weights = self._nodes(
+            np.sqrt(variance) / max(abs(m) / size, ACCURACY.finest), edges
+        )
         omega, teacher_mean = size * nodes, m / size * nodes
         spread = np.repeat(teacher_mean[:, None, None], self.C, axis=2)
         plus, minus = (
-            np.asarray(self.channel.posterior(sign * np.ones_like(spread), spread, conditional).mean)[:, 0, 0]
+            np.asarray(
+                self.channel.posterior(
+                    sign * np.ones_like(spread), spread, conditional
+                ).mean
+            )[:, 0, 0]
             for sign in (1.0, -1.0)
         )
         # The two posterior means average to the prior mean; their distances from it, less rounding, give the chance of a label.
         blur = ROUNDING * np.abs(teacher_mean)
-        above, below = (np.maximum(np.abs(mean - teacher_mean) - blur, 0.0) for mean in (plus, minus))
+        above, below = (
+            np.maximum(np.abs(mean - teacher_mean) - blur, 0.0)
+            for mean in (plus, minus)
+        )
         resolved = above + below > 1e4 * blur
         # Where no label moves the mean any more, the chance of a label stays what it was.
         shares = below[resolved] / (above + below)[resolved]
-        chance = np.interp(nodes, nodes[resolved], shares) if resolved.any() else np.full_like(nodes, 0.5)
+        chance = (
+            np.interp(nodes, nodes[resolved], shares)
+            if resolved.any()
+            else np.full_like(nodes, 0.5)
+        )
         total = np.zeros(6)
         for y, mean, p in ((1.0, plus, chance), (-1.0, minus, 1 - chance)):
             labels = np.full_like(omega, y)
             h = proximal(self.loss, labels, omega, v)
             g = pull(self.loss, labels, omega, h, v)
             bend = self.loss.curvature(labels, h)
-            integrands = bend / (1 + v * bend), g * (mean - teacher_mean) / variance, g * g, g * mean
+            integrands = (
+                bend / (1 + v * bend),
+                g * (mean - teacher_mean) / variance,
+                g * g,
+                g * mean,
+            )
             losses = self.loss.value(y, h), self.loss.value(y, omega)
-            total += np.array([np.sum(weights * p * integrand) for integrand in (*integrands, *losses)])
+            total += np.array(
+                [
+                    np.sum(weights * p * integrand)
+                    for integrand in (*integrands, *losses)
+                ]
+            )
         total *= self.C
         V_hat, m_hat, Q_hat, along = (np.array([[value]]) for value in total[:4])
         return RiskMoments(V_hat, m_hat, Q_hat, along, float(total[4]), float(total[5]))
@@ -289,9 +340,16 @@ class SampledIntegrals:
     def __init__(self, problem: Problem, loss: Loss, scramble: int) -> None:
         P, C = problem.components, problem.model.sites
         self.loss, self.inverse = loss, np.linalg.inv(prior_moments(problem)[0])
-        points = whitened_points(2 * P * C, ACCURACY.points, "convex losses", scramble).reshape(-1, 2 * P, C)
-        self.z, self.other = symmetric_root(prior_moments(problem)[0]) @ points[:, :P], points[:, P:]
-        labels = problem.channel.forward(self.z, rng=monte_carlo_rng("convex losses: noise", scramble))
+        points = whitened_points(
+            2 * P * C, ACCURACY.points, "convex losses", scramble
+        ).reshape(-1, 2 * P, C)
+        self.z, self.other = (
+            symmetric_root(prior_moments(problem)[0]) @ points[:, :P],
+            points[:, P:],
+        )
+        labels = problem.channel.forward(
+            self.z, rng=monte_carlo_rng("convex losses: noise", scramble)
+        )
         self.y = np.asarray(observable(problem.channel, labels), dtype=float)
 
     def __call__(self, at: OrderParameters) -> RiskMoments:
@@ -302,7 +360,13 @@ class SampledIntegrals:
         g = pull(self.loss, y, omega, h, v)
         bend = self.loss.curvature(y, h)
         V_hat = np.diag(np.sum(bend / (1 + v * bend), axis=(0, 2)) / n)
-        losses = (float(np.sum(self.loss.value(y, latents)) / n) for latents in (h, omega))
-        square, along = (np.einsum("npc,nqc->pq", g, factor) / n for factor in (g, self.z))
+        losses = (
+            float(np.sum(self.loss.value(y, latents)) / n) for latents in (h, omega)
+        )
+        square, along = (
+            np.einsum("npc,nqc->pq", g, factor) / n for factor in (g, self.z)
+        )
         # Stein's lemma: E g z*^T = -V_hat M + m_hat T.
-        return RiskMoments(V_hat, (along + V_hat @ at.M) @ self.inverse, square, along, *losses)
+        return RiskMoments(
+            V_hat, (along + V_hat @ at.M) @ self.inverse, square, along, *losses
+        )

@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import dtype_name, matching, namespace, read_together, sample_chunks, send, take_samples, to_host
+from smimbench.backend import (
+    dtype_name,
+    matching,
+    namespace,
+    read_together,
+    sample_chunks,
+    send,
+    take_samples,
+    to_host,
+)
 from smimbench.derive import denoise_step
 from smimbench.interfaces import (
     Algorithm,
@@ -25,7 +34,12 @@ from smimbench.interfaces import (
 )
 from smimbench.numerics import diagonal_at_least, with_floor
 from smimbench.problem import Problem
-from smimbench_attention.algorithms.gamp.assumed import SMALLEST_QHAT, SMALLEST_V, measured_variance, mismatched_theory
+from smimbench_attention.algorithms.gamp.assumed import (
+    SMALLEST_QHAT,
+    SMALLEST_V,
+    measured_variance,
+    mismatched_theory,
+)
 from smimbench_attention.algorithms.gamp.theory import gamp_theory, random_start_error
 
 
@@ -48,7 +62,10 @@ class StepControl(NamedTuple):
     grow: float
 
 
-CONTROLS = {"extensive": StepControl(0.5, 0.95, 0.02, 0.5, 1.15), "low": StepControl(1.0, 1.0, 0.1, 0.7, 1.03)}
+CONTROLS = {
+    "extensive": StepControl(0.5, 0.95, 0.02, 0.5, 1.15),
+    "low": StepControl(1.0, 1.0, 0.1, 0.7, 1.03),
+}
 """By rank. Matrices start at the prior mean, and a step that is too large shows as a residual that grows. Low rank has to grow
 while it leaves the prior mean, but steps that are too large reverse every time."""
 
@@ -80,11 +97,15 @@ def mixed(weight: Any, new: Array, old: Array | None) -> Array:
     return new if old is None else float(weight) * new + float(1 - weight) * old
 
 
-def reversal_overlaps(problem: Problem, last: StepState, change: Array) -> tuple[Array, ...]:
+def reversal_overlaps(
+    problem: Problem, last: StepState, change: Array
+) -> tuple[Array, ...]:
     """Overlaps (P, P) of the previous change with this one and with itself, for low rank."""
     if last.change is None or problem.model.rank == "extensive":
         return ()
-    return tuple(problem.model.inner(other, last.change) for other in (change, last.change))
+    return tuple(
+        problem.model.inner(other, last.change) for other in (change, last.change)
+    )
 
 
 def next_step(
@@ -118,17 +139,27 @@ def next_step(
     _, largest, smallest, shrink, grow = CONTROLS[problem.model.rank]
     extrapolation, slow_steps = 1.0, 0
     if overlaps:
-        along, old_square = (np.sum(np.diagonal(overlap) / error) for overlap in overlaps)
+        along, old_square = (
+            np.sum(np.diagonal(overlap) / error) for overlap in overlaps
+        )
         # Smaller steps are never too large: growth out of a tiny start would be damped away.
         too_large = along < -0.5 * old_square and residual > 0.1
-        ratio = along / np.maximum(old_square, np.finfo(old_square.dtype).tiny)  # a run at rest has steps of length 0
-        if 0.7 < ratio < 1 and along > 0.99 * np.sqrt(old_square * np.sum(squared_step / error)):
+        ratio = along / np.maximum(
+            old_square, np.finfo(old_square.dtype).tiny
+        )  # a run at rest has steps of length 0
+        if 0.7 < ratio < 1 and along > 0.99 * np.sqrt(
+            old_square * np.sum(squared_step / error)
+        ):
             slow_steps = last.slow_steps + 1
         if slow_steps == 4:
             extrapolation, slow_steps = 1 / np.maximum(1 - ratio, 0.01), 0
     else:
         too_large = residual > 1.3 * last.residual
-    weight = np.maximum(last.weight * shrink, smallest) if too_large else np.minimum(last.weight * grow, largest)
+    weight = (
+        np.maximum(last.weight * shrink, smallest)
+        if too_large
+        else np.minimum(last.weight * grow, largest)
+    )
     return StepState(weight, extrapolation, slow_steps, change, residual)
 
 
@@ -242,15 +273,26 @@ class Gamp(Algorithm):
     largest_excess = LARGEST_EXCESS
 
     def __post_init__(self) -> None:
-        require(self, "damping", self.damping is None or 0 <= self.damping < 1, "in [0, 1)")
-        require(self, "initial_overlap", self.initial_overlap is None or 0 < self.initial_overlap < 1, "in (0, 1)")
+        require(
+            self, "damping", self.damping is None or 0 <= self.damping < 1, "in [0, 1)"
+        )
+        require(
+            self,
+            "initial_overlap",
+            self.initial_overlap is None or 0 < self.initial_overlap < 1,
+            "in (0, 1)",
+        )
 
     def retry(self, problem: Problem, outcome: str) -> Gamp | None:
         """A restarted version: with damping moved half way to 1, or with another random start; or None. After a run with
         adaptive damping that has not converged: the version that continues with all noise counted.
         """
         if outcome == "unsettled":
-            able = problem.model.rank == "extensive" and self.damping is None and not problem.is_assumed
+            able = (
+                problem.model.rank == "extensive"
+                and self.damping is None
+                and not problem.is_assumed
+            )
             able = able and self.largest_excess > 1
             return _GampAllNoise() if able else None
         if self.damping:
@@ -274,31 +316,47 @@ class Gamp(Algorithm):
             return GampState(estimate, to_host(V), None, rng)
         components, dimension = problem.components, data.dimension
         if problem.channel.symmetry == "none":
-            V = problem.prior.second_moment(components) - problem.prior.mean_overlap(components)
+            V = problem.prior.second_moment(components) - problem.prior.mean_overlap(
+                components
+            )
             estimate = xp.asarray(problem.prior.mean(components, dimension), **place)
-            return GampState(estimate, np.asarray(V, dtype=dtype_name(estimate)), None, rng)
+            return GampState(
+                estimate, np.asarray(V, dtype=dtype_name(estimate)), None, rng
+            )
         information = self._initial_information(dimension)
         draw = problem.prior.sample(rng, components, dimension)
         noise = problem.model.draw_noise(rng, components, dimension)
         R = xp.asarray(draw + noise / np.sqrt(information), **place)
-        denoised = problem.prior.denoise(R, xp.asarray(information * np.eye(components), **place))
+        denoised = problem.prior.denoise(
+            R, xp.asarray(information * np.eye(components), **place)
+        )
         return GampState(denoised.estimate, to_host(denoised.V), None, rng)
 
     def _initial_information(self, dimension: int) -> float:
         """Information of a random start, computed from its predicted overlap."""
-        overlap = 1e-3 / dimension if self.initial_overlap is None else self.initial_overlap
+        overlap = (
+            1e-3 / dimension if self.initial_overlap is None else self.initial_overlap
+        )
         return overlap / (1 - overlap)
 
-    def step(self, problem: Problem, data: Data, state: GampState) -> tuple[GampState, Info]:
+    def step(
+        self, problem: Problem, data: Data, state: GampState
+    ) -> tuple[GampState, Info]:
         """One iteration of GAMP."""
         model, prior, V, n = problem.model, problem.prior, state.V, data.inputs.shape[0]
         extensive, adaptive = model.rank == "extensive", self.damping is None
         inverse = np.linalg.inv(V)
         first = CONTROLS[model.rank].first if self.damping is None else 1 - self.damping
         last = state.step or StepState(V.dtype.type(first))
-        strength = sample_strength(problem, data) if adaptive and extensive and state.g is None else state.strength
+        strength = (
+            sample_strength(problem, data)
+            if adaptive and extensive and state.g is None
+            else state.strength
+        )
         weights = sample_weights(last.weight, strength, state)
-        g, total, sums, integration_errors = pass_by_chunks(problem, data, state, inverse, weights)
+        g, total, sums, integration_errors = pass_by_chunks(
+            problem, data, state, inverse, weights
+        )
         covariance, squares, noise, *errors = read_together(*sums, *integration_errors)
         scale = model.kappa * data.sample_ratio
         information = inverse - inverse @ (covariance / n @ inverse)
@@ -306,13 +364,17 @@ class Gamp(Algorithm):
         Q = Qhat = mixed(last.weight, latest, state.Qhat)
         R = state.estimate + solve_first(Qhat, problem.per_variance(total))
         if extensive and not problem.is_assumed:
-            excess = np.diagonal(scale * noise / n) / (self.largest_excess * np.diagonal(Qhat))
+            excess = np.diagonal(scale * noise / n) / (
+                self.largest_excess * np.diagonal(Qhat)
+            )
             reduced = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
             Q = np.asarray(Qhat * reduced[:, None] * reduced[None, :])
         denoised = denoise_step(prior, R, send(Q, R))
         denoised_V, probe = denoised.V, state.probe
         if problem.is_assumed:
-            probe = model.draw_noise(state.rng, *R.shape[:2]) if probe is None else probe
+            probe = (
+                model.draw_noise(state.rng, *R.shape[:2]) if probe is None else probe
+            )
             denoised_V = measured_variance(problem, R, Qhat, denoised.estimate, probe)
         if adaptive and state.step is None:
             # At least the fraction of the error that the step is predicted to remove: damping V would push the scale of an
@@ -334,39 +396,72 @@ class Gamp(Algorithm):
         onsager = None
         if extensive:
             onsager = denoised_V @ (Q @ np.linalg.inv(Qhat))
-            onsager = mixed(last.weight, onsager, V if state.onsager is None else state.onsager)
+            onsager = mixed(
+                last.weight, onsager, V if state.onsager is None else state.onsager
+            )
         squared_step = np.diagonal(squared_step)
         undamped_error = np.diagonal(denoised_V) + SMALLEST_V
         residual = np.max(np.sqrt(squared_step / undamped_error))
         if adaptive:
-            last = next_step(problem, last, change, overlaps, squared_step, undamped_error, residual)
+            last = next_step(
+                problem, last, change, overlaps, squared_step, undamped_error, residual
+            )
             if extensive:
-                most = LARGEST_COMMON if strength is None else 0.8 + 0.4 * mean_slope(denoised_V, Qhat)
+                most = (
+                    LARGEST_COMMON
+                    if strength is None
+                    else 0.8 + 0.4 * mean_slope(denoised_V, Qhat)
+                )
                 last = last._replace(weight=np.minimum(last.weight, V.dtype.type(most)))
-        second = np.asarray(np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype)
+        second = np.asarray(
+            np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype
+        )
         found_information = np.maximum(np.diagonal(scale * squares / n), SMALLEST_QHAT)
         info = Info(
             residual=residual,
-            predicted_overlap=None if problem.is_assumed else second - np.diagonal(V_new),
+            predicted_overlap=None
+            if problem.is_assumed
+            else second - np.diagonal(V_new),
             self_overlap=np.diagonal(self_overlap),
             squared_step=squared_step,
-            log_information_ratio=None if problem.is_assumed else np.log(found_information / np.diagonal(latest)),
+            log_information_ratio=None
+            if problem.is_assumed
+            else np.log(found_information / np.diagonal(latest)),
             integration_error=np.max(errors),
             damping=1 - float(forward),
         )
         falls_fast = bool((np.diagonal(V_new) < FAST_FALL * np.diagonal(V)).any())
-        return GampState(estimate, V_new, g, state.rng, Qhat, onsager, last, strength, falls_fast, probe), info
+        return GampState(
+            estimate,
+            V_new,
+            g,
+            state.rng,
+            Qhat,
+            onsager,
+            last,
+            strength,
+            falls_fast,
+            probe,
+        ), info
 
     def plan(self, data: Data) -> Plan:
         """Plan of one pass per step (forward and adjoint), until overlaps are stationary and agree with the predicted error."""
-        return super().plan(data)._replace(cost=lambda problem, data: problem.pass_cost(data))
+        return (
+            super()
+            .plan(data)
+            ._replace(cost=lambda problem, data: problem.pass_cost(data))
+        )
 
     def estimate(self, state: GampState) -> Array:
         """Current posterior mean of the signal."""
         return state.estimate
 
     def theory(
-        self, problem: Problem, alpha: float, conditions: Conditions, assumed: Problem | None = None
+        self,
+        problem: Problem,
+        alpha: float,
+        conditions: Conditions,
+        assumed: Problem | None = None,
     ) -> AlgorithmPrediction | str:
         """State-evolution fixed point reached from the algorithm's start, with the trajectory if ``damping = 0``.
 
@@ -377,8 +472,14 @@ class Gamp(Algorithm):
         if assumed is not None:
             return mismatched_theory(problem, assumed, alpha, conditions)
         V = None
-        if conditions.start == "uninformed" and problem.channel.symmetry != "none" and conditions.dimension is not None:
-            V = random_start_error(problem, self._initial_information(conditions.dimension))
+        if (
+            conditions.start == "uninformed"
+            and problem.channel.symmetry != "none"
+            and conditions.dimension is not None
+        ):
+            V = random_start_error(
+                problem, self._initial_information(conditions.dimension)
+            )
         return gamp_theory(problem, alpha, conditions, V, damped=self.damping != 0)
 
     def variance(self, state: GampState) -> Array:
@@ -417,7 +518,9 @@ def sample_strength(problem: Problem, data: Data) -> Array | None:
     found = []
     for part in sample_chunks(model, data.inputs, problem.components):
         inputs = take_samples(model, data.inputs, part)
-        values = xp.linalg.eigvalsh(xp.matmul(inputs, xp.matrix_transpose(inputs)) / inputs.shape[-1])
+        values = xp.linalg.eigvalsh(
+            xp.matmul(inputs, xp.matrix_transpose(inputs)) / inputs.shape[-1]
+        )
         found.append(xp.max(values, axis=-1) ** 2)
     strength = xp.concat(found)
     return strength if float(xp.mean(strength)) < LARGEST_TYPICAL else None
@@ -447,8 +550,14 @@ def pass_by_chunks(
     last the integration errors of the chunks.
     """
     model, channel = problem.model, problem.channel
-    xp, n, V = namespace(data.inputs), data.inputs.shape[0], send(state.V, state.estimate)
-    memory = state.g if state.onsager is None else _times(inverse @ state.onsager, state.g)
+    xp, n, V = (
+        namespace(data.inputs),
+        data.inputs.shape[0],
+        send(state.V, state.estimate),
+    )
+    memory = (
+        state.g if state.onsager is None else _times(inverse @ state.onsager, state.g)
+    )
     g: Any = None
     total: Any = None
     sums: list[Any] = []
@@ -458,19 +567,30 @@ def pass_by_chunks(
         omega = model.forward(inputs, state.estimate)
         if memory is not None:
             omega = omega - _times(state.V, memory[part, ...])
-        posterior = checked_posterior(channel.posterior(data.labels[part, ...], omega, V, rng=state.rng), omega)
+        posterior = checked_posterior(
+            channel.posterior(data.labels[part, ...], omega, V, rng=state.rng), omega
+        )
         new = _times(inverse, posterior.mean - omega)
         squares = noise = _products(new)
         if state.g is not None:
-            weight = weights if isinstance(weights, float) else weights[part, None, None]
+            weight = (
+                weights if isinstance(weights, float) else weights[part, None, None]
+            )
             new = weight * new + (1 - weight) * state.g[part, ...]
             noise = _products(new)
-        pushed, found = model.adjoint(inputs, new), [posterior.covariance * (part.stop - part.start), squares, noise]
+        pushed, found = (
+            model.adjoint(inputs, new),
+            [posterior.covariance * (part.stop - part.start), squares, noise],
+        )
         errors.append(posterior.error)
         if part == slice(0, n):
             return new, pushed, found, errors
         if g is None:
-            g, total, sums = xp.empty((n, *new.shape[1:]), **matching(new)), xp.zeros_like(pushed), [0.0, 0.0, 0.0]
+            g, total, sums = (
+                xp.empty((n, *new.shape[1:]), **matching(new)),
+                xp.zeros_like(pushed),
+                [0.0, 0.0, 0.0],
+            )
         g[part, ...] = new
         total += pushed
         sums = [a + b for a, b in zip(sums, found)]
@@ -495,7 +615,9 @@ def _products(g: Array) -> Array:
     """Sum of products ``sum_{mu, c} g_pc g_qc`` (P, P) of ``g`` (n, P, C)."""
     xp = namespace(g)
     components = g.shape[1]
-    flat = xp.reshape(xp.permute_dims(g, (1, 0, 2)) if components > 1 else g, (components, -1))
+    flat = xp.reshape(
+        xp.permute_dims(g, (1, 0, 2)) if components > 1 else g, (components, -1)
+    )
     return xp.matmul(flat, xp.matrix_transpose(flat))
 
 
@@ -504,4 +626,7 @@ def solve_first(matrix: Host, signal: Array) -> Array:
     if len(matrix) == 1:
         return signal / float(matrix[0, 0])
     xp = namespace(signal)
-    return xp.reshape(xp.linalg.solve(send(matrix, signal), xp.reshape(signal, (len(matrix), -1))), signal.shape)
+    return xp.reshape(
+        xp.linalg.solve(send(matrix, signal), xp.reshape(signal, (len(matrix), -1))),
+        signal.shape,
+    )

@@ -40,7 +40,14 @@ import numpy as np
 
 from smimbench.backend import matching, namespace, send, to_host
 from smimbench.derive import denoise_step
-from smimbench.interfaces import AlgorithmPrediction, Array, Conditions, Host, Overlaps, ParameterError
+from smimbench.interfaces import (
+    AlgorithmPrediction,
+    Array,
+    Conditions,
+    Host,
+    Overlaps,
+    ParameterError,
+)
 from smimbench.numerics import (
     inverse_root,
     monte_carlo_rng,
@@ -51,8 +58,19 @@ from smimbench.numerics import (
     with_floor,
 )
 from smimbench.problem import Problem
-from smimbench.theory import Check, compare, information_at, limit_point, offers_rough, overlap_at, prior_moments
-from smimbench_attention.algorithms.least_squares import noise_of_identity, ridge_overlaps
+from smimbench.theory import (
+    Check,
+    compare,
+    information_at,
+    limit_point,
+    offers_rough,
+    overlap_at,
+    prior_moments,
+)
+from smimbench_attention.algorithms.least_squares import (
+    noise_of_identity,
+    ridge_overlaps,
+)
 
 SMALLEST_V, SMALLEST_QHAT = 1e-16, 1e-12
 """Floors of the predicted error, for at perfect recovery V would underflow and g be 0 / 0; and of the information, which sampling
@@ -69,7 +87,9 @@ PROBE = 1e-3
 """Perturbation that slopes are measured with, in units of the noise. Doubled: edges of a spectrum are blurred twice as far."""
 
 
-def measured_variance(problem: Problem, R: Array, Qhat: Host, estimate: Array, probe: Host) -> Host:
+def measured_variance(
+    problem: Problem, R: Array, Qhat: Host, estimate: Array, probe: Host
+) -> Host:
     """Mean posterior variance ``E[d denoise / dR] Qhat^{-1}`` (P, P) at what was observed, from the response to a probe.
 
     The prior's own V is a mean over observations that would be made if the assumptions were right.
@@ -78,7 +98,9 @@ def measured_variance(problem: Problem, R: Array, Qhat: Host, estimate: Array, p
     width = PROBE * np.sqrt(np.diagonal(np.linalg.inv(Qhat)))
     push = xp.asarray(probe * width.reshape(axes), **matching(R))
     moved = denoise_step(problem.prior, R + push, send(Qhat, R)).estimate - estimate
-    slope, size = (to_host(problem.model.inner(response, push)) for response in (moved, push))
+    slope, size = (
+        to_host(problem.model.inner(response, push)) for response in (moved, push)
+    )
     V: Host = symmetric(slope @ np.linalg.inv(size) @ np.linalg.inv(Qhat))
     return V
 
@@ -158,7 +180,9 @@ def _correction(exact: Host, sampled: Host) -> Host:
 class MismatchedRecursion:
     """The recursion of a problem and the one that GAMP assumes, with one set of points."""
 
-    def __init__(self, problem: Problem, assumed: Problem, alpha: float, seed: int) -> None:
+    def __init__(
+        self, problem: Problem, assumed: Problem, alpha: float, seed: int
+    ) -> None:
         self.problem, self.assumed, self.seed = problem, assumed, seed
         self.scale = problem.model.kappa * alpha
         self.T = prior_moments(problem)[0]
@@ -173,17 +197,28 @@ class MismatchedRecursion:
         second, mean_overlap = prior_moments(self.assumed)
         P = self.problem.components
         if self.problem.channel.symmetry != "none" and not mean_overlap.any():
-            overlap = tiny * np.diag(np.minimum(np.diagonal(second), np.diagonal(self.T)))
+            overlap = tiny * np.diag(
+                np.minimum(np.diagonal(second), np.diagonal(self.T))
+            )
             return Orders(overlap, overlap, second - overlap)
-        mean, true_mean = (side.prior.mean(P, 64) for side in (self.assumed, self.problem))
-        return Orders(np.asarray(self.problem.model.inner(mean, true_mean)), mean_overlap, second - mean_overlap)
+        mean, true_mean = (
+            side.prior.mean(P, 64) for side in (self.assumed, self.problem)
+        )
+        return Orders(
+            np.asarray(self.problem.model.inner(mean, true_mean)),
+            mean_overlap,
+            second - mean_overlap,
+        )
 
     def labelled(self, at: Orders) -> Iterator[tuple[Any, Any]]:
         """Assumed and true posterior of the labels, each with its omega, V and g, at the points and at their negatives."""
         root = symmetric_root(at.Q)
         towards = at.M.T @ np.linalg.pinv(root, rcond=1e-12)
         missing = self.T - towards @ towards.T
-        if not np.isfinite(missing).all() or np.linalg.eigvalsh(symmetric(missing))[0] < -1e-9:
+        if (
+            not np.isfinite(missing).all()
+            or np.linalg.eigvalsh(symmetric(missing))[0] < -1e-9
+        ):
             raise Lost("its overlaps are not those of any estimate")
         missing = symmetric(missing) + KNOWN * np.eye(len(missing))
         channel: Any = self.problem.channel
@@ -202,27 +237,56 @@ class MismatchedRecursion:
             pairs = []
             for y, channel, omega, V in pair:
                 posterior = channel.posterior(
-                    y, omega, V, rng=monte_carlo_rng("wrong assumptions: posterior", self.seed)
+                    y,
+                    omega,
+                    V,
+                    rng=monte_carlo_rng("wrong assumptions: posterior", self.seed),
                 )
                 inverse = np.linalg.inv(V)
                 g = inverse @ (np.asarray(posterior.mean) - omega)
-                pairs.append((g, C * symmetric(inverse - inverse @ np.asarray(posterior.covariance) @ inverse)))
+                pairs.append(
+                    (
+                        g,
+                        C
+                        * symmetric(
+                            inverse
+                            - inverse @ np.asarray(posterior.covariance) @ inverse
+                        ),
+                    )
+                )
             (g, information), (best, true) = pairs
             missing = pair[1][3]
-            products = [np.einsum("npc,nqc->pq", a, b) / len(g) for a, b in ((g, best), (g, g), (best, best))]
+            products = [
+                np.einsum("npc,nqc->pq", a, b) / len(g)
+                for a, b in ((g, best), (g, g), (best, best))
+            ]
             sums.append((information, true, *products))
-        information, true, m, chi, square = (np.mean(parts, axis=0) for parts in zip(*sums))
+        information, true, m, chi, square = (
+            np.mean(parts, axis=0) for parts in zip(*sums)
+        )
         if not all(np.isfinite(matrix).all() for matrix in (information, m, chi)):
             raise Lost("the information of the labels is not finite")
         # Corrected by what is known of the true posterior: its sampled information is off by the same chance.
         rough = offers_rough(self.problem)
-        exact = information_at(self.problem, with_floor(self.T - missing, 0.0), missing, rough=rough).value
-        of_slope, of_square = (_correction(exact, symmetric(matrix)) for matrix in (true, square))
+        exact = information_at(
+            self.problem, with_floor(self.T - missing, 0.0), missing, rough=rough
+        ).value
+        of_slope, of_square = (
+            _correction(exact, symmetric(matrix)) for matrix in (true, square)
+        )
         if self.problem.channel.symmetry == "signs":
-            information, m, chi = (np.diag(np.diagonal(matrix)) for matrix in (information, m, chi))
-        Qhat = with_floor(of_slope @ information @ of_slope.T, SMALLEST_QHAT / self.scale)
+            information, m, chi = (
+                np.diag(np.diagonal(matrix)) for matrix in (information, m, chi)
+            )
+        Qhat = with_floor(
+            of_slope @ information @ of_slope.T, SMALLEST_QHAT / self.scale
+        )
         chi = symmetric(of_square @ chi @ of_square.T)
-        return Message(self.scale * Qhat, self.scale * (of_square @ m @ of_square.T), self.scale * chi)
+        return Message(
+            self.scale * Qhat,
+            self.scale * (of_square @ m @ of_square.T),
+            self.scale * chi,
+        )
 
     def denoised(self, by: Message) -> Orders:
         """Order parameters of the assumed prior's estimate."""
@@ -234,25 +298,41 @@ class MismatchedRecursion:
         # The true prior's estimate from the same numbers has known overlaps.
         information = symmetric(by.m.T @ np.linalg.solve(by.chi, by.m))
         twin = self._orders(
-            self.problem, information, signal + inverse_root(information, 1e-12) @ noise, noise, information
+            self.problem,
+            information,
+            signal + inverse_root(information, 1e-12) @ noise,
+            noise,
+            information,
         )
         Q, V = overlap_at(self.problem, information)
-        return Orders(*(exact + a - b for exact, a, b in zip((Q, Q, V), assumed_orders, twin)))
+        return Orders(
+            *(exact + a - b for exact, a, b in zip((Q, Q, V), assumed_orders, twin))
+        )
 
     def _entries(self) -> tuple[Host, Host]:
         """Entries (P, size) of the signal, with their second moment, and white noise orthogonal to them."""
         P, size = self.problem.components, ACCURACY.entries
-        drawn = self.problem.prior.sample(monte_carlo_rng("wrong assumptions: signal", self.seed), P, size)
-        both = np.concatenate([drawn, normal_points(P, size, "wrong assumptions: entries", self.seed).T])
+        drawn = self.problem.prior.sample(
+            monte_carlo_rng("wrong assumptions: signal", self.seed), P, size
+        )
+        both = np.concatenate(
+            [drawn, normal_points(P, size, "wrong assumptions: entries", self.seed).T]
+        )
         moments = np.block([[self.T, np.zeros((P, P))], [np.zeros((P, P)), np.eye(P)]])
-        both = np.linalg.cholesky(moments) @ np.linalg.solve(np.linalg.cholesky(both @ both.T / size), both)
+        both = np.linalg.cholesky(moments) @ np.linalg.solve(
+            np.linalg.cholesky(both @ both.T / size), both
+        )
         return both[:P], both[P:]
 
-    def _orders(self, problem: Problem, Qhat: Host, R: Host, noise: Host, chi: Host) -> Orders:
+    def _orders(
+        self, problem: Problem, Qhat: Host, R: Host, noise: Host, chi: Host
+    ) -> Orders:
         estimate, size = np.asarray(problem.prior.denoise(R, Qhat).estimate), R.shape[1]
         # Stein: E[f Z^T] = E[f'] Qhat^{-1} chi^{1/2}.
         V = symmetric(estimate @ noise.T / size @ inverse_root(chi, 1e-12))
-        return Orders(estimate @ self._entries()[0].T / size, estimate @ estimate.T / size, V)
+        return Orders(
+            estimate @ self._entries()[0].T / size, estimate @ estimate.T / size, V
+        )
 
     def _matrix(self, by: Message) -> Orders:
         scale, _, x, xi, weights, f = self.spectrum(by)
@@ -286,10 +366,24 @@ class MismatchedRecursion:
         """Where damped iterations come to rest; Lost where they do not."""
         for _ in range(ACCURACY.iterations):
             new = self.step(at)
-            far = max(float(np.abs(b - a).max() / max(np.abs(b).max(), ACCURACY.at_rest)) for a, b in zip(at, new))
-            at = Orders(*(ACCURACY.damping * a + (1 - ACCURACY.damping) * b for a, b in zip(at, new)))
-            is_known = np.diagonal(at.V).max() < 10 * KNOWN and far < ROUGHLY  # rounding is left
-            if far < ACCURACY.at_rest or is_known or (far < ROUGHLY and offers_rough(self.problem)):
+            far = max(
+                float(np.abs(b - a).max() / max(np.abs(b).max(), ACCURACY.at_rest))
+                for a, b in zip(at, new)
+            )
+            at = Orders(
+                *(
+                    ACCURACY.damping * a + (1 - ACCURACY.damping) * b
+                    for a, b in zip(at, new)
+                )
+            )
+            is_known = (
+                np.diagonal(at.V).max() < 10 * KNOWN and far < ROUGHLY
+            )  # rounding is left
+            if (
+                far < ACCURACY.at_rest
+                or is_known
+                or (far < ROUGHLY and offers_rough(self.problem))
+            ):
                 return at
         raise Lost("its state evolution does not come to rest")
 
@@ -301,15 +395,23 @@ class MismatchedRecursion:
             rng = monte_carlo_rng("wrong assumptions: posterior", self.seed)
             posterior = channel.posterior(y, omega, V, second_moment=True, rng=rng)
             mean, inverse = np.asarray(posterior.mean), np.linalg.inv(V)
-            slopes = np.asarray(posterior.second_moment) - mean[..., None, None] * mean[:, None, None]
+            slopes = (
+                np.asarray(posterior.second_moment)
+                - mean[..., None, None] * mean[:, None, None]
+            )
             slopes = np.einsum("ap,npcqd,qb->nacbd", inverse, slopes, inverse)
-            slopes -= inverse[None, :, None, :, None] * np.eye(mean.shape[2])[None, None, :, None, :]
+            slopes -= (
+                inverse[None, :, None, :, None]
+                * np.eye(mean.shape[2])[None, None, :, None, :]
+            )
             G = G + np.einsum("nacbd,necfd->aebf", slopes, slopes) / len(slopes) / 2
         spread = np.linalg.inv(by.Qhat)
         K = self.scale * np.einsum("ax,xybf,ye->aebf", spread, G, spread)
         J = self._slopes(by)
         map_of_covariances = np.einsum("aebf,bfxy->aexy", J, K)
-        return float(np.abs(np.linalg.eigvals(map_of_covariances.reshape(P * P, P * P))).max())
+        return float(
+            np.abs(np.linalg.eigvals(map_of_covariances.reshape(P * P, P * P))).max()
+        )
 
     def _slopes(self, by: Message) -> Host:
         """Mean products ``J_ab J_ef`` (a, e, b, f) of slopes of the assumed denoiser."""
@@ -318,19 +420,29 @@ class MismatchedRecursion:
             lam = scale * x
             shrink: Any = self.assumed.prior.law.eigenvalue_map
             step = 1e-5 * noise**0.5
-            derivative = (np.asarray(shrink(lam + step, noise)) - np.asarray(shrink(lam - step, noise))) / (2 * step)
+            derivative = (
+                np.asarray(shrink(lam + step, noise))
+                - np.asarray(shrink(lam - step, noise))
+            ) / (2 * step)
             gap = lam[:, None] - lam[None, :]
             near = np.abs(gap) < step
-            slopes = np.where(near, derivative[:, None], (f[:, None] - f[None, :]) / np.where(near, 1.0, gap))
+            slopes = np.where(
+                near,
+                derivative[:, None],
+                (f[:, None] - f[None, :]) / np.where(near, 1.0, gap),
+            )
             return np.full((1, 1, 1, 1), weights @ (slopes * slopes) @ weights)
         signal, Z = self._entries()
         R = np.linalg.solve(by.Qhat, by.m @ signal + symmetric_root(by.chi) @ Z)
         small = 1e-4 * np.sqrt(np.diagonal(np.linalg.inv(by.Qhat)))
         at = np.asarray(self.assumed.prior.denoise(R, by.Qhat).estimate)
         moved = [
-            np.asarray(self.assumed.prior.denoise(R + shift[:, None], by.Qhat).estimate) for shift in np.diag(small)
+            np.asarray(self.assumed.prior.denoise(R + shift[:, None], by.Qhat).estimate)
+            for shift in np.diag(small)
         ]
-        J = np.stack([(shift - at) / size for shift, size in zip(moved, small)], axis=1)  # (P, P, size)
+        J = np.stack(
+            [(shift - at) / size for shift, size in zip(moved, small)], axis=1
+        )  # (P, P, size)
         return np.asarray(np.einsum("abi,efi->aebf", J, J) / R.shape[1])
 
 
@@ -343,7 +455,8 @@ def mismatched_theory(
     if conditions.start not in ("uninformed", "informed"):
         return f"with wrong assumptions its theory does not know the start {conditions.start!r}"
     if problem.model.rank == "extensive" and (
-        problem.components > 1 or None in (problem.prior.law.spectral_means, assumed.prior.law.eigenvalue_map)
+        problem.components > 1
+        or None in (problem.prior.law.spectral_means, assumed.prior.law.eigenvalue_map)
     ):
         return "with wrong assumptions its theory is for one matrix with a prior that gives its spectral law"
     overlap = 0.99 if conditions.start == "informed" else ACCURACY.start
@@ -372,12 +485,25 @@ def mismatched_theory(
     )  # fmt: skip
     at = Orders(*(np.mean(parts, axis=0) for parts in zip(*fixed_points)))
     by = Message(*(np.mean(parts, axis=0) for parts in zip(*messages)))
-    errors = Message(*(np.std(parts, axis=0, ddof=1) / len(messages) ** 0.5 for parts in zip(*messages)))
-    spread = np.std([orders.V for orders in fixed_points], axis=0, ddof=1) / len(fixed_points) ** 0.5 + KNOWN
-    return replace(point, draws=lambda: by_draws(problem, assumed, point, at, by, errors, spread))
+    errors = Message(
+        *(
+            np.std(parts, axis=0, ddof=1) / len(messages) ** 0.5
+            for parts in zip(*messages)
+        )
+    )
+    spread = (
+        np.std([orders.V for orders in fixed_points], axis=0, ddof=1)
+        / len(fixed_points) ** 0.5
+        + KNOWN
+    )
+    return replace(
+        point, draws=lambda: by_draws(problem, assumed, point, at, by, errors, spread)
+    )
 
 
-def _ridge(problem: Problem, assumed: Problem, alpha: float) -> tuple[Orders, Message] | None:
+def _ridge(
+    problem: Problem, assumed: Problem, alpha: float
+) -> tuple[Orders, Message] | None:
     """Fixed point in closed form where labels are linear and the assumed signal is Gaussian: GAMP is then ridge regression.
 
     None for other problems, and where components have penalties of their own.
@@ -391,13 +517,24 @@ def _ridge(problem: Problem, assumed: Problem, alpha: float) -> tuple[Orders, Me
     (T, mean), (second, assumed_mean) = prior_moments(problem), prior_moments(assumed)
     variance, identity = float(second[0, 0]), np.eye(len(second))
     unbiased = not (mean.any() or assumed_mean.any())
-    if true_noises is None or assumed_noises is None or not unbiased or not np.allclose(second, variance * identity):
+    if (
+        true_noises is None
+        or assumed_noises is None
+        or not unbiased
+        or not np.allclose(second, variance * identity)
+    ):
         return None
     R = monte_carlo_rng("wrong assumptions: denoiser").standard_normal((len(T), 64))
     linear = R * variance / (1 + variance)
-    if not np.allclose(assumed.prior.denoise(R, identity).estimate, linear, rtol=0, atol=1e-9):
+    if not np.allclose(
+        assumed.prior.denoise(R, identity).estimate, linear, rtol=0, atol=1e-9
+    ):
         return None
-    noise, assumed_noise, sites = true_noises.mean() * identity, assumed_noises.mean() * identity, problem.model.sites
+    noise, assumed_noise, sites = (
+        true_noises.mean() * identity,
+        assumed_noises.mean() * identity,
+        problem.model.sites,
+    )
     penalty = float(assumed_noises.mean()) / variance
     try:
         M, Q = ridge_overlaps(T, noise, alpha * sites, penalty)[1:]
@@ -407,7 +544,9 @@ def _ridge(problem: Problem, assumed: Problem, alpha: float) -> tuple[Orders, Me
     V = claimed.truth - 2 * claimed.cross + claimed.own + KNOWN * identity
     gain = np.linalg.inv(V + assumed_noise)
     information = problem.model.kappa * alpha * sites * gain
-    return Orders(M, Q, V), Message(information, information, information @ (T - M - M.T + Q + noise) @ gain)
+    return Orders(M, Q, V), Message(
+        information, information, information @ (T - M - M.T + Q + noise) @ gain
+    )
 
 
 DRAWS, BATCHES, DIMENSION = 500, 40, 120
@@ -447,7 +586,9 @@ def by_draws(
     ]
 
 
-def _drawn_messages(problem: Problem, assumed: Problem, alpha: float, at: Orders, stream: str) -> Host:
+def _drawn_messages(
+    problem: Problem, assumed: Problem, alpha: float, at: Orders, stream: str
+) -> Host:
     """Diagonals of Qhat, m and chi (BATCHES, 3, P) from batches of labels."""
     (M, Q, V), scale = at, problem.model.kappa * alpha
     towards, inverse = M.T @ np.linalg.inv(Q), np.linalg.inv(V)
@@ -455,13 +596,23 @@ def _drawn_messages(problem: Problem, assumed: Problem, alpha: float, at: Orders
     messages = []
     for batch in range(BATCHES):
         rng = monte_carlo_rng(f"wrong assumptions: draws {stream}", batch)
-        normal = rng.standard_normal((2, DRAWS, problem.components, problem.model.sites))
-        omega, shift = symmetric_root(Q) @ normal[0], symmetric_root(missing) @ normal[1]
+        normal = rng.standard_normal(
+            (2, DRAWS, problem.components, problem.model.sites)
+        )
+        omega, shift = (
+            symmetric_root(Q) @ normal[0],
+            symmetric_root(missing) @ normal[1],
+        )
         y = problem.channel.forward(towards @ omega + shift, rng=rng)
         posterior = assumed.channel.posterior(y, omega, V, rng=rng)
         g = inverse @ (np.asarray(posterior.mean) - omega)
-        information = problem.model.sites * (inverse - inverse @ np.asarray(posterior.covariance) @ inverse)
-        slope, square = (np.einsum("npc,npc->p", g, other) / DRAWS for other in (np.linalg.inv(missing) @ shift, g))
+        information = problem.model.sites * (
+            inverse - inverse @ np.asarray(posterior.covariance) @ inverse
+        )
+        slope, square = (
+            np.einsum("npc,npc->p", g, other) / DRAWS
+            for other in (np.linalg.inv(missing) @ shift, g)
+        )
         messages.append([np.diagonal(information), slope, square])
     return scale * np.array(messages)
 
@@ -474,8 +625,13 @@ def _drawn_errors(problem: Problem, assumed: Problem, by: Message, stream: str) 
     for D in (size // 2, size):
         rng = monte_carlo_rng(f"wrong assumptions: denoised {stream}", D)
         for _ in range(BATCHES):
-            signal, noise = problem.prior.sample(rng, P, D), problem.model.draw_noise(rng, P, D)
-            R = np.tensordot(inverse @ by.m, signal, 1) + np.tensordot(inverse @ symmetric_root(by.chi), noise, 1)
+            signal, noise = (
+                problem.prior.sample(rng, P, D),
+                problem.model.draw_noise(rng, P, D),
+            )
+            R = np.tensordot(inverse @ by.m, signal, 1) + np.tensordot(
+                inverse @ symmetric_root(by.chi), noise, 1
+            )
             estimate = np.asarray(denoise_step(assumed.prior, R, by.Qhat).estimate)
             probe = problem.model.draw_noise(rng, P, D)
             claimed = measured_variance(assumed, R, by.Qhat, estimate, probe)

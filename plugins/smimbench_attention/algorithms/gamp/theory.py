@@ -32,7 +32,11 @@ from smimbench.theory import (
     prior_moments,
     scores,
 )
-from smimbench_attention.algorithms.gamp.assumed import Lost, MismatchedRecursion, Orders
+from smimbench_attention.algorithms.gamp.assumed import (
+    Lost,
+    MismatchedRecursion,
+    Orders,
+)
 
 UNKNOWN = "its trajectory from a random start is not known: it changes with the points that it is sampled with"
 
@@ -66,7 +70,12 @@ ACCURACY = PathAccuracy()
 
 
 def gamp_theory(
-    problem: Problem, alpha: float, conditions: Conditions, V: Host | None, *, damped: bool
+    problem: Problem,
+    alpha: float,
+    conditions: Conditions,
+    V: Host | None,
+    *,
+    damped: bool,
 ) -> AlgorithmPrediction:
     """Theory's prediction for GAMP, with its trajectory or the reason why there is none; ``V``: see ``_trajectory``.
 
@@ -75,12 +84,17 @@ def gamp_theory(
     """
     points = conditions.points
     if not points:
-        points = tuple(point_document(problem, prediction) for prediction in competing(problem, [alpha])[0])
+        points = tuple(
+            point_document(problem, prediction)
+            for prediction in competing(problem, [alpha])[0]
+        )
     branch = "informed" if conditions.start == "informed" else "uninformed"
     end = next((point for point in points if point["branch"] == branch), points[0])
     correction = first_correction(problem, alpha)
     point = AlgorithmPrediction.of_point(
-        end, between_students=end["overlap"], finite_size=None if correction is None else {"mse": correction}
+        end,
+        between_students=end["overlap"],
+        finite_size=None if correction is None else {"mse": correction},
     )
     if not conditions.trajectory:
         return point
@@ -133,7 +147,11 @@ def first_correction(problem: Problem, alpha: float) -> list[float] | None:
 
 
 def _trajectory(
-    problem: Problem, alpha: float, conditions: Conditions, V: Host | None, end: dict[str, Any]
+    problem: Problem,
+    alpha: float,
+    conditions: Conditions,
+    V: Host | None,
+    end: dict[str, Any],
 ) -> dict[str, list[Any]] | str:
     """Trajectory of undamped iterations (``iteration``, ``mse``, ``mse_error``, ``overlap``), or the reason why there is
     none.
@@ -161,11 +179,21 @@ def _trajectory(
         at_rest &= rests
         mse, error, overlap = _summary(problem, paths)
         # Two sets that are far apart will not agree with more of them.
-        if not (error < ACCURACY.unknown * second * np.sqrt(ACCURACY.sets / len(paths))).all():
+        if not (
+            error < ACCURACY.unknown * second * np.sqrt(ACCURACY.sets / len(paths))
+        ).all():
             return UNKNOWN
     there, uncertain = (np.atleast_1d(end[name]) for name in ("mse", "mse_error"))
-    if at_rest and (np.abs(mse[-1] - there) > ACCURACY.arrived * second + 4 * (uncertain + error[-1])).any():
-        ends = [", ".join(f"{value:.3g}" for value in values) for values in (mse[-1], there)]
+    if (
+        at_rest
+        and (
+            np.abs(mse[-1] - there)
+            > ACCURACY.arrived * second + 4 * (uncertain + error[-1])
+        ).any()
+    ):
+        ends = [
+            ", ".join(f"{value:.3g}" for value in values) for values in (mse[-1], there)
+        ]
         return f"its trajectory rests at the error {ends[0]}, not at its fixed point, which has {ends[1]}"
     return {
         "iteration": list(range(len(mse))),
@@ -182,11 +210,27 @@ def _summary(problem: Problem, paths: list[list[Overlaps]]) -> tuple[Host, Host,
     """
     longest = max(map(len, paths))
     padded = [[*path, *path[-1:] * (longest - len(path))] for path in paths]
-    given = (np.array([[overlaps[k] for overlaps in path] for path in padded]) for k in range(3))
+    given = (
+        np.array([[overlaps[k] for overlaps in path] for path in padded])
+        for k in range(3)
+    )
     metrics = scores(aligned(problem, Overlaps(*given)))
-    mse, overlap = metrics["mse"], metrics["squared_cosine" if problem.model.rank == "low" else "overlap"].mean(axis=0)
-    deviation = np.std(mse, axis=0, ddof=1) / np.sqrt(len(mse)) if len(mse) > 1 else np.zeros_like(mse[0])
-    return mse.mean(axis=0), np.where(np.isfinite(mse).all(axis=0), deviation, np.inf), overlap
+    mse, overlap = (
+        metrics["mse"],
+        metrics["squared_cosine" if problem.model.rank == "low" else "overlap"].mean(
+            axis=0
+        ),
+    )
+    deviation = (
+        np.std(mse, axis=0, ddof=1) / np.sqrt(len(mse))
+        if len(mse) > 1
+        else np.zeros_like(mse[0])
+    )
+    return (
+        mse.mean(axis=0),
+        np.where(np.isfinite(mse).all(axis=0), deviation, np.inf),
+        overlap,
+    )
 
 
 def _start(problem: Problem, conditions: Conditions, V: Host | None) -> Orders:
@@ -207,15 +251,24 @@ def _start(problem: Problem, conditions: Conditions, V: Host | None) -> Orders:
         return Orders.bayes_optimal(second, second - bottom)
     own = []
     for overlaps in starts:
-        norm = np.sqrt(np.diagonal(second) / np.diagonal(np.asarray(overlaps.truth, dtype=float)))
+        norm = np.sqrt(
+            np.diagonal(second) / np.diagonal(np.asarray(overlaps.truth, dtype=float))
+        )
         own.append(norm[:, None] * np.asarray(overlaps.own, dtype=float) * norm)
     return Orders.bayes_optimal(second, second - np.mean(own, axis=0))
 
 
-def _line_step(problem: Problem, alpha: float, start: Orders, end: dict[str, Any]) -> Callable[[Orders], Orders]:
+def _line_step(
+    problem: Problem, alpha: float, start: Orders, end: dict[str, Any]
+) -> Callable[[Orders], Orders]:
     """One iteration on the Bayes-optimal line, on the way from a start to the point where theory ends."""
     T = prior_moments(problem)[0]
-    information = information_along(problem, start.Q, start.V, np.asarray(end["overlap"], dtype=float).reshape(T.shape))
+    information = information_along(
+        problem,
+        start.Q,
+        start.V,
+        np.asarray(end["overlap"], dtype=float).reshape(T.shape),
+    )
 
     def step(at: Orders) -> Orders:
         Qhat = problem.model.kappa * alpha * information(T - at.V, at.V)
@@ -224,7 +277,9 @@ def _line_step(problem: Problem, alpha: float, start: Orders, end: dict[str, Any
     return step
 
 
-def _path(problem: Problem, at: Orders, steps: int, step: Callable[[Orders], Orders]) -> tuple[list[Orders], bool]:
+def _path(
+    problem: Problem, at: Orders, steps: int, step: Callable[[Orders], Orders]
+) -> tuple[list[Orders], bool]:
     """Order parameters before the first iteration and after each one, and whether they became stationary."""
     second = np.diagonal(prior_moments(problem)[0])
     at_rest = ACCURACY.roughly_at_rest if offers_rough(problem) else ACCURACY.at_rest
@@ -234,13 +289,19 @@ def _path(problem: Problem, at: Orders, steps: int, step: Callable[[Orders], Ord
         path.append(at)
         if (np.diagonal(at.V) < 1e-13 * second).all():  # the signal is known
             return path, True
-        diagonals = [(np.diagonal(old), np.diagonal(new)) for old, new in zip(before, at)]
-        if all((np.abs(new - old) <= at_rest * np.abs(old)).all() for old, new in diagonals):
+        diagonals = [
+            (np.diagonal(old), np.diagonal(new)) for old, new in zip(before, at)
+        ]
+        if all(
+            (np.abs(new - old) <= at_rest * np.abs(old)).all() for old, new in diagonals
+        ):
             return path, True
     return path, False
 
 
-def information_along(problem: Problem, Q: Host, V: Host, end: Host | None = None) -> Callable[[Host, Host], Host]:
+def information_along(
+    problem: Problem, Q: Host, V: Host, end: Host | None = None
+) -> Callable[[Host, Host], Host]:
     """Information as a function of overlap and error (P, P), tabulated for many steps from Q, V to the overlap ``end``.
 
     Where a channel offers rough values, these are used, shifted to the accurate ones at both ends: the logarithm of their ratio
@@ -256,13 +317,21 @@ def information_along(problem: Problem, Q: Host, V: Host, end: Host | None = Non
     def logarithm(Q: Host, V: Host, rough: bool) -> Host:
         return symmetric_logarithm(information_at(problem, Q, V, rough=rough).value)
 
-    ratios = [logarithm(*pair, rough=False) - logarithm(*pair, rough=True) for pair in ends]
+    ratios = [
+        logarithm(*pair, rough=False) - logarithm(*pair, rough=True) for pair in ends
+    ]
     trace_start, trace_end = (float(np.trace(pair[0])) for pair in (ends[0], ends[-1]))
 
     def interpolated(Q: Host, V: Host) -> Host:
         share = 0.0
         if trace_end != trace_start:
-            share = float(np.clip((np.trace(Q) - trace_start) / (trace_end - trace_start), 0.0, 1.0))
-        return exponential(logarithm(Q, V, rough=True) + (1 - share) * ratios[0] + share * ratios[-1])
+            share = float(
+                np.clip(
+                    (np.trace(Q) - trace_start) / (trace_end - trace_start), 0.0, 1.0
+                )
+            )
+        return exponential(
+            logarithm(Q, V, rough=True) + (1 - share) * ratios[0] + share * ratios[-1]
+        )
 
     return interpolated

@@ -24,10 +24,21 @@ from smimbench.interfaces import (
     require,
 )
 from smimbench.problem import Problem
-from smimbench_attention.algorithms.gradient.loss import LOSSES, LossGradient, fitting_loss, loss_gradient, surrogate
+from smimbench_attention.algorithms.gradient.loss import (
+    LOSSES,
+    LossGradient,
+    fitting_loss,
+    loss_gradient,
+    surrogate,
+)
 from smimbench_attention.algorithms.nuclear.limit import spectrum, wide_factor_point
 
-SCHEDULES = {"constant": (), "step": ("decay_steps", "decay_factor"), "cosine": (), "1/t": ("decay_steps",)}
+SCHEDULES = {
+    "constant": (),
+    "step": ("decay_steps", "decay_factor"),
+    "cosine": (),
+    "1/t": ("decay_steps",),
+}
 """Learning-rate schedules, with the parameters that each requires."""
 
 SURROGATE_BETA = (1.0, 20.0)
@@ -36,7 +47,9 @@ SURROGATE_BETA = (1.0, 20.0)
 DEFAULT_STEPS = 1000
 """Default number of steps, when neither steps nor epochs are given."""
 
-SEEN_AGAIN = "on samples seen again only sgd and muon have a theory, for signals of low rank"
+SEEN_AGAIN = (
+    "on samples seen again only sgd and muon have a theory, for signals of low rank"
+)
 
 
 class DescentState(NamedTuple):
@@ -48,7 +61,9 @@ class DescentState(NamedTuple):
     targets: Array  # labels as a user would measure them
     order: Host  # samples of this epoch that are still to be used
     rng: np.random.Generator  # order of the samples, or the stream of fresh ones
-    norm: Array | None  # mean square of the estimate's entries, where labels do not determine their scale
+    norm: (
+        Array | None
+    )  # mean square of the estimate's entries, where labels do not determine their scale
     loss: str
     total: int  # steps that will be made
     steps_made: int = 0  # so far
@@ -82,22 +97,52 @@ class Descent(Algorithm):
         for key in ("steps", "epochs", "batch", "width", "decay_steps"):
             value = getattr(self, key)
             require(self, key, value is None or value >= 1, "at least 1")
-        require(self, "epochs", None in (self.steps, self.epochs), "left out where steps are given")
+        require(
+            self,
+            "epochs",
+            None in (self.steps, self.epochs),
+            "left out where steps are given",
+        )
         if self.steps is None and self.epochs is None:
             object.__setattr__(self, "steps", DEFAULT_STEPS)
         require(
-            self, "batch", not (self.online and self.batch is None), "given with online = true: fresh samples of a step"
+            self,
+            "batch",
+            not (self.online and self.batch is None),
+            "given with online = true: fresh samples of a step",
         )
-        require(self, "epochs", not (self.online and self.epochs), "left out with online = true; give steps")
-        require(self, "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
-        require(self, "schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}")
+        require(
+            self,
+            "epochs",
+            not (self.online and self.epochs),
+            "left out with online = true; give steps",
+        )
+        require(
+            self, "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}"
+        )
+        require(
+            self,
+            "schedule",
+            self.schedule in SCHEDULES,
+            f"one of {', '.join(SCHEDULES)}",
+        )
         for key in ("decay_steps", "decay_factor"):
             is_required = key in SCHEDULES[self.schedule]
             rule = f"{'given' if is_required else 'left out'} with schedule = {self.schedule!r}"
             require(self, key, is_required == (getattr(self, key) is not None), rule)
-        require(self, "decay_factor", self.decay_factor is None or 0 < self.decay_factor <= 1, "in (0, 1]")
+        require(
+            self,
+            "decay_factor",
+            self.decay_factor is None or 0 < self.decay_factor <= 1,
+            "in (0, 1]",
+        )
         low, high = self.surrogate_beta or SURROGATE_BETA
-        require(self, "surrogate_beta", 0 < low <= high < math.inf, "two numbers > 0, the second not below the first")
+        require(
+            self,
+            "surrogate_beta",
+            0 < low <= high < math.inf,
+            "two numbers > 0, the second not below the first",
+        )
 
     # -- contract --------------------------------------------------------------------------------------------------
 
@@ -113,14 +158,16 @@ class Descent(Algorithm):
         if self.width is not None and problem.model.rank == "low":
             return "width applies to attention-indexed models only; remove it"
         if self.loss == "cross-entropy" and not gives_probabilities(problem):
-            return (
-                f"cross-entropy needs labels that are probabilities, unlike those of channel {problem.channel.name!r}"
-            )
+            return f"cross-entropy needs labels that are probabilities, unlike those of channel {problem.channel.name!r}"
         return None
 
-    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
+    def theory(
+        self, problem: Problem, alpha: float, conditions: Conditions
+    ) -> AlgorithmPrediction | str:
         """None: with a separate step size per entry, the equations of ``sgd`` do not apply."""
-        return "steps of adaptive size have no closed form" if self.online else SEEN_AGAIN
+        return (
+            "steps of adaptive size have no closed form" if self.online else SEEN_AGAIN
+        )
 
     def _minimum(
         self, problem: Problem, alpha: float, conditions: Conditions, decay: float
@@ -131,23 +178,51 @@ class Descent(Algorithm):
             return SEEN_AGAIN
         if (self.loss or fitting_loss(problem)) != "squared":
             return "the minimum of its loss has no theory here: it is not the squared error"
-        return wide_factor_point(problem, alpha, decay, conditions.dimension, self.width)
+        return wide_factor_point(
+            problem, alpha, decay, conditions.dimension, self.width
+        )
 
     def plan(self, data: Data) -> Plan:
         """Number of steps of a run on this data, and what a step reads."""
         n = data.inputs.shape[0]
-        size = n if self.batch is None else self.batch if self.online else min(self.batch, n)
-        steps = int(self.epochs or 0) * math.ceil(n / size) if self.steps is None else self.steps
+        size = (
+            n
+            if self.batch is None
+            else self.batch
+            if self.online
+            else min(self.batch, n)
+        )
+        steps = (
+            int(self.epochs or 0) * math.ceil(n / size)
+            if self.steps is None
+            else self.steps
+        )
         # Products with the factor are small in comparison.
-        return Plan(steps, size, draws_fresh=self.online, cost=lambda problem, data: problem.pass_cost(data, size))
+        return Plan(
+            steps,
+            size,
+            draws_fresh=self.online,
+            cost=lambda problem, data: problem.pass_cost(data, size),
+        )
 
-    def init(self, problem: Problem, data: Data, rng: np.random.Generator, students: int | None = None) -> DescentState:
+    def init(
+        self,
+        problem: Problem,
+        data: Data,
+        rng: np.random.Generator,
+        students: int | None = None,
+    ) -> DescentState:
         """Initial iid N(0, 1) factor; with ``students``, that many along a leading axis, all trained on the same samples."""
         if self.online and data.fresh is None:
-            raise ValueError("online learning needs fresh samples, but none are available for this data set")
+            raise ValueError(
+                "online learning needs fresh samples, but none are available for this data set"
+            )
         xp, place, prior = namespace(data.inputs), matching(data.inputs), problem.prior
         basis: Any = prior.factor
-        draws = [basis.draw(rng, problem.components, data.dimension, self.width) for _ in range(students or 1)]
+        draws = [
+            basis.draw(rng, problem.components, data.dimension, self.width)
+            for _ in range(students or 1)
+        ]
         axes = _component_axes(problem, data)
         factor = xp.asarray(draws[0] if students is None else np.stack(draws), **place)
         if self.spherical:
@@ -155,13 +230,20 @@ class Descent(Algorithm):
         norm = None
         if problem.channel.vjp is None:
             second = np.diagonal(prior.second_moment(problem.components))
-            spread = math.prod(problem.model.signal_shape(1, data.dimension)) / data.dimension
-            norm = xp.reshape(xp.asarray(second / spread, **place), (-1, *[1] * len(axes)))
+            spread = (
+                math.prod(problem.model.signal_shape(1, data.dimension))
+                / data.dimension
+            )
+            norm = xp.reshape(
+                xp.asarray(second / spread, **place), (-1, *[1] * len(axes))
+            )
         return DescentState(
             factor,
             basis.compose(factor),
             self.first_memory(factor),
-            targets=xp.astype(observable(problem.channel, data.labels), data.inputs.dtype),
+            targets=xp.astype(
+                observable(problem.channel, data.labels), data.inputs.dtype
+            ),
             order=np.empty(0, dtype=np.int64),
             rng=rng,
             norm=norm,
@@ -169,28 +251,48 @@ class Descent(Algorithm):
             total=int(self.plan(data).steps or 0),
         )
 
-    def step(self, problem: Problem, data: Data, state: DescentState) -> tuple[DescentState, Info]:
+    def step(
+        self, problem: Problem, data: Data, state: DescentState
+    ) -> tuple[DescentState, Info]:
         """One gradient step; the residual is the relative change of the factor (of the student that moves most)."""
         xp = namespace(state.factor)
         basis: Any = problem.prior.factor
         inputs, targets, order = self._take(problem, data, state)
-        channel, notes = self._channel(problem, state.steps_made / max(state.total - 1, 1))
-        size, axes, samples = inputs.shape[0], _component_axes(problem, data), state.samples
+        channel, notes = self._channel(
+            problem, state.steps_made / max(state.total - 1, 1)
+        )
+        size, axes, samples = (
+            inputs.shape[0],
+            _component_axes(problem, data),
+            state.samples,
+        )
         norm, penalty = self.normalisation(problem, data, size), self.penalty(data)
 
         def objective(factor: Array) -> LossGradient:
             nonlocal samples
             samples += size
             signal = state.signal if factor is state.factor else None
-            summed = loss_gradient(problem, inputs, targets, factor, channel=channel, loss=state.loss, signal=signal)
+            summed = loss_gradient(
+                problem,
+                inputs,
+                targets,
+                factor,
+                channel=channel,
+                loss=state.loss,
+                signal=signal,
+            )
             value, gradient = norm * summed.loss, norm * summed.gradient
             if penalty:
-                value = value + penalty / 2 * xp.sum(factor * factor, axis=tuple(range(value.ndim, factor.ndim)))
+                value = value + penalty / 2 * xp.sum(
+                    factor * factor, axis=tuple(range(value.ndim, factor.ndim))
+                )
                 gradient = gradient + penalty * factor
             return LossGradient(value, gradient)
 
         rate = self._rate(state.steps_made, state.total)
-        factor, memory = self.advance(objective, state.factor, state.memory, rate, state.steps_made + 1)
+        factor, memory = self.advance(
+            objective, state.factor, state.memory, rate, state.steps_made + 1
+        )
         if self.spherical:
             factor = _on_sphere(factor, axes)
         next_state = state._replace(
@@ -201,17 +303,30 @@ class Descent(Algorithm):
             samples=samples,
             order=order,
         )
-        change, axes = factor - state.factor, (axes[0] - 1, *axes)  # all components of a student
-        residual = xp.max(xp.sqrt(xp.mean(change * change, axis=axes) / xp.mean(factor * factor, axis=axes)))
+        change, axes = (
+            factor - state.factor,
+            (axes[0] - 1, *axes),
+        )  # all components of a student
+        residual = xp.max(
+            xp.sqrt(
+                xp.mean(change * change, axis=axes)
+                / xp.mean(factor * factor, axis=axes)
+            )
+        )
         estimate = self.estimate(
             next_state
         )  # where labels do not determine the scale, that of the factor is meaningless
         overlap = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
         overlap = xp.max(overlap, axis=0) if overlap.ndim > 1 else overlap
         if data.start is not None:
-            notes.append("the given start is not used: gradient methods begin with a random factor")
+            notes.append(
+                "the given start is not used: gradient methods begin with a random factor"
+            )
         return next_state, Info(
-            residual, self_overlap=overlap, warning="; ".join(notes) or None, samples=next_state.samples
+            residual,
+            self_overlap=overlap,
+            warning="; ".join(notes) or None,
+            samples=next_state.samples,
         )
 
     def estimate(self, state: DescentState) -> Array:
@@ -221,14 +336,22 @@ class Descent(Algorithm):
         xp = namespace(state.signal)
         axes = tuple(range(-state.norm.ndim + 1, 0))
         size = xp.mean(state.signal * state.signal, axis=axes, keepdims=True)
-        return state.signal * xp.sqrt(state.norm / xp.where(size > 0, size, xp.ones_like(size)))
+        return state.signal * xp.sqrt(
+            state.norm / xp.where(size > 0, size, xp.ones_like(size))
+        )
 
     def findings(self, state: DescentState) -> dict[str, Any]:
         """Spectrum of a matrix under weight decay, where theory may exist (see ``_minimum``); otherwise nothing."""
         shape = state.signal.shape
-        if not getattr(self, "weight_decay", 0) or len(shape) < 3 or shape[-1] != shape[-2]:
+        if (
+            not getattr(self, "weight_decay", 0)
+            or len(shape) < 3
+            or shape[-1] != shape[-2]
+        ):
             return {}
-        values = spectrum(state.signal, state.factor.shape[-2] == shape[-2])  # else it is Q above K
+        values = spectrum(
+            state.signal, state.factor.shape[-2] == shape[-2]
+        )  # else it is Q above K
         return {"spectrum": to_host(values).reshape(-1).tolist()}
 
     # -- what subclasses override: only ``move`` is required ----------------------------------------------------------------
@@ -249,7 +372,12 @@ class Descent(Algorithm):
         return self.move(factor, objective(factor).gradient, memory, rate, count)
 
     def move(
-        self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
+        self,
+        factor: Array,
+        gradient: Array,
+        memory: tuple[Array, ...],
+        rate: float,
+        count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
         """Rule for one step, to be defined by each method.
 
@@ -269,7 +397,9 @@ class Descent(Algorithm):
         factor, memory
             After the step.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no method 'move', the rule for its step")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no method 'move', the rule for its step"
+        )
 
     def normalisation(self, problem: Problem, data: Data, size: int) -> float:
         """Factor of the gradient of the loss summed over a batch of ``size`` samples: 1 over its sample ratio."""
@@ -281,31 +411,43 @@ class Descent(Algorithm):
 
     # -- the parts of a step ---------------------------------------------------------------------------------------
 
-    def _take(self, problem: Problem, data: Data, state: DescentState) -> tuple[Array, Array, Host]:
+    def _take(
+        self, problem: Problem, data: Data, state: DescentState
+    ) -> tuple[Array, Array, Host]:
         """Inputs and targets of this step, and the remaining samples of the epoch."""
         n = data.inputs.shape[0]
         if self.online:
             assert data.fresh is not None
             inputs, labels = data.fresh(state.rng, int(self.batch or 1))
-            target = namespace(inputs).astype(observable(problem.channel, labels), inputs.dtype)
+            target = namespace(inputs).astype(
+                observable(problem.channel, labels), inputs.dtype
+            )
             return inputs, target, state.order
         size = min(self.batch or n, n)
         if size == n:
             return data.inputs, state.targets, state.order
-        if isinstance(data.inputs, StreamedInputs) and not isinstance(data.inputs, NarrowInputs):
+        if isinstance(data.inputs, StreamedInputs) and not isinstance(
+            data.inputs, NarrowInputs
+        ):
             raise ValueError(
                 "shuffled minibatches need inputs that fit the device; use the full batch, or online = true"
             )
         order = state.order if len(state.order) else state.rng.permutation(n)
         xp = namespace(data.inputs)
         chosen = xp.asarray(order[:size], **matching(data.inputs, xp.int64))
-        stored = data.inputs.stored if isinstance(data.inputs, NarrowInputs) else data.inputs
-        inputs = xp.astype(xp.take(stored, chosen, axis=0), data.inputs.dtype, copy=False)
+        stored = (
+            data.inputs.stored if isinstance(data.inputs, NarrowInputs) else data.inputs
+        )
+        inputs = xp.astype(
+            xp.take(stored, chosen, axis=0), data.inputs.dtype, copy=False
+        )
         return inputs, xp.take(state.targets, chosen, axis=0), order[size:]
 
     def _channel(self, problem: Problem, progress: float) -> tuple[Any, list[str]]:
         """The channel to differentiate, with warnings."""
-        notes = ["online: every step drew fresh samples; the row is at the sample ratio of all of them"] * self.online
+        notes = [
+            "online: every step drew fresh samples; the row is at the sample ratio of all of them"
+        ] * self.online
         if problem.channel.vjp is not None:
             return problem.channel, notes
         low, high = self.surrogate_beta or SURROGATE_BETA
@@ -317,7 +459,9 @@ class Descent(Algorithm):
 
     def _rate(self, count: int, total: int) -> float:
         if self.schedule == "step":
-            return self.learning_rate * float(self.decay_factor or 1) ** (count // int(self.decay_steps or 1))
+            return self.learning_rate * float(self.decay_factor or 1) ** (
+                count // int(self.decay_steps or 1)
+            )
         if self.schedule == "cosine":
             return self.learning_rate * (1 + math.cos(math.pi * count / total)) / 2
         if self.schedule == "1/t":

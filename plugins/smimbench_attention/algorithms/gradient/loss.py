@@ -72,11 +72,16 @@ def loss_gradient(
     xp = namespace(factor)
     channel = problem.channel if channel is None else channel
 
-    def through_channel(chunk: slice, z: Array, students: tuple[int, ...]) -> tuple[Array, Array]:
+    def through_channel(
+        chunk: slice, z: Array, students: tuple[int, ...]
+    ) -> tuple[Array, Array]:
         output = predict(channel, z)
         output = xp.reshape(output, (*students, -1, *output.shape[1:]))
         value, cotangent = loss_of(xp, loss, output, targets[chunk, ...])
-        return value, channel.vjp(z, xp.reshape(cotangent, (z.shape[0], *cotangent.shape[len(students) + 1 :])))
+        return value, channel.vjp(
+            z,
+            xp.reshape(cotangent, (z.shape[0], *cotangent.shape[len(students) + 1 :])),
+        )
 
     return latent_gradient(problem, inputs, factor, through_channel, signal)
 
@@ -102,7 +107,11 @@ def latent_gradient(
     students = signal.shape[:lead]
     # The number of components whose latents take as much memory per chunk as the intermediate arrays.
     held, root, scaled = math.prod(students) * problem.components, 1.0, None
-    if model.forward_gram is not None and basis.gram_scale is not None and factor.shape[-1] <= NARROW * dimension:
+    if (
+        model.forward_gram is not None
+        and basis.gram_scale is not None
+        and factor.shape[-1] <= NARROW * dimension
+    ):
         root = math.sqrt(basis.gram_scale(factor))
         scaled = root * factor
         if held > 1:
@@ -111,7 +120,11 @@ def latent_gradient(
     gradient: Any = None
     for chunk in sample_chunks(model, inputs, held):
         x = inputs[chunk, ...]
-        z, pull = (model.forward(x, signal), None) if scaled is None else model.forward_gram(x, scaled)
+        z, pull = (
+            (model.forward(x, signal), None)
+            if scaled is None
+            else model.forward_gram(x, scaled)
+        )
         # Channels know nothing of students, whose samples are concatenated.
         value, slope = local(chunk, xp.reshape(z, (-1, *z.shape[-2:])), students)
         g = xp.reshape(slope, z.shape)
@@ -123,7 +136,9 @@ def latent_gradient(
         raise ValueError("there are no samples to learn from")
     if scaled is not None:
         return LossGradient(total, root * gradient)
-    return LossGradient(total, basis.pullback(factor, gradient / model.adjoint_scale(dimension)))
+    return LossGradient(
+        total, basis.pullback(factor, gradient / model.adjoint_scale(dimension))
+    )
 
 
 def loss_of(xp: Any, name: str, output: Array, target: Array) -> tuple[Array, Array]:
@@ -169,7 +184,9 @@ def surrogate(problem: Problem, beta: float) -> Any:
         return None
     if problem.mixing is not None:
         base = MixedChannel(base, problem.mixing)
-    return _Tempered(base, beta if problem.model.rank == "extensive" else math.sqrt(beta))
+    return _Tempered(
+        base, beta if problem.model.rank == "extensive" else math.sqrt(beta)
+    )
 
 
 @functools.lru_cache(maxsize=32)

@@ -50,7 +50,11 @@ from smimbench_attention.algorithms.gradient.online import (
     triangle,
     vectors_after,
 )
-from smimbench_attention.algorithms.gradient.online_theory import no_equations, trajectory_of, typical_starts
+from smimbench_attention.algorithms.gradient.online_theory import (
+    no_equations,
+    trajectory_of,
+    typical_starts,
+)
 from smimbench_attention.algorithms.least_squares import noise_of_identity
 
 
@@ -122,7 +126,9 @@ class _Columns:
         if self.count == self._room.shape[1]:
             if 2 * self._room.size > ACCURACY.memory:
                 raise TooLong("memory")
-            self._room = np.concatenate([self._room, np.empty((len(vector), self.count // 2 + 32))], axis=1)
+            self._room = np.concatenate(
+                [self._room, np.empty((len(vector), self.count // 2 + 32))], axis=1
+            )
         self._room[:, self.count] = vector
         self.count += 1
 
@@ -197,7 +203,9 @@ def descend(
             raise Diverges("the overlaps grow without bound")
         if step == recorded_steps[len(grams)]:
             grams.append(gram)
-            losses.append(loss_at(latents(h.filled, vectors[P : 2 * P]), labels)[0].sum() / n)
+            losses.append(
+                loss_at(latents(h.filled, vectors[P : 2 * P]), labels)[0].sum() / n
+            )
         if len(grams) == len(recorded_steps):
             break
         samples: Any = EVERYTHING
@@ -207,12 +215,18 @@ def descend(
         batch_fields = h.of(n, samples)
         z = latents(batch_fields, vectors[P : 2 * P])
         size = len(z)
-        g = np.asarray(channel.vjp(z, loss_at(z, labels[samples])[1])).swapaxes(1, 2).reshape(-1, P)
+        g = (
+            np.asarray(channel.vjp(z, loss_at(z, labels[samples])[1]))
+            .swapaxes(1, 2)
+            .reshape(-1, P)
+        )
         gradient = g.T @ batch_fields / size
         for k in range(P):
             norm = np.linalg.norm(g[:, k])
             remainder = perpendicular(g[:, k], samples)
-            if np.linalg.norm(remainder) < norm / 2:  # rounding errors along the p would grow
+            if (
+                np.linalg.norm(remainder) < norm / 2
+            ):  # rounding errors along the p would grow
                 remainder = perpendicular(remainder)
             length = np.linalg.norm(remainder)
             if length <= ACCURACY.tolerance * norm or p.count == rows:
@@ -222,28 +236,44 @@ def descend(
                 raise TooLong("more directions than rows")
             if not exact and h.count >= D:  # all features are used
                 continue
-            h.add(math.sqrt(D if exact else rng.chisquare(D - h.count)) * p.filled[:, -1] + fresh())
+            h.add(
+                math.sqrt(D if exact else rng.chisquare(D - h.count)) * p.filled[:, -1]
+                + fresh()
+            )
             onto = g.T @ h.filled[:, -1].reshape(n, C)[samples].reshape(-1, 1) / size
             gradient = np.concatenate([gradient, onto], axis=1)
             vectors = np.concatenate([vectors, np.zeros((len(vectors), 1))], axis=1)
         vectors = vectors_after(rule, vectors, gradient, step)
         if rule.spherical:
-            vectors[P : 2 * P] /= np.linalg.norm(vectors[P : 2 * P], axis=1, keepdims=True)
+            vectors[P : 2 * P] /= np.linalg.norm(
+                vectors[P : 2 * P], axis=1, keepdims=True
+            )
         work += rows * p.count
         if work > ACCURACY.work:
             raise TooLong(f"{recorded_steps[-1]} steps")
     return np.stack(grams), np.array(losses)
 
 
-def _test_error(problem: Problem, loss: str, gram: Host, count: int, index: int) -> Host:
+def _test_error(
+    problem: Problem, loss: str, gram: Host, count: int, index: int
+) -> Host:
     """Mean loss (steps,) of fresh samples for Gram matrices (steps, R, R) of teacher and student."""
     channel: Any = problem.channel
     P, C = problem.components, problem.model.sites
-    points = normal_points(2 * P * C, count, "mean-field dynamics: fresh samples", index).reshape(count, 2 * P, C)
+    points = normal_points(
+        2 * P * C, count, "mean-field dynamics: fresh samples", index
+    ).reshape(count, 2 * P, C)
     latents = [root @ points for root in triangle(gram[:, : 2 * P, : 2 * P])]
     rng = monte_carlo_rng("mean-field dynamics: fresh labels", index)
-    labels = np.asarray(observable(channel, channel.forward(latents[0][:, :P], rng=rng)))  # the teacher never changes
-    return np.array([loss_of(np, loss, predict(channel, z[:, P:]), labels)[0].sum() / count for z in latents])
+    labels = np.asarray(
+        observable(channel, channel.forward(latents[0][:, :P], rng=rng))
+    )  # the teacher never changes
+    return np.array(
+        [
+            loss_of(np, loss, predict(channel, z[:, P:]), labels)[0].sum() / count
+            for z in latents
+        ]
+    )
 
 
 def mean_field_theory(
@@ -269,7 +299,9 @@ def mean_field_theory(
         return "its random starts or batches are counted in samples: it needs the dimension of the runs"
     n = problem.model.sample_count(alpha, D) if D else 0
     batch = n if algorithm.batch is None else min(algorithm.batch, n)
-    steps = algorithm.steps or algorithm.epochs * (1 if batch == n else math.ceil(n / batch))
+    steps = algorithm.steps or algorithm.epochs * (
+        1 if batch == n else math.ceil(n / batch)
+    )
     loss = algorithm.loss or fitting_loss(problem)
     limit = batch == n and not open_sign
     noise = noise_of_identity(problem) if limit and loss == "squared" else None
@@ -282,7 +314,12 @@ def mean_field_theory(
         spherical=algorithm.spherical,
     )
     if algorithm.moves == "polar":
-        rule = replace(rule, direction=lambda along, metric: algorithm.direction(along) / max(along.shape) ** 0.5)
+        rule = replace(
+            rule,
+            direction=lambda along, metric: (
+                algorithm.direction(along) / max(along.shape) ** 0.5
+            ),
+        )
     accuracy, second = ACCURACY, np.asarray(prior.second_moment(P))
     advice = ", or larger batches" if algorithm.epochs and batch < n else ""
     too_long = f"its {steps} steps need more than a minute, or too much memory; ask for fewer steps{advice}"
@@ -302,10 +339,14 @@ def mean_field_theory(
             return too_long
     else:
         columns = min(P * steps, n * C)
-        price = n * C * columns * (steps - columns / (2 * P)) + accuracy.overhead * steps
+        price = (
+            n * C * columns * (steps - columns / (2 * P)) + accuracy.overhead * steps
+        )
         fewest, maximum = accuracy.draws
         start_count = max(1, len(conditions.starts))
-        sets = max(fewest, int(min(accuracy.rows / (n * C), accuracy.work / price, maximum)))
+        sets = max(
+            fewest, int(min(accuracy.rows / (n * C), accuracy.work / price, maximum))
+        )
         sets = start_count * max(
             math.ceil(fewest / start_count), sets // start_count
         )  # the same number for every start
@@ -313,14 +354,28 @@ def mean_field_theory(
         method = f"{sets} draws at this dimension"
         if sets * price > accuracy.work:
             return too_long
-        starts = conditions.starts or typical_starts(problem, D, algorithm.spherical, sets)
-    recorded_steps = np.unique([0, *np.geomspace(1, steps, online_fields.ACCURACY.moments).round().astype(int)])
+        starts = conditions.starts or typical_starts(
+            problem, D, algorithm.spherical, sets
+        )
+    recorded_steps = np.unique(
+        [0, *np.geomspace(1, steps, online_fields.ACCURACY.moments).round().astype(int)]
+    )
     try:
         drawn: list[tuple[Host, Host]] = []
         for i in range(sets):
             rng = monte_carlo_rng("mean-field dynamics", i)
             with suppress(*(() if limit else (Diverges,))):
-                drawn.append(descend(problem, loss, rule, starts[i % len(starts)], recorded_steps, system, rng))
+                drawn.append(
+                    descend(
+                        problem,
+                        loss,
+                        rule,
+                        starts[i % len(starts)],
+                        recorded_steps,
+                        system,
+                        rng,
+                    )
+                )
         if 2 * len(drawn) < sets:
             raise Diverges("more than half of the draws diverge")
         if len(drawn) < sets:
@@ -332,20 +387,41 @@ def mean_field_theory(
         return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
     grams, train = (np.stack(column) for column in zip(*drawn))
     path = Path.of(recorded_steps.tolist(), grams[:, :, None], P)
-    at_end = [[Overlaps(*(overlaps[i, -1, 0] for overlaps in path[1:]))] for i in range(sets)]
-    point = limit_point(problem, alpha, at_end, method=f"mean-field dynamics, {method}", branch="descent")
+    at_end = [
+        [Overlaps(*(overlaps[i, -1, 0] for overlaps in path[1:]))] for i in range(sets)
+    ]
+    point = limit_point(
+        problem,
+        alpha,
+        at_end,
+        method=f"mean-field dynamics, {method}",
+        branch="descent",
+    )
     trajectory = trajectory_of(problem, path, 1)
     del trajectory["samples"]
     if batch < n:
         epochs, remainder = np.divmod(recorded_steps, math.ceil(n / batch))
         trajectory["samples"] = (n * epochs + batch * remainder).tolist()
     if noise is None:
-        test = np.stack([_test_error(problem, loss, gram, accuracy.fresh // sets, i) for i, gram in enumerate(grams)])
+        test = np.stack(
+            [
+                _test_error(problem, loss, gram, accuracy.fresh // sets, i)
+                for i, gram in enumerate(grams)
+            ]
+        )
     else:
         test = C * (
-            np.sum(np.reshape(trajectory["mse"], (1, len(recorded_steps), P)), axis=2) + P * float(noise.mean())
+            np.sum(np.reshape(trajectory["mse"], (1, len(recorded_steps), P)), axis=2)
+            + P * float(noise.mean())
         )
     for name, values in (("train_error", train), ("test_error", test)):
-        spread = values.std(axis=0, ddof=1) / math.sqrt(sets) if sets > 1 else 0 * values[0]
-        trajectory |= {name: values.mean(axis=0).tolist(), f"{name}_error": spread.tolist()}
-    return replace(point, trajectory=trajectory, at_size=bool(conditions.starts) and not limit)
+        spread = (
+            values.std(axis=0, ddof=1) / math.sqrt(sets) if sets > 1 else 0 * values[0]
+        )
+        trajectory |= {
+            name: values.mean(axis=0).tolist(),
+            f"{name}_error": spread.tolist(),
+        }
+    return replace(
+        point, trajectory=trajectory, at_size=bool(conditions.starts) and not limit
+    )

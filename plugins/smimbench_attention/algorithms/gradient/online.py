@@ -128,7 +128,13 @@ def gram_of(starts: Sequence[Overlaps], momentum: float) -> Host:
     return np.pad(gram, ((0, 0), (0, P), (0, P))) if momentum else gram
 
 
-def vectors_after(rule: DescentRule, vectors: Host, gradient: Host, step: int, metric: Host | None = None) -> Host:
+def vectors_after(
+    rule: DescentRule,
+    vectors: Host,
+    gradient: Host,
+    step: int,
+    metric: Host | None = None,
+) -> Host:
     """Teacher, student and velocity (..., R, K) after one more step, not yet on a sphere.
 
     Parameters
@@ -152,14 +158,24 @@ def vectors_after(rule: DescentRule, vectors: Host, gradient: Host, step: int, m
     return next_vectors
 
 
-def gram_after(rule: DescentRule, vectors: Host, gradient: Host, step: int, metric: Host | None = None) -> Host:
+def gram_after(
+    rule: DescentRule,
+    vectors: Host,
+    gradient: Host,
+    step: int,
+    metric: Host | None = None,
+) -> Host:
     """Gram matrix (..., R, R) of teacher, student and velocity after one more step; arguments as of ``vectors_after``."""
     next_vectors = vectors_after(rule, vectors, gradient, step, metric)
     student = slice(gradient.shape[-2], 2 * gradient.shape[-2])
-    gram = (next_vectors if metric is None else next_vectors @ metric) @ transposed(next_vectors)
+    gram = (next_vectors if metric is None else next_vectors @ metric) @ transposed(
+        next_vectors
+    )
     if rule.spherical:
         scale = np.ones(gram.shape[:-1])
-        scale[..., student] = 1 / np.sqrt(np.diagonal(gram, axis1=-2, axis2=-1)[..., student])
+        scale[..., student] = 1 / np.sqrt(
+            np.diagonal(gram, axis1=-2, axis2=-1)[..., student]
+        )
         gram = scale[..., :, None] * gram * scale[..., None, :]
     return gram
 
@@ -179,7 +195,11 @@ def follow(
     Diverges
         If a smaller share than ``least`` has not diverged.
     """
-    recorded, alive, marks = [readout(gram)], np.ones(gram.shape[:2], dtype=bool), set(recorded_steps)
+    recorded, alive, marks = (
+        [readout(gram)],
+        np.ones(gram.shape[:2], dtype=bool),
+        set(recorded_steps),
+    )
     with np.errstate(over="ignore", invalid="ignore"):
         for step in range(int(recorded_steps[-1])):
             gram = advance(gram, step)
@@ -202,7 +222,11 @@ def price(problem: Problem, loss: str, steps: int, starts: int) -> float:
 
 
 def solve(
-    problem: Problem, loss: str, rule: DescentRule, starts: Sequence[Overlaps], recorded_steps: Sequence[int]
+    problem: Problem,
+    loss: str,
+    rule: DescentRule,
+    starts: Sequence[Overlaps],
+    recorded_steps: Sequence[int],
 ) -> Path:
     """Overlaps at given steps by the closed equations, interpolated from fewer points if there are many steps.
 
@@ -217,10 +241,17 @@ def solve(
     ------
     Diverges, TooLong
     """
-    accuracy, steps, P = online_fields.ACCURACY, int(recorded_steps[-1]), problem.components
+    accuracy, steps, P = (
+        online_fields.ACCURACY,
+        int(recorded_steps[-1]),
+        problem.components,
+    )
     points = accuracy.points
     if steps > accuracy.fewest_steps:
-        points = min(points, int(points * accuracy.latents / price(problem, loss, steps, len(starts))))
+        points = min(
+            points,
+            int(points * accuracy.latents / price(problem, loss, steps, len(starts))),
+        )
     if points < accuracy.fewest_points:
         raise TooLong(f"{steps} steps")
     begin = gram_of(starts, rule.momentum)
@@ -230,21 +261,36 @@ def solve(
         """Coordinates of the student after a step, in terms of the previous vectors and of noise orthogonal to them."""
         averages = fields(gram[..., P : 2 * P, :P], gram[..., P : 2 * P, P : 2 * P])
         gradient = np.zeros((*gram.shape[:-2], P, R + P))
-        gradient[..., :P], gradient[..., P : 2 * P] = averages.on_teacher, averages.on_student
+        gradient[..., :P], gradient[..., P : 2 * P] = (
+            averages.on_teacher,
+            averages.on_student,
+        )
         mean = gradient[..., :R]
         metric = np.zeros((*gram.shape[:-2], R + P, R + P))
         metric[..., :R, :R] = gram
-        metric[..., R:, R:] = averages.square / rule.fraction + rule.spread * (mean @ gram @ transposed(mean))
+        metric[..., R:, R:] = averages.square / rule.fraction + rule.spread * (
+            mean @ gram @ transposed(mean)
+        )
         gradient[..., R:] = np.eye(P)
-        return gram_after(rule, np.broadcast_to(np.eye(R, R + P), (*gram.shape[:-1], R + P)), gradient, step, metric)
+        return gram_after(
+            rule,
+            np.broadcast_to(np.eye(R, R + P), (*gram.shape[:-1], R + P)),
+            gradient,
+            step,
+            metric,
+        )
 
-    return follow(advance, np.stack([begin] * evaluations(problem, loss)), P, recorded_steps, 1.0)
+    return follow(
+        advance, np.stack([begin] * evaluations(problem, loss)), P, recorded_steps, 1.0
+    )
 
 
 # -- the law at finite D -------------------------------------------------------------------------------------------------
 
 
-def affordable(problem: Problem, steps: int, batch: int, starts: int, dimension: int) -> int:
+def affordable(
+    problem: Problem, steps: int, batch: int, starts: int, dimension: int
+) -> int:
     """Number of draws per start that the time limit allows; 0 if too few to estimate their error."""
     (fewest, maximum), sets = online_fields.ACCURACY.draws, online_fields.ACCURACY.sets
     a_draw = batch * problem.components * problem.model.sites
@@ -274,7 +320,12 @@ def draw_paths(
         If more than half of all draws do.
     """
     begin = gram_of(starts, rule.momentum)
-    (count, R), P, B, C = begin.shape[:2], problem.components, batch, problem.model.sites
+    (count, R), P, B, C = (
+        begin.shape[:2],
+        problem.components,
+        batch,
+        problem.model.sites,
+    )
     channel: Any = problem.channel
     rng, n = monte_carlo_rng("online descent: draws", dimension, batch), draws * count
 
@@ -284,14 +335,27 @@ def draw_paths(
         u = rng.standard_normal((n, R, B * C))
         fields = frame[:, : 2 * P] @ u
         latents = fields.reshape(n, 2, P, B, C).swapaxes(2, 3)
-        truth, z = (np.ascontiguousarray(latents[:, k]).reshape(n * B, P, C) for k in range(2))
+        truth, z = (
+            np.ascontiguousarray(latents[:, k]).reshape(n * B, P, C) for k in range(2)
+        )
         labels = channel.forward(truth, rng=rng)
-        cotangent = loss_of(np, loss, predict(channel, z), observable(channel, labels))[1]
-        g = np.asarray(channel.vjp(z, cotangent)).reshape(n, B, P, C).swapaxes(1, 2).reshape(n, P, B * C)
+        cotangent = loss_of(np, loss, predict(channel, z), observable(channel, labels))[
+            1
+        ]
+        g = (
+            np.asarray(channel.vjp(z, cotangent))
+            .reshape(n, B, P, C)
+            .swapaxes(1, 2)
+            .reshape(n, P, B * C)
+        )
         # Triangular roots of Wishart matrices of unit covariance (Bartlett).
         wishart = np.tril(rng.standard_normal((n, P, P)), -1)
-        wishart[:, range(P), range(P)] = np.sqrt(rng.chisquare(dimension - R - np.arange(P), (n, P)))
-        gradient = np.concatenate([g @ transposed(u) / B, triangle(g @ transposed(g)) @ wishart / B], axis=-1)
+        wishart[:, range(P), range(P)] = np.sqrt(
+            rng.chisquare(dimension - R - np.arange(P), (n, P))
+        )
+        gradient = np.concatenate(
+            [g @ transposed(u) / B, triangle(g @ transposed(g)) @ wishart / B], axis=-1
+        )
         vectors = np.concatenate([frame, np.zeros((n, R, P))], axis=-1)
         return gram_after(rule, vectors, gradient, step).reshape(gram.shape)
 
@@ -302,8 +366,12 @@ def triangle(gram: Host) -> Host:
     """Triangular roots (..., R, R) of Gram matrices; a linearly dependent vector gets no new direction."""
     root = np.zeros_like(gram)
     for k in range(gram.shape[-1]):
-        remainder = gram[..., k:, k] - np.einsum("...ij,...j->...i", root[..., k:, :k], root[..., k, :k])
+        remainder = gram[..., k:, k] - np.einsum(
+            "...ij,...j->...i", root[..., k:, :k], root[..., k, :k]
+        )
         pivot = remainder[..., :1]
         independent = pivot > 1e-12 * np.maximum(gram[..., k, k, None], 1e-300)
-        root[..., k:, k] = np.where(independent, remainder / np.sqrt(np.where(independent, pivot, 1.0)), 0.0)
+        root[..., k:, k] = np.where(
+            independent, remainder / np.sqrt(np.where(independent, pivot, 1.0)), 0.0
+        )
     return root

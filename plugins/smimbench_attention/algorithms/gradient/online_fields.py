@@ -20,7 +20,12 @@ import numpy as np
 
 from smimbench.derive import observable, predict
 from smimbench.interfaces import Host
-from smimbench.numerics import gauss_hermite, monte_carlo_rng, normal_points, symmetric_root
+from smimbench.numerics import (
+    gauss_hermite,
+    monte_carlo_rng,
+    normal_points,
+    symmetric_root,
+)
 from smimbench.problem import Problem
 from smimbench_attention.algorithms.gradient.loss import loss_of
 from smimbench_attention.algorithms.least_squares import noise_of_identity
@@ -129,7 +134,9 @@ def local_fields(
 
     def fields(cross: Host, gram: Host) -> LocalFields:
         """Local fields of linear labels, ``g = 2 (z - z* - noise)``, in closed form."""
-        return LocalFields(-toward, toward, 4 * sites * (gram - cross - transposed(cross) + constant))
+        return LocalFields(
+            -toward, toward, 4 * sites * (gram - cross - transposed(cross) + constant)
+        )
 
     return fields
 
@@ -145,7 +152,11 @@ def latents_of_a_step(problem: Problem, loss: str) -> float:
     """Number of latents used to evaluate the fields once for one start; 0 if they have a closed form."""
     if evaluations(problem, loss) == 1:
         return 0.0
-    return float(problem.components * problem.model.sites * sum(_counts(problem, ACCURACY.points)))
+    return float(
+        problem.components
+        * problem.model.sites
+        * sum(_counts(problem, ACCURACY.points))
+    )
 
 
 class _SampledFields:
@@ -156,27 +167,45 @@ class _SampledFields:
         self.loss, self.P, self.C = loss, problem.components, problem.model.sites
         self.root, self.inverse = _root(truth)
         sets = _points_of_fields(problem, points)
-        self.sets = [(points, *self._labels(points, index)) for index, points in enumerate(sets)]
+        self.sets = [
+            (points, *self._labels(points, index)) for index, points in enumerate(sets)
+        ]
 
     def __call__(self, cross: Host, gram: Host) -> LocalFields:
         mixing = cross @ self.inverse
         student, free = _root(gram - mixing @ transposed(mixing))
         coefficients = np.concatenate([mixing, student], axis=-1)
-        averages = [self._averages(matrix, *points) for matrix, points in zip(coefficients, self.sets)]
+        averages = [
+            self._averages(matrix, *points)
+            for matrix, points in zip(coefficients, self.sets)
+        ]
         along, square = (np.stack(column) for column in zip(*averages))
         on_student = along[..., self.P :] @ free
-        return LocalFields((along[..., : self.P] - on_student @ mixing) @ self.inverse, on_student, square)
+        return LocalFields(
+            (along[..., : self.P] - on_student @ mixing) @ self.inverse,
+            on_student,
+            square,
+        )
 
-    def _averages(self, coefficients: Host, points: _Points, mean: Host, noise: Host | None) -> tuple[Host, Host]:
+    def _averages(
+        self, coefficients: Host, points: _Points, mean: Host, noise: Host | None
+    ) -> tuple[Host, Host]:
         """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` from one set of points."""
         starts, P, C = len(coefficients), self.P, self.C
         u = points.fields.transpose(1, 0, 2).reshape(2 * P, -1)
-        z = (coefficients @ u).reshape(starts, P, -1, C).swapaxes(1, 2).reshape(-1, P, C)
+        z = (
+            (coefficients @ u)
+            .reshape(starts, P, -1, C)
+            .swapaxes(1, 2)
+            .reshape(-1, P, C)
+        )
         output = predict(self.channel, z)
         label = np.concatenate([mean] * points.copies, axis=1)
 
         def cotangent(label: Host) -> Host:
-            return np.asarray(loss_of(np, self.loss, output, label.reshape(output.shape))[1])
+            return np.asarray(
+                loss_of(np, self.loss, output, label.reshape(output.shape))[1]
+            )
 
         def rows(cotangent: Host) -> Host:
             """Gradient with respect to the latents (starts, P, points and sites)."""
@@ -187,7 +216,10 @@ class _SampledFields:
         g, weight = rows(noiseless), np.repeat(points.weights, C)
         square = (g * weight) @ transposed(g)
         if noise is not None:
-            added = rows(cotangent(label + np.concatenate([noise] * points.copies, axis=1)) - noiseless)
+            added = rows(
+                cotangent(label + np.concatenate([noise] * points.copies, axis=1))
+                - noiseless
+            )
             square = square + (added * weight) @ transposed(added)
         return g @ (u * weight).T, square
 
@@ -201,7 +233,10 @@ class _SampledFields:
         rng = monte_carlo_rng("online descent: noise", index)
 
         def draw() -> Host:
-            return np.asarray(observable(self.channel, self.channel.forward(flat, rng=rng)), dtype=float)
+            return np.asarray(
+                observable(self.channel, self.channel.forward(flat, rng=rng)),
+                dtype=float,
+            )
 
         sample = draw()
         shape = (*truth.shape[:2], *sample.shape[1:])
@@ -214,7 +249,10 @@ class _SampledFields:
         for _ in range(draws):
             label = draw().reshape(sample.shape)
             mean = mean + label / draws
-            square = square + (label - sample)[:, :, None] * (label - sample)[:, None, :] / draws
+            square = (
+                square
+                + (label - sample)[:, :, None] * (label - sample)[:, None, :] / draws
+            )
         # Noise left in the mean, squared, plus this is the noise of a label, squared.
         covariance = square - (mean - sample)[:, :, None] * (mean - sample)[:, None, :]
         signs = rng.choice([-1.0, 1.0], sample.shape)
@@ -226,7 +264,14 @@ def _noisy(channel: Any, P: int, C: int) -> bool:
     """Whether repeated labels of the same latents differ."""
     z = monte_carlo_rng("online descent: latents").standard_normal((64, P, C))
     labels, repeated = (
-        np.asarray(observable(channel, channel.forward(z, rng=monte_carlo_rng("online descent: is there noise", draw))))
+        np.asarray(
+            observable(
+                channel,
+                channel.forward(
+                    z, rng=monte_carlo_rng("online descent: is there noise", draw)
+                ),
+            )
+        )
         for draw in range(2)
     )
     return not np.array_equal(labels, repeated)
@@ -253,9 +298,13 @@ def _points_of_fields(problem: Problem, points: int) -> list[_Points]:
     # The student's own part is mirrored: where there is no overlap, points of symmetric labels make none.
     mirror = np.concatenate([np.ones(P), -np.ones(P)])[:, None]
     for scramble, count in enumerate(counts):
-        base = normal_points(2 * P * C, count // 2, "online descent", scramble).reshape(-1, 2 * P, C)
+        base = normal_points(2 * P * C, count // 2, "online descent", scramble).reshape(
+            -1, 2 * P, C
+        )
         fields = np.sqrt(ACCURACY.widening) * np.concatenate([base, base * mirror])
-        weights = np.exp(np.sum(fields**2, axis=(1, 2)) * (1 / ACCURACY.widening - 1) / 2)
+        weights = np.exp(
+            np.sum(fields**2, axis=(1, 2)) * (1 / ACCURACY.widening - 1) / 2
+        )
         point_sets.append(_Points(fields, weights / weights.sum(), 2))
     return point_sets
 

@@ -91,7 +91,11 @@ def solve_features(
     ------
     Diverges, Fluctuates
     """
-    P, R, rows = begin.shape[-1] // (3 if rule.momentum else 2), begin.shape[-1], rule.fraction * dimension * sites
+    P, R, rows = (
+        begin.shape[-1] // (3 if rule.momentum else 2),
+        begin.shape[-1],
+        rule.fraction * dimension * sites,
+    )
     starts, fluctuations = begin.shape[1], [0.0]
     values, shares = (x[:, None, None, None] for x in (variances, shares))
     identity = np.eye(P)
@@ -102,7 +106,10 @@ def solve_features(
         assert metric is not None
         square = along @ metric @ transposed(along)
         root = inverse_root(np.sum(shares * square[:, :starts], axis=0))
-        total, m = (np.einsum("sij,ksij->ks", root @ root, half) / P for half in np.split(square, 2, axis=1))
+        total, m = (
+            np.einsum("sij,ksij->ks", root @ root, half) / P
+            for half in np.split(square, 2, axis=1)
+        )
         f = np.maximum(total - m, 0)
         few = np.max(np.sum(shares[..., 0, 0] * f * (f + 2 * m), axis=0)) / dimension
         fluctuations.append((P + 1) * (few + 1 / (4 * rows)))
@@ -112,20 +119,31 @@ def solve_features(
         error = difference @ gram @ transposed(difference)
         residual = np.sum(shares * values * error, axis=0) + noise * identity
         toward = 2 * sites * values * identity
-        fresh = 4 * sites / rule.fraction * values * residual + toward @ error @ toward / rows
+        fresh = (
+            4 * sites / rule.fraction * values * residual
+            + toward @ error @ toward / rows
+        )
         fresh[:, starts:] = 0
         blocks = [toward @ difference, identity]
-        blocks = [np.broadcast_to(block, (*error.shape[:-1], block.shape[-1])) for block in blocks]
+        blocks = [
+            np.broadcast_to(block, (*error.shape[:-1], block.shape[-1]))
+            for block in blocks
+        ]
         metric = np.zeros((*gram.shape[:-2], R + P, R + P))
         metric[..., :R, :R], metric[..., R:, R:] = gram, fresh
         vectors = np.broadcast_to(np.eye(R, R + P), (*gram.shape[:-1], R + P))
         return gram_after(rule, vectors, np.concatenate(blocks, axis=-1), step, metric)
 
     def weighted_mean(gram: Host) -> Host:
-        return np.asarray(np.sum(shares * values * gram[:, :starts], axis=0, keepdims=True))
+        return np.asarray(
+            np.sum(shares * values * gram[:, :starts], axis=0, keepdims=True)
+        )
 
     if moves == "polar":
-        rule, begin = replace(rule, direction=polar), np.concatenate([begin, begin], axis=1)
+        rule, begin = (
+            replace(rule, direction=polar),
+            np.concatenate([begin, begin], axis=1),
+        )
     path = follow(advance, begin, P, recorded_steps, 1.0, weighted_mean)
     if np.mean(fluctuations) > FLUCTUATION:
         raise Fluctuates(f"relative variance {np.mean(fluctuations):.2g}")
@@ -160,7 +178,11 @@ def draw_signs(
     """
     D, P = len(variances), begin.shape[-2] // (3 if rule.momentum else 2)
     rule = replace(rule, direction=lambda along, metric: np.sign(along))
-    scale, identity, degrees = np.sqrt(variances), np.eye(P), np.maximum(rows - np.arange(P), 0)
+    scale, identity, degrees = (
+        np.sqrt(variances),
+        np.eye(P),
+        np.maximum(rows - np.arange(P), 0),
+    )
 
     def gradient(vectors: Host) -> Host:
         """Gradients of one batch for every draw."""
@@ -168,15 +190,24 @@ def draw_signs(
         covariance = u @ transposed(u) + noise * identity
         whitening = inverse_root(covariance, 1e-30)
         wishart = np.tril(rng.standard_normal(covariance.shape), -1)
-        wishart[..., range(P), range(P)] = np.sqrt(2 * rng.standard_gamma(degrees / 2, covariance.shape[:-1]))
+        wishart[..., range(P), range(P)] = np.sqrt(
+            2 * rng.standard_gamma(degrees / 2, covariance.shape[:-1])
+        )
         wishart[..., rows:] = 0
         residuals, directions = triangle(covariance) @ wishart, whitening @ u
         orthogonal = rng.standard_normal(u.shape)
         orthogonal -= (
-            orthogonal @ transposed(directions) @ np.linalg.inv(identity + np.sqrt(noise) * whitening) @ directions
+            orthogonal
+            @ transposed(directions)
+            @ np.linalg.inv(identity + np.sqrt(noise) * whitening)
+            @ directions
         )
         unit = 2 / (rule.fraction * np.sqrt(D)) * scale
-        return np.asarray(residuals @ (transposed(residuals) @ whitening @ directions + orthogonal) * unit)
+        return np.asarray(
+            residuals
+            @ (transposed(residuals) @ whitening @ directions + orthogonal)
+            * unit
+        )
 
     vectors, grams = begin, []
     for step in range(int(recorded_steps[-1]) + 1):

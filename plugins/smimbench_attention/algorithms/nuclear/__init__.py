@@ -9,10 +9,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import matching, namespace, to_host
-from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Data, Info, is_symmetric, require
+from smimbench.interfaces import (
+    AlgorithmPrediction,
+    Array,
+    Capabilities,
+    Data,
+    Info,
+    is_symmetric,
+    require,
+)
 from smimbench.numerics import spectral_function
 from smimbench.problem import Problem
-from smimbench_attention.algorithms.least_squares import LeastSquares, Linear, LinearRegression
+from smimbench_attention.algorithms.least_squares import (
+    LeastSquares,
+    Linear,
+    LinearRegression,
+)
 from smimbench_attention.algorithms.nuclear.limit import (
     best_penalty,
     fixed_point,
@@ -88,12 +100,16 @@ class Nuclear(LinearRegression):
 
     name = "nuclear"
     version = 3
-    reference = "Beck and Teboulle (2009), SIAM J. Imaging Sci. 2, 183; arXiv:2505.17958"
+    reference = (
+        "Beck and Teboulle (2009), SIAM J. Imaging Sci. 2, 183; arXiv:2505.17958"
+    )
     capabilities = Capabilities(models=("attention-indexed",))
 
     def __post_init__(self) -> None:
         value = self.regularisation
-        fits = value in ("validation", "optimal") if isinstance(value, str) else value > 0
+        fits = (
+            value in ("validation", "optimal") if isinstance(value, str) else value > 0
+        )
         require(self, "regularisation", fits, "a number > 0, 'validation' or 'optimal'")
 
     def refuses(self, problem: Problem) -> str | None:
@@ -104,31 +120,44 @@ class Nuclear(LinearRegression):
             return "matrices without symmetry cannot be positive: give positive = false"
         return super().refuses(problem)
 
-    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> NuclearState:
+    def init(
+        self, problem: Problem, data: Data, rng: np.random.Generator
+    ) -> NuclearState:
         """Initial state at the prior mean; with validation, tau is chosen first."""
         linear, note = self.observed(problem)
         xp = namespace(data.inputs)
         squares = LeastSquares(problem, linear, data.inputs, data.labels)
         initial_threshold = 0.0
-        start = xp.asarray(problem.prior.mean(problem.components, data.dimension), **matching(data.inputs))
+        start = xp.asarray(
+            problem.prior.mean(problem.components, data.dimension),
+            **matching(data.inputs),
+        )
         if self.regularisation == "validation":
             threshold = self._validated(problem, data, linear, start, rng)
             note += self.chosen
         elif self.regularisation == "optimal":
             observed = observations(problem, linear, data.sample_ratio)
             threshold, _ = best_penalty(problem.prior, observed, self.positive)
-            initial_threshold = vanishing_penalty(problem.prior, observed, self.positive)
+            initial_threshold = vanishing_penalty(
+                problem.prior, observed, self.positive
+            )
             note += f"; regularisation {threshold:.4g}, the best by theory"
         else:
             threshold = float(self.regularisation)
-        return _begin_nuclear(start, squares, squares.lipschitz(rng), threshold, note, initial_threshold)
+        return _begin_nuclear(
+            start, squares, squares.lipschitz(rng), threshold, note, initial_threshold
+        )
 
-    def step(self, problem: Problem, data: Data, state: NuclearState) -> tuple[NuclearState, Info]:
+    def step(
+        self, problem: Problem, data: Data, state: NuclearState
+    ) -> tuple[NuclearState, Info]:
         """One proximal gradient step from the extrapolated point."""
         next_state, _ = self._proximal(state)
         # The new slope is that of the estimate before the step: the certificate lags by one step.
         gap, rounding = self._duality_gap(state.estimate, next_state.slope, state)
-        return next_state._replace(gap=gap), Info(residual=math.sqrt(max(gap - rounding, 0.0)), warning=state.note)
+        return next_state._replace(gap=gap), Info(
+            residual=math.sqrt(max(gap - rounding, 0.0)), warning=state.note
+        )
 
     def estimate(self, state: NuclearState) -> Array:
         """The current matrix estimate."""
@@ -156,7 +185,10 @@ class Nuclear(LinearRegression):
         else:
             penalty = float(self.regularisation)
             minimum = fixed_point(problem.prior, observed, penalty, self.positive)
-        details: dict[str, Any] = {"regularisation": [penalty], "relative_duality_gap": [0.0]}
+        details: dict[str, Any] = {
+            "regularisation": [penalty],
+            "relative_duality_gap": [0.0],
+        }
         if not linear.noise.any():
             details["perfect_recovery"] = perfect_recovery(
                 problem.prior, len(linear.rows), problem.model.kappa, self.positive
@@ -169,8 +201,15 @@ class Nuclear(LinearRegression):
         xp = namespace(state.point)
         slope, _ = state.squares.normal(state.point, targets=True)
         threshold = state.next_threshold / state.lipschitz
-        of = spectral_function if is_symmetric(state.squares.problem.model) else singular_function
-        estimate = of(state.point + slope / state.lipschitz, lambda values: shrink(values, threshold, self.positive))
+        of = (
+            spectral_function
+            if is_symmetric(state.squares.problem.model)
+            else singular_function
+        )
+        estimate = of(
+            state.point + slope / state.lipschitz,
+            lambda values: shrink(values, threshold, self.positive),
+        )
         # Momentum that points uphill is dropped.
         if float(xp.sum((state.point - estimate) * (estimate - state.estimate))) > 0:
             momentum = 1.0
@@ -178,7 +217,10 @@ class Nuclear(LinearRegression):
             momentum = (1 + math.sqrt(1 + 4 * state.momentum**2)) / 2
         weight = (state.momentum - 1) / momentum if momentum > 1 else 0.0
         size = xp.sum(estimate * estimate)
-        residual = xp.sqrt(xp.sum((estimate - state.point) ** 2) / xp.where(size > 0, size, xp.ones_like(size)))
+        residual = xp.sqrt(
+            xp.sum((estimate - state.point) ** 2)
+            / xp.where(size > 0, size, xp.ones_like(size))
+        )
         moved = state._replace(
             estimate=estimate,
             point=estimate + weight * (estimate - state.estimate),
@@ -190,7 +232,9 @@ class Nuclear(LinearRegression):
         )
         return moved, residual
 
-    def _duality_gap(self, estimate: Array, slope: Array, state: NuclearState) -> tuple[float, float]:
+    def _duality_gap(
+        self, estimate: Array, slope: Array, state: NuclearState
+    ) -> tuple[float, float]:
         r"""Duality gap ``(primal - dual) / primal`` of an estimate, from the loss gradient G, and its possible rounding
         error.
 
@@ -209,11 +253,26 @@ class Nuclear(LinearRegression):
         else:
             norm = float(xp.sum(xp.abs(spectrum(estimate, of)))) / (1 if of else 2)
         primal = loss + state.threshold * norm
-        gap = (1 - s) ** 2 * loss + state.threshold * norm - s * float(xp.sum(slope * estimate))
-        rounding = 8 * float(xp.finfo(estimate.dtype).eps) * (state.origin[1] + state.threshold * norm)
+        gap = (
+            (1 - s) ** 2 * loss
+            + state.threshold * norm
+            - s * float(xp.sum(slope * estimate))
+        )
+        rounding = (
+            8
+            * float(xp.finfo(estimate.dtype).eps)
+            * (state.origin[1] + state.threshold * norm)
+        )
         return (gap / primal, rounding / primal) if primal > 0 else (0.0, 0.0)
 
-    def _validated(self, problem: Problem, data: Data, linear: Linear, start: Array, rng: np.random.Generator) -> float:
+    def _validated(
+        self,
+        problem: Problem,
+        data: Data,
+        linear: Linear,
+        start: Array,
+        rng: np.random.Generator,
+    ) -> float:
         """Penalty tau with the smallest error on held-out samples, along a path from large to small."""
         xp = namespace(data.inputs)
         fit, validation = LinearRegression.held_out(problem, data, linear)

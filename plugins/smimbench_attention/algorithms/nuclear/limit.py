@@ -33,7 +33,13 @@ import numpy as np
 
 from smimbench.backend import clip, namespace
 from smimbench.derive import predict, why_theory_only
-from smimbench.interfaces import AlgorithmPrediction, Array, Host, Overlaps, is_symmetric
+from smimbench.interfaces import (
+    AlgorithmPrediction,
+    Array,
+    Host,
+    Overlaps,
+    is_symmetric,
+)
 from smimbench.numerics import monte_carlo_rng, symmetric
 from smimbench.problem import Problem
 from smimbench.theory import limit_point
@@ -108,14 +114,25 @@ def shrunk(prior: Any, noise: float, threshold: float, positive: bool) -> Shrunk
     def function(x: Host, mean: Host, variance: Host) -> Host:
         f = shrink(x, threshold, positive)
         squared_error = (f - mean) ** 2 + variance
-        return np.stack([squared_error, f * mean, f * f, np.abs(f), f * (x - mean) / noise, (f != 0).astype(float)])
+        return np.stack(
+            [
+                squared_error,
+                f * mean,
+                f * f,
+                np.abs(f),
+                f * (x - mean) / noise,
+                (f != 0).astype(float),
+            ]
+        )
 
     breaks = (threshold,) if positive else (-threshold, threshold)
     means = prior.law.spectral_means(function, noise, breaks)
     return Shrunk._make([*map(float, means.value), float(np.asarray(means.error)[0])])
 
 
-def shrunk_spectrum(prior: Any, noise: float, threshold: float, positive: bool) -> dict[str, Any]:
+def shrunk_spectrum(
+    prior: Any, noise: float, threshold: float, positive: bool
+) -> dict[str, Any]:
     """Spectrum of the denoised matrix f(R): ``mass`` between 61 ``edges``, and separately the mass of ``zeros``."""
     top = spectral_end(prior, noise, 1) - threshold
     bottom = 0.0 if positive else -(spectral_end(prior, noise, -1) - threshold)
@@ -128,9 +145,16 @@ def shrunk_spectrum(prior: Any, noise: float, threshold: float, positive: bool) 
         return np.stack([*inside, f == 0]).astype(float)
 
     # An eigenvalue f of the estimate comes from f + theta, or from f - theta below zero.
-    breaks = {float(e) + math.copysign(threshold, e) for e in ends} | {threshold, -threshold}
+    breaks = {float(e) + math.copysign(threshold, e) for e in ends} | {
+        threshold,
+        -threshold,
+    }
     mass = np.asarray(prior.law.spectral_means(function, noise, sorted(breaks)).value)
-    return {"edges": ends.tolist(), "mass": mass[:-1].tolist(), "zeros": float(mass[-1])}
+    return {
+        "edges": ends.tolist(),
+        "mass": mass[:-1].tolist(),
+        "zeros": float(mass[-1]),
+    }
 
 
 def spectral_end(prior: Any, noise: float, sign: int) -> float:
@@ -138,7 +162,9 @@ def spectral_end(prior: Any, noise: float, sign: int) -> float:
     from scipy.optimize import brentq
 
     def beyond(end: float) -> float:
-        fraction = prior.law.spectral_means(lambda x, *_: (sign * x > end)[None, :].astype(float), noise, (sign * end,))
+        fraction = prior.law.spectral_means(
+            lambda x, *_: (sign * x > end)[None, :].astype(float), noise, (sign * end,)
+        )
         return float(fraction.value[0]) - 1e-9
 
     high = 2 * math.sqrt(noise)
@@ -191,11 +217,22 @@ class Observations:
         if freedom <= 0:
             return 0.0
         # Between the answers for all weights as the largest and as the smallest.
-        ends = [freedom / (w * (self.c * size - freedom)) for w in (self.weights.max(), self.weights.min())]
+        ends = [
+            freedom / (w * (self.c * size - freedom))
+            for w in (self.weights.max(), self.weights.min())
+        ]
         if ends[1] - ends[0] <= 1e-12 * ends[1]:
             return float(ends[0])
         low, high = (1 - 1e-13) * ends[0], (1 + 1e-13) * ends[1]
-        return float(brentq(lambda v: v * self.stiffness(v) - freedom, low, high, xtol=1e-300, rtol=1e-14))
+        return float(
+            brentq(
+                lambda v: v * self.stiffness(v) - freedom,
+                low,
+                high,
+                xtol=1e-300,
+                rtol=1e-14,
+            )
+        )
 
     def spread(self, error: float, v: float) -> float:
         """Effective noise ``Delta`` at error E and susceptibility v, finite also for infinite v."""
@@ -241,22 +278,34 @@ def no_theory(problem: Problem) -> str | None:
     return why_theory_only(problem.prior, 1)
 
 
-def minimum_point(problem: Problem, alpha: float, minimum: NuclearFixedPoint, positive: bool) -> AlgorithmPrediction:
+def minimum_point(
+    problem: Problem, alpha: float, minimum: NuclearFixedPoint, positive: bool
+) -> AlgorithmPrediction:
     """The prediction at a fixed point, with the spectrum. The minimum is unique, so all starts end there."""
     truth = np.asarray(problem.prior.second_moment(1), dtype=float)
-    cross, gram = (np.array([[value]]) for value in (minimum.estimate.overlap, minimum.estimate.square))
+    cross, gram = (
+        np.array([[value]])
+        for value in (minimum.estimate.overlap, minimum.estimate.square)
+    )
     # The error is truth - 2 cross + gram; its uncertainty is shared equally among the three.
     third = np.array([[minimum.uncertain / 3]])
     method = "state evolution of the convex problem"
     point = limit_point(
-        problem, alpha, [[Overlaps(truth, cross, gram)]], method=method, uncertain=Overlaps(0 * third, third, third)
+        problem,
+        alpha,
+        [[Overlaps(truth, cross, gram)]],
+        method=method,
+        uncertain=Overlaps(0 * third, third, third),
     )
     # An error of 0 is that of the limit Delta -> 0.
     noise = minimum.noise or RECOVERED * float(truth[0, 0])
     spectrum = shrunk_spectrum(problem.prior, noise, minimum.threshold, positive)
     # The error itself, without the cancellation of the sum.
     return replace(
-        point, mse=np.array([minimum.error]), between_students=gram, more=point.more | {"spectrum": spectrum}
+        point,
+        mse=np.array([minimum.error]),
+        between_students=gram,
+        more=point.more | {"spectrum": spectrum},
     )
 
 
@@ -268,7 +317,11 @@ def observations(problem: Problem, linear: Linear, alpha: float) -> Observations
 
 
 def fixed_point(
-    prior: Any, observed: Observations, penalty: float, positive: bool, near: NuclearFixedPoint | None = None
+    prior: Any,
+    observed: Observations,
+    penalty: float,
+    positive: bool,
+    near: NuclearFixedPoint | None = None,
 ) -> NuclearFixedPoint:
     r"""Fixed point of state evolution at penalty tau >= 0; 0 means the limit of a vanishing penalty.
 
@@ -308,27 +361,47 @@ def fixed_point(
         if low <= lowest and excess(low) <= 0:
             signal = shrunk(prior, math.exp(lowest), 0.0, positive)
             return NuclearFixedPoint(
-                0.0, 0.0, 0.0, signal._replace(error=0.0, overlap=second, square=second, uncertain=0.0), 0.0
+                0.0,
+                0.0,
+                0.0,
+                signal._replace(
+                    error=0.0, overlap=second, square=second, uncertain=0.0
+                ),
+                0.0,
             )
     log_noise = brentq(excess, low, high, xtol=1e-12)
     return _point(observed, math.exp(log_noise), *solved(log_noise))
 
 
-def _point(observed: Observations, noise: float, threshold: float, v: float, estimate: Shrunk) -> NuclearFixedPoint:
+def _point(
+    observed: Observations, noise: float, threshold: float, v: float, estimate: Shrunk
+) -> NuclearFixedPoint:
     residual = (
-        0.0 if math.isinf(v) else observed.weights * (estimate.error + observed.noise) / (1 + v * observed.weights) ** 2
+        0.0
+        if math.isinf(v)
+        else observed.weights
+        * (estimate.error + observed.noise)
+        / (1 + v * observed.weights) ** 2
     )
-    return NuclearFixedPoint(noise, threshold, v, estimate, float(observed.c / 2 * np.sum(residual)))
+    return NuclearFixedPoint(
+        noise, threshold, v, estimate, float(observed.c / 2 * np.sum(residual))
+    )
 
 
 def _fixed_point_close_by(
-    prior: Any, observed: Observations, penalty: float, positive: bool, near: NuclearFixedPoint
+    prior: Any,
+    observed: Observations,
+    penalty: float,
+    positive: bool,
+    near: NuclearFixedPoint,
 ) -> NuclearFixedPoint | None:
     """Fixed point by Powell's method in ``log Delta`` and ``log theta``, started at a nearby one; None if it fails."""
     from scipy.optimize import root
 
     def at(x: Host) -> tuple[float, float, float, Shrunk]:
-        noise, threshold = (math.exp(min(max(float(value), -60.0), 60.0)) for value in x)
+        noise, threshold = (
+            math.exp(min(max(float(value), -60.0), 60.0)) for value in x
+        )
         estimate = shrunk(prior, noise, threshold, positive)
         return noise, threshold, observed.susceptibility(estimate.freedom), estimate
 
@@ -341,13 +414,19 @@ def _fixed_point_close_by(
             math.log(threshold * observed.stiffness(v) / penalty),
         ]
 
-    answer = root(excess, [math.log(near.noise), math.log(near.threshold)], options={"xtol": 1e-12})
+    answer = root(
+        excess,
+        [math.log(near.noise), math.log(near.threshold)],
+        options={"xtol": 1e-12},
+    )
     if max(abs(value) for value in excess(answer.x)) > 1e-9:
         return None
     return _point(observed, *at(answer.x))
 
 
-def _theta_of_penalty(prior: Any, observed: Observations, noise: float, penalty: float, positive: bool) -> float:
+def _theta_of_penalty(
+    prior: Any, observed: Observations, noise: float, penalty: float, positive: bool
+) -> float:
     """Threshold theta with ``theta Qhat(theta) = tau`` at given noise; for tau = 0 the least that labels can resolve."""
     from scipy.optimize import brentq
 
@@ -372,11 +451,15 @@ def _theta_of_penalty(prior: Any, observed: Observations, noise: float, penalty:
 def vanishing_penalty(prior: Any, observed: Observations, positive: bool) -> float:
     """Smallest tau for which the estimate is zero, at the edge of the spectrum of ``Qhat (S + sqrt(Delta) Z)``."""
     noise = observed.spread(float(prior.second_moment(1)[0, 0]), 0.0)
-    ends = [spectral_end(prior, noise, sign) for sign in ((1,) if positive else (1, -1))]
+    ends = [
+        spectral_end(prior, noise, sign) for sign in ((1,) if positive else (1, -1))
+    ]
     return max(*ends, 0.0) * observed.stiffness(0.0)
 
 
-def best_penalty(prior: Any, observed: Observations, positive: bool) -> tuple[float, NuclearFixedPoint]:
+def best_penalty(
+    prior: Any, observed: Observations, positive: bool
+) -> tuple[float, NuclearFixedPoint]:
     """Penalty tau with the smallest error, and the fixed point there; small ``ENOUGH`` where a vanishing penalty is best."""
     from scipy.optimize import minimize_scalar
 
@@ -385,7 +468,11 @@ def best_penalty(prior: Any, observed: Observations, positive: bool) -> tuple[fl
     def error(log_penalty: float) -> float:
         near = min(fixed_points, key=lambda key: abs(key - log_penalty), default=None)
         fixed_points[log_penalty] = fixed_point(
-            prior, observed, math.exp(log_penalty), positive, None if near is None else fixed_points[near]
+            prior,
+            observed,
+            math.exp(log_penalty),
+            positive,
+            None if near is None else fixed_points[near],
         )
         return fixed_points[log_penalty].error
 
@@ -396,12 +483,19 @@ def best_penalty(prior: Any, observed: Observations, positive: bool) -> tuple[fl
     while recovered < lowest_error < gain * previous_error:
         log_penalty -= decade
         previous_error, lowest_error = lowest_error, error(log_penalty)
-    minimize_scalar(error, bounds=(log_penalty, log_penalty + 2 * decade), method="bounded", options={"xatol": 1e-3})
+    minimize_scalar(
+        error,
+        bounds=(log_penalty, log_penalty + 2 * decade),
+        method="bounded",
+        options={"xatol": 1e-3},
+    )
     best = min(fixed_points, key=lambda key: fixed_points[key].error)
     return math.exp(best), fixed_points[best]
 
 
-def perfect_recovery(prior: Any, observations: int, kappa: float, positive: bool) -> float:
+def perfect_recovery(
+    prior: Any, observations: int, kappa: float, positive: bool
+) -> float:
     r"""Sample ratio above which labels without noise and a vanishing penalty recover the signal.
 
     With a part p of eigenvalues zero and the semicircle sigma, ``kappa alpha K`` is
@@ -418,10 +512,18 @@ def perfect_recovery(prior: Any, observations: int, kappa: float, positive: bool
 
     def dimension(t: float) -> float:
         end = math.acos(min(t / size, 1.0)) if size > 0 else 0.0  # x = 2 cos(angle)
-        tail = quad(lambda angle: (size * math.cos(angle) - t) ** 2 * math.sin(angle) ** 2 * 2 / math.pi, 0.0, end)[0]
+        tail = quad(
+            lambda angle: (
+                (size * math.cos(angle) - t) ** 2 * math.sin(angle) ** 2 * 2 / math.pi
+            ),
+            0.0,
+            end,
+        )[0]
         return float(1 - p * p + (1 - p) * t * t + sides * p * tail)
 
-    minimum = minimize_scalar(dimension, bounds=(0.0, 2.0), method="bounded", options={"xatol": 1e-10})
+    minimum = minimize_scalar(
+        dimension, bounds=(0.0, 2.0), method="bounded", options={"xatol": 1e-10}
+    )
     return float(min(minimum.fun, dimension(0.0)) / (kappa * observations))
 
 
@@ -437,19 +539,34 @@ def label_observations(problem: Problem, alpha: float) -> Observations | str:
     if isinstance(linear, str):
         return f"the squared error of the label is not convex in the signal: {linear}"
     sites = problem.model.sites
-    z = np.concatenate([np.eye(sites), monte_carlo_rng("labels of single latents").standard_normal((1, sites))])[
-        :, None, :
-    ]
+    z = np.concatenate(
+        [
+            np.eye(sites),
+            monte_carlo_rng("labels of single latents").standard_normal((1, sites)),
+        ]
+    )[:, None, :]
     y = np.asarray(predict(problem.channel, z), dtype=float).reshape(sites + 1, -1)
     noise = linear.rows.T @ np.diag(linear.noise) @ linear.rows
-    diagonal = y.shape[1] == sites and all(np.allclose(m, np.diag(np.diag(m)), atol=SAME) for m in (y[:-1], noise))
-    if not diagonal or len(linear.rows) < sites or not np.allclose(y[-1], z[-1, 0] @ y[:-1], atol=SAME):
+    diagonal = y.shape[1] == sites and all(
+        np.allclose(m, np.diag(np.diag(m)), atol=SAME) for m in (y[:-1], noise)
+    )
+    if (
+        not diagonal
+        or len(linear.rows) < sites
+        or not np.allclose(y[-1], z[-1, 0] @ y[:-1], atol=SAME)
+    ):
         return "the label is not a latent in every entry"
-    return Observations(np.diag(y[:-1]) ** 2, np.diag(noise), problem.model.kappa * alpha)
+    return Observations(
+        np.diag(y[:-1]) ** 2, np.diag(noise), problem.model.kappa * alpha
+    )
 
 
 def wide_factor_point(
-    problem: Problem, alpha: float, decay: float, dimension: int | None, width: int | None
+    problem: Problem,
+    alpha: float,
+    decay: float,
+    dimension: int | None,
+    width: int | None,
 ) -> AlgorithmPrediction | str:
     r"""Minimum of ``(1/D) [sum_mu |y - y_hat|^2 + (decay/2) |W|^2]`` in the limit, or why there is no theory of it.
 
@@ -470,21 +587,30 @@ def wide_factor_point(
     prior_factor = problem.prior.factor
     scale = None if prior_factor is None else prior_factor.gram_scale
     if scale is None:
-        return f"prior {problem.prior.name!r} does not make its signals of W W^T, or Q K^T"
+        return (
+            f"prior {problem.prior.name!r} does not make its signals of W W^T, or Q K^T"
+        )
     if dimension is None:
         return "the width of the factor over D decides, and D is not known"
     observed = label_observations(problem, alpha)
     if isinstance(observed, str):
         return observed
     prior: Any = problem.prior
-    factor = prior.factor.draw(monte_carlo_rng("shape of a factor"), 1, dimension, width)
+    factor = prior.factor.draw(
+        monte_carlo_rng("shape of a factor"), 1, dimension, width
+    )
     columns = factor.shape[-1]
     positive = is_symmetric(problem.model)
-    minimum = fixed_point(prior, observed, decay / (2 * dimension * scale(factor)), positive)
+    minimum = fixed_point(
+        prior, observed, decay / (2 * dimension * scale(factor)), positive
+    )
     if minimum.estimate.rank > columns / dimension:
         return (
             f"a factor of {columns} columns is narrower than the minimum is of rank "
             f"({minimum.estimate.rank * dimension:.0f} of D = {dimension}), and can end in other minima"
         )
     point = minimum_point(problem, alpha, minimum, positive)
-    return replace(point, method="minimum over a wide factor, if the steps are enough to reach it; state evolution")
+    return replace(
+        point,
+        method="minimum over a wide factor, if the steps are enough to reach it; state evolution",
+    )

@@ -27,10 +27,21 @@ from smimbench.interfaces import (
 )
 from smimbench.numerics import with_floor
 from smimbench.problem import Problem
-from smimbench.theory import Prediction, information_at, overlap_at, point_document, prior_moments
+from smimbench.theory import (
+    Prediction,
+    information_at,
+    overlap_at,
+    point_document,
+    prior_moments,
+)
 from smimbench_attention.algorithms.gamp import GampState, pass_by_chunks, solve_first
 from smimbench_attention.algorithms.spectral.eigenvectors import spectral_estimate
-from smimbench_attention.algorithms.spectral.limit import KINDS, REGULARISATION, spectral_theory, why_not
+from smimbench_attention.algorithms.spectral.limit import (
+    KINDS,
+    REGULARISATION,
+    spectral_theory,
+    why_not,
+)
 
 ORIGINS = ("prior-mean", "zero")
 
@@ -38,10 +49,16 @@ ORIGINS = ("prior-mean", "zero")
 def _origin(problem: Problem, origin: str) -> tuple[Host, Host]:
     """Overlap Q and error V of the starting point."""
     second, mean_overlap = prior_moments(problem)
-    return (mean_overlap, second - mean_overlap) if origin == "prior-mean" else (np.zeros_like(second), second)
+    return (
+        (mean_overlap, second - mean_overlap)
+        if origin == "prior-mean"
+        else (np.zeros_like(second), second)
+    )
 
 
-def first_order(problem: Problem, data: Data, origin: str, rng: np.random.Generator | None = None) -> Denoised:
+def first_order(
+    problem: Problem, data: Data, origin: str, rng: np.random.Generator | None = None
+) -> Denoised:
     r"""One step of message passing from a start S_0, denoised by the prior: ``denoise(S_0 + Qhat^{-1} adjoint(g), Qhat)``.
 
     Where the prior has it, by the ``continued`` denoiser. With a few samples a direction the largest eigenvalues of the step lie
@@ -64,28 +81,38 @@ def first_order(problem: Problem, data: Data, origin: str, rng: np.random.Genera
     arXiv:2506.01582; checked against ``first_order_theory`` by tests/algorithms/test_spectral_limit.py.
     """
     prior, P, n = problem.prior, problem.components, data.inputs.shape[0]
-    base = namespace(data.inputs).asarray(prior.mean(P, data.dimension), **matching(data.inputs))
+    base = namespace(data.inputs).asarray(
+        prior.mean(P, data.dimension), **matching(data.inputs)
+    )
     if origin == "zero":
         base = 0 * base
     V = np.asarray(_origin(problem, origin)[1], dtype=dtype_name(base))
     inverse = np.linalg.inv(V)
-    _, total, (covariance, *_), _ = pass_by_chunks(problem, data, GampState(base, V, None, rng), inverse)
+    _, total, (covariance, *_), _ = pass_by_chunks(
+        problem, data, GampState(base, V, None, rng), inverse
+    )
     information = inverse - inverse @ (to_host(covariance) / n @ inverse)
     # A sample or two without information: the prior mean hardly moves.
     Qhat = with_floor(
-        problem.model.kappa * data.sample_ratio * problem.model.sites * information, 1e-9 * np.abs(inverse).max()
+        problem.model.kappa * data.sample_ratio * problem.model.sites * information,
+        1e-9 * np.abs(inverse).max(),
     )
     R = base + solve_first(Qhat, total)
     return denoise_step(prior, R, send(Qhat, R))
 
 
-def first_order_theory(problem: Problem, alpha: float, origin: str) -> tuple[Host, Host, Host, str]:
+def first_order_theory(
+    problem: Problem, alpha: float, origin: str
+) -> tuple[Host, Host, Host, str]:
     """Overlap Q (P, P), error V (P, P), numerical error of diag V (P,), and method of ``first_order`` in the limit."""
     Q, V = _origin(problem, origin)
     information = information_at(problem, Q, V)
     scale = problem.model.kappa * alpha
     Q, V = overlap_at(problem, scale * information.value)
-    shifted = overlap_at(problem, scale * information.value + scale * np.diag(np.diagonal(information.error)))[1]
+    shifted = overlap_at(
+        problem,
+        scale * information.value + scale * np.diag(np.diagonal(information.error)),
+    )[1]
     return Q, V, np.abs(np.diagonal(shifted - V)), information.method
 
 
@@ -140,10 +167,20 @@ class Spectral(Algorithm):
 
     def __post_init__(self) -> None:
         for key, choices in (("kind", KINDS), ("origin", ORIGINS)):
-            require(self, key, getattr(self, key) in (None, *choices), f"one of {', '.join(choices)}")
+            require(
+                self,
+                key,
+                getattr(self, key) in (None, *choices),
+                f"one of {', '.join(choices)}",
+            )
         if self.regularisation is not None:
             require(self, "regularisation", self.regularisation > 0, "> 0")
-            require(self, "regularisation", self.kind != "asymmetric", "left out with kind = 'asymmetric'")
+            require(
+                self,
+                "regularisation",
+                self.kind != "asymmetric",
+                "left out with kind = 'asymmetric'",
+            )
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why a parameter belongs to the other kind of model, or None."""
@@ -165,13 +202,17 @@ class Spectral(Algorithm):
             return Start(spectral.estimate, spectral.V)
         return Start(*first_order(problem, data, self.origin or ORIGINS[0], rng))
 
-    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> SpectralState:
+    def init(
+        self, problem: Problem, data: Data, rng: np.random.Generator
+    ) -> SpectralState:
         """Initial state at the prior mean."""
         xp = namespace(data.inputs)
         mean = problem.prior.mean(problem.components, data.dimension)
         return SpectralState(xp.asarray(mean, **matching(data.inputs)), rng)
 
-    def step(self, problem: Problem, data: Data, state: SpectralState) -> tuple[SpectralState, Info]:
+    def step(
+        self, problem: Problem, data: Data, state: SpectralState
+    ) -> tuple[SpectralState, Info]:
         """Compute the whole estimate in one step, with residual 0."""
         n = data.inputs.shape[0]
         if problem.model.rank == "low":
@@ -179,7 +220,9 @@ class Spectral(Algorithm):
             remarks = "; ".join(spectral.remarks) or None
             next_state = SpectralState(spectral.estimate, state.rng, spectral.outliers)
             return next_state, Info(residual=0.0, warning=remarks, samples=n)
-        estimate = first_order(problem, data, self.origin or ORIGINS[0], state.rng).estimate
+        estimate = first_order(
+            problem, data, self.origin or ORIGINS[0], state.rng
+        ).estimate
         return SpectralState(estimate, state.rng), Info(residual=0.0, samples=n)
 
     def estimate(self, state: SpectralState) -> Array:
@@ -203,17 +246,37 @@ class Spectral(Algorithm):
         if problem.model.rank == "low":
             kind, regularisation = self._low_rank()
             limit = spectral_theory(problem, alpha, kind, regularisation)
-            overlap, gram, V, error = limit.cross, limit.gram, np.diag(limit.mse), limit.error
+            overlap, gram, V, error = (
+                limit.cross,
+                limit.gram,
+                np.diag(limit.mse),
+                limit.error,
+            )
             method = f"Monte Carlo over labels, spectral theory ({kind})"
             details["squared_cosine"] = np.diagonal(limit.overlap).tolist()
-            details["squared_cosine_error"] = (error / np.diagonal(prior_moments(problem)[0])).tolist()
+            details["squared_cosine_error"] = (
+                error / np.diagonal(prior_moments(problem)[0])
+            ).tolist()
             if limit.modes:
-                details["leading_eigenvalues"] = [mode.eigenvalue if mode.is_outlier else None for mode in limit.modes]
+                details["leading_eigenvalues"] = [
+                    mode.eigenvalue if mode.is_outlier else None for mode in limit.modes
+                ]
         else:
-            overlap, V, error, rule = first_order_theory(problem, alpha, self.origin or ORIGINS[0])
+            overlap, V, error, rule = first_order_theory(
+                problem, alpha, self.origin or ORIGINS[0]
+            )
             gram, method = overlap, f"{rule}, one step"
-        point = point_document(problem, Prediction(alpha, overlap, V, error, "spectral", method)) | details
-        return AlgorithmPrediction.of_point(point, own_overlap=gram, between_students=gram)
+        point = (
+            point_document(
+                problem, Prediction(alpha, overlap, V, error, "spectral", method)
+            )
+            | details
+        )
+        return AlgorithmPrediction.of_point(
+            point, own_overlap=gram, between_students=gram
+        )
 
     def _low_rank(self) -> tuple[str, float]:
-        return self.kind or KINDS[0], REGULARISATION if self.regularisation is None else self.regularisation
+        return self.kind or KINDS[
+            0
+        ], REGULARISATION if self.regularisation is None else self.regularisation

@@ -72,9 +72,20 @@ def spectral_estimate(
     P, C, D = problem.components, problem.model.sites, data.dimension
     root = second_moment_root(problem)
     chunks = sample_chunks(problem.model, data.inputs, P * C)
-    G = xp.concat([label_matrices(problem.channel, data.labels[k, ...], root, C, rng, data.inputs) for k in chunks])
+    G = xp.concat(
+        [
+            label_matrices(
+                problem.channel, data.labels[k, ...], root, C, rng, data.inputs
+            )
+            for k in chunks
+        ]
+    )
     theory = spectral_theory(problem, data.sample_ratio, kind, regularisation)
-    hints = _sign_hints(problem, data, rng) if problem.channel.symmetry in ("none", "permutations") else None
+    hints = (
+        _sign_hints(problem, data, rng)
+        if problem.channel.symmetry in ("none", "permutations")
+        else None
+    )
     spread = xp.asarray(root, **place)
     estimate = xp.zeros((P, D), **place)
     gram, cross = np.zeros((P, P)), np.zeros((P, P))
@@ -83,7 +94,9 @@ def spectral_estimate(
     removed: list[Any] = []
     for mode in theory.modes:
         e = None if mode.direction is None else xp.asarray(mode.direction, **place)
-        matrices = LinearizedMatrices(problem, data, G if e is None else along_direction(G, e), removed)
+        matrices = LinearizedMatrices(
+            problem, data, G if e is None else along_direction(G, e), removed
+        )
         leading = matrices.leading_asymmetric(rng) if kind == "asymmetric" else None
         outliers.append(None if leading is None else leading[0])
         if leading is None:
@@ -91,8 +104,15 @@ def spectral_estimate(
             if kind == "symmetric":
                 outliers[-1] = leading[0]
             else:
-                remarks = ["the asymmetric matrix has no real outlier; the symmetric one was used"]
-                mode = _same_direction(spectral_theory(problem, data.sample_ratio, "symmetric", regularisation), mode)
+                remarks = [
+                    "the asymmetric matrix has no real outlier; the symmetric one was used"
+                ]
+                mode = _same_direction(
+                    spectral_theory(
+                        problem, data.sample_ratio, "symmetric", regularisation
+                    ),
+                    mode,
+                )
         u = leading[1]
         if mode.is_outlier and e is not None:
             removed.append(u[0, :])
@@ -105,13 +125,21 @@ def spectral_estimate(
         # an eigenvector of all components at once does not hold as much of each as it is long
         cross += scale**0.5 * mode.A if mode.is_outlier else scale * mode.gram
     V = root @ with_floor(np.eye(P) - cross - cross.T + gram, SMALLEST_V) @ root
-    return SpectralEstimate(xp.matmul(spread, estimate), xp.asarray(V, **place), remarks, outliers)
+    return SpectralEstimate(
+        xp.matmul(spread, estimate), xp.asarray(V, **place), remarks, outliers
+    )
 
 
 def _same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
     if mode.direction is None:
         return theory.modes[0]
-    return max(theory.modes, key=lambda candidate: abs(float(candidate.direction @ mode.direction)))  # type: ignore[operator]
+
+    def alignment(candidate: Mode) -> float:
+        if candidate.direction is None or mode.direction is None:
+            return 0.0
+        return abs(float(candidate.direction @ mode.direction))
+
+    return max(theory.modes, key=alignment)
 
 
 def _sign_hints(problem: Problem, data: Data, rng: np.random.Generator) -> Array:
@@ -122,9 +150,13 @@ def _sign_hints(problem: Problem, data: Data, rng: np.random.Generator) -> Array
     for chunk in sample_chunks(problem.model, data.inputs, P):
         inputs = data.inputs[chunk, ...]
         omega = xp.zeros((inputs.shape[0], P, problem.model.sites), **place)
-        posterior = problem.channel.posterior(data.labels[chunk, ...], omega, V, rng=rng)
+        posterior = problem.channel.posterior(
+            data.labels[chunk, ...], omega, V, rng=rng
+        )
         # the gradient V^{-1} E[z | y], seen through V again
-        total = total + problem.model.adjoint(inputs, checked_posterior(posterior, omega).mean)
+        total = total + problem.model.adjoint(
+            inputs, checked_posterior(posterior, omega).mean
+        )
     return total
 
 
@@ -134,7 +166,9 @@ class LinearizedMatrices:
     Only the weights (n, k, C, k, C) and latents (n, k, C) are held; a product reads the inputs chunk by chunk.
     """
 
-    def __init__(self, problem: Problem, data: Data, G: Array, removed: list[Array]) -> None:
+    def __init__(
+        self, problem: Problem, data: Data, G: Array, removed: list[Array]
+    ) -> None:
         self.model, self.inputs, self.removed = problem.model, data.inputs, removed
         self.xp = namespace(data.inputs)
         self.n, self.P, self.C = G.shape[:3]
@@ -144,7 +178,9 @@ class LinearizedMatrices:
 
     def _weigh(self, weights: Array, z: Array) -> Array:
         vector = self.xp.reshape(z, (self.n, self.P * self.C, 1))
-        return self.xp.reshape(self.xp.matmul(weights, vector), (self.n, self.P, self.C))
+        return self.xp.reshape(
+            self.xp.matmul(weights, vector), (self.n, self.P, self.C)
+        )
 
     def _project(self, u: Array) -> Array:
         for v in self.removed:
@@ -152,25 +188,40 @@ class LinearizedMatrices:
         return u
 
     def _latents(self, u: Array) -> Array:
-        return self.xp.concat([self.model.forward(self.inputs[chunk, ...], u) for chunk in self.parts])
+        return self.xp.concat(
+            [self.model.forward(self.inputs[chunk, ...], u) for chunk in self.parts]
+        )
 
     def _signal(self, z: Array) -> Array:
-        return self._project(sum(self.model.adjoint(self.inputs[chunk, ...], z[chunk, ...]) for chunk in self.parts))
+        return self._project(
+            sum(
+                self.model.adjoint(self.inputs[chunk, ...], z[chunk, ...])
+                for chunk in self.parts
+            )
+        )
 
     def _device(self, vector: Host, shape: tuple[int, ...]) -> Array:
         return self.xp.reshape(self.xp.asarray(vector, **matching(self.inputs)), shape)
 
-    def leading_symmetric(self, regularisation: float, rng: np.random.Generator) -> tuple[float, Array]:
+    def leading_symmetric(
+        self, regularisation: float, rng: np.random.Generator
+    ) -> tuple[float, Array]:
         """Largest eigenvalue of T and its eigenvector (k, D), by Lanczos' method."""
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
         shape, size = (self.P, self.D), self.P * self.D
         identity = self.xp.eye(self.P * self.C, **matching(self.G))
-        weights = identity - self.xp.linalg.inv((1 + regularisation) * identity + self.G)
+        weights = identity - self.xp.linalg.inv(
+            (1 + regularisation) * identity + self.G
+        )
 
         def product(vector: Host) -> Host:
             u = self._project(self._device(vector, shape))
-            return to_host(self._signal(self._weigh(weights, self._latents(u)))).astype(np.float64).reshape(-1)
+            return (
+                to_host(self._signal(self._weigh(weights, self._latents(u))))
+                .astype(np.float64)
+                .reshape(-1)
+            )
 
         start = rng.standard_normal(size)
         if size <= 40:  # Lanczos' method needs a space much larger than its basis
@@ -179,12 +230,24 @@ class LinearizedMatrices:
             return float(values[-1]), self._device(vectors[:, -1], shape)
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
         try:
-            values, vectors = eigsh(operator, k=1, which="LA", v0=start, ncv=min(size, 60), tol=1e-6, maxiter=400)
+            values, vectors = eigsh(
+                operator,
+                k=1,
+                which="LA",
+                v0=start,
+                ncv=min(size, 60),
+                tol=1e-6,
+                maxiter=400,
+            )
         except ArpackNoConvergence as error:
-            raise ArithmeticError(f"Lanczos' method did not converge: {error}") from None
+            raise ArithmeticError(
+                f"Lanczos' method did not converge: {error}"
+            ) from None
         return float(values[0]), self._device(vectors[:, 0], shape)
 
-    def leading_asymmetric(self, rng: np.random.Generator) -> tuple[float, Array] | None:
+    def leading_asymmetric(
+        self, rng: np.random.Generator
+    ) -> tuple[float, Array] | None:
         """Largest real eigenvalue of K and the signal (k, D) of its eigenvector, by Arnoldi's method.
 
         None if there is no real one above 1 among the ``RIGHTMOST`` eigenvalues.
@@ -193,22 +256,42 @@ class LinearizedMatrices:
 
         size = self.n * self.P * self.C
         # Labels such as signs change no second moments: K is zero, and has no eigenvector to look for.
-        if size < 2 * RIGHTMOST + 4 or not bool(self.xp.max(self.xp.abs(self.G)) > 1e-12):
+        if size < 2 * RIGHTMOST + 4 or not bool(
+            self.xp.max(self.xp.abs(self.G)) > 1e-12
+        ):
             return None
 
         def product(vector: Host) -> Host:
             weighed = self._weigh(self.G, self._device(vector, (-1,)))
-            return to_host(self._latents(self._signal(weighed)) - weighed).astype(np.float64).reshape(-1)
+            return (
+                to_host(self._latents(self._signal(weighed)) - weighed)
+                .astype(np.float64)
+                .reshape(-1)
+            )
 
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
         start, ncv = rng.standard_normal(size), min(size, 80)
         try:
-            values, vectors = eigs(operator, k=RIGHTMOST, which="LR", v0=start, ncv=ncv, tol=1e-6, maxiter=200)
+            values, vectors = eigs(
+                operator,
+                k=RIGHTMOST,
+                which="LR",
+                v0=start,
+                ncv=ncv,
+                tol=1e-6,
+                maxiter=200,
+            )
         except ArpackNoConvergence as error:
             values, vectors = error.eigenvalues, error.eigenvectors
-        real = [i for i in np.argsort(-values.real) if abs(values[i].imag) <= 1e-9 * abs(values[i])]
+        real = [
+            i
+            for i in np.argsort(-values.real)
+            if abs(values[i].imag) <= 1e-9 * abs(values[i])
+        ]
         # Where there is an outlier it is alpha F > 1; a smaller one belongs to the bulk.
         if not real or values[real[0]].real <= 1:
             return None
-        u = self._signal(self._weigh(self.G, self._device(vectors[:, real[0]].real, (-1,))))
+        u = self._signal(
+            self._weigh(self.G, self._device(vectors[:, real[0]].real, (-1,)))
+        )
         return float(values[real[0]].real), u / self.xp.sqrt(self.xp.sum(u * u))

@@ -41,7 +41,13 @@ import numpy as np
 
 from smimbench.backend import matching, namespace
 from smimbench.interfaces import Array, Host, checked_posterior
-from smimbench.numerics import monte_carlo_rng, normal_points, spectral_function, symmetric, symmetric_root
+from smimbench.numerics import (
+    monte_carlo_rng,
+    normal_points,
+    spectral_function,
+    symmetric,
+    symmetric_root,
+)
 from smimbench.problem import Problem
 from smimbench.theory import prior_moments
 
@@ -68,10 +74,21 @@ def why_not(problem: Problem) -> str | None:
 def second_moment_root(problem: Problem) -> Host:
     """Symmetric root of the prior's second moment (P, P)."""
     root = np.asarray(symmetric_root(prior_moments(problem)[0]))
-    return np.eye(len(root)) if np.allclose(root, np.eye(len(root)), rtol=0, atol=1e-12) else root
+    return (
+        np.eye(len(root))
+        if np.allclose(root, np.eye(len(root)), rtol=0, atol=1e-12)
+        else root
+    )
 
 
-def label_matrices(channel: Any, labels: Array, root: Host, C: int, rng: np.random.Generator, like: Array) -> Array:
+def label_matrices(
+    channel: Any,
+    labels: Array,
+    root: Host,
+    C: int,
+    rng: np.random.Generator,
+    like: Array,
+) -> Array:
     """Matrices ``G`` (n, P, C, P, C) of labels, on the device of ``like``, for components of unit second moment."""
     xp, place, P = namespace(like), matching(like), len(root)
     omega = xp.zeros((labels.shape[0], P, C), **place)
@@ -79,7 +96,9 @@ def label_matrices(channel: Any, labels: Array, root: Host, C: int, rng: np.rand
     posterior = channel.posterior(labels, omega, V, second_moment=True, rng=rng)
     moment = checked_posterior(posterior, omega).second_moment
     if moment is None:
-        raise ValueError(f"channel {channel.name!r} does not provide the second moment of its posterior")
+        raise ValueError(
+            f"channel {channel.name!r} does not provide the second moment of its posterior"
+        )
     if not np.array_equal(root, np.eye(P)):
         inverse = xp.asarray(np.kron(np.linalg.inv(root), np.eye(C)), **place)
         flat = xp.reshape(moment, (-1, P * C, P * C))
@@ -153,7 +172,10 @@ class SpectralTheory:
 
 @functools.lru_cache(maxsize=256)
 def spectral_theory(
-    problem: Problem, alpha: float, kind: str = "symmetric", regularisation: float = REGULARISATION
+    problem: Problem,
+    alpha: float,
+    kind: str = "symmetric",
+    regularisation: float = REGULARISATION,
 ) -> SpectralTheory:
     """Overlap, error and outliers of the spectral estimate for a low-rank problem.
 
@@ -170,9 +192,13 @@ def spectral_theory(
     """
     G = _sampled_labels(problem)
     basis, root = _common_basis(problem), second_moment_root(problem)
-    pooled = _solve_modes(G.reshape(-1, *G.shape[2:]), basis, alpha, kind, regularisation, root)
+    pooled = _solve_modes(
+        G.reshape(-1, *G.shape[2:]), basis, alpha, kind, regularisation, root
+    )
     scrambles = [_solve_modes(g, basis, alpha, kind, regularisation, root) for g in G]
-    error = np.std([scramble.mse for scramble in scrambles], axis=0, ddof=1) / np.sqrt(len(scrambles))
+    error = np.std([scramble.mse for scramble in scrambles], axis=0, ddof=1) / np.sqrt(
+        len(scrambles)
+    )
     return replace(pooled, error=error)
 
 
@@ -200,11 +226,15 @@ def _common_basis(problem: Problem) -> Host | None:
     halves = (G + G.transpose(0, 1, 4, 3, 2)) / 2
     blocks = halves.transpose(0, 2, 4, 1, 3).reshape(-1, P, P)
     energy = (blocks**2).sum()
-    mix = monte_carlo_rng("spectral limit: mixture of blocks").standard_normal(len(blocks))
+    mix = monte_carlo_rng("spectral limit: mixture of blocks").standard_normal(
+        len(blocks)
+    )
     # A random combination has the common eigenvectors and, unless two directions are alike, distinct eigenvalues.
     candidates = [
         np.eye(P),
-        np.linalg.eigh(np.einsum("n,npq->pq", mix / np.sqrt(1 + (blocks**2).sum((1, 2))), blocks))[1].T,
+        np.linalg.eigh(
+            np.einsum("n,npq->pq", mix / np.sqrt(1 + (blocks**2).sum((1, 2))), blocks)
+        )[1].T,
     ]
     for basis in candidates:
         turned = basis @ blocks @ basis.T
@@ -215,7 +245,12 @@ def _common_basis(problem: Problem) -> Host | None:
 
 
 def _solve_modes(
-    G: Host, basis: Host | None, alpha: float, kind: str, regularisation: float, root: Host
+    G: Host,
+    basis: Host | None,
+    alpha: float,
+    kind: str,
+    regularisation: float,
+    root: Host,
 ) -> SpectralTheory:
     P = G.shape[1]
     if basis is None:
@@ -226,15 +261,26 @@ def _solve_modes(
     M = sum((mode.scale * mode.A for mode in modes), np.zeros((P, P)))
     whitened = sum((mode.scale**2 * mode.gram for mode in modes), np.zeros((P, P)))
     self_overlap, signal_overlap = root @ whitened @ root, root @ M @ root
-    gram, cross, second = np.diagonal(self_overlap), np.diagonal(signal_overlap), np.diagonal(root @ root)
+    gram, cross, second = (
+        np.diagonal(self_overlap),
+        np.diagonal(signal_overlap),
+        np.diagonal(root @ root),
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
         cosine = np.where(gram > 0, cross**2 / (gram * second), 0.0)
     return SpectralTheory(
-        tuple(modes), np.diag(cosine), second - 2 * cross + gram, np.zeros(P), self_overlap, signal_overlap
+        tuple(modes),
+        np.diag(cosine),
+        second - 2 * cross + gram,
+        np.zeros(P),
+        self_overlap,
+        signal_overlap,
     )
 
 
-def direction_mode(G: Host, e: Host, alpha: float, kind: str, regularisation: float) -> Mode:
+def direction_mode(
+    G: Host, e: Host, alpha: float, kind: str, regularisation: float
+) -> Mode:
     """Mode of one common eigenvector e, computed from the eigenvalues of ``e^T G e`` (C, C)."""
     block = along_direction(G, e)[:, 0, :, 0]
     g = np.linalg.eigvalsh(symmetric(block))
@@ -249,7 +295,11 @@ def direction_mode(G: Host, e: Host, alpha: float, kind: str, regularisation: fl
 
     nothing = mode(np.nan, 0.0)
     if kind == "asymmetric":
-        return mode(alpha * F, (alpha - 1 / F) / (alpha + mean(g**3) / F**2)) if alpha * F > 1 else nothing
+        return (
+            mode(alpha * F, (alpha - 1 / F) / (alpha + mean(g**3) / F**2))
+            if alpha * F > 1
+            else nothing
+        )
     t = 1 - 1 / (1 + g + regularisation)
     top = float(t.max())
     if top <= 0:
@@ -264,7 +314,11 @@ def direction_mode(G: Host, e: Host, alpha: float, kind: str, regularisation: fl
     from scipy.optimize import brentq
 
     largest = (1 - 1e-12) / top
-    end = brentq(edge, 1e-9 * largest, largest, xtol=1e-15) if edge(largest) > 0 else largest
+    end = (
+        brentq(edge, 1e-9 * largest, largest, xtol=1e-15)
+        if edge(largest) > 0
+        else largest
+    )
     if outlier(end) <= 0:
         return nothing
     chi = brentq(outlier, 1e-9 * end, end, xtol=1e-15)
@@ -317,10 +371,13 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
     mapped = np.kron(np.linalg.inv(X), np.eye(P)) - alpha * _site_map(J, flat, P)
     A = np.linalg.eigh(symmetric(mapped))[1][:, 0].reshape(P, P)
     A = A * np.sign(np.trace(A) or 1.0)
-    spread = alpha * _site_trace(J @ np.kron(A, np.eye(C)) @ (identity + flat) @ np.kron(A.T, np.eye(C)) @ J, P)
+    spread = alpha * _site_trace(
+        J @ np.kron(A, np.eye(C)) @ (identity + flat) @ np.kron(A.T, np.eye(C)) @ J, P
+    )
     kronecker = np.kron(X, X)
     noise = np.linalg.solve(
-        np.eye(P * P) - alpha * kronecker @ _site_map(J, J, P), kronecker @ spread.reshape(-1)
+        np.eye(P * P) - alpha * kronecker @ _site_map(J, J, P),
+        kronecker @ spread.reshape(-1),
     ).reshape(P, P)
     gram = A @ A.T + noise
     norm = float(np.trace(gram))
@@ -329,7 +386,9 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
     return Mode(float(eigenvalue), None, A / np.sqrt(norm), gram / norm, strength)
 
 
-def _joint_outlier(flat: Host, alpha: float, P: int, resolvent: Any) -> tuple[Host, float] | None:
+def _joint_outlier(
+    flat: Host, alpha: float, P: int, resolvent: Any
+) -> tuple[Host, float] | None:
     """Matrix ``X`` and the outlier, by Newton's method from the known solution without epsilon, or None.
 
     Without epsilon ``lambda = 1`` and ``X = I - Q``, where ``Q (I - Q)^{-1} = alpha E sum_mm' J_mm' Q G_m'm`` with
@@ -342,7 +401,10 @@ def _joint_outlier(flat: Host, alpha: float, P: int, resolvent: Any) -> tuple[Ho
     for _ in range(1000):
         J = flat @ np.linalg.inv(np.eye(P * C) + np.kron(Q, np.eye(C)) @ flat)
         Qhat = (alpha * _site_map(J, flat, P) @ Q.reshape(-1)).reshape(P, P)
-        next_Q = spectral_function(Qhat, lambda values: np.clip(values, 0, None) / (1 + np.clip(values, 0, None)))
+        next_Q = spectral_function(
+            Qhat,
+            lambda values: np.clip(values, 0, None) / (1 + np.clip(values, 0, None)),
+        )
         step, Q = np.abs(next_Q - Q).max(), next_Q
         if step < 1e-7:
             break

@@ -64,7 +64,10 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         check_whole("tokens", self.tokens, 1)
         check_number("noise", self.noise, positive=False)
         if self.noise_convention not in CONVENTIONS:
-            raise ParameterError("noise_convention", f"must be 'scaled' or 'plain', got {self.noise_convention!r}")
+            raise ParameterError(
+                "noise_convention",
+                f"must be 'scaled' or 'plain', got {self.noise_convention!r}",
+            )
 
     def _scaled_noise(self, z: Array, draws: Array) -> Array:
         return draws * self._scales(z) * namespace(z).sqrt(self._noise(z))
@@ -83,7 +86,13 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         return (cotangent * self._scales(z))[..., None, :]
 
     def posterior(
-        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: Generator | None = None,
     ) -> Posterior:
         r"""Posterior of ``z ~ N(omega, V I_C)`` given the label, in closed form.
 
@@ -100,17 +109,23 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         check_latents(omega, 1, self.sites)
         noise = self._noise(omega)
         gain = V / (V + noise)
-        mean = omega + gain[..., None, :, :] * ((y / self._scales(omega))[..., None, :] - omega)
+        mean = omega + gain[..., None, :, :] * (
+            (y / self._scales(omega))[..., None, :] - omega
+        )
         variance = gain * noise
         covariance = xp.mean(variance, axis=-1, keepdims=True)
         moment = None
         if second_moment:
-            moment = uncentered(mean, (identity_like(self.sites, omega) * variance)[..., None, :, :])
+            moment = uncentered(
+                mean, (identity_like(self.sites, omega) * variance)[..., None, :, :]
+            )
         return Posterior(mean, covariance, moment)
 
     def mixed(self, A: Host) -> MixedLinear:
         """The channel of latents ``z = A zeta``."""
-        return MixedLinear(self, A, np.array(site_scales(self.tokens)), np.array(self._noise(A)))
+        return MixedLinear(
+            self, A, np.array(site_scales(self.tokens)), np.array(self._noise(A))
+        )
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """Log-density of the label y with respect to Lebesgue measure on its C entries.
@@ -123,7 +138,9 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         scales = self._scales(omega)
         variance = (V[0, 0] + self._noise(omega)) * scales**2
         residual = y - scales * omega[:, 0, :]
-        return -0.5 * xp.sum(residual**2 / variance + xp.log(2 * math.pi * variance), axis=-1)
+        return -0.5 * xp.sum(
+            residual**2 / variance + xp.log(2 * math.pi * variance), axis=-1
+        )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
         """``E sum_c g_c^2 = sum_c 1 / (V + nu_c)``, the same for every Q.
@@ -143,4 +160,9 @@ class AttentionLinear(LinearChannel, AttentionChannel):
     def _noise(self, like: Array) -> Array:
         """Noise variance of every site, in units of z."""
         diagonal = self.noise / 2 if self.noise_convention == "plain" else self.noise
-        return array_like(site_values(self.tokens, float(diagonal), float(self.noise), self.symmetric), like)
+        return array_like(
+            site_values(
+                self.tokens, float(diagonal), float(self.noise), self.symmetric
+            ),
+            like,
+        )

@@ -64,7 +64,13 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         return cotangent
 
     def posterior(
-        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: Generator | None = None,
     ) -> Posterior:
         r"""Posterior of ``z ~ N(omega, V (x) I_M)`` given the label, in closed form.
 
@@ -101,10 +107,14 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         check_latents(omega, self.components, self.tokens)
         n = y.shape[0]
         marginal = self._marginal(V)
-        residual = xp.reshape(xp.permute_dims(y - omega, (1, 0, 2)), (self.components, n * self.tokens))
+        residual = xp.reshape(
+            xp.permute_dims(y - omega, (1, 0, 2)), (self.components, n * self.tokens)
+        )
         quadratic = xp.sum(residual * xp.linalg.solve(marginal, residual), axis=0)
         quadratic = xp.sum(xp.reshape(quadratic, (n, self.tokens)), axis=1)
-        logarithm = xp.linalg.slogdet(marginal)[1] + self.components * math.log(2 * math.pi)
+        logarithm = xp.linalg.slogdet(marginal)[1] + self.components * math.log(
+            2 * math.pi
+        )
         return -0.5 * (quadratic + self.tokens * logarithm)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
@@ -114,7 +124,9 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         """
         xp = namespace(Q, V)
         V = xp.broadcast_arrays(Q, V)[1]
-        return Uncertain(self.tokens * xp.linalg.inv(self._marginal(V)), 0.0, "closed form")
+        return Uncertain(
+            self.tokens * xp.linalg.inv(self._marginal(V)), 0.0, "closed form"
+        )
 
     @property
     def _squares(self) -> float:  # type: ignore[override]

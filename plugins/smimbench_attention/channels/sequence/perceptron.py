@@ -20,7 +20,12 @@ from smimbench.backend import clip, namespace, special
 from smimbench.interfaces import Capabilities, Channel, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics import gauss_legendre
-from smimbench_attention.channels.batches import array_like, identity_like, normal_density, uncentered
+from smimbench_attention.channels.batches import (
+    array_like,
+    identity_like,
+    normal_density,
+    uncentered,
+)
 
 
 class _SignChannel(Channel):
@@ -45,7 +50,9 @@ class _SignChannel(Channel):
         if self.noise > 0:
             if rng is None:
                 raise ValueError("rng is required: this channel is noisy")
-            z = z + math.sqrt(self.noise) * array_like(rng.standard_normal(tuple(z.shape)), z)
+            z = z + math.sqrt(self.noise) * array_like(
+                rng.standard_normal(tuple(z.shape)), z
+            )
         return xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z))
 
     def log_likelihood(self, y: Any, z: Any) -> Any:
@@ -57,17 +64,29 @@ class _SignChannel(Channel):
             chances = special(xp).log_ndtr(y * z / math.sqrt(self.noise))
         return xp.sum(chances, axis=(-2, -1))
 
-    def posterior(self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None) -> Posterior:
+    def posterior(
+        self,
+        y: Any,
+        omega: Any,
+        V: Any,
+        *,
+        second_moment: bool = False,
+        rng: Any = None,
+    ) -> Posterior:
         """Posterior of ``z ~ N(omega, V)`` given the labels; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed."""
         xp = namespace(y, omega, V)
         if tuple(y.shape) != tuple(omega.shape):
-            raise ValueError(f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}")
+            raise ValueError(
+                f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}"
+            )
         width = xp.sqrt(V + self.noise)
         u = y * omega / width
         rate, tail_variance = hazard(u, xp)
         mean = omega + (V / width) * y * rate
         # V - V^2 / (V + Delta) (1 - tail_variance): a sum of positive terms.
-        variance = V * self.noise / (V + self.noise) + V * V / (V + self.noise) * tail_variance
+        variance = (
+            V * self.noise / (V + self.noise) + V * V / (V + self.noise) * tail_variance
+        )
         covariance = xp.reshape(xp.mean(variance), (1, 1))
         if not second_moment:
             return Posterior(mean, covariance)
@@ -77,11 +96,15 @@ class _SignChannel(Channel):
     def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
         """Logarithm of the probability of the labels (n,)."""
         xp = namespace(y, omega, V)
-        return xp.sum(special(xp).log_ndtr(y * omega / xp.sqrt(V + self.noise)), axis=(-2, -1))
+        return xp.sum(
+            special(xp).log_ndtr(y * omega / xp.sqrt(V + self.noise)), axis=(-2, -1)
+        )
 
     def information(self, Q: Any, V: Any) -> Uncertain:
         """``M / (V + Delta) E [phi(u)^2 / (Phi(u) Phi(-u))]``, u normal of variance ``Q / (V + Delta)``, (..., 1, 1), host."""
-        Q, V = np.broadcast_arrays(np.asarray(Q, dtype=float), np.asarray(V, dtype=float))
+        Q, V = np.broadcast_arrays(
+            np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
+        )
         # Binary signals may be known so well that V underflows.
         square = np.maximum(V + self.noise, 1e-300)
         standard_deviation = np.sqrt(Q / square)[..., None]
@@ -90,7 +113,12 @@ class _SignChannel(Channel):
         narrow = np.minimum(standard_deviation, 1.0)
         wide = np.maximum(standard_deviation, 1.0)
         law = np.exp(-((nodes / wide) ** 2) / 2) / (math.sqrt(2 * math.pi) * wide)
-        information = 2 * np.sum(weights * law * _surprise(narrow * nodes), axis=-1) * self.tokens / square
+        information = (
+            2
+            * np.sum(weights * law * _surprise(narrow * nodes), axis=-1)
+            * self.tokens
+            / square
+        )
         return Uncertain(information, 1e-12 * information, "quadrature")
 
     def generalization_error(self, Q: Any, V: Any) -> dict[str, Uncertain]:
@@ -100,7 +128,10 @@ class _SignChannel(Channel):
         ``E[f f'] = (2 / pi) arcsin(c / sqrt((s + Delta) (t + Delta)))``. The errors are differences of such angles, none of
         which loses digits as V vanishes.
         """
-        q, v = (np.asarray(matrix, dtype=float)[..., 0, 0] for matrix in np.broadcast_arrays(Q, V))
+        q, v = (
+            np.asarray(matrix, dtype=float)[..., 0, 0]
+            for matrix in np.broadcast_arrays(Q, V)
+        )
         estimated = q + self.noise
         total = np.maximum(q + v + self.noise, 1e-300)
         positive = np.where(estimated > 0, estimated, 1.0)
@@ -113,17 +144,23 @@ class _SignChannel(Channel):
         # Squares of sine and cosine of the four angles: truth with itself, with a draw, with the estimate, estimate with itself.
         truth = a * a, self.noise / total * (1 + a)
         drawn = b * b, (self.noise / total + error_share) * (1 + b)
-        cross = signal_share * b, error_share + noise * (1 + signal_share) * (1 - error_share)
+        cross = (
+            signal_share * b,
+            error_share + noise * (1 + signal_share) * (1 - error_share),
+        )
         estimate = signal_share**2, noise * (1 + signal_share)
         values = {
             "bayes": _difference(truth, drawn, error_share * (a + b)),
-            "plugin": _difference(truth, cross, error_share * (a * signal_share + noise * (a + b)))
+            "plugin": _difference(
+                truth, cross, error_share * (a * signal_share + noise * (a + b))
+            )
             + _difference(estimate, cross, signal_share**2 * error_share),
             "constant": np.arctan2(np.sqrt(truth[0]), np.sqrt(truth[1])),
         }
         factor = 2 * self.tokens / math.pi
         return {
-            kind: Uncertain(factor * value, 1e-14 * factor * value, "closed form") for kind, value in values.items()
+            kind: Uncertain(factor * value, 1e-14 * factor * value, "closed form")
+            for kind, value in values.items()
         }
 
 
@@ -187,7 +224,9 @@ class Probit(_SignChannel):
 
     def vjp(self, z: Any, cotangent: Any) -> Any:
         """Gradient of ``sum(cotangent * predict(z))``."""
-        density = namespace(z).exp(-z * z / (2 * self.noise)) / math.sqrt(2 * math.pi * self.noise)
+        density = namespace(z).exp(-z * z / (2 * self.noise)) / math.sqrt(
+            2 * math.pi * self.noise
+        )
         return 2 * density * cotangent
 
 
@@ -203,13 +242,19 @@ def hazard(u: Any, xp: Any) -> tuple[Any, Any]:
     far = u < (-30.0 if u.dtype == xp.float64 else -8.0)
     safe = xp.where(far, u, -xp.ones_like(u))
     inverse = 1 / (safe * safe)
-    series = inverse * (1 - inverse * (6 - inverse * (50 - inverse * (518 - inverse * 6354))))
+    series = inverse * (
+        1 - inverse * (6 - inverse * (50 - inverse * (518 - inverse * 6354)))
+    )
     return hazard, clip(xp.where(far, series, variance), 0.0, 1.0)
 
 
-def _difference(angle_1: tuple[Any, Any], angle_2: tuple[Any, Any], squares: Any) -> Any:
+def _difference(
+    angle_1: tuple[Any, Any], angle_2: tuple[Any, Any], squares: Any
+) -> Any:
     """Difference of two angles up to pi / 2 from the squares of sine and cosine of both, and the difference of squared sines."""
-    sine_1, cosine_1, sine_2, cosine_2 = (np.sqrt(square) for square in (*angle_1, *angle_2))
+    sine_1, cosine_1, sine_2, cosine_2 = (
+        np.sqrt(square) for square in (*angle_1, *angle_2)
+    )
     sum_ = np.maximum(sine_1 * cosine_2 + sine_2 * cosine_1, 1e-300)
     return np.arctan2(squares / sum_, cosine_1 * cosine_2 + sine_1 * sine_2)
 

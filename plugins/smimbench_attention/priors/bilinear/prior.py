@@ -9,9 +9,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from smimbench.backend import matching, namespace, read_together, send, to_host
-from smimbench.interfaces import Array, Capabilities, Denoised, Factor, Law, Overlap, ParameterError, Prior, Uncertain
+from smimbench.interfaces import (
+    Array,
+    Capabilities,
+    Denoised,
+    Factor,
+    Law,
+    Overlap,
+    ParameterError,
+    Prior,
+    Uncertain,
+)
 from smimbench.interfaces.checks import check_number
-from smimbench_attention.priors.bilinear.singular_law import mmse, observed_law, singular_map
+from smimbench_attention.priors.bilinear.singular_law import (
+    mmse,
+    observed_law,
+    singular_map,
+)
 from smimbench_attention.priors.wishart.prior import MOST_NUMBERS, noise_of_components
 
 if TYPE_CHECKING:
@@ -60,16 +74,22 @@ class Bilinear(Prior):
     example: ClassVar[dict[str, Any]] = {"rho": 0.5}
 
     def __post_init__(self) -> None:
-        check_number("rho", self.rho, positive=False, most=1e6)  # beyond, its laws are those of the limit
+        check_number(
+            "rho", self.rho, positive=False, most=1e6
+        )  # beyond, its laws are those of the limit
         object.__setattr__(self, "rho", float(self.rho))
         if self.symmetric:
             raise ParameterError(
-                "name", "'bilinear' is for matrices without symmetry: give the model symmetric = false"
+                "name",
+                "'bilinear' is for matrices without symmetry: give the model symmetric = false",
             )
 
     def _width(self, dimension: int) -> int:
         if self.rho == 0:
-            raise ParameterError("rho", "must be > 0 to run; rho = 0 is the small-width limit, for theory only")
+            raise ParameterError(
+                "rho",
+                "must be > 0 to run; rho = 0 is the small-width limit, for theory only",
+            )
         return max(1, round(self.rho * dimension))
 
     @property
@@ -85,7 +105,9 @@ class Bilinear(Prior):
         r = self._width(dimension)
         return math.sqrt(2 * (r + 2 * dimension + 1) / r) / dimension
 
-    def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
+    def sample(
+        self, rng: np.random.Generator, components: int, dimension: int
+    ) -> Array:
         """Draw a signal (P, D, D) on the host, float64, of rank at most r; not at rho = 0."""
         return _compose(self._draw_factor(rng, components, dimension))
 
@@ -131,11 +153,16 @@ class Bilinear(Prior):
         """
         components, dimension, _ = R.shape
         if tuple(Qhat.shape) != (components, components):
-            raise ValueError(f"Qhat must have shape {(components, components)}, got {tuple(Qhat.shape)}")
+            raise ValueError(
+                f"Qhat must have shape {(components, components)}, got {tuple(Qhat.shape)}"
+            )
         xp = namespace(R)
         rho = self._width(dimension) / dimension
         finite = xp.isfinite(R)
-        factors = [xp.linalg.svd(xp.where(finite, R, xp.zeros_like(R))[p, :, :]) for p in range(components)]
+        factors = [
+            xp.linalg.svd(xp.where(finite, R, xp.zeros_like(R))[p, :, :])
+            for p in range(components)
+        ]
         # The scalar equations are solved on the host. One transfer brings all.
         Qhat, all_finite, *spectra = read_together(
             Qhat, xp.astype(xp.all(finite), R.dtype), *(s for _, s, _ in factors)
@@ -146,7 +173,10 @@ class Bilinear(Prior):
             return Denoised(xp.full_like(R, math.nan), V)
         estimate = []
         for values, delta, (U, _, Vh) in zip(spectra, noise, factors):
-            shrunk = xp.asarray(singular_map(values, float(delta), rho, continued=continued), **matching(R))
+            shrunk = xp.asarray(
+                singular_map(values, float(delta), rho, continued=continued),
+                **matching(R),
+            )
             estimate.append(xp.matmul(U * shrunk[None, :], Vh))
         return Denoised(xp.stack(estimate), V)
 
@@ -169,10 +199,18 @@ class Bilinear(Prior):
             error = mmse(noise, self.rho)
             gain = 1 - error
         identity = np.eye(noise.shape[-1])
-        return Overlap(*(xp.asarray(identity * f[..., None], **matching(Qhat)) for f in (gain, error)))
+        return Overlap(
+            *(
+                xp.asarray(identity * f[..., None], **matching(Qhat))
+                for f in (gain, error)
+            )
+        )
 
     def _spectral_means(
-        self, function: Callable[[Host, Host, Host], Host], noise: float, breaks: Sequence[float] = ()
+        self,
+        function: Callable[[Host, Host, Host], Host],
+        noise: float,
+        breaks: Sequence[float] = (),
     ) -> Uncertain:
         """Means over the singular values of ``S + sqrt(noise) Z``, each with both signs, in the limit D -> infinity.
 
@@ -181,25 +219,43 @@ class Bilinear(Prior):
         """
         if self.rho == 0:
             raise ParameterError(
-                "rho", "must be > 0 for means over singular values; rho = 0 is a limit for theory only"
+                "rho",
+                "must be > 0 for means over singular values; rho = 0 is a limit for theory only",
             )
         weights, *law = observed_law(noise, self.rho, breaks)
         values = np.asarray(function(*law))
         # The rule's own error is below 1e-9; rounding of nodes next to a break is larger.
-        return Uncertain(values @ weights, 1e-9 * (np.abs(values) @ weights), "quadrature")
+        return Uncertain(
+            values @ weights, 1e-9 * (np.abs(values) @ weights), "quadrature"
+        )
 
     @property
     def factor(self) -> Factor:  # type: ignore[override]
         """Q above K, (..., 2 D, width), of ``S = Q K^T / sqrt(width D)`` for gradient methods; the width defaults to r."""
-        return Factor(self._draw_factor, _compose, _pullback, lambda factor: 1 / _halves(factor)[2], gaussian=True)
+        return Factor(
+            self._draw_factor,
+            _compose,
+            _pullback,
+            lambda factor: 1 / _halves(factor)[2],
+            gaussian=True,
+        )
 
     def _draw_factor(
-        self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None
+        self,
+        rng: np.random.Generator,
+        components: int,
+        dimension: int,
+        width: int | None = None,
     ) -> Array:
-        shape = (components, 2 * dimension, self._width(dimension) if width is None else width)
+        shape = (
+            components,
+            2 * dimension,
+            self._width(dimension) if width is None else width,
+        )
         if (numbers := math.prod(shape)) > MOST_NUMBERS:
             raise ParameterError(
-                "rho", f"needs factor matrices with {numbers:.1e} entries at D = {dimension}; reduce rho or D"
+                "rho",
+                f"needs factor matrices with {numbers:.1e} entries at D = {dimension}; reduce rho or D",
             )
         return rng.standard_normal(shape)
 
@@ -207,7 +263,11 @@ class Bilinear(Prior):
 def _halves(factor: Array) -> tuple[Array, Array, float]:
     """Q and K (..., D, width) of a factor, and the normalization ``sqrt(width D)`` of their product."""
     dimension, width = factor.shape[-2] // 2, factor.shape[-1]
-    return factor[..., :dimension, :], factor[..., dimension:, :], math.sqrt(width * dimension)
+    return (
+        factor[..., :dimension, :],
+        factor[..., dimension:, :],
+        math.sqrt(width * dimension),
+    )
 
 
 def _compose(factor: Array) -> Array:
@@ -219,4 +279,10 @@ def _compose(factor: Array) -> Array:
 def _pullback(factor: Array, gradient: Array) -> Array:
     """Gradients ``G K`` above ``G^T Q``, over ``sqrt(width D)``, for ``G = dL/dS`` (..., D, D)."""
     xp, (Q, K, length) = namespace(factor, gradient), _halves(factor)
-    return xp.concat([xp.matmul(gradient, K), xp.matmul(xp.matrix_transpose(gradient), Q)], axis=-2) / length
+    return (
+        xp.concat(
+            [xp.matmul(gradient, K), xp.matmul(xp.matrix_transpose(gradient), Q)],
+            axis=-2,
+        )
+        / length
+    )

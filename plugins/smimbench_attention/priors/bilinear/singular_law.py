@@ -66,7 +66,9 @@ def _bulks(delta: Host, a: float) -> _Bulks:
         for _ in range(200):
             G, slope = _at_zero(p, delta, a)
             step = (1 - G**-0.5) / (-0.5 * slope * G**-1.5)
-            moved = np.where(ahead > p, np.clip(p + step, p, ahead), np.clip(p + step, ahead, p))
+            moved = np.where(
+                ahead > p, np.clip(p + step, p, ahead), np.clip(p + step, ahead, p)
+            )
             if np.all(np.abs(moved - p) <= 4e-16 * p):
                 break
             p = moved
@@ -77,12 +79,16 @@ def _bulks(delta: Host, a: float) -> _Bulks:
     t = np.full(delta.shape, a ** (2 / 3))
     for _ in range(200):
         cube = np.cbrt(3 * a * a + t**3)
-        step = (t * t * cube + root * (t**3 - a * a)) / (2 * t * cube + t**4 / cube**2 + 3 * root * t * t)
+        step = (t * t * cube + root * (t**3 - a * a)) / (
+            2 * t * cube + t**4 / cube**2 + 3 * root * t * t
+        )
         t = t - step
         if np.all(np.abs(step) <= 4e-16 * t):
             break
     dip = np.minimum(t**1.5, a * (1 - 1e-15))
-    end = edge(np.maximum(a + math.sqrt(0.5), np.sqrt(delta)), np.full(delta.shape, np.inf))
+    end = edge(
+        np.maximum(a + math.sqrt(0.5), np.sqrt(delta)), np.full(delta.shape, np.inf)
+    )
     inner = dip.copy()
     outer = dip.copy()
     gap = _at_zero(dip, delta, a)[0] < 1
@@ -120,27 +126,49 @@ def _inside(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, Host]:
     shares = weights * inverse
     A = (shares * inverse).sum(0)
     B = (shares * inverse * distances).sum(0)
-    return p + (shares * distances).sum(0), 2 * t * A + 2 * B * B / A, np.sqrt(t), shares[1] + shares[2]
+    return (
+        p + (shares * distances).sum(0),
+        2 * t * A + 2 * B * B / A,
+        np.sqrt(t),
+        shares[1] + shares[2],
+    )
 
 
-def _nodes(delta: Host, rho: float, breaks: Sequence[float] = ()) -> tuple[Host, Host, Host, Host]:
+def _nodes(
+    delta: Host, rho: float, breaks: Sequence[float] = ()
+) -> tuple[Host, Host, Host, Host]:
     """Weights, which sum to about 1, singular values x, means xi and variances over Delta at nodes (n, K), for delta (n,)."""
     a, column = rho**-0.5, delta[:, None]
     bulks = _bulks(delta, a)
-    cuts = _subordination(np.abs(np.asarray(breaks)), float(delta[0]), rho)[0].tolist() if len(breaks) else []
+    cuts = (
+        _subordination(np.abs(np.asarray(breaks)), float(delta[0]), rho)[0].tolist()
+        if len(breaks)
+        else []
+    )
     t, dt = double_exponential()
     panels = []
     for start, end in ((np.zeros(delta.shape), bulks.inner), (bulks.outer, bulks.end)):
-        inner = [np.array([cut]) for cut in sorted(set(cuts)) if float(start[0]) < cut < float(end[0])]
+        inner = [
+            np.array([cut])
+            for cut in sorted(set(cuts))
+            if float(start[0]) < cut < float(end[0])
+        ]
         for low, high in pairwise([start, *inner, end]):
             length = (high - low)[:, None]
             p = low[:, None] + length * t
             x, stretch, v, relative_variance = _inside(p, column, a)
             size = p * p + v * v
             panels.append(
-                (2 / math.pi * length * dt * stretch * v / size, x, x - 2 * column * p / size, relative_variance)
+                (
+                    2 / math.pi * length * dt * stretch * v / size,
+                    x,
+                    x - 2 * column * p / size,
+                    relative_variance,
+                )
             )
-    weights, x, mean, relative_variance = (np.concatenate(columns, axis=-1) for columns in zip(*panels))
+    weights, x, mean, relative_variance = (
+        np.concatenate(columns, axis=-1) for columns in zip(*panels)
+    )
     return weights, x, mean, relative_variance
 
 
@@ -150,16 +178,25 @@ def _subordination(x: Host, noise: float, rho: float) -> tuple[Host, Host]:
     return FreeConvolution([-a, 0.0, a], [0.5, noise, 0.5]).subordination(x, 1 + noise)
 
 
-def observed_law(noise: float, rho: float, breaks: Sequence[float] = ()) -> tuple[Host, Host, Host, Host]:
+def observed_law(
+    noise: float, rho: float, breaks: Sequence[float] = ()
+) -> tuple[Host, Host, Host, Host]:
     """Nodes of a quadrature rule for the singular values of ``S + sqrt(noise) Z``, each with both signs.
 
     ``noise`` is Delta > 0; ``rho`` > 0 the width over the dimension. Returns weights (K,), which sum to one, then the singular
     value, and mean and variance of the posterior of S in the direction of its singular vectors. Functions with kinks or jumps at
     ``breaks`` are integrated as well as smooth ones.
     """
-    weights, x, mean, relative_variance = (nodes[0] for nodes in _nodes(np.array([float(noise)]), rho, breaks))
+    weights, x, mean, relative_variance = (
+        nodes[0] for nodes in _nodes(np.array([float(noise)]), rho, breaks)
+    )
     weights = weights / weights.sum() / 2
-    mirrored = ((weights, weights), (x, -x), (mean, -mean), (noise * relative_variance, noise * relative_variance))
+    mirrored = (
+        (weights, weights),
+        (x, -x),
+        (mean, -mean),
+        (noise * relative_variance, noise * relative_variance),
+    )
     weights, x, mean, variance = (np.concatenate(pair) for pair in mirrored)
     return weights, x, mean, variance
 
@@ -177,12 +214,18 @@ def mmse(noise: Host | float, rho: float) -> Host:
     delta = np.clip(np.where(valid, flat, 1.0), _SMALLEST_NOISE, _LARGEST_NOISE)
     weights, _, _, relative_variance = _nodes(delta, rho)
     error = delta * (weights * relative_variance).sum(-1) / weights.sum(-1)
-    error = np.where(flat < delta, error * (np.where(valid, flat, 0.0) / delta), np.minimum(error, 1.0))
+    error = np.where(
+        flat < delta,
+        error * (np.where(valid, flat, 0.0) / delta),
+        np.minimum(error, 1.0),
+    )
     error = np.where(flat > delta, 1.0, error)
     return np.reshape(np.where(valid, error, np.nan), noise.shape)
 
 
-def singular_map(singular_values: Host, noise: float, rho: float, *, continued: bool = False) -> Host:
+def singular_map(
+    singular_values: Host, noise: float, rho: float, *, continued: bool = False
+) -> Host:
     r"""Singular values ``xi`` of the posterior mean where the observation has singular values x.
 
     .. math:: \xi = x - 2 \Delta\, \mathrm{Re}\, g(x), \qquad g = 1 / w
@@ -212,8 +255,18 @@ def singular_map(singular_values: Host, noise: float, rho: float, *, continued: 
         return denoised
     (x1, xi1, _), (x2, xi2, _), (_, xi2_end, slope) = edges
     if x2 > x1:
-        denoised = np.where((inside > x1) & (inside < x2), xi1 + (xi2 - xi1) / (x2 - x1) * (inside - x1), denoised)
-    return np.asarray(np.where(singular_values > inside, xi2_end + slope * (singular_values - inside), denoised))
+        denoised = np.where(
+            (inside > x1) & (inside < x2),
+            xi1 + (xi2 - xi1) / (x2 - x1) * (inside - x1),
+            denoised,
+        )
+    return np.asarray(
+        np.where(
+            singular_values > inside,
+            xi2_end + slope * (singular_values - inside),
+            denoised,
+        )
+    )
 
 
 @lru_cache(maxsize=32)

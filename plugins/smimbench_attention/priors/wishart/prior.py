@@ -8,10 +8,32 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from smimbench.backend import matching, namespace, on_device, read_together, send, to_host
-from smimbench.interfaces import Array, Capabilities, Denoised, Factor, Law, Overlap, ParameterError, Prior, Uncertain
+from smimbench.backend import (
+    matching,
+    namespace,
+    on_device,
+    read_together,
+    send,
+    to_host,
+)
+from smimbench.interfaces import (
+    Array,
+    Capabilities,
+    Denoised,
+    Factor,
+    Law,
+    Overlap,
+    ParameterError,
+    Prior,
+    Uncertain,
+)
 from smimbench.interfaces.checks import check_number
-from smimbench_attention.priors.wishart.spectral_law import continued_map, eigenvalue_map, mmse, observed_law
+from smimbench_attention.priors.wishart.spectral_law import (
+    continued_map,
+    eigenvalue_map,
+    mmse,
+    observed_law,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,12 +87,17 @@ class Wishart(Prior):
     example: ClassVar[dict[str, Any]] = {"rho": 0.5}
 
     def __post_init__(self) -> None:
-        check_number("rho", self.rho, positive=False, most=1e6)  # beyond, its laws are those of the limit
+        check_number(
+            "rho", self.rho, positive=False, most=1e6
+        )  # beyond, its laws are those of the limit
         object.__setattr__(self, "rho", float(self.rho))
 
     def _width(self, dimension: int) -> int:
         if self.rho == 0:
-            raise ParameterError("rho", "must be > 0 to run; rho = 0 is the small-width limit, for theory only")
+            raise ParameterError(
+                "rho",
+                "must be > 0 to run; rho = 0 is the small-width limit, for theory only",
+            )
         return max(1, round(self.rho * dimension))
 
     @property
@@ -89,15 +116,22 @@ class Wishart(Prior):
         ``r D (r + D + 1)``; derived, checked by tests/priors/test_wishart.py.
         """
         r, d = self._width(dimension), dimension
-        return float((4 * r * d * (2 * r**2 + 5 * r * d + 2 * d**2 + 5 * r + 5 * d + 5)) ** 0.5 / (r * d * (r + d + 1)))
+        return float(
+            (4 * r * d * (2 * r**2 + 5 * r * d + 2 * d**2 + 5 * r + 5 * d + 5)) ** 0.5
+            / (r * d * (r + d + 1))
+        )
 
-    def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
+    def sample(
+        self, rng: np.random.Generator, components: int, dimension: int
+    ) -> Array:
         """Draw a signal (P, D, D) on the host, float64, symmetric, positive semidefinite of rank at most r; not at rho = 0."""
         return _compose(self._draw_factor(rng, components, dimension))
 
     def mean(self, components: int, dimension: int) -> Array:
         """Prior mean ``sqrt(r/D) I`` (P, D, D), host; ParameterError if ``rho`` is 0."""
-        component_mean = math.sqrt(self._width(dimension) / dimension) * np.eye(dimension)
+        component_mean = math.sqrt(self._width(dimension) / dimension) * np.eye(
+            dimension
+        )
         return np.repeat(component_mean[None], components, axis=0)
 
     def second_moment(self, components: int) -> Array:
@@ -140,13 +174,19 @@ class Wishart(Prior):
         shrink = continued_map if continued else eigenvalue_map
         components, dimension, _ = R.shape
         if tuple(Qhat.shape) != (components, components):
-            raise ValueError(f"Qhat must have shape {(components, components)}, got {tuple(Qhat.shape)}")
+            raise ValueError(
+                f"Qhat must have shape {(components, components)}, got {tuple(Qhat.shape)}"
+            )
         xp = namespace(R)
         rho = self._width(dimension) / dimension
         finite = xp.isfinite(R)
         all_finite = xp.all(finite)
         # eigh is kept from what it cannot take; a device is not asked first whether it must be.
-        safe = xp.where(finite, R, xp.zeros_like(R)) if on_device(R) or not all_finite else R
+        safe = (
+            xp.where(finite, R, xp.zeros_like(R))
+            if on_device(R) or not all_finite
+            else R
+        )
         # One at a time: CuPy hands a stack to a method that is slow on a few large ones.
         pairs = [xp.linalg.eigh(safe[p, :, :]) for p in range(components)]
         # The scalar equations are solved on the host, thousands of operations on few numbers. One transfer brings all.
@@ -160,8 +200,12 @@ class Wishart(Prior):
         estimate = []
         for spectrum, delta, (_, vectors) in zip(spectra, noise, pairs):
             shrunk = xp.asarray(shrink(spectrum, float(delta), rho), **matching(R))
-            estimate.append(xp.matmul(vectors * shrunk[None, :], xp.matrix_transpose(vectors)))
-        return Denoised(estimate[0][None, :, :] if components == 1 else xp.stack(estimate), V)
+            estimate.append(
+                xp.matmul(vectors * shrunk[None, :], xp.matrix_transpose(vectors))
+            )
+        return Denoised(
+            estimate[0][None, :, :] if components == 1 else xp.stack(estimate), V
+        )
 
     def overlap(self, Qhat: Array) -> Overlap:
         """State-evolution map: ``V_pp = F(Delta_p)`` at ``rho``, ``Q = second_moment - V``.
@@ -182,10 +226,15 @@ class Wishart(Prior):
             gain = 1 - error
         identity = np.eye(noise.shape[-1])
         Q = self.rho + identity * gain[..., None]
-        return Overlap(*(xp.asarray(f, **matching(Qhat)) for f in (Q, identity * error[..., None])))
+        return Overlap(
+            *(xp.asarray(f, **matching(Qhat)) for f in (Q, identity * error[..., None]))
+        )
 
     def _spectral_means(
-        self, function: Callable[[Host, Host, Host], Host], noise: float, breaks: Sequence[float] = ()
+        self,
+        function: Callable[[Host, Host, Host], Host],
+        noise: float,
+        breaks: Sequence[float] = (),
     ) -> Uncertain:
         """Means over the eigenvalues of ``S + sqrt(noise) Z``, in the limit D -> infinity.
 
@@ -210,25 +259,47 @@ class Wishart(Prior):
             If ``rho`` is 0.
         """
         if self.rho == 0:
-            raise ParameterError("rho", "must be > 0 for means over eigenvalues; rho = 0 is a limit for theory only")
+            raise ParameterError(
+                "rho",
+                "must be > 0 for means over eigenvalues; rho = 0 is a limit for theory only",
+            )
         weights, *law = observed_law(noise, self.rho, breaks)
         values = np.asarray(function(*law))
         total = weights.sum()
         # The rule's own error is below 1e-11; rounding of nodes next to a break is larger.
-        return Uncertain(values @ weights / total, 1e-10 * (np.abs(values) @ weights) / total, "quadrature")
+        return Uncertain(
+            values @ weights / total,
+            1e-10 * (np.abs(values) @ weights) / total,
+            "quadrature",
+        )
 
     @property
     def factor(self) -> Factor:  # type: ignore[override]
         """Factor W of ``S = W W^T / sqrt(width D)`` for gradient methods; its width defaults to r."""
-        return Factor(self._draw_factor, _compose, _pullback, lambda factor: 1 / _length(factor), gaussian=True)
+        return Factor(
+            self._draw_factor,
+            _compose,
+            _pullback,
+            lambda factor: 1 / _length(factor),
+            gaussian=True,
+        )
 
     def _draw_factor(
-        self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None
+        self,
+        rng: np.random.Generator,
+        components: int,
+        dimension: int,
+        width: int | None = None,
     ) -> Array:
-        shape = (components, dimension, self._width(dimension) if width is None else width)
+        shape = (
+            components,
+            dimension,
+            self._width(dimension) if width is None else width,
+        )
         if (numbers := math.prod(shape)) > MOST_NUMBERS:
             raise ParameterError(
-                "rho", f"needs a factor matrix with {numbers:.1e} entries at D = {dimension}; reduce rho or D"
+                "rho",
+                f"needs a factor matrix with {numbers:.1e} entries at D = {dimension}; reduce rho or D",
             )
         return rng.standard_normal(shape)
 
@@ -265,8 +336,12 @@ def noise_of_components(Qhat: Host) -> Host:
     # With a unit diagonal the inverse depends on the correlations only, whatever the scales.
     scale = np.where(alone, 1.0, diagonal) ** -0.5
     broken = np.any(np.isnan(coupling), axis=(-2, -1))[..., None]
-    unit = identity + np.nan_to_num(scale[..., :, None] * coupling * scale[..., None, :])
+    unit = identity + np.nan_to_num(
+        scale[..., :, None] * coupling * scale[..., None, :]
+    )
     values, vectors = np.linalg.eigh(unit)
     with np.errstate(over="ignore"):  # rounding may make an eigenvalue 0 or negative
-        inflated = noise * np.sum(vectors**2 / np.maximum(values, 1e-300)[..., None, :], axis=-1)
+        inflated = noise * np.sum(
+            vectors**2 / np.maximum(values, 1e-300)[..., None, :], axis=-1
+        )
     return np.where(broken, np.nan, np.where(alone, noise, inflated))

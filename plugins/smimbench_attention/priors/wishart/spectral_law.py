@@ -92,7 +92,9 @@ def _bulks(root: Host, rho: float) -> _Bulks:
 
     turn = np.sqrt(outer * (base + upper))
     if rho >= 1:
-        return _Bulks(base, outer, turn, turn - base, upper, np.zeros(root.shape, dtype=bool))
+        return _Bulks(
+            base, outer, turn, turn - base, upper, np.zeros(root.shape, dtype=bool)
+        )
     dip = math.sqrt(math.expm1(-math.log(rho) / 3))
     turn = np.where(dip > outer, dip, turn)
     lower = turn - base
@@ -109,7 +111,9 @@ def _bulks_of_one(root: float, rho: float) -> _Bulks:
     return _bulks(np.asarray([root]), rho)
 
 
-def _newton(function: Callable[[Host], tuple[Host, Host]], target: Host, x: Host) -> Host:
+def _newton(
+    function: Callable[[Host], tuple[Host, Host]], target: Host, x: Host
+) -> Host:
     """Newton's method on arrays; where bulks just touch the root is double and the rate linear."""
     for _ in range(200):
         value, slope = function(x)
@@ -120,7 +124,9 @@ def _newton(function: Callable[[Host], tuple[Host, Host]], target: Host, x: Host
     return x
 
 
-def observed_law(noise: Host | float, rho: float, breaks: Sequence[float] = ()) -> tuple[Host, Host, Host, Host]:
+def observed_law(
+    noise: Host | float, rho: float, breaks: Sequence[float] = ()
+) -> tuple[Host, Host, Host, Host]:
     """Nodes of a quadrature rule for the eigenvalues of ``S + sqrt(noise) Z``.
 
     ``noise`` is Delta > 0, finite, of any shape; ``rho`` > 0 the width over the dimension. Returns weights (..., K), which sum
@@ -133,7 +139,10 @@ def observed_law(noise: Host | float, rho: float, breaks: Sequence[float] = ()) 
     weights, s, qr = _nodes(delta[:, 0], rho, breaks)
     mean = math.sqrt(rho) * delta / s**2
     x = math.sqrt(rho) * (delta - qr) + mean
-    weights, x, mean, variance = (np.reshape(v, (*noise.shape, -1)) for v in (weights, x, mean, delta / (1 + s * s)))
+    weights, x, mean, variance = (
+        np.reshape(v, (*noise.shape, -1))
+        for v in (weights, x, mean, delta / (1 + s * s))
+    )
     return weights, x, mean, variance
 
 
@@ -149,37 +158,67 @@ def mmse(noise: Host | float, rho: float) -> Host:
     noise = np.asarray(noise, dtype=np.float64)
     flat = np.reshape(noise, -1)
     valid = flat >= 0
-    delta = np.clip(np.where(valid, flat, 1.0), _SMALLEST_NOISE, _LARGEST_NOISE / min(rho, 1.0))
+    delta = np.clip(
+        np.where(valid, flat, 1.0), _SMALLEST_NOISE, _LARGEST_NOISE / min(rho, 1.0)
+    )
     weights, s, _ = _nodes(delta, rho)
     # What rounding does to the ends of the bulks at large Delta cancels in the ratio.
     error = delta * (weights / (1 + s * s)).sum(-1) / weights.sum(-1)
-    error = np.where(flat < delta, error * (np.where(valid, flat, 0.0) / delta), np.minimum(error, 1.0))
+    error = np.where(
+        flat < delta,
+        error * (np.where(valid, flat, 0.0) / delta),
+        np.minimum(error, 1.0),
+    )
     error = np.where(flat > delta, 1.0, error)
     return np.reshape(np.where(valid, error, np.nan), noise.shape)
 
 
-def _nodes(delta: Host, rho: float, breaks: Sequence[float] = ()) -> tuple[Host, Host, Host]:
+def _nodes(
+    delta: Host, rho: float, breaks: Sequence[float] = ()
+) -> tuple[Host, Host, Host]:
     """Quadrature weights, s and q r at the nodes of both ranges of s, (n, K) each, for delta (n,).
 
     Every one of the eigenvalues ``breaks`` inside a range, for a single delta, cuts it in two.
     """
     root = np.sqrt(delta)[:, None]
-    bulks = _bulks_of_one(float(root[0, 0]), rho) if root.size == 1 else _bulks(root[:, 0], rho)
+    bulks = (
+        _bulks_of_one(float(root[0, 0]), rho)
+        if root.size == 1
+        else _bulks(root[:, 0], rho)
+    )
     t, dt = double_exponential()
     panels = []
-    for base, start, end in ((0.0, bulks.outer, bulks.turn), (bulks.base, bulks.lower, bulks.upper)):
-        inner = [_cut(float(start[0]), float(end[0]), base, float(root[0, 0]), rho, x) for x in breaks]
-        for low, high in pairwise([start, *(np.array([e]) for e in sorted(e for e in inner if e is not None)), end]):
+    for base, start, end in (
+        (0.0, bulks.outer, bulks.turn),
+        (bulks.base, bulks.lower, bulks.upper),
+    ):
+        inner = [
+            _cut(float(start[0]), float(end[0]), base, float(root[0, 0]), rho, x)
+            for x in breaks
+        ]
+        for low, high in pairwise(
+            [
+                start,
+                *(np.array([e]) for e in sorted(e for e in inner if e is not None)),
+                end,
+            ]
+        ):
             length = (high - low)[:, None]
             s, m, q, r = _curves(low[:, None] + length * t, base, rho)
-            density = np.sqrt(np.maximum((r / root - 1) * (r / root + 1) * (1 - q / root) * (1 + q / root), 0))
+            density = np.sqrt(
+                np.maximum(
+                    (r / root - 1) * (r / root + 1) * (1 - q / root) * (1 + q / root), 0
+                )
+            )
             stretch = ((root / s) ** 2 + s * s - (rho**-0.5 * s / m**2) ** 2) / s
             panels.append(((rho / math.pi) * length * dt * density * stretch, s, q * r))
     weights, s, qr = (np.concatenate(columns, axis=-1) for columns in zip(*panels))
     return weights, s, qr
 
 
-def _cut(low: float, high: float, base: float, root: float, rho: float, x: float) -> float | None:
+def _cut(
+    low: float, high: float, base: float, root: float, rho: float, x: float
+) -> float | None:
     """Value ``e = s - base`` in a range at which the eigenvalue is x; None if x is outside."""
     from scipy.optimize import brentq
 
@@ -233,7 +272,9 @@ def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
     high = np.asarray(lower.s)
     if gap:
         zero_edge, bulk_edge = gap
-        zero_bulk = eigenvalues <= min(max(zero_edge.turning_point(), zero_edge.x), bulk_edge.x)
+        zero_bulk = eigenvalues <= min(
+            max(zero_edge.turning_point(), zero_edge.x), bulk_edge.x
+        )
         low = np.where(zero_bulk, zero_edge.s, upper.s)
         high = np.where(zero_bulk, lower.s, bulk_edge.s)
         beyond += [
@@ -270,8 +311,12 @@ def continued_map(eigenvalues: Host, noise: float, rho: float) -> Host:
     denoised = eigenvalue_map(inside, noise, rho).astype(eigenvalues.dtype)
     if gap and gap[1].x > gap[0].x:
         zero_edge, bulk_edge = gap
-        line = zero_edge.xi + (bulk_edge.xi - zero_edge.xi) / (bulk_edge.x - zero_edge.x) * (inside - zero_edge.x)
-        denoised = np.where((inside > zero_edge.x) & (inside < bulk_edge.x), line, denoised)
+        line = zero_edge.xi + (bulk_edge.xi - zero_edge.xi) / (
+            bulk_edge.x - zero_edge.x
+        ) * (inside - zero_edge.x)
+        denoised = np.where(
+            (inside > zero_edge.x) & (inside < bulk_edge.x), line, denoised
+        )
     beyond = eigenvalues - inside
     # From the value at the end itself: there the map has a square root, and rounding of 1e-16 would show as 1e-8.
     denoised = np.where(beyond > 0, upper.xi + upper.slope * beyond, denoised)
@@ -284,7 +329,10 @@ def _edges(noise: float, rho: float) -> list[_Edge]:
     outer, turn, lower, upper = (float(end[0]) for end in ends)
     edges = [_Edge(outer, 1, noise, rho), _Edge(base + upper, -1, noise, rho)]
     if gap[0]:
-        edges += [_Edge(base + lower, 1, noise, rho, inner=True), _Edge(turn, -1, noise, rho, inner=True)]
+        edges += [
+            _Edge(base + lower, 1, noise, rho, inner=True),
+            _Edge(turn, -1, noise, rho, inner=True),
+        ]
     return edges
 
 
@@ -294,7 +342,9 @@ class _Edge:
     ``side`` is 1 if the bulk ends here on its right, -1 on its left; ``inner`` ends face the other bulk.
     """
 
-    def __init__(self, s: float, side: int, noise: float, rho: float, *, inner: bool = False) -> None:
+    def __init__(
+        self, s: float, side: int, noise: float, rho: float, *, inner: bool = False
+    ) -> None:
         root = math.sqrt(noise)
         m = math.sqrt(1 + s * s)
         self.s, self.side, self.noise, self.mean = s, side, noise, math.sqrt(rho)
@@ -314,7 +364,9 @@ class _Edge:
 
     def turning_point(self) -> float:
         """Eigenvalue between two bulks at which ``beyond`` switches from one edge to the other."""
-        return float(self.turn + self.noise / self.turn - self.mean * np.cbrt(self.noise))
+        return float(
+            self.turn + self.noise / self.turn - self.mean * np.cbrt(self.noise)
+        )
 
     def beyond(self, eigenvalues: Host) -> Host:
         """Denoised eigenvalues for observed eigenvalues beyond this edge.
@@ -340,7 +392,10 @@ class _Edge:
             if not np.any(step > 1e-14 * d):
                 break
         d = np.clip(d, 0.0, self.reach)
-        return np.asarray(self.xi + self.side * (distance + 2 * (self.noise / m1) * (d / (m1 + e1 * d))))
+        return np.asarray(
+            self.xi
+            + self.side * (distance + 2 * (self.noise / m1) * (d / (m1 + e1 * d)))
+        )
 
 
 def _only_root(ell: Host, noise: float, rho: float) -> Host:
@@ -360,4 +415,8 @@ def _only_root(ell: Host, noise: float, rho: float) -> Host:
     root = t - shift
     # A root far below the pair has lost its digits in the sum; the pair has not, and their product is Delta.
     pair = (t / 2 + shift) ** 2 + 0.75 * (u + v) ** 2
-    return np.where(root > noise ** (1 / 3), root, noise / np.where(root > noise ** (1 / 3), 1.0, pair))
+    return np.where(
+        root > noise ** (1 / 3),
+        root,
+        noise / np.where(root > noise ** (1 / 3), 1.0, pair),
+    )

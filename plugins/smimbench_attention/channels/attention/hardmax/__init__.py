@@ -14,11 +14,26 @@ from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_whole
 from smimbench.numerics import gauss_hermite, half_plane_hermite, monte_carlo_rng
 from smimbench_attention.channels.attention.hardmax import two_tokens as pair
-from smimbench_attention.channels.attention.hardmax.curve import EXACT, SCRAMBLES, information_curve
-from smimbench_attention.channels.attention.hardmax.exact import check_labels, row_posterior
-from smimbench_attention.channels.attention.hardmax.gibbs import SWEEPS, exact_moments, gibbs_moments
+from smimbench_attention.channels.attention.hardmax.curve import (
+    EXACT,
+    SCRAMBLES,
+    information_curve,
+)
+from smimbench_attention.channels.attention.hardmax.exact import (
+    check_labels,
+    row_posterior,
+)
+from smimbench_attention.channels.attention.hardmax.gibbs import (
+    SWEEPS,
+    exact_moments,
+    gibbs_moments,
+)
 from smimbench_attention.channels.bases import AttentionChannel, HardmaxChannel
-from smimbench_attention.channels.batches import on_host, shifted_second_moment, uncertain_like
+from smimbench_attention.channels.batches import (
+    on_host,
+    shifted_second_moment,
+    uncertain_like,
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +96,9 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         if self.samples is not None:
             check_whole("samples", self.samples, 2 * SCRAMBLES, 1 << 24)
             if self.tokens == 2:
-                raise ParameterError("samples", "has no effect with two tokens and must be left out")
+                raise ParameterError(
+                    "samples", "has no effect with two tokens and must be left out"
+                )
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         """Column of the largest entry of every row, integers (..., n, T), of latents ``z`` (..., n, 1, C).
@@ -107,10 +124,18 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         check_labels(y)
         flat = xp.astype(omega[:, 0, :], xp.float64)
         variance = xp.astype(V[0, 0], xp.float64)
-        return xp.astype(row_posterior(y, flat, variance, self.tokens).log_partition, omega.dtype)
+        return xp.astype(
+            row_posterior(y, flat, variance, self.tokens).log_partition, omega.dtype
+        )
 
     def posterior(
-        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: Generator | None = None,
     ) -> Posterior:
         """Posterior of ``z ~ N(omega, V (x) I_C)`` given the positions of the row maxima.
 
@@ -134,10 +159,19 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         shift = xp.sqrt(variance) * moments.shift
         second = None
         if moments.outer is not None:
-            second = shifted_second_moment(flat, shift, variance * moments.outer, omega.dtype)
-        covariance = xp.astype(xp.reshape(variance * xp.mean(moments.variance), (1, 1)), omega.dtype)
+            second = shifted_second_moment(
+                flat, shift, variance * moments.outer, omega.dtype
+            )
+        covariance = xp.astype(
+            xp.reshape(variance * xp.mean(moments.variance), (1, 1)), omega.dtype
+        )
         error = math.sqrt(float(xp.mean(moments.square_error)))
-        return Posterior(xp.astype((flat + shift)[:, None, :], omega.dtype), covariance, second, error)
+        return Posterior(
+            xp.astype((flat + shift)[:, None, :], omega.dtype),
+            covariance,
+            second,
+            error,
+        )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
         """``E sum_c g_c^2`` (..., 1, 1) with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0.
@@ -150,7 +184,9 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
             value, error = pair.information(q.ravel(), v.ravel())
             method = "quadrature"
         else:
-            value, error = information_curve(self.tokens, self._sample_count, q.ravel(), v.ravel())
+            value, error = information_curve(
+                self.tokens, self._sample_count, q.ravel(), v.ravel()
+            )
             method = "fit through Monte Carlo"
         return uncertain_like(Q, value.reshape(q.shape), error.reshape(q.shape), method)
 
@@ -178,7 +214,9 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
             errors[key] = uncertain_like(Q, value, error, method)
         p = diagonal_wins(T)
         constant = np.full(q.shape, T * (1 - p**2 - (1 - p) ** 2 / (T - 1)))
-        errors["constant"] = uncertain_like(Q, constant, np.full(q.shape, 1e-14), method)
+        errors["constant"] = uncertain_like(
+            Q, constant, np.full(q.shape, 1e-14), method
+        )
         return errors
 
 
@@ -195,7 +233,9 @@ def diagonal_wins(tokens: int) -> float:
     return float(np.sum(w * ndtr(pair.ROOT2 * x) ** (tokens - 1)))
 
 
-def disagreement(tokens: int, q: Array, v: Array, *, replicas: bool) -> tuple[Array, Array]:
+def disagreement(
+    tokens: int, q: Array, v: Array, *, replicas: bool
+) -> tuple[Array, Array]:
     r"""Probability that the argmax of a row differs between two correlated matrices, and its error; host arrays (N,).
 
     A row holds one entry of variance 2 (its diagonal) and T - 1 of variance 1, all independent. The copies
@@ -217,15 +257,23 @@ def disagreement(tokens: int, q: Array, v: Array, *, replicas: bool) -> tuple[Ar
     if tokens == 2:
         value = 2 * half_angle / math.pi
         return value, 4e-16 * value
-    fine, coarse = (np.array([_miss(tokens, angle, count) for angle in half_angle]) for count in NODES)
+    fine, coarse = (
+        np.array([_miss(tokens, angle, count) for angle in half_angle])
+        for count in NODES
+    )
     return fine, np.abs(fine - coarse) + 1e-15
 
 
 def _miss(tokens: int, angle: float, count: int) -> float:
-    (mean, difference), weight = half_plane_hermite(count)  # the two copies may be exchanged
+    (mean, difference), weight = half_plane_hermite(
+        count
+    )  # the two copies may be exchanged
     if angle == 0:
         return 0.0
-    stay = [_both_below(mean, difference, angle, scale) for scale in (pair.ROOT2, 1.0, 1 / pair.ROOT2)]
+    stay = [
+        _both_below(mean, difference, angle, scale)
+        for scale in (pair.ROOT2, 1.0, 1 / pair.ROOT2)
+    ]
     hit = stay[0] ** (tokens - 1) + (tokens - 1) * stay[1] ** (tokens - 2) * stay[2]
     return float(1 - np.sum(weight * hit))
 

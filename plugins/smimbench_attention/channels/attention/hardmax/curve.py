@@ -14,8 +14,17 @@ from typing import Any
 import numpy as np
 
 from smimbench.interfaces import Array
-from smimbench.numerics import entry_sites, gauss_legendre, monte_carlo_rng, normal_scrambles, site_scales
-from smimbench_attention.channels.attention.hardmax.exact import label_classes, row_posterior
+from smimbench.numerics import (
+    entry_sites,
+    gauss_legendre,
+    monte_carlo_rng,
+    normal_scrambles,
+    site_scales,
+)
+from smimbench_attention.channels.attention.hardmax.exact import (
+    label_classes,
+    row_posterior,
+)
 from smimbench_attention.channels.attention.hardmax.gibbs import chain_moments
 from smimbench_attention.channels.batches import blocks
 from smimbench_attention.channels.chebyshev import Polynomials, fitted, lobatto_points
@@ -49,13 +58,17 @@ def small_error_constant(tokens: int) -> float:
     sign_constant = float(np.sum(w * np.exp(-(x**2) - log_ndtr(x)))) / (2 * math.pi)
     gauss = w * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     T = tokens
-    with_diagonal = (T - 1) * float(np.sum(gauss * ndtr(math.sqrt(2 / 3) * x) ** (T - 2)))
+    with_diagonal = (T - 1) * float(
+        np.sum(gauss * ndtr(math.sqrt(2 / 3) * x) ** (T - 2))
+    )
     below = ndtr(math.sqrt(0.5) * x) ** (T - 3) * ndtr(0.5 * x)
     without = (T - 1) * (T - 2) / 2 * float(np.sum(gauss * below))
     return 2 * T / math.sqrt(2 * math.pi) * sign_constant * (with_diagonal + without)
 
 
-def information_curve(tokens: int, samples: int, q: Array, v: Array) -> tuple[Array, Array]:
+def information_curve(
+    tokens: int, samples: int, q: Array, v: Array
+) -> tuple[Array, Array]:
     """Information (N,) and its standard error, infinite at v = 0; from ``samples`` labels at each inner node of the curve."""
     total = q + v
     s = np.sqrt(np.where(v > 0, v / np.where(total > 0, total, 1.0), 1.0))
@@ -74,9 +87,15 @@ def _polynomials(tokens: int, samples: int) -> Polynomials:
     if tokens <= EXACT:
         certain[NODES - 1] = _without_overlap(tokens)
     for k in range(NODES):
-        values[k] = certain[k] if k in certain else s[k] * _sampled_information(tokens, s[k] ** 2, samples, k)
+        values[k] = (
+            certain[k]
+            if k in certain
+            else s[k] * _sampled_information(tokens, s[k] ** 2, samples, k)
+        )
     standard_error = values.std(axis=1, ddof=1) / math.sqrt(SCRAMBLES)
-    standard_error[list(certain)] = 1e-3 * standard_error[standard_error > 0].min()  # as good as exact
+    standard_error[list(certain)] = (
+        1e-3 * standard_error[standard_error > 0].min()
+    )  # as good as exact
     # The relative error that the degree leaves: ten times what is found for two and three tokens.
     return fitted(s, values, standard_error, DEGREE, 1e-4)
 
@@ -85,8 +104,14 @@ def _without_overlap(tokens: int) -> float:
     """Information at the prior mean with V = 1, where the posterior depends on the label only."""
     labels, count = label_classes(tokens)
     omega = np.zeros((len(labels), tokens * (tokens + 1) // 2))
-    posterior = row_posterior(labels, omega, np.asarray(1.0), tokens, nodes=48, reach=9.0)
-    return float(np.sum(count * np.exp(posterior.log_partition) * np.sum(posterior.shift**2, axis=1)))
+    posterior = row_posterior(
+        labels, omega, np.asarray(1.0), tokens, nodes=48, reach=9.0
+    )
+    return float(
+        np.sum(
+            count * np.exp(posterior.log_partition) * np.sum(posterior.shift**2, axis=1)
+        )
+    )
 
 
 def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Array:
@@ -102,7 +127,9 @@ def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Ar
     index = np.array(entry_sites(T)).reshape(T, T)
     variance = scale[index] ** 2
     size = 1 << max(1, round(math.log2(max(2.0, samples / SCRAMBLES))))
-    normal = normal_scrambles(2 * C, size, SCRAMBLES, "attention hardmax: curve", T, stream)
+    normal = normal_scrambles(
+        2 * C, size, SCRAMBLES, "attention hardmax: curve", T, stream
+    )
     omega = math.sqrt(1 - x) * normal[:, :C]
     z = omega + math.sqrt(x) * normal[:, C:]
     estimate, truth = (omega * scale)[:, index], (z * scale)[:, index]
@@ -110,27 +137,40 @@ def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Ar
     if T <= EXACT:
         squares = np.sum(row_posterior(y, omega, np.asarray(x), T).shift ** 2, axis=1)
     else:
-        squares = _gibbs_squares(y, omega, z, x, T, monte_carlo_rng("attention hardmax: Gibbs", T, stream))
+        squares = _gibbs_squares(
+            y, omega, z, x, T, monte_carlo_rng("attention hardmax: Gibbs", T, stream)
+        )
     if x == 1.0:  # no estimate, no ties
         return squares.reshape(SCRAMBLES, -1).mean(axis=1)
     two = np.argsort(estimate, axis=2)[:, :, -2:]
     values, truths = (np.take_along_axis(a, two, axis=2) for a in (estimate, truth))
-    widths = np.take_along_axis(np.broadcast_to(variance, estimate.shape), two, axis=2).sum(axis=2)
+    widths = np.take_along_axis(
+        np.broadcast_to(variance, estimate.shape), two, axis=2
+    ).sum(axis=2)
     distance = (values[:, :, 1] - values[:, :, 0]) / np.sqrt(x * widths)
     sign = np.where(truths[:, :, 1] > truths[:, :, 0], 1, -1)
-    control = np.stack([_hazard_square(sign * distance).sum(axis=1), _tie(distance).sum(axis=1)])
+    control = np.stack(
+        [_hazard_square(sign * distance).sum(axis=1), _tie(distance).sum(axis=1)]
+    )
     control = control - T * _tie_mean(T, x)
     centered = control - control.mean(axis=1, keepdims=True)
     slope = np.linalg.lstsq(centered.T, squares - squares.mean(), rcond=None)[0]
     return (squares - slope @ control).reshape(SCRAMBLES, -1).mean(axis=1) / x
 
 
-def _gibbs_squares(y: Array, omega: Array, z: Array, x: float, T: int, rng: np.random.Generator) -> Array:
+def _gibbs_squares(
+    y: Array, omega: Array, z: Array, x: float, T: int, rng: np.random.Generator
+) -> Array:
     """Unbiased ``V sum_c g_c^2``: the product of two Gibbs chains that start from the true latents."""
     options: Any = {"sweeps": 8, "burn_in": 8, "chains": 2, "rng": rng}
     chunks = blocks(len(y), max(1, (1 << 17) // (2 * T * T)))
-    shifts = [chain_moments(y[p], omega[p], np.asarray(x), T, start=z[p], **options).shift for p in chunks]
-    return np.concatenate([np.sum(chain_1 * chain_2, axis=1) for chain_1, chain_2 in shifts])
+    shifts = [
+        chain_moments(y[p], omega[p], np.asarray(x), T, start=z[p], **options).shift
+        for p in chunks
+    ]
+    return np.concatenate(
+        [np.sum(chain_1 * chain_2, axis=1) for chain_1, chain_2 in shifts]
+    )
 
 
 def _hazard_square(k: Array) -> Array:
@@ -156,7 +196,11 @@ def _tie_mean(tokens: int, x: float) -> float:
     wt = wt * np.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
     total = 0.0
     off_diagonal = tokens - 1
-    cases = [(2.0, 1.0, off_diagonal), (1.0, 2.0, off_diagonal), (1.0, 1.0, off_diagonal * (tokens - 2))]
+    cases = [
+        (2.0, 1.0, off_diagonal),
+        (1.0, 2.0, off_diagonal),
+        (1.0, 1.0, off_diagonal * (tokens - 2)),
+    ]
     for upper, lower, count in cases[: off_diagonal + 1]:
         width = upper + lower
         gap = k * math.sqrt(x * width)

@@ -28,10 +28,14 @@ from smimbench_attention.channels.batches import joined
 class Pattern(NamedTuple):
     """Which rows of a label have their maxima in which columns, and the order in which the maxima are integrated."""
 
-    units: tuple[tuple[int, ...], ...]  # rows that share their maximum: one row, or two that point at each other
+    units: tuple[
+        tuple[int, ...], ...
+    ]  # rows that share their maximum: one row, or two that point at each other
     edges: tuple[int, ...]  # site that holds the maximum of every unit
     free: tuple[tuple[int, ...], ...]  # sites inside a unit that are not a maximum
-    between: dict[tuple[int, int], tuple[int, ...]]  # sites between two units (lower, upper) that are not a maximum
+    between: dict[
+        tuple[int, int], tuple[int, ...]
+    ]  # sites between two units (lower, upper) that are not a maximum
     # (set placed, unit placed next), sets as bit masks, after those they are made from
     steps: tuple[tuple[int, int], ...]
 
@@ -40,7 +44,9 @@ class Patterns(NamedTuple):
     """All labels of T tokens, indexed by the code ``sum_a y_a T^a``."""
 
     members: tuple[Pattern, ...]
-    kind: Host  # (T^T,) index of the pattern; -1 for labels that no symmetric matrix has
+    kind: (
+        Host  # (T^T,) index of the pattern; -1 for labels that no symmetric matrix has
+    )
     sites: Host  # (T^T, C) site of the sample behind every site of the pattern
     places: Host  # its inverse
 
@@ -62,14 +68,20 @@ def _has_cycle(y: Array) -> Array:
 def check_labels(y: Array) -> None:
     """Raise ValueError if no symmetric matrix has one of the labels (n, T)."""
     if bool(namespace(y).any(_has_cycle(y))):
-        raise ValueError("impossible labels: the row maxima of a symmetric matrix cannot form a cycle")
+        raise ValueError(
+            "impossible labels: the row maxima of a symmetric matrix cannot form a cycle"
+        )
 
 
 def label_classes(tokens: int) -> tuple[Host, Host]:
     """One label (N, T) of each class of labels equal up to a permutation of tokens, and the size of the class."""
-    kinds, first_code, count = np.unique(patterns(tokens).kind, return_index=True, return_counts=True)
+    kinds, first_code, count = np.unique(
+        patterns(tokens).kind, return_index=True, return_counts=True
+    )
     possible = kinds >= 0
-    return first_code[possible, None] // tokens ** np.arange(tokens) % tokens, count[possible]
+    return first_code[possible, None] // tokens ** np.arange(tokens) % tokens, count[
+        possible
+    ]
 
 
 @cache
@@ -81,7 +93,9 @@ def patterns(tokens: int) -> Patterns:
     names = np.array(list(permutations(range(tokens))))
     a, b = np.array(site_pairs(tokens)).T
     # row: where a renaming takes the sites of the pattern
-    moved = np.array(entry_sites(tokens)).reshape(tokens, tokens)[names[:, a], names[:, b]]
+    moved = np.array(entry_sites(tokens)).reshape(tokens, tokens)[
+        names[:, a], names[:, b]
+    ]
     kind = np.full(len(labels), -1)
     sites = np.zeros((len(labels), len(a)), dtype=np.int64)
     places = np.zeros_like(sites)
@@ -103,15 +117,25 @@ def patterns(tokens: int) -> Patterns:
 def _pattern(label: list[int]) -> Pattern:
     T = len(label)
     entries = entry_sites(T)
-    pairs = [tuple(sorted({a, label[a]})) if label[label[a]] == a else (a,) for a in range(T)]
+    pairs = [
+        tuple(sorted({a, label[a]})) if label[label[a]] == a else (a,) for a in range(T)
+    ]
     units = tuple(dict.fromkeys(pairs))
     K = len(units)
     unit_of = {a: u for u, rows in enumerate(units) for a in rows}
     above = [unit_of[label[rows[0]]] for rows in units]
     edges = tuple(entries[rows[0] * T + label[rows[0]]] for rows in units)
-    free = tuple(tuple(c for a in rows if (c := entries[a * T + a]) != edges[u]) for u, rows in enumerate(units))
+    free = tuple(
+        tuple(c for a in rows if (c := entries[a * T + a]) != edges[u])
+        for u, rows in enumerate(units)
+    )
     between = {
-        (u, w): tuple(c for a in units[u] for b in units[w] if (c := entries[a * T + b]) != edges[u])
+        (u, w): tuple(
+            c
+            for a in units[u]
+            for b in units[w]
+            if (c := entries[a * T + b]) != edges[u]
+        )
         for u in range(K)
         for w in range(K)
         if u != w
@@ -120,8 +144,17 @@ def _pattern(label: list[int]) -> Pattern:
     def ready(u: int, placed: int) -> bool:
         return above[u] == u or bool(placed >> above[u] & 1)
 
-    closed = [placed for placed in range(1 << K) if all(ready(u, placed) for u in range(K) if placed >> u & 1)]
-    steps = ((placed, u) for placed in closed for u in range(K) if not placed >> u & 1 and ready(u, placed))
+    closed = [
+        placed
+        for placed in range(1 << K)
+        if all(ready(u, placed) for u in range(K) if placed >> u & 1)
+    ]
+    steps = (
+        (placed, u)
+        for placed in closed
+        for u in range(K)
+        if not placed >> u & 1 and ready(u, placed)
+    )
     return Pattern(units, edges, free, between, tuple(steps))
 
 
@@ -137,7 +170,13 @@ class RowPosterior(NamedTuple):
 
 
 def row_posterior(
-    y: Array, omega: Array, V: Array, tokens: int, *, nodes: int = 28, reach: float = 7.0
+    y: Array,
+    omega: Array,
+    V: Array,
+    tokens: int,
+    *,
+    nodes: int = 28,
+    reach: float = 7.0,
 ) -> RowPosterior:
     """Posterior of ``z ~ N(omega, V)`` given the columns of the row maxima, which form no cycle.
 
@@ -150,11 +189,16 @@ def row_posterior(
     """
     xp = namespace(y, omega, V)
     table = patterns(tokens)
-    kinds, all_sites, all_places = (xp.asarray(f, device=array_api_compat.device(omega)) for f in table[1:])
+    kinds, all_sites, all_places = (
+        xp.asarray(f, device=array_api_compat.device(omega)) for f in table[1:]
+    )
     powers = xp.asarray([tokens**a for a in range(tokens)], **matching(omega, xp.int64))
     code = xp.sum(xp.astype(y, xp.int64) * powers[None, :], axis=1)
     kind = xp.take(kinds, code)
-    mean = omega * (xp.asarray(site_scales(tokens), **matching(omega, xp.float64))[None, :] / xp.sqrt(V))
+    mean = omega * (
+        xp.asarray(site_scales(tokens), **matching(omega, xp.float64))[None, :]
+        / xp.sqrt(V)
+    )
     # On the host, the few dozen intermediate arrays stay in the cache.
     size = 1 << (14 if array_api_compat.is_numpy_namespace(xp) else 21)
     order, posteriors = [], []
@@ -166,12 +210,23 @@ def row_posterior(
             codes = xp.take(code, chunk)
             sites = xp.take(all_sites, codes, axis=0)
             places = xp.take(all_places, codes, axis=0)
-            pattern_mean = xp.take_along_axis(xp.take(mean, chunk, axis=0), sites, axis=1)
-            log_partition, *moments = _posterior_of_pattern(pattern, pattern_mean, tokens, nodes, reach)
+            pattern_mean = xp.take_along_axis(
+                xp.take(mean, chunk, axis=0), sites, axis=1
+            )
+            log_partition, *moments = _posterior_of_pattern(
+                pattern, pattern_mean, tokens, nodes, reach
+            )
             order.append(chunk)
-            posteriors.append(RowPosterior(log_partition, *(xp.take_along_axis(f, places, axis=1) for f in moments)))
+            posteriors.append(
+                RowPosterior(
+                    log_partition,
+                    *(xp.take_along_axis(f, places, axis=1) for f in moments),
+                )
+            )
     original_order = xp.argsort(xp.concat(order))
-    return RowPosterior(*(xp.take(f, original_order, axis=0) for f in joined(posteriors)))
+    return RowPosterior(
+        *(xp.take(f, original_order, axis=0) for f in joined(posteriors))
+    )
 
 
 @cache
@@ -183,7 +238,12 @@ def _rule(count: int) -> tuple[Host, ...]:
     series = legendre.legvander(x, count - 1) * w[:, None] * (np.arange(count) + 0.5)
     below = (series @ legendre.legval(x, legendre.legint(np.eye(count), lbnd=-1))) / 2
     weights = w[:, None] / 2
-    return (x + 1) / 2, w / 2, np.hstack([below, weights]), np.hstack([weights - below, weights])
+    return (
+        (x + 1) / 2,
+        w / 2,
+        np.hstack([below, weights]),
+        np.hstack([weights - below, weights]),
+    )
 
 
 def _maxima_panels(center: Array, width: Array) -> tuple[Array, Array]:
@@ -201,7 +261,9 @@ def _maxima_panels(center: Array, width: Array) -> tuple[Array, Array]:
     return start, end - start
 
 
-def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int, reach: float) -> RowPosterior:
+def _posterior_of_pattern(
+    pattern: Pattern, mean: Array, tokens: int, nodes: int, reach: float
+) -> RowPosterior:
     """Posterior of all samples of one pattern; ``mean`` (n, C) of h in units of sqrt(V), sites named as in the pattern."""
     xp = namespace(mean)
     place = matching(mean)
@@ -219,16 +281,21 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
 
     def cumulate(f: Array, matrix: Array) -> tuple[Array, Array]:
         """Integral of f below every node (or ``above`` it), and over all nodes."""
-        inner = xp.reshape(xp.matmul(xp.reshape(f, (n * K, nodes)), matrix), (n, K, nodes + 1))
+        inner = xp.reshape(
+            xp.matmul(xp.reshape(f, (n * K, nodes)), matrix), (n, K, nodes + 1)
+        )
         inner = inner * length[:, :, None]
         panel_integrals = inner[:, :, -1]
         total = xp.sum(panel_integrals, axis=1)
         running = xp.cumulative_sum(panel_integrals, axis=1)
-        offset = running - panel_integrals if matrix is below else total[:, None] - running
+        offset = (
+            running - panel_integrals if matrix is below else total[:, None] - running
+        )
         return xp.reshape(inner[:, :, :-1] + offset[:, :, None], (n, K * nodes)), total
 
     factors = {
-        (u, 0): math.prod((cdf[c] for c in pattern.free[u]), start=phi[c] / scales[c]) for u, c in enumerate(edges)
+        (u, 0): math.prod((cdf[c] for c in pattern.free[u]), start=phi[c] / scales[c])
+        for u, c in enumerate(edges)
     }
 
     def factor(u: int, placed: int) -> Array:
@@ -239,14 +306,18 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
             factors[u, placed] = math.prod(entries, start=factor(u, placed ^ (1 << w)))
         return factors[u, placed]
 
-    def integrals(steps: Iterable[tuple[int, int, int]], start: int, matrix: Array) -> Any:
+    def integrals(
+        steps: Iterable[tuple[int, int, int]], start: int, matrix: Array
+    ) -> Any:
         """Nested integrals for every set of placed units, in the order of the steps (source to target)."""
         nested = {start: xp.ones_like(m)}
         terms: dict[int, dict[int, Any]] = {}
         for source, target, u in steps:
             if source not in nested:
                 nested[source], _ = cumulate(sum(terms[source].values()), matrix)
-            terms.setdefault(target, {})[source] = factor(u, min(source, target)) * nested[source]
+            terms.setdefault(target, {})[source] = (
+                factor(u, min(source, target)) * nested[source]
+            )
         return nested, terms
 
     moves = [(placed, placed | 1 << u, u) for placed, u in pattern.steps]
@@ -267,7 +338,10 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
 
     # moments of every site, whose lower row has its maximum at m with a density
     lower = [(of_unit[u], {edges[u], *pattern.free[u]}) for u in range(K)]
-    lower += [(of_pair[u, w], {*pattern.between[u, w]} & {*pattern.between[w, u]}) for u, w in of_pair]
+    lower += [
+        (of_pair[u, w], {*pattern.between[u, w]} & {*pattern.between[w, u]})
+        for u, w in of_pair
+    ]
     shifts = [mean[:, 0]] * len(scales)
     squares = [mean[:, 0]] * len(scales)
     for density, sites in lower:
@@ -283,4 +357,6 @@ def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int
             shifts[c] = xp.sum(value, axis=1) / norm
             squares[c] = xp.sum(square, axis=1) / norm
     log_partition = xp.log(clip(partition, 1e-300, None))
-    return RowPosterior(log_partition, xp.stack(shifts, axis=1), xp.stack(squares, axis=1))
+    return RowPosterior(
+        log_partition, xp.stack(shifts, axis=1), xp.stack(squares, axis=1)
+    )

@@ -11,9 +11,20 @@ import numpy as np
 
 from smimbench.backend import clip, matching, namespace, special
 from smimbench.interfaces import Array
-from smimbench.numerics import entry_sites, site_pairs, site_scales, spread_at_mask, symmetric
+from smimbench.numerics import (
+    entry_sites,
+    site_pairs,
+    site_scales,
+    spread_at_mask,
+    symmetric,
+)
 from smimbench_attention.channels.attention.hardmax.exact import row_posterior
-from smimbench_attention.channels.batches import blocks, identity_like, joined, put_tuple
+from smimbench_attention.channels.batches import (
+    blocks,
+    identity_like,
+    joined,
+    put_tuple,
+)
 
 SWEEPS = 64
 """Sweeps that each of two chains averages by default. Doubled: errors fall by sqrt(2), in twice the time."""
@@ -28,7 +39,9 @@ class ChainMoments(NamedTuple):
     outer: Array | None  # (chains, n, C, C) of the products of two of its entries
 
 
-def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Array, Array]:
+def truncated_normal(
+    low: Array, high: Array, uniform: Array
+) -> tuple[Array, Array, Array]:
     """Draw from a standard normal on ``[low, high]`` by inversion, with its mean and second moment.
 
     ``low < high``, one of which may be infinite, and ``uniform`` in (0, 1) have one shape; so have the draw, ``E[x]`` and
@@ -39,7 +52,9 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
     mirror = low + high > 0
     a = xp.where(mirror, -high, low)
     b = xp.where(mirror, -low, high)
-    a = xp.maximum(a, clip(b, None, 0.0) - 40)  # there the density is 0 in double precision
+    a = xp.maximum(
+        a, clip(b, None, 0.0) - 40
+    )  # there the density is 0 in double precision
     inside = clip(b, _FAR, 40)
     p_a = special(xp).ndtr(xp.minimum(a, inside))
     p_b = special(xp).ndtr(inside)
@@ -55,9 +70,13 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
     if bool(xp.any(far)):
         flat = xp.reshape(far, (-1,))
         index = xp.nonzero(flat)[0]
-        tail_draws = _truncated_tail(*(xp.take(xp.reshape(v, (-1,)), index) for v in (a, b, uniform)))
+        tail_draws = _truncated_tail(
+            *(xp.take(xp.reshape(v, (-1,)), index) for v in (a, b, uniform))
+        )
         tail = [xp.reshape(spread_at_mask(v, flat), far.shape) for v in tail_draws]
-        draw, mean, second = (xp.where(far, t, c) for t, c in zip(tail, (draw, mean, second), strict=True))
+        draw, mean, second = (
+            xp.where(far, t, c) for t, c in zip(tail, (draw, mean, second), strict=True)
+        )
     draw = clip(draw, a, b)
     mean = clip(mean, a, b)
     second = xp.maximum(second, mean * mean)
@@ -106,7 +125,9 @@ def _matrix(sites: Array, tokens: int) -> Array:
     """Symmetric matrices (T, T, n) from their independent entries, the sites (n, C)."""
     xp = namespace(sites)
     index = xp.asarray(entry_sites(tokens), device=array_api_compat.device(sites))
-    return xp.reshape(xp.matrix_transpose(xp.take(sites, index, axis=1)), (tokens, tokens, -1))
+    return xp.reshape(
+        xp.matrix_transpose(xp.take(sites, index, axis=1)), (tokens, tokens, -1)
+    )
 
 
 def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
@@ -119,18 +140,28 @@ def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
     """
     xp = namespace(y, mean)
     h = _matrix(mean, tokens)
-    weight = _matrix(1 / xp.asarray(site_scales(tokens), **matching(mean))[None, :] ** 2, tokens)
+    weight = _matrix(
+        1 / xp.asarray(site_scales(tokens), **matching(mean))[None, :] ** 2, tokens
+    )
     columns = xp.arange(tokens, **matching(y))
-    points = xp.matrix_transpose(y)[:, None, :] == columns[None, :, None]  # row a at column b
+    points = (
+        xp.matrix_transpose(y)[:, None, :] == columns[None, :, None]
+    )  # row a at column b
     zero = xp.zeros_like(h)
     maxima = xp.sum(xp.where(points, h, zero), axis=1)
     maxima_weight = xp.sum(xp.where(points, weight, zero), axis=1)
     top = maxima
-    for _ in range(tokens):  # Newton on a piecewise linear function: every step settles one entry at least
+    for _ in range(
+        tokens
+    ):  # Newton on a piecewise linear function: every step settles one entry at least
         above = xp.where((h > top[:, None, :]) & ~points, weight, zero)
-        top = (maxima * maxima_weight + xp.sum(above * h, axis=1)) / (maxima_weight + xp.sum(above, axis=1))
+        top = (maxima * maxima_weight + xp.sum(above * h, axis=1)) / (
+            maxima_weight + xp.sum(above, axis=1)
+        )
     for _ in range(tokens):
-        top = xp.maximum(top, xp.max(xp.where(points, top[:, None, :], -math.inf), axis=0))
+        top = xp.maximum(
+            top, xp.max(xp.where(points, top[:, None, :], -math.inf), axis=0)
+        )
     capped = xp.minimum(h, xp.minimum(top[:, None, :], top[None, :, :]))
     raised = xp.where(points, top[:, None, :], capped)
     return xp.maximum(raised, xp.permute_dims(raised, (1, 0, 2)))
@@ -158,13 +189,23 @@ def _round(partner: tuple[int, ...], labels: Array, mean: Array) -> _Round:
     sites = [entry_sites(T)[a * T + partner[a]] for a in rows]
     position = [rows.index(min(a, partner[a])) for a in range(T)]
     row_index, partner_index, place = (
-        xp.asarray(i, device=device) for i in (rows, [partner[a] for a in rows], position)
+        xp.asarray(i, device=device)
+        for i in (rows, [partner[a] for a in rows], position)
     )
     column = xp.asarray(partner, **matching(labels))[:, None]
     in_round = (xp.arange(T, **matching(labels))[None, :] == column)[:, :, None]
     scale = xp.asarray([site_scales(T)[c] for c in sites], **matching(mean))[:, None]
     center = xp.stack([mean[:, c] for c in sites])
-    return _Round(sites, row_index, partner_index, place, in_round, labels == column, scale, center)
+    return _Round(
+        sites,
+        row_index,
+        partner_index,
+        place,
+        in_round,
+        labels == column,
+        scale,
+        center,
+    )
 
 
 def chain_moments(
@@ -194,7 +235,11 @@ def chain_moments(
     scales = xp.asarray(site_scales(tokens), **matching(omega))[None, :]
     unit = scales / xp.sqrt(V)
     mean = omega * unit
-    h = feasible_start(y, mean, tokens) if start is None else _matrix(start * unit, tokens)
+    h = (
+        feasible_start(y, mean, tokens)
+        if start is None
+        else _matrix(start * unit, tokens)
+    )
     h = xp.concat([h] * chains, axis=2)
     mean = xp.concat([mean] * chains, axis=0)
     labels = xp.concat([xp.matrix_transpose(y)] * chains, axis=1)
@@ -202,38 +247,67 @@ def chain_moments(
     totals: list[Any] = [0.0] * len(rounds)
     products: Any = 0.0
     for sweep in range(burn_in + sweeps):
-        for k, (sites, rows, partners, position, in_round, is_max, scale, center) in enumerate(rounds):
+        for k, (
+            sites,
+            rows,
+            partners,
+            position,
+            in_round,
+            is_max,
+            scale,
+            center,
+        ) in enumerate(rounds):
             rival = xp.max(xp.where(in_round, -math.inf, h), axis=1)
             low = xp.where(is_max, rival, -math.inf)
             high = xp.where(is_max, math.inf, rival)
             low = xp.maximum(xp.take(low, rows, axis=0), xp.take(low, partners, axis=0))
-            high = xp.minimum(xp.take(high, rows, axis=0), xp.take(high, partners, axis=0))
+            high = xp.minimum(
+                xp.take(high, rows, axis=0), xp.take(high, partners, axis=0)
+            )
             uniform = xp.asarray(rng.random((len(sites), n * chains)), **matching(h))
             # the start may hold an entry on its bound
             low = (low - center) / scale
             high = (high - center) / scale
             x, *moments = truncated_normal(low, xp.maximum(low, high), uniform)
-            h = xp.where(in_round, xp.take(center + scale * x, position, axis=0)[:, None, :], h)
+            h = xp.where(
+                in_round, xp.take(center + scale * x, position, axis=0)[:, None, :], h
+            )
             if sweep >= burn_in:
                 totals[k] = totals[k] + xp.stack(moments)
         if outer and sweep >= burn_in:
-            x = (xp.stack([h[a, b, :] for a, b in site_pairs(tokens)], axis=1) - mean) / scales
+            x = (
+                xp.stack([h[a, b, :] for a, b in site_pairs(tokens)], axis=1) - mean
+            ) / scales
             products = products + x[:, :, None] * x[:, None, :]
     order = xp.argsort(
-        xp.asarray([c for round_ in rounds for c in round_.sites], device=array_api_compat.device(omega))
+        xp.asarray(
+            [c for round_ in rounds for c in round_.sites],
+            device=array_api_compat.device(omega),
+        )
     )
-    averages = xp.permute_dims(xp.take(xp.concat(totals, axis=1), order, axis=1), (0, 2, 1)) / sweeps
+    averages = (
+        xp.permute_dims(xp.take(xp.concat(totals, axis=1), order, axis=1), (0, 2, 1))
+        / sweeps
+    )
     shift, square = (xp.reshape(averages[k, :, :], (chains, n, C)) for k in range(2))
-    return ChainMoments(shift, square, xp.reshape(products / sweeps, (chains, n, C, C)) if outer else None)
+    return ChainMoments(
+        shift,
+        square,
+        xp.reshape(products / sweeps, (chains, n, C, C)) if outer else None,
+    )
 
 
 class MatrixMoments(NamedTuple):
     """Posterior of the latents in units of the prior."""
 
     shift: Array  # (n, C) E[z - omega] / sqrt(V)
-    variance: Array  # (n, C) Var(z) / V; without bias, so that single values may be negative
+    variance: (
+        Array  # (n, C) Var(z) / V; without bias, so that single values may be negative
+    )
     outer: Array | None  # (n, C, C) E[(z - omega)(z - omega)^T] / V
-    square_error: Array  # (n,) mean over sites of the squared numerical error of `shift`
+    square_error: (
+        Array  # (n,) mean over sites of the squared numerical error of `shift`
+    )
 
 
 def exact_moments(
@@ -244,7 +318,10 @@ def exact_moments(
     log_partition, shift, mean_square = row_posterior(y, omega, V, tokens)
     variance, square = mean_square - shift**2, None
     if outer:
-        square = _response(y, omega, V, tokens, variance) + shift[:, :, None] * shift[:, None, :]
+        square = (
+            _response(y, omega, V, tokens, variance)
+            + shift[:, :, None] * shift[:, None, :]
+        )
     # of the integration, in prior widths
     moments = MatrixMoments(shift, variance, square, xp.full_like(shift[:, 0], 1e-5**2))
     # The windows of the integration may miss the posterior of a label that is less likely.
@@ -252,7 +329,9 @@ def exact_moments(
     if not bool(xp.any(unlikely)):
         return moments
     index = xp.nonzero(unlikely)[0]
-    sampled = gibbs_moments(xp.take(y, index, axis=0), xp.take(omega, index, axis=0), V, tokens, rng, outer)
+    sampled = gibbs_moments(
+        xp.take(y, index, axis=0), xp.take(omega, index, axis=0), V, tokens, rng, outer
+    )
     # Entries that are pressed together hardly move in a chain, and two such chains look alike.
     sampled = sampled._replace(square_error=clip(sampled.square_error, 0.1**2, None))
     return put_tuple(moments, unlikely, sampled)
@@ -269,7 +348,10 @@ def _response(y: Array, omega: Array, V: Array, tokens: int, variance: Array) ->
         for steps, weight in ((1, 2 / 3), (2, -1 / 12)):
             for sign in (1, -1):
                 moved = omega + (sign * steps * step) * root * eye[c, :][None, :]
-                slope = slope + (sign * weight / step) * row_posterior(y, moved, V, tokens).shift
+                slope = (
+                    slope
+                    + (sign * weight / step) * row_posterior(y, moved, V, tokens).shift
+                )
         rows.append(slope)
     response = xp.stack(rows, axis=1)
     response = symmetric(response) + eye[None, :, :]
@@ -277,11 +359,19 @@ def _response(y: Array, omega: Array, V: Array, tokens: int, variance: Array) ->
 
 
 def gibbs_moments(
-    y: Array, omega: Array, V: Array, tokens: int, rng: np.random.Generator, outer: bool, sweeps: int = SWEEPS
+    y: Array,
+    omega: Array,
+    V: Array,
+    tokens: int,
+    rng: np.random.Generator,
+    outer: bool,
+    sweeps: int = SWEEPS,
 ) -> MatrixMoments:
     """Posterior moments from two independent Gibbs chains, started near ``omega`` (n, C); their difference is the error."""
     xp = namespace(y, omega, V)
-    size = max(1, (1 << 17) // (2 * tokens**2)) * (1 if array_api_compat.is_numpy_namespace(xp) else 64)
+    size = max(1, (1 << 17) // (2 * tokens**2)) * (
+        1 if array_api_compat.is_numpy_namespace(xp) else 64
+    )
     batches = []
     for rows in blocks(y.shape[0], size):
         burn_in = max(16, sweeps // 4)
@@ -294,8 +384,17 @@ def gibbs_moments(
         square = None
         if chains.outer is not None:
             diagonal = identity_like(shift.shape[1], shift)[None, :, :] > 0
-            square = xp.where(diagonal, mean_square[:, :, None], (chains.outer[0, ...] + chains.outer[1, ...]) / 2)
+            square = xp.where(
+                diagonal,
+                mean_square[:, :, None],
+                (chains.outer[0, ...] + chains.outer[1, ...]) / 2,
+            )
         batches.append(
-            MatrixMoments(shift, mean_square - chain_1 * chain_2, square, xp.mean((chain_1 - chain_2) ** 2, axis=1) / 4)
+            MatrixMoments(
+                shift,
+                mean_square - chain_1 * chain_2,
+                square,
+                xp.mean((chain_1 - chain_2) ** 2, axis=1) / 4,
+            )
         )
     return joined(batches)

@@ -26,7 +26,9 @@ GRID_NODES = (64, 48)
 HERMITE_NODES = (32, 24)
 
 
-def _margins(y: Array, omega: Array, V: Array) -> tuple[list[Array], list[Array], Array]:
+def _margins(
+    y: Array, omega: Array, V: Array
+) -> tuple[list[Array], list[Array], Array]:
     """Signs of the two rows, their margins in standard deviations, and V (..., 1), in double precision."""
     xp = namespace(y, omega, V)
     z = xp.astype(omega[..., 0, :], xp.float64)
@@ -34,7 +36,9 @@ def _margins(y: Array, omega: Array, V: Array) -> tuple[list[Array], list[Array]
     scale = xp.sqrt(3 * variance)
     signs, kappas = [], []
     for row, site in ((0, 0), (1, 2)):
-        sign = xp.where(y[..., row] == row, xp.ones_like(z[..., 0]), -xp.ones_like(z[..., 0]))
+        sign = xp.where(
+            y[..., row] == row, xp.ones_like(z[..., 0]), -xp.ones_like(z[..., 0])
+        )
         signs.append(sign)
         kappas.append(sign * (ROOT2 * z[..., site] - z[..., 1]) / scale)
     return signs, kappas, variance
@@ -82,10 +86,14 @@ def posterior(y: Array, omega: Array, V: Array, *, second_moment: bool) -> Poste
         ]
         change = xp.stack([xp.stack(row, axis=-1) for row in rows], axis=-2) / 3
         moment = uncentered(
-            mean, variance[..., None, None] * (xp.eye(3, dtype=xp.float64, device=change.device) + change)
+            mean,
+            variance[..., None, None]
+            * (xp.eye(3, dtype=xp.float64, device=change.device) + change),
         )
         moment = xp.astype(moment, omega.dtype)
-    return Posterior(xp.astype(mean, omega.dtype), xp.astype(covariance, omega.dtype), moment)
+    return Posterior(
+        xp.astype(mean, omega.dtype), xp.astype(covariance, omega.dtype), moment
+    )
 
 
 def _gain(h: Array, k: Array, sign: int) -> Array:
@@ -99,7 +107,9 @@ def _gain(h: Array, k: Array, sign: int) -> Array:
 def _margin_grid(count: int) -> tuple[Array, Array, Array]:
     """Exponents (2, N) and weighted gain (2, N) on a triangular grid, and the quadrature rule (2, count)."""
     x, w = gauss_legendre(count, -CUT, CUT)
-    i, j = np.triu_indices(count)  # the gain does not change when the two rows change places
+    i, j = np.triu_indices(
+        count
+    )  # the gain does not change when the two rows change places
     weight = w[i] * w[j] * np.where(i == j, 1.0, 2.0)
     form, gain = [], []
     for sign in (1, -1):
@@ -118,9 +128,13 @@ def _from_grid(ratio: Array, count: int) -> Array:
     total = np.zeros_like(ratio)
     density = normal_density(x)
     edge = w * 3 * density**2 / ndtr(x)
-    narrow = np.exp(-x * x / (2 * ratio[:, None])) / np.sqrt(2 * math.pi * ratio[:, None])
+    narrow = np.exp(-x * x / (2 * ratio[:, None])) / np.sqrt(
+        2 * math.pi * ratio[:, None]
+    )
     for index, sign in enumerate((1, -1)):
-        weight = np.exp(-form[index] / ratio[:, None]) / (2 * math.pi * s * ratio[:, None])
+        weight = np.exp(-form[index] / ratio[:, None]) / (
+            2 * math.pi * s * ratio[:, None]
+        )
         total += 2 * (weight @ gain[index])
         # one row decided beyond CUT, the other one open; twice, for either row
         beyond = ndtr(-(CUT - sign * CORRELATION * x) / (s * np.sqrt(ratio[:, None])))
@@ -167,8 +181,13 @@ def information(q: Array, v: Array) -> tuple[Array, Array]:
     value = np.full(q.shape, np.inf)
     error = np.full(q.shape, np.inf)
     wide = (ratio >= SWITCH) & np.isfinite(ratio)
-    for chosen, rule, nodes in ((wide, _from_grid, GRID_NODES), (ratio < SWITCH, _from_hermite, HERMITE_NODES)):
+    for chosen, rule, nodes in (
+        (wide, _from_grid, GRID_NODES),
+        (ratio < SWITCH, _from_hermite, HERMITE_NODES),
+    ):
         if chosen.any():
-            fine, coarse = (rule(ratio[chosen], count) * (1 / (3 * v[chosen])) for count in nodes)
+            fine, coarse = (
+                rule(ratio[chosen], count) * (1 / (3 * v[chosen])) for count in nodes
+            )
             value[chosen], error[chosen] = fine, np.abs(fine - coarse) + 1e-13 * fine
     return value, error

@@ -14,13 +14,39 @@ from numpy.random import Generator
 
 from smimbench.backend import namespace
 from smimbench.derive import MixedChannel
-from smimbench.interfaces import Array, Host, ParameterError, Posterior, Sampling, Uncertain
-from smimbench.interfaces.checks import LARGEST, check_latents, check_number, check_whole
+from smimbench.interfaces import (
+    Array,
+    Host,
+    ParameterError,
+    Posterior,
+    Sampling,
+    Uncertain,
+)
+from smimbench.interfaces.checks import (
+    LARGEST,
+    check_latents,
+    check_number,
+    check_whole,
+)
 from smimbench.numerics import gauss_legendre, site_entries, site_pairs, site_scales
 from smimbench_attention.channels.attention.softmax.rows import RowSoftmax
-from smimbench_attention.channels.attention.softmax.two_layers import STEEPEST, TwoLayerAttention
-from smimbench_attention.channels.bases import AttentionChannel, SoftmaxChannel, log_softmax, softmax_vjp
-from smimbench_attention.channels.batches import array_like, normal_density, on_host, uncentered, uncertain_like
+from smimbench_attention.channels.attention.softmax.two_layers import (
+    STEEPEST,
+    TwoLayerAttention,
+)
+from smimbench_attention.channels.bases import (
+    AttentionChannel,
+    SoftmaxChannel,
+    log_softmax,
+    softmax_vjp,
+)
+from smimbench_attention.channels.batches import (
+    array_like,
+    normal_density,
+    on_host,
+    uncentered,
+    uncertain_like,
+)
 
 # Labels of two layers for differences of the information. Doubled: 1.6 times the time of one, and seldom an accurate value fewer.
 ROUGH = 1 << 11
@@ -77,13 +103,24 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         check_whole("tokens", self.tokens, 2)
         check_whole("layers", self.layers, 1, 2)
         if self.layers == 2 and self.tokens != 2:
-            raise ParameterError("layers", f"must be 1 for more than two tokens (tokens = {self.tokens}), got 2")
+            raise ParameterError(
+                "layers",
+                f"must be 1 for more than two tokens (tokens = {self.tokens}), got 2",
+            )
         if self.layers == 2 and not self.symmetric:
             raise ParameterError("layers", "must be 1 with symmetric = false, got 2")
-        check_number("beta", self.beta, positive=True, most=STEEPEST if self.layers == 2 else LARGEST)
+        check_number(
+            "beta",
+            self.beta,
+            positive=True,
+            most=STEEPEST if self.layers == 2 else LARGEST,
+        )
         check_number("skip", self.skip, positive=False)
         if self.layers == 1 and self.skip != 1.0:
-            raise ParameterError("skip", f"has no effect with layers = 1 and must be left out, got {self.skip}")
+            raise ParameterError(
+                "skip",
+                f"has no effect with layers = 1 and must be left out, got {self.skip}",
+            )
         _ = self._implementation  # checks the number of tokens
 
     @property
@@ -91,7 +128,11 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         """The channel of two layers, or of untied queries and keys, which are implemented separately; None for any other."""
         if not self.symmetric:
             return RowSoftmax(self.tokens, self.beta)
-        return TwoLayerAttention(beta=self.beta, skip=self.skip) if self.layers == 2 else None
+        return (
+            TwoLayerAttention(beta=self.beta, skip=self.skip)
+            if self.layers == 2
+            else None
+        )
 
     @property
     def components(self) -> int:
@@ -127,7 +168,13 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return None if self._implementation else partial(MixedAttentionSoftmax, self)
 
     def posterior(
-        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: Generator | None = None,
     ) -> Posterior:
         r"""Posterior of ``z ~ N(omega, V I_C)`` given the label, in closed form.
 
@@ -142,7 +189,9 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         ``rng`` is not used.
         """
         if implementation := self._implementation:
-            return implementation.posterior(y, omega, V, second_moment=second_moment, rng=rng)
+            return implementation.posterior(
+                y, omega, V, second_moment=second_moment, rng=rng
+            )
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
         u, distance = self._off_line(y, omega)
@@ -174,7 +223,9 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         quadratic = xp.sum(distance * distance, axis=(-2, -1)) / v
         return -0.5 * quadratic - 0.5 * (self.sites - 1) * xp.log(2 * math.pi * v)
 
-    def information(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
+    def information(
+        self, Q: Array, V: Array, *, labels: int | None = None
+    ) -> Uncertain:
         """``E sum_c g_c^2 = (T^2 + T - 2) / (2 V)``: all sites but one direction are known, for every Q.
 
         ``Q`` and ``V`` (..., 1, 1), leading axes are a batch; the result has their common shape. With two layers it is
@@ -199,14 +250,24 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         """
         if self.layers == 2:
             return 2.0
-        return float(self.sites - 1) if self.symmetric else RowSoftmax(self.tokens, self.beta).equations
+        return (
+            float(self.sites - 1)
+            if self.symmetric
+            else RowSoftmax(self.tokens, self.beta).equations
+        )
 
     @property
-    def generalization_error(self) -> Callable[[Array, Array], dict[str, Uncertain]] | None:  # type: ignore[override]
+    def generalization_error(  # type: ignore[override]
+        self,
+    ) -> Callable[[Array, Array], dict[str, Uncertain]] | None:
         """Prediction errors on a new label for two tokens and one layer; None otherwise, as quadrature has too many
         dimensions.
         """
-        return self._two_token_error if self.tokens == 2 and not self._implementation else None
+        return (
+            self._two_token_error
+            if self.tokens == 2 and not self._implementation
+            else None
+        )
 
     def _two_token_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
         r"""Squared error of the predicted probabilities, summed over the four entries of y.
@@ -226,18 +287,29 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         """
         q, v = (array[..., 0, 0] for array in on_host(Q, V))
         pairs = zip(q.ravel().tolist(), v.ravel().tolist())
-        errors = np.array([[_two_token_errors(*pair, self.beta, count) for count in NODES] for pair in pairs])
+        errors = np.array(
+            [
+                [_two_token_errors(*pair, self.beta, count) for count in NODES]
+                for pair in pairs
+            ]
+        )
         by_predictor = {}
-        for key, fine, coarse in zip(("bayes", "plugin", "constant"), errors[:, 0].T, errors[:, 1].T, strict=True):
+        for key, fine, coarse in zip(
+            ("bayes", "plugin", "constant"), errors[:, 0].T, errors[:, 1].T, strict=True
+        ):
             error = np.abs(fine - coarse) + 1e-14 * fine
-            by_predictor[key] = uncertain_like(V, fine.reshape(q.shape), error.reshape(q.shape), "quadrature")
+            by_predictor[key] = uncertain_like(
+                V, fine.reshape(q.shape), error.reshape(q.shape), "quadrature"
+            )
         return by_predictor
 
     def _off_line(self, y: Array, omega: Array) -> tuple[Array, Array]:
         """Free direction u (C,) that the label leaves unknown, and the part of ``z0 - omega`` orthogonal to it."""
         u, z0 = self._line(y, omega)
         shift = z0 - omega[..., 0, :]
-        projection = namespace(y, omega).sum(shift * u, axis=-1, keepdims=True) * (2.0 / self.tokens**2)
+        projection = namespace(y, omega).sum(shift * u, axis=-1, keepdims=True) * (
+            2.0 / self.tokens**2
+        )
         return u, (shift - projection * u)[..., None, :]
 
     def _line(self, y: Array, omega: Array) -> tuple[Array, Array]:
@@ -248,8 +320,14 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         device = array_api_compat.device(y)
         flat = xp.reshape(y, (*y.shape[:-2], T * T))
         # The normalization of row a cancels against that of the last row: h_aT = h_Ta appears in both.
-        places = site_entries(T), [a * T + T - 1 for a, _ in pairs], [(T - 1) * T + a for a, _ in pairs]
-        entry, row, normalizer = (xp.take(flat, xp.asarray(index, device=device), axis=-1) for index in places)
+        places = (
+            site_entries(T),
+            [a * T + T - 1 for a, _ in pairs],
+            [(T - 1) * T + a for a, _ in pairs],
+        )
+        entry, row, normalizer = (
+            xp.take(flat, xp.asarray(index, device=device), axis=-1) for index in places
+        )
         u = array_like([1 / s for s in site_scales(T)], omega)
         return u, (entry - (row - normalizer)) * (u / self.beta)
 
@@ -258,7 +336,13 @@ class MixedAttentionSoftmax(MixedChannel):
     """One layer whose latents are mixed, ``z = A zeta``: the label leaves the direction ``A^(-1) u`` unknown."""
 
     def posterior(
-        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: Generator | None = None,
     ) -> Posterior:
         """Posterior of zeta, Gaussian along one line; arguments as for the channel."""
         xp = namespace(y, omega, V)
@@ -266,8 +350,17 @@ class MixedAttentionSoftmax(MixedChannel):
         free = self.apply(self.inverse, u)
         shift = self.apply(self.inverse, z0) - omega[..., 0, :]
         free = free / xp.sqrt(xp.sum(free * free))
-        mean = omega + (shift - xp.sum(shift * free, axis=-1, keepdims=True) * free)[..., None, :]
-        moment = uncentered(mean, V[..., None, :, :] * (free[:, None] * free[None, :])) if second_moment else None
+        mean = (
+            omega
+            + (shift - xp.sum(shift * free, axis=-1, keepdims=True) * free)[
+                ..., None, :
+            ]
+        )
+        moment = (
+            uncentered(mean, V[..., None, :, :] * (free[:, None] * free[None, :]))
+            if second_moment
+            else None
+        )
         return Posterior(mean, V / len(self.mixing), moment)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
@@ -291,7 +384,10 @@ def _two_token_errors(q: float, v: float, beta: float, count: int) -> Host:
     # As a function of m the integrand has the steepness of s itself and of s smoothed over u.
     scales = [1 / beta, width]
     (t,), (weights,) = _normal_panels(np.zeros(1), omega_width, scales, count)
-    t, weights = t[weights > 0], weights[weights > 0]  # about half of the panels lie beyond the reach and are empty
+    t, weights = (
+        t[weights > 0],
+        weights[weights > 0],
+    )  # about half of the panels lie beyond the reach and are empty
     variance, square = _logistic_spread(omega_width * t, width, beta, count)
     bayes = weights @ variance
     plugin = weights @ square
@@ -319,16 +415,24 @@ def _logistic_spread(m: Host, width: float, beta: float, count: int) -> tuple[An
     return mean_square - mean**2, mean_square
 
 
-def _normal_panels(center: Host, width: float, scales: list[float], count: int) -> tuple[Host, Host]:
+def _normal_panels(
+    center: Host, width: float, scales: list[float], count: int
+) -> tuple[Host, Host]:
     """Quadrature nodes x (k, N) and weights for ``x ~ N(0, 1)``, graded around the zero of ``center + width x``."""
     reach = 9.0  # leaves out 1e-19
-    ladder = np.outer(scales, (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)).ravel()  # distances from the step, in its widths
+    ladder = np.outer(
+        scales, (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+    ).ravel()  # distances from the step, in its widths
     distance = np.concatenate([-ladder, ladder]) - center[:, None]
     with np.errstate(over="ignore"):
         steps = distance / width if width > 0 else np.where(distance > 0, reach, -reach)
     grid = np.broadcast_to(np.linspace(-reach, reach, 9), (len(center), 9))
-    edges = np.sort(np.concatenate([grid, np.clip(steps, -reach, reach)], axis=1), axis=1)
+    edges = np.sort(
+        np.concatenate([grid, np.clip(steps, -reach, reach)], axis=1), axis=1
+    )
     nodes, weights = gauss_legendre(count)
     half = np.diff(edges, axis=1)[:, :, None] / 2
     x = edges[:, :-1, None] + half * (1 + nodes)
-    return x.reshape(len(center), -1), (half * weights * normal_density(x)).reshape(len(center), -1)
+    return x.reshape(len(center), -1), (half * weights * normal_density(x)).reshape(
+        len(center), -1
+    )

@@ -28,7 +28,8 @@ class RowSoftmax:
     def __post_init__(self) -> None:
         if self.tokens < 3:
             raise ParameterError(
-                "tokens", "must be at least 3 with symmetric = false: rows with a single entry carry no information"
+                "tokens",
+                "must be at least 3 with symmetric = false: rows with a single entry carry no information",
             )
 
     @property
@@ -57,14 +58,22 @@ class RowSoftmax:
         return xp.reshape(shift - xp.mean(shift, axis=-1, keepdims=True), omega.shape)
 
     def posterior(
-        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: Generator | None = None,
     ) -> Posterior:
         """Mean ``omega + (I - 1 1^T / (T - 1)) (z0 - omega)`` and covariance ``V 1 1^T / (T - 1)`` of every row."""
         mean, moment = omega + self._observed_shift(y, omega), None
         if second_moment:
             xp, T = namespace(y, omega, V), self.tokens
             row = xp.reshape(identity_like(T, omega), (T, 1, T, 1)) / (T - 1)
-            outer = xp.reshape(xp.broadcast_to(row, (T, T - 1, T, T - 1)), (T * (T - 1), T * (T - 1)))
+            outer = xp.reshape(
+                xp.broadcast_to(row, (T, T - 1, T, T - 1)), (T * (T - 1), T * (T - 1))
+            )
             moment = uncentered(mean, V[..., None, :, :] * outer)
         return Posterior(mean, V / (self.tokens - 1), moment)
 
@@ -72,9 +81,14 @@ class RowSoftmax:
         """Log-density of the label with respect to the known combinations of latents."""
         xp, v = namespace(y, omega, V), V[0, 0]
         shift = self._observed_shift(y, omega)
-        return -0.5 * (xp.sum(shift * shift, axis=(-2, -1)) / v + self.equations * xp.log(2 * math.pi * v))
+        return -0.5 * (
+            xp.sum(shift * shift, axis=(-2, -1)) / v
+            + self.equations * xp.log(2 * math.pi * v)
+        )
 
-    def information(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
+    def information(
+        self, Q: Array, V: Array, *, labels: int | None = None
+    ) -> Uncertain:
         """``E sum_c g_c^2 = T (T - 2) / V``, for every Q and beta."""
         V = namespace(Q, V).broadcast_arrays(Q, V)[1]
         return Uncertain(self.equations / V, 0.0, "closed form")

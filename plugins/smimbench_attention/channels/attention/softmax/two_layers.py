@@ -13,9 +13,24 @@ from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Array, Host, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents
 from smimbench.numerics import normal_scrambles, symmetric_root
-from smimbench_attention.channels.attention.softmax.weight import ACCURACY, DIRECTIONS, ROOT2, reduced
-from smimbench_attention.channels.bases import AttentionChannel, SoftmaxChannel, log_softmax, softmax_vjp
-from smimbench_attention.channels.batches import array_like, identity_like, on_host, uncertain_like
+from smimbench_attention.channels.attention.softmax.weight import (
+    ACCURACY,
+    DIRECTIONS,
+    ROOT2,
+    reduced,
+)
+from smimbench_attention.channels.bases import (
+    AttentionChannel,
+    SoftmaxChannel,
+    log_softmax,
+    softmax_vjp,
+)
+from smimbench_attention.channels.batches import (
+    array_like,
+    identity_like,
+    on_host,
+    uncertain_like,
+)
 
 STEEPEST = 8.0
 """Largest beta: above it the weights are narrower than the integrals find; doubled, posteriors come out as NaN."""
@@ -67,9 +82,13 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         attention, mixing, second, M = self._layers(z)
         outer = softmax_vjp(xp.exp(log_softmax(self.beta * M)), cotangent, self.beta)
         to_second = xp.matmul(xp.matmul(xp.matrix_transpose(mixing), outer), mixing)
-        to_mixing = xp.matmul(xp.matmul(outer + xp.matrix_transpose(outer), mixing), second)
+        to_mixing = xp.matmul(
+            xp.matmul(outer + xp.matrix_transpose(outer), mixing), second
+        )
         to_first = softmax_vjp(attention, to_mixing, self.beta)
-        return xp.stack([self._to_latents(to_first), self._to_latents(to_second)], axis=-2)
+        return xp.stack(
+            [self._to_latents(to_first), self._to_latents(to_second)], axis=-2
+        )
 
     def _layers(self, z: Array) -> tuple[Array, Array, Array, Array]:
         """First layer's attention matrix, mixing matrix B, second-layer fields h_2 and M, each (..., n, 2, 2)."""
@@ -78,10 +97,21 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         attention = xp.exp(log_softmax(self.beta * self._matrix(z[..., 0, :])))
         mixing = self.skip * identity_like(2, z) + attention
         second = self._matrix(z[..., 1, :])
-        return attention, mixing, second, xp.matmul(xp.matmul(mixing, second), xp.matrix_transpose(mixing))
+        return (
+            attention,
+            mixing,
+            second,
+            xp.matmul(xp.matmul(mixing, second), xp.matrix_transpose(mixing)),
+        )
 
     def posterior(
-        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: Generator | None = None,
     ) -> Posterior:
         """Posterior of ``z ~ N(omega, V (x) I_3)`` given the label.
 
@@ -97,15 +127,23 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         sums = integrals(samples, weight)
         # one sample in so many is integrated twice for the error
         checked = min(max(16, n // 64), n)
-        refined = integrals(samples[:checked], weight, ACCURACY.fine_variation, quick=False)
-        difference = float(np.mean((refined.mean - sums.mean[:checked]) ** 2)) if checked else 0.0
+        refined = integrals(
+            samples[:checked], weight, ACCURACY.fine_variation, quick=False
+        )
+        difference = (
+            float(np.mean((refined.mean - sums.mean[:checked]) ** 2))
+            if checked
+            else 0.0
+        )
         means = to_host(omega).astype(np.float64)
         matrix = to_host(V).astype(np.float64)
         directions = np.array(DIRECTIONS[:2])
         # (a_1, b_1, a_2, b_2) in their own units, each layer and direction apart
         unit = np.repeat(np.sqrt(np.diagonal(matrix)), 2)
         mean = means + (sums.mean * unit).reshape(n, 2, 2) @ directions
-        inner = (sums.square - sums.mean[:, :, None] * sums.mean[:, None, :]) * np.outer(unit, unit)
+        inner = (
+            sums.square - sums.mean[:, :, None] * sums.mean[:, None, :]
+        ) * np.outer(unit, unit)
         # of no samples nothing is known
         average = (inner.mean(axis=0) if n else np.zeros((4, 4))).reshape(2, 2, 2, 2)
         covariance = (average[:, 0, :, 0] + average[:, 1, :, 1] + matrix) / 3
@@ -117,17 +155,25 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
             total = lift @ inner @ lift.T + hidden + flat[:, :, None] * flat[:, None, :]
             second = array_like(total.reshape(n, 2, 3, 2, 3), omega)
         # two of three directions are integrated; what was given up may be wrong by a prior width
-        error = math.sqrt((difference + float(np.mean(sums.unreliable)) if n else 0.0) * 2 / 3)
-        return Posterior(array_like(mean, omega), array_like(covariance, omega), second, error)
+        error = math.sqrt(
+            (difference + float(np.mean(sums.unreliable)) if n else 0.0) * 2 / 3
+        )
+        return Posterior(
+            array_like(mean, omega), array_like(covariance, omega), second, error
+        )
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """Logarithm (n,) of the density of the two margins ``(M_11 - M_12, M_22 - M_12)`` of the label."""
         from smimbench_attention.channels.attention.softmax.quadrature import integrals
 
         check_latents(omega, 2, 3)
-        return array_like(integrals(*reduced(self.beta, self.skip, y, omega, V)).log_weight, omega)
+        return array_like(
+            integrals(*reduced(self.beta, self.skip, y, omega, V)).log_weight, omega
+        )
 
-    def information(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
+    def information(
+        self, Q: Array, V: Array, *, labels: int | None = None
+    ) -> Uncertain:
         """``E sum_c g_c g_c^T`` (..., 2, 2) with ``omega ~ N(0, Q (x) I_3)``; leading axes are a batch.
 
         Both layers see the same inputs and, with a prior of nonzero mean, share a part of their signals: Q
@@ -139,11 +185,15 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         samples = 1 << 15 if labels is None else labels
         batch = zip(q.reshape(-1, 2, 2), v.reshape(-1, 2, 2))
         pairs = [self._sampled_information(samples, *pair) for pair in batch]
-        value, error = (np.array([p[k] for p in pairs]).reshape(q.shape) for k in (0, 1))
+        value, error = (
+            np.array([p[k] for p in pairs]).reshape(q.shape) for k in (0, 1)
+        )
         method = f"Monte Carlo ({ACCURACY.scrambles} scrambles of {samples // ACCURACY.scrambles} Sobol points)"
         return uncertain_like(Q, value, error, method)
 
-    def _sampled_information(self, samples: int, Q: Array, V: Array) -> tuple[Array, Array]:
+    def _sampled_information(
+        self, samples: int, Q: Array, V: Array
+    ) -> tuple[Array, Array]:
         r"""Estimate and standard error of ``E sum_c g_c g_c^T``, host arrays (2, 2), at one (Q, V).
 
         A crude posterior mean, by Gauss-Hermite around the likeliest point near the truth, is almost
@@ -153,33 +203,64 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         scrambles = ACCURACY.scrambles
         exact_count = max(2 * scrambles, samples // ACCURACY.correction_share)
         crude, _ = self._label_products(Q, V, _normals(samples, 0), exact=False)
-        exact, control = self._label_products(Q, V, _normals(exact_count, 1), exact=True)
+        exact, control = self._label_products(
+            Q, V, _normals(exact_count, 1), exact=True
+        )
         crude_mean = crude.reshape(3, scrambles, -1).mean(axis=2)
         centered = control - control.mean(axis=1, keepdims=True)
-        slope = np.linalg.lstsq(centered.T, (exact - exact.mean(axis=1, keepdims=True)).T, rcond=None)[0].T
+        slope = np.linalg.lstsq(
+            centered.T, (exact - exact.mean(axis=1, keepdims=True)).T, rcond=None
+        )[0].T
         residual = (exact - slope @ control).reshape(3, scrambles, -1).mean(axis=2)
         mean = slope @ crude_mean.mean(axis=1) + residual.mean(axis=1)
-        error = np.hypot((slope @ crude_mean).std(axis=1, ddof=1), residual.std(axis=1, ddof=1)) / math.sqrt(scrambles)
+        error = np.hypot(
+            (slope @ crude_mean).std(axis=1, ddof=1), residual.std(axis=1, ddof=1)
+        ) / math.sqrt(scrambles)
         order = np.array([[0, 2], [2, 1]])
         return mean[order], error[order]
 
-    def _label_products(self, Q: Array, V: Array, normal: Array, *, exact: bool) -> tuple[Array, Array]:
+    def _label_products(
+        self, Q: Array, V: Array, normal: Array, *, exact: bool
+    ) -> tuple[Array, Array]:
         """Products ``sum_c g_c g_c^T`` of labels, entries 11, 22 and 12 (3, N): exact if requested, and from crude means."""
-        from smimbench_attention.channels.attention.softmax.quadrature import crude_means, integrals
+        from smimbench_attention.channels.attention.softmax.quadrature import (
+            crude_means,
+            integrals,
+        )
 
         # (sample, layer, direction)
         omega = np.einsum("lk,nkd->nld", symmetric_root(Q), normal[:, 0])
         truth = omega + np.einsum("lk,nkd->nld", symmetric_root(V), normal[:, 1])
         directions = np.array(DIRECTIONS[:2])
-        samples, weight = reduced(self.beta, self.skip, self.forward(truth @ directions), omega @ directions, V)
-        means = [crude_means(samples, weight, truth[:, 0, 0] * (ROOT2 * self.beta), truth[:, 0, 1] * (2 * self.beta))]
+        samples, weight = reduced(
+            self.beta,
+            self.skip,
+            self.forward(truth @ directions),
+            omega @ directions,
+            V,
+        )
+        means = [
+            crude_means(
+                samples,
+                weight,
+                truth[:, 0, 0] * (ROOT2 * self.beta),
+                truth[:, 0, 1] * (2 * self.beta),
+            )
+        ]
         if exact:
             means.insert(0, integrals(samples, weight, ACCURACY.crude_variation).mean)
         inverse, unit = np.linalg.inv(V), np.sqrt(np.diagonal(V))[:, None]
         products = []
         for mean in means:
             g = np.einsum("lk,nkd->nld", inverse, mean.reshape(-1, 2, 2) * unit)
-            products.append(np.stack([np.sum(g[:, i] * g[:, j], axis=1) for i, j in ((0, 0), (1, 1), (0, 1))]))
+            products.append(
+                np.stack(
+                    [
+                        np.sum(g[:, i] * g[:, j], axis=1)
+                        for i, j in ((0, 0), (1, 1), (0, 1))
+                    ]
+                )
+            )
         return products[0], products[-1]
 
 
@@ -187,5 +268,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
 def _normals(count: int, stream: int) -> Host:
     """Quasi-random standard normals (sample, mean or residual, layer, direction), scramble by scramble."""
     size = 1 << round(math.log2(max(2, count // ACCURACY.scrambles)))
-    points = normal_scrambles(8, size, ACCURACY.scrambles, "two layers of attention: labels", stream)
+    points = normal_scrambles(
+        8, size, ACCURACY.scrambles, "two layers of attention: labels", stream
+    )
     return points.reshape(-1, 2, 2, 2)

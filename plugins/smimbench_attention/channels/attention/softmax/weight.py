@@ -31,7 +31,11 @@ from smimbench.interfaces import Array, Host
 
 ROOT2, ROOT8 = math.sqrt(2.0), math.sqrt(8.0)
 # rows: the directions of a and b, and the one that no label sees, in the latents (z_11, z_12, z_22)
-DIRECTIONS = ((0.5, -1 / ROOT2, 0.5), (1 / ROOT2, 0.0, -1 / ROOT2), (0.5, 1 / ROOT2, 0.5))
+DIRECTIONS = (
+    (0.5, -1 / ROOT2, 0.5),
+    (1 / ROOT2, 0.0, -1 / ROOT2),
+    (0.5, 1 / ROOT2, 0.5),
+)
 
 
 class QuadratureAccuracy(NamedTuple):
@@ -122,7 +126,9 @@ class Sums(NamedTuple):
     unreliable: Host  # (n,) 1 where given up before it was accurate, or the weight may lie outside the square; else 0
 
 
-def reduced(beta: float, skip: float, y: Array, omega: Array, V: Array) -> tuple[Host, Weight]:
+def reduced(
+    beta: float, skip: float, y: Array, omega: Array, V: Array
+) -> tuple[Host, Weight]:
     """Fields (n, 6) of ``Sample`` except the ridge, and the weight.
 
     Raises
@@ -136,11 +142,21 @@ def reduced(beta: float, skip: float, y: Array, omega: Array, V: Array) -> tuple
     v12 = float((host[0, 1] + host[1, 0]) / 2)
     if not (v1 > 0 and v2 * v1 - v12 * v12 > 0):
         raise ValueError(f"V must be positive definite, got {host.tolist()}")
-    margins = np.stack([labels[:, 0, 0] - labels[:, 0, 1], labels[:, 1, 1] - labels[:, 1, 0]], axis=1) / beta
+    margins = (
+        np.stack(
+            [labels[:, 0, 0] - labels[:, 0, 1], labels[:, 1, 1] - labels[:, 1, 0]],
+            axis=1,
+        )
+        / beta
+    )
     center = (means @ np.transpose(DIRECTIONS[:2])).reshape(-1, 4)
     scales = np.array([ROOT2 * beta, 2 * beta, 1.0, 1.0])
-    samples = np.column_stack([center * scales, margins.sum(axis=1) / ROOT8, margins[:, 0]])
+    samples = np.column_stack(
+        [center * scales, margins.sum(axis=1) / ROOT8, margins[:, 0]]
+    )
     unit = beta * math.sqrt(v1)
     crossing = math.log((1 - skip) / (1 + skip)) if skip < 1 else 0.0
     lift = v12 / v1 * math.sqrt(v1)
-    return samples, Weight(beta, skip, v1, v2 - v12 * v12 / v1, lift, ROOT2 * unit, 2 * unit, crossing)
+    return samples, Weight(
+        beta, skip, v1, v2 - v12 * v12 / v1, lift, ROOT2 * unit, 2 * unit, crossing
+    )

@@ -14,9 +14,19 @@ from smimbench.backend import namespace
 from smimbench.interfaces import Array, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents
 from smimbench_attention.channels.bases import HardmaxChannel, SequenceChannel
-from smimbench_attention.channels.batches import on_host, shifted_second_moment, uncertain_like
-from smimbench_attention.channels.sequence.hardmax.information import scaled_information, susceptibility_without_overlap
-from smimbench_attention.channels.sequence.hardmax.posterior import TokenMoments, posterior_moments
+from smimbench_attention.channels.batches import (
+    on_host,
+    shifted_second_moment,
+    uncertain_like,
+)
+from smimbench_attention.channels.sequence.hardmax.information import (
+    scaled_information,
+    susceptibility_without_overlap,
+)
+from smimbench_attention.channels.sequence.hardmax.posterior import (
+    TokenMoments,
+    posterior_moments,
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,13 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         return xp.where(row > 0, highest, lowest)
 
     def posterior(
-        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: Generator | None = None,
     ) -> Posterior:
         """Posterior of ``z ~ N(omega, V (x) I_M)`` given the positions of the row maxima.
 
@@ -77,24 +93,39 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         second = None
         if moments.outer is not None:
             flat = xp.astype(omega[:, 0, :], xp.float64)
-            second = shifted_second_moment(flat, shift, deviation**2 * moments.outer, omega.dtype)
+            second = shifted_second_moment(
+                flat, shift, deviation**2 * moments.outer, omega.dtype
+            )
         mean = omega + xp.astype(shift[:, None, :], omega.dtype)
-        return Posterior(mean, xp.astype(xp.reshape(variance, (1, 1)), omega.dtype), second)
+        return Posterior(
+            mean, xp.astype(xp.reshape(variance, (1, 1)), omega.dtype), second
+        )
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """Log-probability ``log P(y | omega, V)`` (n,), with arguments as in ``posterior``."""
         moments = self._moments(y, omega, V, False)[1]
         return namespace(omega).astype(moments.log_partition, omega.dtype)
 
-    def _moments(self, y: Array, omega: Array, V: Array, full: bool) -> tuple[Array, TokenMoments]:
+    def _moments(
+        self, y: Array, omega: Array, V: Array, full: bool
+    ) -> tuple[Array, TokenMoments]:
         """Posterior moments in units of ``sqrt(V)``, and ``sqrt(V)``; raises an error for impossible labels."""
         xp = namespace(omega)
         check_latents(omega, 1, self.tokens)
         second = xp.max(xp.where(y != y[:, :1], y, -1), axis=-1, keepdims=True)
-        if bool(xp.any((xp.take_along_axis(y, y, axis=-1) != y) | ((y != y[:, :1]) & (y != second)))):
-            raise ValueError("labels must name at most two tokens, each of which names itself")
+        if bool(
+            xp.any(
+                (xp.take_along_axis(y, y, axis=-1) != y)
+                | ((y != y[:, :1]) & (y != second))
+            )
+        ):
+            raise ValueError(
+                "labels must name at most two tokens, each of which names itself"
+            )
         deviation = xp.sqrt(xp.astype(V[0, 0], xp.float64))
-        return deviation, posterior_moments(y, xp.astype(omega[:, 0, :], xp.float64) / deviation, full)
+        return deviation, posterior_moments(
+            y, xp.astype(omega[:, 0, :], xp.float64) / deviation, full
+        )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
         """``E sum_m g_m^2`` (..., 1, 1) with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0.

@@ -68,7 +68,11 @@ def small_error_limit(tokens: int) -> float:
     """
     x, w = gauss_legendre(200)
     sign_integral = 14 * float(np.sum(w * _sign_information(14 * x)))
-    return sign_integral * (tokens + tokens * (tokens - 1) * _mean_pair_leads(tokens) / 2) / math.sqrt(2 * math.pi)
+    return (
+        sign_integral
+        * (tokens + tokens * (tokens - 1) * _mean_pair_leads(tokens) / 2)
+        / math.sqrt(2 * math.pi)
+    )
 
 
 @cache
@@ -83,11 +87,27 @@ def scaled_information(tokens: int) -> Polynomials:
         # degree of the polynomial; doubled: its error falls from 5e-10 to rounding
         degree = 32
         s = lobatto_points(degree + 1)
-        exact = [limit, *(two_token_information(float(x)) * x / (1 - x * x) / x**2 for x in s[1:-1]), susceptibility]
-        return Polynomials(np.polynomial.chebyshev.chebfit(2 * s - 1, np.array(exact), degree)[:, None], 2e-9)
+        exact = [
+            limit,
+            *(
+                two_token_information(float(x)) * x / (1 - x * x) / x**2
+                for x in s[1:-1]
+            ),
+            susceptibility,
+        ]
+        return Polynomials(
+            np.polynomial.chebyshev.chebfit(2 * s - 1, np.array(exact), degree)[
+                :, None
+            ],
+            2e-9,
+        )
     s = lobatto_points(13)
     values = np.stack(
-        [limit + np.zeros(8), *(information_estimates(tokens, float(x)) for x in s[1:-1]), susceptibility + np.zeros(8)]
+        [
+            limit + np.zeros(8),
+            *(information_estimates(tokens, float(x)) for x in s[1:-1]),
+            susceptibility + np.zeros(8),
+        ]
     )
     return fitted(s, values, np.maximum(values.std(axis=1, ddof=1), 1e-5), 10, 3e-4)
 
@@ -112,9 +132,13 @@ def information_estimates(tokens: int, s: float) -> Host:
     samples, controls = [], []
     for scramble in range(8):
         # the names of the streams seed the points, so they must not change
-        points = [normal_points(tokens, NORMAL_POINTS, "sequence hardmax: base", scramble)]
+        points = [
+            normal_points(tokens, NORMAL_POINTS, "sequence hardmax: base", scramble)
+        ]
         for k, plane in enumerate(planes):
-            normal = normal_points(tokens, PLANE_POINTS, "sequence hardmax: layer", scramble, k)
+            normal = normal_points(
+                tokens, PLANE_POINTS, "sequence hardmax: layer", scramble, k
+            )
             points.append(normal - (1 - width) * np.outer(normal @ plane, plane))
         omega = np.concatenate(points)
         distance = omega @ planes.T
@@ -122,20 +146,29 @@ def information_estimates(tokens: int, s: float) -> Host:
         weight = 1 / (NORMAL_POINTS + PLANE_POINTS * denser.sum(axis=1))
         one_plane = _sign_information(distance / ratio)
         leads = np.stack([_pair_leads(omega, a, b) for a, b in pairs], axis=1)
-        control_variates = np.concatenate([np.ones((len(omega), 1)), one_plane, one_plane[:, tokens:] * leads], axis=1)
+        control_variates = np.concatenate(
+            [np.ones((len(omega), 1)), one_plane, one_plane[:, tokens:] * leads], axis=1
+        )
         total = np.zeros(len(omega))
         for label in all_labels(tokens):
             # skipping less likely labels changes the sum by 4e-12
             likely = np.flatnonzero(_probability_bound(label, omega / ratio) > 1e-12)
-            moments = posterior_moments(np.broadcast_to(label, (len(likely), tokens)), omega[likely] / ratio, False)
-            total[likely] += np.exp(moments.log_partition) * np.sum(moments.shift**2, axis=1)
+            moments = posterior_moments(
+                np.broadcast_to(label, (len(likely), tokens)),
+                omega[likely] / ratio,
+                False,
+            )
+            total[likely] += np.exp(moments.log_partition) * np.sum(
+                moments.shift**2, axis=1
+            )
         samples.append(weight * total)
         controls.append(weight[:, None] * control_variates)
     estimates = []
     for scramble, (y, x) in enumerate(zip(samples, controls)):
         # Regress on the other scrambles only: a fit to these points would bias the mean.
         other_controls, other_samples = (
-            np.concatenate(rows[:scramble] + rows[scramble + 1 :]) for rows in (controls, samples)
+            np.concatenate(rows[:scramble] + rows[scramble + 1 :])
+            for rows in (controls, samples)
         )
         slope = np.linalg.lstsq(other_controls, other_samples, rcond=1e-10)[0]
         estimates.append(float((y - x @ slope).sum() + means @ slope) / (s * q))
@@ -148,7 +181,10 @@ def _probability_bound(label: Host, a: Host) -> Host:
     gap = (a[:, label] - a) / math.sqrt(2)
     followers, ndtr = label != np.arange(len(label)), special(np).ndtr
     bounds = [
-        np.minimum(ndtr(sign * a), np.where(followers, ndtr(sign * gap), 1.0)).min(axis=1) for sign in (above, -above)
+        np.minimum(ndtr(sign * a), np.where(followers, ndtr(sign * gap), 1.0)).min(
+            axis=1
+        )
+        for sign in (above, -above)
     ]
     return np.asarray(sum(bounds))
 
@@ -178,7 +214,11 @@ def _mean_pair_leads(tokens: int) -> float:
     """Mean of ``_pair_leads`` where tokens a and b are equal."""
     x, w = gauss_legendre(200)
     v = 4 * (x + 1)
-    return 8 * float(np.sum(w * np.exp(-(v**2)) * special(np).ndtr(v) ** (tokens - 2))) / math.sqrt(math.pi)
+    return (
+        8
+        * float(np.sum(w * np.exp(-(v**2)) * special(np).ndtr(v) ** (tokens - 2)))
+        / math.sqrt(math.pi)
+    )
 
 
 def two_token_information(s: float) -> float:
@@ -189,7 +229,9 @@ def two_token_information(s: float) -> float:
         np.concatenate([-half_rule[0][::-1], half_rule[0]]),
         np.concatenate([half_rule[1][::-1], half_rule[1]]),
     ]
-    h, k = (axis.ravel() for axis in np.meshgrid(full_rule[0], half_rule[0], indexing="ij"))
+    h, k = (
+        axis.ravel() for axis in np.meshgrid(full_rule[0], half_rule[0], indexing="ij")
+    )
     weight = np.outer(full_rule[1], half_rule[1]).ravel()
     near = np.minimum(np.abs(h), np.abs(k)) < FAR
     h, k, weight = h[near], k[near], weight[near]
@@ -197,7 +239,14 @@ def two_token_information(s: float) -> float:
     def integral(square: Host, probability: Host, gradient: Host) -> float:
         # |a|^2, and the squared length of the gradient of the probability
         density = np.exp(-square / (2 * width**2)) / (2 * math.pi * width**2)
-        return float(np.sum(weight * density * gradient / np.maximum(probability, np.finfo(float).tiny)))
+        return float(
+            np.sum(
+                weight
+                * density
+                * gradient
+                / np.maximum(probability, np.finfo(float).tiny)
+            )
+        )
 
     # h and k > 0 cover half of the plane; the other half is its mirror image, which labels cannot distinguish.
     return 2 * integral(*_opposite(h, k)) + 4 * math.sqrt(2) * integral(*_equal(h, k))
@@ -232,5 +281,12 @@ def _equal(h: Host, k: Host) -> tuple[Host, Host, Host]:
     below = log_cdf(-h, -k, -1 / root)
     up = np.exp(above.value)
     down = np.exp(below.value)
-    by_h, by_k = (up * slope_above - down * slope_below for slope_above, slope_below in zip(above[1:3], below[1:3]))
-    return (h + root * k) ** 2 + h**2, up + down, (by_k / root) ** 2 + (by_h - by_k / root) ** 2
+    by_h, by_k = (
+        up * slope_above - down * slope_below
+        for slope_above, slope_below in zip(above[1:3], below[1:3])
+    )
+    return (
+        (h + root * k) ** 2 + h**2,
+        up + down,
+        (by_k / root) ** 2 + (by_h - by_k / root) ** 2,
+    )

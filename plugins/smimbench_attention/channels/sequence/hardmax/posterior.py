@@ -24,7 +24,13 @@ import numpy as np
 from smimbench.backend import clip, namespace, special
 from smimbench.interfaces import Array
 from smimbench.numerics import gauss_legendre
-from smimbench_attention.channels.batches import array_like, blocks, identity_like, joined, put_tuple
+from smimbench_attention.channels.batches import (
+    array_like,
+    blocks,
+    identity_like,
+    joined,
+    put_tuple,
+)
 
 # Changes of the mean below are in units of sqrt(V).
 NODES = 40
@@ -49,7 +55,12 @@ def posterior_moments(y: Array, a: Array, full: bool) -> TokenMoments:
     xp = namespace(a)
     # a million numbers in the largest temporary array
     block = max(1, (1 << 20) // (4 * NODES * a.shape[1]))
-    return joined([_block_moments(xp, y[rows, :], a[rows, :], full) for rows in blocks(a.shape[0], block)])
+    return joined(
+        [
+            _block_moments(xp, y[rows, :], a[rows, :], full)
+            for rows in blocks(a.shape[0], block)
+        ]
+    )
 
 
 def _block_moments(xp: Any, y: Array, a: Array, full: bool) -> TokenMoments:
@@ -57,12 +68,23 @@ def _block_moments(xp: Any, y: Array, a: Array, full: bool) -> TokenMoments:
     n, M = a.shape
     place = xp.arange(M, dtype=y.dtype, device=array_api_compat.device(y))[None, :]
     leading = y == y[:, :1]
-    second_leader = xp.max(xp.where(leading, xp.full_like(y, -1), y), axis=-1, keepdims=True)
+    second_leader = xp.max(
+        xp.where(leading, xp.full_like(y, -1), y), axis=-1, keepdims=True
+    )
     member = xp.concat([leading, leading, ~leading, ~leading])
-    leader = xp.concat([place == y[:, :1], place == y[:, :1], place == second_leader, place == second_leader])
+    leader = xp.concat(
+        [
+            place == y[:, :1],
+            place == y[:, :1],
+            place == second_leader,
+            place == second_leader,
+        ]
+    )
     # groups, overall signs, samples, tokens
     signs = array_like(np.array([[1.0, -1.0], [-1.0, 1.0]]), a)[..., None, None]
-    moments = _group_moments(xp, xp.reshape(signs * a, (4 * n, M)), member, leader, full)
+    moments = _group_moments(
+        xp, xp.reshape(signs * a, (4 * n, M)), member, leader, full
+    )
     log, shift, square = (xp.reshape(v, (2, 2, n, *v.shape[1:])) for v in moments[:3])
     logs = log[0, ...] + log[1, ...]
     log_partition = xp.logaddexp(logs[0, :], logs[1, :])
@@ -71,14 +93,25 @@ def _block_moments(xp: Any, y: Array, a: Array, full: bool) -> TokenMoments:
     shift_2 = signs[1, ...] * shift[1, ...]
     outer = None
     if full:
-        outer_1, outer_2 = (xp.reshape(moments.outer, (2, 2, n, M, M))[group, ...] for group in (0, 1))
+        outer_1, outer_2 = (
+            xp.reshape(moments.outer, (2, 2, n, M, M))[group, ...] for group in (0, 1)
+        )
         mixed = shift_1[..., :, None] * shift_2[..., None, :]
-        outer = xp.sum(weight[..., None] * (outer_1 + outer_2 + mixed + xp.matrix_transpose(mixed)), axis=0)
-    shift, square = (xp.sum(weight * total, axis=0) for total in (shift_1 + shift_2, square[0, ...] + square[1, ...]))
+        outer = xp.sum(
+            weight[..., None]
+            * (outer_1 + outer_2 + mixed + xp.matrix_transpose(mixed)),
+            axis=0,
+        )
+    shift, square = (
+        xp.sum(weight * total, axis=0)
+        for total in (shift_1 + shift_2, square[0, ...] + square[1, ...])
+    )
     return TokenMoments(log_partition, shift, square, outer)
 
 
-def _group_moments(xp: Any, a: Array, member: Array, leader: Array, full: bool) -> TokenMoments:
+def _group_moments(
+    xp: Any, a: Array, member: Array, leader: Array, full: bool
+) -> TokenMoments:
     """Moments of one group of each sample, above zero: ``z ~ N(a, I)`` given ``0 < z_m < z_leader`` for other members.
 
     Tokens that are not of the group have zero moments.
@@ -90,12 +123,21 @@ def _group_moments(xp: Any, a: Array, member: Array, leader: Array, full: bool) 
     hazard = xp.exp(_log_density(top) - log)
     square = xp.where(leader, 1 - (top * hazard)[:, None], 0.0)
     outer = square[:, :, None] * identity_like(a.shape[1], a) if full else None
-    moments = TokenMoments(xp.where(count == 1, log, 0.0), xp.where(leader, hazard[:, None], 0.0), square, outer)
+    moments = TokenMoments(
+        xp.where(count == 1, log, 0.0),
+        xp.where(leader, hazard[:, None], 0.0),
+        square,
+        outer,
+    )
     index = xp.nonzero(count > 1)[0]
     if index.shape[0] == 0:
         return moments
-    group, members, leaders = (xp.take(array, index, axis=0) for array in (a, member, leader))
-    return put_tuple(moments, count > 1, _integrate_interval(xp, group, members, leaders, full))
+    group, members, leaders = (
+        xp.take(array, index, axis=0) for array in (a, member, leader)
+    )
+    return put_tuple(
+        moments, count > 1, _integrate_interval(xp, group, members, leaders, full)
+    )
 
 
 def _log_density(x: Array) -> Array:
@@ -109,11 +151,19 @@ def _truncated(xp: Any, low: Array, high: Array) -> tuple[Array, Array, Array]:
     start = xp.where(mirror, -high, low)
     end = xp.where(mirror, -low, high)
     logs = special(xp).log_ndtr(xp.stack([start, end]))
-    log_mass = logs[1, ...] + xp.log(-xp.expm1(clip(logs[0, ...] - logs[1, ...], None, -1e-300)))
-    return log_mass, xp.exp(_log_density(low) - log_mass), xp.exp(_log_density(high) - log_mass)
+    log_mass = logs[1, ...] + xp.log(
+        -xp.expm1(clip(logs[0, ...] - logs[1, ...], None, -1e-300))
+    )
+    return (
+        log_mass,
+        xp.exp(_log_density(low) - log_mass),
+        xp.exp(_log_density(high) - log_mass),
+    )
 
 
-def _leader_interval(xp: Any, a: Array, member: Array, followers: Array, top: Array) -> tuple[Array, Array]:
+def _leader_interval(
+    xp: Any, a: Array, member: Array, followers: Array, top: Array
+) -> tuple[Array, Array]:
     """Ends of the relevant integration interval in t, (n,) each; ``top`` is the leader's mean."""
 
     def height(t: Array) -> tuple[Array, Array, Array]:
@@ -121,7 +171,9 @@ def _leader_interval(xp: Any, a: Array, member: Array, followers: Array, top: Ar
         high = (top + t)[:, None] - a
         log_mass, _, at_high = _truncated(xp, -a, high)
         terms = (log_mass, at_high, at_high * (high + at_high))
-        log, slope, bend = (xp.sum(xp.where(followers, term, 0.0), axis=-1) for term in terms)
+        log, slope, bend = (
+            xp.sum(xp.where(followers, term, 0.0), axis=-1) for term in terms
+        )
         return log - t * t / 2, slope - t, -1 - bend
 
     floor = -top
@@ -145,7 +197,9 @@ def _leader_interval(xp: Any, a: Array, member: Array, followers: Array, top: Ar
     return xp.maximum(floor, mode - REACH), end
 
 
-def _integrate_interval(xp: Any, a: Array, member: Array, leader: Array, full: bool) -> TokenMoments:
+def _integrate_interval(
+    xp: Any, a: Array, member: Array, leader: Array, full: bool
+) -> TokenMoments:
     """Moments of groups with followers, by Gauss-Legendre quadrature in ``t = z_leader - a_leader``."""
     followers = member & ~leader
     top = xp.sum(xp.where(leader, a, 0.0), axis=-1)
@@ -164,13 +218,22 @@ def _integrate_interval(xp: Any, a: Array, member: Array, leader: Array, full: b
     weight = w * half * xp.exp(log - best[:, None])
     mass = xp.sum(weight, axis=-1)
     weight = (weight / mass[:, None])[:, :, None]
-    mean = xp.where(followers, clip(at_low - at_high, low, high), xp.where(leader, t[:, :, None], 0.0))
-    second = clip(1 + low * at_low - high * at_high, mean**2, xp.maximum(low**2, high**2))
+    mean = xp.where(
+        followers,
+        clip(at_low - at_high, low, high),
+        xp.where(leader, t[:, :, None], 0.0),
+    )
+    second = clip(
+        1 + low * at_low - high * at_high, mean**2, xp.maximum(low**2, high**2)
+    )
     second = xp.where(followers, second, xp.where(leader, (t * t)[:, :, None], 0.0))
     shift = xp.sum(weight * mean, axis=1)
     square = xp.sum(weight * second, axis=1)
     outer = None
     if full:
         identity = identity_like(a.shape[1], a)
-        outer = xp.matmul(xp.matrix_transpose(weight * mean), mean) * (1 - identity) + square[:, :, None] * identity
+        outer = (
+            xp.matmul(xp.matrix_transpose(weight * mean), mean) * (1 - identity)
+            + square[:, :, None] * identity
+        )
     return TokenMoments(xp.log(mass) + best + _log_density(0.0), shift, square, outer)

@@ -26,15 +26,29 @@ import numpy as np
 from numpy.random import Generator
 
 from smimbench.backend import namespace, read_together
-from smimbench.interfaces import Array, Host, ParameterError, Posterior, Sampling, Uncertain
+from smimbench.interfaces import (
+    Array,
+    Host,
+    ParameterError,
+    Posterior,
+    Sampling,
+    Uncertain,
+)
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench_attention.channels.bases import SequenceChannel, SoftmaxChannel
 from smimbench_attention.channels.sequence.softmax import network, one_layer
-from smimbench_attention.channels.sequence.softmax.information import means_over_labels, rough_labels
+from smimbench_attention.channels.sequence.softmax.information import (
+    means_over_labels,
+    rough_labels,
+)
 from smimbench_attention.channels.sequence.softmax.mixed import MixedSequenceSoftmax
 from smimbench_attention.channels.sequence.softmax.moments import LayerMoments
 from smimbench_attention.channels.sequence.softmax.network import Network
-from smimbench_attention.channels.sequence.softmax.posterior import integrate, is_exact, most_layers
+from smimbench_attention.channels.sequence.softmax.posterior import (
+    integrate,
+    is_exact,
+    most_layers,
+)
 
 
 @dataclass(frozen=True)
@@ -93,10 +107,17 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         check_whole("points", self.points, 256, 1 << 24)
         check_number("skip", self.skip, positive=False)
         if self.layers > most_layers(self.tokens):
-            sizes = "must be 1, or at most 4 with tokens = 2, or at most 2 with tokens = 3"
-            raise ParameterError("layers", f"{sizes}, got layers = {self.layers} with tokens = {self.tokens}")
+            sizes = (
+                "must be 1, or at most 4 with tokens = 2, or at most 2 with tokens = 3"
+            )
+            raise ParameterError(
+                "layers",
+                f"{sizes}, got layers = {self.layers} with tokens = {self.tokens}",
+            )
         if not isinstance(self.accuracy, float) or not 1e-12 <= self.accuracy <= 0.1:
-            raise ParameterError("accuracy", f"must be between 1e-12 and 0.1, got {self.accuracy!r}")
+            raise ParameterError(
+                "accuracy", f"must be between 1e-12 and 0.1, got {self.accuracy!r}"
+            )
 
     @property
     def components(self) -> int:
@@ -118,15 +139,25 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         ``z`` (n, L, M), ``cotangent`` (n, M, M), the derivative of a loss with respect to the probabilities.
         """
         u = network.output(z, self.skip)
-        return network.output_vjp(z, self.skip, network.attention_vjp(u, network.attention(u), cotangent))
+        return network.output_vjp(
+            z, self.skip, network.attention_vjp(u, network.attention(u), cotangent)
+        )
 
     @property
     def mixed(self) -> Callable[[Host], MixedSequenceSoftmax] | None:  # type: ignore[override]
         """The channel of latents ``z = A zeta``; None for several layers."""
-        return functools.partial(MixedSequenceSoftmax, self) if self.layers == 1 else None
+        return (
+            functools.partial(MixedSequenceSoftmax, self) if self.layers == 1 else None
+        )
 
     def posterior(
-        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: Generator | None = None,
     ) -> Posterior:
         """Posterior of ``z ~ N(omega, V (x) I_M)`` given the label.
 
@@ -137,9 +168,13 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         ``y`` (n, M, M), ``omega`` (n, L, M), ``V`` (L, L), positive definite with any correlation, ``second_moment`` (n, L, M,
         L, M). ``rng`` is not needed: integration points are fixed, so that equal inputs give equal results.
         """
-        check_latents(omega, self.layers, self.tokens)  # compiled code would read past the end of a shorter array
+        check_latents(
+            omega, self.layers, self.tokens
+        )  # compiled code would read past the end of a shorter array
         if self.layers == 1:
-            return one_layer.posterior(network.output_of_label(y), omega, V, second_moment)
+            return one_layer.posterior(
+                network.output_of_label(y), omega, V, second_moment
+            )
         return self._moments(y, omega, V, second_moment).posterior(omega, second_moment)
 
     @property
@@ -168,7 +203,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         """
         if self.layers == 1:
             return one_layer.log_partition(network.output_of_label(y), omega, V)
-        return namespace(omega).astype(self._moments(y, omega, V, False).log_partition, omega.dtype)
+        return namespace(omega).astype(
+            self._moments(y, omega, V, False).log_partition, omega.dtype
+        )
 
     def _moments(self, y: Array, omega: Array, V: Array, full: bool) -> LayerMoments:
         """Posterior moments for two layers or more, in float64; NaN where a run has diverged."""
@@ -190,12 +227,18 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         if not np.linalg.eigvalsh(covariance / scale[:, None] / scale)[0] > 0.0:
             raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
         u = network.output_of_label(y)
-        options: dict[str, Any] = {"accuracy": self.accuracy, "points": self.points, "seed": self._points_seed}
+        options: dict[str, Any] = {
+            "accuracy": self.accuracy,
+            "points": self.points,
+            "seed": self._points_seed,
+        }
         return integrate(self._network, u, omega, covariance, full=full, **options)
 
     def _check_digits(self, y: Array) -> None:
         """Reject labels that many layers without skip connection have made so alike that double precision is lost."""
-        lost_labels = int(namespace(y).sum(namespace(y).astype(network.digits_lost(y), y.dtype)))
+        lost_labels = int(
+            namespace(y).sum(namespace(y).astype(network.digits_lost(y), y.dtype))
+        )
         # 1% of the labels may have lost their digits, plus three for the smallest batches
         if lost_labels > 1e-2 * y.shape[0] + 3:
             raise ParameterError(
@@ -204,7 +247,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
                 "close to 1/2 that double precision cannot resolve them (theory without labels still works)",
             )
 
-    def information(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
+    def information(
+        self, Q: Array, V: Array, *, labels: int | None = None
+    ) -> Uncertain:
         """``E sum_m g_m g_m^T`` (..., L, L) with ``omega ~ N(0, Q (x) I)`` and ``z ~ N(omega, V (x) I)``.
 
         Quadrature for one layer. For more, a mean over quasi-random labels with control variates that are
@@ -221,7 +266,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
             return one_layer.information(Q, V, self.tokens)
         return means_over_labels(self._network, Q, V, labels, 0)
 
-    def susceptibility(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
+    def susceptibility(
+        self, Q: Array, V: Array, *, labels: int | None = None
+    ) -> Uncertain:
         """First-order coefficients of the information of layers without overlap, ``I_ab = lambda_ab Q_ab``.
 
         ``lambda_ab = E sum_mk G_a,mk G_b,mk`` with ``G_a = (E[z_a z_a^T | y, omega] - V_aa I) / V_aa^2``;

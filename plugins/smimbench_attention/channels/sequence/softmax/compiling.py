@@ -15,7 +15,9 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     The machine code is kept for the next process. Where no folder can be written to, each process compiles again.
     """
     try:
-        kernel: Callable[..., Any] = njit(cache=True, nogil=True, error_model="numpy")(function)
+        kernel: Callable[..., Any] = njit(cache=True, nogil=True, error_model="numpy")(
+            function
+        )
     except RuntimeError:  # no folder to keep the machine code in
         kernel = njit(nogil=True, error_model="numpy")(function)
     return kernel
@@ -27,7 +29,9 @@ inline = njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
 @inline
 def exp(x):
     """Exponential of |x| <= 700, which libm's call would keep from vectorization; relative error 2e-16."""
-    shifted = x * 1.4426950408889634 + 6755399441055744.0  # 1.5 * 2^52: adding it rounds to the nearest integer
+    shifted = (
+        x * 1.4426950408889634 + 6755399441055744.0
+    )  # 1.5 * 2^52: adding it rounds to the nearest integer
     count = shifted - 6755399441055744.0
     r = (x - count * 6.93147180369123816490e-01) - count * 1.90821492927058770002e-10
     # of degree 11, exact to 2e-17 for |r| <= log(2) / 2: interpolated at Chebyshev nodes
@@ -45,7 +49,9 @@ def exp(x):
 def bounded_log(x):
     """Logarithm of x clipped to [exp(-700), exp(700)], accurate to 1e-15."""
     x = min(max(x, 1e-304), 1e304)
-    root_half = np.int64(0x3FE6A09E667F3BCD)  # bits of sqrt(1/2): mantissas are taken between that and sqrt(2)
+    root_half = np.int64(
+        0x3FE6A09E667F3BCD
+    )  # bits of sqrt(1/2): mantissas are taken between that and sqrt(2)
     bits = np.float64(x).view(np.int64) - root_half
     power = bits >> 52
     m = np.int64(bits - (power << 52) + root_half).view(np.float64)

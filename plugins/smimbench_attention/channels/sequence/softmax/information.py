@@ -19,7 +19,9 @@ from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.numerics import by_value, is_diagonal, normal_points, symmetric_root
 from smimbench_attention.channels.batches import on_host, uncertain_like
 from smimbench_attention.channels.sequence.softmax import deep, last_layer
-from smimbench_attention.channels.sequence.softmax.last_layer.tables import ACCURACY as TABLES
+from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
+    ACCURACY as TABLES,
+)
 from smimbench_attention.channels.sequence.softmax.network import Network, output
 from smimbench_attention.channels.sequence.softmax.posterior import integrate, is_exact
 
@@ -43,10 +45,16 @@ def _has_table(network: Network, Q: Host, V: Host) -> bool:
 
 def rough_labels(network: Network, Q: Array, V: Array) -> int:
     """Number of labels that suffices for differences of the information around (Q, V)."""
-    return 2**12 if is_exact(network) or _has_table(network, to_host(Q), to_host(V)) else 2**9
+    return (
+        2**12
+        if is_exact(network) or _has_table(network, to_host(Q), to_host(V))
+        else 2**9
+    )
 
 
-def means_over_labels(network: Network, Q: Array, V: Array, labels: int | None, index: int) -> Uncertain:
+def means_over_labels(
+    network: Network, Q: Array, V: Array, labels: int | None, index: int
+) -> Uncertain:
     """Information or susceptibility (entry ``index``) and its error for a batch of (Q, V), from tables or random labels.
 
     For two layers or more: 0 is the information, 2 the susceptibility.
@@ -60,7 +68,12 @@ def means_over_labels(network: Network, Q: Array, V: Array, labels: int | None, 
                 means = last_layer.evaluate(q, v, network.skip, accuracy)
             method = f"quadrature in the latents, Monte Carlo over labels ({accuracy.scrambles} scrambles)"
         if not np.isfinite(means).all():
-            means = averages(network, q, v, default_labels(network, q, v) if labels is None else labels)
+            means = averages(
+                network,
+                q,
+                v,
+                default_labels(network, q, v) if labels is None else labels,
+            )
             method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of labels)"
         values.append(means[index])
         errors.append(means[index + 1])
@@ -80,7 +93,9 @@ def _by_differences(normal: Host, network: Network) -> Host:
     layers, tokens = network.layers, network.tokens
     columns = np.split(normal, [layers * (tokens - 1)], axis=1)
     differences, sums = (block.reshape(len(normal), layers, -1) for block in columns)
-    rotation = helmert(tokens, full=True)  # its first row is the sum, the others are differences
+    rotation = helmert(
+        tokens, full=True
+    )  # its first row is the sum, the others are differences
     return np.asarray(sums * rotation[0] + differences @ rotation[1:])
 
 
@@ -99,22 +114,47 @@ def _draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Lab
     free = without_overlap(Q)
     exact = is_exact(network)
     if exact:
-        runs = [integrate(network, u, omega, V, accuracy=ACCURACY, points=0, full=bool(free))]
+        runs = [
+            integrate(
+                network, u, omega, V, accuracy=ACCURACY, points=0, full=bool(free)
+            )
+        ]
     else:
         # Labels of one call share the points of their posteriors and part of their error, so every scramble uses others.
         runs = deep.integrate(
-            u, omega, V, network.skip, 0.0, POINTS, bool(free) or None, seed=scramble, gap=gap, runs=2
+            u,
+            omega,
+            V,
+            network.skip,
+            0.0,
+            POINTS,
+            bool(free) or None,
+            seed=scramble,
+            gap=gap,
+            runs=2,
         )
     inverse = np.linalg.inv(root)
     shifts = [inverse @ run.shift for run in runs]
     second, responses = runs[0].second, None
     if free:
         # Means of unknown layers are zero, so that dz = z there.
-        matrices = [run.second.reshape(labels, layers, tokens, layers, tokens) for run in runs]
+        matrices = [
+            run.second.reshape(labels, layers, tokens, layers, tokens) for run in runs
+        ]
         second = np.einsum("nambm->nab", matrices[0])
-        squares = [np.stack([m[:, a, :, a, :] / V[a, a] for a in free], axis=1) - np.eye(tokens) for m in matrices]
+        squares = [
+            np.stack([m[:, a, :, a, :] / V[a, a] for a in free], axis=1)
+            - np.eye(tokens)
+            for m in matrices
+        ]
         responses = squares[0], squares[-1]
-    return Labels(white, truth, (shifts[0], shifts[-1]), inverse @ second @ inverse if exact else None, responses)
+    return Labels(
+        white,
+        truth,
+        (shifts[0], shifts[-1]),
+        inverse @ second @ inverse if exact else None,
+        responses,
+    )
 
 
 def default_labels(network: Network, Q: Host, V: Host) -> int:
@@ -134,7 +174,9 @@ def default_labels(network: Network, Q: Host, V: Host) -> int:
         relative.extend(deviation[size > 0.0] / size[size > 0.0])
     # the error of quasi-random labels falls with their number to the power of 2/3
     label_count = FEWEST_LABELS * (max(relative) / TARGET_ERROR) ** 1.5
-    return int(2 ** math.ceil(math.log2(min(max(label_count, FEWEST_LABELS), MOST_LABELS))))
+    return int(
+        2 ** math.ceil(math.log2(min(max(label_count, FEWEST_LABELS), MOST_LABELS)))
+    )
 
 
 @by_value(maxsize=512)

@@ -13,7 +13,13 @@ class MixedSequenceSoftmax(MixedChannel):
     """Closed forms of one layer whose latents are mixed: all but the posterior is as for independent tokens."""
 
     def posterior(
-        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: Generator | None = None,
     ) -> Posterior:
         """Two-point posterior; arguments as for the channel."""
         u = self.apply(self.inverse, network.output_of_label(y))

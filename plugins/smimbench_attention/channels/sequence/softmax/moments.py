@@ -27,15 +27,26 @@ class LayerMoments(NamedTuple):
         if full:
             matrix = xp.reshape(self.second, (n, layers, tokens, layers, tokens))
             # sum over equal tokens
-            traces = xp.sum(xp.linalg.diagonal(xp.permute_dims(matrix, (0, 1, 3, 2, 4))), axis=-1)
+            traces = xp.sum(
+                xp.linalg.diagonal(xp.permute_dims(matrix, (0, 1, 3, 2, 4))), axis=-1
+            )
             flat, center = (xp.reshape(a, (n, layers * tokens)) for a in (shift, wide))
             outer = xp.reshape(self.second, (n, layers * tokens, layers * tokens))
-            second_moment = xp.reshape(shifted_second_moment(center, flat, outer, omega.dtype), matrix.shape)
-        if on_device(shift):  # one product of all samples: a batch of 2 x 2 ones takes a GPU as long as the inputs do
+            second_moment = xp.reshape(
+                shifted_second_moment(center, flat, outer, omega.dtype), matrix.shape
+            )
+        if on_device(
+            shift
+        ):  # one product of all samples: a batch of 2 x 2 ones takes a GPU as long as the inputs do
             rows = xp.reshape(xp.permute_dims(shift, (1, 0, 2)), (layers, -1))
-            covariance = (xp.mean(traces, axis=0) - xp.matmul(rows, xp.matrix_transpose(rows)) / n) / tokens
+            covariance = (
+                xp.mean(traces, axis=0) - xp.matmul(rows, xp.matrix_transpose(rows)) / n
+            ) / tokens
         else:
-            covariance = xp.mean(traces - xp.matmul(shift, xp.matrix_transpose(shift)), axis=0) / tokens
+            covariance = (
+                xp.mean(traces - xp.matmul(shift, xp.matrix_transpose(shift)), axis=0)
+                / tokens
+            )
         return Posterior(
             xp.astype(wide + shift, omega.dtype),
             xp.astype(covariance, omega.dtype),
@@ -45,7 +56,12 @@ class LayerMoments(NamedTuple):
 
 
 def moments_of_means(
-    mass: Array, level: Array, constant: float, means: Array, error: Array, shape: tuple[int, ...]
+    mass: Array,
+    level: Array,
+    constant: float,
+    means: Array,
+    error: Array,
+    shape: tuple[int, ...],
 ) -> LayerMoments:
     """Moments from rows of posterior means (k, n): first of ``dz`` layer by layer, then the second moment.
 
@@ -55,10 +71,14 @@ def moments_of_means(
     xp = namespace(mass)
     _, layers, tokens = shape
     positive = mass > 0.0
-    log_partition = xp.where(positive, xp.log(xp.where(positive, mass, 1.0)) + level - constant, -math.inf)
+    log_partition = xp.where(
+        positive, xp.log(xp.where(positive, mass, 1.0)) + level - constant, -math.inf
+    )
     rows = xp.permute_dims(means, (1, 0))
     size = layers * tokens
     rank = math.isqrt(rows.shape[1] - size)
     shift = xp.reshape(rows[:, :size], (-1, layers, tokens))
     second = xp.reshape(rows[:, size:], (rows.shape[0], rank, rank))
-    return LayerMoments(log_partition, shift, second, xp.where(positive, error, math.inf))
+    return LayerMoments(
+        log_partition, shift, second, xp.where(positive, error, math.inf)
+    )

@@ -60,7 +60,11 @@ def attention_product(w: Array, skip: float) -> Array:
 def output(z: Array, skip: float) -> Array:
     """Last hidden vector ``u`` (..., M) of the latents ``z`` (..., L, M)."""
     z_last = z[..., -1, :]
-    return z_last if z.shape[-2] == 1 else _apply(attention_product(z[..., :-1, :], skip), z_last)
+    return (
+        z_last
+        if z.shape[-2] == 1
+        else _apply(attention_product(z[..., :-1, :], skip), z_last)
+    )
 
 
 def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
@@ -85,7 +89,9 @@ def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
         attended = S[layer - 1]
         gradient_S = xp.matmul(gradient_B, xp.matrix_transpose(B[layer - 1]))
         gradient_h = attention_vjp(h[layer - 1], attended, gradient_S)
-        gradient_B = skip * gradient_B + xp.matmul(xp.matrix_transpose(attended), gradient_B)
+        gradient_B = skip * gradient_B + xp.matmul(
+            xp.matrix_transpose(attended), gradient_B
+        )
         gradient.append(_apply_transposed(B[layer - 1], gradient_h))
     return xp.stack(gradient[::-1], axis=-2)
 
@@ -101,7 +107,9 @@ def digits_lost(y: Array) -> Array:
     xp = namespace(y)
     scaled = y[:, :, 0] - y[:, :, 1]
     # rounding errors that ``(u_1 - u_2)^2`` must exceed to count as known
-    rounding = 10.0 * xp.finfo(y.dtype).eps * xp.max(xp.max(xp.abs(y), axis=-1), axis=-1)
+    rounding = (
+        10.0 * xp.finfo(y.dtype).eps * xp.max(xp.max(xp.abs(y), axis=-1), axis=-1)
+    )
     return scaled[:, 0] - scaled[:, 1] < rounding
 
 
@@ -124,9 +132,15 @@ def output_of_label(y: Array) -> Array:
         contrast = xp.linalg.diagonal(y)[..., None] - y
         upper = xp.triu(contrast + xp.matrix_transpose(contrast))
         flat = xp.argmax(xp.reshape(upper, (*lead, tokens * tokens)), axis=-1)
-        ends = (xp.broadcast_to(k[..., None, None], (*lead, tokens, 1)) for k in (flat // tokens, flat % tokens))
+        ends = (
+            xp.broadcast_to(k[..., None, None], (*lead, tokens, 1))
+            for k in (flat // tokens, flat % tokens)
+        )
         row_1, row_2 = (xp.take_along_axis(y, k, axis=-1)[..., 0] for k in ends)
         scaled = row_1 - row_2
         gap = xp.max(xp.max(upper, axis=-1), axis=-1)
     nonzero = gap > 0.0
-    return scaled * xp.where(nonzero, 1.0 / xp.sqrt(xp.where(nonzero, gap, 1.0)), 0.0)[..., None]
+    return (
+        scaled
+        * xp.where(nonzero, 1.0 / xp.sqrt(xp.where(nonzero, gap, 1.0)), 0.0)[..., None]
+    )

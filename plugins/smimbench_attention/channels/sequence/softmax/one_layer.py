@@ -18,13 +18,17 @@ def _sech_squared(xp: Any, t: Array) -> Array:
     return 4.0 * decay / ((1.0 + decay) * (1.0 + decay))
 
 
-def posterior(u: Array, omega: Array, V: Array, second_moment: bool = False) -> Posterior:
+def posterior(
+    u: Array, omega: Array, V: Array, second_moment: bool = False
+) -> Posterior:
     """Two-point posterior with mean ``E[z | y] = u tanh(u . omega / V)``; ``u`` (n, M), ``omega`` (n, 1, M), ``V`` (1, 1)."""
     xp = namespace(u, omega, V)
     t = xp.sum(u * omega[:, 0, :], axis=-1) / V[0, 0]
     mean = u * xp.tanh(t)[:, None]
     covariance = xp.mean(u * u * _sech_squared(xp, t)[:, None])
-    second = (u[:, :, None] * u[:, None, :])[:, None, :, None, :] if second_moment else None
+    second = (
+        (u[:, :, None] * u[:, None, :])[:, None, :, None, :] if second_moment else None
+    )
     return Posterior(mean[:, None, :], xp.reshape(covariance, (1, 1)), second, 0.0)
 
 
@@ -36,7 +40,11 @@ def log_partition(u: Array, omega: Array, V: Array) -> Array:
     t = xp.sum(u * center, axis=-1) / v
     nearest = xp.where(t[:, None] < 0, -u, u) - center
     constant = 0.5 * u.shape[-1] * (math.log(2.0 * math.pi) + xp.log(v))
-    return -0.5 * xp.sum(nearest * nearest, axis=-1) / v + xp.log1p(xp.exp(-2.0 * xp.abs(t))) - constant
+    return (
+        -0.5 * xp.sum(nearest * nearest, axis=-1) / v
+        + xp.log1p(xp.exp(-2.0 * xp.abs(t)))
+        - constant
+    )
 
 
 def _log_radius_rule(tokens: int, step: float) -> tuple[Host, Host]:
@@ -79,8 +87,13 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
     x, fine_x = gaussian_trapezoid(257)
     rules = []
     for stride in (1, 2):
-        coarse_rho, coarse_x = (np.where(np.arange(len(w)) % stride == 0, w, 0.0) for w in (fine_rho, fine_x))
-        rules.append((coarse_rho * (tokens / coarse_rho.sum()), coarse_x / coarse_x.sum()))
+        coarse_rho, coarse_x = (
+            np.where(np.arange(len(w)) % stride == 0, w, 0.0)
+            for w in (fine_rho, fine_x)
+        )
+        rules.append(
+            (coarse_rho * (tokens / coarse_rho.sum()), coarse_x / coarse_x.sum())
+        )
     results = np.empty((2, len(q)))
     # overlaps handled at once
     for block in blocks(len(q), 32):
@@ -89,7 +102,16 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
         small = k[block] <= 1.0
         response = np.where(small[:, None, None], np.tanh(t) ** 2, _sech_squared(np, t))
         for result, (weight_rho, weight_x) in zip(results, rules):
-            learned = tau[block] * np.sum(np.sum(response * weight_x, axis=-1) * weight_rho, axis=-1)
-            result[block] = np.where(small, learned - tokens * q[block], tokens * v[block] - learned) / v[block] ** 2
+            learned = tau[block] * np.sum(
+                np.sum(response * weight_x, axis=-1) * weight_rho, axis=-1
+            )
+            result[block] = (
+                np.where(
+                    small, learned - tokens * q[block], tokens * v[block] - learned
+                )
+                / v[block] ** 2
+            )
     value, half = (result.reshape(Q.shape) for result in results)
-    return uncertain_like(Q, value, np.abs(value - half) + 1e-14 * np.abs(value), "quadrature")
+    return uncertain_like(
+        Q, value, np.abs(value - half) + 1e-14 * np.abs(value), "quadrature"
+    )

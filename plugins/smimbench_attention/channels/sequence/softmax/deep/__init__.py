@@ -26,7 +26,10 @@ from smimbench.backend import to_host
 from smimbench.interfaces import Array, Host
 from smimbench.numerics import is_diagonal, normal_scrambles
 from smimbench_attention.channels.batches import array_like
-from smimbench_attention.channels.sequence.softmax.moments import LayerMoments, moments_of_means
+from smimbench_attention.channels.sequence.softmax.moments import (
+    LayerMoments,
+    moments_of_means,
+)
 
 PILOT = 128
 """Points of the first look, from each kind of prior. Doubled: a fifth more time, the same error."""
@@ -55,7 +58,10 @@ def integrate(
     All runs sample the same Gaussians, with points of their own: given these, their errors are independent. ``full`` None leaves
     out second moments.
     """
-    from smimbench_attention.channels.sequence.softmax.deep.kernel import SCRAMBLES, integrate_samples
+    from smimbench_attention.channels.sequence.softmax.deep.kernel import (
+        SCRAMBLES,
+        integrate_samples,
+    )
     from smimbench_attention.channels.sequence.softmax.deep.points import LatentLaw
 
     n, layers, tokens = omega.shape
@@ -72,12 +78,21 @@ def integrate(
     diagonal = is_diagonal(V)
     precision = np.diag(1.0 / np.diagonal(V)) if diagonal else np.linalg.inv(V)
     law = LatentLaw(
-        tokens, float(skip), np.linalg.cholesky(V[:-1, :-1]), slopes, noise, precision, diagonal, np.diagonal(V).copy()
+        tokens,
+        float(skip),
+        np.linalg.cholesky(V[:-1, :-1]),
+        slopes,
+        noise,
+        precision,
+        diagonal,
+        np.diagonal(V).copy(),
     )
     rank = 0 if full is None else layers * tokens if full else layers
     sums = np.empty((n, runs, 3 + layers * tokens + rank**2))
     # One memory layout only: any other would be compiled separately.
-    arrays = [np.require(array, np.float64, ["C", "W"]) for array in (outputs, to_host(omega))]
+    arrays = [
+        np.require(array, np.float64, ["C", "W"]) for array in (outputs, to_host(omega))
+    ]
     sets = _sets(layers, tokens, trial_points, all_points, SCRAMBLES, seed, runs)
     integrate_samples(*arrays, law, float(accuracy), sets, bool(full), sums)
     constant = 0.5 * tokens * math.log(2.0 * math.pi * noise)
@@ -85,13 +100,23 @@ def integrate(
         constant += 2.0 * (layers - 1) * math.log1p(skip)
     run_moments = []
     for level, mass, error, *means in sums.transpose(1, 2, 0):
-        moments = moments_of_means(mass, level, constant, np.stack(means), error, omega.shape)
+        moments = moments_of_means(
+            mass, level, constant, np.stack(means), error, omega.shape
+        )
         run_moments.append(LayerMoments(*(array_like(values, u) for values in moments)))
     return run_moments
 
 
 @lru_cache(maxsize=64)
-def _sets(layers: int, tokens: int, trial_points: int, all_points: int, scrambles: int, seed: int, runs: int) -> Any:
+def _sets(
+    layers: int,
+    tokens: int,
+    trial_points: int,
+    all_points: int,
+    scrambles: int,
+    seed: int,
+    runs: int,
+) -> Any:
     """Points and their numbers for ``kernel.integrate_samples``.
 
     Its two estimates use ``trial_points`` and ``all_points`` of a scramble. The first axis counts ``runs``. Rows are normal
@@ -105,8 +130,12 @@ def _sets(layers: int, tokens: int, trial_points: int, all_points: int, scramble
         from scipy.special import ndtr
 
         shape = size + tokens + layers, count, runs * copies
-        numbers = normal_scrambles(*shape, "deep attention", seed, kind).reshape(runs, copies, count, -1)
-        numbers[..., size + tokens :] = np.clip(ndtr(numbers[..., size + tokens :]), 1e-16, 1.0 - 1e-16)
+        numbers = normal_scrambles(*shape, "deep attention", seed, kind).reshape(
+            runs, copies, count, -1
+        )
+        numbers[..., size + tokens :] = np.clip(
+            ndtr(numbers[..., size + tokens :]), 1e-16, 1.0 - 1e-16
+        )
         numbers[..., -1] = -np.log(-np.log(numbers[..., -1]))
         sizes = tuple(share * count // 8 for share in shares)
         portions = (
@@ -127,10 +156,14 @@ def _sets(layers: int, tokens: int, trial_points: int, all_points: int, scramble
 
 def mixing(z: Host, skip: float) -> Host:
     """Off-diagonal entries and determinant (3, n), with all digits, of ``B / (1 + c)^K`` for K layers ``z`` (n, K, 2)."""
-    from smimbench_attention.channels.sequence.softmax.deep.kernel import mixing_of_samples
+    from smimbench_attention.channels.sequence.softmax.deep.kernel import (
+        mixing_of_samples,
+    )
 
     matrix_entries = np.empty((3, len(z)))
-    mixing_of_samples(np.require(z, np.float64, ["C", "W"]), float(skip), matrix_entries)
+    mixing_of_samples(
+        np.require(z, np.float64, ["C", "W"]), float(skip), matrix_entries
+    )
     return matrix_entries
 
 
@@ -138,4 +171,6 @@ def output_gap(z: Host, skip: float) -> Host:
     """Difference ``u_1 - u_2`` (n,) of two tokens without loss of digits, however similar they are; z (n, L, 2)."""
     hidden = z.shape[1] - 1
     difference = z[:, hidden, 0] - z[:, hidden, 1]
-    return np.asarray((1.0 + skip) ** hidden * mixing(z[:, :hidden], skip)[2] * difference)
+    return np.asarray(
+        (1.0 + skip) ** hidden * mixing(z[:, :hidden], skip)[2] * difference
+    )

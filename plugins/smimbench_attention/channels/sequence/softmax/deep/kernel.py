@@ -61,17 +61,34 @@ def _explore(t, sample, law, gaussians, points, sizes, seeds):
         noise = points[component][0, size + law.tokens + law.root.shape[0]]
         for begin in range(0, len(noise), WIDTH):
             n = min(WIDTH, len(noise) - begin)
-            draw(t, component, begin, n, sample, law, gaussians, points[component][0], sizes)
+            draw(
+                t,
+                component,
+                begin,
+                n,
+                sample,
+                law,
+                gaussians,
+                points[component][0],
+                sizes,
+            )
             for j in range(n):
                 # where all weights are zero, any center will do
                 height = 0.5 * max(t[WEIGHT, j], -1e300) + noise[begin + j]
                 if height > lowest:
-                    seeds[weakest, 0], seeds[weakest, 1] = height, 1.0 if t[PLUS, j] >= t[MINUS, j] else -1.0
+                    seeds[weakest, 0], seeds[weakest, 1] = (
+                        height,
+                        1.0 if t[PLUS, j] >= t[MINUS, j] else -1.0,
+                    )
                     for k in range(size):
                         seeds[weakest, 2 + k] = t[XI + k, j]
                     lowest = math.inf
                     for k in range(CENTERS):
-                        weakest, lowest = (k, seeds[k, 0]) if seeds[k, 0] < lowest else (weakest, lowest)
+                        weakest, lowest = (
+                            (k, seeds[k, 0])
+                            if seeds[k, 0] < lowest
+                            else (weakest, lowest)
+                        )
     _fit(t, sample, law, gaussians, seeds)
 
 
@@ -86,7 +103,9 @@ def _fit(t, sample, law, gaussians, seeds):
         for k in range(CENTERS):
             for column in range(probes):
                 for i in range(size):
-                    t[XI + i, k * probes + column] = seeds[k, 2 + i] + (increment if column == i + 1 else 0.0)
+                    t[XI + i, k * probes + column] = seeds[k, 2 + i] + (
+                        increment if column == i + 1 else 0.0
+                    )
         integrand(t, CENTERS * probes, sample, law)
         for k in range(CENTERS):
             seed, gaussian, place = seeds[k], gaussians[k], k * probes
@@ -97,7 +116,9 @@ def _fit(t, sample, law, gaussians, seeds):
                 value += 0.5 * residual[m] ** 2
                 for i in range(size):
                     at = place + i + 1
-                    slope = ((seed[1] * solved[at] - center[at]) * unit - residual[m]) / increment
+                    slope = (
+                        (seed[1] * solved[at] - center[at]) * unit - residual[m]
+                    ) / increment
                     rows[m, i] = slope if abs(slope) < 1e100 else 0.0
             better = trial == 0 or value < gaussian[0, size + 1]
             if better:
@@ -106,7 +127,11 @@ def _fit(t, sample, law, gaussians, seeds):
                 gaussian[0, size + 1] = value
                 _describe(gaussian, rows, residual, size, tokens)
             # length of the next step
-            length = 1.0 if trial == 0 else min(1.0, gaussian[0, size + 2] * (2.0 if better else 0.3))
+            length = (
+                1.0
+                if trial == 0
+                else min(1.0, gaussian[0, size + 2] * (2.0 if better else 0.3))
+            )
             gaussian[0, size + 2] = length
             for i in range(size):
                 seed[2 + i] = gaussian[0, i] + length * gaussian[7, i]
@@ -144,7 +169,9 @@ def _describe(gaussian, rows, residual, size, tokens):
         gaussian[0, size] += math.log(norm)
         for i in range(size + tokens):
             row[i] /= norm
-            step[i] = row[8] * row[i] + (step[i] if m else -gaussian[0, i] if i < size else 0.0)
+            step[i] = row[8] * row[i] + (
+                step[i] if m else -gaussian[0, i] if i < size else 0.0
+            )
 
 
 @jit
@@ -158,7 +185,12 @@ def _flip(t, n, omega, law):
             flipped, pair = t[FLIPPED + a], t[PAIRS + a * layers + a]
             fill(top, n, 0.0)
             for m in range(tokens):
-                add(top, t[Z + a * tokens + m], n, 2.0 * law.precision[a, a] * omega[a, m])
+                add(
+                    top,
+                    t[Z + a * tokens + m],
+                    n,
+                    2.0 * law.precision[a, a] * omega[a, m],
+                )
             for j in range(n):
                 odds = bounded_exp(top[j])
                 flipped[j] = 1.0 / (1.0 + odds)
@@ -203,7 +235,10 @@ def _add_sums(row, factor_row, begin, n, per_scramble, sums):
     # sums of products by scramble
     for scramble in range(begin // per_scramble, (begin + n - 1) // per_scramble + 1):
         total = 0.0
-        for j in range(max(0, scramble * per_scramble - begin), min(n, (scramble + 1) * per_scramble - begin)):
+        for j in range(
+            max(0, scramble * per_scramble - begin),
+            min(n, (scramble + 1) * per_scramble - begin),
+        ):
             total += row[j] * factor_row[j]
         sums[scramble] += total
 
@@ -256,7 +291,9 @@ def _estimate(t, sample, law, gaussians, points, sizes, full, sums, estimates):
     for component in range(3):
         for begin in range(0, points[component].shape[1], WIDTH):
             n, higher = min(WIDTH, points[component].shape[1] - begin), level
-            draw(t, component, begin, n, sample, law, gaussians, points[component], sizes)
+            draw(
+                t, component, begin, n, sample, law, gaussians, points[component], sizes
+            )
             for j in range(n):
                 higher = max(higher, weight[j])
             fade = math.exp(max(level - higher, -700.0))
@@ -295,7 +332,11 @@ def _estimate(t, sample, law, gaussians, points, sizes, full, sums, estimates):
     # What no point has met is about as much as the heaviest point stands for; the bias of a ratio of means is less. 1.5 is for
     # eight scrambles and weights with heavy tails (checked against tables).
     estimates[0], estimates[1] = level, mass / (sizes[0] + sizes[1] + sizes[2])
-    estimates[2] = 1.5 * math.sqrt(error + 1.0 / (SCRAMBLES * safe) ** 2) if mass > 0.0 else math.inf
+    estimates[2] = (
+        1.5 * math.sqrt(error + 1.0 / (SCRAMBLES * safe) ** 2)
+        if mass > 0.0
+        else math.inf
+    )
     return effective
 
 
@@ -305,7 +346,20 @@ def _runs(t, sample, law, gaussians, points, full, sums, estimates):
     fewest = math.inf
     for run in range(len(estimates)):
         run_points = points[0][0][run], points[0][1][run], points[0][2][run]
-        fewest = min(fewest, _estimate(t, sample, law, gaussians, run_points, points[1], full, sums, estimates[run]))
+        fewest = min(
+            fewest,
+            _estimate(
+                t,
+                sample,
+                law,
+                gaussians,
+                run_points,
+                points[1],
+                full,
+                sums,
+                estimates[run],
+            ),
+        )
     return fewest
 
 
@@ -319,8 +373,15 @@ def integrate_samples(u, omega, law, accuracy, sets, full, estimates):
     The means are first moments, alone or followed by second ones, ``full`` or traces.
     """
     pilot, improvement, trial, complete = sets
-    t, gaussians, seeds = np.zeros((ROWS, STRIDE)), np.zeros((CENTERS, 8, 9)), np.zeros((CENTERS, 8))
-    sums, retry = np.zeros((estimates.shape[2] - 1, SCRAMBLES)), np.zeros(estimates.shape[1:])
+    t, gaussians, seeds = (
+        np.zeros((ROWS, STRIDE)),
+        np.zeros((CENTERS, 8, 9)),
+        np.zeros((CENTERS, 8)),
+    )
+    sums, retry = (
+        np.zeros((estimates.shape[2] - 1, SCRAMBLES)),
+        np.zeros(estimates.shape[1:]),
+    )
     for row in range(len(u)):
         sample = u[row], omega[row]
         _explore(t, sample, law, gaussians, pilot[0], pilot[1], seeds)
@@ -330,10 +391,16 @@ def integrate_samples(u, omega, law, accuracy, sets, full, estimates):
             worst = 0.0
             for run in range(len(retry)):
                 worst = max(worst, estimates[row, run, 2])
-            if effective >= FEW_POINTS if stage else trial[1] == complete[1] or worst <= accuracy:
+            if (
+                effective >= FEW_POINTS
+                if stage
+                else trial[1] == complete[1] or worst <= accuracy
+            ):
                 continue
             if stage:
-                _explore(t, sample, law, gaussians, improvement[0], improvement[1], seeds)
+                _explore(
+                    t, sample, law, gaussians, improvement[0], improvement[1], seeds
+                )
             retried = _runs(t, sample, law, gaussians, complete, full, sums, retry)
             if retried > effective:
                 effective = retried

@@ -12,7 +12,12 @@ from typing import NamedTuple
 from numba import njit
 
 from smimbench.interfaces import Host
-from smimbench_attention.channels.sequence.softmax.compiling import bounded_log, exp, inline, one_minus_exp
+from smimbench_attention.channels.sequence.softmax.compiling import (
+    bounded_log,
+    exp,
+    inline,
+    one_minus_exp,
+)
 
 WIDTH, STRIDE = (
     64,
@@ -23,8 +28,28 @@ CENTERS = 8
 
 XI, DZ, Z, SHIFT, WEIGHTED, SPARE = range(0, 48, 8)  # by layer and token
 SOLVED, CENTER = 48, 51  # by token
-ENERGY, PLUS, MINUS, EXISTS, WEIGHT, OFF_1, OFF_2, DET, INNER, SIDE, TOP, DENSITY, GAP, FACTOR = range(54, 68)
-NORMAL, FLIPPED, PAIRS, GAINS = 68, 76, 80, 96  # by Gaussian, layer, pair of layers, signs of all layers
+(
+    ENERGY,
+    PLUS,
+    MINUS,
+    EXISTS,
+    WEIGHT,
+    OFF_1,
+    OFF_2,
+    DET,
+    INNER,
+    SIDE,
+    TOP,
+    DENSITY,
+    GAP,
+    FACTOR,
+) = range(54, 68)
+NORMAL, FLIPPED, PAIRS, GAINS = (
+    68,
+    76,
+    80,
+    96,
+)  # by Gaussian, layer, pair of layers, signs of all layers
 ROWS = 112
 
 TINY, SINGULAR = (
@@ -89,24 +114,45 @@ def mix(t, n, layers, start, skip):
     ``B / (1 + c)^K`` has the off-diagonal entries OFF_1 and OFF_2, and its rows sum to 1. DET is its determinant, INNER that
     without the last layer, SIDE is ``h_1 - h_2`` of the last layer.
     """
-    off_1, off_2, determinant, inner, side = t[OFF_1], t[OFF_2], t[DET], t[INNER], t[SIDE]
+    off_1, off_2, determinant, inner, side = (
+        t[OFF_1],
+        t[OFF_2],
+        t[DET],
+        t[INNER],
+        t[SIDE],
+    )
     if start == 0:
         for j in range(n):
             off_1[j] = off_2[j] = 0.0
             determinant[j] = 1.0
     for layer in range(start, layers):
-        x, y, scale, share = t[Z + 2 * layer], t[Z + 2 * layer + 1], (1.0 + skip) ** layer, 1.0 / (1.0 + skip)
+        x, y, scale, share = (
+            t[Z + 2 * layer],
+            t[Z + 2 * layer + 1],
+            (1.0 + skip) ** layer,
+            1.0 / (1.0 + skip),
+        )
         for j in range(n):
             previous = determinant[j]
-            a, d = scale * (x[j] - off_1[j] * (x[j] - y[j])), scale * previous * (x[j] - y[j])
+            a, d = (
+                scale * (x[j] - off_1[j] * (x[j] - y[j])),
+                scale * previous * (x[j] - y[j]),
+            )
             odds_p, odds_q = bounded_exp(-a * d), bounded_exp((a - d) * d)
             p, q, square = 1.0 / (1.0 + odds_p), 1.0 / (1.0 + odds_q), d * d
             # p + q - 1 = p q (1 - exp(-d^2)), without cancellation where the tokens are alike
-            expanded, direct = one_minus_exp(-min(square, 0.5)), 1.0 - exp(-min(square, 700.0))
+            expanded, direct = (
+                one_minus_exp(-min(square, 0.5)),
+                1.0 - exp(-min(square, 700.0)),
+            )
             gained = (expanded if square < 0.5 else direct) * p * q
             off_1[j] += odds_p * p * share * previous
             off_2[j] += odds_q * q * share * previous
-            inner[j], side[j], determinant[j] = previous, d, (skip + gained) * share * previous
+            inner[j], side[j], determinant[j] = (
+                previous,
+                d,
+                (skip + gained) * share * previous,
+            )
 
 
 @jit
@@ -116,7 +162,13 @@ def _solve_two(t, n, u, law):
     mix(t, n, hidden, 0, law.skip)
     scale = (1.0 + law.skip) ** -hidden
     u_1, u_2, gap = scale * u[0], scale * u[1], scale * u[2]
-    off_1, off_2, determinant, x, y = t[OFF_1], t[OFF_2], t[DET], t[SOLVED], t[SOLVED + 1]
+    off_1, off_2, determinant, x, y = (
+        t[OFF_1],
+        t[OFF_2],
+        t[DET],
+        t[SOLVED],
+        t[SOLVED + 1],
+    )
     for j in range(n):
         determinant[j] = max(determinant[j], SINGULAR)
         step = gap / determinant[j]
@@ -126,7 +178,10 @@ def _solve_two(t, n, u, law):
 @inline
 def _attention_of_three(query, key_1, key_2, skip):
     # row of A(v) = c I + S(v) of the token ``query``: its own entry and those of the others
-    odds_1, odds_2 = bounded_exp(query * (key_1 - query)), bounded_exp(query * (key_2 - query))
+    odds_1, odds_2 = (
+        bounded_exp(query * (key_1 - query)),
+        bounded_exp(query * (key_2 - query)),
+    )
     share = 1.0 / (1.0 + odds_1 + odds_2)
     return skip + share, odds_1 * share, odds_2 * share
 
@@ -143,9 +198,15 @@ def _solve_three(t, n, u, law):
         p, q, r = e * i - f * h, f * g - d * i, d * h - e * g
         determinant = a * p + b * q + c * r
         inverse = 1.0 / (determinant if abs(determinant) > SINGULAR else SINGULAR)
-        t[SOLVED, j] = (p * u_1 + (c * h - b * i) * u_2 + (b * f - c * e) * u_3) * inverse
-        t[SOLVED + 1, j] = (q * u_1 + (a * i - c * g) * u_2 + (c * d - a * f) * u_3) * inverse
-        t[SOLVED + 2, j] = (r * u_1 + (b * g - a * h) * u_2 + (a * e - b * d) * u_3) * inverse
+        t[SOLVED, j] = (
+            p * u_1 + (c * h - b * i) * u_2 + (b * f - c * e) * u_3
+        ) * inverse
+        t[SOLVED + 1, j] = (
+            q * u_1 + (a * i - c * g) * u_2 + (c * d - a * f) * u_3
+        ) * inverse
+        t[SOLVED + 2, j] = (
+            r * u_1 + (b * g - a * h) * u_2 + (a * e - b * d) * u_3
+        ) * inverse
         t[DET, j] = max(abs(determinant), SINGULAR)
 
 
@@ -206,9 +267,18 @@ def _draw_gaussians(t, begin, n, points, per_center, gaussians, size, tokens):
 def _gap_constants(layer, omega, u, law):
     # scale of the difference of the tokens of a layer, mean and width of that of z_L, and ``|u_1 - u_2| / (1 + c)^{L-2}``
     hidden = law.root.shape[0]
-    center, width = omega[hidden, 0] - omega[hidden, 1], math.sqrt(2.0 * law.variances[hidden])
+    center, width = (
+        omega[hidden, 0] - omega[hidden, 1],
+        math.sqrt(2.0 * law.variances[hidden]),
+    )
     growth = (1.0 + law.skip) ** (hidden - 1)
-    return math.sqrt(2.0) * law.root[layer, layer], center, width, abs(u[2]) / growth, growth
+    return (
+        math.sqrt(2.0) * law.root[layer, layer],
+        center,
+        width,
+        abs(u[2]) / growth,
+        growth,
+    )
 
 
 @jit
@@ -236,15 +306,27 @@ def _draw_gaps(t, n, sample, law):
         for j in range(n):
             by_size = uniform[j] < BY_SIZE
             # the first half of a share is negative, the second half positive
-            position = uniform[j] / BY_SIZE if by_size else (uniform[j] - BY_SIZE) / (1.0 - BY_SIZE)
+            position = (
+                uniform[j] / BY_SIZE
+                if by_size
+                else (uniform[j] - BY_SIZE) / (1.0 - BY_SIZE)
+            )
             side = -1.0 if position < 0.5 else 1.0
-            size = LARGEST_GAP * exp(ratio * (2.0 * position - (0.0 if position < 0.5 else 1.0)))
+            size = LARGEST_GAP * exp(
+                ratio * (2.0 * position - (0.0 if position < 0.5 else 1.0))
+            )
             base, white = z_1[j] - z_2[j], xi_2[j]
             gap, exists = base + scale * white, True
             if layer == hidden - 1:
-                singular = output_gap / max(abs(center + width * white) * determinant[j], TINY)
+                singular = output_gap / max(
+                    abs(center + width * white) * determinant[j], TINY
+                )
                 square = 4.0 * (singular - skip)
-                gap = side * math.sqrt(square if square > 0.0 else 1.0) / max(growth * determinant[j], TINY)
+                gap = (
+                    side
+                    * math.sqrt(square if square > 0.0 else 1.0)
+                    / max(growth * determinant[j], TINY)
+                )
                 # solutions beyond 1e3 are ignored: signals are far smaller
                 exists = square > 0.0 and singular < 1e3 and abs(gap) < 1e3
             gap = side * size if by_size else gap if exists else 0.0
@@ -259,14 +341,27 @@ def _draw_gaps(t, n, sample, law):
 def _log_gaps(t, n, sample, law):
     # density of these points over the standard normal one at 0: FACTOR times the exponential of GAP
     u, omega = sample
-    hidden, side, inner, log, factor = law.root.shape[0], t[SIDE], t[INNER], t[GAP], t[FACTOR]
+    hidden, side, inner, log, factor = (
+        law.root.shape[0],
+        t[SIDE],
+        t[INNER],
+        t[GAP],
+        t[FACTOR],
+    )
     for j in range(n):
         log[j], factor[j] = -t[ENERGY, j], 1.0
     for layer in range(hidden):
         scale, center, width, output_gap, growth = _gap_constants(layer, omega, u, law)
-        z_1, z_2, xi_1, xi_2 = t[Z + 2 * layer], t[Z + 2 * layer + 1], t[XI + 2 * layer], t[XI + 2 * layer + 1]
+        z_1, z_2, xi_1, xi_2 = (
+            t[Z + 2 * layer],
+            t[Z + 2 * layer + 1],
+            t[XI + 2 * layer],
+            t[XI + 2 * layer + 1],
+        )
         # uniform in the logarithm, of any sign; densities are relative to 1 / sqrt(2 pi) per scale
-        constant = scale * math.sqrt(2.0 * math.pi) / (2.0 * math.log(LARGEST_GAP / LEAST_GAP))
+        constant = (
+            scale * math.sqrt(2.0 * math.pi) / (2.0 * math.log(LARGEST_GAP / LEAST_GAP))
+        )
         for j in range(n):
             energy = 0.25 * (xi_1[j] - xi_2[j]) ** 2
             if layer == hidden - 1:
@@ -276,12 +371,18 @@ def _log_gaps(t, n, sample, law):
                 up, down = (step - center) / width, (step + center) / width
                 peaks = bounded_exp(-0.5 * up * up) + bounded_exp(-0.5 * down * down)
                 layer_density = (
-                    0.25 * scale / width * peaks * min(step * abs(side[j]) * inner[j] * growth / singular, 1e100)
+                    0.25
+                    * scale
+                    / width
+                    * peaks
+                    * min(step * abs(side[j]) * inner[j] * growth / singular, 1e100)
                 )
             else:
                 layer_density = bounded_exp(-energy)
             size = abs(z_1[j] - z_2[j])
-            uniform = constant / size if size >= LEAST_GAP and size <= LARGEST_GAP else 0.0
+            uniform = (
+                constant / size if size >= LEAST_GAP and size <= LARGEST_GAP else 0.0
+            )
             log[j] += energy
             factor[j] *= (1.0 - BY_SIZE) * layer_density + BY_SIZE * uniform
 
@@ -292,7 +393,13 @@ def _log_gaussian(t, n, gaussian, row, size, tokens):
     for j in range(n):
         energy[j] = dot_1[j] = dot_2[j] = dot_3[j] = 0.0
     for i in range(size):
-        xi, mean, a, b, c = t[XI + i], gaussian[0, i], gaussian[1, i], gaussian[2, i], gaussian[3, i]
+        xi, mean, a, b, c = (
+            t[XI + i],
+            gaussian[0, i],
+            gaussian[1, i],
+            gaussian[2, i],
+            gaussian[3, i],
+        )
         for j in range(n):
             x = xi[j] - mean
             energy[j] += x * x
@@ -302,7 +409,9 @@ def _log_gaussian(t, n, gaussian, row, size, tokens):
             dot_3[j] += c * (xi[j] - mean)
     constant, factor = gaussian[0, size] - size * math.log(SPREAD), 0.5 / SPREAD**2
     for j in range(n):
-        energy[j] = constant - factor * (energy[j] + dot_1[j] * dot_1[j] + dot_2[j] * dot_2[j] + dot_3[j] * dot_3[j])
+        energy[j] = constant - factor * (
+            energy[j] + dot_1[j] * dot_1[j] + dot_2[j] * dot_2[j] + dot_3[j] * dot_3[j]
+        )
 
 
 @jit
@@ -311,7 +420,11 @@ def draw(t, component, begin, n, sample, law, gaussians, points, sizes):
 
     These are the integrand over the density of the whole mixture. ``points`` (K, count) are normal, then uniform numbers.
     """
-    size, tokens, share = law.root.shape[0] * law.tokens, law.tokens, 1.0 / (sizes[0] + sizes[1] + sizes[2])
+    size, tokens, share = (
+        law.root.shape[0] * law.tokens,
+        law.tokens,
+        1.0 / (sizes[0] + sizes[1] + sizes[2]),
+    )
     energy, top, density, weight = t[ENERGY], t[TOP], t[DENSITY], t[WEIGHT]
     fill(t[EXISTS], n, 1.0)
     for k in range(size):
@@ -321,7 +434,9 @@ def draw(t, component, begin, n, sample, law, gaussians, points, sizes):
         fill(t[SPARE + k], n, 0.0)
         add(t[SPARE + k], points[size + tokens + k, begin:], n, 1.0)
     if component == 1:
-        _draw_gaussians(t, begin, n, points, sizes[1] // CENTERS, gaussians, size, tokens)
+        _draw_gaussians(
+            t, begin, n, points, sizes[1] // CENTERS, gaussians, size, tokens
+        )
     elif component == 2:
         _draw_gaps(t, n, sample, law)
     integrand(t, n, sample, law)
@@ -337,14 +452,22 @@ def draw(t, component, begin, n, sample, law, gaussians, points, sizes):
         _log_gaussian(t, n, gaussians[k], row, size, tokens)
         for j in range(n):
             top[j] = max(top[j], row[j])
-    prior, gaussian_share, gaps = sizes[0] * share, sizes[1] * share / CENTERS, sizes[2] * share
+    prior, gaussian_share, gaps = (
+        sizes[0] * share,
+        sizes[1] * share / CENTERS,
+        sizes[2] * share,
+    )
     for j in range(n):
-        density[j] = prior * bounded_exp(-energy[j] - top[j]) + gaps * t[FACTOR, j] * bounded_exp(t[GAP, j] - top[j])
+        density[j] = prior * bounded_exp(-energy[j] - top[j]) + gaps * t[
+            FACTOR, j
+        ] * bounded_exp(t[GAP, j] - top[j])
     for k in range(centers):
         row = t[NORMAL + k]
         for j in range(n):
             density[j] += gaussian_share * bounded_exp(row[j] - top[j])
     for j in range(n):
         high, low = max(t[PLUS, j], t[MINUS, j]), min(t[PLUS, j], t[MINUS, j])
-        log_ratio = bounded_log((1.0 + bounded_exp(low - high)) / (t[DET, j] * density[j]))
+        log_ratio = bounded_log(
+            (1.0 + bounded_exp(low - high)) / (t[DET, j] * density[j])
+        )
         weight[j] = high - top[j] + log_ratio if t[EXISTS, j] > 0.0 else -math.inf

@@ -32,7 +32,10 @@ from smimbench.interfaces import Host
 from smimbench.numerics import by_value, controlled_mean, is_diagonal, normal_points
 from smimbench_attention.channels.batches import blocks, joined
 from smimbench_attention.channels.sequence.softmax.deep import mixing
-from smimbench_attention.channels.sequence.softmax.last_layer.posterior import LastLayerMoments, posterior_moments
+from smimbench_attention.channels.sequence.softmax.last_layer.posterior import (
+    LastLayerMoments,
+    posterior_moments,
+)
 from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
     ACCURACY,
     MOST_NODES,
@@ -59,10 +62,15 @@ def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
     informed = np.flatnonzero(q[:-1])
     step = wanted_step(bool(q[-1] == 0), len(informed) > 0)
     # nodes may be up to twice as far apart as desired
-    if nodes_needed(skip, len(q), v[-1] / (q[-1] + v[-1]), step, ACCURACY) > 2 * MOST_NODES:
+    if (
+        nodes_needed(skip, len(q), v[-1] / (q[-1] + v[-1]), step, ACCURACY)
+        > 2 * MOST_NODES
+    ):
         return False
     return len(informed) == 0 or bool(
-        len(informed) == 1 and len(q) > 2 and v[informed[0]] >= 0.25 * (q + v)[informed[0]]
+        len(informed) == 1
+        and len(q) > 2
+        and v[informed[0]] >= 0.25 * (q + v)[informed[0]]
     )
 
 
@@ -72,11 +80,15 @@ class _Case(NamedTuple):
     skip: float
     q: Host
     v: Host
-    known_layers: list[int]  # the layer before the last with an overlap, if there is one
+    known_layers: list[
+        int
+    ]  # the layer before the last with an overlap, if there is one
     unknown_layers: list[int]  # the others before the last
     blind: bool  # whether the last layer has no overlap
     informed: list[int]  # layers with an overlap, whose information is computed
-    pairs: list[tuple[int, int]]  # pairs of layers without overlap, whose susceptibility is computed
+    pairs: list[
+        tuple[int, int]
+    ]  # pairs of layers without overlap, whose susceptibility is computed
     labels: int  # per scramble
 
 
@@ -84,12 +96,26 @@ def case_of(Q: Host, V: Host, skip: float, accuracy: TableAccuracy) -> _Case:
     """Case of one (Q, V), both (L, L) and diagonal."""
     q = np.diagonal(Q)
     v = np.diagonal(V)
-    informed, free = ([int(a) for a in np.flatnonzero(mask)] for mask in (q > 0, q == 0))
+    informed, free = (
+        [int(a) for a in np.flatnonzero(mask)] for mask in (q > 0, q == 0)
+    )
     output_layer = len(q) - 1
-    known_layers, unknown_layers = ([a for a in layers if a < output_layer] for layers in (informed, free))
+    known_layers, unknown_layers = (
+        [a for a in layers if a < output_layer] for layers in (informed, free)
+    )
     pairs = list(itertools.combinations_with_replacement(free, 2))
     labels = accuracy.outer_labels if known_layers else accuracy.labels
-    return _Case(skip, q, v, known_layers, unknown_layers, output_layer in free, informed, pairs, labels)
+    return _Case(
+        skip,
+        q,
+        v,
+        known_layers,
+        unknown_layers,
+        output_layer in free,
+        informed,
+        pairs,
+        labels,
+    )
 
 
 @by_value(maxsize=512)
@@ -116,15 +142,27 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) 
     q, v, known_layers, output_layer = case.q, case.v, case.known_layers, len(Q) - 1
     scales = tuple(math.sqrt(q[a] + v[a]) for a in range(output_layer))
     # Rounded, so that the tables serve more than one overlap.
-    outer = (known_layers[0], *accuracy.outer_grid(v[known_layers[0]])) if known_layers else None
+    outer = (
+        (known_layers[0], *accuracy.outer_grid(v[known_layers[0]]))
+        if known_layers
+        else None
+    )
     step = wanted_step(case.blind, bool(known_layers))
-    count = node_count(skip, len(Q), v[output_layer] / (q[output_layer] + v[output_layer]), step, accuracy)
+    count = node_count(
+        skip,
+        len(Q),
+        v[output_layer] / (q[output_layer] + v[output_layer]),
+        step,
+        accuracy,
+    )
     reach = farthest_node(skip, output_layer, accuracy)
     samples, controls = [], []
     clipped = 0.0
     for scramble in range(accuracy.scrambles):
         copy = scramble % (1 if len(case.unknown_layers) == 1 else 2)
-        tables = make_tables(skip, scales, outer, count, copy, reach, accuracy.table_points)
+        tables = make_tables(
+            skip, scales, outer, count, copy, reach, accuracy.table_points
+        )
         clipped = max(clipped, tables.clipped)
         labels = draw_labels(case, scramble)
         moments = posterior_of_labels(case, tables, labels)
@@ -156,31 +194,54 @@ class LayerLabels(NamedTuple):
 def draw_labels(case: _Case, scramble: int) -> LayerLabels:
     """Draw the labels of one scramble."""
     layers = len(case.q)
-    normal = normal_points(2 * (layers + 2), case.labels, "last layer: labels", scramble).reshape(-1, layers + 2, 2)
-    omega, z = (np.sqrt(scale)[:, None] * normal[:, :layers] for scale in (case.q, case.q + case.v))
+    normal = normal_points(
+        2 * (layers + 2), case.labels, "last layer: labels", scramble
+    ).reshape(-1, layers + 2, 2)
+    omega, z = (
+        np.sqrt(scale)[:, None] * normal[:, :layers]
+        for scale in (case.q, case.q + case.v)
+    )
     for spare, a in enumerate([layers - 1, *case.known_layers], layers):
         z[:, a] = omega[:, a] + math.sqrt(case.v[a]) * normal[:, spare]
     off_1, off_2, determinant = mixing(z[:, :-1], case.skip)
     z_1, z_2 = z[:, -1, 0], z[:, -1, 1]
     difference = z_1 - z_2
     return LayerLabels(
-        np.stack([z_1 - off_1 * difference, z_2 + off_2 * difference], axis=-1), determinant * difference, omega
+        np.stack([z_1 - off_1 * difference, z_2 + off_2 * difference], axis=-1),
+        determinant * difference,
+        omega,
     )
 
 
-def posterior_of_labels(case: _Case, tables: Tables, labels: LayerLabels) -> LastLayerMoments:
+def posterior_of_labels(
+    case: _Case, tables: Tables, labels: LayerLabels
+) -> LastLayerMoments:
     """Posterior moments of the labels, in blocks that fit the cache."""
     batches = []
     for rows in blocks(len(labels.ut), 512):
         ut, gap, omega = (array[rows] for array in labels)
         known_layer = (
-            (omega[:, case.known_layers[0]], float(case.v[case.known_layers[0]])) if case.known_layers else None
+            (omega[:, case.known_layers[0]], float(case.v[case.known_layers[0]]))
+            if case.known_layers
+            else None
         )
-        batches.append(posterior_moments(tables, ut, gap, omega[:, -1], float(case.v[-1]), known_layer, case.blind))
+        batches.append(
+            posterior_moments(
+                tables,
+                ut,
+                gap,
+                omega[:, -1],
+                float(case.v[-1]),
+                known_layer,
+                case.blind,
+            )
+        )
     return joined(batches)
 
 
-def _averaged_columns(case: _Case, labels: LayerLabels, moments: LastLayerMoments) -> tuple[Host, Host]:
+def _averaged_columns(
+    case: _Case, labels: LayerLabels, moments: LastLayerMoments
+) -> tuple[Host, Host]:
     """Columns to be averaged (n, J), for ``informed`` and ``pairs``, and control variates of mean zero (n, K)."""
     q, v, output_layer = case.q, case.v, len(case.q) - 1
     square = moments.square / v[output_layer]
@@ -191,7 +252,9 @@ def _averaged_columns(case: _Case, labels: LayerLabels, moments: LastLayerMoment
     zeros.append(square.sum(1) - 2)
     shifts = {output_layer: moments.shift}
     if case.blind:
-        G[output_layer] = np.concatenate([square - 1, moments.product[:, None] / v[output_layer]], axis=1)
+        G[output_layer] = np.concatenate(
+            [square - 1, moments.product[:, None] / v[output_layer]], axis=1
+        )
         zeros.append(moments.fourth / v[output_layer] ** 2 - 2 * square.sum(1) - 4)
     for a in reversed(case.informed):
         if a != output_layer:
@@ -202,5 +265,8 @@ def _averaged_columns(case: _Case, labels: LayerLabels, moments: LastLayerMoment
     columns = [(shifts[a] ** 2).sum(1) / v[a] ** 2 for a in case.informed]
     for a, b in case.pairs:
         product = G[a] * G[b]
-        columns.append((product[:, 0] + product[:, 1] + 2 * product[:, 2]) / ((q[a] + v[a]) * (q[b] + v[b])))
+        columns.append(
+            (product[:, 0] + product[:, 1] + 2 * product[:, 2])
+            / ((q[a] + v[a]) * (q[b] + v[b]))
+        )
     return np.stack(columns, axis=-1), np.stack(zeros, axis=-1)

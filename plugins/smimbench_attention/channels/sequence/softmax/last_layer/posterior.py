@@ -10,7 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from smimbench.interfaces import Array, Host
-from smimbench_attention.channels.sequence.softmax.last_layer.tables import Tables, outer_weights
+from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
+    Tables,
+    outer_weights,
+)
 
 DARKEST = 60.0
 """Weights below ``exp(-DARKEST)`` of the largest possible one are 0. Doubled: the same, three times as slowly on some processors:
@@ -54,10 +57,15 @@ def posterior_moments(
     stack = tables.sums.astype(kind, copy=False)
     amount = np.ones((n, 1), kind)
     if known_layer is not None:
-        rho = [weight @ tables.modes.T for weight in outer_weights(tables.outer, tables.share, *known_layer)]
+        rho = [
+            weight @ tables.modes.T
+            for weight in outer_weights(tables.outer, tables.share, *known_layer)
+        ]
         amount = rho[0].astype(kind)
     forward = stack.reshape(-1, stack.shape[2])
-    backward = np.ascontiguousarray(stack[:, :, :count].transpose(2, 0, 1).reshape(count, -1))
+    backward = np.ascontiguousarray(
+        stack[:, :, :count].transpose(2, 0, 1).reshape(count, -1)
+    )
     blocks = np.zeros((n, stack.shape[2] // count))
     per_mode = np.zeros((n, len(stack)))
     shift = np.zeros((n, 2))
@@ -68,7 +76,9 @@ def posterior_moments(
     unit = v**-0.5
     # beyond 1e8 a node weighs nothing, whatever its distance; fourth powers stay finite
     place = np.clip((unit * gap)[:, None] * tables.nodes, -1e8, 1e8).astype(kind)
-    u_1, u_2, omega_1, omega_2 = ((unit * x[:, m : m + 1]).astype(kind) for x in (ut, omega) for m in range(2))
+    u_1, u_2, omega_1, omega_2 = (
+        (unit * x[:, m : m + 1]).astype(kind) for x in (ut, omega) for m in range(2)
+    )
     for sign in (kind(1), kind(-1)):
         # z_1 = sign (u_1 + place) and z_2 = sign (u_2 - place)
         e1 = place + (u_1 - sign * omega_1)
@@ -89,25 +99,39 @@ def posterior_moments(
         by_f *= f
         by_g = forward_sums[:, 0] * g
         for total, powers in ((shift, (e1, e2)), (square, (e11, e22))):
-            total += np.stack([np.einsum("nj,nj->n", *pair) for pair in zip((by_f, by_g), powers)], axis=-1)
+            total += np.stack(
+                [np.einsum("nj,nj->n", *pair) for pair in zip((by_f, by_g), powers)],
+                axis=-1,
+            )
         if full:
             forward_masses = np.ascontiguousarray(forward[:, :count])
             z1 = (u_1 + place) ** 2
             z2 = (u_2 - place) ** 2
-            crossed, squares = (_times_factor(amount, factor) @ forward_masses for factor in (f * e1, f * z1))
+            crossed, squares = (
+                _times_factor(amount, factor) @ forward_masses
+                for factor in (f * e1, f * z1)
+            )
             product += np.einsum("nj,nj,nj->n", crossed, g, e2)
-            fourth += np.einsum("nj,nj,nj->n", by_f, z1, z1) + np.einsum("nj,nj,nj->n", by_g, z2, z2)
+            fourth += np.einsum("nj,nj,nj->n", by_f, z1, z1) + np.einsum(
+                "nj,nj,nj->n", by_g, z2, z2
+            )
             fourth += 2 * np.einsum("nj,nj,nj->n", squares, g, z2)
     shift *= math.sqrt(v)
     mass = blocks[:, 0]
     masses = mass[:, None]
-    moments = LastLayerMoments(shift / masses, v * square / masses, (blocks[:, 1:] / masses).reshape(n, -1, 4))
+    moments = LastLayerMoments(
+        shift / masses, v * square / masses, (blocks[:, 1:] / masses).reshape(n, -1, 4)
+    )
     if full:
-        moments = moments._replace(product=v * product / mass, fourth=v * v * fourth / mass)
+        moments = moments._replace(
+            product=v * product / mass, fourth=v * v * fourth / mass
+        )
     if known_layer is not None:
         center = known_layer[0]
         mean = np.stack([(rho[k] * per_mode).sum(1) for k in (1, 2)], axis=-1) / masses
-        known_square = (rho[3] * per_mode).sum(1) / mass + ((center - 2 * mean) * center).sum(1)
+        known_square = (rho[3] * per_mode).sum(1) / mass + (
+            (center - 2 * mean) * center
+        ).sum(1)
         moments = moments._replace(known_shift=mean - center, known_square=known_square)
     return moments
 
@@ -115,7 +139,11 @@ def posterior_moments(
 def _gaussian(square: Host) -> Host:
     """Gaussian factor ``exp(-square / 2)`` in single precision, 0 below ``exp(-DARKEST)``."""
     limit = np.float32(2 * DARKEST)
-    return np.where(square > limit, np.float32(0), np.exp(np.float32(-0.5) * np.minimum(square, limit)))
+    return np.where(
+        square > limit,
+        np.float32(0),
+        np.exp(np.float32(-0.5) * np.minimum(square, limit)),
+    )
 
 
 def _times_factor(amount: Host, factor: Host) -> Host:

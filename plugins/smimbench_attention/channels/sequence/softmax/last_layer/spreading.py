@@ -35,5 +35,8 @@ def spread(count: int, x: Host, y: Host, moments: Host) -> Host:
     Each point is shared out over the four nodes around it in x times the four in y, with the weights of Lagrange's formula.
     """
     table = np.zeros((count, len(moments), count))
-    _kernel(*(np.require(array, np.float64, ["C", "W"]) for array in (x, y, moments.T)), table)
+    _kernel(
+        *(np.require(array, np.float64, ["C", "W"]) for array in (x, y, moments.T)),
+        table,
+    )
     return table.reshape(count, -1)

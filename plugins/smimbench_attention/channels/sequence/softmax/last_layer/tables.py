@@ -47,11 +47,17 @@ class TableAccuracy:
         """Copy of these settings for another total number of labels; few labels get a coarser outer grid (error 1e-3)."""
         per_scramble = max(16, labels // self.scrambles)
         settings = replace(self, labels=per_scramble, outer_labels=per_scramble)
-        return settings if 4 * per_scramble > self.outer_labels else replace(settings, outer_step=1.5 * self.outer_step)
+        return (
+            settings
+            if 4 * per_scramble > self.outer_labels
+            else replace(settings, outer_step=1.5 * self.outer_step)
+        )
 
     def outer_grid(self, v: float) -> tuple[float, float]:
         """Spacing of the outer grid for a known layer of variance v, and the least variance for which it serves."""
-        least_variance = 2 ** (math.floor(self.spread_steps * math.log2(v)) / self.spread_steps)
+        least_variance = 2 ** (
+            math.floor(self.spread_steps * math.log2(v)) / self.spread_steps
+        )
         return self.outer_step * math.sqrt(least_variance), least_variance
 
 
@@ -117,10 +123,14 @@ def make_tables(
             normal, weight = _two_token_grid(skip, points_per_unit)
         else:
             size = points if known_layer is None else 2**13
-            normal = normal_points(2 * len(unknown_layers), size, "last layer: table", copy, k % 8).reshape(size, -1, 2)
+            normal = normal_points(
+                2 * len(unknown_layers), size, "last layer: table", copy, k % 8
+            ).reshape(size, -1, 2)
             weight = np.full(size, 1.0 / size)
         z = np.empty((len(normal), len(scales), 2))
-        z[:, unknown_layers] = normal * np.array([scales[a] for a in unknown_layers])[:, None]
+        z[:, unknown_layers] = (
+            normal * np.array([scales[a] for a in unknown_layers])[:, None]
+        )
         if layer is not None:
             z[:, layer] = value
         return _prior_sums(count, z, weight, normal, skip, step)
@@ -128,7 +138,9 @@ def make_tables(
     if known_layer is None:
         prior_sums, clipped = table(0, None)
         sums = 0.5 * (prior_sums + _exchanged(prior_sums[None])[0])
-        return Tables(nodes, np.zeros((1, 2)), np.ones(1), np.ones((1, 1)), sums[None], clipped)
+        return Tables(
+            nodes, np.zeros((1, 2)), np.ones(1), np.ones((1, 1)), sums[None], clipped
+        )
     layer, spacing, least_variance = known_layer
     outer, share, mirrored = _half_plane(spacing, 5.2 * scales[layer])
     modes = _modes(outer, share, scales[layer], least_variance)
@@ -139,12 +151,24 @@ def make_tables(
     exchanged = np.zeros(size, np.float32)
     for chunk in np.array_split(distinct, math.ceil(len(distinct) / 8)):
         tables, beyond = zip(*(table(int(k), outer[k]) for k in chunk))
-        stacked, twin = np.stack(tables, dtype=np.float32, casting="same_kind"), mirrored[chunk]
+        stacked, twin = (
+            np.stack(tables, dtype=np.float32, casting="same_kind"),
+            mirrored[chunk],
+        )
         has_twin = twin > chunk
         direct += np.tensordot(modes[:, chunk].astype(np.float32), stacked, 1)
-        exchanged += np.tensordot((has_twin * modes[:, twin]).astype(np.float32), stacked, 1)
+        exchanged += np.tensordot(
+            (has_twin * modes[:, twin]).astype(np.float32), stacked, 1
+        )
         clipped += float(np.array(beyond) @ (share[chunk] + has_twin * share[twin]))
-    return Tables(nodes, outer, share, modes, direct + _exchanged(exchanged), clipped / share.sum())
+    return Tables(
+        nodes,
+        outer,
+        share,
+        modes,
+        direct + _exchanged(exchanged),
+        clipped / share.sum(),
+    )
 
 
 def outer_weights(outer: Host, share: Host, omega: Host, v: float) -> list[Host]:
@@ -154,9 +178,12 @@ def outer_weights(outer: Host, share: Host, omega: Host, v: float) -> list[Host]
     """
     # The values stand on a square grid: a Gaussian factor for each of their coordinates.
     places, index = np.unique(np.concatenate([outer, -outer]), return_inverse=True)
-    factor_1, factor_2 = (np.exp(-0.5 / v * (places - omega[:, m : m + 1]) ** 2) for m in (0, 1))
+    factor_1, factor_2 = (
+        np.exp(-0.5 / v * (places - omega[:, m : m + 1]) ** 2) for m in (0, 1)
+    )
     plus, minus = (
-        share * factor_1[:, pair[:, 0]] * factor_2[:, pair[:, 1]] for pair in np.split(index.reshape(-1, 2), 2)
+        share * factor_1[:, pair[:, 0]] * factor_2[:, pair[:, 1]]
+        for pair in np.split(index.reshape(-1, 2), 2)
     )
     even = plus + minus
     odd = plus - minus
@@ -168,7 +195,9 @@ def _modes(outer: Host, share: Host, scale: float, least_variance: float) -> Hos
 
     Those of variance ``least_variance`` serve for any larger one: a wider Gaussian is a mixture of narrower ones.
     """
-    omega = math.sqrt(max(scale**2 - least_variance, 0.0)) * normal_points(2, 512, "last layer: modes")
+    omega = math.sqrt(max(scale**2 - least_variance, 0.0)) * normal_points(
+        2, 512, "last layer: modes"
+    )
     stack = np.concatenate(outer_weights(outer, share, omega, least_variance))
     square, modes = np.linalg.eigh(stack.T @ stack)
     return np.ascontiguousarray(modes[:, square > 2e-4**2 * square[-1]].T)
@@ -182,7 +211,9 @@ def _two_token_grid(skip: float, points_per_unit: int) -> tuple[Host, Host]:
     nearly alike make the attention matrix nearly singular without a skip connection.
     """
     low = -18.0 if skip < 1e-3 else -9.0
-    log_gap = np.linspace(low, math.log(11.0), 1 + round((math.log(11.0) - low) * points_per_unit))
+    log_gap = np.linspace(
+        low, math.log(11.0), 1 + round((math.log(11.0) - low) * points_per_unit)
+    )
     means = np.linspace(-5.0, 5.0, 1 + 5 * points_per_unit)
     m, gap = np.meshgrid(means, np.exp(log_gap), indexing="ij")
     weight = (np.exp(-m * m - gap * gap / 4) * gap).ravel()
@@ -194,10 +225,14 @@ def _two_token_grid(skip: float, points_per_unit: int) -> tuple[Host, Host]:
     return points[heavy], weight[heavy] / weight[heavy].sum()
 
 
-def _prior_sums(count: int, z: Host, weight: Host, normal: Host, skip: float, step: float) -> tuple[Host, float]:
+def _prior_sums(
+    count: int, z: Host, weight: Host, normal: Host, skip: float, step: float
+) -> tuple[Host, float]:
     """Table (N, m N) over which prior points are spread, and the weight lost beyond its last node."""
     # Imported here: Numba takes half a second.
-    from smimbench_attention.channels.sequence.softmax.last_layer.spreading import spread as over_table
+    from smimbench_attention.channels.sequence.softmax.last_layer.spreading import (
+        spread as over_table,
+    )
 
     last_node, clipped = step * (count - 1), 0.0
     sums = np.zeros((count, (1 + 4 * normal.shape[1]) * count))
@@ -208,8 +243,19 @@ def _prior_sums(count: int, z: Host, weight: Host, normal: Host, skip: float, st
         x, y = (np.log1p(b / determinant) for b in off_diagonal)
         clipped += float(weight[rows][np.maximum(x, y) > last_node * (1 + 1e-9)].sum())
         jacobian = weight[rows] / np.maximum(determinant, math.exp(-last_node))
-        moments = [jacobian, *(jacobian * (m - center) for m, center in zip(_moments(normal[rows]), centers))]
-        sums += over_table(count, np.minimum(x, last_node) / step, np.minimum(y, last_node) / step, np.stack(moments))
+        moments = [
+            jacobian,
+            *(
+                jacobian * (m - center)
+                for m, center in zip(_moments(normal[rows]), centers)
+            ),
+        ]
+        sums += over_table(
+            count,
+            np.minimum(x, last_node) / step,
+            np.minimum(y, last_node) / step,
+            np.stack(moments),
+        )
     return sums, clipped
 
 
@@ -226,7 +272,9 @@ def _exchanged(sums: Host) -> Host:
     """Tables (k, N, m N) with the two tokens exchanged: x with y, and both diagonal moments of every layer."""
     view = sums.reshape(*sums.shape[:2], -1, sums.shape[1])
     order = np.arange(view.shape[2])
-    order[1:] = np.stack([order[2::4], order[1::4], order[3::4], order[4::4]], axis=-1).ravel()
+    order[1:] = np.stack(
+        [order[2::4], order[1::4], order[3::4], order[4::4]], axis=-1
+    ).ravel()
     return np.asarray(view[:, :, order].transpose(0, 3, 2, 1).reshape(sums.shape))
 
 
@@ -236,24 +284,53 @@ def _half_plane(step: float, reach: float) -> tuple[Host, Host, Host]:
     With the share of each node that it stands for, and where the one with its tokens exchanged stands, or its negative.
     """
     radius = math.ceil(reach / step)
-    i, j = (axis.ravel() for axis in np.mgrid[-radius : radius + 1, -radius : radius + 1])
-    half = ((i > 0) | ((i == 0) & (j >= 0))) & ((i * i + j * j) * step * step <= reach * reach)
+    i, j = (
+        axis.ravel() for axis in np.mgrid[-radius : radius + 1, -radius : radius + 1]
+    )
+    half = ((i > 0) | ((i == 0) & (j >= 0))) & (
+        (i * i + j * j) * step * step <= reach * reach
+    )
     points = np.stack([i[half], j[half]], axis=-1)
-    place = {sign_free: k for k, (a, b) in enumerate(points.tolist()) for sign_free in ((a, b), (-a, -b))}
+    place = {
+        sign_free: k
+        for k, (a, b) in enumerate(points.tolist())
+        for sign_free in ((a, b), (-a, -b))
+    }
     mirrored = np.array([place[b, a] for a, b in points.tolist()])
-    return step * points.astype(float), np.where((points == 0).all(1), 0.5, 1.0), mirrored
+    return (
+        step * points.astype(float),
+        np.where((points == 0).all(1), 0.5, 1.0),
+        mirrored,
+    )
 
 
-def nodes_needed(skip: float, layers: int, relative: float, target_step: float, accuracy: TableAccuracy) -> int:
+def nodes_needed(
+    skip: float,
+    layers: int,
+    relative: float,
+    target_step: float,
+    accuracy: TableAccuracy,
+) -> int:
     """Number of nodes on an axis for a Gaussian factor with the fraction ``relative``, ``V / (Q + V)``, of the variance.
 
     ``target_step`` is their spacing over the width of that factor: one of the steps of ``accuracy``.
     """
     step = target_step * math.sqrt(relative)
-    return math.ceil(min(farthest_node(skip, layers - 1, accuracy) / max(step, 1e-300), 1e9)) + 1
+    return (
+        math.ceil(
+            min(farthest_node(skip, layers - 1, accuracy) / max(step, 1e-300), 1e9)
+        )
+        + 1
+    )
 
 
-def node_count(skip: float, layers: int, relative: float, target_step: float, accuracy: TableAccuracy) -> int:
+def node_count(
+    skip: float,
+    layers: int,
+    relative: float,
+    target_step: float,
+    accuracy: TableAccuracy,
+) -> int:
     """Number of nodes on an axis: as many as needed, rounded up so that tables can be reused, within limits."""
     minimum = nodes_needed(skip, layers, relative, target_step, accuracy)
     # two sizes of tables between one and twice as many nodes

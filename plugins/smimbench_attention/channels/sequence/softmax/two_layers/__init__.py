@@ -17,7 +17,10 @@ from smimbench.backend import clip, namespace, read_together, to_host
 from smimbench.interfaces import Array, Host
 from smimbench_attention.channels.batches import array_like, put_tuple
 from smimbench_attention.channels.sequence.softmax import deep
-from smimbench_attention.channels.sequence.softmax.moments import LayerMoments, moments_of_means
+from smimbench_attention.channels.sequence.softmax.moments import (
+    LayerMoments,
+    moments_of_means,
+)
 
 SPARE = 6.5
 """Energy ``|z - omega|^2 / 2 V`` of the box beyond log(1 / accuracy). Doubled: errors of 1e-10, not 5e-8, where V <= 0.01."""
@@ -51,10 +54,16 @@ class IntegrationRule:
         v11, v12, v22 = self.V
         b = v12 / v11
         problem = v11, v22, b, v22 - v12 * b, float(self.skip), v11**-0.5, v22**-0.5
-        return problem, (int(self.points), int(self.rounds), float(self.accuracy)), self.moments
+        return (
+            problem,
+            (int(self.points), int(self.rounds), float(self.accuracy)),
+            self.moments,
+        )
 
 
-def integrate(u: Array, omega: Array, V: Host, skip: float, accuracy: float, full: bool = False) -> LayerMoments:
+def integrate(
+    u: Array, omega: Array, V: Host, skip: float, accuracy: float, full: bool = False
+) -> LayerMoments:
     """Posterior moments and partition function of two layers and two tokens.
 
     The parameters are those of ``softmax.posterior.integrate``; ``accuracy`` is the target of every sample.
@@ -66,7 +75,9 @@ def integrate(u: Array, omega: Array, V: Host, skip: float, accuracy: float, ful
     crowding = min(8.0, 1.0 / math.sqrt(1.0 - v12 * v12 / (v11 * v22)))
     # Columns of an interval, and points of a column, to begin with. Doubled: twice the time, up to half the error.
     points = 8 if accuracy >= 1e-3 else 12
-    rule = IntegrationRule((v11, v12, v22), skip, accuracy, full, _even(points * crowding))
+    rule = IntegrationRule(
+        (v11, v12, v22), skip, accuracy, full, _even(points * crowding)
+    )
     xp = namespace(u, omega)
     half_square = math.log(1.0 / accuracy) + SPARE
     depth = xp.zeros_like(u[:, 0])
@@ -77,9 +88,13 @@ def integrate(u: Array, omega: Array, V: Host, skip: float, accuracy: float, ful
     if index.shape[0] == 0:
         return moments
     # These samples are few and branch on their values, so they are handled on the host.
-    far_u, far_omega, far_energy = read_together(*(xp.take(array, index, axis=0) for array in (u, omega, energy)))
+    far_u, far_omega, far_energy = read_together(
+        *(xp.take(array, index, axis=0) for array in (u, omega, energy))
+    )
     rescued = _integrate_far_labels(far_u, far_omega, far_energy, rule, half_square)
-    return put_tuple(moments, poor, LayerMoments(*(array_like(values, u) for values in rescued)))
+    return put_tuple(
+        moments, poor, LayerMoments(*(array_like(values, u) for values in rescued))
+    )
 
 
 def _even(number: float) -> int:
@@ -98,7 +113,11 @@ def _integrate_box(
     sums, error = box_sums(u, omega, rule, xp.sqrt(2.0 * half_square), -depth)
     mass = sums[0, ...]
     # all products of two latents, or their traces over tokens, from the sums that the kernel takes
-    order = (5, 6, 7, 8, 6, 9, 10, 11, 7, 10, 12, 13, 8, 11, 13, 14) if rule.full else (5, 6, 6, 7)
+    order = (
+        (5, 6, 7, 8, 6, 9, 10, 11, 7, 10, 12, 13, 8, 11, 13, 14)
+        if rule.full
+        else (5, 6, 6, 7)
+    )
     sums = xp.stack([sums[k, ...] for k in (1, 2, 3, 4, *order)])
     safe = xp.where(mass > 0.0, mass, 1.0)
     v11, v12, v22 = rule.V
@@ -108,19 +127,33 @@ def _integrate_box(
     distance = aa / v11 + (ee - 2.0 * b * ae + b * b * aa) / (v22 - b * v12)
     energy = xp.where(mass > 0.0, 0.5 * distance / safe, math.inf)
     error = error + xp.exp(clip(energy - half_square, -700.0, 0.0))
-    constant = 2.0 * math.log(2.0 * math.pi) + math.log(v11 * v22 - v12 * v12) + math.log1p(rule.skip)
-    return moments_of_means(mass, -depth, constant, sums / safe, error, omega.shape), energy
+    constant = (
+        2.0 * math.log(2.0 * math.pi)
+        + math.log(v11 * v22 - v12 * v12)
+        + math.log1p(rule.skip)
+    )
+    return moments_of_means(
+        mass, -depth, constant, sums / safe, error, omega.shape
+    ), energy
 
 
-def box_sums(u: Array, omega: Array, rule: IntegrationRule, reach: Array, level: Array) -> tuple[Array, Array]:
+def box_sums(
+    u: Array, omega: Array, rule: IntegrationRule, reach: Array, level: Array
+) -> tuple[Array, Array]:
     """Call ``kernel.host_sums`` for arrays of any namespace: on the device for CuPy, else through the host."""
     if array_api_compat.is_cupy_array(u):
-        from smimbench_attention.channels.sequence.softmax.two_layers.device import device_sums
+        from smimbench_attention.channels.sequence.softmax.two_layers.device import (
+            device_sums,
+        )
 
         return device_sums(u, omega, rule, reach, level)
-    from smimbench_attention.channels.sequence.softmax.two_layers.kernel import host_sums
+    from smimbench_attention.channels.sequence.softmax.two_layers.kernel import (
+        host_sums,
+    )
 
-    sums, error = host_sums(to_host(u), to_host(omega), rule, to_host(reach), to_host(level))
+    sums, error = host_sums(
+        to_host(u), to_host(omega), rule, to_host(reach), to_host(level)
+    )
     return array_like(sums, u), array_like(error, u)
 
 
@@ -139,7 +172,9 @@ def _integrate_far_labels(
         v11, v12, v22 = (16.0 * v for v in rule.V)
         hot = replace(rule, accuracy=1e-2, full=False, rounds=5, V=(v11, v12, v22))
         zero = np.zeros(outside.sum())
-        energies = _integrate_box(u[outside], omega[outside], hot, zero + half_square, zero)[1]
+        energies = _integrate_box(
+            u[outside], omega[outside], hot, zero + half_square, zero
+        )[1]
         energy[outside] = np.where(energies < SPARE, 16.0 * energies, math.inf)
     near = energy < DEEPEST
     cut = half_square - SPARE
@@ -148,10 +183,27 @@ def _integrate_far_labels(
     solved = []
     if near.any():
         depth = energy[near]
-        wide = replace(rule, points=_even(rule.points * math.sqrt(1.0 + float(np.max(depth)) / half_square)))
-        solved.append((near, _integrate_box(u[near], omega[near], wide, depth + cut + 3.0, depth)[0]))
+        wide = replace(
+            rule,
+            points=_even(
+                rule.points * math.sqrt(1.0 + float(np.max(depth)) / half_square)
+            ),
+        )
+        solved.append(
+            (
+                near,
+                _integrate_box(u[near], omega[near], wide, depth + cut + 3.0, depth)[0],
+            )
+        )
     if not near.all():
-        solved.append((~near, deep.integrate(u[~near], omega[~near], V, rule.skip, 0.1, 2048, rule.full)[0]))
+        solved.append(
+            (
+                ~near,
+                deep.integrate(
+                    u[~near], omega[~near], V, rule.skip, 0.1, 2048, rule.full
+                )[0],
+            )
+        )
     rescued = [np.empty((len(u), *values.shape[1:])) for values in solved[0][1]]
     for mask, moments in solved:
         for target, values in zip(rescued, moments):

@@ -12,7 +12,10 @@ from numba import cuda
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
-from smimbench_attention.channels.sequence.softmax.two_layers.kernel import TABLE, kernel
+from smimbench_attention.channels.sequence.softmax.two_layers.kernel import (
+    TABLE,
+    kernel,
+)
 
 _integrate = kernel(cuda.jit(device=True), cuda.jit(device=True), 1, 1)
 
@@ -21,17 +24,32 @@ _integrate = kernel(cuda.jit(device=True), cuda.jit(device=True), 1, 1)
 def _integrate_samples(u, omega, reach, level, rule, totals, error):
     row = cuda.grid(1)
     if row < u.shape[0]:
-        table, intervals = cuda.local.array(TABLE, np.float64), cuda.local.array((8, 4), np.float64)
-        sums, state = cuda.local.array((8, 16), np.float64), cuda.local.array((4, 4), np.float64)
+        table, intervals = (
+            cuda.local.array(TABLE, np.float64),
+            cuda.local.array((8, 4), np.float64),
+        )
+        sums, state = (
+            cuda.local.array((8, 16), np.float64),
+            cuda.local.array((4, 4), np.float64),
+        )
         scratch = table, intervals, sums, state
-        error[row] = _integrate((u[row], omega[row], reach[row], level[row]), rule, scratch, totals[:, row])
+        error[row] = _integrate(
+            (u[row], omega[row], reach[row], level[row]), rule, scratch, totals[:, row]
+        )
 
 
-def device_sums(u: Array, omega: Array, rule: Any, reach: Array, level: Array) -> tuple[Array, Array]:
+def device_sums(
+    u: Array, omega: Array, rule: Any, reach: Array, level: Array
+) -> tuple[Array, Array]:
     """Integrals on a CUDA device, one thread per sample; arrays stay on the device (see ``host_sums``)."""
     xp = namespace(u)
-    arrays = [xp.asarray(array, dtype=xp.float64, order="C") for array in (u, omega, reach, level)]
+    arrays = [
+        xp.asarray(array, dtype=xp.float64, order="C")
+        for array in (u, omega, reach, level)
+    ]
     sums, error = xp.empty((rule.moments, u.shape[0])), xp.empty(u.shape[0])
     if u.shape[0] > 0:
-        _integrate_samples[-(-u.shape[0] // 128), 128](*arrays, rule.arguments, sums, error)
+        _integrate_samples[-(-u.shape[0] // 128), 128](
+            *arrays, rule.arguments, sums, error
+        )
     return sums, error

@@ -30,7 +30,13 @@ import numpy as np
 from numba import njit
 
 from smimbench.interfaces import Array
-from smimbench_attention.channels.sequence.softmax.compiling import bounded_log, compiled, exp, inline, one_minus_exp
+from smimbench_attention.channels.sequence.softmax.compiling import (
+    bounded_log,
+    compiled,
+    exp,
+    inline,
+    one_minus_exp,
+)
 
 _FAR = 700.0  # logarithms are cut here, where exp still gives a finite number
 
@@ -50,7 +56,13 @@ def _root(x, k, c, inverse):
 @njit(error_model="numpy")
 def _gap(x, y, c):
     # d of the first layer whose attention has the coordinates (x, y)
-    squared = math.log(1.0 + y - c * x) + math.log(1.0 + x - c * y) - 2.0 * math.log1p(c) - math.log(x) - math.log(y)
+    squared = (
+        math.log(1.0 + y - c * x)
+        + math.log(1.0 + x - c * y)
+        - 2.0 * math.log1p(c)
+        - math.log(x)
+        - math.log(y)
+    )
     return math.sqrt(max(squared, 0.0))
 
 
@@ -75,7 +87,11 @@ def _point(column, kE, k_E, place, constants):
 def _with_traces(s, point):
     w, a1, a2, e1, e2 = point
     w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
-    squares = s[5] + (w1 * a1 + w2 * a2), s[6] + (w1 * e1 + w2 * e2), s[7] + (w3 * e1 + w4 * e2)
+    squares = (
+        s[5] + (w1 * a1 + w2 * a2),
+        s[6] + (w1 * e1 + w2 * e2),
+        s[7] + (w3 * e1 + w4 * e2),
+    )
     return s[0] + w, s[1] + w1, s[2] + w2, s[3] + w3, s[4] + w4, *squares
 
 
@@ -86,15 +102,30 @@ def _with_squares(s, point):
     products_1 = s[5] + w1 * a1, s[6] + w1 * a2, s[7] + w1 * e1, s[8] + w1 * e2
     products_2 = s[9] + w2 * a2, s[10] + w2 * e1, s[11] + w2 * e2
     products_3 = s[12] + w3 * e1, s[13] + w3 * e2, s[14] + w4 * e2
-    return s[0] + w, s[1] + w1, s[2] + w2, s[3] + w3, s[4] + w4, *products_1, *products_2, *products_3
+    return (
+        s[0] + w,
+        s[1] + w1,
+        s[2] + w2,
+        s[3] + w3,
+        s[4] + w4,
+        *products_1,
+        *products_2,
+        *products_3,
+    )
 
 
 @inline
 def _half_difference(estimate_1, estimate_2, problem):
     # of two estimates, in units of the total: the largest over the weight and the first moments
     total = 0.5 * (estimate_1[0] + estimate_2[0])
-    of_layer_1 = max(abs(estimate_1[1] - estimate_2[1]), abs(estimate_1[2] - estimate_2[2])) * problem[5]
-    of_layer_2 = max(abs(estimate_1[3] - estimate_2[3]), abs(estimate_1[4] - estimate_2[4])) * problem[6]
+    of_layer_1 = (
+        max(abs(estimate_1[1] - estimate_2[1]), abs(estimate_1[2] - estimate_2[2]))
+        * problem[5]
+    )
+    of_layer_2 = (
+        max(abs(estimate_1[3] - estimate_2[3]), abs(estimate_1[4] - estimate_2[4]))
+        * problem[6]
+    )
     largest = 0.5 * max(abs(estimate_1[0] - estimate_2[0]), of_layer_1, of_layer_2)
     return min(largest / total if total > 0.0 else largest, 1.0)
 
@@ -117,10 +148,14 @@ def kernel(jit, inline, width, stride):
     It handles ``width`` columns at a time, in a table whose rows are ``stride`` apart: one array with rows at constant places, so
     that the compiler sees that they do not overlap.
     """
-    D, LOWER, STEP, BASE_1, BASE_2, SLOPE, K2, COMPLEMENT, WEIGHT, OWNER = (row * stride for row in range(10))
+    D, LOWER, STEP, BASE_1, BASE_2, SLOPE, K2, COMPLEMENT, WEIGHT, OWNER = (
+        row * stride for row in range(10)
+    )
     KE, K_E, GROWTH, DECAY, HALF, START = (row * stride for row in range(10, 16))
     SUMS, ROUND_SUMS = 16 * stride, 31 * stride
-    XI, SPREAD, X0, X1, Y0, Y1, UPPER = (row * stride for row in range(16, 23))  # while there are no sums yet
+    XI, SPREAD, X0, X1, Y0, Y1, UPPER = (
+        row * stride for row in range(16, 23)
+    )  # while there are no sums yet
     OUTER, RATIO, ORDER = range(3)
 
     @inline
@@ -146,7 +181,11 @@ def kernel(jit, inline, width, stride):
         farthest = 1.0 / c if c > 0.0 else math.inf
         largest = min(farthest, 1e14)
         divisor = slope if abs(slope) >= 1e-150 else 1e-150
-        scale = math.sqrt(4.0 * c + 0.3 * abs(u[0] - u[1]) / (omega_gap + 3.0 * math.sqrt(noise)) + 1e-12)
+        scale = math.sqrt(
+            4.0 * c
+            + 0.3 * abs(u[0] - u[1]) / (omega_gap + 3.0 * math.sqrt(noise))
+            + 1e-12
+        )
         number = 0
         for index in range(4):  # the sign of u, then the sign of d
             sign = 1.0 if index < 2 else -1.0
@@ -188,8 +227,12 @@ def kernel(jit, inline, width, stride):
             k = exp(max(-half_square, -_FAR))
             small = one_minus_exp(-min(half_square, 0.5))
             # x <= x1 and y >= y0, then x >= x0 and y <= y1; y(E) = x(1/E)
-            low = bounded_log(max(_root(t[X1 + j], k, c, False), _root(t[Y0 + j], k, c, True)))
-            high = bounded_log(min(_root(t[X0 + j], k, c, False), _root(t[Y1 + j], k, c, True)))
+            low = bounded_log(
+                max(_root(t[X1 + j], k, c, False), _root(t[Y0 + j], k, c, True))
+            )
+            high = bounded_log(
+                min(_root(t[X0 + j], k, c, False), _root(t[Y1 + j], k, c, True))
+            )
             half = math.sqrt(max(radius, 0.0))
             inverse = 1.0 / d
             farthest = 300.0 * abs(inverse)
@@ -198,7 +241,9 @@ def kernel(jit, inline, width, stride):
             t[D + j], t[LOWER + j] = d, lower
             t[UPPER + j] = upper if radius > 0.0 and low < high else lower
             t[K2 + j] = k * k
-            t[COMPLEMENT + j] = small * (2.0 - small) if half_square <= 0.5 else 1.0 - k * k
+            t[COMPLEMENT + j] = (
+                small * (2.0 - small) if half_square <= 0.5 else 1.0 - k * k
+            )
             t[WEIGHT + j] *= half_scale * (grown + shrunk)
 
     @jit
@@ -212,7 +257,10 @@ def kernel(jit, inline, width, stride):
             interval = int(state[ORDER, place])
             step = (intervals[1, interval] - intervals[0, interval]) / count
             t[OWNER + j], t[WEIGHT + j] = interval, step
-            t[XI + j], t[SPREAD + j] = intervals[0, interval] + (number + offset) * step, intervals[2, interval]
+            t[XI + j], t[SPREAD + j] = (
+                intervals[0, interval] + (number + offset) * step,
+                intervals[2, interval],
+            )
             for row in range(4):
                 t[X0 + row * stride + j] = intervals[4 + row, interval]
             if j < end - begin - 1:
@@ -228,7 +276,10 @@ def kernel(jit, inline, width, stride):
                 continue
             sign = intervals[3, int(t[OWNER + j])]
             t[STEP + size] = (t[UPPER + j] - t[LOWER + j]) / limits[0]
-            t[BASE_1 + size], t[BASE_2 + size] = sign * u_1 - omega[1, 0], sign * u_2 - omega[1, 1]
+            t[BASE_1 + size], t[BASE_2 + size] = (
+                sign * u_1 - omega[1, 0],
+                sign * u_2 - omega[1, 1],
+            )
             t[SLOPE + size] = sign * (u_1 - u_2)
             for row in (D, LOWER, OWNER, K2, COMPLEMENT, WEIGHT):
                 t[row + size] = t[row + j]
@@ -237,7 +288,13 @@ def kernel(jit, inline, width, stride):
 
     @inline
     def two_points(t, j, place, constants):
-        constant_rows = t[K2 + j], t[COMPLEMENT + j], t[SLOPE + j], t[BASE_1 + j], t[BASE_2 + j]
+        constant_rows = (
+            t[K2 + j],
+            t[COMPLEMENT + j],
+            t[SLOPE + j],
+            t[BASE_1 + j],
+            t[BASE_2 + j],
+        )
         column = *constant_rows, t[START + j], t[STEP + j], t[HALF + j]
         kE, k_E, growth, decay = t[KE + j], t[K_E + j], t[GROWTH + j], t[DECAY + j]
         t[KE + j], t[K_E + j] = kE * (growth * growth), k_E * (decay * decay)
@@ -246,7 +303,13 @@ def kernel(jit, inline, width, stride):
 
     @inline
     def five(t, i):
-        return t[i], t[i + stride], t[i + 2 * stride], t[i + 3 * stride], t[i + 4 * stride]
+        return (
+            t[i],
+            t[i + stride],
+            t[i + 2 * stride],
+            t[i + 3 * stride],
+            t[i + 4 * stride],
+        )
 
     @inline
     def put_five(t, i, s):
@@ -264,7 +327,9 @@ def kernel(jit, inline, width, stride):
         for j in range(padded_size):
             d, step = t[D + j], t[STEP + j]
             start = t[LOWER + j] + offset * step
-            half_square = min(0.5 * d * d, 350.0)  # beyond k weighs nothing: m d and d^2 / 2 go into one exponential
+            half_square = min(
+                0.5 * d * d, 350.0
+            )  # beyond k weighs nothing: m d and d^2 / 2 go into one exponential
             t[KE + j] = exp(start * d - half_square)
             t[K_E + j] = exp(-start * d - half_square)
             growth = exp(step * d)
@@ -280,8 +345,15 @@ def kernel(jit, inline, width, stride):
             if number == 15:
                 for j in range(padded_size):
                     point_1, point_2 = two_points(t, j, place, constants)
-                    i, k, m = ROUND_SUMS + j, ROUND_SUMS + 5 * stride + j, ROUND_SUMS + 10 * stride + j
-                    s = _with_squares(_with_squares((*five(t, i), *five(t, k), *five(t, m)), point_1), point_2)
+                    i, k, m = (
+                        ROUND_SUMS + j,
+                        ROUND_SUMS + 5 * stride + j,
+                        ROUND_SUMS + 10 * stride + j,
+                    )
+                    s = _with_squares(
+                        _with_squares((*five(t, i), *five(t, k), *five(t, m)), point_1),
+                        point_2,
+                    )
                     put_five(t, i, s[:5])
                     put_five(t, k, s[5:10])
                     put_five(t, m, s[10:])
@@ -290,7 +362,9 @@ def kernel(jit, inline, width, stride):
                     point_1, point_2 = two_points(t, j, place, constants)
                     i = ROUND_SUMS + j
                     traces = t[i + 5 * stride], t[i + 6 * stride], t[i + 7 * stride]
-                    s = _with_traces(_with_traces((*five(t, i), *traces), point_1), point_2)
+                    s = _with_traces(
+                        _with_traces((*five(t, i), *traces), point_1), point_2
+                    )
                     put_five(t, i, s[:5])
                     t[i + 5 * stride], t[i + 6 * stride], t[i + 7 * stride] = s[5:]
         for moment in range(number):
@@ -315,18 +389,25 @@ def kernel(jit, inline, width, stride):
                     error = 0.0
                     failing = t[ROUND_SUMS + j] > NEGLIGIBLE * accuracy * partition
                 else:
-                    ratio = _half_difference(five(t, SUMS + j), five(t, ROUND_SUMS + j), problem)
+                    ratio = _half_difference(
+                        five(t, SUMS + j), five(t, ROUND_SUMS + j), problem
+                    )
                     for moment in range(number):
                         i = moment * stride + j
                         t[SUMS + i] = 0.5 * (t[SUMS + i] + t[ROUND_SUMS + i])
                     error = ratio * ratio * t[SUMS + j]
-                    failing = ratio >= 1.0 or _expected(ratio) * t[SUMS + j] > SHARE * accuracy * partition
+                    failing = (
+                        ratio >= 1.0
+                        or _expected(ratio) * t[SUMS + j] > SHARE * accuracy * partition
+                    )
                     t[STEP + j] *= 0.5
                 if failing and round_ < rounds:
                     for row in range(10):
                         t[row * stride + active] = t[row * stride + j]
                     for moment in range(number):
-                        t[SUMS + moment * stride + active] = t[source + moment * stride + j]
+                        t[SUMS + moment * stride + active] = t[
+                            source + moment * stride + j
+                        ]
                     active += 1
                 else:
                     owner = 4 + int(t[OWNER + j])
@@ -362,7 +443,15 @@ def kernel(jit, inline, width, stride):
                 for begin in range(0, planned, width):
                     if stage == 0 or round_ > 0 or planned > width:
                         columns = begin, min(begin + width, planned), count
-                        size = make_columns(t, columns, 0.5 if round_ > 0 else 0.0, sample, rule, intervals, state)
+                        size = make_columns(
+                            t,
+                            columns,
+                            0.5 if round_ > 0 else 0.0,
+                            sample,
+                            rule,
+                            intervals,
+                            state,
+                        )
                         sum_columns(t, size, points, 0.0, constants, number)
                     if stage == 1:
                         refine_columns(t, size, constants, rule, partition, sums)
@@ -374,9 +463,13 @@ def kernel(jit, inline, width, stride):
                 interval = int(state[ORDER, k])
                 ratio = 1.0
                 if round_ > 0:
-                    ratio = _half_difference(sums[interval], sums[4 + interval], problem)
+                    ratio = _half_difference(
+                        sums[interval], sums[4 + interval], problem
+                    )
                 for moment in range(16):
-                    sums[interval, moment] = factor * (sums[interval, moment] + sums[4 + interval, moment])
+                    sums[interval, moment] = factor * (
+                        sums[interval, moment] + sums[4 + interval, moment]
+                    )
                 state[OUTER, interval] = ratio * ratio * sums[interval, 0]
                 state[RATIO, interval] = ratio
             if round_ > 0:
@@ -388,7 +481,9 @@ def kernel(jit, inline, width, stride):
                 ratio, share = state[RATIO, interval], sums[interval, 0]
                 failing = share > NEGLIGIBLE * accuracy * partition
                 if round_ > 0:
-                    failing = failing and (ratio >= 1.0 or _expected(ratio) * share > accuracy * partition)
+                    failing = failing and (
+                        ratio >= 1.0 or _expected(ratio) * share > accuracy * partition
+                    )
                 if failing:
                     state[ORDER, unfinished] = interval
                     sums[4 + interval] = 0.0
@@ -396,7 +491,9 @@ def kernel(jit, inline, width, stride):
             active = unfinished
         error = 0.0
         for moment in range(number):
-            totals[moment] = sums[0, moment] + sums[1, moment] + sums[2, moment] + sums[3, moment]
+            totals[moment] = (
+                sums[0, moment] + sums[1, moment] + sums[2, moment] + sums[3, moment]
+            )
         for interval in range(interval_count):
             error += sums[interval, 15] + state[OUTER, interval]
         return error / totals[0] if totals[0] > 0.0 else math.inf
@@ -409,15 +506,24 @@ _integrate = kernel(njit(fastmath={"contract"}, error_model="numpy"), inline, 64
 
 
 def _integrate_block(u, omega, reach, level, rule, totals, error):
-    scratch = np.zeros(TABLE * 72), np.empty((8, 4)), np.empty((8, 16)), np.empty((4, 4))
+    scratch = (
+        np.zeros(TABLE * 72),
+        np.empty((8, 4)),
+        np.empty((8, 16)),
+        np.empty((4, 4)),
+    )
     for row in range(u.shape[0]):
-        error[row] = _integrate((u[row], omega[row], reach[row], level[row]), rule, scratch, totals[:, row])
+        error[row] = _integrate(
+            (u[row], omega[row], reach[row], level[row]), rule, scratch, totals[:, row]
+        )
 
 
 _host_kernel = compiled(_integrate_block)
 
 
-def host_sums(u: Array, omega: Array, rule: Any, reach: Array, level: Array) -> tuple[Array, Array]:
+def host_sums(
+    u: Array, omega: Array, rule: Any, reach: Array, level: Array
+) -> tuple[Array, Array]:
     """Integrals over the boxes of a block of samples, for NumPy arrays.
 
     ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, layers by tokens; ``rule`` is the ``Rule`` of ``two_layers``;
@@ -426,7 +532,9 @@ def host_sums(u: Array, omega: Array, rule: Any, reach: Array, level: Array) -> 
     ``_with_traces`` or ``_with_squares`` order them, and the relative error (n,) of the first.
     """
     # One memory layout only: any other would be compiled separately.
-    arrays = [np.require(array, np.float64, ["C", "W"]) for array in (u, omega, reach, level)]
+    arrays = [
+        np.require(array, np.float64, ["C", "W"]) for array in (u, omega, reach, level)
+    ]
     sums, error = np.empty((rule.moments, u.shape[0])), np.empty(u.shape[0])
     _host_kernel(*arrays, rule.arguments, sums, error)
     return sums, error
