@@ -8,13 +8,14 @@ of the false alarms, N being their number, and so has the mean over the sample r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from smimbench.files import JsonObject
+from smimbench.interfaces import Host
 from smimbench.numerics.size_laws import SECOND, fit_sizes, pooled_errors
 from smimbench.numerics.statistics import normal_score, quantile
 from smimbench.registry.metrics import find_metric
@@ -23,16 +24,16 @@ from smimbench.report.row import PredictedNumber, Row
 from smimbench.report.statistics import ZERO
 
 LEVEL = 0.01
-"""Probability that an algorithm that does just what its theory says is told no. Halved, deviations have to be 5% larger."""
+"""Probability that an algorithm that does exactly what theory says is refused. Halved, deviations have to be 5% larger."""
 
 IMPOSSIBLE = 0.001
-"""Probability that an algorithm that reaches the optimum is said to be below it."""
+"""Probability that an algorithm that reaches the optimum is reported to be below it."""
 
 POWER = 0.99
-"""Probability with which a deviation of the size that is printed is seen. At 0.95 that size is an eighth smaller."""
+"""Probability with which a deviation of the printed size is detected. At 0.95 that size is an eighth smaller."""
 
 VAGUE = 0.5
-"""Deviation that has to be seen if runs are to say yes. Halved, four times as many runs are needed."""
+"""Deviation that has to be detectable for a yes. Halved, four times as many runs are needed."""
 
 FINITE = {"lower": 20.0, "higher": 10.0, "one": 10.0}
 """Allowance for a correction of finite size whose coefficient is not known, times D, by the direction of a metric: corrections of
@@ -74,123 +75,107 @@ class Deviation(NamedTuple):
     value: float
     error: float
     dof: float
-    finite: float
+    allowance: float
 
-    def seen(self, level: float) -> float:
+    def detectable(self, level: float) -> float:
         """Smallest deviation that a test at this level detects with the probability ``POWER``."""
-        return (
-            self.finite
-            + (quantile(1 - level / 2, self.dof) + quantile(POWER, self.dof))
-            * self.error
-        )
+        quantiles = quantile(1 - level / 2, self.dof) + quantile(POWER, self.dof)
+        return self.allowance + quantiles * self.error
 
-    def score(self, allowed: float = 0.0) -> float:
+    def score(self, allowance: float = 0.0) -> float:
         """Deviation beyond an allowance in standard errors, as the normal score of the same probability."""
-        rest = max(abs(self.value) - allowed, 0.0)
-        return math.copysign(normal_score(rest / self.error, self.dof), self.value)
+        excess = max(abs(self.value) - allowance, 0.0)
+        return math.copysign(normal_score(excess / self.error, self.dof), self.value)
 
 
-class Point(NamedTuple):
+class SizeRuns(NamedTuple):
     """Runs at one size: values, the relative excess of the squared lengths of their teachers (NaN: not known), the
     prediction and its error, and the unit of deviations.
     """
 
     dimension: int
     values: Sequence[float]
-    lengths: Sequence[float]
+    teacher_excess: Sequence[float]
     prediction: float
     error: float
     unit: float
 
 
+class SizeSeries(NamedTuple):
+    """Runs of all sizes for one quantity, with the coefficient of its 1/D correction and the direction of its metric."""
+
+    direction: str
+    coefficient: float | None
+    sizes: list[SizeRuns]
+
+    @property
+    def measured(self) -> list[SizeRuns]:
+        """Sizes with a standard error."""
+        return [size for size in self.sizes if len(size.values) > 1]
+
+
 def deviation(
-    points: Sequence[Point],
-    coefficient: float | None = None,
-    allowed: float = FINITE["lower"],
-    scatter: float = 0.0,
+    series: SizeSeries, scatter: float = 0.0, factor: float = 1.0
 ) -> Deviation | None:
     r"""Deviation of runs from their prediction, at every size in its unit; None where there are fewer than four runs.
 
     The mean at size D is ``prediction + deviation + b / D + c / D^2``, fitted by generalized least squares. An unknown b or c is
-    a normal variable around 0, with a third of ``allowed`` or ``SECOND`` as its standard deviation. What the sizes cannot
-    separate from the deviation is the allowance for finite size. Near thresholds single runs ``scatter`` far more than by
-    ``1 / sqrt(D)``; the allowance then grows with that.
+    a normal variable around 0, with a third of ``factor`` times ``FINITE`` or of ``SECOND`` as its standard deviation. What the
+    sizes cannot separate from the deviation is the allowance for finite size. Near thresholds single runs ``scatter`` far more
+    than by ``1 / sqrt(D)``; the allowance then grows with that.
     """
-    points = [point for point in points if len(point.values) > 1]
-    if sum(len(point.values) for point in points) < FEWEST:
+    sizes = series.measured
+    if sum(len(size.values) for size in sizes) < FEWEST:
         return None
-    sizes = np.array([point.dimension for point in points], dtype=float)
-    inverse = 1 / sizes
-    rests = _less_teachers(points)
-    means = np.array([rest.mean() for rest in rests])
-    spreads = [rest.std(ddof=1) for rest in rests]
-    errors, dof = pooled_errors(sizes, spreads, [len(rest) for rest in rests])
-    errors = np.hypot(
-        np.maximum(errors, 1e-6), max(point.error / point.unit for point in points)
-    )
-    known = (coefficient or 0.0) / np.array([point.unit for point in points])
-    means = means - known * inverse
-    loose = allowed if coefficient is None else 0.0
-    fit = fit_sizes(sizes, means, errors, (math.inf, loose / 3, SECOND / 3))
+    dimensions = np.array([size.dimension for size in sizes], dtype=float)
+    residuals = _residuals(sizes)
+    scatters = np.array([residual.std(ddof=1) for residual in residuals])
+    errors, dof = pooled_errors(dimensions, scatters, [*map(len, residuals)])
+    theory_error = max(size.error / size.unit for size in sizes)
+    errors = np.hypot(np.maximum(errors, 1e-6), theory_error)
+    units = np.array([size.unit for size in sizes])
+    corrections = (series.coefficient or 0.0) / units
+    inverse = 1 / dimensions
+    means = np.array([r.mean() for r in residuals]) - corrections * inverse
+    open_first = 0.0
+    if series.coefficient is None:
+        open_first = factor * FINITE[series.direction]
+    fit = fit_sizes(dimensions, means, errors, (math.inf, open_first / 3, SECOND / 3))
     value, b, _ = fit.coefficients.tolist()
-    chances = fit.errors[0, :-3]
-    _, first, second = np.abs(chances / errors @ fit.laws).tolist()
-    finite = (
-        float(loose * first + (SECOND + (np.abs(known).max() + b) ** 2) * second)
-        + RESOLUTION
-    )
-    finite += (
-        max(scatter, spreads[int(np.argmin(inverse))] ** 2 / inverse.min()) / SCATTER
-    ) ** 3
-    return Deviation(value, float(np.linalg.norm(chances)), dof, finite)
+    by_size = fit.errors[0, :-3]
+    _, b_share, c_share = np.abs(by_size / errors @ fit.laws).tolist()
+    open_second = SECOND + (np.abs(corrections).max() + b) ** 2
+    allowance = float(open_first * b_share + open_second * c_share) + RESOLUTION
+    largest = np.argmin(inverse)
+    scatter = max(scatter, scatters[largest] ** 2 / inverse[largest])
+    allowance += float(np.float64(scatter / SCATTER) ** 3)
+    return Deviation(value, float(np.linalg.norm(by_size)), dof, allowance)
 
 
-def _scatter(points: Sequence[Point], direction: str) -> float:
-    """Relative variance of single runs at the largest size, times D; of overlaps, which may be predicted to be 0, relative to the
-    larger of mean and prediction.
-    """
-    points = [point for point in points if len(point.values) > 1]
-    if not points:
-        return 0.0
-    last, rest = max(
-        zip(points, _less_teachers(points)), key=lambda pair: pair[0].dimension
-    )
-    mean = float(np.mean(last.values)) if direction == "higher" else 0.0
-    # Errors are in units of their prediction already, or of the target where that is 0.
-    whole = (
-        1.0
-        if direction == "lower"
-        else max(abs(mean), abs(last.prediction)) / last.unit
-    )
-    return float((rest.std(ddof=1) / whole) ** 2 * last.dimension) if whole else 0.0
-
-
-def _less_teachers(points: Sequence[Point]) -> list[Any]:
+def _residuals(sizes: Sequence[SizeRuns]) -> list[Host]:
     """Differences from the prediction, with the variance due to the teachers' lengths removed by regression.
 
     A signal that is longer by chance has a larger error. One slope for all sizes.
     """
-    rests = [
-        (np.asarray(point.values) - point.prediction) / point.unit for point in points
+    residuals = [
+        (np.asarray(size.values) - size.prediction) / size.unit for size in sizes
     ]
-    lengths = [np.asarray(point.lengths, dtype=float) for point in points]
-    centred = np.concatenate([x - x.mean() for x in lengths])
+    lengths = [np.asarray(size.teacher_excess, dtype=float) for size in sizes]
+    centered = np.concatenate([length - length.mean() for length in lengths])
+    square = centered @ centered
     # NaN fails, too: then some length is not known.
-    if len(centred) < 3 * len(rests) + 2 or not centred @ centred > 0:
-        return rests
-    slope = (
-        centred
-        @ np.concatenate([rest - rest.mean() for rest in rests])
-        / (centred @ centred)
-    )
-    return [rest - slope * x for x, rest in zip(lengths, rests)]
+    if len(centered) < 3 * len(sizes) + 2 or not square > 0:
+        return residuals
+    about_mean = np.concatenate([residual - residual.mean() for residual in residuals])
+    slope = centered @ about_mean / square
+    return [residual - slope * length for residual, length in zip(residuals, lengths)]
 
 
-# -- all numbers of an algorithm -----------------------------------------------------------------------------------------
+# -- all predicted quantities of an algorithm -----------------------------------------------------------------------------
 
 
-class Number(NamedTuple):
-    """A predicted quantity: a metric of a component at a sample ratio, and ``at`` a share of the steps if during the run."""
+class PredictedQuantity(NamedTuple):
+    """A metric of a component at a sample ratio, and ``at`` a share of the steps if during the run."""
 
     alpha: float
     metric: str
@@ -200,19 +185,19 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Whether the runs of an algorithm match its prediction.
+    """Whether the runs of an algorithm agree with theory.
 
     Attributes
     ----------
     prediction : str or None
-        ``"no"`` where a number is further from its prediction than chance and finite size allow, ``"finite size"`` where only
-        finite size may explain it, or would hide it; ``"too few runs"`` where a deviation of ``VAGUE`` could not be seen; else
-        ``"yes"``; None: it has no prediction. ``"far off"`` where a few runs that are far off are the reason why it is not
-        ``"yes"``; all else is then about the others.
+        ``"no"`` where a quantity is further from its prediction than chance and finite size allow, ``"finite size"`` where only
+        finite size may explain it, or would hide it; ``"too few runs"`` where a deviation of ``VAGUE`` could not be detected;
+        else ``"yes"``; None: it has no prediction. ``"far off"`` where a few runs that are far off are the reason why it is not
+        ``"yes"``; all else is then about the remaining runs.
     would_have_seen : float or None
-        The smallest deviation of the error at any sample ratio that would have been seen.
+        The smallest deviation of the error at any sample ratio that would have been detected.
     deviation, deviation_z, deviation_of
-        The number that deviates most, relative to the prediction, in standard errors, and which it is.
+        The quantity that deviates most, relative to the prediction, in standard errors, and which it is.
     no_theory : str or None
         Why there is no prediction.
     far_off : list of int or None
@@ -229,15 +214,14 @@ class Agreement:
 
     def document(self) -> JsonObject:
         """As JSON has it."""
-        return {
-            key: value
-            for key, value in asdict(self).items()
-            if key != "far_off" or value is not None
-        }
+        document = asdict(self)
+        if self.far_off is None:
+            del document["far_off"]
+        return document
 
 
 def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
-    """Whether the runs of an algorithm match its prediction.
+    """Whether the runs of an algorithm agree with its prediction, all together or all but a few that are far off.
 
     Parameters
     ----------
@@ -246,266 +230,249 @@ def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
     metric : str or None
         The error that ``would_have_seen`` is about.
     """
-    answer = _agreement(rows, metric)
-    if answer.prediction in (None, "yes") or answer.would_have_seen is None:
-        return answer
-    far, runs = _far_off([row for row in rows if row.metric == metric])
-    if not far:
-        return answer
-    others = _agreement(_without(rows, far), metric)
-    if others.prediction == "no":
-        return others
-    if others.would_have_seen is None:
-        return answer
-    if (
-        others.prediction == answer.prediction
-        and 10 * others.would_have_seen > answer.would_have_seen
+    of_all = _agreement(rows, metric)
+    if of_all.prediction in (None, "yes") or of_all.would_have_seen is None:
+        return of_all
+    outliers, count = _far_off([row for row in rows if row.metric == metric])
+    if not outliers:
+        return of_all
+    of_most = _agreement(rows, metric, outliers)
+    if of_most.prediction == "no":
+        return of_most
+    if of_most.would_have_seen is None or (
+        of_most.prediction == of_all.prediction
+        and 10 * of_most.would_have_seen > of_all.would_have_seen
     ):
-        return answer
-    return replace(others, prediction="far off", far_off=[len(far), runs])
+        return of_all
+    return replace(of_most, prediction="far off", far_off=[len(outliers), count])
 
 
-def _far_off(rows: Sequence[Row]) -> tuple[set[tuple[Any, str]], int]:
-    """Runs, by place and instance, whose error is far from the median of their row, if they are few; and the number of runs.
+RunName = tuple[tuple[object, ...], str]
+"""Place of a row, and instance."""
+
+
+def _far_off(rows: Sequence[Row]) -> tuple[set[RunName], int]:
+    """Runs whose error is far from the median of their row, if they are few; and the number of all runs.
 
     Logarithms of errors scatter about the median of a row by a robust standard deviation, that of the row or of all rows
     together, whichever is larger.
     """
-    distances = []
+    rows = [row for row in rows if row.estimate.values]
+    distances: list[Host] = []
     for row in rows:
-        logs = {
-            name: math.log(max(value, row.target, 1e-300))
-            for name, value in row.estimate.values.items()
-        }
-        median = float(np.median([*logs.values()])) if logs else 0.0
-        distances.append(
-            (place(row), {name: abs(value - median) for name, value in logs.items()})
-        )
-    every = [
-        distance for _, distance_of in distances for distance in distance_of.values()
-    ]
-    runs = {(where, name) for where, distance_of in distances for name in distance_of}
-    far: set[tuple[Any, str]] = set()
-    for where, distance_of in distances:
-        spread = (
-            max(float(np.median(values)) for values in (every, [*distance_of.values()]))
-            if distance_of
-            else 0.0
-        )
-        limit = max(FAR * 1.4826 * spread, math.log(FACTOR))  # 1.4826: of a normal law
-        exceptions = {
-            (where, name) for name, distance in distance_of.items() if distance > limit
-        }
-        if len(exceptions) <= max(1, 2 * RARE * len(distance_of)):
-            far |= exceptions
-    return (far if len(far) <= RARE * len(runs) else set()), len(runs)
+        errors = np.array([*row.estimate.values.values()])
+        logs = np.log(np.maximum(errors, max(row.target, 1e-300)))
+        distances.append(np.abs(logs - np.median(logs)))
+    typical = np.median(np.concatenate(distances)) if distances else 0.0
+    runs: set[RunName] = set()
+    outliers: set[RunName] = set()
+    for row, distance in zip(rows, distances):
+        names = [(place(row), name) for name in row.estimate.values]
+        scatter = 1.4826 * max(typical, np.median(distance))  # 1.4826: of a normal law
+        is_far = distance > max(FAR * scatter, math.log(FACTOR))
+        runs.update(names)
+        if is_far.sum() <= max(1, 2 * RARE * len(names)):
+            outliers.update(names[i] for i in np.flatnonzero(is_far))
+    return outliers if len(outliers) <= RARE * len(runs) else set(), len(runs)
 
 
-def _without(rows: Sequence[Row], runs: set[tuple[Any, str]]) -> list[Row]:
-    """Rows without these runs."""
-
-    def less(values: Mapping[str, float], where: Any) -> dict[str, float]:
-        return {
-            name: value for name, value in values.items() if (where, name) not in runs
-        }
-
-    fewer = []
-    for row in rows:
-        at = place(row)
-        others = [
-            replace(number, values=less(number.values, at))
-            for number in row.prediction.others or ()
-        ]
-        estimate = replace(row.estimate, values=less(row.estimate.values, at))
-        fewer.append(
-            replace(
-                row,
-                estimate=estimate,
-                prediction=replace(row.prediction, others=others),
-            )
-        )
-    return fewer
-
-
-def _agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
-    predicted, lost = _predicted(rows)
-    directions = {number: find_metric(number.metric).direction for number in predicted}
-    loose = (
-        SPECTRAL if any(row.prediction.branch == "spectral" for row in rows) else 1.0
+def _agreement(
+    rows: Sequence[Row], metric: str | None, outliers: Collection[RunName] = ()
+) -> Agreement:
+    """Whether the runs that are no outliers agree with their prediction."""
+    numbers = [(row, number) for row in rows for number in _predicted_numbers(row)]
+    predicted = _series(numbers, outliers)
+    is_incomplete = any(
+        not size.values
+        for quantity, series in predicted.items()
+        for size in series.sizes
+        if quantity.at is None
     )
-    if loose > 1:
-        predicted = {
-            number: one
-            for number, one in predicted.items()
-            if directions[number] != "one"
-        }
-    scatters = {
-        number: _scatter(points, directions[number])
-        for number, (points, _) in predicted.items()
-    }
-    # Near a threshold the claimed error is right in some runs and far off in others.
-    wild: dict[float, float] = {}
-    errors: dict[tuple[float, int | None], float] = {}
-    for number, scatter in scatters.items():
-        if directions[number] == "one":
-            wild[number.alpha] = max(wild.get(number.alpha, 0.0), scatter)
-        elif directions[number] == "lower" and number.at is None:
-            errors[number.alpha, number.component] = max(
-                errors.get((number.alpha, number.component), 0.0), scatter
-            )
-    for number in scatters:
-        if directions[number] == "one":  # a claim over an error
-            scatters[number] = max(
-                scatters[number], errors.get((number.alpha, number.component), 0.0)
-            )
-    found = {
-        number: deviation(
-            *one,
-            loose * FINITE[directions[number]],
-            max(scatters[number], wild.get(number.alpha, 0.0)),
-        )
-        for number, one in predicted.items()
-    }
-    reason = min(
-        (row.prediction.reason for row in rows if row.prediction.reason), default=None
-    )
+    factor = 1.0
+    if any(row.prediction.branch == "spectral" for row in rows):
+        factor = SPECTRAL
+        predicted = {q: s for q, s in predicted.items() if s.direction != "one"}
     if not predicted:
-        return Agreement(None, no_theory=reason)
-    known = {number: one for number, one in found.items() if one is not None}
-    if not known:
+        reasons = [row.prediction.reason for row in rows if row.prediction.reason]
+        return Agreement(None, no_theory=min(reasons, default=None))
+    scatters = _scatters(predicted)
+    deviations: dict[PredictedQuantity, Deviation] = {}
+    for quantity, series in predicted.items():
+        measured = deviation(series, scatters[quantity], factor)
+        if measured is not None:
+            deviations[quantity] = measured
+        elif quantity.metric == metric:
+            is_incomplete = True
+    if not deviations:
         return Agreement("too few runs")
-    lost |= any(one is None for number, one in found.items() if number.metric == metric)
-    whole = known | _pooled(known)
-    level = LEVEL / len(whole)
-    refused = {
-        number: one
-        for number, one in whole.items()
-        if abs(one.score(one.finite)) > quantile(1 - level / 2)
-    }
+    tested = deviations | _means(deviations)
+    level = LEVEL / len(tested)
+    limit = quantile(1 - level / 2)
+    refused = {q: d for q, d in tested.items() if abs(d.score(d.allowance)) > limit}
     of_error = [
-        one
-        for number, one in known.items()
-        if (number.metric, number.at) == (metric, None)
-    ] or [*known.values()]
-    seen, chance = (
-        max(values)
-        for values in zip(
-            *((one.seen(level), one.seen(level) - one.finite) for one in of_error)
-        )
-    )
-    worst, most = max(
-        (refused or whole).items(),
+        d for q, d in deviations.items() if q.metric == metric and q.at is None
+    ] or [*deviations.values()]
+    detectable = max(d.detectable(level) for d in of_error)
+    by_chance = max(d.detectable(level) - d.allowance for d in of_error)
+    quantity, largest = max(
+        (refused or tested).items(),
         key=lambda pair: (
-            pair[0].metric == metric and bool(refused),
+            bool(refused) and pair[0].metric == metric,
             abs(pair[1].score()),
         ),
     )
     if refused:
-        said = "no"
-    elif abs(most.score(RESOLUTION)) > quantile(1 - level / 2):
-        said = "finite size"
-    elif lost or chance > VAGUE:
-        said = "too few runs"
+        answer = "no"
+    elif abs(largest.score(RESOLUTION)) > limit:
+        answer = "finite size"
+    elif is_incomplete or by_chance > VAGUE:
+        answer = "too few runs"
     else:
-        said = "yes" if seen <= VAGUE else "finite size"
-    return Agreement(said, seen, most.value, most.score(), worst.metric)
+        answer = "yes" if detectable <= VAGUE else "finite size"
+    return Agreement(
+        answer, detectable, largest.value, largest.score(), quantity.metric
+    )
 
 
-def _pooled(known: Mapping[Number, Deviation]) -> dict[Number, Deviation]:
-    """Means over sample ratios, whose runs are independent, of predicted quantities known at several."""
-    found = {}
-    for (_, *what), own in grouped(
-        known.items(), lambda pair: (None, *pair[0][1:])
-    ).items():
-        values, errors, dofs, finite = (
-            np.array(part) for part in zip(*(one for _, one in own))
-        )
-        weights = errors**-2.0 / np.sum(errors**-2.0)
-        parts = (weights * errors) ** 2
-        if len(own) > 1:  # Welch and Satterthwaite
-            dof = float(np.sum(parts) ** 2 / np.sum(parts**2 / dofs))
-            found[Number(math.nan, *what)] = Deviation(
-                float(weights @ values),
-                float(np.sum(parts) ** 0.5),
-                dof,
-                float(weights @ finite),
-            )
-    return found
+def _predicted_numbers(row: Row) -> list[PredictedNumber]:
+    """All numbers of a row that theory predicts for the algorithm."""
+    theory = row.prediction
+    at_end = _at_end(row, theory.coefficient, theory.value, theory.error)
+    return [at_end, *(theory.also_predicted or ())]
 
 
-def _predicted(
-    rows: Sequence[Row], *, of_optimum: bool = False
-) -> tuple[dict[Number, tuple[list[Point], float | None]], bool]:
-    """Points of every predicted number with its coefficient of 1/D, and whether a number lacks runs with an estimate.
+def _at_end(row: Row, *theory: float | None) -> PredictedNumber:
+    """What the row is about, as a predicted number: coefficient, prediction and its error."""
+    return PredictedNumber(
+        row.metric, row.component, None, row.estimate.values, *theory
+    )
 
-    The prediction is the algorithm's own, or the Bayes-optimal value.
-    """
-    found: dict[Number, tuple[list[Point], float | None]] = {}
+
+def _series(
+    numbers: Iterable[tuple[Row, PredictedNumber]], outliers: Collection[RunName] = ()
+) -> dict[PredictedQuantity, SizeSeries]:
+    """Runs of several rows by the quantity that they measure, without outliers and without quantities that lack a prediction."""
+    numbers = list(numbers)
     teachers = {
         place(row): row.prediction.teachers
-        for row in rows
-        if row.prediction.teachers is not None
+        for row, _ in numbers
+        if row.prediction.teachers
     }
-    lost = False
-    for row in rows:
-        theory = (
-            (row.optimum.limit, row.optimum.limit_error)
-            if of_optimum
-            else (row.prediction.value, row.prediction.error)
+    predicted: dict[PredictedQuantity, SizeSeries] = {}
+    for row, number in numbers:
+        prediction, coefficient = number.prediction, number.coefficient
+        if prediction is None:
+            continue
+        direction = find_metric(number.metric).direction
+        unit = max(abs(prediction), 1.0)
+        if direction == "lower":
+            unit = abs(prediction)
+            # Where theory says 0, errors up to the target count as reached.
+            if unit <= ZERO * row.target:
+                unit, coefficient = max(row.target / RESOLUTION, 1e-300), 0.0
+        of_row = place(row)
+        values = {
+            name: value
+            for name, value in number.values.items()
+            if (of_row, name) not in outliers
+        }
+        lengths = teachers.get(of_row, {})
+        excess = [
+            lengths[name][(number.component or 1) - 1] if name in lengths else math.nan
+            for name in values
+        ]
+        key = PredictedQuantity(
+            row.place.nominal_alpha, number.metric, number.component, number.at
         )
-        coefficient = None if of_optimum else row.prediction.coefficient
-        at_end = PredictedNumber(
-            row.metric, row.component, None, row.estimate.values, coefficient, *theory
+        runs = SizeRuns(
+            row.place.dimension,
+            [*values.values()],
+            excess,
+            prediction,
+            number.error or 0.0,
+            unit,
         )
-        for number in (at_end, *(() if of_optimum else row.prediction.others or ())):
-            expected, known = number.prediction, number.coefficient
-            if expected is None:
-                continue
-            lost |= not number.values and number.at is None
-            component = (number.component or 1) - 1
-            lengths_of = teachers.get(place(row), {})
-            lengths = [
-                lengths_of[name][component] if name in lengths_of else math.nan
-                for name in number.values
-            ]
-            unit = max(abs(expected), 1.0)
-            if find_metric(number.metric).direction == "lower":
-                # Where theory says 0, errors up to the target count as reached.
-                target = row.target
-                zero = abs(expected) <= ZERO * target
-                unit, known = (
-                    (max(target / RESOLUTION, 1e-300), 0.0)
-                    if zero
-                    else (abs(expected), known)
-                )
-            key = Number(
-                row.place.nominal_alpha, number.metric, number.component, number.at
-            )
-            points, _ = found.setdefault(key, ([], known))
-            values = [*number.values.values()]
-            points.append(
-                Point(
-                    row.place.dimension,
-                    values,
-                    lengths,
-                    expected,
-                    number.error or 0.0,
-                    unit,
-                )
-            )
-    return found, lost
+        empty = SizeSeries(direction, coefficient, [])
+        predicted.setdefault(key, empty).sizes.append(runs)
+    return predicted
+
+
+def _scatters(
+    predicted: Mapping[PredictedQuantity, SizeSeries],
+) -> dict[PredictedQuantity, float]:
+    """Scatter of single runs by quantity, at least that of others which tell that the runs are near a threshold.
+
+    There the error that an algorithm claims is right in some runs and far off in others: a claim that scatters counts for all
+    quantities of its sample ratio, and the scatter of an error for the claim about it.
+    """
+    scatters = {quantity: _scatter(series) for quantity, series in predicted.items()}
+    largest: dict[PredictedQuantity, float] = {}
+    for same in grouped(predicted, lambda quantity: quantity.alpha).values():
+        claims = [q for q in same if predicted[q].direction == "one"]
+        errors = [q for q in same if predicted[q].direction == "lower" and q.at is None]
+        for quantity in same:
+            related = [quantity, *claims]
+            if quantity in claims:
+                related += [q for q in errors if q.component == quantity.component]
+            largest[quantity] = max(scatters[q] for q in related)
+    return largest
+
+
+def _scatter(series: SizeSeries) -> float:
+    """Relative variance of single runs at the largest size, times D; of overlaps, which may be predicted to be 0, relative to the
+    larger of mean and prediction.
+    """
+    sizes = series.measured
+    if not sizes:
+        return 0.0
+    largest, residual = max(
+        zip(sizes, _residuals(sizes)), key=lambda pair: pair[0].dimension
+    )
+    # Errors are in units of their prediction already, or of the target where that is 0.
+    scale = 1.0
+    if series.direction != "lower":
+        scale = abs(largest.prediction)
+        if series.direction == "higher":
+            scale = max(scale, abs(float(np.mean(largest.values))))
+        scale /= largest.unit
+    if not scale:
+        return 0.0
+    return float((residual.std(ddof=1) / scale) ** 2 * largest.dimension)
+
+
+def _means(
+    deviations: Mapping[PredictedQuantity, Deviation],
+) -> dict[PredictedQuantity, Deviation]:
+    """Means over sample ratios, whose runs are independent, of quantities known at several."""
+    means: dict[PredictedQuantity, Deviation] = {}
+    for quantity, same in grouped(
+        deviations, lambda q: q._replace(alpha=math.nan)
+    ).items():
+        if len(same) < 2:
+            continue
+        columns = zip(*(deviations[q] for q in same))
+        values, errors, dofs, allowances = map(np.array, columns)
+        weights = errors**-2.0 / np.sum(errors**-2.0)
+        variances = (weights * errors) ** 2
+        total = np.sum(variances)
+        means[quantity] = Deviation(
+            float(weights @ values),
+            float(total**0.5),
+            float(total**2 / np.sum(variances**2 / dofs)),  # Welch and Satterthwaite
+            float(weights @ allowances),
+        )
+    return means
 
 
 def is_below_optimum(rows: Sequence[Row], metric: str | None) -> bool:
     """Whether an error is below the Bayes-optimal one by more than chance and finite size allow, which no algorithm can be."""
-    predicted, _ = _predicted(
-        [row for row in rows if row.metric == metric], of_optimum=True
+    series = _series(
+        (row, _at_end(row, None, row.optimum.limit, row.optimum.limit_error))
+        for row in rows
+        if row.metric == metric
     )
-    found = [
-        one
-        for one in (deviation(*numbers) for numbers in predicted.values())
-        if one is not None
-    ]
+    deviations = [d for d in map(deviation, series.values()) if d is not None]
     return any(
-        one.score(one.finite) < -quantile(1 - IMPOSSIBLE / len(found)) for one in found
+        d.score(d.allowance) < -quantile(1 - IMPOSSIBLE / len(deviations))
+        for d in deviations
     )

@@ -101,7 +101,7 @@ class Prediction:
         Why there is none.
     method, branch : str or None
         How theory was solved, and which solution it is.
-    others : list of PredictedNumber or None
+    also_predicted : list of PredictedNumber or None
         Further predicted quantities, in the first row of a place.
     teachers : dict or None
         Relative excess of the squared length of the teacher of each instance, per component, in the first row of a place.
@@ -114,7 +114,7 @@ class Prediction:
     branch: Text | None
     method: Text | None
     z: Number = None
-    others: list[PredictedNumber] | None = None
+    also_predicted: list[PredictedNumber] | None = None
     teachers: dict[str, list[float]] | None = None
 
 
@@ -401,7 +401,7 @@ _KEYS = {
     "theory=value theory_error=error difference z": "theory",
     "own_z=z": "prediction",
     "ratio_to_bayes=ratio": "optimum",
-    "also_predicted=others teachers": "prediction",
+    "also_predicted teachers": "prediction",
 }
 """Keys of JSON in their order, with the field of that name (or ``=`` another) and the group that it is in."""
 

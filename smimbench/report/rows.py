@@ -673,7 +673,9 @@ def _rows_of_place(
             usable, records, courses, own, problem, metrics or suite.run.metrics
         )
         prediction = replace(
-            rows[0].prediction, others=others, teachers=_teachers(usable, problem, own)
+            rows[0].prediction,
+            also_predicted=others,
+            teachers=_teachers(usable, problem, own),
         )
         rows[0] = replace(rows[0], prediction=prediction)
     return rows

@@ -123,7 +123,7 @@ def table_of(stored: JsonObject) -> ResultsTable:
         numbers = [
             number.component or 1
             for row in members
-            for number in (row, *(row.prediction.others or ()))
+            for number in (row, *(row.prediction.also_predicted or ()))
         ]
         teachers = [
             excess

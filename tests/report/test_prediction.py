@@ -10,7 +10,8 @@ from smimbench.report.prediction import (
     FINITE,
     LEVEL,
     POWER,
-    Point,
+    SizeRuns,
+    SizeSeries,
     agreement,
     deviation,
 )
@@ -122,13 +123,13 @@ def test_finite_size_is_no_mistake_and_hides_some():
 
 def test_scatter_near_a_threshold_is_finite_size():
     rng = np.random.default_rng(1)
-    points = [
-        Point(D, rng.choice([0.1, 1.0], 16), [np.nan] * 16, 0.3, 0.0, 0.3)
+    sizes = [
+        SizeRuns(D, rng.choice([0.1, 1.0], 16), [np.nan] * 16, 0.3, 0.0, 0.3)
         for D in SIZES
     ]
-    found = deviation(points)
-    assert found.finite > 1
-    assert found.score(found.finite) == 0
+    measured = deviation(SizeSeries("lower", None, sizes))
+    assert measured.allowance > 1
+    assert measured.score(measured.allowance) == 0
 
 
 def with_far_off(rows, share, factor=13.0):
@@ -359,5 +360,6 @@ def test_the_unit_of_a_metric_does_not_matter(size):
 
 
 def test_scores_are_those_of_the_normal_law():
-    found = deviation([Point(1000, [1.0, 1.1, 0.9, 1.05], [np.nan] * 4, 0.5, 0.0, 0.5)])
+    runs = SizeRuns(1000, [1.0, 1.1, 0.9, 1.05], [np.nan] * 4, 0.5, 0.0, 0.5)
+    found = deviation(SizeSeries("lower", None, [runs]))
     assert found.score() == pytest.approx(normal_score(found.value / found.error, 3))
