@@ -129,7 +129,7 @@ def complete_suite(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Shell completion of suites: shipped names, and paths by the shell itself."""
-    from smimbench.suite.reader import shipped_suites
+    from smimbench.suite.document import shipped_suites
 
     names = [
         CompletionItem(name) for name in shipped_suites() if name.startswith(incomplete)
@@ -248,7 +248,7 @@ class Request:
                 suite = self._suite_of_options()
             elif (found := self.settings()) is None:
                 suite = load_suite(self.name, self.overrides, self.only)
-                if any(table["tune"] for table in suite.algorithms):
+                if any(algorithm.tune for algorithm in suite.algorithms):
                     from smimbench.run.tuning import tuned
 
                     suite = tuned(suite, self.store(suite))
@@ -299,7 +299,7 @@ class Request:
         """
         from smimbench.run.store import settings_under, why_none
         from smimbench.suite import SuiteError
-        from smimbench.suite.reader import shipped_suites
+        from smimbench.suite.document import shipped_suites
 
         folder = Path(self.name)
         if (

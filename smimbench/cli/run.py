@@ -130,7 +130,7 @@ def run(
             "--timing measures this machine; it cannot be combined with --dask"
         )
     suite = request.suite()
-    labels = [table["label"] for table in suite.algorithms]
+    labels = [algorithm.label for algorithm in suite.algorithms]
     if (
         against is not None
         and against.partition("@")[0] not in labels
@@ -243,7 +243,7 @@ def tune(
         trials = [
             {
                 "problem": search.plan.label,
-                "label": search.table["label"],
+                "label": search.algorithm.label,
                 "trials": len(search.trials),
                 "cells": len(ahead),
             }

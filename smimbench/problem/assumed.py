@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.derive.prior import why_theory_only
-from smimbench.files import JsonObject, canonical_json
+from smimbench.files import canonical_json
 from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.problem.problem import Problem, ProblemError, as_table, version_of
-from smimbench.registry.registry import Entry, RegistryError, get_registry
+from smimbench.problem.problem import Problem, ProblemError, as_table
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data
@@ -68,30 +67,6 @@ def _foreign_labels(problem: Problem, assumed: Problem) -> str | None:
     if len(values) <= 8 and not np.isin(labels, values).all():
         return f"{names}: it has the labels {', '.join(f'{value:g}' for value in values)} only"
     return None
-
-
-def assumed_entries(algorithm: JsonObject, model: str) -> dict[str, Entry]:
-    """Registered items that the ``assumed`` of an algorithm's specification names, by kind."""
-    entries = {}
-    for kind, table in algorithm.get("assumed", {}).items():
-        name = table if isinstance(table, str) else table.get("name")
-        if isinstance(name, str):
-            try:
-                entries[kind] = get_registry().get(kind, name, model)
-            except RegistryError:  # its record will say so
-                continue
-    return entries
-
-
-def with_versions(algorithm: JsonObject, model: str) -> JsonObject:
-    """An algorithm's specification that also says the version and the code of the items that its ``assumed`` names."""
-    tables = dict(algorithm.get("assumed", {}))
-    for kind, entry in assumed_entries(algorithm, model).items():
-        table = (
-            {"name": tables[kind]} if isinstance(tables[kind], str) else tables[kind]
-        )
-        tables[kind] = {**table, **version_of(entry)}
-    return algorithm | {"assumed": tables} if tables else algorithm
 
 
 class Assuming:

@@ -15,7 +15,8 @@ from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import PLURALS, Entry, RegistryError, get_registry
 from smimbench.report.columns import Column, make_table
 from smimbench.suite import SuiteError
-from smimbench.suite.reader import load_suite, shipped_suites
+from smimbench.suite.document import shipped_suites
+from smimbench.suite.reader import load_suite
 from smimbench.theory.questions import NO_THEORY
 
 _EMPTY = inspect.Parameter.empty
@@ -70,7 +71,7 @@ def _suite_document(name: str) -> JsonObject:
         "duration": suite.duration,
         "reference": suite.reference,
         "problems": [plan.label for plan in suite.plans],
-        "algorithms": [table["label"] for table in suite.algorithms],
+        "algorithms": [algorithm.label for algorithm in suite.algorithms],
         "seeds": suite.seeds,
     }
 

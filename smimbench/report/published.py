@@ -23,7 +23,7 @@ from smimbench.report.figures import (
 )
 from smimbench.report.style import COLORS, looks_of
 from smimbench.suite import SuiteError
-from smimbench.suite.reader import shipped_figures
+from smimbench.suite.document import shipped_figures
 from smimbench.theory.questions import LineQuestion, ThresholdsQuestion
 
 if TYPE_CHECKING:

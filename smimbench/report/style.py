@@ -317,7 +317,7 @@ def svg_text(figure: Any) -> tuple[str, Callable[[Any], Any]]:
 
 def looks_of(suite: Suite, rows: Sequence[Row] = ()) -> dict[str, Look]:
     """Styles of the algorithms of a suite, the same in all of its figures, and of labels that rows were told apart by."""
-    named = {table["label"]: table["spec"]["name"] for table in suite.algorithms}
+    named = {plan.label: plan.spec["name"] for plan in suite.algorithms}
     return looks(
         {row.place.algorithm: row.identity.algorithm["name"] for row in rows} | named
     )

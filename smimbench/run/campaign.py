@@ -459,8 +459,8 @@ def shared_document(suite: Suite) -> JsonObject:
         **(
             {
                 "choices": [
-                    {"problem": p, "label": a, **one}
-                    for (p, a), one in suite.choices.items()
+                    {"problem": problem, "label": label, **choice._asdict()}
+                    for (problem, label), choice in suite.choices.items()
                 ]
             }
             if suite.choices

@@ -28,8 +28,7 @@ from smimbench.run.loop import Status
 from smimbench.run.record import new_record
 from smimbench.run.store import Store
 from smimbench.suite import SuiteError
-from smimbench.suite.cells import ProblemPlan, Suite
-from smimbench.suite.overrides import selects
+from smimbench.suite.cells import ProblemPlan, Suite, selects
 
 ELSEWHERE = "elsewhere"
 """The backend of an estimate that was not made here."""

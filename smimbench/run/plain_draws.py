@@ -62,7 +62,7 @@ def _assumptions_by_draws(
     suite: Suite, plan: ProblemPlan, document: JsonObject
 ) -> list[JsonObject]:
     """Checks of algorithms with wrong assumptions; ``branch`` is the label of the algorithm."""
-    specs, rows = {table["label"]: table["spec"] for table in suite.algorithms}, []
+    specs, rows = {plan.label: plan.spec for plan in suite.algorithms}, []
     for entry in document.get("algorithms", ()):
         algorithm = build_algorithm(specs[entry["algorithm"]], plan.problem)
         if "point" not in entry or not (

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smimbench.files import JsonObject, canonical_json, printable
-from smimbench.problem.assumed import assumed_entries
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import BUILT_IN, get_registry
 from smimbench.run.answers import TheoryError
 from smimbench.run.executor import Ended, Executor, Limits, Task
 from smimbench.run.record import LONGEST
+from smimbench.suite.cells import assumed_entries
 
 PATIENCE = 900.0
 """Seconds without any new number after which theory is given up; doubled, one that never returns is noticed that much later."""

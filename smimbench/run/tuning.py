@@ -22,7 +22,6 @@ from smimbench.files import (
 )
 from smimbench.interfaces import ParameterError
 from smimbench.numerics.seeds import TUNING
-from smimbench.problem.assumed import with_versions
 from smimbench.registry.adapters import refusal
 from smimbench.registry.registry import get_registry
 from smimbench.run.choice import log_error
@@ -37,16 +36,19 @@ from smimbench.run.record import (
 )
 from smimbench.run.store import TRIALS, Store
 from smimbench.suite import SuiteError
+from smimbench.suite.algorithms import setting_words
 from smimbench.suite.cells import (
+    AlgorithmPlan,
     Cell,
+    Choice,
     ProblemPlan,
     Suite,
     build_algorithm,
     key_of,
     make_algorithm,
+    with_versions,
 )
-from smimbench.suite.overrides import selects
-from smimbench.suite.settings import Setting, trials_of, with_setting, words_of
+from smimbench.suite.search_space import Setting, trials_of, with_setting
 
 AS_WRITTEN = 0
 """Place of the setting as written among the trials of a search."""
@@ -58,19 +60,19 @@ class Search:
 
     suite: Suite
     plan: ProblemPlan
-    table: JsonObject
+    algorithm: AlgorithmPlan
 
     @property
     def place(self) -> tuple[str, str]:
         """Labels of problem and algorithm."""
-        return self.plan.label, self.table["label"]
+        return self.plan.label, self.algorithm.label
 
     @cached_property
     def question(self) -> JsonObject:
         """All that the choice depends on. Seeds of the suite are not among it."""
-        plan, table, run = self.plan, self.table, self.suite.run
-        own = with_versions(table["spec"], plan.problem.model.name)
-        return {"problem": plan.problem.spec, "algorithm": own, "tune": table["tune"], "alpha": plan.alphas,
+        plan, algorithm, run = self.plan, self.algorithm, self.suite.run
+        spec = with_versions(algorithm.spec, plan.problem.model.name)
+        return {"problem": plan.problem.spec, "algorithm": spec, "tune": algorithm.tune, "alpha": plan.alphas,
                 "dimension": plan.dimensions, "target": run.target, **run.of_cell(()).identity()}  # fmt: skip
 
     @property
@@ -81,17 +83,17 @@ class Search:
     @cached_property
     def trials(self) -> list[tuple[Setting, JsonObject]]:
         """Settings that are tried, each with the algorithm that it makes; ``AS_WRITTEN`` is the first."""
-        entry = get_registry().get("algorithm", self.table["name"])
+        entry = get_registry().get("algorithm", self.algorithm.name)
         trials: dict[str, tuple[Setting, JsonObject]] = {}
-        for setting in trials_of(self.table["tune"], self.table["spec"]):
+        for setting in trials_of(self.algorithm.tune or {}, self.algorithm.spec):
             try:
                 spec = make_algorithm(
-                    entry, with_setting(self.table["parameters"], setting)
+                    entry, with_setting(self.algorithm.parameters, setting)
                 )[1]
             except ParameterError as error:  # each value alone is allowed
-                why = f"{words_of(setting)}: {error.key} {error.message}; leave a value out"
+                why = f"{setting_words(setting)}: {error.key} {error.message}; leave a value out"
                 raise SuiteError(
-                    self.suite.file, f"algorithms: {self.table['label']}: tune", why
+                    self.suite.file, f"algorithms: {self.algorithm.label}: tune", why
                 ) from None
             spec = with_versions(spec, self.plan.problem.model.name)
             trials.setdefault(canonical_json(spec), (setting, spec))
@@ -212,11 +214,11 @@ def searches(suite: Suite) -> list[Search]:
     """All searches that a suite asks for, whatever its ``--only``."""
     found = []
     for plan in suite.plans:
-        for table in suite.algorithms if not plan.theory_only else ():
-            if table["tune"]:
-                item = build_algorithm(table["spec"], None)
+        for algorithm in suite.algorithms if not plan.theory_only else ():
+            if algorithm.tune:
+                item = build_algorithm(algorithm.spec, None)
                 refused, _ = attempt(refusal, item, plan.problem)
-                found += [] if refused else [Search(suite, plan, table)]
+                found += [] if refused else [Search(suite, plan, algorithm)]
     return found
 
 
@@ -237,15 +239,11 @@ def chosen_searches(suite: Suite) -> list[Search]:
 
 
 def _selected_searches(suite: Suite) -> list[Search]:
-    words = {table["label"]: words for table, words in suite.algorithm_words()}
+    plans, algorithms = suite.chosen_plans, suite.chosen_algorithms
     return [
         search
         for search in searches(suite)
-        if selects(
-            suite.only,
-            problem=search.plan.label,
-            algorithm=words[search.table["label"]],
-        )
+        if search.plan in plans and search.algorithm in algorithms
     ]
 
 
@@ -388,7 +386,7 @@ def range_end_remarks(suite: Suite, store: Store) -> list[str]:
         choice = read_choice(search, store) if search.place in suite.choices else None
         if (
             choice is not None
-            and choice["digest"] == suite.choices[search.place]["tuning"]["search"]
+            and choice["digest"] == suite.choices[search.place].tuning["search"]
         ):
             lines += [
                 f"{': '.join(search.place)}: {line}" for line in range_ends(choice)
@@ -396,8 +394,8 @@ def range_end_remarks(suite: Suite, store: Store) -> list[str]:
     return lines
 
 
-def choice_of(search: Search, stored: JsonObject) -> JsonObject:
+def choice_of(search: Search, stored: JsonObject) -> Choice:
     """The setting that a stored search has chosen, and how, as cells have it."""
-    tuning = {"of": search.table["spec"], "tune": search.table["tune"], "trials": len(stored["trials"]),
+    tuning = {"of": search.algorithm.spec, "tune": search.algorithm.tune, "trials": len(stored["trials"]),
               "runs": stored["runs"], "search": stored["digest"]}  # fmt: skip
-    return {"algorithm": stored["algorithm"], "tuning": tuning}
+    return Choice(stored["algorithm"], tuning)

@@ -1,21 +1,21 @@
-"""A checked suite with its problems and cells; a cell's key and how the cell is rebuilt from its identity."""
+"""A checked suite: problems, algorithms, conditions (``--only``) and cells; a cell's key, and how it is rebuilt from it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from smimbench.files import JsonObject, canonical_json
-from smimbench.problem.assumed import Assuming, assumed_entries, with_versions
+from smimbench.files import JsonObject, canonical_json, suggestion
+from smimbench.problem.assumed import Assuming
 from smimbench.problem.problem import CODE, Problem, as_table, specification, version_of
 from smimbench.registry.metrics import names_in_key
-from smimbench.registry.parameters import build, signature_of
+from smimbench.registry.parameters import build
 from smimbench.registry.registry import BUILT_IN, Entry, RegistryError, get_registry
 from smimbench.suite import SuiteError
-from smimbench.suite.overrides import Condition, selects
 from smimbench.suite.schema import STARTS, FigureTable, Reference, RunOptions
 
 
@@ -38,12 +38,106 @@ class ProblemPlan:
     references: tuple[Reference, ...] = ()
 
 
-class Unmade(NamedTuple):
+class UnmadeProblem(NamedTuple):
     """A problem of a suite that cannot be built because an item's code fails."""
 
     label: str
     tables: dict[str, JsonObject]
     reason: str
+
+
+@dataclass(frozen=True)
+class AlgorithmPlan:
+    """One algorithm of a suite with one setting of its parameters.
+
+    Attributes
+    ----------
+    label : str
+        Name in tables, which names the setting where the entry has lists.
+    entry : str
+        Label of the entry of ``[[algorithms]]``, which several settings may share.
+    name : str
+        As written in the suite, maybe with a distribution.
+    parameters : dict
+        As written in the suite, with this setting.
+    spec : dict
+        Name, version and all parameters, as in keys.
+    tune : dict or None
+        ``trials`` and ``space`` of its search; see ``smimbench.suite.search_space.tune_of``.
+    origin : str
+        Where the setting is from: ``default``, ``by hand``, ``as published`` or ``ORACLE``.
+    start : str or None
+        ``"informed"`` for one that starts near the teacher.
+    """
+
+    label: str
+    entry: str
+    name: str
+    parameters: JsonObject
+    spec: JsonObject
+    tune: JsonObject | None
+    origin: str
+    start: str | None
+
+
+class Choice(NamedTuple):
+    """A setting chosen by ``smimbench tune``: the algorithm's specification, and how it was found."""
+
+    algorithm: JsonObject
+    tuning: JsonObject
+
+
+Condition = tuple[str, str]
+"""Key and value of one ``--only``."""
+
+CONDITIONS = ("algorithm", "alpha", "dimension", "seed", "problem")
+"""Keys that ``--only`` takes."""
+
+
+def read_condition(text: str) -> Condition:
+    """Split ``--only KEY=VALUE`` into key and value.
+
+    Raises
+    ------
+    SuiteError
+    """
+    key, equals, value = text.partition("=")
+    if not equals or key not in CONDITIONS:
+        raise SuiteError(
+            "--only",
+            text,
+            f"must look like algorithm=gamp; {suggestion(key, CONDITIONS)}",
+        )
+    if key in ("alpha", "dimension", "seed"):
+        try:
+            float(value)
+        except ValueError:
+            raise SuiteError("--only", text, f"{key} must be a number") from None
+    return key, value
+
+
+def selects(only: Sequence[Condition], **cell: Any) -> bool:
+    """Whether a cell meets the conditions: those on one key are alternatives, those on different keys must all be true.
+
+    Parameters
+    ----------
+    problem : str
+        Its label, of which a condition asks for a part.
+    algorithm : sequence of str
+        The words that pick the algorithm.
+    alpha, dimension, seed : float
+        Conditions on keys that are not given are left out.
+    """
+    return all(
+        any(_meets(k, value, cell[key]) for k, value in only if k == key)
+        for key in {k for k, _ in only} & cell.keys()
+    )
+
+
+def _meets(key: str, value: str, of_cell: Any) -> bool:
+    if key in ("problem", "algorithm"):
+        return value in of_cell
+    return math.isclose(of_cell, float(value), rel_tol=1e-12)
 
 
 @dataclass(frozen=True)
@@ -69,17 +163,19 @@ class Cell:
 
     def identity(self) -> JsonObject:
         """All settings that can change the cell's result; the key is a hash of them."""
-        own = (
-            "problem",
-            "algorithm",
-            "alpha",
-            "dimension",
-            "replicate",
-            "seed",
-            "backend",
-        )
-        found = {name: getattr(self, name) for name in own} | self.run.identity()
-        return found if self.tuning is None else found | {"tuning": self.tuning}
+        identity = {
+            "problem": self.problem,
+            "algorithm": self.algorithm,
+            "alpha": self.alpha,
+            "dimension": self.dimension,
+            "replicate": self.replicate,
+            "seed": self.seed,
+            "backend": self.backend,
+            **self.run.identity(),
+        }
+        if self.tuning is not None:
+            identity["tuning"] = self.tuning
+        return identity
 
     @property
     def place(self) -> tuple[str, str, float, int]:
@@ -103,25 +199,25 @@ class Cell:
     def distributions(self) -> frozenset[str]:
         """Third-party packages whose code the cell runs, through its items, metrics and start."""
         model = self.problem["model"]["name"]
-        inner = (
+        inner_algorithms = [
             value
             for value in self.algorithm.values()
             if isinstance(value, dict) and "source" in value
-        )
-        items = (*self.problem.values(), self.algorithm, *inner)
-        found = {item["distribution"] for item in items if "distribution" in item}
+        ]
+        items = [*self.problem.values(), self.algorithm, *inner_algorithms]
+        distributions = {item.get("distribution", BUILT_IN) for item in items}
         named = [("metric", name.partition("@")[0]) for name in self.run.metrics]
-        named += [] if self.run.start in STARTS else [("algorithm", self.run.start)]
+        if self.run.start not in STARTS:
+            named.append(("algorithm", self.run.start))
         for kind, name in named:
             try:
-                found.add(get_registry().get(kind, name, model).distribution)
+                entry = get_registry().get(kind, name, model)
             except RegistryError:  # its record will say so
                 continue
-        found |= {
-            entry.distribution
-            for entry in assumed_entries(self.algorithm, model).values()
-        }
-        return frozenset(found - {BUILT_IN})
+            distributions.add(entry.distribution)
+        for entry in assumed_entries(self.algorithm, model).values():
+            distributions.add(entry.distribution)
+        return frozenset(distributions - {BUILT_IN})
 
     def rebuild(self) -> tuple[Problem, Any]:
         """Build the cell's problem and algorithm from names and parameters.
@@ -134,36 +230,37 @@ class Cell:
         """
         problem = build_problem(self.problem)
         algorithm = build_algorithm(self.algorithm, problem)
-        here = {
-            **problem.spec,
-            "algorithm": version_of(_algorithm_entry(self.algorithm, problem)),
-        }
-        wanted = {**self.problem, "algorithm": self.algorithm}
-        for kind, one in assumed_entries(self.algorithm, problem.model.name).items():
-            here[f"assumed {kind}"], wanted[f"assumed {kind}"] = (
-                version_of(one),
-                self.algorithm["assumed"][kind],
+        for kind, spec in self.problem.items():
+            _require_code(kind, spec, problem.spec[kind])
+        entry = _algorithm_entry(self.algorithm, problem)
+        _require_code("algorithm", self.algorithm, version_of(entry))
+        for kind, entry in assumed_entries(self.algorithm, problem.model.name).items():
+            _require_code(
+                f"assumed {kind}", self.algorithm["assumed"][kind], version_of(entry)
             )
-        for kind, spec in wanted.items():
-            own, asked = (
-                f"version {one['version']}"
-                + (f" with the code {one['source']}" if "source" in one else "")
-                for one in (here[kind], spec)
-            )
-            if own != asked:
-                raise RegistryError(
-                    f"{kind} {spec['name']!r} is {own} here, but the cell needs {asked}; install the same packages on all "
-                    "machines, and restart after changing one"
-                )
         return problem, algorithm
+
+
+def _require_code(kind: str, spec: JsonObject, installed: JsonObject) -> None:
+    """Raise RegistryError if an item is installed in another version, or with other code, than a cell asks for."""
+    asked, here = _code_words(spec), _code_words(installed)
+    if here != asked:
+        raise RegistryError(
+            f"{kind} {spec['name']!r} is {here} here, but the cell needs {asked}; install the same packages on all "
+            "machines, and restart after changing one"
+        )
+
+
+def _code_words(spec: JsonObject) -> str:
+    source = f" with the code {spec['source']}" if "source" in spec else ""
+    return f"version {spec['version']}{source}"
 
 
 @dataclass(frozen=True, repr=False)
 class Suite:
     """A validated suite.
 
-    ``choices`` are the results of ``smimbench tune`` by the labels of problem and algorithm: ``algorithm``, the setting that was
-    chosen, and ``tuning``, how.
+    ``choices`` are the settings chosen by ``smimbench tune``, by the labels of problem and algorithm.
     """
 
     name: str
@@ -173,7 +270,7 @@ class Suite:
     description: str
     reference: str
     plans: tuple[ProblemPlan, ...]
-    algorithms: tuple[JsonObject, ...]
+    algorithms: tuple[AlgorithmPlan, ...]
     seed: int
     run: RunOptions
     overrides: tuple[str, ...] = ()
@@ -181,28 +278,25 @@ class Suite:
     plugins: bool = False
     duration: str = ""
     remarks: tuple[str, ...] = ()
-    unmade: tuple[Unmade, ...] = ()
+    unmade: tuple[UnmadeProblem, ...] = ()
     left_out: tuple[str, ...] = ()
     figure: FigureTable | None = None
-    choices: Mapping[tuple[str, str], JsonObject] = field(default_factory=dict)
+    choices: Mapping[tuple[str, str], Choice] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         problems = ", ".join(plan.label for plan in self.chosen_plans)
-        algorithms = (
-            ", ".join(table["label"] for table in self.algorithms) or "theory only"
-        )
-        return f"Suite({self.name!r}; {problems}; {algorithms})"
+        algorithms = ", ".join(algorithm.label for algorithm in self.algorithms)
+        return f"Suite({self.name!r}; {problems}; {algorithms or 'theory only'})"
 
     def with_choices(self, shared: JsonObject) -> Suite:
         """With the settings that were chosen for a run, from its ``run.json``."""
-        found = shared.get("choices", [])
-        return replace(
-            self,
-            choices={
-                (c["problem"], c["label"]): {k: c[k] for k in ("algorithm", "tuning")}
-                for c in found
-            },
-        )
+        choices = {
+            (stored["problem"], stored["label"]): Choice(
+                stored["algorithm"], stored["tuning"]
+            )
+            for stored in shared.get("choices", [])
+        }
+        return replace(self, choices=choices)
 
     @property
     def needs_prediction_errors(self) -> bool:
@@ -250,20 +344,56 @@ class Suite:
         """The largest number of replicates of any point in the suite."""
         return max(max(plan.seeds) for plan in self.plans)
 
-    def algorithm_words(self) -> list[tuple[JsonObject, tuple[str, ...]]]:
-        """Every algorithm with the words that pick it: its label, that of its entry, and its name unless that is a label."""
+    @property
+    def chosen_algorithms(self) -> list[AlgorithmPlan]:
+        """Algorithms selected by ``--only algorithm=...``: by label, label of the entry, or a name that is no label."""
         labels = {
-            word
-            for table in self.algorithms
-            for word in (table["label"], table["entry"])
+            label
+            for algorithm in self.algorithms
+            for label in (algorithm.label, algorithm.entry)
         }
-        return [
-            (
-                table,
-                (table["label"], table["entry"], *({table["spec"]["name"]} - labels)),
+        chosen = []
+        for algorithm in self.algorithms:
+            words = [algorithm.label, algorithm.entry]
+            if algorithm.spec["name"] not in labels:
+                words.append(algorithm.spec["name"])
+            if selects(self.only, algorithm=words):
+                chosen.append(algorithm)
+        return chosen
+
+    def require_conditions(self) -> None:
+        """Raise SuiteError for a condition of ``--only`` that no label, name or number of the suite meets."""
+        words: dict[str, list[Any]] = {
+            "algorithm": [
+                *(
+                    word
+                    for plan in self.algorithms
+                    for word in (plan.label, plan.entry)
+                ),
+                *(plan.spec["name"] for plan in self.algorithms),
+            ],
+            "problem": [
+                *(plan.label for plan in self.plans),
+                *(problem.label for problem in self.unmade),
+            ],
+            "alpha": sorted({alpha for plan in self.plans for alpha in plan.alphas}),
+            "dimension": sorted({D for plan in self.plans for D in plan.dimensions}),
+            "seed": list(range(self.seeds)),
+        }
+        for key, value in self.only:
+            choices = list(dict.fromkeys(words[key]))
+            if any(
+                _meets(key, value, (word,) if key == "algorithm" else word)
+                for word in choices
+            ):
+                continue
+            # A number that is close to one of the suite was meant as it is.
+            close_to = value if key in ("problem", "algorithm") else ""
+            raise SuiteError(
+                "--only",
+                f"{key}={value}",
+                f"the suite has no such {key}; {suggestion(close_to, choices, 12)}",
             )
-            for table in self.algorithms
-        ]
 
     def cells(self, backend: str = "numpy") -> list[Cell]:
         """All cells, replicates outermost, so that a run that is stopped early covers every point with few seeds.
@@ -273,85 +403,57 @@ class Suite:
         SuiteError
             If every problem has a theory only.
         """
-        only, plans = self.only, self.plans_with_data()
+        only = self.only
+        points = [
+            (plan, dimension, seeds, alpha)
+            for plan in self.plans_with_data()
+            for dimension, seeds in zip(plan.dimensions, plan.seeds)
+            for alpha in plan.alphas
+            if selects(only, problem=plan.label, dimension=dimension, alpha=alpha)
+        ]
         # Metrics of the trajectory are always measured; only the others make another cell.
         run = self.run.of_cell(names_in_key(self.run.metrics))
         algorithms = [
-            table
-            for table, words in self.algorithm_words()
-            if selects(only, algorithm=words)
+            (algorithm, run.model_copy(update={"start": algorithm.start}))
+            if algorithm.start
+            else (algorithm, run)
+            for algorithm in self.chosen_algorithms
         ]
-        replicates = [r for r in range(self.seeds) if selects(only, seed=r)]
-        points = [
-            (
-                plan,
-                [alpha for alpha in plan.alphas if selects(only, alpha=alpha)],
-                dimension,
-                seeds,
-            )
-            for plan in plans
-            for dimension, seeds in zip(plan.dimensions, plan.seeds)
-            if selects(only, problem=plan.label, dimension=dimension)
-        ]
-        return [
-            Cell(
-                problem=plan.problem.spec,
-                **self._setting(plan, table),
-                alpha=alpha,
-                dimension=dimension,
-                replicate=replicate,
-                seed=self.seed,
-                backend=backend,
-                run=run.model_copy(update={"start": table["start"]})
-                if table["start"]
-                else run,
-                problem_label=plan.label,
-                algorithm_label=table["label"],
-            )
-            for replicate in replicates
-            for plan, alphas, dimension, seeds in points
-            if replicate < seeds
-            for alpha in alphas
-            for table in algorithms
-        ]
+        cells = []
+        for replicate in range(self.seeds):
+            if not selects(only, seed=replicate):
+                continue
+            for plan, dimension, seeds, alpha in points:
+                if replicate >= seeds:
+                    continue
+                for algorithm, options in algorithms:
+                    spec, tuning, origin = self._setting(plan, algorithm)
+                    cells.append(
+                        Cell(
+                            problem=plan.problem.spec,
+                            algorithm=spec,
+                            alpha=alpha,
+                            dimension=dimension,
+                            replicate=replicate,
+                            seed=self.seed,
+                            backend=backend,
+                            run=options,
+                            problem_label=plan.label,
+                            algorithm_label=algorithm.label,
+                            tuning=tuning,
+                            origin=origin,
+                        )
+                    )
+        return cells
 
-    def _setting(self, plan: ProblemPlan, table: JsonObject) -> JsonObject:
-        """The algorithm of a cell and where its setting is from."""
-        if found := self.choices.get((plan.label, table["label"])):
-            return {**found, "origin": f"tuned, {found['tuning']['trials']} trials"}
-        return {
-            "algorithm": with_versions(table["spec"], plan.problem.model.name),
-            "origin": table["origin"],
-        }
-
-
-def by_dimension(
-    variants: Iterable[tuple[dict[str, JsonObject], JsonObject]],
-    dimensions: tuple[int, ...],
-    seeds: tuple[int, ...],
-) -> Iterator[
-    tuple[dict[str, JsonObject], JsonObject, tuple[int, ...], tuple[int, ...]]
-]:
-    """Problems with their dimensions and seeds; inputs whose spectrum changes with the dimension are a problem at each."""
-    for tables, differing in variants:
-        own = tables.get("inputs", {})
-        try:
-            named = "features" in signature_of(
-                get_registry().get("inputs", str(own.get("name"))).item
-            )
-        except RegistryError:  # said when the problem is made
-            named = False
-        if not named or {"features", "spectrum"} & own.keys():
-            yield tables, differing, dimensions, seeds
-            continue
-        for D, count in zip(dimensions, seeds):
-            more = {"features": D} if len(dimensions) > 1 else {}
-            yield (
-                {**tables, "inputs": {**own, "features": D}},
-                {**differing, **more},
-                (D,),
-                (count,),
-            )
+    def _setting(
+        self, plan: ProblemPlan, algorithm: AlgorithmPlan
+    ) -> tuple[JsonObject, JsonObject | None, str]:
+        """The algorithm of a cell as specified, how its setting was tuned, and where it is from."""
+        if choice := self.choices.get((plan.label, algorithm.label)):
+            return (*choice, f"tuned, {choice.tuning['trials']} trials")
+        spec = with_versions(algorithm.spec, plan.problem.model.name)
+        return spec, None, algorithm.origin
 
 
 def key_of(document: Any) -> str:
@@ -359,29 +461,29 @@ def key_of(document: Any) -> str:
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:24]
 
 
-def agree(one: Any, other: Any) -> bool:
+def agree(description: Any, other: Any) -> bool:
     """Whether two descriptions of a run have the same items with the same values of all parameters that both have.
 
     Versions, code and packages do not count: a version may have other parameters, and a plugin's file another name.
     """
-    if not (isinstance(one, dict) and isinstance(other, dict)):
-        return bool(one == other)
-    tables = {
-        key
-        for side in (one, other)
-        for key, value in side.items()
-        if isinstance(value, dict)
-    }
-    common = one.keys() & other.keys()
-    return tables <= common and all(
-        agree(one[key], other[key])
+    if not (isinstance(description, dict) and isinstance(other, dict)):
+        return bool(description == other)
+    common = description.keys() & other.keys()
+    for key, value in (*description.items(), *other.items()):
+        if isinstance(value, dict) and key not in common:
+            return False
+    return all(
+        agree(description[key], other[key])
         for key in common - {*CODE, "distribution", "metrics"}
     )
 
 
+# -- items from specifications ------------------------------------------------------------------------------------
+
+
 def build_problem(spec: JsonObject) -> Problem:
     """Build a problem from the names and parameters of its items; errors as of ``Problem``."""
-    return Problem(**{kind: as_table(one) for kind, one in spec.items()})
+    return Problem(**{kind: as_table(item) for kind, item in spec.items()})
 
 
 def build_algorithm(spec: JsonObject, problem: Problem | None) -> Any:
@@ -400,23 +502,45 @@ def build_algorithm(spec: JsonObject, problem: Problem | None) -> Any:
 
 def make_algorithm(entry: Entry, parameters: JsonObject) -> tuple[Any, JsonObject]:
     """An algorithm from its parameters and ``assumed`` as a suite has them, and its specification."""
-    own = {key: value for key, value in parameters.items() if key != "assumed"}
-    item = build(entry.item, "algorithm", own)
+    parameters = dict(parameters)
+    assumed = parameters.pop("assumed", None)
+    item = build(entry.item, "algorithm", parameters)
     spec = specification(entry, item)
-    if len(own) == len(parameters):
+    if assumed is None:
         return item, spec
-    return Assuming(item, parameters["assumed"]), spec | {
-        "assumed": parameters["assumed"]
-    }
+    return Assuming(item, assumed), spec | {"assumed": assumed}
 
 
 def _algorithm_entry(spec: JsonObject, problem: Problem | None) -> Entry:
     name = as_table(spec)["name"]
-    try:
-        return get_registry().get(
-            "algorithm", name, problem.model.name if problem else None
-        )
-    except RegistryError:
-        return get_registry().get(
-            "algorithm", name
-        )  # of another model: ``refusal`` says so
+    if problem is not None:
+        try:
+            return get_registry().get("algorithm", name, problem.model.name)
+        except RegistryError:  # of another model: ``refusal`` says so
+            pass
+    return get_registry().get("algorithm", name)
+
+
+def assumed_entries(algorithm: JsonObject, model: str) -> dict[str, Entry]:
+    """Registered items that the ``assumed`` of an algorithm's specification names, by kind."""
+    entries = {}
+    for kind, table in algorithm.get("assumed", {}).items():
+        name = table if isinstance(table, str) else table.get("name")
+        if isinstance(name, str):
+            try:
+                entries[kind] = get_registry().get(kind, name, model)
+            except RegistryError:  # its record will say so
+                continue
+    return entries
+
+
+def with_versions(algorithm: JsonObject, model: str) -> JsonObject:
+    """An algorithm's specification that also says the version and the code of the items that its ``assumed`` names."""
+    if "assumed" not in algorithm:
+        return algorithm
+    tables = dict(algorithm["assumed"])
+    for kind, entry in assumed_entries(algorithm, model).items():
+        table = tables[kind]
+        named = {"name": table} if isinstance(table, str) else table
+        tables[kind] = named | version_of(entry)
+    return algorithm | {"assumed": tables}

@@ -1,119 +1,64 @@
-"""Reads the TOML of a suite into problems, algorithms, grid axes and seeds; each mistake is reported with file and key."""
+"""Reads the tables of a suite into problems, algorithms, grid axes and seeds; each mistake is reported with file and key."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
-import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pydantic
+import tomli_w
 
 from smimbench.derive.prior import why_theory_only
-from smimbench.files import (
-    JsonObject,
-    attempt,
-    canonical_json,
-    printable,
-    read_text,
-    suggestion,
-)
-from smimbench.problem.assumed import assumed_problem
+from smimbench.files import JsonObject, printable, suggestion
 from smimbench.problem.problem import ItemError, Problem, ProblemError, explained
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.parameters import (
     explain_validation,
     is_value,
-    require_known,
     signature_of,
     unknown_key,
 )
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.suite import SuiteError
+from smimbench.suite.algorithms import axes_of_table, read_algorithms
 from smimbench.suite.cells import (
+    AlgorithmPlan,
+    Condition,
     ProblemPlan,
     Suite,
-    Unmade,
-    by_dimension,
-    make_algorithm,
-)
-from smimbench.suite.overrides import (
-    Condition,
-    check_condition,
-    merged,
-    override,
+    UnmadeProblem,
     read_condition,
     selects,
 )
+from smimbench.suite.document import (
+    find_suite,
+    override,
+    parse_toml,
+    text_of,
+    with_base,
+)
 from smimbench.suite.schema import (
-    ORACLE,
     STARTS,
-    AlgorithmTable,
     Axes,
+    Curve,
     Document,
-    FigureTable,
+    Grid,
     ProblemTable,
     Reference,
-    RunOptions,
-    distinct,
+    require_distinct,
     table_at,
-)
-from smimbench.suite.settings import (
-    Setting,
-    axes_of,
-    by_hand,
-    product,
-    tune_of,
-    with_setting,
-    words_of,
 )
 
 RESERVED = ("theory", "tuning")
 """Names of folders under ``--results`` that hold something else than a suite's records."""
 
-
-def shipped_suites() -> dict[str, Path]:
-    """Names and paths of the suites shipped with smimbench."""
-    here = Path(__file__).resolve().parent.parent
-    for folder in (here / "suites", here.parent / "suites"):
-        if folder.is_dir():
-            return {path.stem: path for path in sorted(folder.glob("[!.]*.toml"))}
-    return {}
-
-
-def shipped_figures() -> dict[str, Path]:
-    """Names and paths of the suites that reproduce a figure of a paper."""
-    folder = next(iter(shipped_suites().values())).parent / "papers"
-    return {path.stem: path for path in sorted(folder.glob("[!.]*.toml"))}
-
-
-def find_suite(name: str) -> Path:
-    """Path of a suite, given as a path or as the name of a shipped suite or figure."""
-    path = Path(name)
-    if path.suffix == ".toml" or path.is_file():
-        if not path.is_file():
-            near = sorted(str(one) for one in path.parent.glob("[!.]*.toml"))
-            raise SuiteError(
-                name,
-                "",
-                f"no such file{f'; {suggestion(name, near, 8)}' if near else ''}",
-            )
-        return path
-    known = shipped_suites() | shipped_figures()
-    if name in known:
-        return known[name]
-    file = f"{name}.toml"
-    near = [*shipped_suites(), *(path.name for path in Path().glob("[!.]*.toml"))]
-    meant = (
-        f"did you mean {file!r}?"
-        if Path(file).is_file()
-        else suggestion(name, [*near, *shipped_figures()])
-    )
-    raise SuiteError(name, "", f"no such file and no shipped suite; {meant}")
+LEFT_OUT = "left out"
+"""First words of a remark on an item that cannot be built."""
 
 
 def load_suite(
@@ -136,7 +81,7 @@ def load_suite(
         In one line: file, key, what would be right.
     """
     path = find_suite(str(name))
-    return parse_suite(path, _text_of(path), overrides, only)
+    return parse_suite(path, text_of(path), overrides, only)
 
 
 def parse_suite(
@@ -153,292 +98,234 @@ def parse_suite(
     code of the working folder is run, and what cannot be made here is left out and named in ``Suite.remarks``.
     """
     file = str(path)
-    if (
-        not re.fullmatch(r"[^.][^/\\]*", path.stem)
-        or printable(path.stem) != path.stem
-        or path.stem in RESERVED
-    ):
-        reserved = ", ".join(map(repr, RESERVED))
-        raise SuiteError(
-            file,
-            "",
-            f"the results folder has the suite's name, so the name must not start with a dot or be {reserved}",
-        )
-    import tomli_w
-
+    _require_name(path)
     try:
-        document = _document(file, text)
-        if "extends" in document:
+        tables = parse_toml(file, text)
+        if "extends" in tables:
             if stored:
                 raise SuiteError(
                     file,
                     "extends",
                     "is not allowed in stored results, which contain the whole suite",
                 )
-            document = _with_base(path, document)
-            text = tomli_w.dumps(document)
-        given = tuple(overrides)
-        for one in given:
-            override(document, one, file)
-        if "extends" in document:
+            tables = with_base(path, tables)
+            text = tomli_w.dumps(tables)
+        overrides = tuple(overrides)
+        for assignment in overrides:
+            override(tables, assignment, file)
+        if "extends" in tables:
             raise SuiteError(
                 file,
                 "extends",
                 "cannot be set with --set; run the other suite by its name instead",
             )
-        chosen = tuple(read_condition(one) for one in only)
-        return _Reader(path, text, stored).suite(document, given, chosen)
+        conditions = tuple(map(read_condition, only))
+        document = _validated(tables, file)
+        return _Reader(path, document, stored).suite(text, overrides, conditions)
     except RecursionError:
         raise SuiteError(file, "", "lists or tables are nested too deep") from None
     except OverflowError:
         raise SuiteError(file, "", "contains a number that is too large") from None
+    except (SuiteError, ProblemError):
+        raise
     except ValueError as error:  # more digits than Python reads
-        if isinstance(error, (SuiteError, ProblemError)):
-            raise
         raise SuiteError(file, "", f"not valid TOML: {printable(error, 200)}") from None
 
 
-def _text_of(path: Path) -> str:
-    try:
-        return read_text(path)
-    except (OSError, ValueError) as error:
-        raise SuiteError(str(path), "", f"cannot be read: {error}") from None
-
-
-def _document(file: str, text: str) -> JsonObject:
-    """Parse the TOML text of a suite into tables and lists."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        why = (
-            "a file of results, not a suite; smimbench show, verify and compare read it"
-            if file.endswith(".json")
-            else f"not valid TOML: {error}"
-        )
-        raise SuiteError(file, "", why) from None
-
-
-def _with_base(
-    path: Path, document: JsonObject, seen: tuple[Path, ...] = ()
-) -> JsonObject:
-    """Merge a suite into the suite that it extends, recursively."""
-    if "extends" not in document:
-        return document
-    file, name = str(path), document.pop("extends")
-    seen = (*seen, path.resolve())
-    if not isinstance(name, str) or not name:
+def _require_name(path: Path) -> None:
+    """Raise SuiteError for a suite whose name cannot be that of a folder of results."""
+    name = path.stem
+    is_folder_name = re.fullmatch(r"[^.][^/\\]*", name) and printable(name) == name
+    if not is_folder_name or name in RESERVED:
+        reserved = ", ".join(map(repr, RESERVED))
         raise SuiteError(
-            file, "extends", f"must be the name or path of a suite, got {name!r}"
+            str(path),
+            "",
+            f"the results folder has the suite's name, so the name must not start with a dot or be {reserved}",
         )
+
+
+def _validated(tables: JsonObject, file: str) -> Document:
+    """The document, with keys, types and limits as ``schema`` has them; the first mistake is described in one line."""
     try:
-        base = find_suite(str(path.parent / name) if name.endswith(".toml") else name)
-        text = _text_of(base)
-    except (OSError, SuiteError) as error:
-        raise SuiteError(file, "extends", printable(error, 300)) from None
-    if base.resolve() in seen:
-        raise SuiteError(
-            file,
-            "extends",
-            f"{name!r} extends itself, directly or through other suites",
-        )
-    return merged(_with_base(base, _document(str(base), text), seen), document)
+        return Document.model_validate(tables)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key, message = explain_validation(error)
+        if first["type"] == "extra_forbidden":
+            *table, name = first["loc"]
+            message = unknown_key(str(name), table_at(table).model_fields)
+            if name == "extends":
+                message = "must stand above the first table"
+        raise SuiteError(file, key, message) from None
 
 
-LEFT_OUT = "left out"
-"""First words of a remark on an item that cannot be built."""
+@dataclass(frozen=True)
+class _Variant:
+    """A problem with one value for each parameter that is given as a list, and ``differing``, these values by name."""
+
+    tables: dict[str, JsonObject]
+    differing: JsonObject
+    dimensions: tuple[int, ...]
+    seeds: tuple[int, ...]
 
 
 class _Reader:
     """Turns a document into a suite, with the checks that ``schema`` cannot do: of items, and across keys."""
 
-    def __init__(self, path: Path, text: str, stored: bool) -> None:
-        self.path, self.text, self.stored = path, text, stored
+    def __init__(self, path: Path, document: Document, stored: bool) -> None:
+        self.path, self.document, self.stored = path, document, stored
         self.file = str(path)
         self.remarks: list[str] = []
-        self.unmade: list[Unmade] = []
+        self.unmade: list[UnmadeProblem] = []
         self.failures: list[SuiteError] = []
 
-    def fail(self, key: str, message: str) -> SuiteError:
+    def error(self, key: str, message: str) -> SuiteError:
         return SuiteError(self.file, key, message)
 
     def suite(
-        self,
-        document: JsonObject,
-        overrides: tuple[str, ...],
-        only: tuple[Condition, ...],
+        self, text: str, overrides: tuple[str, ...], only: tuple[Condition, ...]
     ) -> Suite:
-        try:
-            read = Document.model_validate(document)
-        except pydantic.ValidationError as error:
-            raise self._explain(error) from None
-        if read.suite.plugins and not self.stored:
-            self._drop_ins()
-        elif read.suite.plugins and not get_registry().paths:
-            self.remarks.append(
-                "its suite asks for ./plugins, which are not run for stored results: --plugins does that"
-            )
-        plans = self._plans(read)
+        document = self.document
+        self._load_drop_ins()
+        plans = self._plans()
         if not plans:
-            raise (
-                self.failures[0]
-                if self.failures
-                else self.fail("problem", "; ".join(self.remarks))
-            )
+            reason = self.error("problem", "; ".join(self.remarks))
+            raise self.failures[0] if self.failures else reason
         self._refuse_same_cells(plans)
-        algorithms = self._algorithms(read.algorithms, plans)
-        self._check_run(
-            read.run, read.figure, {plan.problem.model.name for plan in plans}
+        algorithms = read_algorithms(
+            document.algorithms, plans, self.file, self._leave_out
         )
-        plans = self._with_references(read.run, plans)
-        if read.figure is not None:
-            self._check_figure(
-                read.figure, read.run, plans, {table["label"] for table in algorithms}
-            )
-        known = {
-            "algorithm": [
-                table[key] for key in ("label", "entry") for table in algorithms
-            ]
-            + [table["spec"]["name"] for table in algorithms],
-            "problem": [
-                *(plan.label for plan in plans),
-                *(one.label for one in self.unmade),
-            ],
-            "alpha": sorted({alpha for plan in plans for alpha in plan.alphas}),
-            "dimension": sorted(
-                {dimension for plan in plans for dimension in plan.dimensions}
-            ),
-            "seed": range(max(max(plan.seeds) for plan in plans)),
-        }
-        for condition in only:
-            check_condition(condition, known)
-        return Suite(
+        self._check_metrics_and_start({plan.problem.model.name for plan in plans})
+        plans = self._with_references(plans)
+        self._check_figure(plans, algorithms)
+        suite = Suite(
             name=self.path.stem,
             file=self.file,
-            text=self.text,
+            text=text,
             plans=tuple(plans),
             algorithms=algorithms,
-            seed=read.grid.seed,
-            run=read.run,
+            seed=document.grid.seed,
+            run=document.run,
             overrides=overrides,
             only=only,
             remarks=tuple(self.remarks),
-            unmade=tuple(
-                one for one in self.unmade if selects(only, problem=one.label)
-            ),
+            unmade=tuple(self.unmade),
             left_out=tuple(map(str, self.failures)),
-            figure=read.figure,
-            **read.suite.model_dump() | {"title": read.suite.title or self.path.stem},
+            figure=document.figure,
+            title=document.suite.title or self.path.stem,
+            description=document.suite.description,
+            reference=document.suite.reference,
+            duration=document.suite.duration,
+            plugins=document.suite.plugins,
         )
+        suite.require_conditions()
+        chosen = (
+            problem for problem in self.unmade if selects(only, problem=problem.label)
+        )
+        return replace(suite, unmade=tuple(chosen))
 
-    def _explain(self, error: pydantic.ValidationError) -> SuiteError:
-        """Describe the first mistake in one line."""
-        first = error.errors(include_url=False)[0]
-        key, message = explain_validation(error)
-        if first["type"] == "extra_forbidden":
-            message = unknown_key(
-                str(first["loc"][-1]), table_at(first["loc"][:-1]).model_fields
-            )
-            if first["loc"][-1] == "extends":
-                message = "must stand above the first table"
-        return self.fail(key, message)
-
-    def _drop_ins(self) -> None:
-        """Load ``./plugins/*.py`` of the working folder if the suite asks for it."""
+    def _load_drop_ins(self) -> None:
+        """Load ``./plugins/*.py`` of the working folder if the suite asks for it, and is not from stored results."""
+        if not self.document.suite.plugins:
+            return
         folder = Path("plugins")
-        if not any(folder.glob("[!.]*.py")):
-            raise self.fail(
+        if self.stored:
+            if not get_registry().paths:
+                self.remarks.append(
+                    "its suite asks for ./plugins, which are not run for stored results: --plugins does that"
+                )
+        elif any(folder.glob("[!.]*.py")):
+            get_registry().add(folder)
+        else:
+            raise self.error(
                 "suite.plugins",
                 f"is true, but there is no ./plugins/*.py in {Path.cwd()}",
             )
-        get_registry().add(folder)
+
+    def _leave_out(self, error: ProblemError, key: str) -> None:
+        """Skip an item that cannot be built if its own code is at fault or the suite comes from stored results; otherwise
+        raise.
+        """
+        failure = self.error(key, error.message)
+        if isinstance(error, ItemError):
+            self.failures.append(failure)
+        elif not self.stored:
+            raise failure from None
+        self.remarks.append(f"{LEFT_OUT}: {failure}")
 
     # -- problems -------------------------------------------------------------------------------------------------
 
-    def _plans(self, read: Document) -> list[ProblemPlan]:
+    def _plans(self) -> list[ProblemPlan]:
         """All problems of the suite, each with its grid."""
-        if bool(read.problem) == bool(read.problems):
-            raise self.fail(
-                "problem", "give either one [problem] or several [[problems]]"
-            )
-        written = {f"problems[{i}]": table for i, table in enumerate(read.problems)}
-        if read.problem:
-            written = {"problem": read.problem}
-        for name in Axes.model_fields:
-            # An axis that nobody reads would be a setting that does nothing.
-            if getattr(read.grid, name) and all(
-                getattr(table.grid, name) for table in written.values()
-            ):
-                first = f"{next(iter(written))}.grid.{name}"
-                raise self.fail(
-                    f"grid.{name}",
-                    f"is not used: every problem sets its own (the first in {first})",
-                )
-        plans = []
         algorithms = sum(
-            math.prod(map(len, self._axes(table).values())) for table in read.algorithms
+            math.prod(map(len, axes_of_table(table).values()))
+            for table in self.document.algorithms
         )
-        for key, table in written.items():
-            alphas, dimensions, seeds = (
-                getattr(table.grid, n) or getattr(read.grid, n)
-                for n in Axes.model_fields
-            )
-            if not alphas or not dimensions:
-                raise self.fail(
-                    "grid.dimension" if alphas else "grid.alpha", "is missing"
-                )
-            seeds = seeds or (1,)
-            if len(seeds) not in (1, len(dimensions)):
-                raise self.fail(
-                    f"{key}.grid.seeds" if table.grid.seeds else "grid.seeds",
-                    f"has {len(seeds)} numbers for {len(dimensions)} dimensions; give one for each dimension, or one for all",
-                )
-            seeds = seeds * len(dimensions) if len(seeds) == 1 else seeds
-            cells = len(alphas) * sum(seeds) * max(1, algorithms)
-            variants = self._variants(table, key, read.grid.max_cells, cells)
-            for tables, differing, sizes, draws in by_dimension(
-                variants, dimensions, seeds
-            ):
-                label = table.label
-                if label and differing:
-                    label += (
-                        " (" + ", ".join(f"{k}={v}" for k, v in differing.items()) + ")"
-                    )
-                try:
-                    problem = Problem(**tables)
-                    with explained("prior"):
-                        theory_only = why_theory_only(problem.prior, problem.components)
-                except ProblemError as error:
-                    self._leave_out(error, f"{key}.{error.key}")
-                    if isinstance(error, ItemError):
-                        label = label or " ".join(
-                            str(one["name"]) for one in tables.values()
-                        )
-                        self.unmade.append(Unmade(label, tables, str(error)))
+        plans = []
+        for key, table in self._problem_tables().items():
+            grid = self._grid(key, table)
+            cells = len(grid.alpha or ()) * sum(grid.seeds or ()) * max(1, algorithms)
+            for variant in self._variants(key, table, grid, cells):
+                plan = self._plan(key, table.label, grid, variant)
+                if plan is None:
                     continue
-                D = problem.inputs.shape[1]
-                if D is not None and algorithms and set(sizes) != {D}:
-                    raise self.fail(
+                features = plan.problem.inputs.shape[1]
+                if features and algorithms and set(plan.dimensions) != {features}:
+                    raise self.error(
                         "grid.dimension",
-                        f"must be {D}, the number of features of {key}.inputs",
+                        f"must be {features}, the number of features of {key}.inputs",
                     )
-                plans.append(
-                    ProblemPlan(
-                        key,
-                        problem,
-                        tables,
-                        alphas,
-                        sizes,
-                        label or problem.label,
-                        draws,
-                        theory_only,
-                    )
-                )
+                plans.append(plan)
         return plans
 
+    def _problem_tables(self) -> dict[str, ProblemTable]:
+        """``[problem]`` or ``[[problems]]``, by their keys."""
+        document = self.document
+        if bool(document.problem) == bool(document.problems):
+            raise self.error(
+                "problem", "give either one [problem] or several [[problems]]"
+            )
+        tables = {f"problems[{i}]": table for i, table in enumerate(document.problems)}
+        if document.problem:
+            tables = {"problem": document.problem}
+        for axis in Axes.model_fields:
+            # An axis that nobody reads would be a setting that does nothing.
+            if getattr(document.grid, axis) and all(
+                getattr(table.grid, axis) for table in tables.values()
+            ):
+                example = f"{next(iter(tables))}.grid.{axis}"
+                raise self.error(
+                    f"grid.{axis}",
+                    f"is not used: every problem sets its own (the first in {example})",
+                )
+        return tables
+
+    def _grid(self, key: str, table: ProblemTable) -> Grid:
+        """The grid of a problem, with the axes of ``[grid]`` that it leaves out, and replicates for every dimension."""
+        shared = self.document.grid
+        alphas = table.grid.alpha or shared.alpha
+        dimensions = table.grid.dimension or shared.dimension
+        seeds = table.grid.seeds or shared.seeds or (1,)
+        if not alphas:
+            raise self.error("grid.alpha", "is missing")
+        if not dimensions:
+            raise self.error("grid.dimension", "is missing")
+        if len(seeds) == 1:
+            seeds = seeds * len(dimensions)
+        elif len(seeds) != len(dimensions):
+            raise self.error(
+                f"{key}.grid.seeds" if table.grid.seeds else "grid.seeds",
+                f"has {len(seeds)} numbers for {len(dimensions)} dimensions; give one for each dimension, or one for all",
+            )
+        return shared.model_copy(
+            update={"alpha": alphas, "dimension": dimensions, "seeds": seeds}
+        )
+
     def _variants(
-        self, table: ProblemTable, key: str, largest: int, cells: int
-    ) -> list[tuple[dict[str, JsonObject], JsonObject]]:
-        """All combinations of parameters given as lists, each with the parameters in which it differs."""
+        self, key: str, table: ProblemTable, grid: Grid, cells: int
+    ) -> Iterator[_Variant]:
+        """All combinations of parameters given as lists; inputs whose spectrum changes with D are a problem at each D."""
         tables = table.tables()
         axes = {
             (kind, name): values
@@ -446,292 +333,187 @@ class _Reader:
             for name, values in parameters.items()
             if isinstance(values, list) and not _is_value(kind, tables, name)
         }
-        if (size := cells * math.prod(map(len, axes.values()))) > largest:
-            why = f"{size:,} cells are more than grid.max_cells = {largest:,}"
-            raise self.fail("grid", f"{why}; shorten a grid axis or raise the limit")
+        size = cells * math.prod(map(len, axes.values()))
+        if size > grid.max_cells:
+            raise self.error(
+                "grid",
+                f"{size:,} cells are more than grid.max_cells = {grid.max_cells:,}; shorten a grid axis or raise the limit",
+            )
         for (kind, name), values in axes.items():
-            self._require_distinct(f"{key}.{kind}.{name}", values)
-        found = []
+            require_distinct(values, self.file, f"{key}.{kind}.{name}")
+        dimensions, seeds = grid.dimension or (), grid.seeds or ()
         for combination in itertools.product(*axes.values()):
             chosen = {kind: dict(parameters) for kind, parameters in tables.items()}
+            differing = {}
             for (kind, name), value in zip(axes, combination):
-                chosen[kind][name] = value
-            found.append(
-                (chosen, {name: value for (_, name), value in zip(axes, combination)})
-            )
-        return found
+                chosen[kind][name] = differing[name] = value
+            if not _needs_features(chosen):
+                yield _Variant(chosen, differing, dimensions, seeds)
+                continue
+            for D, count in zip(dimensions, seeds):
+                inputs = chosen["inputs"] | {"features": D}
+                at_size = {"features": D} if len(dimensions) > 1 else {}
+                yield _Variant(
+                    chosen | {"inputs": inputs}, differing | at_size, (D,), (count,)
+                )
 
-    def _require_distinct(self, key: str, values: Sequence[Any]) -> None:
+    def _plan(
+        self, key: str, label: str, grid: Grid, variant: _Variant
+    ) -> ProblemPlan | None:
+        """A problem with its grid; None where it cannot be made and is left out."""
+        if label and variant.differing:
+            words = (f"{name}={value}" for name, value in variant.differing.items())
+            label += f" ({', '.join(words)})"
         try:
-            distinct(values)
-        except ValueError as error:
-            raise self.fail(key, str(error)) from None
-
-    def _leave_out(self, error: ProblemError, key: str) -> None:
-        """Skip an item that cannot be built if its own code is at fault or the suite comes from stored results; otherwise
-        raise.
-        """
-        found = self.fail(key, error.message)
-        if isinstance(error, ItemError):
-            self.failures.append(found)
-        elif not self.stored:
-            raise found from None
-        self.remarks.append(f"{LEFT_OUT}: {found}")
+            problem = Problem(**variant.tables)
+            with explained("prior"):
+                theory_only = why_theory_only(problem.prior, problem.components)
+        except ProblemError as error:
+            self._leave_out(error, f"{key}.{error.key}")
+            if isinstance(error, ItemError):
+                names = (str(item["name"]) for item in variant.tables.values())
+                self.unmade.append(
+                    UnmadeProblem(label or " ".join(names), variant.tables, str(error))
+                )
+            return None
+        return ProblemPlan(
+            key=key,
+            problem=problem,
+            tables=variant.tables,
+            alphas=grid.alpha or (),
+            dimensions=variant.dimensions,
+            label=label or problem.label,
+            seeds=variant.seeds,
+            theory_only=theory_only,
+        )
 
     def _refuse_same_cells(self, plans: Sequence[ProblemPlan]) -> None:
         """Reject two problems with the same label, or the same point under two labels."""
-        labels: dict[str, str] = {}
+        keys: dict[str, str] = {}
         points: dict[tuple[str, float, int], str] = {}
         for plan in plans:
-            if plan.label in labels:
-                other = f"{plan.label!r} is the label of {labels[plan.label]} too"
-                raise self.fail(
-                    f"{plan.key}.label", f"{other}; give each a label of its own"
+            if plan.label in keys:
+                raise self.error(
+                    f"{plan.key}.label",
+                    f"{plan.label!r} is the label of {keys[plan.label]} too; give each a label of its own",
                 )
-            labels[plan.label] = plan.key
+            keys[plan.label] = plan.key
             for alpha, dimension in itertools.product(plan.alphas, plan.dimensions):
-                first = points.setdefault(
-                    (plan.problem.identity, alpha, dimension), plan.label
-                )
-                if first != plan.label:
-                    where = f"{first!r} ({labels[first]}) at alpha = {alpha:g}, dimension = {dimension}"
-                    raise self.fail(
-                        plan.key, f"is the same problem as {where}; remove one"
+                point = (plan.problem.identity, alpha, dimension)
+                label = points.setdefault(point, plan.label)
+                if label != plan.label:
+                    raise self.error(
+                        plan.key,
+                        f"is the same problem as {label!r} ({keys[label]}) at alpha = {alpha:g}, "
+                        f"dimension = {dimension}; remove one",
                     )
 
-    # -- algorithms -----------------------------------------------------------------------------------------------
-
-    def _algorithms(
-        self, tables: Sequence[AlgorithmTable], plans: Sequence[ProblemPlan]
-    ) -> tuple[JsonObject, ...]:
-        """Labels and full specifications of all algorithms, one for each setting where parameters are lists."""
-        models = list(dict.fromkeys(plan.problem.model.name for plan in plans))
-        found: list[JsonObject] = []
-        for i, table in enumerate(tables):
-            key, label, axes = (
-                f"algorithms[{i}]",
-                table.label or table.name,
-                self._axes(table),
-            )
-            if table.start:
-                label += ", from the teacher"
-                if table.tune:
-                    raise self.fail(
-                        f"{key}.tune",
-                        "cannot be used with start = 'informed': an oracle is not ranked",
-                    )
-            built: list[tuple[Setting, JsonObject, JsonObject]] = []
-            for path, values in axes.items():
-                self._require_distinct(".".join((key, *path)), values)
-            try:
-                with explained("algorithm"):
-                    entry = get_registry().get("algorithm", table.name)
-                    require_known(
-                        table.model_extra or (),
-                        [*signature_of(entry.item), *AlgorithmTable.model_fields],
-                    )
-                    for setting in product(axes):
-                        parameters = with_setting(table.parameters(), setting)
-                        _, spec = make_algorithm(entry, parameters)
-                        built.append((setting, parameters, spec))
-                if not any(
-                    map(entry.fits, models)
-                ):  # one that works for some problems is skipped on the others
-                    fit = f"works for {', '.join(entry.models)}, not for {' or '.join(map(repr, models))}"
-                    raise ProblemError(
-                        "algorithm.name", f"algorithm {table.name!r} {fit}"
-                    )
-            except ProblemError as error:
-                self._leave_out(error, f"{key}.{error.key.partition('.')[2]}")
-                continue
-            if wrong := _impossible(
-                [parameters["assumed"] for _, parameters, *_ in built if table.assumed],
-                plans,
-            ):
-                self._leave_out(wrong, f"{key}.assumed.{wrong.key}")
-                continue
-            if label in [other["entry"] for other in found]:
-                raise self.fail(
-                    f"{key}.label",
-                    f"{label!r} is used twice; give each a label of its own",
-                )
-            plan = next(plan for plan in plans if entry.fits(plan.problem.model.name))
-            try:
-                with explained("algorithm"):
-                    bare = {
-                        name: value
-                        for name, value in built[0][1].items()
-                        if name != "assumed"
-                    }
-                    tune = (
-                        tune_of(table.tune, axes, entry.item, bare, plan)
-                        if table.tune
-                        else None
-                    )
-            except ProblemError as error:
-                raise self.fail(
-                    f"{key}.tune.{error.key.partition('.')[2]}".rstrip("."),
-                    error.message,
-                ) from None
-            for setting, parameters, spec in built:
-                own = ", ".join(filter(None, (label, words_of(setting))))
-                for j, other in enumerate(found):
-                    if own == other["label"]:
-                        raise self.fail(
-                            f"{key}.label",
-                            f"{own!r} is used twice; give each a label of its own",
-                        )
-                    if canonical_json([spec, tune, table.start]) == canonical_json(
-                        [*map(other.get, ("spec", "tune", "start"))]
-                    ):
-                        raise self.fail(
-                            key,
-                            f"is the same as algorithms[{j}], {other['label']!r}; remove one",
-                        )
-                origin = "as published" if table.published else "default"
-                bare = {
-                    name: value
-                    for name, value in parameters.items()
-                    if name != "assumed"
-                }
-                if not table.published and by_hand(entry.item, bare, plan):
-                    origin = "by hand"
-                origin = ORACLE if table.start else origin
-                found.append({"label": own, "entry": label, "spec": spec, "name": table.name,
-                              "parameters": parameters, "tune": tune, "origin": origin, "start": table.start})  # fmt: skip
-        return tuple(found)
-
-    @staticmethod
-    def _axes(table: AlgorithmTable) -> dict[tuple[str, ...], list[Any]]:
-        """Parameters of an algorithm that are given as lists of values."""
-        try:
-            return axes_of(
-                get_registry().get("algorithm", table.name).item, table.parameters()
-            )
-        except RegistryError:  # making it says so
-            return {}
-
-    # -- run options ----------------------------------------------------------------------------------------------
-
-    def _check_run(
-        self, run: RunOptions, figure: FigureTable | None, models: set[str]
-    ) -> None:
-        """Check that metrics exist and work for every model, and that ``run.start`` is known and fits every model."""
-        metrics = {f"run.metrics[{i}]": name for i, name in enumerate(run.metrics)}
-        metrics |= {
-            f"run.reference[{i}].metric": one.metric
-            for i, one in enumerate(run.reference)
-        }
-        curves = enumerate(figure.curves if figure else ())
-        metrics |= {
-            f"figure.curves[{i}].metric": one.metric
-            for i, one in curves
-            if one.metric != "threshold"
-        }
-        for (key, name), model in itertools.product(metrics.items(), models):
-            try:
-                find_metric(name, model)
-            except RegistryError as error:
-                raise self.fail(key, str(error)) from None
-        if run.start in STARTS:
-            return
-        offered = [
-            entry
-            for entry in get_registry().entries("algorithm")
-            if entry.item.start is not None
-        ]
-        if not all(
-            any(entry.name == run.start and entry.fits(model) for entry in offered)
-            for model in models
-        ):
-            known = f"{', '.join(map(repr, STARTS))} or the name of an algorithm with a method start"
-            names = (
-                ", ".join(
-                    sorted(
-                        {
-                            f"{entry.name} for {', '.join(entry.models)}"
-                            for entry in offered
-                        }
-                    )
-                )
-                or "none"
-            )
-            raise self.fail(
-                "run.start", f"must be {known} ({names}), got {run.start!r}"
-            )
-
-    def _check_figure(
-        self,
-        figure: FigureTable,
-        run: RunOptions,
-        plans: Sequence[ProblemPlan],
-        known: set[str],
-    ) -> None:
-        """Check that curves name problems, components, algorithms (``known``) and measured metrics of the suite."""
-        parts = {plan.label: plan.problem.components for plan in plans}
-        for i, one in enumerate(figure.curves):
-            named: list[tuple[str, str, Collection[str]]] = [
-                ("problems", label, parts) for label in one.problems
-            ]
-            named += (
-                [
-                    ("algorithm", one.algorithm, known),
-                    ("metric", one.metric, run.metrics),
-                ]
-                if one.algorithm
-                else []
-            )
-            for key, name, there in named:
-                if name not in there:
-                    raise self.fail(
-                        f"figure.curves[{i}].{key}",
-                        f"there is no {name!r}; {suggestion(name, there)}",
-                    )
-            labels = one.problems or [*parts]
-            ends = [
-                end
-                for correction in one.corrections
-                for end in (correction.above, correction.below)
-            ]
-            for key, values in (
-                ("x_factor", one.x_factor),
-                *(("corrections", end) for end in ends),
-            ):
-                if len(values) not in (1, len(labels)):
-                    raise self.fail(
-                        f"figure.curves[{i}].{key}",
-                        f"must have one number, or {len(labels)} for its problems",
-                    )
-            if (one.component or 1) > (fewest := min(parts[label] for label in labels)):
-                raise self.fail(
-                    f"figure.curves[{i}].component", f"must be at most {fewest}"
-                )
-
-    def _with_references(
-        self, run: RunOptions, plans: Sequence[ProblemPlan]
-    ) -> list[ProblemPlan]:
+    def _with_references(self, plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
         """Add to each problem its published values; warn of published values that fit no problem here."""
-        owned: dict[str, list[Reference]] = {
+        published: dict[str, list[Reference]] = {
             plan.problem.identity: [] for plan in plans
         }
-        elsewhere = []
-        for i, reference in enumerate(run.reference):
+        unused: list[str] = []
+        for i, reference in enumerate(self.document.run.reference):
             try:
                 problem = Problem(**reference.problem.tables())
             except ProblemError as error:
                 self._leave_out(error, f"run.reference[{i}].problem.{error.key}")
                 continue
-            if problem.identity not in owned:
-                elsewhere.append(f"{reference.label!r} of {problem.label}")
-            owned.setdefault(problem.identity, []).append(reference)
-        if elsewhere:
+            if problem.identity in published:
+                published[problem.identity].append(reference)
+            else:
+                unused.append(f"{reference.label!r} of {problem.label}")
+        if unused:
             self.remarks.append(
-                f"published values of another problem are left out: {'; '.join(dict.fromkeys(elsewhere))}"
+                f"published values of another problem are left out: {'; '.join(dict.fromkeys(unused))}"
             )
         return [
-            replace(plan, references=tuple(owned[plan.problem.identity]))
+            replace(plan, references=tuple(published[plan.problem.identity]))
             for plan in plans
         ]
+
+    # -- run options and figure -----------------------------------------------------------------------------------
+
+    def _check_metrics_and_start(self, models: set[str]) -> None:
+        """Check that metrics exist and work for every model, and that ``run.start`` is known and fits every model."""
+        run, figure = self.document.run, self.document.figure
+        metrics = {f"run.metrics[{i}]": name for i, name in enumerate(run.metrics)}
+        for i, reference in enumerate(run.reference):
+            metrics[f"run.reference[{i}].metric"] = reference.metric
+        for i, curve in enumerate(figure.curves if figure else ()):
+            if curve.metric != "threshold":
+                metrics[f"figure.curves[{i}].metric"] = curve.metric
+        for (key, name), model in itertools.product(metrics.items(), models):
+            try:
+                find_metric(name, model)
+            except RegistryError as error:
+                raise self.error(key, str(error)) from None
+        if run.start in STARTS:
+            return
+        starting = [
+            entry
+            for entry in get_registry().entries("algorithm")
+            if entry.item.start is not None
+        ]
+        for model in models:
+            if any(entry.name == run.start and entry.fits(model) for entry in starting):
+                continue
+            names = {
+                f"{entry.name} for {', '.join(entry.models)}" for entry in starting
+            }
+            raise self.error(
+                "run.start",
+                f"must be {', '.join(map(repr, STARTS))} or the name of an algorithm with a method start "
+                f"({', '.join(sorted(names)) or 'none'}), got {run.start!r}",
+            )
+
+    def _check_figure(
+        self, plans: Sequence[ProblemPlan], algorithms: Sequence[AlgorithmPlan]
+    ) -> None:
+        """Check that curves name problems, components, algorithms and measured metrics of the suite."""
+        if self.document.figure is None:
+            return
+        components = {plan.label: plan.problem.components for plan in plans}
+        labels = {algorithm.label for algorithm in algorithms}
+        for i, curve in enumerate(self.document.figure.curves):
+            self._check_curve(curve, f"figure.curves[{i}]", components, labels)
+
+    def _check_curve(
+        self,
+        curve: Curve,
+        key: str,
+        components: Mapping[str, int],
+        algorithms: Collection[str],
+    ) -> None:
+        """Check one curve; ``components`` of the problems and ``algorithms`` are those of the suite, by label."""
+
+        def require(field: str, name: str, choices: Collection[str]) -> None:
+            if name not in choices:
+                raise self.error(
+                    f"{key}.{field}",
+                    f"there is no {name!r}; {suggestion(name, choices)}",
+                )
+
+        for label in curve.problems:
+            require("problems", label, components)
+        if curve.algorithm:
+            require("algorithm", curve.algorithm, algorithms)
+            require("metric", curve.metric, self.document.run.metrics)
+        labels = curve.problems or tuple(components)
+        per_problem: list[tuple[str, Sequence[Any]]] = [("x_factor", curve.x_factor)]
+        for correction in curve.corrections:
+            per_problem.append(("corrections", correction.above))
+            per_problem.append(("corrections", correction.below))
+        for field, values in per_problem:
+            if len(values) not in (1, len(labels)):
+                raise self.error(
+                    f"{key}.{field}",
+                    f"must have one number, or {len(labels)} for its problems",
+                )
+        fewest = min(components[label] for label in labels)
+        if (curve.component or 1) > fewest:
+            raise self.error(f"{key}.component", f"must be at most {fewest}")
 
 
 def _is_value(kind: str, tables: Mapping[str, JsonObject], name: str) -> bool:
@@ -744,12 +526,13 @@ def _is_value(kind: str, tables: Mapping[str, JsonObject], name: str) -> bool:
     return is_value(item, kind, name, tables[kind][name])
 
 
-def _impossible(
-    assumed: Sequence[JsonObject], plans: Sequence[ProblemPlan]
-) -> ProblemError | None:
-    """Why assumptions can be made of no problem, or None; on some problems an algorithm may be skipped."""
-    for tables in assumed:
-        errors = [attempt(assumed_problem, plan.problem, tables)[1] for plan in plans]
-        if all(errors) and isinstance(errors[0], ProblemError):
-            return errors[0]
-    return None
+def _needs_features(tables: Mapping[str, JsonObject]) -> bool:
+    """Whether the spectrum of the inputs changes with the dimension, which a problem then has to know."""
+    inputs = tables.get("inputs", {})
+    if {"features", "spectrum"} & inputs.keys():
+        return False
+    try:
+        law = get_registry().get("inputs", str(inputs.get("name"))).item
+    except RegistryError:  # said when the problem is made
+        return False
+    return "features" in signature_of(law)

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from smimbench.files import JsonObject
 from smimbench.interfaces.checks import LARGEST
 from smimbench.problem.problem import DEFAULT_INPUTS
+from smimbench.suite import SuiteError
 
 T = TypeVar("T")
 STARTS = ("uninformed", "informed")
@@ -78,6 +79,14 @@ def distinct(values: Sequence[Any]) -> Sequence[Any]:
                 f"{value!r} is listed twice, as entries {first} and {i}; remove one"
             )
     return values
+
+
+def require_distinct(values: Sequence[Any], file: str, key: str) -> None:
+    """Raise SuiteError unless the values of an axis are distinct."""
+    try:
+        distinct(values)
+    except ValueError as error:
+        raise SuiteError(file, key, str(error)) from None
 
 
 def _one_for_each_alpha(

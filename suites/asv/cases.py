@@ -15,7 +15,7 @@ import smimbench
 from smimbench.backend.device import get_backend
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
-from smimbench.suite.reader import shipped_suites
+from smimbench.suite.document import shipped_suites
 
 # Sizes that take milliseconds, not minutes: D of low-rank models, d of extensive-rank ones.
 LARGEST = {"sequence-multi-index": 400, "attention-indexed": 60}

@@ -323,7 +323,7 @@ assumed = { channel = { name = "linear", noise = 2.0, components = 1 } }
 
 def test_lists_of_an_assumption_are_an_axis():
     suite = parse_suite(Path("wrong.toml"), SUITE)
-    labels = [table["label"] for table in suite.algorithms]
+    labels = [algorithm.label for algorithm in suite.algorithms]
     assert labels == [
         "gamp",
         "wrong, assumed noise 0.1",

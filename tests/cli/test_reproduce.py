@@ -9,7 +9,7 @@ import pytest
 from smimbench import load_suite
 from smimbench.report.published import figure_list
 from smimbench.suite import SuiteError
-from smimbench.suite.reader import shipped_figures
+from smimbench.suite.document import shipped_figures
 from tests.helpers import LINE, ROOT, call
 
 SECTIONS = re.findall(

@@ -97,7 +97,7 @@ def collect(slow: bool = False) -> dict[str, Any]:
 
 
 def _shipped() -> list[str]:
-    from smimbench.suite.reader import shipped_suites
+    from smimbench.suite.document import shipped_suites
 
     # The keys of universality hold a digest of a text that differs between versions of Python; what the theory of
     # wrong-assumptions must not change is in tests/algorithms/test_assumed.py, that of descent in test_mean_field.py.

@@ -66,7 +66,7 @@ def test_inputs_pass_their_own_checks(folder, capsys, monkeypatch):
     assert [o for o in outcomes if o.status == "failed"] == []
     assert sum(o.status == "passed" for o in outcomes) >= 4
     suite = load_suite(str(folder / "smimbench-fresh" / "fresh.toml"))
-    assert "gamp" in [table["label"] for table in suite.algorithms]
+    assert "gamp" in [algorithm.label for algorithm in suite.algorithms]
     assert suite.cells()
 
 

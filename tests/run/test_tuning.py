@@ -21,7 +21,7 @@ from smimbench.run.store import Store
 from smimbench.run.tuning import searches, tuned
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
-from smimbench.suite.settings import trials_of
+from smimbench.suite.search_space import trials_of
 from tests.helpers import (
     LINE,
     call,
@@ -665,7 +665,7 @@ def test_an_algorithm_stands_next_to_its_tuned_self(tmp_path):
         tmp_path,
         TEXT + '\n[[algorithms]]\nname = "sgd"\nlabel = "as it is"\nsteps = 8\n',
     )
-    assert [table["label"] for table in load_suite(path).algorithms] == [
+    assert [algorithm.label for algorithm in load_suite(path).algorithms] == [
         "ridge",
         "sgd",
         "as it is",

@@ -13,7 +13,8 @@ import smimbench
 from smimbench.files import canonical_json
 from smimbench.registry.registry import Registry, using
 from smimbench.suite import SuiteError
-from smimbench.suite.reader import load_suite, parse_suite, shipped_suites
+from smimbench.suite.document import shipped_suites
+from smimbench.suite.reader import load_suite, parse_suite
 from tests.helpers import ATTENTION, CHANNEL, SUITE, call, write_suite
 
 WISHART = 'prior   = { name = "wishart", rho = 0.5 }'
@@ -452,13 +453,9 @@ def test_a_cell_of_a_third_party_rebuilds_from_its_own_package(tmp_path):
         ("grid.alpha=0.4", lambda s: s.plans[0].alphas, (0.4,)),
         ("grid.dimension = 12", lambda s: s.plans[0].dimensions, (12,)),
         ("grid.seeds=5", lambda s: s.seeds, 5),
-        (
-            "algorithms.gamp.damping=0.7",
-            lambda s: s.algorithms[0]["spec"]["damping"],
-            0.7,
-        ),
-        ("algorithms.0.damping=0.7", lambda s: s.algorithms[0]["spec"]["damping"], 0.7),
-        ("algorithms.gamp.label=mine", lambda s: s.algorithms[0]["label"], "mine"),
+        ("algorithms.gamp.damping=0.7", lambda s: s.algorithms[0].spec["damping"], 0.7),
+        ("algorithms.0.damping=0.7", lambda s: s.algorithms[0].spec["damping"], 0.7),
+        ("algorithms.gamp.label=mine", lambda s: s.algorithms[0].label, "mine"),
         ("run.start=informed", lambda s: s.run.start, "informed"),
         ('run.start="informed"', lambda s: s.run.start, "informed"),
         ("run.timeout=2.5", lambda s: s.run.timeout, 2.5),
@@ -580,15 +577,12 @@ def test_an_algorithm_is_appended_and_set_reaches_into_it(tmp_path):
     plain = load_suite(path)
     more = load_suite(path, ["algorithms+=sgd", "algorithms.sgd.steps=7"])
     assert more.algorithms[:-1] == plain.algorithms
-    assert (more.algorithms[-1]["label"], more.algorithms[-1]["spec"]["steps"]) == (
-        "sgd",
-        7,
-    )
+    assert (more.algorithms[-1].label, more.algorithms[-1].spec["steps"]) == ("sgd", 7)
     assert {cell.key for cell in plain.cells()} < {cell.key for cell in more.cells()}
     table = load_suite(
         path, ['algorithms+={name = "adam", label = "short", steps = 3}']
     )
-    assert (table.algorithms[-1]["label"], table.algorithms[-1]["spec"]["steps"]) == (
+    assert (table.algorithms[-1].label, table.algorithms[-1].spec["steps"]) == (
         "short",
         3,
     )

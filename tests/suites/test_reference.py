@@ -12,7 +12,7 @@ from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.labels import grouped
 from smimbench.report.packed import read_packed
 from smimbench.run.theory_solver import TheorySolver
-from smimbench.suite.reader import shipped_suites
+from smimbench.suite.document import shipped_suites
 from tests.helpers import ROOT, call
 from tests.net.collect import LIGHTER
 

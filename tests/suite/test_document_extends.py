@@ -5,7 +5,8 @@ import json
 import pytest
 
 from smimbench.suite import SuiteError
-from smimbench.suite.reader import load_suite, parse_suite, shipped_suites
+from smimbench.suite.document import shipped_suites
+from smimbench.suite.reader import load_suite, parse_suite
 from tests.helpers import call, write_suite
 
 MINE = """extends = "small.toml"
@@ -28,7 +29,7 @@ def test_tables_override_and_algorithms_are_appended(tmp_path):
         load_suite(write_suite(tmp_path, MINE, "mine")),
     )
     assert (mine.name, mine.title) == ("mine", base.title)
-    assert [table["label"] for table in mine.algorithms] == ["gamp", "adam", "sgd"]
+    assert [algorithm.label for algorithm in mine.algorithms] == ["gamp", "adam", "sgd"]
     (before,), (after,) = base.plans, mine.plans
     assert (after.alphas, after.seeds[0], after.dimensions) == (
         before.alphas,
@@ -46,7 +47,7 @@ def test_every_shipped_suite_can_be_extended(tmp_path, name):
         (p.label, p.tables, p.alphas) for p in base.plans
     ]
     assert mine.algorithms[:-1] == base.algorithms
-    assert mine.algorithms[-1]["label"] == "one more"
+    assert mine.algorithms[-1].label == "one more"
     assert mine.run == base.run
     assert mine.duration == ""
 

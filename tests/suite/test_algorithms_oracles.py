@@ -17,7 +17,7 @@ ADAM = 'name = "adam"\nsteps = 20\n'
 def test_an_oracle_is_no_contender(tmp_path):
     text = suite_text(LINE, [0.5], 12, 4, GAMP, ADAM, f'{ADAM}start = "informed"')
     suite = load_suite(write_suite(tmp_path, text))
-    labels = {table["label"]: table["origin"] for table in suite.algorithms}
+    labels = {algorithm.label: algorithm.origin for algorithm in suite.algorithms}
     assert labels["adam, from the teacher"] == "oracle"
     assert labels["adam"] != "oracle"
     cells = {cell.algorithm_label: cell for cell in suite.cells()}

@@ -17,7 +17,7 @@ def written(tmp_path, table: str):
 
 def more(suite) -> list[str]:
     """Labels of the settings of the added algorithm."""
-    return [table["label"] for table in suite.algorithms[2:]]
+    return [algorithm.label for algorithm in suite.algorithms[2:]]
 
 
 AXES = {

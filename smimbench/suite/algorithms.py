@@ -1,0 +1,267 @@
+"""Algorithms of a suite: each entry of ``[[algorithms]]`` becomes one algorithm for every setting of its lists."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from smimbench.files import JsonObject, attempt, canonical_json
+from smimbench.problem.assumed import assumed_problem
+from smimbench.problem.problem import ProblemError, explained
+from smimbench.registry.adapters import plan_of, sizes
+from smimbench.registry.parameters import (
+    build,
+    require_known,
+    signature_of,
+    takes_lists,
+)
+from smimbench.registry.registry import Entry, RegistryError, get_registry
+from smimbench.suite import SuiteError
+from smimbench.suite.cells import AlgorithmPlan, ProblemPlan, make_algorithm
+from smimbench.suite.schema import ORACLE, AlgorithmTable, require_distinct
+from smimbench.suite.search_space import Key, Setting, product, tune_of, with_setting
+
+
+def read_algorithms(
+    tables: Sequence[AlgorithmTable],
+    plans: Sequence[ProblemPlan],
+    file: str,
+    leave_out: Callable[[ProblemError, str], None],
+) -> tuple[AlgorithmPlan, ...]:
+    """Check the entries of ``[[algorithms]]`` and list the algorithms that they stand for.
+
+    Parameters
+    ----------
+    file : str
+        Of the suite, for messages.
+    leave_out : callable
+        ``leave_out(error, key)``: skips an entry that cannot be built, or raises.
+
+    Raises
+    ------
+    SuiteError
+    """
+    algorithms: list[AlgorithmPlan] = []
+    for i, table in enumerate(tables):
+        key = f"algorithms[{i}]"
+        try:
+            plans_of_entry = _read_entry(table, key, plans, file)
+        except ProblemError as error:
+            leave_out(error, f"{key}.{error.key.partition('.')[2]}")
+            continue
+        entry = plans_of_entry[0].entry
+        if any(entry == other.entry for other in algorithms):
+            raise _used_twice(file, key, entry)
+        for algorithm in plans_of_entry:
+            _refuse_repeated(algorithm, algorithms, file, key)
+            algorithms.append(algorithm)
+    return tuple(algorithms)
+
+
+def _read_entry(
+    table: AlgorithmTable, key: str, plans: Sequence[ProblemPlan], file: str
+) -> list[AlgorithmPlan]:
+    """The algorithms of one entry; ProblemError where it cannot be built, and could be left out."""
+    label = table.label or table.name
+    if table.start:
+        label += ", from the teacher"
+        if table.tune:
+            raise SuiteError(
+                file,
+                f"{key}.tune",
+                "cannot be used with start = 'informed': an oracle is not ranked",
+            )
+    axes = axes_of_table(table)
+    for path, values in axes.items():
+        require_distinct(values, file, ".".join((key, *path)))
+    with explained("algorithm"):
+        entry = get_registry().get("algorithm", table.name)
+        require_known(
+            table.model_extra or (),
+            [*signature_of(entry.item), *AlgorithmTable.model_fields],
+        )
+        settings = []
+        for setting in product(axes):
+            parameters = with_setting(table.parameters(), setting)
+            _, spec = make_algorithm(entry, parameters)
+            settings.append((setting, parameters, spec))
+    plan = _fitting_plan(entry, table.name, plans)
+    if table.assumed:
+        _require_possible(
+            [parameters["assumed"] for _, parameters, _ in settings], plans
+        )
+    tune = _tune(table, axes, entry, without_assumed(settings[0][1]), plan, key, file)
+    algorithms = []
+    for setting, parameters, spec in settings:
+        origin = "default"
+        if table.start:
+            origin = ORACLE
+        elif table.published:
+            origin = "as published"
+        elif by_hand(entry.item, without_assumed(parameters), plan):
+            origin = "by hand"
+        words = setting_words(setting)
+        algorithms.append(
+            AlgorithmPlan(
+                label=f"{label}, {words}" if words else label,
+                entry=label,
+                name=table.name,
+                parameters=parameters,
+                spec=spec,
+                tune=tune,
+                origin=origin,
+                start=table.start,
+            )
+        )
+    return algorithms
+
+
+def _fitting_plan(entry: Entry, name: str, plans: Sequence[ProblemPlan]) -> ProblemPlan:
+    """The first problem that an algorithm works for; on the others it is skipped."""
+    for plan in plans:
+        if entry.fits(plan.problem.model.name):
+            return plan
+    models = dict.fromkeys(repr(plan.problem.model.name) for plan in plans)
+    raise ProblemError(
+        "algorithm.name",
+        f"algorithm {name!r} works for {', '.join(entry.models)}, not for {' or '.join(models)}",
+    )
+
+
+def _require_possible(
+    assumptions: Sequence[JsonObject], plans: Sequence[ProblemPlan]
+) -> None:
+    """Raise ProblemError for assumptions that can be made of no problem; on some problems an algorithm may be skipped."""
+    for tables in assumptions:
+        errors = [attempt(assumed_problem, plan.problem, tables)[1] for plan in plans]
+        error = errors[0]
+        if all(errors) and isinstance(error, ProblemError):
+            raise type(error)(f"algorithm.assumed.{error.key}", error.message)
+
+
+def _tune(
+    table: AlgorithmTable,
+    axes: Mapping[Key, Any],
+    entry: Entry,
+    parameters: JsonObject,
+    plan: ProblemPlan,
+    key: str,
+    file: str,
+) -> JsonObject | None:
+    """``trials`` and ``space`` of an entry's search, or None."""
+    if not table.tune:
+        return None
+    try:
+        with explained("algorithm"):
+            return tune_of(
+                table.tune,
+                axes,
+                entry.item,
+                parameters,
+                lambda algorithm: budget(algorithm, plan),
+            )
+    except ProblemError as error:
+        place = f"{key}.tune.{error.key.partition('.')[2]}".rstrip(".")
+        raise SuiteError(file, place, error.message) from None
+
+
+def _refuse_repeated(
+    algorithm: AlgorithmPlan, others: Sequence[AlgorithmPlan], file: str, key: str
+) -> None:
+    """Raise SuiteError for a label that is used already, or for the same algorithm under two labels."""
+    runs = canonical_json([algorithm.spec, algorithm.tune, algorithm.start])
+    for j, other in enumerate(others):
+        if algorithm.label == other.label:
+            raise _used_twice(file, key, algorithm.label)
+        if runs == canonical_json([other.spec, other.tune, other.start]):
+            raise SuiteError(
+                file,
+                key,
+                f"is the same as algorithms[{j}], {other.label!r}; remove one",
+            )
+
+
+def _used_twice(file: str, key: str, label: str) -> SuiteError:
+    return SuiteError(
+        file, f"{key}.label", f"{label!r} is used twice; give each a label of its own"
+    )
+
+
+# -- settings -----------------------------------------------------------------------------------------------------
+
+
+def without_assumed(parameters: JsonObject) -> JsonObject:
+    """Parameters of the algorithm itself."""
+    return {name: value for name, value in parameters.items() if name != "assumed"}
+
+
+def axes_of_table(table: AlgorithmTable) -> dict[Key, list[Any]]:
+    """Parameters of an entry whose values are to be run one after the other; none of an unknown algorithm."""
+    try:
+        entry = get_registry().get("algorithm", table.name)
+    except RegistryError:  # building it says so
+        return {}
+    return dict(_axes(entry.item, table.parameters()))
+
+
+def _axes(item: Any, parameters: JsonObject) -> Iterator[tuple[Key, list[Any]]]:
+    """Lists where the algorithm takes no list; where it takes one, as two temperatures, a list of lists."""
+    for name, value in parameters.items():
+        if isinstance(value, list):
+            of_lists = value and all(isinstance(entry, list) for entry in value)
+            if of_lists or not takes_lists(item, "algorithm", name):
+                yield (name,), value
+        elif name == "assumed":
+            for kind, table in value.items():
+                for key, values in table.items() if isinstance(table, dict) else ():
+                    if isinstance(values, list):
+                        yield (name, kind, key), values
+        elif isinstance(value, dict) and isinstance(value.get("name"), str):
+            # An algorithm within this one.
+            try:
+                inner = get_registry().get("algorithm", value["name"]).item
+            except RegistryError:  # building it says so
+                continue
+            table = {key: entry for key, entry in value.items() if key != "name"}
+            for path, values in _axes(inner, table):
+                yield (name, *path), values
+
+
+def setting_words(setting: Setting) -> str:
+    """A setting in short: ``learning_rate 0.3, beta1 0.8``."""
+    words = []
+    for path, value in setting.items():
+        if isinstance(value, float):
+            text = f"{value:.12g}"
+        else:
+            text = value if isinstance(value, str) else json.dumps(value)
+        assumed = "assumed " if path[0] == "assumed" else ""
+        words.append(f"{assumed}{path[-1]} {text}")
+    return ", ".join(words)
+
+
+def budget(algorithm: Any, plan: ProblemPlan) -> list[Any]:
+    """Steps, batch, students and fresh samples of every run: what belongs to the problem and not to its solver."""
+    model = plan.problem.model
+    budgets = []
+    for alpha, dimension in itertools.product(plan.alphas, plan.dimensions):
+        n = model.sample_count(alpha, dimension)
+        data = sizes(n, model.tokens, dimension, alpha)
+        run = plan_of(algorithm, data)
+        budgets.append((run.steps, run.batch, run.students, run.draws_fresh))
+    return budgets
+
+
+def by_hand(item: Any, parameters: JsonObject, plan: ProblemPlan) -> bool:
+    """Whether somebody has chosen a parameter that is not part of the budget."""
+    algorithm = build(item, "algorithm", parameters)
+    for name in parameters:
+        others = {key: value for key, value in parameters.items() if key != name}
+        usual, error = attempt(build, item, "algorithm", others)
+        if error or (
+            usual != algorithm and budget(usual, plan) == budget(algorithm, plan)
+        ):
+            return True
+    return False
