@@ -5,10 +5,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from smimbench_attention.algorithms.gamp import (
+from smimbench_attention.algorithms.gamp import LARGEST_EXCESS, Gamp
+from smimbench_attention.algorithms.gamp.step_size import (
     CONTROLS,
-    LARGEST_EXCESS,
-    Gamp,
     StepState,
     next_step,
     reversal_overlaps,

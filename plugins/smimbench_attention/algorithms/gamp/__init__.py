@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,9 +12,7 @@ from smimbench.backend import (
     matching,
     namespace,
     read_together,
-    sample_chunks,
     send,
-    take_samples,
     to_host,
 )
 from smimbench.derive import denoise_step
@@ -29,143 +26,38 @@ from smimbench.interfaces import (
     Host,
     Info,
     Plan,
-    checked_posterior,
     require,
 )
 from smimbench.numerics import diagonal_at_least, with_floor
 from smimbench.problem import Problem
 from smimbench_attention.algorithms.gamp.assumed import (
-    SMALLEST_QHAT,
-    SMALLEST_V,
     measured_variance,
     mismatched_theory,
 )
+from smimbench_attention.algorithms.gamp.message_pass import (
+    SMALLEST_QHAT,
+    SMALLEST_V,
+    label_information,
+    message_pass,
+    solve_components,
+)
+from smimbench_attention.algorithms.gamp.step_size import (
+    CONTROLS,
+    StepState,
+    limited,
+    next_step,
+    reversal_overlaps,
+    sample_strength,
+    sample_weights,
+)
 from smimbench_attention.algorithms.gamp.theory import gamp_theory, random_start_error
-
-
-class StepControl(NamedTuple):
-    """How the weight of a step is chosen: it shrinks after a step that was too large and grows after any other.
-
-    Attributes
-    ----------
-    first, largest, smallest : float
-        Weight of the first step (at least), and bounds of all others. A larger first weight lets few samples push the estimate
-        too far before the Onsager term acts.
-    shrink, grow : float
-        Factors of the weight.
-    """
-
-    first: float
-    largest: float
-    smallest: float
-    shrink: float
-    grow: float
-
-
-CONTROLS = {
-    "extensive": StepControl(0.5, 0.95, 0.02, 0.5, 1.15),
-    "low": StepControl(1.0, 1.0, 0.1, 0.7, 1.03),
-}
-"""By rank. Matrices start at the prior mean, and a step that is too large shows as a residual that grows. Low rank has to grow
-while it leaves the prior mean, but steps that are too large reverse every time."""
-
-
-class StepState(NamedTuple):
-    """Data from which the next step's weight is computed.
-
-    Attributes
-    ----------
-    weight, extrapolation : NumPy number
-        Weight of the new in the next step, and the factor by which the estimate moves further than everything else.
-    slow_steps : int
-        Slow, aligned steps since the last extrapolation.
-    change : array (P, ...) or None
-        Undamped change of the estimate in the previous step.
-    residual : NumPy number or None
-        Its size in units of the predicted error.
-    """
-
-    weight: Any
-    extrapolation: Any = 1.0
-    slow_steps: int = 0
-    change: Array | None = None
-    residual: Any = None
-
-
-def mixed(weight: Any, new: Array, old: Array | None) -> Array:
-    """Damped value ``weight new + (1 - weight) old``, or the new value where there is no old one."""
-    return new if old is None else float(weight) * new + float(1 - weight) * old
-
-
-def reversal_overlaps(
-    problem: Problem, last: StepState, change: Array
-) -> tuple[Array, ...]:
-    """Overlaps (P, P) of the previous change with this one and with itself, for low rank."""
-    if last.change is None or problem.model.rank == "extensive":
-        return ()
-    return tuple(
-        problem.model.inner(other, last.change) for other in (change, last.change)
-    )
-
-
-def next_step(
-    problem: Problem,
-    last: StepState,
-    change: Array,
-    overlaps: Sequence[Host],
-    squared_step: Host,
-    error: Host,
-    residual: Any,
-) -> StepState:
-    """Weight and extrapolation for the next step.
-
-    Low-rank steps that follow one another in the same direction, each shorter by the same factor r, converge to a known point:
-    the estimate is extrapolated there, by ``1 / (1 - r)`` times its step (Aitken). This matters for labels such as ``hardmax``
-    that do not depend on the scale of a component: only the prior corrects a wrong scale, by a fraction V of the error per step.
-
-    Parameters
-    ----------
-    change : array (P, ...)
-        Undamped change of the estimate in this step.
-    overlaps : sequence of ndarray (P, P)
-        Result of ``reversal_overlaps``.
-    squared_step, error : ndarray (P,)
-        Squared change and predicted squared error of every component.
-    residual : NumPy number
-        Size of the change in units of the error.
-    """
-    if last.change is None:
-        return last._replace(change=change, residual=residual)
-    _, largest, smallest, shrink, grow = CONTROLS[problem.model.rank]
-    extrapolation, slow_steps = 1.0, 0
-    if overlaps:
-        along, old_square = (
-            np.sum(np.diagonal(overlap) / error) for overlap in overlaps
-        )
-        # Smaller steps are never too large: growth out of a tiny start would be damped away.
-        too_large = along < -0.5 * old_square and residual > 0.1
-        ratio = along / np.maximum(
-            old_square, np.finfo(old_square.dtype).tiny
-        )  # a run at rest has steps of length 0
-        if 0.7 < ratio < 1 and along > 0.99 * np.sqrt(
-            old_square * np.sum(squared_step / error)
-        ):
-            slow_steps = last.slow_steps + 1
-        if slow_steps == 4:
-            extrapolation, slow_steps = 1 / np.maximum(1 - ratio, 0.01), 0
-    else:
-        too_large = residual > 1.3 * last.residual
-    weight = (
-        np.maximum(last.weight * shrink, smallest)
-        if too_large
-        else np.minimum(last.weight * grow, largest)
-    )
-    return StepState(weight, extrapolation, slow_steps, change, residual)
-
 
 LARGEST_EXCESS = 1.3
 """Noise of ``g`` over its predicted size (1 in the limit) up to which an excess counts as chance. Larger: with few samples per
 direction V falls far below the true error and the estimate runs away. At 1: estimates at small size are a percent worse."""
+
+FAST_FALL = 0.5
+"""Factor of V in a step below which all samples have the same weight: g must not lag behind V. Doubled: strong ones oscillate."""
 
 
 class GampState(NamedTuple):
@@ -181,27 +73,27 @@ class GampState(NamedTuple):
     Qhat : array (P, P) or None
         The information.
     onsager : array (P, P) or None
-        Matrix in front of ``g`` in the Onsager term; None: V, which it is except where the noise exceeds its predicted size.
+        Matrix in front of ``g`` in the Onsager term; None, as always for low rank: V.
     step : StepState or None
-        What the size of the next step is computed from.
+        Data from which the size of the next step is computed.
     strength : array (n,) or None
-        Result of ``sample_strength``; None: all samples take the weight of the step.
+        Strengths of the samples; None: all samples take the weight of the step.
     falls_fast : bool
-        Whether V of a component fell below ``FAST_FALL`` of what it was, in the step before.
+        Whether V of a component fell below ``FAST_FALL`` times its value in the previous step.
     probe : array (P, ...) or None
-        Noise that the slope of the denoiser is measured with where the problem is an assumed one.
+        Noise with which the slope of the denoiser is measured if the problem is an assumed one.
     """
 
     estimate: Array
-    V: Array
+    V: Host
     g: Array | None
-    rng: Any
-    Qhat: Array | None = None
-    onsager: Array | None = None
+    rng: np.random.Generator
+    Qhat: Host | None = None
+    onsager: Host | None = None
     step: StepState | None = None
     strength: Array | None = None
     falls_fast: bool = False
-    probe: Array | None = None
+    probe: Host | None = None
 
 
 @dataclass(frozen=True)
@@ -210,22 +102,22 @@ class Gamp(Algorithm):
 
     .. math::
 
-        \omega &= \mathrm{forward}(X, \hat W) - V g_{t-1} \\
+        \omega &= \mathrm{forward}(X, \hat W) - \Gamma g_{t-1} \\
         g &= V^{-1} (E[z | y, \omega, V] - \omega) \\
         \hat Q &= \kappa \alpha C\, (V^{-1} - V^{-1} \overline{\mathrm{Cov}}\, V^{-1}) \\
         R &= \hat W + \hat Q^{-1} \mathrm{adjoint}(X, g), \qquad
         (\hat W, V) = \mathrm{denoise}(R, \hat Q)
 
-    The Onsager term carries the V under which g was computed with that g. The inputs are read once an iteration: forward,
-    posterior and adjoint run chunk by chunk. The information ``Qhat`` is taken from the posterior covariance; the mean of
-    ``g g^T`` estimates the same number and serves as the check of self-consistency that is reported
-    as log_information_ratio.
+    The Onsager term is ``Gamma g_{t-1}``, with g of the previous iteration and ``Gamma = V``, the error of the estimate that is
+    multiplied by the inputs. The inputs are read once an iteration: forward, posterior and adjoint run chunk by chunk. The
+    information ``Qhat`` is computed from the posterior covariance; the mean of ``g g^T`` estimates the same number and serves as
+    the check of self-consistency that is reported as log_information_ratio.
 
     ``adjoint(X, g)`` carries noise of covariance ``kappa alpha sum_c g_c g_c^T``, which equals Qhat in the limit. With few
     samples per direction it is larger; a denoiser that ignores this makes V fall below the true error, and the estimate diverges.
     For extensive rank, an excess above ``LARGEST_EXCESS`` is added to the noise: the denoiser gets ``Q = s Qhat s``,
-    ``s^2 = LARGEST_EXCESS / excess``, and the Onsager term, in the limit ``E[d denoise / dR] Qhat^{-1} g``, takes
-    ``V Q Qhat^{-1}`` in place of V.
+    ``s^2 = LARGEST_EXCESS / excess``, and the Onsager term, in the limit ``E[d denoise / dR] Qhat^{-1} g``, has
+    ``Gamma = V Q Qhat^{-1}``.
 
     A step of weight b takes ``b new + (1 - b) old`` of all of g, Qhat, the estimate and V. In the limit b = 1 converges fastest.
     At finite D some samples have longer tokens than others: the squared norm of ``x x^T``, for x in the span of the tokens, is up
@@ -284,20 +176,20 @@ class Gamp(Algorithm):
         )
 
     def retry(self, problem: Problem, outcome: str) -> Gamp | None:
-        """A restarted version: with damping moved half way to 1, or with another random start; or None. After a run with
-        adaptive damping that has not converged: the version that continues with all noise counted.
+        """The version for a second attempt, or None.
+
+        After a failure: with damping moved half way to 1, or with another random start. After a run with adaptive damping that
+        has not converged: the version that continues with all noise counted.
         """
+        is_low = problem.model.rank == "low"
         if outcome == "unsettled":
-            able = (
-                problem.model.rank == "extensive"
-                and self.damping is None
-                and not problem.is_assumed
-            )
-            able = able and self.largest_excess > 1
-            return _GampAllNoise() if able else None
+            allows_excess = self.damping is None and self.largest_excess > 1
+            if is_low or problem.is_assumed or not allows_excess:
+                return None
+            return _GampAllNoise()
         if self.damping:
             return replace(self, damping=(1 + self.damping) / 2)
-        if problem.model.rank == "low":
+        if is_low:
             return self
         return None if self.damping is None else replace(self, damping=0.5)
 
@@ -309,151 +201,173 @@ class Gamp(Algorithm):
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
         """Initial state: the prior mean, a small random start where the prior mean is a fixed point, or the given start."""
-        xp = namespace(data.inputs)
-        place = matching(data.inputs)
+        P, D, prior = problem.components, data.dimension, problem.prior
         if data.start is not None:
             estimate, V = data.start
-            return GampState(estimate, to_host(V), None, rng)
-        components, dimension = problem.components, data.dimension
-        if problem.channel.symmetry == "none":
-            V = problem.prior.second_moment(components) - problem.prior.mean_overlap(
-                components
-            )
-            estimate = xp.asarray(problem.prior.mean(components, dimension), **place)
-            return GampState(
-                estimate, np.asarray(V, dtype=dtype_name(estimate)), None, rng
-            )
-        information = self._initial_information(dimension)
-        draw = problem.prior.sample(rng, components, dimension)
-        noise = problem.model.draw_noise(rng, components, dimension)
+        elif problem.channel.symmetry == "none":
+            mean = prior.mean(P, D)
+            estimate = namespace(data.inputs).asarray(mean, **matching(data.inputs))
+            prior_error = prior.second_moment(P) - prior.mean_overlap(P)
+            V = np.asarray(prior_error, dtype=dtype_name(estimate))
+        else:
+            estimate, V = self._random_start(problem, data, rng)
+        strength = None
+        if self.damping is None and problem.model.rank == "extensive":
+            strength = sample_strength(problem, data)
+        return GampState(estimate, to_host(V), None, rng, strength=strength)
+
+    def _random_start(
+        self, problem: Problem, data: Data, rng: np.random.Generator
+    ) -> tuple[Array, Array]:
+        """A draw of the prior with noise, denoised, and the error that the prior predicts for it."""
+        xp, place, P = namespace(data.inputs), matching(data.inputs), problem.components
+        information = self._initial_information(data.dimension)
+        draw = problem.prior.sample(rng, P, data.dimension)
+        noise = problem.model.draw_noise(rng, P, data.dimension)
         R = xp.asarray(draw + noise / np.sqrt(information), **place)
         denoised = problem.prior.denoise(
-            R, xp.asarray(information * np.eye(components), **place)
+            R, xp.asarray(information * np.eye(P), **place)
         )
-        return GampState(denoised.estimate, to_host(denoised.V), None, rng)
+        return denoised.estimate, denoised.V
 
     def _initial_information(self, dimension: int) -> float:
         """Information of a random start, computed from its predicted overlap."""
-        overlap = (
-            1e-3 / dimension if self.initial_overlap is None else self.initial_overlap
-        )
+        overlap = self.initial_overlap
+        if overlap is None:
+            overlap = 1e-3 / dimension
         return overlap / (1 - overlap)
 
     def step(
         self, problem: Problem, data: Data, state: GampState
     ) -> tuple[GampState, Info]:
-        """One iteration of GAMP."""
+        """One iteration of GAMP: the four equations of the class, then the size of the next step."""
         model, prior, V, n = problem.model, problem.prior, state.V, data.inputs.shape[0]
-        extensive, adaptive = model.rank == "extensive", self.damping is None
-        inverse = np.linalg.inv(V)
-        first = CONTROLS[model.rank].first if self.damping is None else 1 - self.damping
-        last = state.step or StepState(V.dtype.type(first))
-        strength = (
-            sample_strength(problem, data)
-            if adaptive and extensive and state.g is None
-            else state.strength
+        is_extensive, is_adaptive = model.rank == "extensive", self.damping is None
+        step = state.step or self._first_step(model.rank, V)
+        strength = None if state.falls_fast else state.strength
+
+        # omega = forward(X, W) - Gamma g_{t-1}, Gamma = V rho;  g = V^{-1} (E[z | y, omega, V] - omega)
+        messages = message_pass(
+            problem,
+            data,
+            state.estimate,
+            V,
+            state.rng,
+            previous_g=state.g,
+            reaction=None
+            if state.onsager is None
+            else np.linalg.inv(V) @ state.onsager,
+            weights=sample_weights(float(step.weight), strength, V, state.Qhat),
         )
-        weights = sample_weights(last.weight, strength, state)
-        g, total, sums, integration_errors = pass_by_chunks(
-            problem, data, state, inverse, weights
+        covariance, undamped_square, square, *integration_errors = read_together(
+            messages.covariance,
+            messages.undamped_square,
+            messages.square,
+            *messages.integration_errors,
         )
-        covariance, squares, noise, *errors = read_together(*sums, *integration_errors)
+
+        # Qhat = kappa alpha C (V^{-1} - V^{-1} Cov V^{-1})
         scale = model.kappa * data.sample_ratio
-        information = inverse - inverse @ (covariance / n @ inverse)
-        latest = with_floor(scale * model.sites * information, SMALLEST_QHAT)
-        Q = Qhat = mixed(last.weight, latest, state.Qhat)
-        R = state.estimate + solve_first(Qhat, problem.per_variance(total))
-        if extensive and not problem.is_assumed:
-            excess = np.diagonal(scale * noise / n) / (
-                self.largest_excess * np.diagonal(Qhat)
-            )
-            reduced = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
-            Q = np.asarray(Qhat * reduced[:, None] * reduced[None, :])
+        information = scale * model.sites * label_information(V, covariance / n)
+        information = with_floor(information, SMALLEST_QHAT)
+        Qhat = damped(step.weight, information, state.Qhat)
+
+        # R = W + Qhat^{-1} adjoint(X, g);  W, V = denoise(R, Q), Q = Qhat but for an excess of noise
+        adjoint = problem.per_variance(messages.adjoint)
+        R = state.estimate + solve_components(Qhat, adjoint)
+        Q = Qhat
+        if is_extensive and not problem.is_assumed:
+            Q = self._with_excess_noise(Qhat, scale * square / n)
         denoised = denoise_step(prior, R, send(Q, R))
         denoised_V, probe = denoised.V, state.probe
         if problem.is_assumed:
-            probe = (
-                model.draw_noise(state.rng, *R.shape[:2]) if probe is None else probe
-            )
+            if probe is None:
+                probe = model.draw_noise(state.rng, *R.shape[:2])
             denoised_V = measured_variance(problem, R, Qhat, denoised.estimate, probe)
-        if adaptive and state.step is None:
+
+        # Damping: a step of weight b takes b new + (1 - b) old of everything.
+        if is_adaptive and state.step is None:
             # At least the fraction of the error that the step is predicted to remove: damping V would push the scale of an
             # estimate that labels do not fix far above that of the signal.
             denoised_V = to_host(denoised_V)
             removed = 1 - np.max(np.diagonal(denoised_V) / np.diagonal(V))
-            last = last._replace(weight=np.maximum(last.weight, removed))
+            step = step._replace(weight=np.maximum(step.weight, removed))
         change = denoised.estimate - state.estimate
-        forward = last.weight * last.extrapolation
-        estimate = mixed(forward, denoised.estimate, state.estimate)
+        estimate_weight = step.weight * step.extrapolation
+        estimate = damped(estimate_weight, denoised.estimate, state.estimate)
         # The last wait of the iteration: from here on everything is on the host.
         denoised_V, squared_step, self_overlap, *overlaps = read_together(
             denoised_V,
             model.inner(change, change),
             model.inner(estimate, estimate),
-            *(reversal_overlaps(problem, last, change) if adaptive else ()),
+            *(reversal_overlaps(problem, step, change) if is_adaptive else ()),
         )
-        V_new = diagonal_at_least(mixed(last.weight, denoised_V, V), SMALLEST_V)
+        next_V = diagonal_at_least(damped(step.weight, denoised_V, V), SMALLEST_V)
         onsager = None
-        if extensive:
-            onsager = denoised_V @ (Q @ np.linalg.inv(Qhat))
-            onsager = mixed(
-                last.weight, onsager, V if state.onsager is None else state.onsager
+        if is_extensive:
+            onsager = damped(
+                step.weight,
+                denoised_V @ (Q @ np.linalg.inv(Qhat)),
+                V if state.onsager is None else state.onsager,
             )
+
         squared_step = np.diagonal(squared_step)
         undamped_error = np.diagonal(denoised_V) + SMALLEST_V
         residual = np.max(np.sqrt(squared_step / undamped_error))
-        if adaptive:
-            last = next_step(
-                problem, last, change, overlaps, squared_step, undamped_error, residual
+        if is_adaptive:
+            step = next_step(
+                problem, step, change, overlaps, squared_step, undamped_error, residual
             )
-            if extensive:
-                most = (
-                    LARGEST_COMMON
-                    if strength is None
-                    else 0.8 + 0.4 * mean_slope(denoised_V, Qhat)
-                )
-                last = last._replace(weight=np.minimum(last.weight, V.dtype.type(most)))
-        second = np.asarray(
-            np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype
-        )
-        found_information = np.maximum(np.diagonal(scale * squares / n), SMALLEST_QHAT)
+            if is_extensive:
+                step = limited(step, denoised_V, Qhat, state.strength)
         info = Info(
             residual=residual,
-            predicted_overlap=None
-            if problem.is_assumed
-            else second - np.diagonal(V_new),
             self_overlap=np.diagonal(self_overlap),
             squared_step=squared_step,
-            log_information_ratio=None
-            if problem.is_assumed
-            else np.log(found_information / np.diagonal(latest)),
-            integration_error=np.max(errors),
-            damping=1 - float(forward),
+            integration_error=np.max(integration_errors),
+            damping=1 - float(estimate_weight),
         )
-        falls_fast = bool((np.diagonal(V_new) < FAST_FALL * np.diagonal(V)).any())
-        return GampState(
+        if not problem.is_assumed:
+            second = np.diagonal(prior.second_moment(problem.components))
+            noise = np.maximum(np.diagonal(scale * undamped_square / n), SMALLEST_QHAT)
+            info = info._replace(
+                predicted_overlap=np.asarray(second, V.dtype) - np.diagonal(next_V),
+                log_information_ratio=np.log(noise / np.diagonal(information)),
+            )
+        falls_fast = (np.diagonal(next_V) < FAST_FALL * np.diagonal(V)).any()
+        next_state = GampState(
             estimate,
-            V_new,
-            g,
+            next_V,
+            messages.g,
             state.rng,
             Qhat,
             onsager,
-            last,
-            strength,
-            falls_fast,
+            step,
+            state.strength,
+            bool(falls_fast),
             probe,
-        ), info
+        )
+        return next_state, info
+
+    def _first_step(self, rank: str, V: Host) -> StepState:
+        """Step with the initial weight, in the precision of V."""
+        if self.damping is None:
+            return StepState(V.dtype.type(CONTROLS[rank].initial))
+        return StepState(V.dtype.type(1 - self.damping))
+
+    def _with_excess_noise(self, Qhat: Host, noise: Host) -> Host:
+        """Qhat, reduced where the noise of ``adjoint(X, g)`` exceeds it by more than is allowed."""
+        excess = np.diagonal(noise) / (self.largest_excess * np.diagonal(Qhat))
+        s = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
+        return np.asarray(Qhat * s[:, None] * s[None, :])
 
     def plan(self, data: Data) -> Plan:
         """Plan of one pass per step (forward and adjoint), until overlaps are stationary and agree with the predicted error."""
-        return (
-            super()
-            .plan(data)
-            ._replace(cost=lambda problem, data: problem.pass_cost(data))
-        )
+        plan = super().plan(data)
+        return plan._replace(cost=lambda problem, data: problem.pass_cost(data))
 
     def estimate(self, state: GampState) -> Array:
-        """Current posterior mean of the signal."""
+        """The posterior mean of the signal."""
         return state.estimate
 
     def theory(
@@ -493,140 +407,10 @@ class _GampAllNoise(Gamp):
     largest_excess = 1.0
 
 
-SHARE_OF_EDGE = 0.4
-"""Largest weight of a sample, as a fraction of the one at which it alone becomes unstable. Doubled: strong samples oscillate
-with others, or along eigenvectors where the slope is above its mean."""
-
-LARGEST_TYPICAL = 2.5
-"""Mean strength of samples up to which each has a weight of its own. That rule is for few strong samples among weak ones; where
-all are strong, as ten tokens in forty dimensions are, they act together. Doubled: runs do not converge there."""
-
-LARGEST_COMMON = 0.7
-"""Largest weight where all samples have the same one. At 0.85 runs from few samples do not converge; halved: twice as slow."""
-
-FAST_FALL = 0.5
-"""Factor of V in a step below which all samples have the same weight: g must not lag behind V. Doubled: strong ones oscillate."""
-
-
-def sample_strength(problem: Problem, data: Data) -> Array | None:
-    """Strength t of every sample (n,), 1 in the limit: the squared largest eigenvalue of ``X X^T / D`` of its tokens X (T, D).
-
-    None where their mean is above ``LARGEST_TYPICAL``: then all samples take the same weight.
-    """
-    model = problem.model
-    xp = namespace(data.inputs)
-    found = []
-    for part in sample_chunks(model, data.inputs, problem.components):
-        inputs = take_samples(model, data.inputs, part)
-        values = xp.linalg.eigvalsh(
-            xp.matmul(inputs, xp.matrix_transpose(inputs)) / inputs.shape[-1]
-        )
-        found.append(xp.max(values, axis=-1) ** 2)
-    strength = xp.concat(found)
-    return strength if float(xp.mean(strength)) < LARGEST_TYPICAL else None
-
-
-def sample_weights(weight: Any, strength: Array | None, state: GampState) -> Any:
-    """Weights of the new ``g`` in a step of this weight: a number, or (n,) if ``strength`` is given."""
-    if strength is None or state.Qhat is None or state.falls_fast:
-        return float(weight)
-    slope, xp = mean_slope(state.V, state.Qhat), namespace(strength)
-    share = SHARE_OF_EDGE * 2 * (1 + slope) / strength
-    return float(weight) * xp.where(share < 1, share, xp.ones_like(share))
-
-
-def mean_slope(V: Host, Qhat: Host) -> float:
-    """Mean slope ``V Qhat`` of the denoiser, at most 1, of the component with the smallest."""
-    return min(1.0, float(np.min(np.diagonal(V) * np.diagonal(Qhat))))
-
-
-def pass_by_chunks(
-    problem: Problem, data: Data, state: GampState, inverse: Host, weights: Any = 1.0
-) -> tuple[Array, Array, list[Array], list[Any]]:
-    """Forward, posterior and adjoint chunk by chunk, so that the inputs are read once.
-
-    ``weights`` of the new ``g`` against the old one: a number, or one of every sample (n,). Returns the damped g (n, P, C), its
-    adjoint (P, ...), then sums over samples (P, P): posterior covariances, products of the new g, products of the damped g;
-    last the integration errors of the chunks.
-    """
-    model, channel = problem.model, problem.channel
-    xp, n, V = (
-        namespace(data.inputs),
-        data.inputs.shape[0],
-        send(state.V, state.estimate),
-    )
-    memory = (
-        state.g if state.onsager is None else _times(inverse @ state.onsager, state.g)
-    )
-    g: Any = None
-    total: Any = None
-    sums: list[Any] = []
-    errors = []
-    for part in sample_chunks(model, data.inputs, problem.components):
-        inputs = take_samples(model, data.inputs, part)
-        omega = model.forward(inputs, state.estimate)
-        if memory is not None:
-            omega = omega - _times(state.V, memory[part, ...])
-        posterior = checked_posterior(
-            channel.posterior(data.labels[part, ...], omega, V, rng=state.rng), omega
-        )
-        new = _times(inverse, posterior.mean - omega)
-        squares = noise = _products(new)
-        if state.g is not None:
-            weight = (
-                weights if isinstance(weights, float) else weights[part, None, None]
-            )
-            new = weight * new + (1 - weight) * state.g[part, ...]
-            noise = _products(new)
-        pushed, found = (
-            model.adjoint(inputs, new),
-            [posterior.covariance * (part.stop - part.start), squares, noise],
-        )
-        errors.append(posterior.error)
-        if part == slice(0, n):
-            return new, pushed, found, errors
-        if g is None:
-            g, total, sums = (
-                xp.empty((n, *new.shape[1:]), **matching(new)),
-                xp.zeros_like(pushed),
-                [0.0, 0.0, 0.0],
-            )
-        g[part, ...] = new
-        total += pushed
-        sums = [a + b for a, b in zip(sums, found)]
-    return g, total, sums, errors
-
-
-def _times(matrix: Host, z: Array) -> Array:
-    """Multiply every sample by a matrix, ``sum_q matrix_pq z_qc``: (P, P) on the host times (n, P, C) gives (n, P, C).
-
-    Written out, because a batch of products of tiny matrices costs more than reading the inputs.
-    """
-    if len(matrix) == 1:
-        return z * float(matrix[0, 0])
-    factors = send(matrix, z)[None, :, :]
-    total = factors[..., :1] * z[..., :1, :]
-    for q in range(1, len(matrix)):
-        total += factors[..., q : q + 1] * z[..., q : q + 1, :]
-    return total
-
-
-def _products(g: Array) -> Array:
-    """Sum of products ``sum_{mu, c} g_pc g_qc`` (P, P) of ``g`` (n, P, C)."""
-    xp = namespace(g)
-    components = g.shape[1]
-    flat = xp.reshape(
-        xp.permute_dims(g, (1, 0, 2)) if components > 1 else g, (components, -1)
-    )
-    return xp.matmul(flat, xp.matrix_transpose(flat))
-
-
-def solve_first(matrix: Host, signal: Array) -> Array:
-    """Apply ``matrix^{-1}`` (P, P), on the host, to the components of a signal (P, D) or (P, D, D)."""
-    if len(matrix) == 1:
-        return signal / float(matrix[0, 0])
-    xp = namespace(signal)
-    return xp.reshape(
-        xp.linalg.solve(send(matrix, signal), xp.reshape(signal, (len(matrix), -1))),
-        signal.shape,
-    )
+def damped(
+    weight: float | np.floating[Any], target: Array, previous: Array | None
+) -> Array:
+    """Damped step ``weight target + (1 - weight) previous``, or the target where there is nothing previous."""
+    if previous is None:
+        return target
+    return float(weight) * target + float(1 - weight) * previous

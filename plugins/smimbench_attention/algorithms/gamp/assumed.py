@@ -67,14 +67,11 @@ from smimbench.theory import (
     overlap_at,
     prior_moments,
 )
+from smimbench_attention.algorithms.gamp.message_pass import SMALLEST_QHAT
 from smimbench_attention.algorithms.least_squares import (
     noise_of_identity,
     ridge_overlaps,
 )
-
-SMALLEST_V, SMALLEST_QHAT = 1e-16, 1e-12
-"""Floors of the predicted error, for at perfect recovery V would underflow and g be 0 / 0; and of the information, which sampling
-noise can make negative. Doubled: no change but there."""
 
 ROUGHLY = 1e-6
 """Relative change that ends the recursion where numbers are not as good as that. Doubled: an iteration or two less."""

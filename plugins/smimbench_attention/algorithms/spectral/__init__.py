@@ -34,7 +34,11 @@ from smimbench.theory import (
     point_document,
     prior_moments,
 )
-from smimbench_attention.algorithms.gamp import GampState, pass_by_chunks, solve_first
+from smimbench_attention.algorithms.gamp.message_pass import (
+    label_information,
+    message_pass,
+    solve_components,
+)
 from smimbench_attention.algorithms.spectral.eigenvectors import spectral_estimate
 from smimbench_attention.algorithms.spectral.limit import (
     KINDS,
@@ -87,17 +91,14 @@ def first_order(
     if origin == "zero":
         base = 0 * base
     V = np.asarray(_origin(problem, origin)[1], dtype=dtype_name(base))
-    inverse = np.linalg.inv(V)
-    _, total, (covariance, *_), _ = pass_by_chunks(
-        problem, data, GampState(base, V, None, rng), inverse
-    )
-    information = inverse - inverse @ (to_host(covariance) / n @ inverse)
+    messages = message_pass(problem, data, base, V, rng)
+    information = label_information(V, to_host(messages.covariance) / n)
     # A sample or two without information: the prior mean hardly moves.
     Qhat = with_floor(
         problem.model.kappa * data.sample_ratio * problem.model.sites * information,
-        1e-9 * np.abs(inverse).max(),
+        1e-9 * np.abs(np.linalg.inv(V)).max(),
     )
-    R = base + solve_first(Qhat, total)
+    R = base + solve_components(Qhat, messages.adjoint)
     return denoise_step(prior, R, send(Qhat, R))
 
 
