@@ -408,16 +408,17 @@ def _moving(rows: Sequence[Row]) -> list[str]:
     ]
     for at, moving in sorted(changes, key=lambda pair: abs(pair[1].change)):
         most[at.problem, at.algorithm] = at.alpha, moving
-    return [
-        f"{problem}: {algorithm}: the error still moved at the last step, by {moving.change:+.0%} from the second last 15% of "
-        f"the steps to the last at alpha {alpha:.4g}"
-        + (
-            f"; on the way it was {moving.lowest:.2g} times the last"
-            if moving.change > 0
-            else ""
+    lines = []
+    for (problem, algorithm), (alpha, moving) in most.items():
+        verb = "rose" if moving.change > 0 else "fell"
+        line = (
+            f"{problem}: {algorithm}: not converged: the error {verb} by {abs(moving.change):.0%} between the last two 15% "
+            f"blocks of steps at alpha {alpha:.4g}"
         )
-        for (problem, algorithm), (alpha, moving) in most.items()
-    ]
+        if moving.change > 0:
+            line += f"; its minimum was {moving.lowest:.2g} times the last error"
+        lines.append(line)
+    return lines
 
 
 def draw_figures(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,9 +75,10 @@ def failed_runs(row: Row) -> int:
     return max(0, min(runs - len(row.estimate.values), runs - ended_ok))
 
 
-def mean_of(values: Sequence[float] | Host) -> float | None:
-    """Mean of values; None if there are none."""
-    return float(np.mean(values)) if len(values) else None
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """Mean of the values that are known; None if there are none."""
+    known_values = [value for value in values if value is not None]
+    return float(np.mean(known_values)) if known_values else None
 
 
 class MeanAndError(NamedTuple):

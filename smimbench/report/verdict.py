@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from smimbench.report.labels import (
     summed_statuses,
 )
 from smimbench.report.prediction import Agreement, agreement, is_below_optimum
-from smimbench.report.row import Estimate, OptimalValue, Row
+from smimbench.report.row import OptimalValue, Row
 from smimbench.report.statistics import (
     ZERO,
     MeanAndError,
@@ -30,23 +29,24 @@ from smimbench.report.statistics import (
     failed_runs,
     mean_and_error,
     mean_of,
+    shared_instances,
 )
 from smimbench.suite.schema import ORACLE
 
-PREDICTED = {
-    "yes": "matches its prediction",
-    "no": "does not match its prediction",
-    "finite size": "finite size may hide how far it is from its prediction",
-    "too few runs": "too few runs to compare with its prediction",
+AGREEMENT = {
+    "yes": "agrees with theory",
+    "no": "disagrees with theory",
+    "finite size": "these sizes are too small to test the prediction",
+    "too few runs": "too few runs to test the prediction",
     None: "no prediction",
 }
-"""Whether an algorithm matches its prediction, in words."""
+"""Whether an algorithm agrees with theory, in words."""
 
 REFUSED = ("no", "far off")
 """Answers that say that something is wrong."""
 
-BELOW = "below the optimum: samples, teacher or code?"
-"""What is said of an algorithm that is better than possible."""
+BELOW = "below the Bayes optimum: check samples, teacher or code"
+"""Remark on an algorithm that is better than possible."""
 
 TIE = 0.95
 """Level of the intervals of paired differences: within it two algorithms are not told apart. Nearer to 1, more are tied."""
@@ -56,9 +56,9 @@ Rows = list[Row]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Geometric mean ``ratio`` of an error to that of ``other``, with its interval by Student's t on the logarithms."""
+    """Geometric mean ``ratio`` of an error to that of a ``reference``, with its interval by Student's t on the logarithms."""
 
-    other: str
+    reference: str
     ratio: float
     interval: list[float]
 
@@ -115,34 +115,41 @@ class Contender:
     compared: Compared | None = None
     mean_error: MeanAndError | None = None
 
+    @property
+    def error(self) -> float | None:
+        """Ratio to the optimal error; the error itself where no optimum is known."""
+        return self.mean_error.mean if self.mean_error else self.ratio_to_bayes
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Sort key: algorithms with valid estimates everywhere first, then by error / optimal, then by error where theory is 0.
+
+        What was run only where theory is 0 has no ratio and comes after those that have one: an online run is there often, at
+        the sample ratio of all its fresh samples, which the others never had.
+        """
+        default = math.inf if self.error is None else 0.0
+        where_zero = default if self.where_zero is None else self.where_zero
+        return self.below_optimum, self.missing, self.error or default, where_zero
+
     def document(self) -> JsonObject:
         """As JSON has it."""
-        flat = asdict(self)
-        compared, mean_error, unsolved = (
-            self.compared,
-            self.mean_error,
-            flat.pop("unsolved"),
-        )
-        del flat["agreement"], flat["mean_error"], flat["below_optimum"]
-        failed = flat.pop("failed")
-        if unsolved and mean_error is None:
-            flat["unsolved"] = unsolved
-        if failed:
-            flat["failed"] = failed
-        flat |= {**self.agreement.document(), "below_optimum": self.below_optimum}
-        del flat["compared"]
-        flat["compared"] = compared and {
-            "with": compared.other,
-            "ratio": compared.ratio,
-            "interval": compared.interval,
-        }
-        if mean_error is not None:
-            flat |= {
-                "mean_error": mean_error.mean,
-                "mean_error_sem": mean_error.sem,
-                "unsolved": unsolved,
-            }
-        return flat
+        document = asdict(self)
+        comparison = document.pop("compared")
+        if comparison:
+            comparison = {"with": comparison.pop("reference"), **comparison}
+        below_optimum = document.pop("below_optimum")
+        del document["agreement"], document["mean_error"]
+        for key in ("unsolved", "failed"):
+            if not document[key]:
+                del document[key]
+        document |= self.agreement.document()
+        document |= {"below_optimum": below_optimum, "compared": comparison}
+        if self.mean_error is not None:
+            document.pop("unsolved", None)
+            mean, sem = self.mean_error
+            document |= {"mean_error": mean, "mean_error_sem": sem}
+            document["unsolved"] = self.unsolved
+        return document
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +176,8 @@ class Verdict:
 
     def document(self) -> JsonObject:
         """As JSON has it."""
-        return {
-            "problem": self.problem,
-            "metric": self.metric,
-            "dimension": self.dimension,
-            "contenders": [contender.document() for contender in self.contenders],
-            "dimension_letter": self.dimension_letter,
-            "tied": self.tied,
-        }
+        contenders = [contender.document() for contender in self.contenders]
+        return {**asdict(replace(self, contenders=[])), "contenders": contenders}
 
 
 def verdicts(rows: Sequence[Row], against: str | None = None) -> list[Verdict]:
@@ -191,57 +192,49 @@ def contenders(rows: Sequence[Row]) -> list[Row]:
 
 
 def _verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
-    names = sorted(
-        dict.fromkeys(row.metric for row in rows), key=lambda name: name != "mse"
-    )
-    metric = next(
-        (name for name in names if find_metric(name).direction == "lower"), None
-    )
-    largest = max(row.place.dimension for row in rows)
-    own = [
-        row for row in rows if row.metric == metric and row.place.dimension == largest
+    metrics = sorted({row.metric for row in rows}, key=lambda name: name != "mse")
+    metric = next((m for m in metrics if find_metric(m).direction == "lower"), None)
+    dimension = max(row.place.dimension for row in rows)
+    if metric is None:
+        return Verdict(problem, metric, dimension, [], letter_of(rows), [])
+    largest = [
+        row for row in rows if row.metric == metric and row.place.dimension == dimension
     ]
-    solved = any(map(_is_solved, grouped(own, place).values()))
-    ranked = with_failures(
-        own if solved else [replace(row, optimum=UNIT) for row in own]
-    )
-    name, ratios, logs = (
-        names_with_backend(own),
-        {row.place.nominal_alpha for row in own},
-        _log_ratios(ranked),
-    )
-    rows_of, ranking = grouped(rows, name), []
+    is_solved = any(map(_is_solved, grouped(largest, place).values()))
+    ranked = largest
+    if not is_solved:
+        ranked = [replace(row, optimum=UNIT) for row in largest]
+    ranked = with_failures(ranked)
+    name, logs = names_with_backend(largest), _log_ratios(ranked)
+    all_rows = grouped(rows, name)
+    alphas = {row.place.nominal_alpha for row in largest}
+    ranking = []
     for label, members in grouped(ranked, name).items():
-        # A sample ratio that others were run at and this one was not is no estimate, either.
-        missed = len(ratios - {row.place.nominal_alpha for row in members})
-        ranking.append(_contender(label, members, missed, rows_of[label], metric))
-    ranking.sort(key=_rank)
-    tied = [one.algorithm for one in ranking[1:] if _is_tied(logs, ranking[0], one)]
-    # What drew samples of its own saw other data, and more of it, than the others.
-    alone = {name(row) for row in own if not _is_on_its_data(row)}
-    for i, one in enumerate(ranking):
-        other = (
-            against if against is not None and against in logs else ranking[0].algorithm
-        )
-        compared = (
-            None
-            if alone & {other, one.algorithm}
-            else _compared(logs, other, one.algorithm)
-        )
-        ranking[i] = replace(one, compared=compared)
-    if not solved:
-        ranking = [
-            replace(
-                one,
-                mean_error=MeanAndError(one.ratio_to_bayes, one.ratio_error),
-                unsolved=one.points,
-                ratio_to_bayes=None,
-                ratio_error=None,
-                near_fraction=None,
-            )
-            for one in ranking
-        ]
-    return Verdict(problem, metric, largest, ranking, letter_of(rows), tied)
+        contender = _contender(label, members, all_rows[label], len(alphas))
+        ranking.append(contender if is_solved else _without_optimum(contender))
+    ranking.sort(key=lambda contender: contender.rank)
+    best = ranking[0]
+    tied = [c.algorithm for c in ranking[1:] if _is_tied(logs, best, c)]
+    reference = against if against and against in logs else best.algorithm
+    # What drew its own samples saw other data, and more of it, than the others.
+    incomparable = {name(row) for row in largest if not _is_on_its_data(row)}
+    for i, contender in enumerate(ranking):
+        if not incomparable & {reference, contender.algorithm}:
+            comparison = _compared(logs, reference, contender.algorithm)
+            ranking[i] = replace(contender, compared=comparison)
+    return Verdict(problem, metric, dimension, ranking, letter_of(rows), tied)
+
+
+def _without_optimum(contender: Contender) -> Contender:
+    """A contender whose ratios to ``UNIT`` are its errors."""
+    return replace(
+        contender,
+        ratio_to_bayes=None,
+        ratio_error=None,
+        mean_error=MeanAndError(contender.ratio_to_bayes, contender.ratio_error),
+        near_fraction=None,
+        unsolved=contender.points,
+    )
 
 
 UNIT = OptimalValue(1.0, None, 1.0, None, "")
@@ -253,128 +246,93 @@ def with_failures(rows: Rows) -> Rows:
 
     A squared error is then at least 1, that of the prior mean. Of an algorithm without any estimate there is nothing to rank.
     """
-    points, counted = grouped(rows, _point), []
-    estimated = {
-        (row.place.problem, row.place.algorithm, row.place.backend)
-        for row in rows
-        if row.estimate.values
-    }
+    points = grouped(rows, _point)
+    estimated = {_algorithm(row) for row in rows if row.estimate.values}
+    counted = []
     for row in rows:
         failed = failed_runs(row)
-        if (
-            not failed
-            or (row.place.problem, row.place.algorithm, row.place.backend)
-            not in estimated
-        ):
-            counted.append(row)
-            continue
-        instances = [
-            instance
-            for other in points[_point(row)]
-            for instance in other.estimate.values.items()
-        ]
-        worst = max((value for _, value in instances), default=0.0)
-        worst = max(worst, 1.0) if row.metric == "mse" else worst
-        names = [
-            name for name in dict(instances) if name not in row.estimate.values
-        ] + [f"failed/{k}" for k in range(failed)]
-        values = row.estimate.values | dict.fromkeys(names[:failed], worst)
-        estimate = Estimate(
-            values,
-            row.estimate.n,
-            *mean_and_error(np.array([*values.values()])),
-            failed,
-        )
-        counted.append(replace(row, estimate=estimate))
+        if failed and _algorithm(row) in estimated:
+            instances: dict[str, float] = {}
+            worst = 1.0 if row.metric == "mse" else 0.0
+            for rival in points[_point(row)]:
+                instances |= rival.estimate.values
+                worst = max([worst, *rival.estimate.values.values()])
+            names = [name for name in instances if name not in row.estimate.values]
+            names += [f"failed/{k}" for k in range(failed)]
+            values = row.estimate.values | dict.fromkeys(names[:failed], worst)
+            mean, sem = mean_and_error(np.array([*values.values()]))
+            estimate = replace(
+                row.estimate, values=values, mean=mean, sem=sem, failed=failed
+            )
+            row = replace(row, estimate=estimate)
+        counted.append(row)
     return counted
 
 
-def _point(row: Row) -> tuple[Any, ...]:
-    return (
-        row.place.problem,
-        row.place.nominal_alpha,
-        row.place.dimension,
-        row.metric,
-        row.component,
-    )
+def _algorithm(row: Row) -> tuple[str, ...]:
+    return row.place.problem, row.place.algorithm, row.place.backend
 
 
-def _is_tied(
-    logs: Mapping[str, Mapping[Any, float]], best: Contender, one: Contender
-) -> bool:
-    """Whether runs do not tell an algorithm from the best; one that fails more often is none."""
-    if None in (one.ratio_to_bayes, best.ratio_to_bayes) or one.missing != best.missing:
+def _point(row: Row) -> tuple[object, ...]:
+    at = row.place
+    return at.problem, at.nominal_alpha, at.dimension, row.metric, row.component
+
+
+def _is_tied(logs: LogRatios, best: Contender, contender: Contender) -> bool:
+    """Whether runs do not tell an algorithm from the best; one that fails more often is not tied."""
+    if None in (contender.error, best.error) or contender.missing != best.missing:
         return False
-    change = _compared(logs, best.algorithm, one.algorithm)
-    fails_more = one.failed > best.failed
-    return not fails_more and (
-        change is None or change.interval[0] <= 1 <= change.interval[1]
-    )
+    if contender.failed > best.failed:
+        return False
+    change = _compared(logs, best.algorithm, contender.algorithm)
+    return change is None or change.interval[0] <= 1 <= change.interval[1]
 
 
-def _compared(
-    logs: Mapping[str, Mapping[Any, float]], other: str, name: str
-) -> Compared | None:
+def _compared(logs: LogRatios, reference: str, name: str) -> Compared | None:
     """Ratio of the errors of two algorithms, with its interval."""
-    change = (
-        change_between(logs[other], logs[name])
-        if other != name and logs[other] and logs[name]
-        else None
-    )
+    if reference == name or not (logs[reference] and logs[name]):
+        return None
+    change = change_between(logs[reference], logs[name])
     if change is None:
         return None
     half = change.half_width(TIE)
-    interval = [math.exp(change.value + side * half) for side in (-1, 1)]
-    return Compared(other, math.exp(change.value), interval)
+    interval = [math.exp(change.value - half), math.exp(change.value + half)]
+    return Compared(reference, math.exp(change.value), interval)
 
 
-def _contender(
-    label: str, rows: Rows, missed: int, all_rows: Rows, metric: str | None
-) -> Contender:
-    points = list(grouped(rows, place).values())
-    firsts, solved = (
-        [layers[0] for layers in points],
-        [layers for layers in points if _is_solved(layers)],
-    )
-    known = [
-        layers
-        for layers in solved
-        if all(row.estimate.mean is not None for row in layers)
-    ]
-    without = sum(
-        0 < layers[0].estimate.failed == len(layers[0].estimate.values)
-        for layers in known
-    )
-    target = rows[0].target  # one for the suite
-    logs, errors, zeros = [], [], []
-    for layers in known:
-        mean = math.fsum(row.estimate.mean or 0.0 for row in layers)
-        optimum = math.fsum(row.optimum.value or 0.0 for row in layers)
+def _contender(label: str, rows: Rows, all_rows: Rows, alphas: int) -> Contender:
+    """What the rows at the largest dimension say of an algorithm; agreement with theory is that of all its rows.
+
+    A sample ratio of ``alphas`` at which only others were run is no estimate, either.
+    """
+    target, metric = rows[0].target, rows[0].metric
+    places = [*grouped(rows, place).values()]  # components together
+    points = unsolved = 0
+    logs, errors, zeros, nearest = [], [], [], []
+    for components in places:
+        estimates = [row.estimate for row in components]
+        has_estimate = all(estimate.mean is not None for estimate in estimates)
+        if not _is_solved(components):
+            unsolved += estimates[0].mean is not None
+            continue
+        nearest.append(components[0].cost.near["0.05"])
+        if not has_estimate:
+            continue
+        points += not 0 < estimates[0].failed == len(estimates[0].values)
+        mean = math.fsum(estimate.mean or 0.0 for estimate in estimates)
+        optimum = math.fsum(row.optimum.value or 0.0 for row in components)
         if optimum <= ZERO * target:
             zeros.append(mean)
         elif mean > 0:
             logs.append(math.log(mean / optimum))
-            sems = (
-                math.inf if row.estimate.sem is None else row.estimate.sem / mean
-                for row in layers
-            )
-            errors.append(
-                math.hypot(
-                    *sems, *((row.optimum.error or 0.0) / optimum for row in layers)
-                )
-            )
+            sems = [math.inf if e.sem is None else e.sem / mean for e in estimates]
+            sems += [(row.optimum.error or 0.0) / optimum for row in components]
+            errors.append(math.hypot(*sems))
     ratio = math.exp(math.fsum(logs) / len(logs)) if logs else None
     error = ratio * math.hypot(*errors) / len(logs) if ratio else math.inf
-    near = [layers[0].cost.near["0.05"] for layers in solved]
-    unsolved = sum(
-        layers[0].estimate.mean is not None
-        for layers in points
-        if not _is_solved(layers)
-    )
-    times, failed = (
-        [one.seconds for one in near],
-        sum(row.estimate.failed or failed_runs(row) for row in firsts),
-    )
+    times = [near.seconds for near in nearest]
+    firsts = [components[0] for components in places]
+    costs = [row.cost for row in firsts]
     return Contender(
         algorithm=label,
         settings=rows[0].place.settings,
@@ -382,257 +340,211 @@ def _contender(
         ratio_error=error if math.isfinite(error) else None,
         where_zero=max(zeros, default=None),
         zero_reached=max(zeros) <= target if zeros else None,
-        points=len(known) - without,
-        missing=len(points) - len(known) + without + missed,
+        points=points,
+        missing=alphas - points,
         near_seconds=None if None in times or not times else float(np.median(times)),
-        near_fraction=mean_of([one.fraction or 0.0 for one in near]) if known else None,
-        seconds=mean_of(
-            [row.cost.seconds for row in firsts if row.cost.seconds is not None]
-        ),
-        iterations=mean_of(
-            [row.cost.iterations for row in firsts if row.cost.iterations is not None]
-        ),
+        near_fraction=mean_of(near.fraction or 0.0 for near in nearest if points),
+        seconds=mean_of(cost.seconds for cost in costs),
+        iterations=mean_of(cost.iterations for cost in costs),
         status_counts=summed_statuses(firsts),
         moving=sum(row.runs.moving for row in firsts),
         unsolved=unsolved,
-        failed=failed,
+        failed=sum(row.estimate.failed or failed_runs(row) for row in firsts),
         agreement=agreement(all_rows, metric),
         below_optimum=is_below_optimum(all_rows, metric),
     )
 
 
-def _is_solved(layers: Rows) -> bool:
-    return all(row.optimum.limit is not None for row in layers)
-
-
-def _rank(one: Contender) -> tuple[float, ...]:
-    """Sort key: algorithms with valid estimates everywhere first, then by error / optimal, then by error where theory is 0.
-
-    What was seen only where theory is 0 has no ratio: it comes after those that have one. An online run is there often, at
-    the sample ratio of all its fresh samples, which the others never had.
-    """
-    ratio, zero = one.ratio_to_bayes, one.where_zero
-    first = (one.below_optimum, one.missing)
-    if ratio is None:
-        return *first, math.inf, math.inf if zero is None else zero
-    return *first, ratio, zero or 0.0
+def _is_solved(components: Rows) -> bool:
+    return all(row.optimum.limit is not None for row in components)
 
 
 # -- in words -------------------------------------------------------------------------------------------------------------
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """One line: the best algorithm, its error over the optimal one, whether it matches its prediction, seconds."""
+    """One line: the best algorithm, its error over the optimal one, whether it agrees with theory, seconds."""
+    problem, ranking = verdict.problem, verdict.contenders
     if verdict.metric is None:
-        return f"{verdict.problem}: no verdict, because no metric of this suite is an error"
-    best = verdict.contenders[0]
-    unsolved = max(one.unsolved for one in verdict.contenders)
+        return f"{problem}: no verdict, because no metric of this suite is an error"
+    best = ranking[0]
     if not best.points:
-        return f"{verdict.problem}: no algorithm has made an estimate"
-    parts = [
-        f"{verdict.problem}: {best.algorithm}{' is best' if len(verdict.contenders) > 1 else ''}"
-    ]
+        return f"{problem}: no algorithm produced an estimate"
+    is_best = " is best" if len(ranking) > 1 else ""
+    phrases = [f"{problem}: {best.algorithm}{is_best}"]
     if best.ratio_to_bayes is not None:
-        parts.append(
-            f"{ratio_words(best.ratio_to_bayes, best.ratio_error)} times the optimal error"
-        )
-    parts += _error_words(best) + _failure_words(best)
+        ratio = ratio_words(best.ratio_to_bayes, best.ratio_error)
+        phrases.append(f"{ratio} times the optimal error")
+    phrases += _error_phrases(best)
     if best.compared:
-        parts.append(compared_words(best.compared))
-    if best.where_zero is not None and (
-        best.ratio_to_bayes is None or not best.zero_reached
-    ):
-        parts.append(
-            f"{'0' if best.zero_reached else number(best.where_zero)} where the optimal error is 0"
-        )
+        phrases.append(compared_words(best.compared))
+    phrases += _zero_phrases(best, 4)
     if best.mean_error is None:
-        parts.append(prediction_words(best))
+        phrases.append(prediction_words(best))
     if best.seconds is not None:
-        parts.append(f"{seconds(best.seconds)} per run")
+        phrases.append(f"{seconds(best.seconds)} per run")
     if verdict.tied:
-        parts.append(f"tied with {tied_words(verdict)}")
-    if cheats := [
-        one.algorithm
-        for one in verdict.contenders
-        if one.below_optimum and one is not best
-    ]:
-        parts.append(f"{', '.join(cheats)}: {BELOW}")
+        phrases.append(f"tied with {tied_words(verdict)}")
+    impossible = [c.algorithm for c in ranking[1:] if c.below_optimum]
+    if impossible:
+        phrases.append(f"{', '.join(impossible)}: {BELOW}")
+    unsolved = max(contender.unsolved for contender in ranking)
     if best.mean_error is not None:
-        parts.append("the optimal error is not known")
+        phrases.append("the optimal error is not known")
     elif unsolved:
-        parts.append(
-            f"without {unsolved} of {best.points + unsolved} sample ratios, whose optimal error is not known"
+        phrases.append(
+            f"{unsolved} of {best.points + unsolved} sample ratios left out, whose optimal error is not known"
         )
-    return ", ".join(parts)
+    return ", ".join(phrases)
 
 
-def contender_line(one: Contender) -> str:
+def contender_line(contender: Contender) -> str:
     """One line of another algorithm: its error over that of the one it is compared with, and over the optimal one."""
-    parts = []
-    if one.compared:
-        parts.append(compared_words(one.compared))
-    if one.ratio_to_bayes is not None:
-        parts.append(f"{one.ratio_to_bayes:.3g} x optimal")
-    parts += _error_words(one) + _failure_words(one)
-    if one.where_zero is not None and (
-        one.ratio_to_bayes is None or not one.zero_reached
-    ):
-        parts.append(
-            f"{'0' if one.zero_reached else number(one.where_zero, 2)} where the optimal error is 0"
-        )
-    if one.below_optimum or one.agreement.prediction in REFUSED:
-        parts.append(prediction_words(one))
-    return f"{one.algorithm}: {', '.join(parts) or 'no estimate'}"
+    phrases = []
+    if contender.compared:
+        phrases.append(compared_words(contender.compared))
+    if contender.ratio_to_bayes is not None:
+        phrases.append(f"{contender.ratio_to_bayes:.3g} x optimal")
+    phrases += _error_phrases(contender) + _zero_phrases(contender, 2)
+    if contender.below_optimum or contender.agreement.prediction in REFUSED:
+        phrases.append(prediction_words(contender))
+    return f"{contender.algorithm}: {', '.join(phrases) or 'no estimate'}"
 
 
-def _error_words(one: Contender) -> list[str]:
-    """The error where no optimal error is known."""
-    if one.mean_error is None or one.mean_error.mean is None:
+def _error_phrases(contender: Contender) -> list[str]:
+    """The error where no optimal error is known, and how many runs have no estimate."""
+    phrases = []
+    if contender.mean_error and contender.mean_error.mean is not None:
+        phrases.append(f"error {measured(*contender.mean_error)}")
+        if contender.points > 1:
+            phrases[0] += f" (geometric mean of {contender.points} sample ratios)"
+    if contender.failed:
+        count = count_runs(contender.status_counts)
+        phrases.append(f"{contender.failed} of {count} runs failed")
+    return phrases
+
+
+def _zero_phrases(contender: Contender, digits: int) -> list[str]:
+    """The error where the optimal error is 0, unless it is reached and there is a ratio to show."""
+    if contender.where_zero is None:
         return []
-    several = (
-        f" (geometric mean of {one.points} sample ratios)" if one.points > 1 else ""
-    )
-    return [f"error {measured(*one.mean_error)}{several}"]
+    if contender.zero_reached:
+        reached = ["0 where the optimal error is 0"]
+        return reached if contender.ratio_to_bayes is None else []
+    return [f"{number(contender.where_zero, digits)} where the optimal error is 0"]
 
 
-def _failure_words(one: Contender) -> list[str]:
-    """How many runs have no estimate."""
-    return (
-        [f"{one.failed} of {count_runs(one.status_counts)} runs failed"]
-        if one.failed
-        else []
-    )
-
-
-def compared_words(compared: Compared) -> str:
+def compared_words(comparison: Compared) -> str:
     """The ratio of two errors with its interval."""
-    low, high = compared.interval
-    return f"{compared.ratio:.3g} x {compared.other} ({low:.3g} to {high:.3g})"
+    low, high = comparison.interval
+    return f"{comparison.ratio:.3g} x {comparison.reference} ({low:.3g} to {high:.3g})"
 
 
-def prediction_words(one: Contender) -> str:
-    """Whether an algorithm matches its prediction, with the deviation that runs show, or would have shown."""
-    if one.below_optimum:
-        return BELOW
-    return _far_off_words(one) or PREDICTED[one.agreement.prediction] + _how_far(one)
-
-
-def prediction_cell(one: Contender) -> str:
-    """Whether an algorithm matches its prediction, as a table entry."""
-    if one.below_optimum:
-        return BELOW
-    said = {None: "none", "finite size": "finite size?"}.get(
-        one.agreement.prediction, one.agreement.prediction
+def prediction_words(contender: Contender) -> str:
+    """Whether an algorithm agrees with theory, with its deviation, or the one that would have been detected."""
+    answer = contender.agreement.prediction
+    return _prediction(
+        contender,
+        AGREEMENT.get(answer, ""),
+        "a deviation above {} would have been detected",
     )
-    return _far_off_words(one) or f"{said}{_how_far(one)}"
 
 
-def _far_off_words(one: Contender) -> str:
-    """How many runs are far off, if these are what does not match the prediction."""
-    if one.agreement.far_off is None:
-        return ""
-    count, runs = one.agreement.far_off
-    return f"{count} of {runs} runs {'is' if count == 1 else 'are'} far off"
+def prediction_cell(contender: Contender) -> str:
+    """Whether an algorithm agrees with theory, as a table entry."""
+    answer = contender.agreement.prediction or "none"
+    return _prediction(contender, answer.replace("size", "size?"), "{} detectable")
 
 
-def _share(value: float) -> str:
-    """A relative deviation to two digits."""
-    return f"{value:+z.0%}" if abs(value) >= 0.095 else f"{value:+z.1%}"
-
-
-def _how_far(one: Contender) -> str:
-    agreement = one.agreement
+def _prediction(contender: Contender, words: str, detectable: str) -> str:
+    """The answer in words, with the deviation that runs show, or would have shown."""
+    agreement = contender.agreement
+    if contender.below_optimum:
+        return BELOW
+    if agreement.far_off is not None:
+        count, runs = agreement.far_off
+        return f"{count} of {runs} runs {'is' if count == 1 else 'are'} far off"
     if agreement.prediction == "yes" and agreement.would_have_seen is not None:
-        return f" (would have seen {_share(agreement.would_have_seen)[1:]})"
-    if (
-        agreement.prediction != "no"
-        or agreement.deviation is None
-        or agreement.deviation_of is None
-    ):
-        return ""
-    what = (
-        ""
-        if agreement.deviation_of == "mse"
-        else f"{metric_label(agreement.deviation_of)} "
-    )
-    return f" ({what}{_share(agreement.deviation)}, z {agreement.deviation_z:.3g})"
+        return f"{words} ({detectable.format(_share(agreement.would_have_seen)[1:])})"
+    if agreement.prediction == "no" and agreement.deviation_of is not None:
+        metric = agreement.deviation_of
+        label = "" if metric == "mse" else f"{metric_label(metric)} "
+        deviation = _share(agreement.deviation or 0.0)
+        return f"{words} ({label}{deviation}, z {agreement.deviation_z:.3g})"
+    return words
+
+
+def _share(deviation: float) -> str:
+    """A relative deviation to two digits."""
+    return f"{deviation:+z.0%}" if abs(deviation) >= 0.095 else f"{deviation:+z.1%}"
 
 
 def tied_words(verdict: Verdict) -> str:
     """Names of the algorithms that are tied with the best, or the first of them and how many more there are."""
-    names = verdict.tied
-    return (
-        " and ".join(names)
-        if len(names) <= 2
-        else f"{names[0]} and {len(names) - 1} more"
-    )
+    if len(verdict.tied) <= 2:
+        return " and ".join(verdict.tied)
+    return f"{verdict.tied[0]} and {len(verdict.tied) - 1} more"
 
 
-def near_words(one: Contender) -> str:
+def near_words(contender: Contender) -> str:
     """Text in place of a time to within 5% of the optimum (never or partly); blank if nothing was run."""
-    return (
-        "" if one.near_fraction is None else "partly" if one.near_fraction else "never"
-    )
+    if contender.near_fraction is None:
+        return ""
+    return "partly" if contender.near_fraction else "never"
 
 
 # -- all problems together ------------------------------------------------------------------------------------------------
 
 
-Errors = dict[str, dict[tuple[Any, ...], tuple[float, float]]]
+Instance = tuple[str, float, int, str]
+"""Problem, nominal sample ratio, dimension, and root seed with replicate."""
+
+Errors = dict[str, dict[Instance, tuple[float, float]]]
 """Errors with the Bayes-optimal ones, by algorithm and instance."""
+
+LogRatios = Mapping[str, Mapping[Instance, float]]
+"""Logarithms of ratios to the Bayes-optimal error, by algorithm and instance."""
 
 
 def errors(rows: Sequence[Row]) -> Errors:
     """Error and Bayes-optimal error, both summed over components, of each algorithm (on each backend) on each instance."""
-    found: Errors = {}
+    errors: Errors = {}
     name = names_with_backend(rows)
-    for layers in filter(_is_solved, grouped(rows, place).values()):
-        first, optimum = (
-            layers[0],
-            math.fsum(row.optimum.value or 0.0 for row in layers),
-        )
-        for instance in sorted(
-            set.intersection(*(set(row.estimate.values) for row in layers))
-        ):
-            where = (
-                first.place.problem,
-                first.place.nominal_alpha,
-                first.place.dimension,
-                instance,
-            )
-            found.setdefault(name(first), {})[where] = (
-                math.fsum(row.estimate.values[instance] for row in layers),
-                optimum,
-            )
-    return found
+    for components in filter(_is_solved, grouped(rows, place).values()):
+        at = components[0].place
+        of_algorithm = errors.setdefault(name(components[0]), {})
+        optimum = math.fsum(row.optimum.value or 0.0 for row in components)
+        values = [row.estimate.values for row in components]
+        for instance in sorted(set.intersection(*map(set, values))):
+            error = math.fsum(by_instance[instance] for by_instance in values)
+            key = at.problem, at.nominal_alpha, at.dimension, instance
+            of_algorithm[key] = error, optimum
+    return errors
 
 
 def on_their_data(rows: Sequence[Row]) -> list[Row]:
     """Rows of the error without algorithms that draw samples of their own, and stand at a sample ratio well above the one that
     was asked for: they saw other data, and more of it, than the instance has.
     """
-    return [
-        row for row in contenders(rows) if row.metric == "mse" and _is_on_its_data(row)
-    ]
+    ranked = contenders(rows)
+    return [row for row in ranked if row.metric == "mse" and _is_on_its_data(row)]
 
 
 def _is_on_its_data(row: Row) -> bool:
     return row.place.alpha <= 1.5 * row.place.nominal_alpha
 
 
-def _log_ratios(rows: Sequence[Row]) -> defaultdict[str, dict[Any, float]]:
-    """Logarithm of the ratio to the Bayes-optimal error where that error is not 0, by algorithm and instance."""
-    zero, found = (
-        ZERO * max((row.target for row in rows), default=0.0),
-        defaultdict[str, dict[Any, float]](dict),
-    )
-    for name, known in errors(rows).items():
-        found[name] = {
-            key: math.log(e / optimum)
-            for key, (e, optimum) in known.items()
-            if optimum > zero and e > 0
+def _log_ratios(rows: Sequence[Row]) -> LogRatios:
+    """Logarithm of the ratio to the Bayes-optimal error where that error is not 0."""
+    zero = ZERO * max((row.target for row in rows), default=0.0)
+    logs: defaultdict[str, dict[Instance, float]] = defaultdict(dict)
+    for name, of_algorithm in errors(rows).items():
+        logs[name] = {
+            instance: math.log(error / optimum)
+            for instance, (error, optimum) in of_algorithm.items()
+            if optimum > zero and error > 0
         }
-    return found
+    return logs
 
 
 def summary(rows: Sequence[Row]) -> list[JsonObject]:
@@ -645,31 +557,31 @@ def summary(rows: Sequence[Row]) -> list[JsonObject]:
         over those whose Bayes-optimal error is not 0; ``to_best``, the geometric mean of its error over that of the
         first algorithm on the same instances, with ``interval`` by Student's t on the paired logarithms (None for the first).
     """
-    own = on_their_data(rows)
-    known, logs = errors(own), _log_ratios(with_failures(own))
-    if len(known) < 2:
+    rows = on_their_data(rows)
+    instances, logs = errors(rows), _log_ratios(with_failures(rows))
+    if len(instances) < 2:
         return []
-    everything = len({where for one in known.values() for where in one})
     ratios = {
-        name: math.exp(math.fsum(one.values()) / len(one)) if one else None
-        for name, one in logs.items()
+        name: math.exp(math.fsum(of_algorithm.values()) / len(of_algorithm))
+        for name, of_algorithm in logs.items()
+        if of_algorithm
     }
     names = sorted(
-        logs,
-        key=lambda name: (
-            -len(known[name]),
-            math.inf if ratios[name] is None else ratios[name],
-        ),
+        logs, key=lambda name: (-len(instances[name]), ratios.get(name, math.inf))
     )
-    first, found = logs[names[0]], []
+    entries: list[JsonObject] = []
     for name in names:
-        paired = (
-            _compared(logs, names[0], name)
-            if len(first.keys() & logs[name].keys()) > 1
-            else None
+        comparison = None
+        if shared_instances(logs[names[0]], logs[name]):
+            comparison = _compared(logs, names[0], name)
+        entries.append(
+            {
+                "algorithm": name,
+                "instances": len(instances[name]),
+                "all": len(set().union(*instances.values())),
+                "ratio_to_bayes": ratios.get(name),
+                "to_best": comparison and comparison.ratio,
+                "interval": comparison and comparison.interval,
+            }
         )
-        found.append({
-            "algorithm": name, "instances": len(known[name]), "all": everything, "ratio_to_bayes": ratios[name],
-            "to_best": paired and paired.ratio, "interval": paired and paired.interval,
-        })  # fmt: skip
-    return found
+    return entries

@@ -254,7 +254,9 @@ def _tuning_remarks(suite: Suite, store: Store, cells: Sequence[Cell]) -> list[s
     )
     names = dict.fromkeys(cell.algorithm_label for cell in untuned)
     remarks = (
-        [f"as written, not tuned: {', '.join(names)} (smimbench tune SUITE would)"]
+        [
+            f"{', '.join(names)} ran with the suite's settings; tune them with 'smimbench tune {suite.name}'"
+        ]
         if names
         else []
     )

@@ -45,14 +45,15 @@ def test_the_ratio_orders_and_not_the_distance_to_its_own_theory():
     assert [one.algorithm for one in found.contenders] == ["gamp", "adam"]
     assert [one.agreement.prediction for one in found.contenders] == ["yes", "yes"]
     assert verdict_line(found) == (
-        "p: gamp is best, 1.000±0.003 times the optimal error, matches its prediction (would have seen 3.5%), 1 s per run"
+        "p: gamp is best, 1.000±0.003 times the optimal error, agrees with theory "
+        "(a deviation above 3.5% would have been detected), 1 s per run"
     )
 
 
 def test_what_is_off_its_theory_says_by_how_much():
     (found,) = verdicts([at(0.1, 0.8, 0.4, own=0.4, n=16, dimension=1000)])
     assert re.fullmatch(
-        r"p: gamp, 2.00±0.02 times the optimal error, does not match its prediction \(\+100%, z [\d.]+\), 1 s per run",
+        r"p: gamp, 2.00±0.02 times the optimal error, disagrees with theory \(\+100%, z [\d.]+\), 1 s per run",
         verdict_line(found),
     )
     (found,) = verdicts([at(0.1, 0.8, 0.4)])
@@ -79,13 +80,13 @@ def test_what_is_better_than_possible_is_no_winner(below, mean, n, dimension):
     )
     assert (
         verdict_line(found).endswith(
-            "cheat: below the optimum: samples, teacher or code?"
+            "cheat: below the Bayes optimum: check samples, teacher or code"
         )
         is below
     )
     assert ("below the" in printed(contender_tables([found]))) is below
     (alone,) = verdicts([cheat])
-    assert ("below the optimum" in verdict_line(alone)) is below
+    assert ("below the Bayes optimum" in verdict_line(alone)) is below
 
 
 def test_who_has_no_estimate_somewhere_comes_last():
@@ -101,7 +102,7 @@ def test_who_has_no_estimate_somewhere_comes_last():
         ("gamp", 1),
     ]
     (found,) = verdicts([at(0.1, None, 0.4, sem=None)])
-    assert verdict_line(found) == "p: no algorithm has made an estimate"
+    assert verdict_line(found) == "p: no algorithm produced an estimate"
     assert found.contenders[0].near_fraction is None
     assert (
         near_words(found.contenders[0]) == ""
@@ -123,7 +124,7 @@ def test_points_without_an_optimal_error_are_named_and_not_counted():
     assert (one.points, one.unsolved) == (1, 1)
     assert one.near_fraction == rows[0].cost.near["0.05"].fraction
     assert verdict_line(found).endswith(
-        "without 1 of 2 sample ratios, whose optimal error is not known"
+        "1 of 2 sample ratios left out, whose optimal error is not known"
     )
     (found,) = verdicts(rows[1:])
     assert (
@@ -247,7 +248,7 @@ def test_other_algorithms_have_the_ratio_of_errors_on_the_same_instances():
     )
     best, other = verdicts([one, twice])[0].contenders
     assert best.compared is None
-    assert other.compared.other == "gamp"
+    assert other.compared.reference == "gamp"
     assert other.compared.ratio == pytest.approx(2, rel=1e-3)
     assert re.fullmatch(
         r"adam: 2 x gamp \(2 to 2\), 2.5 x optimal", contender_line(other)
@@ -345,7 +346,7 @@ def test_to_fail_everywhere_at_one_sample_ratio_is_no_estimate():
     assert (one.algorithm, one.points, one.missing, one.failed) == ("fails", 1, 1, 72)
     assert one.ratio_to_bayes == pytest.approx(math.sqrt(10), rel=0.02)
     (found,) = verdicts([row for row in twins(72) if row.place.algorithm == "fails"])
-    assert verdict_line(found) == "p: no algorithm has made an estimate"
+    assert verdict_line(found) == "p: no algorithm produced an estimate"
     (found,) = verdicts(twins(72))
     assert contender_line(found.contenders[1]) == "fails: 144 of 144 runs failed"
 
