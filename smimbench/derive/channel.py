@@ -243,7 +243,8 @@ class IntegratedChannel(DerivedChannel):
     @property
     def susceptibility(self) -> Any:
         """The channel's ``susceptibility``, or the information's slope for one component with sign-blind labels, or None."""
-        susceptibility, information = self.channel.susceptibility, self._information
+        susceptibility = self.channel.susceptibility
+        information = self._information
         if (
             susceptibility is not None
             or not information.blind_to_signs

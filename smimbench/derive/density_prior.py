@@ -41,7 +41,8 @@ class DensityPrior(DerivedLaw):
         super().__init__(prior)
         self._log_density = prior.law.log_density
 
-        low, high = -38.0, 38.0
+        low = -38.0
+        high = 38.0
         for is_last in (False, False, False, True):  # zoom to where the mass is
             t = np.linspace(low, high, 40_001)
             w = np.sinh(t)
@@ -55,15 +56,14 @@ class DensityPrior(DerivedLaw):
                 )
             if not is_last:
                 inside = np.flatnonzero(mass >= mass.max() - 60)
-                low, high = t[max(inside[0] - 1, 0)], t[min(inside[-1] + 1, len(t) - 1)]
+                low = t[max(inside[0] - 1, 0)]
+                high = t[min(inside[-1] + 1, len(t) - 1)]
         height = np.exp(mass - mass.max())
         cumulative = np.concatenate([[0.0], np.cumsum((height[1:] + height[:-1]) / 2)])
         total, positive, negative, square = self._log_moments()
         self._norm = total + math.log(math.sqrt(2 * math.pi))
-        center, second = (
-            math.exp(positive - total) - math.exp(negative - total),
-            math.exp(square - total),
-        )
+        center = math.exp(positive - total) - math.exp(negative - total)
+        second = math.exp(square - total)
         variance = second - center * center
         if not self._norm > IMPOSSIBLE / 2:
             raise ParameterError(
@@ -146,7 +146,8 @@ class DensityPrior(DerivedLaw):
         posteriors = [
             self._posterior(r, float(q)) for r, q in zip(rows, np.diagonal(host))
         ]
-        xp, errors = namespace(R), [variance.mean() for _, variance in posteriors]
+        xp = namespace(R)
+        errors = [variance.mean() for _, variance in posteriors]
         estimate = np.stack([mean for mean, _ in posteriors])
         return Denoised(
             xp.asarray(estimate, **matching(R)),
@@ -173,7 +174,8 @@ class DensityPrior(DerivedLaw):
         information.
         """
         # The narrower of noise and law is the Gaussian along which the other one is integrated.
-        narrow, width = information >= 1, 1 / np.sqrt(information)
+        narrow = information >= 1
+        width = 1 / np.sqrt(information)
         posterior = self._entries_along(
             r,
             information,
@@ -293,7 +295,8 @@ class _Columns(Channel):
     name = "prior"
 
     def __init__(self, prior: DensityPrior, components: int) -> None:
-        self.prior, self.components = prior, components
+        self.prior = prior
+        self.components = components
 
     def log_likelihood(self, y: Array, z: Array) -> Array:
         del y

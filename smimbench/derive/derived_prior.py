@@ -13,7 +13,8 @@ from smimbench.interfaces import Array, Factor, Host, Overlap, ParameterError, P
 from smimbench.interfaces.item import gives, with_defaults
 from smimbench.numerics.linalg import symmetric
 
-LOWEST, HIGHEST = 1e-9, 1e16
+LOWEST = 1e-9
+HIGHEST = 1e16
 """Qhat below which nothing is known, and up to which curves are computed; ten times the one, or a tenth of the other, leaves
 out a decade."""
 
@@ -111,7 +112,8 @@ class DerivedLaw(DerivedPrior):
         )
         # A prior mean of any size would change what can be learned.
         mean = 0.0 if abs(mean) < 1e-6 * math.sqrt(variance + mean * mean) else mean
-        self.center, self.variance = mean / self.unit, variance / self.unit**2
+        self.center = mean / self.unit
+        self.variance = variance / self.unit**2
 
     def mean_overlap(self, components: int) -> Host:
         """Overlap of the prior mean with itself: the squared mean of an entry, at every place of (P, P), host."""
@@ -147,7 +149,8 @@ def error_curve(
         for low, high, rate in zip(ends, ends[1:], rates)
     ]
     x = np.append(np.concatenate(segments), ends[-1]) * math.log(10)
-    count, grid = len(x), np.exp(x)
+    count = len(x)
+    grid = np.exp(x)
     if together:
         gain = np.log(np.clip(exact(grid), 1e-300, variance) * (1 / variance + grid))
     else:

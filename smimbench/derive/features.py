@@ -143,7 +143,8 @@ def weighted(model: Any, prior: Any, inputs: Inputs) -> tuple[Any, Any]:
 
     Entries that are independent N(0, 1) have a posterior mean that is linear, and no others do.
     """
-    R, Qhat = np.array([[-2.0, -0.7, 0.1, 1.0, 3.0]]), np.array([[0.8]])
+    R = np.array([[-2.0, -0.7, 0.1, 1.0, 3.0]])
+    Qhat = np.array([[0.8]])
     variances: Any = inputs.feature_variances
     if np.allclose(prior.denoise(R, Qhat).estimate, R * 0.8 / 1.8, atol=1e-9):
         prior = WeightedPrior(prior, variances, inputs.shape[1])

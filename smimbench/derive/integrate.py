@@ -123,13 +123,15 @@ def _with_more_points(
     block: Samples, moments: PosteriorMoments, mask: Array
 ) -> PosteriorMoments:
     """Repeat with four times as many points for samples whose error is above the target, within the limit on effort."""
-    count, effort = 4 * POINTS, block.accuracy.effort
+    count = 4 * POINTS
+    effort = block.accuracy.effort
     while effort > 1:
         inaccurate = mask & (moments.error > block.accuracy.target)
         moments = _recompute(
             block, moments, inaccurate, partial(_on_points, count=count)
         )
-        count, effort = 4 * count, effort // 4
+        count = 4 * count
+        effort = effort // 4
     return moments
 
 
@@ -159,7 +161,8 @@ def _recompute(
 
 def _on_one_line(block: Samples) -> PosteriorMoments:
     """Posterior moments for one latent dimension, by adaptive quadrature that looks for narrow peaks."""
-    accuracy, device = block.accuracy, array_api_compat.device(block.omega)
+    accuracy = block.accuracy
+    device = array_api_compat.device(block.omega)
 
     def log_weight(t: Array, lines: Array) -> Array:
         return block.log_likelihood(t[..., None], lines)
@@ -195,11 +198,9 @@ def _on_lines(block: Samples, count: int) -> PosteriorMoments:
     constant = xp.reshape(xp.sum(across * across, axis=-1), (-1,)) / 2
     owner = xp.broadcast_to(xp.arange(n, device=device)[None, :, None], (R, n, count))
     along = xp.broadcast_to(direction[:, :, None, :], base.shape)
-    origins, ways, owner = (
-        xp.reshape(base, (-1, d)),
-        xp.reshape(along, (-1, d)),
-        xp.reshape(owner, (-1,)),
-    )
+    origins = xp.reshape(base, (-1, d))
+    ways = xp.reshape(along, (-1, d))
+    owner = xp.reshape(owner, (-1,))
 
     def log_weight(t: Array, lines: Array) -> Array:
         """Log-likelihood along the lines, times the prior and divided by the Gaussian that the lines are drawn from."""

@@ -80,7 +80,8 @@ def is_smooth(noiseless: Callable[[Array], Array], z: Array) -> bool:
         )
         return np.reshape((up - down) / (2 * step), (len(z), -1))
 
-    coarse, fine = slope(1e-3), slope(1e-4)
+    coarse = slope(1e-3)
+    fine = slope(1e-4)
     size = np.abs(fine).max(axis=1)
     agree = np.abs(coarse - fine).max(axis=1) <= 1e-2 * np.maximum(size, 1e-6)
     return bool(
@@ -126,7 +127,8 @@ def symmetry_of_labels(channel: Any, sites: int) -> str:
     rng = monte_carlo_rng("likelihood: which kind of label")
     P = int(channel.components)
     unseen = partial(_is_symmetry, channel, sites)
-    cycle, swap = np.roll(np.eye(P), 1, axis=0), np.eye(P)
+    cycle = np.roll(np.eye(P), 1, axis=0)
+    swap = np.eye(P)
     swap[:2] = swap[:2][::-1]
     rotation = np.linalg.qr(rng.standard_normal((P, P)))[0]
     rotation[0] *= np.linalg.det(rotation)  # a reflection is none

@@ -26,7 +26,8 @@ from smimbench.numerics.seeds import monte_carlo_rng
 
 SCRAMBLES = 8
 """Independent scrambles, whose spread is the error; doubled, it costs twice as much and is known 1.4 times better."""
-THINNEST, NARROWEST = 1e-3, 1e-7
+THINNEST = 1e-3
+NARROWEST = 1e-7
 """V/Q below which sums over labels follow a power law, because few labels are in doubt, and quadratures, because no rule meets so
 narrow a boundary; doubled, earlier."""
 FAINT = 0.02
@@ -66,7 +67,8 @@ class LikelihoodInformation:
         Q, V = np.broadcast_arrays(
             np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
         )
-        P, shape = self.components, Q.shape
+        P = self.components
+        shape = Q.shape
         if P == 1:
             value, error = self._of_scalars(Q.ravel(), V.ravel())
         else:
@@ -98,7 +100,8 @@ class LikelihoodInformation:
         if far.any():
             # So few labels are uncertain that none would be drawn; their share follows a power law towards this limit.
             wider, doubt = self._at((Q + V - 10 * at)[far], 10 * at[far])
-            information, distance = value[far], np.log(at[far] / V[far])
+            information = value[far]
+            distance = np.log(at[far] / V[far])
             with np.errstate(all="ignore"):
                 # Labels tell at most the width of the posterior, and never less of a narrower one.
                 power = np.where(
@@ -115,7 +118,8 @@ class LikelihoodInformation:
             (FAINT * total > Q) & self.blind_to_signs & (not self.is_exact)
         ):
             # Labels that see no sign tell nothing at first, and then in proportion to what is known.
-            start, faint = self.susceptibility(total[k]), FAINT * total[k]
+            start = self.susceptibility(total[k])
+            faint = FAINT * total[k]
             nearest = self._at(np.array([faint]), np.array([total[k] - faint]))
             end, doubt = (float(column[0]) / faint for column in nearest)
             share = Q[k] / faint
@@ -215,8 +219,11 @@ class LikelihoodInformation:
 
     def _sum_over_labels(self, Q: Host, V: Host, points: int) -> tuple[Host, Host]:
         """``E sum_y P(y | omega) g g^T`` and its error."""
-        P, C, d = self.components, self.sites, self.dimension
-        root_Q, root_V = symmetric_root(Q), symmetric_root(V)
+        P = self.components
+        C = self.sites
+        d = self.dimension
+        root_Q = symmetric_root(Q)
+        root_V = symmetric_root(V)
         white = np.linalg.inv(root_V)
         estimates = []
         for scramble in range(SCRAMBLES):
@@ -248,7 +255,8 @@ class LikelihoodInformation:
 
         Two independent sets of points give two means of each: noise has mean zero in their product, but not in a square.
         """
-        masses, means = [], []
+        masses = []
+        means = []
         for (u, weight), axis in zip(sets, axes):
             # Turned for every omega, so that the errors of different omegas are independent.
             turned = reflected(np.broadcast_to(u, (len(omega), *u.shape)), axis, np)
@@ -272,7 +280,9 @@ class LikelihoodInformation:
 
     def _by_quadrature(self, Q: Host, V: Host) -> tuple[Host, Host]:
         """Information in one dimension for all (Q, V) at once, by nested adaptive quadrature over omega and z."""
-        scale, width, labels = np.sqrt(Q), np.sqrt(V), self.labels
+        scale = np.sqrt(Q)
+        width = np.sqrt(V)
+        labels = self.labels
         tolerance = ONE_LINE / 10
 
         def inner(omega: Array, spread: Array) -> Array:
@@ -316,8 +326,10 @@ class LikelihoodInformation:
 
     def _over_samples(self, Q: Array, V: Array, points: int) -> tuple[Array, Array]:
         """Information and its error from drawn labels; each factor of the product uses an independent half of the points."""
-        P, C = self.components, self.sites
-        root_Q, root_V = symmetric_root(Q), symmetric_root(V)
+        P = self.components
+        C = self.sites
+        root_Q = symmetric_root(Q)
+        root_V = symmetric_root(V)
 
         def labels(scramble: int) -> Labels:
             normal = whitened_points(
@@ -327,7 +339,8 @@ class LikelihoodInformation:
                 scramble,
                 paired=False,
             ).reshape(points, 2, P, C)
-            omega, shift = root_Q @ normal[:, 0], root_V @ normal[:, 1]
+            omega = root_Q @ normal[:, 0]
+            shift = root_V @ normal[:, 1]
             y = np.asarray(
                 self.channel.forward(
                     omega + shift,
@@ -365,7 +378,8 @@ def _wide_points(dimension: int, seed: int) -> tuple[Array, Array]:
             for i, (scale, count) in enumerate(WIDTHS)
         ]
     )
-    square, total = (u * u).sum(1), sum(count for _, count in WIDTHS)
+    square = (u * u).sum(1)
+    total = sum(count for _, count in WIDTHS)
     logs = [
         math.log(count / total) - dimension * math.log(scale) - square / (2 * scale**2)
         for scale, count in WIDTHS

@@ -39,7 +39,8 @@ def site_mixing(model: Model, root: Host) -> Host:
     if model.rank == "low":
         A = root
     else:
-        pairs, scales = site_pairs(len(root)), site_scales(len(root))
+        pairs = site_pairs(len(root))
+        scales = site_scales(len(root))
         A = np.array([
             [t / s * (root[a, c] * root[b, d] + root[a, d] * root[b, c]) / (1 + (c == d)) for t, (c, d) in zip(scales, pairs)]
             for s, (a, b) in zip(scales, pairs)
@@ -159,13 +160,12 @@ class MixedChannel(Channel):
     """
 
     def __init__(self, channel: Any, mixing: Host) -> None:
-        self.channel, self.mixing = channel, np.asarray(mixing, dtype=float)
+        self.channel = channel
+        self.mixing = np.asarray(mixing, dtype=float)
         self.inverse = np.linalg.inv(self.mixing)
-        self.components, self.symmetry, self.observable = (
-            channel.components,
-            channel.symmetry,
-            channel.observable,
-        )
+        self.components = channel.components
+        self.symmetry = channel.symmetry
+        self.observable = channel.observable
         self.equations = channel.equations
 
     def __getattr__(self, name: str) -> Any:

@@ -119,7 +119,8 @@ def label_means(
     ----------
     Derived, checked by tests/derive/test_sampled_information.py.
     """
-    P, free = len(Q), without_overlap(Q)
+    P = len(Q)
+    free = without_overlap(Q)
     upper = np.triu_indices(P)
     pairs = np.triu_indices(len(free))
     # g = V^{-1/2} h is a linear map of the entries of S. It is applied to every label, so that the error is
@@ -130,7 +131,8 @@ def label_means(
         basis[k, a, b] = basis[k, b, a] = 1.0
     change = (inverse @ basis @ inverse)[:, *upper]
     count = len(upper[0])
-    samples, zeros = [], []
+    samples = []
+    zeros = []
     for scramble in range(scrambles):
         drawn = labels(scramble)
         columns = [symmetric(_outer(*drawn.means))[:, *upper] @ change]
@@ -146,7 +148,8 @@ def label_means(
     ):
         means[k][upper] = means[k].T[upper] = row[:count]
         for a, b, entry in zip(*pairs, row[count:]):
-            i, j = free[a], free[b]
+            i = free[a]
+            j = free[b]
             means[2 + k][i, j] = means[2 + k][j, i] = entry / (V[i, i] * V[j, j])
     means[4][upper] = means[4].T[upper] = effective_sample_size(
         np.concatenate([sample[:, :count] for sample in samples])
@@ -213,13 +216,17 @@ def sampled_moments(
         (P, P) each. The error holds the bias that the reported error of the posterior can cause. The susceptibility of a
         channel without second moments is 0 with an infinite error.
     """
-    Q, V = np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
-    P, free = len(Q), without_overlap(Q)
-    root_Q, root_V = symmetric_root(Q), symmetric_root(V)
+    Q = np.asarray(Q, dtype=float)
+    V = np.asarray(V, dtype=float)
+    P = len(Q)
+    free = without_overlap(Q)
+    root_Q = symmetric_root(Q)
+    root_V = symmetric_root(V)
     white = np.linalg.inv(root_V)
     # At small V second moments are dominated by rounding, so that they are useless as control variates.
     exact = np.diagonal(V).min() > ROUNDED * np.diagonal(Q + V).max()
-    posterior_errors, has_moments = [0.0], True
+    posterior_errors = [0.0]
+    has_moments = True
 
     def labels(scramble: int) -> Labels:
         nonlocal has_moments

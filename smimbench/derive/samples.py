@@ -17,7 +17,8 @@ from smimbench.numerics.masked import put_at_mask
 from smimbench.numerics.qmc import whitened_points
 from smimbench.numerics.seeds import monte_carlo_rng
 
-POINTS, LINES = 256, 16
+POINTS = 256
+LINES = 16
 """Quasi-random points, and parallel lines, per sample and replicate. Doubled: twice the cost, errors fall by 1.4 to 2."""
 REPLICATES = 4
 """Independent copies whose spread is the error. Doubled: twice the cost, the error is known 1.4 times better."""
@@ -88,8 +89,11 @@ class Samples:
         start: int,
     ) -> Samples:
         """Samples with integration points drawn from the prior; ``start`` numbers the block."""
-        xp, device = namespace(omega), array_api_compat.device(omega)
-        R, n, d = REPLICATES, omega.shape[0], omega.shape[1] * omega.shape[2]
+        xp = namespace(omega)
+        device = array_api_compat.device(omega)
+        R = REPLICATES
+        n = omega.shape[0]
+        d = omega.shape[1] * omega.shape[2]
         axis = monte_carlo_rng("likelihood: block", d, start).standard_normal((n, d))
         axis = xp.asarray(
             axis / np.linalg.norm(axis, axis=1, keepdims=True),
@@ -201,14 +205,13 @@ class Samples:
             ),
             (-1,),
         )
-        mean, covariance = (
-            xp.zeros_like(nodes[:, 0, :]),
-            xp.reshape(self.factor * 0, (R * n, d, d)),
-        )
+        mean = xp.zeros_like(nodes[:, 0, :])
+        covariance = xp.reshape(self.factor * 0, (R * n, d, d))
         covariance = covariance + xp.eye(
             d, dtype=xp.float64, device=array_api_compat.device(nodes)
         )
-        identity, going = covariance[:1, ...], owner >= 0
+        identity = covariance[:1, ...]
+        going = owner >= 0
         for _ in range(ROUNDS):
             rows = xp.nonzero(going)[0]
             center, wide, points = (
@@ -288,24 +291,24 @@ def _tempered_fit(
     gap = clip(weight - xp.max(weight, axis=1, keepdims=True), -1e9, None)
     # Half of the possible points are as many as can be asked for; impossible points stay impossible at any power.
     goal = clip(xp.sum(possible, axis=1) / 2, 1.0, FITTED * weight.shape[1])
-    low, exponent, high = (
-        xp.full_like(goal, -50.0),
-        xp.zeros_like(goal),
-        xp.zeros_like(goal),
-    )
+    low = xp.full_like(goal, -50.0)
+    exponent = xp.zeros_like(goal)
+    high = xp.zeros_like(goal)
     for _ in range(16):
         p = (
             xp.exp(clip((2.0**exponent)[:, None] * gap, -700.0, None)) * possible
             + 1e-300
         )
         enough = xp.sum(p, axis=1) ** 2 / xp.sum(p * p, axis=1) >= goal
-        low, high = xp.where(enough, exponent, low), xp.where(enough, high, exponent)
+        low = xp.where(enough, exponent, low)
+        high = xp.where(enough, high, exponent)
         exponent = (low + high) / 2
     power = 2.0**low
     p = xp.exp(clip(power[:, None] * gap, -700.0, None)) * possible + 1e-300
     p = p / xp.sum(p, axis=1, keepdims=True)
     center = xp.sum(p[..., None] * u, axis=1)
-    away, way = u - center[:, None, :], center - mean
+    away = u - center[:, None, :]
+    way = center - mean
     square = xp.matmul(xp.matrix_transpose(away * p[..., None]), away)
     square = square + (1 - power)[:, None, None] * way[:, :, None] * way[:, None, :]
     # Too few points to determine a covariance: shrink towards the present one.

@@ -127,11 +127,10 @@ class SimulatedPrior(DerivedPrior):
             noise = self.model.draw_noise(rng, P, dimension)
             R = signal + np.tensordot(spread, noise, axes=1)
             estimate = np.asarray(self.prior.denoise(R, Qhat).estimate)
-            difference, learned = signal - estimate, estimate - mean
-            squared, self_overlap = (
-                np.asarray(self.model.inner(difference, difference)),
-                np.asarray(self.model.inner(learned, learned)),
-            )
+            difference = signal - estimate
+            learned = estimate - mean
+            squared = np.asarray(self.model.inner(difference, difference))
+            self_overlap = np.asarray(self.model.inner(learned, learned))
             errors.append(
                 (variances[k] - self_overlap + signal_to_noise * squared)
                 / (1 + signal_to_noise)

@@ -128,7 +128,8 @@ class SpectrumPrior(DerivedLaw):
         """Posterior mean (P, D, D) given ``R = S + Qhat^{-1/2} Z`` (symmetric), and its error V (P, P), diagonal."""
         xp = namespace(R)
         noise = _noise_of(np.asarray(to_host(Qhat), dtype=np.float64))
-        P, dimension = R.shape[0], R.shape[-1]
+        P = R.shape[0]
+        dimension = R.shape[-1]
         estimates = []
         for p in range(P):
             if not noise[p] > 0:
@@ -179,12 +180,14 @@ def _probability_rule(order: int) -> tuple[Host, Host]:
     nodes, weights = gauss_legendre(order)
     # Panels halve towards both ends, down to 2^-24, so that the tails of an unbounded law are resolved.
     edges = 0.5 * np.concatenate([[0.0], 2.0 ** -np.arange(23, -1, -1.0)])
-    lower, upper = edges[:-1], edges[1:]
+    lower = edges[:-1]
+    upper = edges[1:]
     starts = [
         np.linspace(a, b, 5)[:-1] if b > 0.06 else [a] for a, b in zip(lower, upper)
     ]
     split = np.concatenate([*starts, [0.5]])
-    lower, upper = split[:-1], split[1:]
+    lower = split[:-1]
+    upper = split[1:]
     u = ((lower + upper)[:, None] / 2 + (upper - lower)[:, None] / 2 * nodes).ravel()
     w = ((upper - lower)[:, None] / 2 * weights).ravel()
     return np.concatenate([u, 1 - u[::-1]]), np.concatenate([w, w[::-1]])

@@ -121,10 +121,8 @@ class OverlapRule(StoppingRule):
             self.fluctuation / 4,
         ):
             return f"overlaps stand still for {WINDOW} iterations"
-        initial_error, final_error = (
-            self.second - predicted[0],
-            self.second - predicted[-1],
-        )
+        initial_error = self.second - predicted[0]
+        final_error = self.second - predicted[-1]
         slow = (final_error <= initial_error).all() and (
             2 * final_error >= initial_error
         ).all()
@@ -189,7 +187,8 @@ class OverlapRule(StoppingRule):
         predicted, self_overlap = (
             np.stack(rows) for rows in zip(*self.history[-window:])
         )
-        half, last_error = window // 2, self.second - predicted[-1]
+        half = window // 2
+        last_error = self.second - predicted[-1]
         still = True
         for rows, close, widest in (
             (predicted, self._close(last_error), last_error),
@@ -199,10 +198,8 @@ class OverlapRule(StoppingRule):
                 np.maximum(last_error, self.fluctuation),
             ),
         ):
-            drift, width = (
-                np.abs(rows[:half].mean(0) - rows[half:].mean(0)),
-                np.ptp(rows, axis=0),
-            )
+            drift = np.abs(rows[:half].mean(0) - rows[half:].mean(0))
+            width = np.ptp(rows, axis=0)
             still &= bool(
                 (drift <= np.maximum(close, SWING * width)).all()
                 and (width <= widest).all()
@@ -218,7 +215,8 @@ class OverlapRule(StoppingRule):
         info = self.latest
         if info is None or info.predicted_overlap is None or info.self_overlap is None:
             return None
-        predicted, self_overlap = info.predicted_overlap, info.self_overlap
+        predicted = info.predicted_overlap
+        self_overlap = info.self_overlap
         gap = np.abs(predicted - self_overlap) / self.fluctuation
         worst = int(np.argmax(gap))
         ratio = np.full_like(

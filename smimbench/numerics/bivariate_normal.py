@@ -84,7 +84,8 @@ def log_cdf(
             f"the correlation must be at most {LARGEST_CORRELATION} in size, got {r}"
         )
     xp = namespace(h, k)
-    dtype, shape = h.dtype, h.shape
+    dtype = h.dtype
+    shape = h.shape
     h, k = (xp.astype(xp.reshape(v, (-1,)), xp.float64) for v in (h, k))
     h, k = (clip(v, -_LARGEST, _LARGEST) for v in (h, k))
     rho: Any = r if sign is None else r * xp.astype(xp.reshape(sign, (-1,)), xp.float64)
@@ -144,7 +145,8 @@ def _log_cdf_central(
 
 def _half_mills(xp: ModuleType, t: Array) -> tuple[Array, Array]:
     """``Phi(t) exp(min(t, 0)^2 / 2)`` and the hazard ``phi(t) / Phi(t)``: neither under- nor overflows."""
-    below, above = clip(t, None, 0.0), clip(t, 0.0, None)
+    below = clip(t, None, 0.0)
+    above = clip(t, 0.0, None)
     scaled = special(xp).erfcx(below * -math.sqrt(0.5)) * special(xp).ndtr(above)
     return scaled, _DENSITY * xp.exp(-above * above / 2) / scaled
 
@@ -191,7 +193,8 @@ def _log_cdf_tail(
     t = t0[None, :] + step
     scaled, hazard = _half_mills(xp, t)
     # min(t, 0)^2 - min(t0, 0)^2 from the step itself: t0 may be so large that the step is lost in t
-    t0_below, t0_above = clip(t0, None, 0.0)[None, :], clip(t0, 0.0, None)[None, :]
+    t0_below = clip(t0, None, 0.0)[None, :]
+    t0_above = clip(t0, 0.0, None)[None, :]
     shift = xp.minimum(step + t0_above, -t0_below)
     log_ratio = h[None, :] * a - a * a / 2 - shift * (2 * t0_below + shift) / 2
     f = xp.exp(log_ratio) * (scaled / scaled0[None, :]) * w

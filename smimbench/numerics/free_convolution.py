@@ -102,27 +102,29 @@ class FreeConvolution:
 
         It is what the resolvent of S is taken at; computed in float64, on any namespace and device.
         """
-        point, root = self._invert(x, noise), math.sqrt(noise)
+        point = self._invert(x, noise)
+        root = math.sqrt(noise)
         return (point.x - point.drift) * root, point.v * root
 
     def _invert(self, x: Array, noise: float) -> _Subordinated:
         """Solve ``x(u) = x`` for the subordination point u, in units of ``sqrt(noise)``, by Newton's method from ``|x - u| <=
         1``.
         """
-        xp, root = namespace(x), math.sqrt(noise)
+        xp = namespace(x)
+        root = math.sqrt(noise)
         place = matching(x, xp.float64)
-        atoms, weights = (
-            xp.asarray(self.atoms / root, **place),
-            xp.asarray(self.weights, **place),
-        )
+        atoms = xp.asarray(self.atoms / root, **place)
+        weights = xp.asarray(self.weights, **place)
         target = xp.astype(x, xp.float64) / root
-        low, high = target - 1, target + 1
+        low = target - 1
+        high = target + 1
         tolerance = 2e-16 * (xp.abs(target) + 1)
         u = target
         point = _subordinated(xp, u, atoms, weights)
         for _ in range(100):
             miss = target - point.x
-            low, high = xp.where(miss > 0, u, low), xp.where(miss < 0, u, high)
+            low = xp.where(miss > 0, u, low)
+            high = xp.where(miss < 0, u, high)
             next_u = u + miss / point.stretch
             next_u = xp.where(
                 (next_u > low) & (next_u < high), next_u, (low + high) / 2
@@ -347,7 +349,8 @@ def _subordinate(
     total = xp.sum(q, axis=1)
     drift = xp.sum(q * difference, axis=1)
     second = q * inverse
-    a, b = xp.sum(second, axis=1), xp.sum(second * difference, axis=1)
+    a = xp.sum(second, axis=1)
+    b = xp.sum(second * difference, axis=1)
     inside = t > 0
     stretch = clip(xp.where(inside, 2 * t * a + 2 * b * b / a, 1 - total), 1e-300, None)
     mean = xp.matmul(q, atoms) / total
@@ -369,7 +372,9 @@ def _intervals(atoms: Host, weights: Host) -> tuple[Host, Host]:
     distances): Newton's method for ``G^(-1/2) = 1`` goes monotonically from each atom to the
     nearest solution, or past the maximum if there is none.
     """
-    root_weights, cube, distance = np.sqrt(weights), np.cbrt(weights), np.diff(atoms)
+    root_weights = np.sqrt(weights)
+    cube = np.cbrt(weights)
+    distance = np.diff(atoms)
     # Two neighbors alone would leave this gap open; the other atoms can only close it.
     smallest_gap = (cube[:-1] + cube[1:]) ** 1.5
     wide = np.flatnonzero(distance > smallest_gap)
@@ -400,9 +405,11 @@ def _solve_edges(
         inverse = 1 / (u[active, None] - atoms)
         square = inverse * inverse
         G = square @ weights
-        value, slope = G**-0.5 - 1, (square * inverse) @ weights * G**-1.5
+        value = G**-0.5 - 1
+        slope = (square * inverse) @ weights * G**-1.5
         rising = slope * direction > 0
-        step, active = -value[rising] / slope[rising], active[rising]
+        step = -value[rising] / slope[rising]
+        active = active[rising]
         u[active] += step
         converged = np.abs(step) <= 1e-15 * (np.abs(u[active]) + 1)
         exists[active[converged]] = True

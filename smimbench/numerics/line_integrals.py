@@ -176,7 +176,8 @@ def _integrate(
         parents = cells.take(going[split[going]])
         # Until the halves of a cell are evaluated: a narrow support may lie between their nodes.
         all_moments.error[parents.line] = np.inf
-        low, high = parents.midpoint - parents.half, parents.midpoint + parents.half
+        low = parents.midpoint - parents.half
+        high = parents.midpoint + parents.half
         ends = np.stack([low, _split_points(integrand, parents), high])
         children = _evaluate_cells(
             integrand,
@@ -184,7 +185,8 @@ def _integrate(
             ends[:2].T.ravel(),
             ends[1:].T.ravel(),
         )
-        cells, halved = cells.take(place), split[place]
+        cells = cells.take(place)
+        halved = split[place]
         for column, child_column in zip(cells, children):
             column[..., halved] = child_column
 
@@ -194,7 +196,8 @@ def _evaluate_cells(
 ) -> _Cells:
     """Evaluate the integrand in the cells from ``low`` to ``high``."""
     nodes, weights, transform = _lobatto_rule()
-    midpoint, half = (low + high) / 2, (high - low) / 2
+    midpoint = (low + high) / 2
+    half = (high - low) / 2
     values = (
         integrand(midpoint[:, None] + half[:, None] * nodes, line).T
         if len(line)
@@ -208,7 +211,8 @@ def _evaluate_cells(
         half ** (k + 1) * (weights * nodes**k @ shape) for k in range(3)
     )
     size = np.abs(transform @ shape)
-    low_size, high_size = size[:2].max(axis=0), size[2:].max(axis=0)
+    low_size = size[:2].max(axis=0)
+    high_size = size[2:].max(axis=0)
     # Legendre coefficients of a resolved integrand fall geometrically, and the rule is exact up to degree 2 m - 3.
     # Those of a step do not: their ratio is at least 1/4 wherever it is.
     ratio = high_size / np.maximum(low_size, 1e-300)
@@ -236,8 +240,10 @@ def _hidden_mass(cells: _Cells) -> Host:
     It would lie next to a node that is higher than its neighbors; the slopes on either side of a gap bound what happens in it.
     """
     rows = np.flatnonzero(cells.rough)
-    values, gaps = cells.values[:, rows], np.diff(_lobatto_rule()[0])[:, None]
-    change, nothing = np.diff(values, axis=0), np.full((1, len(rows)), IMPOSSIBLE)
+    values = cells.values[:, rows]
+    gaps = np.diff(_lobatto_rule()[0])[:, None]
+    change = np.diff(values, axis=0)
+    nothing = np.full((1, len(rows)), IMPOSSIBLE)
     from_left = np.vstack(
         [-nothing, values[1:-1] + change[:-1] * (gaps[1:] / gaps[:-1])]
     )
@@ -248,8 +254,10 @@ def _hidden_mass(cells: _Cells) -> Host:
         np.minimum(from_left, from_right), np.maximum(values[1:], values[:-1])
     )
     rise = np.vstack([nothing, rise, nothing])
-    line, end = cells.line[rows], len(cells.line) - 1
-    previous, following = np.maximum(rows - 1, 0), np.minimum(rows + 1, end)
+    line = cells.line[rows]
+    end = len(cells.line) - 1
+    previous = np.maximum(rows - 1, 0)
+    following = np.minimum(rows + 1, end)
     left_values = np.where(
         (previous < rows) & (cells.line[previous] == line),
         cells.values[-2, previous],
@@ -293,7 +301,8 @@ def _moments_and_priorities(
     lever = np.abs(offset) + cells.half + 0.1
     errors = np.exp(np.clip(cells.log_error - norms, -700.0, 300.0)) * lever
     potential = _hidden_mass(cells) - norms
-    error, hidden = total(errors), np.maximum.reduceat(potential, starts)
+    error = total(errors)
+    hidden = np.maximum.reduceat(potential, starts)
     going_on = (error > tolerance) | (hidden > math.log(tolerance))
     error = error + np.exp(np.clip(hidden, -700.0, 0.0))
     moments = LineMoments(
@@ -311,18 +320,24 @@ def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Hos
     rows = np.flatnonzero(
         largest > np.maximum(0.7 * (cells.top - values.min(axis=0)), 0.1)
     )
-    splits, nodes = cells.midpoint.copy(), _lobatto_rule()[0]
+    splits = cells.midpoint.copy()
+    nodes = _lobatto_rule()[0]
     if not len(rows):
         return splits
     gap = np.abs(change[:, rows]).argmax(axis=0)
-    line, midpoint, half = cells.line[rows], cells.midpoint[rows], cells.half[rows]
-    low, high = midpoint + half * nodes[gap], midpoint + half * nodes[gap + 1]
-    level, rising = values[gap, rows] + change[gap, rows] / 2, change[gap, rows] > 0
+    line = cells.line[rows]
+    midpoint = cells.midpoint[rows]
+    half = cells.half[rows]
+    low = midpoint + half * nodes[gap]
+    high = midpoint + half * nodes[gap + 1]
+    level = values[gap, rows] + change[gap, rows] / 2
+    rising = change[gap, rows] > 0
     # Each step halves the part of a cell in which the jump may be.
     for _ in range(13):
         center = (low + high) / 2
         above = (integrand(center[:, None], line)[:, 0] > level) == rising
-        low, high = np.where(above, low, center), np.where(above, center, high)
+        low = np.where(above, low, center)
+        high = np.where(above, center, high)
     margin = half * (1 - 1e-6)
     splits[rows] = np.clip((low + high) / 2, midpoint - margin, midpoint + margin)
     return splits

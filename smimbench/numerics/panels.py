@@ -33,9 +33,11 @@ def values_by_panels(
     -------
     ndarray (N, K)
     """
-    x, tolerance = np.asarray(x, dtype=float), np.asarray(tolerance, dtype=float)
+    x = np.asarray(x, dtype=float)
+    tolerance = np.asarray(tolerance, dtype=float)
     order = np.argsort(x, kind="stable")
-    points, interpolated = x[order], np.empty((len(x), len(tolerance)))
+    points = x[order]
+    interpolated = np.empty((len(x), len(tolerance)))
     nodes = chebyshev.chebpts1(NODES)
     to_coefficients = np.linalg.inv(chebyshev.chebvander(nodes, NODES - 1))
     alone = np.ones(len(x), dtype=bool)
@@ -55,10 +57,13 @@ def values_by_panels(
         crowded = (stops - starts > NODES) & (
             np.diff(panels, axis=1)[:, 0] > 1e-12 * np.abs(panels).max(axis=1)
         )
-        panels, starts, stops = panels[crowded], starts[crowded], stops[crowded]
+        panels = panels[crowded]
+        starts = starts[crowded]
+        stops = stops[crowded]
         if not len(panels):
             break
-        midpoint, half = panels.mean(axis=1), np.diff(panels, axis=1)[:, 0] / 2
+        midpoint = panels.mean(axis=1)
+        half = np.diff(panels, axis=1)[:, 0] / 2
         values = function((midpoint[:, None] + half[:, None] * nodes).ravel()).reshape(
             len(panels), NODES, -1
         )
@@ -71,7 +76,8 @@ def values_by_panels(
                 (points[inside] - midpoint[p]) / half[p], coefficients[p]
             ).T
             alone[inside] = False
-        midpoint, panels = midpoint[~resolved], panels[~resolved]
+        midpoint = midpoint[~resolved]
+        panels = panels[~resolved]
         panels = np.concatenate(
             [
                 np.stack([panels[:, 0], midpoint], 1),

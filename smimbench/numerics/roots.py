@@ -46,7 +46,8 @@ def bracketed_roots(
     ----------
     T. R. Chandrupatla, Adv. Eng. Software 28 (1997) 145; checked by tests/numerics/test_roots.py.
     """
-    lower, upper = np.array(lower, dtype=float), np.array(upper, dtype=float)
+    lower = np.array(lower, dtype=float)
+    upper = np.array(upper, dtype=float)
     result = np.full(lower.shape, np.nan)
     index = np.arange(lower.size)
     a, b = upper, lower  # a: latest point; b: the opposite end of the bracket
@@ -64,9 +65,12 @@ def bracketed_roots(
         fx = function(x, index)
         same = np.sign(fx) == np.sign(fa)
         # c is the point that leaves the bracket
-        c, fc = np.where(same, a, b), np.where(same, fa, fb)
-        b, fb = np.where(same, b, a), np.where(same, fb, fa)
-        a, fa = x, fx
+        c = np.where(same, a, b)
+        fc = np.where(same, fa, fb)
+        b = np.where(same, b, a)
+        fb = np.where(same, fb, fa)
+        a = x
+        fa = fx
         best = np.where(np.abs(fa) < np.abs(fb), a, b)
         result[index] = best
         limit = tolerance * (1 + np.abs(best)) / np.maximum(np.abs(b - a), 1e-300)
@@ -75,7 +79,8 @@ def bracketed_roots(
             v[going] for v in (index, a, b, c, fa, fb, fc, limit)
         )
         with np.errstate(divide="ignore", invalid="ignore"):
-            xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
+            xi = (a - b) / (c - b)
+            phi = (fa - fb) / (fc - fb)
             inverse = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (
                 fc - fa
             ) * fb / (fc - fb)

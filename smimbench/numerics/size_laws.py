@@ -16,7 +16,8 @@ SECOND = 100.0
 """How large, relative to the value, the coefficient of 1/D^2 may be (three standard deviations): those of GAMP are mostly below
 100. Doubled, means at sizes below 100 say less."""
 
-FALL, FALL_ERROR = 1.5, 0.75
+FALL = 1.5
+FALL_ERROR = 0.75
 """Power of 1/D with which the variance of one run falls, before anything is known of it, and its standard deviation: it is 1 for
 most numbers of a vector of D entries and 2 for those of a matrix. With half the second, errors for vectors are 5% too small."""
 
@@ -63,10 +64,12 @@ def fit_sizes(
     spreads : sequence of float (3,)
         Standard deviations s of limit, b and c; infinite: nothing is known; 0: there is no such term.
     """
-    laws, free = (1 / sizes)[:, None] ** np.arange(3), np.isinf(spreads)
+    laws = (1 / sizes)[:, None] ** np.arange(3)
+    free = np.isinf(spreads)
     units = np.where(free, 1.0, spreads)
     matrix = np.vstack([laws * units / errors[:, None], np.diag(1.0 - free)])
-    target, inverse = np.append(values / errors, np.zeros(3)), np.linalg.pinv(matrix)
+    target = np.append(values / errors, np.zeros(3))
+    inverse = np.linalg.pinv(matrix)
     scaled = inverse @ target
     return SizeFit(
         units * scaled,
@@ -156,7 +159,9 @@ def extrapolate(
         raise ValueError(f"three or more different sizes are needed, got {D.tolist()}")
     if not (np.isfinite(e).all() and (e > 0).all()):
         raise ValueError(f"standard errors must be > 0 and finite, got {e.tolist()}")
-    smallest, at_smallest, allowance = float(D.min()), abs(float(y[np.argmin(D)])), 0.0
+    smallest = float(D.min())
+    at_smallest = abs(float(y[np.argmin(D)]))
+    allowance = 0.0
     for _ in range(
         3
     ):  # at first by 1/D alone: what follows it is of the size of its square
@@ -214,7 +219,8 @@ def pooled_errors(sizes: Any, deviations: Any, counts: Any) -> tuple[Host, float
     law, covariance = _variance_law(
         powers[repeated], s[repeated] ** 2, degrees[repeated]
     )
-    errors, logs = np.exp(powers @ law / 2) / np.sqrt(n), powers @ covariance @ powers.T
+    errors = np.exp(powers @ law / 2) / np.sqrt(n)
+    logs = powers @ covariance @ powers.T
     ratio = (unpooled[repeated] / errors[repeated]) ** 2
     bartlett = float(
         np.sum(
@@ -227,7 +233,8 @@ def pooled_errors(sizes: Any, deviations: Any, counts: Any) -> tuple[Host, float
     # probability of more scatter about a power law of the standard deviation, below which every size keeps its own;
     # a single size tests no law
     if tested and chdtrc(tested, bartlett) < 1e-3:
-        errors, logs = unpooled, np.diag(2 / np.maximum(degrees, 1))
+        errors = unpooled
+        logs = np.diag(2 / np.maximum(degrees, 1))
     finite = np.isfinite(errors)
     # Shares of the sizes in the variance of the limit of the law 1/D.
     design = (

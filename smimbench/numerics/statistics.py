@@ -60,11 +60,13 @@ def controlled_mean(
     centered = [x - x.mean(0) for x in controls]
     grams = [x.T @ x for x in centered]
     mixed = [x.T @ (y - y.mean(0)) for x, y in zip(centered, samples)]
-    gram, mix = sum(grams), sum(mixed)
+    gram = sum(grams)
+    mix = sum(mixed)
     limit = faintest * np.sqrt(sum(len(x) for x in controls))
     estimates = []
     for y, x, own_gram, own_mix in zip(samples, controls, grams, mixed):
-        other_gram, other_mix = gram - own_gram, mix - own_mix
+        other_gram = gram - own_gram
+        other_mix = mix - own_mix
         scale = np.sqrt(np.maximum(np.diagonal(other_gram), 0.0))
         alive = scale > limit
         inverse = np.where(alive, 1 / np.where(alive, scale, 1.0), 0.0)

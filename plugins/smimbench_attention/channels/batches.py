@@ -54,7 +54,8 @@ def joined(batches: Sequence[T]) -> T:
 
 def put_tuple(target: T, mask: Array, replacement: Sequence[Any]) -> T:
     """Apply ``put_at_mask`` to every array of a named tuple, along the first axis."""
-    places, fields = places_at_mask(mask), []
+    places = places_at_mask(mask)
+    fields = []
     for array, rows in zip(target, replacement):
         fields.append(
             None if array is None else put_at_mask(array, mask, rows, places=places)

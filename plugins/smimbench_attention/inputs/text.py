@@ -208,12 +208,14 @@ def _embedded(
         for sentence in text_sentences
     ]
     if split == "text":
-        learned, used = sentences[::2], sentences[1::2]
+        learned = sentences[::2]
+        used = sentences[1::2]
         fitted = np.ones(len(number), dtype=bool)
     else:
         # Ranks 0, 3, 4, 7, 8, ... against 1, 2, 5, 6, ...: both halves have words of all frequencies.
         fitted = np.isin(np.arange(len(number)) % 4, (0, 3))
-        learned, used = sentences, [words[~fitted[words]] for words in sentences]
+        learned = sentences
+        used = [words[~fitted[words]] for words in sentences]
     if (learnable := int(fitted.sum())) <= dimension:
         raise ParameterError(
             "path",

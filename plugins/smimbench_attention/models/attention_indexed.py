@@ -203,7 +203,8 @@ class AttentionIndexed(TokenModel):
         self._check_inputs(inputs, dimension)
         dtype = xp.result_type(inputs, signal)
         device = array_api_compat.device(inputs)
-        n, students = inputs.shape[0], math.prod(lead)
+        n = inputs.shape[0]
+        students = math.prod(lead)
         matrices = xp.reshape(signal, (students, components, dimension, dimension))
         pick, scale, on_diagonal = self._sites_of_forms(xp, dimension, dtype, device)
         traces = xp.linalg.trace(matrices)[..., None] * on_diagonal
@@ -322,7 +323,8 @@ class AttentionIndexed(TokenModel):
         self._check_inputs(inputs, dimension)
         dtype = xp.result_type(inputs, factor)
         device = array_api_compat.device(inputs)
-        n, count = inputs.shape[0], math.prod(lead) * components
+        n = inputs.shape[0]
+        count = math.prod(lead) * components
         swapped = (
             *range(len(lead)),
             len(lead) + 1,

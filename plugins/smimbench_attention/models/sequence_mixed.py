@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 MOST_COMPONENTS = 8
 """Components whose sums a thread can hold in registers. Doubled: they spill to memory."""
-THREADS, ROWS = 128, 4
+THREADS = 128
+ROWS = 4
 """Threads of a block and tokens that it shares, as in the kernels."""
 SHARES = 64
 """Parts into which ``push`` cuts the tokens, so that there are enough threads. Doubled (not measured): more partial sums."""

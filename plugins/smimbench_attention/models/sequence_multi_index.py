@@ -104,7 +104,8 @@ class SequenceMultiIndex(TokenModel):
         xp = namespace(inputs, signal)
         *lead, components, dimension = signal.shape
         self._check_inputs(inputs, dimension)
-        n, students = inputs.shape[0], math.prod(lead)
+        n = inputs.shape[0]
+        students = math.prod(lead)
         rows = xp.reshape(signal, (students * components, dimension)) * dimension**-0.5
         flat = xp.reshape(inputs, (-1, dimension))
         if _narrow(inputs, rows):

@@ -262,7 +262,8 @@ class Bilinear(Prior):
 
 def _halves(factor: Array) -> tuple[Array, Array, float]:
     """Q and K (..., D, width) of a factor, and the normalization ``sqrt(width D)`` of their product."""
-    dimension, width = factor.shape[-2] // 2, factor.shape[-1]
+    dimension = factor.shape[-2] // 2
+    width = factor.shape[-1]
     return (
         factor[..., :dimension, :],
         factor[..., dimension:, :],

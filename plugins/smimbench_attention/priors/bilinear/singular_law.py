@@ -93,7 +93,8 @@ def _bulks(delta: Host, a: float) -> _Bulks:
     outer = dip.copy()
     gap = _at_zero(dip, delta, a)[0] < 1
     if gap.any():
-        delta, dip = delta[gap], dip[gap]
+        delta = delta[gap]
+        dip = dip[gap]
         inner[gap] = edge(np.minimum(np.sqrt(delta), dip), dip)
         outer[gap] = edge(np.maximum(np.full(dip.shape, a - math.sqrt(0.5)), dip), dip)
     return _Bulks(inner, outer, end)
@@ -138,7 +139,8 @@ def _nodes(
     delta: Host, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host, Host]:
     """Weights, which sum to about 1, singular values x, means xi and variances over Delta at nodes (n, K), for delta (n,)."""
-    a, column = rho**-0.5, delta[:, None]
+    a = rho**-0.5
+    column = delta[:, None]
     bulks = _bulks(delta, a)
     cuts = (
         _subordination(np.abs(np.asarray(breaks)), float(delta[0]), rho)[0].tolist()
@@ -245,7 +247,8 @@ def singular_map(
         return singular_values
     if noise > _LARGEST_NOISE:
         return singular_values / (1 + noise)
-    inside, edges = singular_values, []
+    inside = singular_values
+    edges = []
     if continued:
         edges = [_edge(float(p[0]), noise, rho) for p in _bulks_of_one(noise, rho)]
         inside = np.minimum(singular_values, edges[-1][0])

@@ -115,7 +115,8 @@ class Wishart(Prior):
         ``Var tr (W W^T)^2 = 4 r D (2 r^2 + 5 r D + 2 D^2 + 5 r + 5 D + 5)`` over the square of its mean
         ``r D (r + D + 1)``; derived, checked by tests/priors/test_wishart.py.
         """
-        r, d = self._width(dimension), dimension
+        r = self._width(dimension)
+        d = dimension
         return float(
             (4 * r * d * (2 * r**2 + 5 * r * d + 2 * d**2 + 5 * r + 5 * d + 5)) ** 0.5
             / (r * d * (r + d + 1))

@@ -347,7 +347,10 @@ class _Edge:
     ) -> None:
         root = math.sqrt(noise)
         m = math.sqrt(1 + s * s)
-        self.s, self.side, self.noise, self.mean = s, side, noise, math.sqrt(rho)
+        self.s = s
+        self.side = side
+        self.noise = noise
+        self.mean = math.sqrt(rho)
         self.xi = self.mean * (root / s) ** 2
         self.x = (1 if inner else side) * 2 * root * s / m + self.xi
         stretch = noise + s**4 * (1 - 1 / (rho * m**4))

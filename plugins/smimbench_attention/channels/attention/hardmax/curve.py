@@ -132,7 +132,8 @@ def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Ar
     )
     omega = math.sqrt(1 - x) * normal[:, :C]
     z = omega + math.sqrt(x) * normal[:, C:]
-    estimate, truth = (omega * scale)[:, index], (z * scale)[:, index]
+    estimate = (omega * scale)[:, index]
+    truth = (z * scale)[:, index]
     y = truth.argmax(axis=2)
     if T <= EXACT:
         squares = np.sum(row_posterior(y, omega, np.asarray(x), T).shift ** 2, axis=1)

@@ -201,7 +201,8 @@ def row_posterior(
     )
     # On the host, the few dozen intermediate arrays stay in the cache.
     size = 1 << (14 if array_api_compat.is_numpy_namespace(xp) else 21)
-    order, posteriors = [], []
+    order = []
+    posteriors = []
     for k, pattern in enumerate(table.members):
         samples = xp.nonzero(kind == k)[0]
         rows = max(1, size // (len(pattern.units) * nodes))
@@ -267,8 +268,10 @@ def _posterior_of_pattern(
     """Posterior of all samples of one pattern; ``mean`` (n, C) of h in units of sqrt(V), sites named as in the pattern."""
     xp = namespace(mean)
     place = matching(mean)
-    n, K = mean.shape[0], len(pattern.units)
-    scales, edges = site_scales(tokens), pattern.edges
+    n = mean.shape[0]
+    K = len(pattern.units)
+    scales = site_scales(tokens)
+    edges = pattern.edges
     center = xp.stack([mean[:, c] for c in edges], axis=1)
     width = xp.asarray([reach * scales[c] for c in edges], **place)
     low, length = _maxima_panels(center, xp.broadcast_to(width[None, :], (n, K)))

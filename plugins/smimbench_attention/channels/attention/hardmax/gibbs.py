@@ -316,7 +316,8 @@ def exact_moments(
     """Posterior moments by nested integrals; Gibbs chains for the few labels unlikely under ``omega`` (n, C)."""
     xp = namespace(y, omega, V)
     log_partition, shift, mean_square = row_posterior(y, omega, V, tokens)
-    variance, square = mean_square - shift**2, None
+    variance = mean_square - shift**2
+    square = None
     if outer:
         square = (
             _response(y, omega, V, tokens, variance)
@@ -378,7 +379,8 @@ def gibbs_moments(
         chains = chain_moments(
             y[rows, :], omega[rows, :], V, tokens, sweeps=sweeps, burn_in=burn_in, chains=2, rng=rng, outer=outer
         )  # fmt: skip
-        chain_1, chain_2 = chains.shift[0, ...], chains.shift[1, ...]
+        chain_1 = chains.shift[0, ...]
+        chain_2 = chains.shift[1, ...]
         shift = (chain_1 + chain_2) / 2
         mean_square = (chains.square[0, ...] + chains.square[1, ...]) / 2
         square = None

@@ -34,7 +34,8 @@ def _margins(
     z = xp.astype(omega[..., 0, :], xp.float64)
     variance = xp.astype(V[..., 0], xp.float64)
     scale = xp.sqrt(3 * variance)
-    signs, kappas = [], []
+    signs = []
+    kappas = []
     for row, site in ((0, 0), (1, 2)):
         sign = xp.where(
             y[..., row] == row, xp.ones_like(z[..., 0]), -xp.ones_like(z[..., 0])
@@ -74,7 +75,8 @@ def posterior(y: Array, omega: Array, V: Array, *, second_moment: bool) -> Poste
     h_11, h_22, h_12 = cdf.hessian
     h_12 = sign_1 * sign_2 * h_12
     reduction = -xp.mean(3 * (h_11 + h_22) + 2 * h_12, axis=-1) / 9
-    covariance, moment = variance[..., None] * (1 - reduction[..., None, None]), None
+    covariance = variance[..., None] * (1 - reduction[..., None, None])
+    moment = None
     if second_moment:
         cross_1 = ROOT2 * (h_11 + h_12)
         cross_2 = ROOT2 * (h_22 + h_12)
@@ -99,7 +101,8 @@ def posterior(y: Array, omega: Array, V: Array, *, second_moment: bool) -> Poste
 def _gain(h: Array, k: Array, sign: int) -> Array:
     """Contribution to the information, ``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)`` with correlation ``sign / 3``."""
     cdf = log_cdf(h, k, sign * CORRELATION)
-    a, b = cdf.first, cdf.second
+    a = cdf.first
+    b = cdf.second
     return np.exp(cdf.value) * (3 * (a * a + b * b) + 2 * sign * a * b)
 
 
@@ -111,7 +114,8 @@ def _margin_grid(count: int) -> tuple[Array, Array, Array]:
         count
     )  # the gain does not change when the two rows change places
     weight = w[i] * w[j] * np.where(i == j, 1.0, 2.0)
-    form, gain = [], []
+    form = []
+    gain = []
     for sign in (1, -1):
         r = sign * CORRELATION
         form.append((x[i] ** 2 + x[j] ** 2 - 2 * r * x[i] * x[j]) / (2 * (1 - r * r)))

@@ -67,9 +67,11 @@ class RowSoftmax:
         rng: Generator | None = None,
     ) -> Posterior:
         """Mean ``omega + (I - 1 1^T / (T - 1)) (z0 - omega)`` and covariance ``V 1 1^T / (T - 1)`` of every row."""
-        mean, moment = omega + self._observed_shift(y, omega), None
+        mean = omega + self._observed_shift(y, omega)
+        moment = None
         if second_moment:
-            xp, T = namespace(y, omega, V), self.tokens
+            xp = namespace(y, omega, V)
+            T = self.tokens
             row = xp.reshape(identity_like(T, omega), (T, 1, T, 1)) / (T - 1)
             outer = xp.reshape(
                 xp.broadcast_to(row, (T, T - 1, T, T - 1)), (T * (T - 1), T * (T - 1))
@@ -79,7 +81,8 @@ class RowSoftmax:
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """Log-density of the label with respect to the known combinations of latents."""
-        xp, v = namespace(y, omega, V), V[0, 0]
+        xp = namespace(y, omega, V)
+        v = V[0, 0]
         shift = self._observed_shift(y, omega)
         return -0.5 * (
             xp.sum(shift * shift, axis=(-2, -1)) / v

@@ -249,7 +249,8 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         ]
         if exact:
             means.insert(0, integrals(samples, weight, ACCURACY.crude_variation).mean)
-        inverse, unit = np.linalg.inv(V), np.sqrt(np.diagonal(V))[:, None]
+        inverse = np.linalg.inv(V)
+        unit = np.sqrt(np.diagonal(V))[:, None]
         products = []
         for mean in means:
             g = np.einsum("lk,nkd->nld", inverse, mean.reshape(-1, 2, 2) * unit)

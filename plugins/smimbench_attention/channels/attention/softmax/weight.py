@@ -29,7 +29,8 @@ import numpy as np
 from smimbench.backend import to_host
 from smimbench.interfaces import Array, Host
 
-ROOT2, ROOT8 = math.sqrt(2.0), math.sqrt(8.0)
+ROOT2 = math.sqrt(2.0)
+ROOT8 = math.sqrt(8.0)
 # rows: the directions of a and b, and the one that no label sees, in the latents (z_11, z_12, z_22)
 DIRECTIONS = (
     (0.5, -1 / ROOT2, 0.5),

@@ -67,7 +67,8 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
         """
         check_latents(z, 1, self.tokens)
-        xp, row = namespace(z), z[..., 0, :]
+        xp = namespace(z)
+        row = z[..., 0, :]
         highest = xp.argmax(row, axis=-1, keepdims=True)
         lowest = xp.argmin(row, axis=-1, keepdims=True)
         return xp.where(row > 0, highest, lowest)

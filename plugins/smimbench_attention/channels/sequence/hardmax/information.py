@@ -30,7 +30,8 @@ from smimbench_attention.channels.batches import normal_density
 from smimbench_attention.channels.chebyshev import Polynomials, fitted, lobatto_points
 from smimbench_attention.channels.sequence.hardmax.posterior import posterior_moments
 
-NORMAL_POINTS, PLANE_POINTS = 1 << 8, 1 << 6
+NORMAL_POINTS = 1 << 8
+PLANE_POINTS = 1 << 6
 """Points omega of a scramble from the normal law, and from a slab around each plane on which labels change. Doubled: up to twice
 the time, about half of the noise."""
 FAR = 9.0
@@ -129,7 +130,8 @@ def information_estimates(tokens: int, s: float) -> Host:
     of_plane = _mean_sign_information(ratio)
     of_pair = of_plane * _mean_pair_leads(tokens)
     means = np.array([1.0, *[of_plane] * len(planes), *[of_pair] * len(pairs)])
-    samples, controls = [], []
+    samples = []
+    controls = []
     for scramble in range(8):
         # the names of the streams seed the points, so they must not change
         points = [
@@ -179,7 +181,8 @@ def _probability_bound(label: Host, a: Host) -> Host:
     """Upper bound (n,) of a label's probability: that of its least likely inequality, for both signs."""
     above = np.where(label == label[0], 1.0, -1.0)
     gap = (a[:, label] - a) / math.sqrt(2)
-    followers, ndtr = label != np.arange(len(label)), special(np).ndtr
+    followers = label != np.arange(len(label))
+    ndtr = special(np).ndtr
     bounds = [
         np.minimum(ndtr(sign * a), np.where(followers, ndtr(sign * gap), 1.0)).min(
             axis=1
@@ -234,7 +237,9 @@ def two_token_information(s: float) -> float:
     )
     weight = np.outer(full_rule[1], half_rule[1]).ravel()
     near = np.minimum(np.abs(h), np.abs(k)) < FAR
-    h, k, weight = h[near], k[near], weight[near]
+    h = h[near]
+    k = k[near]
+    weight = weight[near]
 
     def integral(square: Host, probability: Host, gradient: Host) -> float:
         # |a|^2, and the squared length of the gradient of the probability

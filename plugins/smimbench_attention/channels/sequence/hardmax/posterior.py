@@ -178,7 +178,8 @@ def _leader_interval(
 
     floor = -top
     highest = xp.max(xp.where(member, clip(a, 0.0), 0.0), axis=-1)
-    start, stop = floor, highest - top + 10.0
+    start = floor
+    stop = highest - top + 10.0
     mode = clip(floor + 1e-3, 0.0)
     # Newton steps (safeguarded by bisection) to the mode
     for _ in range(16):
@@ -208,7 +209,8 @@ def _integrate_interval(
     half = (end - begin)[:, None] / 2
     t = begin[:, None] + half * (1 + x)
     # samples, nodes, tokens
-    followers, leader = followers[:, None, :], leader[:, None, :]
+    followers = followers[:, None, :]
+    leader = leader[:, None, :]
     low = -a[:, None, :]
     high = (top[:, None] + t)[:, :, None] - a[:, None, :]
     low = xp.broadcast_to(low, high.shape)

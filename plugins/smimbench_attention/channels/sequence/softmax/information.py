@@ -27,7 +27,8 @@ from smimbench_attention.channels.sequence.softmax.posterior import integrate, i
 
 SCRAMBLES = 16
 """Independent sets of labels. Doubled: half as many labels in each, a better known standard error."""
-FEWEST_LABELS, MOST_LABELS = 2**12, 2**17
+FEWEST_LABELS = 2**12
+MOST_LABELS = 2**17
 """The same where the posterior is exact: how many say how many it takes, and the most that are taken. Doubled: half of the
 unevenness of that choice; twice the time where an overlap is small, and an error there that is 1.6 times smaller."""
 TARGET_ERROR = 7e-4
@@ -60,7 +61,9 @@ def means_over_labels(
     For two layers or more: 0 is the information, 2 the susceptibility.
     """
     accuracy = TABLES if labels is None else TABLES.with_labels(labels)
-    values, errors, methods = [], [], []
+    values = []
+    errors = []
+    methods = []
     for q, v in zip(*(array.reshape(-1, *Q.shape[-2:]) for array in on_host(Q, V))):
         means: Any = np.nan
         if _has_table(network, q, v):
@@ -90,7 +93,8 @@ def _by_differences(normal: Host, network: Network) -> Host:
     """
     from scipy.linalg import helmert
 
-    layers, tokens = network.layers, network.tokens
+    layers = network.layers
+    tokens = network.tokens
     columns = np.split(normal, [layers * (tokens - 1)], axis=1)
     differences, sums = (block.reshape(len(normal), layers, -1) for block in columns)
     rotation = helmert(
@@ -101,7 +105,8 @@ def _by_differences(normal: Host, network: Network) -> Host:
 
 def _draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Labels:
     """Labels of one scramble and their posterior moments."""
-    layers, tokens = network.layers, network.tokens
+    layers = network.layers
+    tokens = network.tokens
     size = layers * tokens
     normal = normal_points(2 * size, labels, "deep attention: labels", scramble)
     white = _by_differences(normal[:, :size], network)
@@ -135,7 +140,8 @@ def _draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Lab
         )
     inverse = np.linalg.inv(root)
     shifts = [inverse @ run.shift for run in runs]
-    second, responses = runs[0].second, None
+    second = runs[0].second
+    responses = None
     if free:
         # Means of unknown layers are zero, so that dz = z there.
         matrices = [

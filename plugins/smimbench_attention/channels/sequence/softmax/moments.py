@@ -22,8 +22,10 @@ class LayerMoments(NamedTuple):
         """Convert to the ``Posterior`` of the channel contract, in the data type of ``omega``; ``full`` describes ``second``."""
         xp = namespace(omega)
         n, layers, tokens = omega.shape
-        shift, wide = self.shift, xp.astype(omega, xp.float64)
-        traces, second_moment = self.second, None
+        shift = self.shift
+        wide = xp.astype(omega, xp.float64)
+        traces = self.second
+        second_moment = None
         if full:
             matrix = xp.reshape(self.second, (n, layers, tokens, layers, tokens))
             # sum over equal tokens

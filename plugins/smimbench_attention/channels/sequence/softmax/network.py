@@ -82,7 +82,8 @@ def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
         B.append(skip * B[-1] + xp.matmul(S[-1], B[-1]))
         h.append(_apply(B[-1], z[..., layer, :]))
     gradient = [_apply_transposed(B[-1], cotangent)]
-    gradient_h, gradient_B = cotangent, 0.0
+    gradient_h = cotangent
+    gradient_B = 0.0
     for layer in range(layers - 1, 0, -1):
         gradient_B = gradient_B + gradient_h[..., :, None] * z[..., layer, None, :]
         # B_l = (c I + S(h)) B_{l-1}

@@ -139,7 +139,10 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) 
         The resolution of tables and the number of labels.
     """
     case = case_of(Q, V, skip, accuracy)
-    q, v, known_layers, output_layer = case.q, case.v, case.known_layers, len(Q) - 1
+    q = case.q
+    v = case.v
+    known_layers = case.known_layers
+    output_layer = len(Q) - 1
     scales = tuple(math.sqrt(q[a] + v[a]) for a in range(output_layer))
     # Rounded, so that the tables serve more than one overlap.
     outer = (
@@ -156,7 +159,8 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) 
         accuracy,
     )
     reach = farthest_node(skip, output_layer, accuracy)
-    samples, controls = [], []
+    samples = []
+    controls = []
     clipped = 0.0
     for scramble in range(accuracy.scrambles):
         copy = scramble % (1 if len(case.unknown_layers) == 1 else 2)
@@ -204,7 +208,8 @@ def draw_labels(case: _Case, scramble: int) -> LayerLabels:
     for spare, a in enumerate([layers - 1, *case.known_layers], layers):
         z[:, a] = omega[:, a] + math.sqrt(case.v[a]) * normal[:, spare]
     off_1, off_2, determinant = mixing(z[:, :-1], case.skip)
-    z_1, z_2 = z[:, -1, 0], z[:, -1, 1]
+    z_1 = z[:, -1, 0]
+    z_2 = z[:, -1, 1]
     difference = z_1 - z_2
     return LayerLabels(
         np.stack([z_1 - off_1 * difference, z_2 + off_2 * difference], axis=-1),
@@ -243,7 +248,9 @@ def _averaged_columns(
     case: _Case, labels: LayerLabels, moments: LastLayerMoments
 ) -> tuple[Host, Host]:
     """Columns to be averaged (n, J), for ``informed`` and ``pairs``, and control variates of mean zero (n, K)."""
-    q, v, output_layer = case.q, case.v, len(case.q) - 1
+    q = case.q
+    v = case.v
+    output_layer = len(case.q) - 1
     square = moments.square / v[output_layer]
     G = {a: moments.table_moments[:, k, :3] for k, a in enumerate(case.unknown_layers)}
     zeros = []

@@ -11,12 +11,15 @@ from smimbench_attention.channels.sequence.softmax.compiling import compiled
 def _add(x, y, moments, table):
     # moments: a row for each point. table: N, m, N
     count = table.shape[0]
-    wx, wy = np.empty(4), np.empty(4)
+    wx = np.empty(4)
+    wy = np.empty(4)
     for point in range(len(x)):
         i = min(max(int(np.floor(x[point])) - 1, 0), count - 4)
         j = min(max(int(np.floor(y[point])) - 1, 0), count - 4)
         for t, weights in ((x[point] - i, wx), (y[point] - j, wy)):
-            a, b, c = t - 1.0, t - 2.0, t - 3.0
+            a = t - 1.0
+            b = t - 2.0
+            c = t - 3.0
             weights[0], weights[1] = -a * b * c / 6.0, t * b * c / 2.0
             weights[2], weights[3] = -t * a * c / 2.0, t * a * b / 6.0
         for k in range(4):

@@ -146,15 +146,14 @@ def make_tables(
     modes = _modes(outer, share, scales[layer], least_variance)
     # Exchanging the tokens of all layers exchanges x and y: one table for both.
     distinct = np.flatnonzero(mirrored >= np.arange(len(outer)))
-    size, clipped = (len(modes), count, (1 + 4 * len(unknown_layers)) * count), 0.0
+    size = (len(modes), count, (1 + 4 * len(unknown_layers)) * count)
+    clipped = 0.0
     direct = np.zeros(size, np.float32)
     exchanged = np.zeros(size, np.float32)
     for chunk in np.array_split(distinct, math.ceil(len(distinct) / 8)):
         tables, beyond = zip(*(table(int(k), outer[k]) for k in chunk))
-        stacked, twin = (
-            np.stack(tables, dtype=np.float32, casting="same_kind"),
-            mirrored[chunk],
-        )
+        stacked = np.stack(tables, dtype=np.float32, casting="same_kind")
+        twin = mirrored[chunk]
         has_twin = twin > chunk
         direct += np.tensordot(modes[:, chunk].astype(np.float32), stacked, 1)
         exchanged += np.tensordot(
@@ -234,7 +233,8 @@ def _prior_sums(
         spread as over_table,
     )
 
-    last_node, clipped = step * (count - 1), 0.0
+    last_node = step * (count - 1)
+    clipped = 0.0
     sums = np.zeros((count, (1 + 4 * normal.shape[1]) * count))
     # A layer that the label hardly depends on must not seem to have moments because the points are few.
     centers = [weight @ moment for moment in _moments(normal)]

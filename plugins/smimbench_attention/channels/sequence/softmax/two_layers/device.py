@@ -24,14 +24,10 @@ _integrate = kernel(cuda.jit(device=True), cuda.jit(device=True), 1, 1)
 def _integrate_samples(u, omega, reach, level, rule, totals, error):
     row = cuda.grid(1)
     if row < u.shape[0]:
-        table, intervals = (
-            cuda.local.array(TABLE, np.float64),
-            cuda.local.array((8, 4), np.float64),
-        )
-        sums, state = (
-            cuda.local.array((8, 16), np.float64),
-            cuda.local.array((4, 4), np.float64),
-        )
+        table = cuda.local.array(TABLE, np.float64)
+        intervals = cuda.local.array((8, 4), np.float64)
+        sums = cuda.local.array((8, 16), np.float64)
+        state = cuda.local.array((4, 4), np.float64)
         scratch = table, intervals, sums, state
         error[row] = _integrate(
             (u[row], omega[row], reach[row], level[row]), rule, scratch, totals[:, row]
@@ -47,7 +43,8 @@ def device_sums(
         xp.asarray(array, dtype=xp.float64, order="C")
         for array in (u, omega, reach, level)
     ]
-    sums, error = xp.empty((rule.moments, u.shape[0])), xp.empty(u.shape[0])
+    sums = xp.empty((rule.moments, u.shape[0]))
+    error = xp.empty(u.shape[0])
     if u.shape[0] > 0:
         _integrate_samples[-(-u.shape[0] // 128), 128](
             *arrays, rule.arguments, sums, error
