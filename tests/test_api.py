@@ -129,17 +129,16 @@ def test_errors_are_exceptions(tmp_path):
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-START = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
 
 
-def block(mark: str, language: str, page: str = README) -> str:
+def block(mark: str, language: str) -> str:
     return re.search(
-        rf"<!-- {mark} -->\n```{language}\n(.*?)```", page, re.DOTALL
+        rf"<!-- {mark} -->\n```{language}\n(.*?)```", README, re.DOTALL
     ).group(1)
 
 
 def test_the_readme_is_one_screen():
-    assert len(README.splitlines()) <= 75
+    assert len(README.splitlines()) <= 85
     assert (ROOT / "docs" / "quickstart.png").stat().st_size < 100_000
 
 
@@ -186,13 +185,11 @@ def test_the_two_commands_are_one_line_each_and_use_what_the_project_offers():
 
 def test_the_lines_of_python_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code = block("python", "python", START)
+    code = block("python", "python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 6
     exec(compile(code, "README.md", "exec"), {})
-    mean, theory, *shape = capsys.readouterr().out.split(maxsplit=2)
-    assert float(mean) > 0
-    assert 0 < float(theory) < 1
-    assert shape == ["(150, 2, 500)\n"]
+    assert "linear: gamp, " in capsys.readouterr().out
+    assert (tmp_path / "theory.pdf").stat().st_size > 1000
 
 
 def test_files_that_the_readme_links_to_exist():

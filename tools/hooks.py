@@ -1,9 +1,8 @@
-"""Write docs/hooks.md from the hooks and the base classes: ``python tools/hooks.py``. A test fails where the page is stale."""
+"""Members of every contract as Markdown, from the base classes in smimbench.interfaces: the site adds them to docs/hooks.md."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from smimbench.interfaces import (
     Algorithm,
@@ -16,31 +15,6 @@ from smimbench.interfaces import (
     StoppingRule,
 )
 from smimbench.interfaces.item import describe, optional_members
-
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "hooks.md"
-
-TOP = """\
-# Hooks and contracts
-
-What a plugin implements, from the base classes in [smimbench/interfaces](../smimbench/interfaces). A class may inherit from its
-base class; one that does not is given the same defaults.
-
-## How a plugin gets in
-
-- packages: an entry point in `[project.entry-points.smimbench]` of `pyproject.toml`, a name and the module that has the hooks;
-- files and folders: `--plugins PATH` of any command, or the variable `SMIMBENCH_PLUGINS`;
-- `./plugins/*.py`: if the suite says `plugins = true` in its table `[suite]`.
-
-`--no-plugins` (or `SMIMBENCH_NO_PLUGINS=1`) loads only what ships, `--trace-plugins` says what is loaded from where, and
-`smimbench plugins` shows what became of each. A name that ships keeps its meaning; one that two packages claim is written
-`distribution:name`.
-
-## Hooks
-
-Functions with the marker `@smimbench.hookimpl` and the argument `register`, to be called with every class:
-`smimbench_register_models`, `smimbench_register_inputs`, `smimbench_register_channels`, `smimbench_register_priors`,
-`smimbench_register_metrics`, and `smimbench_register_algorithms`, which takes functions `fit(data)` too.
-"""
 
 
 def section(title: str, base: type, first: str) -> str:
@@ -64,8 +38,8 @@ def entry(name: str, text: str) -> str:
     return f"- `{written}`: {rest.replace('``', '`')}\n"
 
 
-def page() -> str:
-    """The page."""
+def contracts() -> str:
+    """A section for every contract."""
     needs = {
         Channel: "Needs `forward` and either `posterior` or `log_likelihood`.",
         Prior: "Needs `sample` and `denoise`, or `law`.",
@@ -76,10 +50,10 @@ def page() -> str:
         Model: "Needs all of the first list.",
     }
     words = 'Parameters are the fields of a dataclass. Bad values raise `smimbench.ParameterError(key, "must be ..., got ...")`.'
-    parts = [TOP, section("Every item", Item, words)]
+    parts = [section("Every item", Item, words)]
     parts += [section(base.__name__, base, first) for base, first in needs.items()]
     return "".join(parts)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    print(contracts())  # noqa: T201

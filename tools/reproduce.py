@@ -1,4 +1,4 @@
-"""Make the page docs/reproduce.md: ``python tools/reproduce.py PUBLISHED [--quick] [FIGURE ...]``.
+"""Make docs/reproduce.md and results/checks/papers.md: ``python tools/reproduce.py PUBLISHED [--quick] [FIGURE ...]``.
 
 Each figure is made by ``smimbench reproduce``, compared with the tables in the folder PUBLISHED, and drawn again without them:
 what is kept, under docs/reproduce, is our picture and the verdicts. Cells and theory lie in results/papers, which is not under
@@ -18,21 +18,28 @@ from typing import Any
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FOLDER, WORK = DOCS / "reproduce", DOCS.parent / "results" / "papers"
+TABLE = DOCS.parent / "results" / "checks" / "papers.md"
 TAG, ROUND = re.compile(r"<[^>]+>"), re.compile(r"(\.\d)\d+")
 RANKS = ("inside", "known correction", "not compared", "outside")
-HEAD = """# Figures of the papers, made again
+HEAD = """# Figures of the papers
 
 <!-- Written by `python tools/reproduce.py PUBLISHED`; change it there. -->
 
 `smimbench reproduce --list` shows all figures of arXiv:2502.00901 and arXiv:2506.01582 for which numbers were released.
-`smimbench reproduce FIGURE --published FOLDER` makes one again, in the paper's axes, and compares it with the authors'
-tables, which are not part of smimbench: each figure names the repository that has them. Figures are numbered as in the authors'
-plotting scripts; the logarithmic horizontal axes of 2506.01582-fig1 are our choice.
+`smimbench reproduce FIGURE --published FOLDER` reproduces one, in the paper's axes, and compares it with the authors'
+tables, which are not part of smimbench: each figure names the repository that has them. Figures are numbered as in the
+authors' plotting scripts; the logarithmic horizontal axes of 2506.01582-fig1 are our choice.
 
-A point is inside if ours and the published one differ by less than the stated band of the curve, plus the published spread
-over runs, plus twice our own error. [Corrections](corrections.md) says where the published value is wrong; for hardmax this holds
-for whole curves, and their formula put in for ours confirms it. `--quick` takes fewer seeds and points and smaller sizes: runs
-are then off by their finite size, too. Look at what was allowed: two seeds and a wide published spread agree with much.
+A point is inside if ours and the published one differ by less than the stated band of the curve, plus the published
+spread over runs, plus twice our own error; two seeds and a wide published spread agree with much.
+[Corrections](corrections.md) says where the published value is wrong; for hardmax this holds for whole curves, and
+their formula in place of ours confirms it. `--quick` takes fewer seeds and points and smaller sizes: runs are then off
+by their finite size, too. Every curve: [results/checks/papers.md](../results/checks/papers.md).
+
+"""
+CURVES = """# Curves of the papers' figures, ours against the published ones
+
+Written by `python tools/reproduce.py PUBLISHED`; [figures of the papers](../../docs/reproduce.md) says how they are compared.
 
 """
 
@@ -93,55 +100,55 @@ def clock(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def figures() -> list[dict[str, Any]]:
+    """What is kept of all figures that have been made."""
+    return [json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))]
+
+
 def page() -> str:
-    """The page, of all figures that have been made."""
-    found = [json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))]
-    lines = ["| figure | size | curves | CPU time |", "|---|---|---|---|"]
-    parts = []
-    for one in found:
-        name, curves = one["figure"], one["curves"]
+    """The page: a line and a picture for every figure."""
+    lines = ["| figure | curves | CPU time | known correction |", "|---|---|---|---|"]
+    pictures = []
+    for figure in figures():
+        name, curves = figure["figure"], figure["curves"]
         counts = [
             (sum(curve["verdict"] == rank for curve in curves), rank) for rank in RANKS
         ]
-        said = ", ".join(f"{count} {rank}" for count, rank in counts if count)
-        runs, size = one.get("full_seconds"), "full"
-        if one["quick"]:
-            size = f"quick (in full: {f'estimate {clock(runs)} of one core' if runs else 'theory alone'})"
-        cells = [
-            f"[{name}](#{name.replace('.', '')})",
-            size,
-            said,
-            clock(one["seconds"]),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+        counted = ", ".join(f"{count} {rank}" for count, rank in counts if count)
+        if figure["quick"]:
+            full = figure.get("full_seconds")
+            counted += ", --quick" + (f" (in full: {clock(full)})" if full else "")
         sections = dict.fromkeys(
             section for curve in curves for section in curve["corrections"]
         )
-        made = f"{'--quick, ' * one['quick']}{one['date']}"
-        parts.append(
-            f"## {name}\n\n{one['title']} ({made}).\n\n![{name}](reproduce/{name}.svg)\n"
-        )
-        parts += [
-            f"Known correction: [{section}](corrections.md).\n" for section in sections
-        ]
-        table = [
-            "| curve | outside/points | verdict | largest deviation | allowed | at |",
-            "|---|---|---|---|---|---|",
-        ]
-        for curve in curves:
+        cells = [name, counted, clock(figure["seconds"]), ", ".join(sections)]
+        lines.append("| " + " | ".join(cells) + " |")
+        picture = f"![{name}](reproduce/{name}.svg)"
+        pictures.append(f"{figure['title']}:\n\n{picture}\n")
+    return HEAD + "\n".join(lines) + "\n\n" + "\n".join(pictures)
+
+
+def curves_page() -> str:
+    """The table of all curves."""
+    lines = [
+        "| figure | curve | outside/points | verdict | largest deviation | allowed | at |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for figure in figures():
+        for curve in figure["curves"]:
             numbers = [
                 f"{curve[key]:.4g}" if key in curve else ""
                 for key in ("deviation", "allowed", "at")
             ]
             cells = [
+                f"{figure['figure']} ({figure['date']})",
                 curve["curve"],
                 f"{curve.get('outside', '')}/{curve['points']}",
                 curve["verdict"],
                 *numbers,
             ]
-            table.append("| " + " | ".join(cells) + " |")
-        parts.append("\n".join(table) + "\n")
-    return HEAD + "\n".join(lines) + "\n\n" + "\n".join(parts)
+            lines.append("| " + " | ".join(cells) + " |")
+    return CURVES + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
@@ -150,3 +157,4 @@ if __name__ == "__main__":
         make(one, published, "--quick" in sys.argv)
         print(one, flush=True)  # noqa: T201
     (DOCS / "reproduce.md").write_text(page(), encoding="utf-8")
+    TABLE.write_text(curves_page(), encoding="utf-8")

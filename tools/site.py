@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from board import page as board
+from columns import columns
+from hooks import contracts
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
+from suite import keys
 
 from smimbench.registry.registry import Registry, using
 from smimbench.report.catalogue import item_documents
@@ -60,7 +63,7 @@ The shipped suites at moderate size: verdict, figure, and all algorithms that we
 tables lie in `results/reference` of a checkout, a file for each suite: `smimbench show results/reference/quickstart.json` prints
 one, `smimbench compare results/reference results` holds results of your own, made by the command under each figure, against them.
 All were made by `python tools/reference.py`. At such sizes errors lie some per cent off their limits
-([finite size](finite-size.md)).
+([finite size](how-we-measure.md#finite-size)).
 """
 REFERENCE = Path(__file__).resolve().parent.parent / "results" / "reference"
 
@@ -106,6 +109,7 @@ def on_files(files: Any, config: Any) -> Any:
         "suites.md": suites(),
         "gallery.md": gallery(),
         "board.md": board(),
+        "columns.md": columns(),
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
@@ -116,8 +120,16 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+GENERATED_SECTIONS = {"contracts": contracts, "keys": keys}
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links that lead out of the documentation keep their words: the site holds no source."""
+    """Add generated sections; links that lead out of the documentation keep their words, as the site holds no source."""
+    markdown = re.sub(
+        r"<!-- on the site: (\w+) -->",
+        lambda mark: GENERATED_SECTIONS[mark[1]](),
+        markdown,
+    )
     return re.sub(r"\[([^\]]+)\]\(\.\./[^)]*\)", r"\1", markdown)
 
 

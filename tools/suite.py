@@ -1,7 +1,4 @@
-"""Write docs/suite.md, every key of a suite, from the typed tables of smimbench.suite.schema.
-
-python tools/suite.py
-"""
+"""Every key of a suite as Markdown, from the typed tables of smimbench.suite.schema: the site adds them to docs/suite.md."""
 
 from __future__ import annotations
 
@@ -9,14 +6,12 @@ import ast
 import inspect
 import itertools
 import types
-from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from smimbench.suite.schema import (
     AlgorithmTable,
     Axes,
     Curve,
-    Document,
     FigureTable,
     Grid,
     InKey,
@@ -29,7 +24,6 @@ from smimbench.suite.schema import (
     as_axis,
 )
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "suite.md"
 TABLES: dict[str, type[Table]] = {
     "[suite]": SuiteTable,
     "[problem] or [[problems]]": ProblemTable,
@@ -48,37 +42,6 @@ WORDS = {
     bool: "true or false",
     dict: "table",
 }
-HEAD = """# Every key of a suite
-
-<!-- Written by `python tools/suite.py` from smimbench/suite/schema.py; change it there. -->
-
-A suite is a TOML file. Its tables: {tables}. A key that is not named here is refused, with a guess at what was meant.
-
-Any key can be set from the command line, in TOML syntax; a bare word is a text. Entries of lists are found by position from 0, by
-label or by name:
-
-    smimbench run quickstart --set grid.seed=7 --set "problems.0.grid.alpha=[0.1, 0.2]"
-    smimbench run quickstart --set algorithms.adam.steps=1000 --set problems.0.prior.rho=0.2
-    smimbench run quickstart --set run.start=informed --only algorithm=gamp --only alpha=0.12
-
-`--add ALGORITHM` appends one more algorithm, by its name or as a table; it is short for `--set algorithms+=ALGORITHM`, and `+=`
-works for every list that the suite has. `--set` reaches into what was added, and `show` takes the same options:
-
-    smimbench run quickstart --plugins signed.py --add signed --set algorithms.signed.steps=200
-    smimbench run quickstart --add '{{name="adam", label="short", steps=50}}'
-
-The same from Python: `smimbench.load_suite("quickstart", ["grid.seed=7"], only=["algorithm=gamp"])`.
-
-`extends = "optimizers"`, above the first table, makes a suite of another one, given by the {extends} Results hold
-the whole suite, and stay readable without the other one.
-
-    extends = "optimizers"
-
-    [[algorithms]]
-    name = "signed"
-
-A value, a problem, a point or an algorithm that stands twice is refused: its runs would be counted twice.
-"""
 KEY = """
 The column "identity" says whether an option can change a result: then it is part of a cell's identity, and with another value
 the cell is run again. The others only change what is shown. An option marked "unless default" came later: at its default it is
@@ -86,15 +49,9 @@ left out, so that older records stay valid.
 """
 
 
-def page() -> str:
-    """The whole page as Markdown."""
-    extends = meanings(Document)["extends"]
-    parts = [
-        HEAD.format(
-            tables=", ".join(f"`{name}`" for name in TABLES),
-            extends=extends[0].lower() + extends[1:],
-        )
-    ]
+def keys() -> str:
+    """A section for every table of a suite."""
+    parts = []
     for name, table in TABLES.items():
         parts.append(
             f"## {name}\n\n{_about(table)}\n" + (KEY if table is RunOptions else "")
@@ -201,4 +158,4 @@ def _words(annotation: Any) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    print(keys())  # noqa: T201

@@ -17,7 +17,14 @@ NAMED = set(
         re.MULTILINE,
     )
 )
-GENERATED = {"command-line.md", "python.md", "suites.md", "gallery.md", "board.md"}
+GENERATED = {
+    "command-line.md",
+    "python.md",
+    "suites.md",
+    "gallery.md",
+    "board.md",
+    "columns.md",
+}
 
 
 def test_every_page_is_in_the_navigation():
@@ -67,6 +74,8 @@ def test_the_site_builds_without_a_warning_and_stands_alone(tmp_path):
         "a default that click does not show"
     )
     assert "max_cells" in pages["suite.html"]
+    assert "log_likelihood" in pages["hooks.html"]
+    assert "s.e.m." in pages["columns.html"]
     assert all(
         f"<code>{path.stem}</code>" in pages["suites.html"]
         for path in (ROOT / "suites").glob("*.toml")

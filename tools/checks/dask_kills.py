@@ -2,7 +2,7 @@
 
 Two workers on loopback, one of which is killed every so many seconds and started again; the client is killed twice, the
 scheduler once, each of them started again by the same command. In the end all cells have to be there, no file set aside, and
-every error must be that of a serial run. docs/fuzzing.md has the figures of a whole run.
+every error must be that of a serial run. docs/release.md has the figures of a whole run.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A child runs the missing cells of a suite, half of them with a trajectory in a file of its own, and is killed without
 warning: half of the times at the moment when a file under a temporary name is there, else at any moment. After every kill
 all that was finished must be there to the last byte, and every record must be read without a complaint. In the end what the
-killed children made is compared with a run that nobody disturbed. docs/fuzzing.md has the figures of a whole run.
+killed children made is compared with a run that nobody disturbed. docs/release.md has the figures of a whole run.
 """
 
 from __future__ import annotations
