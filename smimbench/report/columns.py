@@ -352,11 +352,11 @@ COLUMNS: dict[str, list[Column]] = {
                "finding.found finding.runs"),
     ],
     "Comparison of two results": [
-        Column("before", number, "Mean of the metric in the first of the two compared results.", "before.estimate.mean"),
-        Column("after", number, "Mean of the metric in the second of the two compared results.", "after.estimate.mean"),
+        Column("before", number, "Mean of the metric in the first of the two compared results.", "baseline.estimate.mean"),
+        Column("after", number, "Mean of the metric in the second of the two compared results.", "candidate.estimate.mean"),
         Column("change", _change, "Relative change of the mean from the first result to the second, with its 99.7% "
                "interval; errors are compared instance by instance where both results use the same instances.",
-               "judgment.percent judgment.interval before.estimate.mean"),
+               "judgment.percent judgment.interval baseline.estimate.mean"),
         Column("verdict", plain, "Conclusion for the second result relative to the first. better, worse: the "
                "interval of the change excludes 0. differs: it does not, but every shared run is worse. more runs fail: a larger "
                "share of the runs gave no estimate. only before, only after: the other result has no such row. both at 0: below "

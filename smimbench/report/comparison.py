@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ SHARED = (
 )  # fmt: skip
 """Keys of a row that an entry has once, from the second table where that has the row."""
 
-EACH = {
+OF_BOTH = {
     "": "mean",
     "_sem": "sem",
     "_seconds": "per_iteration",
@@ -60,7 +60,7 @@ class Judgment:
     Attributes
     ----------
     percent, error_percent : float or None
-        The change relative to the mean before, and its standard error, with ``dof`` degrees of freedom.
+        The change relative to the mean of the baseline, and its standard error, with ``dof`` degrees of freedom.
     interval : list of float or None
         Of the change itself.
     z : float or None
@@ -83,7 +83,7 @@ class RowChange(OfRow):
     ----------
     row : Row
         Of the second table where that has the row, without hashes of code.
-    before, after : Row or None
+    baseline, candidate : Row or None
     judgment : Judgment
         Of the mean.
     time_percent : float or None
@@ -92,44 +92,43 @@ class RowChange(OfRow):
         Items whose code differs, as ``algorithm sgd``.
     """
 
-    before: Row | None
-    after: Row | None
+    baseline: Row | None
+    candidate: Row | None
     judgment: Judgment
     time_percent: float | None
     changed_code: list[str]
 
     def document(self) -> JsonObject:
         """The change as JSON has it."""
-        row, judgment = self.row.document(), self.judgment
-        before, after = (
-            side.document() if side else dict.fromkeys(EACH.values())
-            for side in (self.before, self.after)
-        )
-        entry = {key: row[key] for key in SHARED}
-        for ending, key in EACH.items():
-            entry |= {f"before{ending}": before[key], f"after{ending}": after[key]}
+        row, judgment = self.row.document(), asdict(self.judgment)
+        document = {key: row[key] for key in SHARED}
+        baseline = self.baseline.document() if self.baseline else {}
+        candidate = self.candidate.document() if self.candidate else {}
+        for ending, key in OF_BOTH.items():
+            document[f"before{ending}"] = baseline.get(key)
+            document[f"after{ending}"] = candidate.get(key)
+        verdict = judgment.pop("verdict")
         return {
-            **entry,
-            "change_percent": judgment.percent,
-            "error_percent": judgment.error_percent,
-            "dof": judgment.dof,
-            "interval": judgment.interval,
-            "z": judgment.z,
-            "verdict": judgment.verdict,
+            **document,
+            "change_percent": judgment.pop("percent"),
+            **judgment,
+            "verdict": verdict,
             "time_percent": self.time_percent,
             "changed_code": self.changed_code,
         }
 
 
 def _without_code(row: Row) -> Row:
-    problem, algorithm = (
-        without("source", row.identity.problem),
-        without("source", row.identity.algorithm),
-    )
-    return replace(row, identity=Identity(problem, algorithm))
+    problem, algorithm = row.identity.problem, row.identity.algorithm
+    identity = Identity(without("source", problem), without("source", algorithm))
+    return replace(row, identity=identity)
 
 
-def compare_rows(before: Sequence[Row], after: Sequence[Row]) -> list[RowChange]:
+Pair = tuple[Row | None, Row | None]
+"""Row of the first table, the baseline, and of the second, the candidate; None where that has no counterpart."""
+
+
+def compare_rows(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[RowChange]:
     """Match rows of two tables by what was run and judge the change of each error and of each time.
 
     Rows belong together that have the same problem, algorithm, parameters and grid point, whatever the version or the code
@@ -142,45 +141,42 @@ def compare_rows(before: Sequence[Row], after: Sequence[Row]) -> list[RowChange]
     without an estimate is ``more runs fail``. Where theory is 0, errors that both reached the suite's target are ``both at
     0``. Times are compared only when both are trusted and of one machine.
     """
-    pairs = _counterparts(before, after)
+    pairs = _counterparts(baseline, candidate)
     rows = distinguish(_without_code(row) for a, b in pairs if (row := b or a))
-    changes = [
-        RowChange(
-            row, a, b, _judge_change(a, b), _time_change(a, b), _changed_code(a, b)
-        )
-        for row, (a, b) in zip(rows, pairs)
-    ]
+    changes = []
+    for row, (old_row, new_row) in zip(rows, pairs):
+        if old_row is None or new_row is None:
+            judgment, time, code = Judgment(ONE_SIDED[old_row is None]), None, []
+        else:
+            judgment = _judge_change(old_row, new_row)
+            time = _time_change(old_row, new_row)
+            code = _changed_code(old_row, new_row)
+        changes.append(RowChange(row, old_row, new_row, judgment, time, code))
     return sorted(changes, key=_badness)
 
 
-def _counterparts(
-    before: Sequence[Row], after: Sequence[Row]
-) -> list[tuple[Row | None, Row | None]]:
+def _counterparts(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[Pair]:
     """Rows of both tables that belong together, and those of one table that have no counterpart.
 
     A row without a counterpart of the same parameters belongs to the only one of the other table that agrees with it in all
     parameters that both have: a version may have more of them, use more samples, and be in a file of another name.
     """
-    old, new = ({_measured(row): row for row in rows} for rows in (before, after))
-    pairs: dict[Any, tuple[Row | None, Row | None]] = {
-        place: (old[place], row) for place, row in new.items() if place in old
+    unmatched = {_measured(row): row for row in baseline}
+    pairs: dict[Any, Pair] = {
+        key: (unmatched.pop(key, None), row)
+        for key, row in {_measured(row): row for row in candidate}.items()
     }
-    alone = [(place, row) for place, row in old.items() if place not in pairs]
-    for place, row in new.items():
-        if place in pairs:
+    for key, (old_row, row) in pairs.items():
+        if old_row is not None or row is None:
             continue
         similar = [
-            (there, a)
-            for there, a in alone
-            if there[2:] == place[2:] and agree(_items(a), _items(row))
+            other_key
+            for other_key, similar_row in unmatched.items()
+            if other_key[2:] == key[2:] and agree(_items(similar_row), _items(row))
         ]
         if len(similar) == 1:
-            pairs[place] = similar[0][1], row
-            alone.remove(similar[0])
-    matched: list[tuple[Row | None, Row | None]] = [
-        pairs.get(place, (None, row)) for place, row in new.items()
-    ]
-    return [*matched, *((row, None) for _, row in alone)]
+            pairs[key] = unmatched.pop(similar[0]), row
+    return [*pairs.values(), *((row, None) for row in unmatched.values())]
 
 
 def _items(row: Row) -> JsonObject:
@@ -204,15 +200,13 @@ def _measured(row: Row) -> tuple[Any, ...]:
     )
 
 
-def _changed_code(a: Row | None, b: Row | None) -> list[str]:
-    """Items of a row, as ``algorithm sgd``, whose code is not that of its counterpart."""
-    if a is None or b is None:
-        return []
-    before = _items(a)
+def _changed_code(baseline: Row, candidate: Row) -> list[str]:
+    """Items, as ``algorithm sgd``, whose code is not that of the baseline."""
+    old_items = _items(baseline)
     return [
         f"{kind} {item['name']}"
-        for kind, item in _items(b).items()
-        if isinstance(item, dict) and _sources(item) != _sources(before.get(kind))
+        for kind, item in _items(candidate).items()
+        if isinstance(item, dict) and _sources(item) != _sources(old_items.get(kind))
     ]
 
 
@@ -229,46 +223,47 @@ def _sources(item: Any) -> list[Any]:
 # -- verdicts -------------------------------------------------------------------------------------------------------------
 
 
-def _judge_change(a: Row | None, b: Row | None) -> Judgment:
+def _judge_change(baseline: Row, candidate: Row) -> Judgment:
     """The change of a mean, and what it amounts to."""
-    if a is None or b is None:
-        return Judgment(ONE_SIDED[a is None])
-    if a.estimate.mean is None:
-        return Judgment("unchanged" if b.estimate.mean is None else "estimates now")
-    if b.estimate.mean is None:
+    judgment = _judge_means(baseline, candidate)
+    fails_more = _failed_share(candidate) > _failed_share(baseline)
+    has_means = None not in (baseline.estimate.mean, candidate.estimate.mean)
+    return (
+        replace(judgment, verdict=FAILS_MORE) if fails_more and has_means else judgment
+    )
+
+
+def _judge_means(baseline: Row, candidate: Row) -> Judgment:
+    """The same, whatever share of the runs failed."""
+    if baseline.estimate.mean is None:
+        is_none = candidate.estimate.mean is None
+        return Judgment("unchanged" if is_none else "estimates now")
+    if candidate.estimate.mean is None:
         return Judgment(GONE)
-    old, new = a.estimate.values, b.estimate.values
-    shared = shared_instances(old, new)
-    before, after = (_mean_on(shared, row) for row in (a, b))
-    fails_more = _failed_share(b) > _failed_share(a)
-    if before == after:
-        return Judgment(FAILS_MORE if fails_more else "unchanged", percent=0.0, z=0.0)
-    metric, percent = find_metric(b.metric), 100 / abs(before) if before else None
-    relative = percent and percent * (after - before)
-    if (
-        metric.direction == "lower"
-        and b.theory.value == 0
-        and max(before, after) <= b.target
-    ):
-        return Judgment(FAILS_MORE if fails_more else "both at 0", relative)
-    change, verdict = (
-        change_between(old, new),
-        "worse" if is_worse(metric, before, after) else "better",
-    )
-    everywhere = all(
-        is_worse(metric, old[name], new[name]) == (verdict == "worse")
-        for name in shared
-    )
+    values, new_values = baseline.estimate.values, candidate.estimate.values
+    shared = shared_instances(values, new_values)
+    mean, new_mean = _mean_on(shared, baseline), _mean_on(shared, candidate)
+    if mean == new_mean:
+        return Judgment("unchanged", percent=0.0, z=0.0)
+    metric = find_metric(candidate.metric)
+    percent = 100 / abs(mean) if mean else None
+    relative = percent and percent * (new_mean - mean)
+    is_zero = metric.direction == "lower" and candidate.theory.value == 0
+    if is_zero and max(mean, new_mean) <= candidate.target:
+        return Judgment("both at 0", relative)
+    worse = is_worse(metric, mean, new_mean)
+    unclear = "differs" if worse else "no worse"
+    change = change_between(values, new_values)
     if change is None:
-        verdict = "differs" if verdict == "worse" else "no worse"
-        return Judgment(FAILS_MORE if fails_more else verdict, relative)
+        return Judgment(unclear, relative)
     half = change.half_width(LEVEL)
-    if abs(change.value) <= half and shared and everywhere:
-        verdict = "differs" if verdict == "worse" else "no worse"
-    elif abs(change.value) <= half:
-        verdict = "within noise"
+    verdict = "worse" if worse else "better"
+    if abs(change.value) <= half:
+        worse_on = [is_worse(metric, values[k], new_values[k]) for k in shared]
+        is_everywhere = bool(shared) and set(worse_on) == {worse}
+        verdict = unclear if is_everywhere else "within noise"
     return Judgment(
-        FAILS_MORE if fails_more else verdict,
+        verdict,
         relative,
         percent and percent * change.error,
         change.dof,
@@ -289,18 +284,15 @@ def _failed_share(row: Row) -> float:
     return failed_runs(row) / max(1, count_runs(row.runs.status_counts))
 
 
-def _time_change(a: Row | None, b: Row | None) -> float | None:
-    if (
-        a is None
-        or b is None
-        or not (
-            a.cost.trusted and b.cost.trusted and a.cost.machines == b.cost.machines
-        )
-    ):
+def _time_change(baseline: Row, candidate: Row) -> float | None:
+    old_cost, new_cost = baseline.cost, candidate.cost
+    if not (old_cost.trusted and new_cost.trusted):
         return None
-    if not a.cost.per_iteration or not b.cost.per_iteration:
+    if old_cost.machines != new_cost.machines:
         return None
-    return 100 * (b.cost.per_iteration / a.cost.per_iteration - 1)
+    if not old_cost.per_iteration or not new_cost.per_iteration:
+        return None
+    return 100 * (new_cost.per_iteration / old_cost.per_iteration - 1)
 
 
 def _badness(change: RowChange) -> tuple[float, float]:
@@ -319,17 +311,18 @@ class OverallChange(OfRow):
 
     def document(self) -> JsonObject:
         """The change as JSON has it."""
+        row, judgment = self.row.document(), self.judgment
         return {
-            "problem": self.place.problem,
-            "algorithm": self.place.algorithm,
-            "backend": self.place.backend,
-            "metric": self.metric,
-            "component": self.component,
+            **{key: row[key] for key in OF_OVERALL},
             "rows": self.rows,
-            "change_percent": self.judgment.percent,
+            "change_percent": judgment.percent,
             "half_width": self.half_width,
-            "verdict": self.judgment.verdict,
+            "verdict": judgment.verdict,
         }
+
+
+OF_OVERALL = ("problem", "algorithm", "backend", "metric", "component")
+"""Keys of a row that a mean over several rows has."""
 
 
 def overall_changes(changes: Sequence[RowChange]) -> list[OverallChange]:
@@ -343,23 +336,23 @@ def overall_changes(changes: Sequence[RowChange]) -> list[OverallChange]:
         return at.problem, at.algorithm, at.backend, change.metric, change.component
 
     overall = []
-    for same in grouped(
-        [one for one in changes if one.judgment.error_percent is not None], line
-    ).values():
+    known_changes = [c for c in changes if c.judgment.error_percent is not None]
+    for same in grouped(known_changes, line).values():
         direction = find_metric(same[0].metric).direction
-        if (
-            len(same) < 2 or direction == "one"
-        ):  # a change of the mean is no distance from 1
+        # A change of the mean is no distance from 1.
+        if len(same) < 2 or direction == "one":
             continue
-        judgments = [change.judgment for change in same]
         mean = mean_change(
-            [Change(one.percent, one.error_percent, one.dof) for one in judgments]
+            [
+                Change(c.judgment.percent, c.judgment.error_percent, c.judgment.dof)
+                for c in same
+            ]
         )
         half = mean.half_width(LEVEL)
         verdict = "worse" if (mean.value > 0) == (direction == "lower") else "better"
-        judgment = Judgment(
-            verdict if abs(mean.value) > half else "within noise", mean.value
-        )
+        if abs(mean.value) <= half:
+            verdict = "within noise"
+        judgment = Judgment(verdict, mean.value)
         overall.append(OverallChange(same[0].row, len(same), judgment, half))
     return overall
 
@@ -368,11 +361,9 @@ def exceeds(
     judgment: Judgment, percent: float, time_percent: float | None = None
 ) -> bool:
     """Whether a change fails a limit: an error worse, or a time slower, by more than ``percent``; or no counterpart."""
-    slower = (time_percent or 0.0) > percent
+    if judgment.verdict in (GONE, FAILS_MORE, *ONE_SIDED):
+        return True
+    if (time_percent or 0.0) > percent:
+        return True
     size = math.inf if judgment.percent is None else abs(judgment.percent)
-    failed = judgment.verdict in (GONE, FAILS_MORE, *ONE_SIDED)
-    return (
-        slower
-        or failed
-        or (judgment.verdict in ("worse", "differs") and size > percent)
-    )
+    return judgment.verdict in ("worse", "differs") and size > percent

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,19 +69,11 @@ class Limit(OfRow):
 
     def document(self) -> JsonObject:
         """The limit as JSON has it."""
-        row, fit, solved = self.row.document(), self.fit, self.solved
+        row, fit = self.row.document(), self.fit
         return {
             **{key: row[key] for key in OF_ROW},
-            "alpha": row["alpha"],
-            "value": solved and solved.limit,
-            "error": solved and solved.error,
-            "error_dof": solved and solved.dof,
-            "coefficient": solved and solved.coefficient,
-            "coefficient_error": solved and solved.coefficient_error,
-            "second": solved and solved.second,
-            "difference": row["difference"],
-            "z": row["z"],
-            "own_z": row["own_z"],
+            **{key: getattr(self.solved, name, None) for key, name in SOLVED.items()},
+            **{key: row[key] for key in ("difference", "z", "own_z")},
             "refusal": fit.refusal,
             "chi2": fit.chi2,
             "dof": fit.free,
@@ -93,8 +85,12 @@ class Limit(OfRow):
 
 
 OF_ROW = ("problem", "algorithm", "backend", "metric", "component", "bayes", "identity", "component_word", "dimension_letter",
-          "own_theory", "own_theory_error", "no_theory", "own_coefficient", "theory", "theory_error")  # fmt: skip
-"""Keys that a limit has as its row."""
+          "own_theory", "own_theory_error", "no_theory", "own_coefficient", "theory", "theory_error", "alpha")  # fmt: skip
+"""Keys of its JSON that a limit has as its row."""
+
+SOLVED = {"value": "limit", "error": "error", "error_dof": "dof", "coefficient": "coefficient",
+          "coefficient_error": "coefficient_error", "second": "second"}  # fmt: skip
+"""Keys of its JSON with fields of the fit, where there is a limit."""
 
 
 def extrapolated_rows(rows: Sequence[Row], target: float = 1e-3) -> list[Limit]:
@@ -111,99 +107,78 @@ def extrapolated_rows(rows: Sequence[Row], target: float = 1e-3) -> list[Limit]:
     The number of samples is rounded, so that the sample ratio really used depends a little on D. What is fitted are the values at
     the sample ratio of the largest D: the others are moved there by the ratio of theory at the two.
     """
-
-    def line(row: Row) -> tuple[Any, ...]:
-        problem: Any = row.identity.problem
-        if "features" in problem.get("inputs", {}):  # one problem at every dimension
-            problem = {**problem, "inputs": {**problem["inputs"], "features": None}}
-        else:
-            problem = [row.place.problem, problem]
-        at, items = row.place, canonical_json([problem, row.identity.algorithm])
-        return (
-            at.algorithm,
-            at.backend,
-            at.nominal_alpha,
-            row.metric,
-            row.component,
-            items,
-        )
-
-    groups = grouped(rows, line).values()
+    lines = grouped(rows, _line).values()
     limits = (
-        _limit(sorted(members, key=lambda row: row.place.dimension), target)
-        for members in groups
+        _limit(sorted(line, key=lambda row: row.place.dimension), target)
+        for line in lines
     )
     return [limit for limit in limits if limit is not None]
 
 
-def _limit(members: Sequence[Row], target: float) -> Limit | None:
-    runs = [
-        (row, row.estimate, row.estimate.mean)
-        for row in members
-        if row.estimate.mean is not None
-    ]
-    if len(runs) < FEWEST:
+def _line(row: Row) -> tuple[Any, ...]:
+    """What rows have in common that differ in their dimension alone."""
+    problem: Any = row.identity.problem
+    if "features" in problem.get("inputs", {}):  # one problem at every dimension
+        problem = {**problem, "inputs": {**problem["inputs"], "features": None}}
+    else:
+        problem = [row.place.problem, problem]
+    at, items = row.place, canonical_json([problem, row.identity.algorithm])
+    line = at.algorithm, at.backend, at.nominal_alpha, row.metric, row.component
+    return *line, items
+
+
+def _limit(line: Sequence[Row], target: float) -> Limit | None:
+    rows = [row for row in line if row.estimate.mean is not None]
+    if len(rows) < FEWEST:
         return None
-    last = runs[-1][0]
-    sizes, counts = (
-        [row.place.dimension for row, *_ in runs],
-        [estimate.n for _, estimate, _ in runs],
-    )
-    theory = last.theory.value
+    largest = rows[-1]
+    theory = largest.theory.value
+    counts = [row.estimate.n for row in rows]
+    sizes = [row.place.dimension for row in rows]
     factors = [
         theory / row.theory.value if row.theory.value and theory else 1.0
-        for row, *_ in runs
+        for row in rows
     ]
-    values = [mean * factor for (*_, mean), factor in zip(runs, factors)]
-    errors = [
-        math.nan if estimate.sem is None else estimate.sem * factor
-        for (_, estimate, _), factor in zip(runs, factors)
+    sems = [
+        math.nan if row.estimate.sem is None else row.estimate.sem * factor
+        for row, factor in zip(rows, factors)
     ]
-    pooled, dof = pooled_errors(sizes, np.array(errors) * np.sqrt(counts), counts)
-    points = [
-        SizePoint(
-            size, n, mean, value, max(float(error), 1e-9 * abs(value), 1e-9 * target)
-        )
-        for (*_, mean), size, n, value, error in zip(
-            runs, sizes, counts, values, pooled
-        )
-        if math.isfinite(error)
-    ]
+    errors, dof = pooled_errors(sizes, np.array(sems) * np.sqrt(counts), counts)
+    points = []
+    for row, factor, error in zip(rows, factors, errors):
+        mean = row.estimate.mean or 0.0
+        moved = mean * factor
+        if math.isfinite(error):
+            error = max(float(error), 1e-9 * abs(moved), 1e-9 * target)
+            point = SizePoint(row.place.dimension, row.estimate.n, mean, moved, error)
+            points.append(point)
     if len(points) < FEWEST:
         return None
-    second = (
-        max(SECOND, ONE_SAMPLE / last.place.alpha)
-        if last.dimension_letter == "d"
-        else SECOND
-    )
-    used, moved, stated = zip(
-        *((point.dimension, point.moved, point.error) for point in points)
-    )
-    fit = extrapolate(used, moved, stated, dof, second)
+    second = SECOND
+    if largest.dimension_letter == "d":
+        second = max(SECOND, ONE_SAMPLE / largest.place.alpha)
+    dimensions, _, _, moved_means, moved_errors = zip(*map(astuple, points))
+    fit = extrapolate(dimensions, moved_means, moved_errors, dof, second)
     difference = z = None
     if theory is not None and not fit.refusal:
-        difference, z = fit.limit - theory, _z(fit, last, target)
+        difference = fit.limit - theory
+        z = _z(fit, difference, largest.theory.error or 0.0, 0.0 if theory else target)
     row = replace(
-        last,
-        place=replace(last.place, alpha=last.place.nominal_alpha),
-        estimate=replace(last.estimate, n=sum(counts)),
+        largest,
+        place=replace(largest.place, alpha=largest.place.nominal_alpha),
+        estimate=replace(largest.estimate, n=sum(counts)),
         prediction=replace(
-            last.prediction, z=None if last.prediction.value is None else z
+            largest.prediction, z=None if largest.prediction.value is None else z
         ),
-        theory=replace(last.theory, difference=difference, z=z),
+        theory=replace(largest.theory, difference=difference, z=z),
         runs=replace(
-            last.runs, status_counts=summed_statuses(members), still_moving=None
+            largest.runs, status_counts=summed_statuses(line), still_moving=None
         ),
     )
     return Limit(row, fit, points)
 
 
-def _z(fit: Extrapolation, last: Row, target: float) -> float | None:
-    """Distance of a limit from theory in all errors: by Student's law, as the normal score that is as unlikely."""
-    if last.theory.value is None:
-        return None
-    scale = math.hypot(
-        fit.error, last.theory.error or 0.0, target if last.theory.value == 0 else 0.0
-    )
-    score = (fit.limit - last.theory.value) / scale
+def _z(fit: Extrapolation, difference: float, *errors: float) -> float:
+    """A difference in units of all errors: by Student's law, as the normal score that is as unlikely."""
+    score = difference / math.hypot(fit.error, *errors)
     return math.copysign(normal_score(abs(score), fit.dof), score)

@@ -312,12 +312,12 @@ class Row:
 
     def document(self) -> JsonObject:
         """The row as JSON has it: flat."""
-        flat = {key: _plain(read(self)) for key, read in _READERS.items()}
-        return {
-            key: value
-            for key, value in flat.items()
-            if value is not None or key not in _OPTIONAL
-        }
+        read = operator.attrgetter(*PATHS.values())
+        flat = dict(zip(PATHS, map(_plain, read(self))))
+        for key in _OPTIONAL:
+            if flat[key] is None:
+                del flat[key]
+        return flat
 
     def labeled(self, problem: str, algorithm: str) -> Self:
         """The row with other labels of its problem and algorithm."""
@@ -383,60 +383,46 @@ class OfRow:
         return self.row.dimension_letter
 
 
-_KEYS = {
-    "problem algorithm backend alpha nominal_alpha dimension settings": "place",
-    "values": "estimate",
-    "metric component": "",
-    "own_theory=value own_theory_error=error own_coefficient=coefficient no_theory=reason": "prediction",
-    "bayes=limit bayes_error=limit_error optimum=value optimum_error=error optimum_source=source": "optimum",
-    "blank": "runs",
-    "branch theory_method=method": "prediction",
-    "seconds cpu_seconds iterations first_iteration per_iteration peak_memory ceiling_fraction ceiling "
-    "device_seconds trusted machines time_to_theory=near": "cost",
-    "target": "",
-    "still_moving learning_order findings restarts status_counts reasons warnings": "runs",
-    "identity component_word dimension_letter": "",
-    "half_overlap": "runs",
-    "n mean sem": "estimate",
-    "theory=value theory_error=error difference z": "theory",
-    "own_z=z": "prediction",
-    "ratio_to_bayes=ratio": "optimum",
-    "also_predicted teachers": "prediction",
-}
-"""Keys of JSON in their order, with the field of that name (or ``=`` another) and the group that it is in."""
+_FLAT = """
+    place.problem place.algorithm place.backend place.alpha place.nominal_alpha place.dimension place.settings
+    estimate.values metric component
+    prediction.value=own_theory prediction.error=own_theory_error prediction.coefficient=own_coefficient
+    prediction.reason=no_theory
+    optimum.limit=bayes optimum.limit_error=bayes_error optimum.value=optimum optimum.error=optimum_error
+    optimum.source=optimum_source
+    runs.blank prediction.branch prediction.method=theory_method
+    cost.seconds cost.cpu_seconds cost.iterations cost.first_iteration cost.per_iteration cost.peak_memory
+    cost.ceiling_fraction cost.ceiling cost.device_seconds cost.trusted cost.machines cost.near=time_to_theory
+    target runs.still_moving runs.learning_order runs.findings runs.restarts runs.status_counts runs.reasons runs.warnings
+    identity component_word dimension_letter runs.half_overlap estimate.n estimate.mean estimate.sem
+    theory.value=theory theory.error=theory_error theory.difference theory.z prediction.z=own_z
+    optimum.ratio=ratio_to_bayes prediction.also_predicted prediction.teachers
+"""
+"""Where in a row the keys of its JSON are, in their order; a key of another name than its field stands after ``=``."""
 
 _OPTIONAL = ("also_predicted", "teachers")
 
 
-def _places() -> dict[str, tuple[str, str]]:
-    """Group and field by key of JSON."""
-    places = {}
-    for keys, group in _KEYS.items():
-        for text in keys.split():
-            key, _, field = text.partition("=")
-            places[key] = (group, field or key) if group else (key, "")
-    return places
+def _paths() -> dict[str, str]:
+    """Path in a row by key of JSON."""
+    paths = {}
+    for text in _FLAT.split():
+        path, _, key = text.partition("=")
+        paths[key or path.rpartition(".")[2]] = path
+    return paths
 
 
-_PLACES = _places()
-_READERS = {
-    key: operator.attrgetter(f"{group}.{name}" if name else group)
-    for key, (group, name) in _PLACES.items()
-}
+PATHS = _paths()
 
 
 def _plain(value: Any) -> Any:
     """A copy in dicts and lists; ``dataclasses.asdict`` copies every number, which takes three times as long."""
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_plain(part) for part in value]
     if dataclasses.is_dataclass(value):
-        return {
-            field.name: _plain(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-        }
-    return value
+        names = (field.name for field in dataclasses.fields(value))
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list) else value
 
 
 def row_of(document: JsonObject) -> Row:
@@ -448,11 +434,11 @@ def row_of(document: JsonObject) -> Row:
         If a field is missing or of another type.
     """
     nested: dict[str, Any] = {}
-    for key, (group, name) in _PLACES.items():
-        if key in document and name:
-            nested.setdefault(group, {})[name] = document[key]
-        elif key in document:
-            nested[group] = document[key]
+    for key, path in PATHS.items():
+        group, _, field = path.rpartition(".")
+        if key in document:
+            fields = nested.setdefault(group, {}) if group else nested
+            fields[field] = document[key]
     try:
         text = json.dumps(nested, allow_nan=False)
     except ValueError:
@@ -462,10 +448,10 @@ def row_of(document: JsonObject) -> Row:
     try:
         return _row_type().validate_json(text, strict=True)
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        example = error.errors(include_url=False)[0]
+        path = ".".join(map(str, example["loc"]))
         raise ValueError(
-            f"not a row of smimbench: {where}: {first['msg']}, got {shown(first['input'])}"
+            f"not a row of smimbench: {path}: {example['msg']}, got {shown(example['input'])}"
         ) from None
 
 

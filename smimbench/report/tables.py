@@ -432,7 +432,7 @@ def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
         # The z of before is in the JSON only: 80 columns.
         predicted, z = (
             Column("predicted", number, fields="prediction.value"),
-            Column("z", marked_z, fields="after.prediction.z after.estimate.n"),
+            Column("z", marked_z, fields="candidate.prediction.z candidate.estimate.n"),
         )
         both: Columns = [predicted, z, "optimal"]
         theory: Columns = (
@@ -447,7 +447,9 @@ def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
             "after",
             "change",
             *theory,
-            Column("per iter.", _time, fields="after.cost.per_iteration time_percent"),
+            Column(
+                "per iter.", _time, fields="candidate.cost.per_iteration time_percent"
+            ),
             "verdict",
         ]
         title = f"{problem}: {metric_label(metric)}"

@@ -103,7 +103,7 @@ def test_of_two_that_agree_none_is_taken_for_the_other():
 
 def test_a_start_near_the_teacher_is_not_compared_with_one_that_is_not():
     rows = [coded("a", 1.0), coded("a", 0.1, settings="oracle")]
-    assert [entry.before.estimate.mean for entry in compare_rows(rows, rows)] == [
+    assert [entry.baseline.estimate.mean for entry in compare_rows(rows, rows)] == [
         1.0,
         0.1,
     ]

@@ -193,10 +193,10 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(made, capsys):
 
 
 def test_every_field_of_a_row_has_a_checked_structure(made, capsys):
-    from smimbench.report.row import _PLACES
+    from smimbench.report.row import PATHS
 
     rows = json.loads(call(capsys, "show", made / "small.json", "--json")[1])["rows"]
-    assert {name for row in rows for name in row} == set(_PLACES)
+    assert {name for row in rows for name in row} == set(PATHS)
 
 
 ODD = {
