@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from smimbench.files import JsonObject
-    from smimbench.testing import Check, Outcome
+    from smimbench.testing import Outcome
+    from smimbench.testing.context import CheckContext
 
 STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
@@ -97,7 +99,9 @@ def plugins(request: Request) -> int:
 
 @command(
     click.Argument(["names"], metavar="NAME...", nargs=-1),
-    several("Parameter of the item; repeatable.", "KEY=VALUE", "--set", "settings"),
+    several(
+        "Set a parameter of the item; repeatable.", "KEY=VALUE", "--set", "settings"
+    ),
     several("Run this check only; repeatable.", "ID", "--only", "chosen"),
     option("Seed of all random numbers.", "--seed", type=click.IntRange(0), default=0),
     flag(
@@ -121,7 +125,11 @@ def check(
     from smimbench.testing import all_checks
 
     if list_only:
-        request.answer([_about(one) for one in all_checks()], _print_list)
+        documents = [
+            {"kind": check.kind, "check": check.id, "meaning": check.meaning}
+            for check in all_checks()
+        ]
+        request.answer(documents, _print_list)
         return OK
     if not names:
         raise click.UsageError(
@@ -142,28 +150,26 @@ def check(
         "Folder to write [default: ./smimbench-NAME].", folder=True, required=False
     ),
     JSON,
+    name="new",
     of_a_suite=False,
 )
-def new(request: Request, kind: str, output: Path | None) -> int:
-    """Create a working package for inputs, a channel, prior or algorithm of your own, to edit."""
+def new_package(request: Request, kind: str, output: Path | None) -> int:
+    """Create a working package with inputs, a channel, prior or algorithm of your own, ready to edit."""
     from smimbench.registry.scaffold import write_package
 
-    made = write_package(kind, request.name, output)
+    package = write_package(kind, request.name, output)
+    folder, files, commands = package.folder, package.files, package.commands
     if request.as_json:
-        print_json(
-            {"folder": str(made.folder), "files": made.files, "next": made.commands}
-        )
+        print_json({"folder": str(folder), "files": files, "next": commands})
     elif not request.quiet:
-        click.echo(f"wrote {made.folder}: {', '.join(made.files)}")
-        click.echo("next:")
-        for line in made.commands:
-            click.echo(f"  {line}")
+        click.echo(f"wrote {folder}: {', '.join(files)}")
+        click.echo("\n  ".join(["next:", *commands]))
     return OK
 
 
 @command(
     flag(
-        "Measure matrix products and memory bandwidth of this machine, and remember them.",
+        "Measure and store the speed of matrix products and the memory bandwidth of this machine.",
         "--ceilings",
     ),
     JSON,
@@ -184,7 +190,7 @@ def _read_parameters(settings: Iterable[str]) -> JsonObject:
 
     from smimbench.testing import CheckError
 
-    found: JsonObject = {}
+    parameters: JsonObject = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
@@ -192,10 +198,10 @@ def _read_parameters(settings: Iterable[str]) -> JsonObject:
                 f"--set {setting}: must be KEY=VALUE, with a parameter of the item as KEY"
             )
         try:
-            found[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+            parameters[key.strip()] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
-            found[key.strip()] = text
-    return found
+            parameters[key.strip()] = text
+    return parameters
 
 
 def _run_checks(
@@ -211,47 +217,44 @@ def _run_checks(
 
     documents = []
     console = None if request.as_json else make_console()
-    found = [
-        one
-        for name in names
-        for one in testing.contexts(name, seed=seed, parameters=parameters)
-    ]
-    testing.refuse_unknown(only, found)
-    for context in found:
+    contexts: list[CheckContext] = []
+    for name in names:
+        contexts += testing.contexts(name, seed=seed, parameters=parameters)
+    testing.refuse_unknown(only, contexts)
+    for context in contexts:
+        models = list(context.model_names) if context.kind != "model" else []
         document: JsonObject = {
             "kind": context.kind,
             "name": context.item.name,
             "distribution": context.distribution,
             "version": context.item.version,
-            "models": list(context.model_names) if context.kind != "model" else [],
+            "models": models,
             "parameters": parameters_of(context.kind, context.item),
             "seed": seed,
         }
         on_outcome = None
         if console is not None:
-            inner = ", ".join(f"{k} = {v}" for k, v in document["parameters"].items())
-            models = (
-                f" for {', '.join(document['models'])}" if document["models"] else ""
-            )
-            package = (
-                f" of {context.distribution}"
-                if context.distribution != "smimbench"
-                else ""
-            )
-            console.print(
-                f"{context.kind} {context.item.name}({inner}){package}{models}",
-                style="bold",
-            )
+            console.print(_title(document), style="bold")
             on_outcome = partial(_print_outcome, console, request.quiet)
         outcomes = testing.check(context, only=only or None, on_outcome=on_outcome)
-        document |= {
-            status: sum(o.status == status for o in outcomes) for status in STYLES
-        }
+        statuses = Counter(outcome.status for outcome in outcomes)
+        document |= {status: statuses[status] for status in STYLES}
         document["checks"] = [asdict(outcome) for outcome in outcomes]
         documents.append(document)
         if console is not None:
             _print_counts(console, document, request.quiet)
     return documents
+
+
+def _title(document: JsonObject) -> str:
+    """The item that is checked: its parameters, its package unless that is smimbench, and its models."""
+    parameters = (f"{key} = {value}" for key, value in document["parameters"].items())
+    title = f"{document['kind']} {document['name']}({', '.join(parameters)})"
+    if document["distribution"] != "smimbench":
+        title += f" of {document['distribution']}"
+    if document["models"]:
+        title += f" for {', '.join(document['models'])}"
+    return title
 
 
 def _print_outcome(console: Console, quiet: bool, outcome: Outcome) -> None:
@@ -280,20 +283,14 @@ def _print_counts(console: Console, document: JsonObject, quiet: bool) -> None:
     """Print how many checks ended with each status, after a line for all that were not run."""
     from smimbench.testing.core import NOT_RUN
 
-    left = [one for one in document["checks"] if one["message"].startswith(NOT_RUN)]
-    if left and not quiet:
-        console.print(
-            f"{left[0]['message']}: {', '.join(one['check'] for one in left)}",
-            style=STYLES["skipped"],
-        )
+    checks = document["checks"]
+    not_run = [check for check in checks if check["message"].startswith(NOT_RUN)]
+    if not_run and not quiet:
+        names = ", ".join(check["check"] for check in not_run)
+        console.print(f"{not_run[0]['message']}: {names}", style=STYLES["skipped"])
     counts = ", ".join(f"{document[status]} {status}" for status in STYLES)
-    console.print(
-        f"{counts}\n", style=STYLES["failed" if document["failed"] else "passed"]
-    )
-
-
-def _about(check: Check) -> JsonObject:
-    return {"kind": check.kind, "check": check.id, "meaning": check.meaning}
+    style = STYLES["failed" if document["failed"] else "passed"]
+    console.print(f"{counts}\n", style=style)
 
 
 def _print_list(console: Console, documents: Sequence[JsonObject]) -> None:
@@ -305,7 +302,7 @@ def _print_list(console: Console, documents: Sequence[JsonObject]) -> None:
         Column("check", fields="check", words=True),
         Column("a failure means", fields="meaning", words=True),
     ]
-    for kind, own in grouped(documents, lambda one: one["kind"]).items():
+    for kind, checks in grouped(documents, lambda check: check["kind"]).items():
         title = f"checks of {'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-        console.print(make_table(title, columns, own, padding=1), crop=False)
+        console.print(make_table(title, columns, checks, padding=1), crop=False)
         console.print()

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 
 import click
 
-from smimbench.cli.items import check, doctor, explain, info, list_items, new, plugins
+from smimbench.cli.items import (
+    check,
+    doctor,
+    explain,
+    info,
+    list_items,
+    new_package,
+    plugins,
+)
 from smimbench.cli.options import BAD_INPUT, INTERRUPTED, OK, UNFORESEEN, complain
 from smimbench.cli.reproduce import reproduce
 from smimbench.cli.run import data, run, score, tune
@@ -33,24 +41,22 @@ def _exit_code_of(arguments: Sequence[str] | None) -> int:
     if sys.stdout is None:
         complain("standard output is closed; send it to a file, a pipe or /dev/null")
         return BAD_INPUT
-    for stream in (
-        sys.stdout,
-        sys.stderr,
-    ):  # a letter that a terminal does not have is no reason to end
+    for stream in (sys.stdout, sys.stderr):
+        # A letter that a terminal does not have is no reason to end.
         if isinstance(stream, io.TextIOWrapper) and stream.errors != "replace":
             stream.reconfigure(errors="replace")
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        arguments = sys.argv[1:]
     try:
-        code = (
-            cli.main(given or ["--help"], prog_name="smimbench", standalone_mode=False)
-            or OK
+        code = cli.main(
+            list(arguments) or ["--help"], prog_name="smimbench", standalone_mode=False
         )
         sys.stdout.flush()  # here, where a disk that is full can still be named
-        return code
+        return code or OK
     except click.exceptions.Exit as error:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:  # click turns Ctrl-C into Abort
-        default = "interrupted; every finished cell and point of theory is kept, run the same command again to go on"
+        default = "interrupted; finished cells and points of theory are kept, rerun the same command to continue"
         complain(str(error) or default)
         return INTERRUPTED
     except click.ClickException as error:
@@ -60,19 +66,17 @@ def _exit_code_of(arguments: Sequence[str] | None) -> int:
         return OK
     except ForeseenError as error:
         complain(str(error))
-    except (
-        OSError
-    ) as error:  # of a file that no command names, standard output above all
-        where = f" {error.filename}" if error.filename else " the output"
-        complain(f"cannot use{where}: {error.strerror or error}")
+    except OSError as error:  # of a file that no command names
+        name = error.filename or "the output"
+        complain(f"cannot use {name}: {error.strerror or error}")
         if not error.filename:
             _silence()  # or it is tried again at exit
     except Exception as error:  # the last resort: one line, never a traceback
         if os.environ.get("SMIMBENCH_TRACEBACK"):
             raise
         complain(
-            f"unforeseen {error_line(error)}. This is a mistake in smimbench or in a plugin, please report it: "
-            "SMIMBENCH_TRACEBACK=1 shows where. What was finished is kept"
+            f"unexpected {error_line(error)}. This is a bug in smimbench or a plugin, please report it: "
+            "SMIMBENCH_TRACEBACK=1 shows the traceback. Finished cells are kept"
         )
         return UNFORESEEN
     return BAD_INPUT
@@ -107,7 +111,7 @@ class _Commands(click.Group):
     cls=_Commands,
     commands=[
         run, tune, theory, show, report, compare, verify, submit, reproduce, data, score, list_items, info, explain,
-        plugins, check, new, doctor,
+        plugins, check, new_package, doctor,
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )  # fmt: skip

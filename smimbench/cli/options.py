@@ -13,7 +13,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
     from smimbench.registry.registry import Plugin
     from smimbench.run.answers import Answers
     from smimbench.run.store import Settings, Store
-    from smimbench.run.theory_solver import OnProgress, TheorySolver
     from smimbench.suite.cells import Suite
 
 OK, NOT_OK, BAD_INPUT, UNFORESEEN, AGAIN, INTERRUPTED = 0, 1, 2, 70, 75, 130
-"""Exit codes: all cells ok; some are not; bad input; a mistake in smimbench or a plugin; the budget is spent; Ctrl-C."""
+"""Exit codes: all cells ok; some are not; bad input; a bug in smimbench or a plugin; time budget exhausted; Ctrl-C."""
+
+T = TypeVar("T")
 
 
 def complain(line: str) -> None:
-    """Print a remark or an error on one line of standard error."""
+    """Print a remark or an error as one line on standard error."""
     if sys.stderr is not None:  # closed by the parent process
         with contextlib.suppress(OSError, ValueError):
             print(f"smimbench: {' '.join(printable(line).split())}", file=sys.stderr)  # noqa: T201
@@ -47,9 +48,9 @@ def make_console(*, error: bool = False) -> Console:
     from smimbench.report.columns import safe_console
 
     stream = sys.stderr if error else sys.stdout
-    asked = os.environ.get("COLUMNS", "80")
-    columns = int(asked) if re.fullmatch("[0-9]{1,4}", asked) and int(asked) > 0 else 80
-    return safe_console(stderr=error, width=None if stream.isatty() else columns)
+    columns = re.fullmatch("0*([1-9][0-9]{,3})", os.environ.get("COLUMNS", ""))
+    width = int(columns[1]) if columns else 80
+    return safe_console(stderr=error, width=None if stream.isatty() else width)
 
 
 def print_tables(console: Console, tables: Iterable[RenderableType]) -> None:
@@ -60,7 +61,7 @@ def print_tables(console: Console, tables: Iterable[RenderableType]) -> None:
 
 def print_data(text: str) -> None:
     """Print what another program reads to standard output: as UTF-8, whatever the terminal's encoding is."""
-    stream = _OUT.get() or sys.stdout
+    stream = _STANDARD_OUTPUT.get() or sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(encoding="utf-8", errors="replace")
     click.echo(text, file=stream, nl=False)
@@ -80,20 +81,24 @@ def print_json(document: Any) -> None:
 @contextlib.contextmanager
 def only_json() -> Iterator[None]:
     """Reserve standard output for the JSON document; what plugins print goes to standard error."""
-    token = _OUT.set(sys.stdout)
+    token = _STANDARD_OUTPUT.set(sys.stdout)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        _OUT.reset(token)
+        _STANDARD_OUTPUT.reset(token)
 
 
-_OUT: contextvars.ContextVar[Any] = contextvars.ContextVar("out", default=None)
+_STANDARD_OUTPUT: contextvars.ContextVar[TextIO | None] = contextvars.ContextVar(
+    "standard output", default=None
+)
 
 
-def option(text: str, *names: str, **more: Any) -> click.Option:
+def option(text: str, *names: str, **settings: Any) -> click.Option:
     """Define an option with a value, whose default the help shows."""
-    return click.Option(names, help=text, show_default="default" in more, **more)
+    return click.Option(
+        names, help=text, show_default="default" in settings, **settings
+    )
 
 
 def flag(text: str, *names: str) -> click.Option:
@@ -110,13 +115,13 @@ def output_option(
     text: str, *, folder: bool = False, required: bool = True
 ) -> click.Option:
     """Define the option for the output path: a file or a folder."""
-    where = click.Path(file_okay=not folder, dir_okay=folder, path_type=Path)
+    path = click.Path(file_okay=not folder, dir_okay=folder, path_type=Path)
     return option(
-        text, "--output", type=where, required=required, callback=_with_a_name
+        text, "--output", type=path, required=required, callback=_refuse_empty_path
     )
 
 
-def _with_a_name(
+def _refuse_empty_path(
     ctx: click.Context, param: click.Parameter, path: Path | None
 ) -> Path | None:
     """Reject an empty output path, which click would accept as the working folder."""
@@ -134,11 +139,9 @@ def complete_suite(
     names = [
         CompletionItem(name) for name in shipped_suites() if name.startswith(incomplete)
     ]
-    return (
-        [*names, CompletionItem(incomplete, type="file")]
-        if not names or not incomplete
-        else names
-    )
+    if incomplete and names:
+        return names
+    return [*names, CompletionItem(incomplete, type="file")]
 
 
 class Quantity(click.ParamType):  # type: ignore[type-arg]
@@ -152,19 +155,19 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Convert the text to the smallest unit (seconds or bytes)."""
-        sizes = {"": next(iter(self.units.values()))} | {
-            unit.lower(): size for unit, size in self.units.items()
-        }
-        found = re.fullmatch(
+        factors = {unit.lower(): factor for unit, factor in self.units.items()}
+        factors[""] = next(iter(factors.values()))
+        match = re.fullmatch(
             r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([a-z%]*)", str(value).strip().lower()
         )
-        if not found or found[2] not in sizes or float(found[1]) <= 0:
+        if not match or match[2] not in factors or float(match[1]) <= 0:
+            units = ", ".join(self.units)
             self.fail(
-                f"must be a number > 0 with one of the units {', '.join(self.units)}, got {value!r}",
+                f"must be a number > 0 with one of the units {units}, got {value!r}",
                 param,
                 ctx,
             )
-        return float(found[1]) * sizes[found[2]]
+        return float(match[1]) * factors[match[2]]
 
 
 DURATION = Quantity("TIME", {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400})
@@ -181,38 +184,40 @@ AGAINST = option(
     "--against",
     metavar="ALGORITHM",
 )
-FULL = flag("Show every row of every table.", "--full")
+FULL = flag("Show all rows of all tables.", "--full")
 WIDTH = option(
-    "Figures of 3.4 or of 7 inches [default: a column for one panel, a page for several].",
+    "Width of figures: 3.4 or 7 inches [default: column for one panel, page for several].",
     "--width",
     type=click.Choice(["column", "page"]),
 )
 RESULTS = option(
-    "Folder of results.",
+    "Folder that holds results.",
     "--results",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("results"),
 )
 _EVERY_COMMAND = (
     flag("Print no progress and no remarks.", "--quiet"),
-    flag("Log to standard error what is loaded from where.", "--trace-plugins"),
-    flag("Load only what ships with smimbench.", "--no-plugins"),
+    flag(
+        "Log which plugins are loaded from where, on standard error.", "--trace-plugins"
+    ),
+    flag("Ignore all third-party plugins.", "--no-plugins"),
     several("Load plugins from a file or folder.", "PATH", "--plugins"),
 )
 _OF_A_SUITE = (
     several(
-        "A part of the suite: algorithm=gamp, alpha=0.1, dimension=80, seed=0, problem=LABEL.",
+        "Select part of the suite: algorithm=gamp, alpha=0.1, dimension=80, seed=0, problem=LABEL.",
         "KEY=VALUE",
         "--only",
     ),
     several(
-        "Override any key: grid.seed=1, algorithms.adam.steps=100.",
+        "Override any key of the suite: grid.seed=1, algorithms.adam.steps=100.",
         "KEY=VALUE",
         "--set",
         "overrides",
     ),
     several(
-        'One more algorithm, as it is or as \'{name="adam", steps=50, label="short"}\'.',
+        'Add an algorithm, by name or as \'{name="adam", steps=50, label="short"}\'.',
         "ALGORITHM",
         "--add",
     ),
@@ -225,6 +230,7 @@ class Request:
 
     quiet: bool
     as_json: bool = False
+    as_csv: bool = False
     name: str = ""
     overrides: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
@@ -233,43 +239,45 @@ class Request:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing is said of what goes on, nor of files that were written."""
-        return self.quiet or self.as_json
+        """Whether neither progress nor written files are reported."""
+        return self.quiet or self.as_json or self.as_csv
 
     def suite(self) -> Suite:
         """The suite from a path, a shipped name, a folder of results (its ``run.json`` holds the text), or its own text."""
         from smimbench.registry.registry import get_registry
-        from smimbench.suite.reader import load_suite, parse_suite
 
         plugins = get_registry().plugins
-        known = len(plugins)
+        count = len(plugins)
         try:
-            if self.text:
-                suite = self._suite_of_options()
-            elif (found := self.settings()) is None:
-                suite = load_suite(self.name, self.overrides, self.only)
-                if any(algorithm.tune for algorithm in suite.algorithms):
-                    from smimbench.run.tuning import tuned
+            suite = self._read_suite()
+        finally:  # plugins in ./plugins are loaded if the suite asks for them
+            complain_of(plugins[count:], quiet=self.quiet)
+        self.remark(*suite.remarks)
+        return suite
 
-                    suite = tuned(suite, self.store(suite))
-            else:
-                given = [*found.shared.get("overrides", []), *self.overrides]
-                only = self.only or found.shared.get("only", [])
-                if found.folder != Path(self.name) and (self.overrides or self.only):
-                    given, only = (
-                        [*self.overrides],
-                        self.only,
-                    )  # of the suite as written, not of another change of it
-                # Results may come from anybody: to look at them must not run what lies in the folder where one stands.
-                path, text = Path(f"{found.suite}.toml"), found.shared["text"]
-                suite = parse_suite(path, text, given, only, stored=True)
-                suite = suite.with_choices(found.shared)
-            self.remark(suite.remarks)
+    def _read_suite(self) -> Suite:
+        from smimbench.suite.reader import load_suite, parse_suite
+
+        if self.text:
+            return self._suite_of_options()
+        settings = self.settings()
+        if settings is None:
+            suite = load_suite(self.name, self.overrides, self.only)
+            if any(algorithm.tune for algorithm in suite.algorithms):
+                from smimbench.run.tuning import tuned
+
+                suite = tuned(suite, self.store(suite))
             return suite
-        finally:
-            complain_of(
-                plugins[known:], quiet=self.quiet
-            )  # of ./plugins, if the suite asks for it
+        shared = settings.shared
+        overrides = [*shared.get("overrides", []), *self.overrides]
+        only = self.only or shared.get("only", [])
+        if settings.folder != Path(self.name) and (self.overrides or self.only):
+            # Of the suite as written, not of another change of it.
+            overrides, only = [*self.overrides], self.only
+        # Results may come from anybody: to look at them must not run code in the working folder.
+        path = Path(f"{settings.suite}.toml")
+        suite = parse_suite(path, shared["text"], overrides, only, stored=True)
+        return suite.with_choices(shared)
 
     def _suite_of_options(self) -> Suite:
         """The suite that options describe; a mistake names the option, since there is no file."""
@@ -280,14 +288,10 @@ class Request:
         try:
             return parse_suite(path, self.text, self.overrides, self.only)
         except SuiteError as error:
-            said = re.sub(
-                r"^problem\.(\w+)\.name:",
-                r"--\1:",
-                str(error).removeprefix(f"{path}: "),
-            )
-            raise click.UsageError(
-                re.sub(r"^problem\.(model|channel|prior|inputs)\.", "--", said)
-            ) from None
+            message = str(error).removeprefix(f"{path}: ")
+            message = re.sub(r"^problem\.(\w+)\.name:", r"--\1:", message)
+            message = re.sub(r"^problem\.(model|channel|prior|inputs)\.", "--", message)
+            raise click.UsageError(message) from None
 
     def settings(self) -> Settings | None:
         """The only run in a results folder; None if a suite is named instead.
@@ -302,74 +306,51 @@ class Request:
         from smimbench.suite.document import shipped_suites
 
         folder = Path(self.name)
-        if (
-            self.text or self.name in shipped_suites() or not folder.is_dir()
-        ):  # a shipped suite keeps its name
+        is_suite = self.text or self.name in shipped_suites()
+        if is_suite or not folder.is_dir():
             return None
-        found = settings_under(folder)
-        if len(found) == 1:
-            return found[0]
-        if found:
-            several = ", ".join(str(one.folder) for one in found)
-            raise SuiteError(
-                self.name,
-                "",
-                f"this folder has results of several runs; name one of them: {several}",
+        runs = settings_under(folder)
+        if len(runs) > 1:
+            folders = ", ".join(str(run.folder) for run in runs)
+            reason = (
+                f"this folder has results of several runs; name one of them: {folders}"
             )
-        raise SuiteError(self.name, "", why_none(folder))
+            raise SuiteError(self.name, "", reason)
+        if not runs:
+            raise SuiteError(self.name, "", why_none(folder))
+        return runs[0]
 
     def store(self, suite: Suite) -> Store:
         """Store with the records of a suite: the named results folder, or the suite's folder under ``--results``."""
         from smimbench.run.store import Store
 
-        found = self.settings()
-        return Store(self.results / suite.name) if found is None else found.store
+        settings = self.settings()
+        return settings.store if settings else Store(self.results / suite.name)
 
     def answers(self, suite: Suite, store: Store) -> Answers:
         """Theory that is stored next to the results of a suite."""
         from smimbench.run.answers import Answers
         from smimbench.run.store import theory_folder
 
-        folder, predictions = theory_folder(store), suite.needs_prediction_errors
         return Answers(
-            folder, predictions=predictions, on_remark=lambda line: self.remark([line])
-        )
-
-    def solver(
-        self,
-        folder: Path,
-        on_progress: OnProgress,
-        *,
-        predictions: bool,
-        deadline: float | None = None,
-    ) -> TheorySolver:
-        """Solver of theory, which stores its answers in a folder."""
-        from smimbench.run.theory_solver import TheorySolver
-
-        return TheorySolver(
-            folder,
-            isolated=True,
-            deadline=deadline,
-            predictions=predictions,
-            on_progress=on_progress,
-            on_remark=lambda line: self.remark([line]),
+            theory_folder(store),
+            predictions=suite.needs_prediction_errors,
+            on_remark=self.remark,
         )
 
     def options(self) -> list[str]:
         """Options of this request (changes, part, plugins) as shell words, for use with another command."""
         from smimbench.registry.registry import get_registry
 
-        given = {
-            "--set": self.overrides,
-            "--only": self.only,
-            "--plugins": get_registry().paths,
-        }
-        return [
-            word
-            for option, values in given.items()
-            for value in values
-            for word in (option, str(value))
-        ]
+        words: list[str] = []
+        for option, arguments in (
+            ("--set", self.overrides),
+            ("--only", self.only),
+            ("--plugins", get_registry().paths),
+        ):
+            for argument in arguments:
+                words += [option, str(argument)]
+        return words
 
     def typed(self, command: str) -> str:
         """Text of another command on the same suite, with the same options and results folder."""
@@ -378,12 +359,12 @@ class Request:
         )
         return shlex.join(["smimbench", command, self.name, *results, *self.options()])
 
-    def remark(self, lines: Iterable[str]) -> None:
+    def remark(self, *lines: str) -> None:
         """Print lines on standard error, unless the user disabled them."""
         for line in () if self.quiet else lines:
             complain(line)
 
-    def answer(self, document: Any, show: Callable[[Console, Any], None]) -> None:
+    def answer(self, document: T, show: Callable[[Console, T], None]) -> None:
         """Print the document as JSON, or as tables for a terminal."""
         if self.as_json:
             print_json(document)
@@ -406,42 +387,36 @@ def command(
             plugins: tuple[str, ...],
             no_plugins: bool,
             trace_plugins: bool,
-            **given: Any,
+            **arguments: Any,
         ) -> int:
-            _spare_the_suite(given.get("name"), given.get("output"))
-            with only_json() if given.get("as_json") else contextlib.nullcontext():
+            _refuse_suite_as_output(arguments.get("name"), arguments.get("output"))
+            with only_json() if arguments.get("as_json") else contextlib.nullcontext():
                 with contextlib.redirect_stdout(sys.stderr), steady_folder():
                     loaded = _load_plugins(plugins, no_plugins, trace_plugins)
-                complain_of(loaded, quiet=given["quiet"])
-                if of_a_suite:  # first, so that --set can reach into what was added
-                    given["overrides"] = (
-                        *(f"algorithms+={one}" for one in given.pop("add")),
-                        *given["overrides"],
-                    )
+                complain_of(loaded, quiet=arguments["quiet"])
+                if of_a_suite:  # added algorithms first: --set can change them
+                    added = (f"algorithms+={table}" for table in arguments.pop("add"))
+                    arguments["overrides"] = (*added, *arguments["overrides"])
                 common = {
-                    key: given.pop(key)
+                    key: arguments.pop(key)
                     for key in Request.__annotations__
-                    if key in given
+                    if key in arguments
                 }
-                return function(Request(**common), **given)
+                return function(Request(**common), **arguments)
 
-        about = documentation(function)
+        text = documentation(function)
         return click.command(
-            name, help=about, params=[*parameters, *shared], context_settings=settings
+            name, help=text, params=[*parameters, *shared], context_settings=settings
         )(wrapped)
 
     return decorate
 
 
-def _spare_the_suite(name: str | None, output: Path | None) -> None:
+def _refuse_suite_as_output(name: str | None, output: Path | None) -> None:
     """Raise an error if the output path is the suite file that is being read."""
-    if (
-        name
-        and output is not None
-        and output.is_file()
-        and os.path.exists(name)
-        and output.samefile(name)
-    ):
+    if not name or output is None:
+        return
+    if output.is_file() and os.path.exists(name) and output.samefile(name):
         raise click.BadParameter(
             f"{output} is the suite itself; name another file", param_hint="--output"
         )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from smimbench.run.campaign import Campaign
     from smimbench.run.executor import Underway
     from smimbench.run.theory_process import Progress
+    from smimbench.run.theory_solver import TheorySolver
     from smimbench.suite.cells import Suite
 
 LONG_CELL = 5.0
@@ -41,33 +42,35 @@ class Interrupted(click.Abort):
     """Raised at Ctrl-C; the message says what has been stored."""
 
 
-class RunProgress(NamedTuple):
-    """Interface for reporting progress of a campaign: called with every record, several times a second, and where it waits."""
+class RunCallbacks(NamedTuple):
+    """What a campaign calls with every record, several times a second with its running cells, and when it has to wait."""
 
     on_record: Callable[[JsonObject], None]
-    on_look: Callable[[list[Underway]], None]
+    on_progress: Callable[[list[Underway]], None]
     on_wait: Callable[[str], None]
 
 
-class _Lines(contextlib.nullcontext[None]):
-    """A line about what takes ``first`` seconds, and again whenever its time has doubled; nothing if None."""
+class _Lines(contextlib.AbstractContextManager["_Lines"]):
+    """Prints a line about a task after ``delay`` seconds and whenever its time has doubled; None prints nothing."""
 
-    def __init__(self, first: float | None) -> None:
-        super().__init__()
-        self._first, self._due = first, {"": 0.0}
+    def __init__(self, delay: float | None) -> None:
+        self._delay = delay
+        self._due: dict[str, float] = {}
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing: lines stay."""
 
     def show(
         self, key: str, name: str, count: str, seconds: float = 0.0, **numbers: Any
     ) -> None:
-        """Tell of a task that has taken so many seconds, and what was counted."""
-        if self._first is not None and seconds >= self._due.setdefault(
-            key, self._first
-        ):
-            self._due[key] = 2 * seconds
-            complain(f"running for {_clock(seconds)}: {name}: {count}")
+        """Report how long a task has taken and how far it is."""
+        if self._delay is None or seconds < self._due.get(key, self._delay):
+            return
+        self._due[key] = 2 * seconds
+        complain(f"running for {_clock(seconds)}: {name}: {count}")
 
     def keep_only(self, keys: Iterable[str]) -> None:
-        """Forget nothing: a task that goes on is not new."""
+        """Do nothing: no line disappears."""
 
 
 class _Bars:
@@ -88,23 +91,22 @@ class _Bars:
             column = Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
             return TextColumn(f"{{task.{field}}}", markup=False, table_column=column)
 
-        whole = Column(no_wrap=True)
-        times = (
-            TimeElapsedColumn(table_column=whole),
-            TimeRemainingColumn(table_column=whole),
-        )
-        columns = (
+        self._display = Progress(
             SpinnerColumn(),
             text("description", 3),
             BarColumn(16),
             text("fields[count]"),
-            *times,
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            console=console,
+            transient=True,
+            expand=True,
         )
-        self._display = Progress(*columns, console=console, transient=True, expand=True)
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Bars:
         self._display.start()
+        return self
 
     def __exit__(self, *error: object) -> None:
         self._display.stop()
@@ -116,7 +118,7 @@ class _Bars:
         count: str,
         seconds: float = 0.0,
         *,
-        done: float = 0,
+        completed: float = 0,
         total: int | None = None,
     ) -> None:
         """Add or update a progress bar, which moves to and fro if the total is unknown."""
@@ -125,7 +127,11 @@ class _Bars:
         if total is None:
             count = f"{count}, {_clock(seconds)}"
         self._display.update(
-            self._tasks[key], description=name, completed=done, total=total, count=count
+            self._tasks[key],
+            description=name,
+            completed=completed,
+            total=total,
+            count=count,
         )
 
     def keep_only(self, keys: Iterable[str]) -> None:
@@ -135,119 +141,125 @@ class _Bars:
             self._display.refresh()
 
 
-def _display(console: Console, patience: float | None) -> _Bars | _Lines:
-    """Bars on a terminal, else lines after so many seconds; None shows nothing."""
-    return (
-        _Bars(console)
-        if console.is_terminal and patience is not None
-        else _Lines(patience)
-    )
+def _display(delay: float | None) -> _Bars | _Lines:
+    """Bars on a terminal, otherwise lines after so many seconds; None shows nothing."""
+    console = make_console(error=True)
+    if console.is_terminal and delay is not None:
+        return _Bars(console)
+    return _Lines(delay)
 
 
 def run_watched(campaign: Campaign, request: Request) -> None:
     """Run a campaign with its remarks and its progress."""
-    request.remark(campaign.remarks)
-    with run_progress(campaign, silent=request.silent) as progress:
-        campaign.run(*progress)
+    request.remark(*campaign.remarks)
+    with run_progress(campaign, silent=request.silent) as callbacks:
+        campaign.run(*callbacks)
 
 
 @contextlib.contextmanager
-def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
+def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
     """Report how far a campaign is, which cells take long, and why cells do not end well."""
-    console, name, total = (
-        make_console(error=True),
-        campaign.suite.name,
-        len(campaign.missing),
-    )
-    display = _display(console, None if silent else LONG_WAIT)
-    said: set[tuple[str, str]] = set()
-    begin, done = time.monotonic(), 0
-
-    def on_record(record: JsonObject) -> None:
-        """A repeated reason is printed for its first cell only."""
-        nonlocal done
-        done += 1
-        display.show(
-            name,
-            name,
-            f"{done} / {total}",
-            time.monotonic() - begin,
-            done=done,
-            total=total,
-        )
-        reason = "ok" if silent or record["status"] == "ok" else reason_of(record)
-        if (
-            reason != "ok"
-            and (kind := (record["algorithm"], kind_of(reason))) not in said
-        ):
-            said.add(kind)
-            line = (
-                f"{record['algorithm']} at alpha {record['cell']['alpha']:g}: {reason}"
-            )
-            console.print(line, style="yellow", soft_wrap=True, markup=False)
-
-    def on_look(underway: list[Underway]) -> None:
-        slow = {
-            one.task.arguments[0].key: one
-            for one in underway
-            if one.seconds > LONG_CELL
-        }
-        display.keep_only({name, *slow})
-        for key, one in slow.items():
-            display.show(key, _cell_name(one), _iterations(one), one.seconds)
+    name, total = campaign.suite.name, len(campaign.missing)
+    console = make_console(error=True)
+    display = _display(None if silent else LONG_WAIT)
+    reported: set[tuple[str, str]] = set()
+    begin, finished = time.monotonic(), 0
 
     def on_wait(line: str) -> None:
         if not silent:
             console.print(line, style="yellow", soft_wrap=True, markup=False)
 
-    if isinstance(display, _Lines) and total and not silent:
-        where = (
-            f"on {campaign.dask}" if campaign.dask else f"{campaign.workers} at a time"
+    def on_record(record: JsonObject) -> None:
+        """Print each kind of failure for its first cell only."""
+        nonlocal finished
+        finished += 1
+        seconds = time.monotonic() - begin
+        display.show(
+            name,
+            name,
+            f"{finished} / {total}",
+            seconds,
+            completed=finished,
+            total=total,
         )
-        click.echo(f"{name}: running {total} cells, {where}", err=True)
+        if silent or record["status"] == "ok":
+            return
+        algorithm, reason = record["algorithm"], reason_of(record)
+        kind = algorithm, kind_of(reason)
+        if kind not in reported:
+            reported.add(kind)
+            on_wait(f"{algorithm} at alpha {record['cell']['alpha']:g}: {reason}")
+
+    def on_progress(underway: list[Underway]) -> None:
+        slow = [task for task in underway if task.seconds > LONG_CELL]
+        display.keep_only([name, *map(_cell_key, slow)])
+        for task in slow:
+            display.show(
+                _cell_key(task), _cell_name(task), _iterations(task), task.seconds
+            )
+
+    if isinstance(display, _Lines) and total and not silent:
+        workers = f"{campaign.workers} at a time"
+        place = f"on {campaign.dask}" if campaign.dask else workers
+        click.echo(f"{name}: running {total} cells, {place}", err=True)
     display.show(name, name, f"0 / {total}", total=total)
     with display:
-        yield RunProgress(on_record, on_look, on_wait)
+        yield RunCallbacks(on_record, on_progress, on_wait)
 
 
-class TheoryProgress(contextlib.AbstractContextManager["TheoryProgress"]):
-    """Shows which curve of a suite is being solved, and how far it is, from the start on.
+class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
+    """Solver of a suite's theory, as a context that shows which curve is being solved and how far it is.
 
     Parameters
     ----------
+    request : Request
+        Says whether anything is shown.
     suite : Suite
     folder : Path
-        Folder of stored theory.
+        Folder where answers are stored.
     alphas : sequence of float or None
         Sample ratios that are solved; default: the suite's.
-    silent : bool
+    predictions : bool
+        Whether generalization errors are computed; always where a metric of the suite needs them.
+    deadline : float or None
+        Moment (``time.monotonic``) after which nothing more is solved.
     """
 
     def __init__(
         self,
+        request: Request,
         suite: Suite,
         folder: Path,
         alphas: Sequence[float] | None = None,
         *,
-        silent: bool,
+        predictions: bool = False,
+        deadline: float | None = None,
     ) -> None:
-        self.folder = folder
-        self._suite, self._alphas, self._silent = suite, alphas, silent
-        self._curves = [
+        from smimbench.run.theory_solver import TheorySolver
+
+        self.solver = TheorySolver(
+            folder,
+            isolated=True,
+            deadline=deadline,
+            predictions=predictions or suite.needs_prediction_errors,
+            on_progress=self.on_progress,
+            on_remark=request.remark,
+        )
+        self._suite, self._folder, self._alphas = suite, folder, alphas
+        self._patience = None if request.silent else PATIENCE
+        self._plans = [
             plan for plan in suite.chosen_plans if plan.problem.no_theory is None
         ]
-        self._display: _Bars | _Lines | None = None
+        self._display: _Bars | _Lines = _Lines(None)
         self._begin = self._reached = 0.0
 
-    def __enter__(self) -> TheoryProgress:
-        self._display = _display(
-            make_console(error=True), None if self._silent else PATIENCE
-        )
+    def __enter__(self) -> TheorySolver:
+        self._display = _display(self._patience)
         self._begin, self._reached = time.monotonic(), 0.0
-        if self._curves:
-            self._show(1, self._curves[0].label, "theory")
+        if self._plans:
+            self._show(0, "theory")
         self._display.__enter__()
-        return self
+        return self.solver
 
     def __exit__(
         self,
@@ -259,85 +271,69 @@ class TheoryProgress(contextlib.AbstractContextManager["TheoryProgress"]):
         from smimbench.report.theory_document import kept_of
         from smimbench.run.answers import Answers
 
-        display, self._display = self._display, None
-        if display is not None:
-            display.__exit__(kind, error, traceback)
+        self._display.__exit__(kind, error, traceback)
+        self._display = _Lines(None)
         if isinstance(error, KeyboardInterrupt):
             points, thresholds, nodes = kept_of(
-                self._suite, self._alphas, Answers(self.folder)
+                self._suite, self._alphas, Answers(self._folder)
             )
             raise Interrupted(
                 f"interrupted; kept so far: {_count(nodes, 'node')} of curves, {_count(points, 'sample ratio')} and the "
-                f"thresholds of {_count(thresholds, 'problem')}; run the same command again to go on from there"
+                f"thresholds of {_count(thresholds, 'problem')}; rerun the same command to continue"
             ) from None
 
     def on_progress(self, problem: Problem, progress: Progress) -> None:
         """Show how far the theory of a problem is."""
-        for number, plan in enumerate(self._curves):
+        for index, plan in enumerate(self._plans):
             if plan.problem is problem and progress.done < progress.total:
                 # A curve that has all of its sample ratios may still lack thresholds: the bar is full at the very end.
-                self._reached = max(
-                    self._reached, number + 0.9 * progress.done / progress.total
-                )
-                self._show(
-                    number + 1,
-                    plan.label,
-                    f"{progress.done} / {progress.total}{_position(progress)}",
-                )
+                share = 0.9 * progress.done / progress.total
+                self._reached = max(self._reached, index + share)
+                count = f"{progress.done} / {progress.total}{_position(progress)}"
+                self._show(index, count)
 
-    def _show(self, number: int, name: str, count: str) -> None:
-        if self._display is not None:
-            title, total = (
-                f"curve {number} of {len(self._curves)}: {name}",
-                len(self._curves),
-            )
-            seconds = time.monotonic() - self._begin
-            self._display.show(
-                "theory", title, count, seconds, done=self._reached, total=total
-            )
+    def _show(self, index: int, count: str) -> None:
+        total = len(self._plans)
+        title = f"curve {index + 1} of {total}: {self._plans[index].label}"
+        seconds = time.monotonic() - self._begin
+        self._display.show(
+            "theory", title, count, seconds, completed=self._reached, total=total
+        )
 
 
 def _position(progress: Progress) -> str:
     """How far a curve has been followed, or the number of its nodes, or a note."""
-    nodes, alpha = progress.nodes, progress.alpha
-    note = (
-        f"alpha {alpha:.3g}"
-        if alpha is not None
-        else _count(nodes, "node")
-        if nodes
-        else progress.note
-    )
-    return f", {note}" if note else ""
+    if progress.alpha is not None:
+        return f", alpha {progress.alpha:.3g}"
+    if progress.nodes:
+        return f", {_count(progress.nodes, 'node')}"
+    return f", {progress.note}" if progress.note else ""
 
 
 def figures_progress(charts: Sequence[Chart], *, silent: bool) -> Iterator[Chart]:
-    """The same charts, and how many of them have been drawn."""
-    display, begin = (
-        _display(make_console(error=True), None if silent else LONG_WAIT),
-        time.monotonic(),
-    )
-    with display:
-        for number, chart in enumerate(charts):
-            count = f"{number + 1} of {len(charts)}"
-            display.show(
-                "figures",
-                f"figure {chart.name}",
-                count,
-                time.monotonic() - begin,
-                done=number,
-                total=len(charts),
-            )
+    """Yield the charts, showing how many have been drawn."""
+    begin, total = time.monotonic(), len(charts)
+    with _display(None if silent else LONG_WAIT) as display:
+        for index, chart in enumerate(charts):
+            name, count = f"figure {chart.name}", f"{index + 1} of {total}"
+            seconds = time.monotonic() - begin
+            display.show("figures", name, count, seconds, completed=index, total=total)
             yield chart
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _cell_key(underway: Underway) -> str:
+    (cell,) = underway.task.arguments
+    return str(cell.key)
 
 
 def _cell_name(underway: Underway) -> str:
     (cell,) = underway.task.arguments
-    where = f"alpha {cell.alpha:g}, D {cell.dimension}, seed {cell.replicate}"
-    return f"{cell.algorithm_label}, {cell.problem_label}, {where}"
+    place = f"alpha {cell.alpha:g}, D {cell.dimension}, seed {cell.replicate}"
+    return f"{cell.algorithm_label}, {cell.problem_label}, {place}"
 
 
 def _iterations(underway: Underway) -> str:
@@ -345,7 +341,7 @@ def _iterations(underway: Underway) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Duration as text: ``0:05``, ``12:34``, ``1:02:03``."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    """Format a duration as ``0:05``, ``12:34`` or ``1:02:03``."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minutes}:{second:02d}"

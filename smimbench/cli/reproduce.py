@@ -1,9 +1,8 @@
-"""``smimbench reproduce``: a figure of a paper, made again and compared with the published numbers."""
+"""``smimbench reproduce``: reproduces a figure from one of the papers, and compares it with the published numbers."""
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,22 +16,23 @@ from smimbench.cli.options import (
     RESULTS,
     Request,
     command,
-    complain,
     flag,
     option,
 )
-from smimbench.cli.results import name_figures, save_charts
+from smimbench.cli.results import draw_figures
 from smimbench.cli.run import show_cost
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from smimbench.files import JsonObject
-    from smimbench.report.charts import Chart
     from smimbench.report.figures import Line
-    from smimbench.report.published import Part
+    from smimbench.report.published import PublishedLine
     from smimbench.run.campaign import Campaign
     from smimbench.suite.cells import Suite
+    from smimbench.suite.schema import FigureTable
 
 QUICK_POINTS = 8
 """Published points of a curve of theory that ``--quick`` compares; doubled, it takes twice as long."""
@@ -42,15 +42,15 @@ QUICK_POINTS = 8
     click.Argument(["name"], metavar="FIGURE", required=False, default=""),
     flag("List the figures of both papers.", "--list", "listed"),
     option(
-        "Folder with the tables that the papers' authors have released; smimbench does not ship them.",
+        "Folder with the tables that the authors of the papers have released (not shipped with smimbench).",
         "--published",
         type=click.Path(exists=True, file_okay=False, path_type=Path),
         metavar="FOLDER",
     ),
-    flag("Smaller sizes, fewer seeds and points: minutes.", "--quick"),
-    flag("Estimate what its runs take; run nothing.", "--dry-run"),
+    flag("Use smaller sizes, fewer seeds and fewer points: takes minutes.", "--quick"),
+    flag("Estimate the cost of its runs; run nothing.", "--dry-run"),
     option(
-        "Processes side by side [default: one per core].",
+        "Number of parallel processes [default: one per core].",
         "--workers",
         type=click.IntRange(1),
     ),
@@ -65,235 +65,184 @@ def reproduce(
     dry_run: bool,
     workers: int | None,
 ) -> int:
-    """Make a figure of the papers again, in their axes, and compare it with the published numbers.
+    """Reproduce a figure from one of the papers, and compare it with the published numbers.
 
-    Of every curve it says whether ours is inside the stated band around the published points, or why it is known not to be
-    (docs/corrections.md). The exit code is 1 where a curve is outside for no known reason, or has no published table.
+    For every curve it says whether ours is inside the stated band around the published points, or why it is known not to be
+    (docs/corrections.md). The exit code is 1 if a curve is outside for no known reason, or has no published table.
     """
-    from smimbench.backend import machine
-    from smimbench.report.published import EXPLAINED, INSIDE, compare, figure_list
+    from smimbench.cli.progress import run_watched
+    from smimbench.report.published import (
+        EXPLAINED,
+        INSIDE,
+        compare,
+        figure_list,
+        published_lines,
+    )
     from smimbench.run.campaign import plan_campaign
 
     if listed:
         request.answer(figure_list(), _print_list)
         return OK
-    request, suite = _asked(request, quick)
-    source = suite.figure.source if suite.figure else ""
+    request, suite, figure = _read_figure(request, quick)
     campaign = None
     if suite.algorithms:
+        store = request.store(suite)
         campaign = plan_campaign(
-            suite, request.store(suite), workers=workers, isolated=True, dry_run=dry_run
+            suite, store, workers=workers, isolated=True, dry_run=dry_run
         )
-    if dry_run and campaign:
-        return show_cost(campaign, request)
     if dry_run:
-        none = {"cells": 0, "missing": 0, "seconds": 0}
-        request.answer(none, lambda console, _: console.print("no runs: theory alone"))
-        return OK
-    lines, chart = _solved(
-        request,
-        suite,
-        campaign,
-        published,
-        workers or machine.usable_cores(),
-        QUICK_POINTS if quick else None,
-    )
-    found: JsonObject = {
+        return show_cost(campaign, request)
+    lines = published_lines(suite, published, QUICK_POINTS if quick else None)
+    for line in lines:
+        if published and line.points is None:
+            request.remark(
+                f"no table {line.table} in {published}: {line.label} is not compared"
+            )
+    if campaign is not None:
+        run_watched(campaign, request)
+    ours, paths = _solve_and_draw(request, suite, lines, campaign, workers)
+    curves = list(map(compare, lines, ours)) if published else []
+    document: JsonObject = {
         "figure": suite.name,
         "title": suite.title,
         "quick": quick,
-        "source": source,
+        "source": figure.source,
+        "curves": [curve.document() for curve in curves],
+        "files": [str(path) for path in paths],
     }
-    found["curves"] = [compare(*line) for line in lines] if published else []
-    paths = _draw(suite, request, chart)
-    request.answer(found | {"files": [str(path) for path in paths]}, _print_verdict)
+    request.answer(document, _print_verdict)
     if not published:
         request.remark(
-            [
-                f"not compared: the published tables are not part of smimbench; {source} has them (--published)"
-            ]
+            f"not compared: the published tables are not part of smimbench; {figure.source} has them (--published)"
         )
-    name_figures(() if request.as_json else paths)
-    return (
-        OK
-        if all(one["verdict"] in (INSIDE, EXPLAINED) for one in found["curves"])
-        else NOT_OK
-    )
+    agrees = all(curve.verdict in (INSIDE, EXPLAINED) for curve in curves)
+    return OK if agrees else NOT_OK
 
 
-def _asked(request: Request, quick: bool) -> tuple[Request, Suite]:
+def _read_figure(request: Request, quick: bool) -> tuple[Request, Suite, FigureTable]:
     """The suite of a figure, and the request for it with what ``--quick`` changes."""
     from smimbench.report.published import figure_list
 
-    for one in figure_list():
-        if one["name"] == request.name and "no_numbers" in one:
-            raise click.UsageError(
-                f"{request.name} has no numbers to compare with: {one['no_numbers']}"
-            )
     if not request.name:
         raise click.UsageError("name a figure; 'smimbench reproduce --list' shows them")
+    for shipped in figure_list():
+        if shipped["name"] == request.name and "no_numbers" in shipped:
+            raise click.UsageError(
+                f"{request.name} has no numbers to compare with: {shipped['no_numbers']}"
+            )
     suite = request.suite()
     if suite.figure is None:
         raise click.UsageError(
             f"{request.name} is no figure of a paper; 'smimbench reproduce --list' shows them"
         )
+    figure = suite.figure
     if quick:
-        request = replace(request, overrides=(*suite.figure.quick, *request.overrides))
+        request = replace(request, overrides=(*figure.quick, *request.overrides))
         suite = request.suite()
-    return request, suite
+    return request, suite, figure
 
 
-def _solved(
+def _solve_and_draw(
     request: Request,
     suite: Suite,
+    lines: Sequence[PublishedLine],
     campaign: Campaign | None,
-    published: Path | None,
-    workers: int,
-    most: int | None,
-) -> tuple[list[tuple[Part, Line, Line | None]], Chart]:
-    """Every line of a figure with its published points, once runs and theory are there, and the figure."""
-    from smimbench.cli.progress import TheoryProgress, run_watched
+    workers: int | None,
+) -> tuple[list[Line], list[Path]]:
+    """Solve the theory of a figure, and draw it: our points of every line, and the files."""
+    from smimbench.backend import machine
+    from smimbench.cli.progress import TheoryProgress
     from smimbench.problem.problem import ProblemError
-    from smimbench.report.published import (
-        figure_chart,
-        line_questions,
-        our_points,
-        parts_of,
-        published_points,
-    )
+    from smimbench.report.published import figure_chart, line_questions, our_points
     from smimbench.report.questions import table_questions
     from smimbench.report.results import Results
     from smimbench.report.theory_document import theory_document, theory_questions
     from smimbench.run.parallel_theory import solve_in_parallel
-    from smimbench.run.store import theory_folder
+    from smimbench.run.store import settings_folder, theory_folder
 
     assert suite.figure is not None
-    parts, tables = parts_of(suite), []
-    alphas = {plan.label: {*plan.alphas} for plan in suite.plans}
-    for part in parts:
-        points = (
-            published_points(part, published, suite.figure.xlim, most)
-            if published
-            else None
-        )
-        if published and points is None:
-            request.remark(
-                [f"no table {part.table} in {published}: {part.label} is not compared"]
-            )
-        if not part.is_threshold and not part.curve.algorithm:
-            low, high = suite.figure.xlim
-            at = [
-                max(low, high / 1000),
-                high,
-                *(points.alpha if points else ()),
-            ]  # from one end of the axis to the other
-            alphas[part.plans[0].label] |= {float(x / part.factor) for x in at}
-        tables.append(points)
-    if campaign is not None:
-        run_watched(campaign, request)
-    plans = tuple(
+    alphas = {plan.label: set(plan.alphas) for plan in suite.plans}
+    for line in lines:
+        alphas[line.plans[0].label] |= line.alphas(suite.figure.xlim)
+    plans = [
         replace(plan, alphas=tuple(sorted(alphas[plan.label]))) for plan in suite.plans
-    )
-    asked = replace(suite, plans=plans)
-    store = request.store(suite)
-    progress = TheoryProgress(asked, theory_folder(store), silent=request.silent)
+    ]
+    drawn_suite, store = replace(suite, plans=tuple(plans)), request.store(suite)
     predictions = any("generalization" in curve.metric for curve in suite.figure.curves)
-    solver = request.solver(
-        progress.folder, progress.on_progress, predictions=predictions
-    )
-    results = Results(suite, store, (), solver.answers)
-    with progress:
-        questions = list(theory_questions(asked))
-        if workers > 1:
-            with contextlib.suppress(
-                ProblemError
-            ):  # said below, with the problem that it belongs to
-                solve_in_parallel(questions, solver, workers)
-        for document in theory_document(asked, solver.answer(questions)):
+    with TheoryProgress(
+        request, drawn_suite, theory_folder(store), predictions=predictions
+    ) as solver:
+        results = Results(suite, store, (), solver.answers)
+        questions = list(theory_questions(drawn_suite))
+        if workers is None or workers > 1:
+            # An error is reported below, with the problem that it belongs to.
+            with contextlib.suppress(ProblemError):
+                solve_in_parallel(questions, solver, workers or machine.usable_cores())
+        for document in theory_document(drawn_suite, solver.answer(questions)):
             if "unsolved" in document:
                 label, reason = document["problem"]["label"], document["unsolved"]
                 raise click.UsageError(f"{label}: theory is not solved: {reason}")
         if campaign:
             solver.answer(table_questions(results))
-        answers = solver.answer(line_questions(parts, solver.answers, alphas))
+        answers = solver.answer(line_questions(lines, solver.answers, alphas))
     rows = results.rows if campaign else []
     ours = [
-        our_points(part, answers, rows, sorted(alphas[part.plans[0].label]))
-        for part in parts
+        our_points(line, answers, rows, sorted(alphas[line.plans[0].label]))
+        for line in lines
     ]
-    lines = list(zip(parts, ours, tables))
-    chart = figure_chart(suite, answers, rows, lines)
-    counts = (
-        Counter(record["status"] for _, record in results.pairs)
-        if campaign
-        else Counter()
-    )
-    if lost := [
-        f"{number} {status}" for status, number in counts.items() if status != "ok"
-    ]:
+    counts = results.counts if campaign else {}
+    failures = [f"{n} {status}" for status, n in counts.items() if status != "ok"]
+    if failures:
         request.remark(
-            [
-                f"runs that did not end well: {', '.join(lost)}, of {counts.total()}; their points may be missing"
-            ]
+            f"runs that did not end well: {', '.join(failures)}, of {sum(counts.values())}; their points may be missing"
         )
-    return lines, chart
-
-
-def _draw(suite: Suite, request: Request, chart: Chart) -> list[Path]:
-    from smimbench.run.store import settings_folder
-
-    try:
-        return save_charts(
-            [chart], settings_folder(suite, request.store(suite)) / "figures"
-        )
-    except ImportError:
-        complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
-        return []
+    chart = figure_chart(suite, answers, rows, lines, ours)
+    folder = settings_folder(suite, store) / "figures"
+    return ours, draw_figures([chart], folder, request)
 
 
 def _print_list(console: Console, figures: list[JsonObject]) -> None:
     from smimbench.report.columns import Column, make_table
 
+    def duration(figure: JsonObject) -> str:
+        return "has no numbers" if "no_numbers" in figure else figure["duration"]
+
     columns = [
         Column("figure", fields="name", words=True),
         Column("what it shows", fields="title", words=True),
-        Column(
-            "takes",
-            lambda r: "has no numbers" if "no_numbers" in r else r["duration"],
-            words=True,
-        ),
+        Column("takes", duration, words=True),
     ]
-    console.print(
-        make_table("figures of arXiv:2502.00901 and arXiv:2506.01582", columns, figures)
-    )
+    title = "figures of arXiv:2502.00901 and arXiv:2506.01582"
+    console.print(make_table(title, columns, figures))
 
 
-def _print_verdict(console: Console, found: JsonObject) -> None:
+def _print_verdict(console: Console, document: JsonObject) -> None:
     from smimbench.report.columns import Column, make_table, number
 
-    console.print(found["title"], style="bold", soft_wrap=True)
+    console.print(document["title"], style="bold", soft_wrap=True)
     columns = [
         Column("curve", fields="curve", words=True),
         Column(
             "outside",
-            lambda r: f"{r['outside']} of {r['points']}" if r["points"] else "",
+            lambda outside, points: f"{outside} of {points}" if points else "",
+            fields="outside points",
         ),
         Column("verdict", fields="verdict", words=True),
         Column(
             "largest deviation",
-            lambda off: "" if off is None else f"{off:+z.4f}",
+            lambda deviation: "" if deviation is None else f"{deviation:+z.4f}",
             fields="deviation",
         ),
         Column("allowed", number, fields="allowed"),
         Column("at", number, fields="at"),
     ]
-    if found["curves"]:
-        console.print(
-            make_table("ours - published", columns, found["curves"]), crop=False
-        )
-    for section in dict.fromkeys(
-        section for one in found["curves"] for section in one["corrections"]
-    ):
+    curves = document["curves"]
+    if curves:
+        console.print(make_table("ours - published", columns, curves), crop=False)
+    sections: dict[str, None] = {}
+    for curve in curves:
+        sections.update(dict.fromkeys(curve["corrections"]))
+    for section in sections:
         console.print(
             f"known correction: docs/corrections.md, {section}", soft_wrap=True
         )

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,10 +20,10 @@ from smimbench.cli.options import (
     print_json,
     print_tables,
 )
-from smimbench.files import error_line, read_text, unless
+from smimbench.files import read_text, unless
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from rich.console import Console
 
@@ -46,24 +46,22 @@ def stored_results(
 
     suite = request.suite()
     store = request.store(suite)
-    results = Results(
-        suite, store, backends, request.answers(suite, store), any_code=any_code
-    )
-    request.remark(store.complaints)
+    answers = request.answers(suite, store)
+    results = Results(suite, store, backends, answers, any_code=any_code)
+    request.remark(*store.complaints)
     if not any_code:
-        request.remark(changed_code(results.others))
-    request.remark(range_end_remarks(suite, store))
+        request.remark(*changed_code(results.others))
+    request.remark(*range_end_remarks(suite, store))
     if not results.pairs and not results.scored:
-        raise click.UsageError(_nothing_of(request, results))
+        raise click.UsageError(_why_no_results(request, results))
     return results
 
 
 def remark_missing_theory(results: Results, request: Request) -> None:
     """Print which command solves theory that was requested but is not stored."""
     if results.answers.is_missing:
-        request.remark(
-            [f"not all theory of this is stored; '{request.typed('theory')}' solves it"]
-        )
+        solve = request.typed("theory")
+        request.remark(f"some theory is not stored; '{solve}' solves it")
 
 
 def charts_of(results: Results) -> list[Chart]:
@@ -78,56 +76,42 @@ def charts_of(results: Results) -> list[Chart]:
     from smimbench.report.profiles import profile_chart
 
     suite, answers = results.suite, results.answers
-    found = [
-        *(
-            metric_chart(suite, results.rows, answers, metric)
-            for metric in suite.run.metrics
-        ),
-        *learning_charts(results),
-        seconds_chart(results),
-        profile_chart(results),
-        phase_chart(suite, answers),
-        spectrum_chart(results),
-        *size_charts(suite, results.table.extrapolated),
+    charts = [
+        metric_chart(suite, results.rows, answers, metric)
+        for metric in suite.run.metrics
     ]
-    return [chart for chart in found if chart is not None]
+    charts += learning_charts(results)
+    charts += [seconds_chart(results), profile_chart(results)]
+    charts += [phase_chart(suite, answers), spectrum_chart(results)]
+    charts += size_charts(suite, results.table.extrapolated)
+    return [chart for chart in charts if chart is not None]
 
 
-def save_charts(
-    charts: Iterable[Chart],
-    folder: Path,
-    kinds: Sequence[str] = ("png", "svg", "pdf"),
-    width: str | None = None,
-) -> list[Path]:
-    """Draw figures into a folder; ImportError without matplotlib."""
-    from smimbench.report.charts import save
-
-    return [path for chart in charts for path in save(chart, folder, kinds, width)]
-
-
-def _nothing_of(request: Request, results: Results) -> str:
-    """Message on missing results: under which settings there are results, and how to get the missing ones."""
+def _why_no_results(request: Request, results: Results) -> str:
+    """Explain under which settings there are results, and how to get the missing ones."""
     from smimbench.report.tables import other_version_lines
     from smimbench.run.store import options_of, settings_of_suite
 
     suite, store = results.suite, results.store
-    asked = options_of(suite)
-    named = " ".join(filter(None, (request.name, asked)))
-    parts = [
-        f"no results of {suite.name} {f'with {asked} ' if asked else ''}in {store.folder}"
+    options = options_of(suite)
+    reasons = [
+        f"no results of {suite.name} {f'with {options} ' if options else ''}in {store.folder}"
     ]
-    there = settings_of_suite(store.folder)
-    if others := other_version_lines(results.others):
-        parts += others
-    elif same := [one.folder for one in there if one.words == asked]:
-        parts.append(
-            f"there are some of an earlier text of the suite: 'smimbench show {same[0]}'"
+    runs = settings_of_suite(store.folder)
+    same_options = [run.folder for run in runs if run.words == options]
+    if changed_items := other_version_lines(results.others):
+        reasons += changed_items
+    elif same_options:
+        reasons.append(
+            f"there are some of an earlier text of the suite: 'smimbench show {same_options[0]}'"
         )
-    if elsewhere := [
-        one.words or "the suite's own settings" for one in there if one.words != asked
-    ]:
-        parts.append(f"there are some with {', or with '.join(elsewhere)}")
-    return f"{'; '.join(parts)}; run 'smimbench run {named}' first"
+    other_options = [
+        run.words or "the suite's own settings" for run in runs if run.words != options
+    ]
+    if other_options:
+        reasons.append(f"there are some with {', or with '.join(other_options)}")
+    command = " ".join(filter(None, ("smimbench run", request.name, options)))
+    return f"{'; '.join(reasons)}; run '{command}' first"
 
 
 def kept_table(request: Request, reason: str) -> tuple[ResultsTable, Path] | None:
@@ -138,35 +122,33 @@ def kept_table(request: Request, reason: str) -> tuple[ResultsTable, Path] | Non
     from smimbench.suite import SuiteError
 
     path = Path(request.name)
-    found = settings_under(path if path.is_dir() else request.results / path.stem)
-    if len(found) != 1 or request.overrides or request.only:
+    runs = settings_under(path if path.is_dir() else request.results / path.stem)
+    if len(runs) != 1 or request.overrides or request.only:
         return None
-    if (
-        path.suffix == ".toml"
-        and unless(ValueError, read_text, path) != found[0].shared["text"]
-    ):
+    folder, shared = runs[0].folder, runs[0].shared
+    is_file = path.suffix == ".toml"
+    if is_file and unless(ValueError, read_text, path) != shared["text"]:
         return None
     try:
-        table, *_ = read_packed(found[0].folder / TABLE)
+        table, *_ = read_packed(folder / TABLE)
     except SuiteError:  # there is none that can be trusted
         return None
-    written = time.strftime(
-        "%Y-%m-%d %H:%M", time.localtime(found[0].shared.get("written", 0))
-    )
-    request.remark([f"{reason}; shown is the table as it was made on {written}"])
-    return table, found[0].folder
+    written = time.localtime(shared.get("written", 0))
+    date = time.strftime("%Y-%m-%d %H:%M", written)
+    request.remark(f"{reason}; showing the table of the run on {date}")
+    return table, folder
 
 
 def compare_with(table: ResultsTable, name: str | None) -> ResultsTable:
     """The table with its algorithms compared with this one; an error if there is no such algorithm."""
     if name is None:
         return table
-    names = sorted(
-        {one.algorithm for verdict in table.verdicts for one in verdict.contenders}
-    )
+    names: set[str] = set()
+    for verdict in table.verdicts:
+        names.update(contender.algorithm for contender in verdict.contenders)
     if name not in names:
         raise click.BadParameter(
-            f"no algorithm {name!r} here; choose from {', '.join(names)}",
+            f"no algorithm {name!r} here; choose from {', '.join(sorted(names))}",
             param_hint="--against",
         )
     return replace(table, against=name)
@@ -181,8 +163,8 @@ def present(results: Results, request: Request, *, against: str | None) -> int:
     write_table(results.folder / TABLE, table, Store(results.folder).read_shared())
     try:
         table = compare_with(table, against)
-    except click.BadParameter as error:  # said, but no reason to hide what was run
-        request.remark([error.format_message()])
+    except click.BadParameter as error:  # no reason to hide what was run
+        request.remark(error.format_message())
     if request.as_json:
         print_json(table.document())
     else:
@@ -200,63 +182,61 @@ def _print_outcome(table: ResultsTable, request: Request, folder: Path) -> None:
 
     console = make_console()
     _print_title(console, table)
-    used = 3 + _print_verdicts(console, table, LINES - 8)
+    lines = 3 + _print_verdicts(console, table, LINES - 8)
     if not request.quiet:
         remarks = _remarks(console, table, request)
-        for shown, line in enumerate(remarks):
-            used += max(line.count("\n") + 1, -(-len(line) // console.width))
-            if shown and used > LINES:
+        for index, remark in enumerate(remarks):
+            lines += max(remark.count("\n") + 1, -(-len(remark) // console.width))
+            if index and lines > LINES:
+                hidden = len(remarks) - index
                 console.print(
-                    f"... and {len(remarks) - shown} more remarks, which 'smimbench show' prints",
+                    f"... and {hidden} more remarks, which 'smimbench show' prints",
                     style="yellow",
                 )
                 break
-            console.print(line, style="yellow", markup=False, soft_wrap=True)
+            console.print(remark, style="yellow", markup=False, soft_wrap=True)
     console.print(status_line(table.status_counts, table.missing))
-    console.print(
-        f"tables:  {request.typed('show')} (--figures: all figures)",
-        soft_wrap=True,
-        markup=False,
-    )
+    command = f"tables:  {request.typed('show')} (--figures: all figures)"
+    console.print(command, soft_wrap=True, markup=False)
     console.print(f"results: {folder}", soft_wrap=True)
 
 
 def _print_verdicts(
-    console: Console, table: ResultsTable, most: float = math.inf
+    console: Console, table: ResultsTable, limit: float = math.inf
 ) -> int:
-    """Print the verdict on every problem and its other algorithms, in ``most`` lines; returns how many there were."""
+    """Print the verdict on every problem and its other algorithms, in at most ``limit`` lines; return how many there were."""
     from smimbench.report.verdict import REFUSED, contender_line, verdict_line
 
-    used = unnamed = 0
+    lines = hidden = 0
     for verdict in table.verdicts:
-        line = textwrap.fill(
+        text = textwrap.fill(
             verdict_line(verdict), console.width, subsequent_indent="    "
         )
-        console.print(line, style="green", markup=False)
-        used += line.count("\n") + 1
-        is_ranked = bool(verdict.contenders) and verdict.contenders[0].points > 0
-        for one in verdict.contenders[1:] if is_ranked else ():
-            line = textwrap.fill(
-                contender_line(one),
+        console.print(text, style="green", markup=False)
+        lines += text.count("\n") + 1
+        ranked = verdict.contenders
+        for contender in ranked[1:] if ranked and ranked[0].points else ():
+            text = textwrap.fill(
+                contender_line(contender),
                 console.width,
                 initial_indent="  ",
                 subsequent_indent="    ",
             )
+            height = text.count("\n") + 1
             # What is wrong is named, however long the list is.
-            if (
-                used + line.count("\n") + 1 > most
-                and one.agreement.prediction not in REFUSED
-                and not one.below_optimum
-            ):
-                unnamed += 1
+            is_wrong = (
+                contender.agreement.prediction in REFUSED or contender.below_optimum
+            )
+            if lines + height > limit and not is_wrong:
+                hidden += 1
                 continue
-            console.print(line, markup=False)
-            used += line.count("\n") + 1
-    if unnamed:
+            console.print(text, markup=False)
+            lines += height
+    if hidden:
         console.print(
-            f"  ... and {unnamed} more lines on other algorithms, which 'smimbench show' prints"
+            f"  ... and {hidden} more lines on other algorithms, which 'smimbench show' prints"
         )
-    return used
+    return lines
 
 
 def _print_title(console: Console, table: ResultsTable) -> None:
@@ -272,13 +252,12 @@ def _print_title(console: Console, table: ResultsTable) -> None:
 
 def _exit_code(table: ResultsTable) -> int:
     counts = table.status_counts
-    bad = sum(count for name, count in counts.items() if name not in ("ok", "skipped"))
-    bad += any(
-        one.below_optimum for verdict in table.verdicts for one in verdict.contenders
-    )
-    return (
-        NOT_OK if bad or table.missing or table.left_out or not counts.get("ok") else OK
-    )
+    if set(counts) - {"ok", "skipped"} or not counts.get("ok"):
+        return NOT_OK
+    for verdict in table.verdicts:
+        if any(contender.below_optimum for contender in verdict.contenders):
+            return NOT_OK
+    return NOT_OK if table.missing or table.left_out else OK
 
 
 def present_table(
@@ -297,16 +276,18 @@ def present_table(
             console.print(table.description)
         _print_verdicts(console, table)
         console.print()
-        shown = (
-            *tables.contender_tables(table.verdicts),
-            *(tables.summary_tables(table.summary) if len(table.verdicts) > 1 else ()),
-            *tables.error_tables(table.rows, full=full),
-            *tables.extrapolated_tables(table.extrapolated),
-            *tables.learning_tables(table.rows),
-            *tables.diagnostic_tables(table.rows),
-            *tables.runtime_tables(table.rows, machine.fingerprint(), full=full),
-        )
-        print_tables(console, shown)
+        print_tables(console, tables.contender_tables(table.verdicts))
+        if len(table.verdicts) > 1:
+            print_tables(console, tables.summary_tables(table.summary))
+        fingerprint = machine.fingerprint()
+        for shown in (
+            tables.error_tables(table.rows, full=full),
+            tables.extrapolated_tables(table.extrapolated),
+            tables.learning_tables(table.rows),
+            tables.diagnostic_tables(table.rows),
+            tables.runtime_tables(table.rows, fingerprint, full=full),
+        ):
+            print_tables(console, shown)
         if not request.quiet:
             for line in _remarks(console, table, request):
                 console.print(line, style="yellow", soft_wrap=True, markup=False)
@@ -316,51 +297,41 @@ def present_table(
 
 
 def _remarks(console: Console, table: ResultsTable, request: Request) -> list[str]:
-    """What a reader of the tables should know, first why cells did not end well: that is copied, and not broken into lines."""
+    """Remarks on the tables, first why cells did not end well: these are for copying, and not broken into lines."""
     from smimbench.report.labels import place
     from smimbench.report.tables import missing_values, other_version_lines
 
     rows = table.rows
-    reasons = _reasons(rows)
-    more = (
-        [f"... and {len(reasons) - 20} more reasons (--json has all)"]
-        if len(reasons) > 20
-        else []
-    )
-    notes = sorted(
-        {
-            f"{row.place.algorithm}: note: {warning}"
-            for row in rows
-            for warning in row.runs.warnings
-        }
-    )
-    last = []
-    if again := sorted(
-        {
-            name
-            for row in rows
-            for name in row.runs.status_counts
-            if name in ("failed", "timeout")
-        }
-    ):
-        last.append(
-            " ".join(
-                [
-                    "once that is fixed:",
-                    request.typed("run"),
-                    *(f"--retry {name}" for name in again),
-                ]
-            )
+    remarks = _reasons(rows)
+    if len(remarks) > REASONS:
+        hidden = len(remarks) - REASONS
+        remarks[REASONS:] = [f"... and {hidden} more reasons (--json has all)"]
+    notes: set[str] = set()
+    retry: set[str] = set()
+    restarts: dict[tuple[Any, ...], int] = {}
+    for row in rows:
+        notes.update(
+            f"{row.place.algorithm}: note: {note}" for note in row.runs.warnings
         )
-    if restarts := sum({place(row): row.runs.restarts for row in rows}.values()):
-        last.append(f"{restarts} runs were restarted once, more cautiously")
-    others = other_version_lines(table.other_versions, table.missing > 0)
-    about = [
-        textwrap.fill(line, console.width, break_on_hyphens=False)
-        for line in (*missing_values(rows), *_moving(rows))
-    ]
-    return [*reasons[:20], *more, *notes, *last, *others, *about]
+        retry.update({"failed", "timeout"}.intersection(row.runs.status_counts))
+        restarts[place(row)] = row.runs.restarts
+    remarks += sorted(notes)
+    if retry:
+        options = (f"--retry {status}" for status in sorted(retry))
+        command = " ".join([request.typed("run"), *options])
+        remarks.append(f"once that is fixed: {command}")
+    if restarted := sum(restarts.values()):
+        remarks.append(
+            f"{restarted} runs were restarted once with more cautious settings"
+        )
+    remarks += other_version_lines(table.other_versions, table.missing > 0)
+    for line in (*missing_values(rows), *_unconverged_lines(rows)):
+        remarks.append(textwrap.fill(line, console.width, break_on_hyphens=False))
+    return remarks
 
+
+REASONS = 20
+"""Reasons why cells did not end well that are printed; doubled, they fill two screens."""
 
 _ENDED = {
     "failed": "failed",
@@ -372,96 +343,74 @@ _ENDED = {
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
     """One line for every reason why cells of an algorithm did not end well, with the number of cells."""
-    from smimbench.report.labels import grouped, kind_of, place
+    from smimbench.report.labels import kind_of, place
 
     cells: Counter[tuple[str, str]] = Counter()
-    first: dict[tuple[str, str, str], str] = {}
-    for row in {
-        place(row): row for row in sorted(rows, key=lambda r: r.place.alpha)
-    }.values():
+    reasons: dict[tuple[str, str], dict[str, str]] = {}
+    by_place = {place(row): row for row in sorted(rows, key=lambda r: r.place.alpha)}
+    for row in by_place.values():
+        algorithm, alpha = row.place.algorithm, f"{row.place.alpha:.4g}"
         for status, count in row.runs.status_counts.items():
-            cells[row.place.algorithm, status] += count
+            cells[algorithm, status] += count
         for line in row.runs.reasons:
             status, _, reason = line.partition(": ")
-            first.setdefault(
-                (row.place.algorithm, status, kind_of(line)),
-                f"at alpha {row.place.alpha:.4g}: {reason}",
-            )
+            kinds = reasons.setdefault((algorithm, status), {})
+            kinds.setdefault(kind_of(line), f"at alpha {alpha}: {reason}")
     lines = []
-    for (algorithm, status), same in grouped(
-        sorted(first, key=lambda key: key[:2]), lambda key: key[:2]
-    ).items():
+    for (algorithm, status), kinds in sorted(reasons.items()):
         count = cells[algorithm, status]
         ended = _ENDED.get(status, f"{'was' if count == 1 else 'were'} {status}")
-        lines.append(
-            f"{algorithm}: {count} cell{'' if count == 1 else 's'} {ended}, first {first[same[0]]}"
-        )
-        lines += [f"{algorithm}: {status} {first[key]}" for key in same[1:]]
+        first_reason, *further = kinds.values()
+        plural = "" if count == 1 else "s"
+        lines.append(f"{algorithm}: {count} cell{plural} {ended}, first {first_reason}")
+        lines += [f"{algorithm}: {status} {reason}" for reason in further]
     return lines
 
 
-def _moving(rows: Sequence[Row]) -> list[str]:
+def _unconverged_lines(rows: Sequence[Row]) -> list[str]:
     """One line per algorithm and problem whose error was still changing at the last step, where it changed most."""
-    most: dict[tuple[str, str], tuple[float, StillMoving]] = {}
-    changes = [
-        (row.place, row.runs.still_moving) for row in rows if row.runs.still_moving
-    ]
-    for at, moving in sorted(changes, key=lambda pair: abs(pair[1].change)):
-        most[at.problem, at.algorithm] = at.alpha, moving
+    moving: dict[tuple[str, str], tuple[float, StillMoving]] = {}
+    for row in rows:
+        key, change = (row.place.problem, row.place.algorithm), row.runs.still_moving
+        if change and (
+            key not in moving or abs(change.change) >= abs(moving[key][1].change)
+        ):
+            moving[key] = row.place.alpha, change
     lines = []
-    for (problem, algorithm), (alpha, moving) in most.items():
-        verb = "rose" if moving.change > 0 else "fell"
+    for (problem, algorithm), (alpha, change) in moving.items():
         line = (
-            f"{problem}: {algorithm}: not converged: the error {verb} by {abs(moving.change):.0%} between the last two 15% "
-            f"blocks of steps at alpha {alpha:.4g}"
+            f"{problem}: {algorithm}: not converged: the error {'rose' if change.change > 0 else 'fell'} by "
+            f"{abs(change.change):.0%} between the last two 15% blocks of steps at alpha {alpha:.4g}"
         )
-        if moving.change > 0:
-            line += f"; its minimum was {moving.lowest:.2g} times the last error"
+        if change.change > 0:
+            line += f"; its minimum was {change.lowest:.2g} times the last error"
         lines.append(line)
     return lines
 
 
 def draw_figures(
-    results: Results,
+    charts: Sequence[Chart],
+    folder: Path,
     request: Request,
     *,
-    only_first: bool = False,
+    kinds: Sequence[str] = ("png", "svg", "pdf"),
     width: str | None = None,
-) -> None:
-    """Draw all figures of results and print their paths, or only the first: as PNG, the quickest of the kinds."""
+) -> list[Path]:
+    """Draw figures into a folder and print their paths, or that matplotlib is missing."""
     from smimbench.cli.progress import figures_progress
-    from smimbench.run.answers import THEORY_ERRORS
+    from smimbench.report.charts import save
 
-    folder = results.folder / "figures"
+    paths: list[Path] = []
     try:
-        charts = charts_of(results)
-        if only_first:
-            paths = save_charts(charts[:1], folder, ("png",))
-            for path in paths:  # of an earlier table
-                path.with_suffix(".svg").unlink(missing_ok=True)
-                path.with_suffix(".pdf").unlink(missing_ok=True)
-        else:
-            paths = save_charts(
-                figures_progress(charts, silent=request.silent), folder, width=width
-            )
+        for chart in figures_progress(charts, silent=request.silent):
+            paths += save(chart, folder, kinds, width)
     except ImportError:
         complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
-        return
-    except (
-        THEORY_ERRORS
-    ) as error:  # a finer grid may ask a plugin more than the tables did
-        complain(f"no figure: {error_line(error)}")
-        return
-    name_figures(() if request.silent else paths)
-
-
-def name_figures(paths: Iterable[Path]) -> None:
-    """Print the paths of the figures."""
-    found: dict[Path, list[str]] = {}
-    for path in paths:
-        found.setdefault(path.with_suffix(""), []).append(path.suffix)
-    for name, (first, *others) in found.items():
-        click.echo(
-            f"figure:  {name}{first}"
-            + (f" (and {', '.join(others)})" if others else "")
-        )
+    if not request.silent:
+        kinds_of: dict[Path, list[str]] = {}
+        for path in paths:
+            kinds_of.setdefault(path.with_suffix(""), []).append(path.suffix)
+        for name, (suffix, *suffixes) in kinds_of.items():
+            also = f" (and {', '.join(suffixes)})" if suffixes else ""
+            click.echo(f"figure:  {name}{suffix}{also}")
+    return paths

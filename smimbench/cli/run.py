@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from smimbench.run.campaign import Campaign, Shard
     from smimbench.run.executor import Limits
     from smimbench.run.store import Store
-    from smimbench.suite.cells import Cell
+    from smimbench.suite.cells import Cell, Suite
 
 WORKERS = option(
-    "Processes side by side [default: one per core].",
+    "Number of parallel processes [default: one per core].",
     "--workers",
     type=click.IntRange(1),
 )
@@ -52,35 +52,29 @@ DASK = option(
     "Run the cells on the workers of a Dask scheduler.", "--dask", metavar="ADDRESS"
 )
 CELL_TIME = option(
-    "End a cell from outside after so long (90s, 10m, 2h).",
-    "--cell-time",
-    type=DURATION,
+    "Kill a cell that takes longer (90s, 10m, 2h).", "--cell-time", type=DURATION
 )
 CELL_MEMORY = option(
-    "End a cell from outside that takes more (500MB, 4GB).", "--cell-memory", type=SIZE
+    "Kill a cell that needs more memory (500MB, 4GB).", "--cell-memory", type=SIZE
 )
 
 
 @command(
     SUITE,
     several(
-        "Array backend: numpy, cupy, ...; may be given twice.",
-        "NAME",
-        "--backend",
-        "backends",
+        "Array backend: numpy, cupy, ...; repeatable.", "NAME", "--backend", "backends"
     ),
     WORKERS,
-    option(
-        "Run part K of N, as one task of a job array does.", "--shard", metavar="K/N"
-    ),
+    option("Run part K of N only, for job arrays.", "--shard", metavar="K/N"),
     DASK,
     RESULTS,
     flag(
-        "Times that can be trusted: serial, fixed BLAS threads, warmed up.", "--timing"
+        "Measure times that can be trusted: serial, fixed BLAS threads, warmed up.",
+        "--timing",
     ),
     option("BLAS threads per process.", "--threads", type=click.IntRange(1), default=1),
     option(
-        "Run cells of this status again; theory: solve again what is kept of it.",
+        "Rerun cells with this status; theory: solve stored theory again.",
         "--retry",
         multiple=True,
         type=click.Choice(
@@ -90,12 +84,12 @@ CELL_MEMORY = option(
     CELL_TIME,
     CELL_MEMORY,
     option(
-        "End the run, its theory included, after so long; what is not finished stays to be run.",
+        "Stop the run and its theory after this long; rerun to continue.",
         "--budget",
         type=DURATION,
     ),
     flag(
-        "Count cells, time and memory by past runs and short trials; run nothing.",
+        "Estimate cells, time and memory from past runs and short trials; run nothing.",
         "--dry-run",
     ),
     flag("Draw no figure.", "--no-figure"),
@@ -112,62 +106,47 @@ def run(
     dry_run: bool,
     no_figure: bool,
     against: str | None,
-    **how: Any,
+    **settings: Any,
 ) -> int:
     """Run the missing cells of a suite, then show the verdict and draw the error.
 
     SUITE is a path or the name of a shipped suite. Finished cells are kept under --results and never run twice; stop at any
-    time and run the same command again to go on.
+    time and run the same command again to continue.
     """
     from smimbench.cli.progress import TheoryProgress, run_watched
+    from smimbench.report.figures import metric_chart
     from smimbench.report.questions import figure_questions, table_questions
     from smimbench.report.results import Results
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.store import theory_folder
 
-    if how["dask"] and how["timing"]:
+    if settings["dask"] and settings["timing"]:
         raise click.UsageError(
             "--timing measures this machine; it cannot be combined with --dask"
         )
     suite = request.suite()
-    labels = [algorithm.label for algorithm in suite.algorithms]
-    if (
-        against is not None
-        and against.partition("@")[0] not in labels
-        and not any(request.store(suite).folder.glob("scored/[!.]*.json"))
-    ):
-        raise click.BadParameter(
-            f"no algorithm {against!r} here; choose from {', '.join(labels)}",
-            param_hint="--against",
-        )
     store = request.store(suite)
+    _refuse_unknown_algorithm(against, suite, store)
     backends = backends or ("numpy",)
     limits = _limits(cell_time, cell_memory, budget)
-    how |= {"isolated": True, "limits": limits}
-    part = None if shard is None else _read_shard(shard)
-    campaign = plan_campaign(suite, store, backends, dry_run=dry_run, shard=part, **how)
+    shard_part = None if shard is None else _read_shard(shard)
+    campaign = plan_campaign(
+        suite, store, backends, dry_run=dry_run, shard=shard_part, isolated=True, limits=limits, **settings
+    )  # fmt: skip
     if dry_run:
-        request.remark(campaign.remarks)
+        request.remark(*campaign.remarks)
         return show_cost(campaign, request)
     run_watched(campaign, request)
-    left = campaign.left() if budget is not None else 0
-    if left:
+    missing = campaign.left() if budget is not None else 0
+    if missing:
         request.remark(
-            [
-                f"the budget is spent: {left} cells are left; run the same command again to go on"
-            ]
+            f"time budget exhausted with {missing} cells left to run; rerun to continue"
         )
-    if part is not None:
-        return _shard_result(campaign, part, request)
-    progress = TheoryProgress(suite, theory_folder(store), silent=request.silent)
-    predictions = suite.needs_prediction_errors
-    solver = request.solver(
-        progress.folder,
-        progress.on_progress,
-        predictions=predictions,
-        deadline=limits.end,
-    )
-    if "theory" in how["retry"]:
+    if shard_part is not None:
+        return _report_shard(campaign, shard_part, request)
+    progress = TheoryProgress(request, suite, theory_folder(store), deadline=limits.end)
+    solver = progress.solver
+    if "theory" in settings["retry"]:
         solver.set_aside(plan.problem for plan in suite.plans)
     results = Results(suite, store, backends, solver.answers)
     with progress:
@@ -176,12 +155,30 @@ def run(
     if not no_figure and results.rows:
         with progress:
             solver.answer(figure_questions(results))
-        draw_figures(results, request, only_first=True)
-    if solver.is_late and not left:
+        metric = suite.run.metrics[0]
+        chart = metric_chart(suite, results.rows, results.answers, metric)
+        folder = results.folder / "figures"
+        for kind in ("svg", "pdf"):  # of an earlier table
+            (folder / f"{metric}.{kind}").unlink(missing_ok=True)
+        # PNG is the quickest of the kinds.
+        draw_figures([chart] if chart else [], folder, request, kinds=("png",))
+    if solver.is_late and not missing:
         request.remark(
-            ["the budget is spent: theory is left; run the same command again to go on"]
+            "time budget exhausted before all theory was solved; rerun to continue"
         )
-    return AGAIN if left or solver.is_late else code
+    return AGAIN if missing or solver.is_late else code
+
+
+def _refuse_unknown_algorithm(name: str | None, suite: Suite, store: Store) -> None:
+    """Raise an error if ``--against`` names no algorithm of the suite; labels of external estimates are free."""
+    labels = [algorithm.label for algorithm in suite.algorithms]
+    if name is None or name.partition("@")[0] in labels:
+        return
+    if not any(store.folder.glob("scored/[!.]*.json")):
+        raise click.BadParameter(
+            f"no algorithm {name!r} here; choose from {', '.join(labels)}",
+            param_hint="--against",
+        )
 
 
 @command(
@@ -192,18 +189,14 @@ def run(
     RESULTS,
     CELL_TIME,
     CELL_MEMORY,
+    option("Stop after this long; rerun to continue.", "--budget", type=DURATION),
     option(
-        "Stop after so long; what is not finished stays to be run.",
-        "--budget",
-        type=DURATION,
-    ),
-    option(
-        "Run trials of this status again, and make all choices again.",
+        "Rerun trials with this status, and make all choices again.",
         "--retry",
         multiple=True,
         type=click.Choice(["not-converged", "diverged", "timeout", "failed"]),
     ),
-    flag("Count trials, cells, time and memory; run nothing.", "--dry-run"),
+    flag("Estimate trials, cells, time and memory; run nothing.", "--dry-run"),
     JSON,
 )
 def tune(
@@ -214,18 +207,19 @@ def tune(
     budget: float | None,
     retry: tuple[str, ...],
     dry_run: bool,
-    **how: Any,
+    **settings: Any,
 ) -> int:
     """Search the parameters that [algorithms.tune] names, on seeds that no score uses.
 
-    'run' then takes the setting that was chosen for each problem. Stop at any time and tune again to go on.
+    'run' then takes the setting that was chosen for each problem. Stop at any time and tune again to continue.
     """
     from smimbench.cli.progress import run_watched
     from smimbench.report.tables import search_table
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.tuning import search_all, searches_ahead, tuning_store
 
-    how |= {"isolated": True, "limits": _limits(cell_time, cell_memory, budget)}
+    settings["isolated"] = True
+    settings["limits"] = _limits(cell_time, cell_memory, budget)
     if request.settings() is not None:
         raise click.UsageError(
             f"{request.name} holds results; tune the suite that they are of, by its name or file"
@@ -233,64 +227,53 @@ def tune(
     suite = request.suite()
     for key in sorted({key for key, _ in suite.only} - {"problem", "algorithm"}):
         request.remark(
-            [
-                f"tune searches over all runs of a problem; --only {key} does not narrow this, --set grid.{key}=... does"
-            ]
+            f"tune searches over all runs of a problem; --only {key} does not narrow this, --set grid.{key}=... does"
         )
 
     if dry_run:
-        searches = searches_ahead(suite, request.store(suite), backend)
-        trials = [
-            {
-                "problem": search.plan.label,
-                "label": search.algorithm.label,
-                "trials": len(search.trials),
-                "cells": len(ahead),
-            }
-            for search, ahead in searches
-        ]
-        if not any(ahead for _, ahead in searches):
-            no_cost = {"searches": trials, "cells": 0, "missing": 0, "seconds": 0}
-            request.answer(
-                no_cost,
-                lambda console, _: console.print(
-                    "nothing to run: every search is finished"
-                ),
+        searches: list[JsonObject] = []
+        cells: list[Cell] = []
+        for search, ahead in searches_ahead(suite, request.store(suite), backend):
+            cells += ahead
+            searches.append(
+                {
+                    "problem": search.plan.label,
+                    "label": search.algorithm.label,
+                    "trials": len(search.trials),
+                    "cells": len(ahead),
+                }
             )
-            return OK
+        if not cells:
+            return _report_no_cost(
+                request, "nothing to run: every search is finished", searches=searches
+            )
+        store = tuning_store(request.store(suite))
         campaign = plan_campaign(
-            suite,
-            tuning_store(request.store(suite)),
-            (backend,),
-            cells=[cell for _, ahead in searches for cell in ahead],
-            dry_run=True,
-            **how,
+            suite, store, (backend,), cells=cells, dry_run=True, **settings
         )
-        return show_cost(campaign, request, trials)
+        return show_cost(campaign, request, searches)
 
     def work(cells: list[Cell], store: Store) -> bool:
-        campaign = plan_campaign(suite, store, (backend,), cells=cells, **how)
+        campaign = plan_campaign(suite, store, (backend,), cells=cells, **settings)
         run_watched(campaign, request)
         return not campaign.left()
 
-    found = search_all(suite, request.store(suite), backend, work, retry=retry)
-    if others := {one["backend"] for one in found if "rounds" in one} - {backend}:
+    searches = search_all(suite, request.store(suite), backend, work, retry=retry)
+    finished = [search for search in searches if "rounds" in search]
+    if earlier_backends := {search["backend"] for search in finished} - {backend}:
         request.remark(
-            [
-                f"searched before, with --backend {', '.join(others)}; --backend {backend} is not used there"
-            ]
+            f"searched before, with --backend {', '.join(earlier_backends)}; --backend {backend} is not used there"
         )
-    finished = [one for one in found if "rounds" in one]
     if request.as_json:
-        print_json(found)
+        print_json(searches)
     else:
         print_tables(make_console(), map(search_table, finished))
-    if len(finished) < len(found):
-        request.remark(["not all trials have been run; tune again to go on"])
+    if len(finished) < len(searches):
+        request.remark("not all trials have been run; tune again to continue")
         return AGAIN
     if not request.as_json:
         click.echo(f"next:    {request.typed('run')}")
-    return OK if all(one["algorithm"] for one in found) else NOT_OK
+    return OK if all(search["algorithm"] for search in searches) else NOT_OK
 
 
 def _limits(
@@ -298,9 +281,8 @@ def _limits(
 ) -> Limits:
     from smimbench.run.executor import Limits
 
-    return Limits(
-        cell_time, cell_memory, None if budget is None else time.monotonic() + budget
-    )
+    end = None if budget is None else time.monotonic() + budget
+    return Limits(cell_time, cell_memory, end)
 
 
 def _read_shard(text: str) -> Shard:
@@ -311,7 +293,7 @@ def _read_shard(text: str) -> Shard:
         raise click.BadParameter(
             f"must look like 3/8, got {text[:40]!r}", param_hint="--shard"
         )
-    shard = Shard(int(numbers[1]), int(numbers[2]))
+    shard = Shard(*map(int, numbers.groups()))
     if not 1 <= shard.number <= shard.count:
         raise click.BadParameter(
             f"part {shard.number} of {shard.count} does not exist", param_hint="--shard"
@@ -319,73 +301,65 @@ def _read_shard(text: str) -> Shard:
     return shard
 
 
-def _shard_result(campaign: Campaign, part: Shard, request: Request) -> int:
+def _report_shard(campaign: Campaign, shard_part: Shard, request: Request) -> int:
     """Print how the cells of one part ended; tables are printed once all parts are finished."""
-    records = campaign.store.load()
     keys = {cell.key for cell in campaign.cells}
-    ended = Counter(
-        record["status"] for record in records.values() if record["key"] in keys
-    )
-    left = campaign.left()
-    name = f"{part.number}/{part.count}"
+    records = campaign.store.load().values()
+    counts = Counter(r["status"] for r in records if r["key"] in keys)
+    missing, name = campaign.left(), f"{shard_part.number}/{shard_part.count}"
     if request.as_json:
         print_json(
             {
                 "shard": name,
                 "cells": len(campaign.cells),
-                "status_counts": dict(ended),
-                "missing": left,
+                "status_counts": dict(counts),
+                "missing": missing,
             }
         )
     else:
-        counts = ", ".join(f"{count} {name}" for name, count in ended.items()) or "none"
+        ended = ", ".join(f"{count} {status}" for status, count in counts.items())
         click.echo(
-            f"shard {name} of {campaign.suite.name}: {len(campaign.cells)} cells: {counts}, {left} not run yet"
+            f"shard {name} of {campaign.suite.name}: {len(campaign.cells)} cells: {ended or 'none'}, {missing} not run yet"
         )
-    if left:
+    if missing:
         return AGAIN
-    return (
-        OK
-        if set(ended) <= {"ok", "skipped"} and not campaign.suite.left_out
-        else NOT_OK
-    )
+    is_ok = set(counts) <= {"ok", "skipped"} and not campaign.suite.left_out
+    return OK if is_ok else NOT_OK
+
+
+def _report_no_cost(request: Request, message: str, **documents: Any) -> int:
+    """Print that nothing has to be run."""
+    cost = {**documents, "cells": 0, "missing": 0, "seconds": 0}
+    request.answer(cost, lambda console, _: console.print(message))
+    return OK
 
 
 def show_cost(
-    campaign: Campaign, request: Request, searches: Sequence[JsonObject] = ()
+    campaign: Campaign | None, request: Request, searches: Sequence[JsonObject] = ()
 ) -> int:
     """Print what the missing cells of a campaign cost; those of ``tune`` belong to the trials of searches."""
-    cost = campaign.cost()
-    cells, missing, workers = (
-        len(campaign.cells),
-        len(campaign.missing),
-        campaign.workers,
-    )
+    if campaign is None:
+        return _report_no_cost(request, "no runs: theory alone")
+    cost, cells = campaign.cost(), len(campaign.cells)
+    missing, workers = len(campaign.missing), campaign.workers
     if request.as_json:
+        counts = {"cells": cells, "missing": missing, "workers": workers}
         named = {"searches": searches} if searches else {}
-        print_json(
-            {
-                **named,
-                "cells": cells,
-                "missing": missing,
-                "workers": workers,
-                **asdict(cost),
-            }
-        )
+        print_json({**named, **counts, **asdict(cost)})
         return OK
     for search in searches:
         click.echo(
             f"{search['problem']}: {search['label']}: {search['trials']} trials, at most {search['cells']} cells"
         )
-    grounds = [
-        f"{n} by {what}"
-        for n, what in ((cost.learned, "past runs"), (cost.tried, "short runs"))
-        if n
-    ]
-    rest = f" (cells: {', '.join(grounds)})" if grounds else ""
+    sources = []
+    if cost.learned:
+        sources.append(f"{cost.learned} from past runs")
+    if cost.tried:
+        sources.append(f"{cost.tried} from short runs")
+    basis = f" (cells: {', '.join(sources)})" if sources else ""
     click.echo(f"{cells} cells, {missing} of them to run, {workers} at a time")
-    click.echo(f"about {_duration(cost.seconds)}{rest}, theory apart")
-    click.echo(f"about {cost.peak_bytes / 2**30:.1f} GB of memory at most")
+    click.echo(f"about {_duration(cost.seconds)}{basis}, without theory")
+    click.echo(f"at most about {cost.peak_bytes / 2**30:.1f} GB of memory")
     return OK
 
 
@@ -401,19 +375,19 @@ def data(request: Request, output: Path) -> int:
     from smimbench.run.external import choose_points, write_instance
 
     suite = request.suite()
-    about = write_instance(suite, choose_points(suite)[0], output)
+    instance = write_instance(suite, choose_points(suite)[0], output)
     if request.as_json:
-        print_json(about)
+        print_json(instance)
     elif not request.quiet:
         # Without the same choices the estimate would be compared with another teacher.
-        same = "".join(f" {shlex.quote(word)}" for word in request.options())
+        choices = "".join(f" {shlex.quote(word)}" for word in request.options())
         click.echo(
-            f"wrote {output}: inputs {tuple(about['inputs'])}, labels {tuple(about['labels'])}, "
-            f"{about['label']}, alpha {about['alpha']:g}, D {about['dimension']}"
+            f"wrote {output}: inputs {tuple(instance['inputs'])}, labels {tuple(instance['labels'])}, "
+            f"{instance['label']}, alpha {instance['alpha']:g}, D {instance['dimension']}"
         )
         click.echo(
-            f"save an estimate of shape {tuple(about['estimate_shape'])} as 'estimate' in an .npz, "
-            f"then: smimbench score {request.name} --estimate FILE.npz{same}"
+            f"save an estimate of shape {tuple(instance['estimate_shape'])} as 'estimate' in an .npz, "
+            f"then: smimbench score {request.name} --estimate FILE.npz{choices}"
         )
     return OK
 
@@ -421,7 +395,7 @@ def data(request: Request, output: Path) -> int:
 @command(
     SUITE,
     option(
-        "An .npz with the array 'estimate'; given several times, of one point each, in the order of the suite.",
+        "An .npz file with the array 'estimate'; repeatable, one file per point, in the order of the suite.",
         "--estimate",
         "paths",
         multiple=True,
@@ -435,8 +409,8 @@ def data(request: Request, output: Path) -> int:
 def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     """Score an external estimate as a row of the table; give the same --only as to 'data'.
 
-    The row is kept: run, show and report list it with those of the suite. Another estimate of the same instance under the same
-    label replaces it.
+    The row is kept: run, show and report list it with those of the suite. It is replaced by another estimate of the same instance
+    with the same label.
     """
     from smimbench.cli.progress import TheoryProgress
     from smimbench.report.questions import point_questions
@@ -457,11 +431,7 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
         score_record(suite, point, path, label)
         for point, path in zip(points, paths, strict=True)
     ]
-    progress = TheoryProgress(suite, request.results / "theory", silent=request.silent)
-    solver = request.solver(
-        progress.folder, progress.on_progress, predictions=suite.needs_prediction_errors
-    )
-    with progress:
+    with TheoryProgress(request, suite, request.results / "theory") as solver:
         answers = solver.answer(point_questions(points))
     rows = rows_of_points(suite, points, records, answers, {})
     if request.as_json:
@@ -471,12 +441,12 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
             make_console().print(table, crop=False)
     store = request.store(suite)
     keep_scores(store, records)
-    if not (
-        own := Store(settings_folder(suite, store))
-    ).read_shared():  # a folder of results says what it is of
-        own.write_shared(shared_document(suite))
+    # A folder of results says which suite it is of.
+    settings = Store(settings_folder(suite, store))
+    if not settings.read_shared():
+        settings.write_shared(shared_document(suite))
     if not request.silent:
         click.echo(
-            f"kept in {scores_of(store).folder}: smimbench show {request.name} has it in its tables"
+            f"kept in {scores_of(store).folder}; 'smimbench show {request.name}' lists it in its tables"
         )
     return OK if all(record["status"] == "ok" for record in records) else NOT_OK

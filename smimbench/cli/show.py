@@ -38,10 +38,8 @@ from smimbench.cli.results import (
     compare_with,
     draw_figures,
     kept_table,
-    name_figures,
     present_table,
     remark_missing_theory,
-    save_charts,
     stored_results,
 )
 
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
     from smimbench.report.results import Results, ResultsTable
     from smimbench.report.row import Row
-    from smimbench.run.answers import Answers
+    from smimbench.report.solved_theory import Theory
     from smimbench.suite.cells import Suite
 
 
@@ -75,17 +73,19 @@ def _sample_ratios(
         shell_complete=complete_suite,
     ),
     option(
-        "Without a suite: model, channel and prior, with their parameters as --rho 0.3; two tokens unless --tokens.",
+        "Without a suite: names of model, channel and prior; parameters as --rho 0.3 (default: two tokens).",
         "--model",
         metavar="NAME",
     ),
     option("See --model.", "--channel", metavar="NAME"),
     option("See --model.", "--prior", metavar="NAME"),
     option(
-        "See --model; default: independent Gaussian tokens.", "--inputs", metavar="NAME"
+        "See --model [default: independent Gaussian tokens].",
+        "--inputs",
+        metavar="NAME",
     ),
     option(
-        "Sample ratios instead of the suite's: 0.1 or 0.1,0.2,0.5 or 0.1:0.3:20 (from, to, how many); repeatable.",
+        "Sample ratios in place of the suite's: 0.1 or 0.1,0.2,0.5 or 0.1:0.3:20 (from, to, number of points); repeatable.",
         "--alpha",
         "alphas",
         multiple=True,
@@ -93,28 +93,28 @@ def _sample_ratios(
         callback=_sample_ratios,
     ),
     flag(
-        "Check every point against plain draws of teacher and posterior; exit code 1 where |z| > 4.",
+        "Check every point by plain Monte Carlo over teacher and posterior; exit code 1 if any |z| > 4.",
         "--verify",
     ),
     option(
-        "Relative deviation of the error that --verify should see at each point; half of it takes four times the draws.",
+        "Relative deviation of the MSE that --verify should detect at each point; halving it takes four times the draws.",
         "--resolve",
         type=PERCENT,
         default="2%",
     ),
-    flag(
-        "Draw the curves with their thresholds, under figures in --results.", "--figure"
-    ),
+    flag("Draw the curves with their thresholds, under --results.", "--figure"),
     WIDTH,
-    flag("Only the curve.", "--no-thresholds"),
+    flag("Do not compute thresholds.", "--no-thresholds"),
     flag(
-        "Errors of prediction on fresh samples, too; with --json, --verify and a metric that needs them they are always there.",
+        "Also compute generalization errors (always with --json, --verify, or if a metric needs them).",
         "--predictions",
     ),
-    option("Processes side by side.", "--workers", type=click.IntRange(1), default=1),
-    flag("Solve again what is kept; nothing is deleted.", "--retry"),
+    option(
+        "Number of parallel processes.", "--workers", type=click.IntRange(1), default=1
+    ),
+    flag("Solve stored theory again; nothing is deleted.", "--retry"),
     RESULTS,
-    flag("The points as CSV, with the metrics of the suite.", "--csv", "as_csv"),
+    flag("Print the points as CSV, with the metrics of the suite.", "--csv", "as_csv"),
     JSON,
     ignore_unknown_options=True,
 )
@@ -134,19 +134,19 @@ def theory(
     retry: bool,
     verify: bool,
     resolve: float,
-    as_csv: bool,
 ) -> int:
     """Compute the Bayes-optimal curve and thresholds with their errors; no simulation.
 
-    Of a suite, or of one problem without a suite: --model attention-indexed --channel softmax --prior wishart --rho 0.3 --alpha
+    For a suite, or for a single problem: --model attention-indexed --channel softmax --prior wishart --rho 0.3 --alpha
     0.05:0.2:10
 
     Answers are kept in the folder theory under --results, where run, show and report read them: stop at any time and run the same
-    command again to go on.
+    command again to continue.
     """
     from smimbench.cli.progress import TheoryProgress
     from smimbench.problem.problem import ProblemError
-    from smimbench.report.figures import chart_questions, drawn_ratios
+    from smimbench.report.figures import chart_questions, drawn_ratios, theory_charts
+    from smimbench.report.solved_theory import Theory
     from smimbench.report.theory_document import (
         add_own_theory,
         algorithm_questions,
@@ -155,106 +155,100 @@ def theory(
     )
     from smimbench.run.parallel_theory import solve_in_parallel
     from smimbench.run.plain_draws import add_verification, holds
+    from smimbench.run.store import settings_folder
 
-    request = _asked(
-        request,
-        words,
-        {"model": model, "channel": channel, "prior": prior, "inputs": inputs},
-        alphas,
-    )
+    items = {"model": model, "channel": channel, "prior": prior, "inputs": inputs}
+    request = _request_of_words(request, words, items, alphas)
     if resolve >= 1:
         raise click.BadParameter(
             f"must be below 100%, got {100 * resolve:g}%", param_hint="--resolve"
         )
-    if request.as_json and as_csv:
+    if request.as_json and request.as_csv:
         raise click.UsageError("choose one of --json and --csv")
     suite = request.suite()
     if not suite.chosen_plans and not suite.unmade:
         raise click.UsageError("--only excludes every problem of this suite")
-    ratios, silent = sorted(set(alphas)) or None, request.silent or as_csv
-    progress = TheoryProgress(suite, request.results / "theory", ratios, silent=silent)
-    with_errors = (
-        predictions or request.as_json or verify or suite.needs_prediction_errors
+    ratios, thresholds = sorted(set(alphas)) or None, not no_thresholds
+    progress = TheoryProgress(
+        request,
+        suite,
+        request.results / "theory",
+        ratios,
+        predictions=predictions or request.as_json or verify,
     )
-    solver = request.solver(
-        progress.folder, progress.on_progress, predictions=with_errors
-    )
+    solver = progress.solver
     if retry:
         solver.set_aside(plan.problem for plan in suite.chosen_plans)
-    questions = list(theory_questions(suite, ratios, thresholds=not no_thresholds))
+    questions = list(theory_questions(suite, ratios, thresholds=thresholds))
     with progress:
         if workers > 1:
-            with contextlib.suppress(
-                ProblemError
-            ):  # reported below, with the problem that it belongs to
+            # An error is reported below, with the problem that it belongs to.
+            with contextlib.suppress(ProblemError):
                 solve_in_parallel(questions, solver, workers)
         answers = solver.answer(questions)
-        document = theory_document(suite, answers, ratios, thresholds=not no_thresholds)
+        documents = theory_document(suite, answers, ratios, thresholds=thresholds)
         solver.answer(algorithm_questions(suite, ratios))
-        add_own_theory(suite, document, answers, ratios)
+        add_own_theory(suite, documents, answers, ratios)
         if verify:
-            add_verification(suite, document, resolve, progress.on_progress)
-    solved = not any("unsolved" in one for one in document)
+            add_verification(suite, documents, resolve, progress.on_progress)
+    solved = not any("unsolved" in document for document in documents)
     if solved:
-        _solve_of_runs(request, suite, silent=silent)
-    paths: list[Path] = []
+        _solve_theory_of_runs(request, suite)
     if figure and solved:
+        drawn = drawn_ratios(suite, (), ratios)
         with progress:
-            solver.answer(
-                chart_questions(
-                    suite, answers, drawn_ratios(suite, (), ratios), ("mse", "overlap")
-                )
-            )
-        paths = _draw_theory(request, suite, answers, ratios, width)
-    if figure and not solved:
+            solver.answer(chart_questions(suite, answers, drawn, ("mse", "overlap")))
+    elif figure:
         request.remark(
-            [
-                "no figure, because a problem is not solved; --only problem=LABEL draws the others"
-            ]
+            "no figure, because a problem is not solved; --only problem=LABEL draws the others"
         )
-    code = OK if solved and (not verify or holds(document)) else NOT_OK
+    agrees = not verify or holds(documents)
     if request.as_json:
-        print_json(document)
-        return code
-    from smimbench.report.theory_tables import (
-        own_theory_tables,
-        theory_tables,
-        verification_tables,
-    )
-
-    if as_csv:
-        from smimbench.report.solved_theory import Theory
-        from smimbench.report.text_files import csv_text
-
-        request.remark(
-            f"{one['problem']['label']}: not solved: {one['unsolved']}"
-            for one in document
-            if "unsolved" in one
-        )
-        rows = Theory(suite, document, solver.answer, ratios).rows
-        print_data(
-            csv_text(rows, list(dict.fromkeys(name for row in rows for name in row)))
-        )
-        if verify and not holds(document):
+        print_json(documents)
+    elif request.as_csv:
+        _print_theory_csv(Theory(suite, documents, solver.answer, ratios), request)
+        if not agrees:
             request.remark(
-                [
-                    "--verify: theory and plain draws do not agree; without --csv, tables show where"
-                ]
+                "--verify: theory and Monte Carlo do not agree; without --csv, tables show where"
             )
-        return code
+    else:
+        _print_theory(suite, documents, request)
+    if figure and solved:
+        folder = settings_folder(suite, request.store(suite)) / "figures"
+        charts = theory_charts(suite, answers, ratios)
+        draw_figures(charts, folder, request, width=width)
+    return OK if solved and agrees else NOT_OK
+
+
+def _print_theory(
+    suite: Suite, documents: Sequence[JsonObject], request: Request
+) -> None:
+    """Print theory as tables."""
+    from smimbench.report import theory_tables
 
     console = make_console()
     if not request.quiet:
         console.print(suite.title, style="bold")
-    tables = verification_tables(document) if verify else []
-    for table in theory_tables(document):
+    for table in theory_tables.theory_tables(documents):
         console.print(table, crop=False)
-    print_tables(console, (*own_theory_tables(document), *tables))
-    name_figures(paths)
-    return code
+    print_tables(console, theory_tables.own_theory_tables(documents))
+    if any("verification" in document for document in documents):
+        print_tables(console, theory_tables.verification_tables(documents))
 
 
-def _asked(
+def _print_theory_csv(theory: Theory, request: Request) -> None:
+    """Print points of theory as CSV; what it leaves out is a remark."""
+    from smimbench.report.text_files import csv_text
+
+    for document in theory.documents:
+        if "unsolved" in document:
+            label, reason = document["problem"]["label"], document["unsolved"]
+            request.remark(f"{label}: not solved: {reason}")
+    fields = dict.fromkeys(name for row in theory.rows for name in row)
+    print_data(csv_text(theory.rows, list(fields)))
+
+
+def _request_of_words(
     request: Request,
     words: Sequence[str],
     items: dict[str, str | None],
@@ -265,14 +259,15 @@ def _asked(
 
     if any(items.values()):
         try:
-            name, text, given = suite_of_items(items, dict(_pairs(words)), alphas)
+            name, text, overrides = suite_of_items(items, dict(_pairs(words)), alphas)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
-        return replace(
-            request, name=name, text=text, overrides=(*given, *request.overrides)
-        )
-    if unknown := [word for word in words if word.startswith("-")]:
-        raise click.NoSuchOption(unknown[0].partition("=")[0], possibilities=_options())
+        merged = (*overrides, *request.overrides)
+        return replace(request, name=name, text=text, overrides=merged)
+    for word in words:
+        if word.startswith("-"):
+            option = word.partition("=")[0]
+            raise click.NoSuchOption(option, possibilities=_options_of_command())
     if len(words) != 1:
         raise click.UsageError("give one suite, or --model, --channel and --prior")
     return replace(request, name=words[0])
@@ -280,30 +275,30 @@ def _asked(
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Names and values of ``--name value`` and ``--name=value``."""
-    rest = iter(words)
-    for word in rest:
+    following = iter(words)
+    for word in following:
         name, equals, value = word.partition("=")
         if not name.startswith("--"):
             raise click.UsageError(
                 f"unexpected {word!r}: give a suite, or --model, --channel and --prior"
             )
         if not equals:
-            value = next(rest, "")
+            value = next(following, "")
         if not value or value.startswith("--"):
-            raise click.NoSuchOption(name, f"{name} needs a value.", _options())
+            raise click.NoSuchOption(
+                name, f"{name} needs a value.", _options_of_command()
+            )
         yield name[2:].replace("-", "_"), value
 
 
-def _options() -> list[str]:
-    """Options of the present command."""
-    return [
-        name
-        for parameter in click.get_current_context().command.params
-        for name in parameter.opts
-    ]
+def _options_of_command() -> list[str]:
+    options: list[str] = []
+    for parameter in click.get_current_context().command.params:
+        options += parameter.opts
+    return options
 
 
-def _solve_of_runs(request: Request, suite: Suite, *, silent: bool) -> None:
+def _solve_theory_of_runs(request: Request, suite: Suite) -> None:
     """Solve the theory that tables and figures of stored runs need, at their actual sample ratios and starts."""
     from smimbench.cli.progress import TheoryProgress
     from smimbench.report.questions import figure_questions, table_questions
@@ -311,56 +306,31 @@ def _solve_of_runs(request: Request, suite: Suite, *, silent: bool) -> None:
     from smimbench.run.store import theory_folder
 
     store = request.store(suite)
-    if suite.theory_only or not any(
-        store.folder.glob("[!.]*.json")
-    ):  # nothing of this suite has been run
+    has_records = any(store.folder.glob("[!.]*.json"))
+    if suite.theory_only or not has_records:
         return
-    progress = TheoryProgress(suite, theory_folder(store), silent=silent)
-    solver = request.solver(
-        progress.folder, progress.on_progress, predictions=suite.needs_prediction_errors
-    )
-    results = Results(suite, store, (), solver.answers)
-    with progress:
+    with TheoryProgress(request, suite, theory_folder(store)) as solver:
+        results = Results(suite, store, (), solver.answers)
         solver.answer(table_questions(results))
         if results.pairs and results.rows:
             solver.answer(figure_questions(results))
 
 
-def _draw_theory(
-    request: Request,
-    suite: Suite,
-    answers: Answers,
-    alphas: Sequence[float] | None,
-    width: str | None,
-) -> list[Path]:
-    from smimbench.report.figures import theory_charts
-    from smimbench.run.store import settings_folder
-
-    try:
-        folder = settings_folder(suite, request.store(suite)) / "figures"
-        return save_charts(theory_charts(suite, answers, alphas), folder, width=width)
-    except ImportError:
-        raise click.UsageError(
-            "a figure needs matplotlib; pip install 'smimbench[plot]'"
-        ) from None
-
-
 @command(
     SUITE_OR_FOLDER,
     RESULTS,
-    flag("All rows as CSV.", "--csv", "as_csv"),
-    flag("All rows as a Markdown table.", "--markdown"),
-    flag("The tables of contenders in LaTeX, with booktabs.", "--latex"),
-    several("Show these backends only.", "NAME", "--backend", "backends"),
+    flag("Print all rows as CSV.", "--csv", "as_csv"),
+    flag("Print all rows as a Markdown table.", "--markdown"),
+    flag("Print the tables that compare algorithms in LaTeX (booktabs).", "--latex"),
+    several("Show this backend only; repeatable.", "NAME", "--backend", "backends"),
     option(
-        "Also write all records, and the theory of the table, into one file that show and compare read (.gz: compressed).",
+        "Also pack all records and their theory into one file that show and compare read (.gz: compressed).",
         "--pack",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
     ),
     flag(
-        "Also draw all figures, as PNG, SVG and PDF with what they show as CSV.",
-        "--figures",
+        "Also draw all figures (PNG, SVG, PDF) and write their data (CSV).", "--figures"
     ),
     WIDTH,
     AGAINST,
@@ -369,7 +339,6 @@ def _draw_theory(
 )
 def show(
     request: Request,
-    as_csv: bool,
     markdown: bool,
     latex: bool,
     backends: tuple[str, ...],
@@ -379,56 +348,47 @@ def show(
     against: str | None,
     full: bool,
 ) -> int:
-    """Show the verdict, then error-against-theory and runtime tables of what has been run.
+    """Show the verdict, then tables of errors against theory and of runtimes.
 
     Give the suite with the same --set, --add, --only and --plugins as to 'run', or a folder with its results.
     """
     from smimbench.report import text_files
     from smimbench.report.columns import latex_table
+    from smimbench.report.packed import write_packed
     from smimbench.report.tables import contender_tables
 
-    if request.as_json + as_csv + markdown + latex > 1:
+    if request.as_json + request.as_csv + markdown + latex > 1:
         raise click.UsageError("choose one of --json, --csv, --markdown and --latex")
-    table, shared, folder, results = _table_of(request, backends)
-    if pack is not None:
-        _write_pack(pack, results, shared)
-    if as_csv or markdown:
-        print_data(
-            (text_files.as_csv if as_csv else text_files.as_markdown)(table.document())
-        )
-        return OK
-    if figures and results is None:
+    table, shared, folder, results = _read_table(request, backends)
+    if (pack or figures) and results is None:
         raise click.UsageError(
-            "figures need the results and plugins themselves, not only their table"
+            f"{'--pack' if pack else '--figures'} needs the results and plugins themselves, not only their table"
         )
+    if pack and results:
+        write_packed(pack, results, shared)
+    if request.as_csv or markdown:
+        text = text_files.as_csv if request.as_csv else text_files.as_markdown
+        print_data(text(table.document()))
+        return OK
     table = compare_with(table, against)
     if latex:
-        if not (tables := contender_tables(table.verdicts, latex_table)):
+        tables = contender_tables(table.verdicts, latex_table)
+        if not tables:
             raise click.UsageError(
                 "--latex has no table: no problem here was run with two algorithms"
             )
         print_data("\n\n".join(tables) + "\n")
         return OK
     code = present_table(table, request, folder, full=full)
-    if figures and results is not None:
-        draw_figures(results, request, width=width)
+    if figures and results:
+        draw_figures(charts_of(results), folder / "figures", request, width=width)
     return code
 
 
-def _write_pack(path: Path, results: Results | None, shared: JsonObject) -> None:
-    from smimbench.report.packed import write_packed
-
-    if results is None:
-        raise click.UsageError(
-            "--pack needs the results and plugins themselves, not only their table"
-        )
-    write_packed(path, results, shared)
-
-
-def _table_of(
+def _read_table(
     request: Request, backends: Sequence[str]
 ) -> tuple[ResultsTable, JsonObject, Path, Results | None]:
-    """The table, ``run.json``, location and, unless only the table is there, results of what was asked for."""
+    """The requested table, ``run.json``, its path, and the results unless only the table is there."""
     from smimbench.report.packed import is_packed, read_packed
     from smimbench.run.store import Store
     from smimbench.suite import SuiteError
@@ -440,36 +400,34 @@ def _table_of(
                 f"{path} is a finished table: --set, --add, --only and --backend cannot change it"
             )
         table, shared, remarks = read_packed(path)
-        request.remark(f"{path}: {remark}" for remark in remarks)
+        request.remark(*(f"{path}: {remark}" for remark in remarks))
         return table, shared, path, None
     try:
         results = stored_results(request, backends)
-        table = results.table
+        table, folder = results.table, results.folder
         remark_missing_theory(results, request)
-        return table, Store(results.folder).read_shared(), results.folder, results
-    except SuiteError as error:
-        # A plugin may be missing that was there when all this was run.
-        kept = kept_table(request, str(error))
-        if kept is None:
+    except SuiteError as error:  # a plugin of the run may be missing
+        stored = kept_table(request, str(error))
+        if stored is None:
             raise
-        table, folder = kept
-        return table, Store(folder).read_shared(), folder, None
+        (table, folder), results = stored, None
+    return table, Store(folder).read_shared(), folder, results
 
 
 @command(SUITE_OR_FOLDER, output_option("The HTML file to write."), RESULTS)
 def report(request: Request, output: Path) -> int:
-    """Write one self-contained HTML page: tables, figures, machine, suite."""
+    """Write one self-contained HTML page with tables, figures, machine and suite."""
     from smimbench.cli.progress import figures_progress
     from smimbench.files import check_writable, write_atomically
     from smimbench.report.page import NEEDS, render_page
     from smimbench.run.store import Store
 
-    for needed in NEEDS:
-        if importlib.util.find_spec(needed) is None:
+    for package in NEEDS:
+        if importlib.util.find_spec(package) is None:
             raise click.UsageError(
-                f"a report needs {needed}; pip install 'smimbench[report]'"
+                f"a report needs {package}; pip install 'smimbench[report]'"
             )
-    check_writable(output)  # said before an hour of theory, not after
+    check_writable(output)  # before the figures are drawn
     results = stored_results(request)
     charts = figures_progress(charts_of(results), silent=request.silent)
     page = render_page(results, charts, Store(results.folder).read_shared())
@@ -480,20 +438,26 @@ def report(request: Request, output: Path) -> int:
     return OK
 
 
-def _runs_in(path: Path) -> dict[tuple[str, str], Path]:
-    """All runs in a results folder, or files of packed results, by suite and options."""
+RunKey = tuple[str, str]
+"""Name of a suite, and the options that it was run with."""
+
+
+def _runs_in(path: Path) -> dict[RunKey, Path]:
+    """All runs in a results folder, or files of packed results."""
     from smimbench.report.packed import packed_under, read_pack
     from smimbench.run.store import settings_under, why_none, words_of
 
-    found = {(one.suite, one.words): one.folder for one in settings_under(path)}
-    for file in packed_under(path) if not found else ():
+    runs = {(run.suite, run.words): run.folder for run in settings_under(path)}
+    if runs:
+        return runs
+    for file in packed_under(path):
         shared = read_pack(file)["run"]
-        found[shared["suite"], words_of(shared)] = file
-    if not found:
+        runs[shared["suite"], words_of(shared)] = file
+    if not runs:
         raise click.UsageError(
             f"{path}: {why_none(path)}, and there are no packed results there"
         )
-    return found
+    return runs
 
 
 def _rows_at(path: Path, request: Request) -> tuple[Sequence[Row], list[str]]:
@@ -505,31 +469,33 @@ def _rows_at(path: Path, request: Request) -> tuple[Sequence[Row], list[str]]:
     from smimbench.suite import SuiteError
     from smimbench.suite.reader import LEFT_OUT
 
-    if path.is_file():
-        packed, _, remarks = read_packed(path)
-        return packed.rows, [
-            f"{path}: {remark}" for remark in remarks if remark.startswith(LEFT_OUT)
-        ]
     request = replace(request, name=str(path))
+    results = None
     try:
-        results = stored_results(request, any_code=True)
-        unmade = [
-            remark for remark in results.suite.remarks if remark.startswith(LEFT_OUT)
-        ]
-        if unmade and (table := kept_table(request, "; ".join(unmade))):
-            return table[0].rows, []
-        return results.rows, [f"{path}: {remark}" for remark in unmade]
+        if path.is_file():
+            table, _, remarks = read_packed(path)
+            rows = table.rows
+        else:
+            results = stored_results(request, any_code=True)
+            remarks, rows = [*results.suite.remarks], results.rows
     except (SuiteError, click.UsageError) as error:
-        if (table := kept_table(request, str(error))) is None:
+        stored = None if path.is_file() else kept_table(request, str(error))
+        if stored is None:
             raise
-        return table[0].rows, []
+        return stored[0].rows, []
+    unmade = [remark for remark in remarks if remark.startswith(LEFT_OUT)]
+    if unmade and results:
+        stored = kept_table(request, "; ".join(unmade))
+        if stored:
+            return stored[0].rows, []
+    return rows, [f"{path}: {remark}" for remark in unmade]
 
 
 @command(
     click.Argument(["before"], type=click.Path(exists=True, path_type=Path)),
     click.Argument(["after"], type=click.Path(exists=True, path_type=Path)),
     option(
-        "Exit code 1 if an error is clearly worse, or a comparable time slower, by more; or if a row has no counterpart.",
+        "Exit with code 1 if an error is significantly worse, or a time longer, by more than this, or a row has no counterpart.",
         "--fail-over",
         type=click.FloatRange(0),
         metavar="PERCENT",
@@ -541,9 +507,10 @@ def compare(
 ) -> int:
     """Compare two results folders, worst change first, with a verdict.
 
-    Either may be a file that show --pack wrote, or a folder of such files: nothing is run again. Rows of the same problem,
-    algorithm and parameters belong together, whatever code made them.
+    Either may be a file that show --pack wrote, or a folder of such files: nothing is run again. Rows are matched by problem,
+    algorithm and parameters, whatever code made them.
     """
+    from smimbench.report import tables
     from smimbench.report.comparison import (
         ONE_SIDED,
         RowChange,
@@ -551,19 +518,15 @@ def compare(
         exceeds,
         overall_changes,
     )
-    from smimbench.report.tables import (
-        changed_code_lines,
-        comparison_tables,
-        one_sided_lines,
-        overall_lines,
-    )
 
     if fail_over is not None and not math.isfinite(fail_over):
         raise click.UsageError(f"--fail-over: must be a finite number, got {fail_over}")
-    old, new = map(_runs_in, (before, after))
-    if len(old) == len(new) == 1:  # the only ones of two places, whatever they are of
-        new = dict(zip(old, new.values()))
-    common = [key for key in old if key in new]
+    runs_before, runs_after = map(_runs_in, (before, after))
+    if (
+        len(runs_before) == len(runs_after) == 1
+    ):  # a single run on each side is compared whatever it is of
+        runs_after = dict(zip(runs_before, runs_after.values()))
+    common = [key for key in runs_before if key in runs_after]
     if not common:
         raise click.UsageError(
             f"{before} and {after} contain no suite that was run with the same settings in both"
@@ -571,71 +534,63 @@ def compare(
     changes: list[RowChange] = []
     left_out: list[str] = []
     for key in common:
-        (old_rows, old_unmade), (new_rows, new_unmade) = (
-            _rows_at(side[key], request) for side in (old, new)
-        )
-        left_out += [*old_unmade, *new_unmade]
-        if len(common) > 1:
-            old_rows, new_rows = (
-                [
+        sides = []
+        for runs in (runs_before, runs_after):
+            rows, unmade = _rows_at(runs[key], request)
+            left_out += unmade
+            if len(common) > 1:
+                rows = [
                     row.labeled(f"{key[0]}: {row.place.problem}", row.place.algorithm)
-                    for row in side
+                    for row in rows
                 ]
-                for side in (old_rows, new_rows)
-            )
-        changes += compare_rows(old_rows, new_rows)
-    if all(change.judgment.verdict in ONE_SIDED for change in changes):
+            sides.append(rows)
+        changes += compare_rows(*sides)
+    one_sided = [change for change in changes if change.judgment.verdict in ONE_SIDED]
+    if len(one_sided) == len(changes):
         raise click.UsageError(
             f"{before} and {after} have no results for the same problem and algorithm to compare"
         )
-    alone = [
-        str(path)
-        for side in (old, new)
-        for key, path in side.items()
-        if key not in common
-    ]
-    request.remark(
-        f"{line}; not compared"
-        for line in (*left_out, *(f"{path} has no counterpart" for path in alone))
-    )
+    alone = [str(runs_before[key]) for key in runs_before if key not in common]
+    alone += [str(runs_after[key]) for key in runs_after if key not in common]
+    for line in (*left_out, *(f"{path} has no counterpart" for path in alone)):
+        request.remark(f"{line}; not compared")
     overall = overall_changes(changes)
-    missing = [change for change in changes if change.judgment.verdict in ONE_SIDED]
-    limit = math.inf if fail_over is None else fail_over
-    worse = [
-        change
-        for change in changes
-        if exceeds(change.judgment, limit, change.time_percent)
-    ]
-    worse_overall = [change for change in overall if exceeds(change.judgment, limit)]
-    failing = (
-        0
-        if fail_over is None
-        else len(worse) + len(worse_overall) + len(alone) + len(left_out)
-    )
+    worse, worse_overall = [], []
+    if fail_over is not None:
+        worse = [c for c in changes if exceeds(c.judgment, fail_over, c.time_percent)]
+        worse_overall = [c for c in overall if exceeds(c.judgment, fail_over)]
+    failing = len(worse) + len(worse_overall)
+    if fail_over is not None:
+        failing += len(alone) + len(left_out)
     if request.as_json:
-        lost = {"missing": len(missing), "alone": alone, "left_out": left_out}
-        rows, means = (
-            [change.document() for change in side] for side in (changes, overall)
+        print_json(
+            {
+                "rows": [change.document() for change in changes],
+                "overall": [change.document() for change in overall],
+                "missing": len(one_sided),
+                "alone": alone,
+                "left_out": left_out,
+                "failing": failing,
+            }
         )
-        print_json({"rows": rows, "overall": means, **lost, "failing": failing})
         return NOT_OK if failing else OK
     console = make_console()
-    print_tables(console, comparison_tables(changes))
+    print_tables(console, tables.comparison_tables(changes))
     for line in (
-        *changed_code_lines(changes),
-        *overall_lines(overall),
-        *one_sided_lines(missing, before, after),
+        *tables.changed_code_lines(changes),
+        *tables.overall_lines(overall),
+        *tables.one_sided_lines(one_sided, before, after),
     ):
         console.print(line, soft_wrap=True)
     if fail_over is not None:
-        count, more = len(worse) - len(missing), f"worse by more than {fail_over:g}%"
+        count, limit = len(worse) - len(one_sided), f"worse by more than {fail_over:g}%"
         console.print(
-            f"{count} of {len(changes) - len(missing)} rows are {more}",
+            f"{count} of {len(changes) - len(one_sided)} rows are {limit}",
             style="red" if count else "green",
         )
         if worse_overall:
             console.print(
-                f"{len(worse_overall)} of {len(overall)} means over rows are {more}",
+                f"{len(worse_overall)} of {len(overall)} means over rows are {limit}",
                 style="red",
             )
     return NOT_OK if failing else OK

@@ -1,9 +1,9 @@
-"""Commands that others need to believe results: ``verify`` runs some again, ``submit`` packs them for the board."""
+"""Commands that let others trust results: ``verify`` runs some again, ``submit`` packs them for the board."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -33,8 +33,10 @@ LISTED = 20
 
 @command(
     SUITE_OR_FOLDER,
-    option("Cells to run again.", "--cells", type=click.IntRange(0), default=5),
-    option("Which ones, at random.", "--seed", type=click.IntRange(0), default=0),
+    option(
+        "Number of cells to run again.", "--cells", type=click.IntRange(0), default=5
+    ),
+    option("Seed of the choice of cells.", "--seed", type=click.IntRange(0), default=0),
     flag("Do not solve theory again.", "--no-theory"),
     RESULTS,
     JSON,
@@ -42,49 +44,68 @@ LISTED = 20
 def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
     """Check every byte of stored results, solve their theory again, and run a sample of cells again.
 
-    SUITE|DIR may be a packed file, too. What does not agree and what is missing is named, one line each; the exit code is then 1.
+    SUITE|DIR may also be a packed file. Whatever does not agree or is missing is listed, one line each; the exit code is then 1.
     Nothing is written.
     """
     from smimbench.report.packed import is_packed
     from smimbench.run.verification import NOT_VERIFIED
 
-    check = _verified_pack if is_packed(Path(request.name)) else _verified_folder
-    parts = check(request, cells, seed, theory=not no_theory)
-    wrong = [line for part in parts.values() for line in part.wrong]
-    missing = [line for part in parts.values() for line in part.missing]
+    check = _verify_pack if is_packed(Path(request.name)) else _verify_folder
+    verifications = check(request, _Effort(cells, seed, not no_theory))
+    disagreements: list[str] = []
+    missing: list[str] = []
+    for verification in verifications.values():
+        disagreements += verification.wrong
+        missing += verification.missing
     if request.as_json:
-        remarks = {name: part.remarks for name, part in parts.items() if part.remarks}
-        checked = {name: part.checked for name, part in parts.items()}
-        print_json(
-            {
-                "checked": checked,
-                "wrong": wrong,
-                "missing": missing,
-                "remarks": remarks,
-                "not_verified": NOT_VERIFIED,
-            }
-        )
-    else:
-        console = make_console()
-        more = [
-            f"... and {len(missing) - LISTED} more are missing (--json lists all)"
-        ] * (len(missing) > LISTED)
-        for line in (*wrong, *missing[:LISTED], *more):
-            console.print(line, style="red", soft_wrap=True, markup=False)
-        for name, part in parts.items():
-            outcome = f"{len(part.wrong)} do not agree" if part.wrong else "all agree"
-            absent = [f"{len(part.missing)} are missing"] if part.missing else []
-            line = "; ".join(
-                [f"{part.checked} {name}: {outcome}", *absent, *part.remarks]
-            )
-            console.print(line, soft_wrap=True, markup=False)
-        console.print(f"not verified: {NOT_VERIFIED}", soft_wrap=True, markup=False)
-    return NOT_OK if wrong or missing else OK
+        remarks = {
+            name: verification.remarks
+            for name, verification in verifications.items()
+            if verification.remarks
+        }
+        document = {
+            "checked": {
+                name: verification.checked
+                for name, verification in verifications.items()
+            },
+            "wrong": disagreements,
+            "missing": missing,
+            "remarks": remarks,
+            "not_verified": NOT_VERIFIED,
+        }
+        print_json(document)
+        return NOT_OK if disagreements or missing else OK
+    console = make_console()
+    lines = [*disagreements, *missing[:LISTED]]
+    if len(missing) > LISTED:
+        hidden = len(missing) - LISTED
+        lines.append(f"... and {hidden} more are missing (--json lists all)")
+    for line in lines:
+        console.print(line, style="red", soft_wrap=True, markup=False)
+    for name, verification in verifications.items():
+        outcomes = [
+            f"{len(verification.wrong)} do not agree"
+            if verification.wrong
+            else "all agree"
+        ]
+        if verification.missing:
+            outcomes.append(f"{len(verification.missing)} are missing")
+        outcome = "; ".join([*outcomes, *verification.remarks])
+        line = f"{verification.checked} {name}: {outcome}"
+        console.print(line, soft_wrap=True, markup=False)
+    console.print(f"not verified: {NOT_VERIFIED}", soft_wrap=True, markup=False)
+    return NOT_OK if disagreements or missing else OK
 
 
-def _verified_folder(
-    request: Request, cells: int, seed: int, *, theory: bool
-) -> dict[str, Verification]:
+class _Effort(NamedTuple):
+    """What is computed again: a number of cells, chosen with a seed, and theory."""
+
+    cells: int
+    seed: int
+    theory: bool
+
+
+def _verify_folder(request: Request, effort: _Effort) -> dict[str, Verification]:
     from smimbench.report.packed import packed_under, read_packed, verified_files
     from smimbench.report.results import Results
     from smimbench.report.stored_table import TABLE, verified_table
@@ -98,56 +119,42 @@ def _verified_folder(
     folder = settings_folder(suite, store)
     if chosen := Store(folder).read_shared().get("choices"):
         suite = suite.with_choices({"choices": chosen})
-    parts = {"files": files(store)}
-    documents = shared_documents(suite, folder)
-    (
-        parts["files"].wrong
-        if (folder / "run.json").exists()
-        else parts["files"].missing
-    ).extend(documents)
-    results = Results(
-        suite,
-        store,
-        (),
-        Answers(theory_folder(store), predictions=suite.needs_prediction_errors),
-    )
-    parts |= _verified_scores(results)
-    trials, stored_choices = (
-        files(tuning_store(store)),
-        tuning_store(store).folder / "choices",
-    )
-    if (
-        trials.checked
-        or trials.wrong
-        or any(stored_choices.glob("[!.]*.json"))
-        or suite.choices
-    ):
-        parts |= {"trials": trials, "choices": choices(suite, store)}
-    tables = sorted(
-        {*store.folder.glob(TABLE), *store.folder.glob(f"settings/*/{TABLE}")}
-    )
-    if (written := verified_files(tables)).checked:
-        parts["tables"] = written
-    if (table := folder / TABLE) in tables and not written.wrong:
-        written.wrong += verified_table(table, read_packed(table).table, results.table)
-    elif table not in tables and results.pairs:
-        parts["files"].remarks.append(
-            f"{table} is missing; the same 'smimbench run' writes it again"
-        )
+    records = files(store)
+    verifications = {"files": records}
+    complaints = shared_documents(suite, folder)
+    if (folder / "run.json").exists():
+        records.wrong += complaints
+    else:
+        records.missing += complaints
+    predictions = suite.needs_prediction_errors
+    answers = Answers(theory_folder(store), predictions=predictions)
+    results = Results(suite, store, (), answers)
+    verifications |= _verify_scores(results)
+    trials = files(tuning_store(store))
+    stored_choices = tuning_store(store).folder.glob("choices/[!.]*.json")
+    if trials.checked or trials.wrong or suite.choices or any(stored_choices):
+        verifications |= {"trials": trials, "choices": choices(suite, store)}
+    paths = {*store.folder.glob(TABLE), *store.folder.glob(f"settings/*/{TABLE}")}
+    tables = verified_files(sorted(paths))
+    if tables.checked:
+        verifications["tables"] = tables
+    table = folder / TABLE
+    if table in paths and not tables.wrong:
+        tables.wrong += verified_table(table, read_packed(table).table, results.table)
+    elif table not in paths and results.pairs:
+        records.remarks.append(f"{table} is missing; rerun 'smimbench run' to write it")
     if packs := packed_under(store.folder.parent):
-        parts["packs"] = verified_files(packs)
+        verifications["packs"] = verified_files(packs)
     _ = results.rows  # so that all theory that they need has been asked for
-    parts["files"].missing += [
+    records.missing += [
         f"{file} is missing; 'smimbench theory' solves it"
-        for file in results.answers.missing_files
+        for file in answers.missing_files
     ]
-    _add_missing(parts["files"], results)
-    return parts | _verified_runs(
-        results, theory_folder(store), cells, seed, theory=theory
-    )
+    _add_missing(records, results)
+    return verifications | _verify_again(results, effort)
 
 
-def _verified_scores(results: Results) -> dict[str, Verification]:
+def _verify_scores(results: Results) -> dict[str, Verification]:
     from smimbench.run.external import scores_of
     from smimbench.run.verification import files
 
@@ -155,45 +162,41 @@ def _verified_scores(results: Results) -> dict[str, Verification]:
     return {"scores": scores} if scores.checked or scores.wrong else {}
 
 
-def _add_missing(part: Verification, results: Results) -> None:
-    """Name the records that the suite asks for and are not there, and count those that it does not ask for."""
+def _add_missing(verification: Verification, results: Results) -> None:
+    """Add the records that the suite asks for and are not there, and count those that it does not ask for."""
     from smimbench.run.verification import missing_records
 
+    verification.missing += missing_records(results.cells, results.store)
     keys = {cell.key for cell in results.cells}
-    part.missing += missing_records(results.cells, results.store)
-    if unasked := sum(record["key"] not in keys for record in results.records.values()):
-        part.remarks.append(
-            f"{unasked} records that the suite does not ask for are in no table"
+    unasked = sum(record["key"] not in keys for record in results.records.values())
+    if unasked:
+        verification.remarks.append(
+            f"{unasked} records are not part of the suite: no table has them"
         )
 
 
-def _verified_runs(
-    results: Results,
-    folder: Path | None,
-    count: int,
-    seed: int,
-    *,
-    theory: bool,
-    trajectories: bool = True,
+def _verify_again(
+    results: Results, effort: _Effort, *, trajectories: bool = True
 ) -> dict[str, Verification]:
-    """Theory in a folder, solved again, and a sample of the records, run again."""
+    """Solve the theory of results again, and run a sample of the records again."""
     from smimbench.run.verification import rerun, stored_theory
 
+    folder = results.answers.folder
     assert folder is not None
     runs = rerun(
-        results.cells, results.store, count=count, seed=seed, trajectories=trajectories
+        results.cells,
+        results.store,
+        count=effort.cells,
+        seed=effort.seed,
+        trajectories=trajectories,
     )
-    if not runs.checked and count and results.records:
+    if not runs.checked and effort.cells and results.records:
         runs.remarks.append("no stored cell can be run again")
-    return {
-        **stored_theory(results.suite, folder, solve=theory),
-        "cells run again": runs,
-    }
+    verifications = stored_theory(results.suite, folder, solve=effort.theory)
+    return {**verifications, "cells run again": runs}
 
 
-def _verified_pack(
-    request: Request, cells: int, seed: int, *, theory: bool
-) -> dict[str, Verification]:
+def _verify_pack(request: Request, effort: _Effort) -> dict[str, Verification]:
     from smimbench.report import stored_table
     from smimbench.report.board import verified
     from smimbench.report.packed import read_pack, read_packed, unpacked, verified_files
@@ -204,53 +207,46 @@ def _verified_pack(
             f"{request.name} is a finished table: --set, --add and --only cannot change it"
         )
     path = Path(request.name)
-    parts = {"packs": verified_files([path])}
-    if parts["packs"].wrong:
-        return parts
+    packs = verified_files([path])
+    verifications = {"packs": packs}
+    if packs.wrong:
+        return verifications
     pack = read_pack(path)
     shared = pack["run"]
     if pack["packed"] == stored_table.FORMAT:
         changes = shared.get("overrides", []), shared.get("only", [])
-        suite = parse_suite(
-            Path(f"{shared['suite']}.toml"), shared["text"], *changes, stored=True
+        suite_path = Path(f"{shared['suite']}.toml")
+        suite = parse_suite(suite_path, shared["text"], *changes, stored=True)
+        verifications["cells run again"] = stored_table.rerun_values(
+            path,
+            read_packed(path).table.rows,
+            shared,
+            suite.with_choices(shared),
+            count=effort.cells,
+            seed=effort.seed,
         )
-        rows = read_packed(path).table.rows
-        suite = suite.with_choices(shared)
-        parts["cells run again"] = stored_table.rerun_values(
-            path, rows, shared, suite, count=cells, seed=seed
-        )
-        return parts
+        return verifications
     submitted = "by" in shared
     with unpacked(path, pack) as results:
-        _add_missing(parts["packs"], results)
-        _ = results.rows
+        _add_missing(packs, results)
+        rows = results.rows
         if results.answers.is_missing:
-            parts["packs"].missing.append(
-                f"{path}: not all theory of its rows is there"
-            )
-        parts |= _verified_scores(results)
+            packs.missing.append(f"{path}: some theory of its rows is missing")
+        verifications |= _verify_scores(results)
         if submitted:
-            parts["contenders that others can run again"] = verified(
-                path, results.rows, shared, results.suite
-            )
-        parts |= _verified_runs(
-            results,
-            results.answers.folder,
-            cells,
-            seed,
-            theory=theory,
-            trajectories=not submitted,
-        )
+            contenders = verified(path, rows, shared, results.suite)
+            verifications["contenders that others can run again"] = contenders
+        verifications |= _verify_again(results, effort, trajectories=not submitted)
         temporary = f"{results.store.folder.parent}/"
-    for part in parts.values():
-        for lines in (part.wrong, part.missing, part.remarks):
+    for verification in verifications.values():
+        for lines in (verification.wrong, verification.missing, verification.remarks):
             lines[:] = [line.replace(temporary, f"{path}: ") for line in lines]
-    return parts
+    return verifications
 
 
 @command(
     SUITE_OR_FOLDER,
-    option("Who submits it.", "--by", required=True, metavar="NAME"),
+    option("Name of whoever submits it.", "--by", required=True, metavar="NAME"),
     output_option(
         "The file to write: results/board/NAME.json.gz in a checkout of smimbench."
     ),
@@ -270,16 +266,12 @@ def submit(request: Request, by: str, output: Path) -> int:
     shared, left_out = submission(results, Store(results.folder).read_shared(), by)
     remark_missing_theory(results, request)
     write_packed(output, results, shared, left_out=left_out, trajectories=False)
-    request.remark(
-        f"{problem}: {algorithm} is left out: {why}"
-        for (problem, algorithm), why in left_out.items()
-    )
+    for (problem, algorithm), reason in left_out.items():
+        request.remark(f"{problem}: {algorithm} is left out: {reason}")
     if not request.quiet:
-        count = sum(
-            (row.place.problem, row.place.algorithm) not in left_out
-            for row in results.rows
-        )
+        places = [(row.place.problem, row.place.algorithm) for row in results.rows]
+        count = sum(place not in left_out for place in places)
         click.echo(
-            f"wrote {output}: {count} rows; to see whether they hold: smimbench verify {output}"
+            f"wrote {output}: {count} rows; check them with 'smimbench verify {output}'"
         )
     return OK

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-import math
 import tomllib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -47,312 +46,331 @@ SAME_POINT = 0.02
 """Relative distance up to which a run (of a whole number of samples) is at a published point; doubled, steep curves are off by
 more than their band."""
 CROSSES = 24
-"""Published points of a line that are drawn at the most; doubled, they hide the line."""
+"""Published points of a line that are drawn at most; doubled, they hide the line."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """One line of a figure: a curve for one problem; of thresholds, for all problems together."""
+class PublishedLine:
+    """One line of a figure: a curve for one problem; of thresholds, for all problems together.
+
+    Attributes
+    ----------
+    factor : float
+        The figure's x over alpha.
+    index : int
+        Position of its problem among those of the curve.
+    points : Line or None
+        Published points with their spread over runs as error; None where there is no table.
+    """
 
     label: str
     curve: Curve
     plans: Sequence[ProblemPlan]
     table: str
-    factor: float = 1.0
-    corrections: Sequence[tuple[str, float, float]] = ()
-    """Heading of docs/corrections.md and the x from which and up to which it holds."""
+    factor: float
+    index: int
+    points: Line | None = None
 
     @property
     def is_threshold(self) -> bool:
         """Whether it shows thresholds over a parameter."""
         return self.curve.metric == "threshold"
 
+    @property
+    def is_curve(self) -> bool:
+        """Whether it shows Bayes-optimal theory over the sample ratio."""
+        return not (self.is_threshold or self.curve.algorithm)
+
+    @property
+    def component_index(self) -> int:
+        """Index of the component that is shown."""
+        return (self.curve.component or 1) - 1
+
+    def explanations(self, x: float) -> list[str]:
+        """Headings in docs/corrections.md of the known mistakes that hold at x."""
+        i = self.index
+        return [
+            mistake.section
+            for mistake in self.curve.corrections
+            if _of_problem(mistake.above, i) <= x <= _of_problem(mistake.below, i)
+        ]
+
+    def alphas(self, limits: Sequence[float]) -> set[float]:
+        """Sample ratios at which theory is needed: the published ones, from one end of the axis to the other."""
+        if not self.is_curve:
+            return set()
+        low, high = limits
+        published = self.points.alpha if self.points else ()
+        x = [max(low, high / 1000), high, *published]
+        return {float(alpha / self.factor) for alpha in x}
+
 
 def figure_list() -> list[JsonObject]:
     """Every figure that ships: those with ``tables``, and those without, of which ``no_numbers`` says why."""
-    found = []
+    figures = []
     for name, path in shipped_figures().items():
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-        about, curves = document["suite"], document.get("figure", {}).get("curves", ())
-        tables = list(dict.fromkeys(curve["table"] for curve in curves))
-        one = {
+        suite, curves = document["suite"], document.get("figure", {}).get("curves", ())
+        figure = {
             "name": name,
-            "title": about["title"],
-            "duration": about.get("duration", ""),
-            "tables": tables,
+            "title": suite["title"],
+            "duration": suite.get("duration", ""),
+            "tables": list(dict.fromkeys(curve["table"] for curve in curves)),
         }
-        found.append(one if curves else one | {"no_numbers": about["description"]})
-    return found
+        if not curves:
+            figure["no_numbers"] = suite["description"]
+        figures.append(figure)
+    return figures
 
 
-def _each(values: Sequence[float], i: int) -> float:
-    """What holds for the i-th problem of a curve, one number for each or one for all."""
-    return values[i % len(values)]
+def published_lines(
+    suite: Suite, folder: Path | None, limit: int | None = None
+) -> list[PublishedLine]:
+    """Lines of the suite's figure, without those of problems that are left out, with points from the tables in a folder.
 
-
-def _corrections(curve: Curve, i: int) -> list[tuple[str, float, float]]:
-    return [
-        (one.section, _each(one.above, i), _each(one.below, i))
-        for one in curve.corrections
-    ]
-
-
-def parts_of(suite: Suite) -> list[Part]:
-    """Lines of the suite's figure, without those of problems that are left out."""
-    assert suite.figure is not None
-    plans, chosen, found = (
-        {plan.label: plan for plan in suite.plans},
-        suite.chosen_plans,
-        [],
-    )
-    for curve in suite.figure.curves:
-        own = [plans[label] for label in curve.problems or plans]
-        if curve.metric == "threshold":
-            if own := [plan for plan in own if plan in chosen]:
-                found.append(
-                    Part(
-                        curve.label,
-                        curve,
-                        own,
-                        curve.table,
-                        corrections=_corrections(curve, 0),
-                    )
-                )
-            continue
-        for i, plan in enumerate(own):
-            label, table = curve.label, curve.table
-            for name, value in (
-                pair for items in plan.tables.values() for pair in items.items()
-            ):
-                label, table = (
-                    text.replace("{" + name + "}", str(value))
-                    for text in (label, table)
-                )
-            if plan in chosen:
-                found.append(
-                    Part(
-                        label,
-                        curve,
-                        [plan],
-                        table,
-                        _each(curve.x_factor, i),
-                        _corrections(curve, i),
-                    )
-                )
-    return found
-
-
-def published_points(
-    part: Part, folder: Path, limits: Sequence[float], most: int | None = None
-) -> Line | None:
-    """Published points within the figure, with their spread over runs as error; None where there is no such table.
-
-    ``most``: of a curve of theory, this many at the most, at equal distances in their list.
+    Parameters
+    ----------
+    limit : int or None
+        Number of points of a curve of theory, at equal distances in their list; default: all.
 
     Raises
     ------
     SuiteError
         If a table lacks a column or holds something else than numbers.
     """
-    path = next(iter(sorted(folder.rglob(part.table))), None)
+    assert suite.figure is not None
+    plans, lines = {plan.label: plan for plan in suite.plans}, []
+    for curve in suite.figure.curves:
+        own_plans = [plans[label] for label in curve.problems or plans]
+        if curve.metric == "threshold":
+            chosen = [plan for plan in own_plans if plan in suite.chosen_plans]
+            lines += [_line(curve, 0, chosen)] if chosen else []
+            continue
+        for index, plan in enumerate(own_plans):
+            if plan in suite.chosen_plans:
+                lines.append(_line(curve, index, [plan]))
+    if folder is None:
+        return lines
+    limits = suite.figure.xlim
+    return [
+        replace(line, points=_points(line, folder, limits, limit)) for line in lines
+    ]
+
+
+def _line(curve: Curve, index: int, plans: Sequence[ProblemPlan]) -> PublishedLine:
+    """The line of a curve for its problem of this index, without its points."""
+    label, table, factor = curve.label, curve.table, 1.0
+    if curve.metric != "threshold":
+        factor = _of_problem(curve.x_factor, index)
+        for parameters in plans[0].tables.values():
+            for name, value in parameters.items():
+                label = label.replace(f"{{{name}}}", str(value))
+                table = table.replace(f"{{{name}}}", str(value))
+    return PublishedLine(label, curve, plans, table, factor, index)
+
+
+def _of_problem(numbers: Sequence[float], index: int) -> float:
+    """The number for the problem of this index: there is one for each, or one for all."""
+    return numbers[index % len(numbers)]
+
+
+def _points(
+    line: PublishedLine, folder: Path, limits: Sequence[float], limit: int | None
+) -> Line | None:
+    """Published points within the figure; None where there is no such table."""
+    path = next(iter(sorted(folder.rglob(line.table))), None)
     if path is None:
         return None
     try:
-        lines = csv.DictReader(read_text(path).splitlines())
-        rows = [[float(row[name]) for name in part.curve.columns] for row in lines]
+        table = csv.DictReader(read_text(path).splitlines())
+        rows = [[float(row[name]) for name in line.curve.columns] for row in table]
     except KeyError as error:
         raise SuiteError(str(path), "", f"has no column {error}") from None
     except (OSError, TypeError, ValueError, csv.Error) as error:
         raise SuiteError(str(path), "", f"is no table of numbers: {error}") from None
-    low, high = limits
-    points = [
-        (x * part.factor, y, *more)
-        for x, y, *more in rows
-        if math.isfinite(x * y) and (x > 0 or part.is_threshold)
-    ]
-    points = [point for point in points if low <= point[0] <= high * (1 + 1e-9)]
-    if most and not part.curve.algorithm and len(points) > most:
-        points = [points[round(i)] for i in np.linspace(0, len(points) - 1, most)]
-    x, y, *spread = np.array(points, dtype=float).reshape(-1, len(part.curve.columns)).T
-    return Line(x, y, *(spread or [np.zeros_like(y)]))
+    columns = np.array(rows, dtype=float).reshape(-1, len(line.curve.columns)).T
+    x, y = columns[:2]
+    shown = np.isfinite(x * y) & ((x > 0) | line.is_threshold)
+    x = columns[0] = x * line.factor
+    shown &= (x >= limits[0]) & (x <= limits[1] * (1 + 1e-9))
+    columns = columns[:, shown]
+    count = columns.shape[1]
+    if limit and not line.curve.algorithm and count > limit:
+        columns = columns[:, np.linspace(0, count - 1, limit).round().astype(int)]
+    x, y, *spread = columns
+    return Line(x, y, *(spread or [0.0 * y]))
 
 
 def our_points(
-    part: Part, answers: Answers, rows: Sequence[Row], alphas: Sequence[float]
+    line: PublishedLine, answers: Answers, rows: Sequence[Row], alphas: Sequence[float]
 ) -> Line:
     """Our points of a line with their errors: standard errors of runs, numerical ones of theory (at these sample ratios)."""
-    curve, k = part.curve, (part.curve.component or 1) - 1
-    found: list[tuple[float, Any, Any]] = []
-    if part.is_threshold:
-        for x, plan in zip((varied(part.plans) or ("", []))[1], part.plans):
-            known = answers.thresholds(plan.problem)
-            steps = [
-                s
-                for s in known.get("sequential") or ()
-                if s["layer"] == curve.component
-            ]
-            one = (
-                next(
-                    iter(steps),
-                    known["weak_recovery"] if curve.component is None else None,
-                )
-                or {}
-            )
-            found.append((x, one.get("value"), one.get("error")))
+    curve, problem = line.curve, line.plans[0].problem
+    points: list[tuple[float, float | None, float | None]] = []
+    if line.is_threshold:
+        _, parameters = varied(line.plans) or ("", [])
+        for x, plan in zip(parameters, line.plans):
+            thresholds = answers.thresholds(plan.problem)
+            entry = None if curve.component else thresholds["weak_recovery"]
+            for step in thresholds.get("sequential") or ():
+                if step["layer"] == curve.component:
+                    entry = step
+                    break
+            if entry:
+                points.append((x, entry["value"], entry["error"]))
     elif curve.algorithm:
-        own = (
-            row
-            for row in rows
-            if row.place.problem == part.plans[0].label
-            and row.place.algorithm == curve.algorithm
-        )
-        own = (
-            row
-            for row in own
-            if row.metric == curve.metric and row.component in (None, curve.component)
-        )
-        found = [
-            (row.place.alpha * part.factor, row.estimate.mean, row.estimate.sem)
-            for row in own
-        ]
+        place = line.plans[0].label, curve.algorithm
+        for row in rows:
+            is_shown = (row.place.problem, row.place.algorithm) == place
+            is_shown &= row.metric == curve.metric
+            if is_shown and row.component in (None, curve.component):
+                x = row.place.alpha * line.factor
+                points.append((x, row.estimate.mean, row.estimate.sem))
     else:
-        problem = part.plans[0].problem
-        metric = find_metric(curve.metric, problem.model.name)
+        metric, k = (
+            find_metric(curve.metric, problem.model.name),
+            line.component_index,
+        )
         for alpha, (best, *_) in zip(alphas, answers.points(problem, alphas)):
             values, errors = theory_of(metric, problem, best, problem.components)
-            found.append((alpha * part.factor, values[k], errors[k]))
-    known_ones = sorted((x, y, error or 0.0) for x, y, error in found if y is not None)
-    return Line(*np.array(known_ones, dtype=float).reshape(-1, 3).T)
+            points.append((alpha * line.factor, values[k], errors[k]))
+    complete = sorted((x, y, error or 0.0) for x, y, error in points if y is not None)
+    return Line(*np.array(complete, dtype=float).reshape(-1, 3).T)
 
 
 def line_questions(
-    parts: Sequence[Part], answers: Answers, alphas: Mapping[str, Iterable[float]]
+    lines: Sequence[PublishedLine],
+    answers: Answers,
+    alphas: Mapping[str, Iterable[float]],
 ) -> Iterator[Question]:
     """What the lines of ``figure_chart`` need besides, drawn at these sample ratios by label of the problem."""
-    for part in parts:
-        if part.is_threshold or part.curve.algorithm:
+    for line in lines:
+        if not line.is_curve:
             continue
-        problem = part.plans[0].problem
-        yield ThresholdsQuestion(problem, if_cheap=True)
-        if has_fine_lines(problem):
-            yield LineQuestion(
-                problem,
-                tuple(line_grid(answers, problem, alphas[part.plans[0].label]).fine),
-            )
+        plan = line.plans[0]
+        yield ThresholdsQuestion(plan.problem, if_cheap=True)
+        if has_fine_lines(plan.problem):
+            grid = line_grid(answers, plan.problem, alphas[plan.label])
+            yield LineQuestion(plan.problem, tuple(grid.fine))
 
 
-def compare(part: Part, ours: Line, published: Line | None) -> JsonObject:
+@dataclass(frozen=True)
+class CurveAgreement:
     """Whether a line agrees with the published one, and where it is farthest away.
 
-    A point is inside if it is off by less than ``allowed``: the band of the curve, the published spread over runs, and twice our
+    Attributes
+    ----------
+    points, outside : int, int or None
+        Published points that are compared, and how many of them are off by more than is allowed.
+    corrections : list of str
+        Headings of the corrections that explain points outside.
+    at, deviation, allowed : float or None
+        The worst point: its x, ours minus the published value, and what is allowed there.
+    """
+
+    curve: str
+    points: int
+    verdict: str
+    corrections: list[str]
+    at: float | None = None
+    deviation: float | None = None
+    allowed: float | None = None
+    outside: int | None = None
+
+    def document(self) -> JsonObject:
+        """The agreement as JSON has it."""
+        return {key: field for key, field in asdict(self).items() if field is not None}
+
+
+def compare(line: PublishedLine, ours: Line) -> CurveAgreement:
+    """Compare a line with the published one.
+
+    A point is inside if it is off by at most ``allowed``: the band of the curve, the published spread over runs, and twice our
     error. One outside is explained by a correction that holds at its x.
     """
-    curve, points = part.curve, []
-    for x, y, spread in zip(*published) if published and len(ours.alpha) else ():
+    points, sections, worst = [], [], (-1, 0.0)
+    columns = zip(*line.points) if line.points and len(ours.alpha) else ()
+    farthest: tuple[float, float, float] | None = None
+    for x, y, spread in columns:
         j = int(np.argmin(abs(ours.alpha - x)))
-        if abs(ours.alpha[j] - x) <= SAME_POINT * abs(x):
-            off, allowed = ours.value[j] - y, curve.band + spread + 2 * ours.error[j]
-            reasons = [
-                section for section, low, high in part.corrections if low <= x <= high
-            ]
-            rank = 0 if abs(off) <= allowed else 1 if reasons else 2
-            points.append(
-                (
-                    rank,
-                    abs(off),
-                    {"at": x, "deviation": off, "allowed": allowed},
-                    reasons,
-                )
-            )
-    found: JsonObject = {
-        "curve": part.label,
-        "points": len(points),
-        "verdict": NOT_COMPARED,
-        "corrections": [],
-    }
-    if points:
-        rank, _, where, _ = max(points, key=lambda one: one[:2])
-        named = {
-            reason: None for rank, _, _, reasons in points if rank for reason in reasons
-        }
-        found |= {
-            **where,
-            "verdict": (INSIDE, EXPLAINED, OUTSIDE)[rank],
-            "corrections": list(named),
-        }
-        found["outside"] = sum(one[0] > 0 for one in points)
-    return found
+        if abs(ours.alpha[j] - x) > SAME_POINT * abs(x):
+            continue
+        deviation = ours.value[j] - y
+        allowed = line.curve.band + spread + 2 * ours.error[j]
+        reasons = line.explanations(x)
+        severity = 0
+        if abs(deviation) > allowed:
+            severity = 1 if reasons else 2
+            sections += reasons
+        points.append(severity)
+        if (severity, abs(deviation)) > worst:
+            worst = severity, abs(deviation)
+            farthest = x, deviation, allowed
+    if farthest is None:
+        return CurveAgreement(line.label, 0, NOT_COMPARED, [])
+    return CurveAgreement(
+        line.label,
+        len(points),
+        (INSIDE, EXPLAINED, OUTSIDE)[worst[0]],
+        list(dict.fromkeys(sections)),
+        *farthest,
+        outside=sum(map(bool, points)),
+    )
 
 
 def figure_chart(
     suite: Suite,
     answers: Answers,
     rows: Sequence[Row],
-    lines: Sequence[tuple[Part, Line, Line | None]],
+    lines: Sequence[PublishedLine],
+    ours: Sequence[Line],
 ) -> Chart:
     """The figure in the paper's axes: theory as lines, runs as marks, published points as crosses in the same color."""
-    about = suite.figure
-    assert about is not None
-    look = looks_of(suite, rows)
-    series: list[Series] = []
-    crosses: list[Series] = []
-    colors: dict[Any, str] = {}
-    for part, ours, published in lines:
-        curve, plan = part.curve, part.plans[0]
-        key = (
-            curve.component
-            if len(suite.plans) == 1 or part.is_threshold
-            else plan.label
-        )
+    figure = suite.figure
+    assert figure is not None
+    looks, series, crosses = looks_of(suite, rows), [], []
+    colors: dict[str | int | None, str] = {}
+    for line, points in zip(lines, ours):
+        curve, plan = line.curve, line.plans[0]
+        by_component = len(suite.plans) == 1 or line.is_threshold
+        key = curve.component if by_component else plan.label
         color = colors.setdefault(key, COLORS[len(colors) % len(COLORS)])
-        place: JsonObject = {"what": "ours", "curve": part.label}
+        about = {"what": "ours", "curve": line.label}
         if curve.algorithm:
-            style = {"marker": look[curve.algorithm].marker, "s": 18}
+            style = {"marker": looks[curve.algorithm].marker, "s": 18}
+            columns = points._asdict()
             series.append(
                 Series(
-                    part.label,
-                    ours._asdict(),
-                    place,
-                    "marks",
-                    color,
-                    style,
-                    curve.algorithm,
+                    line.label, columns, about, "marks", color, style, curve.algorithm
                 )
             )
         else:
-            line = ours
-            if not part.is_threshold and len(ours.alpha):
-                drawn = theory_lines(
-                    answers,
-                    plan,
-                    curve.metric,
-                    ours.alpha / part.factor,
-                    (curve.component or 1) - 1,
-                )
-                line = drawn["Bayes-optimal"]._replace(
-                    alpha=drawn["Bayes-optimal"].alpha * part.factor
-                )
-            series.append(theory_series(line, part.label, color, "-", place))
-        if published is not None:
-            shown = Line(
-                *(column[:: 1 + len(column) // CROSSES] for column in published)
-            )
+            if line.is_curve and len(points.alpha):
+                ratios, k = points.alpha / line.factor, line.component_index
+                drawn = theory_lines(answers, plan, curve.metric, ratios, k)
+                best = drawn["Bayes-optimal"]
+                points = best._replace(alpha=best.alpha * line.factor)
+            series.append(theory_series(points, line.label, color, "-", about))
+        if line.points is not None:
+            step = 1 + len(line.points.alpha) // CROSSES
+            columns = {
+                name: column[::step] for name, column in line.points._asdict().items()
+            }
             style = {"marker": "x", "s": 14, "linewidths": 0.8, "zorder": 4}
-            where = {"what": "published", "curve": part.label}
-            crosses.append(
-                Series("published", shown._asdict(), where, "marks", color, style)
-            )
-    first = about.curves[0].metric
-    ylabel = about.ylabel or (
-        "sample ratio α" if first == "threshold" else metric_label(first)
+            about = {"what": "published", "curve": line.label}
+            crosses.append(Series("published", columns, about, "marks", color, style))
+    metric = figure.curves[0].metric
+    ylabel = figure.ylabel or (
+        "sample ratio α" if metric == "threshold" else metric_label(metric)
     )
     panel = Panel(
         suite.title,
-        about.xlabel,
+        figure.xlabel,
         ylabel,
         [*series, *crosses],
-        limits=(about.xlim, about.ylim),
+        xlog=figure.xlog,
+        ylog=figure.ylog,
+        limits=(figure.xlim, figure.ylim),
     )
-    panel.xlog, panel.ylog = about.xlog, about.ylog
-    key = f"{ylabel} against {about.xlabel}, after {suite.reference}; crosses: {about.source}."
+    key = f"{ylabel} against {figure.xlabel}, after {suite.reference}; crosses: {figure.source}."
     return Chart("figure", suite.title, [panel], key=key)

@@ -210,7 +210,7 @@ def test_it_is_seen_where_the_plugin_is_not_installed(made, capsys):
     )
     assert code == 1
     assert "4 of 8 rows are worse by more than 5%" in out
-    assert "shown is the table as it was made" in err
+    assert "showing the table of the run on" in err
 
 
 @pytest.mark.slow

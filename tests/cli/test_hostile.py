@@ -223,7 +223,7 @@ def test_standard_output_that_is_closed_is_one_line():
     assert "Traceback" not in done.stderr
 
 
-def test_an_unforeseen_error_is_one_line_with_the_way_to_its_place(
+def test_an_unexpected_error_is_one_line_with_the_way_to_its_place(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.delenv("SMIMBENCH_TRACEBACK", raising=False)
@@ -231,7 +231,7 @@ def test_an_unforeseen_error_is_one_line_with_the_way_to_its_place(
     code, _, err = call(capsys, "show", write_suite(tmp_path))
     assert code == 70
     assert len(err.splitlines()) == 1
-    assert "unforeseen ZeroDivisionError: division by zero" in err
+    assert "unexpected ZeroDivisionError: division by zero" in err
     assert "SMIMBENCH_TRACEBACK=1" in err
 
 

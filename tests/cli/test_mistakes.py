@@ -121,7 +121,7 @@ def test_finished_results_are_shown_without_their_plugin(tmp_path, capsys):
         assert code == ended
         assert json.loads(out)["rows"] == json.loads(before)["rows"]
         assert "unknown channel 'twice'" in err
-        assert "shown is the table as it was made on" in err
+        assert "showing the table of the run on" in err
     assert "line: gamp" in call(capsys, "show", tmp_path / "r" / "small")[1]
     assert call(capsys, "show", suite, "--results", tmp_path / "r")[1].endswith(
         f"results: {tmp_path / 'r' / 'small'}\n"

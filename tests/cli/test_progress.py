@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from smimbench.cli import progress
+from smimbench.cli.options import Request
 from smimbench.run.executor import Task, Underway
 from smimbench.run.theory_process import Progress
 from smimbench.run.theory_solver import TheorySolver
@@ -58,9 +59,9 @@ def campaign(cells: Any) -> Any:
 
 
 def test_a_log_is_told_of_a_long_cell_whenever_its_time_has_doubled(cells, capsys):
-    with progress.run_progress(campaign(cells), silent=False) as watch:
+    with progress.run_progress(campaign(cells), silent=False) as callbacks:
         for seconds in range(0, 1000):
-            watch.on_look(
+            callbacks.on_progress(
                 [
                     underway(cells[0], float(seconds), seconds // 10),
                     underway(cells[1], 1.0, 3),
@@ -82,10 +83,10 @@ def test_a_log_is_told_how_many_cells_are_done(cells, capsys, monkeypatch):
     """A run of many short cells is not silent for an hour."""
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with progress.run_progress(campaign(cells * 100), silent=False) as watch:
+    with progress.run_progress(campaign(cells * 100), silent=False) as callbacks:
         for _ in range(250):
             now[0] += 1.0
-            watch.on_record({"status": "ok"})
+            callbacks.on_record({"status": "ok"})
     _, *lines = capsys.readouterr().err.splitlines()
     whole = len(cells) * 100
     assert lines == [f"smimbench: running for {clock}: small: {done} / {whole}"
@@ -97,17 +98,17 @@ def test_a_terminal_shows_what_a_long_cell_is_at_and_no_longer_than_it_runs(
 ):
     terminal = Terminal()
     monkeypatch.setattr(progress, "make_console", terminal.console)
-    with progress.run_progress(campaign(cells), silent=False) as watch:
-        watch.on_look([underway(cells[0], 4.0, 1)])
-        watch.on_look([underway(cells[0], 3725.0, 17)])
-        watch.on_look([underway(cells[0], 3726.0, 18)])
+    with progress.run_progress(campaign(cells), silent=False) as callbacks:
+        callbacks.on_progress([underway(cells[0], 4.0, 1)])
+        callbacks.on_progress([underway(cells[0], 3725.0, 17)])
+        callbacks.on_progress([underway(cells[0], 3726.0, 18)])
     assert "18 iterations, 1:02:06" in terminal.text
     assert "1 iterations, 0:04" not in terminal.text
     terminal.stream = io.StringIO()
-    with progress.run_progress(campaign(cells), silent=False) as watch:
-        watch.on_look([underway(cells[0], 60.0, 0)])
-        watch.on_look([])
-        watch.on_record(
+    with progress.run_progress(campaign(cells), silent=False) as callbacks:
+        callbacks.on_progress([underway(cells[0], 60.0, 0)])
+        callbacks.on_progress([])
+        callbacks.on_record(
             {
                 "status": "diverged",
                 "algorithm": "gamp",
@@ -127,7 +128,8 @@ def test_a_terminal_shows_which_curve_of_how_many_is_solved_before_anything_is_k
     suite = load_suite(
         write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = [0.1, 0.2, 0.3]"))
     )
-    with progress.TheoryProgress(suite, tmp_path, silent=False) as shown:
+    shown = progress.TheoryProgress(Request(quiet=False), suite, tmp_path)
+    with shown:
         assert "curve 1 of 3" in terminal.text
         assert "curve 2 of 3" not in terminal.text
         shown.on_progress(suite.plans[1].problem, Progress(2, 7, nodes=31))
@@ -163,9 +165,9 @@ def test_whatever_solves_theory_says_so(command, tmp_path, capsys, monkeypatch):
 
 
 def test_silence_is_silent(cells, capsys):
-    with progress.run_progress(campaign(cells), silent=True) as watch:
-        watch.on_look([underway(cells[0], 1e4, 7)])
-        watch.on_record({"status": "failed"})
+    with progress.run_progress(campaign(cells), silent=True) as callbacks:
+        callbacks.on_progress([underway(cells[0], 1e4, 7)])
+        callbacks.on_record({"status": "failed"})
     assert capsys.readouterr() == ("", "")
 
 
@@ -181,19 +183,21 @@ def test_a_failure_that_repeats_is_said_once(cells, capsys):
             "where": where,
         }
 
-    with progress.run_progress(campaign(cells), silent=False) as watch:
+    with progress.run_progress(campaign(cells), silent=False) as callbacks:
         for seed in range(84):
-            watch.on_record(
+            callbacks.on_record(
                 failed(
                     0.1 * (seed % 3),
                     f"ValueError: bad seed {seed} [x]",
                     "muon.py, line 12",
                 )
             )
-        watch.on_record(failed(0.1, "ValueError: other", "muon.py, line 13"))
+        callbacks.on_record(failed(0.1, "ValueError: other", "muon.py, line 13"))
         for step in range(5):
             diverged = {"status": "diverged", "algorithm": "gd", "cell": {"alpha": 0.1}}
-            watch.on_record({**diverged, "reason": f"not finite at iteration {step}"})
+            callbacks.on_record(
+                {**diverged, "reason": f"not finite at iteration {step}"}
+            )
     lines = capsys.readouterr().err.splitlines()[1:]
     assert [line.partition(" at")[0] for line in lines] == ["muon", "muon", "gd"]
     assert (

@@ -132,7 +132,7 @@ def test_it_is_one_line(places, capsys, line, words):
     assert err.startswith("smimbench: ")
     assert words.format(**places) in err
     assert len(err) < 900
-    assert not {"unforeseen", "Traceback", "\x1b"} & {*err.split(), *err}
+    assert not {"unexpected", "Traceback", "\x1b"} & {*err.split(), *err}
     assert places["suite"].read_bytes() == before
     assert not (places["tmp"] / "results").exists()
 
@@ -160,7 +160,7 @@ def test_run_json_of_another_making(tmp_path, capsys, text):
         ("report", tmp_path, "--output", tmp_path / "p.html"),
     ):
         code, _, err = call(capsys, *words)
-        assert (code, len(err.splitlines()), "unforeseen" in err) == (2, 1, False)
+        assert (code, len(err.splitlines()), "unexpected" in err) == (2, 1, False)
 
 
 @pytest.mark.parametrize("missing", ["jinja2", "matplotlib"])

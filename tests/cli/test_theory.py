@@ -94,7 +94,7 @@ def test_an_interrupted_curve_goes_on_where_it_was(tmp_path, capsys, monkeypatch
         assert theory(tmp_path) == 130
     said = capsys.readouterr().err
     assert f"kept so far: {count // 2} node" in said
-    assert "run the same command again" in said
+    assert "rerun the same command" in said
     assert "Traceback" not in said
     second = Counted(monkeypatch)
     assert theory(tmp_path, "--json") == 0

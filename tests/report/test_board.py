@@ -187,8 +187,8 @@ def test_a_theory_that_was_changed_is_solved_again(made, tmp_path, said):
 LIES = {
     "a run is left out": (lambda pack: pack["records"].remove(records_of(pack, "noise")[0]), "line, noise, alpha 1, D = 20"),
     "other runs are left out": (lambda pack: pack["run"].update(left_out=[["line", "adam, steps 4"]]), ""),
-    "other code": (lambda pack: renamed(records_of(pack, "noise"), "source", "0" * 12), "3 records that the suite does"),
-    "no code": (lambda pack: renamed(records_of(pack, "noise"), "source", None), "3 records that the suite does"),
+    "other code": (lambda pack: renamed(records_of(pack, "noise"), "source", "0" * 12), "3 records are not part"),
+    "no code": (lambda pack: renamed(records_of(pack, "noise"), "source", None), "3 records are not part"),
     "another backend": (lambda pack: [r["cell"].update(backend="cupy") for r in pack["records"]], "its key does not match"),
 }  # fmt: skip
 
@@ -230,7 +230,7 @@ def test_a_plugin_with_other_code_is_named(made, tmp_path):
     said = smimbench(
         tmp_path, "verify", made / "a.json", "--cells", 0, "--no-theory", code=1
     )
-    assert "6 records that the suite does not ask for are in no table" in said
+    assert "6 records are not part of the suite: no table has them" in said
     assert "line, noise, alpha 1, D = 20, replicate 2, numpy" in said
 
 

@@ -127,7 +127,7 @@ def test_theory_is_solved_in_run_and_theory_and_only_read_elsewhere(
         assert code == 0
         words = shlex.split(
             re.fullmatch(
-                r"smimbench: not all theory of this is stored; 'smimbench (.*)' solves it\n",
+                r"smimbench: some theory is not stored; 'smimbench (.*)' solves it\n",
                 err,
             )[1]
         )

@@ -250,4 +250,4 @@ def test_a_budget_that_is_spent_has_an_exit_code_of_its_own(tmp_path, capsys):
     )
     code, _, err = call(capsys, *words, "--only", "algorithm=adam", "--shard", "1/2")
     assert code == 75
-    assert "the budget is spent" in err
+    assert "time budget exhausted" in err

@@ -264,4 +264,4 @@ def test_a_budget_bounds_theory_and_says_what_is_left(tmp_path, capsys):
     shutil.rmtree(tmp_path / "r" / "theory")
     code, _, err = call(capsys, "run", suite, *options, "--budget", "0.01s")
     assert code == 75
-    assert "the budget is spent: theory is left" in err
+    assert "time budget exhausted before all theory was solved" in err

@@ -207,7 +207,7 @@ def test_ctrl_c_is_one_line_and_loses_nothing(tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in err
     assert err.rstrip().endswith(
-        "interrupted; every finished cell and point of theory is kept, run the same command again to go on"
+        "interrupted; finished cells and points of theory are kept, rerun the same command to continue"
     )
     store = Store(folder)
     assert store.load()
@@ -255,7 +255,7 @@ def test_ctrl_c_waits_for_no_cell(moment, tmp_path):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 130
         assert "Traceback" not in err
-        assert err.rstrip().endswith("run the same command again to go on")
+        assert err.rstrip().endswith("rerun the same command to continue")
         assert not psutil.wait_procs(workers, timeout=20)[1]
     finally:
         with contextlib.suppress(ProcessLookupError):
