@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from smimbench.numerics import FreeConvolution
-from smimbench_attention.priors.wishart.spectral_law import double_exponential
+from smimbench_attention.priors.product import double_exponential, mmse_of_any_noise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smimbench.interfaces import Host
+    from smimbench.interfaces import Array, Host
 
 # Where Delta is smaller or larger than these the limits are exact to all digits; twice as far changes nothing.
 _SMALLEST_NOISE = 1e-30
@@ -210,19 +210,12 @@ def mmse(noise: Host | float, rho: float) -> Host:
     the dimension. The relative error is below 1e-9. For small Delta ``F ~ (2 rho - rho^2) Delta`` (rho < 1) or ``~ Delta``
     (rho >= 1), for large Delta ``F -> 1``. Derived, checked by tests/priors/test_bilinear.py.
     """
-    noise = np.asarray(noise, dtype=np.float64)
-    flat = np.reshape(noise, -1)
-    valid = flat >= 0
-    delta = np.clip(np.where(valid, flat, 1.0), _SMALLEST_NOISE, _LARGEST_NOISE)
-    weights, _, _, relative_variance = _nodes(delta, rho)
-    error = delta * (weights * relative_variance).sum(-1) / weights.sum(-1)
-    error = np.where(
-        flat < delta,
-        error * (np.where(valid, flat, 0.0) / delta),
-        np.minimum(error, 1.0),
-    )
-    error = np.where(flat > delta, 1.0, error)
-    return np.reshape(np.where(valid, error, np.nan), noise.shape)
+
+    def error(delta: Host) -> Array:
+        weights, _, _, relative_variance = _nodes(delta, rho)
+        return delta * (weights * relative_variance).sum(-1) / weights.sum(-1)
+
+    return mmse_of_any_noise(error, noise, _SMALLEST_NOISE, _LARGEST_NOISE)
 
 
 def singular_map(

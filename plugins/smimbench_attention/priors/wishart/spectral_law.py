@@ -32,10 +32,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from smimbench_attention.priors.product import double_exponential, mmse_of_any_noise
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from smimbench.interfaces import Host
+    from smimbench.interfaces import Array, Host
 
 # Where Delta is smaller or larger than these the limits are exact to all digits; twice as far changes nothing.
 _SMALLEST_NOISE = 1e-40
@@ -155,22 +157,14 @@ def mmse(noise: Host | float, rho: float) -> Host:
     the dimension. The relative error is below 1e-11. For small Delta ``F ~ (2 rho - rho^2) Delta`` (rho < 1) or ``~ Delta``
     (rho >= 1), for large Delta ``F -> 1``. Derived, checked by tests/priors/test_wishart.py.
     """
-    noise = np.asarray(noise, dtype=np.float64)
-    flat = np.reshape(noise, -1)
-    valid = flat >= 0
-    delta = np.clip(
-        np.where(valid, flat, 1.0), _SMALLEST_NOISE, _LARGEST_NOISE / min(rho, 1.0)
-    )
-    weights, s, _ = _nodes(delta, rho)
-    # What rounding does to the ends of the bulks at large Delta cancels in the ratio.
-    error = delta * (weights / (1 + s * s)).sum(-1) / weights.sum(-1)
-    error = np.where(
-        flat < delta,
-        error * (np.where(valid, flat, 0.0) / delta),
-        np.minimum(error, 1.0),
-    )
-    error = np.where(flat > delta, 1.0, error)
-    return np.reshape(np.where(valid, error, np.nan), noise.shape)
+
+    def error(delta: Host) -> Array:
+        weights, s, _ = _nodes(delta, rho)
+        # What rounding does to the ends of the bulks at large Delta cancels in the ratio.
+        return delta * (weights / (1 + s * s)).sum(-1) / weights.sum(-1)
+
+    largest = _LARGEST_NOISE / min(rho, 1.0)
+    return mmse_of_any_noise(error, noise, _SMALLEST_NOISE, largest)
 
 
 def _nodes(
@@ -229,19 +223,6 @@ def _cut(
     if not (low < high and above(low) > 0 > above(high)):
         return None
     return float(brentq(above, low, high, xtol=1e-300))
-
-
-@lru_cache(maxsize=1)
-def double_exponential() -> tuple[Host, Host]:
-    """Nodes and weights on (0, 1) of the double-exponential (tanh-sinh) rule, ``t = 1/(1 + exp(-pi sinh u))``.
-
-    It does not care how sharp the corner of the density is at an end of a piece: the same few nodes serve soft edges, hard
-    edges, and bulks that are about to merge. Errors are rounding; with half of the nodes they are 1e-10.
-    """
-    u, step = np.linspace(-3.15, 3.15, 81, retstep=True)
-    decay = np.exp(-np.pi * np.sinh(u))
-    t = 1 / (1 + decay)
-    return t, step * np.pi * np.cosh(u) * decay * t * t
 
 
 def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:

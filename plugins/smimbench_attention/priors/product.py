@@ -1,0 +1,289 @@
+"""What priors of Gaussian products share: signals ``S = A B^T / sqrt(r D)`` of extensive width ``r = round(rho D)``."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from smimbench.backend import (
+    matching,
+    namespace,
+    on_device,
+    read_together,
+    send,
+    to_host,
+)
+from smimbench.interfaces import (
+    Array,
+    Capabilities,
+    Denoised,
+    Factor,
+    Overlap,
+    ParameterError,
+    Prior,
+    Uncertain,
+)
+from smimbench.interfaces.checks import check_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from smimbench.interfaces import Host
+
+LARGEST_FACTOR = 1 << 28
+"""Largest number of entries of a factor; doubled, drawing a signal may take 4 GB."""
+
+
+class ProductPrior(Prior):
+    """Base class of priors whose signals are products of Gaussian factors; subclasses have the law of the spectrum.
+
+    ``rho = 0`` stands for the limit of small width, for theory only. Several components are estimated one by one: from ``R_p``
+    alone, whose noise has the variance ``Delta_p = [Qhat^{-1}]_pp``.
+    """
+
+    rho: float
+
+    version = 1
+    capabilities = Capabilities(models=("attention-indexed",))
+    example: ClassVar[dict[str, Any]] = {"rho": 0.5}
+    _factors: int  # number of independent factors, one above the other
+    _spectrum: str  # what the numbers of the spectrum are called
+    _law_error: float  # relative error of means over it
+    _mmse: Callable[[Host, float], Host]  # (noise, rho) to the error F
+    _shrink: Callable[..., Host]  # (spectrum, noise, rho) to that of the posterior mean
+
+    def __post_init__(self) -> None:
+        # beyond, the laws are those of the limit
+        check_number("rho", self.rho, positive=False, most=1e6)
+        object.__setattr__(self, "rho", float(self.rho))
+
+    def _width(self, dimension: int) -> int:
+        """Width r of the factors; ParameterError if ``rho`` is 0."""
+        if self.rho == 0:
+            raise ParameterError(
+                "rho",
+                "must be > 0 to run; rho = 0 is the small-width limit, for theory only",
+            )
+        return max(1, round(self.rho * dimension))
+
+    def sample(
+        self, rng: np.random.Generator, components: int, dimension: int
+    ) -> Array:
+        """Draw a signal (P, D, D) on the host, float64, of rank at most r; not at rho = 0."""
+        return self.factor.compose(self.factor.draw(rng, components, dimension))
+
+    @property
+    def factor(self) -> Factor:  # type: ignore[override]
+        """Factors of the signal, for gradient methods; their width defaults to r."""
+        raise NotImplementedError
+
+    def _draw_factor(
+        self,
+        rng: np.random.Generator,
+        components: int,
+        dimension: int,
+        width: int | None = None,
+    ) -> Array:
+        width = self._width(dimension) if width is None else width
+        shape = (components, self._factors * dimension, width)
+        if (size := math.prod(shape)) > LARGEST_FACTOR:
+            raise ParameterError(
+                "rho",
+                f"needs factors with {size:.1e} entries at D = {dimension}; reduce rho or D",
+            )
+        return rng.standard_normal(shape)
+
+    def second_moment(self, components: int) -> Array:
+        """Second moment ``lim E[S_p S_q^T]/D``: ``mean_overlap`` plus the identity (P, P), host."""
+        return self.mean_overlap(components) + np.eye(components)
+
+    def denoise(self, R: Array, Qhat: Array, *, continued: bool = False) -> Denoised:
+        """Posterior mean of the matrices given ``R = S + Qhat^{-1/2} Z``, and its error.
+
+        Eigenvectors (or singular vectors) of ``R_p`` are kept, the spectrum is shrunk, and ``V_pp = F(Delta_p)``.
+
+        Parameters
+        ----------
+        R : array (P, D, D)
+            Z is the noise of the model: of variance 1/D, for a symmetric signal a GOE matrix with 2/D on the diagonal. Of a
+            symmetric R only one triangle is read, as ``eigh`` of the namespace does.
+        Qhat : array (P, P)
+            Symmetric, positive semidefinite. 0 returns the prior mean, infinity returns R.
+        continued : bool
+            For an iteration at finite D: the same inside the bulks of the spectrum, with no slope above 1 outside.
+
+        Returns
+        -------
+        Denoised
+            ``estimate`` (P, D, D) and diagonal ``V`` (P, P) with the namespace, device and dtype of R. The estimate is NaN
+            where R is not finite: to notice divergence is the caller's part.
+
+        Raises
+        ------
+        ParameterError
+            If ``rho`` is 0.
+        ValueError
+            If Qhat is not (P, P).
+        """
+        components, dimension, _ = R.shape
+        if tuple(Qhat.shape) != (components, components):
+            raise ValueError(
+                f"Qhat must have shape {(components, components)}, got {tuple(Qhat.shape)}"
+            )
+        xp = namespace(R)
+        rho = self._width(dimension) / dimension
+        finite = xp.isfinite(R)
+        all_finite = xp.all(finite)
+        safe = R
+        # Decompositions are kept from what they cannot take; a device is not asked first whether they must be.
+        if on_device(R) or not all_finite:
+            safe = xp.where(finite, R, xp.zeros_like(R))
+        # One at a time: CuPy hands a stack to a method that is slow on a few large ones.
+        decompositions = [self._decompose(safe[p, :, :]) for p in range(components)]
+        # The scalar equations are solved on the host, thousands of operations on few numbers. One transfer brings all.
+        Qhat, all_finite, *spectra = read_together(
+            Qhat,
+            xp.astype(all_finite, R.dtype),
+            *(spectrum for _, spectrum, _ in decompositions),
+        )
+        noise = noise_of_components(Qhat)
+        V = send(np.diag(self._mmse(noise, rho)), R)
+        if not all_finite:
+            return Denoised(xp.full_like(R, math.nan), V)
+        estimate = []
+        for spectrum, delta, (left, _, right) in zip(spectra, noise, decompositions):
+            shrunk = self._shrink(spectrum, float(delta), rho, continued=continued)
+            gains = xp.asarray(shrunk, **matching(R))
+            estimate.append(xp.matmul(left * gains[None, :], right))
+        return Denoised(xp.stack(estimate), V)
+
+    def _decompose(self, matrix: Array) -> tuple[Array, Array, Array]:
+        """Left vectors (columns), spectrum, and right vectors (rows) of one matrix (D, D)."""
+        raise NotImplementedError
+
+    def overlap(self, Qhat: Array) -> Overlap:
+        """State-evolution map: ``V_pp = F(Delta_p)`` at ``rho``, ``Q = second_moment - V``.
+
+        In the limit ``rho = 0``: ``V = t (2 - t)``, ``Q = (1 - t)^2`` for ``t = Delta_p < 1``, else 1 and 0: left and right
+        vectors of a spike both have the squared overlap ``1 - t``.
+
+        ``Qhat`` (..., P, P) as for ``denoise``, leading axes are a batch. ``Q`` and ``V`` (..., P, P) have its namespace, device
+        and dtype; V is diagonal.
+        """
+        xp = namespace(Qhat)
+        noise = noise_of_components(to_host(Qhat))
+        if self.rho == 0:
+            t = np.minimum(noise, 1.0)
+            error = t * (2 - t)
+            gain = (1 - t) ** 2
+        else:
+            error = self._mmse(noise, self.rho)
+            gain = 1 - error
+        components = noise.shape[-1]
+        identity = np.eye(components)
+        Q = self.mean_overlap(components) + identity * gain[..., None]
+        V = identity * error[..., None]
+        return Overlap(xp.asarray(Q, **matching(Qhat)), xp.asarray(V, **matching(Qhat)))
+
+    def _observed_law(
+        self, noise: float, breaks: Sequence[float]
+    ) -> tuple[Host, float, list[Host]]:
+        """Weights (K,) of nodes and their sum, then observed value, posterior mean and variance at the nodes."""
+        raise NotImplementedError
+
+    def _spectral_means(
+        self,
+        function: Callable[[Host, Host, Host], Host],
+        noise: float,
+        breaks: Sequence[float] = (),
+    ) -> Uncertain:
+        """Means over the spectrum of ``S + sqrt(noise) Z``, in the limit D -> infinity.
+
+        Parameters
+        ----------
+        function : callable
+            ``function(x, mean, variance)`` of the numbers of the spectrum (n,), and of the posterior mean and variance of S in
+            the direction of each, to (k, n).
+        noise : float
+            Delta > 0.
+        breaks : sequence of float
+            Numbers at which the function may have a kink or a jump.
+
+        Returns
+        -------
+        Uncertain
+            ``value`` (k,) and its error, host.
+
+        Raises
+        ------
+        ParameterError
+            If ``rho`` is 0.
+        """
+        if self.rho == 0:
+            raise ParameterError(
+                "rho",
+                f"must be > 0 for means over {self._spectrum}; rho = 0 is a limit for theory only",
+            )
+        weights, total, law = self._observed_law(noise, breaks)
+        values = np.asarray(function(*law))
+        # The rule's own error is a tenth of this or less; rounding of nodes next to a break is larger.
+        error = self._law_error * (np.abs(values) @ weights)
+        return Uncertain(values @ weights / total, error / total, "quadrature")
+
+
+def noise_of_components(Qhat: Host) -> Host:
+    """Noise variance ``[Qhat^{-1}]_pp`` (..., P) of every component alone; infinite without information."""
+    Qhat = np.asarray(Qhat, dtype=np.float64)
+    identity = np.eye(Qhat.shape[-1], dtype=bool)
+    diagonal = np.diagonal(Qhat, axis1=-2, axis2=-1)
+    with np.errstate(divide="ignore"):
+        noise = 1 / np.where(diagonal < 0, np.nan, diagonal)
+    # Components with Qhat_pp = 0 or infinity are not coupled to the others.
+    alone = ~(diagonal > 0) | np.isinf(diagonal)
+    coupling = np.where(identity | alone[..., :, None] | alone[..., None, :], 0.0, Qhat)
+    if not np.any(coupling):
+        return noise
+    # With a unit diagonal the inverse depends on the correlations only, whatever the scales.
+    scale = np.where(alone, 1.0, diagonal) ** -0.5
+    broken = np.any(np.isnan(coupling), axis=(-2, -1))[..., None]
+    correlations = scale[..., :, None] * coupling * scale[..., None, :]
+    values, vectors = np.linalg.eigh(identity + np.nan_to_num(correlations))
+    # rounding may make an eigenvalue 0 or negative
+    inverses = np.maximum(values, 1e-300)[..., None, :]
+    with np.errstate(over="ignore"):
+        inflated = noise * np.sum(vectors**2 / inverses, axis=-1)
+    return np.where(broken, np.nan, np.where(alone, noise, inflated))
+
+
+def mmse_of_any_noise(
+    mmse: Callable[[Host], Array], noise: Host | float, smallest: float, largest: float
+) -> Host:
+    """Error for noise of any shape, from ``mmse`` (n,) for noise (n,) between ``smallest`` and ``largest``.
+
+    In proportion to the noise below, 1 above; negative numbers and NaN give NaN.
+    """
+    noise = np.asarray(noise, dtype=np.float64)
+    flat = np.reshape(noise, -1)
+    valid = flat >= 0
+    delta = np.clip(np.where(valid, flat, 1.0), smallest, largest)
+    error = mmse(delta)
+    proportional = error * (np.where(valid, flat, 0.0) / delta)
+    error = np.where(flat < delta, proportional, np.minimum(error, 1.0))
+    error = np.where(flat > delta, 1.0, error)
+    return np.reshape(np.where(valid, error, np.nan), noise.shape)
+
+
+@lru_cache(maxsize=1)
+def double_exponential() -> tuple[Host, Host]:
+    """Nodes and weights on (0, 1) of the double-exponential (tanh-sinh) rule, ``t = 1/(1 + exp(-pi sinh u))``.
+
+    It does not care how sharp the corner of the density is at an end of a piece: the same few nodes serve soft edges, hard
+    edges, and bulks that are about to merge. Errors are rounding; with half of the nodes they are 1e-10.
+    """
+    u, step = np.linspace(-3.15, 3.15, 81, retstep=True)
+    decay = np.exp(-np.pi * np.sinh(u))
+    t = 1 / (1 + decay)
+    return t, step * np.pi * np.cosh(u) * decay * t * t
