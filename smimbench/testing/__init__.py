@@ -99,8 +99,8 @@ def bound_checks(items: Any, *, seed: int = 0) -> Iterator[BoundCheck]:
     """
     for item in items if isinstance(items, (list, tuple, set)) else (items,):
         for context in contexts(item, seed=seed):
-            for one in all_checks(context.kind):
-                yield BoundCheck(one, context)
+            for check in all_checks(context.kind):
+                yield BoundCheck(check, context)
 
 
 def parametrize_with_checks(items: Sequence[Any] | Any, *, seed: int = 0) -> Any:
@@ -116,10 +116,10 @@ def parametrize_with_checks(items: Sequence[Any] | Any, *, seed: int = 0) -> Any
     """
     import pytest
 
-    found = bound_checks(items, seed=seed)
-    return pytest.mark.parametrize(
-        "check", [pytest.param(one, id=one.id) for one in found]
-    )
+    checks = [
+        pytest.param(check, id=check.id) for check in bound_checks(items, seed=seed)
+    ]
+    return pytest.mark.parametrize("check", checks)
 
 
 def check(
@@ -160,16 +160,17 @@ def check(
     >>> [o.status for o in check("gaussian", only=["nishimori"])]
     ['passed']
     """
-    found = contexts(item, seed=seed, parameters=parameters)
-    wanted = None if only is None else set(only)
-    refuse_unknown(wanted or (), found)
+    subjects = contexts(item, seed=seed, parameters=parameters)
+    ids = None if only is None else set(only)
+    refuse_unknown(ids or (), subjects)
     outcomes = []
-    for context in found:
-        for one in all_checks(context.kind):
-            if wanted is None or one.id in wanted:
-                outcomes.append(run_check(one, context))
+    for context in subjects:
+        for published_check in all_checks(context.kind):
+            if ids is None or published_check.id in ids:
+                outcome = run_check(published_check, context)
+                outcomes.append(outcome)
                 if on_outcome is not None:
-                    on_outcome(outcomes[-1])
+                    on_outcome(outcome)
     return outcomes
 
 
@@ -179,18 +180,20 @@ GENERAL = ("declaration", "parameters", "bad_parameters")
 
 def all_checks(kind: str | None = None) -> tuple[Check, ...]:
     """All published checks for a kind of item (None: all kinds), in the order in which they run."""
-    found = [check for check in PUBLISHED.values() if kind in (None, check.kind)]
+    checks = [check for check in PUBLISHED.values() if kind in (None, check.kind)]
     return tuple(
-        sorted(found, key=lambda check: 2 - 2 * (check.id in GENERAL) - check.required)
+        sorted(checks, key=lambda check: (check.id not in GENERAL, not check.required))
     )
 
 
-def refuse_unknown(ids: Iterable[str], found: Iterable[CheckContext]) -> None:
+def refuse_unknown(ids: Iterable[str], subjects: Iterable[CheckContext]) -> None:
     """Raise CheckError for a check id that does not exist for these items."""
-    known = {one.id for context in found for one in all_checks(context.kind)}
-    if odd := sorted(set(ids) - known):
+    existing: set[str] = set()
+    for context in subjects:
+        existing |= {check.id for check in all_checks(context.kind)}
+    for id in sorted(set(ids) - existing):
         raise CheckError(
-            f"no check is called {odd[0]!r}; {suggestion(odd[0], sorted(known))}"
+            f"no check is called {id!r}; {suggestion(id, sorted(existing))}"
         )
 
 
@@ -210,12 +213,14 @@ def contexts(
     if isinstance(item, CheckContext):
         return [item]
     if isinstance(item, str):
-        named = _named(item, parameters)
         return [
             CheckContext(
-                e.kind, instantiate(e.item, e.kind, parameters), seed, e.distribution
+                entry.kind,
+                instantiate(entry.item, entry.kind, parameters),
+                seed,
+                entry.distribution,
             )
-            for e in named
+            for entry in _named(item, parameters)
         ]
     if isinstance(item, types.FunctionType):
         item = algorithm_class(item)
@@ -233,22 +238,26 @@ def contexts(
 
 
 def _named(name: str, parameters: JsonObject | None) -> list[Entry]:
-    found = get_registry().named(name)
-    if not found:
-        known = {entry.name for entry in get_registry().entries()}
-        close = difflib.get_close_matches(name.rpartition(":")[2], known, 3)
-        hint = (
-            f"did you mean {' or '.join(map(repr, close))}?"
-            if close
-            else "see 'smimbench list'"
-        )
+    """Registered items of this name that take the parameters: a name may stand for several items."""
+    entries = get_registry().named(name)
+    if not entries:
+        names = {entry.name for entry in get_registry().entries()}
+        close = difflib.get_close_matches(name.rpartition(":")[2], names, 3)
+        hint = "see 'smimbench list'"
+        if close:
+            hint = f"did you mean {' or '.join(map(repr, close))}?"
         raise CheckError(f"nothing is called {name!r}; {hint}")
-    # The same name may stand for several items: parameters say which are meant.
-    taking = [e for e in found if set(parameters or ()) <= set(signature_of(e.item))]
+    written = set(parameters or ())
+    taking = [entry for entry in entries if written <= set(signature_of(entry.item))]
     if not taking:
-        taken = {p for e in found for p in signature_of(e.item)}
-        odd = sorted(set(parameters or ()) - taken)[0]
+        accepted: set[str] = set()
+        for entry in entries:
+            accepted |= set(signature_of(entry.item))
+        for parameter in sorted(written - accepted):
+            raise CheckError(
+                f"{name!r} has no parameter {parameter}; {suggestion(parameter, sorted(accepted))}"
+            )
         raise CheckError(
-            f"{name!r} has no parameter {odd}; {suggestion(odd, sorted(taken))}"
+            f"no item called {name!r} takes all of {', '.join(sorted(written))}; give those of one of them"
         )
     return taking

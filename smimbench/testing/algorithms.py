@@ -21,7 +21,7 @@ import numpy as np
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import Backend, get_backend
-from smimbench.interfaces import Array, Data, Info
+from smimbench.interfaces import Array, Data, Host, Info
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import parameters_of
@@ -31,19 +31,27 @@ from smimbench.testing.core import (
     CheckFailed,
     CheckSkipped,
     Draw,
-    elsewhere,
     expect_array,
-    in_single_precision,
+    on_another_device,
     published,
+    require_single_precision,
 )
 
-STEPS, LONGEST = 3, 20
+STEPS, STEPS_TO_LEARN = 3, 20
 """Iterations that most checks look at, and those that let an algorithm learn."""
+
+REPORTED = (
+    "predicted_overlap",
+    "self_overlap",
+    "squared_step",
+    "log_information_ratio",
+)
+"""What ``Info`` reports for every component."""
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
-    """An algorithm together with a small problem and data."""
+class SmallProblem:
+    """A problem of about twenty samples that the algorithm under test does not refuse."""
 
     context: CheckContext
     problem: Problem
@@ -51,33 +59,39 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Label of the small problem."""
+        """Label of the problem."""
         return self.problem.label
 
     def data(self, dtype: str = "float64") -> Data:
         """Data that the algorithm may see."""
         return self.instance.data(get_backend("numpy", dtype))
 
-    def drive(self, data: Data, rng: np.random.Generator, most: int = STEPS) -> Any:
-        """Run a few steps and return the estimate; array functions are set up as in the engine's own loop."""
-        problem, instance, algorithm = self.problem, self.instance, self.context.item
-        state = algorithm.init(problem, data, rng)
-        for _ in range(steps_of(algorithm, data, most)):
-            state, _ = algorithm.step(problem, data, state)
-        del instance
-        return algorithm.estimate(state)
+    def estimate(
+        self, data: Data, rng: np.random.Generator, max_steps: int = STEPS
+    ) -> Array:
+        """Run a few steps and return the estimate, where the algorithm leaves it."""
+        algorithm = self.context.item
+        state = algorithm.init(self.problem, data, rng)
+        state = self.proceed(data, state, max_steps)
+        estimate: Array = algorithm.estimate(state)
+        return estimate
 
-    def run(self, seed: int, data: Data | None = None, most: int = STEPS) -> Array:
+    def proceed(self, data: Data, state: Any, max_steps: int = STEPS) -> Any:
+        """The state a few steps later."""
+        for _ in range(steps_of(self.context.item, data, max_steps)):
+            state, _ = self.context.item.step(self.problem, data, state)
+        return state
+
+    def run(self, seed: int, data: Data | None = None, max_steps: int = STEPS) -> Host:
         """Run the algorithm and copy its estimate to the host."""
-        return np.array(
-            to_host(self.drive(data or self.data(), self.context.rng(seed), most))
-        )
+        rng = self.context.rng(seed)
+        return np.array(to_host(self.estimate(data or self.data(), rng, max_steps)))
 
 
-def steps_of(algorithm: Any, data: Data, most: int = STEPS) -> int:
+def steps_of(algorithm: Any, data: Data, max_steps: int = STEPS) -> int:
     """Number of steps to run: the algorithm's own number, limited to a few."""
     steps = algorithm.plan(data).steps
-    return most if steps is None else max(1, min(int(steps), most))
+    return max_steps if steps is None else max(1, min(int(steps), max_steps))
 
 
 def _size(model: Any) -> tuple[float, int]:
@@ -86,112 +100,118 @@ def _size(model: Any) -> tuple[float, int]:
 
 
 @lru_cache(maxsize=4)
-def settings(context: CheckContext) -> tuple[tuple[Setting], ...]:
-    """All small problems that the algorithm does not refuse.
+def small_problems(context: CheckContext) -> tuple[tuple[SmallProblem], ...]:
+    """Test cases: all small problems that the algorithm does not refuse.
 
     Raises
     ------
     CheckSkipped
         If it refuses all.
     """
-    found, reasons = [], []
+    cases: list[tuple[SmallProblem]] = []
+    reasons: list[str] = []
     for problem in context.problems():
         if reason := context.item.refuses(problem):
             reasons.append(reason)
         else:
             instance = problem.instance(*_size(problem.model), seed=context.seed)
-            found.append((Setting(context, problem, instance),))
-    if not found:
+            cases.append((SmallProblem(context, problem, instance),))
+    if not cases:
         raise CheckSkipped(
             f"the algorithm refuses all shipped problems: {'; '.join(dict.fromkeys(reasons)) or 'there are none'}"
         )
-    return tuple(found)
+    return tuple(cases)
 
 
-def _first_settings(context: CheckContext) -> Iterable[tuple[Setting]]:
-    """One small problem for every model."""
-    return {
-        case[0].problem.model.name: case for case in reversed(settings(context))
-    }.values()
+def _one_per_model(context: CheckContext) -> Iterable[tuple[SmallProblem]]:
+    """Test cases: one small problem for every model."""
+    by_model: dict[str, tuple[SmallProblem]] = {}
+    for case in small_problems(context):
+        by_model.setdefault(case[0].problem.model.name, case)
+    return by_model.values()
 
 
-algorithm_check = partial(published, ("algorithm",), cases=settings)
-once_per_model = partial(published, ("algorithm",), cases=_first_settings)
+algorithm_check = partial(published, ("algorithm",), cases=small_problems)
+once_per_model = partial(published, ("algorithm",), cases=_one_per_model)
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
     """Check that all randomness in estimates comes from the generator passed to ``init``."""
-    for (setting,) in settings(context):
-        yield Draw(f"estimate ({setting.name})", partial(setting.drive, setting.data()))
+    for (small,) in small_problems(context):
+        yield Draw(f"estimate ({small.name})", partial(small.estimate, small.data()))
 
 
 @algorithm_check(
     "The estimate is no signal: it has another shape or holds numbers that are none, at the start or after some steps.",
     required=True,
 )
-def shapes(context: CheckContext, setting: Setting) -> None:
+def shapes(context: CheckContext, small: SmallProblem) -> None:
     """Check that estimates are finite and have the signal's shape, and that reports have the form the loop reads."""
-    problem, data, algorithm = setting.problem, setting.data(), context.item
+    problem, data, algorithm = small.problem, small.data(), context.item
     P = problem.components
-    wanted = tuple(problem.model.signal_shape(P, data.dimension))
+    shape = tuple(problem.model.signal_shape(P, data.dimension))
     state = algorithm.init(problem, data, context.rng(1))
-    expect_array(
-        f"estimate at the start ({setting.name})", algorithm.estimate(state), wanted
-    )
+    estimate = algorithm.estimate(state)
+    expect_array(f"estimate at the start ({small.name})", estimate, shape)
     for k in range(steps_of(algorithm, data)):
-        found = algorithm.step(problem, data, state)
-        if not (
-            isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Info)
+        returned = algorithm.step(problem, data, state)
+        if (
+            not isinstance(returned, tuple)
+            or len(returned) != 2
+            or not isinstance(returned[1], Info)
         ):
             raise CheckFailed(
-                f"step must return (state, smimbench.Info(...)), got {type(found).__name__}"
+                f"step must return (state, smimbench.Info(...)), got {type(returned).__name__}"
             )
-        state, info = found
-        what = f"estimate after step {k + 1} ({setting.name})"
-        expect_array(what, algorithm.estimate(state), wanted, "float64", data.inputs)
-        residual = float(
-            to_host(info.residual) if hasattr(info.residual, "dtype") else info.residual
-        )
-        if not 0 <= residual < math.inf:
-            raise CheckFailed(
-                f"Info.residual must be a finite number >= 0, got {residual} ({setting.name})"
-            )
-        for name in (
-            "predicted_overlap",
-            "self_overlap",
-            "squared_step",
-            "log_information_ratio",
-        ):
-            value = getattr(info, name)
-            if value is not None and np.shape(to_host(value)) != (P,):
-                raise CheckFailed(
-                    f"Info.{name} must have shape ({P},), got {np.shape(to_host(value))}"
-                )
-    if algorithm.variance is not None:
+        state, info = returned
         expect_array(
-            "variance", algorithm.variance(state), (P, P), "float64", data.inputs
+            f"estimate after step {k + 1} ({small.name})",
+            algorithm.estimate(state),
+            shape,
+            "float64",
+            data.inputs,
         )
+        _expect_report(info, P, small.name)
+    if algorithm.variance is not None:
+        variance = algorithm.variance(state)
+        expect_array("variance", variance, (P, P), "float64", data.inputs)
+
+
+def _expect_report(info: Info, components: int, name: str) -> None:
+    """Check the residual and the numbers that a step reports for every component."""
+    residual: Any = info.residual
+    if hasattr(residual, "dtype"):
+        residual = to_host(residual)
+    if not 0 <= float(residual) < math.inf:
+        raise CheckFailed(
+            f"Info.residual must be a finite number >= 0, got {float(residual)} ({name})"
+        )
+    for field in REPORTED:
+        numbers = getattr(info, field)
+        if numbers is not None and np.shape(to_host(numbers)) != (components,):
+            raise CheckFailed(
+                f"Info.{field} must have shape ({components},), got {np.shape(to_host(numbers))}"
+            )
 
 
 @algorithm_check(
     "It modifies its data: every algorithm that runs later on the same instance solves another problem."
 )
-def data_unchanged(context: CheckContext, setting: Setting) -> None:
+def data_unchanged(context: CheckContext, small: SmallProblem) -> None:
     """Check that inputs and labels are unchanged after a run, and that read-only inputs are accepted."""
-    instance = setting.instance
-    data = replace(
-        setting.data(),
-        inputs=np.array(instance.inputs),
-        labels=np.array(instance.labels),
-    )
-    setting.drive(data, context.rng(11))
-    for name in ("inputs", "labels"):
-        if not np.array_equal(getattr(instance, name), getattr(data, name)):
+    instance = small.instance
+    inputs, labels = np.array(instance.inputs), np.array(instance.labels)
+    small.estimate(replace(small.data(), inputs=inputs, labels=labels), context.rng(11))
+    for name, array, original in (
+        ("inputs", inputs, instance.inputs),
+        ("labels", labels, instance.labels),
+    ):
+        if not np.array_equal(array, original):
             raise CheckFailed(
-                f"modifies its input: data.{name} has changed ({setting.name}); work on a copy"
+                f"modifies its input: data.{name} has changed ({small.name}); work on a copy"
             )
     try:
-        setting.run(11)
+        small.run(11)
     except ValueError as error:
         if "read-only" not in str(error):
             raise
@@ -204,7 +224,7 @@ def data_unchanged(context: CheckContext, setting: Setting) -> None:
     "It ignores its seed: random numbers come from somewhere else, so that repeated runs are one run, and the "
     "standard errors of its rows are wrong."
 )
-def seed(context: CheckContext, setting: Setting) -> None:
+def seed(context: CheckContext, small: SmallProblem) -> None:
     """Check that seeds matter; without randomness no coordinate may be special and no generator may be made.
 
     An algorithm without random numbers cannot tell one coordinate from another: permuting them in the inputs permutes the
@@ -212,46 +232,47 @@ def seed(context: CheckContext, setting: Setting) -> None:
     ``numpy.random.default_rng`` draws is exchanged besides: fixed nodes of an integral may come from there, for their values
     hardly matter; a starting point or an order of samples may not.
     """
-    one = setting.run(31)
-    if not np.array_equal(one, setting.run(32)):
+    estimate = small.run(31)
+    if not np.array_equal(estimate, small.run(32)):
         return
-    with _shifted_generators():
-        shifted = setting.run(31)
-    data, model = setting.data(), setting.problem.model
-    order = context.rng(33).permutation(data.dimension)
-    found = setting.run(
-        31,
-        replace(
-            data, inputs=np.ascontiguousarray(data.inputs[:, :, order]), fresh=None
-        ),
-    )
-    wanted = one[..., order] if one.ndim == 2 else one[:, order][:, :, order]
-    aligned = to_host(model.align(wanted, found, setting.problem.channel.symmetry))
-    size = np.linalg.norm(one)
-    for gap, most, why in (
-        (shifted - one, 0.1, "which depends on a numpy.random.default_rng of its own"),
-        (
-            aligned - wanted,
-            1e-4,
-            "but permuting the coordinates of the inputs changes more than their order",
-        ),
-    ):
-        if not np.linalg.norm(gap) <= most * size:
+
+    def expect_same(gap: Host, tolerance: float, reason: str) -> None:
+        if not np.linalg.norm(gap) <= tolerance * np.linalg.norm(estimate):
             raise CheckFailed(
-                f"ignores its seed: every seed gives the same estimate, {why} ({setting.name}); use the rng passed to init"
+                f"ignores its seed: every seed gives the same estimate, {reason} ({small.name}); use the rng passed to init"
             )
+
+    with _shifted_generators():
+        expect_same(
+            small.run(31) - estimate,
+            0.1,
+            "which depends on a numpy.random.default_rng of its own",
+        )
+    data = small.data()
+    order = context.rng(33).permutation(data.dimension)
+    inputs = np.ascontiguousarray(data.inputs[:, :, order])
+    of_permuted = small.run(31, replace(data, inputs=inputs, fresh=None))
+    permuted = estimate[..., order]
+    if estimate.ndim == 3:  # matrices
+        permuted = permuted[:, order]
+    aligned = small.problem.model.align(
+        permuted, of_permuted, small.problem.channel.symmetry
+    )
+    expect_same(
+        to_host(aligned) - permuted,
+        1e-4,
+        "but permuting the coordinates of the inputs changes more than their order",
+    )
 
 
 @contextmanager
 def _shifted_generators() -> Iterator[None]:
     """Context in which generators have other streams, unless they are derived from a given one."""
     original = np.random.default_rng
+    derived = (np.random.Generator, np.random.BitGenerator, np.random.SeedSequence)
 
     def shifted(seed: Any = None) -> np.random.Generator:
-        derived = isinstance(
-            seed, (np.random.Generator, np.random.BitGenerator, np.random.SeedSequence)
-        )
-        return original(seed if derived else [977, 978])
+        return original(seed if isinstance(seed, derived) else [977, 978])
 
     with mock.patch.object(np.random, "default_rng", shifted):
         yield
@@ -260,20 +281,22 @@ def _shifted_generators() -> Iterator[None]:
 @once_per_model(
     "It moves away from the signal: its error grows to twice that of an estimate that knows nothing."
 )
-def learns(context: CheckContext, setting: Setting) -> None:
+def learns(context: CheckContext, small: SmallProblem) -> None:
     """Check that with many samples some steps reduce the error below that of the start and of the prior mean."""
-    problem, algorithm = setting.problem, context.item
+    problem, algorithm = small.problem, context.item
     alpha, D = (4.0, 20) if problem.model.rank == "low" else (1.5, 12)
-    here = replace(setting, instance=problem.instance(alpha, D, 1, seed=context.seed))
-    begin = algorithm.estimate(algorithm.init(problem, here.data(), context.rng(35)))
-    ends = to_host(begin), here.run(35, most=LONGEST)
-    before, after = (
-        float(np.mean(here.instance.metrics(np.asarray(one, dtype=float))["mse"]))
-        for one in ends
-    )
-    if not after <= 2 * max(1.0, before):
+    instance = problem.instance(alpha, D, 1, seed=context.seed)
+    larger = replace(small, instance=instance)
+
+    def error(estimate: Host) -> float:
+        return float(np.mean(instance.metrics(np.asarray(estimate, float))["mse"]))
+
+    state = algorithm.init(problem, larger.data(), context.rng(35))
+    initial = error(to_host(algorithm.estimate(state)))
+    final = error(larger.run(35, max_steps=STEPS_TO_LEARN))
+    if not final <= 2 * max(1.0, initial):
         raise CheckFailed(
-            f"its error is {before:.3g} at the start and {after:.3g} after some steps; the prior mean has 1 ({setting.name}, "
+            f"its error is {initial:.3g} at the start and {final:.3g} after some steps; the prior mean has 1 ({small.name}, "
             f"alpha = {alpha:g}, D = {D}): a step in the wrong direction, or a rate that is too large"
         )
 
@@ -282,93 +305,91 @@ def learns(context: CheckContext, setting: Setting) -> None:
     "A state does not stand for itself: a copy of it goes on differently, or later steps change what an "
     "earlier state said."
 )
-def state_copies(context: CheckContext, setting: Setting) -> None:
+def state_copies(context: CheckContext, small: SmallProblem) -> None:
     """Check that a deep copy of a state continues to the same estimate and leaves earlier estimates unchanged."""
-    algorithm, data = context.item, setting.data()
-    state = algorithm.init(setting.problem, data, context.rng(51))
-    saved = copy.deepcopy(state)
-    read = to_host(algorithm.estimate(state))
-    kept = np.array(read)
-    ends = [algorithm.estimate(state)]
-    for begin in (state, saved):
-        for _ in range(steps_of(algorithm, data)):
-            begin, _ = algorithm.step(setting.problem, data, begin)
-        ends.append(np.array(to_host(algorithm.estimate(begin))))
-    for one, other, what in (
-        (
-            read,
-            kept,
-            "a step changes the estimate that was handed out before; make a new array in step",
-        ),
-        (kept, ends[0], "reading the estimate twice gives two answers"),
-        (
-            *ends[1:],
-            "a copy of the state goes on to another estimate; keep all that is iterated in it",
-        ),
-    ):
-        if not np.array_equal(one, other):
-            raise CheckFailed(f"{what} ({setting.name})")
+    algorithm, data = context.item, small.data()
+    state = algorithm.init(small.problem, data, context.rng(51))
+    state_copy = copy.deepcopy(state)
+    estimate = to_host(algorithm.estimate(state))
+    estimate_copy = np.array(estimate)
+    reread = algorithm.estimate(state)
+    final, final_of_copy = (
+        np.array(to_host(algorithm.estimate(small.proceed(data, begin))))
+        for begin in (state, state_copy)
+    )
+
+    def expect_equal(array: Host, expected: Host, mistake: str) -> None:
+        if not np.array_equal(array, expected):
+            raise CheckFailed(f"{mistake} ({small.name})")
+
+    expect_equal(
+        estimate,
+        estimate_copy,
+        "a step changes the estimate that was handed out before; make a new array in step",
+    )
+    expect_equal(estimate_copy, reread, "reading the estimate twice gives two answers")
+    expect_equal(
+        final,
+        final_of_copy,
+        "a copy of the state goes on to another estimate; keep all that is iterated in it",
+    )
 
 
 @once_per_model(
-    "Single precision does not stay single precision: it takes twice the memory and time that a table says.",
-    around=in_single_precision,
+    "Single precision does not stay single precision: it takes twice the memory and time that a table says."
 )
-def dtypes(context: CheckContext, setting: Setting) -> None:
+def dtypes(context: CheckContext, small: SmallProblem) -> None:
     """Check that estimates of float32 data are float32 and finite."""
-    found = setting.drive(setting.data("float32"), context.rng(61))
-    expect_array(
-        f"estimate of float32 data ({setting.name})",
-        found,
-        setting.instance.signal.shape,
-        "float32",
-    )
+    require_single_precision(context.item)
+    estimate = small.estimate(small.data("float32"), context.rng(61))
+    shape = small.instance.signal.shape
+    expect_array(f"estimate of float32 data ({small.name})", estimate, shape, "float32")
 
 
 @once_per_model(
-    "It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.namespace(data.inputs).",
-    around=elsewhere,
+    "It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.namespace(data.inputs)."
 )
-def namespace(context: CheckContext, setting: Setting, backend: Backend) -> None:
+def namespace(context: CheckContext, small: SmallProblem) -> None:
     """Check that the strict array API on another device gives the same numbers as NumPy."""
-    data = setting.instance.data(backend)
-    found = setting.drive(data, context.rng(71), 2)
-    expect_array(
-        f"estimate ({setting.name})",
-        found,
-        setting.instance.signal.shape,
-        "float64",
-        data.inputs,
-    )
-    here = setting.run(71, most=2)
-    gap = np.abs(to_host(found) - here).max()
-    if not gap <= 1e-6 * (1 + np.abs(here).max()):
-        raise CheckFailed(
-            f"the estimate differs between array namespaces by {gap:.2g} ({setting.name})"
+
+    def compare(backend: Backend) -> None:
+        data = small.instance.data(backend)
+        estimate = small.estimate(data, context.rng(71), 2)
+        shape = small.instance.signal.shape
+        expect_array(
+            f"estimate ({small.name})", estimate, shape, "float64", data.inputs
         )
+        with_numpy = small.run(71, max_steps=2)
+        gap = np.abs(to_host(estimate) - with_numpy).max()
+        if not gap <= 1e-6 * (1 + np.abs(with_numpy).max()):
+            raise CheckFailed(
+                f"the estimate differs between array namespaces by {gap:.2g} ({small.name})"
+            )
+
+    on_another_device(context.item, compare)
 
 
-def _record(context: CheckContext, setting: Setting) -> dict[str, Any]:
+def _record(context: CheckContext, small: SmallProblem) -> dict[str, Any]:
     """Record of one cell run through the engine's own loop."""
     from smimbench.run.cell import run_cell
     from smimbench.suite.cells import Cell
     from smimbench.suite.schema import RunOptions
 
-    item, problem = context.item, setting.problem
+    item, problem = context.item, small.problem
     alpha, dimension = _size(problem.model)
     cell = Cell(
         problem=problem.spec,
         algorithm={"name": item.name, "version": item.version, **parameters_of("algorithm", item)},
         alpha=alpha, dimension=dimension, replicate=0, seed=context.seed, backend="numpy",
-        run=RunOptions(max_iterations=LONGEST, timeout=0.3),
-        problem_label=setting.name, algorithm_label=problem.label,
+        run=RunOptions(max_iterations=STEPS_TO_LEARN, timeout=0.3),
+        problem_label=small.name, algorithm_label=problem.label,
     )  # fmt: skip
     # Items as registered, without what the engine has put around them.
-    parts = {
-        kind: getattr(problem, kind) for kind in ("model", "inputs", "channel", "prior")
-    }
-    bare = {kind: getattr(part, kind, part) for kind, part in parts.items()}
-    with using(OverlayRegistry({**bare, "algorithm": item})):
+    registered = {"algorithm": item}
+    for kind in ("model", "inputs", "channel", "prior"):
+        completed = getattr(problem, kind)
+        registered[kind] = getattr(completed, kind, completed)
+    with using(OverlayRegistry(registered)):
         return run_cell(cell)
 
 
@@ -376,25 +397,25 @@ def _record(context: CheckContext, setting: Setting) -> dict[str, Any]:
     "A cell of a suite fails or cannot be stored: it does not work for every problem that its capabilities name and that it does "
     "not refuse, or reports what is not made of plain numbers and strings."
 )
-def runs(context: CheckContext, setting: Setting) -> None:
+def runs(context: CheckContext, small: SmallProblem) -> None:
     """Check that one cell for every channel of every supported model runs through the engine's own loop, and that its record is
     equal when read back, as JSON and arrays without pickles.
     """
     from smimbench.run.store import Store
 
-    record = _record(context, setting)
+    record = _record(context, small)
     if record["status"] == "failed":
-        raise CheckFailed(f"fails on {setting.name}: {record['reason']}")
+        raise CheckFailed(f"fails on {small.name}: {record['reason']}")
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "check")
         try:
             store.write(record)
         except (TypeError, ValueError) as error:
             raise CheckFailed(
-                f"the record of a run cannot be written: {error} ({setting.name})"
+                f"the record of a run cannot be written: {error} ({small.name})"
             ) from error
-        found = store.load().get(record["key"], {})
-        if found.get("metrics") != record["metrics"]:
+        stored = store.load().get(record["key"], {})
+        if stored.get("metrics") != record["metrics"]:
             raise CheckFailed(
-                f"a stored record is changed when read back ({setting.name}): {store.complaints}"
+                f"a stored record is changed when read back ({small.name}): {store.complaints}"
             )

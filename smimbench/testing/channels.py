@@ -55,72 +55,69 @@ def drawn(
     return V, omega, z, np.asarray(context.item.forward(z, rng=rng))
 
 
-def _part(
-    context: CheckContext, channel: Any, part: str, y: Array, omega: Array, V: Array
+def _posterior(
+    context: CheckContext, channel: Any, field: str, y: Array, omega: Array, V: Array
 ) -> Array:
-    """One part of the posterior, always computed with the same random numbers."""
-    found: Array = getattr(
-        channel.posterior(
-            y, omega, V, second_moment=part == "second_moment", rng=context.rng(42)
-        ),
-        part,
+    """One field of the posterior, always computed with the same random numbers."""
+    posterior = channel.posterior(
+        y, omega, V, second_moment=field == "second_moment", rng=context.rng(42)
     )
-    return found
+    array: Array = getattr(posterior, field)
+    return array
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
     """Methods of a channel that take arrays."""
     for model, channel in _cases(context):
         V, omega, z, y = drawn(context, model, 30, 41)
-        forward = partial(lambda z, c: c.forward(z, rng=context.rng(42)), c=channel)
+        forward = partial(_seeded_labels, context, channel)
         yield Call("forward: labels", forward, (z,), double=1e-7, typical=True)
-        slack = 20 * float(_part(context, channel, "error", y, omega, V))
+        slack = 20 * float(_posterior(context, channel, "error", y, omega, V))
         scale = math.sqrt(np.trace(V) / len(V))
-        for part in ("mean", "covariance", "second_moment"):
-            function = partial(_part, context, channel, part)
-            anywhere = part != "second_moment"
+        for field in ("mean", "covariance", "second_moment"):
             yield Call(
-                f"posterior: {part}",
-                function,
+                f"posterior: {field}",
+                partial(_posterior, context, channel, field),
                 (y, omega, V),
-                scale,
-                slack,
-                2e-3,
-                1e-6,
-                True,
-                anywhere,
+                scale=scale,
+                slack=slack,
+                single=2e-3,
+                double=1e-6,
+                typical=True,
+                any_namespace=field != "second_moment",
             )
-        if channel.log_partition is not None:
-            yield Call(
-                "log_partition",
-                channel.log_partition,
-                (y, omega, V),
-                any_namespace=False,
-            )
-        if channel.vjp is not None:
-            yield Call(
-                "vjp",
-                channel.vjp,
-                (z, np.ones(observable(channel, y).shape)),
-                any_namespace=False,
-            )
+        on_host: list[tuple[str, Any, tuple[Array, ...]]] = [
+            ("log_partition", channel.log_partition, (y, omega, V)),
+            ("vjp", channel.vjp, (z, np.ones(observable(channel, y).shape))),
+        ]
+        for name, method, arrays in on_host:
+            if method is not None:
+                yield Call(name, method, arrays, any_namespace=False)
+
+
+def _seeded_labels(context: CheckContext, channel: Any, z: Array) -> Array:
+    """Labels, always drawn with the same random numbers."""
+    return _labels(channel, z, context.rng(42))
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
     """Methods of a channel that draw random numbers: labels, and the posterior if it is sampled."""
     for model, channel in _cases(context):
         V, omega, z, y = drawn(context, model, 30, 31)
-        yield Draw(
-            "forward: labels",
-            partial(lambda rng, c, z: c.forward(z, rng=rng), c=channel, z=z),
-        )
-        posterior = partial(channel.posterior, y, omega, V)
-        yield Draw(
-            "posterior: mean",
-            partial(
-                lambda rng, posterior: posterior(rng=rng).mean, posterior=posterior
-            ),
-        )
+        yield Draw("forward: labels", partial(_labels, channel, z))
+        yield Draw("posterior: mean", partial(_mean, channel, y, omega, V))
+
+
+def _labels(channel: Any, z: Array, rng: np.random.Generator) -> Array:
+    labels: Array = channel.forward(z, rng=rng)
+    return labels
+
+
+def _mean(
+    channel: Any, y: Array, omega: Array, V: Array, rng: np.random.Generator
+) -> Array:
+    mean: Array = channel.posterior(y, omega, V, rng=rng).mean
+    return mean
 
 
 def refused(context: CheckContext) -> Iterator[Refused]:
@@ -131,7 +128,7 @@ def refused(context: CheckContext) -> Iterator[Refused]:
             yield "forward draws noise without rng", partial(channel.forward, z)
         yield (
             "posterior takes 3 labels with omega of 6 samples",
-            partial(_part, context, channel, "mean", y[:3], omega, V),
+            partial(_posterior, context, channel, "mean", y[:3], omega, V),
         )
 
 
@@ -192,28 +189,26 @@ def shapes(context: CheckContext, model: Any, channel: Any) -> None:
     """Check shapes: mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C)."""
     for n in (5, 1):
         V, omega, _, y = drawn(context, model, n, n)
-        found = channel.posterior(y, omega, V, second_moment=True, rng=context.rng(2))
+        posterior = channel.posterior(
+            y, omega, V, second_moment=True, rng=context.rng(2)
+        )
         try:
-            checked_posterior(found, omega, second_moment=True)
+            checked_posterior(posterior, omega, second_moment=True)
         except ValueError as error:
             raise CheckFailed(str(error)) from None
-        for part in ("mean", "covariance", "second_moment"):
-            array = getattr(found, part)
-            expect_array(
-                f"posterior: {part} ({model.name})",
-                array,
-                array.shape,
-                "float64",
-                omega,
+        for field in ("mean", "covariance", "second_moment"):
+            array, name = (
+                getattr(posterior, field),
+                f"posterior: {field} ({model.name})",
             )
-        if not (isinstance(found.error, float) and 0 <= found.error < math.inf):
+            expect_array(name, array, array.shape, "float64", omega)
+        error_estimate, covariance = posterior.error, posterior.covariance
+        if not isinstance(error_estimate, float) or not 0 <= error_estimate < math.inf:
             raise CheckFailed(
-                f"posterior: error must be a float >= 0, got {found.error!r}"
+                f"posterior: error must be a float >= 0, got {error_estimate!r}"
             )
-        spectrum = np.linalg.eigvalsh(found.covariance)
-        if spectrum.min() < -1e-9 or not np.allclose(
-            found.covariance, found.covariance.T
-        ):
+        symmetric = np.allclose(covariance, covariance.T)
+        if not symmetric or np.linalg.eigvalsh(covariance).min() < -1e-9:
             raise CheckFailed(
                 "posterior: covariance must be symmetric and positive semidefinite"
             )
@@ -230,47 +225,40 @@ def symmetry(context: CheckContext, model: Any, channel: Any) -> None:
         raise CheckFailed(
             f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out to be found, got {stated!r}"
         )
-    found = symmetry_of_labels(channel, model.sites)
-    signs = [
-        name not in ("none", "permutations") for name in (stated, found)
-    ]  # all there is to one component
-    if signs[0] != signs[1] or (stated != found and channel.components > 1):
+    measured = symmetry_of_labels(channel, model.sites)
+    # Whether signs are known is all there is to a single component.
+    unsigned = ("none", "permutations")
+    if (stated in unsigned) != (measured in unsigned) or (
+        stated != measured and channel.components > 1
+    ):
         raise CheckFailed(
-            f"symmetry is {stated!r}, but that of the labels is {found!r}"
+            f"symmetry is {stated!r}, but that of the labels is {measured!r}"
         )
+
+
+DIFFERENCES = {1: 0.75, 2: -0.15, 3: 1 / 60, -1: -0.75, -2: 0.15, -3: -1 / 60}
+"""Weights of central differences of sixth order, by the number of steps."""
 
 
 def _expect_slope(
-    what: str,
+    name: str,
     function: Callable[[Array], Array],
     at: Array,
     step: Array,
-    claimed: Array,
+    slope: Array,
     error: float,
     tolerance: float,
 ) -> None:
-    """Compare changes along a small step (n, P, C), by central differences of sixth order, with those that are claimed (n,)."""
-    values = [
-        (
-            w,
-            np.asarray(function(at + k * step), dtype=float)
-            .reshape(len(at), -1)
-            .sum(1),
-        )
-        for k, w in (
-            (1, 0.75),
-            (2, -0.15),
-            (3, 1 / 60),
-            (-1, -0.75),
-            (-2, 0.15),
-            (-3, -1 / 60),
-        )
-    ]
-    slope = np.asarray(sum(w * value for w, value in values))
-    gap, size = np.median(np.abs(slope - claimed)), np.sqrt(np.mean(slope**2))
+    """Check that ``slope`` (n,), stated for a small step (n, P, C), is that of differences."""
+    differences = np.zeros(len(at))
+    for k, weight in DIFFERENCES.items():
+        values = np.asarray(function(at + k * step), dtype=float)
+        differences += weight * values.reshape(len(at), -1).sum(axis=1)
+    gap = np.median(np.abs(differences - slope))
+    size = np.sqrt(np.mean(differences**2))
     if not gap <= tolerance * size + error:
         raise CheckFailed(
-            f"{what}: in a small step it changes by {size:.4g}, the derivative is off by {gap:.2g}"
+            f"{name}: in a small step it changes by {size:.4g}, the derivative is off by {gap:.2g}"
         )
 
 
@@ -286,19 +274,18 @@ def gradient(context: CheckContext, model: Any) -> None:
         raise CheckSkipped("the channel has no log_partition")
     V, omega, _, y = drawn(context, model, 24, 91)
     omega = omega + 0.5 * width * context.rng(92).standard_normal(omega.shape)
-    found = channel.posterior(y, omega, V, rng=context.rng(93))
+    posterior = channel.posterior(y, omega, V, rng=context.rng(93))
     step = context.rng(94).standard_normal(omega.shape)
     step *= 0.05 * width / math.sqrt(step[0].size)
-    claimed = np.sum(np.linalg.inv(V) @ (found.mean - omega) * step, axis=(1, 2))
-    error = 1e-9 + float(found.error)
+    slope = np.sum(np.linalg.inv(V) @ (posterior.mean - omega) * step, axis=(1, 2))
     _expect_slope(
         "log_partition",
         lambda at: channel.log_partition(y, at, V),
         omega,
         step,
-        claimed,
-        error,
-        1e-4,
+        slope,
+        error=1e-9 + float(posterior.error),
+        tolerance=1e-4,
     )
 
 
@@ -312,13 +299,12 @@ def vjp(context: CheckContext, model: Any, channel: Any) -> None:
     cotangent = context.rng(113).standard_normal(np.shape(predict(channel, z)))
     pulled = channel.vjp(z, cotangent)
     expect_array("vjp", pulled, z.shape, "float64", z)
-    claimed = (pulled * step).sum((1, 2))
     _expect_slope(
         "vjp",
         lambda at: predict(channel, at) * cotangent,
         z,
         step,
-        claimed,
-        1e-16,
-        1e-5,
+        (pulled * step).sum((1, 2)),
+        error=1e-16,
+        tolerance=1e-5,
     )

@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import Backend
-from smimbench.files import attempt, canonical_json, error_line
-from smimbench.interfaces import Array, ParameterError, Prior
+from smimbench.files import JsonObject, attempt, canonical_json, error_line
+from smimbench.interfaces import Array, Host, ParameterError, Prior
 from smimbench.interfaces.item import gives
 from smimbench.registry.parameters import (
     ENGINE_FILLED,
@@ -32,12 +33,12 @@ from smimbench.testing.core import (
     CheckFailed,
     Draw,
     Refused,
-    elsewhere,
     expect_array,
     expect_pure,
-    in_single_precision,
+    on_another_device,
     private_randomness,
     published,
+    require_single_precision,
 )
 
 DTYPES = ("float64", "float32", "mixed")
@@ -51,30 +52,28 @@ DTYPES = ("float64", "float32", "mixed")
 def declaration(context: CheckContext) -> None:
     """Check what an item declares: name, version, reference, capabilities."""
     item = context.item
-    if wrong := what_is_wrong(context.kind, type(item)):
-        raise CheckFailed(wrong)
-    known = {entry.name for entry in get_registry().entries("model")}
-    odd = [m for m in item.capabilities.models if m != "*" and m not in known]
-    if context.kind != "model" and odd:
+    if mistake := what_is_wrong(context.kind, type(item)):
+        raise CheckFailed(mistake)
+    registered = {entry.name for entry in get_registry().entries("model")}
+    unknown_models = set(item.capabilities.models) - registered - {"*"}
+    if context.kind != "model" and unknown_models:
         raise CheckFailed(
-            f"capabilities.models names {', '.join(odd)}; registered are {', '.join(sorted(known))}"
+            f"capabilities.models names {', '.join(sorted(unknown_models))}; registered are {', '.join(sorted(registered))}"
         )
-    odd = [d for d in item.capabilities.dtypes if d not in DTYPES]
-    if odd or not item.capabilities.dtypes:
-        raise CheckFailed(
-            f"capabilities.dtypes must be among {DTYPES}, got {item.capabilities.dtypes}"
-        )
+    dtypes = item.capabilities.dtypes
+    if not dtypes or not set(dtypes) <= set(DTYPES):
+        raise CheckFailed(f"capabilities.dtypes must be among {DTYPES}, got {dtypes}")
 
 
-def _again(context: CheckContext, values: dict[str, Any]) -> Any:
+def _rebuilt(context: CheckContext, parameters: JsonObject) -> Any:
     """Create an item of the same class with these parameters and those that the engine takes from the model."""
     item, kind = context.item, context.kind
     filled = {
-        n: getattr(item, n)
-        for n in ENGINE_FILLED.get(kind, ())
-        if n in signature_of(type(item))
+        name: getattr(item, name)
+        for name in ENGINE_FILLED.get(kind, ())
+        if hasattr(item, name)
     }
-    return build(type(item), kind, values, filled)
+    return build(type(item), kind, parameters, filled)
 
 
 @published(
@@ -95,7 +94,7 @@ def parameters(context: CheckContext) -> None:
     except (TypeError, ValueError) as error:
         raise CheckFailed(f"a parameter is not a plain JSON value: {error}") from error
     try:
-        again = parameters_of(kind, _again(context, json.loads(text)))
+        again = parameters_of(kind, _rebuilt(context, json.loads(text)))
     except ParameterError as error:
         raise CheckFailed(
             f"cannot be rebuilt from its own parameters {text}: {error}"
@@ -112,59 +111,60 @@ def parameters(context: CheckContext) -> None:
 def bad_parameters(context: CheckContext) -> None:
     """Check that unknown keys, wrong types and wrong values of parameters are rejected."""
     usual = parameters_of(context.kind, context.item)
-    wrong: list[dict[str, float]] = [{"no_such_parameter": 1}]
+    cases: list[tuple[str, float]] = [("no_such_parameter", 1)]
     for name, value in usual.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            wrong += [{name: type(value)(one)} for one in (-1, -1.5, 0, 10**9)]
-    for changed in wrong:
-        made, error = attempt(_again, context, {**usual, **changed})
-        ((name, value),) = changed.items()
-        if error is not None and not isinstance(error, ParameterError):
-            advice = "raise smimbench.ParameterError(key, 'must be ..., got ...')"
+            cases += [(name, type(value)(number)) for number in (-1, -1.5, 0, 10**9)]
+    for name, value in cases:
+        item, error = attempt(_rebuilt, context, {**usual, name: value})
+        if error is None:
+            if name not in usual:
+                raise CheckFailed(
+                    "accepts unknown parameters; list all parameters in __init__ by name"
+                )
+            if value < 10**9:
+                _expect_usable(context, item, f"{name} = {value:g}")
+        elif not isinstance(error, ParameterError):
             raise CheckFailed(
-                f"{changed} raises {error_line(error)}; {advice}"
+                f"{ {name: value} } raises {error_line(error)}; "
+                "raise smimbench.ParameterError(key, 'must be ..., got ...')"
             ) from error
-        if name not in usual and error is None:
-            raise CheckFailed(
-                "accepts unknown parameters; list all parameters in __init__ by name"
-            )
-        if error is not None and name not in str(error) and "must" not in str(error):
+        elif name not in str(error) and "must" not in str(error):
             raise CheckFailed(
                 f"{name} = {value} is rejected, but the message does not say what is wrong: {error}"
             )
-        if error is None and value < 10**9:
-            _expect_usable(context, made, f"{name} = {value:g}")
 
 
-def _expect_usable(context: CheckContext, item: Any, how: str) -> None:
-    """Check that a parameter value accepted by inputs, a channel or a prior gives finite numbers."""
-    advice = "refuse it in __post_init__ with smimbench.ParameterError"
+def _expect_usable(context: CheckContext, item: Any, parameter: str) -> None:
+    """Check that inputs, a channel or a prior with an accepted parameter give finite numbers."""
+    draw: Callable[[], Host]
+    rng = context.rng(3)
     if context.kind == "channel":
-        z = context.rng(1).standard_normal(
-            (50, int(item.components), context.models[0].sites)
-        )
-        drawn, error = attempt(lambda: np.asarray(item.forward(z, rng=context.rng(2))))
+        shape = (50, int(item.components), context.models[0].sites)
+        z = context.rng(1).standard_normal(shape)
+        draw = partial(item.forward, z, rng=context.rng(2))
     elif context.kind == "inputs":
-        drawn, error = attempt(lambda: inputs.tokens(item, 4, context.rng(3)))
+        draw = partial(inputs.tokens, item, 4, rng)
     elif context.kind == "prior" and gives(Prior, type(item), "sample"):
-        drawn, error = attempt(lambda: np.asarray(item.sample(context.rng(3), 1, 12)))
+        draw = partial(item.sample, rng, 1, 12)
     else:
         return
-    if isinstance(
-        error, ParameterError
-    ):  # it says that nothing can be drawn, as a limit of theory does
+    numbers, error = attempt(lambda: np.asarray(draw()))
+    # A ParameterError says that nothing can be drawn, as a limit of theory does.
+    if isinstance(error, ParameterError):
         return
+    advice = "refuse it in __post_init__ with smimbench.ParameterError"
     if error is not None:
         raise CheckFailed(
-            f"{how} is accepted but later raises {error_line(error)}; {advice}"
+            f"{parameter} is accepted but later raises {error_line(error)}; {advice}"
         ) from error
-    if drawn.dtype.kind == "f" and not np.isfinite(drawn).all():
+    if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
         raise CheckFailed(
-            f"{how} is accepted but gives numbers that are not finite; {advice}"
+            f"{parameter} is accepted but gives numbers that are not finite; {advice}"
         )
 
 
-OF_KIND: dict[str, Any] = {
+MODULES: dict[str, ModuleType] = {
     "model": models,
     "inputs": inputs,
     "channel": channels,
@@ -173,32 +173,37 @@ OF_KIND: dict[str, Any] = {
 }
 
 
-def _each(what: str, context: CheckContext) -> Iterator[tuple[Any]]:
-    """Test cases of an item: its calls, its draws or its rejected calls."""
-    for one in getattr(OF_KIND[context.kind], what)(context):
-        yield (one,)
+def _cases_of_kind(
+    function: str, context: CheckContext
+) -> Iterator[tuple[Call | Draw | Refused]]:
+    """Test cases of an item: its ``calls``, its ``draws`` or its ``refused`` calls."""
+    for case in getattr(MODULES[context.kind], function)(context):
+        yield (case,)
 
 
 array_check = partial(
-    published, ("model", "inputs", "channel", "prior"), cases=partial(_each, "calls")
+    published,
+    ("model", "inputs", "channel", "prior"),
+    cases=partial(_cases_of_kind, "calls"),
 )
 
 
 @published(
-    tuple(OF_KIND),
+    tuple(MODULES),
     "The same seed does not give the same numbers, or another seed the same inputs or signals, or noise is drawn from somewhere "
     "else than the rng handed over: runs cannot be repeated, or all are one run.",
-    cases=partial(_each, "draws"),
+    cases=partial(_cases_of_kind, "draws"),
 )
 def determinism(context: CheckContext, draw: Draw) -> None:
     """Check that equal seeds give equal numbers, different seeds different ones, and no global generator is used."""
     with private_randomness(draw.name):
-        one, two = (np.asarray(draw.function(context.rng(31))) for _ in range(2))
-    if not np.array_equal(one, two, equal_nan=one.dtype.kind == "f"):
+        numbers = np.asarray(draw.function(context.rng(31)))
+        again = np.asarray(draw.function(context.rng(31)))
+    if not np.array_equal(numbers, again, equal_nan=numbers.dtype.kind == "f"):
         raise CheckFailed(
             f"{draw.name}: the same seed gives different numbers; draw only from the rng that is passed in"
         )
-    if draw.varies and np.array_equal(one, draw.function(context.rng(32))):
+    if draw.varies and np.array_equal(numbers, draw.function(context.rng(32))):
         raise CheckFailed(
             f"{draw.name}: every seed gives the same numbers; draw from the rng that is passed in"
         )
@@ -207,15 +212,15 @@ def determinism(context: CheckContext, draw: Draw) -> None:
 @published(
     ("model", "channel", "prior"),
     "Arguments that do not fit together end in numbers that mean nothing.",
-    cases=partial(_each, "refused"),
+    cases=partial(_cases_of_kind, "refused"),
 )
-def bad_input(_: CheckContext, wrong: Refused) -> None:
+def bad_input(_: CheckContext, refused: Refused) -> None:
     """Check that wrong shapes, and a noisy channel without rng, raise an error."""
-    what, function = wrong
-    found, error = attempt(function)
+    mistake, function = refused
+    array, error = attempt(function)
     if error is None:
         raise CheckFailed(
-            f"{what}, but returns an array of shape {np.shape(found)}; raise ValueError"
+            f"{mistake}, but returns an array of shape {np.shape(array)}; raise ValueError"
         )
 
 
@@ -232,12 +237,12 @@ def nishimori(context: CheckContext, model: Any, components: int | None) -> None
     """Check the identities ``E[f(known) (x - mean)] = 0``, the claimed covariance, moments and formulas, at three levels of
     information.
     """
-    options: Any = {
-        "kinds": (context.kind,),
-        "components": components,
-        "clock": time.process_time,
-    }  # others do not slow it
-    context.consistent(model, **options)
+    context.consistent(
+        model,
+        kinds=(context.kind,),
+        components=components,
+        clock=time.process_time,  # other processes do not slow it
+    )
 
 
 @array_check("It writes into its arguments: algorithms that run later get other data.")
@@ -246,67 +251,50 @@ def purity(_: CheckContext, call: Call) -> None:
     expect_pure(call.name, call.function, *call.arguments)
 
 
-def _compare(
-    call: Call,
-    found: Array,
-    exact: Array,
-    dtype: str,
-    like: Array | None,
-    tolerance: float,
-    typical: bool,
+def _expect_close(
+    call: Call, array: Array, exact: Host, dtype: str, like: Array | None = None
 ) -> None:
-    """Raise CheckFailed unless an array has the type and the numbers that are wanted."""
-    expect_array(
-        call.name, found, exact.shape, dtype if exact.dtype.kind == "f" else None, like
-    )
-    gap = np.abs(
-        np.subtract(to_host(found), exact, dtype=float)
-    )  # labels may be true or false
-    size = float(np.median(gap) if typical else gap.max()) / (
-        call.scale or float(np.abs(exact).max()) or 1.0
-    )
-    if size > tolerance + call.slack:
+    """Check that an array of another precision or namespace has the type and the numbers that it must have."""
+    numbers = exact.dtype.kind == "f"  # labels may be true or false
+    expect_array(call.name, array, exact.shape, dtype if numbers else None, like)
+    gap = np.abs(np.subtract(to_host(array), exact, dtype=float))
+    single = dtype == "float32"
+    deviation = float(np.median(gap) if single and call.typical else gap.max())
+    deviation /= call.scale or float(np.abs(exact).max()) or 1.0
+    if deviation > (call.single if single else call.double) + call.slack:
         raise CheckFailed(
-            f"{call.name}: {dtype} of another precision or array namespace is off by {size:.2g}"
+            f"{call.name}: {dtype} of another precision or array namespace is off by {deviation:.2g}"
         )
 
 
 @array_check(
-    "Single precision does not stay single precision, or is far less accurate than it should be.",
-    around=in_single_precision,
+    "Single precision does not stay single precision, or is far less accurate than it should be."
 )
-def dtypes(_: CheckContext, call: Call) -> None:
+def dtypes(context: CheckContext, call: Call) -> None:
     """Check that float32 input gives float32 output, close to float64."""
+    require_single_precision(context.item)
     if call.any_namespace:
-        narrow = [np.float32(a) if a.dtype.kind == "f" else a for a in call.arguments]
-        wide = [np.float64(a) if a.dtype.kind == "f" else a for a in narrow]
-        exact = np.asarray(call.function(*wide))
-        _compare(
-            call,
-            call.function(*narrow),
-            exact,
-            "float32",
-            None,
-            call.single,
-            call.typical,
-        )
+        single = [
+            np.float32(array) if array.dtype.kind == "f" else array
+            for array in call.arguments
+        ]
+        double = [
+            np.float64(array) if array.dtype.kind == "f" else array for array in single
+        ]
+        exact = np.asarray(call.function(*double))
+        _expect_close(call, call.function(*single), exact, "float32")
 
 
 @array_check(
-    "It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.device.namespace(x).",
-    around=elsewhere,
+    "It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.device.namespace(x)."
 )
-def namespace(_: CheckContext, call: Call, backend: Backend) -> None:
+def namespace(context: CheckContext, call: Call) -> None:
     """Check that the strict array API on another device gives the same numbers as NumPy."""
-    if call.any_namespace:
-        there = [backend.asarray(a) for a in call.arguments]
+
+    def compare(backend: Backend) -> None:
+        arrays = [backend.asarray(array) for array in call.arguments]
         exact = np.asarray(call.function(*call.arguments))
-        _compare(
-            call,
-            call.function(*there),
-            exact,
-            "float64",
-            there[0],
-            call.double,
-            typical=False,
-        )
+        _expect_close(call, call.function(*arrays), exact, "float64", arrays[0])
+
+    if call.any_namespace:
+        on_another_device(context.item, compare)

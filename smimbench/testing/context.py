@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -65,15 +66,13 @@ class CheckContext:
     @property
     def label(self) -> str:
         """Name of the item with its non-default parameters, as part of a test's name."""
-        parts = [str(getattr(self.item, "name", type(self.item).__name__))]
+        words = [str(getattr(self.item, "name", type(self.item).__name__))]
         for name, parameter in signature_of(type(self.item)).items():
             value = getattr(self.item, name, None)
             if value != parameter.default:
-                parts.append(
-                    name
-                    + str(value.get("name", "") if isinstance(value, dict) else value)
-                )
-        return re.sub(r"[^0-9A-Za-z_.]+", "_", "_".join(parts)).strip("_")
+                word = value.get("name", "") if isinstance(value, dict) else value
+                words.append(f"{name}{word}")
+        return re.sub(r"[^0-9A-Za-z_.]+", "_", "_".join(words)).strip("_")
 
     def rng(self, *key: int) -> np.random.Generator:
         """A new random generator for every use."""
@@ -82,46 +81,45 @@ class CheckContext:
     @cached_property
     def model_names(self) -> tuple[str, ...]:
         """Models that the item's capabilities name, as far as they are registered."""
-        named = capabilities_of(self.item).models
-        known = (entry.name for entry in get_registry().entries("model"))
-        return tuple(name for name in known if "*" in named or name in named)
+        supported = capabilities_of(self.item).models
+        names = (entry.name for entry in get_registry().entries("model"))
+        return tuple(n for n in names if "*" in supported or n in supported)
 
     @cached_property
     def models(self) -> tuple[Any, ...]:
         """One model of every kind that the item works for, with as many tokens as it takes."""
         if self.kind == "model":
             return (self.item,)
-        reasons: list[str] = []
-        found = [
-            model for name in self.model_names for model in self._model(name, reasons)
-        ]
-        if not found:
-            unknown = f"none of {capabilities_of(self.item).models} (its capabilities) is registered"
+        refusals: list[str] = []
+        models = [self._model(name, refusals) for name in self.model_names]
+        models = [model for model in models if model is not None]
+        if refusals and not models:
+            raise CheckFailed(refusals[0])
+        if not models:
             raise CheckFailed(
-                reasons[0]
-                if reasons
-                else f"there is no model to check the item with: {unknown}"
+                f"there is no model to check the item with: none of {capabilities_of(self.item).models} "
+                "(its capabilities) is registered"
             )
-        return tuple(found)
+        return tuple(models)
 
-    def _model(self, name: str, reasons: list[str]) -> Iterator[Any]:
-        """Build the model of this name with as many tokens as the item accepts; if none, add the reason to ``reasons``."""
-        entry, channel = get_registry().get("model", name), self.kind == "channel"
-        own = getattr(self.item, "tokens", None) if channel else None
-        for tokens in TOKENS if own is None else (own,):
-            model = _made(
+    def _model(self, name: str, refusals: list[str]) -> Any:
+        """The model of this name with as many tokens as the item accepts; None, and the reasons, if it accepts no number."""
+        entry = get_registry().get("model", name)
+        is_channel = self.kind == "channel"
+        fixed = getattr(self.item, "tokens", None) if is_channel else None
+        for tokens in TOKENS if fixed is None else (fixed,):
+            model = _with_engine_parameters(
                 entry, {"tokens": tokens, "symmetric": is_symmetric(self.item)}
             )
-            refused = (
-                _why_refused(self.item, model)
-                if channel and own is None and model is not None
-                else ""
-            )
-            if model is not None and not refused:
-                yield model
-                return
-            if refused:
-                reasons.append(refused)
+            if model is None:
+                continue
+            refusal = ""
+            if is_channel and fixed is None:
+                refusal = _why_refused(self.item, model)
+            if not refusal:
+                return model
+            refusals.append(refusal)
+        return None
 
     def completed(self, model: Any) -> Any:
         """The item as the engine uses it with a model, with all derived members; computed once."""
@@ -137,14 +135,15 @@ class CheckContext:
 
     def problems(self, model: Any = None) -> Iterator[Problem]:
         """Problems that contain the item: one for every other shipped part that fits."""
-        for one in self.models if model is None else (model,):
-            for channel in (
-                [self.item] if self.kind == "channel" else shipped("channel", one)
-            ):
-                for prior in (
-                    [self.item] if self.kind == "prior" else shipped("prior", one)[:1]
-                ):
-                    yield _assembled(model=one, channel=channel, prior=prior)
+        models = self.models if model is None else (model,)
+        for model in models:
+            channels, priors = [self.item], [self.item]
+            if self.kind != "channel":
+                channels = shipped("channel", model)
+            if self.kind != "prior":
+                priors = shipped("prior", model)[:1]
+            for channel, prior in itertools.product(channels, priors):
+                yield _assembled(model=model, channel=channel, prior=prior)
 
     def consistent(
         self, model: Any, test: Callable[..., None] = require_consistent, **options: Any
@@ -171,25 +170,25 @@ class CheckContext:
         )
 
 
-def _assembled(**parts: Any) -> Problem:
+def _assembled(**items: Any) -> Problem:
     """Build a problem from instances as a suite does, from names and parameters."""
     tables = {
         kind: {"name": item.name, **parameters_of(kind, item)}
-        for kind, item in parts.items()
+        for kind, item in items.items()
     }
-    with using(OverlayRegistry(parts)):
+    with using(OverlayRegistry(items)):
         return Problem(**tables)
 
 
 class OverlayRegistry:
     """A registry in which the items under test take precedence over registered items of the same name."""
 
-    def __init__(self, parts: Mapping[str, Any]) -> None:
-        self.parts, self.below = parts, get_registry()
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        self.items, self.below = items, get_registry()
 
     def get(self, kind: str, name: str, model: str | None = None) -> Entry:
         """The item under test if the name is its own, otherwise the registered item."""
-        item = self.parts.get(kind)
+        item = self.items.get(kind)
         if item is not None and name.rpartition(":")[2] == item.name:
             return Entry(kind, item.name, type(item), BUILT_IN)
         return self.below.get(kind, name, model)
@@ -199,44 +198,45 @@ class OverlayRegistry:
         return self.below.entries(kind)
 
 
-def _made(entry: Entry, wanted: Mapping[str, Any]) -> Any:
-    """Instance built with the class's suggested parameters for checks (``example``), or None if it needs others."""
-    filled = {
-        key: value for key, value in wanted.items() if key in signature_of(entry.item)
-    }
+def _with_engine_parameters(entry: Entry, filled: Mapping[str, Any]) -> Any:
+    """Instance with the class's suggested parameters for checks (``example``) and those that it takes from a model, or None if
+    it needs others.
+    """
+    parameters = signature_of(entry.item)
+    accepted = {name: value for name, value in filled.items() if name in parameters}
     try:
-        return entry.item(**{**entry.item.example, **filled})
+        return entry.item(**{**entry.item.example, **accepted})
     except (ParameterError, TypeError):
         return None
 
 
 def shipped(kind: str, model: Any) -> list[Any]:
     """Shipped items for a model, with default parameters; for a third-party model, all that fit."""
+    symmetric = is_symmetric(model)
+    filled = {"tokens": getattr(model, "tokens", 2), "symmetric": symmetric}
     entries = [e for e in get_registry().entries(kind) if e.fits(model.name)]
-    own = [e for e in entries if e.distribution == BUILT_IN] or entries
-    fitting = [
-        e for e in own if is_symmetric(model) or "symmetric" in signature_of(e.item)
+    entries = [e for e in entries if e.distribution == BUILT_IN] or entries
+    items = [
+        _with_engine_parameters(entry, filled)
+        for entry in entries
+        if symmetric or "symmetric" in signature_of(entry.item)
     ]
-    wanted = {"tokens": getattr(model, "tokens", 2), "symmetric": is_symmetric(model)}
-    return [item for entry in fitting if (item := _made(entry, wanted)) is not None]
+    return [item for item in items if item is not None]
 
 
 def _why_refused(channel: Any, model: Any) -> str:
     """Reason why a channel rejects latents of a model; empty if it accepts them."""
-    z = monte_carlo_rng("checks: latents").standard_normal(
-        (3, int(channel.components), model.sites)
-    )
-    y, error = attempt(
-        lambda: np.asarray(channel.forward(z, rng=monte_carlo_rng("checks: labels")))
-    )
+    shape = (3, int(channel.components), model.sites)
+    z = monte_carlo_rng("checks: latents").standard_normal(shape)
+    rng = monte_carlo_rng("checks: labels")
+    y, error = attempt(lambda: np.asarray(channel.forward(z, rng=rng)))
     if error is not None:  # another number of tokens may do
         return f"forward raised {error_line(error)} for latents of shape {z.shape}"
-    wrong = y.ndim == 0 or len(y) != 3
-    return (
-        f"forward of 3 samples must return labels of shape (3, ...), got {y.shape}"
-        if wrong
-        else ""
-    )
+    if y.shape[:1] != (3,):
+        return (
+            f"forward of 3 samples must return labels of shape (3, ...), got {y.shape}"
+        )
+    return ""
 
 
 def kind_of(item: Any) -> str:
@@ -275,12 +275,12 @@ def instantiate(cls: type[Any], kind: str, parameters: JsonObject | None = None)
     cls = with_defaults(
         BASES[kind], algorithm_class(cls) if kind == "algorithm" else cls
     )
-    given = {**cls.example, **(parameters or {})}
-    usual = signature_of(cls)
+    written = {**cls.example, **(parameters or {})}
+    signature = signature_of(cls)
     required = [
-        n
-        for n, p in usual.items()
-        if p.default is p.empty and n not in given and n != "tokens"
+        name
+        for name, parameter in signature.items()
+        if parameter.default is parameter.empty and name not in {*written, "tokens"}
     ]
     name = getattr(cls, "name", cls.__name__)
     if required:
@@ -288,19 +288,15 @@ def instantiate(cls: type[Any], kind: str, parameters: JsonObject | None = None)
             f"{kind} {name!r} needs {', '.join(required)}: give it with --set {required[0]}=VALUE, or give the class an "
             f"attribute example = {{'{required[0]}': ...}}"
         )
-    filled = ENGINE_FILLED.get(kind, ())
+    attempts = [written]
+    if "tokens" in signature and "tokens" not in written:
+        attempts = [{"tokens": tokens, **written} for tokens in TOKENS]
     reasons = []
-    for tokens in (
-        TOKENS
-        if "tokens" in usual and "tokens" not in given
-        else (given.get("tokens"),)
-    ):
-        values = {"tokens": tokens, **given} if "tokens" in usual else given
-        engine = {k: values[k] for k in filled if k in values}
+    for values in attempts:
+        filled = {k: values[k] for k in ENGINE_FILLED.get(kind, ()) if k in values}
+        chosen = {k: value for k, value in values.items() if k not in filled}
         try:
-            return build(
-                cls, kind, {k: v for k, v in values.items() if k not in filled}, engine
-            )
+            return build(cls, kind, chosen, filled)
         except ParameterError as error:
             reasons.append(str(error))
     raise CheckError(f"{kind} {name!r} cannot be made: {reasons[0]}")

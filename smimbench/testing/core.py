@@ -105,9 +105,9 @@ class Check:
                 raise
             if isinstance(error, _TimeIsUp):
                 raise CheckFailed(f"took longer than {TIME_LIMIT:g} s") from None
-            where = traceback.extract_tb(error.__traceback__)[-1]
+            line = traceback.extract_tb(error.__traceback__)[-1]
             raise CheckFailed(
-                f"raised {error_line(error)} ({where.name}, {where.filename}:{where.lineno})"
+                f"raised {error_line(error)} ({line.name}, {line.filename}:{line.lineno})"
             ) from error
 
 
@@ -124,18 +124,15 @@ def _time_limit(seconds: float) -> Iterator[None]:
         raise _TimeIsUp
 
     begin, handler = time.monotonic(), signal.signal(signal.SIGALRM, ring)
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    remaining, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
-        if left:  # of whoever watches us
-            signal.setitimer(
-                signal.ITIMER_REAL,
-                max(left - (time.monotonic() - begin), 1e-3),
-                interval,
-            )
+        if remaining:  # of whoever watches us
+            remaining = max(remaining - (time.monotonic() - begin), 1e-3)
+            signal.setitimer(signal.ITIMER_REAL, remaining, interval)
 
 
 @dataclass(frozen=True)
@@ -170,8 +167,8 @@ def run_check(check: Check, context: Any) -> Outcome:
 
 def capabilities_of(item: Any) -> Capabilities:
     """Capabilities of an item, or default ones if it states none."""
-    found: Capabilities = getattr(item, "capabilities", Capabilities())
-    return found
+    capabilities: Capabilities = getattr(item, "capabilities", Capabilities())
+    return capabilities
 
 
 PUBLISHED: dict[tuple[str, str], Check] = {}
@@ -183,7 +180,6 @@ def published(
     meaning: str,
     *,
     cases: Callable[[Any], Iterable[tuple[Any, ...]]] = lambda context: [()],
-    around: Callable[[Any, Callable[..., None]], None] = lambda context, run: run(),
     required: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator that publishes a function as a check, with the function's name as its id.
@@ -196,9 +192,6 @@ def published(
         What a failure means, in a sentence.
     cases : callable
         From a ``CheckContext`` to the tuples of arguments with which the function is called, one after the other.
-    around : callable
-        ``around(context, run)`` calls ``run(*more)``, which goes through the cases; ``more`` are further arguments of the
-        function: see ``elsewhere`` and ``in_single_precision``.
     required : bool
         Whether the checks after it are skipped if it fails.
     """
@@ -206,16 +199,12 @@ def published(
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def check(context: Any) -> None:
-            def run(*more: Any) -> None:
-                for case in cases(context):
-                    function(context, *case, *more)
-
-            around(context, run)
+            for case in cases(context):
+                function(context, *case)
 
         id = function.__name__
-        PUBLISHED.update(
-            {(kind, id): Check(id, kind, meaning, check, required) for kind in kinds}
-        )
+        for kind in kinds:
+            PUBLISHED[kind, id] = Check(id, kind, meaning, check, required)
         return function
 
     return decorate
@@ -227,41 +216,36 @@ def each_model(context: Any) -> Iterator[tuple[Any]]:
         yield (model,)
 
 
-def in_single_precision(context: Any, run: Callable[..., None]) -> None:
+def require_single_precision(item: Any) -> None:
     """Skip the check for items that do not promise float32."""
-    if "float32" not in capabilities_of(context.item).dtypes:
+    if "float32" not in capabilities_of(item).dtypes:
         raise CheckSkipped("capabilities.dtypes does not promise float32")
-    run()
 
 
-def elsewhere(context: Any, run: Callable[..., None]) -> None:
-    """Provide the strict reference implementation of the array API on a device that is not its default.
+def on_another_device(item: Any, run: Callable[[Backend], None]) -> None:
+    """Run with the strict reference implementation of the array API, on a device that is not its default.
 
     SciPy's special functions take its arrays on the default device only, and CuPy's have no such limit: what fails for that
     reason alone is tried there.
     """
-    promised = capabilities_of(context.item).backends
+    promised = capabilities_of(item).backends
     if "*" not in promised:
         raise CheckSkipped(f"the item supports only {', '.join(promised)}")
     try:
-        import array_api_strict
+        import array_api_strict as strict
     except ImportError:
         raise CheckSkipped(
             "array-api-strict is not installed: pip install array-api-strict"
         ) from None
     name = "array_api_strict"
     try:
-        run(
-            Backend(
-                name, array_api_strict, "float64", array_api_strict.Device("device1")
-            )
-        )
+        run(Backend(name, strict, "float64", strict.Device("device1")))
     except RuntimeError as error:
         if "Can't convert array" not in str(error):
             raise
-        if "scipy" not in str(traceback.format_exc()):
+        if "scipy" not in traceback.format_exc():
             raise CheckFailed(f"converts its arrays to NumPy: {error}") from error
-        run(Backend(name, array_api_strict, "float64"))
+        run(Backend(name, strict, "float64"))
 
 
 BEYOND = 6.0
@@ -270,33 +254,26 @@ chance is that far off more often than once in 10^9 numbers, but less often than
 
 
 def expect_mean(
-    what: str, samples: Any, target: Any = 0.0, allowance: float = 0.0
+    name: str, samples: Any, target: Any = 0.0, allowance: float = 0.0
 ) -> None:
     """Check that the means of independent samples (n, ...) are ``target`` within ``allowance``."""
     samples = np.asarray(samples, dtype=float)
-    expect_value(
-        what,
-        samples.mean(axis=0),
-        target,
-        samples.std(axis=0, ddof=1) / math.sqrt(len(samples)),
-        allowance,
-    )
+    error = samples.std(axis=0, ddof=1) / math.sqrt(len(samples))
+    expect_value(name, samples.mean(axis=0), target, error, allowance)
 
 
 def expect_value(
-    what: str, value: Any, target: Any, error: Any, allowance: float = 0.0
+    name: str, value: Any, target: Any, error: Any, allowance: float = 0.0
 ) -> None:
     """Check numbers with standard errors, all of which may be arrays, against what they must be within ``allowance``."""
-    value, target, error = (
-        np.ravel(part) for part in np.broadcast_arrays(value, target, error)
-    )
-    over = (
-        np.abs(value - target) - BEYOND * error - allowance - 1e-12
-    )  # numbers of order one: less is rounding
-    if not (over <= 0).all():
-        k = int(np.argmax(np.where(np.isnan(over), np.inf, over)))
+    value, target, error = map(np.ravel, np.broadcast_arrays(value, target, error))
+    # Numbers of order one: less than 1e-12 is rounding.
+    within = np.abs(value - target) <= BEYOND * error + allowance + 1e-12
+    if not within.all():
+        excess = np.abs(value - target) - BEYOND * error
+        k = int(np.argmax(np.where(np.isnan(excess), np.inf, excess)))
         raise CheckFailed(
-            f"{what} is {value[k]:.4g} +- {error[k]:.1g}, must be {target[k]:.4g}: {np.sum(~(over <= 0))} of {len(over)} numbers "
+            f"{name} is {value[k]:.4g} +- {error[k]:.1g}, must be {target[k]:.4g}: {np.sum(~within)} of {len(within)} numbers "
             f"are more than {BEYOND:g} standard errors away"
         )
 
@@ -341,28 +318,25 @@ Refused = tuple[str, Callable[[], Array]]
 """What is wrong with a call, and the call, which must raise an error."""
 
 
-def expect_pure(what: str, function: Callable[..., Any], *arrays: Any) -> None:
+def expect_pure(name: str, function: Callable[..., Any], *arrays: Any) -> None:
     """Check that a method accepts read-only arrays and leaves them unchanged (compiled code may ignore the flag)."""
-    given = [np.array(a) for a in arrays]
-    for array in given:
-        array.flags.writeable = False
+    arguments = [np.array(array) for array in arrays]
+    for argument in arguments:
+        argument.flags.writeable = False
+    mistake = f"{name} writes into its arguments; work on a copy"
     try:
-        function(*given)
+        function(*arguments)
     except ValueError as error:
         if "read-only" not in str(error):
             raise
-        raise CheckFailed(
-            f"{what} writes into its arguments; work on a copy: {error}"
-        ) from error
-    if not all(
-        np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
-        for one, other in zip(given, arrays)
-    ):
-        raise CheckFailed(f"{what} writes into its arguments; work on a copy")
+        raise CheckFailed(f"{mistake}: {error}") from error
+    for argument, array in zip(arguments, arrays):
+        if not np.array_equal(argument, array, equal_nan=argument.dtype.kind == "f"):
+            raise CheckFailed(mistake)
 
 
 def expect_array(
-    what: str,
+    name: str,
     array: Array,
     shape: tuple[int, ...],
     dtype: str | None = None,
@@ -370,30 +344,29 @@ def expect_array(
 ) -> None:
     """Check an array's shape and dtype, and that its namespace and device are those of ``like``."""
     if not array_api_compat.is_array_api_obj(array):
-        raise CheckFailed(f"{what} must be an array, got {type(array).__name__}")
+        raise CheckFailed(f"{name} must be an array, got {type(array).__name__}")
     if tuple(array.shape) != shape:
-        raise CheckFailed(f"{what} must have shape {shape}, got {tuple(array.shape)}")
-    if like is not None:
-        found, wanted = (
-            f"{array_api_compat.array_namespace(a).__name__} on {array_api_compat.device(a)}"
-            for a in (array, like)
+        raise CheckFailed(f"{name} must have shape {shape}, got {tuple(array.shape)}")
+    if like is not None and _library(array) != _library(like):
+        raise CheckFailed(
+            f"{name} is an array of {_library(array)}, but its inputs are of {_library(like)}"
         )
-        if found != wanted:
-            raise CheckFailed(
-                f"{what} is an array of {found}, but its inputs are of {wanted}"
-            )
     xp = namespace(array)
     if dtype is not None and array.dtype != getattr(xp, dtype):
-        raise CheckFailed(f"{what} must be {dtype} like its inputs, got {array.dtype}")
-    if (
-        xp.isdtype(array.dtype, "real floating")
-        and not np.isfinite(to_host(array)).all()
-    ):
-        raise CheckFailed(f"{what} contains numbers that are not finite")
+        raise CheckFailed(f"{name} must be {dtype} like its inputs, got {array.dtype}")
+    floating = xp.isdtype(array.dtype, "real floating")
+    if floating and not np.isfinite(to_host(array)).all():
+        raise CheckFailed(f"{name} contains numbers that are not finite")
+
+
+def _library(array: Array) -> str:
+    """Namespace and device of an array, in words."""
+    name = array_api_compat.array_namespace(array).__name__
+    return f"{name} on {array_api_compat.device(array)}"
 
 
 @contextmanager
-def private_randomness(what: str) -> Iterator[None]:
+def private_randomness(name: str) -> Iterator[None]:
     """Context in which the global generators of NumPy and Python must not be used."""
 
     def states() -> dict[str, str]:
@@ -403,10 +376,10 @@ def private_randomness(what: str) -> Iterator[None]:
             "Python's random module": str(random.getstate()),
         }
 
-    before = states()
+    initial = states()
     yield
-    for name, state in states().items():
-        if state != before[name]:
+    for generator, state in states().items():
+        if state != initial[generator]:
             raise CheckFailed(
-                f"{what} draws from {name}: take every random number from the rng that is passed in"
+                f"{name} draws from {generator}: take every random number from the rng that is passed in"
             )

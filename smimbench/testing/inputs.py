@@ -42,11 +42,8 @@ def calls(context: CheckContext) -> Iterator[Call]:
     """Methods of inputs that take arrays."""
     item = context.item
     if item.transform is not None:
-        yield Call(
-            "transform",
-            item.transform,
-            (context.rng(1).standard_normal((6, *size(item))),),
-        )
+        noise = context.rng(1).standard_normal((6, *size(item)))
+        yield Call("transform", item.transform, (noise,))
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
@@ -60,8 +57,7 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 def shapes(context: CheckContext, item: Any) -> None:
     """Check shapes of tokens (n, T, D), their covariance (T, T) and the variances (D,), and that these can be whitened."""
     T, D = size(item)
-    found = tokens(item, 5, context.rng(2))
-    expect_array("draw", found, (5, T, D), "float64")
+    expect_array("draw", tokens(item, 5, context.rng(2)), (5, T, D), "float64")
     if item.token_covariance is not None:
         C = np.asarray(item.token_covariance(T))
         expect_array("token_covariance", C, (T, T), "float64")
@@ -84,9 +80,9 @@ def _stated(item: Any) -> tuple[Array, Array]:
         raise CheckSkipped("no covariance is stated, and no theory is claimed")
     T, D = size(item)
     C, v = item.token_covariance, item.feature_variances
-    return np.eye(T) if C is None else np.asarray(C(T)), np.ones(
-        D
-    ) if v is None else np.asarray(v(D))
+    covariance = np.eye(T) if C is None else np.asarray(C(T))
+    variances = np.ones(D) if v is None else np.asarray(v(D))
+    return covariance, variances
 
 
 @inputs_check(

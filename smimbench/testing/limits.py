@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from smimbench.backend.device import get_backend
-from smimbench.files import JsonObject
 from smimbench.interfaces import Conditions, Overlaps
 from smimbench.numerics.size_laws import extrapolate, pooled_errors
 from smimbench.problem.problem import Problem
@@ -37,38 +36,34 @@ LIMITS = RunOptions(max_iterations=200, timeout=6.0)
 
 
 def _problems(context: CheckContext) -> Iterator[tuple[Problem, Conditions]]:
-    """One problem per model for which the algorithm has a theory, and its conditions."""
+    """Test cases: one problem per model for which the algorithm has a theory, and its conditions."""
     if context.item.theory is None:
         raise CheckSkipped("the algorithm has no theory")
-    asked: JsonObject | str = "it refuses all shipped problems"
-    tried = 0
+    reason = "it refuses all shipped problems"
+    checked = 0
     for model in context.models:
-        taken = [
-            p
-            for p in context.problems(model)
-            if not context.item.refuses(p) and model.rank in PLACES
-        ]
-        for problem in sorted(taken, key=_begins_at_chance)[:1]:
-            alpha, sizes = PLACES[model.rank]
+        if model.rank not in PLACES:
+            continue
+        alpha, sizes = PLACES[model.rank]
+        problems = [p for p in context.problems(model) if not context.item.refuses(p)]
+        for problem in sorted(problems, key=_begins_at_chance)[:1]:
             points = tuple(TheorySolver().points(problem, [alpha])[0])
             conditions = Conditions(dimension=max(sizes), points=points)
-            asked = own_document(context.item, problem, alpha, conditions)
-            if not isinstance(asked, str):
-                tried += 1
+            prediction = own_document(context.item, problem, alpha, conditions)
+            if isinstance(prediction, str):
+                reason = prediction
+            else:
+                checked += 1
                 yield problem, conditions
-    if not tried:
-        raise CheckSkipped(f"the algorithm has no theory for these problems: {asked}")
+    if not checked:
+        raise CheckSkipped(f"the algorithm has no theory for these problems: {reason}")
 
 
 def _begins_at_chance(problem: Problem) -> bool:
     """Whether labels tell nothing as long as nothing is known: runs then stay at their start up to a threshold."""
     moment, overlap = prior_moments(problem)
-    return (
-        float(
-            np.diagonal(information_at(problem, overlap, moment - overlap).value).min()
-        )
-        < 1e-6
-    )
+    information = information_at(problem, overlap, moment - overlap).value
+    return float(np.diagonal(information).min()) < 1e-6
 
 
 def _runs(
@@ -110,40 +105,34 @@ def lands_on_theory(
         D: list(_runs(context, problem, alpha, D, count)) for D, count in sizes.items()
     }
     starts = tuple(Overlaps(*result.start.values()) for _, result in runs[max(sizes)])
-    point: Any = own_document(
-        context.item, problem, alpha, conditions._replace(starts=starts)
-    )
-    wanted = {
-        name: theory_of(
-            find_metric(name, problem.model.name), problem, point, problem.components
-        )
-        for name in METRICS
-    }
-    names = [name for name in METRICS if wanted[name][0][0] is not None]
-    measured = [
-        [
-            instance.measure(names, result.estimate, result.V)[0]
-            for instance, result in results
+    conditions = conditions._replace(starts=starts)
+    point: Any = own_document(context.item, problem, alpha, conditions)
+    place = f"at infinite D, from D = {', '.join(map(str, sizes))} ({problem.label}, alpha = {alpha:g})"
+    for name in METRICS:
+        metric = find_metric(name, problem.model.name)
+        predictions, errors = theory_of(metric, problem, point, problem.components)
+        if predictions[0] is None:
+            continue
+        measured = [
+            np.array(
+                [
+                    instance.measure([name], result.estimate, result.V)[0][name]
+                    for instance, result in results
+                ]
+            )
+            for results in runs.values()
         ]
-        for results in runs.values()
-    ]
-    where = f"at infinite D, from D = {', '.join(map(str, sizes))} ({problem.label}, alpha = {alpha:g})"
-    for name in names:
-        for component, (target, error) in enumerate(zip(*wanted[name])):
-            values = [
-                np.array([one[name][component] for one in results])
-                for results in measured
-            ]
+        for k, (prediction, error) in enumerate(zip(predictions, errors)):
+            values = [array[:, k] for array in measured]
             noise, dof = pooled_errors(
                 list(sizes), [v.std(ddof=1) for v in values], list(map(len, values))
             )
-            found = extrapolate(
+            limit = extrapolate(
                 list(sizes), [v.mean() for v in values], np.maximum(noise, 1e-12), dof
             )
-            total = np.hypot(found.error, error or 0.0)
             expect_value(
-                f"{name} of component {component + 1} {where}",
-                found.limit,
-                target,
-                total,
+                f"{name} of component {k + 1} {place}",
+                limit.limit,
+                prediction,
+                np.hypot(limit.error, error or 0.0),
             )

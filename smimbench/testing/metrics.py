@@ -40,8 +40,9 @@ metric_check = partial(published, ("metric",), cases=_instances)
 def _estimate(instance: Instance, context: CheckContext) -> tuple[Array, Array]:
     """Equal mixture of the teacher and another draw of the prior, with a claimed error between 0 and 1."""
     P = instance.problem.components
-    other = instance.problem.prior.sample(context.rng(1), P, DIMENSION)
-    return 0.5 * instance.signal + 0.5 * np.asarray(other, dtype=float), 0.3 * np.eye(P)
+    draw = instance.problem.prior.sample(context.rng(1), P, DIMENSION)
+    estimate = 0.5 * instance.signal + 0.5 * np.asarray(draw, dtype=float)
+    return estimate, 0.3 * np.eye(P)
 
 
 def _measured(
@@ -62,22 +63,22 @@ def _measured(
 )
 def values(context: CheckContext, instance: Instance) -> None:
     """Check number, type and range of the metric's values, with and without a claimed error."""
-    wanted = instance.problem.components if context.item.per_component else 1
+    count = instance.problem.components if context.item.per_component else 1
     estimate, claim = _estimate(instance, context)
     for V in (None, claim):
-        given = estimate.copy()
-        found = _measured(context.item, instance, given, V)
-        if not np.array_equal(estimate, given):
+        argument = estimate.copy()
+        numbers = _measured(context.item, instance, argument, V)
+        if not np.array_equal(estimate, argument):
             raise CheckFailed("measure writes to the estimate")
-        if found is not None and len(found) != wanted:
+        if numbers is not None and len(numbers) != count:
             raise CheckFailed(
-                f"measure returns {len(found)} numbers, per_component says {wanted}"
+                f"measure returns {len(numbers)} numbers, per_component says {count}"
             )
         try:
-            json.dumps(found, allow_nan=False)
+            json.dumps(numbers, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise CheckFailed(
-                f"measure returns {found!r}, which JSON cannot hold: {error}"
+                f"measure returns {numbers!r}, which JSON cannot hold: {error}"
             ) from None
 
 
@@ -92,12 +93,8 @@ def _moved(context: CheckContext) -> Iterator[tuple[Instance, Array]]:
         raise CheckSkipped("no channel that this metric works with has a symmetry")
     for instance in symmetric:
         identity = np.eye(instance.problem.components)
-        yield (
-            instance,
-            identity[::-1]
-            if instance.problem.channel.symmetry.startswith("permutations")
-            else -identity,
-        )
+        permutes = instance.problem.channel.symmetry.startswith("permutations")
+        yield instance, identity[::-1] if permutes else -identity
 
 
 @published(
@@ -109,20 +106,19 @@ def _moved(context: CheckContext) -> Iterator[tuple[Instance, Array]]:
 def invariance(context: CheckContext, instance: Instance, move: Array) -> None:
     """Check that values do not change under sign change or reordering allowed by the channel's symmetry."""
     estimate, V = _estimate(instance, context)
-    one = _measured(context.item, instance, estimate, V)
-    other = _measured(
-        context.item, instance, np.tensordot(move, estimate, axes=1), move @ V @ move.T
-    )
+    score = _measured(context.item, instance, estimate, V)
+    moved = np.tensordot(move, estimate, axes=1)
+    moved_score = _measured(context.item, instance, moved, move @ V @ move.T)
     if not np.allclose(
-        one or np.nan,
-        other or np.nan,
+        score or np.nan,
+        moved_score or np.nan,
         rtol=SYMMETRY_TOLERANCE,
         atol=1e-9,
         equal_nan=True,
     ):
         symmetry = instance.problem.channel.symmetry
         raise CheckFailed(
-            f"{one} becomes {other} when the estimate is moved by a symmetry ({symmetry})"
+            f"{score} becomes {moved_score} when the estimate is moved by a symmetry ({symmetry})"
         )
 
 
@@ -150,9 +146,8 @@ def _scores(context: CheckContext) -> Iterator[tuple[float, float]]:
 )
 def truth(context: CheckContext, best: float, blind: float) -> None:
     """Check that the value at the truth is not worse than that at the prior mean."""
-    if is_worse(context.item, blind, best) and abs(
-        best - blind
-    ) > SYMMETRY_TOLERANCE * abs(blind):
+    gap = abs(best - blind)
+    if is_worse(context.item, blind, best) and gap > SYMMETRY_TOLERANCE * abs(blind):
         raise CheckFailed(
             f"{best:.4g} at the truth is worse than {blind:.4g} at the prior mean ({context.item.direction} is better)"
         )
@@ -173,18 +168,18 @@ def theory(context: CheckContext, instance: Instance) -> None:
         "mse": plain(V),
         "mse_error": plain(0 * V),
         "overlap": (second - np.diag(V)).tolist(),
+        "branch": "unique",
+        "method": "made up",
     }
-    point |= {"branch": "unique", "method": "made up"}
-    found, errors = context.item.theory(
-        problem, point
-    )  # as it is, before the engine leaves out what is wrong
-    wanted = P if context.item.per_component else 1
-    if len(found) != wanted or len(errors) != wanted:
+    # As it is, before the engine leaves out what is wrong.
+    numbers, errors = context.item.theory(problem, point)
+    count = P if context.item.per_component else 1
+    if len(numbers) != count or len(errors) != count:
         raise CheckFailed(
-            f"theory returns {len(found)} values and {len(errors)} errors instead of {wanted} each"
+            f"theory returns {len(numbers)} values and {len(errors)} errors instead of {count} each"
         )
-    for value, error in zip(found, errors):
-        if value is not None and not (
-            math.isfinite(value) and (error is None or error >= 0)
-        ):
-            raise CheckFailed(f"theory says {value} with the error {error}")
+    for number, error in zip(numbers, errors):
+        if number is None:
+            continue
+        if not math.isfinite(number) or not (error is None or error >= 0):
+            raise CheckFailed(f"theory says {number} with the error {error}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -38,10 +38,8 @@ def drawn(
 ) -> tuple[Array, Array, Array]:
     """Random inputs (n, T, D), a signal, and numbers (n, P, C) in place of latents."""
     model = context.item
-    X, S = (
-        context.rng(seed).standard_normal((n, model.tokens, D)),
-        signal(model, P, D, context.rng(seed + 1)),
-    )
+    X = context.rng(seed).standard_normal((n, model.tokens, D))
+    S = signal(model, P, D, context.rng(seed + 1))
     return X, S, context.rng(seed + 2).standard_normal((n, P, model.sites))
 
 
@@ -65,14 +63,14 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 def refused(context: CheckContext) -> Iterator[Refused]:
     """Calls that must be rejected with an error: wrong numbers of dimensions, tokens and axes."""
     X, S, _ = drawn(context, 8, 1, 9, 111)
-    for what, wrong in (
+    for axis, inputs in (
         ("dimensions", X[:, :, :5]),
         ("tokens", np.concatenate([X, X], axis=1)),
         ("axes", X[0]),
     ):
         yield (
-            f"forward takes inputs with the wrong number of {what}",
-            partial(context.item.forward, wrong, S),
+            f"forward takes inputs with the wrong number of {axis}",
+            partial(context.item.forward, inputs, S),
         )
 
 
@@ -83,17 +81,21 @@ def shapes(context: CheckContext, model: Any) -> None:
     """Check shapes: latents (n, P, C), signals, overlaps (P, P), errors (P,)."""
     for P, n, D in ((1, 5, 7), (2, 1, 6)):
         X, S, g = drawn(context, n, P, D, 1)
-        wanted = tuple(model.signal_shape(P, D))
-        for what, found, shape in (
-            ("a signal", S, wanted),
+        of_signal = tuple(model.signal_shape(P, D))
+        for name, array, shape in (
+            ("a signal", S, of_signal),
             ("forward", model.forward(X, S), (n, P, model.sites)),
-            ("adjoint", model.adjoint(X, g), wanted),
-            ("draw_noise", np.asarray(model.draw_noise(context.rng(4), P, D)), wanted),
+            ("adjoint", model.adjoint(X, g), of_signal),
+            (
+                "draw_noise",
+                np.asarray(model.draw_noise(context.rng(4), P, D)),
+                of_signal,
+            ),
             ("inner", model.inner(S, S), (P, P)),
             ("squared_error", model.squared_error(S, 0.5 * S), (P,)),
             ("overlap", model.overlap(S, 0.5 * S), (P,)),
         ):
-            expect_array(what, found, shape, "float64", X)
+            expect_array(name, array, shape, "float64", X)
         if float(np.abs(model.squared_error(S, S)).max()) > 1e-12:
             raise CheckFailed("squared_error of the signal itself is not 0")
 
@@ -108,13 +110,11 @@ def sample_ratio(context: CheckContext, model: Any) -> None:
         unit = model.sample_ratio(1, D)
         for alpha in (1e-9, 0.3, 1.7, 12.34):
             n = model.sample_count(alpha, D)
-            near = (
-                unit > 0
-                and abs(model.sample_ratio(n, D) - max(alpha, unit)) <= 0.5001 * unit
-            )
-            if not (isinstance(n, int) and n >= 1 and near):
+            ratio = model.sample_ratio(n, D)
+            is_nearest = unit > 0 and abs(ratio - max(alpha, unit)) <= 0.5001 * unit
+            if not (isinstance(n, int) and n >= 1 and is_nearest):
                 raise CheckFailed(
-                    f"sample_count({alpha}, {D}) is {n}, whose ratio is {model.sample_ratio(n, D)}"
+                    f"sample_count({alpha}, {D}) is {n}, whose ratio is {ratio}"
                 )
 
 
@@ -125,22 +125,16 @@ def transpose(context: CheckContext, model: Any) -> None:
     """Check that ``<g, forward(S)> = <adjoint(g), S> / adjoint_scale`` and that forward is linear."""
     for P, n, D in ((1, 9, 8), (2, 6, 11)):
         X, _, g = drawn(context, n, P, D, 11)
-        S, other = (
-            np.asarray(model.draw_noise(context.rng(14, k), P, D)) for k in (0, 1)
-        )
-        left = np.sum(g * model.forward(X, S))
-        right = np.sum(model.adjoint(X, g) * S) / model.adjoint_scale(D)
-        if not math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-9):
+        S, Z = (np.asarray(model.draw_noise(context.rng(14, k), P, D)) for k in (0, 1))
+        latents, latents_of_Z = model.forward(X, S), model.forward(X, Z)
+        product = np.sum(g * latents)
+        transposed = np.sum(model.adjoint(X, g) * S) / model.adjoint_scale(D)
+        if not math.isclose(product, transposed, rel_tol=1e-9, abs_tol=1e-9):
             raise CheckFailed(
-                f"<g, forward(S)> is {left:.6g}, <adjoint(g), S> / adjoint_scale is {right:.6g}"
+                f"<g, forward(S)> is {product:.6g}, <adjoint(g), S> / adjoint_scale is {transposed:.6g}"
             )
-        both = model.forward(X, S - 2 * other)
-        if not np.allclose(
-            both,
-            model.forward(X, S) - 2 * model.forward(X, other),
-            rtol=1e-9,
-            atol=1e-9,
-        ):
+        combined = model.forward(X, S - 2 * Z)
+        if not np.allclose(combined, latents - 2 * latents_of_Z, rtol=1e-9, atol=1e-9):
             raise CheckFailed("forward is not linear in the signal")
 
 
@@ -150,21 +144,18 @@ def transpose(context: CheckContext, model: Any) -> None:
 def chunks(context: CheckContext, model: Any) -> None:
     """Check that chunks cover every sample once, and that latents and adjoint do not depend on them."""
     for n, D, P in ((0, 5, 1), (1, 5, 1), (10_000, 300, 2), (12_345, 7, 1)):
-        if [i for s in model.chunks(n, D, P) for i in range(n)[s]] != list(range(n)):
+        rows = [row for chunk in model.chunks(n, D, P) for row in range(n)[chunk]]
+        if rows != list(range(n)):
             raise CheckFailed(
                 f"chunks({n}, {D}, {P}) does not cover every sample once and in order"
             )
     X, S, g = drawn(context, 30, 2, 9, 21)
-    parts = (slice(0, 11), slice(11, 12), slice(12, 30))
-    if not np.allclose(
-        np.concatenate([model.forward(X[s], S) for s in parts]),
-        model.forward(X, S),
-        atol=1e-11,
-    ):
+    cuts = (slice(0, 11), slice(11, 12), slice(12, 30))
+    latents = np.concatenate([model.forward(X[cut], S) for cut in cuts])
+    if not np.allclose(latents, model.forward(X, S), atol=1e-11):
         raise CheckFailed("forward of a chunk differs from the chunk of forward")
-    if not np.allclose(
-        sum(model.adjoint(X[s], g[s]) for s in parts), model.adjoint(X, g), atol=1e-11
-    ):
+    total = sum(model.adjoint(X[cut], g[cut]) for cut in cuts)
+    if not np.allclose(total, model.adjoint(X, g), atol=1e-11):
         raise CheckFailed("adjoint is not the sum over chunks")
 
 
@@ -176,16 +167,14 @@ def latents(context: CheckContext, model: Any) -> None:
     """Check ``E z_pc = 0`` and ``E z_pc z_qc' = inner(S_p, S_q) delta_cc'`` over inputs, for a fixed signal."""
     X, S, _ = drawn(context, 20_000, 2, 40, 31)
     flat = np.asarray(model.forward(X, S)).reshape(len(X), -1)
-    wanted = np.kron(np.asarray(model.inner(S, S)), np.eye(model.sites))
-    scale = np.sqrt(np.diagonal(wanted))
+    overlap = np.kron(np.asarray(model.inner(S, S)), np.eye(model.sites))
+    scale = np.sqrt(np.diagonal(overlap))
     expect_mean("mean of the latents in units of their width", flat / scale)
     unit = scale[:, None] * scale
     # Of a matrix without symmetry the latents ab and ba have the covariance tr S^2 / D, which vanishes as 1/D.
     allowance = 0.0 if is_symmetric(model) else 8 / S.shape[-1]
     covariance = flat[:, :, None] * flat[:, None, :] / unit
-    expect_mean(
-        "covariance of the latents", covariance, wanted / unit, allowance=allowance
-    )
+    expect_mean("covariance of the latents", covariance, overlap / unit, allowance)
 
 
 @model_check(
@@ -217,9 +206,8 @@ def align(context: CheckContext, model: Any) -> None:
         "rotations": np.linalg.qr(context.rng(52).standard_normal((3, 3)))[0],
     }
     for name, move in moves.items():
-        if not np.allclose(
-            model.align(S, np.tensordot(move, S, axes=1), name), S, rtol=1e-8, atol=1e-8
-        ):
+        aligned = model.align(S, np.tensordot(move, S, axes=1), name)
+        if not np.allclose(aligned, S, rtol=1e-8, atol=1e-8):
             raise CheckFailed(f"align does not undo what symmetry {name!r} allows")
     if not np.array_equal(model.align(S, -S, "none"), -S):
         raise CheckFailed("align changes an estimate although there is no symmetry")
@@ -237,17 +225,25 @@ def memory(context: CheckContext, model: Any) -> None:
     """Check the peak memory of forward and adjoint in addition to inputs, latents and signal."""
     X, S, g = drawn(context, 3000, 1, 64, 61)
     allowed = 4 * (X.nbytes + g.nbytes + S.nbytes) + (16 << 20)
-    for name, other, few in (("forward", S, S), ("adjoint", g, g[:10])):
+    for name, array, ten_rows in (("forward", S, S), ("adjoint", g, g[:10])):
         method = getattr(model, name)
-        method(X[:10], few)  # what is made once does not count
-        running = tracemalloc.is_tracing()
-        tracemalloc.start()
-        tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
-        method(X, other)
-        peak = tracemalloc.get_traced_memory()[1] - before
-        if not running:
-            tracemalloc.stop()
+        method(X[:10], ten_rows)  # what is made once does not count
+        peak = _peak_memory(partial(method, X, array))
         if peak > allowed:
-            inside = f"{peak / 2**20:.0f} MB in addition to {X.nbytes / 2**20:.0f} MB of inputs"
-            raise CheckFailed(f"{name} of {len(X)} samples of D = 64 takes {inside}")
+            raise CheckFailed(
+                f"{name} of {len(X)} samples of D = 64 takes {peak / 2**20:.0f} MB in addition to "
+                f"{X.nbytes / 2**20:.0f} MB of inputs"
+            )
+
+
+def _peak_memory(function: Callable[[], Array]) -> int:
+    """Bytes that a call allocates at its peak."""
+    was_tracing = tracemalloc.is_tracing()
+    tracemalloc.start()
+    tracemalloc.reset_peak()
+    start, _ = tracemalloc.get_traced_memory()
+    function()
+    _, peak = tracemalloc.get_traced_memory()
+    if not was_tracing:
+        tracemalloc.stop()
+    return peak - start

@@ -43,29 +43,33 @@ def observation(
     Qhat, rng = information_matrix(P, 1.3), context.rng(seed)
     signal = np.asarray(context.completed(model).sample(rng, P, dimension), dtype=float)
     noise = np.asarray(model.draw_noise(rng, P, dimension))
-    return signal + np.tensordot(
-        np.linalg.cholesky(np.linalg.inv(Qhat)), noise, axes=1
-    ), Qhat
+    scale = np.linalg.cholesky(np.linalg.inv(Qhat))
+    return signal + np.tensordot(scale, noise, axes=1), Qhat
 
 
-def _denoised(prior: Any, part: str, R: Array, Qhat: Array) -> Array:
-    found: Array = getattr(prior.denoise(R, Qhat), part)
-    return found
+def _denoised(prior: Any, field: str, R: Array, Qhat: Array) -> Array:
+    array: Array = getattr(prior.denoise(R, Qhat), field)
+    return array
+
+
+def _overlap_error(prior: Any, Qhat: Array) -> Array:
+    V: Array = prior.overlap(Qhat).V
+    return V
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
     """Methods of a prior that take arrays."""
     for model, prior, P in _cases(context):
         arguments = observation(context, model, P, 21, 16)
-        for part in ("estimate", "V"):
+        for field in ("estimate", "V"):
             yield Call(
-                f"denoise: {part}",
-                partial(_denoised, prior, part),
+                f"denoise: {field}",
+                partial(_denoised, prior, field),
                 arguments,
                 single=1e-3,
                 double=1e-6,
             )
-        overlap = partial(lambda prior, Qhat: prior.overlap(Qhat).V, prior)
+        overlap = partial(_overlap_error, prior)
         yield Call("overlap: V", overlap, arguments[1:], any_namespace=False)
 
 
@@ -98,29 +102,26 @@ def refused(context: CheckContext) -> Iterator[Refused]:
 def shapes(context: CheckContext, model: Any, prior: Any, P: int) -> None:
     """Check shapes of signals, moments, estimates and order parameters."""
     D = 12
-    wanted = tuple(model.signal_shape(P, D))
+    of_signal = tuple(model.signal_shape(P, D))
     R, Qhat = observation(context, model, P, 2)
-    found = prior.denoise(R, Qhat)
+    denoised = prior.denoise(R, Qhat)
     batch = np.stack([Qhat, 3 * Qhat, 0.1 * Qhat])
-    both, single = prior.overlap(batch), prior.overlap(batch[1])
-    for what, array, shape in (
-        ("sample", np.asarray(prior.sample(context.rng(1), P, D)), wanted),
-        ("mean", np.asarray(prior.mean(P, D)), wanted),
+    overlaps, overlap = prior.overlap(batch), prior.overlap(batch[1])
+    for name, array, shape in (
+        ("sample", np.asarray(prior.sample(context.rng(1), P, D)), of_signal),
+        ("mean", np.asarray(prior.mean(P, D)), of_signal),
         ("second_moment", np.asarray(prior.second_moment(P)), (P, P)),
         ("mean_overlap", np.asarray(prior.mean_overlap(P)), (P, P)),
-        ("denoise: estimate", found.estimate, wanted),
-        ("denoise: V", found.V, (P, P)),
-        *(
-            (f"overlap: {name} of a batch", getattr(both, name), (3, P, P))
-            for name in "QV"
-        ),
-        *((f"overlap: {name}", getattr(single, name), (P, P)) for name in "QV"),
+        ("denoise: estimate", denoised.estimate, of_signal),
+        ("denoise: V", denoised.V, (P, P)),
+        ("overlap: Q of a batch", overlaps.Q, (3, P, P)),
+        ("overlap: V of a batch", overlaps.V, (3, P, P)),
+        ("overlap: Q", overlap.Q, (P, P)),
+        ("overlap: V", overlap.V, (P, P)),
     ):
-        expect_array(what, array, shape, "float64", R)
-    if not all(
-        np.allclose(many[1], one, rtol=1e-6, atol=1e-9)
-        for many, one in zip(both, single)
-    ):
-        raise CheckFailed(
-            "overlap of one matrix depends on the other matrices in its batch"
-        )
+        expect_array(name, array, shape, "float64", R)
+    for of_batch, matrix in zip(overlaps, overlap):
+        if not np.allclose(of_batch[1], matrix, rtol=1e-6, atol=1e-9):
+            raise CheckFailed(
+                "overlap of one matrix depends on the other matrices in its batch"
+            )
