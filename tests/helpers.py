@@ -15,6 +15,7 @@ from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import run_algorithm
 from smimbench.suite.schema import RunOptions
+from smimbench.theory.types import TheoryPoint
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -242,3 +243,17 @@ def importable(folder, monkeypatch):
     for name in set(sys.modules) - before:
         if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
+
+
+class JsonPoint(dict):
+    """A point of theory that is JSON already, with the entries that a metric reads."""
+
+    def document(self):
+        return self
+
+
+def theory_point(alpha, mse, branch="unique"):
+    """A point of one component of length 1, known exactly."""
+    zero = np.zeros(1)
+    overlap = np.array([[1 - mse]])
+    return TheoryPoint(alpha, np.array([mse]), zero, zero, overlap, branch, "closed")

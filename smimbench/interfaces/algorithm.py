@@ -139,12 +139,17 @@ class AlgorithmPrediction:
     def of_point(cls, point: dict[str, Any], **known: Any) -> AlgorithmPrediction:
         """Build a prediction from a point of the JSON of ``smimbench theory`` and further known fields."""
         names = {field.name for field in fields(cls)}
-        more = {name: value for name, value in point.items() if name not in names}
-        return cls(
-            **{name: value for name, value in point.items() if name in names}
-            | {"more": more}
-            | known
-        )
+        given = {name: entry for name, entry in point.items() if name in names}
+        for name in ("mse", "mse_error"):
+            given[name] = np.atleast_1d(np.asarray(point[name], dtype=float))
+        if "no_trajectory" in point:
+            given["trajectory"] = point["no_trajectory"]
+        more = {
+            name: entry
+            for name, entry in point.items()
+            if name not in names and name != "no_trajectory"
+        }
+        return cls(**given | {"more": more} | known)
 
     def document(self) -> dict[str, Any]:
         """The prediction as JSON; ``mse`` and ``mse_error`` are single numbers if there is one component."""

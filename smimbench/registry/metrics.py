@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from smimbench.files import attempt, error_line
 from smimbench.interfaces import Metric
 from smimbench.registry.registry import get_registry
+
+
+class Described(Protocol):
+    """A point of theory that can be written as JSON: a ``TheoryPoint`` or an ``AlgorithmPrediction``."""
+
+    def document(self) -> dict[str, Any]:
+        """The point as JSON, which metrics read."""
+        ...
 
 
 def find_metric(name: str, model: str | None = None) -> Metric:
@@ -77,7 +85,7 @@ def is_worse(metric: Metric, before: float, after: float) -> bool:
 def theory_of(
     metric: Metric,
     problem: Any,
-    point: dict[str, Any],
+    point: Described,
     components: int,
     complaints: list[str] | None = None,
 ) -> tuple[list[float | None], list[float | None]]:
@@ -91,7 +99,7 @@ def theory_of(
     if theory is None:
         return blank, blank
     numbers, error = attempt(
-        lambda: [_numbers(part, count) for part in theory(problem, point)]
+        lambda: [_numbers(part, count) for part in theory(problem, point.document())]
     )
     if error is None and len(numbers) == 2:
         return numbers[0], numbers[1]

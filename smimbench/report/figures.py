@@ -19,6 +19,7 @@ from smimbench.report.labels import (
 )
 from smimbench.report.statistics import ZERO
 from smimbench.report.style import COLORS, PREDICTED, Look, floor_of, looks_of
+from smimbench.run.answers import at_hand
 from smimbench.theory.questions import LineQuestion, PointsQuestion, ThresholdsQuestion
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from smimbench.run.answers import Answers
     from smimbench.suite.cells import ProblemPlan, Suite
     from smimbench.theory.questions import Question
+    from smimbench.theory.types import TheoryPoint, Threshold, Thresholds
 
 PANELS = 12
 """Panels of a figure at the most; doubled, it is two pages high."""
@@ -149,7 +151,7 @@ def theory_lines(
     about = find_metric(metric, problem.model.name)
     grid = line_grid(answers, problem, used)
 
-    def values(branch: JsonObject) -> list[float | None]:
+    def values(branch: TheoryPoint) -> list[float | None]:
         return [
             part[k] for part in theory_of(about, problem, branch, problem.components)
         ]
@@ -159,11 +161,11 @@ def theory_lines(
     points = (
         answers.line_at_hand(problem, ratios)
         if on_line
-        else answers.at_hand("points", problem, ratios)
+        else at_hand(answers.points, problem, ratios)
     )
     best = [branches[0] for branches in points or ()]
     start = [
-        next((p for p in branches if p["branch"] == "uninformed"), branches[0])
+        next((p for p in branches if p.branch == "uninformed"), branches[0])
         for branches in points or ()
     ]
     apart = np.array([one is not other for one, other in zip(start, best)], dtype=bool)
@@ -215,36 +217,34 @@ def smooth(line: Line, breaks: Iterable[float]) -> Line:
 
 
 def named_thresholds(
-    found: JsonObject, word: str = "component"
-) -> list[tuple[str, JsonObject | None]]:
-    """Names and entries of all thresholds; None where there is none."""
-    perfect = found.get("perfect_recovery") or {}
-    informed = perfect.get("informed")
-    return [
-        ("weak recovery", found.get("weak_recovery")),
-        *([("perfect recovery (informed)", informed)] if informed else ()),
-        (
-            "perfect recovery (uninformed)" if informed else "perfect recovery",
-            perfect or None,
-        ),
-        *(
-            (f"{word} {step['layer']} learned", step)
-            for step in found.get("sequential") or ()
-        ),
-        *(
-            (key.replace("_", "-"), found.get(key))
-            for key in ("information_theoretic", "algorithmic", "spinodal")
-        ),
+    thresholds: Thresholds, word: str = "component"
+) -> list[tuple[str, Threshold | None]]:
+    """All thresholds with their names; None where there is none."""
+    named: list[tuple[str, Threshold | None]]
+    named = [("weak recovery", thresholds.weak_recovery)]
+    if thresholds.late_recovery:
+        named += [
+            ("perfect recovery (informed)", thresholds.perfect_recovery),
+            ("perfect recovery (uninformed)", thresholds.late_recovery),
+        ]
+    else:
+        named.append(("perfect recovery", thresholds.perfect_recovery))
+    for step in thresholds.sequential:
+        named.append((f"{word} {step.component + 1} learned", step.threshold))
+    at = thresholds.by_name()
+    return named + [
+        (key.replace("_", "-"), at[key])
+        for key in ("information_theoretic", "algorithmic", "spinodal")
     ]
 
 
 def threshold_marks(
-    found: JsonObject, word: str = "component"
+    thresholds: Thresholds, word: str = "component"
 ) -> list[tuple[float, str]]:
     """Sample ratios and names of all known thresholds; each once, by its first name."""
     marks: list[tuple[float, str]] = []
-    for name, entry in named_thresholds(found, word):
-        value = float((entry or {}).get("value") or 0.0)
+    for name, threshold in named_thresholds(thresholds, word):
+        value = threshold.value if threshold else 0.0
         if value > 0 and not any(
             abs(value - other) <= 1e-6 * value for other, _ in marks
         ):
@@ -400,8 +400,8 @@ def _metric_panel(
             style = {"marker": "x+1234"[j % 6], "s": 25, "zorder": 1}
             known = {**place, "what": "reference", "algorithm": one.label}
             series.append(Series(one.label, columns, known, "marks", "#737373", style))
-    found, word = answers.thresholds_at_hand(problem), component_word(problem)
-    marks = threshold_marks(found, word)
+    thresholds, word = answers.thresholds_at_hand(problem), component_word(problem)
+    marks = threshold_marks(thresholds, word)
     upright = {
         "algorithm": [name for _, name in marks],
         "alpha": [at for at, _ in marks],
@@ -420,7 +420,7 @@ def _metric_panel(
         metric_label(metric),
         series,
         plan.label,
-        hard=found.get("hard_phase"),
+        hard=thresholds.hard_phase.ends if thresholds.hard_phase else None,
     )
     panel.xlog = _spans_decades([row.place.alpha for row in rows])
     line, means, zero = (

@@ -32,6 +32,7 @@ from smimbench.report.style import (
     line_name,
     looks_of,
 )
+from smimbench.run.answers import at_hand
 from smimbench.theory.questions import LineQuestion
 
 if TYPE_CHECKING:
@@ -289,8 +290,8 @@ def _course_panel(
             )
 
     def optimum(name: str, dashes: str, grid: Any, ratios: Sequence[float]) -> None:
-        line = answers.at_hand("curve", problem, ratios) if len(ratios) > 2 else None
-        points = line or answers.at_hand("points", problem, ratios)
+        line = at_hand(answers.line, problem, ratios) if len(ratios) > 2 else None
+        points = line or at_hand(answers.points, problem, ratios)
         best = np.array(
             [theory_of(about, problem, one[0], count)[0] for one in points or ()],
             dtype=float,
@@ -384,7 +385,8 @@ def _predicted_path(
     """The trajectory that theory predicts for these runs; empty where it predicts none."""
     ratio, records = ratio_of_runs(problem, pairs), [record for _, record in pairs]
     theory = own_point(results.answers, problem, pairs[0][0], ratio, records)
-    return {} if isinstance(theory, str) else theory.get("trajectory", {})
+    predicted = None if isinstance(theory, str) else theory.trajectory
+    return {} if predicted is None or isinstance(predicted, str) else predicted
 
 
 # -- spectra --------------------------------------------------------------------------------------------------------------
@@ -421,7 +423,7 @@ def _spectrum_panel(
     point = own_point(
         results.answers, problem, cell, sample_ratio(problem, *place[2:]), records
     )
-    expected = None if isinstance(point, str) else point.get("spectrum")
+    expected = None if isinstance(point, str) else point.more.get("spectrum")
     values = np.concatenate(
         [np.asarray(record["final"]["spectrum"], dtype=float) for record in records]
     )

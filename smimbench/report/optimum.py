@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.files import JsonObject
 from smimbench.interfaces import Host
 from smimbench.numerics.size_laws import SECOND, fit_sizes, pooled_errors
 from smimbench.report.prediction import FINITE
+from smimbench.theory.types import TheoryPoint
 
 LIMIT = "limit"
 """Where the optimum is from if nothing is known but its limit."""
@@ -43,13 +43,9 @@ class Reference(NamedTuple):
     coefficient: Sequence[float] | None
 
 
-def limit_of(point: JsonObject) -> Optimum:
+def limit_of(point: TheoryPoint) -> Optimum:
     """The optimum in the infinite-D limit, where no finite-size correction is known."""
-    value, error = (
-        np.atleast_1d(np.asarray(point[key], dtype=float))
-        for key in ("mse", "mse_error")
-    )
-    return Optimum(value, error, LIMIT, {})
+    return Optimum(point.mse, point.mse_error, LIMIT, {})
 
 
 def optima(references: Sequence[Reference]) -> dict[int, Optimum]:

@@ -211,13 +211,13 @@ def our_points(
         _, parameters = varied(line.plans) or ("", [])
         for x, plan in zip(parameters, line.plans):
             thresholds = answers.thresholds(plan.problem)
-            entry = None if curve.component else thresholds["weak_recovery"]
-            for step in thresholds.get("sequential") or ():
-                if step["layer"] == curve.component:
-                    entry = step
+            threshold = None if curve.component else thresholds.weak_recovery
+            for step in thresholds.sequential:
+                if step.component + 1 == curve.component:
+                    threshold = step.threshold
                     break
-            if entry:
-                points.append((x, entry["value"], entry["error"]))
+            if threshold:
+                points.append((x, threshold.value, threshold.error))
     elif curve.algorithm:
         place = line.plans[0].label, curve.algorithm
         for row in rows:

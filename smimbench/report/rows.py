@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smimbench.files import JsonObject, canonical_json, error_line
-from smimbench.interfaces import Conditions, Overlaps, ParameterError
+from smimbench.interfaces import (
+    AlgorithmPrediction,
+    Conditions,
+    Overlaps,
+    ParameterError,
+)
 from smimbench.problem.problem import Problem, ProblemError, without
 from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.metrics import (
@@ -55,7 +60,7 @@ from smimbench.report.statistics import (
     still_moving,
     values_of,
 )
-from smimbench.run.answers import THEORY_ERRORS, Answers, NotStored
+from smimbench.run.answers import THEORY_ERRORS, Answers, NotStored, at_hand
 from smimbench.run.campaign import made_by_other_code
 from smimbench.run.choice import LOST
 from smimbench.run.external import ELSEWHERE, Point, kept_scores
@@ -63,6 +68,7 @@ from smimbench.run.loop import Status
 from smimbench.run.store import Store
 from smimbench.suite.cells import Cell, Suite, build_algorithm
 from smimbench.theory.questions import NO_THEORY, PredictionQuestion
+from smimbench.theory.types import TheoryPoint
 
 Pair = tuple[Cell, JsonObject]
 """A cell and its record."""
@@ -176,10 +182,10 @@ def ratio_of_runs(problem: Problem, members: Sequence[Pair]) -> float:
 # -- theory ---------------------------------------------------------------------------------------------------------------
 
 
-def bayes_point(answers: Answers, problem: Problem, ratio: float) -> JsonObject | None:
+def bayes_point(answers: Answers, problem: Problem, ratio: float) -> TheoryPoint | None:
     """The Bayes-optimal theory point at a sample ratio; None if it is not stored."""
-    found = answers.at_hand("points", problem, [ratio])
-    return found[0][0] if found else None
+    branches = at_hand(answers.points, problem, [ratio])
+    return branches[0][0] if branches else None
 
 
 def prediction_question(
@@ -217,11 +223,10 @@ def own_point(
     cell: Cell,
     ratio: float,
     records: Sequence[JsonObject] = (),
-) -> JsonObject | str:
+) -> AlgorithmPrediction | str:
     """Answer to ``prediction_question``; or why there is none."""
     try:
-        question = prediction_question(problem, cell, ratio, records)
-        return answers.own(problem, question.algorithm, ratio, question.conditions)
+        return answers.prediction(prediction_question(problem, cell, ratio, records))
     except (RegistryError, ParameterError) as error:
         return f"it is not installed here: {error}"
     except NotStored:
@@ -299,7 +304,7 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima
         if (
             point is None
             or isinstance(own, str)
-            or not np.allclose(own["mse"], point["mse"], rtol=1e-9, atol=0)
+            or not np.allclose(own.mse, point.mse, rtol=1e-9, atol=0)
         ):
             continue
         done = [
@@ -311,12 +316,8 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima
             instance_of(record): np.asarray(record["metrics"]["mse"], dtype=float)
             for record in done
         }
-        coefficient = (own.get("finite_size") or {}).get("mse")
-        references.append(
-            Reference(
-                dimension, algorithm, np.atleast_1d(point["mse"]), runs, coefficient
-            )
-        )
+        coefficient = (own.finite_size or {}).get("mse")
+        references.append(Reference(dimension, algorithm, point.mse, runs, coefficient))
     return {
         (*key, size): one
         for key, members in known.items()
@@ -409,7 +410,7 @@ def error_rows(
     unsolved: dict[Problem, Exception] = {}
     for problem, alphas in ratios.items():
         try:
-            answers.at_hand("points", problem, sorted(alphas))
+            at_hand(answers.points, problem, sorted(alphas))
         except THEORY_ERRORS as error:  # its rows say so, the others stay
             unsolved[problem] = error
     example = next(iter(unsolved.values()), None)
@@ -422,7 +423,7 @@ def error_rows(
     for runs in places:
         problem, cell, records = runs.problem, runs.cell, runs.records
         point, near = None, None
-        own: JsonObject | str = ""
+        own: AlgorithmPrediction | str = ""
         if problem in unsolved:
             own = f"theory raised {error_line(unsolved[problem])}"
         elif problem.no_theory is not None:
@@ -431,7 +432,7 @@ def error_rows(
             own = own_point(answers, problem, cell, runs.ratio, records)
             if (
                 not isinstance(own, str)
-                and own.get("of_ok_runs")
+                and own.of_ok_runs
                 and any(r["status"] != Status.OK for r in records)
             ):
                 own = "its prediction holds only if every run ends ok, and not all did"
@@ -518,8 +519,8 @@ class Theory(NamedTuple):
     size (None: only its limit), and the threshold that runs which did not converge are near, in words.
     """
 
-    bayes: JsonObject | None
-    own: JsonObject | str
+    bayes: TheoryPoint | None
+    own: AlgorithmPrediction | str
     optimum: Optimum | None
     near: str | None
 
@@ -543,16 +544,15 @@ def _rows_of_place(
     usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED]
     courses = [None if r["status"] in LOST else store.trajectory(r) for r in records]
     bayes, own, optimum, near = theory
-    reason, own = (
-        (own, {})
-        if isinstance(own, str)
-        else ("its theory says nothing of this metric", own)
-    )
+    reason = "its theory says nothing of this metric"
+    predicted = None if isinstance(own, str) else own
+    if isinstance(own, str):
+        reason = own
 
     complaints: list[str] = []
 
     def expected(
-        name: str, point: JsonObject | None
+        name: str, point: TheoryPoint | AlgorithmPrediction | None
     ) -> tuple[Sequence[float | None], Sequence[float | None]]:
         metric = find_metric(name, problem.model.name)
         return (
@@ -598,20 +598,22 @@ def _rows_of_place(
         still_moving=None if fresh else still_moving(records, courses, target),
         learning_order=order,
         half_overlap=None,
-        findings=mean_diagnostics(records, own),
+        findings=mean_diagnostics(records, predicted.document() if predicted else {}),
     )
     rows = []
     for name in metrics or suite.run.metrics:
         metric = find_metric(name, problem.model.name)
         complaints.clear()
         (optimal, optimal_errors), (values, errors) = (
-            expected(name, point) for point in (bayes, own)
+            expected(name, point) for point in (bayes, predicted)
         )
         count = components if metric.per_component else 1
         # A prediction for the starts of these runs is one for their size.
-        coefficients = (own.get("finite_size") or {}).get(name) or [
-            0.0 if own.get("at_size") else None
-        ] * count
+        at_size = predicted is not None and predicted.at_size
+        known_coefficients = (predicted and predicted.finite_size) or {}
+        coefficients: Sequence[float | None] = (
+            known_coefficients.get(name) or [0.0 if at_size else None] * count
+        )
         blank = sorted(
             {r["blank"][name] for r in records if name in r.get("blank", {})}
         )
@@ -620,9 +622,9 @@ def _rows_of_place(
             if best is not None and name == "mse":
                 least = float(best.value[k]), float(best.error[k]), best.source
             known = values[k] is not None
-            point = own if known else bayes or {}
+            point = predicted if known else bayes
             missing = None if known else next(iter(complaints), reason) or None
-            source = point.get("branch"), point.get("method")
+            source = (point.branch, point.method) if point else (None, None)
             runs_of_row = replace(
                 runs,
                 blank=blank,
@@ -668,14 +670,13 @@ def _rows_of_place(
                     dimension_letter=letter(problem.model),
                 )
             )
-    if own:  # once for a place
+    if predicted:  # once for a place
         others = _also_predicted(
-            usable, records, courses, own, problem, metrics or suite.run.metrics
+            usable, records, courses, predicted, problem, metrics or suite.run.metrics
         )
+        teachers = _teachers(usable, problem, predicted)
         prediction = replace(
-            rows[0].prediction,
-            also_predicted=others,
-            teachers=_teachers(usable, problem, own),
+            rows[0].prediction, also_predicted=others, teachers=teachers
         )
         rows[0] = replace(rows[0], prediction=prediction)
     return rows
@@ -686,12 +687,13 @@ CHECKPOINTS = (0.125, 0.25, 0.5)
 
 
 def _also_predicted(
-    usable: Sequence[JsonObject], records: Sequence[JsonObject], courses: Sequence[Any], own: JsonObject, problem: Problem,
+    usable: Sequence[JsonObject], records: Sequence[JsonObject], courses: Sequence[Any], own: AlgorithmPrediction,
+    problem: Problem,
     listed: Sequence[str],
 ) -> list[PredictedNumber]:  # fmt: skip
     """Predicted quantities without a row: metrics from the algorithm's own theory, and points on its trajectory."""
     numbers: list[PredictedNumber] = []
-    of_size = 0.0 if own.get("at_size") else None
+    of_size = 0.0 if own.at_size else None
 
     def add(
         name: str,
@@ -716,7 +718,8 @@ def _also_predicted(
                 find_metric(name, problem.model.name), problem, own, problem.components
             )
             add(name, None, expected, errors, partial(values_of, usable, name))
-    course: JsonObject = own.get("trajectory") or {"iteration": []}
+    course = {"iteration": []} if isinstance(own.trajectory, str) else own.trajectory
+    course = course or {"iteration": []}
     clock = "samples" if "samples" in course else "iteration"
     times = np.asarray(course[clock], dtype=float)
     runs = {
@@ -767,7 +770,7 @@ def _at(
 
 
 def _teachers(
-    records: Sequence[JsonObject], problem: Problem, own: JsonObject
+    records: Sequence[JsonObject], problem: Problem, own: AlgorithmPrediction
 ) -> dict[str, list[float]]:
     """Relative excess of the squared length of every instance's teacher over its mean, per component.
 
@@ -781,5 +784,5 @@ def _teachers(
         truth = np.asarray((record.get("start") or {}).get("truth") or [], dtype=float)
         if truth.shape == (problem.components, problem.components):
             known[instance_of(record)] = np.diagonal(truth) / second - 1
-    middle = np.mean([*known.values()], axis=0) if known and own.get("at_size") else 0.0
+    middle = np.mean([*known.values()], axis=0) if known and own.at_size else 0.0
     return {name: (excess - middle).tolist() for name, excess in known.items()}

@@ -15,6 +15,7 @@ from smimbench.report.figures import (
 )
 from smimbench.report.labels import component_word
 from smimbench.report.notebook import frame
+from smimbench.theory.types import TheoryPoint, Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -68,7 +69,10 @@ class Theory:
             for point in document["points"]:
                 found = {
                     name: theory_of(
-                        find_metric(name, model), plan.problem, point, count
+                        find_metric(name, model),
+                        plan.problem,
+                        TheoryPoint.read(point),
+                        count,
                     )
                     for name in metrics
                 }
@@ -105,23 +109,18 @@ class Theory:
         """
         rows = []
         for plan, document in zip(self.suite.chosen_plans, self.documents):
-            found = document["thresholds"]
-            for name, entry in (
-                named_thresholds(found, component_word(plan.problem)) if found else ()
-            ):
-                at, error = ((entry or {}).get(key) for key in ("value", "error"))
-                reason = (
-                    None
-                    if entry
-                    else found["reasons"].get(name.replace(" ", "_").replace("-", "_"))
-                )
+            if document["thresholds"] is None:
+                continue
+            thresholds = Thresholds.read(document["thresholds"])
+            for name, at in named_thresholds(thresholds, component_word(plan.problem)):
+                key = name.replace(" ", "_").replace("-", "_")
                 rows.append(
                     {
                         "problem": plan.label,
                         "threshold": name,
-                        "alpha": at,
-                        "error": error,
-                        "reason": reason,
+                        "alpha": at.value if at else None,
+                        "error": at.error if at else None,
+                        "reason": None if at else thresholds.reasons.get(key),
                     }
                 )
         return frame(rows)

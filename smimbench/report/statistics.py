@@ -26,6 +26,7 @@ from smimbench.report.row import (
     StillMoving,
 )
 from smimbench.run.loop import READINGS, Status
+from smimbench.theory.types import Thresholds
 
 Record = JsonObject
 Trajectory = JsonObject
@@ -453,7 +454,7 @@ NAMES = {
 
 
 def near_threshold(
-    found: JsonObject, alpha: float, count: int, word: str = "component"
+    thresholds: Thresholds, alpha: float, count: int, word: str = "component"
 ) -> str | None:
     """The nearest threshold, if it is so close that a run of this size may fail to converge; otherwise None.
 
@@ -463,8 +464,7 @@ def near_threshold(
 
     Parameters
     ----------
-    found : dict
-        Thresholds as ``smimbench.theory.predictions.thresholds`` gives them.
+    thresholds : Thresholds
     alpha : float
         Sample ratio that was really used.
     count : int
@@ -473,14 +473,13 @@ def near_threshold(
         What a component is called.
     """
     known = [
-        (f"threshold of {word} {step['layer']}", step["value"])
-        for step in found.get("sequential") or ()
+        (f"threshold of {word} {step.component + 1}", step.alpha)
+        for step in thresholds.sequential
     ]
-    for key, name in NAMES.items():
-        if found.get(key) and not (
-            key == "weak_recovery" and known
-        ):  # the first of the components
-            known.append((name, found[key]["value"]))
+    for key, threshold in thresholds.by_name().items():
+        # Weak recovery is that of the first of the components.
+        if threshold and not (key == "weak_recovery" and thresholds.sequential):
+            known.append((NAMES[key], threshold.value))
     distances = [
         (abs(alpha / value - 1), name, value)
         for name, value in known

@@ -18,7 +18,7 @@ from smimbench.report.rows import (
     planned_ratio,
     prediction_question,
 )
-from smimbench.run.answers import THEORY_ERRORS, Answers, Kept
+from smimbench.run.answers import THEORY_ERRORS, Answers, StoredCounts
 from smimbench.suite.cells import Cell, ProblemPlan, Suite
 from smimbench.theory.questions import PointsQuestion, Question, ThresholdsQuestion
 
@@ -77,14 +77,13 @@ def theory_document(
             continue
         try:
             branches = answers.points(plan.problem, _ratios(plan, alphas))
-            document["points"] = [point for points in branches for point in points]
+            document["points"] = [p.document() for points in branches for p in points]
             if thresholds:
-                answer = answers.thresholds(plan.problem)
-                document["thresholds"] = {
-                    key: entry for key, entry in answer.items() if key != "hard_phase"
-                }
-                if answer.get("hard_phase"):
-                    document["hard_phase"] = answer["hard_phase"]
+                found = answers.thresholds(plan.problem).document()
+                hard_phase = found.pop("hard_phase")
+                document["thresholds"] = found
+                if hard_phase:
+                    document["hard_phase"] = hard_phase
             if published := _published_values(plan, answers):
                 document["published"] = published
         except THEORY_ERRORS as error:
@@ -119,16 +118,14 @@ def _published_values(plan: ProblemPlan, answers: Answers) -> list[JsonObject]:
             answers.points(plan.problem, reference.alpha),
         ):
             point = next(
-                (p for p in branches if p["branch"] == reference.branch), branches[0]
+                (p for p in branches if p.branch == reference.branch), branches[0]
             )
-            values, errors = theory_of(
-                metric, plan.problem, point, len(point["overlap"])
-            )
+            values, errors = theory_of(metric, plan.problem, point, len(point.overlap))
             k = (reference.component or 1) - 1
             found, error = values[k], errors[k]
             if reference.entry:
                 a, b = (i - 1 for i in reference.entry)
-                found, error = point["overlap"][a][b], max(e or 0.0 for e in errors)
+                found, error = float(point.overlap[a, b]), max(e or 0.0 for e in errors)
             if found is None:
                 continue
             rows.append(
@@ -144,7 +141,7 @@ def _published_values(plan: ProblemPlan, answers: Answers) -> list[JsonObject]:
                         }
                     ),
                     "entry": list(reference.entry) or None,
-                    "branch": point["branch"],
+                    "branch": point.branch,
                     "alpha": alpha,
                     "value": value,
                     "theory": found,
@@ -156,9 +153,11 @@ def _published_values(plan: ProblemPlan, answers: Answers) -> list[JsonObject]:
     return rows
 
 
-def kept_of(suite: Suite, alphas: Sequence[float] | None, answers: Answers) -> Kept:
+def kept_of(
+    suite: Suite, alphas: Sequence[float] | None, answers: Answers
+) -> StoredCounts:
     """How much of a suite's theory is stored."""
-    return answers.kept(
+    return answers.count_stored(
         (plan.problem, _ratios(plan, alphas)) for plan in suite.chosen_plans
     )
 
@@ -218,7 +217,7 @@ def _own_entry(problem: Problem, cell: Cell, answers: Answers) -> JsonObject:
     overlap = theory_of(
         find_metric("overlap"), problem, prediction, problem.components
     )[0]
-    return entry | {"point": prediction, "overlap": overlap}
+    return entry | {"point": prediction.document(), "overlap": overlap}
 
 
 def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]:

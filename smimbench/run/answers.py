@@ -7,25 +7,31 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 
 from smimbench.files import JsonObject, canonical_json, read_json
-from smimbench.interfaces import Conditions, Uncertain
+from smimbench.interfaces import AlgorithmPrediction, Uncertain
 from smimbench.problem.problem import NoTheoryError, Problem, ProblemError
 from smimbench.run.record import check_answer, read_answer
 from smimbench.suite.cells import key_of
 from smimbench.theory.questions import PredictionQuestion
+from smimbench.theory.types import TheoryPoint, Thresholds
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Ratio = float | tuple[float, ...] | None
 """Sample ratio of an answer; those of a whole line; None for thresholds."""
-Place = tuple[str, str, Ratio]
-"""Kind of an answer, its question as canonical JSON, and its sample ratio."""
+Branches = list[TheoryPoint]
+"""The competing fixed points at a sample ratio, the Bayes-optimal one first."""
+Answer = Branches | list[Branches] | Thresholds | AlgorithmPrediction | str
+"""Points at a sample ratio, or along a line; thresholds; what an algorithm's theory predicts, or why it does not."""
 
 THEORY_VERSION = 23
 """Raised when the numbers of the state-evolution solver itself change: remembered values of older ones are not used."""
-OWN_VERSION = 6
+PREDICTION_VERSION = 6
 """Raised when what theory says of shipped algorithms themselves changes, and their estimates do not: only these answers are then
 computed again."""
 
@@ -48,7 +54,24 @@ class NotStored(ProblemError):
     """An answer is not stored."""
 
 
-class Kept(NamedTuple):
+class AnswerKey(NamedTuple):
+    """What an answer is stored under.
+
+    Attributes
+    ----------
+    kind : str
+        ``"point"``, ``"curve"`` (a line), ``"thresholds"`` or ``"own"`` (a prediction for an algorithm).
+    question : str
+        The problem, and what is asked about an algorithm, as canonical JSON.
+    ratio : float, tuple of float or None
+    """
+
+    kind: str
+    question: str
+    ratio: Ratio
+
+
+class StoredCounts(NamedTuple):
     """How much of the theory of some problems is stored."""
 
     points: int
@@ -60,8 +83,8 @@ class Kept(NamedTuple):
 class Memory:
     """Answers of this process, and the errors of those that could not be solved."""
 
-    answers: dict[Place, Any] = field(default_factory=dict)
-    errors: dict[Place, Exception] = field(default_factory=dict)
+    answers: dict[AnswerKey, Answer] = field(default_factory=dict)
+    errors: dict[AnswerKey, Exception] = field(default_factory=dict)
 
 
 class Answers:
@@ -80,8 +103,8 @@ class Answers:
 
     Attributes
     ----------
-    missing : set
-        Places of answers that were asked for and are not stored.
+    missing : set of AnswerKey
+        Answers that were asked for and are not stored.
     """
 
     def __init__(
@@ -94,7 +117,7 @@ class Answers:
     ) -> None:
         self.folder, self.predictions, self.on_remark = folder, predictions, on_remark
         self.memory = Memory() if memory is None else memory
-        self.missing: set[Place] = set()
+        self.missing: set[AnswerKey] = set()
 
     @property
     def is_missing(self) -> bool:
@@ -104,137 +127,112 @@ class Answers:
     @property
     def missing_files(self) -> list[Path]:
         """Files of answers that were asked for and are not there."""
-        files = {self._file(*place) for place in self.missing}
+        files = {self._file(key) for key in self.missing}
         return sorted(file for file in files if file is not None and not file.exists())
 
-    def points(
-        self, problem: Problem, alphas: Sequence[float]
-    ) -> list[list[JsonObject]]:
-        """For every alpha the competing branches as JSON objects, the Bayes-optimal one first.
+    def points(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
+        """For every alpha the competing fixed points, the Bayes-optimal one first.
 
         Raises
         ------
         NotStored
             As all methods: if an answer is not stored; or the error with which its solution ended in this process.
         """
-        key = canonical_json(problem.spec)
-        return [self._stored("point", problem, key, float(alpha)) for alpha in alphas]
+        keys = [key_of_point(problem, alpha) for alpha in alphas]
+        return [cast(Branches, self._stored(problem, key)) for key in keys]
 
-    def curve(
-        self, problem: Problem, alphas: Sequence[float]
-    ) -> list[list[JsonObject]] | None:
+    def line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
         """As ``points``, for a whole line of a figure."""
-        line: list[list[JsonObject]] = self._stored(
-            "curve",
-            problem,
-            canonical_json(problem.spec),
-            tuple(float(alpha) for alpha in alphas),
-        )
-        return line
+        answer = self._stored(problem, key_of_line(problem, alphas))
+        return cast(list[Branches], answer)
 
-    def thresholds(self, problem: Problem) -> JsonObject:
-        """Thresholds as a JSON object."""
-        thresholds: JsonObject = self._stored(
-            "thresholds", problem, canonical_json(problem.spec), None
-        )
-        return thresholds
+    def thresholds(self, problem: Problem) -> Thresholds:
+        """All critical sample ratios."""
+        return cast(Thresholds, self._stored(problem, key_of_thresholds(problem)))
 
-    def own(
-        self, problem: Problem, spec: JsonObject, alpha: float, conditions: Conditions
-    ) -> JsonObject | str:
-        """An algorithm's own theory: its point as a JSON object, or the reason why there is none.
+    def prediction(self, question: PredictionQuestion) -> AlgorithmPrediction | str:
+        """What an algorithm's theory predicts, or the reason why it does not.
 
-        ``spec`` names it with its version and parameters; what the problem's own theory says is added to the conditions.
+        What the problem's own theory says is added to the conditions.
         """
-        key = self._prediction_key(PredictionQuestion(problem, spec, alpha, conditions))
-        prediction: JsonObject | str = self._stored("own", problem, key, float(alpha))
-        return prediction
-
-    def at_hand(self, kind: str, problem: Problem, *arguments: Any) -> Any:
-        """What ``points``, ``curve`` or ``thresholds`` gives; None where it is not stored, or where no theory is known."""
-        with contextlib.suppress(NotStored, NoTheoryError):
-            return getattr(self, kind)(problem, *arguments)
-        return None
+        answer = self._stored(question.problem, self._prediction_key(question))
+        return cast(AlgorithmPrediction | str, answer)
 
     def line_at_hand(
         self, problem: Problem, alphas: Sequence[float]
-    ) -> list[list[JsonObject]] | None:
+    ) -> list[Branches] | None:
         """A line of a figure; None where it is not stored: lines that take minutes are drawn through points instead."""
-        line = tuple(float(alpha) for alpha in alphas)
-        if problem.components > 1 and not self._is_kept(
-            "curve", canonical_json(problem.spec), line
-        ):
+        if problem.components > 1 and not self._is_stored(key_of_line(problem, alphas)):
             return None
-        branches: list[list[JsonObject]] | None = self.at_hand("curve", problem, line)
-        return branches
+        return at_hand(self.line, problem, alphas)
 
-    def thresholds_at_hand(self, problem: Problem) -> JsonObject:
-        """Thresholds for a figure; empty where they are not stored: some take minutes, and are drawn once they are known."""
-        if problem.components > 1 and not self._is_kept(
-            "thresholds", canonical_json(problem.spec), None
-        ):
-            return {}
-        return self.at_hand("thresholds", problem) or {}
+    def thresholds_at_hand(self, problem: Problem) -> Thresholds:
+        """Thresholds for a figure; none where they are not stored: some take minutes, and are drawn once they are known."""
+        if problem.components > 1 and not self._is_stored(key_of_thresholds(problem)):
+            return Thresholds()
+        return at_hand(self.thresholds, problem) or Thresholds()
 
-    def kept(self, problems: Iterable[tuple[Problem, Sequence[float]]]) -> Kept:
+    def count_stored(
+        self, problems: Iterable[tuple[Problem, Sequence[float]]]
+    ) -> StoredCounts:
         """How many answers for these sample ratios, and how many nodes, are on disk or in memory."""
         points = thresholds = nodes = 0
         for problem, alphas in problems:
-            key = canonical_json(problem.spec)
-            points += sum(self._is_kept("point", key, float(alpha)) for alpha in alphas)
-            thresholds += self._is_kept("thresholds", key, None)
-            nodes += (
-                len(list(self.nodes_folder(key).glob("[!.]*.json")))
-                if self.folder is not None
-                else 0
+            points += sum(
+                self._is_stored(key_of_point(problem, alpha)) for alpha in alphas
             )
-        return Kept(points, thresholds, nodes)
+            thresholds += self._is_stored(key_of_thresholds(problem))
+            if self.folder is not None:
+                folder = self.nodes_folder(canonical_json(problem.spec))
+                nodes += len(list(folder.glob("[!.]*.json")))
+        return StoredCounts(points, thresholds, nodes)
 
     def stored_answers(self) -> Iterator[tuple[str, JsonObject]]:
         """Stored answers that have been read or solved so far, with their kinds, as their files hold them."""
-        for kind, key, ratio in self.memory.answers:
-            file = self._file(kind, key, ratio)
+        for key in self.memory.answers:
+            file = self._file(key)
             if file is not None and file.exists():
-                yield kind, read_json(file)
+                yield key.kind, read_json(file)
 
-    def nodes_folder(self, key: str) -> Path:
-        """Folder of the nodes of a problem, whose specification as canonical JSON is ``key``."""
+    def nodes_folder(self, question: str) -> Path:
+        """Folder of the nodes of a problem, given as canonical JSON."""
         assert self.folder is not None
-        return self.folder / "nodes" / nodes_name(key)
+        return self.folder / "nodes" / nodes_name(question)
 
-    def _prediction_key(self, question: PredictionQuestion) -> str:
-        """Question about an algorithm as canonical JSON."""
+    def _prediction_key(self, question: PredictionQuestion) -> AnswerKey:
+        """Key of a question about an algorithm."""
         fields = question.conditions._asdict() | {
             "starts": np.asarray(question.conditions.starts).tolist()
         }
         asked = [question.algorithm, *fields.values()]
         bare = [] if self.predictions else ["without errors of prediction"]
-        return canonical_json([question.problem.spec, asked, OWN_VERSION, *bare])
+        text = canonical_json([question.problem.spec, asked, PREDICTION_VERSION, *bare])
+        return AnswerKey("own", text, float(question.alpha))
 
-    def _stored(self, kind: str, problem: Problem, key: str, alpha: Ratio) -> Any:
-        answer = self._recall(kind, problem, key, alpha)
+    def _stored(self, problem: Problem, key: AnswerKey) -> Answer:
+        answer = self._recall(problem, key)
         if answer is not None:
             return answer
-        if (kind, key, alpha) in self.memory.errors:
-            raise self.memory.errors[kind, key, alpha]
+        if key in self.memory.errors:
+            raise self.memory.errors[key]
         problem.require_theory()
-        self.missing.add((kind, key, alpha))
+        self.missing.add(key)
         raise NotStored("theory", "not stored")
 
-    def _recall(self, kind: str, problem: Problem, key: str, alpha: Ratio) -> Any:
+    def _recall(self, problem: Problem, key: AnswerKey) -> Answer | None:
         """An answer from memory, or from its file, which is then in memory; None if there is none."""
-        answers, file = self.memory.answers, self._file(kind, key, alpha)
-        if (kind, key, alpha) not in answers and file is not None:
-            question = {"problem": json.loads(key), "alpha": alpha}
-            answer = self._sound_answer(kind, file, question, problem.components)
-            if answer is not None:
-                answers[kind, key, alpha] = answer
-        return answers.get((kind, key, alpha))
+        answers, file = self.memory.answers, self._file(key)
+        if key not in answers and file is not None:
+            question = {"problem": json.loads(key.question), "alpha": key.ratio}
+            document = self._sound_answer(key.kind, file, question, problem.components)
+            if document is not None:
+                answers[key] = answer_from(key.kind, document)
+        return answers.get(key)
 
     def _sound_answer(
         self, kind: str, file: Path, question: JsonObject, components: int
     ) -> Any:
-        """Read a stored answer; None, with a remark, if its file cannot be trusted."""
+        """Read a stored answer as JSON; None, with a remark, if its file cannot be trusted."""
         try:
             answer = read_answer(file, question)["answer"]
             check_answer(kind, answer, components)
@@ -248,16 +246,54 @@ class Answers:
     def _refuse(self, file: Path, error: ValueError) -> None:
         self.on_remark(f"{file}: {error}; not used")
 
-    def _file(self, kind: str, key: str, alpha: Ratio) -> Path | None:
-        return (
-            None if self.folder is None else self.folder / answer_name(kind, key, alpha)
-        )
+    def _file(self, key: AnswerKey) -> Path | None:
+        return None if self.folder is None else self.folder / answer_name(*key)
 
-    def _is_kept(self, kind: str, key: str, alpha: Ratio) -> bool:
-        file = self._file(kind, key, alpha)
-        return (kind, key, alpha) in self.memory.answers or (
-            file is not None and file.exists()
-        )
+    def _is_stored(self, key: AnswerKey) -> bool:
+        file = self._file(key)
+        return key in self.memory.answers or (file is not None and file.exists())
+
+
+def at_hand(read: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T | None:
+    """What a method of ``Answers`` gives; None where it is not stored, or where no theory is known."""
+    with contextlib.suppress(NotStored, NoTheoryError):
+        return read(*arguments, **options)
+    return None
+
+
+def key_of_point(problem: Problem, alpha: float) -> AnswerKey:
+    """Key of the points at a sample ratio."""
+    return AnswerKey("point", canonical_json(problem.spec), float(alpha))
+
+
+def key_of_line(problem: Problem, alphas: Sequence[float]) -> AnswerKey:
+    """Key of the points along a line."""
+    line = tuple(float(alpha) for alpha in alphas)
+    return AnswerKey("curve", canonical_json(problem.spec), line)
+
+
+def key_of_thresholds(problem: Problem) -> AnswerKey:
+    """Key of the thresholds."""
+    return AnswerKey("thresholds", canonical_json(problem.spec), None)
+
+
+def answer_from(kind: str, document: Any) -> Answer:
+    """The answer of this kind that a JSON document, which has been checked, describes."""
+    if kind == "thresholds":
+        return Thresholds.read(document)
+    if kind == "own":
+        is_reason = isinstance(document, str)
+        return document if is_reason else AlgorithmPrediction.of_point(document)
+    if kind == "curve":
+        return [[TheoryPoint.read(p) for p in branches] for branches in document]
+    return [TheoryPoint.read(point) for point in document]
+
+
+def document_of(answer: Answer | TheoryPoint) -> Any:
+    """An answer as JSON."""
+    if isinstance(answer, list):
+        return [document_of(element) for element in answer]
+    return answer if isinstance(answer, str) else answer.document()
 
 
 def answer_name(

@@ -30,7 +30,7 @@ def solve_in_parallel(
 
     def progress(problem: Problem) -> Progress:
         alphas, thresholds = work[problem]
-        kept = solver.kept([(problem, alphas)])
+        kept = solver.count_stored([(problem, alphas)])
         return Progress(
             kept.points + thresholds * kept.thresholds,
             len(alphas) + thresholds,

@@ -12,6 +12,7 @@ from smimbench.run.theory_process import Progress
 from smimbench.run.theory_solver import OnProgress
 from smimbench.suite.cells import ProblemPlan, Suite, build_algorithm
 from smimbench.theory.limit import own_theory
+from smimbench.theory.types import TheoryPoint
 from smimbench.theory.verification import LARGEST_Z, RESOLVE, verify_point
 
 
@@ -49,7 +50,11 @@ def add_verification(
 
             place = {"alpha": point["alpha"], "branch": point["branch"]}
             checks = verify_point(
-                plan.problem, point, resolve, clock=time.perf_counter, on_draws=on_draws
+                plan.problem,
+                TheoryPoint.read(point),
+                resolve,
+                clock=time.perf_counter,
+                on_draws=on_draws,
             )
             document["verification"] += [
                 {**place, **check.document()} for check in checks

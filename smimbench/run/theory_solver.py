@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -22,15 +22,20 @@ from smimbench.files import (
     read_json,
     steady_folder,
 )
-from smimbench.interfaces import Conditions, Uncertain
+from smimbench.interfaces import AlgorithmPrediction, Uncertain
 from smimbench.problem.problem import Problem, without
 from smimbench.run.answers import (
     THEORY_ERRORS,
+    AnswerKey,
     Answers,
+    Branches,
     Memory,
-    Place,
-    Ratio,
     TheoryError,
+    answer_from,
+    document_of,
+    key_of_line,
+    key_of_point,
+    key_of_thresholds,
     node_answer,
 )
 from smimbench.run.record import LONGEST, check_answer, document_text, write_answer
@@ -41,8 +46,8 @@ from smimbench.theory.consistency import require_consistent, require_consistent_
 from smimbench.theory.coupled import CoupledCurve
 from smimbench.theory.generalization import curve_errors, point_errors
 from smimbench.theory.information import Nodes, nodes_of
-from smimbench.theory.limit import own_document
-from smimbench.theory.predictions import competing, curve_of, point_document, thresholds
+from smimbench.theory.limit import own_theory
+from smimbench.theory.predictions import competing, curve_of, theory_point, thresholds
 from smimbench.theory.questions import (
     LineQuestion,
     PointsQuestion,
@@ -50,7 +55,7 @@ from smimbench.theory.questions import (
     Question,
     ThresholdsQuestion,
 )
-from smimbench.theory.types import Prediction
+from smimbench.theory.types import Prediction, TheoryPoint, Thresholds
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -145,12 +150,12 @@ class TheorySolver(Answers):
             with contextlib.suppress(*THEORY_ERRORS):
                 if isinstance(question, PointsQuestion):
                     self.points(problem, question.alphas)
-                elif isinstance(question, LineQuestion):
-                    self.curve(problem, question.alphas)
                 elif isinstance(question, PredictionQuestion):
-                    self.own(
-                        problem, question.algorithm, question.alpha, question.conditions
-                    )
+                    self.prediction(question)
+                elif isinstance(question, LineQuestion) and not (
+                    self._is_costly(problem)
+                ):
+                    self.line(problem, question.alphas)
                 elif isinstance(question, ThresholdsQuestion) and not (
                     question.if_cheap and self._is_costly(problem)
                 ):
@@ -158,87 +163,52 @@ class TheorySolver(Answers):
         return self.answers
 
     @_boundary
-    def points(
-        self, problem: Problem, alphas: Sequence[float]
-    ) -> list[list[JsonObject]]:
-        """For every alpha the competing branches as JSON objects, the Bayes-optimal one first."""
-        key = canonical_json(problem.spec)
-        ratios = [float(alpha) for alpha in alphas]
-        missing = [
-            a
-            for a in dict.fromkeys(ratios)
-            if not self._suffices(self._recall("point", problem, key, a))
-        ]
-        done, total = len(set(ratios)) - len(missing), len(set(ratios))
+    def points(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
+        """For every alpha the competing fixed points, the Bayes-optimal one first."""
+        keys = [key_of_point(problem, alpha) for alpha in alphas]
+        distinct = list(dict.fromkeys(keys))
+        missing = [key for key in distinct if not self._suffices(problem, key)]
+        done, total = len(distinct) - len(missing), len(distinct)
+
+        def on_node(nodes: int, alpha: float | None) -> None:
+            self.on_progress(problem, Progress(done, total, nodes, alpha))
+
         self.on_progress(problem, Progress(done, total))
         if missing:
-            self._raise_known_error(*(("point", key, alpha) for alpha in missing))
-            with (
-                self._errors_kept(*(("point", key, alpha) for alpha in missing)),
-                self._nodes(problem).watched(
-                    lambda nodes, alpha: self.on_progress(
-                        problem, Progress(done, total, nodes, alpha)
-                    )
-                ),
-            ):
-                problem.require_theory()
-                for alpha, points in zip(
-                    missing, self.solve("points", problem, missing)
-                ):
-                    self._remember("point", problem, key, alpha, points)
+            with self._solving(problem, missing, on_node):
+                ratios = [cast(float, key.ratio) for key in missing]
+                branches = self.solve("points", problem, ratios)
+                for key, alpha, document in zip(missing, ratios, branches):
+                    self._remember(problem, key, document)
                     done += 1
-                    self.on_progress(
-                        problem,
-                        Progress(done, total, self._nodes(problem).count, alpha),
-                    )
-        return [self.memory.answers["point", key, alpha] for alpha in ratios]
+                    on_node(self._nodes(problem).count, alpha)
+        return [cast(Branches, self.memory.answers[key]) for key in keys]
 
-    def _suffices(self, points: list[JsonObject] | None) -> bool:
-        lacks = self.predictions and any(
-            "generalization_error" not in point for point in points or ()
+    def _suffices(self, problem: Problem, key: AnswerKey) -> bool:
+        """Whether points are stored, with errors of prediction if these are asked for."""
+        points = cast(Branches | None, self._recall(problem, key))
+        return points is not None and not (
+            self.predictions
+            and any(point.generalization_error is None for point in points)
         )
-        return points is not None and not lacks
 
     @_boundary
-    def curve(
-        self, problem: Problem, alphas: Sequence[float]
-    ) -> list[list[JsonObject]] | None:
-        """As ``points`` for a whole line of a figure, which is one answer; None where components mix, which takes minutes.
+    def line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
+        """As ``points`` for a whole line of a figure, which is one answer.
 
         Errors of prediction are interpolated along it, or left out where several components are read off a curve that thresholds
         have followed: a reading costs a hundredth of a second, they cost thirty times that.
         """
-        line = tuple(float(a) for a in alphas)
-        if self._is_costly(problem) and not self._is_kept(
-            "curve", canonical_json(problem.spec), line
-        ):
-            return None
-        branches: list[list[JsonObject]] = self._answer(
-            "curve", problem, canonical_json(problem.spec), line, line
-        )
-        return branches
+        key = key_of_line(problem, alphas)
+        self._solve_one("curve", problem, key, key.ratio)
+        return super().line(problem, alphas)
 
     @_boundary
-    def thresholds(self, problem: Problem) -> JsonObject:
-        """Thresholds as a JSON object."""
-        document: JsonObject = self._answer(
-            "thresholds", problem, canonical_json(problem.spec), None
-        )
+    def thresholds(self, problem: Problem) -> Thresholds:
+        """All critical sample ratios."""
+        self._solve_one("thresholds", problem, key_of_thresholds(problem))
         self.on_progress(problem, Progress(1, 1, self._nodes(problem).count))
-        return document
-
-    def line_at_hand(
-        self, problem: Problem, alphas: Sequence[float]
-    ) -> list[list[JsonObject]] | None:
-        """See ``Answers``; what is cheap is solved."""
-        branches: list[list[JsonObject]] | None = self.at_hand("curve", problem, alphas)
-        return branches
-
-    def thresholds_at_hand(self, problem: Problem) -> JsonObject:
-        """See ``Answers``; what is cheap is solved."""
-        if self._is_costly(problem):
-            return super().thresholds_at_hand(problem)
-        return self.at_hand("thresholds", problem) or {}
+        return super().thresholds(problem)
 
     def _is_costly(self, problem: Problem) -> bool:
         """Whether components are coupled, so that a curve takes minutes; of third-party code nothing is called here."""
@@ -249,56 +219,54 @@ class TheorySolver(Answers):
         return isolated or isinstance(curve_of(problem), CoupledCurve)
 
     @_boundary
-    def own(
-        self, problem: Problem, spec: JsonObject, alpha: float, conditions: Conditions
-    ) -> JsonObject | str:
-        """An algorithm's own theory: its point as a JSON object, or the reason why there is none; see ``Answers``."""
-        key = self._prediction_key(PredictionQuestion(problem, spec, alpha, conditions))
-        with self._errors_kept(("own", key, float(alpha))):
-            points = tuple(self.points(problem, [alpha])[0])
+    def prediction(self, question: PredictionQuestion) -> AlgorithmPrediction | str:
+        """What an algorithm's theory predicts, or the reason why it does not; see ``Answers``."""
+        key, problem = self._prediction_key(question), question.problem
+        with self._errors_kept([key]):
+            points = [
+                point.document() for point in self.points(problem, [question.alpha])[0]
+            ]
         if not self.predictions:  # stored points may have them all the same
-            points = tuple(
-                {
-                    k: v
-                    for k, v in point.items()
-                    if not k.startswith("generalization_error")
-                }
-                for point in points
-            )
-        arguments = spec, float(alpha), conditions._replace(points=points)
-        prediction: JsonObject | str = self._answer(
-            "own", problem, key, float(alpha), *arguments
-        )
-        return prediction
+            for point in points:
+                for name in [n for n in point if n.startswith("generalization_error")]:
+                    del point[name]
+        conditions = question.conditions._replace(points=tuple(points))
+        arguments = question.algorithm, float(question.alpha), conditions
+        self._solve_one("own", problem, key, *arguments)
+        return super().prediction(question)
 
-    def _answer(
-        self, kind: str, problem: Problem, key: str, ratio: Ratio, *arguments: Any
-    ) -> Any:
-        """An answer that is stored already, or is solved and stored now."""
-        if self._recall(kind, problem, key, ratio) is None:
-            self._raise_known_error((kind, key, ratio))
-            self.on_progress(problem, Progress(0, 1))
-            with (
-                self._errors_kept((kind, key, ratio)),
-                self._nodes(problem).watched(
-                    lambda nodes, alpha: self.on_progress(
-                        problem, Progress(0, 1, nodes, alpha)
-                    )
-                ),
-            ):
-                problem.require_theory()
-                (answer,) = self.solve(kind, problem, *arguments)
-                self._remember(kind, problem, key, ratio, answer)
-        return self.memory.answers[kind, key, ratio]
+    def _solve_one(
+        self, kind: str, problem: Problem, key: AnswerKey, *arguments: Any
+    ) -> None:
+        """Solve and store an answer that is not stored."""
+        if self._recall(problem, key) is not None:
+            return
 
-    def _raise_known_error(self, *places: Place) -> None:
-        """Raise the error with which one of these could not be solved before: it would take as long again."""
-        for place in places:
-            if place in self.memory.errors:
-                raise self.memory.errors[place]
+        def on_node(nodes: int, alpha: float | None) -> None:
+            self.on_progress(problem, Progress(0, 1, nodes, alpha))
+
+        self.on_progress(problem, Progress(0, 1))
+        with self._solving(problem, [key], on_node):
+            (document,) = self.solve(kind, problem, *arguments)
+            self._remember(problem, key, document)
 
     @contextlib.contextmanager
-    def _errors_kept(self, *places: Place) -> Iterator[None]:
+    def _solving(
+        self,
+        problem: Problem,
+        keys: Sequence[AnswerKey],
+        on_node: Callable[[int, float | None], None],
+    ) -> Iterator[None]:
+        """Context in which these answers are solved: errors are kept, and nodes reported."""
+        for key in keys:  # it would take as long again
+            if key in self.memory.errors:
+                raise self.memory.errors[key]
+        with self._errors_kept(keys), self._nodes(problem).watched(on_node):
+            problem.require_theory()
+            yield
+
+    @contextlib.contextmanager
+    def _errors_kept(self, keys: Sequence[AnswerKey]) -> Iterator[None]:
         """Context that keeps the error with which these answers could not be solved."""
         try:
             yield
@@ -310,12 +278,12 @@ class TheorySolver(Answers):
                 name, _, message = error_line(error).partition(": ")
                 kept = TheoryError.named(name, message)
             self.memory.errors.update(
-                (place, kept) for place in places if place not in self.memory.answers
+                (key, kept) for key in keys if key not in self.memory.answers
             )
             raise
 
     def solve(self, kind: str, problem: Problem, *arguments: Any) -> Iterator[Any]:
-        """Answers, solved now: branches at each sample ratio for ``"points"``, else one."""
+        """Answers as JSON, solved now: branches at each sample ratio for ``"points"``, else one."""
         algorithms = arguments[:1] if kind == "own" else ()
         if self.process is not None and self.process.takes(problem, *algorithms):
             report = functools.partial(self._report, problem)
@@ -323,51 +291,47 @@ class TheorySolver(Answers):
                 kind, problem, self.predictions, *arguments, on_event=report
             )
             yield from answer if kind == "points" else [answer]
-            return
-        if kind == "own":
+        elif kind == "own":
             spec, alpha, conditions = arguments
-            yield own_document(
-                build_algorithm(spec, problem), problem, alpha, conditions
-            )
-            return
-        self.begin(problem)
-        if kind == "thresholds":
-            yield thresholds(problem)
-        elif kind == "curve":
-            yield self._line(problem, *arguments)
+            algorithm = build_algorithm(spec, problem)
+            yield document_of(own_theory(algorithm, problem, alpha, conditions))
         else:
-            for alphas in curve_of(problem).batches(*arguments):
-                solved = competing(problem, alphas)
-                overlaps = [
-                    (point.Q, point.V) for branches in solved for point in branches
-                ]
-                require_consistent_at(problem, overlaps, clock=time.perf_counter)
-                for branches in solved:
-                    yield [self._point(problem, point) for point in branches]
+            self.begin(problem)
+            if kind == "thresholds":
+                yield thresholds(problem).document()
+            elif kind == "curve":
+                yield document_of(self._line(problem, *arguments))
+            else:
+                for branches in self._branches(problem, *arguments):
+                    yield document_of(branches)
 
-    def _point(self, problem: Problem, point: Prediction) -> JsonObject:
-        errors = (
-            point_errors(problem, point.Q, point.V, point.error)
-            if self.predictions
-            else None
-        )
-        return point_document(problem, point, errors)
-
-    def _line(
+    def _branches(
         self, problem: Problem, alphas: Sequence[float]
-    ) -> list[list[JsonObject]]:
+    ) -> Iterator[Branches]:
+        """Competing points at each sample ratio, tested before they are reported."""
+        for ratios in curve_of(problem).batches(alphas):
+            solved = competing(problem, ratios)
+            overlaps = [(point.Q, point.V) for branches in solved for point in branches]
+            require_consistent_at(problem, overlaps, clock=time.perf_counter)
+            for branches in solved:
+                yield [self._point(problem, point) for point in branches]
+
+    def _point(self, problem: Problem, point: Prediction) -> TheoryPoint:
+        errors = None
+        if self.predictions:
+            errors = point_errors(problem, point.Q, point.V, point.error)
+        return theory_point(problem, point, errors)
+
+    def _line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
+        """Competing points along a line, whose errors of prediction are interpolated."""
         solved = competing(problem, alphas)
-        points = [point for branches in solved for point in branches]
-        errors: Iterator[Any] = itertools.repeat(None)
+        errors: Iterator[dict[str, Uncertain] | None] = itertools.repeat(None)
         if problem.components == 1:
-            errors = iter(
-                curve_errors(
-                    problem,
-                    *zip(*((point.Q, point.V, point.error) for point in points)),
-                )
-            )
+            points = [point for branches in solved for point in branches]
+            overlaps = zip(*((point.Q, point.V, point.error) for point in points))
+            errors = iter(curve_errors(problem, *overlaps))
         return [
-            [point_document(problem, point, next(errors)) for point in branches]
+            [theory_point(problem, point, next(errors)) for point in branches]
             for branches in solved
         ]
 
@@ -383,8 +347,8 @@ class TheorySolver(Answers):
     def set_aside(self, problems: Iterable[Problem]) -> None:
         """Move results and nodes of these problems aside, so that they are computed again."""
         keys = {canonical_json(problem.spec) for problem in problems}
-        for place in [place for place in self.memory.answers if place[1] in keys]:
-            del self.memory.answers[place]
+        for key in [key for key in self.memory.answers if key.question in keys]:
+            del self.memory.answers[key]
         if self.folder is not None:
             files = [
                 path
@@ -400,11 +364,9 @@ class TheorySolver(Answers):
             with contextlib.suppress(
                 OSError, ValueError, KeyError, TypeError, IndexError
             ):
-                found = read_json(path)["problem"]
-                yield (
-                    path,
-                    found[0] if isinstance(found, list) else found,
-                )  # an answer for an algorithm names it, too
+                question = read_json(path)["problem"]
+                # A question about an algorithm begins with the problem.
+                yield path, question[0] if isinstance(question, list) else question
 
     # -- files ----------------------------------------------------------------------------------------------------------
 
@@ -502,14 +464,11 @@ class TheorySolver(Answers):
         self.on_remark(f"{file}: {error}; not used, computed again")
         move_aside(file, file.parent)
 
-    def _remember(
-        self, kind: str, problem: Problem, key: str, alpha: Ratio, answer: Any
-    ) -> None:
-        answer = json.loads(document_text(answer))
-        check_answer(
-            kind, answer, problem.components
-        )  # what would not be read again must not be written
-        self.memory.answers[kind, key, alpha] = answer
-        file = self._file(kind, key, alpha)
-        if file is not None:
-            write_answer(file, {"problem": json.loads(key), "alpha": alpha}, answer)
+    def _remember(self, problem: Problem, key: AnswerKey, document: Any) -> None:
+        """Store an answer; what would not be read again is refused."""
+        document = json.loads(document_text(document))
+        check_answer(key.kind, document, problem.components)
+        self.memory.answers[key] = answer_from(key.kind, document)
+        if file := self._file(key):
+            question = {"problem": json.loads(key.question), "alpha": key.ratio}
+            write_answer(file, question, document)

@@ -8,6 +8,7 @@ from typing import Any
 
 from smimbench.files import JsonObject, canonical_json
 from smimbench.problem.problem import Problem, ProblemError
+from smimbench.run.answers import document_of
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.cells import build_problem
 from smimbench.theory.predictions import solve_part
@@ -54,14 +55,21 @@ class TheoryWorker:
                 "theory",
                 "a package was changed since this began; run the same command again",
             )
-        if kind in ("begin", "points", "thresholds"):
-            return getattr(solver, kind)(problem, *arguments)
-        if kind == "part":
+        if kind == "begin":
             solver.begin(problem)
-            return solve_part(problem, *arguments)
-        if kind == "whole":
+        elif kind == "points":
+            return document_of(solver.points(problem, *arguments))
+        elif kind == "thresholds":
+            return document_of(solver.thresholds(problem))
+        elif kind == "part":
+            solver.begin(problem)
+            solve_part(problem, *arguments)
+        elif kind == "whole":
             alphas, with_thresholds = arguments
             solver.points(problem, alphas)
-            return solver.thresholds(problem) if with_thresholds else None
-        (answer,) = solver.solve(kind, problem, *arguments)
-        return answer
+            if with_thresholds:
+                solver.thresholds(problem)
+        else:
+            (document,) = solver.solve(kind, problem, *arguments)
+            return document
+        return None

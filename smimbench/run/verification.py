@@ -23,6 +23,7 @@ from smimbench.run.answers import (
     THEORY_ERRORS,
     THEORY_VERSION,
     answer_name,
+    document_of,
     node_answer,
     nodes_name,
 )
@@ -49,6 +50,7 @@ from smimbench.run.tuning import (
 )
 from smimbench.suite.cells import Cell, Suite
 from smimbench.theory.information import nodes_of
+from smimbench.theory.questions import PredictionQuestion
 
 OTHER_TEXT = "its text is not what smimbench wrote, though its numbers are"
 
@@ -280,21 +282,19 @@ def _solve_again(
         conditions = Conditions(
             dimension, start, overlaps, iterations, trajectory=trajectory
         )
-        return (bare if more[1:] else fresh).own(
-            problem, spec, document["alpha"], conditions
-        )
+        question = PredictionQuestion(problem, spec, document["alpha"], conditions)
+        return document_of((bare if more[1:] else fresh).prediction(question))
 
     def point(document: JsonObject) -> Any:
         full = any("generalization_error" in one for one in document["answer"])
-        return (fresh if full else bare).points(problem, alphas)[
-            alphas.index(document["alpha"])
-        ]
+        points = (fresh if full else bare).points(problem, alphas)
+        return document_of(points[alphas.index(document["alpha"])])
 
     known = nodes_of(problem).known
     solvers: dict[str, Callable[[JsonObject], Any]] = {
         "point": point,
-        "thresholds": lambda document: fresh.thresholds(problem),
-        "curve": lambda document: fresh.curve(problem, document["alpha"]),
+        "thresholds": lambda document: document_of(fresh.thresholds(problem)),
+        "curve": lambda document: document_of(fresh.line(problem, document["alpha"])),
         "own": own,
         "nodes": lambda document: (
             known.get(document["node"]) and node_answer(known[document["node"]])

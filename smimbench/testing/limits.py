@@ -19,7 +19,7 @@ from smimbench.suite.schema import RunOptions
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import CheckFailed, CheckSkipped, expect_value, published
 from smimbench.theory.information import information_at, prior_moments
-from smimbench.theory.limit import own_document
+from smimbench.theory.limit import own_theory
 
 PLACES = {
     "extensive": (0.16, {28: 12, 40: 8, 56: 6}),
@@ -47,9 +47,10 @@ def _problems(context: CheckContext) -> Iterator[tuple[Problem, Conditions]]:
         alpha, sizes = PLACES[model.rank]
         problems = [p for p in context.problems(model) if not context.item.refuses(p)]
         for problem in sorted(problems, key=_begins_at_chance)[:1]:
-            points = tuple(TheorySolver().points(problem, [alpha])[0])
+            branches = TheorySolver().points(problem, [alpha])[0]
+            points = tuple(point.document() for point in branches)
             conditions = Conditions(dimension=max(sizes), points=points)
-            prediction = own_document(context.item, problem, alpha, conditions)
+            prediction = own_theory(context.item, problem, alpha, conditions)
             if isinstance(prediction, str):
                 reason = prediction
             else:
@@ -106,7 +107,7 @@ def lands_on_theory(
     }
     starts = tuple(Overlaps(*result.start.values()) for _, result in runs[max(sizes)])
     conditions = conditions._replace(starts=starts)
-    point: Any = own_document(context.item, problem, alpha, conditions)
+    point: Any = own_theory(context.item, problem, alpha, conditions)
     place = f"at infinite D, from D = {', '.join(map(str, sizes))} ({problem.label}, alpha = {alpha:g})"
     for name in METRICS:
         metric = find_metric(name, problem.model.name)

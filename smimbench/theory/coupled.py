@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smimbench.derive.sampled_information import SCRAMBLES
-from smimbench.files import JsonObject
 from smimbench.interfaces import Host
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
@@ -29,7 +28,7 @@ from smimbench.theory.curve import (
     Curve,
     bayes_optimal_first,
     perfect_prediction,
-    threshold_document,
+    thresholds_with_reasons,
 )
 from smimbench.theory.information import (
     information_at,
@@ -45,7 +44,7 @@ from smimbench.theory.recursion import (
     exponential,
     is_same_fixed_point,
 )
-from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
+from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold, Thresholds
 
 INFORMED, KNOWN = 1e2, 1e16
 """Qhat at which the informed branch starts, for an error of zero that is unstable grows by the same factor a step; and that of a
@@ -167,8 +166,8 @@ class CoupledCurve(Curve):
                 solution = recursion.fixed_point(before, offset=solution.offset)
         return Solved(_prediction(problem, alpha, solution, branch), solution)
 
-    def thresholds(self) -> JsonObject:
-        """Critical sample ratios, see ``threshold_document``; a hard phase is searched for at a few of them."""
+    def thresholds(self) -> Thresholds:
+        """Critical sample ratios; a hard phase is searched for at a few of them."""
         problem, perfect = self.problem, self.perfect
         bottom = prior_moments(problem)[1]
         Q, V = overlap_at(problem, 0 * self.identity)
@@ -200,7 +199,7 @@ class CoupledCurve(Curve):
             reasons |= dict.fromkeys(
                 ("spinodal", "information_theoretic", "algorithmic"), missing
             )
-        return threshold_document(weak, perfect, [], hard, reasons)
+        return thresholds_with_reasons(weak, perfect, [], hard, reasons)
 
     def _spectral_threshold(self, Q: Host, V: Host) -> Threshold | None:
         r"""Sample ratio where the prior mean becomes unstable: ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T`` has eigenvalue 1."""

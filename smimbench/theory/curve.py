@@ -11,14 +11,13 @@ equal areas), and need no normalizer of the channel. The larger one wins.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.files import JsonObject
 from smimbench.interfaces import Host
 from smimbench.problem.problem import Problem
 from smimbench.theory.information import (
@@ -29,7 +28,14 @@ from smimbench.theory.information import (
     overlap_error_at,
     prior_moments,
 )
-from smimbench.theory.types import HardPhase, Prediction, Threshold
+from smimbench.theory.types import (
+    HARD_PHASE,
+    Bifurcation,
+    HardPhase,
+    Prediction,
+    Threshold,
+    Thresholds,
+)
 
 HELD = "learned from alpha = 0 on, because the prior mean already has an overlap"
 NEVER = "labels carry no information about a signal without an overlap, at any alpha"
@@ -68,8 +74,8 @@ class Curve(ABC):
         """The fixed point of one branch at every sample ratio."""
 
     @abstractmethod
-    def thresholds(self) -> JsonObject:
-        """All critical sample ratios, see ``threshold_document``."""
+    def thresholds(self) -> Thresholds:
+        """All critical sample ratios."""
 
     @cached_property
     def turning_points(self) -> list[TurningPoint]:
@@ -301,57 +307,24 @@ def bayes_optimal_first(pair: list[Prediction]) -> list[Prediction]:
     )
 
 
-def threshold_document(
+def thresholds_with_reasons(
     weak: Threshold | None,
     perfect: Threshold | None,
-    sequential: list[JsonObject],
+    sequential: Iterable[Bifurcation],
     hard: HardPhase | None,
     reasons: dict[str, str],
-) -> JsonObject:
-    """All thresholds of a problem as plain data.
-
-    Parameters
-    ----------
-    perfect : Threshold or None
-        Where V = 0 becomes stable; with a hard phase the uninformed branch may get there later.
-    reasons : dict
-        Why a threshold does not exist, by name; what is left out is said in general words.
-
-    Returns
-    -------
-    dict
-        ``weak_recovery``, ``perfect_recovery``, ``spinodal`` (the informed branch begins), ``information_theoretic`` (it becomes
-        the Bayes-optimal one), ``algorithmic`` (the uninformed branch ends): ``{"value", "error"}`` or None; ``sequential``: a
-        list of ``{"layer", "value", "error"}`` in the order learned (layers count from 1); ``hard_phase``: ``[from, to]`` or
-        None; ``reasons``: for each that is None, or empty, why.
-    """
-    recovery: JsonObject | None = perfect.document() if perfect else None
-    if hard and perfect and hard.algorithmic.value > perfect.value:
-        recovery = {
-            **hard.algorithmic.document(),
-            "branch": "uninformed",
-            "informed": recovery,
-        }
-    names = ("spinodal", "information_theoretic", "algorithmic")
-    document: JsonObject = {
-        "weak_recovery": weak.document() if weak else None,
-        "perfect_recovery": recovery,
-        "sequential": sequential,
-        **{name: getattr(hard, name).document() if hard else None for name in names},
-        "hard_phase": [hard.information_theoretic.value, hard.algorithmic.value]
-        if hard
-        else None,
-    }
+) -> Thresholds:
+    """Thresholds, with a reason for each that does not exist; what ``reasons`` leave out is said in general words."""
+    thresholds = Thresholds(weak, perfect, tuple(sequential), hard)
     every = {
         "sequential": reasons["weak_recovery"],
-        **dict.fromkeys(names, "there is one branch only"),
+        **dict.fromkeys(HARD_PHASE, "there is one branch only"),
         **reasons,
     }
     every.setdefault("perfect_recovery", NOISY)
-    document["reasons"] = {
-        name: every[name] for name in (*every, "weak_recovery") if not document[name]
-    }
-    return document
+    document = thresholds.document()
+    missing = [name for name in (*every, "weak_recovery") if not document[name]]
+    return replace(thresholds, reasons={name: every[name] for name in missing})
 
 
 def perfect_limit(problem: Problem) -> Threshold | None:

@@ -7,7 +7,6 @@ from functools import cached_property
 
 import numpy as np
 
-from smimbench.files import JsonObject
 from smimbench.interfaces import Host
 from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import components_decouple
@@ -20,10 +19,10 @@ from smimbench.theory.curve import (
     TurningPoint,
     branch_ends,
     perfect_prediction,
-    threshold_document,
+    thresholds_with_reasons,
 )
 from smimbench.theory.curve_stages import Stage, lengths
-from smimbench.theory.types import Prediction, Threshold
+from smimbench.theory.types import Prediction, Threshold, Thresholds
 
 
 class StageCurve:
@@ -320,28 +319,21 @@ class FixedPointCurve(Continuation, Curve):
         error = np.interp(curve.position, curve.lengths, curve.error)
         return Piece(curve.position, curve.values[:, -1], error, qhat, V)
 
-    def thresholds(self) -> JsonObject:
-        """All critical sample ratios, see ``threshold_document``."""
+    def thresholds(self) -> Thresholds:
+        """All critical sample ratios."""
         hard = self.hard_phase()
         learned, P = self.bifurcations, self.problem.components
-        sequence = [
+        sequential = [
             b for b in learned if b.alpha > 0 or self.ratios.bottom[b.component] == 0
         ]
-        sequential = [
-            {"layer": b.component + 1, "value": b.alpha, "error": b.error}
-            for b in sequence
-        ]
-        weak = (
-            Threshold(learned[0].alpha, learned[0].error)
-            if learned and learned[0] in sequence
-            else None
-        )
+        is_weak = bool(learned) and learned[0] in sequential
+        weak = learned[0].threshold if is_weak else None
         reasons = {"weak_recovery": HELD if weak is None and learned else NEVER}
         if len(learned) < P:
             reasons["sequential"] = (
                 f"{P - len(learned)} of {P} components are not learned before the curve ends"
             )
-        return threshold_document(weak, self.perfect, sequential, hard, reasons)
+        return thresholds_with_reasons(weak, self.perfect, sequential, hard, reasons)
 
 
 def fixed_point_curve(problem: Problem) -> FixedPointCurve | None:

@@ -235,14 +235,6 @@ def own_theory(
     return prediction
 
 
-def own_document(
-    algorithm: Any, problem: Problem, alpha: float, conditions: Conditions
-) -> JsonObject | str:
-    """The algorithm's own prediction as a point of the JSON of ``smimbench theory``."""
-    prediction = own_theory(algorithm, problem, alpha, conditions)
-    return prediction if isinstance(prediction, str) else prediction.document()
-
-
 def _complaint(prediction: Any, P: int) -> str | None:
     """A sentence on what is wrong with a prediction, or None."""
     if not isinstance(prediction, AlgorithmPrediction):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from smimbench.theory.curve import Curve
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.information import information_at, overlap_at, prior_moments
 from smimbench.theory.scalar import GridCurve, scalar_curve
-from smimbench.theory.types import Prediction, plain
+from smimbench.theory.types import Prediction, TheoryPoint, Thresholds
 
 TOGETHER = 4
 """Nodes of a sampled curve in one part for another process; doubled, processes idle longer at the end."""
@@ -59,8 +60,8 @@ def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction
     return curve_of(problem).competing([float(alpha) for alpha in alphas])
 
 
-def thresholds(problem: Problem) -> JsonObject:
-    """All thresholds of a problem as plain data; see ``smimbench.theory.curve.threshold_document``."""
+def thresholds(problem: Problem) -> Thresholds:
+    """All thresholds of a problem."""
     return curve_of(problem).thresholds()
 
 
@@ -100,41 +101,38 @@ def solve_part(problem: Problem, part: tuple[str, Sequence[float]]) -> None:
         competing(problem, values)
 
 
-def point_document(
+def theory_point(
     problem: Problem, prediction: Prediction, errors: dict[str, Uncertain] | None = None
-) -> JsonObject:
-    """One point of the theory's JSON; ``errors`` are generalization errors on fresh samples."""
-    document: JsonObject = {
-        "alpha": prediction.alpha,
-        "mse": plain(prediction.mse),
-        "mse_error": plain(prediction.error),
-        "alpha_error": plain(
-            np.broadcast_to(prediction.alpha_error, prediction.error.shape)
-        ),
-        "overlap": np.asarray(prediction.Q).tolist(),
-        "branch": prediction.branch,
-        "method": prediction.method,
-    }
+) -> TheoryPoint:
+    """A prediction with all its numbers; ``errors`` are generalization errors on fresh samples."""
+    overlap = np.asarray(prediction.Q)
+    point = TheoryPoint(
+        prediction.alpha,
+        prediction.mse,
+        prediction.error,
+        np.broadcast_to(prediction.alpha_error, prediction.error.shape),
+        overlap,
+        prediction.branch,
+        prediction.method,
+        free_entropy=prediction.free_entropy,
+    )
     if errors:
-        document["generalization_error"] = {
-            kind: found.value for kind, found in errors.items()
-        }
-        document["generalization_error_error"] = {
-            kind: found.error for kind, found in errors.items()
-        }
-        document["generalization_error_method"] = next(iter(errors.values())).method
-    if prediction.free_entropy is not None:
-        finite = np.isfinite(prediction.free_entropy)
-        document["free_entropy"] = prediction.free_entropy if finite else None
-    return document | _cosines(problem, prediction)
-
-
-def _cosines(problem: Problem, prediction: Prediction) -> JsonObject:
-    """The squared cosine, which the overlap of a low-rank run estimates, where the signal does not have length 1."""
+        point = replace(
+            point,
+            generalization_error={kind: e.value for kind, e in errors.items()},
+            generalization_error_error={kind: e.error for kind, e in errors.items()},
+            generalization_error_method=next(iter(errors.values())).method,
+        )
     second = np.diagonal(prior_moments(problem)[0])
     if problem.model.rank != "low" or np.allclose(second, 1, rtol=0, atol=1e-9):
-        return {}
-    return {
-        "squared_cosine": (np.diagonal(np.asarray(prediction.Q)) / second).tolist(),
-        "squared_cosine_error": (np.asarray(prediction.error) / second).tolist(),
-    }
+        return point
+    return replace(
+        point,
+        squared_cosine=(np.diagonal(overlap) / second).tolist(),
+        squared_cosine_error=(np.asarray(prediction.error) / second).tolist(),
+    )
+
+
+def point_document(problem: Problem, prediction: Prediction) -> JsonObject:
+    """A prediction as a point of the theory's JSON, without errors of prediction."""
+    return theory_point(problem, prediction).document()

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.files import JsonObject
 from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.numerics.roots import bracketed_roots
 from smimbench.problem.problem import Problem
@@ -31,7 +30,7 @@ from smimbench.theory.curve import (
     TurningPoint,
     aitken,
     branch_ends,
-    threshold_document,
+    thresholds_with_reasons,
 )
 from smimbench.theory.curve_stages import polynomial
 from smimbench.theory.information import (
@@ -40,7 +39,13 @@ from smimbench.theory.information import (
     overlap_error_at,
     prior_moments,
 )
-from smimbench.theory.types import NOTHING, Prediction, Threshold
+from smimbench.theory.types import (
+    NOTHING,
+    Bifurcation,
+    Prediction,
+    Threshold,
+    Thresholds,
+)
 
 UNSURE = 0.5
 """Relative error of sampled information with which a curve ends; doubled, it ends later, at values that may be wrong."""
@@ -279,17 +284,17 @@ class ScalarCurve(Curve):
 
     # -- thresholds ---------------------------------------------------------------------------------------------
 
-    def thresholds(self) -> JsonObject:
-        """All critical sample ratios, see ``threshold_document``."""
+    def thresholds(self) -> Thresholds:
+        """All critical sample ratios."""
         weak = self.weak_limit()
         reasons = {"weak_recovery": HELD if self.bottom > 0 else NEVER}
-        sequential = [{"layer": 1, **weak.document()}] if weak else []
+        sequential = [Bifurcation(0, weak.value, weak.error)] if weak else []
         if len(self.identity) > 1:
             sequential = []
             reasons["sequential"] = (
                 "components are learned at once: labels do not see rotations of them"
             )
-        return threshold_document(
+        return thresholds_with_reasons(
             weak, self.perfect, sequential, self.hard_phase(), reasons
         )
 

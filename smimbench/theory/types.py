@@ -1,22 +1,25 @@
-"""Results of state evolution: predictions, thresholds and bifurcations."""
+"""Results of state evolution: predictions, points with all their numbers, thresholds and bifurcations."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Self
 
 import numpy as np
 
+from smimbench.files import JsonObject
 from smimbench.interfaces import Host
 
 NOTHING = 1e-9
 """Information, or an error of the signal, that counts as zero; doubled, channels of half that information are uninformative."""
 
 
-def plain(values: Any) -> float | list[float]:
-    """Values per component as JSON; a single component gives a number."""
-    found = [float(value) for value in values]
-    return found[0] if len(found) == 1 else found
+def plain(values: Sequence[float] | Host) -> float | list[float]:
+    """Numbers per component as JSON; a single component gives a number."""
+    numbers = [float(number) for number in values]
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,71 @@ class Prediction:
         return np.diagonal(self.V)
 
 
+PER_COMPONENT = ("mse", "mse_error", "alpha_error")
+
+
+@dataclass(frozen=True, eq=False)
+class TheoryPoint:
+    """A fixed point of state evolution with all its numbers: the answer of theory at one sample ratio.
+
+    Attributes
+    ----------
+    alpha : float
+    mse, mse_error, alpha_error : ndarray (P,)
+        Mean squared error of every component, its numerical error, and that of the sample ratio, see ``Prediction``.
+    overlap : ndarray (P, P)
+    branch, method : str
+        As of a ``Prediction``.
+    generalization_error, generalization_error_error : dict or None
+        Errors of prediction on fresh samples, and their errors, by kind; None where they were not asked for.
+    generalization_error_method : str or None
+    free_entropy : float or None
+        As of a ``Prediction``; infinite (null in JSON) for perfect recovery of continuous signals.
+    squared_cosine, squared_cosine_error : list of float or None
+        What the overlap of a low-rank run estimates; None where the signal has length 1 and the overlap is the same.
+    """
+
+    alpha: float
+    mse: Host
+    mse_error: Host
+    alpha_error: Host
+    overlap: Host
+    branch: str
+    method: str
+    generalization_error: dict[str, float] | None = None
+    generalization_error_error: dict[str, float] | None = None
+    generalization_error_method: str | None = None
+    free_entropy: float | None = None
+    squared_cosine: list[float] | None = None
+    squared_cosine_error: list[float] | None = None
+
+    @classmethod
+    def read(cls, document: JsonObject) -> Self:
+        """The point that a JSON object describes."""
+        numbers = {
+            field.name: document[field.name]
+            for field in fields(cls)
+            if field.name in document
+        }
+        for name in PER_COMPONENT:
+            numbers[name] = np.atleast_1d(np.asarray(numbers[name], dtype=float))
+        numbers["overlap"] = np.asarray(numbers["overlap"], dtype=float)
+        if numbers.get("free_entropy", 0.0) is None:
+            numbers["free_entropy"] = math.inf
+        return cls(**numbers)
+
+    def document(self) -> JsonObject:
+        """The point as JSON."""
+        numbers = {field.name: getattr(self, field.name) for field in fields(self)}
+        document = {k: number for k, number in numbers.items() if number is not None}
+        for name in PER_COMPONENT:
+            document[name] = plain(document[name])
+        document["overlap"] = self.overlap.tolist()
+        if self.free_entropy is not None and not math.isfinite(self.free_entropy):
+            document["free_entropy"] = None
+        return document
+
+
 @dataclass(frozen=True)
 class Threshold:
     """A critical sample ratio with its numerical error."""
@@ -64,9 +132,18 @@ class Threshold:
     value: float
     error: float
 
-    def document(self) -> dict[str, float]:
-        """The threshold as plain data."""
+    @classmethod
+    def read(cls, document: JsonObject | None) -> Self | None:
+        """The threshold that a JSON object describes; None for null."""
+        return None if document is None else cls(document["value"], document["error"])
+
+    def document(self) -> JsonObject:
+        """The threshold as JSON."""
         return {"value": self.value, "error": self.error}
+
+
+HARD_PHASE = ("spinodal", "information_theoretic", "algorithmic")
+"""Sample ratios of a hard phase, by their names in the JSON."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +164,11 @@ class HardPhase:
     information_theoretic: Threshold
     algorithmic: Threshold
 
+    @property
+    def ends(self) -> list[float]:
+        """Sample ratios between which the Bayes-optimal error is not reached from an uninformed start."""
+        return [self.information_theoretic.value, self.algorithmic.value]
+
 
 @dataclass(frozen=True)
 class Bifurcation:
@@ -95,3 +177,89 @@ class Bifurcation:
     component: int
     alpha: float
     error: float
+
+    @property
+    def threshold(self) -> Threshold:
+        """Its sample ratio with its error."""
+        return Threshold(self.alpha, self.error)
+
+    def document(self) -> JsonObject:
+        """The bifurcation as JSON; components are called layers there, and count from 1."""
+        return {"layer": self.component + 1, **self.threshold.document()}
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """All critical sample ratios of a problem.
+
+    Attributes
+    ----------
+    weak_recovery : Threshold or None
+    perfect_recovery : Threshold or None
+        Where zero error becomes stable; with a hard phase the uninformed branch may get there later.
+    sequential : tuple of Bifurcation
+        Components in the order in which they are learned.
+    hard_phase : HardPhase or None
+    reasons : dict
+        Why a threshold does not exist, by its name in the JSON.
+    """
+
+    weak_recovery: Threshold | None = None
+    perfect_recovery: Threshold | None = None
+    sequential: tuple[Bifurcation, ...] = ()
+    hard_phase: HardPhase | None = None
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def late_recovery(self) -> Threshold | None:
+        """Where the uninformed branch gets to zero error, if that is later than it becomes stable."""
+        hard, perfect = self.hard_phase, self.perfect_recovery
+        is_late = hard and perfect and hard.algorithmic.value > perfect.value
+        return hard.algorithmic if hard and is_late else None
+
+    def by_name(self) -> dict[str, Threshold | None]:
+        """Those of the whole problem by their names in the JSON; zero error is that of the uninformed branch."""
+        hard = self.hard_phase
+        return {
+            "weak_recovery": self.weak_recovery,
+            "perfect_recovery": self.late_recovery or self.perfect_recovery,
+            **{name: getattr(hard, name) if hard else None for name in HARD_PHASE},
+        }
+
+    @classmethod
+    def read(cls, document: JsonObject) -> Self:
+        """The thresholds that a JSON object describes."""
+        perfect = document["perfect_recovery"] or {}
+        ends = [Threshold.read(document[name]) for name in HARD_PHASE]
+        return cls(
+            Threshold.read(document["weak_recovery"]),
+            Threshold.read(perfect.get("informed") or perfect or None),
+            tuple(
+                Bifurcation(step["layer"] - 1, step["value"], step["error"])
+                for step in document["sequential"]
+            ),
+            HardPhase(*(end for end in ends if end)) if all(ends) else None,
+            document["reasons"],
+        )
+
+    def document(self) -> JsonObject:
+        """The thresholds as JSON.
+
+        ``weak_recovery``, ``perfect_recovery``, ``spinodal`` (the informed branch begins), ``information_theoretic`` (it becomes
+        the Bayes-optimal one), ``algorithmic`` (the uninformed branch ends): ``{"value", "error"}`` or None; ``sequential``: a
+        list of ``{"layer", "value", "error"}``; ``hard_phase``: ``[from, to]`` or None; ``reasons``.
+        """
+        found = {name: at and at.document() for name, at in self.by_name().items()}
+        weak, recovery = found.pop("weak_recovery"), found.pop("perfect_recovery")
+        if self.late_recovery and recovery and self.perfect_recovery:
+            informed = self.perfect_recovery.document()
+            recovery |= {"branch": "uninformed", "informed": informed}
+        hard = self.hard_phase
+        return {
+            "weak_recovery": weak,
+            "perfect_recovery": recovery,
+            "sequential": [step.document() for step in self.sequential],
+            **found,
+            "hard_phase": hard.ends if hard else None,
+            "reasons": self.reasons,
+        }

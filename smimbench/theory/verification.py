@@ -45,7 +45,7 @@ from smimbench.theory.information import (
     overlap_error_at,
     prior_moments,
 )
-from smimbench.theory.types import NOTHING
+from smimbench.theory.types import NOTHING, TheoryPoint
 
 RESOLVE, SECONDS = 0.02, 10.0
 """Relative deviation of the error that every point should exclude, and the time that its draws may take. Half the deviation takes
@@ -187,7 +187,7 @@ def compare(
 
 def verify_point(
     problem: Problem,
-    point: JsonObject,
+    point: TheoryPoint,
     resolve: float = RESOLVE,
     *,
     seconds: float = SECONDS,
@@ -200,8 +200,7 @@ def verify_point(
 
     Parameters
     ----------
-    point : dict
-        As in the JSON of ``theory``; read are ``alpha``, ``alpha_error``, ``overlap``, ``mse`` and the errors of prediction.
+    point : TheoryPoint
     resolve : float
         Relative deviation of the MSE (or of a growth rate that must stay below 1) that nine checks in ten should find; between 0
         and 1. Half of it takes four times the draws.
@@ -250,7 +249,7 @@ class PointByDraws:
     def __init__(
         self,
         problem: Problem,
-        point: JsonObject,
+        point: TheoryPoint,
         on_draws: Callable[[int], None] = lambda count: None,
     ) -> None:
         self.problem, self.point, self.draws, self.on_draws = (
@@ -259,11 +258,9 @@ class PointByDraws:
             FEWEST,
             on_draws,
         )
-        self.alpha, P = float(point["alpha"]), problem.components
+        self.alpha, self.Q, self.mse = point.alpha, point.overlap, point.mse
         self.scale = float(problem.model.kappa) * self.alpha
         self.second, self.bottom = prior_moments(problem)
-        self.Q = np.asarray(point["overlap"], dtype=float).reshape(P, P)
-        self.mse = np.asarray(point["mse"], dtype=float).reshape(P)
         self.V = self.second - self.Q
         np.fill_diagonal(
             self.V, self.mse
@@ -273,21 +270,10 @@ class PointByDraws:
             int(a) for a in np.flatnonzero(gained > NOTHING * np.diagonal(self.second))
         ]
         # Other points and problems get other draws: their deviations are independent.
-        self.stream = words(
-            f"{problem.identity} {self.alpha!r} {point.get('branch')}", 2
-        )
+        self.stream = words(f"{problem.identity} {self.alpha!r} {point.branch}", 2)
 
     def _rng(self, purpose: str, *index: int) -> np.random.Generator:
         return monte_carlo_rng(f"verification: {purpose}", *self.stream, *index)
-
-    def _error(self, name: str, a: int) -> float:
-        """Numerical error printed for a component's number; 0 if none is printed."""
-        return float(
-            np.broadcast_to(
-                np.asarray(self.point.get(f"{name}_error", 0.0), dtype=float),
-                len(self.V),
-            )[a]
-        )
 
     @cached_property
     def qhat(self) -> Host:
@@ -302,7 +288,7 @@ class PointByDraws:
         found: list[Check] = []
         if self.learned:
             found += [*self._fixed_point(), *self._signal()]
-        if self.point.get("branch") != "informed":
+        if self.point.branch != "informed":
             found += self._unlearned()
         return [*found, *self._predictions()]
 
@@ -388,9 +374,7 @@ class PointByDraws:
     def _fixed_point(self) -> list[Check]:
         """Compare Qhat with two means over draws, by the posterior alone and by the teacher, and the error with a Newton step."""
         (own, cross, bias), (rows, columns) = self.draw(self.Q, self.V), self._entries
-        relative = np.array(
-            [self._error("alpha", a) / self.alpha for a in range(len(self.V))]
-        )
+        relative = self.point.alpha_error / self.alpha
         found = []
         for source, samples, stated in (
             ("posterior", own, bias),
@@ -429,7 +413,7 @@ class PointByDraws:
                 "MSE",
                 a,
                 self.mse[a],
-                self._error("mse", a),
+                self.point.mse_error[a],
                 self.V[a, a] + move,
                 effective=math.inf,
             )
@@ -489,7 +473,7 @@ class PointByDraws:
                     )
             for a, rates in growth.items():
                 error, samples = (
-                    self._error("alpha", a) / self.alpha,
+                    self.point.alpha_error[a] / self.alpha,
                     np.concatenate(rates),
                 )
                 found.append(
@@ -591,7 +575,7 @@ class PointByDraws:
 
     def _predictions(self) -> list[Check]:
         """Check generalization errors with two posterior draws, one of which plays the truth."""
-        printed = self.point.get("generalization_error")
+        printed = self.point.generalization_error
         if not printed:
             return []
         P, C = self.problem.components, self.problem.model.sites
@@ -615,7 +599,7 @@ class PointByDraws:
             "plugin": plug_in,
             "constant": blind * self.draws / (self.draws - 1),
         }
-        errors = self.point.get("generalization_error_error") or {}
+        errors = self.point.generalization_error_error or {}
         return [  # of balanced labels the first term vanishes, and what is left is of second order
             compare(
                 f"generalization {kind}", None, printed[kind], errors.get(kind, 0.0), loss, 2 * loss.mean() / self.draws

@@ -468,13 +468,13 @@ def test_a_mean_is_refused():
 
 def test_overlaps_of_longer_signals_stand_beside_squared_cosines():
     from smimbench.registry.metrics import find_metric, theory_of
-    from smimbench.theory.predictions import point_document, solve
+    from smimbench.theory.predictions import solve, theory_point
     from tests.stretched import stretched
 
     with stretched({"name": "linear", "noise": 0.5}) as problem:
-        point = point_document(problem, solve(problem, [2.0])[0])
+        point = theory_point(problem, solve(problem, [2.0])[0])
         (cosine,) = theory_of(find_metric("overlap"), problem, point, 1)[0]
-        assert cosine == pytest.approx(1 - point["mse"] / 9, abs=1e-6)
+        assert cosine == pytest.approx(1 - point.mse[0] / 9, abs=1e-6)
 
 
 def test_labels_that_say_nothing_leave_the_prior_mean():

@@ -37,7 +37,7 @@ def test_perfect_recovery_is_where_equations_are_as_many_as_degrees_of_freedom(
     freedom = (
         2 * rho - rho**2 if rho < 1 else 1.0
     )  # of a D x D matrix of rank r, over D^2
-    found = thresholds(untied(channel, tokens, rho))
+    found = thresholds(untied(channel, tokens, rho)).document()
     assert found["perfect_recovery"]["value"] == pytest.approx(
         freedom / equations, rel=1e-5
     )
@@ -70,7 +70,7 @@ def test_curve_is_that_published_of_bilinear_sequence_regression():
 def test_small_width_is_solved_by_hand(channel, tokens, equations):
     """``V = t (2 - t)`` and ``1/t = alpha C / V`` without noise: nothing below 1 / C, all from 2 / C on."""
     problem = untied(channel, tokens, 0.0)
-    found = thresholds(problem)
+    found = thresholds(problem).document()
     assert found["weak_recovery"]["value"] == pytest.approx(1 / equations, rel=1e-6)
     assert found["perfect_recovery"]["value"] == pytest.approx(2 / equations, rel=1e-5)
     for c in (0.5, 1.3, 1.8):

@@ -142,7 +142,7 @@ def test_a_line_of_a_figure_is_told_before_it_is_solved(tmp_path):
     (plan,) = load_suite(write_suite(tmp_path)).plans
     told = []
     solver = TheorySolver(on_progress=lambda *progress: told.append(progress))
-    solver.curve(plan.problem, [0.4, 0.5, 0.6])
+    solver.line(plan.problem, [0.4, 0.5, 0.6])
     assert told[0] == (plan.problem, Progress(0, 1))
 
 

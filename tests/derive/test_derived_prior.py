@@ -511,7 +511,7 @@ def test_the_overlap_is_exact_where_little_is_known_and_no_warning_leaves_theory
             )
             assert float(found.V[0, 0]) == pytest.approx(9 / (1 + 9 * qhat), rel=1e-5)
         points = TheorySolver().points(problem, [0.3, 1.0, 3.0])
-        assert all(0 <= branches[0]["mse"] <= 9 for branches in points)
+        assert all(0 <= branches[0].mse[0] <= 9 for branches in points)
     assert not [
         str(w.message) for w in recwarn if issubclass(w.category, RuntimeWarning)
     ]

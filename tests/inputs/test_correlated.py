@@ -15,7 +15,7 @@ from smimbench.registry.registry import using
 from smimbench.suite.reader import load_suite
 from smimbench.testing import check
 from smimbench.testing.context import OverlayRegistry
-from smimbench.theory.predictions import point_document, solve, thresholds
+from smimbench.theory.predictions import solve, theory_point, thresholds
 from smimbench.theory.verification import verify_point
 from suites.asv.calibration import verify_information
 from tests.helpers import run_once, suite_text, write_suite
@@ -285,7 +285,9 @@ def test_noiseless_labels_are_as_informative_as_of_independent_tokens(
     alphas = [0.05, 0.1, 0.2, 0.3, 0.6]
     for one, other in zip(solve(mixed, alphas), solve(plain, alphas)):
         assert one.mse == pytest.approx(other.mse, abs=1e-10)
-    assert json.dumps(thresholds(mixed)) == json.dumps(thresholds(plain))
+    assert json.dumps(thresholds(mixed).document()) == json.dumps(
+        thresholds(plain).document()
+    )
 
 
 @pytest.mark.slow
@@ -294,7 +296,7 @@ def test_noiseless_labels_are_as_informative_as_of_independent_tokens(
 def test_theory_holds_against_plain_draws(model, channel, law):
     problem = problem_of(model, channel, law)
     for point in solve(problem, [0.15, 0.4]):
-        for one in verify_point(problem, point_document(problem, point), 0.05):
+        for one in verify_point(problem, theory_point(problem, point), 0.05):
             assert abs(one.z) < 4, one
 
 

@@ -11,7 +11,7 @@ import pytest
 from smimbench.interfaces import NotMeasured
 from smimbench.problem.problem import Problem
 from smimbench.registry.metrics import find_metric, theory_of
-from tests.helpers import SUITE, call, write_suite
+from tests.helpers import SUITE, JsonPoint, call, write_suite
 
 LOW = Problem(
     {"name": "sequence-multi-index", "tokens": 2},
@@ -78,19 +78,16 @@ def test_the_cosine_does_not_depend_on_length(problem):
 
 
 def test_theory_of_the_cosine_is_a_root_with_its_error():
-    point = {
-        "alpha": 1.0,
-        "mse": [0.75, 1.0],
-        "mse_error": [0.01, 0.01],
-        "overlap": [[0.25, 0.0], [0.0, 0.0]],
-    }
+    point = JsonPoint(
+        mse=[0.75, 1.0], mse_error=[0.01, 0.01], overlap=[[0.25, 0.0], [0.0, 0.0]]
+    )
     values, errors = theory_of(find_metric("cosine"), LOW, point, 2)
     assert values == pytest.approx([0.5, 0.0])
     assert errors == pytest.approx([0.01, 0.1])
     values, _ = theory_of(
         find_metric("cosine"),
         LOW,
-        {**point, "squared_cosine": [0.36, 0.0], "squared_cosine_error": [0, 0]},
+        JsonPoint(point, squared_cosine=[0.36, 0.0], squared_cosine_error=[0, 0]),
         2,
     )
     assert values == pytest.approx([0.6, 0.0])
@@ -98,7 +95,7 @@ def test_theory_of_the_cosine_is_a_root_with_its_error():
     values, _ = theory_of(
         find_metric("cosine"),
         HIGH,
-        {"mse": 0.4, "mse_error": 0.0, "overlap": [[second - 0.4]]},
+        JsonPoint(mse=0.4, mse_error=0.0, overlap=[[second - 0.4]]),
         1,
     )
     assert values == pytest.approx([math.sqrt(1 - 0.4 / second)])
@@ -106,7 +103,10 @@ def test_theory_of_the_cosine_is_a_root_with_its_error():
 
 def test_theory_of_the_calibration_is_one_where_an_error_is_left():
     values, errors = theory_of(
-        find_metric("calibration"), LOW, {"mse": [0.3, 0.0], "mse_error": [0.0, 0.0]}, 2
+        find_metric("calibration"),
+        LOW,
+        JsonPoint(mse=[0.3, 0.0], mse_error=[0.0, 0.0]),
+        2,
     )
     assert values == [1.0, None]
     assert errors == [0.0, None]

@@ -7,7 +7,7 @@ import pytest
 
 from smimbench.interfaces import NotMeasured
 from smimbench.registry.metrics import find_metric, theory_of
-from tests.helpers import attention, sequence
+from tests.helpers import JsonPoint, attention, sequence
 
 
 def measured(instance, estimate):
@@ -44,21 +44,19 @@ def test_the_prior_mean_counts_as_nothing():
 
 def test_theory_is_one_for_posterior_means_and_silent_elsewhere():
     problem, metric = sequence(layers=2), find_metric("nishimori")
-    point = {
-        "mse": [0.75, 1.0],
-        "mse_error": [0.0, 0.0],
-        "overlap": [[0.25, 0.0], [0.0, 0.0]],
-    }
+    point = JsonPoint(
+        mse=[0.75, 1.0], mse_error=[0.0, 0.0], overlap=[[0.25, 0.0], [0.0, 0.0]]
+    )
     assert theory_of(metric, problem, point, 2) == ([1.0, None], [0.0, None])
-    other = {**point, "mse": [0.6, 0.5]}  # an estimate that is no posterior mean
+    other = JsonPoint(point, mse=[0.6, 0.5])  # an estimate that is no posterior mean
     assert theory_of(metric, problem, other, 2)[0] == [None, None]
-    assert theory_of(metric, problem, {**point, "squared_cosine": [0.2, 0.0]}, 2)[
+    assert theory_of(metric, problem, JsonPoint(point, squared_cosine=[0.2, 0.0]), 2)[
         0
     ] == [None, None]
     high = attention(rho=0.5)
     assert theory_of(
-        metric, high, {"mse": 0.4, "mse_error": 0.0, "overlap": [[1.1]]}, 1
+        metric, high, JsonPoint(mse=0.4, mse_error=0.0, overlap=[[1.1]]), 1
     )[0] == [1.0]
     assert theory_of(
-        metric, high, {"mse": 1.0, "mse_error": 0.0, "overlap": [[0.5]]}, 1
+        metric, high, JsonPoint(mse=1.0, mse_error=0.0, overlap=[[0.5]]), 1
     )[0] == [None]

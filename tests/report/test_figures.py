@@ -6,7 +6,6 @@ import csv
 import itertools
 import math
 from collections import Counter
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,6 +19,8 @@ from smimbench.report import figures
 from smimbench.report.charts import Chart, Panel, Series, draw, save
 from smimbench.report.figures import (
     Line,
+    chart_questions,
+    drawn_ratios,
     metric_chart,
     smooth,
     theory_charts,
@@ -32,7 +33,8 @@ from smimbench.report.style import COLORS, floor_of, looks, new_figure, save_fig
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
-from tests.helpers import ATTENTION, SUITE, call, write_suite
+from smimbench.theory.types import Bifurcation, HardPhase, Threshold, Thresholds
+from tests.helpers import ATTENTION, SUITE, call, theory_point, write_suite
 from tests.report.rows import row
 
 TEXT = (
@@ -357,9 +359,11 @@ def test_a_followed_curve_is_drawn_densely(tmp_path):
         '"linear", noise = 0.2', '"linear", components = 2, noise = 0.2'
     )
     suite = load_suite(write_suite(tmp_path, text))
-    cache = TheorySolver()
-    for metric, dense in (("overlap", True), ("generalization_error_bayes", False)):
-        found = metric_chart(suite, [], cache, metric).rows
+    solver = TheorySolver()
+    metrics, answers = ("overlap", "generalization_error_bayes"), solver.answers
+    solver.answer(chart_questions(suite, answers, drawn_ratios(suite, ()), metrics))
+    for metric, dense in zip(metrics, (True, False)):
+        found = metric_chart(suite, [], answers, metric).rows
         lines = {}
         for entry in found:
             lines.setdefault(entry["component"], {})[entry["alpha"]] = entry["value"]
@@ -367,8 +371,8 @@ def test_a_followed_curve_is_drawn_densely(tmp_path):
         if dense:
             assert set(lines) == {1, 2}
             middle = sorted(lines[1])[60]
-            (point, *_) = cache.points(suite.plans[0].problem, [middle])[0]
-            assert lines[1][middle] == pytest.approx(point["overlap"][0][0], rel=1e-12)
+            (point, *_) = solver.points(suite.plans[0].problem, [middle])[0]
+            assert lines[1][middle] == pytest.approx(point.overlap[0, 0], rel=1e-12)
 
 
 def test_a_single_panel_fits_one_column_and_several_two():
@@ -543,15 +547,12 @@ def test_bars_of_theory_have_their_errors():
 class Theory(TheorySolver):
     """Two branches between 1 and 1.5, as of phase retrieval: from an uninformed start the error falls later."""
 
-    FOUND: ClassVar = {
-        "weak_recovery": {"value": 0.5},
-        "perfect_recovery": {"value": 1.5, "informed": {"value": 1.0}},
-        "sequential": [{"layer": 1, "value": 0.5}, {"layer": 2, "value": 0.8}],
-        "information_theoretic": {"value": 1.0},
-        "algorithmic": {"value": 1.5},
-        "spinodal": {"value": 0.9},
-        "hard_phase": [1.0, 1.5],
-    }
+    FOUND = Thresholds(
+        Threshold(0.5, 0.0),
+        Threshold(1.0, 0.0),
+        (Bifurcation(0, 0.5, 0.0), Bifurcation(1, 0.8, 0.0)),
+        HardPhase(Threshold(0.9, 0.0), Threshold(1.0, 0.0), Threshold(1.5, 0.0)),
+    )
 
     def thresholds(self, problem):
         return self.FOUND
@@ -560,15 +561,7 @@ class Theory(TheorySolver):
 
     def points(self, problem, alphas):
         return [
-            [
-                {
-                    "branch": name,
-                    "mse": [error],
-                    "mse_error": [0.0],
-                    "overlap": [[1 - error]],
-                }
-                for name, error in branches
-            ]
+            [theory_point(1.0, error, branch=name) for name, error in branches]
             for branches in (
                 [("unique", 1 - alpha / 4)]
                 if alpha < 1
@@ -579,7 +572,7 @@ class Theory(TheorySolver):
             )
         ]
 
-    curve = points
+    line = line_at_hand = points
 
 
 def test_both_branches_are_drawn_and_every_threshold_has_its_name(tmp_path):

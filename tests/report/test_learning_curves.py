@@ -115,7 +115,7 @@ def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(
 def problem_error(problem, n):
     """Where it is 0, the line runs along the end of the axis."""
     return pytest.approx(
-        max(TheorySolver().points(problem, [n / D**2])[0][0]["mse"], 1e-4), rel=1e-9
+        max(TheorySolver().points(problem, [n / D**2])[0][0].mse[0], 1e-4), rel=1e-9
     )
 
 

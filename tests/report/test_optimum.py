@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from smimbench.report.optimum import LIMIT, Optimum, Reference, limit_of, optima
+from tests.helpers import theory_point
 
 
 def runs_at(size, rng, b=(3.0, -1.0), limit=(0.4, 0.1), seeds=400, coefficient=None):
@@ -78,7 +79,7 @@ def test_without_runs_it_is_the_limit():
         == {}
     )
     assert optima([Reference(10, "gamp", np.ones(1), {"0/0": np.ones(1)}, None)]) == {}
-    one = limit_of({"mse": 0.3, "mse_error": 1e-6})
+    one = limit_of(theory_point(1.0, 0.3))
     assert (one.value.tolist(), one.source) == ([0.3], LIMIT)
 
 

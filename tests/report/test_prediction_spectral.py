@@ -33,7 +33,7 @@ def rows_of(problem, alphas, sizes, *factors):
                     values[factor].append(
                         instance.measure(METRICS, mean + factor * moved)[0]
                     )
-            point = step.theory(problem, instance.sample_ratio).document()
+            point = step.theory(problem, instance.sample_ratio)
             for name in METRICS:
                 (expected,), (error,) = theory_of(find_metric(name), problem, point, 1)
                 for factor in factors:
@@ -41,7 +41,7 @@ def rows_of(problem, alphas, sizes, *factors):
                         f"0/{k}": one[name][0] for k, one in enumerate(values[factor])
                     }
                     found[factor].append(row(
-                        algorithm="spectral", branch=point["branch"], metric=name, alpha=instance.sample_ratio,
+                        algorithm="spectral", branch=point.branch, metric=name, alpha=instance.sample_ratio,
                         nominal_alpha=alpha, dimension=D, n=seeds, own_theory=expected, own_theory_error=error, values=runs,
                     ))  # fmt: skip
     return list(found.values())

@@ -13,16 +13,14 @@ from smimbench.report.statistics import near_threshold
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
+from smimbench.theory.types import Bifurcation, Threshold, Thresholds
 from tests.helpers import write_suite
 
-TWO = {
-    "weak_recovery": {"value": 0.1667, "error": 0.0},
-    "perfect_recovery": {"value": 1.5, "error": 0.0},
-    "sequential": [
-        {"layer": 2, "value": 0.1667, "error": 0.0},
-        {"layer": 1, "value": 0.8, "error": 0.0},
-    ],
-}
+TWO = Thresholds(
+    Threshold(0.1667, 0.0),
+    Threshold(1.5, 0.0),
+    (Bifurcation(1, 0.1667, 0.0), Bifurcation(0, 0.8, 0.0)),
+)
 
 
 def test_the_nearest_threshold_is_named_within_one_over_root_d():
@@ -43,11 +41,8 @@ def test_a_larger_dimension_ends_the_window(alpha, value):
 
 def test_where_no_threshold_is_near_nothing_is_said():
     assert near_threshold(TWO, 0.4, 100) is None
-    assert near_threshold({"weak_recovery": None, "sequential": []}, 0.4, 100) is None
-    assert (
-        near_threshold({"weak_recovery": {"value": 0.0, "error": 0.0}}, 0.001, 100)
-        is None
-    )
+    assert near_threshold(Thresholds(), 0.4, 100) is None
+    assert near_threshold(Thresholds(Threshold(0.0, 0.0)), 0.001, 100) is None
 
 
 SUITE = """
@@ -74,7 +69,7 @@ def test_the_rows_of_a_suite_say_it(tmp_path):
     found = cache.thresholds(
         Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
     )
-    weak = found["sequential"][0]["value"]
+    weak = found.sequential[0].alpha
     path = write_suite(tmp_path, SUITE.replace("ALPHA", f"{1.05 * weak:.3g}"))
     smimbench.run(path, results=tmp_path / "results")
     suite, store = load_suite(path), Store(tmp_path / "results" / "small")

@@ -301,7 +301,7 @@ def test_an_online_row_stands_at_the_samples_that_it_used(tmp_path):
     )  # 90 and 270 were asked for
     problem = load_suite(path).plans[0].problem
     assert rows[0]["bayes"] == pytest.approx(
-        TheorySolver().points(problem, [300 / 900])[0][0]["mse"], rel=1e-9
+        TheorySolver().points(problem, [300 / 900])[0][0].mse[0], rel=1e-9
     )
 
 

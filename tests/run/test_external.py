@@ -11,8 +11,9 @@ import pytest
 
 import smimbench
 from smimbench import load_suite
-from smimbench.run.answers import Answers
+from smimbench.run.answers import Answers, document_of
 from smimbench.run.theory_solver import TheorySolver
+from smimbench.theory.types import TheoryPoint
 from tests.helpers import ATTENTION, SUITE, call, write_suite
 
 POINT = ("--only", "alpha=1.0", "--only", "seed=1")
@@ -107,13 +108,11 @@ def test_an_estimate_of_two_components_has_a_row_for_each(
     tmp_path, capsys, monkeypatch
 ):
     # The theory of two layers takes minutes, and is not what is asked here.
-    point = {
-        "alpha": 0.5,
-        "mse": [0.4, 0.6],
-        "mse_error": [0.0, 0.0],
-        "overlap": [[0.6, 0.0], [0.0, 0.4]],
-    }
-    point |= {"squared_cosine": [0.6, 0.4], "squared_cosine_error": [0.0, 0.0]}
+    zero = np.zeros(2)
+    point = TheoryPoint(
+        0.5, np.array([0.4, 0.6]), zero, zero, np.diag([0.6, 0.4]), "unique", "made up",
+        squared_cosine=[0.6, 0.4], squared_cosine_error=[0.0, 0.0],
+    )  # fmt: skip
     for kind in (TheorySolver, Answers):
         monkeypatch.setattr(kind, "points", lambda *_: [[point]])
     text = SUITE.replace(
@@ -300,7 +299,8 @@ def test_a_theory_file_copied_over_another_is_not_believed(tmp_path):
     TheorySolver(tmp_path / "theory").points(problem, [0.5, 1.0])
     first, second = sorted((tmp_path / "theory").glob("point-*.json"))
     first.write_bytes(second.read_bytes())
-    assert TheorySolver(tmp_path / "theory").points(problem, [0.5, 1.0]) == right
+    found = TheorySolver(tmp_path / "theory").points(problem, [0.5, 1.0])
+    assert document_of(found) == document_of(right)
 
 
 def test_many_estimates_are_one_row_for_each_sample_ratio(tmp_path, capsys):

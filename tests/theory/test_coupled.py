@@ -90,7 +90,7 @@ LINES = {
 def test_independent_components_are_learned_in_order(names):
     ends = [LINES[name] for name in names]
     problem = apart(*(line(*pair) for pair in ends))
-    found = thresholds(problem)
+    found = thresholds(problem).document()
     order = sorted(range(len(names)), key=lambda a: ends[a][0])
     assert [step["layer"] for step in found["sequential"]] == [a + 1 for a in order]
     for step, a in zip(found["sequential"], order):
@@ -130,7 +130,7 @@ def test_a_jump_is_reported_with_its_hard_phase(others):
     # alpha climbs to 1.21 and falls to 1: between the two, recovery is possible but not from the prior mean.
     problem = apart(hill, *others)
     curve = FixedPointCurve(problem)
-    found = curve.thresholds()
+    found = curve.thresholds().document()
     assert {s["layer"]: s["value"] for s in found["sequential"]}[1] == pytest.approx(
         0.5, rel=1e-6
     )
@@ -185,7 +185,7 @@ def test_the_better_of_two_imperfect_branches_has_the_larger_free_entropy():
 
     low = alpha.min()
     equal = optimize.brentq(lead, low * 1.01, 0.99)
-    found = thresholds(problem)
+    found = thresholds(problem).document()
     assert [s["layer"] for s in found["sequential"]] == [2, 1]
     assert [s["value"] for s in found["sequential"]] == pytest.approx(
         [0.0, 1.0], abs=1e-7
@@ -279,7 +279,7 @@ def test_linear_labels_with_closed_form(noise):
         np.testing.assert_allclose(found[0].Q, np.eye(2) - V, rtol=1e-3, atol=1e-5)
         assert np.all(np.abs(np.diagonal(found[0].V - V)) < 5 * found[0].error + 1e-7)
         np.testing.assert_allclose(iterate(problem, alpha, 1e-6), V, atol=1e-7)
-    found = thresholds(problem)
+    found = thresholds(problem).document()
     assert found["weak_recovery"]["value"] == 0.0
     assert found["perfect_recovery"] is None
     assert found["hard_phase"] is None
@@ -331,7 +331,7 @@ def test_matrices_of_small_width_leave_the_prior_mean_at_a_finite_information():
     counts = (2.0, 5.0)
     problem = Problem(Noiseless(*counts), 2, 3, Wishart(0.0), kappa=2.0)
     assert components_decouple(problem)
-    found = thresholds(problem)
+    found = thresholds(problem).document()
     assert [s["layer"] for s in found["sequential"]] == [2, 1]
     assert [s["value"] for s in found["sequential"]] == pytest.approx(
         [1 / 10, 1 / 4], rel=1e-7

@@ -44,7 +44,10 @@ def test_makers_are_those_that_are_meant(curves):
 
 @pytest.mark.parametrize("maker", ["grid", "followed"])
 def test_thresholds_do_not_depend_on_the_maker(curves, maker):
-    exact, found = curves["closed form"].thresholds(), curves[maker].thresholds()
+    exact, found = (
+        curves["closed form"].thresholds().document(),
+        curves[maker].thresholds().document(),
+    )
     for name in ("weak_recovery", "spinodal", "information_theoretic", "algorithmic"):
         assert found[name]["value"] == pytest.approx(exact[name]["value"], rel=3e-3), (
             name
@@ -60,7 +63,7 @@ def test_thresholds_do_not_depend_on_the_maker(curves, maker):
 @pytest.mark.parametrize("maker", ["grid", "followed"])
 def test_branches_and_their_free_entropy_do_not_depend_on_the_maker(curves, maker):
     spinodal, optimal, end = (
-        curves["closed form"].thresholds()[name]["value"]
+        curves["closed form"].thresholds().document()[name]["value"]
         for name in ("spinodal", "information_theoretic", "algorithmic")
     )
     inside = [(spinodal + optimal) / 2, (optimal + end) / 2]

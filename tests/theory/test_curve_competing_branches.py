@@ -170,7 +170,7 @@ def test_phase_retrieval_is_the_two_point_integral_of_one_token(q):
 
 
 def test_phase_retrieval_has_its_weak_recovery():
-    assert thresholds(Problem(Modulus(), Gaussian()))["weak_recovery"][
+    assert thresholds(Problem(Modulus(), Gaussian())).document()["weak_recovery"][
         "value"
     ] == pytest.approx(0.5, abs=1e-5)
 
@@ -188,7 +188,7 @@ def test_phase_retrieval_has_its_weak_recovery():
 def test_noiseless_equations_are_solved_as_soon_as_there_are_enough(
     problem, begins, ends
 ):
-    found = thresholds(problem)
+    found = thresholds(problem).document()
     assert found["hard_phase"] == pytest.approx([begins, ends], abs=1e-4)
     for name, value in (
         ("spinodal", begins),
@@ -223,7 +223,7 @@ def test_binary_perceptron_has_a_transition_of_its_own():
             assert point.free_entropy == pytest.approx(
                 (point.alpha - 1) * math.log(2), abs=1e-7
             )
-    found = thresholds(problem)
+    found = thresholds(problem).document()
 
     def potential(q, alpha):
         """Replica-symmetric free entropy of the overlap q, less that of q = 0."""
@@ -248,7 +248,7 @@ def test_binary_perceptron_has_a_transition_of_its_own():
 
 
 def test_none_has_a_reason():
-    found = thresholds(Problem(Sign(), Gaussian()))
+    found = thresholds(Problem(Sign(), Gaussian())).document()
     assert found["perfect_recovery"] is None
     assert "equations" in found["reasons"]["perfect_recovery"]
     assert found["algorithmic"] is None
@@ -293,7 +293,7 @@ def test_an_error_that_is_not_zero_is_not_perfect_recovery(monkeypatch):
 )
 def test_both_branches_are_found_just_before_either_ends(problem, below):
     """Between two nodes the curve may turn: the end of a branch is a node, too."""
-    found = thresholds(problem)
+    found = thresholds(problem).document()
     for alpha in (
         found["algorithmic"]["value"] * (1 - below),
         found["spinodal"]["value"] * (1 + below),
@@ -311,7 +311,7 @@ def test_both_branches_are_found_just_before_either_ends(problem, below):
 )
 def test_noise_however_little_leaves_no_perfect_recovery(channel, noise):
     problem = Problem(channel(tokens=1, noise=noise), Binary())
-    assert thresholds(problem)["perfect_recovery"] is None
+    assert thresholds(problem).document()["perfect_recovery"] is None
     best = competing(problem, [0.9])[0][0]
     assert best.V[0, 0] > 0
 
@@ -344,7 +344,7 @@ def test_sampled_information_leads_to_the_same_branches_within_its_error(pair, a
 
 
 def test_thresholds_of_sampled_information_are_right_to_their_error(pair):
-    sampled, exact = map(thresholds, pair)
+    sampled, exact = (thresholds(problem).document() for problem in pair)
     for name in ("spinodal", "information_theoretic", "algorithmic"):
         assert (
             abs(sampled[name]["value"] - exact[name]["value"])

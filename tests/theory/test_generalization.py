@@ -67,7 +67,7 @@ def test_the_error_of_V_is_part_of_the_error_of_a_prediction():
         {"name": "wishart", "rho": 0.5},
     )
     ((point,),) = TheorySolver().points(problem, [0.05])
-    V, error = 1.5 - point["overlap"][0][0], point["mse_error"]
+    V, error = 1.5 - point.overlap[0, 0], point.mse_error[0]
     low, high = (
         problem.channel.generalization_error(np.array([[1.5 - v]]), np.array([[v]]))
         for v in (V - error, V + error)
@@ -79,7 +79,7 @@ def test_the_error_of_V_is_part_of_the_error_of_a_prediction():
             )
             / 2
         )
-        assert point["generalization_error_error"][kind] == pytest.approx(half, rel=0.1)
+        assert point.generalization_error_error[kind] == pytest.approx(half, rel=0.1)
         assert half > 1e-6
 
 

@@ -25,7 +25,7 @@ def test_metrics_are_those_of_an_estimate_with_these_overlaps(problem):
     )
     point = limit_point(
         problem, 0.5, [[instance.overlaps(estimate)]], method="measured"
-    ).document()
+    )
     names = [
         "mse",
         "overlap",

@@ -100,7 +100,7 @@ def test_softmax_is_on_its_closed_curve(wishart_table, tokens, rho):
 @pytest.mark.parametrize("tokens", [2, 4])
 def test_softmax_recovers_perfectly_at_the_count_of_unknowns(tokens, rho):
     expected = (2 * rho - rho**2 if rho <= 1 else 1.0) / (tokens**2 + tokens - 2)
-    found = thresholds(attention(tokens, rho))
+    found = thresholds(attention(tokens, rho)).document()
     assert found["perfect_recovery"]["value"] == pytest.approx(expected, abs=1e-6)
     assert (
         abs(found["perfect_recovery"]["value"] - expected)
@@ -120,7 +120,7 @@ def test_noiseless_linear_labels_need_fewer_samples_by_the_shift_that_softmax_hi
     tokens, rho
 ):
     m = 2 * rho - rho**2 if rho <= 1 else 1.0
-    found = thresholds(attention(tokens, rho, "linear"))
+    found = thresholds(attention(tokens, rho, "linear")).document()
     assert found["perfect_recovery"]["value"] == pytest.approx(
         m / (tokens**2 + tokens), abs=1e-6
     )
@@ -144,7 +144,7 @@ def test_noisy_linear_labels_in_both_conventions(wishart_table, tokens, rho):
             assert float(point(problem, alpha).mse[0]) == pytest.approx(v, abs=1e-6)
             assert point(problem, alpha).method.startswith("closed form")
     assert (
-        thresholds(attention(tokens, rho, "linear", noise=label_noise))[
+        thresholds(attention(tokens, rho, "linear", noise=label_noise)).document()[
             "perfect_recovery"
         ]
         is None
@@ -165,7 +165,7 @@ def test_the_small_width_limit(tokens):
         (2.5, 0.0),
     ):
         assert float(point(problem, c / k).mse[0]) == pytest.approx(error, abs=1e-6)
-    found = thresholds(problem)
+    found = thresholds(problem).document()
     assert found["weak_recovery"]["value"] == pytest.approx(1 / k, abs=1e-8)
     assert found["perfect_recovery"]["value"] == pytest.approx(2 / k, abs=1e-6)
 
@@ -205,10 +205,13 @@ def test_sequence_linear_is_ridge_regression(tokens, noise):
 
 
 def test_sequence_linear_has_the_threshold_of_linear_algebra():
-    found = thresholds(sequence(4, "linear"))
+    found = thresholds(sequence(4, "linear")).document()
     assert found["weak_recovery"]["value"] == 0
     assert found["perfect_recovery"]["value"] == pytest.approx(0.25, abs=1e-8)
-    assert thresholds(sequence(4, "linear", noise=0.1))["perfect_recovery"] is None
+    assert (
+        thresholds(sequence(4, "linear", noise=0.1)).document()["perfect_recovery"]
+        is None
+    )
 
 
 def two_point_information(q: float, tokens: int) -> float:
@@ -259,7 +262,7 @@ def test_sequence_softmax_is_on_its_curve(tokens):
 
 @pytest.mark.parametrize("tokens", [2, 3, 4])
 def test_sequence_softmax_thresholds(tokens):
-    found = thresholds(sequence(tokens))
+    found = thresholds(sequence(tokens)).document()
     assert found["weak_recovery"]["value"] == pytest.approx(
         1 / (tokens * (tokens + 1)), abs=1e-6
     )
@@ -353,7 +356,7 @@ def test_a_curve_that_was_sampled_says_so_and_holds_its_error():
         assert b.method.startswith("Monte Carlo")
         assert abs(float(a.mse[0] - b.mse[0])) <= 4 * float(b.error[0]) + 1e-6
         assert 0 < float(b.error[0]) < 0.02
-    found = thresholds(bare)
+    found = thresholds(bare).document()
     assert found["weak_recovery"]["value"] == pytest.approx(
         1 / 6, abs=max(0.01, 4 * found["weak_recovery"]["error"])
     )
@@ -410,7 +413,7 @@ def test_branches_and_their_free_entropies_follow_the_potential(s_shaped):
         return channel.free_entropy(high, alpha) - channel.free_entropy(low, alpha)
 
     transition = optimize.brentq(lead, bottom * 1.0001, top * 0.9999)
-    found = thresholds(s_shaped)
+    found = thresholds(s_shaped).document()
     assert found["hard_phase"] == pytest.approx([transition, top], abs=1e-4)
     curve = scalar_curve(s_shaped)
     for alpha, first in (

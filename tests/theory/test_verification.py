@@ -14,6 +14,7 @@ from smimbench.problem.problem import Problem
 from smimbench.run import plain_draws as verbs
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.theory.information import prior_moments
+from smimbench.theory.types import TheoryPoint
 from smimbench.theory.verification import DETECTED, Check, PointByDraws, verify_point
 from tests.helpers import ATTENTION as ATTENTION_SUITE
 from tests.helpers import SUITE, call, write_suite
@@ -61,17 +62,13 @@ def test_right_points_hold(problem, alphas):
 def test_a_wrong_overlap_is_found_by_posterior_and_teacher():
     problem = Problem(ATTENTION, "softmax", {"name": "wishart", "rho": 0.5})
     (point,) = points(problem, 0.12)
-    wrong = {
-        **point,
-        "mse": point["mse"] + 0.04,
-        "overlap": [[point["overlap"][0][0] - 0.04]],
-    }
+    wrong = replace(point, mse=point.mse + 0.04, overlap=point.overlap - 0.04)
     found = {row.quantity: row.z for row in rows_of(problem, wrong, 20_000)}
     assert all(
         abs(found[name]) > 4 for name in ("Qhat (posterior)", "Qhat (teacher)", "MSE")
     )
     # An error of the curve that is stated is no deviation.
-    stated = {**wrong, "mse_error": 0.04, "alpha_error": 0.006}
+    stated = replace(wrong, mse_error=np.array([0.04]), alpha_error=np.array([0.006]))
     found = {row.quantity: row.z for row in rows_of(problem, stated, 20_000)}
     assert all(
         abs(found[name]) < 4 for name in ("Qhat (posterior)", "Qhat (teacher)", "MSE")
@@ -93,7 +90,7 @@ def test_a_posterior_that_is_not_the_teachers_is_found():
             return found._replace(mean=omega + 0.8 * (found.mean - omega))
 
     (point,) = points(problem, 0.3)
-    point.pop("generalization_error")
+    point = replace(point, generalization_error=None)
     problem.channel = Shorter()
     found = {row.quantity: row.z for row in rows_of(problem, point, 4000)}
     assert abs(found["Qhat (posterior)"]) > 4
@@ -104,8 +101,8 @@ def test_what_is_not_learned_and_what_is_perfect_must_be_stable():
     problem = Problem(SEQUENCE, "softmax", "gaussian")
     (nothing,) = points(problem, 0.1)
     (all_known,) = points(problem, 0.7)
-    assert nothing["mse"] == 1
-    assert all_known["mse"] == 0
+    assert nothing.mse == 1
+    assert all_known.mse == 0
     assert all(
         row.z < 4 for p in (nothing, all_known) for row in rows_of(problem, p, 4000)
     )
@@ -115,7 +112,7 @@ def test_what_is_not_learned_and_what_is_perfect_must_be_stable():
     ):
         found = {
             row.quantity: row.z
-            for row in rows_of(problem, {**point, "alpha": alpha}, 4000)
+            for row in rows_of(problem, replace(point, alpha=alpha), 4000)
         }
         assert found[name] > 4
 
@@ -128,15 +125,12 @@ def test_perfect_recovery_of_components_that_share_a_mean():
         table,
         {"name": "wishart", "rho": 0.5},
     )
-    point = {
-        "overlap": prior_moments(problem)[0].tolist(),
-        "mse": [0.0, 0.0],
-        "branch": "unique",
-    }
+    zero, overlap = np.zeros(2), prior_moments(problem)[0]
+    point = TheoryPoint(1.0, zero, zero, zero, overlap, "unique", "closed")
     for alpha, growth in ((0.45, 0.375 / 0.45), (0.3, 0.375 / 0.3)):
         found = {
             row.quantity: row
-            for row in rows_of(problem, {**point, "alpha": alpha}, 4000)
+            for row in rows_of(problem, replace(point, alpha=alpha), 4000)
         }
         row = found["perfect recovery"]
         assert abs(row.drawn - growth) < 4 * row.standard_error
@@ -200,11 +194,7 @@ def test_a_mean_that_few_draws_carry_decides_nothing(tmp_path, capsys):
         {row.quantity: row for row in rows_of(problem, one, 20_000)}
         for one in (
             point,
-            {
-                **point,
-                "mse": 4 * point["mse"],
-                "overlap": [[point["overlap"][0][0] - 3 * point["mse"]]],
-            },
+            replace(point, mse=4 * point.mse, overlap=point.overlap - 3 * point.mse),
         )
     )
     assert all(row.decided and abs(row.z) < 4 for row in right.values())
@@ -315,7 +305,7 @@ def test_a_stated_error_ends_the_draws_where_they_are_of_no_more_use():
     row = {
         row.quantity: row
         for row in verify_point(
-            problem, {**point, "mse_error": 0.05 * point["mse"]}, 0.01
+            problem, replace(point, mse_error=0.05 * point.mse), 0.01
         )
     }["MSE"]
     assert row.draws == 5000

@@ -29,7 +29,7 @@ from smimbench.registry import build, get_registry
 from smimbench.registry.metrics import find_metric
 from smimbench.run.loop import run_algorithm
 from smimbench.suite.schema import RunOptions
-from smimbench.theory.limit import own_document
+from smimbench.theory.limit import own_theory
 
 METRICS = ("mse", "overlap")
 LOW, MIDDLE, LARGE = (
@@ -296,14 +296,17 @@ def lines(name, row, path):
             else ()
         )
         if online or not wanted:
-            point = own_document(
+            point = own_theory(
                 algorithm_of(row, size),
                 problem,
                 row.alpha,
                 Conditions(dimension=size, starts=starts),
             )
             wanted = {
-                m: [np.atleast_1d(x) for x in find_metric(m).theory(problem, point)]
+                m: [
+                    np.atleast_1d(x)
+                    for x in find_metric(m).theory(problem, point.document())
+                ]
                 for m in METRICS
             }
         for metric in METRICS:

@@ -98,15 +98,7 @@ def point(
         return f"WRONG: {type(error).__name__}: {error}", most
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    points = list(
-        zip(
-            *(
-                [v] if isinstance(v, float) else v
-                for v in (found["mse"], found["mse_error"])
-            ),
-            strict=True,
-        )
-    )
+    points = list(zip(found.mse.tolist(), found.mse_error.tolist(), strict=True))
     sound = all(
         e <= KNOWN and -1e-9 <= v <= 1 + 1e-6 + 4 * e for v, e in points
     )  # an error that is not a number is not below

@@ -290,8 +290,10 @@ def test_weak_recovery_has_a_formula():
     problem = Problem(
         {"name": "sequence-multi-index", "tokens": 2}, "hardmax", "gaussian"
     )
-    assert thresholds(problem)["perfect_recovery"] is None  # labels are discrete
-    found = thresholds(problem)["weak_recovery"]
+    assert (
+        thresholds(problem).document()["perfect_recovery"] is None
+    )  # labels are discrete
+    found = thresholds(problem).document()["weak_recovery"]
     assert found["value"] == pytest.approx(
         math.pi**2 / 12, abs=max(found["error"], 1e-15)
     )

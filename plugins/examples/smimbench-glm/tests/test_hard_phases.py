@@ -57,7 +57,7 @@ def test_hard_phase_of_sparse_signals(channel, rho, published):
     end = -optimize.minimize_scalar(
         needed, bounds=(-2, 8), method="bounded", options={"xatol": 1e-6}
     ).fun
-    found = thresholds(problem)
+    found = thresholds(problem).document()
     low, high = found["hard_phase"]
     assert low == pytest.approx(rho * (2 if channel == "relu" else 1), rel=1e-4)
     assert high == pytest.approx(end, rel=1e-6)

@@ -107,7 +107,7 @@ def complex_ratio(V):
 
 
 def test_thresholds_are_those_of_an_independent_integral():
-    found = thresholds(PROBLEM)
+    found = thresholds(PROBLEM).document()
     assert found["weak_recovery"]["value"] == pytest.approx(1.0, abs=1e-7)
     assert complex_ratio(1 - 1e-5) == pytest.approx(1.0, abs=1e-4)
     # The uninformed branch ends where the sample ratio is largest, and perfect recovery is stable from counting onwards.

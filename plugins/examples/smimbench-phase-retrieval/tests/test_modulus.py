@@ -37,7 +37,7 @@ def test_it_is_registered():
 
 
 def test_thresholds_are_those_of_the_literature():
-    found = thresholds(PROBLEM)
+    found = thresholds(PROBLEM).document()
     assert found["weak_recovery"]["value"] == pytest.approx(0.5, abs=1e-6)
     assert found["perfect_recovery"]["value"] == pytest.approx(1.128, abs=1e-3)
     assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(
@@ -50,8 +50,10 @@ def test_two_tokens_need_half_the_samples():
     two = smimbench.Problem(
         {"name": "sequence-multi-index", "tokens": 2}, "modulus", "gaussian"
     )
-    assert thresholds(two)["weak_recovery"]["value"] == pytest.approx(0.25, abs=1e-6)
-    assert thresholds(two)["perfect_recovery"]["value"] == pytest.approx(
+    assert thresholds(two).document()["weak_recovery"]["value"] == pytest.approx(
+        0.25, abs=1e-6
+    )
+    assert thresholds(two).document()["perfect_recovery"]["value"] == pytest.approx(
         0.564, abs=1e-3
     )
 

@@ -118,7 +118,7 @@ def test_compressed_sensing():
         method="bounded",
         options={"xatol": 1e-4},
     )
-    found = thresholds(problem)
+    found = thresholds(problem).document()
     assert found["perfect_recovery"]["value"] == pytest.approx(-best.fun, abs=1e-4)
     assert found["perfect_recovery"]["value"] == pytest.approx(0.589, abs=1e-3)
     assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(
@@ -188,7 +188,7 @@ def test_binary_perceptron():
     """Perfect recovery from 1.493 by message passing; from 1.245, where the entropy of all other solutions is negative."""
     problem = smimbench.Problem(MODEL, "linear", "rademacher")
     problem.channel = _Signs()
-    found = thresholds(problem)
+    found = thresholds(problem).document()
     assert found["perfect_recovery"]["value"] == pytest.approx(1.493, abs=1e-3)
     assert found["perfect_recovery"]["informed"]["value"] == 0
     possible = brentq(entropy, 1.23, 1.26, xtol=1e-4)
@@ -224,7 +224,7 @@ def test_rounding_of_small_overlaps_is_no_spinodal(tokens, rho):
     model = {"name": "sequence-multi-index", "tokens": tokens}
     found = thresholds(
         smimbench.Problem(model, "softmax", {"name": "gauss-bernoulli", "rho": rho})
-    )
+    ).document()
     weak = found["weak_recovery"]
     assert abs(weak["value"] - 1 / (tokens * (tokens + 1))) <= 4 * weak["error"] < 1e-8
     informed = found["perfect_recovery"]["informed"]
