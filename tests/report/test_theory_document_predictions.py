@@ -226,7 +226,7 @@ def test_theory_of_algorithms_is_of_the_sample_ratios_asked_for(results, monkeyp
     (document,) = theory_document(suite, cache, [0.8], thresholds=False)
     add_own_theory(suite, [document], cache, [0.8])
     found = {entry["algorithm"]: entry for entry in document["algorithms"]}
-    assert set(found) == {entry["label"] for entry in suite.algorithms}
+    assert set(found) == {plan.label for plan in suite.algorithms}
     assert found["gamp"]["alpha"] == found["gamp"]["point"]["alpha"] == 0.8
     assert found["gamp"]["point"]["mse"] == document["points"][0]["mse"]
     assert (
