@@ -5,7 +5,6 @@ Plugins import the names of this page from here.
 
 from smimbench.derive.channel import complete_channel
 from smimbench.derive.labels import gives_probabilities, is_noisy, observable, predict
-from smimbench.derive.mixed import MixedChannel, mixed_channel
 from smimbench.derive.prior import complete_prior, denoise_step, why_theory_only
 from smimbench.derive.sampled_information import (
     LabelMeans,
@@ -15,6 +14,7 @@ from smimbench.derive.sampled_information import (
     without_overlap,
 )
 from smimbench.derive.stopping import OverlapRule
+from smimbench.derive.whitening import MixedChannel, mixed_channel
 
 __all__ = [
     "LabelMeans",

@@ -14,9 +14,14 @@ from smimbench.backend.arrays import matching, namespace
 from smimbench.backend.device import Backend
 from smimbench.backend.streaming import StreamedInputs
 from smimbench.derive import complete_channel
-from smimbench.derive.features import WeightedPrior, weighted
-from smimbench.derive.mixed import WhitenedModel, mixed_channel, site_mixing
 from smimbench.derive.prior import complete_prior
+from smimbench.derive.whitening import (
+    WeightedPrior,
+    WhitenedModel,
+    mixed_channel,
+    site_mixing,
+    weighted,
+)
 from smimbench.files import (
     ForeseenError,
     JsonObject,
@@ -153,7 +158,7 @@ class Problem:
     ----------
     mixing : ndarray (C, C) or None
         A of ``z = A zeta`` where tokens are correlated: ``model`` and ``channel`` are then those of the whitened latents zeta
-        (``smimbench.derive.mixed``), and ``inputs`` of an instance are the correlated tokens.
+        (``smimbench.derive.whitening``), and ``inputs`` of an instance are the correlated tokens.
     variances : callable or None
         ``variances(D)`` (D,) of the features where they are known not to be all 1, for signals of low rank.
     features : ndarray (D,) or None

@@ -1,0 +1,20 @@
+"""Items with some members replaced: all others are those of the original."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Delegate:
+    """Base class of what stands in for an item; ``_original`` names the attribute that holds the original."""
+
+    _original: str
+
+    def __getattr__(self, name: str) -> Any:
+        # Special methods are not the original's: copies and pickles would be of that.
+        if name == self._original or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(getattr(self, self._original), name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({getattr(self, self._original)!r})"

@@ -1,0 +1,333 @@
+r"""Gaussian inputs that are not iid: models, priors and channels in whitened coordinates.
+
+**Features of different variances** ``lambda_k``, for signals of low rank. Whitened inputs ``u_k = x_k / sqrt(lambda_k)`` and
+the signal ``S_k = sqrt(lambda_k) W_k`` have the same latents, so that
+
+.. math::
+
+    Q = \frac1D \sum_k \lambda_k \hat W_k \hat W_k^T, \qquad
+    R_k = W_k + (\lambda_k \hat Q)^{-1/2} Z_k, \qquad
+    V = \frac1D \sum_k \lambda_k\, \mathrm{Cov}(W_k | R_k):
+
+all that is new are weights in products of signals and a denoiser for each feature. Arrays stay in the coordinates of W and x.
+Derived, checked by tests/inputs/test_power_law.py.
+
+**Correlated tokens** ``x_s = sum_t L_st u_t``, ``L L^T = C``, of independent ``u_t`` have the latents ``z = A zeta``, where
+zeta are those of u, which are independent over sites again: ``A = L`` for low rank. For extensive rank ``h = L h' L^T`` with
+``h'`` the bilinear forms of u, that is ``h_ab = (x_a^T S x_b - C_ab tr S) / sqrt(D)``, each less its mean. State evolution,
+message passing and all that rests on them hold for the channel ``zeta -> y(A zeta)``. Derived, checked by
+tests/inputs/test_correlated.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from smimbench.backend.arrays import matching, namespace, send, to_host
+from smimbench.derive.delegate import Delegate
+from smimbench.interfaces import (
+    Array,
+    Channel,
+    Denoised,
+    Host,
+    Inputs,
+    Model,
+    Overlap,
+    ParameterError,
+    is_symmetric,
+)
+from smimbench.interfaces.item import with_defaults
+from smimbench.numerics.token_pairs import site_pairs, site_scales
+
+
+class WeightedModel(Delegate):
+    """A low-rank model with products of signals in the metric of the latents; ``model`` is the one without weights."""
+
+    _original = "model"
+
+    def __init__(self, model: Model, inputs: Inputs) -> None:
+        self.model = model
+        self.inputs = inputs
+
+    def _roots(self, dimension: int) -> Array:
+        """Roots (D,) of the variances of the features."""
+        assert self.inputs.feature_variances is not None
+        return np.sqrt(self.inputs.feature_variances(dimension))
+
+    def _weights(self, signal: Array) -> Array:
+        roots = self._roots(signal.shape[-1])
+        return namespace(signal).asarray(roots, **matching(signal))
+
+    def weighted(self, signal: Array) -> Array:
+        """Whitened signal: every feature (last axis) times the root of its variance."""
+        return signal * self._weights(signal)
+
+    def inner(self, left: Array, right: Array) -> Array:
+        """Overlaps ``sum_k lambda_k A_k B_k^T / D``."""
+        return self.model.inner(self.weighted(left), self.weighted(right))
+
+    def squared_error(self, signal: Array, estimate: Array) -> Array:
+        """Squared error of each component, weighted."""
+        return self.model.squared_error(self.weighted(signal), self.weighted(estimate))
+
+    def overlap(self, signal: Array, estimate: Array) -> Array:
+        """Squared cosine of each component, weighted."""
+        return self.model.overlap(self.weighted(signal), self.weighted(estimate))
+
+    def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
+        """Estimate moved as close to the signal as the symmetry allows, in this metric."""
+        if symmetry == "none":
+            return estimate
+        weights = self._weights(estimate)
+        aligned = self.model.align(self.weighted(signal), estimate * weights, symmetry)
+        return aligned / weights
+
+    def draw_noise(
+        self, rng: np.random.Generator, components: int, dimension: int
+    ) -> Host:
+        """Noise of ``R = W + Qhat^(-1/2) Z``, of variance ``1 / lambda_k``."""
+        noise = self.model.draw_noise(rng, components, dimension)
+        return np.asarray(noise / self._roots(dimension))
+
+
+class WeightedPrior(Delegate):
+    """A Gaussian prior, denoised feature by feature; ``prior`` is the one for features of variance 1.
+
+    The state-evolution map is a mean over the spectrum, whose number of features the inputs know.
+    """
+
+    _original = "prior"
+
+    def __init__(self, prior: Any, inputs: Inputs) -> None:
+        self.prior = prior
+        self.variances: Any = inputs.feature_variances
+        self.features = inputs.shape[1]
+        self.law = prior.law._replace(fluctuation=self._fluctuation)
+
+    def _fluctuation(self, dimension: int) -> float:
+        # The few leading features of a steep spectrum hold most of a product, which varies as much.
+        squares = self.variances(dimension) ** 2
+        return float(np.sqrt(2 * np.mean(squares) / dimension))
+
+    def denoise(self, R: Array, Qhat: Array) -> Denoised:
+        """Posterior mean (P, D), feature by feature, and its weighted error V (P, P)."""
+        xp = namespace(R)
+        variances = self.variances(R.shape[-1])
+        gain, covariance = self._posterior(variances, np.asarray(to_host(Qhat)))
+        columns = xp.matrix_transpose(R)[:, None, :]
+        estimate = xp.matrix_transpose(xp.sum(send(gain, R) * columns, axis=-1))
+        V = np.mean(variances[:, None, None] * covariance, axis=0)
+        return Denoised(estimate, send(V, R))
+
+    def overlap(self, Qhat: Array) -> Overlap:
+        """State-evolution map: means over the spectrum, ``Qhat`` (..., P, P)."""
+        assert self.features is not None
+        variances, counts = np.unique(self.variances(self.features), return_counts=True)
+        weights = (variances * counts)[:, None, None] / self.features
+        Qhat = np.asarray(to_host(Qhat))
+        Q = np.empty(Qhat.shape)
+        V = np.empty(Qhat.shape)
+        # One by one: a spectrum of many features for many Qhat would fill the memory.
+        for index in np.ndindex(Qhat.shape[:-2]):
+            gain, covariance = self._posterior(variances, Qhat[index])
+            Q[index] = np.sum(weights * gain, axis=0)
+            V[index] = np.sum(weights * covariance, axis=0)
+        return Overlap(Q, V)
+
+    def _posterior(self, variances: Host, Qhat: Host) -> Overlap:
+        """Gain and covariance (D, P, P) of every feature; the overlap of a Gaussian signal of variance 1 is its gain."""
+        overlap: Overlap = self.prior.overlap(variances[:, None, None] * Qhat)
+        return overlap
+
+
+def weighted(model: Any, prior: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Model and prior over the features of these inputs. A prior that is not Gaussian stays as it is, and has no theory.
+
+    Entries that are independent N(0, 1) have a posterior mean that is linear, and no others do.
+    """
+    R = np.array([[-2.0, -0.7, 0.1, 1.0, 3.0]])
+    estimate = prior.denoise(R, np.array([[0.8]])).estimate
+    if np.allclose(estimate, R * 0.8 / 1.8, atol=1e-9):
+        prior = WeightedPrior(prior, inputs)
+    return WeightedModel(model, inputs), prior
+
+
+def site_mixing(model: Model, root: Host) -> Host:
+    """Matrix ``A`` (C, C) of ``z = A zeta`` for a root L (T, T) of the tokens' covariance.
+
+    Raises
+    ------
+    ParameterError
+        If the sites are neither tokens (low rank) nor pairs of tokens (extensive rank).
+    """
+    mixing = root
+    if model.rank == "extensive":
+        sites = list(zip(site_pairs(len(root)), site_scales(len(root))))
+        mixing = np.empty((len(sites), len(sites)))
+        for row, ((a, b), row_scale) in enumerate(sites):
+            for column, ((c, d), scale) in enumerate(sites):
+                products = root[a, c] * root[b, d] + root[a, d] * root[b, c]
+                mixing[row, column] = scale / row_scale * products / (1 + (c == d))
+    if len(mixing) != model.sites or not is_symmetric(model):
+        raise ParameterError(
+            "name",
+            f"model {model.name!r} has {model.sites} sites: no correlated tokens are known for it",
+        )
+    return mixing
+
+
+class WhitenedModel(Delegate):
+    """A model whose latents are those of the whitened tokens; inputs are the correlated ones.
+
+    Parameters
+    ----------
+    model : Model
+    mixing : ndarray (C, C)
+        ``site_mixing``.
+    """
+
+    _original = "model"
+
+    def __init__(self, model: Model, mixing: Host) -> None:
+        self.model = model
+        self._inverse = np.linalg.inv(mixing)
+        # Models subtract the trace for independent tokens: for correlated ones a multiple of the trace is missing.
+        self._shift = np.zeros(len(mixing))
+        if model.rank == "extensive":
+            diagonal = [a == b for a, b in site_pairs(model.tokens)]
+            identity = np.array(diagonal) / math.sqrt(2)
+            self._shift = self._inverse @ identity - identity
+
+    def _whitened(self, z: Array, trace: Array | None = None) -> Array:
+        """Latents (..., n, P, C) from those of the model and, of extensive rank, traces (..., P) of the signal."""
+        xp = namespace(z)
+        whitened = xp.matmul(z, xp.asarray(self._inverse.T, **matching(z)))
+        if trace is None:
+            return whitened
+        shift = xp.asarray(self._shift, **matching(z))
+        return whitened + trace[..., None, :, None] * shift
+
+    def _mixed(self, g: Array) -> tuple[Array, Array]:
+        """The transpose: gradients with respect to the model's latents, and (..., P) to the traces."""
+        xp = namespace(g)
+        by_latents = xp.matmul(g, xp.asarray(self._inverse, **matching(g)))
+        by_sites = xp.matmul(g, xp.asarray(self._shift, **matching(g)))
+        return by_latents, xp.sum(by_sites, axis=-2)
+
+    def forward(self, inputs: Array, signal: Array) -> Array:
+        """Latents of the whitened tokens."""
+        z = self.model.forward(inputs, signal)
+        if self.model.rank == "low":
+            return self._whitened(z)
+        trace = namespace(signal).linalg.trace(signal)
+        return self._whitened(z, trace / math.sqrt(signal.shape[-1]))
+
+    def adjoint(self, inputs: Array, g: Array) -> Array:
+        """Adjoint of ``forward``, in the units of the model's adjoint."""
+        by_latents, by_trace = self._mixed(g)
+        gradient = self.model.adjoint(inputs, by_latents)
+        if self.model.rank == "low":
+            return gradient
+        dimension = gradient.shape[-1]
+        scale = self.model.adjoint_scale(dimension) / math.sqrt(dimension)
+        identity = namespace(gradient).eye(dimension, **matching(gradient))
+        return gradient + scale * by_trace[..., None, None] * identity
+
+    @property
+    def forward_gram(self) -> Any:
+        """The model's ``forward_gram`` for whitened latents; None without one."""
+        return self._forward_gram if self.model.forward_gram else None
+
+    def _forward_gram(self, inputs: Array, factor: Array) -> Any:
+        assert self.model.forward_gram is not None
+        root = math.sqrt(factor.shape[-2])
+        z, model_pull = self.model.forward_gram(inputs, factor)
+        trace = namespace(factor).sum(factor * factor, axis=(-2, -1)) / root
+
+        def pull(g: Array) -> Array:
+            by_latents, by_trace = self._mixed(g)
+            return (
+                model_pull(by_latents) + 2 / root * by_trace[..., None, None] * factor
+            )
+
+        return self._whitened(z, trace), pull
+
+
+class MixedChannel(Delegate, Channel):
+    """The channel ``zeta -> y(A zeta)`` of latents zeta that are independent over sites.
+
+    Subclasses add a posterior in closed form; without one the channel's ``log_likelihood`` is integrated.
+
+    Parameters
+    ----------
+    channel : Channel
+        The channel of correlated latents.
+    mixing : array (C, C)
+        A, invertible, on the host.
+    """
+
+    _original = "channel"
+
+    def __init__(self, channel: Any, mixing: Host) -> None:
+        self.channel = channel
+        self.mixing = np.asarray(mixing, dtype=float)
+        self.inverse = np.linalg.inv(self.mixing)
+        # what a contract has a default for is not looked up in the original
+        self.components = channel.components
+        self.symmetry = channel.symmetry
+        self.observable = channel.observable
+        self.equations = channel.equations
+
+    def apply(self, matrix: Host, z: Array) -> Array:
+        """Product of a matrix on the host with the sites of latents, their last axis."""
+        return namespace(z).matmul(z, namespace(z).asarray(matrix.T, **matching(z)))
+
+    def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
+        """Labels of the whitened latents."""
+        return self.channel.forward(self.apply(self.mixing, z), rng=rng)
+
+    @property
+    def log_likelihood(self) -> Any:  # type: ignore[override]
+        """The channel's own, of the whitened latents; None without one."""
+        if self.channel.log_likelihood is None:
+            return None
+        return lambda y, z: self.channel.log_likelihood(y, self.apply(self.mixing, z))
+
+    @property
+    def predict(self) -> Any:  # type: ignore[override]
+        """The channel's own, of the whitened latents; None without one."""
+        if self.channel.predict is None:
+            return None
+        return lambda z: self.channel.predict(self.apply(self.mixing, z))
+
+    @property
+    def vjp(self) -> Any:  # type: ignore[override]
+        """The channel's own, of the whitened latents; None without one."""
+        return self._vjp if self.channel.vjp else None
+
+    def _vjp(self, z: Array, cotangent: Array) -> Array:
+        gradient = self.channel.vjp(self.apply(self.mixing, z), cotangent)
+        return self.apply(self.mixing.T, gradient)
+
+
+def mixed_channel(channel: Any, mixing: Host) -> Any:
+    """The channel of whitened latents, in closed form where the channel has one.
+
+    Raises
+    ------
+    ParameterError
+        If it has neither that nor a likelihood.
+    """
+    with_defaults(Channel, type(channel))
+    if channel.mixed is not None:
+        return channel.mixed(mixing)
+    if channel.log_likelihood is None:
+        raise ParameterError(
+            "name",
+            f"channel {channel.name!r} has no posterior for correlated tokens (neither `mixed` nor `log_likelihood`): "
+            "its tokens must be independent",
+        )
+    return MixedChannel(channel, mixing)
