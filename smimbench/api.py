@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from smimbench.report.results import Results
     from smimbench.report.solved_theory import Theory
     from smimbench.run.answers import Memory
+    from smimbench.run.record import Record
     from smimbench.run.store import Store
     from smimbench.run.theory_process import Progress
     from smimbench.run.theory_solver import TheorySolver
@@ -88,10 +89,10 @@ def run(
     with _bar(progress) as show_progress:
         done = itertools.count(1)
 
-        def report(record: JsonObject) -> None:
+        def report(record: Record) -> None:
             show_progress(suite.name, next(done), total)
             if on_record is not None:
-                on_record(record)
+                on_record(record.document)
 
         show_progress(suite.name, 0, total)
         campaign.run(report, on_wait=warnings.warn)

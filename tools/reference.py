@@ -244,9 +244,7 @@ def make(name: str) -> None:
     )
     table, shared, _ = read_packed(file)
     records = Store(WORK / name).load().values()
-    seconds = sum(
-        (record.get("timing") or {}).get("cpu_seconds") or 0.0 for record in records
-    )
+    seconds = sum(record.timing.cpu_seconds or 0.0 for record in records)
     (FOLDER / f"{name}.md").write_text(
         page(name, table, shared, draw(name), seconds), encoding="utf-8"
     )

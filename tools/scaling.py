@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,16 +45,16 @@ class Curve(NamedTuple):
 def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
     """Curves by axis, and the shared document of the run."""
     store = Store(folder)
-    records = {record["key"]: record for record in store.load().values()}
+    records = {record.key: record for record in store.load().values()}
     suite = smimbench.load_suite("scaling")
     found: dict[str, list[tuple[float, ...]]] = {}
     bounds: dict[str, str] = {}
     for cell in suite.cells():
         record = records.get(cell.key)
-        if record is None or not record.get("iterations"):
+        if record is None or not record.iterations:
             continue
         axis = cell.problem_label.partition(":")[0]
-        n = record["samples"]
+        n = record.samples
         sizes = {
             "d": cell.dimension,
             "n": n,
@@ -62,13 +63,13 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
             "P": cell.problem["channel"].get("components", 1),
             "nodes": 1 / cell.problem["channel"].get("accuracy", 1.0),
         }
-        timing = record["timing"]
+        timing = record.timing
         from smimbench.backend.roofline import fraction
 
-        seconds = timing["cpu_seconds"] / record["iterations"]
+        seconds = timing.cpu_seconds / record.iterations
         one = (
-            fraction(seconds, timing["cost"], timing["ceilings"], cell.run.dtype)
-            if timing.get("ceilings")
+            fraction(seconds, asdict(timing.cost), timing.ceilings, cell.run.dtype)
+            if timing.ceilings and timing.cost
             else None
         )
         if one:
@@ -76,7 +77,7 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
         part = one.value if one else np.nan
         inputs = 8 * n * cell.problem["model"]["tokens"] * cell.dimension
         found.setdefault(axis, []).append(
-            (sizes[axis], seconds, timing["peak_memory"], inputs, part)
+            (sizes[axis], seconds, timing.peak_memory, inputs, part)
         )
     curves = {}
     for axis, points in found.items():

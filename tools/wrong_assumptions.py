@@ -68,14 +68,14 @@ def runs(
             or cell.algorithm["name"] != "gamp"
         ):
             continue
-        if record["status"] != "ok":
+        if record.status != "ok":
             continue
         tables = cell.algorithm.get("assumed", {})
         what = [
             (name, value) for table in tables.values() for name, value in table.items()
         ]
         key = (cell.problem_label, *(what[0] if what else ("", 0.0)))
-        errors.setdefault(key, {})[cell.replicate] = record["metrics"]["mse"][0]
+        errors.setdefault(key, {})[cell.replicate] = record.metrics["mse"][0]
     found = {}
     for key, own in errors.items():
         right = errors.get((key[0], "", 0.0), {})

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from smimbench.cli.options import Request
-    from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
     from smimbench.report.charts import Chart
     from smimbench.run.campaign import Campaign
     from smimbench.run.executor import Underway
+    from smimbench.run.record import Record
     from smimbench.run.theory_process import Progress
     from smimbench.run.theory_solver import TheorySolver
     from smimbench.suite.cells import Suite
@@ -45,7 +45,7 @@ class Interrupted(click.Abort):
 class RunCallbacks(NamedTuple):
     """What a campaign calls with every record, several times a second with its running cells, and when it has to wait."""
 
-    on_record: Callable[[JsonObject], None]
+    on_record: Callable[[Record], None]
     on_progress: Callable[[list[Underway]], None]
     on_wait: Callable[[str], None]
 
@@ -169,7 +169,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
         if not silent:
             console.print(line, style="yellow", soft_wrap=True, markup=False)
 
-    def on_record(record: JsonObject) -> None:
+    def on_record(record: Record) -> None:
         """Print each kind of failure for its first cell only."""
         nonlocal finished
         finished += 1
@@ -182,13 +182,13 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
             completed=finished,
             total=total,
         )
-        if silent or record["status"] == "ok":
+        if silent or record.status == "ok":
             return
-        algorithm, reason = record["algorithm"], reason_of(record)
+        algorithm, reason = record.algorithm, reason_of(record)
         kind = algorithm, kind_of(reason)
         if kind not in reported:
             reported.add(kind)
-            on_wait(f"{algorithm} at alpha {record['cell']['alpha']:g}: {reason}")
+            on_wait(f"{algorithm} at alpha {record.cell['alpha']:g}: {reason}")
 
     def on_progress(underway: list[Underway]) -> None:
         slow = [task for task in underway if task.seconds > LONG_CELL]

@@ -305,7 +305,7 @@ def _report_shard(campaign: Campaign, shard_part: Shard, request: Request) -> in
     """Print how the cells of one part ended; tables are printed once all parts are finished."""
     keys = {cell.key for cell in campaign.cells}
     records = campaign.store.load().values()
-    counts = Counter(r["status"] for r in records if r["key"] in keys)
+    counts = Counter(r.status.value for r in records if r.key in keys)
     missing, name = campaign.left(), f"{shard_part.number}/{shard_part.count}"
     if request.as_json:
         print_json(
@@ -449,4 +449,4 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
         click.echo(
             f"kept in {scores_of(store).folder}; 'smimbench show {request.name}' lists it in its tables"
         )
-    return OK if all(record["status"] == "ok" for record in records) else NOT_OK
+    return OK if all(record.status == "ok" for record in records) else NOT_OK

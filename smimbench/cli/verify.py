@@ -168,7 +168,7 @@ def _add_missing(verification: Verification, results: Results) -> None:
 
     verification.missing += missing_records(results.cells, results.store)
     keys = {cell.key for cell in results.cells}
-    unasked = sum(record["key"] not in keys for record in results.records.values())
+    unasked = sum(record.key not in keys for record in results.records.values())
     if unasked:
         verification.remarks.append(
             f"{unasked} records are not part of the suite: no table has them"

@@ -75,14 +75,14 @@ def submission(
     suite = results.suite
     if missing := results.table.missing:
         raise SuiteError(suite.file, "", f"{missing} cells have not been run")
-    made = {canonical_json(record["versions"]) for _, record in results.pairs}
+    made = {canonical_json(record.versions) for _, record in results.pairs}
     if made != {canonical_json(shared["versions"])}:
         raise SuiteError(
             suite.file,
             "",
             f"not all cells were made by {shared['versions']}, as run.json says; run them again",
         )
-    machines = {record["timing"]["machine"] for _, record in results.pairs}
+    machines = {record.timing.machine for _, record in results.pairs}
     choices = [read_choice(search, results.store) for search in searches(suite)]
     third_party = [
         item["distribution"]

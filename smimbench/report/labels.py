@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.files import JsonObject, canonical_json
 from smimbench.run.external import ELSEWHERE
+from smimbench.run.loop import Status
 
 if TYPE_CHECKING:
     from smimbench.report.row import OfRow, Row
+    from smimbench.run.record import Record
 
 
 def place(row: Row) -> tuple[Any, ...]:
@@ -42,11 +44,11 @@ def of_largest_dimension(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.place.dimension == largest[point(row)]]
 
 
-def reason_of(record: JsonObject, near: str | None = None) -> str:
+def reason_of(record: Record, near: str | None = None) -> str:
     """How a run ended, why, where in which file if it failed, and ``near`` which threshold if it did not converge."""
-    where = f" ({record['where']})" if record.get("where") else ""
-    there = f"; {near}" if near and record["status"] == "not-converged" else ""
-    return f"{record['status']}: {record['reason']}{where}{there}"
+    where = f" ({record.where})" if record.where else ""
+    there = f"; {near}" if near and record.status == Status.NOT_CONVERGED else ""
+    return f"{record.status}: {record.reason}{where}{there}"
 
 
 def kind_of(reason: str) -> str:

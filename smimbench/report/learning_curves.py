@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
     from smimbench.report.results import Results
+    from smimbench.run.record import Record
     from smimbench.theory.questions import Question
 
 GRID = 200
@@ -51,7 +52,7 @@ class Run(NamedTuple):
     """Values (t, P) of one run along its axis (t,), with its algorithm and record."""
 
     algorithm: str
-    record: JsonObject
+    record: Record
     x: Any
     values: Any
 
@@ -59,7 +60,7 @@ class Run(NamedTuple):
 Place = tuple[str, float, int]
 """Label of a problem, sample ratio, dimension."""
 
-Clock = Callable[["JsonObject", "JsonObject"], Any]
+Clock = Callable[["Record", "JsonObject"], Any]
 """Times of a record and its trajectory."""
 
 Cells = dict[tuple[Any, ...], list[Pair]]
@@ -89,16 +90,17 @@ def _counts(trajectory: JsonObject) -> bool:
     )
 
 
-def _samples(record: JsonObject, trajectory: JsonObject) -> Any:
+def _samples(record: Record, trajectory: JsonObject) -> Any:
     return (
         trajectory["samples"]
         if _counts(trajectory)
-        else trajectory["iteration"] * record.get("samples", np.nan)
+        else trajectory["iteration"]
+        * (np.nan if record.samples is None else record.samples)
     )
 
 
-def _seconds(record: JsonObject, trajectory: JsonObject) -> Any:
-    return trajectory["seconds"] + (record["timing"].get("lost_seconds") or 0.0)
+def _seconds(record: Record, trajectory: JsonObject) -> Any:
+    return trajectory["seconds"] + record.timing.lost_seconds
 
 
 def learning_charts(results: Results) -> list[Chart]:
@@ -137,9 +139,7 @@ def seconds_chart(results: Results) -> Chart | None:
     """The squared error against seconds, see ``course_chart``; None where a single algorithm was run."""
     if len({cell.algorithm_label for cell, _ in results.pairs}) < 2:
         return None
-    trusted = all(
-        (record.get("timing") or {}).get("trusted") for _, record in results.pairs
-    )
+    trusted = all(record.timing.trusted for _, record in results.pairs)
     note = "" if trusted else "Times are untrusted: cells may have run side by side."
     return course_chart(results, "seconds", "mse", _seconds, "seconds", note)
 
@@ -408,9 +408,7 @@ def spectrum_chart(results: Results) -> Chart | None:
 
 
 def _pairs_with_spectra(results: Results) -> list[Pair]:
-    return [
-        pair for pair in results.pairs if (pair[1].get("final") or {}).get("spectrum")
-    ]
+    return [pair for pair in results.pairs if pair[1].final.get("spectrum")]
 
 
 def _spectrum_panel(
@@ -425,7 +423,7 @@ def _spectrum_panel(
     )
     expected = None if isinstance(point, str) else point.more.get("spectrum")
     values = np.concatenate(
-        [np.asarray(record["final"]["spectrum"], dtype=float) for record in records]
+        [np.asarray(record.final["spectrum"], dtype=float) for record in records]
     )
     there = np.abs(values) > 1e-9 * np.abs(values).max(initial=1e-300)
     heights, edges = np.histogram(

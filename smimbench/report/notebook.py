@@ -99,20 +99,24 @@ def load_folder(folder: Path) -> Loaded:
         *((suite, scores_of(store)) for suite, store in stores),
     ]:
         for key, record in store.load().items():
-            cell, timing = record["cell"], record.get("timing") or {}
-            items = (*cell["problem"].values(), cell["algorithm"])
+            cell = record.cell
+            ratio = (
+                cell["alpha"] if record.sample_ratio is None else record.sample_ratio
+            )
+            problem: dict[str, Any] = dict(cell["problem"])
+            items = (*problem.values(), cell["algorithm"])
             about = {
-                "suite": suite, "problem": record["problem"], "algorithm": record["algorithm"], "backend": cell["backend"],
-                "alpha": record.get("sample_ratio", cell["alpha"]), "dimension": cell["dimension"], "seed": cell["seed"],
-                "replicate": cell["replicate"], "status": record["status"], "reason": record["reason"],
+                "suite": suite, "problem": record.problem, "algorithm": record.algorithm, "backend": cell["backend"],
+                "alpha": ratio, "dimension": cell["dimension"], "seed": cell["seed"], "replicate": cell["replicate"],
+                "status": record.status.value, "reason": record.reason,
                 "versions": ", ".join(f"{item['name']} {item['version']}" for item in items),
             }  # fmt: skip
             rest = {
-                "seconds": timing.get("seconds"),
-                "iterations": record.get("iterations"),
+                "seconds": record.timing.seconds,
+                "iterations": record.iterations,
                 "key": key,
             }
-            metrics = (record.get("metrics") or {}).items()
+            metrics = record.metrics.items()
             measured: list[tuple[Any, Any, Any]] = [
                 (m, k, v) for m, own in metrics for k, v in enumerate(own, 1)
             ]

@@ -30,16 +30,18 @@ from smimbench.report.results import Results, ResultsTable
 from smimbench.run.answers import Answers, answer_name
 from smimbench.run.external import scores_of
 from smimbench.run.record import (
+    LongTrajectory,
     Open,
     SharedDocument,
     check_model,
     digest_of,
     document_text,
+    file_stem,
     plain,
     sealed,
     text_of,
 )
-from smimbench.run.store import Store, file_stem
+from smimbench.run.store import Store
 from smimbench.run.verification import Verification
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import parse_suite
@@ -106,7 +108,7 @@ def write_packed(
     """
     _ = results.rows  # so that all theory that they need has been asked for
     stems = {
-        file_stem(record): results.store
+        record.file_stem: results.store
         for cell, record in results.pairs
         if (cell.problem_label, cell.algorithm_label) not in left_out
     }
@@ -120,7 +122,7 @@ def write_packed(
         "records": [
             _whole_record(store, stem, trajectories) for stem, store in stems.items()
         ],
-        "scored": [] if left_out else list(scores_of(results.store).load().values()),
+        "scored": [] if left_out else documents_of(scores_of(results.store)),
     }
     text = _text_of(pack)
     write_atomically(
@@ -128,19 +130,24 @@ def write_packed(
     )
 
 
+def documents_of(store: Store) -> list[JsonObject]:
+    """All records of a store as their files hold them."""
+    return [store.read(stem).document for stem in store.load()]
+
+
 def _whole_record(store: Store, stem: str, trajectories: bool) -> JsonObject:
     """A record as its file holds it, with a trajectory from another file in it, or without one."""
     record = store.read(stem)
     if not trajectories:
-        return sealed({**record, "trajectory": None})
-    if "file" not in (record.get("trajectory") or {}):
-        return record
+        return sealed({**record.document, "trajectory": None})
+    if not isinstance(record.trajectory, LongTrajectory):
+        return record.document
     columns = store.trajectory(record)
     if columns is None:
         raise SuiteError(store.complaints[-1], "", "so it cannot be packed")
     return sealed(
         {
-            **record,
+            **record.document,
             "trajectory": plain(
                 {name: column.tolist() for name, column in columns.items()}
             ),
@@ -310,9 +317,10 @@ def _write_files(pack: JsonObject, store: Store, theory: Path) -> None:
         (pack["records"], store.folder),
         (pack["scored"], scores_of(store).folder),
     ):
-        files |= {
-            folder / f"{file_stem(record)}.json": text_of(record) for record in records
-        }
+        for record in records:
+            timing = record["timing"]
+            stem = file_stem(record["key"], timing["machine"], timing.get("trusted"))
+            files[folder / f"{stem}.json"] = text_of(record)
     for kind, answers in pack["theory"].items():
         for answer in answers:
             files[

@@ -10,7 +10,7 @@ import numpy as np
 from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.labels import grouped
 from smimbench.report.optimum import limit_of
-from smimbench.report.rows import bayes_point, used_fresh
+from smimbench.report.rows import bayes_point
 from smimbench.report.statistics import EPSILONS, instance_of, near_goal, time_near
 from smimbench.report.style import end_marker, looks_of
 from smimbench.report.verdict import errors, on_their_data
@@ -49,10 +49,8 @@ def hits(results: Results) -> list[JsonObject]:
     for cell, record in results.pairs:
         problem = results.suite.problems[cell.problem_label]
         n = problem.model.sample_count(cell.alpha, cell.dimension)
-        trajectory = (
-            None if record["status"] in LOST else results.store.trajectory(record)
-        )
-        if used_fresh(record) and record["fresh_samples"] > 1.5 * n:
+        trajectory = None if record.status in LOST else results.store.trajectory(record)
+        if (record.fresh_samples or 0) > 1.5 * n:
             continue
         point = bayes_point(
             results.answers, problem, problem.model.sample_ratio(n, cell.dimension)
@@ -61,7 +59,7 @@ def hits(results: Results) -> list[JsonObject]:
         best = results.optima.get(where) or (limit_of(point) if point else None)
         if best is None:
             continue
-        lost = (record.get("timing") or {}).get("lost_seconds") or 0.0
+        lost = record.timing.lost_seconds
         for epsilon in EPSILONS:
             at = time_near(
                 trajectory,

@@ -34,7 +34,7 @@ def table_questions(results: Results) -> Iterator[Question]:
             continue
         with contextlib.suppress(RegistryError, ParameterError):  # the row says so
             yield prediction_question(runs.problem, runs.cell, runs.ratio, runs.records)
-        if any(record["status"] == Status.NOT_CONVERGED for record in runs.records):
+        if any(record.status == Status.NOT_CONVERGED for record in runs.records):
             yield ThresholdsQuestion(runs.problem)
 
 

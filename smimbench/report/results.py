@@ -121,11 +121,11 @@ class Results:
         *,
         any_code: bool = False,
     ) -> None:
-        self.suite, self.store, self.records = suite, store, store.load(compact=True)
+        self.suite, self.store, self.records = suite, store, store.load()
         self.answers = answers or Answers(
             theory_folder(store), predictions=suite.needs_prediction_errors
         )
-        known = sorted({record["cell"]["backend"] for record in self.records.values()})
+        known = sorted({record.cell["backend"] for record in self.records.values()})
         self.folder = settings_folder(suite, store)
         self.cells = [
             cell
@@ -135,7 +135,7 @@ class Results:
         self.pairs = paired(self.cells, self.records)
         if any_code:
             self.pairs += paired_by_name(self.cells, store, self.records)
-        self.counts = dict(Counter(record["status"] for _, record in self.pairs))
+        self.counts = dict(Counter(record.status.value for _, record in self.pairs))
 
     @cached_property
     def rows(self) -> list[Row]:

@@ -65,12 +65,13 @@ from smimbench.run.campaign import made_by_other_code
 from smimbench.run.choice import LOST
 from smimbench.run.external import ELSEWHERE, Point, kept_scores
 from smimbench.run.loop import Status
+from smimbench.run.record import Record
 from smimbench.run.store import Store
 from smimbench.suite.cells import Cell, Suite, build_algorithm
 from smimbench.theory.questions import NO_THEORY, PredictionQuestion
 from smimbench.theory.types import TheoryPoint
 
-Pair = tuple[Cell, JsonObject]
+Pair = tuple[Cell, Record]
 """A cell and its record."""
 
 Optima = Mapping[tuple[str, float, int], Optimum]
@@ -80,9 +81,9 @@ Optima = Mapping[tuple[str, float, int], Optimum]
 # -- records --------------------------------------------------------------------------------------------------------------
 
 
-def paired(cells: Sequence[Cell], records: Mapping[str, JsonObject]) -> list[Pair]:
+def paired(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Pair]:
     """Pairs of a cell and its record, by file stem; errors from any machine, trusted times preferred."""
-    trusted_last = sorted(records.items(), key=lambda item: _is_trusted(item[1]))
+    trusted_last = sorted(records.items(), key=lambda named: named[1].timing.trusted)
     by_key = {stem.partition(".")[0]: record for stem, record in trusted_last}
     labels = {
         (cell.key, cell.problem_label, cell.algorithm_label): cell
@@ -96,18 +97,14 @@ OF_CODE = ("problem", "algorithm", "tuning", "metrics")
 """Parts of a cell's identity that name versions and code."""
 
 
-def _is_trusted(record: JsonObject) -> bool:
-    return bool((record.get("timing") or {}).get("trusted"))
-
-
 def paired_by_name(
-    cells: Sequence[Cell], store: Store, records: Mapping[str, JsonObject]
+    cells: Sequence[Cell], store: Store, records: Mapping[str, Record]
 ) -> list[Pair]:
     """Pairs for algorithms whose records were all made by other code of an item: each cell is then that of its record.
 
     Of several codes the one that wrote the newest record.
     """
-    keys = {record["key"] for record in records.values()}
+    keys = {record.key for record in records.values()}
     current = {
         (cell.problem_label, cell.algorithm_label, cell.backend)
         for cell in cells
@@ -122,7 +119,7 @@ def paired_by_name(
             continue
         codes = grouped(
             members,
-            lambda pair: canonical_json([pair[1]["cell"].get(key) for key in OF_CODE]),
+            lambda pair: canonical_json([pair[1].cell.get(key) for key in OF_CODE]),
         )
         newest = max(
             codes.values(),
@@ -130,12 +127,11 @@ def paired_by_name(
         )
         by_cell = {
             cell.key: (cell, record)
-            for cell, record in sorted(newest, key=lambda pair: _is_trusted(pair[1]))
+            for cell, record in sorted(newest, key=lambda pair: pair[1].timing.trusted)
         }
         for cell, record in by_cell.values():
             items = {
-                key: record["cell"].get(key)
-                for key in ("problem", "algorithm", "tuning")
+                key: record.cell.get(key) for key in ("problem", "algorithm", "tuning")
             }
             pairs.append((replace(cell, **items), record))
     return pairs
@@ -151,9 +147,9 @@ def draws_fresh(algorithm: JsonObject) -> bool:
         return False
 
 
-def used_fresh(record: JsonObject) -> bool:
+def used_fresh(record: Record) -> bool:
     """Whether a run used fresh samples."""
-    return bool(record.get("fresh_samples"))
+    return bool(record.fresh_samples)
 
 
 def planned_ratio(problem: Problem, cell: Cell) -> float:
@@ -172,9 +168,9 @@ def planned_ratio(problem: Problem, cell: Cell) -> float:
 def ratio_of_runs(problem: Problem, members: Sequence[Pair]) -> float:
     """Sample ratio actually used, the largest among the runs; the planned ratio if the records do not contain it."""
     metered = [
-        float(record["sample_ratio"])
+        record.sample_ratio
         for _, record in members
-        if record.get("fresh_samples") is not None
+        if record.sample_ratio is not None and record.fresh_samples is not None
     ]
     return max(metered) if metered else planned_ratio(problem, members[0][0])
 
@@ -189,7 +185,7 @@ def bayes_point(answers: Answers, problem: Problem, ratio: float) -> TheoryPoint
 
 
 def prediction_question(
-    problem: Problem, cell: Cell, ratio: float, records: Sequence[JsonObject] = ()
+    problem: Problem, cell: Cell, ratio: float, records: Sequence[Record] = ()
 ) -> PredictionQuestion:
     """What theory predicts for the algorithm of a cell under the conditions of its runs, with its trajectory.
 
@@ -200,9 +196,9 @@ def prediction_question(
     """
     build_algorithm(cell.algorithm, problem)
     starts = [
-        Overlaps(*map(record["start"].get, Overlaps._fields))
+        Overlaps(*map(record.start.get, Overlaps._fields))
         for record in records
-        if record.get("start")
+        if record.start
     ]
     complete = tuple(
         start for start in starts if _is_complete(start, problem.components)
@@ -222,7 +218,7 @@ def own_point(
     problem: Problem,
     cell: Cell,
     ratio: float,
-    records: Sequence[JsonObject] = (),
+    records: Sequence[Record] = (),
 ) -> AlgorithmPrediction | str:
     """Answer to ``prediction_question``; or why there is none."""
     try:
@@ -247,12 +243,12 @@ def _is_complete(start: Overlaps, components: int) -> bool:
 def _near(
     answers: Answers,
     problem: Problem,
-    records: Sequence[Any],
+    records: Sequence[Record],
     ratio: float,
     dimension: int,
 ) -> str | None:
     """Name of the threshold near which runs did not converge; asked for only where one did not."""
-    if all(record["status"] != Status.NOT_CONVERGED for record in records):
+    if all(record.status != Status.NOT_CONVERGED for record in records):
         return None
     try:
         found = answers.thresholds(problem)
@@ -310,10 +306,10 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima
         done = [
             record
             for record in records
-            if record["status"] == Status.OK and "mse" in record["metrics"]
+            if record.status == Status.OK and "mse" in record.metrics
         ]
         runs = {
-            instance_of(record): np.asarray(record["metrics"]["mse"], dtype=float)
+            instance_of(record): np.asarray(record.metrics["mse"], dtype=float)
             for record in done
         }
         coefficient = (own.finite_size or {}).get("mse")
@@ -356,7 +352,7 @@ class PlaceRuns:
         return self.pairs[0][0]
 
     @property
-    def records(self) -> list[JsonObject]:
+    def records(self) -> list[Record]:
         """Their records."""
         return [record for _, record in self.pairs]
 
@@ -433,7 +429,7 @@ def error_rows(
             if (
                 not isinstance(own, str)
                 and own.of_ok_runs
-                and any(r["status"] != Status.OK for r in records)
+                and any(r.status != Status.OK for r in records)
             ):
                 own = "its prediction holds only if every run ends ok, and not all did"
             near = _near(answers, problem, records, runs.ratio, cell.dimension)
@@ -463,7 +459,7 @@ def error_rows(
 def rows_of_points(
     suite: Suite,
     points: Sequence[Point],
-    records: Sequence[JsonObject],
+    records: Sequence[Record],
     answers: Answers,
     sized: Optima,
 ) -> list[Row]:
@@ -475,7 +471,7 @@ def rows_of_points(
         zip(points, records, strict=True),
         lambda one: (
             one[0].plan.label,
-            one[1]["algorithm"],
+            one[1].algorithm,
             one[0].alpha,
             one[0].dimension,
         ),
@@ -529,7 +525,7 @@ def _rows_of_place(
     place: Place,
     problem: Problem,
     identity: Identity,
-    records: Sequence[JsonObject],
+    records: Sequence[Record],
     theory: Theory,
     suite: Suite,
     store: Store,
@@ -541,8 +537,8 @@ def _rows_of_place(
         suite.run.target,
         problem.components,
     )
-    usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED]
-    courses = [None if r["status"] in LOST else store.trajectory(r) for r in records]
+    usable = [r for r in records if r.metrics and r.status != Status.DIVERGED]
+    courses = [None if r.status in LOST else store.trajectory(r) for r in records]
     bayes, own, optimum, near = theory
     reason = "its theory says nothing of this metric"
     predicted = None if isinstance(own, str) else own
@@ -569,7 +565,7 @@ def _rows_of_place(
             math.nan
             if fresh
             else next(
-                (float(r["samples"]) for r in records if "samples" in r), math.nan
+                (float(r.samples) for r in records if r.samples is not None), math.nan
             )
         )
         layers, order = learning_order(
@@ -584,17 +580,15 @@ def _rows_of_place(
     )
     cost = runtime(records, courses, goals, target)
     runs = Runs(
-        status_counts=dict(Counter(r["status"] for r in records)),
-        reasons=sorted(
-            {reason_of(r, near) for r in records if r["status"] != Status.OK}
-        ),
+        status_counts=dict(Counter(r.status.value for r in records)),
+        reasons=sorted({reason_of(r, near) for r in records if r.status != Status.OK}),
         warnings=sorted(
-            {w for r in records for w in r.get("warnings", [])}
+            {w for r in records for w in r.warnings}
             | unsolved
             | set(clock_remarks(records))
         ),
         blank=[],
-        restarts=sum(r.get("restarts", 0) for r in records),
+        restarts=sum(r.restarts for r in records),
         still_moving=None if fresh else still_moving(records, courses, target),
         learning_order=order,
         half_overlap=None,
@@ -614,9 +608,7 @@ def _rows_of_place(
         coefficients: Sequence[float | None] = (
             known_coefficients.get(name) or [0.0 if at_size else None] * count
         )
-        blank = sorted(
-            {r["blank"][name] for r in records if name in r.get("blank", {})}
-        )
+        blank = sorted({r.blank[name] for r in records if name in r.blank})
         for k in range(count):
             least = optimal[k], optimal_errors[k], LIMIT
             if best is not None and name == "mse":
@@ -687,7 +679,7 @@ CHECKPOINTS = (0.125, 0.25, 0.5)
 
 
 def _also_predicted(
-    usable: Sequence[JsonObject], records: Sequence[JsonObject], courses: Sequence[Any], own: AlgorithmPrediction,
+    usable: Sequence[Record], records: Sequence[Record], courses: Sequence[Any], own: AlgorithmPrediction,
     problem: Problem,
     listed: Sequence[str],
 ) -> list[PredictedNumber]:  # fmt: skip
@@ -723,9 +715,9 @@ def _also_predicted(
     clock = "samples" if "samples" in course else "iteration"
     times = np.asarray(course[clock], dtype=float)
     runs = {
-        instance_of(record): (run, record["status"] == Status.OK)
+        instance_of(record): (run, record.status == Status.OK)
         for record, run in zip(records, courses)
-        if run is not None and "mse" in run and record["status"] != Status.DIVERGED
+        if run is not None and "mse" in run and record.status != Status.DIVERGED
     }
     for share in CHECKPOINTS if len(times) > 2 and runs else ():
         i = int(np.argmin(np.abs(times - share * times[-1])))
@@ -770,7 +762,7 @@ def _at(
 
 
 def _teachers(
-    records: Sequence[JsonObject], problem: Problem, own: AlgorithmPrediction
+    records: Sequence[Record], problem: Problem, own: AlgorithmPrediction
 ) -> dict[str, list[float]]:
     """Relative excess of the squared length of every instance's teacher over its mean, per component.
 
@@ -781,7 +773,7 @@ def _teachers(
     )
     known = {}
     for record in records:
-        truth = np.asarray((record.get("start") or {}).get("truth") or [], dtype=float)
+        truth = np.asarray(record.start.get("truth") or [], dtype=float)
         if truth.shape == (problem.components, problem.components):
             known[instance_of(record)] = np.diagonal(truth) / second - 1
     middle = np.mean([*known.values()], axis=0) if known and own.at_size else 0.0

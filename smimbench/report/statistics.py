@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,9 +27,9 @@ from smimbench.report.row import (
     StillMoving,
 )
 from smimbench.run.loop import READINGS, Status
+from smimbench.run.record import Record
 from smimbench.theory.types import Thresholds
 
-Record = JsonObject
 Trajectory = JsonObject
 
 ZERO = 1e-3
@@ -46,18 +47,17 @@ def values_of(
 ) -> dict[str, float]:
     """Finite values of a metric, component from 0, by instance (root seed and replicate), over the records that have one."""
     found = {}
-    for i, record in enumerate(records):
-        values = record["metrics"].get(metric, ())
+    for record in records:
+        values = record.metrics.get(metric, ())
         value = values[component] if len(values) > component else None
         if value is not None and math.isfinite(value):
-            found[instance_of(record, i)] = float(value)
+            found[instance_of(record)] = float(value)
     return found
 
 
-def instance_of(record: Record, number: int = 0) -> str:
-    """Instance of a run: its root seed and replicate, or a running number if these are unknown."""
-    cell = record.get("cell") or {}
-    return f"{cell.get('seed', 'elsewhere')}/{cell.get('replicate', number)}"
+def instance_of(record: Record) -> str:
+    """Instance of a run: its root seed and replicate."""
+    return f"{record.cell['seed']}/{record.cell['replicate']}"
 
 
 def count_runs(status_counts: Mapping[str, int]) -> int:
@@ -132,9 +132,9 @@ def mean_diagnostics(
     """Further numbers that runs report, one entry for each number, with its theory."""
     reported: dict[str, list[Any]] = {}
     for record in records:
-        for name, values in (record.get("final") or {}).items():
-            if isinstance(values, list) and name not in {*READINGS, "spectrum"}:
-                reported.setdefault(name, []).append(values)
+        for name, finding in record.final.items():
+            if isinstance(finding, list) and name not in {*READINGS, "spectrum"}:
+                reported.setdefault(name, []).append(finding)
     findings: dict[str, list[Finding]] = {}
     for name, lists in sorted(reported.items()):
         expected, findings[name] = theory.get(name) or [], []
@@ -270,7 +270,7 @@ def runtime(
     """Times, iterations and memory for the runtime tables; ``trajectories`` are None for lost runs, ``goals`` are optimal
     errors (P,) per run.
     """
-    timings = [r["timing"] for r in records if "seconds" in r.get("timing", {})]
+    timings = [r.timing for r in records if r.timing.seconds is not None]
     near: dict[Any, Nearness] = {}
     for epsilon in EPSILONS:
         if goals is None:
@@ -282,8 +282,7 @@ def runtime(
         ]
         # An attempt that was given up counts in the time to get there.
         times = [
-            hit["seconds"] + (r.get("timing") or {}).get("lost_seconds", 0.0)
-            for hit, r in zip(hits, records)
+            hit["seconds"] + r.timing.lost_seconds for hit, r in zip(hits, records)
         ]
         near[f"{epsilon:g}"] = Nearness(
             _median_time(times),
@@ -292,43 +291,36 @@ def runtime(
         )
     ceiling_fraction, ceiling = efficiency(records)
     return Cost(
-        seconds=mean_of([t["seconds"] + t.get("lost_seconds", 0.0) for t in timings]),
-        cpu_seconds=mean_of([t["cpu_seconds"] for t in timings if "cpu_seconds" in t]),
-        iterations=mean_of([r["iterations"] for r in records if "iterations" in r]),
+        seconds=mean_of([(t.seconds or 0.0) + t.lost_seconds for t in timings]),
+        cpu_seconds=mean_of(
+            [t.cpu_seconds for t in timings if t.cpu_seconds is not None]
+        ),
+        iterations=mean_of([r.iterations for r in records if r.iterations is not None]),
         first_iteration=mean_of(
-            [t["first_iteration"] for t in timings if t.get("first_iteration")]
+            [t.first_iteration for t in timings if t.first_iteration]
         ),
-        per_iteration=mean_of(
-            [t["per_iteration"] for t in timings if t.get("per_iteration")]
-        ),
+        per_iteration=mean_of([t.per_iteration for t in timings if t.per_iteration]),
         peak_memory=max(
-            (t["peak_memory"] for t in timings if t.get("peak_memory")), default=None
+            (t.peak_memory for t in timings if t.peak_memory), default=None
         ),
         ceiling_fraction=ceiling_fraction,
         ceiling=ceiling,
-        device_seconds=mean_of(
-            [t["device_seconds"] for t in timings if t.get("device_seconds")]
-        ),
-        trusted=bool(timings) and all(t.get("trusted") for t in timings),
-        machines=sorted({t["machine"] for t in timings}),
+        device_seconds=mean_of([t.device_seconds for t in timings if t.device_seconds]),
+        trusted=bool(timings) and all(t.trusted for t in timings),
+        machines=sorted({t.machine for t in timings}),
         near=near,
     )
 
 
 def clock_remarks(records: Sequence[Record]) -> list[str]:
     """At most one line: how the trusted times of a row and its CPU time disagree."""
-    timings = [
-        record["timing"]
-        for record in records
-        if (record.get("timing") or {}).get("trusted")
-    ]
-    if not timings or any(timing.get("device_seconds") for timing in timings):
+    timings = [record.timing for record in records if record.timing.trusted]
+    if not timings or any(timing.device_seconds for timing in timings):
         return []
-    clock, cpu, total = (
-        np.mean([t.get(name, 0.0) for t in timings])
-        for name in ("seconds", "cpu_seconds", "total_seconds")
-    )
-    others = (timings[0].get("threads") or 1) - 1
+    clock = np.mean([timing.seconds or 0.0 for timing in timings])
+    cpu = np.mean([timing.cpu_seconds or 0.0 for timing in timings])
+    total = np.mean([timing.total_seconds for timing in timings])
+    others = (timings[0].threads or 1) - 1
     # BLAS threads may work for the engine while the clock stands still.
     if cpu > 1.1 * (clock + others * total) + 0.02:
         reason = "threads worked while it stood still"
@@ -349,19 +341,14 @@ def efficiency(records: Sequence[Record]) -> tuple[float | None, str | None]:
     """Mean fraction of the ceiling that bounds an iteration, and which ceiling that is; None where it is not known."""
     shares = []
     for record in records:
-        timing, cell = record.get("timing") or {}, record.get("cell") or {}
-        if (
-            timing.get("per_iteration")
-            and timing.get("cost")
-            and timing.get("ceilings")
-        ):
-            kind, tf32 = cell.get("dtype", "float64"), cell.get("tf32", False)
+        timing, cell = record.timing, record.cell
+        if timing.per_iteration and timing.cost and timing.ceilings:
             share = fraction(
-                timing["per_iteration"],
-                timing["cost"],
-                timing["ceilings"],
-                kind,
-                tf32=tf32,
+                timing.per_iteration,
+                asdict(timing.cost),
+                timing.ceilings,
+                str(cell.get("dtype", "float64")),
+                tf32=bool(cell.get("tf32", False)),
             )
             shares += [share] if share else []
     return mean_of([share.value for share in shares]), shares[
@@ -387,8 +374,8 @@ def still_moving(
     changes = [
         found
         for record, trajectory in zip(records, trajectories)
-        if record["status"] == "ok"
-        and record["reason"].startswith("all ")
+        if record.status == Status.OK
+        and record.reason.startswith("all ")
         and trajectory is not None
         if (found := _late_change(trajectory, target)) is not None
     ]

@@ -19,6 +19,7 @@ from smimbench.files import JsonObject, write_atomically
 from smimbench.report.labels import grouped, place
 from smimbench.report.results import ResultsTable
 from smimbench.report.row import Row, Text, row_of
+from smimbench.run.loop import Status
 from smimbench.run.record import Open, SharedDocument, check_model, plain, sealed
 from smimbench.run.verification import ELSEWHERE, Verification, differences, untimed
 from smimbench.suite.cells import Suite
@@ -190,7 +191,7 @@ def rerun_values(
     ]
     for cell, record in untimed(drawn, 1):
         name, lines = f"{cell.seed}/{cell.replicate}", []
-        metrics = {} if record["status"] == "diverged" else record["metrics"]
+        metrics = {} if record.status == Status.DIVERGED else record.metrics
         for row in places[cell.place]:
             new = dict(enumerate(metrics.get(row.metric, []), 1)).get(
                 row.component or 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.executor import NO_LIMITS, Limits, OnLook
 from smimbench.run.processes import Claims, OnWait, in_processes
+from smimbench.run.record import Record
 from smimbench.run.store import Store, asked, settings_folder, theory_folder
 from smimbench.run.theory_process import is_third_party
 from smimbench.run.theory_solver import TheorySolver
@@ -80,19 +81,15 @@ class Campaign:
 
     def cost(self) -> Estimate:
         """Rough time and memory of the campaign, from past runs of the suite and from trials."""
-        past = (
-            self.store.load(compact=True, digests=False).values()
-            if self.missing
-            else ()
-        )
+        past = self.store.load(digests=False).values() if self.missing else ()
         return estimate_cost(self.missing, self.workers, past)
 
     def run(
         self,
-        on_record: Callable[[JsonObject], None] | None = None,
+        on_record: Callable[[Record], None] | None = None,
         on_look: OnLook | None = None,
         on_wait: OnWait | None = None,
-    ) -> list[JsonObject]:
+    ) -> list[Record]:
         """Run the missing cells; see ``run_cells``.
 
         Raises
@@ -204,15 +201,13 @@ def plan_campaign(
         cells = shard.select(cells)
     if not dry_run:
         remove_leftovers(store.folder)
-    records = store.load(set_aside=not dry_run, compact=True, digests=not dry_run)
+    records = store.load(set_aside=not dry_run, digests=not dry_run)
     remarks = _tuning_remarks(suite, store, cells) if own else []
     remarks += store.complaints + changed_code(other_versions(cells, records.values()))
     if retry and not dry_run:
         keys = {cell.key for cell in cells}
         store.retire(
-            stem
-            for stem, r in records.items()
-            if r["status"] in retry and r["key"] in keys
+            stem for stem, r in records.items() if r.status in retry and r.key in keys
         )
         records = store.load()
     missing = missing_cells(cells, records, timing=timing)
@@ -285,7 +280,7 @@ def _cells_at_a_time(
 
 
 def missing_cells(
-    cells: Sequence[Cell], records: dict[str, JsonObject], *, timing: bool = False
+    cells: Sequence[Cell], records: dict[str, Record], *, timing: bool = False
 ) -> list[Cell]:
     """Cells without a record, or in timing mode without trusted times on this machine."""
     if timing:
@@ -299,7 +294,7 @@ def missing_cells(
 
 
 def other_versions(
-    cells: Sequence[Cell], records: Iterable[JsonObject]
+    cells: Sequence[Cell], records: Iterable[Record]
 ) -> list[JsonObject]:
     """How many records of these cells were made with another version, or other code, of an item.
 
@@ -310,7 +305,7 @@ def other_versions(
     """
     found: Counter[tuple[str, int, int]] = Counter()
     for cell, record in made_by_other_code(cells, records):
-        items = (_items(record["cell"]), _items(cell.identity()))
+        items = (_items(record.cell), _items(cell.identity()))
         for (kind, old), new in zip(items[0].items(), items[1].values()):
             if any(old.get(key) != new.get(key) for key in CODE):
                 found[f"{kind} {old['name']!r}", old["version"], new["version"]] += 1
@@ -321,34 +316,34 @@ def other_versions(
 
 
 def made_by_other_code(
-    cells: Sequence[Cell], records: Iterable[JsonObject]
-) -> list[tuple[Cell, JsonObject]]:
+    cells: Sequence[Cell], records: Iterable[Record]
+) -> list[tuple[Cell, Record]]:
     """Records that another version, or other code, of an item has made of these cells, each with its cell."""
     keys = {cell.key for cell in cells}
-    others = [record for record in records if record["key"] not in keys]
+    others = [record for record in records if record.key not in keys]
     here: dict[str, list[tuple[JsonObject, Cell]]] = {}
     for cell in cells if others else ():
         identity = json.loads(canonical_json(cell.identity()))
         here.setdefault(_without_parameters(identity), []).append((identity, cell))
     pairs = []
     for record in others:
-        candidates = here.get(_without_parameters(record["cell"]), ())
+        candidates = here.get(_without_parameters(record.cell), ())
         pairs += [
             (cell, record)
             for identity, cell in candidates
-            if agree(identity, record["cell"])
+            if agree(identity, record.cell)
         ][:1]
     return pairs
 
 
-def _items(cell: JsonObject) -> dict[str, JsonObject]:
+def _items(cell: Mapping[str, Any]) -> dict[str, JsonObject]:
     return {
         **{kind: cell["problem"][kind] for kind in KINDS if kind in cell["problem"]},
         "algorithm": cell["algorithm"],
     }
 
 
-def _without_parameters(cell: JsonObject) -> str:
+def _without_parameters(cell: Mapping[str, Any]) -> str:
     rest = {
         key: value
         for key, value in cell.items()
@@ -378,10 +373,10 @@ def run_cells(
     dask: str | None = None,
     isolated: bool = False,
     limits: Limits = NO_LIMITS,
-    on_record: Callable[[JsonObject], None] | None = None,
+    on_record: Callable[[Record], None] | None = None,
     on_look: OnLook | None = None,
     on_wait: OnWait | None = None,
-) -> list[JsonObject]:
+) -> list[Record]:
     """Run cells and store each as it finishes.
 
     Parameters
@@ -412,7 +407,7 @@ def run_cells(
     if timing:  # a time that is trusted can also be judged
         for backend in sorted({cell.backend for cell in cells}):
             ceilings(backend, threads)
-    source: Iterator[JsonObject]
+    source: Iterator[Record]
     claims = None
     if dask is not None:
         source = on_dask(cells, dask, threads, limits)
@@ -437,7 +432,7 @@ def run_cells(
     for record in source:
         store.write(record)
         if claims is not None:
-            claims.release(record["key"])
+            claims.release(record.key)
         records.append(record)
         if on_record:
             on_record(record)

@@ -41,7 +41,7 @@ from smimbench.run.loop import (
     planned,
     run_algorithm,
 )
-from smimbench.run.record import LONGEST, check_types, new_record, plain
+from smimbench.run.record import LONGEST, Record, new_record
 from smimbench.suite.cells import Cell, build_algorithm
 from smimbench.suite.schema import STARTS
 
@@ -62,7 +62,7 @@ _LATEST: dict[str, tuple[Instance, tuple[float, ...]]] = {}
 """The instance that was drawn last, with its checksum: the algorithms of a suite share it."""
 
 
-def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> JsonObject:
+def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
     """Run one cell and report whatever happens: a record always comes back.
 
     Parameters
@@ -158,8 +158,8 @@ def _record(
     seconds: float,
     *,
     timing: bool,
-) -> JsonObject:
-    """The complete record as plain values; ValueError if a plugin added something a record cannot hold."""
+) -> Record:
+    """The complete record; ValueError if a plugin added something a record cannot hold."""
     timed = "timing" in found
     ends = {
         "trusted": timing and timed,
@@ -172,22 +172,19 @@ def _record(
         "total_seconds": seconds,
         **found.get("timing", {}),
     }
-    record = _of_cell(cell, {**found, "timing": ends})
-    whole: JsonObject = plain(record)
-    check_types(whole)
-    return whole | {"cell": record["cell"]}
+    return _of_cell(cell, {**found, "timing": ends})
 
 
-def _of_cell(cell: Cell, found: JsonObject) -> JsonObject:
+def _of_cell(cell: Cell, found: JsonObject) -> Record:
     return new_record(cell.identity(), cell.problem_label, cell.algorithm_label, found)
 
 
-def lost_record(cell: Cell, threads: int, reason: str) -> JsonObject:
+def lost_record(
+    cell: Cell, threads: int, reason: str, status: Status = Status.FAILED
+) -> Record:
     """The record of a cell whose process ended before it could report."""
     timing = {"trusted": False, "machine": machine.fingerprint(), "threads": threads}
-    return _of_cell(
-        cell, {"status": Status.FAILED.value, "reason": reason, "timing": timing}
-    )
+    return _of_cell(cell, {"status": status.value, "reason": reason, "timing": timing})
 
 
 def _different(lines: list[str]) -> list[str]:

@@ -13,12 +13,13 @@ import numpy as np
 from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
-from smimbench.files import JsonObject, attempt, canonical_json
+from smimbench.files import attempt, canonical_json
 from smimbench.problem.problem import Problem
 from smimbench.registry.adapters import plan_of, refusal, sizes
 from smimbench.run.cell import run_cell
 from smimbench.run.executor import Limits
 from smimbench.run.processes import in_processes
+from smimbench.run.record import Record
 from smimbench.suite.cells import Cell
 
 TRIAL = 0.02
@@ -64,7 +65,7 @@ class _Past(NamedTuple):
 
 
 def estimate_cost(
-    cells: Sequence[Cell], workers: int, past: Iterable[JsonObject] = ()
+    cells: Sequence[Cell], workers: int, past: Iterable[Record] = ()
 ) -> Estimate:
     """Estimate the cost of a suite before anything is drawn.
 
@@ -73,27 +74,25 @@ def estimate_cost(
 
     Parameters
     ----------
-    past : iterable of dict
-        Records.
+    past : iterable of Record
     """
     seconds, peak, learned, tried = 0.0, 0, 0, 0
     known: dict[str, list[_Past]] = {}
     for record in past:
-        cell, timing = record["cell"], record.get("timing") or {}
+        identity, timing = record.cell, record.timing
         if (
-            timing.get("machine") == machine.fingerprint()
-            and timing.get("total_seconds")
-            and record.get("iterations")
+            timing.machine == machine.fingerprint()
+            and timing.total_seconds
+            and record.iterations
         ):
             run = _Past(
-                cell["alpha"],
-                cell["dimension"],
-                record["iterations"],
-                timing["total_seconds"],
+                identity["alpha"],
+                identity["dimension"],
+                record.iterations,
+                timing.total_seconds,
             )
-            known.setdefault(canonical_json([cell[key] for key in GROUP]), []).append(
-                run
-            )
+            name = canonical_json([identity.get(key) for key in GROUP])
+            known.setdefault(name, []).append(run)
     for name, group, problem, algorithm in _groups(cells):
         refused, error = attempt(refusal, algorithm, problem)
         if refused or error is not None:  # its cells end at once
@@ -160,9 +159,8 @@ def _trial(problem: Problem, algorithm: Any, group: Sequence[Cell]) -> list[_Pas
     else:
         run_cell(trial)  # what is compiled or tabulated once is no part of an iteration
         record = run_cell(trial)
-    timing = record["timing"]
-    one = timing.get("per_iteration") or timing.get("first_iteration")
-    return [_Past(cell.alpha, dimension, 1, one)] if one else []
+    seconds = record.timing.per_iteration or record.timing.first_iteration
+    return [_Past(cell.alpha, dimension, 1, seconds)] if seconds else []
 
 
 def _iteration(

@@ -23,6 +23,7 @@ from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
 from smimbench.run.executor import NO_LIMITS, Executor, Limits
 from smimbench.run.processes import cell_task, record_of
+from smimbench.run.record import Record
 from smimbench.suite.cells import Cell
 
 PATIENCE = 60.0
@@ -38,7 +39,7 @@ DEVICES = ("cupy",)
 
 def on_dask(
     cells: Sequence[Cell], address: str, threads: int, limits: Limits = NO_LIMITS
-) -> Iterator[JsonObject]:
+) -> Iterator[Record]:
     """Run on a Dask cluster. A cell whose worker dies is tried again elsewhere, and is a failed cell in the end.
 
     Raises
@@ -195,7 +196,7 @@ def _work_anywhere(
     version: str | None,
     limits: Limits,
     run: str,
-) -> JsonObject:
+) -> Record:
     here = machine.versions().get("smimbench")
     if here != version:
         return lost_record(

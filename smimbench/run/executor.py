@@ -77,7 +77,7 @@ class Task:
     distributions : frozenset of str
         Packages of third parties whose code it needs.
     accept : callable
-        Called with the answer; raises ValueError if it is none.
+        Makes of the answer what ``Ended.answer`` is; raises ValueError if it is none.
     on_event : callable
         Called with what the process reports on the way.
     chances : int
@@ -90,7 +90,7 @@ class Task:
 
     arguments: tuple[Any, ...]
     distributions: frozenset[str]
-    accept: Callable[[Any], None] = lambda answer: None
+    accept: Callable[[Any], Any] = lambda answer: answer
     on_event: Callable[[JsonObject], object] = lambda event: None
     chances: int = 1
     timeout: float | None = None
@@ -106,6 +106,7 @@ class Ended(NamedTuple):
     event: JsonObject | None = None
     reason: str = ""
     status: Status | None = None
+    answer: Any = None
 
 
 class Underway(NamedTuple):
@@ -334,7 +335,7 @@ class _Worker:
     def receive(self, message: bytes) -> Ended | None:
         """Handle one message of the process; returns how its task ended, if the message says so."""
         self._heard = time.monotonic()
-        task = self.task
+        task, answer = self.task, None
         try:
             event = json.loads(message)
             if task is None or not isinstance(event, dict):
@@ -342,7 +343,7 @@ class _Worker:
             if "begun" in event:
                 self._begun = self._heard
             elif "answer" in event:
-                task.accept(event["answer"])
+                answer = task.accept(event["answer"])
             elif "error" not in event:
                 task.on_event(event)
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -354,7 +355,7 @@ class _Worker:
         if not event.keys() & {"answer", "error"}:
             return None
         self.task = None
-        return Ended(task, self._printed(), event)
+        return Ended(task, self._printed(), event, answer=answer)
 
     def enforce_limits(self, limits: Limits) -> None:
         """Stop the process if its task is beyond a limit."""

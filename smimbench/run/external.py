@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from smimbench.interfaces.checks import not_finite
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import CODE
 from smimbench.run.loop import Status
-from smimbench.run.record import new_record
+from smimbench.run.record import Record, new_record
 from smimbench.run.store import Store
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import ProblemPlan, Suite, selects
@@ -156,7 +157,7 @@ def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
     return np.asarray(estimate, dtype=np.float64)
 
 
-def score_record(suite: Suite, point: Point, path: Path, label: str) -> JsonObject:
+def score_record(suite: Suite, point: Point, path: Path, label: str) -> Record:
     """Record of the estimate in a file, like that of a cell but without times and trajectory; see ``read_estimate``."""
     instance = point.instance(suite)
     estimate = read_estimate(path, instance.signal.shape)
@@ -203,7 +204,7 @@ def scores_of(store: Store) -> Store:
     return Store(store.folder / "scored")
 
 
-def keep_scores(store: Store, records: Sequence[JsonObject]) -> None:
+def keep_scores(store: Store, records: Sequence[Record]) -> None:
     """Store scores next to the cells of a suite; an earlier estimate with the same label and instance is set aside.
 
     Raises
@@ -213,28 +214,28 @@ def keep_scores(store: Store, records: Sequence[JsonObject]) -> None:
     """
     scores = scores_of(store)
     known = scores.load()
-    scores.retire(record["key"] for record in records if record["key"] in known)
+    scores.retire(record.key for record in records if record.key in known)
     for record in records:
         scores.write(record)
     scores.sync()
 
 
-def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[JsonObject]]:
+def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[Record]]:
     """Points of a suite, as its ``--only`` conditions leave them, that were scored, and the record of each."""
     wanted = [value for key, value in suite.only if key == "algorithm"]
-    by_instance: dict[str, list[JsonObject]] = {}
+    by_instance: dict[str, list[Record]] = {}
     for record in scores_of(store).load().values():
-        if not wanted or record["algorithm"] in wanted:
-            by_instance.setdefault(_instance_name(record["cell"]), []).append(record)
+        if not wanted or record.algorithm in wanted:
+            by_instance.setdefault(_instance_name(record.cell), []).append(record)
     found = [
-        (point, {**record, "problem": point.plan.label})
+        (point, replace(record, problem=point.plan.label))
         for point in (_points(suite) if by_instance else ())
         for record in by_instance.get(_instance_name(_identity(suite, point)), ())
     ]
     return [point for point, _ in found], [record for _, record in found]
 
 
-def _instance_name(cell: JsonObject) -> str:
+def _instance_name(cell: Mapping[str, Any]) -> str:
     """Name of the instance of an estimate: all that its data depend on, without versions."""
     bare = {
         kind: {k: v for k, v in item.items() if k not in CODE}

@@ -11,11 +11,12 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from smimbench.files import JsonObject, printable, unless
+from smimbench.files import printable, unless
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
 from smimbench.run.executor import (
@@ -27,7 +28,8 @@ from smimbench.run.executor import (
     Task,
     Underway,
 )
-from smimbench.run.record import check_types
+from smimbench.run.loop import Status
+from smimbench.run.record import Record, record_from
 from smimbench.suite.cells import Cell
 
 OnWait = Callable[[str], None]
@@ -46,7 +48,7 @@ def in_processes(
     claims: Claims | None = None,
     on_look: OnLook | None = None,
     on_wait: OnWait | None = None,
-) -> Iterator[JsonObject]:
+) -> Iterator[Record]:
     """Run cells in this number of processes at a time; yields records as they finish.
 
     With ``claims`` those that another run has taken are left to it, and are taken over if it goes away. ``on_look`` is told
@@ -92,21 +94,21 @@ def in_processes(
 
 def cell_task(cell: Cell, distributions: frozenset[str]) -> Task:
     """The task of running a cell in a worker process."""
-    accept = partial(check_record_of, cell)
+    accept = partial(_record_of_cell, cell)
     return Task((cell,), distributions, accept, chances=2, timeout=cell.run.timeout)
 
 
-def check_record_of(cell: Cell, record: Any) -> None:
-    """Raise ValueError unless this is a record of the cell."""
-    if not isinstance(record, dict) or record.get("key") != cell.key:
+def _record_of_cell(cell: Cell, document: Any) -> Record:
+    """The record of a cell that a process sends; raise ValueError if it is none."""
+    if not isinstance(document, dict) or document.get("key") != cell.key:
         raise ValueError("this is the record of another cell")
-    check_types(record)
+    return record_from(document)
 
 
-def record_of(ended: Ended, threads: int) -> JsonObject:
+def record_of(ended: Ended, threads: int) -> Record:
     """The record of a cell, whatever became of its process."""
     if ended.event is not None and "answer" in ended.event:
-        record: JsonObject = ended.event["answer"]
+        record: Record = ended.answer
     else:
         times = f" {ended.task.lost} times" if ended.task.lost > 1 else ""
         reason = (
@@ -116,9 +118,12 @@ def record_of(ended: Ended, threads: int) -> JsonObject:
         )
         if ended.event is not None:
             reason = f"{ended.event.get('error')}: {ended.event.get('message')}"
-        record = lost_record(ended.task.arguments[0], threads, reason)
-        record |= {"status": ended.status.value} if ended.status else {}
-    return {**record, **({"output": ended.output} if ended.output else {})}
+        status = ended.status or Status.FAILED
+        record = lost_record(ended.task.arguments[0], threads, reason, status)
+    if not ended.output:
+        return record
+    document = {**record.document, "output": ended.output}
+    return replace(record, output=ended.output, document=document)
 
 
 class Claims:

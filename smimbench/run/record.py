@@ -5,23 +5,29 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import pydantic
 from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import to_jsonable_python
+from typing_extensions import TypedDict
 
 from smimbench.backend import machine
 from smimbench.files import (
     JsonObject,
+    parse_json,
     plain_value,
     printable,
     read_json,
     write_atomically,
 )
 from smimbench.interfaces.checks import shown
+from smimbench.run.loop import Status
 from smimbench.suite.cells import key_of
 
 FORMAT = 1
@@ -33,6 +39,13 @@ LONGEST = 10_000
 Number = float | None
 Numbers = list[Number]
 Text = Annotated[str, Field(max_length=2 * LONGEST + 1000)]
+T = TypeVar("T")
+
+
+def _is_given(value: Any) -> Any:
+    if value is None:
+        raise ValueError("must not be null")
+    return value
 
 
 def _is_matrix(value: Any) -> Any:
@@ -57,14 +70,28 @@ class _Closed(pydantic.BaseModel):
     )
 
 
-class Item(Open):
-    """An item of a problem: its name, its version and (as further fields) all its parameters."""
+Absent = Annotated[T | None, pydantic.BeforeValidator(_is_given)]
+"""A value that a record may lack, and that is not null where it has it."""
+
+_OPEN = pydantic.with_config(pydantic.ConfigDict(extra="allow", strict=True))
+_IGNORING = pydantic.with_config(
+    pydantic.ConfigDict(extra="ignore", strict=True, defer_build=True)
+)
+_CLOSED = pydantic.with_config(
+    pydantic.ConfigDict(extra="forbid", strict=True, defer_build=True)
+)
+
+
+@_OPEN
+class Item(TypedDict):
+    """An item of a problem: its name, its version and (as further keys) all its parameters."""
 
     name: str
     version: int
 
 
-class Specification(Open):
+@_OPEN
+class Specification(TypedDict):
     """Model, channel and prior."""
 
     model: Item
@@ -72,7 +99,8 @@ class Specification(Open):
     prior: Item
 
 
-class Identity(Open):
+@_OPEN
+class Identity(TypedDict):
     """All settings that can change a cell's result; the key is the SHA-256 of its canonical JSON."""
 
     problem: Specification
@@ -84,31 +112,38 @@ class Identity(Open):
     backend: str
 
 
-class Price(_Closed):
+@_CLOSED
+@dataclass(frozen=True, slots=True)
+class Price:
     """What an iteration costs at least."""
 
     flops: float
     bytes: float
 
 
-class Timing(Open):
+@_IGNORING
+@dataclass(frozen=True, slots=True)
+class Timing:
     """Times in seconds, memory in bytes; comparable on the same ``machine`` only, and only if ``trusted``."""
 
-    trusted: bool = False
     machine: str
-    seconds: float = 0
-    lost_seconds: float = 0
-    cpu_seconds: float = 0
-    total_seconds: float = 0
+    trusted: bool = False
+    seconds: Absent[float] = None
+    lost_seconds: float = 0.0
+    cpu_seconds: Absent[float] = None
+    total_seconds: float = 0.0
     device_seconds: Number = None
     first_iteration: Number = None
     per_iteration: Number = None
     peak_memory: int | None = None
     cost: Price | None = None
     ceilings: dict[str, float] | None = None
+    threads: int | None = None
 
 
-class LongTrajectory(_Closed):
+@_CLOSED
+@dataclass(frozen=True, slots=True)
+class LongTrajectory:
     """A trajectory in an ``.npz`` next to the record, with the SHA-256 of that file."""
 
     file: Annotated[str, Field(pattern=r"^[0-9a-z.-]+\.npz$")]
@@ -177,10 +212,15 @@ class SharedDocument(Open):
     left_out: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = []
 
 
-class Record(Open):
+Column = Annotated[list[Number] | list[Numbers], Field(union_mode="left_to_right")]
+
+
+@_IGNORING
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
     """One finished cell of a suite, as ``results/<suite>/<key>.json`` holds it; null stands for a number that is none."""
 
-    format: Literal[1]
+    format: Literal[1] = 1
     key: Annotated[
         str,
         Field(
@@ -193,45 +233,43 @@ class Record(Open):
     algorithm: Annotated[
         str, Field(description="Label of the algorithm when it was run.")
     ]
-    status: Literal["ok", "not-converged", "diverged", "timeout", "failed", "skipped"]
+    status: Status
     reason: Text
+    where: Annotated[Text | None, Field(description="File and line of an error.")] = (
+        None
+    )
     metrics: Annotated[
         dict[str, Numbers],
         Field(description="Of the final estimate: a number per component, or one."),
     ]
-    blank: dict[str, Text] = {}
+    blank: dict[str, Text] = field(default_factory=dict)
     sample_ratio: Annotated[
-        float, Field(description="Of all samples that the run used.")
-    ] = 0
-    samples: Annotated[int, Field(description="Of the data set.")] = 0
+        Absent[float], Field(description="Of all samples that the run used.")
+    ] = None
+    samples: Annotated[Absent[int], Field(description="Of the data set.")] = None
     fresh_samples: Annotated[
         int | None,
         Field(description="That the engine handed out besides, or in its place."),
     ] = None
-    iterations: int = 0
+    iterations: Absent[int] = None
     restarts: int = 0
     start: Annotated[
         dict[str, Annotated[list[Numbers], pydantic.AfterValidator(_is_matrix)]],
         Field(description="Overlap matrices of the first estimate: truth, cross, own."),
-    ] = {}
+    ] = field(default_factory=dict)
     restart_reason: Text | None = None
     final: Annotated[
         dict[str, Numbers | Number | Text | bool],
         Field(description="What the last step reported, and findings."),
-    ] = {}
-    warnings: list[Text] = []
+    ] = field(default_factory=dict)
+    warnings: list[Text] = field(default_factory=list)
     traceback: Text | None = None
     output: Annotated[
         Text | None,
         Field(description="The end of what was printed while the cell ran."),
     ] = None
     trajectory: Annotated[
-        LongTrajectory
-        | dict[
-            str,
-            Annotated[list[Number] | list[Numbers], Field(union_mode="left_to_right")],
-        ]
-        | None,
+        LongTrajectory | dict[str, Column] | None,
         Field(
             union_mode="left_to_right",
             description="By measured iteration: seconds, metrics per component, residual, samples seen, damping.",
@@ -246,81 +284,109 @@ class Record(Open):
             pattern=r"^[0-9a-f]{64}$",
             description="SHA-256 of the canonical JSON of all other fields.",
         ),
-    ]
+    ] = ""
+    document: Annotated[JsonObject, SkipJsonSchema()] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """The record as JSON, which is what is written; empty where a whole folder was read."""
 
-    @pydantic.model_validator(mode="after")
-    def _counted(self) -> Record:
-        if (
-            self.fresh_samples is not None
-            and "sample_ratio" not in self.model_fields_set
-        ):
-            raise ValueError("sample_ratio is missing where fresh_samples are counted")
-        return self
+    @property
+    def file_stem(self) -> str:
+        """Its file name, without the ending."""
+        return file_stem(self.key, self.timing.machine, self.timing.trusted)
+
+
+def file_stem(key: str, machine: str, trusted: bool) -> str:
+    """File name of a record; trusted timings have a separate file per machine."""
+    return f"{key}.timing-{machine}" if trusted else key
 
 
 def new_record(
-    cell: JsonObject, problem: str, algorithm: str, found: JsonObject
-) -> JsonObject:
-    """Record of a cell with the fields that all records have, from its identity, labels and results."""
+    cell: JsonObject, problem: str, algorithm: str, outcome: JsonObject
+) -> Record:
+    """Record of a cell with the fields that all records have, from its identity, labels and outcome.
+
+    Raises
+    ------
+    ValueError
+        If a plugin added something that a record cannot hold.
+    """
     record = {
         "key": key_of(cell),
-        "cell": cell,
+        "cell": json.loads(json.dumps(cell, default=plain_value)),
         "problem": problem,
         "algorithm": algorithm,
-        **found,
+        **plain(outcome),
     }
     record.setdefault("metrics", {})
-    return record | {"machine": machine.machine_info(), "versions": machine.versions()}
+    record |= {"machine": machine.machine_info(), "versions": machine.versions()}
+    return record_from(record)
 
 
 def record_schema() -> JsonObject:
     """JSON Schema of a record."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **Record.model_json_schema(),
-    }
+    schema = _adapter(Record).json_schema()
+    schema["required"] += ["format", "digest"]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def check_record(record: Any, digests: bool = True) -> None:
-    """Raise ValueError unless this is an unchanged record of this format under the key of its cell.
+def record_from(document: JsonObject) -> Record:
+    """The record that a JSON object describes; raise ValueError unless all fields have the types of a record."""
+    return _parsed(json.dumps(document).encode(), document)
+
+
+def read_record(data: bytes, *, digests: bool = True) -> Record:
+    """The record in a file: unchanged, of this format, under the key of its cell; raise ValueError if it is not.
 
     Without ``digests`` only its format and the types of its fields are checked, in half of the time.
     """
-    if not isinstance(record, dict) or "digest" not in record or "cell" not in record:
+    document = parse_json(data)
+    if (
+        not isinstance(document, dict)
+        or "digest" not in document
+        or "cell" not in document
+    ):
         raise ValueError("this is not a record written by smimbench")
-    if record.get("format") != FORMAT:
+    if document.get("format") != FORMAT:
         raise ValueError(
-            f"the record has format {shown(record.get('format'))}, but this smimbench reads {FORMAT}"
+            f"the record has format {shown(document.get('format'))}, but this smimbench reads {FORMAT}"
         )
-    if digests and digest_of(record) != record["digest"]:
+    if digests and digest_of(document) != document["digest"]:
         raise ValueError("changed after it was written (digest does not match)")
-    check_types(record)
-    if digests and key_of(record["cell"]) != record["key"]:
+    record = _parsed(data, document)
+    if digests and key_of(document["cell"]) != record.key:
         raise ValueError(
             "changed after it was written (its key does not match the cell it describes)"
         )
+    return record
 
 
-def check_types(record: JsonObject) -> None:
-    """Raise ValueError unless all fields have the types of a record; ``format`` and ``digest`` may still be missing."""
-    check_model(
-        Record,
-        {"format": FORMAT, "digest": "0" * 64, **record},
-        "a record of smimbench",
+def _parsed(text: bytes, document: JsonObject) -> Record:
+    """The record in a text of JSON, which ``document`` is; its cell keeps its numbers as they are written."""
+    record: Record = _checked(
+        lambda: _adapter(Record).validate_json(text), "a record of smimbench"
     )
+    if record.fresh_samples is not None and record.sample_ratio is None:
+        raise ValueError(
+            "not a record of smimbench: sample_ratio is missing where fresh_samples are counted"
+        )
+    return replace(record, cell=document["cell"], document=document)
 
 
 def check_model(model: Any, value: Any, what: str) -> None:
     """Raise ValueError, naming the first wrong field, unless a value has this type."""
+    _checked(lambda: _adapter(model).validate_python(value, strict=True), what)
+
+
+def _checked(validate: Callable[[], Any], what: str) -> Any:
+    """What a validation returns; raise ValueError, naming the first wrong field, where it fails."""
     try:
-        _adapter(model).validate_python(value, strict=True)
+        return validate()
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = "".join(
-            f"{part}: " for part in (".".join(map(str, first["loc"])),) if part
-        )
+        place = ".".join(map(str, first["loc"]))
         raise ValueError(
-            f"not {what}: {where}{first['msg']}, got {shown(first['input'])}"
+            f"not {what}: {place}{': ' if place else ''}{first['msg']}, got {shown(first['input'])}"
         ) from None
     except RecursionError:
         raise ValueError(f"not {what}: nested too deep") from None

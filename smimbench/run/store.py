@@ -18,15 +18,17 @@ import re
 import shlex
 import uuid
 import zipfile
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from smimbench.files import (
     JsonObject,
     StoreError,
+    read_bytes,
     read_json,
     read_npz,
     sync_folder,
@@ -36,16 +38,19 @@ from smimbench.files import (
 from smimbench.interfaces import Array
 from smimbench.run.record import (
     FORMAT,
+    LongTrajectory,
+    Record,
     SharedDocument,
     check_model,
-    check_record,
     digest_of,
     plain,
+    read_record,
     sealed,
     text_of,
 )
 from smimbench.suite.cells import Suite
 
+T = TypeVar("T")
 Columns = dict[str, Array]
 
 LONG = 300
@@ -75,24 +80,21 @@ class Store:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def write(self, record: JsonObject) -> Path:
+    def write(self, record: Record) -> Path:
         """Store one record; a long trajectory goes to an ``.npz`` next to it, first, so that the record is never short."""
-        record = {"format": FORMAT, **plain(record)}
-        name = file_stem(record)
-        trajectory = record.get("trajectory")
+        document = {"format": FORMAT, **record.document}
+        trajectory = document.get("trajectory")
         if trajectory and len(trajectory["iteration"]) > LONG:
             buffer = io.BytesIO()
             np.savez_compressed(buffer, **_from_lists(trajectory))
-            data, file = buffer.getvalue(), f"{name}.npz"
+            data, file = buffer.getvalue(), f"{record.file_stem}.npz"
             write_atomically(self.folder / file, data)
-            record["trajectory"] = {
+            document["trajectory"] = {
                 "file": file,
                 "sha256": hashlib.sha256(data).hexdigest(),
             }
-        record["digest"] = digest_of(record)
-        check_record(record)  # what would not be read again must not be written
-        path = self.folder / f"{name}.json"
-        write_atomically(path, text_of(record).encode(), durable_name=False)
+        path = self.folder / f"{record.file_stem}.json"
+        write_atomically(path, text_of(sealed(document)).encode(), durable_name=False)
         return path
 
     def sync(self) -> None:
@@ -139,22 +141,22 @@ class Store:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def load(
-        self, *, set_aside: bool = False, compact: bool = False, digests: bool = True
-    ) -> dict[str, JsonObject]:
-        """All records that can be trusted, by file stem.
+        self, *, set_aside: bool = False, digests: bool = True
+    ) -> dict[str, Record]:
+        """All records that can be trusted, by file stem, without their documents.
+
+        What records have in common is kept once, and trajectories are arrays.
 
         Parameters
         ----------
         set_aside : bool
             Move files that cannot be trusted into ``set-aside/``; otherwise they are only reported. Never deleted.
-        compact : bool
-            In a third of the memory: what records have in common is kept once, trajectories are arrays.
         digests : bool
             False for a dry run, which uses no number that a table shows: digests are not checked, trajectories are dropped.
         """
         self.complaints = []
-        records: dict[str, JsonObject] = {}
-        known: JsonObject = {}
+        records: dict[str, Record] = {}
+        shared: JsonObject = {}
         if not self.folder.is_dir():
             return records
         collecting = gc.isenabled()
@@ -170,9 +172,7 @@ class Store:
                 path = self.folder / name
                 try:
                     record = self.read(path.stem, digests)
-                    records[path.stem] = (
-                        _compacted(record, known) if compact else record
-                    )
+                    records[path.stem] = _compacted(record, shared, digests)
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     self._complain(path, str(error) or type(error).__name__, set_aside)
         finally:
@@ -180,30 +180,29 @@ class Store:
                 gc.enable()
         return records
 
-    def read(self, stem: str, digests: bool = True) -> JsonObject:
+    def read(self, stem: str, digests: bool = True) -> Record:
         """One record as its file holds it; ValueError or OSError if it cannot be trusted."""
-        record: JsonObject = read_json(self.folder / f"{stem}.json")
-        check_record(record, digests)
-        if not digests:
-            record.pop("trajectory", None)
-        if file_stem(record) != stem:
+        record = read_record(read_bytes(self.folder / f"{stem}.json"), digests=digests)
+        if record.file_stem != stem:
             raise ValueError(
                 "the file was renamed: its name does not match the key of its cell"
             )
         return record
 
-    def trajectory(self, record: JsonObject) -> Columns | None:
+    def trajectory(self, record: Record) -> Columns | None:
         """Trajectory of a record, from its ``.npz`` if it is long; None (and a complaint) if that file is not right."""
-        found = record.get("trajectory")
-        if not found:
+        trajectory = record.trajectory
+        if not trajectory:
             return None
-        path = self.folder / str(found.get("file", f"{file_stem(record)}.json"))
+        path = self.folder / f"{record.file_stem}.json"
         try:
-            arrays = (
-                _unpacked_npz(path, found) if "file" in found else _from_lists(found)
-            )
-            _check_columns(arrays, record["metrics"])
-            return arrays
+            if isinstance(trajectory, LongTrajectory):
+                path = self.folder / trajectory.file
+                columns = _unpacked_npz(path, trajectory.sha256)
+            else:
+                columns = _from_lists(trajectory)
+            _check_columns(columns, record.metrics)
+            return columns
         except FileNotFoundError:
             reason: object = "is missing"
         except (
@@ -218,12 +217,10 @@ class Store:
         self.complaints.append(f"{path}: trajectory {reason}")
         return None
 
-    def written(self, record: JsonObject) -> float:
+    def written(self, record: Record) -> float:
         """When a record was written, in seconds; 0 if its file is gone."""
-        return (
-            unless(OSError, os.path.getmtime, self.folder / f"{file_stem(record)}.json")
-            or 0.0
-        )
+        path = self.folder / f"{record.file_stem}.json"
+        return unless(OSError, os.path.getmtime, path) or 0.0
 
     def _complain(self, path: Path, reason: str, set_aside: bool) -> None:
         line = f"{path}: {reason}; not used"
@@ -256,34 +253,26 @@ def move_aside(path: Path, folder: Path) -> Path:
     return target
 
 
-def file_stem(record: JsonObject) -> str:
-    """File name of a record: the cell's key; trusted timings have a separate file per machine."""
-    timing = record.get("timing") or {}
-    suffix = f".timing-{timing['machine']}" if timing.get("trusted") else ""
-    return f"{record['key']}{suffix}"
+def _compacted(record: Record, shared: JsonObject, trajectories: bool) -> Record:
+    """A record for ``load``, without its document; ``shared`` holds parts of earlier records."""
 
+    def common(part: T) -> T:
+        return shared.setdefault(repr(part), part)  # type: ignore[no-any-return]
 
-def _compacted(record: JsonObject, known: JsonObject) -> JsonObject:
-    """A record for ``load(compact=True)``; ``known`` holds parts shared with earlier records."""
-
-    def shared(table: JsonObject) -> JsonObject:
-        return {known.setdefault(key, key): value for key, value in table.items()}
-
-    found = shared(record) | {
-        name: shared(record[name]) for name in ("cell", "metrics", "timing")
-    }
-    for key in ("problem", "algorithm"):
-        found["cell"][key] = known.setdefault(
-            repr(found["cell"][key]), found["cell"][key]
-        )
-        found[key] = known.setdefault(str(record.get(key)), record.get(key))
-    if (trajectory := record.get("trajectory")) and "file" not in trajectory:
-        arrays = unless(
-            ValueError, _from_lists, trajectory
-        )  # rows of different lengths: ``trajectory`` says so
-        if arrays is not None:
-            found["trajectory"] = {known.setdefault(k, k): v for k, v in arrays.items()}
-    return found
+    cell: Any = {shared.setdefault(key, key): v for key, v in record.cell.items()}
+    cell |= {key: common(cell[key]) for key in ("problem", "algorithm")}
+    trajectory: Any = record.trajectory if trajectories else None
+    if isinstance(trajectory, dict):
+        # Rows of different lengths stay lists: ``Store.trajectory`` complains of them.
+        trajectory = unless(ValueError, _from_lists, trajectory) or trajectory
+    return replace(
+        record,
+        cell=cell,
+        trajectory=trajectory,
+        machine=common(record.machine),
+        versions=common(record.versions),
+        document={},
+    )
 
 
 def _check_columns(arrays: Columns, metrics: JsonObject) -> None:
@@ -299,17 +288,17 @@ def _check_columns(arrays: Columns, metrics: JsonObject) -> None:
             raise ValueError("has a different number of components than its record")
 
 
-def _from_lists(found: JsonObject) -> Columns:
+def _from_lists(trajectory: Mapping[str, Any]) -> Columns:
     """Columns as arrays; null becomes NaN."""
-    return {key: np.asarray(values, dtype=float) for key, values in found.items()}
+    return {key: np.asarray(values, dtype=float) for key, values in trajectory.items()}
 
 
-def _unpacked_npz(path: Path, found: JsonObject) -> Columns:
+def _unpacked_npz(path: Path, sha256: str) -> Columns:
     """Arrays of an ``.npz``, if it is the file that was written and does not unpack to more than memory should hold."""
     if path.exists() and not path.is_file():
         raise ValueError("is not in a regular file")
     data = path.read_bytes()
-    if hashlib.sha256(data).hexdigest() != found["sha256"]:
+    if hashlib.sha256(data).hexdigest() != sha256:
         raise ValueError("was changed after it was written")
     return read_npz(io.BytesIO(data))
 

@@ -25,7 +25,6 @@ from smimbench.numerics.seeds import TUNING
 from smimbench.registry.adapters import refusal
 from smimbench.registry.registry import get_registry
 from smimbench.run.choice import log_error
-from smimbench.run.loop import Status
 from smimbench.run.record import (
     SearchResult,
     check_model,
@@ -125,9 +124,9 @@ class Search:
         ]
 
     def proceed(
-        self, records: Mapping[str, JsonObject], backend: str
+        self, log_errors: Mapping[str, float], backend: str
     ) -> tuple[list[Cell], JsonObject | None]:
-        """Cells that have to run next, or the result of the search.
+        """Cells that have to run next, or the result of the search, from the errors of all that ran (by key of their cell).
 
         In every round the better half of the trials goes on, with twice as many seeds: successive halving, from as many seeds
         that the last two are compared on at least four. The setting as written goes on beside that half, so that what is
@@ -142,13 +141,12 @@ class Search:
                 cell
                 for own in cells.values()
                 for cell in own
-                if cell.key not in records
+                if cell.key not in log_errors
             ]
             if missing:
                 return missing, None
-            target = self.suite.run.target
             scores = {
-                trial: fmean(log_error(records[c.key], target) for c in own)
+                trial: fmean(log_errors[cell.key] for cell in own)
                 for trial, own in cells.items()
             }
             ran += sum(len(own) for own in cells.values()) // (
@@ -187,17 +185,15 @@ class Search:
             "algorithm": spec,
         }
 
-    def cells_ahead(
-        self, records: Mapping[str, JsonObject], backend: str
-    ) -> list[Cell]:
+    def cells_ahead(self, log_errors: Mapping[str, float], backend: str) -> list[Cell]:
         """The most cells that may still have to run: none fails, and the setting as written is among the worse half."""
         ahead: list[Cell] = []
-        expected = dict(records)
+        expected = dict(log_errors)
         while missing := self.proceed(expected, backend)[0]:
             ahead += missing
             for cell in missing:
-                error = 1e9 if cell.algorithm == self.trials[AS_WRITTEN][1] else 1.0
-                expected[cell.key] = {"status": Status.OK, "metrics": {"mse": [error]}}
+                as_written = cell.algorithm == self.trials[AS_WRITTEN][1]
+                expected[cell.key] = 20.0 if as_written else 0.0
         return ahead
 
 
@@ -274,16 +270,14 @@ def search_all(
     own, asked = tuning_store(store), chosen_searches(suite)
     if retry:
         own.retire(
-            stem
-            for stem, record in own.load(compact=True).items()
-            if record["status"] in retry
+            stem for stem, record in own.load().items() if record.status in retry
         )
     found = {search: None if retry else read_choice(search, store) for search in asked}
     while True:
-        records = {record["key"]: record for record in own.load(compact=True).values()}
+        log_errors = log_errors_in(suite, own)
         missing: list[Cell] = []
         for search in [one for one, result in found.items() if result is None]:
-            cells, result = search.proceed(records, backend)
+            cells, result = search.proceed(log_errors, backend)
             missing += cells
             if result is not None:
                 found[search] = (
@@ -302,15 +296,22 @@ def searches_ahead(
     suite: Suite, store: Store, backend: str
 ) -> list[tuple[Search, list[Cell]]]:
     """The searches of a suite, each with all cells that it still has to run; nothing is written."""
-    stored = tuning_store(store).load(set_aside=False, compact=True).values()
-    records = {record["key"]: record for record in stored}
+    log_errors = log_errors_in(suite, tuning_store(store))
     return [
         (
             search,
-            [] if read_choice(search, store) else search.cells_ahead(records, backend),
+            []
+            if read_choice(search, store)
+            else search.cells_ahead(log_errors, backend),
         )
         for search in chosen_searches(suite)
     ]
+
+
+def log_errors_in(suite: Suite, trials: Store) -> dict[str, float]:
+    """Logarithms of the errors of all trials that ran, by key of their cell."""
+    target = suite.run.target
+    return {record.key: log_error(record, target) for record in trials.load().values()}
 
 
 def tuning_store(store: Store) -> Store:

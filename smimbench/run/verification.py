@@ -16,7 +16,7 @@ import numpy as np
 
 from smimbench.backend import machine
 from smimbench.backend.device import BackendError, get_backend
-from smimbench.files import JsonObject, canonical_json, error_line
+from smimbench.files import JsonObject, canonical_json, error_line, read_json
 from smimbench.interfaces import Conditions, Overlaps
 from smimbench.problem.problem import Problem
 from smimbench.run.answers import (
@@ -32,6 +32,8 @@ from smimbench.run.executor import Limits
 from smimbench.run.loop import Status
 from smimbench.run.processes import in_processes
 from smimbench.run.record import (
+    LongTrajectory,
+    Record,
     check_answer,
     document_text,
     plain,
@@ -44,6 +46,7 @@ from smimbench.run.theory_solver import TheorySolver
 from smimbench.run.tuning import (
     choice_file,
     choice_of,
+    log_errors_in,
     read_choice,
     searches,
     tuning_store,
@@ -92,9 +95,9 @@ def files(store: Store) -> Verification:
     found.wrong += store.complaints
     for stem, record in records.items():
         path = store.folder / f"{stem}.json"
-        found.wrong += complaints_of(path, text_of, record)
+        found.wrong += complaints_of(path, lambda p: text_of(read_json(p)), path)
         before = len(store.complaints)
-        if "file" in (record.get("trajectory") or {}):
+        if isinstance(record.trajectory, LongTrajectory):
             store.trajectory(record)
             found.add(store.complaints[before:])
     for path in sorted(
@@ -132,7 +135,7 @@ def shared_documents(suite: Suite, folder: Path) -> list[str]:
 def choices(suite: Suite, store: Store) -> Verification:
     """Every choice of ``smimbench tune`` made again from the records of its trials, and compared with what cells ran with."""
     verification, trials = Verification(), tuning_store(store)
-    records = {record["key"]: record for record in trials.load(compact=True).values()}
+    log_errors = log_errors_in(suite, trials)
     for search in searches(suite):
         path, used = choice_file(search, store), suite.choices.get(search.place)
         stored = read_choice(search, store)
@@ -142,7 +145,7 @@ def choices(suite: Suite, store: Store) -> Verification:
                     f"{path} is missing: how the setting of {search.place[1]} was chosen"
                 )
             continue
-        missing, again = search.proceed(records, stored["backend"])
+        missing, again = search.proceed(log_errors, stored["backend"])
         lines = []
         if missing:
             lines = [f"{path}: {len(missing)} runs of its trials are missing"]
@@ -356,7 +359,7 @@ def _points_in(answer: Any) -> Iterator[JsonObject]:
 
 def missing_records(cells: Sequence[Cell], store: Store) -> list[str]:
     """One line for each cell of a suite that has no record, with the file that would hold it."""
-    keys = {stem.partition(".")[0] for stem in store.load(compact=True)}
+    keys = {stem.partition(".")[0] for stem in store.load()}
     return [
         f"{store.folder / cell.key}.json is missing: {cell.problem_label}, {cell.algorithm_label}, alpha {cell.alpha:.5g}, "
         f"D = {cell.dimension}, replicate {cell.replicate}, {cell.backend}"
@@ -384,10 +387,8 @@ def rerun(
     by_key = {cell.key: cell for cell in cells}
     stems: dict[str, list[str]] = {}  # trusted times are in records of their own
     for stem, record in records.items():
-        if record["key"] in by_key and _has_backend(
-            by_key[record["key"]], verification
-        ):
-            stems.setdefault(record["key"], []).append(stem)
+        if record.key in by_key and _has_backend(by_key[record.key], verification):
+            stems.setdefault(record.key, []).append(stem)
     keys = list(stems)
     by_threads: dict[tuple[int, bool], list[Cell]] = {}
     for i in np.random.default_rng(seed).permutation(len(keys))[:count]:
@@ -424,22 +425,17 @@ def _has_backend(cell: Cell, verification: Verification) -> bool:
     return True
 
 
-def _threads_of(record: JsonObject) -> int:
+def _threads_of(record: Record) -> int:
     """Number of BLAS threads of a run, as far as it can be had here."""
-    threads = record["timing"].get("threads")
-    return (
-        min(threads, os.cpu_count() or 1)
-        if isinstance(threads, int) and threads > 0
-        else 1
-    )
+    return max(1, min(record.timing.threads or 1, os.cpu_count() or 1))
 
 
-def _was_killed(record: JsonObject) -> bool:
+def _was_killed(record: Record) -> bool:
     """Whether a record says that its process was ended by a time limit, without an estimate."""
-    return record["status"] == Status.TIMEOUT and not record["metrics"]
+    return record.status == Status.TIMEOUT and not record.metrics
 
 
-def untimed(cells: Iterable[Cell], threads: int) -> Iterator[tuple[Cell, JsonObject]]:
+def untimed(cells: Iterable[Cell], threads: int) -> Iterator[tuple[Cell, Record]]:
     """Cells with their records, run again without a time limit, which a busy machine would reach earlier."""
     free = [
         (replace(cell, run=cell.run.model_copy(update={"timeout": None})), cell)
@@ -447,32 +443,27 @@ def untimed(cells: Iterable[Cell], threads: int) -> Iterator[tuple[Cell, JsonObj
     ]
     again = {variant.key: cell for variant, cell in free}
     for record in in_processes([variant for variant, _ in free], 1, threads):
-        yield again[record["key"]], record
+        yield again[record.key], record
 
 
-def _with_limits(
-    cells: Sequence[Cell], threads: int
-) -> Iterator[tuple[Cell, JsonObject]]:
+def _with_limits(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Record]]:
     """Cells with their records, run again with the time limit of the suite and of ``LONGEST_RERUN``."""
     again = {cell.key: cell for cell in cells}
     for record in in_processes(cells, 1, threads, limits=Limits(seconds=LONGEST_RERUN)):
-        yield again[record["key"]], record
+        yield again[record.key], record
 
 
 def _unreproduced(
-    old: JsonObject, new: JsonObject, store: Store, *, trajectories: bool
+    old: Record, new: Record, store: Store, *, trajectories: bool
 ) -> Iterator[str]:
     """How a record differs from that of the same cell run again, in words."""
-    same = (
-        old["timing"].get("machine") == machine.fingerprint()
-        and old["versions"] == new["versions"]
-    )
+    same = old.timing.machine == machine.fingerprint() and old.versions == new.versions
     then, now = (_reproducible(record, store, exact=same) for record in (old, new))
     if not trajectories:
         del then["trajectory"], now["trajectory"]
     elif (
-        old["status"] == Status.TIMEOUT
-        and old["iterations"] < new["iterations"]
+        old.status == Status.TIMEOUT
+        and (old.iterations or 0) < (new.iterations or 0)
         and then["trajectory"]
     ):
         then, now = _until_the_clock(then, now)
@@ -488,14 +479,14 @@ NOT_VERIFIED = "times, memory and load; machine, versions and where inputs lay; 
 """What no second run can confirm."""
 
 
-def _reproducible(record: JsonObject, store: Store, *, exact: bool) -> JsonObject:
+def _reproducible(record: Record, store: Store, *, exact: bool) -> JsonObject:
     """The part of a record that follows from suite, seed and code; without the numbers in texts unless ``exact``."""
     columns = store.trajectory(record) or {}
-    fields = {name: record.get(name) for name in REPRODUCIBLE}
+    fields = {name: getattr(record, name) for name in REPRODUCIBLE}
     fields["where"] = PurePath(
-        str(record.get("where", ""))
+        record.where or ""
     ).name  # without the folder of an installation
-    fields["cost"] = record["timing"].get("cost")
+    fields["cost"] = plain(record.timing.cost)
     fields["trajectory"] = {
         name: column.tolist() for name, column in columns.items() if name != "seconds"
     }

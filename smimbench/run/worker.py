@@ -14,7 +14,6 @@ import queue
 import signal
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -51,7 +50,10 @@ def main() -> None:
     else:
         from smimbench.run.cell import run_cell
 
-        work = partial(run_cell, timing=setup["timing"], threads=setup["threads"])
+        def work(cell: Any) -> JsonObject:
+            record = run_cell(cell, timing=setup["timing"], threads=setup["threads"])
+            return record.document
+
     while True:
         arguments = pickle.loads(inbox.get())
         tell(begun=True)

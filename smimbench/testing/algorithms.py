@@ -26,6 +26,7 @@ from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import parameters_of
 from smimbench.registry.registry import using
+from smimbench.run.record import Record
 from smimbench.testing.context import CheckContext, OverlayRegistry
 from smimbench.testing.core import (
     CheckFailed,
@@ -369,7 +370,7 @@ def namespace(context: CheckContext, small: SmallProblem) -> None:
     on_another_device(context.item, compare)
 
 
-def _record(context: CheckContext, small: SmallProblem) -> dict[str, Any]:
+def _record(context: CheckContext, small: SmallProblem) -> Record:
     """Record of one cell run through the engine's own loop."""
     from smimbench.run.cell import run_cell
     from smimbench.suite.cells import Cell
@@ -404,8 +405,8 @@ def runs(context: CheckContext, small: SmallProblem) -> None:
     from smimbench.run.store import Store
 
     record = _record(context, small)
-    if record["status"] == "failed":
-        raise CheckFailed(f"fails on {small.name}: {record['reason']}")
+    if record.status == "failed":
+        raise CheckFailed(f"fails on {small.name}: {record.reason}")
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "check")
         try:
@@ -414,8 +415,8 @@ def runs(context: CheckContext, small: SmallProblem) -> None:
             raise CheckFailed(
                 f"the record of a run cannot be written: {error} ({small.name})"
             ) from error
-        stored = store.load().get(record["key"], {})
-        if stored.get("metrics") != record["metrics"]:
+        stored = store.load().get(record.key)
+        if stored is None or stored.metrics != record.metrics:
             raise CheckFailed(
                 f"a stored record is changed when read back ({small.name}): {store.complaints}"
             )

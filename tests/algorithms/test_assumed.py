@@ -336,8 +336,8 @@ def test_lists_of_an_assumption_are_an_axis():
     problem, algorithm = wrong.rebuild()
     assert algorithm.assumed(problem).spec["channel"]["noise"] == 0.1
     record = run_cell(suite.cells()[1])
-    assert record["status"] == "ok"
-    assert record["metrics"]["calibration"][0] < 0.9  # it claims too little
+    assert record.status == "ok"
+    assert record.metrics["calibration"][0] < 0.9  # it claims too little
 
 
 def test_the_version_of_an_assumed_item_is_part_of_cells_and_of_their_theory(

@@ -81,10 +81,10 @@ def test_gamp_gives_the_numbers_of_numpy(parts, alpha, dimension):
 def test_a_suite_runs(tmp_path, text):
     for cell in load_suite(write_suite(tmp_path, text)).cells("cupy"):
         record = runner.run_cell(cell, timing=True)
-        assert record["status"] in ("ok", "not-converged"), record["reason"]
-        timing = record["timing"]
-        assert 0 < timing["device_seconds"] <= 1.05 * timing["seconds"] + 1e-3
-        assert timing["device_peak_memory"] > 0
+        assert record.status in ("ok", "not-converged"), record.reason
+        timing = record.timing
+        assert 0 < timing.device_seconds <= 1.05 * timing.seconds + 1e-3
+        assert record.document["timing"]["device_peak_memory"] > 0
 
 
 def test_inputs_beyond_the_limit_are_streamed(tmp_path):
@@ -176,14 +176,12 @@ def test_converged_rows_are_those_of_numpy(tmp_path, text, dtype):
     )
     for there, here in zip(suite.cells("cupy"), suite.cells("numpy")):
         found, expected = runner.run_cell(there), runner.run_cell(here)
-        assert (found["status"], found["iterations"]) == (
-            expected["status"],
-            expected["iterations"],
+        assert (found.status, found.iterations) == (
+            expected.status,
+            expected.iterations,
         )
-        for name, values in expected["metrics"].items():
-            np.testing.assert_allclose(
-                found["metrics"][name], values, rtol=0, atol=1e-8
-            )
+        for name, values in expected.metrics.items():
+            np.testing.assert_allclose(found.metrics[name], values, rtol=0, atol=1e-8)
 
 
 def test_labels_out_of_reach_are_rescued():

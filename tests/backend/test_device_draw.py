@@ -142,7 +142,7 @@ def test_on_numpy_the_device_is_the_host(tmp_path):
     (host, *_) = load_suite(write_suite(tmp_path), (), only).cells()
     (device, *_) = load_suite(write_suite(tmp_path), ["run.draw=device"], only).cells()
     records = [runner.run_cell(cell) for cell in (host, device)]
-    assert records[0]["metrics"] == records[1]["metrics"]
+    assert records[0].metrics == records[1].metrics
     assert records[1]["placement"]["drawn"] == "host"
-    assert records[1]["cell"]["draw"] == "device"
-    assert "draw" not in records[0]["cell"]
+    assert records[1].cell["draw"] == "device"
+    assert "draw" not in records[0].cell

@@ -81,12 +81,12 @@ def test_every_algorithm_of_a_suite_runs_and_has_a_key_of_its_own(tmp_path, text
     for plain, narrow in zip(suites[0].cells(), suites[1].cells()):
         assert plain.key != narrow.key
         records = [run_cell(cell) for cell in (plain, narrow)]
-        assert records[1]["status"] == records[0]["status"], records[1]["reason"]
+        assert records[1].status == records[0].status, records[1].reason
         assert records[1]["placement"] == {"drawn": "host", "inputs": "resident"}
         np.testing.assert_allclose(
-            records[1]["metrics"]["mse"], records[0]["metrics"]["mse"], rtol=1e-3
+            records[1].metrics["mse"], records[0].metrics["mse"], rtol=1e-3
         )
-        cost = [record["timing"]["cost"] for record in records]
+        cost = [record.timing.cost for record in records]
         if cost[0] is not None:
             assert cost[1]["bytes"] == cost[0]["bytes"] / 2
 
@@ -97,7 +97,7 @@ def test_minibatches_are_widened(tmp_path):
     ).cells()
     algorithm = {**cell.algorithm, "batch": 16}
     record = run_cell(replace(cell, algorithm=algorithm))
-    assert record["status"] == "ok", record["reason"]
+    assert record.status == "ok", record.reason
 
 
 def test_a_model_that_takes_narrow_inputs_is_given_them_on_a_device(backend):

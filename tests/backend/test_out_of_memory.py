@@ -76,19 +76,17 @@ def test_it_runs_again_with_the_next_smaller_chunk(device, tmp_path, algorithm):
     limit, lengths = device
     cell = cell_of(tmp_path, algorithm)
     plain = runner.run_cell(cell)
-    assert plain["status"] in ("ok", "not-converged"), plain.get("traceback")
-    assert "tries" not in plain["placement"]
+    assert plain.status in ("ok", "not-converged"), plain.traceback
+    assert "tries" not in plain.document["placement"]
     limit.append(100)
     careful = runner.run_cell(cell)
-    assert careful["status"] == plain["status"], careful.get("traceback")
-    tries = careful["placement"]["tries"]
+    assert careful.status == plain.status, careful.traceback
+    tries = careful.document["placement"]["tries"]
     assert tries > 1
-    assert f"1/{2 ** (tries - 1)} of their usual size" in careful["warnings"][-1]
+    assert f"1/{2 ** (tries - 1)} of their usual size" in careful.warnings[-1]
     assert max(lengths) > 100 >= lengths[-1]
-    assert careful["timing"]["lost_seconds"] > plain["timing"]["lost_seconds"]
-    np.testing.assert_allclose(
-        careful["metrics"]["mse"], plain["metrics"]["mse"], rtol=1e-9
-    )
+    assert careful.timing.lost_seconds > plain.timing.lost_seconds
+    np.testing.assert_allclose(careful.metrics["mse"], plain.metrics["mse"], rtol=1e-9)
     assert memory.caution() == 1.0
 
 
@@ -96,8 +94,8 @@ def test_what_fits_nowhere_fails_in_words(device, tmp_path):
     limit, lengths = device
     limit.append(1)
     record = runner.run_cell(cell_of(tmp_path, "gamp"))
-    assert record["status"] == "failed"
-    assert record["reason"].startswith("OutOfMemoryError: Out of memory")
+    assert record.status == "failed"
+    assert record.reason.startswith("OutOfMemoryError: Out of memory")
     assert sorted(set(lengths), reverse=True) == list(
         dict.fromkeys(lengths)
     )  # smaller each time
@@ -113,8 +111,7 @@ def test_any_other_error_is_none_of_it(device, tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner, "run_algorithm", broken)
     assert (
-        runner.run_cell(cell_of(tmp_path, "gamp"))["reason"]
-        == "MemoryError: of the host"
+        runner.run_cell(cell_of(tmp_path, "gamp")).reason == "MemoryError: of the host"
     )
     assert tried == [1]
 

@@ -15,6 +15,7 @@ from smimbench.registry.registry import get_registry
 from smimbench.report.statistics import efficiency as _efficiency
 from smimbench.report.tables import runtime_tables
 from smimbench.suite.reader import load_suite
+from tests import records
 from tests.helpers import call, write_suite
 from tests.report.rows import printed, row
 
@@ -136,7 +137,7 @@ def record(seconds, cost=True, ceilings=True, **cell):
         "cost": {"flops": 100.0, "bytes": 1.0} if cost else None,
         "ceilings": RATES if ceilings else None,
     }
-    return {"timing": timing, "cell": cell}
+    return records.record(timing=timing, cell=cell)
 
 
 def test_rows_average_what_is_known():
@@ -146,7 +147,7 @@ def test_rows_average_what_is_known():
             record(4.0),
             record(9.0, cost=False),
             record(9.0, ceilings=False),
-            {},
+            records.record(),
         ]
     )
     assert found == (pytest.approx((0.5 + 0.25) / 2), "products")

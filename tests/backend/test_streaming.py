@@ -100,9 +100,9 @@ def test_the_record_says_so(tmp_path, monkeypatch):
     plain = runner.run_cell(cell)
     monkeypatch.setattr(runner, "get_backend", lambda *args, **kwargs: small(0))
     streamed = runner.run_cell(cell)
-    assert plain["placement"] == {"drawn": "host", "inputs": "resident"}
-    assert streamed["placement"] == {"drawn": "host", "inputs": "streamed"}
-    assert plain["metrics"] == streamed["metrics"]
+    assert plain.document["placement"] == {"drawn": "host", "inputs": "resident"}
+    assert streamed.document["placement"] == {"drawn": "host", "inputs": "streamed"}
+    assert plain.metrics == streamed.metrics
     assert SUITE.count("gamp") == 1
 
 

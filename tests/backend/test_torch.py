@@ -33,11 +33,9 @@ def test_cells_agree_with_numpy(suite, overrides):
         if (here.algorithm.get("steps") or 0) > 100 or here.algorithm.get("epochs"):
             continue  # the long runs of gradient methods; quickstart has short ones
         wanted, found = run_cell(here), run_cell(there)
-        assert found["status"] == wanted["status"], found.get(
-            "traceback", found["reason"]
-        )
-        for metric, values in wanted["metrics"].items():
-            assert found["metrics"][metric] == pytest.approx(
+        assert found.status == wanted.status, found.traceback or found.reason
+        for metric, values in wanted.metrics.items():
+            assert found.metrics[metric] == pytest.approx(
                 values, rel=1e-10, abs=1e-10
             ), (metric, here)
             compared += len(values)

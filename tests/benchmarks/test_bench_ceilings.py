@@ -235,6 +235,6 @@ def test_overhead_of_a_cell(benchmark, judge, tmp_path):
     begin = time.process_time()
     records = runner.run_cells(cells, Store(tmp_path / "results"))
     total = (time.process_time() - begin) / len(records)
-    own = sum(r["timing"]["cpu_seconds"] for r in records) / len(records)
+    own = sum(r.timing.cpu_seconds for r in records) / len(records)
     report(benchmark, lambda: None, milliseconds=1e3 * (total - own))
     assert not judge or total - own <= 0.005

@@ -20,6 +20,7 @@ from smimbench.run.theory_process import Progress
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from tests.helpers import SUITE, call, write_suite
+from tests.records import record
 from tests.report.rows import row
 
 
@@ -86,7 +87,7 @@ def test_a_log_is_told_how_many_cells_are_done(cells, capsys, monkeypatch):
     with progress.run_progress(campaign(cells * 100), silent=False) as callbacks:
         for _ in range(250):
             now[0] += 1.0
-            callbacks.on_record({"status": "ok"})
+            callbacks.on_record(record())
     _, *lines = capsys.readouterr().err.splitlines()
     whole = len(cells) * 100
     assert lines == [f"smimbench: running for {clock}: small: {done} / {whole}"
@@ -109,12 +110,12 @@ def test_a_terminal_shows_what_a_long_cell_is_at_and_no_longer_than_it_runs(
         callbacks.on_progress([underway(cells[0], 60.0, 0)])
         callbacks.on_progress([])
         callbacks.on_record(
-            {
-                "status": "diverged",
-                "algorithm": "gamp",
-                "cell": {"alpha": 0.5},
-                "reason": "too far",
-            }
+            record(
+                status="diverged",
+                algorithm="gamp",
+                cell={"alpha": 0.5},
+                reason="too far",
+            )
         )
     assert "gamp at alpha 0.5: diverged: too far" in terminal.text
     assert "starting" not in terminal.text.partition("too far")[2]
@@ -167,7 +168,7 @@ def test_whatever_solves_theory_says_so(command, tmp_path, capsys, monkeypatch):
 def test_silence_is_silent(cells, capsys):
     with progress.run_progress(campaign(cells), silent=True) as callbacks:
         callbacks.on_progress([underway(cells[0], 1e4, 7)])
-        callbacks.on_record({"status": "failed"})
+        callbacks.on_record(record(status="failed"))
     assert capsys.readouterr() == ("", "")
 
 
@@ -175,13 +176,13 @@ def test_a_failure_that_repeats_is_said_once(cells, capsys):
     """84 cells of one broken line are one line, whatever numbers their messages have; other failures are said, too."""
 
     def failed(alpha, reason, where):
-        return {
-            "status": "failed",
-            "algorithm": "muon",
-            "cell": {"alpha": alpha},
-            "reason": reason,
-            "where": where,
-        }
+        return record(
+            status="failed",
+            algorithm="muon",
+            cell={"alpha": alpha},
+            reason=reason,
+            where=where,
+        )
 
     with progress.run_progress(campaign(cells), silent=False) as callbacks:
         for seed in range(84):
@@ -194,9 +195,9 @@ def test_a_failure_that_repeats_is_said_once(cells, capsys):
             )
         callbacks.on_record(failed(0.1, "ValueError: other", "muon.py, line 13"))
         for step in range(5):
-            diverged = {"status": "diverged", "algorithm": "gd", "cell": {"alpha": 0.1}}
+            reason = f"not finite at iteration {step}"
             callbacks.on_record(
-                {**diverged, "reason": f"not finite at iteration {step}"}
+                record(status="diverged", algorithm="gd", reason=reason)
             )
     lines = capsys.readouterr().err.splitlines()[1:]
     assert [line.partition(" at")[0] for line in lines] == ["muon", "muon", "gd"]

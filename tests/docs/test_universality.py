@@ -64,7 +64,7 @@ def test_the_error_of_ridge_follows_from_the_number_of_equations(tmp_path):
     for inputs in ('"gaussian"', '"one-hot"'):
         suite = load_suite(write_suite(tmp_path, text.replace("INPUTS", inputs)))
         records = [run_cell(cell) for cell in suite.cells()]
-        means.append(np.mean([record["metrics"]["mse"][-1] for record in records]))
+        means.append(np.mean([record.metrics["mse"][-1] for record in records]))
         data = [
             suite.plans[0].problem.instance(alpha, d, seed).inputs for seed in range(12)
         ]

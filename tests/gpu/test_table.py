@@ -27,7 +27,7 @@ def test_a_row_for_every_trusted_record_with_machine_and_versions(tmp_path):
         cell, *_ = load_suite(
             write_suite(tmp_path, ATTENTION), [f"run.dtype={dtype}"], ["algorithm=gamp"]
         ).cells()
-        record = run_cell(cell)
+        record = run_cell(cell).document
         record["timing"] |= {
             "trusted": True,
             "ceilings": {"float64": 1e12, "bandwidth": 1e11},

@@ -278,7 +278,7 @@ def test_no_theory_is_claimed_where_none_is_known(tmp_path, capsys):
     assert [plan.problem.inputs.degrees for plan in suite.plans] == [4.0, 6.0]
     assert len({cell.key for cell in suite.cells()}) == 8
     record = run_cell(suite.cells()[0])
-    assert "no theory is known" in record["blank"]["generalization_error_plugin"]
+    assert "no theory is known" in record.blank["generalization_error_plugin"]
     where = (str(tmp_path / "small.toml"), "--results", str(tmp_path / "results"))
     assert call(capsys, "run", *where, "--quiet")[0] == 0
     rows = json.loads(call(capsys, "show", *where, "--json")[1])["rows"]

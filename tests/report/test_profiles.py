@@ -117,7 +117,7 @@ def test_hits_are_those_of_the_trajectories(tmp_path):
     found = hits(results)
     assert len(found) == len(pairs) * 3
     ends = {
-        (c.alpha, c.replicate): r["metrics"]["mse"][0]
+        (c.alpha, c.replicate): r.metrics["mse"][0]
         for c, r in pairs
         if c.algorithm_label == "gamp"
     }

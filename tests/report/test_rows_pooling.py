@@ -17,6 +17,7 @@ from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from tests.helpers import SUITE, call, write_suite
+from tests.records import record
 from tests.report.rows import row
 
 ONE = SUITE.replace("[0.5, 1.0]", "[0.5]").partition('[[algorithms]]\nname  = "adam"')[
@@ -38,13 +39,11 @@ def stored(folder, suite, mse):
     for i, cell in enumerate({cell.key: cell for cell in suite.cells()}.values()):
         value = mse[cell.problem["channel"]["noise"]] + 0.01 * (i % 2)
         store.write(
-            {
-                "key": cell.key, "cell": cell.identity(), "status": "ok", "reason": "", "iterations": 2,
-                "problem": cell.problem_label, "algorithm": cell.algorithm_label, "machine": {}, "versions": {},
-                "metrics": {"mse": [value], "overlap": [1 - value]},
-                "timing": {"seconds": 1.0, "cpu_seconds": 1.0, "machine": "here", "trusted": False},
-                "trajectory": {"iteration": [0], "seconds": [0.0], "mse": [[value]], "overlap": [[0.1]], "samples": [None]},
-            }
+            record(
+                cell=cell.identity(), iterations=2, problem=cell.problem_label, algorithm=cell.algorithm_label,
+                metrics={"mse": [value], "overlap": [1 - value]}, timing={"seconds": 1.0, "cpu_seconds": 1.0},
+                trajectory={"iteration": [0], "seconds": [0.0], "mse": [[value]], "overlap": [[0.1]], "samples": [None]},
+            )
         )  # fmt: skip
     return store
 

@@ -8,17 +8,13 @@ import pytest
 
 from smimbench.report.statistics import mean_diagnostics
 from smimbench.report.tables import diagnostic_tables
+from tests import records
 from tests.report.rows import printed, row
 
 
 def record(values):
-    return {
-        "final": {
-            "residual": 0.0,
-            "predicted_overlap": [0.5],
-            "leading_eigenvalues": values,
-        }
-    }
+    final = {"residual": 0.0, "predicted_overlap": [0.5], "leading_eigenvalues": values}
+    return records.record(final=final)
 
 
 def test_what_was_not_found_is_counted_and_left_out_of_the_mean():
@@ -27,7 +23,7 @@ def test_what_was_not_found_is_counted_and_left_out_of_the_mean():
             record([1.0, None]),
             record([1.2, None]),
             record([1.4, 0.9]),
-            {"final": {"residual": 1.0}},
+            records.record(final={"residual": 1.0}),
         ],
         {"leading_eigenvalues": [1.25, None]},
     )
@@ -44,7 +40,7 @@ def test_what_was_not_found_is_counted_and_left_out_of_the_mean():
         1,
         None,
     )
-    assert mean_diagnostics([{}, {"final": None}], {}) == {}
+    assert mean_diagnostics([records.record()], {}) == {}
 
 
 def test_table_has_one_line_for_each_number():

@@ -7,6 +7,7 @@ import pytest
 
 from smimbench.report.columns import statuses
 from smimbench.report.statistics import still_moving
+from tests import records
 
 STEPS = np.arange(1, 1001)
 OK = {"status": "ok", "reason": "all 1000 steps made"}
@@ -16,7 +17,7 @@ def found(*courses, record=OK, target=1e-3):
     trajectories = [
         {"iteration": STEPS, "mse": np.asarray(course)[:, None]} for course in courses
     ]
-    return still_moving([record] * len(courses), trajectories, target)
+    return still_moving([records.record(**record)] * len(courses), trajectories, target)
 
 
 def noise(seed, memory, size):

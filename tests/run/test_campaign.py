@@ -18,6 +18,7 @@ from smimbench.run.cell import INFORMED_OVERLAP, run_cell
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, environment, write_suite
+from tests.records import numbers, numbers_in
 
 
 def cells_of(tmp_path, registry, *algorithms: str, text: str = SUITE, **overrides):
@@ -27,19 +28,6 @@ def cells_of(tmp_path, registry, *algorithms: str, text: str = SUITE, **override
         [f"{key}={value}" for key, value in overrides.items()],
     )
     return suite.cells()
-
-
-def numbers(record) -> str:
-    """Everything of a record that must not depend on where and when it was made."""
-    keep = {
-        k: v
-        for k, v in record.items()
-        if k not in ("timing", "machine", "versions", "digest", "format")
-    }
-    keep["trajectory"] = {
-        k: v for k, v in (record.get("trajectory") or {}).items() if k != "seconds"
-    }
-    return json.dumps(keep, sort_keys=True, default=str)
 
 
 def test_a_spectral_start_is_part_of_the_time(tmp_path, registry, monkeypatch):
@@ -59,11 +47,9 @@ def test_a_spectral_start_is_part_of_the_time(tmp_path, registry, monkeypatch):
     ):
         cell = cells_of(tmp_path, registry, "gamp", **{"run.start": f'"{start}"'})[0]
         record = run_cell(cell)
-        assert record["status"] == "ok"
-        assert least <= record["trajectory"]["seconds"][0] < most
-        assert (
-            record["timing"]["seconds"] >= record["trajectory"]["seconds"][-1] >= least
-        )
+        assert record.status == "ok"
+        assert least <= record.trajectory["seconds"][0] < most
+        assert record.timing.seconds >= record.trajectory["seconds"][-1] >= least
 
 
 def test_cost_grows_with_students_and_epochs(tmp_path, registry):
@@ -140,34 +126,34 @@ def test_a_machine_keeps_its_name_when_scipy_brings_a_blas_of_its_own():
 def test_every_end_is_a_record(tmp_path, registry, algorithm, status, reason):
     cell = cells_of(tmp_path, registry, algorithm)[0]
     record = run_cell(cell)
-    assert (record["status"], record["reason"]) == (status, reason)
-    assert record["key"] == cell.key
-    assert record["cell"] == cell.identity()
-    assert (record["problem"], record["algorithm"]) == ("line", algorithm)
-    assert record["timing"]["machine"] == machine.fingerprint()
-    assert record["versions"]["smimbench"]
-    assert ("traceback" in record) == (status == "failed")
+    assert (record.status, record.reason) == (status, reason)
+    assert record.key == cell.key
+    assert record.cell == json.loads(json.dumps(cell.identity()))
+    assert (record.problem, record.algorithm) == ("line", algorithm)
+    assert record.timing.machine == machine.fingerprint()
+    assert record.versions["smimbench"]
+    assert ("traceback" in record.document) == (status == "failed")
     if status == "failed":
-        assert "Traceback" in record["traceback"]
+        assert "Traceback" in record.traceback
     store = Store(tmp_path / "results")
     store.write(record)
-    assert store.load()[cell.key]["reason"] == reason
+    assert store.load()[cell.key].reason == reason
 
 
 def test_a_time_limit_ends_a_run(tmp_path, registry):
     cell = cells_of(tmp_path, registry, "sleeper", **{"run.timeout": 0.05})[0]
     record = run_cell(cell)
-    assert record["status"] == "timeout"
-    assert 0.05 < record["timing"]["seconds"] < 2
-    assert record["metrics"]["mse"]
+    assert record.status == "timeout"
+    assert 0.05 < record.timing.seconds < 2
+    assert record.metrics["mse"]
 
 
 def test_warnings_are_kept_once_and_do_not_reach_the_terminal(
     tmp_path, registry, recwarn
 ):
     record = run_cell(cells_of(tmp_path, registry, "talker")[0])
-    assert record["status"] == "ok"
-    assert record["warnings"] == [
+    assert record.status == "ok"
+    assert record.warnings == [
         "by info",
         "UserWarning: by warnings",
         "RuntimeWarning: divide by zero encountered in log",
@@ -177,26 +163,24 @@ def test_warnings_are_kept_once_and_do_not_reach_the_terminal(
 
 def test_a_record_says_what_a_reader_needs(tmp_path, registry):
     record = run_cell(cells_of(tmp_path, registry, "gamp")[0])
-    assert record["status"] == "ok"
-    assert record["samples"] == 15
-    assert record["sample_ratio"] == 0.5
-    assert record["restarts"] == 0
-    assert record["iterations"] == record["trajectory"]["iteration"][-1]
-    assert record["metrics"]["mse"] == record["trajectory"]["mse"][-1]
-    timing = record["timing"]
-    assert timing["trusted"] is False
-    assert 0 < timing["first_iteration"] <= timing["seconds"] <= timing["total_seconds"]
-    assert 0 < timing["per_iteration"] <= timing["seconds"]
-    assert timing["peak_memory"] > 10 * 2**20
-    assert timing["lost_seconds"] == 0
+    assert record.status == "ok"
+    assert record.samples == 15
+    assert record.sample_ratio == 0.5
+    assert record.restarts == 0
+    assert record.iterations == record.trajectory["iteration"][-1]
+    assert record.metrics["mse"] == record.trajectory["mse"][-1]
+    timing = record.timing
+    assert timing.trusted is False
+    assert 0 < timing.first_iteration <= timing.seconds <= timing.total_seconds
+    assert 0 < timing.per_iteration <= timing.seconds
+    assert timing.peak_memory > 10 * 2**20
+    assert timing.lost_seconds == 0
 
 
 def test_a_different_seed_starts_the_algorithm_elsewhere_and_a_restart_does_too(
     tmp_path, registry
 ):
-    seen = [
-        run_cell(c)["metrics"]["mse"] for c in cells_of(tmp_path, registry, "quiet")
-    ]
+    seen = [run_cell(c).metrics["mse"] for c in cells_of(tmp_path, registry, "quiet")]
     assert len({tuple(v) for v in seen}) == len(seen)
 
 
@@ -208,7 +192,7 @@ def test_to_resume_is_a_set_difference(tmp_path, registry):
     missing = missing_cells(cells, store.load())
     assert missing == cells[3:]
     ran = []
-    run_cells(missing, store, on_record=lambda record: ran.append(record["key"]))
+    run_cells(missing, store, on_record=lambda record: ran.append(record.key))
     assert ran == [cell.key for cell in cells[3:]]
     assert missing_cells(cells, store.load()) == []
     more = cells_of(tmp_path, registry, "quiet", "gamp", **{"grid.seeds": 3})
@@ -234,14 +218,14 @@ def test_trusted_timings_are_records_of_their_own_and_bound_to_the_machine(
             tmp_path / "results" / f"{cell.key}.json"
         )
     assert missing_cells(cells, store.load(), timing=True) == []
-    records = store.load()
+    records, same = store.load(), numbers_in(store)
     assert len(records) == 4
     trusted = [record for stem, record in records.items() if ".timing-" in stem]
-    assert all(record["timing"]["trusted"] for record in trusted)
+    assert all(record.timing.trusted for record in trusted)
     assert len(trusted) == 2
     # Errors do not depend on the mode, and on another machine only the times are missing.
     for record in trusted:
-        assert numbers(record) == numbers(records[record["key"]])
+        assert numbers(store.read(record.file_stem).document) == same[record.key]
     monkeypatch.setattr(machine, "fingerprint", lambda: "elsewhere")
     assert missing_cells(cells, records, timing=True) == cells
     assert missing_cells(cells, records) == []
@@ -256,10 +240,10 @@ def test_serial_and_parallel_agree_bit_for_bit(tmp_path, registry):
     cells = cells_of(tmp_path, registry, "gamp", "adam", text=ATTENTION, **small)
     serial = run_cells(cells, Store(tmp_path / "serial"))
     parallel = run_cells(cells, Store(tmp_path / "parallel"), workers=2)
-    by_key = {record["key"]: record for record in parallel}
+    by_key = {record.key: record for record in parallel}
     assert len(by_key) == len(serial) == len(cells) == 16
     for record in serial:
-        assert numbers(record) == numbers(by_key[record["key"]])
+        assert numbers(record.document) == numbers(by_key[record.key].document)
     stored = Store(tmp_path / "parallel").load()
     assert set(stored) == set(by_key)
 
@@ -293,13 +277,13 @@ def test_a_process_that_dies_takes_only_its_own_cell(tmp_path, registry):
     records = store.load()
     assert set(records) == {cell.key for cell in cells}
     assert {
-        key for key, record in records.items() if record["status"] == "failed"
+        key for key, record in records.items() if record.status == "failed"
     } == fatal
-    assert {
-        record["status"] for key, record in records.items() if key not in fatal
-    } == {"ok"}
+    assert {record.status for key, record in records.items() if key not in fatal} == {
+        "ok"
+    }
     (dead,) = fatal
-    assert "worker process died" in records[dead]["reason"]
+    assert "worker process died" in records[dead].reason
     assert missing_cells(cells, records) == []
 
 
@@ -317,41 +301,39 @@ def test_data_cannot_be_spoiled_for_siblings(tmp_path, registry):
         cells_of(tmp_path, registry, *SPOILERS, "gamp")[:4], Store(tmp_path / "results")
     )
     for record, reason in zip(bad, SPOILERS.values(), strict=True):
-        assert record["status"] == "failed"
-        assert reason in record["reason"]
-        assert not record["metrics"]
-    assert numbers(sibling) == numbers(alone)
+        assert record.status == "failed"
+        assert reason in record.reason
+        assert not record.metrics
+    assert numbers(sibling.document) == numbers(alone.document)
 
 
 def test_odd_findings_and_warnings_are_named_and_dropped(tmp_path, registry):
     record = run_cell(cells_of(tmp_path, registry, "odd-reporter")[0])
-    assert record["status"] == "ok"
-    assert record["final"]["fine"] == [1.5, None]
-    assert record["final"]["3"] == [1.0, None]
-    dropped = [
-        line for line in record["warnings"] if "must be a list of numbers" in line
-    ]
+    assert record.status == "ok"
+    assert record.final["fine"] == [1.5, None]
+    assert record.final["3"] == [1.0, None]
+    dropped = [line for line in record.warnings if "must be a list of numbers" in line]
     assert [line.split("'")[1] for line in dropped] == [
         "table",
         "text",
         "object",
         "deep",
     ]
-    assert "\x1b" not in json.dumps(record, ensure_ascii=False)
+    assert "\x1b" not in json.dumps(record.document, ensure_ascii=False)
 
 
 def test_findings_that_fail_do_not_cost_the_run(tmp_path, registry):
     record = run_cell(cells_of(tmp_path, registry, "failing-reporter")[0])
-    assert record["status"] == "ok"
-    assert "it has no findings: RuntimeError: nothing kept" in record["warnings"]
+    assert record.status == "ok"
+    assert "it has no findings: RuntimeError: nothing kept" in record.warnings
 
 
 def test_warnings_without_end_are_cut(tmp_path, registry):
     record = run_cell(cells_of(tmp_path, registry, "tower")[0])
-    assert record["status"] == "ok"
-    assert len(record["warnings"]) == 101
-    assert record["warnings"][-1] == "and 200 more"
-    assert len(json.dumps(record)) < 500_000
+    assert record.status == "ok"
+    assert len(record.warnings) == 101
+    assert record.warnings[-1] == "and 200 more"
+    assert len(json.dumps(record.document)) < 500_000
 
 
 def test_what_a_record_cannot_hold_fails_its_cell_alone(
@@ -361,7 +343,7 @@ def test_what_a_record_cannot_hold_fails_its_cell_alone(
 
     monkeypatch.setattr(MSE, "measure", lambda *_: ["nought"])
     record = run_cell(cells_of(tmp_path, registry, "quiet")[0])
-    assert record["status"] in ("ok", "failed")
+    assert record.status in ("ok", "failed")
     Store(tmp_path / "results").write(record)
     assert len(Store(tmp_path / "results").load()) == 1
 
@@ -384,7 +366,7 @@ def test_an_informed_start_begins_near_the_teacher(tmp_path, registry):
         )
         for s in ("uninformed", "informed")
     )
-    first = [record["trajectory"]["mse"][0][0] for record in (plain, informed)]
+    first = [record.trajectory["mse"][0][0] for record in (plain, informed)]
     assert first[0] == pytest.approx(1.0, abs=0.3)
     assert first[1] == pytest.approx(1 - INFORMED_OVERLAP, abs=0.05)
 
@@ -462,9 +444,9 @@ def test_a_worker_with_another_version_of_an_item_computes_nothing(
             cell, problem={**cell.problem, kind: {**cell.problem[kind], "version": 99}}
         )
     record = run_cell(other)
-    assert record["status"] == "failed"
-    assert not record["metrics"]
-    assert "the cell needs version 99" in record["reason"]
+    assert record.status == "failed"
+    assert not record.metrics
+    assert "the cell needs version 99" in record.reason
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
@@ -473,7 +455,7 @@ def test_a_clock_that_is_set_changes_no_duration(tmp_path, registry, monkeypatch
     dates = itertools.count(1.7e9, jump)
     monkeypatch.setattr("time.time", lambda: next(dates))
     begin = time.monotonic()
-    timing = run_cell(cell)["timing"]
+    timing = run_cell(cell).document["timing"]
     elapsed = time.monotonic() - begin
     assert timing["started"] >= 1.6e9
     durations = {

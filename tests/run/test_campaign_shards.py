@@ -17,7 +17,7 @@ from smimbench.run.processes import STALE, Claims
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, call, command, environment, write_suite
-from tests.run.test_campaign import numbers
+from tests.records import numbers_in
 
 TEXT = SUITE.replace("seeds     = 2", "seeds     = 4").replace(
     "steps = 5", "steps = 200"
@@ -87,9 +87,8 @@ def shard(suite, results, number):
 def test_shards_two_of_them_killed_are_the_serial_run(tmp_path):
     suite = write_suite(tmp_path, TEXT)
     cells = load_suite(suite).cells()
-    serial = {
-        r["key"]: numbers(r) for r in run_cells(cells, Store(tmp_path / "serial"))
-    }
+    run_cells(cells, Store(tmp_path / "serial"))
+    serial = numbers_in(Store(tmp_path / "serial"))
     folder = tmp_path / "shards" / "small"
     running = {
         number: shard(suite, tmp_path / "shards", number)
@@ -119,7 +118,7 @@ def test_shards_two_of_them_killed_are_the_serial_run(tmp_path):
         if name != "run.json":
             assert (folder / name).read_bytes() == content
     store = Store(folder)
-    assert {key: numbers(record) for key, record in store.load().items()} == serial
+    assert numbers_in(store) == serial
     assert store.complaints == []
     assert (
         len(list(folder.rglob("*.tmp"))) <= 2

@@ -19,7 +19,7 @@ from smimbench.run.campaign import run_cells
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from tests.helpers import ROOT, SUITE, call_outside, environment, write_suite
-from tests.run.test_campaign import numbers
+from tests.records import numbers_in
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("distributed") is None,
@@ -59,21 +59,18 @@ def test_a_cluster_whose_workers_die_makes_the_serial_records(
     cells = load_suite(
         write_suite(tmp_path, SUITE.replace("seeds     = 2", "seeds     = 3"))
     ).cells()
-    serial = {
-        r["key"]: numbers(r) for r in run_cells(cells, Store(tmp_path / "serial"))
-    }
+    run_cells(cells, Store(tmp_path / "serial"))
+    serial = numbers_in(Store(tmp_path / "serial"))
     killed = []
 
     def kill(record):
         if len(killed) < 2:
             os.kill(workers[len(killed)], signal.SIGKILL)  # its nanny starts another
-            killed.append(record["key"])
+            killed.append(record.key)
 
     run_cells(cells, Store(tmp_path / "dask"), dask=address, on_record=kill)
     assert len(killed) == 2
-    assert {
-        key: numbers(r) for key, r in Store(tmp_path / "dask").load().items()
-    } == serial
+    assert numbers_in(Store(tmp_path / "dask")) == serial
 
     monkeypatch.setattr(dask, "PATIENCE", 4.0)
 
@@ -124,14 +121,14 @@ def test_a_worker_that_has_lived_long_runs_the_code_of_today(
         )
         cells = load_suite(suite).cells()[:1]
         found += run_cells(cells, Store(tmp_path / f"r{version}"), dask=address)
-    assert [record["status"] for record in found] == ["ok", "ok"]
-    assert [record["cell"]["algorithm"]["version"] for record in found] == [1, 2]
-    assert found[0]["metrics"]["mse"] != found[1]["metrics"]["mse"]
+    assert [record.status for record in found] == ["ok", "ok"]
+    assert [record.cell["algorithm"]["version"] for record in found] == [1, 2]
+    assert found[0].metrics["mse"] != found[1].metrics["mse"]
     # A worker without the plugin, or with another version of it, says so and computes nothing.
     plugin.write_text(text)
     (record,) = run_cells(cells, Store(tmp_path / "r3"), dask=address)
-    assert record["status"] == "failed"
-    assert re.search("is version 1 .* the cell needs version 2", record["reason"])
+    assert record.status == "failed"
+    assert re.search("is version 1 .* the cell needs version 2", record.reason)
 
 
 @pytest.mark.parametrize("cluster", [0], indirect=True)

@@ -122,7 +122,7 @@ def test_a_trusted_time_counts_no_sample_of_the_warm_up(runs):
     cell = next(
         cell for cell in suite.cells() if cell.algorithm_label == "ridge-online"
     )
-    record = run_cell(cell, timing=True)
+    record = run_cell(cell, timing=True).document
     assert record["fresh_samples"] == 400
     assert record["metrics"] == {
         **records["ridge-online"]["metrics"],

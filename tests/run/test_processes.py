@@ -10,8 +10,9 @@ from smimbench.run.campaign import run_cells
 from smimbench.run.executor import Limits
 from smimbench.run.store import Store
 from tests.helpers import SUITE, call_outside, write_suite
+from tests.records import numbers
 from tests.run.conftest import PLUGIN
-from tests.run.test_campaign import cells_of, numbers
+from tests.run.test_campaign import cells_of
 
 ENDS = {
     "aborter": "the worker process died 2 times: SIGABRT",
@@ -32,16 +33,16 @@ def test_one_process_outlives_every_end(tmp_path, registry):
         if c.replicate == 0 and c.alpha == 0.5
     ]
     records = run_cells(cells, Store(tmp_path / "results"), isolated=True)
-    assert [record["algorithm"] for record in records] == [*ENDS, "quiet"]
-    found = {record["algorithm"]: record for record in records}
-    assert {name: found[name]["reason"] for name in ENDS} == ENDS
-    assert {found[name]["status"] for name in ENDS} == {"failed"}
+    assert [record.algorithm for record in records] == [*ENDS, "quiet"]
+    found = {record.algorithm: record for record in records}
+    assert {name: found[name].reason for name in ENDS} == ENDS
+    assert {found[name].status for name in ENDS} == {"failed"}
     assert (
         "faulthandler" in found["faulter"]["output"]
         or "Segmentation fault" in found["faulter"]["output"]
     )
     alone = run_cells(cells[-1:], Store(tmp_path / "alone"))
-    assert numbers(found["quiet"]) == numbers(alone[0])
+    assert numbers(found["quiet"].document) == numbers(alone[0].document)
     assert len(Store(tmp_path / "results").load()) == len(cells)
 
 
@@ -53,7 +54,7 @@ def test_a_cell_whose_process_died_once_is_run_again(tmp_path, registry):
         **{"algorithms[0].flag": f'"{tmp_path / "flag"}"'},
     )[:2]
     records = run_cells(cells, Store(tmp_path / "results"), isolated=True)
-    assert [record["status"] for record in records] == ["ok", "ok"]
+    assert [record.status for record in records] == ["ok", "ok"]
 
 
 def test_a_step_that_never_returns_ends_at_the_time_limit(tmp_path, registry):
@@ -62,14 +63,14 @@ def test_a_step_that_never_returns_ends_at_the_time_limit(tmp_path, registry):
     begin = time.monotonic()
     records = run_cells(cells, Store(tmp_path / "results"), workers=2)
     assert time.monotonic() - begin < 60
-    found = {record["algorithm"]: record for record in records}
+    found = {record.algorithm: record for record in records}
     for name in endless:
-        assert found[name]["status"] == "timeout"
+        assert found[name].status == "timeout"
         assert (
-            found[name]["reason"]
+            found[name].reason
             == "0.5 s reached in a step that did not return; ended from outside"
         )
-    assert found["quiet"]["status"] == "ok"
+    assert found["quiet"].status == "ok"
 
 
 def test_what_is_being_run_is_seen_from_outside(tmp_path, registry):
@@ -81,7 +82,7 @@ def test_what_is_being_run_is_seen_from_outside(tmp_path, registry):
             seen[one.task.arguments[0].key].append(one.iterations)
 
     records = run_cells(cells, Store(tmp_path / "results"), isolated=True, on_look=look)
-    made = {record["key"]: record["iterations"] for record in records}
+    made = {record.key: record.iterations for record in records}
     for key, looks in seen.items():
         assert len(looks) >= 5
         assert looks == sorted(
@@ -97,15 +98,15 @@ def test_limits_of_a_cell_hold_whatever_the_suite_says(tmp_path, registry):
     (late,) = run_cells(
         [endless], Store(tmp_path / "a"), limits=Limits(seconds=0.5), isolated=True
     )
-    assert (late["status"], late["reason"]) == (
+    assert (late.status, late.reason) == (
         "timeout",
         "the cell took more than 0.5 s; ended from outside",
     )
     (large,) = run_cells(
         [hoarder], Store(tmp_path / "b"), limits=Limits(memory=400 << 20), isolated=True
     )
-    assert large["status"] == "failed"
-    assert "GB, more than 0.391; ended from outside" in large["reason"]
+    assert large.status == "failed"
+    assert "GB, more than 0.391; ended from outside" in large.reason
 
 
 def test_a_budget_ends_a_run_and_leaves_the_rest_to_be_run(tmp_path, registry):
@@ -139,8 +140,8 @@ def test_what_a_plugin_prints_is_kept_and_disturbs_nobody(tmp_path):
     records = Store(tmp_path / "results" / "small").load()
     assert len(records) == 4
     for record in records.values():
-        assert record["output"].count("from C") == 3
-        assert '{"rows": []} \ufffd[2J' in record["output"]
+        assert record.output.count("from C") == 3
+        assert '{"rows": []} \ufffd[2J' in record.output
     assert not os.path.exists("/results")
 
 

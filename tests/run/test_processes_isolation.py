@@ -16,7 +16,7 @@ from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from tests.helpers import LINE, call, sequence, suite_text, write_suite
-from tests.run.test_campaign import numbers
+from tests.records import numbers
 
 TEMPLATE = '''
 import atexit, builtins, ctypes, faulthandler, gc, json, locale, logging, os, pathlib, pickle, random, signal, subprocess
@@ -130,14 +130,14 @@ def records_of(folder, algorithms, limits=NO_LIMITS, seeds=1, alphas=(0.5, 1.0))
     store = Store(folder / "results")
     run_cells(cells, store, isolated=True, workers=2, limits=limits)
     found = {}
-    for record in store.load().values():
-        kept = {name: value for name, value in record.items() if name not in CLOCKS}
-        kept["trajectory"] = (
-            {k: v for k, v in (record["trajectory"] or {}).items() if k != "seconds"}
-            if (isinstance(record.get("trajectory"), dict))
-            else None
-        )
-        found[record["key"]] = json.dumps(kept, sort_keys=True)
+    for stem in store.load():
+        document = store.read(stem).document
+        kept = {name: value for name, value in document.items() if name not in CLOCKS}
+        steps = document.get("trajectory")
+        kept["trajectory"] = steps and {
+            k: v for k, v in steps.items() if k != "seconds"
+        }
+        found[stem] = json.dumps(kept, sort_keys=True)
     return found
 
 
@@ -179,8 +179,8 @@ def test_a_third_partys_numbers_are_the_same_in_a_process_of_its_own(
     (cell,) = load_suite(suite, changes).cells()
     assert cell.distributions() == {"honest"}
     (isolated,) = run_cells([cell], Store(tmp_path / "r"), isolated=True)
-    assert isolated["status"] == "ok", isolated["reason"]
-    assert numbers(isolated) == numbers(run_cell(cell))
+    assert isolated.status == "ok", isolated.reason
+    assert numbers(isolated.document) == numbers(run_cell(cell).document)
 
 
 def test_a_process_loads_the_plugins_of_its_cells_alone(tmp_path):
@@ -206,7 +206,7 @@ def test_a_process_loads_the_plugins_of_its_cells_alone(tmp_path):
         records = run_cells(cells, Store(tmp_path / "r"), isolated=True)
     finally:
         set_registry(None)
-    said = {record["algorithm"]: record["output"] for record in records}
+    said = {record.algorithm: record.output for record in records}
     assert said == {
         "loud": "['smimbench_dropin_loud'] 1",
         "quiet": "['smimbench_dropin_quiet'] None",
@@ -231,7 +231,7 @@ def test_a_grandchild_that_detaches_is_not_waited_for(tmp_path, monkeypatch):
     cells = load_suite(suite).cells()
     begin = time.monotonic()
     (record,) = run_cells(cells, Store(tmp_path / "r"), isolated=True)
-    assert record["status"] == "ok"
+    assert record.status == "ok"
     assert time.monotonic() - begin < 45  # not the 60 s of the grandchild
     pid = int(mark.read_text())
     for _ in range(100):  # it was sent SIGKILL, and ends when the system lets it

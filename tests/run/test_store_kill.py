@@ -163,7 +163,7 @@ def test_killed_again_and_again_the_table_is_the_same_bit_for_bit(tmp_path, caps
     )
     for key, record in calm.items():
         for field in ("metrics", "status", "reason", "iterations", "restarts", "final"):
-            assert rough[key][field] == record[field], (key, field)
+            assert getattr(rough[key], field) == getattr(record, field), (key, field)
     assert table(capsys, suite, tmp_path / "rough") == table(
         capsys, suite, tmp_path / "calm"
     )

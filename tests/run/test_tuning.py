@@ -16,6 +16,7 @@ import smimbench
 from smimbench.numerics.seeds import STREAMS, TUNING
 from smimbench.problem.problem import seed_sequence
 from smimbench.run import processes
+from smimbench.run.choice import log_error
 from smimbench.run.record import sealed, text_of
 from smimbench.run.store import Store
 from smimbench.run.tuning import searches, tuned
@@ -31,6 +32,7 @@ from tests.helpers import (
     suite_text,
     write_suite,
 )
+from tests.records import record
 
 RATE = "learning_rate = { low = 0.001, high = 3.0, log = true }"
 SGD = f'name = "sgd"\nsteps = 8\n[algorithms.tune]\n{RATE}\n'
@@ -76,8 +78,8 @@ def test_no_seed_for_tuning_is_one_that_is_scored(done):
     path, results = done
     own = Store(results / "small" / "tuning").load().values()
     scored = Store(results / "small").load().values()
-    assert {record["cell"]["seed"] for record in own} == {TUNING}
-    assert {record["cell"]["seed"] for record in scored} == {0}
+    assert {record.cell["seed"] for record in own} == {TUNING}
+    assert {record.cell["seed"] for record in scored} == {0}
     suite = load_suite(path)
 
     def states(cells, stream):
@@ -95,7 +97,7 @@ def test_no_seed_for_tuning_is_one_that_is_scored(done):
 
     for stream in STREAMS:
         first, second = (
-            states([record["cell"] for record in one], stream) for one in (own, scored)
+            states([record.cell for record in one], stream) for one in (own, scored)
         )
         assert len(first) == POINTS * 4
         assert len(second) == POINTS * 3
@@ -211,18 +213,18 @@ def search_of(tmp_path, trials: int):
 def finish(search, error) -> tuple[dict, int]:
     """Result of a search whose runs end with the errors ``error(trial, seed)``, and the number of runs."""
     names = [spec["learning_rate"] for _, spec in search.trials]
-    records: dict[str, dict] = {}
+    log_errors: dict[str, float] = {}
     while True:
-        missing, found = search.proceed(records, "numpy")
+        missing, found = search.proceed(log_errors, "numpy")
         if found is not None:
-            return found, len(records)
+            return found, len(log_errors)
         for cell in missing:
             value = error(names.index(cell.algorithm["learning_rate"]), cell.replicate)
-            lost = not math.isfinite(value)
-            records[cell.key] = {
-                "status": "diverged" if lost else "ok",
-                "metrics": {} if lost else {"mse": [value]},
-            }
+            run = record(
+                status="ok" if math.isfinite(value) else "diverged",
+                metrics={"mse": [value]},
+            )
+            log_errors[cell.key] = log_error(run, search.suite.run.target)
 
 
 RUNS = {
@@ -350,7 +352,7 @@ def test_a_dry_run_counts_what_the_search_then_runs(done, tmp_path, capsys):
     # Of a search that was interrupted, the rest: here one run of its last round.
     tuning = Store(tmp_path / "results" / "small" / "tuning")
     records = tuning.load()
-    last = max(records, key=lambda stem: records[stem]["cell"]["replicate"])
+    last = max(records, key=lambda stem: records[stem].cell["replicate"])
     (tuning.folder / f"{last}.json").unlink()
     for choice in tuning.folder.glob("choices/*.json"):
         choice.unlink()
@@ -440,9 +442,9 @@ def test_a_run_uses_the_choice_and_its_key_holds_the_search(done, capsys):
     settings = {row["algorithm"]: row["settings"] for row in document["rows"]}
     assert settings == {"ridge": "default", "sgd": "tuned, 8 trials"}
     cells = [
-        record["cell"]
+        record.cell
         for record in Store(results / "small").load().values()
-        if record["algorithm"] == "sgd"
+        if record.algorithm == "sgd"
     ]
     assert len(cells) == POINTS * 3
     for cell in cells:

@@ -71,9 +71,9 @@ def table(folder):
     counts, points = defaultdict(Counter), defaultdict(Counter)
     for part, size in PARTS.items():
         for record in records(folder, part):
-            name, status = record["problem"], record["status"]
+            name, status = record.problem, record.status
             counts[name.split(", rho")[0], size][status] += 1
-            points[name, record["cell"]["alpha"], size][status] += 1
+            points[name, record.cell["alpha"], size][status] += 1
     print(
         "| problem | D | runs | ok | not converged | diverged | other |\n|---|---|---|---|---|---|---|"
     )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from smimbench.run.record import Record
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
@@ -35,9 +38,9 @@ def write_suite(file: Path, seeds: int, *algorithms: str) -> Path:
     return file
 
 
-def differ(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def differ(one: Record, other: Record) -> bool:
     """Whether two records of a cell say different things."""
-    return any(one[name] != other[name] for name in UNCLOCKED)
+    return any(getattr(one, name) != getattr(other, name) for name in UNCLOCKED)
 
 
 def options(description: str | None, **numbers: float) -> argparse.Namespace:

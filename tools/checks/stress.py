@@ -182,21 +182,19 @@ def ran(model, tokens, channel, rho, alpha, dimension, algorithm) -> str:
         return f"refused: {error}"
     except Exception as error:  # whatever it is, it is what the check looks for
         return f"WRONG: {type(error).__name__}: {error}"
-    status, found = record["status"], record["metrics"].get("mse", [])
+    status, found = record.status, record.metrics.get("mse", [])
     own = (
         "ParameterError",
         "ProblemError",
         "ValueError: ",
     )  # what smimbench and its items raise on purpose
-    if status == "failed" and not record["reason"].startswith(own):
-        return f"WRONG: {record['reason']} ({record.get('where')})"
+    if status == "failed" and not record.reason.startswith(own):
+        return f"WRONG: {record.reason} ({record.where})"
     if status in ("ok", "not-converged") and not (
         found and all(v is not None and math.isfinite(v) for v in found)
     ):
         return f"WRONG: {status} with MSE {found}"
-    said = (
-        f"{status}: {record['reason']}" if status in ("failed", "skipped") else status
-    )
+    said = f"{status}: {record.reason}" if status in ("failed", "skipped") else status
     return said.replace("|", "/")
 
 
