@@ -42,7 +42,7 @@ class Accuracy:
                 errors = _errors(case)[:, 0]
             except Exception:  # the track is blank for what this commit cannot do
                 continue
-            found[name] = (float(point["mse"]), float(point["mse_error"]), errors)
+            found[name] = (float(point.mse[0]), float(point.mse_error[0]), errors)
         return found
 
     setup_cache.timeout = 1800
