@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from smimbench.files import JsonObject, printable
+from smimbench.files import JsonObject, printable, write_atomically
 from smimbench.report.style import (
     finish,
     floor_ticks,
+    lay_out,
     literal,
     log_ticks,
     new_figure,
     plain_matplotlib,
-    save_figure,
     svg_text,
 )
+from smimbench.report.text_files import csv_text
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from smimbench.report.style import ToSvg
+
+Kind = Literal["line", "marks", "bars", "upright"]
 
 UPRIGHTS: Sequence[Any] = ("--", ":", "-.", (0, (8, 2)), (0, (1, 3)))
 """Dashes of upright lines, in the order of their names in a figure."""
@@ -42,7 +53,7 @@ class Series:
     about : dict or None
         Columns of the CSV with one value; None: not in the CSV.
     kind : str
-        ``"line"``, ``"marks"``, ``"bars"`` or ``"upright"``, which are named by the column ``algorithm``.
+        Upright lines are named by the column ``algorithm``.
     style : dict
         Further Matplotlib options, apart from the color.
     algorithm : str
@@ -52,7 +63,7 @@ class Series:
     name: str
     columns: Mapping[str, Any]
     about: JsonObject | None = None
-    kind: str = "line"
+    kind: Kind = "line"
     color: Any = "black"
     style: Mapping[str, Any] = field(default_factory=dict)
     algorithm: str = ""
@@ -62,11 +73,12 @@ class Series:
         """Rows of the CSV, without points that have no value."""
         if self.about is None:
             return []
-        lists = (np.asarray(values).tolist() for values in self.columns.values())
-        rows = [
-            {**self.about, **dict(zip(self.columns, values))} for values in zip(*lists)
-        ]
-        return [row for row in rows if row.get("value") == row.get("value")]  # no NaN
+        rows = []
+        for numbers in zip(*(np.asarray(c).tolist() for c in self.columns.values())):
+            row = {**self.about, **dict(zip(self.columns, numbers))}
+            if row.get("value") == row.get("value"):  # no NaN
+                rows.append(row)
+        return rows
 
     def numbers(self, column: str) -> Any:
         """A column as an array of floats; NaN where there is no number."""
@@ -116,12 +128,11 @@ class Chart:
     @property
     def rows(self) -> list[JsonObject]:
         """Rows of the figure's CSV."""
-        return [
-            row
-            for panel in self.panels
-            for series in panel.series
-            for row in series.rows
-        ]
+        rows: list[JsonObject] = []
+        for panel in self.panels:
+            for series in panel.series:
+                rows += series.rows
+        return rows
 
 
 # -- the drawing ----------------------------------------------------------------------------------------------------------
@@ -129,8 +140,12 @@ class Chart:
 
 @plain_matplotlib()
 def draw(
-    chart: Chart, *, alone: bool = False, width: str | None = None, figure: Any = None
-) -> Any:
+    chart: Chart,
+    *,
+    alone: bool = False,
+    width: str | None = None,
+    figure: Figure | None = None,
+) -> Figure:
     """The figure in Matplotlib; ``alone``: without a layout, as part of a page; for the rest see ``new_figure``.
 
     Raises
@@ -138,20 +153,17 @@ def draw(
     ImportError
         If matplotlib is missing (extra ``plot``).
     """
+    panels = chart.panels
     figure, axes = new_figure(
-        chart.title, len(chart.panels), alone=alone, width=width, figure=figure
+        chart.title, len(panels), alone=alone, width=width, figure=figure
     )
-    names = [
-        n
-        for p in chart.panels
-        for s in p.series
-        if s.kind == "upright"
-        for n in s.columns["algorithm"]
-    ]
-    dashes = {
-        name: UPRIGHTS[i % len(UPRIGHTS)] for i, name in enumerate(dict.fromkeys(names))
-    }
-    for axis, panel in zip(axes, chart.panels):
+    names: dict[str, None] = {}
+    for panel in panels:
+        for series in panel.series:
+            if series.kind == "upright":
+                names.update(dict.fromkeys(series.columns["algorithm"]))
+    dashes = {name: UPRIGHTS[i % len(UPRIGHTS)] for i, name in enumerate(names)}
+    for axis, panel in zip(axes, panels):
         _draw_panel(axis, panel, dashes)
     finish(figure, axes, chart.note)
     return figure
@@ -163,21 +175,43 @@ def save(
     kinds: Sequence[str] = ("png", "svg", "pdf"),
     width: str | None = None,
 ) -> list[Path]:
-    """Write a chart as pictures of these kinds and as CSV; do nothing if there is no chart."""
+    """Write a chart as pictures of these kinds, the same bytes for the same chart, and as CSV; do nothing if there is no chart.
+
+    The caption goes into the files (``Description`` of PNG and SVG, ``Subject`` of the PDF).
+    """
     if chart is None:
         return []
-    return save_figure(
-        draw(chart, width=width), folder, chart.name, chart.rows, chart.caption, kinds
-    )
+    figure, paths = draw(chart, width=width), []
+    caption = printable(chart.caption)
+    metadata = {
+        "png": {"Description": caption},
+        "svg": {"Date": None, "Description": caption},
+        "pdf": {"CreationDate": None, "ModDate": None, "Subject": caption},
+    }
+    with plain_matplotlib():
+        # One layout for all files: most of the time would go into finding the same one again.
+        lay_out(figure)
+        figure.set_layout_engine(None)
+        for kind in kinds:
+            paths.append(folder / f"{chart.name}.{kind}")
+            write = functools.partial(
+                figure.savefig, format=kind, dpi=300, metadata=metadata[kind]
+            )
+            write_atomically(paths[-1], write)
+    if rows := chart.rows:
+        paths.append(folder / f"{chart.name}.csv")
+        columns = dict.fromkeys(name for row in rows for name in row)
+        text = csv_text(rows, list(columns))
+        write_atomically(paths[-1], text.encode(), durable_name=False)
+    return paths
 
 
 def show(chart: Chart, width: str | None = None) -> Any:
     """Draw with pyplot, as notebooks and windows show it; the axes, an array of them if there are several."""
     from matplotlib import pyplot
 
-    figure = pyplot.figure(
-        layout="constrained", dpi=150
-    )  # before the style: a notebook changes settings here
+    # Before the style: a notebook changes settings here.
+    figure = pyplot.figure(layout="constrained", dpi=150)
     with plain_matplotlib():
         draw(chart, width=width, figure=figure)
         figure.draw_without_rendering()  # ticks that are made later have another style
@@ -200,55 +234,45 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Any]) -> None:
     (left, right), (low, high) = panel.limits or (axis.get_xlim(), axis.get_ylim())
     axis.set_ylim(0.6 * panel.floor if panel.floor else low, min(high, panel.cap))
     for series in panel.series:
-        for at, name in (
-            zip(series.columns[panel.x], series.columns["algorithm"])
-            if series.kind == "upright"
-            else ()
-        ):
-            if left < at < right:
-                axis.axvline(
-                    at,
-                    color="0.5",
-                    lw=0.9,
-                    ls=dashes[name],
-                    zorder=0,
-                    label=literal(name),
-                )
-    if panel.hard and min(panel.hard[1], right) - max(panel.hard[0], left) > 0.01 * (
-        right - left
-    ):  # or it has a name only
-        axis.axvspan(*panel.hard, color="0.9", zorder=0, label="hard phase")
+        if series.kind != "upright":
+            continue
+        for x, name in zip(series.columns[panel.x], series.columns["algorithm"]):
+            if left < x < right:
+                style = {"color": "0.5", "lw": 0.9, "zorder": 0}
+                axis.axvline(x, ls=dashes[name], label=literal(name), **style)
+    if panel.hard:
+        start, end = panel.hard
+        # A band that cannot be seen would have a name only.
+        if min(end, right) - max(start, left) > 0.01 * (right - left):
+            axis.axvspan(start, end, color="0.9", zorder=0, label="hard phase")
     axis.set_xlim(left, right)
     width = axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols
     if panel.xlog:
         log_ticks(axis.xaxis)
     else:
         # Sample ratios that differ in late digits have long labels.
-        axis.locator_params(
-            axis="x",
-            nbins=3 if right - left < (0.1 if width > 3 else 0.5) * right else 6,
-        )
+        are_close = right - left < (0.1 if width > 3 else 0.5) * right
+        axis.locator_params(axis="x", nbins=3 if are_close else 6)
     if panel.floor:
         floor_ticks(axis.yaxis, panel.floor)
-        if below:
-            at = max(below)
-            place = {
-                "xytext": (0, 3 + 6 * below[at]),
-                "textcoords": "offset points",
-                "ha": "center",
-            }
-            ground = {
-                "fc": "white",
-                "ec": "none",
-                "pad": 0.5,
-            }  # a threshold may stand behind it
-            axis.annotate("below", (at, panel.floor), fontsize=8, bbox=ground, **place)
     elif panel.ylog:
         log_ticks(axis.yaxis)
-    title = textwrap.fill(
-        literal(panel.title).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"),
-        int(11.5 * width),
+    if panel.floor and below:
+        x = max(below)
+        axis.annotate(
+            "below",
+            (x, panel.floor),
+            xytext=(0, 3 + 6 * below[x]),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            # A threshold may stand behind it.
+            bbox={"fc": "white", "ec": "none", "pad": 0.5},
+        )
+    equation = literal(panel.title).replace(
+        " = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"
     )
+    title = textwrap.fill(equation, int(11.5 * width))
     # With a height of its own, no layout looks for one: that took a fifth of the time of a figure.
     axis.set_title(title, fontsize=8, y=1.0)
     axis.set_xlabel(literal(panel.xlabel))
@@ -256,62 +280,47 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Any]) -> None:
 
 
 def _draw_series(
-    axis: Any, series: Series, panel: Panel, below: Counter[float]
+    axis: Axes, series: Series, panel: Panel, below: Counter[float]
 ) -> None:
     """Draw a series; ``below`` counts the triangles at every place, which are stacked."""
-    x, y, color, columns = (
-        series.numbers(panel.x),
-        series.numbers(panel.y),
-        series.color,
-        series.columns,
-    )
-    how = {
-        "color": color,
-        "label": literal(series.name) if series.name else "_",
-        **series.style,
-    }
-    error = (
-        np.nan_to_num(series.numbers("error"))
-        if "error" in columns
-        else np.zeros(len(y))
-    )
-    low, high = y - error, y + error
+    columns, color = series.columns, series.color
+    x, y = series.numbers(panel.x), series.numbers(panel.y)
+    style = {"color": color, "label": literal(series.name) or "_", **series.style}
+    low = high = y
     if "low" in columns:
         low, high = series.numbers("low"), series.numbers("high")
+    elif "error" in columns:
+        error = np.nan_to_num(series.numbers("error"))
+        low, high = y - error, y + error
     floor = panel.floor or -math.inf
     under = y < floor
-    y, low, high = (np.maximum(values, floor) for values in (y, low, high))
+    y, low, high = (np.maximum(ends, floor) for ends in (y, low, high))
+    has_error = bool((high > low).any())
+    artists: list[Artist]
     if series.kind == "bars":
-        drawn = list(axis.bar(x, y, series.numbers("to") - x, align="edge", **how))
-    elif series.kind == "marks":
-        runs = "hollow" in columns
-        y[under & runs] = np.nan
-        marks = axis.scatter(x, y, **{"zorder": 3, "linewidths": 0.9, **how})
-        drawn = [marks]
-        if (high > low).any():
-            bars = axis.errorbar(
-                x,
-                y,
-                (y - low, high - y),
-                fmt="none",
-                ecolor=color,
-                elinewidth=0.9,
-                capsize=1.8,
-            )
-            drawn += [*bars.lines[1], *bars.lines[2]]
-        if runs:
-            marks.set_facecolor(
-                ["white" if hollow else color for hollow in columns["hollow"]]
-            )
-            drawn += [_triangle(axis, at, floor, color, below) for at in x[under]]
+        widths = series.numbers("to") - x
+        artists = list(axis.bar(x, y, widths, align="edge", **style))
+    elif series.kind == "line":
+        artists = list(axis.plot(x, y, **style))
+        if has_error:
+            band = axis.fill_between(x, low, high, color=color, alpha=0.18, lw=0)
+            artists.append(band)
     else:
-        drawn = axis.plot(x, y, **how)
-        if (high > low).any():
-            drawn.append(axis.fill_between(x, low, high, color=color, alpha=0.18, lw=0))
-    if (
-        series.algorithm and axis.figure.get_layout_engine() is None
-    ):  # the page hides what belongs to an algorithm
-        for artist in drawn:
+        hollow = columns.get("hollow", ())
+        if len(hollow):
+            y[under] = np.nan
+        marks = axis.scatter(x, y, **{"zorder": 3, "linewidths": 0.9, **style})
+        artists = [marks]
+        if has_error:
+            style = {"ecolor": color, "elinewidth": 0.9, "capsize": 1.8}
+            bars = axis.errorbar(x, y, (y - low, high - y), fmt="none", **style)
+            artists += [*bars.lines[1], *bars.lines[2]]
+        if len(hollow):
+            marks.set_facecolor(["white" if empty else color for empty in hollow])
+            artists += [_triangle(axis, at, floor, color, below) for at in x[under]]
+    if series.algorithm and axis.figure.get_layout_engine() is None:
+        # The page hides what belongs to an algorithm.
+        for artist in artists:
             artist.set_gid(f"of {printable(series.algorithm)}")
 
 
@@ -329,57 +338,62 @@ def _triangle(
 # -- the page -------------------------------------------------------------------------------------------------------------
 
 
-def page_figures(chart: Chart) -> list[JsonObject]:
-    """A figure for every panel of a chart: its title, problem, SVG, and the series that answer to the pointer.
+@dataclass
+class PageSeries:
+    """A series that answers to the pointer: places of its points in the SVG, and what is said of them."""
 
-    Of those: ``name``, ``algorithm``, ``at`` (places of the points in the SVG) and ``columns`` (what is said of them).
-    """
-    found = []
+    name: str
+    algorithm: str
+    at: list[list[float]]
+    columns: dict[str, list[str | float | None]]
+
+
+@dataclass
+class PageFigure:
+    """A panel of a chart as SVG, with the problem that it is about and its series."""
+
+    title: str
+    problem: str
+    svg: str
+    series: list[PageSeries]
+
+    def document(self) -> list[JsonObject]:
+        """The series as JSON for the script of the page."""
+        return [asdict(series) for series in self.series]
+
+
+def page_figures(chart: Chart) -> list[PageFigure]:
+    """A figure for every panel of a chart."""
+    figures = []
     for panel in chart.panels:
         figure = draw(replace(chart, panels=[panel], note=""), alone=True)
-        svg, place = svg_text(figure)
-        title = f"{panel.title}: {panel.ylabel} against {panel.xlabel}".removeprefix(
-            ": "
-        )
+        svg, to_svg = svg_text(figure)
+        title = f"{panel.title}: {panel.ylabel} against {panel.xlabel}"
         shown = [
-            _answers(one, panel, figure.axes[0], place)
-            for one in panel.series
-            if one.name and one.kind != "bars"
+            _page_series(series, panel, figure.axes[0], to_svg)
+            for series in panel.series
+            if series.name and series.kind != "bars"
         ]
-        found.append(
-            {
-                "title": title,
-                "problem": panel.problem or "",
-                "svg": svg,
-                "series": shown,
-            }
+        figures.append(
+            PageFigure(title.removeprefix(": "), panel.problem or "", svg, shown)
         )
-    return found
+    return figures
 
 
-def _answers(series: Series, panel: Panel, axis: Any, place: Any) -> JsonObject:
+def _page_series(series: Series, panel: Panel, axis: Axes, to_svg: ToSvg) -> PageSeries:
     height = np.maximum(series.numbers(panel.y), panel.floor or -math.inf)
     points = np.stack([series.numbers(panel.x), height], axis=1)
-    known = np.isfinite(points).all(axis=1).nonzero()[0]
+    finite = np.isfinite(points).all(axis=1).nonzero()[0]
     columns = {
-        name: [_short(values[i]) for i in known]
-        for name, values in series.columns.items()
+        name: [_short(column[i]) for i in finite]
+        for name, column in series.columns.items()
     }
-    at = place(axis.transData.transform(points[known])).round(1).tolist()
-    return {
-        "name": series.name,
-        "algorithm": printable(series.algorithm),
-        "at": at,
-        "columns": columns,
-    }
+    places = to_svg(axis.transData.transform(points[finite])).round(1).tolist()
+    return PageSeries(series.name, printable(series.algorithm), places, columns)
 
 
-def _short(value: Any) -> Any:
-    """As many digits as a screen has."""
-    return (
-        float(f"{value:.6g}")
-        if isinstance(value, (float, np.floating))
-        else value
-        if value is None
-        else str(value)
-    )
+def _short(cell: Any) -> str | float | None:
+    """A number with as many digits as a screen has, or a text."""
+    if isinstance(cell, (float, np.floating)):
+        return float(f"{cell:.6g}")
+    return None if cell is None else str(cell)

@@ -4,13 +4,13 @@ diagram of a suite that varies one parameter.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from smimbench.registry.metrics import find_metric, metric_label, theory_of
-from smimbench.report.charts import Chart, Panel, Series
+from smimbench.report.charts import Chart, Kind, Panel, Series
 from smimbench.report.labels import (
     component_word,
     grouped,
@@ -55,7 +55,7 @@ def is_cheap(problem: Problem) -> bool:
     return problem.components == 1 and problem.channel.information is not None
 
 
-class Grid(NamedTuple):
+class LineGrid(NamedTuple):
     """Sample ratios of a line: those that are used, a fine grid through them, and the thresholds where a curve may break."""
 
     used: list[float]
@@ -63,32 +63,27 @@ class Grid(NamedTuple):
     breaks: list[float]
 
 
-def line_grid(answers: Answers, problem: Problem, used: Iterable[float]) -> Grid:
+def line_grid(answers: Answers, problem: Problem, used: Iterable[float]) -> LineGrid:
     """Sample ratios at which theory is drawn, a little beyond those that are used, and dense near thresholds."""
     grid = sorted(used)
     low, high = grid[0], grid[-1]
-    margin = 0.05 * (high - low) if high > low else 0.2 * high
-    ends = (
-        (low / 1.3, high * 1.3)
-        if high > 20.0 * low
-        else (max(low - margin, low / 2), high + margin)
-    )
-    fine = np.unique([*_spread(*ends), *grid])
+    if _spans_decades(grid):
+        start, end = low / 1.3, high * 1.3
+    else:
+        margin = 0.05 * (high - low) if high > low else 0.2 * high
+        start, end = max(low - margin, low / 2), high + margin
     marks = threshold_marks(answers.thresholds_at_hand(problem))
     breaks = [mark for mark, name in marks if "recovery" in name]
     # A curve may fall steeply towards a threshold: points draw near it from both sides.
-    near = [
-        b * (1 + s * 10.0**-k)
-        for b in breaks
-        for k in (1.5, 2, 2.5, 3, 4)
-        for s in (-1, 1)
-    ]
-    dense = np.unique([*fine, *(at for at in near if fine[0] < at < fine[-1])])
-    return Grid(grid, dense.tolist(), breaks)
+    offsets = 10.0 ** -np.array([1.5, 2, 2.5, 3, 4])
+    near = np.outer(breaks, 1 + np.concatenate([-offsets, offsets])).ravel()
+    near = near[(start < near) & (near < end)]
+    fine = np.unique([*_evenly_spaced(start, end), *grid, *near])
+    return LineGrid(grid, fine.tolist(), breaks)
 
 
 def has_fine_lines(problem: Problem) -> bool:
-    """Whether lines are drawn on a fine grid: theory costs next to nothing, or is read off a curve that is known already."""
+    """Whether lines are drawn on a fine grid: theory costs next to nothing, or is read from a curve that is known already."""
     return problem.components > 1 or is_cheap(problem)
 
 
@@ -129,18 +124,27 @@ def chart_questions(
             yield PointsQuestion(problem, tuple(grid.used))
 
 
-def _is_on_line(answers: Answers, problem: Problem, metric: str, grid: Grid) -> bool:
+def _is_on_line(
+    answers: Answers, problem: Problem, metric: str, grid: LineGrid
+) -> bool:
     """Whether the line of a figure has values of a metric: it may lack errors of prediction."""
     line = answers.line_at_hand(problem, grid.fine) if has_fine_lines(problem) else None
-    about = find_metric(metric, problem.model.name)
-    return (
-        line is not None
-        and theory_of(about, problem, line[0][0], problem.components)[0][0] is not None
-    )
+    if line is None:
+        return False
+    values, _ = _theory_of(metric, problem, line[0][0])
+    return values[0] is not None
+
+
+def _theory_of(
+    metric: str, problem: Problem, point: TheoryPoint
+) -> tuple[Sequence[float | None], Sequence[float | None]]:
+    """Values of a metric at a point of theory, by component, and their errors."""
+    item = find_metric(metric, problem.model.name)
+    return theory_of(item, problem, point, problem.components)
 
 
 def theory_lines(
-    answers: Answers, plan: Any, metric: str, used: Sequence[float], k: int
+    answers: Answers, plan: ProblemPlan, metric: str, used: Sequence[float], k: int
 ) -> dict[str, Line]:
     """Theory of a component by branch: on a fine grid, or smooth between the sample ratios that are used.
 
@@ -148,52 +152,40 @@ def theory_lines(
     stored.
     """
     problem = plan.problem
-    about = find_metric(metric, problem.model.name)
     grid = line_grid(answers, problem, used)
-
-    def values(branch: TheoryPoint) -> list[float | None]:
-        return [
-            part[k] for part in theory_of(about, problem, branch, problem.components)
-        ]
-
-    on_line = _is_on_line(answers, problem, metric, grid)
-    ratios = grid.fine if on_line else grid.used
-    points = (
-        answers.line_at_hand(problem, ratios)
-        if on_line
-        else at_hand(answers.points, problem, ratios)
-    )
-    best = [branches[0] for branches in points or ()]
-    start = [
-        next((p for p in branches if p.branch == "uninformed"), branches[0])
-        for branches in points or ()
-    ]
-    apart = np.array([one is not other for one, other in zip(start, best)], dtype=bool)
-    apart[1:] |= apart[:-1].copy()  # with the point where they meet again
+    is_fine = _is_on_line(answers, problem, metric, grid)
+    if is_fine:
+        ratios, points = grid.fine, answers.line_at_hand(problem, grid.fine)
+    else:
+        ratios, points = grid.used, at_hand(answers.points, problem, grid.used)
+    optimal: list[tuple[float, float, float]] = []
+    uninformed: list[tuple[float, float, float]] = []
+    was_apart = False
+    for alpha, branches in zip(ratios, points or ()):
+        start = next((p for p in branches if p.branch == "uninformed"), branches[0])
+        is_apart = start is not branches[0]
+        for triples, point, shown in (
+            (optimal, branches[0], True),
+            # With the point where they meet again.
+            (uninformed, start, is_apart or was_apart),
+        ):
+            values, errors = _theory_of(metric, problem, point)
+            value, error = values[k], errors[k]
+            if shown and value is not None:
+                triples.append((alpha, value, error or 0.0))
+        was_apart = is_apart
     lines = {}
-    for name, branch, there in (
-        ("Bayes-optimal", best, np.ones_like(apart)),
-        (UNINFORMED, start, apart),
-    ):
-        read = [
-            (alpha, *values(point))
-            for alpha, point, shown in zip(ratios, branch, there)
-            if shown
-        ]
-        triples = [
-            (alpha, value, error or 0.0)
-            for alpha, value, error in read
-            if value is not None
-        ]
+    for name, triples in ("Bayes-optimal", optimal), (UNINFORMED, uninformed):
         if triples:
             line = Line(*np.array(triples, dtype=float).T)
-            lines[name] = line if on_line else smooth(line, grid.breaks)
+            lines[name] = line if is_fine else smooth(line, grid.breaks)
     return lines
 
 
-def _spread(low: float, high: float) -> Any:
+def _evenly_spaced(low: float, high: float) -> Any:
     """Points of a line that are evenly spaced on the axis drawn."""
-    return (np.geomspace if high > 20.0 * low > 0 else np.linspace)(low, high, 120)
+    space = np.geomspace if low > 0 and _spans_decades([low, high]) else np.linspace
+    return space(low, high, 120)
 
 
 def smooth(line: Line, breaks: Iterable[float]) -> Line:
@@ -203,17 +195,18 @@ def smooth(line: Line, breaks: Iterable[float]) -> Line:
     """
     from scipy.interpolate import PchipInterpolator
 
-    parts: list[Line] = []
+    stretches: list[Line] = []
     ends = np.searchsorted(line.alpha, sorted(breaks), side="right")
-    for x, *values in zip(*(np.split(part, ends) for part in line)):
-        if len(x) and parts:
-            parts.append(Line(x[:1], [np.nan], [np.nan]))
+    for x, *columns in zip(*(np.split(column, ends) for column in line)):
+        if len(x) and stretches:
+            stretches.append(Line(x[:1], [np.nan], [np.nan]))
         if len(x) > 2:
-            fine = _spread(x[0], x[-1])
-            parts.append(Line(fine, *(PchipInterpolator(x, y)(fine) for y in values)))
+            fine = _evenly_spaced(x[0], x[-1])
+            curves = [PchipInterpolator(x, column)(fine) for column in columns]
+            stretches.append(Line(fine, *curves))
         elif len(x):
-            parts.append(Line(x, *values))
-    return Line(*(np.concatenate(part) for part in zip(*parts)))
+            stretches.append(Line(x, *columns))
+    return Line(*map(np.concatenate, zip(*stretches)))
 
 
 def named_thresholds(
@@ -244,11 +237,10 @@ def threshold_marks(
     """Sample ratios and names of all known thresholds; each once, by its first name."""
     marks: list[tuple[float, str]] = []
     for name, threshold in named_thresholds(thresholds, word):
-        value = threshold.value if threshold else 0.0
-        if value > 0 and not any(
-            abs(value - other) <= 1e-6 * value for other, _ in marks
-        ):
-            marks.append((value, name))
+        alpha = threshold.value if threshold else 0.0
+        is_new = not any(abs(alpha - mark) <= 1e-6 * alpha for mark, _ in marks)
+        if alpha > 0 and is_new:
+            marks.append((alpha, name))
     return marks
 
 
@@ -261,25 +253,23 @@ def theory_series(
     algorithm: str = "",
 ) -> Series:
     """A line with a band of its numerical error; horizontal bars for one or two points, alone or between two gaps."""
+    style: dict[str, Any] = {"zorder": 2}
+    kind: Kind = "line"
     if len(line.alpha) < 3:
-        style = {
-            "marker": "_",
-            "s": 60 if algorithm else 250,
-            "linewidths": 1.5,
-            "zorder": 2,
-        }
-        return Series(name, line._asdict(), about, "marks", color, style, algorithm)
-    parts = np.split(np.arange(len(line.value)), np.flatnonzero(np.isnan(line.value)))
-    alone = [
-        int(i)
-        for part in parts
-        if (own := part[np.isfinite(line.value[part])]).size < 3
-        for i in own
-    ]
-    style = {"ls": dashes, "zorder": 2} | (
-        {"marker": "_", "ms": 14, "mew": 1.3, "markevery": alone} if alone else {}
-    )
-    return Series(name, line._asdict(), about, "line", color, style, algorithm)
+        kind = "marks"
+        size = 60 if algorithm else 250
+        style |= {"marker": "_", "s": size, "linewidths": 1.5}
+    else:
+        style["ls"] = dashes
+        gaps = np.flatnonzero(np.isnan(line.value))
+        stretches = np.split(np.arange(len(line.value)), gaps)
+        alone: list[int] = []
+        for indices in stretches:
+            points = indices[np.isfinite(line.value[indices])]
+            alone += points.tolist() if len(points) < 3 else []
+        if alone:
+            style |= {"marker": "_", "ms": 14, "mew": 1.3, "markevery": alone}
+    return Series(name, line._asdict(), about, kind, color, style, algorithm)
 
 
 # -- a metric -------------------------------------------------------------------------------------------------------------
@@ -306,213 +296,179 @@ def metric_chart(
     alphas : sequence of float
         Sample ratios to draw besides those of the rows; default: those of the suite.
     """
-    look = looks_of(suite, rows)
-    members = of_largest_dimension(
+    looks = looks_of(suite, rows)
+    rows = of_largest_dimension(
         row for row in rows if row.metric == metric and row.estimate.mean is not None
     )
-    places = [
-        (plan, component)
-        for plan in suite.chosen_plans
-        for component in _components(plan, metric)
-    ]
-    if not places:
+    panels = []
+    for plan in suite.chosen_plans:
+        members = [row for row in rows if row.place.problem == plan.label]
+        for component in _components(plan, metric):
+            shown = [row for row in members if row.component == component]
+            panel = _MetricPanel(suite, plan, metric, component, shown)
+            panels.append((panel, alphas or plan.alphas))
+    if not panels:
         return None
-    panels = [
-        _metric_panel(
-            suite,
-            plan,
-            metric,
-            component,
-            members,
-            answers,
-            look,
-            alphas or plan.alphas,
-        )
-        for plan, component in places[:PANELS]
-    ]
-    sources = sorted(
-        {
-            r.source
-            for plan in suite.chosen_plans
-            for r in plan.references
-            if r.metric == metric
-        }
-    )
-    note = f"Crosses: published values: {'; '.join(sources)}. " if sources else ""
-    if len(places) > PANELS:
-        note += f"{len(places) - PANELS} further panels are left out."
+    sources: set[str] = set()
+    for plan in suite.chosen_plans:
+        sources |= {r.source for r in plan.references if r.metric == metric}
+    notes = []
+    if sources:
+        notes.append(f"Crosses: published values: {'; '.join(sorted(sources))}.")
+    if len(panels) > PANELS:
+        notes.append(f"{len(panels) - PANELS} further panels are left out.")
     return Chart(
         metric,
         suite.title,
-        panels,
-        note,
+        [panel.draw(answers, looks, ratios) for panel, ratios in panels[:PANELS]],
+        " ".join(notes),
         f"{metric_label(metric)} against the sample ratio. {KEY}",
     )
 
 
-def _components(plan: Any, metric: str) -> Sequence[int | None]:
-    several = (
-        plan.problem.components > 1
-        and find_metric(metric, plan.problem.model.name).per_component
-    )
-    return range(1, plan.problem.components + 1) if several else (None,)
+def _components(plan: ProblemPlan, metric: str) -> Sequence[int | None]:
+    problem = plan.problem
+    item = find_metric(metric, problem.model.name)
+    if problem.components == 1 or not item.per_component:
+        return (None,)
+    return range(1, problem.components + 1)
 
 
-def _metric_panel(
-    suite: Suite, plan: Any, metric: str, component: int | None, rows: Sequence[Row], answers: Answers,
-    look: dict[str, Look], alphas: Sequence[float],
-) -> Panel:  # fmt: skip
-    problem, about, k = (
-        plan.problem,
-        find_metric(metric, plan.problem.model.name),
-        (component or 1) - 1,
-    )
-    rows = [
-        row
-        for row in rows
-        if row.place.problem == plan.label and row.component == component
-    ]
-    place = {"problem": plan.label, "component": component}
-    used = sorted({row.place.alpha for row in rows} | set(alphas))
-    lines = theory_lines(answers, plan, metric, used, k)
-    series = [
-        theory_series(
-            line,
-            what,
-            "black",
-            "--" if what == UNINFORMED else "-",
-            {**place, "what": what},
+@dataclass(frozen=True)
+class _MetricPanel:
+    """What a panel shows: a metric of a problem, of one component (from 1) or of all together, with its rows."""
+
+    suite: Suite
+    plan: ProblemPlan
+    metric: str
+    component: int | None
+    rows: Sequence[Row]
+
+    def draw(
+        self, answers: Answers, looks: Mapping[str, Look], alphas: Sequence[float]
+    ) -> Panel:
+        """The panel, with theory at these sample ratios and those of the rows."""
+        plan, problem, rows = self.plan, self.plan.problem, self.rows
+        used = sorted({row.place.alpha for row in rows} | set(alphas))
+        k = (self.component or 1) - 1
+        lines = theory_lines(answers, plan, self.metric, used, k)
+        series = []
+        for name, line in lines.items():
+            dashes = "--" if name == UNINFORMED else "-"
+            about = self._about(name)
+            series.append(theory_series(line, name, "black", dashes, about))
+        for name, members in grouped(rows, lambda row: row.place.algorithm).items():
+            series.append(self._runs(members, looks[name], name))
+            series += self._predicted(members, looks[name], name)
+        series += self._references()
+        thresholds, word = answers.thresholds_at_hand(problem), component_word(problem)
+        marks = threshold_marks(thresholds, word)
+        upright = {
+            "algorithm": [name for _, name in marks],
+            "alpha": [alpha for alpha, _ in marks],
+        }
+        series.append(Series("", upright, self._about("threshold"), "upright"))
+        title = plan.label
+        if self.component is not None:
+            title += f", {word}\N{NO-BREAK SPACE}{self.component}"
+        if sizes := sorted({row.place.dimension for row in rows}):
+            ends = map(str, dict.fromkeys([sizes[0], sizes[-1]]))
+            title += f", {letter(problem.model)} = {' to '.join(ends)}"
+        panel = Panel(
+            title,
+            "sample ratio α",
+            metric_label(self.metric),
+            series,
+            plan.label,
+            xlog=_spans_decades(row.place.alpha for row in rows),
+            hard=thresholds.hard_phase.ends if thresholds.hard_phase else None,
         )
-        for what, line in lines.items()
-    ]
-    for name, own in grouped(rows, lambda row: row.place.algorithm).items():
-        series += [
-            _runs(own, look[name], name, place),
-            *_predicted(own, look[name], name, place),
-        ]
-    for j, one in enumerate(plan.references):
-        if one.metric == metric and one.component in (None, component or 1):
-            columns = {
-                "alpha": one.alpha,
-                "value": one.value,
-                "error": [one.tolerance] * len(one.alpha),
-            }
-            style = {"marker": "x+1234"[j % 6], "s": 25, "zorder": 1}
-            known = {**place, "what": "reference", "algorithm": one.label}
-            series.append(Series(one.label, columns, known, "marks", "#737373", style))
-    thresholds, word = answers.thresholds_at_hand(problem), component_word(problem)
-    marks = threshold_marks(thresholds, word)
-    upright = {
-        "algorithm": [name for _, name in marks],
-        "alpha": [at for at, _ in marks],
-    }
-    series.append(Series("", upright, {**place, "what": "threshold"}, "upright"))
-    title = (
-        plan.label
-        if component is None
-        else f"{plan.label}, {word}\N{NO-BREAK SPACE}{component}"
-    )
-    if sizes := sorted({row.place.dimension for row in rows}):
-        title += f", {letter(problem.model)} = {' to '.join(map(str, sizes[:: len(sizes) - 1 or 1]))}"
-    panel = Panel(
-        title,
-        "sample ratio α",
-        metric_label(metric),
-        series,
-        plan.label,
-        hard=thresholds.hard_phase.ends if thresholds.hard_phase else None,
-    )
-    panel.xlog = _spans_decades([row.place.alpha for row in rows])
-    line, means, zero = (
-        lines.get("Bayes-optimal"),
-        [row.estimate.mean or 0.0 for row in rows],
-        ZERO * suite.run.target,
-    )
-    if about.direction == "lower" and line is not None:
+        if "Bayes-optimal" in lines:
+            self._scale(panel, lines["Bayes-optimal"], used)
+        return panel
+
+    def _about(self, what: str, algorithm: str = "") -> dict[str, Any]:
+        """Columns of the CSV with one value."""
+        about = {"problem": self.plan.label, "component": self.component, "what": what}
+        return about | ({"algorithm": algorithm} if algorithm else {})
+
+    def _scale(self, panel: Panel, line: Line, used: Sequence[float]) -> None:
+        """Choose the vertical axis of a panel: logarithmic for errors that span decades, with a floor where the optimum is 0."""
+        item = find_metric(self.metric, self.plan.problem.model.name)
+        if item.direction != "lower":
+            return
+        target = self.suite.run.target
+        means = [row.estimate.mean or 0.0 for row in self.rows]
         panel.ylog = _spans_decades([*line.value, *means])
-        if (line.value <= zero).any():
+        is_zero = line.value <= ZERO * target
+        if is_zero.any():
             # Where the optimal error is 0, what is below the target counts as reached.
-            best = [
-                value
-                for alpha, value in zip(line.alpha, line.value)
-                if alpha in used and value > zero
-            ]
-            seen = [
-                mean
-                for mean, row in zip(means, rows)
-                if (row.optimum.limit or 0.0) > zero
-            ]
-            panel.floor = floor_of([*best, *seen], suite.run.target)
-    return panel
+            shown = line.value[~is_zero & np.isin(line.alpha, used)].tolist()
+            for mean, row in zip(means, self.rows):
+                if (row.optimum.limit or 0.0) > ZERO * target:
+                    shown.append(mean)
+            panel.floor = floor_of(shown, target)
+
+    def _runs(self, rows: Sequence[Row], look: Look, name: str) -> Series:
+        """Marks of one algorithm, hollow where a run did not end properly."""
+        columns = {
+            "alpha": [row.place.alpha for row in rows],
+            "dimension": [row.place.dimension for row in rows],
+            "value": [row.estimate.mean for row in rows],
+            "error": [row.estimate.sem for row in rows],
+            "n": [row.estimate.n for row in rows],
+            "hollow": [
+                bool(set(row.runs.status_counts) - {"ok", "skipped"}) for row in rows
+            ],
+        }
+        about, style = self._about("runs", name), {"marker": look.marker, "s": 18}
+        return Series(name, columns, about, "marks", look.color, style, name)
+
+    def _predicted(self, rows: Sequence[Row], look: Look, name: str) -> list[Series]:
+        """Marks of the algorithm's own prediction, where that differs from the Bayes-optimal value."""
+        predictions = {}
+        for row in rows:
+            value, error = row.prediction.value, row.prediction.error
+            if value is not None:
+                predictions[row.place.alpha] = (row.place.alpha, value, error or 0.0)
+        if all(row.prediction.value == row.optimum.limit for row in rows):
+            return []
+        if not predictions:
+            return []
+        triples = [predictions[alpha] for alpha in sorted(predictions)]
+        line = Line(*np.array(triples, dtype=float).T)
+        about, label = self._about("predicted", name), f"{name}{PREDICTED}"
+        drawn = theory_series(smooth(line, ()), label, look.color, "--", about, name)
+        if drawn.kind == "marks":
+            return [drawn]
+        style = {"marker": ".", "s": 6, "zorder": 2}
+        points = Series("", line._asdict(), about, "marks", look.color, style, name)
+        return [replace(drawn, about=None), points]
+
+    def _references(self) -> list[Series]:
+        """Crosses at published values."""
+        series = []
+        for i, reference in enumerate(self.plan.references):
+            of_component = reference.component in (None, self.component or 1)
+            if reference.metric == self.metric and of_component:
+                columns = {
+                    "alpha": reference.alpha,
+                    "value": reference.value,
+                    "error": [reference.tolerance] * len(reference.alpha),
+                }
+                style = {"marker": "x+1234"[i % 6], "s": 25, "zorder": 1}
+                label, about = (
+                    reference.label,
+                    self._about("reference", reference.label),
+                )
+                series.append(Series(label, columns, about, "marks", "#737373", style))
+        return series
 
 
 def _spans_decades(values: Iterable[float]) -> bool:
     """Whether positive values span so much that a linear axis would hide the small ones."""
     positive = [value for value in values if value > 0]
     return bool(positive) and max(positive) > 20.0 * min(positive)
-
-
-def _runs(rows: Sequence[Row], look: Look, name: str, place: JsonObject) -> Series:
-    """Marks of one algorithm, hollow where a run did not end properly."""
-    columns = {
-        "alpha": [row.place.alpha for row in rows],
-        "dimension": [row.place.dimension for row in rows],
-        "value": [row.estimate.mean for row in rows],
-        "error": [row.estimate.sem for row in rows],
-        "n": [row.estimate.n for row in rows],
-        "hollow": [
-            bool(set(row.runs.status_counts) - {"ok", "skipped"}) for row in rows
-        ],
-    }
-    about = {**place, "what": "runs", "algorithm": name}
-    return Series(
-        name,
-        columns,
-        about,
-        "marks",
-        look.color,
-        {"marker": look.marker, "s": 18},
-        name,
-    )
-
-
-def _predicted(
-    rows: Sequence[Row], look: Look, name: str, place: JsonObject
-) -> list[Series]:
-    """Marks of the algorithm's own prediction, where that differs from the Bayes-optimal value."""
-    predictions = [
-        (row.place.alpha, row.prediction)
-        for row in rows
-        if row.prediction.value is not None
-    ]
-    says = {
-        alpha: (prediction.value, prediction.error or 0.0)
-        for alpha, prediction in predictions
-    }
-    if not says or all(row.prediction.value == row.optimum.limit for row in rows):
-        return []
-    line = Line(
-        *(
-            np.array(part, dtype=float)
-            for part in zip(*((alpha, *says[alpha]) for alpha in sorted(says)))
-        )
-    )
-    about = {**place, "what": "predicted", "algorithm": name}
-    drawn = theory_series(
-        smooth(line, ()), f"{name}{PREDICTED}", look.color, "--", about, name
-    )
-    if drawn.kind == "marks":
-        return [drawn]
-    known = Series(
-        "",
-        line._asdict(),
-        about,
-        "marks",
-        look.color,
-        {"marker": ".", "s": 6, "zorder": 2},
-        name,
-    )
-    return [replace(drawn, about=None), known]
 
 
 # -- theory alone ---------------------------------------------------------------------------------------------------------
@@ -522,83 +478,57 @@ def theory_charts(
     suite: Suite, answers: Answers, alphas: Sequence[float] | None = None
 ) -> list[Chart]:
     """Error and overlap against the sample ratio without runs, and the phase diagram if there is one."""
-    charts = [
-        metric_chart(suite, [], answers, metric, alphas)
-        for metric in ("mse", "overlap")
-    ]
-    charts = [chart and replace(chart, name=f"theory-{chart.name}") for chart in charts]
-    return [
-        chart for chart in (*charts, phase_chart(suite, answers)) if chart is not None
-    ]
+    charts = []
+    for metric in ("mse", "overlap"):
+        chart = metric_chart(suite, [], answers, metric, alphas)
+        if chart is not None:
+            charts.append(replace(chart, name=f"theory-{metric}"))
+    phases = phase_chart(suite, answers)
+    return charts if phases is None else [*charts, phases]
 
 
 def varied(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | None:
     """The one numerical parameter in which at least three problems differ, with its value in each; None if there is none."""
-    flat = [
-        {
-            (k, key): value
-            for k, spec in p.problem.spec.items()
-            for key, value in spec.items()
-        }
-        for p in plans
-    ]
-    differing = {
-        key
-        for one in flat
-        for key in one
-        if any(one.get(key) != other.get(key) for other in flat)
-    }
-    values: list[Any] = [one.get(key) for key in differing for one in flat]
-    if not 3 <= len(plans) == len(values) == len({*map(repr, values)}) or {
-        *map(type, values)
-    } - {int, float}:
+    flat: list[dict[tuple[str, str], Any]] = []
+    for plan in plans:
+        parameters = {}
+        for kind, spec in plan.problem.spec.items():
+            for name, parameter in spec.items():
+                parameters[kind, name] = parameter
+        flat.append(parameters)
+    keys = dict.fromkeys(key for parameters in flat for key in parameters)
+    differing = [k for k in keys if any(p.get(k) != flat[0].get(k) for p in flat)]
+    if len(plans) < 3 or len(differing) != 1:
         return None
-    return ".".join(differing.pop()), values
+    values: list[Any] = [parameters.get(differing[0]) for parameters in flat]
+    if {type(value) for value in values} - {int, float}:
+        return None
+    if len({repr(value) for value in values}) < len(values):
+        return None
+    return ".".join(differing[0]), values
 
 
 def phase_chart(suite: Suite, answers: Answers) -> Chart | None:
     """Thresholds over the sample ratio and the one parameter that varies."""
-    name, values = varied(suite.chosen_plans) or ("", [])
-    marks = [
-        (word, at, value)
-        for value, plan in sorted(
-            zip(values, suite.chosen_plans), key=lambda pair: pair[0]
-        )
-        for at, word in threshold_marks(
-            answers.thresholds_at_hand(plan.problem), component_word(plan.problem)
-        )
-    ]
-    if not marks:
+    name, parameters = varied(suite.chosen_plans) or ("", [])
+    lines: dict[str, list[tuple[float, float]]] = {}
+    pairs = zip(parameters, suite.chosen_plans)
+    for parameter, plan in sorted(pairs, key=lambda pair: pair[0]):
+        thresholds = answers.thresholds_at_hand(plan.problem)
+        for alpha, kind in threshold_marks(thresholds, component_word(plan.problem)):
+            lines.setdefault(kind, []).append((alpha, parameter))
+    if not lines:
         return None
     series = []
-    for i, (kind, line) in enumerate(grouped(marks, lambda mark: mark[0]).items()):
-        _, x, y = zip(*line)
-        style = {
-            "ls": "-" if kind.startswith("perfect") else "--",
-            "marker": "o",
-            "ms": 2.5,
-        }
-        series.append(
-            Series(
-                kind,
-                {name: y, "alpha": x},
-                {"what": kind},
-                "line",
-                COLORS[i % len(COLORS)],
-                style,
-            )
-        )
+    for i, (kind, points) in enumerate(lines.items()):
+        alphas, values = zip(*points)
+        columns, color = {name: values, "alpha": alphas}, COLORS[i % len(COLORS)]
+        dashes = "-" if kind.startswith("perfect") else "--"
+        style = {"ls": dashes, "marker": "o", "ms": 2.5}
+        series.append(Series(kind, columns, {"what": kind}, "line", color, style))
+    ylabel = name.partition(".")[2]
     panel = Panel(
-        suite.title,
-        "sample ratio α",
-        name.partition(".")[2],
-        series,
-        y=name,
-        from_zero=False,
+        suite.title, "sample ratio α", ylabel, series, y=name, from_zero=False
     )
-    return Chart(
-        "phases",
-        suite.title,
-        [panel],
-        key=f"thresholds over the sample ratio and {name}.",
-    )
+    key = f"thresholds over the sample ratio and {name}."
+    return Chart("phases", suite.title, [panel], key=key)

@@ -11,7 +11,7 @@ import numpy as np
 from smimbench.interfaces import ParameterError
 from smimbench.registry.metrics import find_metric, metric_label, theory_of
 from smimbench.registry.registry import RegistryError
-from smimbench.report.charts import Chart, Panel, Series
+from smimbench.report.charts import Chart, Kind, Panel, Series
 from smimbench.report.columns import FEW
 from smimbench.report.figures import PANELS, is_cheap
 from smimbench.report.labels import component_word, grouped, letter
@@ -431,27 +431,19 @@ def _spectrum_panel(
     )  # a bar holds eight on average
     density = heights / (len(values) * np.diff(edges))
     zero = 1 - there.mean()
-    spectra = {"runs": (edges, density, zero)}
     title += f"; zero: {zero:.1%}"
+
+    def spectrum(
+        what: str, kind: Kind, color: str, edges: Any, density: Any, zero: float
+    ) -> Series:
+        columns = {"from": edges[:-1], "to": edges[1:], "density": density}
+        return Series(what, columns, {**about, "what": what, "zero": zero}, kind, color)
+
+    series = [spectrum("runs", "bars", "#99C7E0", edges, density, zero)]
     if expected:
         edges, zero = np.asarray(expected["edges"]), expected["zeros"]
-        spectra["predicted"] = (
-            edges,
-            np.asarray(expected["mass"]) / np.diff(edges),
-            zero,
-        )
+        density = np.asarray(expected["mass"]) / np.diff(edges)
+        series.append(spectrum("predicted", "line", "black", edges, density, zero))
         title += f", predicted {zero:.1%}"
-    series = [
-        Series(
-            what,
-            {"from": ends[:-1], "to": ends[1:], "density": density},
-            {**about, "what": what, "zero": zero},
-            *look,
-        )
-        for (what, (ends, density, zero)), look in zip(
-            spectra.items(), (("bars", "#99C7E0"), ("line", "black"))
-        )
-    ]
-    return Panel(
-        title, "eigenvalue", "density", series, cell.problem_label, "from", "density"
-    )
+    label = cell.problem_label
+    return Panel(title, "eigenvalue", "density", series, label, "from", "density")

@@ -59,11 +59,11 @@ def render_page(results: Results, charts: Iterable[Chart], shared: JsonObject) -
     suite, rows, table = results.suite, results.rows, results.table
     extrapolated = table.extrapolated
     figures = [(chart, page_figures(chart)) for chart in charts]
-    shown = [one for _, own in figures for one in own]
-    for i, one in enumerate(shown):
-        one["svg"] = _inline_svg(one["svg"], f"f{i}")
+    panels = [panel for _, panels in figures for panel in panels]
+    for i, panel in enumerate(panels):
+        panel.svg = _inline_svg(panel.svg, f"f{i}")
     data = {
-        "series": [one.pop("series") for one in shown],
+        "series": [panel.document() for panel in panels],
         "csv": as_csv(table.document()),
     }
     name, found = names_with_backend(rows), table.verdicts

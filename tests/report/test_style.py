@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from smimbench.report.charts import Chart, Panel, Series, draw
-from smimbench.report.style import finish, new_figure, save_figure
+from smimbench.report.charts import Chart, Panel, Series, draw, save
 
 
 def drawn(panels):
@@ -16,6 +15,13 @@ def drawn(panels):
 
 def line(y, x=(1.0, 2.0)):
     return Series("line", {"alpha": x, "value": y})
+
+
+CHART = Chart(
+    "one",
+    "title",
+    [Panel("", "", "", [Series("line", {"alpha": (1.0, 2.0), "value": (0, 1)}, {})])],
+)
 
 
 def test_no_tick_of_a_wide_axis_is_typeset_as_a_formula():
@@ -65,14 +71,11 @@ def test_a_long_title_is_broken_and_meets_no_other():
 
 
 def test_a_figure_is_laid_out_once_for_all_its_files(tmp_path, monkeypatch):
-    figure, (axis,) = new_figure("", 1)
-    axis.plot([0, 1], [0, 1], label="line")
-    finish(figure, [axis])
-    engine, calls = type(figure.get_layout_engine()), []
+    engine, calls = type(draw(CHART).get_layout_engine()), []
     execute = engine.execute
     monkeypatch.setattr(
-        engine, "execute", lambda self, fig: (calls.append(1), execute(self, fig))
+        engine, "execute", lambda self, fig: (calls.append(fig), execute(self, fig))
     )
-    paths = save_figure(figure, tmp_path, "one", [{"x": 1}])
+    paths = save(CHART, tmp_path)
     assert [path.suffix for path in paths] == [".png", ".svg", ".pdf", ".csv"]
-    assert len(calls) == 1
+    assert len(calls) == 2  # once when drawn, once for all files
