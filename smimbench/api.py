@@ -87,10 +87,10 @@ def run(
         warnings.warn(remark, stacklevel=2)
     total = len(campaign.missing)
     with _bar(progress) as show_progress:
-        done = itertools.count(1)
+        count = itertools.count(1)
 
         def report(record: Record) -> None:
-            show_progress(suite.name, next(done), total)
+            show_progress(suite.name, next(count), total)
             if on_record is not None:
                 on_record(record.document)
 
@@ -270,8 +270,8 @@ def theory(
     if suite is None:
         if not any(items.values()):
             raise ValueError("give a suite, or the names of model, channel and prior")
-        name, text, given = suite_of_items(items, parameters, alphas or ())
-        suite = parse_suite(Path(f"{name}.toml"), text, [*given, *overrides])
+        name, text, settings = suite_of_items(items, parameters, alphas or ())
+        suite = parse_suite(Path(f"{name}.toml"), text, [*settings, *overrides])
     elif parameters:
         name, arguments = next(iter(parameters)), list(signature(theory).parameters)
         raise ValueError(
@@ -286,8 +286,8 @@ def theory(
     labels = {plan.problem: plan.label for plan in suite.plans}
     with tempfile.TemporaryDirectory() as temporary, _bar(progress) as show_progress:
 
-        def on_progress(problem: Problem, now: Progress) -> None:
-            show_progress(f"theory of {labels[problem]}", now.done, now.total)
+        def on_progress(problem: Problem, state: Progress) -> None:
+            show_progress(f"theory of {labels[problem]}", state.done, state.total)
 
         def solver_in(
             folder: Path | None, memory: Memory | None = None
@@ -329,38 +329,36 @@ def theory(
 
 
 @contextlib.contextmanager
-def _bar(wanted: bool) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Function that shows what is being done, how much of it is done and of how much: a bar in a terminal or a notebook."""
+def _bar(is_shown: bool) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Function that shows a task, how much of it is finished and of how much: a bar in a terminal or a notebook."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    if (
-        wanted and console.is_jupyter
-    ):  # where Rich needs a package that not everybody has
+    if not is_shown or not (console.is_jupyter or console.is_terminal):
+        yield lambda task, finished, total: None
+    elif console.is_jupyter:  # where Rich needs a package that not everybody has
         from IPython.display import DisplayHandle
 
         line: Any = DisplayHandle()  # type: ignore[no-untyped-call, unused-ignore]
         line.display({"text/plain": ""}, raw=True)
 
-        def show_line(what: str, done: int, total: int | None) -> None:
-            part = (
-                f"[{'#' * (30 * done // total):30}] {done} / {total} " if total else ""
-            )
-            line.update({"text/plain": part + what}, raw=True)
+        def show_line(task: str, finished: int, total: int | None) -> None:
+            if total:
+                bar = "#" * (30 * finished // total)
+                task = f"[{bar:30}] {finished} / {total} {task}"
+            line.update({"text/plain": task}, raw=True)
 
         try:
             yield show_line
         finally:
             line.update({"text/plain": ""}, raw=True)
-    elif wanted and console.is_terminal:
-        with Progress(console=console, transient=True) as bar:
-            task = bar.add_task("")
-            yield lambda what, done, total: bar.update(
-                task, description=what, completed=done, total=total
-            )
     else:
-        yield lambda what, done, total: None
+        with Progress(console=console, transient=True) as bar:
+            row = bar.add_task("")
+            yield lambda task, finished, total: bar.update(
+                row, description=task, completed=finished, total=total
+            )
 
 
 def load(results: str | Path) -> Loaded:

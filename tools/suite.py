@@ -11,12 +11,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 from smimbench.suite.schema import (
     AlgorithmTable,
     Axes,
-    Curve,
+    CurveTable,
     FigureTable,
-    Grid,
+    GridTable,
     InKey,
     ProblemTable,
-    Reference,
+    ReferenceTable,
     RunOptions,
     SuiteTable,
     Table,
@@ -27,13 +27,13 @@ from smimbench.suite.schema import (
 TABLES: dict[str, type[Table]] = {
     "[suite]": SuiteTable,
     "[problem] or [[problems]]": ProblemTable,
-    "[grid]": Grid,
+    "[grid]": GridTable,
     "[[algorithms]]": AlgorithmTable,
     "[algorithms.tune]": TuneTable,
     "[run]": RunOptions,
-    "[[run.reference]]": Reference,
+    "[[run.reference]]": ReferenceTable,
     "[figure]": FigureTable,
-    "[[figure.curves]]": Curve,
+    "[[figure.curves]]": CurveTable,
 }
 WORDS = {
     str: "text",

@@ -136,39 +136,38 @@ class AlgorithmPrediction:
     more: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of_point(cls, point: dict[str, Any], **known: Any) -> AlgorithmPrediction:
-        """Build a prediction from a point of the JSON of ``smimbench theory`` and further known fields."""
+    def of_point(cls, point: dict[str, Any], **changes: Any) -> AlgorithmPrediction:
+        """Build a prediction from a point of the JSON of ``smimbench theory``, with some fields changed."""
         names = {field.name for field in fields(cls)}
-        given = {name: entry for name, entry in point.items() if name in names}
+        stated = {name: entry for name, entry in point.items() if name in names}
         for name in ("mse", "mse_error"):
-            given[name] = np.atleast_1d(np.asarray(point[name], dtype=float))
+            stated[name] = np.atleast_1d(np.asarray(point[name], dtype=float))
         if "no_trajectory" in point:
-            given["trajectory"] = point["no_trajectory"]
-        more = {
+            stated["trajectory"] = point["no_trajectory"]
+        further = {
             name: entry
             for name, entry in point.items()
             if name not in names and name != "no_trajectory"
         }
-        return cls(**given | {"more": more} | known)
+        return cls(**stated | {"more": further} | changes)
 
     def document(self) -> dict[str, Any]:
         """The prediction as JSON; ``mse`` and ``mse_error`` are single numbers if there is one component."""
-        found = {
+        entries = {
             field.name: getattr(self, field.name)
             for field in fields(self)
             if field.name not in ("draws", "more")
         }
         for name in ("mse", "mse_error"):
-            values = np.asarray(found[name], dtype=float)
-            found[name] = values.item() if values.size == 1 else values.tolist()
+            values = np.asarray(entries[name], dtype=float)
+            entries[name] = values.item() if values.size == 1 else values.tolist()
         for name in ("overlap", "own_overlap", "between_students"):
-            found[name] = (
-                None if found[name] is None else np.asarray(found[name]).tolist()
-            )
+            if entries[name] is not None:
+                entries[name] = np.asarray(entries[name]).tolist()
         if isinstance(self.trajectory, str):
-            found["no_trajectory"] = found.pop("trajectory")
+            entries["no_trajectory"] = entries.pop("trajectory")
         return {
-            name: value for name, value in found.items() if value is not None
+            name: value for name, value in entries.items() if value is not None
         } | self.more
 
 

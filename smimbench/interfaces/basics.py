@@ -28,10 +28,10 @@ class ParameterError(ValueError):
         self.message = message
 
 
-def require(item: Any, key: str, holds: bool, what: str) -> None:
-    """Raise ParameterError, ``must be <what>, got ...``, unless ``holds``."""
+def require(item: Any, key: str, holds: bool, rule: str) -> None:
+    """Raise ParameterError, ``must be <rule>, got ...``, unless ``holds``."""
     if not holds:
-        raise ParameterError(key, f"must be {what}, got {getattr(item, key)!r}")
+        raise ParameterError(key, f"must be {rule}, got {getattr(item, key)!r}")
 
 
 @dataclass(frozen=True)

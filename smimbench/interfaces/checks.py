@@ -19,39 +19,39 @@ LARGEST = 1e9
 """Largest parameter, and one over the smallest but 0; doubled, squares and quotients come nearer to where they are lost."""
 
 
-def check_whole(key: str, value: object, least: int, most: int = 1 << 30) -> None:
+def check_whole(key: str, value: object, minimum: int, maximum: int = 1 << 30) -> None:
     """Raise ParameterError unless ``value`` is an integer of at least ``least`` and at most ``most``."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ParameterError(key, f"must be an integer >= {least}, got {shown(value)}")
-    if int(value) > most:
-        raise ParameterError(key, f"must be at most {most}, got {shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
+        raise ParameterError(
+            key, f"must be an integer >= {minimum}, got {shown(value)}"
+        )
+    if int(value) > maximum:
+        raise ParameterError(key, f"must be at most {maximum}, got {shown(value)}")
 
 
 def check_number(
-    key: str, value: object, *, positive: bool, most: float = LARGEST
+    key: str, value: object, *, positive: bool, maximum: float = LARGEST
 ) -> None:
     """Raise ParameterError unless ``value`` is a finite number that is positive, or at least not negative.
 
     Numbers that are not 0 must lie between one over ``LARGEST`` and ``most``.
     """
-    try:
-        number = (
-            math.nan
-            if isinstance(value, bool) or not isinstance(value, Real)
-            else float(value)
-        )
-    except OverflowError:
-        number = math.inf
+    number = math.nan
+    if not isinstance(value, bool) and isinstance(value, Real):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
     if not math.isfinite(number) or number < 0 or (positive and number == 0):
         raise ParameterError(
             key,
             f"must be a finite number {'> 0' if positive else '>= 0'}, got {shown(value)}",
         )
-    if number > most or 0 < number < 1 / LARGEST:
+    if number > maximum or 0 < number < 1 / LARGEST:
         zero = "" if positive else "0 or "
         raise ParameterError(
             key,
-            f"must be {zero}between {1 / LARGEST:g} and {most:g}, got {shown(value)}",
+            f"must be {zero}between {1 / LARGEST:g} and {maximum:g}, got {shown(value)}",
         )
 
 
@@ -66,13 +66,13 @@ def shown(value: object) -> str:
 
 def not_finite(array: Host) -> str:
     """How many numbers of an array are NaN or infinite, and where the first is; empty if all are finite."""
-    wrong = ~np.isfinite(array)
-    if not wrong.any():
+    infinite = ~np.isfinite(array)
+    if not infinite.any():
         return ""
     nan = int(np.isnan(array).sum())
-    counts = {"NaN": nan, "inf": int(wrong.sum()) - nan}
-    first = [int(index) for index in np.argwhere(wrong)[0]]
-    return f"{' and '.join(f'{count} {name}' for name, count in counts.items() if count)}, first at {first}"
+    counts = {"NaN": nan, "inf": int(infinite.sum()) - nan}
+    position = [int(index) for index in np.argwhere(infinite)[0]]
+    return f"{' and '.join(f'{count} {name}' for name, count in counts.items() if count)}, first at {position}"
 
 
 def type_of_numbers(array: Any) -> str:
@@ -102,8 +102,8 @@ def checked_array(source: str, values: Any, shape: tuple[int, ...]) -> Host:
         raise ValueError(
             f"{source} must return {shape} real numbers, got {type_of_numbers(array)} {array.shape}"
         )
-    if wrong := not_finite(array):
-        raise ValueError(f"{source} must return finite numbers, got {wrong}")
+    if positions := not_finite(array):
+        raise ValueError(f"{source} must return finite numbers, got {positions}")
     return array
 
 
@@ -116,7 +116,7 @@ def check_latents(z: Array, components: int, sites: int) -> None:
 
 
 def checked_posterior(
-    found: Any, omega: Array, *, second_moment: bool = False
+    returned: Any, omega: Array, *, second_moment: bool = False
 ) -> Posterior:
     """Check shapes and types of what a channel's ``posterior`` returned for latents ``omega`` (n, P, C), and return it.
 
@@ -126,14 +126,14 @@ def checked_posterior(
         If it is not a Posterior, or its parts are not arrays of real numbers of the right shape.
     """
     n, P, C = omega.shape
-    parts: dict[str, tuple[int, ...]] = {"mean": (n, P, C), "covariance": (P, P)}
+    shapes: dict[str, tuple[int, ...]] = {"mean": (n, P, C), "covariance": (P, P)}
     if second_moment:
-        parts["second_moment"] = (n, P, C, P, C)
-    for name, shape in parts.items():
-        value: Any = getattr(found, name, None)
+        shapes["second_moment"] = (n, P, C, P, C)
+    for name, shape in shapes.items():
+        value: Any = getattr(returned, name, None)
         kind = str(getattr(value, "dtype", type(value).__name__))
         if not kind.rpartition(".")[2].startswith(("float", "bfloat")):
-            got = f"{type(found).__name__} whose {name} is {'missing' if value is None else kind}"
+            got = f"{type(returned).__name__} whose {name} is {'missing' if value is None else kind}"
             raise ValueError(
                 f"posterior must return a smimbench.Posterior of arrays of real numbers, got {got}"
             )
@@ -145,5 +145,5 @@ def checked_posterior(
             raise ValueError(
                 f"posterior: {name} must have shape {shape}, got {tuple(value.shape)}"
             )
-    checked: Posterior = found
+    checked: Posterior = returned
     return checked

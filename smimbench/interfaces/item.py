@@ -70,17 +70,17 @@ def missing_members(
     lacking = [
         name for name in (*DECLARED, *base._required) if not gives(base, cls, name)
     ]
-    choices = base._alternatives
-    return lacking, () if any(
-        all(gives(base, cls, name) for name in choice) for choice in choices
-    ) else choices
+    for choice in base._alternatives:
+        if all(gives(base, cls, name) for name in choice):
+            return lacking, ()
+    return lacking, base._alternatives
 
 
 def optional_members(base: type[Item]) -> tuple[str, ...]:
     """Optional attributes of a base class: neither required nor in the first of its sets of methods."""
-    needed = {*base._required, *(base._alternatives or ((),))[0]}
+    required = {*base._required, *(base._alternatives or ((),))[0]}
     return tuple(
-        name for name in vars(base) if not name.startswith("_") and name not in needed
+        name for name in vars(base) if not name.startswith("_") and name not in required
     )
 
 
@@ -100,15 +100,17 @@ def describe(base: type[Item]) -> dict[str, str]:
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
     body = tree.body if isinstance(tree, ast.ClassDef) else []
     text: dict[str, str] = {}
-    for node, after in zip(body, [*body[1:], ast.Pass()]):
+    for node, following in zip(body, [*body[1:], ast.Pass()]):
         if isinstance(node, ast.FunctionDef):
             call = ", ".join(argument.arg for argument in node.args.args[1:])
             words = (ast.get_docstring(node) or "").split("\n\nParameters\n")[0]
             text[node.name] = f"``{node.name}({call})``: {words}"
         elif (
             isinstance(node, ast.AnnAssign)
-            and isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
         ):
-            text[ast.unparse(node.target)] = inspect.cleandoc(str(after.value.value))
+            text[ast.unparse(node.target)] = inspect.cleandoc(
+                str(following.value.value)
+            )
     return {name: " ".join(words.split()) for name, words in text.items()}

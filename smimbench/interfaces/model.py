@@ -80,7 +80,7 @@ class Model(Item):
         """Factor between ``adjoint`` and the transpose of ``forward``: 1, or kappa / D for extensive rank."""
         raise NotImplementedError
 
-    def inner(self, first: Array, second: Array) -> Array:
+    def inner(self, a: Array, b: Array) -> Array:
         """Overlap matrix (P, P) of two signals: ``A B^T / D`` or ``tr(A_p B_q) / D``."""
         raise NotImplementedError
 

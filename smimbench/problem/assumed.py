@@ -29,11 +29,11 @@ def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
     ProblemError
         If it cannot be made, or has another number of components.
     """
-    parts = {kind: as_table(spec) for kind, spec in problem.spec.items()}
+    items = {kind: as_table(spec) for kind, spec in problem.spec.items()}
     for kind, item in tables.items():
         table = as_table({"name": item} if isinstance(item, str) else item)
-        parts[kind] = table if "name" in table else parts[kind] | table
-    assumed = Problem(**parts)
+        items[kind] = table if "name" in table else items[kind] | table
+    assumed = Problem(**items)
     if assumed.components != problem.components:
         raise ProblemError(
             "channel",

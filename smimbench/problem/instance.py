@@ -105,15 +105,15 @@ class Instance:
         )
 
         def fresh(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-            new, of_new = self.fresh(rng, n, dtype)
-            return backend.asarray(new), backend.asarray(of_new)
+            inputs, labels = self.fresh(rng, n, dtype)
+            return backend.asarray(inputs), backend.asarray(labels)
 
         return Data(inputs, labels, self.sample_ratio, start, fresh)
 
     def fresh(self, rng: np.random.Generator, n: int, dtype: str) -> tuple[Host, Host]:
         """So many new samples of the same teacher, on the host."""
-        found: tuple[Host, Host] = self.problem.draw(self.signal, n, rng, dtype)
-        return found
+        samples: tuple[Host, Host] = self.problem.draw(self.signal, n, rng, dtype)
+        return samples
 
     @functools.cached_property
     def remarks(self) -> list[str]:
@@ -126,27 +126,23 @@ class Instance:
             return []
         certain = quantile(1 - UNLIKELY, len(tokens) - 1) / math.sqrt(len(tokens))
         for moment, expected in ((tokens, 0.0), (tokens**2, 1.0)):
-            of_sample = moment.mean(
-                axis=1
-            )  # samples are independent, tokens and features need not be
-            if abs(of_sample.mean() - expected) > UNNOTICED + certain * of_sample.std(
-                ddof=1
-            ):
-                mean, variance = tokens.mean(), tokens.var()
-                name = self.problem.inputs.name
+            # Samples are independent; tokens and features need not be.
+            of_sample = moment.mean(axis=1)
+            allowed = UNNOTICED + certain * of_sample.std(ddof=1)
+            if abs(of_sample.mean() - expected) > allowed:
                 return [
-                    f"inputs {name!r}: mean {mean:#.2g}, variance {variance:#.2g}; theory expects 0 and 1"
+                    f"inputs {self.problem.inputs.name!r}: mean {tokens.mean():#.2g}, "
+                    f"variance {tokens.var():#.2g}; theory expects 0 and 1"
                 ]
         return []
 
     def checksum(self) -> tuple[float, ...]:
         """Checksum of teacher, inputs and labels, to detect changes to them; reads all of them once."""
-        there = [self.signal, self.labels]
-        if not isinstance(
-            self.inputs, DrawnInputs
-        ):  # they are drawn again whenever they are read
-            there.append(self.inputs)
-        return tuple(_checksum(array) for array in there)
+        arrays = [self.signal, self.labels]
+        # Drawn inputs are drawn again whenever they are read.
+        if not isinstance(self.inputs, DrawnInputs):
+            arrays.append(self.inputs)
+        return tuple(map(_checksum, arrays))
 
     def metrics(self, estimate: Array, broken: dict[str, str] | None = None) -> Values:
         """Metrics that are recorded along a run (``mse`` and ``overlap``, and those that plugins add), by name.
@@ -162,10 +158,11 @@ class Instance:
             If the estimate does not have the shape of the signal.
         """
         broken = {} if broken is None else broken
-        found = trajectory_metrics(self.problem.model.name)
-        wanted = {name: metric for name, metric in found.items() if name not in broken}
-        values, blank = self._measured(wanted, estimate, self.claims(estimate))
-        broken |= blank
+        metrics = trajectory_metrics(self.problem.model.name)
+        for name in broken:
+            metrics.pop(name, None)
+        values, reasons = self._measured(metrics, estimate, self.claims(estimate))
+        broken |= reasons
         return values
 
     def _measured(
@@ -173,19 +170,19 @@ class Instance:
     ) -> tuple[Values, dict[str, str]]:
         """Values of the metrics, and the reasons for those without a value."""
         values: Values = {}
-        blank: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for name, metric in metrics.items():
             try:
                 values[name] = [
                     float(value) for value in metric.measure(self, estimate, claims)
                 ]
             except NotMeasured as reason:
-                blank[name] = printable(reason)
+                reasons[name] = printable(reason)
             except (
                 Exception
             ) as error:  # whatever a plugin raises: the other metrics stay
-                blank[name] = error_line(error)
-        return values, blank
+                reasons[name] = error_line(error)
+        return values, reasons
 
     def overlaps(self, estimate: Array) -> Overlaps:
         """Overlap matrices (P, P) between an estimate and the signal on the host, before alignment by symmetry."""
@@ -210,7 +207,7 @@ class Instance:
         Returns
         -------
         values : dict of list of float
-        blank : dict of str
+        reasons : dict of str
             For every metric without a value the reason.
         remarks : list of str
             What metrics want the user to know.
@@ -265,10 +262,10 @@ def fill(out: Host, inputs: Inputs, rng: np.random.Generator) -> None:
         return
     step = max(1, HOST_BLOCK // max(1, math.prod(out.shape[1:])))
     for start in range(0, len(out), step):
-        part = out[start : start + step]
-        tokens = inputs.transform(rng.standard_normal(part.shape))
-        part[...] = checked_array(
-            f"inputs {inputs.name!r}: transform", tokens, part.shape
+        block = out[start : start + step]
+        tokens = inputs.transform(rng.standard_normal(block.shape))
+        block[...] = checked_array(
+            f"inputs {inputs.name!r}: transform", tokens, block.shape
         )
 
 
@@ -298,15 +295,12 @@ def draw_on(
         )
 
     def draw(block: int) -> Array:
-        first = block * size
+        start = block * size
         if law.transform is None:
-            x = device.asarray(host[first : first + size], dtype="float64")
+            x = device.asarray(host[start : start + size], dtype="float64")
         else:
-            x = law.transform(
-                device.standard_normal(block_seed(block))(
-                    (min(size, n - first), *shape[1:])
-                )
-            )
+            normal = device.standard_normal(block_seed(block))
+            x = law.transform(normal((min(size, n - start), *shape[1:])))
         return xp.astype(x, number, copy=False)
 
     inputs = xp.empty(
@@ -314,18 +308,15 @@ def draw_on(
     )
     if not stays:
         inputs = DrawnInputs(shape, size, draw, xp.astype(inputs, wide))
-    for block, first in enumerate(range(0, n, size)):
+    for block, start in enumerate(range(0, n, size)):
         x = draw(block)
         if stays:
-            inputs[first : first + x.shape[0], ...] = x
-        y = channel.forward(
-            model.forward(xp.astype(x, xp.float64, copy=False), teacher), rng=rng
-        )
-        labels.append(
-            xp.astype(y, wide, copy=False)
-            if xp.isdtype(y.dtype, "real floating")
-            else y
-        )
+            inputs[start : start + x.shape[0], ...] = x
+        z = model.forward(xp.astype(x, xp.float64, copy=False), teacher)
+        y = channel.forward(z, rng=rng)
+        if xp.isdtype(y.dtype, "real floating"):
+            y = xp.astype(y, wide, copy=False)
+        labels.append(y)
     return inputs, labels[0] if len(labels) == 1 else xp.concat(labels, axis=0)
 
 
@@ -355,9 +346,9 @@ def _teacher_like(instance: Instance, estimate: Array) -> Array:
     """Teacher signal on the device of the estimate, cached there because metrics are computed often."""
     if isinstance(estimate, np.ndarray):
         return instance.signal.astype(estimate.dtype, copy=False)
-    where = matching(estimate)
+    placement = matching(estimate)
     cache: dict[str, Any] = instance.__dict__.setdefault("_teacher", {})
-    key = f"{namespace(estimate).__name__} {where}"
+    key = f"{namespace(estimate).__name__} {placement}"
     if key not in cache:
-        cache[key] = namespace(estimate).asarray(instance.signal, **where)
+        cache[key] = namespace(estimate).asarray(instance.signal, **placement)
     return cache[key]

@@ -140,9 +140,11 @@ def without(key: str, table: JsonObject) -> JsonObject:
 
 def _parameters(spec: JsonObject, usual: JsonObject) -> str:
     """Text ``name=value`` of every parameter that differs from its default."""
-    own = {k: v for k, v in spec.items() if k not in (*CODE, "name", "distribution")}
+    parameters = {
+        k: v for k, v in spec.items() if k not in (*CODE, "name", "distribution")
+    }
     return ", ".join(
-        f"{k}={v}" for k, v in own.items() if k not in usual or v != usual[k]
+        f"{k}={v}" for k, v in parameters.items() if k not in usual or v != usual[k]
     )
 
 
@@ -237,9 +239,10 @@ class Problem:
     @cached_property
     def spectral(self) -> bool:
         """Whether features are known to have different variances."""
-        law = self.inputs
-        of = law.feature_variances
-        return of is not None and not (np.asarray(of(law.shape[1] or 8)) == 1).all()
+        variances = self.inputs.feature_variances
+        if variances is None:
+            return False
+        return not (np.asarray(variances(self.inputs.shape[1] or 8)) == 1).all()
 
     def _weigh_features(self) -> None:
         """Products of low-rank signals, and a Gaussian prior, over features that have a spectrum."""
@@ -251,11 +254,8 @@ class Problem:
         ):
             return
         self.variances = law.feature_variances
-        self.features = (
-            None
-            if law.shape[1] is None
-            else np.asarray(law.feature_variances(law.shape[1]))
-        )
+        if law.shape[1] is not None:
+            self.features = np.asarray(law.feature_variances(law.shape[1]))
         self.model, self.prior = weighted(self.model, self.prior, law)
 
     def per_variance(self, gradient: Array) -> Array:
@@ -265,33 +265,26 @@ class Problem:
         values = self.variances(gradient.shape[-1])
         return gradient / namespace(gradient).asarray(values, **matching(gradient))
 
-    def _make(self, kind: str, what: str | Mapping[str, Any], **provided: Any) -> Any:
-        table = {"name": what} if isinstance(what, str) else dict(what)
+    def _make(self, kind: str, item: str | Mapping[str, Any], **provided: Any) -> Any:
+        table = {"name": item} if isinstance(item, str) else dict(item)
         name = table.pop("name", None)
+        if name is None:
+            raise ProblemError(f"{kind}.name", missing("name", table))
         if not isinstance(name, str):
-            raise ProblemError(
-                f"{kind}.name",
-                missing("name", table)
-                if name is None
-                else f"must be a string, got {name!r}",
-            )
+            raise ProblemError(f"{kind}.name", f"must be a string, got {name!r}")
         with explained(kind):
-            entry = get_registry().get(
-                kind, name, None if kind == "model" else self.model.name
-            )
-            if provided.get("symmetric") is False and "symmetric" not in signature_of(
-                entry.item
-            ):
+            model = None if kind == "model" else self.model.name
+            entry = get_registry().get(kind, name, model)
+            signature = signature_of(entry.item)
+            if provided.get("symmetric") is False and "symmetric" not in signature:
                 raise ParameterError(
                     "name",
                     f"{name!r} is for symmetric matrices only, unlike those of the model",
                 )
-            item = build(entry.item, kind, table, provided)
-        self.spec[kind] = specification(entry, item)
-        self._defaults[kind] = {
-            k: p.default for k, p in signature_of(entry.item).items()
-        }
-        return item
+            built = build(entry.item, kind, table, provided)
+        self.spec[kind] = specification(entry, built)
+        self._defaults[kind] = {k: p.default for k, p in signature.items()}
+        return built
 
     def _whiten(self) -> None:
         """Replace model and channel by those of whitened latents where Gaussian tokens are correlated."""
@@ -309,9 +302,9 @@ class Problem:
             self.channel = mixed_channel(self.channel, self.mixing)
         self.model = cast("Model", WhitenedModel(self.model, self.mixing))
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, problem: object) -> bool:
         """Whether names, parameters and versions are the same, so that caches recognize problems that cells build anew."""
-        return isinstance(other, Problem) and self.spec == other.spec
+        return isinstance(problem, Problem) and self.spec == problem.spec
 
     def __hash__(self) -> int:
         return hash(canonical_json(self.spec))
@@ -323,45 +316,39 @@ class Problem:
         """A table of the items and their parameters, for notebooks."""
         from html import escape
 
-        cells = {
-            kind: (kind, spec["name"], _parameters(spec, {}))
-            for kind, spec in self.spec.items()
-        }
-        rows = (
-            "".join(f"<td>{escape(text)}</td>" for text in row)
-            for row in cells.values()
-        )
-        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+        rows = ""
+        for kind, spec in self.spec.items():
+            texts = map(escape, (kind, spec["name"], _parameters(spec, {})))
+            rows += f"<tr><td>{'</td><td>'.join(texts)}</td></tr>"
+        return f"<table>{rows}</table>"
 
     @property
     def label(self) -> str:
         """Short human-readable name of the problem; parameters with default values are left out."""
-        inner = {
-            kind: _parameters(spec, self._defaults[kind])
-            for kind, spec in self.spec.items()
-        }
-        return " ".join(
-            spec["name"] + (f"({inner[kind]})" if inner[kind] else "")
-            for kind, spec in self.spec.items()
-        )
+        words = []
+        for kind, spec in self.spec.items():
+            parameters = _parameters(spec, self._defaults[kind])
+            words.append(spec["name"] + (f"({parameters})" if parameters else ""))
+        return " ".join(words)
 
     @property
     def no_theory(self) -> str | None:
         """Reason why there is no theory for these inputs, or None."""
         law = self.inputs
-        if law.gaussian and self.spectral:
-            if self.model.rank != "low" or not isinstance(self.prior, WeightedPrior):
-                what = (
-                    "matrices"
-                    if self.model.rank != "low"
-                    else "signals that are not Gaussian"
-                )
-                return f"no theory is known for {what} over features with a spectrum, and none is claimed"
-            wanted = "the spectrum changes with D: give its number of features, as a suite does (inputs.features)"
-            return wanted if self.features is None else None
-        if law.gaussian:
+        if not law.gaussian:
+            return f"no theory is known for the tokens of {law.name!r}, and none is claimed"
+        if not self.spectral:
             return None
-        return f"no theory is known for the tokens of {law.name!r}, and none is claimed"
+        signals = ""
+        if self.model.rank != "low":
+            signals = "matrices"
+        elif not isinstance(self.prior, WeightedPrior):
+            signals = "signals that are not Gaussian"
+        if signals:
+            return f"no theory is known for {signals} over features with a spectrum, and none is claimed"
+        if self.features is None:
+            return "the spectrum changes with D: give its number of features, as a suite does (inputs.features)"
+        return None
 
     def require_theory(self) -> None:
         """Raise NoTheoryError if there is no theory for these inputs."""
@@ -371,11 +358,11 @@ class Problem:
     @property
     def identity(self) -> str:
         """Canonical text of item names and parameters, without versions: a fix of a posterior does not change the data."""
-        bare = {
+        tables = {
             k: {n: v for n, v in spec.items() if n not in CODE}
             for k, spec in self.spec.items()
         }
-        return canonical_json(bare)
+        return canonical_json(tables)
 
     @property
     def seed_name(self) -> str:
@@ -449,13 +436,13 @@ class Problem:
         inputs = np.empty((n, model.tokens, signal.shape[-1]), dtype=stored)
         fill(inputs, self.inputs, rng)
         labels: Host | None = None
-        for part in model.chunks(n, signal.shape[-1], self.components):
-            z = model.forward(np.asarray(inputs[part], dtype=np.float64), signal)
+        for chunk in model.chunks(n, signal.shape[-1], self.components):
+            z = model.forward(np.asarray(inputs[chunk], dtype=np.float64), signal)
             y = self.labels(z, rng)
             if labels is None:
                 kind = wide if y.dtype.kind == "f" else y.dtype
                 labels = np.empty((n, *y.shape[1:]), dtype=kind)
-            labels[part] = y
+            labels[chunk] = y
         assert labels is not None
         return inputs, labels
 

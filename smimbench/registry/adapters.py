@@ -71,18 +71,20 @@ class Fitted(Algorithm):
         )
         if returned is None:
             raise ValueError("fit must return the estimate, but it returned nothing")
-        found = _like(data, returned)
-        wanted = problem.model.signal_shape(problem.components, data.dimension)
-        if tuple(found.shape) != tuple(wanted):
+        estimate = _like(data, returned)
+        shape = problem.model.signal_shape(problem.components, data.dimension)
+        if tuple(estimate.shape) != tuple(shape):
             raise ValueError(
-                f"fit must return an estimate with the signal's shape {wanted}, got shape {found.shape}"
+                f"fit must return an estimate with the signal's shape {shape}, got shape {estimate.shape}"
             )
-        xp = namespace(found)
-        change = xp.sum((found - state.estimate) ** 2)
-        size = xp.sum(found * found)
+        xp = namespace(estimate)
+        change = xp.sum((estimate - state.estimate) ** 2)
+        size = xp.sum(estimate * estimate)
         residual = xp.sqrt(change / xp.where(size > 0, size, xp.ones_like(size)))
         samples = data.inputs.shape[0]
-        return FittedState(found, state.rng), Info(residual=residual, samples=samples)
+        return FittedState(estimate, state.rng), Info(
+            residual=residual, samples=samples
+        )
 
     def estimate(self, state: FittedState) -> Array:
         """Return the estimate that ``fit`` returned."""
@@ -127,14 +129,14 @@ def _like(data: Data, values: Any) -> Array:
     """Convert numbers to an array of the same type and device as the data."""
     xp = namespace(data.labels)
     device = array_api_compat.device(data.labels)
-    elsewhere = array_api_compat.is_array_api_obj(values) and not isinstance(
+    is_foreign = array_api_compat.is_array_api_obj(values) and not isinstance(
         values, (np.ndarray, np.generic)
     )
-    numbers, error = (values, None) if elsewhere else attempt(np.asanyarray, values)
+    numbers, error = (values, None) if is_foreign else attempt(np.asanyarray, values)
     if error is not None or not is_real(numbers):
         got = type(values).__name__ if error else type_of_numbers(numbers)
         raise ValueError(f"fit must return an array of real numbers, got {got}")
-    if elsewhere:
+    if is_foreign:
         return xp.astype(numbers, data.inputs.dtype, copy=False)
     return xp.asarray(
         numbers.astype(np.float64), dtype=data.inputs.dtype, device=device

@@ -26,8 +26,8 @@ def find_metric(name: str, model: str | None = None) -> Metric:
     RegistryError
         Unknown name, or a metric that does not work for the model.
     """
-    found: Metric = get_registry().get("metric", name, model).item()
-    return found
+    metric: Metric = get_registry().get("metric", name, model).item()
+    return metric
 
 
 def metric_label(name: str) -> str:
@@ -38,20 +38,20 @@ def metric_label(name: str) -> str:
 
 def trajectory_metrics(model: str | None = None) -> dict[str, Metric]:
     """Metrics that are measured at every recorded iteration, by name, those that ship first."""
-    found: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     for entry in get_registry().entries("metric"):
         if entry.fits(model) and entry.item.in_trajectory:
-            found.setdefault(entry.name, entry.item())
-    return found
+            metrics.setdefault(entry.name, entry.item())
+    return metrics
 
 
 def metrics_of_accounts(model: str | None = None) -> list[str]:
     """Shipped metrics that test an algorithm's own error estimate; measured in every run and not part of a cell's key."""
     entries = get_registry().entries("metric")
     return [
-        one.name
-        for one in entries
-        if one.fits(model) and one.source is None and one.item.direction == "one"
+        entry.name
+        for entry in entries
+        if entry.fits(model) and entry.source is None and entry.item.direction == "one"
     ]
 
 
@@ -60,26 +60,22 @@ def names_in_key(names: Iterable[str]) -> tuple[str, ...]:
 
     A version above 1 is written ``name@version``, one of another package ``name@version.code`` with a hash of its code.
     """
-    found = []
+    names_with_version = []
     for name in dict.fromkeys(names):
         entry = get_registry().get("metric", name)
-        if not entry.item.in_trajectory or entry.source is not None:
-            version = (
-                ""
-                if entry.item.version == 1 and entry.source is None
-                else f"@{entry.item.version}"
-            )
-            found.append(
-                name + version + ("" if entry.source is None else f".{entry.source}")
-            )
-    return tuple(sorted(found))
+        if entry.source is not None:
+            names_with_version.append(f"{name}@{entry.item.version}.{entry.source}")
+        elif not entry.item.in_trajectory:
+            version = entry.item.version
+            names_with_version.append(name if version == 1 else f"{name}@{version}")
+    return tuple(sorted(names_with_version))
 
 
-def is_worse(metric: Metric, before: float, after: float) -> bool:
+def is_worse(metric: Metric, previous: float, score: float) -> bool:
     """Whether a metric's change is for the worse; for ``direction = "one"``, further away from 1."""
     if metric.direction == "one":
-        return abs(after - 1) > abs(before - 1)
-    return after < before if metric.direction == "higher" else after > before
+        return abs(score - 1) > abs(previous - 1)
+    return score < previous if metric.direction == "higher" else score > previous
 
 
 def theory_of(
@@ -94,21 +90,23 @@ def theory_of(
     None without theory, or where it fails: its ``complaints`` then say how.
     """
     count = components if metric.per_component else 1
-    blank: list[float | None] = [None] * count
+    nothing: list[float | None] = [None] * count
     theory = metric.theory
     if theory is None:
-        return blank, blank
+        return nothing, nothing
     numbers, error = attempt(
-        lambda: [_numbers(part, count) for part in theory(problem, point.document())]
+        lambda: [
+            _numbers(values, count) for values in theory(problem, point.document())
+        ]
     )
     if error is None and len(numbers) == 2:
         return numbers[0], numbers[1]
     if complaints is not None:
-        reason = (
-            "it must give values and errors" if error is None else error_line(error)
-        )
+        reason = "it must give values and errors"
+        if error is not None:
+            reason = error_line(error)
         complaints.append(f"the theory of metric {metric.name!r} failed: {reason}")
-    return blank, blank
+    return nothing, nothing
 
 
 def _numbers(values: Iterable[Any], count: int) -> list[float | None]:

@@ -21,9 +21,9 @@ ENGINE_FILLED = {"channel": ("tokens", "symmetric"), "prior": ("symmetric",)}
 
 def _signature(cls: Any) -> Mapping[str, inspect.Parameter]:
     """Parameters of a class's constructor, without ``self`` and catch-alls."""
-    wanted = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found = inspect.signature(cls).parameters.values()
-    return {p.name: p for p in found if p.kind in wanted}
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(cls).parameters.values()
+    return {p.name: p for p in parameters if p.kind in kinds}
 
 
 signature_of: Callable[[Any], Mapping[str, inspect.Parameter]] = functools.cache(
@@ -152,7 +152,8 @@ def takes_lists(cls: Any, kind: str, name: str) -> bool:
         hint = type(field.default)
     kinds = (hint, *typing.get_args(hint))
     return Any in kinds or any(
-        (typing.get_origin(one) or one) in (tuple, list) for one in kinds
+        (typing.get_origin(annotation) or annotation) in (tuple, list)
+        for annotation in kinds
     )
 
 
@@ -176,41 +177,40 @@ def is_value(cls: Any, kind: str, name: str, value: Any) -> bool:
 
 def parameters_of(kind: str, item: Any) -> JsonObject:
     """Parameters of an item with defaults, as plain JSON values; parameters set by the engine are left out."""
-    names = [
-        n for n in signature_of(type(item)) if n not in ENGINE_FILLED.get(kind, ())
-    ]
-    found: JsonObject = json.loads(
-        json.dumps({name: getattr(item, name) for name in names}, default=plain_value)
-    )
-    return found
+    parameters = {
+        name: getattr(item, name)
+        for name in signature_of(type(item))
+        if name not in ENGINE_FILLED.get(kind, ())
+    }
+    document: JsonObject = json.loads(json.dumps(parameters, default=plain_value))
+    return document
 
 
 def explain_validation(error: Any) -> tuple[str, str]:
     """Key and one clear line from a pydantic ValidationError (its first and most specific problem)."""
-    found = error.errors(include_url=False)
+    errors = error.errors(include_url=False)
     # A union reports each member it tried; the one that got furthest into the value is the one that was meant.
-    own = _written(found[0]["loc"])
-    first = max(
-        (e for e in found if _written(e["loc"])[: len(own)] == own),
-        key=lambda e: len(_written(e["loc"])),
-    )
-    key = "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}"
-        for part in _written(first["loc"])
-    )[1:]
-    if first["type"] == "missing":
-        return key, missing(str(first["loc"][-1]), first["input"])
-    if first["type"] == "value_error":
-        return key, str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] == "too_short" and first["ctx"]["min_length"] == 1:
+    place = _written(errors[0]["loc"])
+    same_place = [e for e in errors if _written(e["loc"])[: len(place)] == place]
+    mistake = max(same_place, key=lambda e: len(_written(e["loc"])))
+    key = ""
+    for step in _written(mistake["loc"]):
+        key += f"[{step}]" if isinstance(step, int) else f".{step}"
+    key = key[1:]
+    kind, message = mistake["type"], str(mistake["msg"])
+    if kind == "missing":
+        return key, missing(str(mistake["loc"][-1]), mistake["input"])
+    if kind == "value_error":
+        return key, message.removeprefix("Value error, ")
+    context = mistake.get("ctx", {})
+    if kind == "too_short" and context["min_length"] == 1:
         return key, "must not be empty"
-    message = _WORDS.get(first["type"], "").format_map(first.get("ctx", {})) or str(
-        first["msg"]
-    )
-    message = message.replace("Input should be", "must be").replace(
-        "must be a valid", "must be a"
-    )
-    return key, f"{message}, got {shown(first['input'])}"
+    if kind in _WORDS:
+        message = _WORDS[kind].format_map(context)
+    else:
+        message = message.replace("Input should be", "must be")
+        message = message.replace("must be a valid", "must be a")
+    return key, f"{message}, got {shown(mistake['input'])}"
 
 
 _WORDS = {
@@ -235,19 +235,19 @@ def _written(location: tuple[int | str, ...]) -> list[int | str]:
     ]
 
 
-def unknown_key(key: str, known: Iterable[str]) -> str:
+def unknown_key(key: str, choices: Iterable[str]) -> str:
     """Error message for an unknown key, with suggestions."""
-    names = sorted(known)
+    names = sorted(choices)
     return (
         f"unknown key, {suggestion(key, names) if names else 'it takes no parameters'}"
     )
 
 
-def require_known(names: Iterable[str], known: Collection[str], *way: str) -> None:
+def require_known(names: Iterable[str], choices: Collection[str], *way: str) -> None:
     """Raise ParameterError for the first name that is not known; ``way`` names the tables that it is in."""
     for name in names:
-        if name not in known:
-            raise ParameterError(".".join((*way, name)), unknown_key(name, known))
+        if name not in choices:
+            raise ParameterError(".".join((*way, name)), unknown_key(name, choices))
 
 
 def _tuples(params: JsonObject, hints: JsonObject) -> JsonObject:
@@ -255,7 +255,8 @@ def _tuples(params: JsonObject, hints: JsonObject) -> JsonObject:
     for key, value in params.items():
         hint = hints.get(key)
         if isinstance(value, list) and any(
-            typing.get_origin(one) is tuple for one in (hint, *typing.get_args(hint))
+            typing.get_origin(annotation) is tuple
+            for annotation in (hint, *typing.get_args(hint))
         ):
             params[key] = tuple(value)
     return params

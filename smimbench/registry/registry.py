@@ -13,7 +13,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,15 +87,14 @@ class Entry:
     def derived(self) -> tuple[str, ...]:
         """Members of the item that the engine derives, and how."""
         base = BASES[self.kind]
-        parts = {
-            name: text.partition("Derived: ")[2]
-            for name, text in describe(base).items()
-        }
-        return tuple(
-            f"{name}: {how}".replace("`", "").removesuffix(".")
-            for name, how in parts.items()
-            if how and not gives(base, self.item, name)
-        )
+        members = []
+        for name, text in describe(base).items():
+            _, _, derivation = text.partition("Derived: ")
+            if derivation and not gives(base, self.item, name):
+                members.append(
+                    f"{name}: {derivation}".replace("`", "").removesuffix(".")
+                )
+        return tuple(members)
 
     @property
     def summary(self) -> str:
@@ -118,11 +117,9 @@ class Plugin:
     @property
     def status(self) -> str:
         """Status of the plugin in one word, for tables."""
-        return (
-            "failed"
-            if self.failed
-            else ("loaded, with problems" if self.problems else "loaded")
-        )
+        if self.failed:
+            return "failed"
+        return "loaded, with problems" if self.problems else "loaded"
 
 
 class Registry:
@@ -165,11 +162,11 @@ class Registry:
         self._load_installed()
         for path in self.paths:
             self._load_path(Path(path))
-        if missing := {*KINDS} - {
-            entry.kind for entry in self._entries if entry.distribution == BUILT_IN
-        }:
+        shipped = {e.kind for e in self._entries if e.distribution == BUILT_IN}
+        missing = [PLURALS[kind] for kind in KINDS if kind not in shipped]
+        if missing:
             raise RegistryError(
-                f"the {' and '.join(PLURALS[kind] for kind in KINDS if kind in missing)} of smimbench are not registered; "
+                f"the {' and '.join(missing)} of smimbench are not registered; "
                 "install the package (pip install .) instead of running from a bare folder, or again after an update"
             )
 
@@ -178,17 +175,16 @@ class Registry:
         if error is not None:  # of one package, which must not hide all others
             listed = self._readable_entry_points()
         points = [(point, *_name_and_version(point.dist)) for point in listed]
-        found: dict[tuple[str, str], Plugin] = {}
-        for point, distribution, version in sorted(
-            points, key=lambda p: (p[1] != BUILT_IN, p[1], p[0].name)
-        ):
-            wanted = distribution == BUILT_IN or (
-                self.third_party and self._is_wanted(distribution)
-            )
-            if wanted and (distribution, point.value) not in found:
-                plugin = found[distribution, point.value] = Plugin(
-                    point.name, distribution, version, point.value
-                )
+        points.sort(key=lambda p: (p[1] != BUILT_IN, p[1], p[0].name))
+        loaded: set[tuple[str, str]] = set()
+        for point, distribution, version in points:
+            if (distribution, point.value) in loaded:
+                continue
+            if distribution == BUILT_IN or (
+                self.third_party and self._is_allowed(distribution)
+            ):
+                loaded.add((distribution, point.value))
+                plugin = Plugin(point.name, distribution, version, point.value)
                 self._load(plugin, point.load)
 
     def _readable_entry_points(self) -> list[importlib.metadata.EntryPoint]:
@@ -200,50 +196,36 @@ class Registry:
                 points += listed.select(group=GROUP)
             elif self.third_party:
                 name, version = _name_and_version(package)
-                problem = f"its entry_points.txt cannot be read: {error_line(error)}; install {name} again, or remove it"
-                self.plugins.append(
-                    Plugin(
-                        name,
-                        name,
-                        version,
-                        "entry_points.txt",
-                        problems=[problem],
-                        failed=True,
-                    )
+                plugin = Plugin(name, name, version, "entry_points.txt", failed=True)
+                plugin.problems.append(
+                    f"its entry_points.txt cannot be read: {error_line(error)}; install {name} again, or remove it"
                 )
+                self.plugins.append(plugin)
         return points
 
     def _load_path(self, path: Path) -> None:
-        package = path / "__init__.py"
-        files = (
-            [package]
-            if package.exists()
-            else sorted(path.glob("[!.]*.py"))
-            if path.is_dir()
-            else [path]
-        )
-        if not path.exists() or not files:
-            problem = f"{path} is no file, and no folder with a *.py file"
-            self.plugins.append(
-                Plugin(
-                    path.name, path.name, "", str(path), problems=[problem], failed=True
-                )
-            )
-            return
+        """Load a file, a package, or all files of a folder."""
+        files = [path] if path.exists() else []
+        if (path / "__init__.py").exists():
+            files = [path / "__init__.py"]
+        elif path.is_dir():
+            files = sorted(path.glob("[!.]*.py"))
+        if not files:
+            plugin = Plugin(path.name, path.name, "", str(path), failed=True)
+            plugin.problems.append(f"{path} is no file, and no folder with a *.py file")
+            self.plugins.append(plugin)
         for file in files:
             stem = file.parent.name if file.name == "__init__.py" else file.stem
-            if self._is_wanted(stem):
-                self._load(
-                    Plugin(stem, stem, "", str(file)),
-                    functools.partial(_import_file, file, stem),
-                )
+            if self._is_allowed(stem):
+                plugin = Plugin(stem, stem, "", str(file))
+                self._load(plugin, functools.partial(_import_file, file, stem))
 
     @property
     def has_third_party(self) -> bool:
         """Whether this process has loaded third-party code."""
         return any(plugin.distribution != BUILT_IN for plugin in self.plugins)
 
-    def _is_wanted(self, distribution: str) -> bool:
+    def _is_allowed(self, distribution: str) -> bool:
         return self._only is None or distribution in self._only
 
     def _load(self, plugin: Plugin, load: Callable[[], Any]) -> None:
@@ -256,20 +238,20 @@ class Registry:
             with _no_exit():
                 module = load()
             _require_hooks(module)
-            others = self._manager.get_plugins()
+            loaded_before = self._manager.get_plugins()
             self._manager.register(
                 module, name=f"{plugin.distribution}:{plugin.name}:{plugin.origin}"
             )
             for kind in KINDS:
                 hook = self._manager.subset_hook_caller(
-                    f"smimbench_register_{PLURALS[kind]}", others
+                    f"smimbench_register_{PLURALS[kind]}", loaded_before
                 )
                 hook(register=functools.partial(self._register, plugin, kind))
+        except KeyboardInterrupt:
+            raise
         except (
             BaseException
         ) as error:  # a plugin may raise anything, and must harm nothing else
-            if isinstance(error, KeyboardInterrupt):
-                raise
             plugin.failed = True
             plugin.problems.append(
                 _moved_module(error)
@@ -290,11 +272,10 @@ class Registry:
             ):
                 os.environ.clear()  # what it wants to find there is set again in processes of its own
                 os.environ.update(environment)
-        for line in (
-            *plugin.problems,
-            *(f"{entry.kind} {entry.name}" for entry in plugin.entries),
-        ):
-            self._trace(f"  {line}")
+        for problem in plugin.problems:
+            self._trace(f"  {problem}")
+        for entry in plugin.entries:
+            self._trace(f"  {entry.kind} {entry.name}")
 
     def _register(self, plugin: Plugin, kind: str, item: type[Any]) -> None:
         if kind == "algorithm":
@@ -303,22 +284,22 @@ class Registry:
             raise RegistryError(
                 f"{kind} {item!r} is not a class; register the class, not an instance"
             )
-        if wrong := what_is_wrong(kind, item):
-            raise RegistryError(f"{kind} {item.__name__}: {wrong}")
+        if mistake := what_is_wrong(kind, item):
+            raise RegistryError(f"{kind} {item.__name__}: {mistake}")
         item = with_defaults(BASES[kind], item)
         source = None if plugin.distribution == BUILT_IN else source_of(item)
         entry = Entry(kind, item.name, item, plugin.distribution, source)
-        for other in self.entries(kind):
-            if other.name != entry.name or not (
-                "*" in (*other.models, *entry.models)
-                or {*other.models} & {*entry.models}
+        for clashing in self.entries(kind):
+            if clashing.name != entry.name or not (
+                "*" in (*clashing.models, *entry.models)
+                or {*clashing.models} & {*entry.models}
             ):
                 continue
-            if other.distribution == entry.distribution:
+            if clashing.distribution == entry.distribution:
                 raise RegistryError(
                     f"{kind} {entry.name!r} is registered twice by {entry.distribution!r}"
                 )
-            packages = [other.distribution, entry.distribution]
+            packages = [clashing.distribution, entry.distribution]
             names = " or ".join(f"'{package}:{entry.name}'" for package in packages)
             if BUILT_IN in packages:
                 names = f"{entry.name!r} means the one of {BUILT_IN}, '{entry.distribution}:{entry.name}' this one"
@@ -338,13 +319,13 @@ class Registry:
         list of Plugin
             The plugins that were added, each with its status.
         """
-        where = str(Path(path).resolve())
-        if not self.third_party or where in self.paths:
+        folder = str(Path(path).resolve())
+        if not self.third_party or folder in self.paths:
             return []
-        self.paths += (where,)  # worker processes load the same
-        before = len(self.plugins)
-        self._load_path(Path(where))
-        return self.plugins[before:]
+        self.paths += (folder,)  # worker processes load the same
+        count = len(self.plugins)
+        self._load_path(Path(folder))
+        return self.plugins[count:]
 
     def entries(self, kind: str | None = None) -> list[Entry]:
         """All registered items of a kind (None: all kinds), built-in ones first."""
@@ -352,11 +333,11 @@ class Registry:
 
     def named(self, name: str, kind: str | None = None) -> list[Entry]:
         """All registered items of a name, ``"name"`` or ``"distribution:name"``, of a kind (None: of all kinds)."""
-        distribution, _, plain = name.rpartition(":")
+        distribution, _, item_name = name.rpartition(":")
         return [
             e
             for e in self.entries(kind)
-            if e.name == plain and distribution in ("", e.distribution)
+            if e.name == item_name and distribution in ("", e.distribution)
         ]
 
     def get(self, kind: str, name: str, model: str | None = None) -> Entry:
@@ -376,31 +357,29 @@ class Registry:
         RegistryError
             Unknown name, a name that two packages claim, or an item that does not belong to the model.
         """
-        named, plain = self.named(name, kind), name.rpartition(":")[2]
-        fitting = [entry for entry in named if entry.fits(model)]
+        entries, (_, _, plain_name) = self.named(name, kind), name.rpartition(":")
+        fitting = [entry for entry in entries if entry.fits(model)]
         if not fitting:
-            known = sorted({e.name for e in self.entries(kind) if e.fits(model)})
-            if not named:
-                own = "" if self.paths else " (one of your own: --plugins FILE)"
+            names = sorted({e.name for e in self.entries(kind) if e.fits(model)})
+            if not entries:
+                hint = "" if self.paths else " (one of your own: --plugins FILE)"
                 raise RegistryError(
-                    f"unknown {kind} {name!r}; {suggestion(plain, known)}{own}"
+                    f"unknown {kind} {name!r}; {suggestion(plain_name, names)}{hint}"
                 )
-            theirs, ours = _models(named), ", ".join(known) or "none"
             raise RegistryError(
-                f"{kind} {name!r} belongs to model {theirs}, not to {model!r}; {PLURALS[kind]} of {model!r}: {ours}"
+                f"{kind} {name!r} belongs to model {_models(entries)}, not to {model!r}; "
+                f"{PLURALS[kind]} of {model!r}: {', '.join(names) or 'none'}"
             )
         # What ships keeps its plain name: an added package must not change what an old suite means.
-        fitting = [
-            entry for entry in fitting if entry.distribution == BUILT_IN
-        ] or fitting
+        fitting = [e for e in fitting if e.distribution == BUILT_IN] or fitting
         if len({entry.distribution for entry in fitting}) > 1:
-            choices = " or ".join(f"{entry.distribution}:{plain}" for entry in fitting)
+            choices = (f"{entry.distribution}:{plain_name}" for entry in fitting)
             raise RegistryError(
-                f"{kind} {plain!r} is provided by several packages; choose one by writing {choices}"
+                f"{kind} {plain_name!r} is provided by several packages; choose one by writing {' or '.join(choices)}"
             )
         if len(fitting) > 1 and model is None:
             raise RegistryError(
-                f"{kind} {plain!r} exists for several models ({_models(fitting)}); also name the model"
+                f"{kind} {plain_name!r} exists for several models ({_models(fitting)}); also name the model"
             )
         return fitting[0]
 
@@ -423,11 +402,11 @@ def complaints_of(plugins: Iterable[Plugin]) -> list[str]:
     """One line for each plugin that could not be loaded, and for each name that exists twice."""
     lines = []
     for plugin in plugins:
-        where = f"plugin {plugin.name} ({plugin.origin})"
+        prefix = f"plugin {plugin.name} ({plugin.origin})"
         if plugin.failed:
-            lines.append(f"{where} was not loaded: {'; '.join(plugin.problems)}")
+            lines.append(f"{prefix} was not loaded: {'; '.join(plugin.problems)}")
         else:
-            lines += [f"{where}: {problem}" for problem in plugin.problems]
+            lines += [f"{prefix}: {problem}" for problem in plugin.problems]
     return lines
 
 
@@ -461,12 +440,12 @@ _current: Registry | None = None
 @contextmanager
 def using(registry: Any) -> Iterator[None]:
     """Context manager that uses another registry in this process."""
-    before = _current
+    previous = _current
     set_registry(registry)
     try:
         yield
     finally:
-        set_registry(before)
+        set_registry(previous)
 
 
 @contextmanager
@@ -501,12 +480,10 @@ def _name_and_version(
 ) -> tuple[str, str]:
     """Name and version of an installed package, by the name of its folder where its METADATA cannot be read."""
     metadata, _ = attempt(getattr, package, "metadata")
-    name, version = (
-        (metadata["Name"], metadata["Version"]) if metadata else (None, None)
-    )
-    return str(
-        name or getattr(getattr(package, "_path", None), "stem", "unknown")
-    ), str(version or "")
+    name = metadata["Name"] if metadata else None
+    version = metadata["Version"] if metadata else None
+    folder = getattr(getattr(package, "_path", None), "stem", "unknown")
+    return str(name or folder), str(version or "")
 
 
 def _import_file(file: Path, stem: str) -> Any:
@@ -518,27 +495,27 @@ def _import_file(file: Path, stem: str) -> Any:
     if spec is None or spec.loader is None:
         raise RegistryError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    # Last, so that a neighbor can be imported and hides nothing.
     if (folder := str(file.resolve().parent)) not in sys.path:
-        sys.path.append(
-            folder
-        )  # last, so that a neighbor can be imported and hides nothing
+        sys.path.append(folder)
     sys.modules[name] = module  # dataclasses look their module up by name
-    with ExitStack() as undo:
-        undo.callback(sys.modules.pop, name, None)
+    try:
         spec.loader.exec_module(module)
-        undo.pop_all()
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
     return module
 
 
 def _require_hooks(module: Any) -> None:
     """Reject a module without hooks, or with a hook that would never be called."""
-    known = [name for name in dir(hookspecs) if name.startswith("smimbench_")]
-    found = [name for name in dir(module) if name.startswith("smimbench_register")]
-    if not found:
-        raise RegistryError(f"no hook found; implement one of {', '.join(known)}")
-    for name in found:
-        if name not in known:
-            raise RegistryError(f"unknown hook {name}; {suggestion(name, known)}")
+    specified = [name for name in dir(hookspecs) if name.startswith("smimbench_")]
+    hooks = [name for name in dir(module) if name.startswith("smimbench_register")]
+    if not hooks:
+        raise RegistryError(f"no hook found; implement one of {', '.join(specified)}")
+    for name in hooks:
+        if name not in specified:
+            raise RegistryError(f"unknown hook {name}; {suggestion(name, specified)}")
         if not hasattr(getattr(module, name), f"{hookspecs.PROJECT}_impl"):
             raise RegistryError(f"{name} is not marked with @smimbench.hookimpl")
 
@@ -549,43 +526,47 @@ def what_is_wrong(kind: str, cls: type[Any]) -> str | None:
     if missing:
         return f"lacks {', '.join(missing)}"
     if choices:
-        fewest = (
-            one
-            for one in choices
-            if not any(set(other) < set(one) for other in choices)
-        )
-        return f"needs {' or '.join(', '.join(one) for one in fewest)}"
-    named = isinstance(cls.name, str) and re.fullmatch(
-        r"[a-z0-9][a-z0-9._-]*", cls.name
-    )
-    rules = {
-        "name must be lower-case letters, digits, '.', '_' or '-'": (named, cls.name),
-        "version must be an integer": (type(cls.version) is int, cls.version),
-        "reference must say where the equations are from": (
-            isinstance(cls.reference, str) and cls.reference.strip(),
-            cls.reference,
+        sets = [set(choice) for choice in choices]
+        smallest = [
+            ", ".join(choice)
+            for choice in choices
+            if not any(names < set(choice) for names in sets)
+        ]
+        return f"needs {' or '.join(smallest)}"
+    name, reference = cls.name, cls.reference
+    rules: list[tuple[Any, str, Any]] = [
+        (
+            isinstance(name, str) and re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name),
+            "name must be lower-case letters, digits, '.', '_' or '-'",
+            name,
         ),
-        "capabilities must be a smimbench.Capabilities": (
+        (type(cls.version) is int, "version must be an integer", cls.version),
+        (
+            isinstance(reference, str) and reference.strip(),
+            "reference must say where the equations are from",
+            reference,
+        ),
+        (
             isinstance(cls.capabilities, Capabilities),
+            "capabilities must be a smimbench.Capabilities",
             cls.capabilities,
         ),
-    }
+    ]
     if kind == "metric":
-        rules[f"direction must be one of {', '.join(DIRECTIONS)}"] = (
-            cls.direction in DIRECTIONS,
-            cls.direction,
-        )
-        rules["per_component must be true or false"] = (
-            isinstance(cls.per_component, bool),
-            cls.per_component,
-        )
-        if gives(Metric, cls, "in_trajectory"):
-            rules["in_trajectory must be true or false"] = (
-                isinstance(cls.in_trajectory, bool),
-                cls.in_trajectory,
+        rules.append(
+            (
+                cls.direction in DIRECTIONS,
+                f"direction must be one of {', '.join(DIRECTIONS)}",
+                cls.direction,
             )
-    for rule, (kept, value) in rules.items():
-        if not kept:
+        )
+        for flag in ("per_component", "in_trajectory"):
+            value = getattr(cls, flag, False)
+            rules.append(
+                (isinstance(value, bool), f"{flag} must be true or false", value)
+            )
+    for holds, rule, value in rules:
+        if not holds:
             return f"{rule}, got {shown(value)}"
     if kind == "metric":
         _, error = attempt(cls)

@@ -56,7 +56,7 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
         raise ScaffoldError(
             f"{folder} exists already; choose another name, or another folder with --output"
         )
-    where = folder.as_posix() if folder.is_absolute() else f"./{folder.as_posix()}"
+    location = folder.as_posix() if folder.is_absolute() else f"./{folder.as_posix()}"
     steps = [
         [
             "smimbench",
@@ -65,10 +65,10 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
             name,
             *(["--output", str(output)] if output else []),
         ],
-        ["pip", "install", f"{where}[test]"],
-        ["pytest", where],
-        ["smimbench", "run", f"{where}/{slug}.toml"],
-        ["smimbench", "show", f"{where}/{slug}.toml"],
+        ["pip", "install", f"{location}[test]"],
+        ["pytest", location],
+        ["smimbench", "run", f"{location}/{slug}.toml"],
+        ["smimbench", "show", f"{location}/{slug}.toml"],
     ]
     commands = [shlex.join(step) for step in steps]
     values = {
@@ -77,20 +77,20 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
         "slug": slug,
         "module": module,
         "distribution": distribution,
-        "cls": "".join(part.capitalize() for part in slug.split("_") if part)
+        "cls": "".join(word.capitalize() for word in slug.split("_") if word)
         + kind.capitalize(),
         "smimbench_version": re.sub(r"\.?dev.*|\+.*", "", version("smimbench")),
         "commands": "\n".join(commands),
     }
     templates = importlib.resources.files("smimbench.registry") / "templates"
-    own, common = templates / kind, templates / "common"
-    values["advice"] = _filled(own / "advice.md.tmpl", values).strip()
+    folder_of_kind, common = templates / kind, templates / "common"
+    values["advice"] = _filled(folder_of_kind / "advice.md.tmpl", values).strip()
     files = {
         "pyproject.toml": common / "pyproject.toml.tmpl",
         "README.md": common / "README.md.tmpl",
-        f"{module}/__init__.py": own / "item.py.tmpl",
-        f"tests/test_{slug}.py": own / "test_item.py.tmpl",
-        f"{slug}.toml": own / "suite.toml.tmpl",
+        f"{module}/__init__.py": folder_of_kind / "item.py.tmpl",
+        f"tests/test_{slug}.py": folder_of_kind / "test_item.py.tmpl",
+        f"{slug}.toml": folder_of_kind / "suite.toml.tmpl",
     }
     _write(
         folder, {path: _filled(template, values) for path, template in files.items()}
@@ -110,14 +110,14 @@ def _check_name(kind: str, name: str) -> None:
             f"{name!r} cannot be a name: it must be lower-case letters, digits, '_' or '-' and begin with a letter{hint}"
         )
     item = name.replace("_", "-")
-    taken = [
+    same_name = [
         entry
         for entry in get_registry().entries(kind)
         if entry.name.replace("_", "-") == item
     ]
-    if taken:
+    if same_name:
         raise ScaffoldError(
-            f"{kind} {item!r} exists in package {taken[0].distribution!r} already; choose another name"
+            f"{kind} {item!r} exists in package {same_name[0].distribution!r} already; choose another name"
         )
     module = f"smimbench_{name.replace('-', '_')}"
     if importlib.util.find_spec(module) is not None:

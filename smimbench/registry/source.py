@@ -14,7 +14,7 @@ from typing import Any
 
 LENGTH = 12
 """Digits of the hash."""
-OWN = ("smimbench", "smimbench_attention")
+OWN_PACKAGES = ("smimbench", "smimbench_attention")
 """Packages of smimbench itself, whose version stands for their code."""
 DROP_IN = "smimbench_dropin_"
 """Start of the module names of drop-in plugins."""
@@ -60,7 +60,11 @@ def source_of(item: type[Any]) -> str | None:
 
 def _is_foreign(module: str) -> bool:
     """Whether a class belongs to smimbench, to Python, or to a module without a file."""
-    return module.partition(".")[0] in (*OWN, "__main__", *sys.stdlib_module_names)
+    return module.partition(".")[0] in (
+        *OWN_PACKAGES,
+        "__main__",
+        *sys.stdlib_module_names,
+    )
 
 
 def _package_folder(module: str, path: Path) -> Path | None:

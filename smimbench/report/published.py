@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from smimbench.report.row import Row
     from smimbench.run.answers import Answers
     from smimbench.suite.cells import ProblemPlan, Suite
-    from smimbench.suite.schema import Curve
+    from smimbench.suite.schema import CurveTable
     from smimbench.theory.questions import Question
 
 INSIDE, EXPLAINED, OUTSIDE, NOT_COMPARED = (
@@ -64,7 +64,7 @@ class PublishedLine:
     """
 
     label: str
-    curve: Curve
+    curve: CurveTable
     plans: Sequence[ProblemPlan]
     table: str
     factor: float
@@ -157,7 +157,7 @@ def published_lines(
     ]
 
 
-def _line(curve: Curve, index: int, plans: Sequence[ProblemPlan]) -> PublishedLine:
+def _line(curve: CurveTable, index: int, plans: Sequence[ProblemPlan]) -> PublishedLine:
     """The line of a curve for its problem of this index, without its points."""
     label, table, factor = curve.label, curve.table, 1.0
     if curve.metric != "threshold":

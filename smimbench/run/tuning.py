@@ -39,9 +39,9 @@ from smimbench.suite.algorithms import setting_words
 from smimbench.suite.cells import (
     AlgorithmPlan,
     Cell,
-    Choice,
     ProblemPlan,
     Suite,
+    TunedAlgorithm,
     build_algorithm,
     key_of,
     make_algorithm,
@@ -395,8 +395,8 @@ def range_end_remarks(suite: Suite, store: Store) -> list[str]:
     return lines
 
 
-def choice_of(search: Search, stored: JsonObject) -> Choice:
+def choice_of(search: Search, stored: JsonObject) -> TunedAlgorithm:
     """The setting that a stored search has chosen, and how, as cells have it."""
     tuning = {"of": search.algorithm.spec, "tune": search.algorithm.tune, "trials": len(stored["trials"]),
               "runs": stored["runs"], "search": stored["digest"]}  # fmt: skip
-    return Choice(stored["algorithm"], tuning)
+    return TunedAlgorithm(stored["algorithm"], tuning)

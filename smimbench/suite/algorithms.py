@@ -168,18 +168,18 @@ def _tune(
 
 
 def _refuse_repeated(
-    algorithm: AlgorithmPlan, others: Sequence[AlgorithmPlan], file: str, key: str
+    algorithm: AlgorithmPlan, algorithms: Sequence[AlgorithmPlan], file: str, key: str
 ) -> None:
     """Raise SuiteError for a label that is used already, or for the same algorithm under two labels."""
     runs = canonical_json([algorithm.spec, algorithm.tune, algorithm.start])
-    for j, other in enumerate(others):
-        if algorithm.label == other.label:
+    for j, previous in enumerate(algorithms):
+        if algorithm.label == previous.label:
             raise _used_twice(file, key, algorithm.label)
-        if runs == canonical_json([other.spec, other.tune, other.start]):
+        if runs == canonical_json([previous.spec, previous.tune, previous.start]):
             raise SuiteError(
                 file,
                 key,
-                f"is the same as algorithms[{j}], {other.label!r}; remove one",
+                f"is the same as algorithms[{j}], {previous.label!r}; remove one",
             )
 
 
@@ -258,8 +258,8 @@ def by_hand(item: Any, parameters: JsonObject, plan: ProblemPlan) -> bool:
     """Whether somebody has chosen a parameter that is not part of the budget."""
     algorithm = build(item, "algorithm", parameters)
     for name in parameters:
-        others = {key: value for key, value in parameters.items() if key != name}
-        usual, error = attempt(build, item, "algorithm", others)
+        without_it = {key: value for key, value in parameters.items() if key != name}
+        usual, error = attempt(build, item, "algorithm", without_it)
         if error or (
             usual != algorithm and budget(usual, plan) == budget(algorithm, plan)
         ):

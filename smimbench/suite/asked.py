@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from smimbench.files import JsonObject, missing, plain_value, suggestion
+from smimbench.interfaces import Host
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import get_registry
 
@@ -39,39 +40,32 @@ def sample_ratios(value: Any) -> list[float]:
         For anything else, or where one is not positive and finite.
     """
     try:
-        if isinstance(value, str):
-            found = (
-                _between(*value.split(":"))
-                if ":" in value
-                else np.array([float(one) for one in value.split(",")])
-            )
+        if not isinstance(value, str):
+            ratios = np.asarray(value, dtype=float).ravel()
+        elif ":" in value:
+            ratios = _between(*value.split(":"))
         else:
-            found = np.asarray(value, dtype=float).ravel()
+            ratios = np.array([float(number) for number in value.split(",")])
     except (TypeError, ValueError):
         raise ValueError(
             f"sample ratios must be numbers, or look like 0.1, 0.1,0.2,0.5 or 0.1:0.3:20 (2 to 10,000 of them), got {value!r}"
         ) from None
-    for one in found:
-        if not 0 < one < float("inf"):
-            raise ValueError(f"a sample ratio must be > 0 and finite, got {one}")
-    if not len(found):
+    for ratio in ratios:
+        if not 0 < ratio < math.inf:
+            raise ValueError(f"a sample ratio must be > 0 and finite, got {ratio}")
+    if not len(ratios):
         raise ValueError("give at least one sample ratio")
-    return sorted({float(one) for one in found})
+    return sorted(set(map(float, ratios)))
 
 
-def _between(first: str, last: str, count: str) -> Any:
-    if not (
-        2 <= int(count) <= 10_000
-        and math.isfinite(float(first))
-        and math.isfinite(float(last))
-    ):
+def _between(low: str, high: str, count: str) -> Host:
+    """So many numbers at equal distances; ValueError if there are too few or too many, or an end is not finite."""
+    ends = float(low), float(high)
+    if not (2 <= int(count) <= 10_000 and all(map(math.isfinite, ends))):
         raise ValueError
     # 0.3 as it is typed, not the number next to it.
     return np.array(
-        [
-            float(f"{one:.14g}")
-            for one in np.linspace(float(first), float(last), int(count))
-        ]
+        [float(f"{ratio:.14g}") for ratio in np.linspace(*ends, int(count))]
     )
 
 
@@ -95,26 +89,30 @@ def suite_of_items(
             f"alpha {missing('alpha', parameters)}; give sample ratios: 0.1, or 0.1:0.3:20"
         )
     kinds = KINDS if items.get("inputs") is None else (*KINDS, "inputs")
-    found = {
+    entries = {
         kind: get_registry().get(kind, str(items[kind]), items["model"])
         for kind in kinds
     }
-    known = {
+    names_of = {
         kind: [
             name
             for name in signature_of(entry.item)
             if name not in ENGINE_FILLED.get(kind, ())
         ]
-        for kind, entry in found.items()
+        for kind, entry in entries.items()
     }
-    given = []
+    settings = []
     for name, value in parameters.items():
         text = (
             value if isinstance(value, str) else json.dumps(value, default=plain_value)
         )
-        owners = [kind for kind in kinds if name in known[kind]]
+        owners = [kind for kind in kinds if name in names_of[kind]]
         if not owners:
-            words = [*kinds, "alpha", *(word for kind in kinds for word in known[kind])]
+            words = [
+                *kinds,
+                "alpha",
+                *(word for kind in kinds for word in names_of[kind]),
+            ]
             raise ValueError(
                 f"{name} is no option and no parameter of this problem; {suggestion(name, words)}"
             )
@@ -122,16 +120,16 @@ def suite_of_items(
             raise ValueError(
                 f"{' and '.join(owners)} have {name}: set problem.{owners[0]}.{name}={text}"
             )
-        given.append(f"problem.{owners[0]}.{name}={text}")
+        settings.append(f"problem.{owners[0]}.{name}={text}")
     names = {kind: json.dumps(items[kind]) for kind in KINDS}
     names["inputs"] = (
         f"inputs  = {{ name = {json.dumps(items['inputs'])} }}\n"
         if "inputs" in kinds
         else ""
     )
-    plain = [str(items[kind]).rpartition(":")[2] for kind in kinds]
-    tokens = f", tokens = {TOKENS}" if "tokens" in known["model"] else ""
+    short_names = [str(items[kind]).rpartition(":")[2] for kind in kinds]
+    tokens = f", tokens = {TOKENS}" if "tokens" in names_of["model"] else ""
     text = TEXT.format(
-        title=", ".join(plain), alphas=list(alphas), tokens=tokens, **names
+        title=", ".join(short_names), alphas=list(alphas), tokens=tokens, **names
     )
-    return "-".join(plain), text, given
+    return "-".join(short_names), text, settings

@@ -16,7 +16,7 @@ from smimbench.registry.metrics import names_in_key
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import BUILT_IN, Entry, RegistryError, get_registry
 from smimbench.suite import SuiteError
-from smimbench.suite.schema import STARTS, FigureTable, Reference, RunOptions
+from smimbench.suite.schema import STARTS, FigureTable, ReferenceTable, RunOptions
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ProblemPlan:
     label: str
     seeds: tuple[int, ...]
     theory_only: str | None = None
-    references: tuple[Reference, ...] = ()
+    references: tuple[ReferenceTable, ...] = ()
 
 
 class UnmadeProblem(NamedTuple):
@@ -80,7 +80,7 @@ class AlgorithmPlan:
     start: str | None
 
 
-class Choice(NamedTuple):
+class TunedAlgorithm(NamedTuple):
     """A setting chosen by ``smimbench tune``: the algorithm's specification, and how it was found."""
 
     algorithm: JsonObject
@@ -243,11 +243,11 @@ class Cell:
 
 def _require_code(kind: str, spec: JsonObject, installed: JsonObject) -> None:
     """Raise RegistryError if an item is installed in another version, or with other code, than a cell asks for."""
-    asked, here = _code_words(spec), _code_words(installed)
-    if here != asked:
+    needed_code, installed_code = _code_words(spec), _code_words(installed)
+    if installed_code != needed_code:
         raise RegistryError(
-            f"{kind} {spec['name']!r} is {here} here, but the cell needs {asked}; install the same packages on all "
-            "machines, and restart after changing one"
+            f"{kind} {spec['name']!r} is {installed_code} here, but the cell needs {needed_code}; "
+            "install the same packages on all machines, and restart after changing one"
         )
 
 
@@ -281,7 +281,7 @@ class Suite:
     unmade: tuple[UnmadeProblem, ...] = ()
     left_out: tuple[str, ...] = ()
     figure: FigureTable | None = None
-    choices: Mapping[tuple[str, str], Choice] = field(default_factory=dict)
+    choices: Mapping[tuple[str, str], TunedAlgorithm] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         problems = ", ".join(plan.label for plan in self.chosen_plans)
@@ -291,7 +291,7 @@ class Suite:
     def with_choices(self, shared: JsonObject) -> Suite:
         """With the settings that were chosen for a run, from its ``run.json``."""
         choices = {
-            (stored["problem"], stored["label"]): Choice(
+            (stored["problem"], stored["label"]): TunedAlgorithm(
                 stored["algorithm"], stored["tuning"]
             )
             for stored in shared.get("choices", [])

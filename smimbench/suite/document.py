@@ -249,5 +249,5 @@ def _append(table: JsonObject, key: str, value: Any, text: str, file: str) -> No
             key,
             f"is not a list in this suite, so --set {text} cannot append to it",
         )
-    of_tables = key == "algorithms" or any(isinstance(one, dict) for one in entries)
+    of_tables = key == "algorithms" or any(isinstance(entry, dict) for entry in entries)
     entries.append({"name": value} if of_tables and isinstance(value, str) else value)

@@ -45,11 +45,11 @@ from smimbench.suite.document import (
 from smimbench.suite.schema import (
     STARTS,
     Axes,
-    Curve,
+    CurveTable,
     Document,
-    Grid,
+    GridTable,
     ProblemTable,
-    Reference,
+    ReferenceTable,
     require_distinct,
     table_at,
 )
@@ -150,10 +150,10 @@ def _validated(tables: JsonObject, file: str) -> Document:
     try:
         return Document.model_validate(tables)
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        mistake = error.errors(include_url=False)[0]
         key, message = explain_validation(error)
-        if first["type"] == "extra_forbidden":
-            *table, name = first["loc"]
+        if mistake["type"] == "extra_forbidden":
+            *table, name = mistake["loc"]
             message = unknown_key(str(name), table_at(table).model_fields)
             if name == "extends":
                 message = "must stand above the first table"
@@ -301,7 +301,7 @@ class _Reader:
                 )
         return tables
 
-    def _grid(self, key: str, table: ProblemTable) -> Grid:
+    def _grid(self, key: str, table: ProblemTable) -> GridTable:
         """The grid of a problem, with the axes of ``[grid]`` that it leaves out, and replicates for every dimension."""
         shared = self.document.grid
         alphas = table.grid.alpha or shared.alpha
@@ -323,7 +323,7 @@ class _Reader:
         )
 
     def _variants(
-        self, key: str, table: ProblemTable, grid: Grid, cells: int
+        self, key: str, table: ProblemTable, grid: GridTable, cells: int
     ) -> Iterator[_Variant]:
         """All combinations of parameters given as lists; inputs whose spectrum changes with D are a problem at each D."""
         tables = table.tables()
@@ -358,7 +358,7 @@ class _Reader:
                 )
 
     def _plan(
-        self, key: str, label: str, grid: Grid, variant: _Variant
+        self, key: str, label: str, grid: GridTable, variant: _Variant
     ) -> ProblemPlan | None:
         """A problem with its grid; None where it cannot be made and is left out."""
         if label and variant.differing:
@@ -410,7 +410,7 @@ class _Reader:
 
     def _with_references(self, plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
         """Add to each problem its published values; warn of published values that fit no problem here."""
-        published: dict[str, list[Reference]] = {
+        published: dict[str, list[ReferenceTable]] = {
             plan.problem.identity: [] for plan in plans
         }
         unused: list[str] = []
@@ -481,7 +481,7 @@ class _Reader:
 
     def _check_curve(
         self,
-        curve: Curve,
+        curve: CurveTable,
         key: str,
         components: Mapping[str, int],
         algorithms: Collection[str],

@@ -65,18 +65,18 @@ def distinct(values: Sequence[Any]) -> Sequence[Any]:
     """
     if not values:
         raise ValueError("must not be empty")
-    seen: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for i, value in enumerate(values):
         number = isinstance(value, int) and not isinstance(
             value, bool
         )  # 1 and 1.0 are one value
-        first = seen.setdefault(
+        position = positions.setdefault(
             json.dumps(float(value) if number else value, sort_keys=True, default=str),
             i,
         )
-        if first != i:
+        if position != i:
             raise ValueError(
-                f"{value!r} is listed twice, as entries {first} and {i}; remove one"
+                f"{value!r} is listed twice, as entries {position} and {i}; remove one"
             )
     return values
 
@@ -90,28 +90,28 @@ def require_distinct(values: Sequence[Any], file: str, key: str) -> None:
 
 
 def _one_for_each_alpha(
-    values: tuple[float, ...], others: pydantic.ValidationInfo
+    values: tuple[float, ...], fields: pydantic.ValidationInfo
 ) -> tuple[float, ...]:
-    wanted = len(others.data.get("alpha", values))
-    if len(values) != wanted:
+    count = len(fields.data.get("alpha", values))
+    if len(values) != count:
         raise ValueError(
-            f"must have as many numbers as alpha ({wanted}), got {len(values)}"
+            f"must have as many numbers as alpha ({count}), got {len(values)}"
         )
     return values
 
 
 def _of_overlap(
-    entry: tuple[int, ...], others: pydantic.ValidationInfo
+    entry: tuple[int, ...], fields: pydantic.ValidationInfo
 ) -> tuple[int, ...]:
-    if entry and (len(entry) != 2 or others.data.get("metric") != "overlap"):
+    if entry and (len(entry) != 2 or fields.data.get("metric") != "overlap"):
         raise ValueError(
             'must be a row and a column of the overlap matrix, so it needs metric = "overlap"'
         )
     return entry
 
 
-def _of_float32(tf32: bool, others: pydantic.ValidationInfo) -> bool:
-    if tf32 and others.data.get("dtype") != "float32":
+def _of_float32(tf32: bool, fields: pydantic.ValidationInfo) -> bool:
+    if tf32 and fields.data.get("dtype") != "float32":
         raise ValueError('needs run.dtype = "float32"')
     return tf32
 
@@ -159,7 +159,7 @@ class Axes(Table):
     fluctuate less and cost more). Default: 1."""
 
 
-class Grid(Axes):
+class GridTable(Axes):
     """``[grid]``: the sample ratios, dimensions and replicates that every problem is run on."""
 
     seed: int = Field(default=0, ge=0, le=2**63)
@@ -186,8 +186,8 @@ class Items(Table):
         if self.inputs != DEFAULT_INPUTS:
             written["inputs"] = self.inputs
         return {
-            kind: {"name": one} if isinstance(one, str) else dict(one)
-            for kind, one in written.items()
+            kind: {"name": item} if isinstance(item, str) else dict(item)
+            for kind, item in written.items()
         }
 
 
@@ -272,7 +272,7 @@ class AlgorithmTable(OpenTable):
     @classmethod
     def _says_something(cls, value: Any) -> Any:
         if value is not None and (
-            not value or any(one in ({}, "") for one in value.values())
+            not value or any(table in ({}, "") for table in value.values())
         ):
             raise ValueError("must name a channel or a prior, or parameters of one")
         return value
@@ -285,7 +285,7 @@ class AlgorithmTable(OpenTable):
         }
 
 
-class Reference(Table):
+class ReferenceTable(Table):
     """``[[run.reference]]``: published values, quoted with their source; shown only with the problem they were made for."""
 
     label: str
@@ -324,7 +324,7 @@ class Correction(Table):
     """And points up to here."""
 
 
-class Curve(Table):
+class CurveTable(Table):
     """``[[figure.curves]]``: a published curve, or one for each problem, and what it is compared with.
 
     `{rho}` in `label` and `table` stands for that parameter of the problem.
@@ -372,7 +372,7 @@ class FigureTable(Table):
     """Where the published tables are."""
     quick: ListOf[str] = ()
     """What `--quick` changes, as for `--set`."""
-    curves: ListOf[Curve] = Field(min_length=1)
+    curves: ListOf[CurveTable] = Field(min_length=1)
     """See `[[figure.curves]]`."""
 
 
@@ -405,25 +405,25 @@ class RunOptions(Table):
     draw: Annotated[Literal["host", "device"], InKey(left_out_at_default=True)] = "host"
     """Where inputs are drawn: `host` (the same bits on every backend), or `device`, for runs so large that drawing and moving
     them would take longer than solving. On NumPy the device is the host."""
-    reference: ListOf[Reference] = ()
+    reference: ListOf[ReferenceTable] = ()
     """Values of others; see `[[run.reference]]`."""
 
     def identity(self) -> JsonObject:
         """Run options that are part of a cell's identity, as plain values."""
-        found = {}
+        options = {}
         for name, mark in in_key().items():
             value = getattr(self, name)
             if not (
                 mark.left_out_at_default
                 and value == type(self).model_fields[name].default
             ):
-                found[name] = value
-        return found
+                options[name] = value
+        return options
 
     def of_cell(self, metrics: tuple[str, ...]) -> RunOptions:
         """Options that a cell needs: those of its identity, with the metrics that are part of it."""
-        kept = {name: getattr(self, name) for name in in_key()}
-        return RunOptions.model_construct(**kept | {"metrics": metrics})
+        options = {name: getattr(self, name) for name in in_key()}
+        return RunOptions.model_construct(**options | {"metrics": metrics})
 
 
 def in_key() -> dict[str, InKey]:
@@ -449,7 +449,7 @@ class Document(Table):
     """The problem, where there is one."""
     problems: ListOf[ProblemTable] = ()
     """The problems, where there are several."""
-    grid: Grid = Grid()
+    grid: GridTable = GridTable()
     """What the problems are run on."""
     algorithms: ListOf[AlgorithmTable] = ()
     """The algorithms."""
@@ -461,16 +461,16 @@ class Document(Table):
 
 def table_at(location: Sequence[int | str]) -> type[Table]:
     """Find the table that holds a key, from a path of names and list positions."""
-    found: type[Table] = Document
+    table: type[Table] = Document
     for name in location:
         if isinstance(name, str):
-            kinds = _types(found.model_fields[name].annotation)
-            found = next(
+            kinds = _types(table.model_fields[name].annotation)
+            table = next(
                 kind
                 for kind in kinds
                 if isinstance(kind, type) and issubclass(kind, Table)
             )
-    return found
+    return table
 
 
 def _types(annotation: Any) -> Iterator[Any]:

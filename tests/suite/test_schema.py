@@ -25,7 +25,7 @@ def test_the_page_has_all_keys_and_names_all_tables():
         assert f"| `{key}` |" in page
 
 
-@pytest.mark.parametrize("table", [*TABLES, schema.Reference, Document])
+@pytest.mark.parametrize("table", [*TABLES, schema.ReferenceTable, Document])
 def test_every_key_says_what_it_means(table):
     assert table.__doc__
     meaning = runpy.run_path(str(ROOT / "tools" / "suite.py"))["meanings"](table)
@@ -49,4 +49,4 @@ def test_a_cell_keeps_only_the_options_of_its_identity():
 def test_the_table_of_a_key_is_found():
     assert table_at(()) is Document
     assert table_at(("problems", 0, "grid")) is schema.Axes
-    assert table_at(("run", "reference", 1)) is schema.Reference
+    assert table_at(("run", "reference", 1)) is schema.ReferenceTable

@@ -69,4 +69,4 @@ def test_a_signal_that_is_too_large_fails_its_cell_before_it_is_drawn(tmp_path):
         "--json",
     )
     assert done.returncode == 1
-    assert "rho: needs a factor matrix with 9.0e+08 entries at D = 30" in done.stdout
+    assert "rho: needs factors with 9.0e+08 entries at D = 30" in done.stdout

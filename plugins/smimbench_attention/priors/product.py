@@ -57,7 +57,7 @@ class ProductPrior(Prior):
 
     def __post_init__(self) -> None:
         # beyond, the laws are those of the limit
-        check_number("rho", self.rho, positive=False, most=1e6)
+        check_number("rho", self.rho, positive=False, maximum=1e6)
         object.__setattr__(self, "rho", float(self.rho))
 
     def _width(self, dimension: int) -> int:

@@ -113,7 +113,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
             "beta",
             self.beta,
             positive=True,
-            most=STEEPEST if self.layers == 2 else LARGEST,
+            maximum=STEEPEST if self.layers == 2 else LARGEST,
         )
         check_number("skip", self.skip, positive=False)
         if self.layers == 1 and self.skip != 1.0:
