@@ -29,7 +29,7 @@ def _few_points(monkeypatch):
     monkeypatch.setattr(
         assumed,
         "ACCURACY",
-        assumed.ACCURACY._replace(points=2**9, more=2**9, entries=2**10, sets=2),
+        assumed.ACCURACY._replace(points=2**9, trajectory_points=2**9, entries=2**10, sets=2),
     )
 
 
@@ -109,7 +109,7 @@ def test_no_wrong_assumption_is_better_than_bayes():
         found = recursion(problem, assumed_problem(problem, tables), alpha)
         try:
             at = found.fixed_point(found.start(1e-4))
-        except assumed.Lost:
+        except assumed.NoFixedPoint:
             continue
         solved += 1
         assert error(at, found.T[0, 0]) > float(best.V[0, 0]) - 1e-9

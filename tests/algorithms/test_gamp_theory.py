@@ -7,7 +7,7 @@ import pytest
 from smimbench_attention.algorithms.gamp import Gamp
 from smimbench_attention.algorithms.gamp import theory as gamp_theory
 from smimbench_attention.algorithms.gamp.assumed import (
-    KNOWN,
+    SMALLEST_ERROR,
     MismatchedRecursion,
     Orders,
 )
@@ -183,11 +183,11 @@ def test_on_the_line_sampled_steps_are_those_of_the_line():
             Orders.bayes_optimal(one, V)
         )
         for sampled, exact in zip(step, line):
-            np.testing.assert_allclose(sampled, exact, atol=10 * KNOWN)
+            np.testing.assert_allclose(sampled, exact, atol=10 * SMALLEST_ERROR)
 
 
 def test_a_path_that_is_not_known_is_refused(monkeypatch):
-    monkeypatch.setattr(gamp_theory, "ACCURACY", ACCURACY._replace(unknown=1e-6))
+    monkeypatch.setattr(gamp_theory, "ACCURACY", ACCURACY._replace(largest_error=1e-6))
     asked = Conditions(
         trajectory=True,
         starts=(random_start(SOFTMAX, 1e-6, 1000),),
@@ -211,7 +211,7 @@ def test_a_path_that_rests_elsewhere_is_refused():
     found = Gamp(damping=0.0).theory(
         NOISY_LINE, 0.5, Conditions(trajectory=True, points=(point,))
     )
-    assert "rests at" in found.trajectory
+    assert "comes to rest at" in found.trajectory
 
 
 @pytest.mark.parametrize(

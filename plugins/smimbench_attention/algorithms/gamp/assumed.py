@@ -32,9 +32,9 @@ of covariances has a spectral radius below 1 (de Almeida and Thouless).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from smimbench.derive import denoise_step
 from smimbench.interfaces import (
     AlgorithmPrediction,
     Array,
+    Channel,
     Conditions,
     Host,
     Overlaps,
@@ -67,18 +68,20 @@ from smimbench.theory import (
     overlap_at,
     prior_moments,
 )
-from smimbench_attention.algorithms.gamp.message_pass import SMALLEST_QHAT
+from smimbench_attention.algorithms.gamp.message_pass import (
+    SMALLEST_QHAT,
+    label_information,
+)
 from smimbench_attention.algorithms.least_squares import (
     noise_of_identity,
     ridge_overlaps,
 )
 
-ROUGHLY = 1e-6
+ROUGH_CHANGE = 1e-6
 """Relative change that ends the recursion where numbers are not as good as that. Doubled: an iteration or two less."""
 
-KNOWN = 1e-12
+SMALLEST_ERROR = 1e-12
 """Added to errors, so that nothing is divided by zero where the signal is known. Doubled: no change but there."""
-
 
 PROBE = 1e-3
 """Perturbation that slopes are measured with, in units of the noise. Doubled: edges of a spectrum are blurred twice as far."""
@@ -103,13 +106,14 @@ def measured_variance(
 
 
 class RecursionAccuracy(NamedTuple):
-    """Numerical settings.
+    """Numerical settings of the recursion.
 
     Attributes
     ----------
-    points, more, entries : int
-        Points of the integrals over latents; more of them where small overlaps decide when a trajectory escapes; and entries
-        that stand for a signal of low rank. Twice as many: half the error.
+    points, trajectory_points : int
+        Points of the integrals over latents; more of them where small overlaps decide when a trajectory escapes.
+    entries : int
+        Entries that stand for a signal of low rank. Twice as many of these or of the points: half the error.
     sets : int
         Independent sets of points; their spread is the stated error.
     start : float
@@ -119,11 +123,11 @@ class RecursionAccuracy(NamedTuple):
     at_rest : float
         Relative change of a step that ends the recursion.
     iterations : int
-        Most steps.
+        Largest number of steps.
     """
 
     points: int = 2**13
-    more: int = 2**15
+    trajectory_points: int = 2**15
     entries: int = 2**13
     sets: int = 4
     start: float = 1e-4
@@ -153,25 +157,49 @@ class Orders(NamedTuple):
         return Overlaps(T, self.M, self.Q)
 
 
-class Message(NamedTuple):
-    """What the channel tells the prior: Qhat, m and chi, (P, P) each."""
+class Conjugates(NamedTuple):
+    """Conjugate order parameters Qhat, m and chi, (P, P) each: what the labels tell the prior."""
 
     Qhat: Host
     m: Host
     chi: Host
 
 
-class Lost(ValueError):
-    """The recursion has no numbers to go on with."""
+Parameters = TypeVar("Parameters", Orders, Conjugates)
 
 
-def _correction(exact: Host, sampled: Host) -> Host:
-    """Matrix c with ``c sampled c^T = exact``; where both are next to nothing, none."""
-    ratio = np.diagonal(exact) / np.maximum(np.diagonal(sampled), 1e-300)
-    if not (np.maximum(ratio, 1 / np.maximum(ratio, 1e-300)) < 2).all():
-        return np.eye(len(exact))
-    correction: Host = symmetric_root(exact) @ inverse_root(sampled, 1e-12)
-    return correction
+class NoFixedPoint(ValueError):
+    """The recursion leaves the domain of its equations, or does not come to rest."""
+
+
+class Observed(NamedTuple):
+    """Labels y (n, ...) at latents of mean omega (n, P, C) and covariance V (P, P), as seen by a channel."""
+
+    y: Array
+    channel: Channel
+    omega: Host
+    V: Host
+
+
+class DenoisedSpectrum(NamedTuple):
+    """Eigenvalues of a matrix under noise and what the assumed prior makes of them.
+
+    Attributes
+    ----------
+    scale, noise : float
+        Scale s of the observed matrix, and the noise that is assumed in it.
+    x, xi, weights : ndarray (n,)
+        Eigenvalues of ``S + sqrt(Delta) Z``, means of S along their eigenvectors, and weights.
+    f : ndarray (n,)
+        Denoised ``s x``.
+    """
+
+    scale: float
+    noise: float
+    x: Host
+    xi: Host
+    weights: Host
+    f: Host
 
 
 class MismatchedRecursion:
@@ -184,263 +212,279 @@ class MismatchedRecursion:
         self.scale = problem.model.kappa * alpha
         self.T = prior_moments(problem)[0]
         P, C = problem.components, problem.model.sites
-        points = ACCURACY.points if assumed is not problem else ACCURACY.more
-        points >>= 3 if offers_rough(problem) else 0  # whose posteriors are integrals
+        points = ACCURACY.points
+        if assumed is problem:
+            points = ACCURACY.trajectory_points
+        if offers_rough(problem):  # whose posteriors are integrals
+            points //= 8
         latents = whitened_points(2 * P * C, points, "wrong assumptions: latents", seed)
         self.latents = latents.reshape(-1, 2, P, C).swapaxes(0, 1)
+        if problem.model.rank == "low":
+            self.signal, self.noise = self._entries()
 
-    def start(self, tiny: float) -> Orders:
+    def start(self, overlap: float) -> Orders:
         """Order parameters of the prior mean that is assumed, or of a small overlap where labels do not see that."""
         second, mean_overlap = prior_moments(self.assumed)
         P = self.problem.components
         if self.problem.channel.symmetry != "none" and not mean_overlap.any():
-            overlap = tiny * np.diag(
-                np.minimum(np.diagonal(second), np.diagonal(self.T))
-            )
-            return Orders(overlap, overlap, second - overlap)
-        mean, true_mean = (
-            side.prior.mean(P, 64) for side in (self.assumed, self.problem)
-        )
-        return Orders(
-            np.asarray(self.problem.model.inner(mean, true_mean)),
-            mean_overlap,
-            second - mean_overlap,
-        )
+            smaller = np.minimum(np.diagonal(second), np.diagonal(self.T))
+            Q = overlap * np.diag(smaller)
+            return Orders(Q, Q, second - Q)
+        mean = self.assumed.prior.mean(P, 64)
+        true_mean = self.problem.prior.mean(P, 64)
+        M = np.asarray(self.problem.model.inner(mean, true_mean))
+        return Orders(M, mean_overlap, second - mean_overlap)
 
-    def labelled(self, at: Orders) -> Iterator[tuple[Any, Any]]:
-        """Assumed and true posterior of the labels, each with its omega, V and g, at the points and at their negatives."""
-        root = symmetric_root(at.Q)
-        towards = at.M.T @ np.linalg.pinv(root, rcond=1e-12)
-        missing = self.T - towards @ towards.T
+    def observed(self, orders: Orders) -> Iterator[tuple[Observed, Observed]]:
+        """Labels as GAMP sees them and as the true posterior does, at the points and at their negatives."""
+        root = symmetric_root(orders.Q)
+        slope = orders.M.T @ np.linalg.pinv(root, rcond=1e-12)
+        covariance = symmetric(self.T - slope @ slope.T)
         if (
-            not np.isfinite(missing).all()
-            or np.linalg.eigvalsh(symmetric(missing))[0] < -1e-9
+            not np.isfinite(covariance).all()
+            or np.linalg.eigvalsh(covariance)[0] < -1e-9
         ):
-            raise Lost("its overlaps are not those of any estimate")
-        missing = symmetric(missing) + KNOWN * np.eye(len(missing))
-        channel: Any = self.problem.channel
+            raise NoFixedPoint("its overlaps are not those of any estimate")
+        covariance = covariance + SMALLEST_ERROR * np.eye(len(covariance))
+        channel = self.problem.channel
         for u in (self.latents[0], -self.latents[0]):
-            omega, mean = root @ u, towards @ u
-            y = channel.forward(
-                mean + symmetric_root(missing) @ self.latents[1],
-                rng=monte_carlo_rng("wrong assumptions: noise", self.seed),
+            omega, true_mean = root @ u, slope @ u
+            rng = monte_carlo_rng("wrong assumptions: noise", self.seed)
+            z = true_mean + symmetric_root(covariance) @ self.latents[1]
+            y = channel.forward(z, rng=rng)
+            yield (
+                Observed(y, self.assumed.channel, omega, orders.V),
+                Observed(y, channel, true_mean, covariance),
             )
-            yield (y, self.assumed.channel, omega, at.V), (y, channel, mean, missing)
 
-    def message(self, at: Orders) -> Message:
-        """What the channel tells at these order parameters."""
-        C, sums, missing = self.problem.model.sites, [], None
-        for pair in self.labelled(at):
-            pairs = []
-            for y, channel, omega, V in pair:
-                posterior = channel.posterior(
-                    y,
-                    omega,
-                    V,
-                    rng=monte_carlo_rng("wrong assumptions: posterior", self.seed),
-                )
-                inverse = np.linalg.inv(V)
-                g = inverse @ (np.asarray(posterior.mean) - omega)
-                pairs.append(
-                    (
-                        g,
-                        C
-                        * symmetric(
-                            inverse
-                            - inverse @ np.asarray(posterior.covariance) @ inverse
-                        ),
-                    )
-                )
-            (g, information), (best, true) = pairs
-            missing = pair[1][3]
+    def _messages(self, labels: Observed) -> tuple[Host, Host]:
+        """The messages g (n, P, C) of labels and their information (P, P)."""
+        y, channel, omega, V = labels
+        rng = monte_carlo_rng("wrong assumptions: posterior", self.seed)
+        posterior = channel.posterior(y, omega, V, rng=rng)
+        g = np.linalg.inv(V) @ (np.asarray(posterior.mean) - omega)
+        information = label_information(V, np.asarray(posterior.covariance))
+        return g, self.problem.model.sites * symmetric(information)
+
+    def conjugates(self, orders: Orders) -> Conjugates:
+        """Conjugate order parameters at these order parameters."""
+        halves = []
+        for assumed, true in self.observed(orders):
+            g, information = self._messages(assumed)
+            true_g, true_information = self._messages(true)
             products = [
                 np.einsum("npc,nqc->pq", a, b) / len(g)
-                for a, b in ((g, best), (g, g), (best, best))
+                for a, b in ((g, true_g), (g, g), (true_g, true_g))
             ]
-            sums.append((information, true, *products))
-        information, true, m, chi, square = (
-            np.mean(parts, axis=0) for parts in zip(*sums)
+            halves.append((information, true_information, *products))
+        information, true_information, m, chi, true_chi = (
+            np.mean(matrices, axis=0) for matrices in zip(*halves)
         )
-        if not all(np.isfinite(matrix).all() for matrix in (information, m, chi)):
-            raise Lost("the information of the labels is not finite")
+        if not _all_finite(information, m, chi):
+            raise NoFixedPoint("the information of the labels is not finite")
         # Corrected by what is known of the true posterior: its sampled information is off by the same chance.
-        rough = offers_rough(self.problem)
+        covariance = true.V
         exact = information_at(
-            self.problem, with_floor(self.T - missing, 0.0), missing, rough=rough
+            self.problem,
+            with_floor(self.T - covariance, 0.0),
+            covariance,
+            rough=offers_rough(self.problem),
         ).value
-        of_slope, of_square = (
-            _correction(exact, symmetric(matrix)) for matrix in (true, square)
-        )
+        by_slope = _correction(exact, symmetric(true_information))
+        by_square = _correction(exact, symmetric(true_chi))
         if self.problem.channel.symmetry == "signs":
             information, m, chi = (
                 np.diag(np.diagonal(matrix)) for matrix in (information, m, chi)
             )
-        Qhat = with_floor(
-            of_slope @ information @ of_slope.T, SMALLEST_QHAT / self.scale
-        )
-        chi = symmetric(of_square @ chi @ of_square.T)
-        return Message(
-            self.scale * Qhat,
-            self.scale * (of_square @ m @ of_square.T),
-            self.scale * chi,
+        information = by_slope @ information @ by_slope.T
+        return Conjugates(
+            self.scale * with_floor(information, SMALLEST_QHAT / self.scale),
+            self.scale * (by_square @ m @ by_square.T),
+            self.scale * symmetric(by_square @ chi @ by_square.T),
         )
 
-    def denoised(self, by: Message) -> Orders:
+    def denoised(self, conjugates: Conjugates) -> Orders:
         """Order parameters of the assumed prior's estimate."""
+        Qhat, m, chi = conjugates
         if self.problem.model.rank == "extensive":
-            return self._matrix(by)
-        signal, noise = self._entries()
-        R = np.linalg.solve(by.Qhat, by.m @ signal + symmetric_root(by.chi) @ noise)
-        assumed_orders = self._orders(self.assumed, by.Qhat, R, noise, by.chi)
+            return self._denoised_matrix(conjugates)
+        R = self._observed_signal(conjugates)
+        sampled = self._denoised_entries(self.assumed, Qhat, R, chi)
         # The true prior's estimate from the same numbers has known overlaps.
-        information = symmetric(by.m.T @ np.linalg.solve(by.chi, by.m))
-        twin = self._orders(
-            self.problem,
-            information,
-            signal + inverse_root(information, 1e-12) @ noise,
-            noise,
-            information,
-        )
+        information = symmetric(m.T @ np.linalg.solve(chi, m))
+        R = self.signal + inverse_root(information, 1e-12) @ self.noise
+        control = self._denoised_entries(self.problem, information, R, information)
         Q, V = overlap_at(self.problem, information)
         return Orders(
-            *(exact + a - b for exact, a, b in zip((Q, Q, V), assumed_orders, twin))
+            Q + sampled.M - control.M,
+            Q + sampled.Q - control.Q,
+            V + sampled.V - control.V,
         )
 
     def _entries(self) -> tuple[Host, Host]:
         """Entries (P, size) of the signal, with their second moment, and white noise orthogonal to them."""
         P, size = self.problem.components, ACCURACY.entries
-        drawn = self.problem.prior.sample(
-            monte_carlo_rng("wrong assumptions: signal", self.seed), P, size
-        )
-        both = np.concatenate(
-            [drawn, normal_points(P, size, "wrong assumptions: entries", self.seed).T]
-        )
-        moments = np.block([[self.T, np.zeros((P, P))], [np.zeros((P, P)), np.eye(P)]])
-        both = np.linalg.cholesky(moments) @ np.linalg.solve(
-            np.linalg.cholesky(both @ both.T / size), both
-        )
-        return both[:P], both[P:]
+        rng = monte_carlo_rng("wrong assumptions: signal", self.seed)
+        signal = self.problem.prior.sample(rng, P, size)
+        noise = normal_points(P, size, "wrong assumptions: entries", self.seed).T
+        sampled = np.concatenate([signal, noise])
+        zero = np.zeros((P, P))
+        moments = np.block([[self.T, zero], [zero, np.eye(P)]])
+        sampled_root = np.linalg.cholesky(sampled @ sampled.T / size)
+        exact = np.linalg.cholesky(moments) @ np.linalg.solve(sampled_root, sampled)
+        return exact[:P], exact[P:]
 
-    def _orders(
-        self, problem: Problem, Qhat: Host, R: Host, noise: Host, chi: Host
+    def _observed_signal(self, conjugates: Conjugates) -> Host:
+        """``R = Qhat^{-1} (m S + chi^{1/2} Z)`` (P, size) for the entries of the signal."""
+        Qhat, m, chi = conjugates
+        blurred = m @ self.signal + symmetric_root(chi) @ self.noise
+        return np.linalg.solve(Qhat, blurred)
+
+    def _denoised_entries(
+        self, problem: Problem, Qhat: Host, R: Host, chi: Host
     ) -> Orders:
+        """Order parameters of a prior's estimate from the entries R."""
         estimate, size = np.asarray(problem.prior.denoise(R, Qhat).estimate), R.shape[1]
         # Stein: E[f Z^T] = E[f'] Qhat^{-1} chi^{1/2}.
-        V = symmetric(estimate @ noise.T / size @ inverse_root(chi, 1e-12))
+        V = symmetric(estimate @ self.noise.T / size @ inverse_root(chi, 1e-12))
+        return Orders(estimate @ self.signal.T / size, estimate @ estimate.T / size, V)
+
+    def _denoised_matrix(self, conjugates: Conjugates) -> Orders:
+        """Order parameters of the assumed prior's estimate of a matrix."""
+        scale, _, x, xi, weights, f = self.spectrum(conjugates)
+        slope = f * (x - xi) / (_noise(conjugates) * scale * conjugates.Qhat[0, 0])
         return Orders(
-            estimate @ self._entries()[0].T / size, estimate @ estimate.T / size, V
+            *(np.array([[values @ weights]]) for values in (f * xi, f * f, slope))
         )
 
-    def _matrix(self, by: Message) -> Orders:
-        scale, _, x, xi, weights, f = self.spectrum(by)
-        Delta = float(by.chi[0, 0] / by.m[0, 0] ** 2)
-        parts = f * xi, f * f, f * (x - xi) / (Delta * scale * by.Qhat[0, 0])
-        return Orders(*(np.array([[function @ weights]]) for function in parts))
-
-    def spectrum(self, by: Message) -> tuple[float, float, Host, Host, Host, Host]:
-        """Scale of the observed matrix and noise that is assumed; nodes x, posterior means, weights, and denoised eigenvalues."""
+    def spectrum(self, conjugates: Conjugates) -> DenoisedSpectrum:
+        """The spectrum of the observed matrix, and what the assumed prior makes of it."""
         nodes: list[Host] = []
 
-        def parts(x: Host, mean: Host, variance: Host) -> Host:
+        def node_values(x: Host, mean: Host, variance: Host) -> Host:
             nodes.extend((x, mean))
             return np.eye(len(x))
 
-        noise, scale = 1 / float(by.Qhat[0, 0]), float(by.m[0, 0] / by.Qhat[0, 0])
+        noise = 1 / float(conjugates.Qhat[0, 0])
+        scale = float(conjugates.m[0, 0] / conjugates.Qhat[0, 0])
         means: Any = self.problem.prior.law.spectral_means
-        weights = np.asarray(means(parts, float(by.chi[0, 0] / by.m[0, 0] ** 2)).value)
-        shrink: Any = self.assumed.prior.law.eigenvalue_map
-        x, mean = nodes
-        return scale, noise, x, mean, weights, np.asarray(shrink(scale * x, noise))
+        weights = np.asarray(means(node_values, _noise(conjugates)).value)
+        x, xi = nodes
+        return DenoisedSpectrum(
+            scale, noise, x, xi, weights, self._shrunk(scale * x, noise)
+        )
 
-    def step(self, at: Orders) -> Orders:
+    def _shrunk(self, eigenvalues: Host, noise: float) -> Host:
+        """Eigenvalues denoised by the assumed prior."""
+        eigenvalue_map: Any = self.assumed.prior.law.eigenvalue_map
+        return np.asarray(eigenvalue_map(eigenvalues, noise))
+
+    def step(self, orders: Orders) -> Orders:
         """Order parameters after one undamped iteration."""
-        after = self.denoised(self.message(at))
-        if not all(np.isfinite(matrix).all() for matrix in after):
-            raise Lost("its order parameters are not finite")
-        return after._replace(V=symmetric(after.V) + KNOWN * np.eye(len(after.V)))
+        denoised = self.denoised(self.conjugates(orders))
+        if not _all_finite(*denoised):
+            raise NoFixedPoint("its order parameters are not finite")
+        V = symmetric(denoised.V) + SMALLEST_ERROR * np.eye(len(denoised.V))
+        return denoised._replace(V=V)
 
-    def fixed_point(self, at: Orders) -> Orders:
-        """Where damped iterations come to rest; Lost where they do not."""
+    def fixed_point(self, orders: Orders) -> Orders:
+        """Where damped iterations come to rest; NoFixedPoint where they do not."""
+        is_rough = offers_rough(self.problem)
         for _ in range(ACCURACY.iterations):
-            new = self.step(at)
-            far = max(
+            target = self.step(orders)
+            change = max(
                 float(np.abs(b - a).max() / max(np.abs(b).max(), ACCURACY.at_rest))
-                for a, b in zip(at, new)
+                for a, b in zip(orders, target)
             )
-            at = Orders(
+            orders = Orders(
                 *(
                     ACCURACY.damping * a + (1 - ACCURACY.damping) * b
-                    for a, b in zip(at, new)
+                    for a, b in zip(orders, target)
                 )
             )
-            is_known = (
-                np.diagonal(at.V).max() < 10 * KNOWN and far < ROUGHLY
-            )  # rounding is left
-            if (
-                far < ACCURACY.at_rest
-                or is_known
-                or (far < ROUGHLY and offers_rough(self.problem))
-            ):
-                return at
-        raise Lost("its state evolution does not come to rest")
+            # Where the signal is known, only rounding is left.
+            is_known = np.diagonal(orders.V).max() < 10 * SMALLEST_ERROR
+            if change < ACCURACY.at_rest:
+                return orders
+            if change < ROUGH_CHANGE and (is_known or is_rough):
+                return orders
+        raise NoFixedPoint("its state evolution does not come to rest")
 
-    def growth(self, at: Orders, by: Message) -> float:
+    def growth(self, orders: Orders, conjugates: Conjugates) -> float:
         """Factor by which the square of a small error of the estimate is multiplied in one iteration."""
         P = self.problem.components
-        G: Any = 0.0
-        for (y, channel, omega, V), _ in self.labelled(at):
+        squares = []
+        for (y, channel, omega, V), _ in self.observed(orders):
             rng = monte_carlo_rng("wrong assumptions: posterior", self.seed)
             posterior = channel.posterior(y, omega, V, second_moment=True, rng=rng)
             mean, inverse = np.asarray(posterior.mean), np.linalg.inv(V)
-            slopes = (
-                np.asarray(posterior.second_moment)
-                - mean[..., None, None] * mean[:, None, None]
+            moment = np.asarray(posterior.second_moment)
+            covariance = moment - mean[..., None, None] * mean[:, None, None]
+            slopes = np.einsum("ap,npcqd,qb->nacbd", inverse, covariance, inverse)
+            same_site = np.eye(mean.shape[2])[None, None, :, None, :]
+            slopes -= inverse[None, :, None, :, None] * same_site
+            squares.append(
+                np.einsum("nacbd,necfd->aebf", slopes, slopes) / len(slopes) / 2
             )
-            slopes = np.einsum("ap,npcqd,qb->nacbd", inverse, slopes, inverse)
-            slopes -= (
-                inverse[None, :, None, :, None]
-                * np.eye(mean.shape[2])[None, None, :, None, :]
-            )
-            G = G + np.einsum("nacbd,necfd->aebf", slopes, slopes) / len(slopes) / 2
-        spread = np.linalg.inv(by.Qhat)
-        K = self.scale * np.einsum("ax,xybf,ye->aebf", spread, G, spread)
-        J = self._slopes(by)
-        map_of_covariances = np.einsum("aebf,bfxy->aexy", J, K)
-        return float(
-            np.abs(np.linalg.eigvals(map_of_covariances.reshape(P * P, P * P))).max()
-        )
+        noise = np.linalg.inv(conjugates.Qhat)
+        K = self.scale * np.einsum("ax,xybf,ye->aebf", noise, sum(squares), noise)
+        J = self._squared_slopes(conjugates)
+        map_of_covariances = np.einsum("aebf,bfxy->aexy", J, K).reshape(P * P, P * P)
+        return float(np.abs(np.linalg.eigvals(map_of_covariances)).max())
 
-    def _slopes(self, by: Message) -> Host:
+    def _squared_slopes(self, conjugates: Conjugates) -> Host:
         """Mean products ``J_ab J_ef`` (a, e, b, f) of slopes of the assumed denoiser."""
         if self.problem.model.rank == "extensive":
-            scale, noise, x, _, weights, f = self.spectrum(by)
-            lam = scale * x
-            shrink: Any = self.assumed.prior.law.eigenvalue_map
+            scale, noise, x, _, weights, f = self.spectrum(conjugates)
+            eigenvalues = scale * x
             step = 1e-5 * noise**0.5
-            derivative = (
-                np.asarray(shrink(lam + step, noise))
-                - np.asarray(shrink(lam - step, noise))
-            ) / (2 * step)
-            gap = lam[:, None] - lam[None, :]
-            near = np.abs(gap) < step
-            slopes = np.where(
-                near,
-                derivative[:, None],
-                (f[:, None] - f[None, :]) / np.where(near, 1.0, gap),
-            )
+            above = self._shrunk(eigenvalues + step, noise)
+            below = self._shrunk(eigenvalues - step, noise)
+            derivative = (above - below) / (2 * step)
+            gap = eigenvalues[:, None] - eigenvalues[None, :]
+            is_close = np.abs(gap) < step
+            quotient = (f[:, None] - f[None, :]) / np.where(is_close, 1.0, gap)
+            slopes = np.where(is_close, derivative[:, None], quotient)
             return np.full((1, 1, 1, 1), weights @ (slopes * slopes) @ weights)
-        signal, Z = self._entries()
-        R = np.linalg.solve(by.Qhat, by.m @ signal + symmetric_root(by.chi) @ Z)
-        small = 1e-4 * np.sqrt(np.diagonal(np.linalg.inv(by.Qhat)))
-        at = np.asarray(self.assumed.prior.denoise(R, by.Qhat).estimate)
-        moved = [
-            np.asarray(self.assumed.prior.denoise(R + shift[:, None], by.Qhat).estimate)
-            for shift in np.diag(small)
-        ]
-        J = np.stack(
-            [(shift - at) / size for shift, size in zip(moved, small)], axis=1
-        )  # (P, P, size)
+        R = self._observed_signal(conjugates)
+        prior, Qhat = self.assumed.prior, conjugates.Qhat
+        steps = 1e-4 * np.sqrt(np.diagonal(np.linalg.inv(Qhat)))
+        estimate = np.asarray(prior.denoise(R, Qhat).estimate)
+        columns = []
+        for step, shift in zip(steps, np.diag(steps)):
+            moved = np.asarray(prior.denoise(R + shift[:, None], Qhat).estimate)
+            columns.append((moved - estimate) / step)
+        J = np.stack(columns, axis=1)  # (P, P, size)
         return np.asarray(np.einsum("abi,efi->aebf", J, J) / R.shape[1])
+
+
+def _noise(conjugates: Conjugates) -> float:
+    """``Delta = chi / m^2`` of a matrix."""
+    return float(conjugates.chi[0, 0] / conjugates.m[0, 0] ** 2)
+
+
+def _all_finite(*matrices: Host) -> bool:
+    return all(np.isfinite(matrix).all() for matrix in matrices)
+
+
+def _correction(exact: Host, sampled: Host) -> Host:
+    """Matrix c with ``c sampled c^T = exact``; where both are next to nothing, none."""
+    ratio = np.diagonal(exact) / np.maximum(np.diagonal(sampled), 1e-300)
+    if not (np.maximum(ratio, 1 / np.maximum(ratio, 1e-300)) < 2).all():
+        return np.eye(len(exact))
+    return np.asarray(symmetric_root(exact) @ inverse_root(sampled, 1e-12))
+
+
+def _mean(samples: Sequence[Parameters]) -> Parameters:
+    """Mean of order parameters over sets of points."""
+    return type(samples[0])(*(np.mean(matrices, axis=0) for matrices in zip(*samples)))
+
+
+def _standard_error(samples: Sequence[Parameters]) -> Parameters:
+    """Standard error of their mean."""
+    deviations = (np.std(matrices, axis=0, ddof=1) for matrices in zip(*samples))
+    root = len(samples) ** 0.5
+    return type(samples[0])(*(deviation / root for deviation in deviations))
 
 
 def mismatched_theory(
@@ -453,185 +497,188 @@ def mismatched_theory(
         return f"with wrong assumptions its theory does not know the start {conditions.start!r}"
     if problem.model.rank == "extensive" and (
         problem.components > 1
-        or None in (problem.prior.law.spectral_means, assumed.prior.law.eigenvalue_map)
+        or problem.prior.law.spectral_means is None
+        or assumed.prior.law.eigenvalue_map is None
     ):
         return "with wrong assumptions its theory is for one matrix with a prior that gives its spectral law"
-    overlap = 0.99 if conditions.start == "informed" else ACCURACY.start
-    fixed_points: list[Orders] = []
-    messages: list[Message] = []
+    is_informed = conditions.start == "informed"
+    orders: list[Orders] = []
+    conjugates: list[Conjugates] = []
     growth = 0.0
     try:
-        if exact := _ridge(problem, assumed, alpha):  # without a spread
-            fixed_points, messages = [exact[0]] * 2, [exact[1]] * 2
+        exact = _ridge(problem, assumed, alpha)
+        if exact is not None:  # without a spread
+            orders, conjugates = [exact[0]] * 2, [exact[1]] * 2
         for seed in range(0 if exact else ACCURACY.sets):
             recursion = MismatchedRecursion(problem, assumed, alpha, seed)
-            at = fixed_points[0] if fixed_points else recursion.start(overlap)
-            fixed_points.append(recursion.fixed_point(at))
-            messages.append(recursion.message(fixed_points[-1]))
-            growth = max(growth, recursion.growth(fixed_points[-1], messages[-1]))
-    except (Lost, ParameterError, np.linalg.LinAlgError) as error:
+            start = recursion.start(0.99 if is_informed else ACCURACY.start)
+            orders.append(recursion.fixed_point(orders[0] if orders else start))
+            conjugates.append(recursion.conjugates(orders[-1]))
+            growth = max(growth, recursion.growth(orders[-1], conjugates[-1]))
+    except (NoFixedPoint, ParameterError, np.linalg.LinAlgError) as error:
         return f"GAMP with these assumptions does not converge: {error}"
     if growth > 1:
         return f"GAMP with these assumptions does not converge: errors grow by {growth:.3g} in every iteration"
     T = prior_moments(problem)[0]
-    V = np.mean([orders.V for orders in fixed_points], axis=0)
-    point = limit_point(
-        problem, alpha, [[orders.overlaps(T)] for orders in fixed_points],
-        method="closed form of ridge regression" if exact else "state evolution, wrong assumptions",
-        branch="informed" if conditions.start == "informed" else "own", V=V,
-    )  # fmt: skip
-    at = Orders(*(np.mean(parts, axis=0) for parts in zip(*fixed_points)))
-    by = Message(*(np.mean(parts, axis=0) for parts in zip(*messages)))
-    errors = Message(
-        *(
-            np.std(parts, axis=0, ddof=1) / len(messages) ** 0.5
-            for parts in zip(*messages)
-        )
+    limit = limit_point(
+        problem,
+        alpha,
+        [[evaluation.overlaps(T)] for evaluation in orders],
+        method="closed form of ridge regression"
+        if exact
+        else "state evolution, wrong assumptions",
+        branch="informed" if is_informed else "own",
+        V=_mean(orders).V,
     )
-    spread = (
-        np.std([orders.V for orders in fixed_points], axis=0, ddof=1)
-        / len(fixed_points) ** 0.5
-        + KNOWN
-    )
-    return replace(
-        point, draws=lambda: by_draws(problem, assumed, point, at, by, errors, spread)
-    )
+    solution = Solution(problem, assumed, alpha, limit, orders, conjugates)
+    return replace(limit, draws=lambda: checks_by_draws(solution))
 
 
 def _ridge(
     problem: Problem, assumed: Problem, alpha: float
-) -> tuple[Orders, Message] | None:
+) -> tuple[Orders, Conjugates] | None:
     """Fixed point in closed form where labels are linear and the assumed signal is Gaussian: GAMP is then ridge regression.
 
     None for other problems, and where components have penalties of their own.
 
     Raises
     ------
-    Lost
+    NoFixedPoint
         Without an assumed noise, where there are just as many labels as directions.
     """
     true_noises, assumed_noises = noise_of_identity(problem), noise_of_identity(assumed)
+    if true_noises is None or assumed_noises is None:
+        return None
     (T, mean), (second, assumed_mean) = prior_moments(problem), prior_moments(assumed)
     variance, identity = float(second[0, 0]), np.eye(len(second))
-    unbiased = not (mean.any() or assumed_mean.any())
-    if (
-        true_noises is None
-        or assumed_noises is None
-        or not unbiased
-        or not np.allclose(second, variance * identity)
-    ):
+    if mean.any() or assumed_mean.any() or not np.allclose(second, variance * identity):
         return None
     R = monte_carlo_rng("wrong assumptions: denoiser").standard_normal((len(T), 64))
-    linear = R * variance / (1 + variance)
-    if not np.allclose(
-        assumed.prior.denoise(R, identity).estimate, linear, rtol=0, atol=1e-9
-    ):
+    estimate = assumed.prior.denoise(R, identity).estimate
+    linear_estimate = R * variance / (1 + variance)
+    if not np.allclose(estimate, linear_estimate, rtol=0, atol=1e-9):
         return None
-    noise, assumed_noise, sites = (
-        true_noises.mean() * identity,
-        assumed_noises.mean() * identity,
-        problem.model.sites,
+    noise = true_noises.mean() * identity
+    assumed_noise = assumed_noises.mean() * identity
+    ratio, penalty = (
+        alpha * problem.model.sites,
+        float(assumed_noises.mean()) / variance,
     )
-    penalty = float(assumed_noises.mean()) / variance
     try:
-        M, Q = ridge_overlaps(T, noise, alpha * sites, penalty)[1:]
+        _, M, Q = ridge_overlaps(T, noise, ratio, penalty)
     except ValueError as error:
-        raise Lost(str(error)) from None
-    claimed = ridge_overlaps(second, assumed_noise, alpha * sites, penalty)
-    V = claimed.truth - 2 * claimed.cross + claimed.own + KNOWN * identity
+        raise NoFixedPoint(str(error)) from None
+    claimed = ridge_overlaps(second, assumed_noise, ratio, penalty)
+    V = claimed.truth - 2 * claimed.cross + claimed.own + SMALLEST_ERROR * identity
     gain = np.linalg.inv(V + assumed_noise)
-    information = problem.model.kappa * alpha * sites * gain
-    return Orders(M, Q, V), Message(
-        information, information, information @ (T - M - M.T + Q + noise) @ gain
-    )
+    information = problem.model.kappa * alpha * problem.model.sites * gain
+    chi = information @ (T - M - M.T + Q + noise) @ gain
+    return Orders(M, Q, V), Conjugates(information, information, chi)
 
+
+# -- the same numbers by plain draws -------------------------------------------------------------------------------------
 
 DRAWS, BATCHES, DIMENSION = 500, 40, 120
 """Draws of labels in a batch, batches, and dimension of matrices that are denoised. Each doubled: half the variance."""
 
 
-def by_draws(
-    problem: Problem,
-    assumed: Problem,
-    point: AlgorithmPrediction,
-    at: Orders,
-    by: Message,
-    errors: Message,
-    spread: Host,
-) -> list[Check]:
-    """The numbers of a point against plain draws: what labels tell, error and V (with its error ``spread``) of what is denoised.
+class Solution(NamedTuple):
+    """Fixed points of the recursion for every set of points, and the prediction that is made from them."""
+
+    problem: Problem
+    assumed: Problem
+    alpha: float
+    limit: AlgorithmPrediction
+    orders: list[Orders]
+    conjugates: list[Conjugates]
+
+    @property
+    def stream(self) -> str:
+        """Name of the random numbers of the draws."""
+        return f"{self.problem.identity} {self.assumed.identity} {self.limit.more['alpha']!r}"
+
+
+def checks_by_draws(solution: Solution) -> list[Check]:
+    """The numbers of a prediction against plain draws: what labels tell, and error and V of what is denoised.
 
     m is the mean product of g with the latents of the signal less their mean given omega, without the true posterior. V is
     what a run measures, the response of the denoiser to a probe, without the spectral law or Stein's lemma.
     """
-    stream = f"{problem.identity} {assumed.identity} {point.more['alpha']!r}"
-    messages = _drawn_messages(problem, assumed, point.more["alpha"], at, stream)
-    matrices = enumerate(zip(Message._fields, by, errors))
-    rows = [
-        (name, np.diagonal(drawn), np.diagonal(error), messages[:, k], 0 * at.V[0])
-        for k, (name, drawn, error) in matrices
-    ]
+    orders, conjugates = _mean(solution.orders), _mean(solution.conjugates)
+    errors = _standard_error(solution.conjugates)
+    V_error = _standard_error(solution.orders).V + SMALLEST_ERROR
+    messages = _drawn_messages(solution, orders)
     # What the size does is taken to fall as its inverse, and counted as an error.
-    small, large = _drawn_errors(problem, assumed, by, stream)
+    small, large = _drawn_errors(solution, conjugates)
     limit, bias = 2 * large - small, np.abs((large - small).mean(axis=0))
-    rows.append(("signal", point.mse, point.mse_error, limit[:, 0], bias[0]))
-    rows.append(("V", np.diagonal(at.V), np.diagonal(spread), limit[:, 1], bias[1]))
+    mse, mse_error = solution.limit.mse, solution.limit.mse_error
+    checks = []
+    for k, name in enumerate(Conjugates._fields):
+        predicted, error = np.diagonal(conjugates[k]), np.diagonal(errors[k])
+        checks += _checks(name, predicted, error, messages[:, k], 0 * predicted)
+    checks += _checks("signal", mse, mse_error, limit[:, 0], bias[0])
+    V, V_error = np.diagonal(orders.V), np.diagonal(V_error)
+    return checks + _checks("V", V, V_error, limit[:, 1], bias[1])
+
+
+def _checks(
+    name: str, predicted: Host, error: Host, draws: Host, draw_error: Host
+) -> list[Check]:
+    """Checks of one quantity (P,), component by component, against draws (n, P)."""
     return [
-        compare(name, p, printed[p], error[p], drawn[:, p], stated[p], effective=np.inf)
-        for name, printed, error, drawn, stated in rows
-        for p in range(problem.components)
+        compare(
+            name,
+            p,
+            predicted[p],
+            error[p],
+            draws[:, p],
+            draw_error[p],
+            effective=np.inf,
+        )
+        for p in range(len(predicted))
     ]
 
 
-def _drawn_messages(
-    problem: Problem, assumed: Problem, alpha: float, at: Orders, stream: str
-) -> Host:
+def _drawn_messages(solution: Solution, orders: Orders) -> Host:
     """Diagonals of Qhat, m and chi (BATCHES, 3, P) from batches of labels."""
-    (M, Q, V), scale = at, problem.model.kappa * alpha
-    towards, inverse = M.T @ np.linalg.inv(Q), np.linalg.inv(V)
-    missing = prior_moments(problem)[0] - towards @ M
-    messages = []
+    problem, (M, Q, V) = solution.problem, orders
+    P, sites = problem.components, problem.model.sites
+    slope = M.T @ np.linalg.inv(Q)
+    covariance = prior_moments(problem)[0] - slope @ M
+    batches = []
     for batch in range(BATCHES):
-        rng = monte_carlo_rng(f"wrong assumptions: draws {stream}", batch)
-        normal = rng.standard_normal(
-            (2, DRAWS, problem.components, problem.model.sites)
+        rng = monte_carlo_rng(f"wrong assumptions: draws {solution.stream}", batch)
+        normal = rng.standard_normal((2, DRAWS, P, sites))
+        omega = symmetric_root(Q) @ normal[0]
+        shift = symmetric_root(covariance) @ normal[1]
+        y = problem.channel.forward(slope @ omega + shift, rng=rng)
+        posterior = solution.assumed.channel.posterior(y, omega, V, rng=rng)
+        g = np.linalg.inv(V) @ (np.asarray(posterior.mean) - omega)
+        Qhat = sites * label_information(V, np.asarray(posterior.covariance))
+        m, chi = (
+            np.einsum("npc,npc->p", g, factor) / DRAWS
+            for factor in (np.linalg.inv(covariance) @ shift, g)
         )
-        omega, shift = (
-            symmetric_root(Q) @ normal[0],
-            symmetric_root(missing) @ normal[1],
-        )
-        y = problem.channel.forward(towards @ omega + shift, rng=rng)
-        posterior = assumed.channel.posterior(y, omega, V, rng=rng)
-        g = inverse @ (np.asarray(posterior.mean) - omega)
-        information = problem.model.sites * (
-            inverse - inverse @ np.asarray(posterior.covariance) @ inverse
-        )
-        slope, square = (
-            np.einsum("npc,npc->p", g, other) / DRAWS
-            for other in (np.linalg.inv(missing) @ shift, g)
-        )
-        messages.append([np.diagonal(information), slope, square])
-    return scale * np.array(messages)
+        batches.append([np.diagonal(Qhat), m, chi])
+    return problem.model.kappa * solution.alpha * np.array(batches)
 
 
-def _drawn_errors(problem: Problem, assumed: Problem, by: Message, stream: str) -> Host:
+def _drawn_errors(solution: Solution, conjugates: Conjugates) -> Host:
     """Error and V (2, BATCHES, 2, P) of what is denoised at half the size, and at the whole."""
-    P, inverse = problem.components, np.linalg.inv(by.Qhat)
-    size = DIMENSION if problem.model.rank == "extensive" else DRAWS * DIMENSION
+    problem, assumed, (Qhat, m, chi) = solution.problem, solution.assumed, conjugates
+    model, P, inverse = problem.model, problem.components, np.linalg.inv(Qhat)
+    size = DIMENSION if model.rank == "extensive" else DRAWS * DIMENSION
     errors = []
     for D in (size // 2, size):
-        rng = monte_carlo_rng(f"wrong assumptions: denoised {stream}", D)
+        rng = monte_carlo_rng(f"wrong assumptions: denoised {solution.stream}", D)
         for _ in range(BATCHES):
-            signal, noise = (
-                problem.prior.sample(rng, P, D),
-                problem.model.draw_noise(rng, P, D),
-            )
-            R = np.tensordot(inverse @ by.m, signal, 1) + np.tensordot(
-                inverse @ symmetric_root(by.chi), noise, 1
-            )
-            estimate = np.asarray(denoise_step(assumed.prior, R, by.Qhat).estimate)
-            probe = problem.model.draw_noise(rng, P, D)
-            claimed = measured_variance(assumed, R, by.Qhat, estimate, probe)
-            error = problem.model.inner(signal - estimate, signal - estimate)
+            signal = problem.prior.sample(rng, P, D)
+            noise = model.draw_noise(rng, P, D)
+            R = np.tensordot(inverse @ m, signal, 1)
+            R = R + np.tensordot(inverse @ symmetric_root(chi), noise, 1)
+            estimate = np.asarray(denoise_step(assumed.prior, R, Qhat).estimate)
+            probe = model.draw_noise(rng, P, D)
+            claimed = measured_variance(assumed, R, Qhat, estimate, probe)
+            error = model.inner(signal - estimate, signal - estimate)
             errors.append([np.diagonal(error), np.diagonal(claimed)])
     return np.reshape(errors, (2, BATCHES, 2, P))

@@ -33,12 +33,12 @@ from smimbench.theory import (
     scores,
 )
 from smimbench_attention.algorithms.gamp.assumed import (
-    Lost,
     MismatchedRecursion,
+    NoFixedPoint,
     Orders,
 )
 
-UNKNOWN = "its trajectory from a random start is not known: it changes with the points that it is sampled with"
+UNRESOLVED = "its trajectory from a random start is not known: it changes with the points that it is sampled with"
 
 
 class PathAccuracy(NamedTuple):
@@ -48,19 +48,19 @@ class PathAccuracy(NamedTuple):
     ----------
     sets : int
         Independent sets of points; their spread is the stated error.
-    unknown : float
+    largest_error : float
         Error, as a fraction of the second moment, above which a trajectory is not shown.
-    arrived : float
+    arrival : float
         Distance to the fixed point, as a fraction of the second moment and besides the stated errors, that counts as arrived.
     iterations : int
-        Most iterations.
+        Largest number of iterations.
     at_rest, roughly_at_rest : float
         Relative change that ends a trajectory; the second where the information is sampled.
     """
 
     sets: int = 4
-    unknown: float = 0.1
-    arrived: float = 0.01
+    largest_error: float = 0.1
+    arrival: float = 0.01
     iterations: int = 60
     at_rest: float = 1e-9
     roughly_at_rest: float = 1e-5
@@ -84,28 +84,26 @@ def gamp_theory(
     """
     points = conditions.points
     if not points:
-        points = tuple(
-            point_document(problem, prediction)
-            for prediction in competing(problem, [alpha])[0]
-        )
+        branches = competing(problem, [alpha])[0]
+        points = tuple(point_document(problem, branch) for branch in branches)
     branch = "informed" if conditions.start == "informed" else "uninformed"
     end = next((point for point in points if point["branch"] == branch), points[0])
     correction = first_correction(problem, alpha)
-    point = AlgorithmPrediction.of_point(
+    prediction = AlgorithmPrediction.of_point(
         end,
         between_students=end["overlap"],
         finite_size=None if correction is None else {"mse": correction},
     )
     if not conditions.trajectory:
-        return point
-    trajectory: dict[str, list[Any]] | str
+        return prediction
     if damped:
-        trajectory = "it is damped, which moves no fixed point but has no recursion; give damping = 0"
-    elif conditions.start not in ("uninformed", "informed"):
-        trajectory = f"its start, {conditions.start!r}, depends on the data"
-    else:
-        trajectory = _trajectory(problem, alpha, conditions, V, end)
-    return replace(point, trajectory=trajectory)
+        why_not = "it is damped, which moves no fixed point but has no recursion; give damping = 0"
+        return replace(prediction, trajectory=why_not)
+    if conditions.start not in ("uninformed", "informed"):
+        why_not = f"its start, {conditions.start!r}, depends on the data"
+        return replace(prediction, trajectory=why_not)
+    trajectory = _trajectory(problem, alpha, conditions, V, prediction)
+    return replace(prediction, trajectory=trajectory)
 
 
 def random_start_error(problem: Problem, information: float) -> Host:
@@ -131,11 +129,11 @@ def first_correction(problem: Problem, alpha: float) -> list[float] | None:
     """
     spec = problem.spec
     names = [spec[kind]["name"] for kind in ("model", "channel", "prior")]
-    plain = names == ["sequence-multi-index", "linear", "gaussian"]
-    plain = plain and problem.variances is None and problem.mixing is None
-    if not plain or not spec["channel"]["noise"] > 0:
+    if names != ["sequence-multi-index", "linear", "gaussian"]:
         return None
     noise, r = float(spec["channel"]["noise"]), alpha * problem.model.tokens
+    if problem.variances is not None or problem.mixing is not None or noise <= 0:
+        return None
     z = -noise
     # z S^2 + (1 + z - r) S + 1 = 0, the positive root, in the form in which nothing cancels.
     linear = 1 + z - r
@@ -151,10 +149,9 @@ def _trajectory(
     alpha: float,
     conditions: Conditions,
     V: Host | None,
-    end: dict[str, Any],
+    end: AlgorithmPrediction,
 ) -> dict[str, list[Any]] | str:
-    """Trajectory of undamped iterations (``iteration``, ``mse``, ``mse_error``, ``overlap``), or the reason why there is
-    none.
+    """Trajectory of undamped iterations (``iteration``, ``mse``, ``mse_error``, ``overlap``), or the reason why there is none.
 
     ``V`` (P, P): error that a random start predicts for itself; None: the start is on the Bayes-optimal line.
     """
@@ -162,39 +159,34 @@ def _trajectory(
         return "its trajectory from a random start is not known for features with a spectrum"
     start, T = _start(problem, conditions, V), prior_moments(problem)[0]
     second = np.diagonal(T)
-    steps = min(conditions.iterations or ACCURACY.iterations, ACCURACY.iterations)
+    iterations = min(conditions.iterations or ACCURACY.iterations, ACCURACY.iterations)
     paths: list[list[Overlaps]] = []
-    at_rest = True
+    all_at_rest = True
     for seed in range(1 if V is None else ACCURACY.sets):
-        step = (
-            _line_step(problem, alpha, start, end)
-            if V is None
-            else MismatchedRecursion(problem, problem, alpha, seed).step
-        )
+        if V is None:
+            step = _line_step(problem, alpha, start, np.asarray(end.overlap))
+        else:
+            step = MismatchedRecursion(problem, problem, alpha, seed).step
         try:
-            path, rests = _path(problem, start, steps, step)
-        except (Lost, np.linalg.LinAlgError):
-            return UNKNOWN
+            path, at_rest = _path(problem, start, iterations, step)
+        except (NoFixedPoint, np.linalg.LinAlgError):
+            return UNRESOLVED
         paths.append([orders.overlaps(T) for orders in path])
-        at_rest &= rests
+        all_at_rest &= at_rest
         mse, error, overlap = _summary(problem, paths)
         # Two sets that are far apart will not agree with more of them.
-        if not (
-            error < ACCURACY.unknown * second * np.sqrt(ACCURACY.sets / len(paths))
-        ).all():
-            return UNKNOWN
-    there, uncertain = (np.atleast_1d(end[name]) for name in ("mse", "mse_error"))
-    if (
-        at_rest
-        and (
-            np.abs(mse[-1] - there)
-            > ACCURACY.arrived * second + 4 * (uncertain + error[-1])
-        ).any()
-    ):
-        ends = [
-            ", ".join(f"{value:.3g}" for value in values) for values in (mse[-1], there)
-        ]
-        return f"its trajectory rests at the error {ends[0]}, not at its fixed point, which has {ends[1]}"
+        allowance = ACCURACY.largest_error * np.sqrt(ACCURACY.sets / len(paths))
+        if not (error < allowance * second).all():
+            return UNRESOLVED
+    end_mse, end_error = np.atleast_1d(end.mse), np.atleast_1d(end.mse_error)
+    distance = np.abs(mse[-1] - end_mse)
+    allowance = ACCURACY.arrival * second + 4 * (end_error + error[-1])
+    if all_at_rest and (distance > allowance).any():
+        last, fixed = (
+            ", ".join(f"{number:.3g}" for number in errors)
+            for errors in (mse[-1], end_mse)
+        )
+        return f"its trajectory comes to rest at the error {last}, not at its fixed point, which has {fixed}"
     return {
         "iteration": list(range(len(mse))),
         "mse": mse.tolist(),
@@ -209,28 +201,17 @@ def _summary(problem: Problem, paths: list[list[Overlaps]]) -> tuple[Host, Host,
     A path at rest stays where it is. One path has no error; numbers that are not finite have an infinite one.
     """
     longest = max(map(len, paths))
-    padded = [[*path, *path[-1:] * (longest - len(path))] for path in paths]
-    given = (
-        np.array([[overlaps[k] for overlaps in path] for path in padded])
-        for k in range(3)
-    )
-    metrics = scores(aligned(problem, Overlaps(*given)))
-    mse, overlap = (
-        metrics["mse"],
-        metrics["squared_cosine" if problem.model.rank == "low" else "overlap"].mean(
-            axis=0
-        ),
-    )
-    deviation = (
-        np.std(mse, axis=0, ddof=1) / np.sqrt(len(mse))
-        if len(mse) > 1
-        else np.zeros_like(mse[0])
-    )
-    return (
-        mse.mean(axis=0),
-        np.where(np.isfinite(mse).all(axis=0), deviation, np.inf),
-        overlap,
-    )
+    padded = [path + path[-1:] * (longest - len(path)) for path in paths]
+    matrices: Host = np.array(padded)  # (paths, iterations, 3, P, P)
+    metrics = scores(aligned(problem, Overlaps(*np.moveaxis(matrices, 2, 0))))
+    mse = metrics["mse"]
+    is_low = problem.model.rank == "low"
+    overlap = metrics["squared_cosine" if is_low else "overlap"].mean(axis=0)
+    error = np.zeros_like(mse[0])
+    if len(mse) > 1:
+        error = np.std(mse, axis=0, ddof=1) / np.sqrt(len(mse))
+    error = np.where(np.isfinite(mse).all(axis=0), error, np.inf)
+    return mse.mean(axis=0), error, overlap
 
 
 def _start(problem: Problem, conditions: Conditions, V: Host | None) -> Orders:
@@ -249,52 +230,44 @@ def _start(problem: Problem, conditions: Conditions, V: Host | None) -> Orders:
         return Orders(M, Q, V)
     if not starts or conditions.start != "informed":
         return Orders.bayes_optimal(second, second - bottom)
-    own = []
+    self_overlaps = []
     for overlaps in starts:
-        norm = np.sqrt(
-            np.diagonal(second) / np.diagonal(np.asarray(overlaps.truth, dtype=float))
+        truth = np.diagonal(np.asarray(overlaps.truth, dtype=float))
+        norm = np.sqrt(np.diagonal(second) / truth)
+        self_overlaps.append(
+            norm[:, None] * np.asarray(overlaps.own, dtype=float) * norm
         )
-        own.append(norm[:, None] * np.asarray(overlaps.own, dtype=float) * norm)
-    return Orders.bayes_optimal(second, second - np.mean(own, axis=0))
+    return Orders.bayes_optimal(second, second - np.mean(self_overlaps, axis=0))
 
 
 def _line_step(
-    problem: Problem, alpha: float, start: Orders, end: dict[str, Any]
+    problem: Problem, alpha: float, start: Orders, end: Host
 ) -> Callable[[Orders], Orders]:
-    """One iteration on the Bayes-optimal line, on the way from a start to the point where theory ends."""
+    """One iteration on the Bayes-optimal line, on the way from a start to the overlap where theory ends."""
     T = prior_moments(problem)[0]
-    information = information_along(
-        problem,
-        start.Q,
-        start.V,
-        np.asarray(end["overlap"], dtype=float).reshape(T.shape),
-    )
+    information = information_along(problem, start.Q, start.V, end.reshape(T.shape))
 
-    def step(at: Orders) -> Orders:
-        Qhat = problem.model.kappa * alpha * information(T - at.V, at.V)
+    def step(orders: Orders) -> Orders:
+        Qhat = problem.model.kappa * alpha * information(T - orders.V, orders.V)
         return Orders.bayes_optimal(T, overlap_at(problem, Qhat)[1])
 
     return step
 
 
 def _path(
-    problem: Problem, at: Orders, steps: int, step: Callable[[Orders], Orders]
+    problem: Problem, orders: Orders, steps: int, step: Callable[[Orders], Orders]
 ) -> tuple[list[Orders], bool]:
     """Order parameters before the first iteration and after each one, and whether they became stationary."""
     second = np.diagonal(prior_moments(problem)[0])
     at_rest = ACCURACY.roughly_at_rest if offers_rough(problem) else ACCURACY.at_rest
-    path = [at]
+    path = [orders]
     for _ in range(steps):
-        before, at = at, step(at)
-        path.append(at)
-        if (np.diagonal(at.V) < 1e-13 * second).all():  # the signal is known
-            return path, True
-        diagonals = [
-            (np.diagonal(old), np.diagonal(new)) for old, new in zip(before, at)
-        ]
-        if all(
-            (np.abs(new - old) <= at_rest * np.abs(old)).all() for old, new in diagonals
-        ):
+        path.append(step(path[-1]))
+        before, after = (
+            np.diagonal(np.array(orders), axis1=1, axis2=2) for orders in path[-2:]
+        )
+        is_known = (np.diagonal(path[-1].V) < 1e-13 * second).all()
+        if is_known or (np.abs(after - before) <= at_rest * np.abs(before)).all():
             return path, True
     return path, False
 
@@ -325,13 +298,9 @@ def information_along(
     def interpolated(Q: Host, V: Host) -> Host:
         share = 0.0
         if trace_end != trace_start:
-            share = float(
-                np.clip(
-                    (np.trace(Q) - trace_start) / (trace_end - trace_start), 0.0, 1.0
-                )
-            )
-        return exponential(
-            logarithm(Q, V, rough=True) + (1 - share) * ratios[0] + share * ratios[-1]
-        )
+            share = (np.trace(Q) - trace_start) / (trace_end - trace_start)
+            share = float(np.clip(share, 0.0, 1.0))
+        rough = logarithm(Q, V, rough=True)
+        return exponential(rough + (1 - share) * ratios[0] + share * ratios[-1])
 
     return interpolated
