@@ -1,4 +1,4 @@
-"""Descent on samples seen again: closed forms, one step by quadrature, and plain runs written out here."""
+"""Descent on reused samples: closed forms, one step by quadrature, and plain runs written out here."""
 
 import contextlib
 import math
@@ -485,8 +485,8 @@ PROBIT, SOFTMAX = sequence("probit"), sequence({"name": "softmax", "layers": 1},
         (Sgd(steps=200, learning_rate=3.0), sequence("linear"), 2.0, None, "diverge"),
         (Sgd(steps=10), SOFTMAX, 2.0, None, "needs the dimension"),
         (Sgd(steps=10), PROBIT, 0.0, 50, "without samples"),
-        (SignSgd(steps=10), PROBIT, 2.0, 50, "only sgd and muon have a theory"),
-        (Adam(steps=10), PROBIT, 2.0, 50, "only sgd and muon have a theory"),
+        (SignSgd(steps=10), PROBIT, 2.0, 50, "theory exists for sgd and muon only"),
+        (Adam(steps=10), PROBIT, 2.0, 50, "theory exists for sgd and muon only"),
         (Sgd(steps=10), sequence("hardmax", 2), 2.0, 50, "annealed softmax"),
     ],
 )

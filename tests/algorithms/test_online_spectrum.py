@@ -287,7 +287,7 @@ def test_where_equations_do_not_close_the_prediction_says_why():
             Muon(momentum=0.0, nesterov=False, **online),
             "few features or samples",
         ),
-        (linear, SignSgd(steps=10), "on samples seen again"),
+        (linear, SignSgd(steps=10), "where samples are reused"),
         (linear, Sgd(learning_rate=10.0, **online), "diverge"),
     ]:
         assert words in algorithm.theory(problem, 1.0, conditions)

@@ -138,9 +138,9 @@ ONLINE = {"online": True, "batch": 4, "steps": 5, "learning_rate": 0.1}
 @pytest.mark.parametrize(
     ("algorithm", "problem", "conditions", "words"),
     [
-        (Adam(), NOISY, AT, "only sgd and muon have a theory"),
-        (AdamW(weight_decay=1.0), NOISY, AT, "only sgd and muon have a theory"),
-        (Adam(weight_decay=1.0, batch=5), NOISY, AT, "only sgd and muon have a theory"),
+        (Adam(), NOISY, AT, "theory exists for sgd and muon only"),
+        (AdamW(weight_decay=1.0), NOISY, AT, "theory exists for sgd and muon only"),
+        (Adam(weight_decay=1.0, batch=5), NOISY, AT, "theory exists for sgd and muon only"),
         (Adam(weight_decay=1.0), NOISY, Conditions(), "D is not known"),
         (Adam(weight_decay=0.01, width=5), NOISY, AT, "narrower than the minimum"),
         (Adam(weight_decay=1.0), attention(), AT, "not the squared error"),

@@ -128,15 +128,11 @@ class Adam(Descent):
     ) -> tuple[Array, tuple[Array, ...]]:
         """One Adam step: along the first moment over the root of the second, both corrected for bias."""
         xp = namespace(factor)
-        first_moment = self.beta1 * memory[0] + (1 - self.beta1) * gradient
-        second_moment = (
-            self.beta2 * memory[1] + ((1 - self.beta2) * gradient) * gradient
-        )
-        spread = xp.sqrt(second_moment) * (1 - self.beta2**count) ** -0.5 + self.epsilon
-        return factor - (rate / (1 - self.beta1**count)) * (first_moment / spread), (
-            first_moment,
-            second_moment,
-        )
+        m = self.beta1 * memory[0] + (1 - self.beta1) * gradient
+        v = self.beta2 * memory[1] + ((1 - self.beta2) * gradient) * gradient
+        root = xp.sqrt(v) * (1 - self.beta2**count) ** -0.5 + self.epsilon
+        step = (rate / (1 - self.beta1**count)) * (m / root)
+        return factor - step, (m, v)
 
 
 @dataclass(frozen=True)

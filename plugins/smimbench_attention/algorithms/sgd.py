@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from smimbench.backend import namespace
 from smimbench.interfaces import AlgorithmPrediction, Array, Conditions, Data, require
 from smimbench.problem import Problem
-from smimbench_attention.algorithms.gradient import SEEN_AGAIN, Descent
+from smimbench_attention.algorithms.gradient import NO_REUSE_THEORY, Descent
 from smimbench_attention.algorithms.gradient.mean_field import mean_field_theory
 from smimbench_attention.algorithms.gradient.online_theory import online_theory
 
@@ -81,7 +81,7 @@ class Sgd(Descent):
         every D; for long runs the equations of the limit are solved (``gradient/online.py``). The trajectory
         is against ``samples`` and ``iteration``.
 
-        On samples that are seen again: mean-field dynamics of low-rank signals (``gradient/mean_field.py``),
+        Where samples are reused: mean-field dynamics of low-rank signals (``gradient/mean_field.py``),
         against ``iteration``, with ``train_error`` and ``test_error``, the mean loss of a sample, in the trajectory. For
         matrices, all samples in every step, weight decay and a wide factor: the minimum, as for ``adam``. Else tables stay
         blank and say why.
@@ -120,7 +120,7 @@ class Sgd(Descent):
         return along
 
 
-class _Sized(Sgd):
+class _FixedLength(Sgd):
     """Base class of methods whose step length does not depend on that of the gradient."""
 
     example: ClassVar[dict[str, Any]] = {"steps": 100}
@@ -129,19 +129,17 @@ class _Sized(Sgd):
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
         """Theory of one pass over linear labels of low rank, feature by feature or, for ``signsgd``, from draws of its steps
-        (``smimbench_attention.algorithms.gradient.online_spectrum``); of ``muon``, also of samples seen again, as for ``sgd``.
+        (``smimbench_attention.algorithms.gradient.online_spectrum``); of ``muon``, also where samples are reused, as for ``sgd``.
         """
         if self.online:
             return online_theory(self, problem, alpha, conditions)
-        return (
-            mean_field_theory(self, problem, alpha, conditions)
-            if self.moves == "polar"
-            else SEEN_AGAIN
-        )
+        if self.moves == "polar":
+            return mean_field_theory(self, problem, alpha, conditions)
+        return NO_REUSE_THEORY
 
 
 @dataclass(frozen=True)
-class SignSgd(_Sized):
+class SignSgd(_FixedLength):
     r"""Stochastic gradient descent along signs.
 
     ``W <- W - eta sign(v)`` with the velocity v of ``sgd``: every entry moves by eta.
@@ -174,7 +172,7 @@ class SignSgd(_Sized):
 
 
 @dataclass(frozen=True)
-class Muon(_Sized):
+class Muon(_FixedLength):
     r"""Momentum orthogonalized: descent along the polar factor of the velocity.
 
     .. math:: W \leftarrow W - \eta \sqrt{\max(m, n)}\, U V^T, \qquad v = U \Sigma V^T,
@@ -211,10 +209,9 @@ class Muon(_Sized):
     def direction(self, along: Array) -> Array:
         """Direction of a step: the velocity's polar factor, times the root of the longer of the last two axes."""
         xp = namespace(along)
+        longer = max(along.shape[-2:])
         u, sizes, v = xp.linalg.svd(along, full_matrices=False)
-        nonzero = sizes > max(along.shape[-2:]) * xp.finfo(along.dtype).eps * xp.max(
-            sizes, axis=-1, keepdims=True
-        )
-        return max(along.shape[-2:]) ** 0.5 * xp.matmul(
-            u * xp.astype(nonzero, along.dtype)[..., None, :], v
-        )
+        largest = xp.max(sizes, axis=-1, keepdims=True)
+        nonzero = sizes > longer * xp.finfo(along.dtype).eps * largest
+        u = u * xp.astype(nonzero, along.dtype)[..., None, :]
+        return longer**0.5 * xp.matmul(u, v)

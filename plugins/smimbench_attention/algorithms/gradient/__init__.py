@@ -47,27 +47,47 @@ SURROGATE_BETA = (1.0, 20.0)
 DEFAULT_STEPS = 1000
 """Default number of steps, when neither steps nor epochs are given."""
 
-SEEN_AGAIN = (
-    "on samples seen again only sgd and muon have a theory, for signals of low rank"
+NO_REUSE_THEORY = (
+    "where samples are reused, theory exists for sgd and muon only, and for low-rank "
+    "signals"
 )
 
 
 class DescentState(NamedTuple):
-    """State of a gradient method; with students, factor and signal have one more axis in front."""
+    """State of a gradient method; with students, factor and signal have one more axis in front.
+
+    Attributes
+    ----------
+    factor, signal : array
+        What is descended on, and the signal that it stands for.
+    memory : tuple of array
+        Of the method: momentum, moments.
+    targets : array (n, ...)
+        Labels as a user would measure them.
+    order : ndarray
+        Samples of this epoch that are still to be used.
+    rng : Generator
+        Order of the samples, or the stream of fresh ones.
+    norm : array or None
+        Mean square of the estimate's entries, where labels do not determine their scale.
+    loss : str
+    total, steps_made : int
+        Steps of the whole run, and steps so far.
+    samples : int
+        Processed so far, repeated ones counted each time.
+    """
 
     factor: Array
-    signal: Array  # what the factor stands for
-    memory: tuple[Array, ...]  # of the method: momentum, moments
-    targets: Array  # labels as a user would measure them
-    order: Host  # samples of this epoch that are still to be used
-    rng: np.random.Generator  # order of the samples, or the stream of fresh ones
-    norm: (
-        Array | None
-    )  # mean square of the estimate's entries, where labels do not determine their scale
+    signal: Array
+    memory: tuple[Array, ...]
+    targets: Array
+    order: Host
+    rng: np.random.Generator
+    norm: Array | None
     loss: str
-    total: int  # steps that will be made
-    steps_made: int = 0  # so far
-    samples: int = 0  # processed so far, repeated ones counted each time
+    total: int
+    steps_made: int = 0
+    samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,52 +113,34 @@ class Descent(Algorithm):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
-        require(self, "learning_rate", self.learning_rate > 0, "> 0")
+        def check(key: str, holds: bool, rule: str) -> None:
+            require(self, key, holds, rule)
+
+        check("learning_rate", self.learning_rate > 0, "> 0")
         for key in ("steps", "epochs", "batch", "width", "decay_steps"):
-            value = getattr(self, key)
-            require(self, key, value is None or value >= 1, "at least 1")
-        require(
-            self,
-            "epochs",
-            None in (self.steps, self.epochs),
-            "left out where steps are given",
-        )
+            count = getattr(self, key)
+            check(key, count is None or count >= 1, "at least 1")
+        one_length = self.steps is None or self.epochs is None
+        check("epochs", one_length, "left out where steps are given")
         if self.steps is None and self.epochs is None:
             object.__setattr__(self, "steps", DEFAULT_STEPS)
-        require(
-            self,
-            "batch",
-            not (self.online and self.batch is None),
-            "given with online = true: fresh samples of a step",
-        )
-        require(
-            self,
-            "epochs",
-            not (self.online and self.epochs),
-            "left out with online = true; give steps",
-        )
-        require(
-            self, "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}"
-        )
-        require(
-            self,
-            "schedule",
-            self.schedule in SCHEDULES,
-            f"one of {', '.join(SCHEDULES)}",
-        )
+        if self.online:
+            has_batch = self.batch is not None
+            check(
+                "batch", has_batch, "given with online = true: fresh samples of a step"
+            )
+            check("epochs", not self.epochs, "left out with online = true; give steps")
+        check("loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
+        is_known = self.schedule in SCHEDULES
+        check("schedule", is_known, f"one of {', '.join(SCHEDULES)}")
         for key in ("decay_steps", "decay_factor"):
             is_required = key in SCHEDULES[self.schedule]
             rule = f"{'given' if is_required else 'left out'} with schedule = {self.schedule!r}"
-            require(self, key, is_required == (getattr(self, key) is not None), rule)
-        require(
-            self,
-            "decay_factor",
-            self.decay_factor is None or 0 < self.decay_factor <= 1,
-            "in (0, 1]",
-        )
+            check(key, is_required == (getattr(self, key) is not None), rule)
+        factor = self.decay_factor
+        check("decay_factor", factor is None or 0 < factor <= 1, "in (0, 1]")
         low, high = self.surrogate_beta or SURROGATE_BETA
-        require(
-            self,
+        check(
             "surrogate_beta",
             0 < low <= high < math.inf,
             "two numbers > 0, the second not below the first",
@@ -165,9 +167,9 @@ class Descent(Algorithm):
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
         """None: with a separate step size per entry, the equations of ``sgd`` do not apply."""
-        return (
-            "steps of adaptive size have no closed form" if self.online else SEEN_AGAIN
-        )
+        if self.online:
+            return "steps of adaptive size have no closed form"
+        return NO_REUSE_THEORY
 
     def _minimum(
         self, problem: Problem, alpha: float, conditions: Conditions, decay: float
@@ -175,7 +177,7 @@ class Descent(Algorithm):
         """Theory's minimum of ``[sum_mu l + (decay/2) |W|^2] / D`` for full-batch descent, or why there is no theory."""
         full_batch = not self.online and self.batch is None and not self.spherical
         if not (decay and full_batch and problem.model.rank == "extensive"):
-            return SEEN_AGAIN
+            return NO_REUSE_THEORY
         if (self.loss or fitting_loss(problem)) != "squared":
             return "the minimum of its loss has no theory here: it is not the squared error"
         return wide_factor_point(
@@ -185,18 +187,12 @@ class Descent(Algorithm):
     def plan(self, data: Data) -> Plan:
         """Number of steps of a run on this data, and what a step reads."""
         n = data.inputs.shape[0]
-        size = (
-            n
-            if self.batch is None
-            else self.batch
-            if self.online
-            else min(self.batch, n)
-        )
-        steps = (
-            int(self.epochs or 0) * math.ceil(n / size)
-            if self.steps is None
-            else self.steps
-        )
+        size = self.batch or n
+        if not self.online:
+            size = min(size, n)
+        steps = self.steps
+        if steps is None:
+            steps = (self.epochs or 0) * math.ceil(n / size)
         # Products with the factor are small in comparison.
         return Plan(
             steps,
@@ -217,11 +213,10 @@ class Descent(Algorithm):
             raise ValueError(
                 "online learning needs fresh samples, but none are available for this data set"
             )
-        xp, place, prior = namespace(data.inputs), matching(data.inputs), problem.prior
-        basis: Any = prior.factor
+        xp, place, P = namespace(data.inputs), matching(data.inputs), problem.components
+        basis: Any = problem.prior.factor
         draws = [
-            basis.draw(rng, problem.components, data.dimension, self.width)
-            for _ in range(students or 1)
+            basis.draw(rng, P, data.dimension, self.width) for _ in range(students or 1)
         ]
         axes = _component_axes(problem, data)
         factor = xp.asarray(draws[0] if students is None else np.stack(draws), **place)
@@ -229,21 +224,16 @@ class Descent(Algorithm):
             factor = _on_sphere(factor, axes)
         norm = None
         if problem.channel.vjp is None:
-            second = np.diagonal(prior.second_moment(problem.components))
-            spread = (
-                math.prod(problem.model.signal_shape(1, data.dimension))
-                / data.dimension
-            )
-            norm = xp.reshape(
-                xp.asarray(second / spread, **place), (-1, *[1] * len(axes))
-            )
+            second = np.diagonal(problem.prior.second_moment(P))
+            entries = math.prod(problem.model.signal_shape(1, data.dimension))
+            norm = xp.asarray(second / (entries / data.dimension), **place)
+            norm = xp.reshape(norm, (-1, *[1] * len(axes)))
+        targets = observable(problem.channel, data.labels)
         return DescentState(
             factor,
             basis.compose(factor),
             self.first_memory(factor),
-            targets=xp.astype(
-                observable(problem.channel, data.labels), data.inputs.dtype
-            ),
+            targets=xp.astype(targets, data.inputs.dtype),
             order=np.empty(0, dtype=np.int64),
             rng=rng,
             norm=norm,
@@ -257,21 +247,16 @@ class Descent(Algorithm):
         """One gradient step; the residual is the relative change of the factor (of the student that moves most)."""
         xp = namespace(state.factor)
         basis: Any = problem.prior.factor
-        inputs, targets, order = self._take(problem, data, state)
-        channel, notes = self._channel(
-            problem, state.steps_made / max(state.total - 1, 1)
-        )
-        size, axes, samples = (
-            inputs.shape[0],
-            _component_axes(problem, data),
-            state.samples,
-        )
+        axes = _component_axes(problem, data)
+        inputs, targets, order = self._batch(problem, data, state)
+        progress = state.steps_made / max(state.total - 1, 1)
+        channel, notes = self._channel(problem, progress)
+        size, samples = inputs.shape[0], state.samples
         norm, penalty = self.normalisation(problem, data, size), self.penalty(data)
 
         def objective(factor: Array) -> LossGradient:
             nonlocal samples
             samples += size
-            signal = state.signal if factor is state.factor else None
             summed = loss_gradient(
                 problem,
                 inputs,
@@ -279,17 +264,16 @@ class Descent(Algorithm):
                 factor,
                 channel=channel,
                 loss=state.loss,
-                signal=signal,
+                signal=state.signal if factor is state.factor else None,
             )
-            value, gradient = norm * summed.loss, norm * summed.gradient
+            loss, gradient = norm * summed.loss, norm * summed.gradient
             if penalty:
-                value = value + penalty / 2 * xp.sum(
-                    factor * factor, axis=tuple(range(value.ndim, factor.ndim))
-                )
+                entries = tuple(range(loss.ndim, factor.ndim))
+                loss = loss + penalty / 2 * xp.sum(factor * factor, axis=entries)
                 gradient = gradient + penalty * factor
-            return LossGradient(value, gradient)
+            return LossGradient(loss, gradient)
 
-        rate = self._rate(state.steps_made, state.total)
+        rate = self.learning_rate_at(state.steps_made, state.total)
         factor, memory = self.advance(
             objective, state.factor, state.memory, rate, state.steps_made + 1
         )
@@ -303,27 +287,20 @@ class Descent(Algorithm):
             samples=samples,
             order=order,
         )
-        change, axes = (
-            factor - state.factor,
-            (axes[0] - 1, *axes),
-        )  # all components of a student
-        residual = xp.max(
-            xp.sqrt(
-                xp.mean(change * change, axis=axes)
-                / xp.mean(factor * factor, axis=axes)
-            )
-        )
-        estimate = self.estimate(
-            next_state
-        )  # where labels do not determine the scale, that of the factor is meaningless
+        change, student = factor - state.factor, (axes[0] - 1, *axes)
+        squared_change = xp.mean(change * change, axis=student)
+        residual = xp.sqrt(squared_change / xp.mean(factor * factor, axis=student))
+        # Where labels do not determine the scale, that of the factor is meaningless.
+        estimate = self.estimate(next_state)
         overlap = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
-        overlap = xp.max(overlap, axis=0) if overlap.ndim > 1 else overlap
+        if overlap.ndim > 1:
+            overlap = xp.max(overlap, axis=0)
         if data.start is not None:
             notes.append(
                 "the given start is not used: gradient methods begin with a random factor"
             )
         return next_state, Info(
-            residual,
+            xp.max(residual),
             self_overlap=overlap,
             warning="; ".join(notes) or None,
             samples=next_state.samples,
@@ -343,16 +320,12 @@ class Descent(Algorithm):
     def findings(self, state: DescentState) -> dict[str, Any]:
         """Spectrum of a matrix under weight decay, where theory may exist (see ``_minimum``); otherwise nothing."""
         shape = state.signal.shape
-        if (
-            not getattr(self, "weight_decay", 0)
-            or len(shape) < 3
-            or shape[-1] != shape[-2]
-        ):
+        is_matrix = len(shape) >= 3 and shape[-1] == shape[-2]
+        if not is_matrix or not getattr(self, "weight_decay", 0):
             return {}
-        values = spectrum(
-            state.signal, state.factor.shape[-2] == shape[-2]
-        )  # else it is Q above K
-        return {"spectrum": to_host(values).reshape(-1).tolist()}
+        is_symmetric = state.factor.shape[-2] == shape[-2]  # else it is Q above K
+        eigenvalues = spectrum(state.signal, is_symmetric)
+        return {"spectrum": to_host(eigenvalues).reshape(-1).tolist()}
 
     # -- what subclasses override: only ``move`` is required ----------------------------------------------------------------
 
@@ -411,43 +384,39 @@ class Descent(Algorithm):
 
     # -- the parts of a step ---------------------------------------------------------------------------------------
 
-    def _take(
+    def _batch(
         self, problem: Problem, data: Data, state: DescentState
     ) -> tuple[Array, Array, Host]:
         """Inputs and targets of this step, and the remaining samples of the epoch."""
-        n = data.inputs.shape[0]
+        xp, n = namespace(data.inputs), data.inputs.shape[0]
         if self.online:
             assert data.fresh is not None
             inputs, labels = data.fresh(state.rng, int(self.batch or 1))
-            target = namespace(inputs).astype(
-                observable(problem.channel, labels), inputs.dtype
-            )
-            return inputs, target, state.order
+            targets = observable(problem.channel, labels)
+            return inputs, xp.astype(targets, inputs.dtype), state.order
         size = min(self.batch or n, n)
         if size == n:
             return data.inputs, state.targets, state.order
-        if isinstance(data.inputs, StreamedInputs) and not isinstance(
-            data.inputs, NarrowInputs
-        ):
+        stored = data.inputs
+        if isinstance(stored, NarrowInputs):
+            stored = stored.stored
+        elif isinstance(stored, StreamedInputs):
             raise ValueError(
                 "shuffled minibatches need inputs that fit the device; use the full batch, or online = true"
             )
         order = state.order if len(state.order) else state.rng.permutation(n)
-        xp = namespace(data.inputs)
-        chosen = xp.asarray(order[:size], **matching(data.inputs, xp.int64))
-        stored = (
-            data.inputs.stored if isinstance(data.inputs, NarrowInputs) else data.inputs
-        )
-        inputs = xp.astype(
-            xp.take(stored, chosen, axis=0), data.inputs.dtype, copy=False
-        )
-        return inputs, xp.take(state.targets, chosen, axis=0), order[size:]
+        indices = xp.asarray(order[:size], **matching(data.inputs, xp.int64))
+        inputs = xp.take(stored, indices, axis=0)
+        inputs = xp.astype(inputs, data.inputs.dtype, copy=False)
+        return inputs, xp.take(state.targets, indices, axis=0), order[size:]
 
     def _channel(self, problem: Problem, progress: float) -> tuple[Any, list[str]]:
         """The channel to differentiate, with warnings."""
-        notes = [
-            "online: every step drew fresh samples; the row is at the sample ratio of all of them"
-        ] * self.online
+        notes = []
+        if self.online:
+            notes.append(
+                "online: every step drew fresh samples; the row is at the sample ratio of all of them"
+            )
         if problem.channel.vjp is not None:
             return problem.channel, notes
         low, high = self.surrogate_beta or SURROGATE_BETA
@@ -457,16 +426,17 @@ class Descent(Algorithm):
         )
         return surrogate(problem, low * (high / low) ** progress), [note, *notes]
 
-    def _rate(self, count: int, total: int) -> float:
+    def learning_rate_at(self, step: float, total: int) -> float:
+        """Learning rate of step 0, 1, ... of a run, by the schedule."""
+        rate = self.learning_rate
         if self.schedule == "step":
-            return self.learning_rate * float(self.decay_factor or 1) ** (
-                count // int(self.decay_steps or 1)
-            )
+            exponent = step // int(self.decay_steps or 1)
+            return float(rate * (self.decay_factor or 1.0) ** exponent)
         if self.schedule == "cosine":
-            return self.learning_rate * (1 + math.cos(math.pi * count / total)) / 2
+            return rate * (1 + math.cos(math.pi * step / total)) / 2
         if self.schedule == "1/t":
-            return self.learning_rate / (1 + count / int(self.decay_steps or 1))
-        return self.learning_rate
+            return rate / (1 + step / int(self.decay_steps or 1))
+        return rate
 
 
 def _component_axes(problem: Problem, data: Data) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ def loss_gradient(
     targets: Array,
     factor: Array,
     *,
-    channel: Any = None,
+    channel: Channel | None = None,
     loss: str = "squared",
     signal: Array | None = None,
 ) -> LossGradient:
@@ -70,18 +70,17 @@ def loss_gradient(
         ``loss`` () or (students,), ``gradient`` shaped like the factor.
     """
     xp = namespace(factor)
-    channel = problem.channel if channel is None else channel
+    differentiable: Any = problem.channel if channel is None else channel
 
     def through_channel(
         chunk: slice, z: Array, students: tuple[int, ...]
     ) -> tuple[Array, Array]:
-        output = predict(channel, z)
+        output = predict(differentiable, z)
         output = xp.reshape(output, (*students, -1, *output.shape[1:]))
-        value, cotangent = loss_of(xp, loss, output, targets[chunk, ...])
-        return value, channel.vjp(
-            z,
-            xp.reshape(cotangent, (z.shape[0], *cotangent.shape[len(students) + 1 :])),
-        )
+        losses, cotangent = loss_of(xp, loss, output, targets[chunk, ...])
+        label_shape = cotangent.shape[len(students) + 1 :]
+        cotangent = xp.reshape(cotangent, (z.shape[0], *label_shape))
+        return losses, differentiable.vjp(z, cotangent)
 
     return latent_gradient(problem, inputs, factor, through_channel, signal)
 
@@ -95,8 +94,8 @@ def latent_gradient(
 ) -> LossGradient:
     """Sum of a function of the latents over all samples, and its gradient with respect to the factor.
 
-    ``local(part, z, students)`` gives the values (students, samples, ...) and their gradient, shaped like ``z``, of the samples
-    ``part``, whose latents stand in ``z`` (students times samples, P, C) student by student; for the rest see ``loss_gradient``.
+    ``local(chunk, z, students)`` gives the values (students, samples, ...) and their gradient, shaped like ``z``, of the samples
+    ``chunk``, whose latents stand in ``z`` (students times samples, P, C) student by student; for the rest see ``loss_gradient``.
     """
     xp = namespace(factor)
     model: Any = problem.model
@@ -105,40 +104,36 @@ def latent_gradient(
     signal = basis.compose(factor) if signal is None else signal
     lead = signal.ndim - len(model.signal_shape(problem.components, dimension))
     students = signal.shape[:lead]
-    # The number of components whose latents take as much memory per chunk as the intermediate arrays.
-    held, root, scaled = math.prod(students) * problem.components, 1.0, None
-    if (
-        model.forward_gram is not None
-        and basis.gram_scale is not None
-        and factor.shape[-1] <= NARROW * dimension
-    ):
+    # Components whose latents take as much memory per chunk as the intermediate arrays.
+    components = math.prod(students) * problem.components
+    root, scaled = 1.0, None
+    has_gram = model.forward_gram is not None and basis.gram_scale is not None
+    if has_gram and factor.shape[-1] <= NARROW * dimension:
         root = math.sqrt(basis.gram_scale(factor))
         scaled = root * factor
-        if held > 1:
-            held *= math.ceil(factor.shape[-1] * model.tokens / (2 * model.sites))
-    total: Any = None
-    gradient: Any = None
-    for chunk in sample_chunks(model, inputs, held):
+        if components > 1:
+            products = factor.shape[-1] * model.tokens / (2 * model.sites)
+            components *= math.ceil(products)
+    losses: Array = None
+    gradient: Array = None
+    for chunk in sample_chunks(model, inputs, components):
         x = inputs[chunk, ...]
-        z, pull = (
-            (model.forward(x, signal), None)
-            if scaled is None
-            else model.forward_gram(x, scaled)
-        )
+        if scaled is None:
+            z, pull = model.forward(x, signal), functools.partial(model.adjoint, x)
+        else:
+            z, pull = model.forward_gram(x, scaled)
         # Channels know nothing of students, whose samples are concatenated.
-        value, slope = local(chunk, xp.reshape(z, (-1, *z.shape[-2:])), students)
-        g = xp.reshape(slope, z.shape)
-        back = model.adjoint(x, g) if pull is None else pull(g)
-        value = xp.sum(value, axis=tuple(range(lead, value.ndim)))
-        total = value if total is None else total + value
-        gradient = back if gradient is None else gradient + back
+        loss, slope = local(chunk, xp.reshape(z, (-1, *z.shape[-2:])), students)
+        pulled = pull(xp.reshape(slope, z.shape))
+        loss = xp.sum(loss, axis=tuple(range(lead, loss.ndim)))
+        losses = loss if losses is None else losses + loss
+        gradient = pulled if gradient is None else gradient + pulled
     if gradient is None:
         raise ValueError("there are no samples to learn from")
     if scaled is not None:
-        return LossGradient(total, root * gradient)
-    return LossGradient(
-        total, basis.pullback(factor, gradient / model.adjoint_scale(dimension))
-    )
+        return LossGradient(losses, root * gradient)
+    gradient = gradient / model.adjoint_scale(dimension)
+    return LossGradient(losses, basis.pullback(factor, gradient))
 
 
 def loss_of(xp: Any, name: str, output: Array, target: Array) -> tuple[Array, Array]:
@@ -177,16 +172,15 @@ def surrogate(problem: Problem, beta: float) -> Any:
     Attention-indexed matrices are linear in the latents, so beta multiplies them; those of one sequence layer are
     ``z z^T``, so its root does.
     """
-    base = None
-    if problem.channel.name == "hardmax" and problem.components == 1:
-        base = _softmax(problem.model.name, problem.model.tokens)
-    if base is None:
+    if problem.channel.name != "hardmax" or problem.components > 1:
+        return None
+    softmax = _softmax(problem.model.name, problem.model.tokens)
+    if softmax is None:
         return None
     if problem.mixing is not None:
-        base = MixedChannel(base, problem.mixing)
-    return _Tempered(
-        base, beta if problem.model.rank == "extensive" else math.sqrt(beta)
-    )
+        softmax = MixedChannel(softmax, problem.mixing)
+    is_matrix = problem.model.rank == "extensive"
+    return _Tempered(softmax, beta if is_matrix else math.sqrt(beta))
 
 
 @functools.lru_cache(maxsize=32)

@@ -27,9 +27,10 @@ Rates, momentum, decay, spheres and polar factors act on the coordinates c as th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -38,7 +39,7 @@ from smimbench.interfaces import AlgorithmPrediction, Conditions, Host, Overlaps
 from smimbench.numerics import monte_carlo_rng, normal_points
 from smimbench.problem import Problem
 from smimbench.theory import limit_point
-from smimbench_attention.algorithms.gradient import SEEN_AGAIN, online_fields
+from smimbench_attention.algorithms.gradient import NO_REUSE_THEORY
 from smimbench_attention.algorithms.gradient.loss import fitting_loss, loss_of
 from smimbench_attention.algorithms.gradient.online import (
     LARGEST,
@@ -47,15 +48,20 @@ from smimbench_attention.algorithms.gradient.online import (
     Path,
     TooLong,
     gram_of,
+    recorded_steps_of,
     triangle,
     vectors_after,
 )
 from smimbench_attention.algorithms.gradient.online_theory import (
     no_equations,
+    standard_error,
     trajectory_of,
     typical_starts,
 )
 from smimbench_attention.algorithms.least_squares import noise_of_identity
+
+if TYPE_CHECKING:
+    from smimbench_attention.algorithms.sgd import Sgd
 
 
 class MeanFieldAccuracy(NamedTuple):
@@ -64,16 +70,16 @@ class MeanFieldAccuracy(NamedTuple):
     Attributes
     ----------
     rows : int
-        Most rows of all draws together: 3 s for 100 steps. Doubled, the stated error is 1.4 times smaller.
+        Largest number of rows of all draws together: 3 s for 100 steps. Doubled, the stated error is 1.4 times smaller.
     sets, smallest : int
         Draws for the limit, whose spread gives the stated error; the smallest n and D allowed: a finite D changes values by a
         relative amount of order 1 / D.
     draws : tuple of int
-        Least and most draws at the dimension of runs.
+        Smallest and largest number of draws at the dimension of runs.
     work, overhead : float
-        Most products of rows, directions and steps of all draws together, 40 s; what a step costs on top.
+        Largest number of products of rows, directions and steps of all draws together, 40 s; what a step costs on top.
     memory : float
-        Most numbers in the vectors of a draw.
+        Largest number of entries of the vectors of a draw.
     tolerance : float
         Share of a gradient's length below which its new direction is left out.
     fresh : int
@@ -109,28 +115,82 @@ class _Columns:
     """A growing set of vectors, stored as columns (rows, count)."""
 
     def __init__(self, vectors: Host) -> None:
-        self._room, self.count = vectors, vectors.shape[1]
+        self._storage, self.count = vectors, vectors.shape[1]
 
     @property
     def filled(self) -> Host:
         """All vectors so far, a view."""
-        return self._room[:, : self.count]
+        return self._storage[:, : self.count]
 
-    def of(self, n: int, samples: Any) -> Host:
+    def of(self, n: int, samples: slice | Host) -> Host:
         """Entries (rows, count) of the vectors that belong to some of the n samples."""
-        rows = self.filled.reshape(n, len(self._room) // n, self.count)[samples]
+        rows = self.filled.reshape(n, len(self._storage) // n, self.count)[samples]
         return np.asarray(rows.reshape(len(rows) * rows.shape[1], self.count))
 
     def add(self, vector: Host) -> None:
         """Append a vector (rows,)."""
-        if self.count == self._room.shape[1]:
-            if 2 * self._room.size > ACCURACY.memory:
+        if self.count == self._storage.shape[1]:
+            if 2 * self._storage.size > ACCURACY.memory:
                 raise TooLong("memory")
-            self._room = np.concatenate(
-                [self._room, np.empty((len(vector), self.count // 2 + 32))], axis=1
-            )
-        self._room[:, self.count] = vector
+            room = np.empty((len(vector), self.count // 2 + 32))
+            self._storage = np.concatenate([self._storage, room], axis=1)
+        self._storage[:, self.count] = vector
         self.count += 1
+
+
+class Directions:
+    """Directions of samples and what the data make of directions of features: ``p_j`` and ``h_k`` of the module.
+
+    ``is_exact``: all vectors are orthonormal, as in the limit of linear labels.
+    """
+
+    def __init__(
+        self, normals: Host, P: int, system: System, rng: np.random.Generator
+    ) -> None:
+        self.n, self.D, self.rng = system.samples, system.dimension, rng
+        self.rows, self.is_exact = len(normals), system.noise is not None
+        if self.is_exact:
+            self.basis = _Columns(np.linalg.qr(normals)[0])
+            normals = self.basis.filled * math.sqrt(self.rows)
+        self.noise = normals[:, 2 * P :]
+        self.h, self.p = _Columns(normals[:, : 2 * P]), _Columns(normals[:, :0].copy())
+
+    def add(self, g: Host, samples: slice | Host) -> bool:
+        """Add the direction of a gradient of the given samples; False if it has none, or all features are used."""
+        norm = np.linalg.norm(g)
+        remainder = self._perpendicular(g, samples)
+        if np.linalg.norm(remainder) < norm / 2:  # rounding along the p would grow
+            remainder = self._perpendicular(remainder)
+        length = np.linalg.norm(remainder)
+        if length <= ACCURACY.tolerance * norm or self.p.count == self.rows:
+            return False
+        self.p.add(remainder / length)
+        if self.is_exact and self.basis.count >= self.rows:
+            raise TooLong("more directions than rows")
+        if not self.is_exact and self.h.count >= self.D:  # all features are used
+            return False
+        square = self.D
+        if not self.is_exact:
+            square = self.rng.chisquare(self.D - self.h.count)
+        self.h.add(math.sqrt(square) * self.p.filled[:, -1] + self._fresh())
+        return True
+
+    def _perpendicular(self, vector: Host, samples: slice | Host = EVERYTHING) -> Host:
+        """Remove the components along all p from a vector that vanishes outside the given samples."""
+        remainder: Host = -(self.p.filled @ (self.p.of(self.n, samples).T @ vector))
+        by_sample = remainder.reshape(self.n, -1)
+        by_sample[samples] += vector.reshape(-1, by_sample.shape[1])
+        return remainder
+
+    def _fresh(self) -> Host:
+        """Draw a column ``a_k``, orthogonal to all p, or if exact to all previous vectors."""
+        a = self.rng.standard_normal(self.rows)
+        if not self.is_exact:
+            return self._perpendicular(a)
+        for _ in range(2):  # the basis spans all p
+            a -= self.basis.filled @ (self.basis.filled.T @ a)
+        self.basis.add(a / np.linalg.norm(a))
+        return math.sqrt(self.rows) * self.basis.filled[:, -1]
 
 
 def descend(
@@ -138,7 +198,7 @@ def descend(
     loss: str,
     rule: DescentRule,
     start: Overlaps,
-    recorded_steps: Host,
+    recorded_steps: Sequence[int],
     system: System,
     rng: np.random.Generator,
 ) -> tuple[Host, Host]:
@@ -148,7 +208,7 @@ def descend(
     ----------
     start : Overlaps
         Of the teacher with the student's first factor.
-    wanted : ndarray
+    recorded_steps : sequence of int
         Steps, ascending, the first one 0.
 
     Raises
@@ -156,101 +216,60 @@ def descend(
     Diverges, TooLong
     """
     channel: Any = problem.channel
-    n, batch, D, noise = system
+    n, batch = system.samples, system.batch
     P, C = problem.components, problem.model.sites
-    rows, work, exact = n * C, 0.0, noise is not None
-    normals = rng.standard_normal((rows, 3 * P))
-    if exact:
-        basis = _Columns(np.linalg.qr(normals)[0])
-        normals = basis.filled * math.sqrt(rows)
-    h, p = _Columns(normals[:, : 2 * P]), _Columns(np.empty((rows, 0)))
+    student, steps = slice(P, 2 * P), recorded_steps[-1]
+    directions = Directions(rng.standard_normal((n * C, 3 * P)), P, system, rng)
     vectors = triangle(gram_of([start], rule.momentum))[0][:, : 2 * P]
 
-    def latents(fields: Host, of: Host) -> Host:
-        return (fields @ of.T).reshape(-1, C, P).swapaxes(1, 2)
-
-    truth = latents(h.filled, vectors[:P])
-    if noise is None:
-        labels = np.asarray(observable(channel, channel.forward(truth, rng=rng)))
-    else:
-        labels = truth + math.sqrt(noise) * latents(normals[:, 2 * P :], np.eye(P))
+    def latents(fields: Host, coefficients: Host) -> Host:
+        return (fields @ coefficients.T).reshape(-1, C, P).swapaxes(1, 2)
 
     def loss_at(z: Host, labels: Host) -> tuple[Host, Host]:
         return loss_of(np, loss, predict(channel, z), labels)
 
-    def perpendicular(vector: Host, samples: Any = EVERYTHING) -> Host:
-        """Remove the components along all p from a vector that vanishes outside the given samples."""
-        remainder: Host = -(p.filled @ (p.of(n, samples).T @ vector))
-        remainder.reshape(n, C)[samples] += vector.reshape(-1, C)
-        return remainder
-
-    def fresh() -> Host:
-        """Draw a column ``a_k``, orthogonal to all p, or with ``exact`` to all previous vectors."""
-        a = rng.standard_normal(rows)
-        if not exact:
-            return perpendicular(a)
-        for _ in range(2):  # the basis spans all p
-            a -= basis.filled @ (basis.filled.T @ a)
-        basis.add(a / np.linalg.norm(a))
-        return math.sqrt(rows) * basis.filled[:, -1]
-
+    truth = latents(directions.h.filled, vectors[:P])
+    if system.noise is None:
+        labels = np.asarray(observable(channel, channel.forward(truth, rng=rng)))
+    else:
+        noise = latents(directions.noise, np.eye(P))
+        labels = truth + math.sqrt(system.noise) * noise
     grams: list[Host] = []
     losses: list[float] = []
     order = np.empty(0, dtype=np.int64)
-    for step in range(int(recorded_steps[-1]) + 1):
+    work = 0.0
+    for step in range(steps + 1):
         gram = vectors @ vectors.T
         if not np.abs(gram[: 2 * P, : 2 * P]).max() <= LARGEST:  # NaN, too
             raise Diverges("the overlaps grow without bound")
         if step == recorded_steps[len(grams)]:
             grams.append(gram)
-            losses.append(
-                loss_at(latents(h.filled, vectors[P : 2 * P]), labels)[0].sum() / n
-            )
+            z = latents(directions.h.filled, vectors[student])
+            losses.append(loss_at(z, labels)[0].sum() / n)
         if len(grams) == len(recorded_steps):
             break
-        samples: Any = EVERYTHING
+        samples: slice | Host = EVERYTHING
         if batch < n:
             order = order if len(order) else rng.permutation(n)
             samples, order = order[:batch], order[batch:]
-        batch_fields = h.of(n, samples)
-        z = latents(batch_fields, vectors[P : 2 * P])
-        size = len(z)
-        g = (
-            np.asarray(channel.vjp(z, loss_at(z, labels[samples])[1]))
-            .swapaxes(1, 2)
-            .reshape(-1, P)
-        )
-        gradient = g.T @ batch_fields / size
+        fields = directions.h.of(n, samples)
+        z = latents(fields, vectors[student])
+        slopes = np.asarray(channel.vjp(z, loss_at(z, labels[samples])[1]))
+        g = slopes.swapaxes(1, 2).reshape(-1, P)
+        gradient = g.T @ fields / len(z)
         for k in range(P):
-            norm = np.linalg.norm(g[:, k])
-            remainder = perpendicular(g[:, k], samples)
-            if (
-                np.linalg.norm(remainder) < norm / 2
-            ):  # rounding errors along the p would grow
-                remainder = perpendicular(remainder)
-            length = np.linalg.norm(remainder)
-            if length <= ACCURACY.tolerance * norm or p.count == rows:
-                continue
-            p.add(remainder / length)
-            if exact and basis.count >= rows:
-                raise TooLong("more directions than rows")
-            if not exact and h.count >= D:  # all features are used
-                continue
-            h.add(
-                math.sqrt(D if exact else rng.chisquare(D - h.count)) * p.filled[:, -1]
-                + fresh()
-            )
-            onto = g.T @ h.filled[:, -1].reshape(n, C)[samples].reshape(-1, 1) / size
-            gradient = np.concatenate([gradient, onto], axis=1)
-            vectors = np.concatenate([vectors, np.zeros((len(vectors), 1))], axis=1)
+            if directions.add(g[:, k], samples):
+                field = directions.h.filled[:, -1].reshape(n, C)[samples]
+                along = g.T @ field.reshape(-1, 1) / len(z)
+                gradient = np.concatenate([gradient, along], axis=1)
+                vectors = np.pad(vectors, ((0, 0), (0, 1)))
         vectors = vectors_after(rule, vectors, gradient, step)
         if rule.spherical:
-            vectors[P : 2 * P] /= np.linalg.norm(
-                vectors[P : 2 * P], axis=1, keepdims=True
-            )
-        work += rows * p.count
+            norms = np.linalg.norm(vectors[student], axis=1, keepdims=True)
+            vectors[student] /= norms
+        work += n * C * directions.p.count
         if work > ACCURACY.work:
-            raise TooLong(f"{recorded_steps[-1]} steps")
+            raise TooLong(f"{steps} steps")
     return np.stack(grams), np.array(losses)
 
 
@@ -260,24 +279,34 @@ def _test_error(
     """Mean loss (steps,) of fresh samples for Gram matrices (steps, R, R) of teacher and student."""
     channel: Any = problem.channel
     P, C = problem.components, problem.model.sites
-    points = normal_points(
-        2 * P * C, count, "mean-field dynamics: fresh samples", index
-    ).reshape(count, 2 * P, C)
+    stream = "mean-field dynamics: fresh samples"
+    points = normal_points(2 * P * C, count, stream, index).reshape(count, 2 * P, C)
     latents = [root @ points for root in triangle(gram[:, : 2 * P, : 2 * P])]
     rng = monte_carlo_rng("mean-field dynamics: fresh labels", index)
-    labels = np.asarray(
-        observable(channel, channel.forward(latents[0][:, :P], rng=rng))
-    )  # the teacher never changes
+    # The teacher never changes.
+    labels = channel.forward(latents[0][:, :P], rng=rng)
+    targets = np.asarray(observable(channel, labels))
+    predictions = (predict(channel, z[:, P:]) for z in latents)
     return np.array(
-        [
-            loss_of(np, loss, predict(channel, z[:, P:]), labels)[0].sum() / count
-            for z in latents
-        ]
+        [loss_of(np, loss, y, targets)[0].sum() / count for y in predictions]
     )
 
 
+class Draws(NamedTuple):
+    """What is drawn: how many times, from which starts, and how the method is described.
+
+    ``in_limit``: what is drawn is the limit and not the law at the dimension of the runs; then no draw may diverge.
+    """
+
+    system: System
+    repeats: int
+    starts: Sequence[Overlaps]
+    method: str
+    in_limit: bool
+
+
 def mean_field_theory(
-    algorithm: Any, problem: Problem, alpha: float, conditions: Conditions
+    algorithm: Sgd, problem: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
     """Prediction for descent on reused samples, with its trajectory, or the reason why there is none.
 
@@ -285,115 +314,67 @@ def mean_field_theory(
     runs, from their starts: it decides how large the overlap of a random start is, and how random a batch.
     """
     if problem.model.rank != "low":
-        return SEEN_AGAIN
+        return NO_REUSE_THEORY
     if (why := no_equations(problem)) is not None:
         return why
     if problem.variances is not None:
         return "features of different variances have other equations"
-    prior: Any = problem.prior
-    P, C, D = problem.components, problem.model.sites, conditions.dimension or 0
     if alpha <= 0:
         return "without samples there is no descent"
-    open_sign = problem.channel.symmetry != "none"
-    if not D and (open_sign or algorithm.batch is not None):
+    D = conditions.dimension
+    sign_is_open = problem.channel.symmetry != "none"
+    if D is None and (sign_is_open or algorithm.batch is not None):
         return "its random starts or batches are counted in samples: it needs the dimension of the runs"
     n = problem.model.sample_count(alpha, D) if D else 0
-    batch = n if algorithm.batch is None else min(algorithm.batch, n)
-    steps = algorithm.steps or algorithm.epochs * (
-        1 if batch == n else math.ceil(n / batch)
-    )
+    batch = min(algorithm.batch or n, n)
+    steps = algorithm.steps
+    if steps is None:
+        steps = (algorithm.epochs or 0) * (1 if batch == n else math.ceil(n / batch))
     loss = algorithm.loss or fitting_loss(problem)
-    limit = batch == n and not open_sign
-    noise = noise_of_identity(problem) if limit and loss == "squared" else None
-    rule = DescentRule(
-        rate=lambda step: algorithm._rate(step, steps),
-        fraction=1.0,
-        decay=algorithm.weight_decay,
-        momentum=algorithm.momentum,
-        nesterov=algorithm.nesterov,
-        spherical=algorithm.spherical,
-    )
+    rule = DescentRule.of(algorithm, steps, 1.0)
     if algorithm.moves == "polar":
-        rule = replace(
-            rule,
-            direction=lambda along, metric: (
-                algorithm.direction(along) / max(along.shape) ** 0.5
-            ),
+        rule = replace(rule, direction=lambda along, metric: _polar(algorithm, along))
+    if batch == n and not sign_is_open:
+        draws = _draws_of_limit(problem, alpha, loss, steps)
+    else:
+        draws = _draws_at_size(
+            algorithm, problem, System(n, batch, D or 0), steps, conditions
         )
-    accuracy, second = ACCURACY, np.asarray(prior.second_moment(P))
     advice = ", or larger batches" if algorithm.epochs and batch < n else ""
     too_long = f"its {steps} steps need more than a minute, or too much memory; ask for fewer steps{advice}"
-    starts: Any = [Overlaps(second, 0 * second, np.eye(P))]
-    if noise is not None:
-        sets, samples = 1, math.ceil(((3 + min(steps, 1000)) * P + 1) / C)
-        system = System(samples, samples, samples / alpha, float(noise.mean()))
-        method = "closed form"
-    elif limit:
-        sets = accuracy.sets
-        minimum = min(math.ceil(accuracy.smallest * max(1.0, alpha)) + 1, 2**20 // C)
-        maximum = 2 * accuracy.work / (P * steps**2) / (sets * C)
-        samples = int(min(max(accuracy.rows / (sets * C), minimum), maximum))
-        system = System(samples, samples, round(samples / alpha))
-        method = f"{sets} draws at D = {system.dimension}"
-        if min(samples, system.dimension) < accuracy.smallest:
-            return too_long
-    else:
-        columns = min(P * steps, n * C)
-        price = (
-            n * C * columns * (steps - columns / (2 * P)) + accuracy.overhead * steps
-        )
-        fewest, maximum = accuracy.draws
-        start_count = max(1, len(conditions.starts))
-        sets = max(
-            fewest, int(min(accuracy.rows / (n * C), accuracy.work / price, maximum))
-        )
-        sets = start_count * max(
-            math.ceil(fewest / start_count), sets // start_count
-        )  # the same number for every start
-        system = System(n, batch, D)
-        method = f"{sets} draws at this dimension"
-        if sets * price > accuracy.work:
-            return too_long
-        starts = conditions.starts or typical_starts(
-            problem, D, algorithm.spherical, sets
-        )
-    recorded_steps = np.unique(
-        [0, *np.geomspace(1, steps, online_fields.ACCURACY.moments).round().astype(int)]
-    )
+    if draws is None:
+        return too_long
+    recorded_steps = recorded_steps_of(steps)
+    drawn: list[tuple[Host, Host]] = []
     try:
-        drawn: list[tuple[Host, Host]] = []
-        for i in range(sets):
-            rng = monte_carlo_rng("mean-field dynamics", i)
-            with suppress(*(() if limit else (Diverges,))):
+        for i in range(draws.repeats):
+            rng, start = (
+                monte_carlo_rng("mean-field dynamics", i),
+                draws.starts[i % len(draws.starts)],
+            )
+            with suppress(*(() if draws.in_limit else (Diverges,))):
                 drawn.append(
                     descend(
-                        problem,
-                        loss,
-                        rule,
-                        starts[i % len(starts)],
-                        recorded_steps,
-                        system,
-                        rng,
+                        problem, loss, rule, start, recorded_steps, draws.system, rng
                     )
                 )
-        if 2 * len(drawn) < sets:
+        if 2 * len(drawn) < draws.repeats:
             raise Diverges("more than half of the draws diverge")
-        if len(drawn) < sets:
-            method += f"; {1 - len(drawn) / sets:.1%} of them diverge and are left out"
-            sets = len(drawn)
     except TooLong:
         return too_long
     except Diverges:
         return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
-    grams, train = (np.stack(column) for column in zip(*drawn))
-    path = Path.of(recorded_steps.tolist(), grams[:, :, None], P)
-    at_end = [
-        [Overlaps(*(overlaps[i, -1, 0] for overlaps in path[1:]))] for i in range(sets)
-    ]
-    point = limit_point(
+    method = draws.method
+    if len(drawn) < draws.repeats:
+        diverged_share = 1 - len(drawn) / draws.repeats
+        method += f"; {diverged_share:.1%} of them diverge and are left out"
+    grams, train_error = (np.stack(column) for column in zip(*drawn))
+    path = Path.of(recorded_steps, grams[:, :, None], problem.components)
+    ends = zip(path.truth[:, -1, 0], path.cross[:, -1, 0], path.own[:, -1, 0])
+    prediction = limit_point(
         problem,
         alpha,
-        at_end,
+        [[Overlaps(*matrices)] for matrices in ends],
         method=f"mean-field dynamics, {method}",
         branch="descent",
     )
@@ -402,26 +383,72 @@ def mean_field_theory(
     if batch < n:
         epochs, remainder = np.divmod(recorded_steps, math.ceil(n / batch))
         trajectory["samples"] = (n * epochs + batch * remainder).tolist()
+    noise = draws.system.noise
     if noise is None:
-        test = np.stack(
+        count = ACCURACY.fresh // len(drawn)
+        test_error = np.stack(
             [
-                _test_error(problem, loss, gram, accuracy.fresh // sets, i)
-                for i, gram in enumerate(grams)
+                _test_error(problem, loss, gram, count, index)
+                for index, gram in enumerate(grams)
             ]
         )
     else:
-        test = C * (
-            np.sum(np.reshape(trajectory["mse"], (1, len(recorded_steps), P)), axis=2)
-            + P * float(noise.mean())
-        )
-    for name, values in (("train_error", train), ("test_error", test)):
-        spread = (
-            values.std(axis=0, ddof=1) / math.sqrt(sets) if sets > 1 else 0 * values[0]
-        )
-        trajectory |= {
-            name: values.mean(axis=0).tolist(),
-            f"{name}_error": spread.tolist(),
-        }
-    return replace(
-        point, trajectory=trajectory, at_size=bool(conditions.starts) and not limit
-    )
+        mse = np.reshape(trajectory["mse"], (1, len(recorded_steps), -1))
+        test_error = np.sum(mse, axis=2) + problem.components * noise
+        test_error = problem.model.sites * test_error
+    for name, draws_of_error in (
+        ("train_error", train_error),
+        ("test_error", test_error),
+    ):
+        trajectory[name] = draws_of_error.mean(axis=0).tolist()
+        trajectory[f"{name}_error"] = standard_error(draws_of_error).tolist()
+    at_size = bool(conditions.starts) and not draws.in_limit
+    return replace(prediction, trajectory=trajectory, at_size=at_size)
+
+
+def _polar(algorithm: Sgd, along: Host) -> Host:
+    """Direction of ``muon`` in coordinates that are orthonormal."""
+    return np.asarray(algorithm.direction(along) / max(along.shape) ** 0.5)
+
+
+def _draws_of_limit(
+    problem: Problem, alpha: float, loss: str, steps: int
+) -> Draws | None:
+    """Draws for the limit: one exact system for linear labels, else several large ones; None if these are too small."""
+    P, C = problem.components, problem.model.sites
+    second = np.asarray(problem.prior.second_moment(P))
+    starts = [Overlaps(second, 0 * second, np.eye(P))]
+    noise = noise_of_identity(problem) if loss == "squared" else None
+    if noise is not None:
+        samples = math.ceil(((3 + min(steps, 1000)) * P + 1) / C)
+        system = System(samples, samples, samples / alpha, float(noise.mean()))
+        return Draws(system, 1, starts, "closed form", True)
+    count, smallest = ACCURACY.sets, ACCURACY.smallest
+    minimum = min(math.ceil(smallest * max(1.0, alpha)) + 1, 2**20 // C)
+    maximum = 2 * ACCURACY.work / (P * steps**2) / (count * C)
+    samples = int(min(max(ACCURACY.rows / (count * C), minimum), maximum))
+    D = round(samples / alpha)
+    if min(samples, D) < smallest:
+        return None
+    system = System(samples, samples, D)
+    return Draws(system, count, starts, f"{count} draws at D = {D}", True)
+
+
+def _draws_at_size(
+    algorithm: Sgd, problem: Problem, system: System, steps: int, conditions: Conditions
+) -> Draws | None:
+    """Draws at the dimension of runs, the same number for every start; None if they take too long."""
+    P, rows = problem.components, system.samples * problem.model.sites
+    columns = min(P * steps, rows)
+    work = rows * columns * (steps - columns / (2 * P)) + ACCURACY.overhead * steps
+    smallest, largest = ACCURACY.draws
+    starts_of_runs = max(1, len(conditions.starts))
+    count = int(min(ACCURACY.rows / rows, ACCURACY.work / work, largest))
+    count = max(smallest, count)
+    each = max(math.ceil(smallest / starts_of_runs), count // starts_of_runs)
+    count = starts_of_runs * each
+    if count * work > ACCURACY.work:
+        return None
+    D = int(system.dimension)
+    starts = conditions.starts or typical_starts(problem, D, algorithm.spherical, count)
+    return Draws(system, count, starts, f"{count} draws at this dimension", False)

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -62,6 +62,9 @@ from smimbench_attention.algorithms.gradient.online_fields import (
     local_fields,
     transposed,
 )
+
+if TYPE_CHECKING:
+    from smimbench_attention.algorithms.sgd import Sgd
 
 LARGEST = 1e4
 """Self-overlap above which a run counts as diverged."""
@@ -102,6 +105,27 @@ class DescentRule:
     spherical: bool = False
     spread: float = 0.0
     direction: Callable[[Host, Host | None], Host] | None = None
+
+    @classmethod
+    def of(
+        cls, algorithm: Sgd, steps: int, fraction: float, spread: float = 0.0
+    ) -> DescentRule:
+        """The rule of a run of so many steps."""
+        return cls(
+            lambda step: algorithm.learning_rate_at(step, steps),
+            fraction,
+            algorithm.weight_decay,
+            algorithm.momentum,
+            algorithm.nesterov,
+            algorithm.spherical,
+            spread,
+        )
+
+
+def recorded_steps_of(steps: int) -> list[int]:
+    """Steps of a run at which a trajectory is recorded: 0, and a geometric series."""
+    series = np.geomspace(1, steps, online_fields.ACCURACY.moments)
+    return [0, *np.unique(series.round().astype(int)).tolist()]
 
 
 class Path(NamedTuple):
@@ -166,18 +190,35 @@ def gram_after(
     metric: Host | None = None,
 ) -> Host:
     """Gram matrix (..., R, R) of teacher, student and velocity after one more step; arguments as of ``vectors_after``."""
-    next_vectors = vectors_after(rule, vectors, gradient, step, metric)
-    student = slice(gradient.shape[-2], 2 * gradient.shape[-2])
-    gram = (next_vectors if metric is None else next_vectors @ metric) @ transposed(
-        next_vectors
-    )
+    P = gradient.shape[-2]
+    vectors = vectors_after(rule, vectors, gradient, step, metric)
+    products = vectors if metric is None else vectors @ metric
+    gram = products @ transposed(vectors)
     if rule.spherical:
         scale = np.ones(gram.shape[:-1])
-        scale[..., student] = 1 / np.sqrt(
-            np.diagonal(gram, axis1=-2, axis2=-1)[..., student]
-        )
+        squares = np.diagonal(gram, axis1=-2, axis2=-1)[..., P : 2 * P]
+        scale[..., P : 2 * P] = 1 / np.sqrt(squares)
         gram = scale[..., :, None] * gram * scale[..., None, :]
     return gram
+
+
+def gram_after_noise(
+    rule: DescentRule, gram: Host, mean: Host, noise: Host, step: int
+) -> Host:
+    """Gram matrix after a step whose gradient is ``mean @ vectors`` plus noise that is orthogonal to all vectors.
+
+    Parameters
+    ----------
+    gram, mean, noise : array (..., R, R), (..., P, R), (..., P, P)
+        ``noise`` is the covariance of the noise.
+    """
+    R, P = gram.shape[-1], noise.shape[-1]
+    gradient = np.zeros((*gram.shape[:-2], P, R + P))
+    gradient[..., :R], gradient[..., R:] = mean, np.eye(P)
+    metric = np.zeros((*gram.shape[:-2], R + P, R + P))
+    metric[..., :R, :R], metric[..., R:, R:] = gram, noise
+    vectors = np.broadcast_to(np.eye(R, R + P), (*gram.shape[:-1], R + P))
+    return gram_after(rule, vectors, gradient, step, metric)
 
 
 def follow(
@@ -193,30 +234,28 @@ def follow(
     Raises
     ------
     Diverges
-        If a smaller share than ``least`` has not diverged.
+        If the share that has not diverged falls below ``surviving_share``.
     """
-    recorded, alive, marks = (
-        [readout(gram)],
-        np.ones(gram.shape[:2], dtype=bool),
-        set(recorded_steps),
-    )
+    recorded, is_alive = [readout(gram)], np.ones(gram.shape[:2], dtype=bool)
     with np.errstate(over="ignore", invalid="ignore"):
         for step in range(int(recorded_steps[-1])):
             gram = advance(gram, step)
             # NaN and infinity fail, too. Velocities are not checked: those that change slowly are legitimately large.
-            alive &= np.abs(gram[..., : 2 * P, : 2 * P]).max(axis=(-2, -1)) <= LARGEST
-            if alive.mean() < surviving_share:
+            largest = np.abs(gram[..., : 2 * P, : 2 * P]).max(axis=(-2, -1))
+            is_alive &= largest <= LARGEST
+            if is_alive.mean() < surviving_share:
                 raise Diverges("the overlaps grow without bound")
-            gram = np.where(alive[..., None, None], gram, 0.0)
-            if step + 1 in marks:
-                recorded.append(readout(np.where(alive[..., None, None], gram, np.nan)))
+            gram = np.where(is_alive[..., None, None], gram, 0.0)
+            if step + 1 in recorded_steps:
+                shown = np.where(is_alive[..., None, None], gram, np.nan)
+                recorded.append(readout(shown))
     return Path.of(recorded_steps, np.stack(recorded, axis=1), P)
 
 
 # -- the recursion of the mean -------------------------------------------------------------------------------------------
 
 
-def price(problem: Problem, loss: str, steps: int, starts: int) -> float:
+def latents_of_all_steps(problem: Problem, loss: str, steps: int, starts: int) -> float:
     """Cost of computing all steps one by one, in numbers of latents; a step costs 500 latents of overhead."""
     return steps * (starts * latents_of_a_step(problem, loss) + 500)
 
@@ -228,78 +267,59 @@ def solve(
     starts: Sequence[Overlaps],
     recorded_steps: Sequence[int],
 ) -> Path:
-    """Overlaps at given steps by the closed equations, interpolated from fewer points if there are many steps.
+    """Overlaps at given steps by the closed equations, with fewer points of the integrals if there are many steps.
 
     Parameters
     ----------
     starts : sequence of Overlaps
         With the teacher, at step 0, for every run.
-    wanted : sequence of int
+    recorded_steps : sequence of int
         Steps, ascending, the first one 0.
 
     Raises
     ------
     Diverges, TooLong
     """
-    accuracy, steps, P = (
-        online_fields.ACCURACY,
-        int(recorded_steps[-1]),
-        problem.components,
-    )
-    points = accuracy.points
+    accuracy, P = online_fields.ACCURACY, problem.components
+    steps, points = int(recorded_steps[-1]), accuracy.points
     if steps > accuracy.fewest_steps:
-        points = min(
-            points,
-            int(points * accuracy.latents / price(problem, loss, steps, len(starts))),
-        )
+        cost = latents_of_all_steps(problem, loss, steps, len(starts))
+        points = min(points, int(points * accuracy.latents / cost))
     if points < accuracy.fewest_points:
         raise TooLong(f"{steps} steps")
     begin = gram_of(starts, rule.momentum)
-    fields, R = local_fields(problem, loss, begin[:, :P, :P], points), begin.shape[-1]
+    fields = local_fields(problem, loss, begin[:, :P, :P], points)
+    student = slice(P, 2 * P)
 
     def advance(gram: Host, step: int) -> Host:
-        """Coordinates of the student after a step, in terms of the previous vectors and of noise orthogonal to them."""
-        averages = fields(gram[..., P : 2 * P, :P], gram[..., P : 2 * P, P : 2 * P])
-        gradient = np.zeros((*gram.shape[:-2], P, R + P))
-        gradient[..., :P], gradient[..., P : 2 * P] = (
-            averages.on_teacher,
-            averages.on_student,
-        )
-        mean = gradient[..., :R]
-        metric = np.zeros((*gram.shape[:-2], R + P, R + P))
-        metric[..., :R, :R] = gram
-        metric[..., R:, R:] = averages.square / rule.fraction + rule.spread * (
-            mean @ gram @ transposed(mean)
-        )
-        gradient[..., R:] = np.eye(P)
-        return gram_after(
-            rule,
-            np.broadcast_to(np.eye(R, R + P), (*gram.shape[:-1], R + P)),
-            gradient,
-            step,
-            metric,
-        )
+        averages = fields(gram[..., student, :P], gram[..., student, student])
+        mean = np.zeros((*gram.shape[:-2], P, gram.shape[-1]))
+        mean[..., :P], mean[..., student] = averages.on_teacher, averages.on_student
+        drift = mean @ gram @ transposed(mean)
+        noise = averages.square / rule.fraction + rule.spread * drift
+        return gram_after_noise(rule, gram, mean, noise, step)
 
-    return follow(
-        advance, np.stack([begin] * evaluations(problem, loss)), P, recorded_steps, 1.0
-    )
+    grams = np.stack([begin] * evaluations(problem, loss))
+    return follow(advance, grams, P, recorded_steps, 1.0)
 
 
 # -- the law at finite D -------------------------------------------------------------------------------------------------
 
 
-def affordable(
+def affordable_draws(
     problem: Problem, steps: int, batch: int, starts: int, dimension: int
 ) -> int:
     """Number of draws per start that the time limit allows; 0 if too few to estimate their error."""
-    (fewest, maximum), sets = online_fields.ACCURACY.draws, online_fields.ACCURACY.sets
-    a_draw = batch * problem.components * problem.model.sites
-    within = (online_fields.ACCURACY.draw_latents / steps - 1000) / (
-        a_draw * starts
-    )  # a step costs 1000 latents on top
-    draws = int(min(within, max(maximum // starts, sets)))
-    enough = draws >= sets and draws * starts >= fewest
-    return draws if enough and dimension > 4 * problem.components else 0
+    accuracy = online_fields.ACCURACY
+    smallest, largest = accuracy.draws
+    latents_of_a_draw = batch * problem.components * problem.model.sites
+    # A step costs 1000 latents on top.
+    latents = accuracy.draw_latents / steps - 1000
+    draws = max(largest // starts, accuracy.sets)
+    draws = int(min(latents / (latents_of_a_draw * starts), draws))
+    if draws < accuracy.sets or draws * starts < smallest:
+        return 0
+    return draws if dimension > 4 * problem.components else 0
 
 
 def draw_paths(
@@ -320,14 +340,11 @@ def draw_paths(
         If more than half of all draws do.
     """
     begin = gram_of(starts, rule.momentum)
-    (count, R), P, B, C = (
-        begin.shape[:2],
-        problem.components,
-        batch,
-        problem.model.sites,
-    )
+    P, B, C, R = problem.components, batch, problem.model.sites, begin.shape[-1]
+    n = draws * len(begin)
     channel: Any = problem.channel
-    rng, n = monte_carlo_rng("online descent: draws", dimension, batch), draws * count
+    rng = monte_carlo_rng("online descent: draws", dimension, batch)
+    degrees = dimension - R - np.arange(P)
 
     def advance(gram: Host, step: int) -> Host:
         """Coordinates of the student after a step: a frame of the previous vectors, and P new directions for the gradient."""
@@ -338,28 +355,29 @@ def draw_paths(
         truth, z = (
             np.ascontiguousarray(latents[:, k]).reshape(n * B, P, C) for k in range(2)
         )
-        labels = channel.forward(truth, rng=rng)
-        cotangent = loss_of(np, loss, predict(channel, z), observable(channel, labels))[
-            1
-        ]
-        g = (
-            np.asarray(channel.vjp(z, cotangent))
-            .reshape(n, B, P, C)
-            .swapaxes(1, 2)
-            .reshape(n, P, B * C)
-        )
-        # Triangular roots of Wishart matrices of unit covariance (Bartlett).
-        wishart = np.tril(rng.standard_normal((n, P, P)), -1)
-        wishart[:, range(P), range(P)] = np.sqrt(
-            rng.chisquare(dimension - R - np.arange(P), (n, P))
-        )
-        gradient = np.concatenate(
-            [g @ transposed(u) / B, triangle(g @ transposed(g)) @ wishart / B], axis=-1
-        )
+        targets = observable(channel, channel.forward(truth, rng=rng))
+        cotangent = loss_of(np, loss, predict(channel, z), targets)[1]
+        slopes = np.asarray(channel.vjp(z, cotangent))
+        g = slopes.reshape(n, B, P, C).swapaxes(1, 2).reshape(n, P, B * C)
+        along = g @ transposed(u) / B
+        across = triangle(g @ transposed(g)) @ wishart_root(rng, degrees, n) / B
+        gradient = np.concatenate([along, across], axis=-1)
         vectors = np.concatenate([frame, np.zeros((n, R, P))], axis=-1)
         return gram_after(rule, vectors, gradient, step).reshape(gram.shape)
 
     return follow(advance, np.stack([begin] * draws), P, recorded_steps, 0.5)
+
+
+def wishart_root(rng: np.random.Generator, degrees: Host, *shape: int) -> Host:
+    """Triangular roots (..., P, P) of Wishart matrices of unit covariance, by Bartlett's decomposition.
+
+    ``degrees`` (P,) are the degrees of freedom less 0, 1, ..., P - 1.
+    """
+    P = len(degrees)
+    root = np.tril(rng.standard_normal((*shape, P, P)), -1)
+    squares = 2 * rng.standard_gamma(degrees / 2, (*shape, P))
+    root[..., range(P), range(P)] = np.sqrt(squares)
+    return root
 
 
 def triangle(gram: Host) -> Host:

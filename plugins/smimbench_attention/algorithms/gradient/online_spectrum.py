@@ -49,9 +49,10 @@ from smimbench_attention.algorithms.gradient.online import (
     Diverges,
     Path,
     follow,
-    gram_after,
+    gram_after_noise,
     triangle,
     vectors_after,
+    wishart_root,
 )
 from smimbench_attention.algorithms.gradient.online_fields import transposed
 
@@ -84,66 +85,54 @@ def solve_features(
         Values of lambda, and the share of the features that each is of.
     begin : ndarray (K, starts, R, R)
         Mean products of teacher, student and, with momentum, velocity, in a feature of each variance.
-    wanted : sequence of int
+    recorded_steps : sequence of int
         Steps, ascending, the first one 0.
 
     Raises
     ------
     Diverges, Fluctuates
     """
-    P, R, rows = (
+    P, R, starts = (
         begin.shape[-1] // (3 if rule.momentum else 2),
         begin.shape[-1],
-        rule.fraction * dimension * sites,
+        begin.shape[1],
     )
-    starts, fluctuations = begin.shape[1], [0.0]
-    values, shares = (x[:, None, None, None] for x in (variances, shares))
+    rows = rule.fraction * dimension * sites
+    variance, share = (x[:, None, None, None] for x in (variances, shares))
     identity = np.eye(P)
     difference = np.concatenate([-identity, identity, np.zeros((P, R - 2 * P))], axis=1)
+    toward = 2 * sites * variance * identity
+    fluctuations = [0.0]
 
     def polar(along: Host, metric: Host | None) -> Host:
         """Polar factor, of the mean second moments and of the means behind them, next on the same axis."""
         assert metric is not None
         square = along @ metric @ transposed(along)
-        root = inverse_root(np.sum(shares * square[:, :starts], axis=0))
-        total, m = (
+        root = inverse_root(np.sum(share * square[:, :starts], axis=0))
+        second_moment, m = (
             np.einsum("sij,ksij->ks", root @ root, half) / P
             for half in np.split(square, 2, axis=1)
         )
-        f = np.maximum(total - m, 0)
-        few = np.max(np.sum(shares[..., 0, 0] * f * (f + 2 * m), axis=0)) / dimension
-        fluctuations.append((P + 1) * (few + 1 / (4 * rows)))
+        f = np.maximum(second_moment - m, 0)
+        by_features = np.sum(share[..., 0, 0] * f * (f + 2 * m), axis=0) / dimension
+        fluctuations.append((P + 1) * (np.max(by_features) + 1 / (4 * rows)))
         return np.concatenate([root, root]) @ along
 
     def advance(gram: Host, step: int) -> Host:
         error = difference @ gram @ transposed(difference)
-        residual = np.sum(shares * values * error, axis=0) + noise * identity
-        toward = 2 * sites * values * identity
-        fresh = (
-            4 * sites / rule.fraction * values * residual
-            + toward @ error @ toward / rows
-        )
+        residual = np.sum(share * variance * error, axis=0) + noise * identity
+        fresh = 4 * sites / rule.fraction * variance * residual
+        fresh = fresh + toward @ error @ toward / rows
         fresh[:, starts:] = 0
-        blocks = [toward @ difference, identity]
-        blocks = [
-            np.broadcast_to(block, (*error.shape[:-1], block.shape[-1]))
-            for block in blocks
-        ]
-        metric = np.zeros((*gram.shape[:-2], R + P, R + P))
-        metric[..., :R, :R], metric[..., R:, R:] = gram, fresh
-        vectors = np.broadcast_to(np.eye(R, R + P), (*gram.shape[:-1], R + P))
-        return gram_after(rule, vectors, np.concatenate(blocks, axis=-1), step, metric)
+        return gram_after_noise(rule, gram, toward @ difference, fresh, step)
 
     def weighted_mean(gram: Host) -> Host:
-        return np.asarray(
-            np.sum(shares * values * gram[:, :starts], axis=0, keepdims=True)
-        )
+        weighted = share * variance * gram[:, :starts]
+        return np.asarray(np.sum(weighted, axis=0, keepdims=True))
 
     if moves == "polar":
-        rule, begin = (
-            replace(rule, direction=polar),
-            np.concatenate([begin, begin], axis=1),
-        )
+        rule = replace(rule, direction=polar)
+        begin = np.concatenate([begin, begin], axis=1)
     path = follow(advance, begin, P, recorded_steps, 1.0, weighted_mean)
     if np.mean(fluctuations) > FLUCTUATION:
         raise Fluctuates(f"relative variance {np.mean(fluctuations):.2g}")
@@ -169,7 +158,7 @@ def draw_signs(
         Independent rows of a batch: its samples times the tokens.
     begin : ndarray (sets, starts, R, D)
         Teacher, student and, with momentum, velocity of every draw.
-    wanted : sequence of int
+    recorded_steps : sequence of int
         Steps, ascending, the first one 0.
 
     Raises
@@ -178,36 +167,24 @@ def draw_signs(
     """
     D, P = len(variances), begin.shape[-2] // (3 if rule.momentum else 2)
     rule = replace(rule, direction=lambda along, metric: np.sign(along))
-    scale, identity, degrees = (
-        np.sqrt(variances),
-        np.eye(P),
-        np.maximum(rows - np.arange(P), 0),
-    )
+    scale, identity = np.sqrt(variances), np.eye(P)
+    degrees = np.maximum(rows - np.arange(P), 0)
 
     def gradient(vectors: Host) -> Host:
         """Gradients of one batch for every draw."""
         u = (vectors[..., P : 2 * P, :] - vectors[..., :P, :]) * (scale / np.sqrt(D))
         covariance = u @ transposed(u) + noise * identity
         whitening = inverse_root(covariance, 1e-30)
-        wishart = np.tril(rng.standard_normal(covariance.shape), -1)
-        wishart[..., range(P), range(P)] = np.sqrt(
-            2 * rng.standard_gamma(degrees / 2, covariance.shape[:-1])
-        )
+        wishart = wishart_root(rng, degrees, *covariance.shape[:-2])
         wishart[..., rows:] = 0
         residuals, directions = triangle(covariance) @ wishart, whitening @ u
         orthogonal = rng.standard_normal(u.shape)
-        orthogonal -= (
-            orthogonal
-            @ transposed(directions)
-            @ np.linalg.inv(identity + np.sqrt(noise) * whitening)
-            @ directions
-        )
+        projected = orthogonal @ transposed(directions)
+        inverse = np.linalg.inv(identity + np.sqrt(noise) * whitening)
+        orthogonal -= projected @ inverse @ directions
+        along = transposed(residuals) @ whitening @ directions
         unit = 2 / (rule.fraction * np.sqrt(D)) * scale
-        return np.asarray(
-            residuals
-            @ (transposed(residuals) @ whitening @ directions + orthogonal)
-            * unit
-        )
+        return np.asarray(residuals @ (along + orthogonal) * unit)
 
     vectors, grams = begin, []
     for step in range(int(recorded_steps[-1]) + 1):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.interfaces import AlgorithmPrediction, Conditions, Overlaps
+from smimbench.interfaces import AlgorithmPrediction, Conditions, Host, Overlaps
 from smimbench.numerics import monte_carlo_rng
 from smimbench.problem import Problem
 from smimbench.theory import aligned, limit_point, scores
@@ -20,10 +20,11 @@ from smimbench_attention.algorithms.gradient.online import (
     Diverges,
     Path,
     TooLong,
-    affordable,
+    affordable_draws,
     draw_paths,
     gram_of,
-    price,
+    latents_of_all_steps,
+    recorded_steps_of,
     solve,
 )
 from smimbench_attention.algorithms.gradient.online_fields import evaluations
@@ -34,78 +35,79 @@ from smimbench_attention.algorithms.gradient.online_spectrum import (
 )
 from smimbench_attention.algorithms.least_squares import noise_of_identity
 
+if TYPE_CHECKING:
+    from smimbench_attention.algorithms.sgd import Sgd
+
+
+class OnlinePaths(NamedTuple):
+    """Overlaps along a run.
+
+    Attributes
+    ----------
+    path : Path
+        The predicted ones.
+    draws : Path or None
+        Draws at the dimension of the runs, where these are affordable.
+    method : str
+        How they were obtained.
+    """
+
+    path: Path
+    draws: Path | None
+    method: str
+
 
 def online_theory(
-    algorithm: Any, problem: Problem, alpha: float, conditions: Conditions
+    algorithm: Sgd, problem: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
     """Prediction for online ``sgd`` with its trajectory, or the reason why there is none."""
-    D = conditions.dimension
     if problem.model.rank != "low":
         return (
             "online descent on matrices of extensive rank has no closed equations here"
         )
     if (why := no_equations(problem)) is not None:
         return why
-    if D is None:
+    if conditions.dimension is None:
         return (
             "its steps are counted in samples / D: it needs the dimension of the runs"
         )
-    steps, batch = int(algorithm.steps), int(algorithm.batch)
+    D, steps, batch = (
+        conditions.dimension,
+        int(algorithm.steps or 0),
+        int(algorithm.batch or 0),
+    )
     loss = algorithm.loss or fitting_loss(problem)
     # Linear labels: means of the overlaps follow closed equations at every D, and not only as D grows.
-    closed = evaluations(problem, loss) == 1 and not algorithm.spherical
-    signs = algorithm.moves == "sign"
+    is_linear = evaluations(problem, loss) == 1 and not algorithm.spherical
     by_feature = problem.features is not None or algorithm.moves != "gradient"
-    if by_feature and not closed:
-        if algorithm.spherical:
-            return "descent on a sphere has no closed equations feature by feature"
+    if by_feature and algorithm.spherical:
+        return "descent on a sphere has no closed equations feature by feature"
+    if by_feature and not is_linear:
         return "equations of single features are closed for linear labels of tokens that are independent only"
-    rule = DescentRule(
-        rate=lambda step: algorithm._rate(step, steps),
-        fraction=batch / D,
-        decay=algorithm.weight_decay,
-        momentum=algorithm.momentum,
-        nesterov=algorithm.nesterov,
-        spherical=algorithm.spherical,
-        spread=1 / (batch * problem.model.sites) if closed else 0.0,
-    )
-    accuracy = online_fields.ACCURACY
+    spread = 1 / (batch * problem.model.sites) if is_linear else 0.0
+    rule = DescentRule.of(algorithm, steps, batch / D, spread)
     starts = conditions.starts or typical_starts(
-        problem, D, algorithm.spherical, accuracy.starts
+        problem, D, algorithm.spherical, online_fields.ACCURACY.starts
     )
-    # Equations that are linear in the overlaps start from their mean.
-    begin = [mean_start(problem)] if closed and not conditions.starts else starts
-    recorded_steps = sorted(
-        {
-            0,
-            *np.unique(
-                np.geomspace(1, steps, accuracy.moments).round().astype(int)
-            ).tolist(),
-        }
-    )
-    draws = (
-        0
-        if by_feature
-        else affordable(problem, steps, batch, len(starts) * (8 if closed else 1), D)
-    )
-    drawn = None
+    recorded_steps = recorded_steps_of(steps)
     try:
-        if signs:
-            path = _by_draws_of_signs(problem, rule, recorded_steps, D)
+        if algorithm.moves == "sign":
+            paths = _by_draws_of_signs(problem, rule, recorded_steps, D)
         elif by_feature:
-            path = _by_feature(
-                problem, rule, algorithm.moves, conditions.starts, recorded_steps, D
-            )
+            moves, own_starts = algorithm.moves, conditions.starts
+            paths = _by_feature(problem, rule, moves, own_starts, recorded_steps, D)
         else:
-            drawn = (
-                draw_paths(problem, loss, rule, starts, recorded_steps, draws, batch, D)
-                if draws
-                else None
-            )
-            path = (
-                solve(problem, loss, rule, begin, recorded_steps)
-                if closed or drawn is None
-                else drawn
+            has_runs = bool(conditions.starts)
+            paths = _of_overlaps(
+                problem,
+                loss,
+                rule,
+                starts,
+                recorded_steps,
+                batch,
+                D,
+                is_linear,
+                has_runs,
             )
     except TooLong:
         return f"its {steps} steps take longer than a minute to solve; ask for fewer steps, or smaller batches"
@@ -113,84 +115,112 @@ def online_theory(
         return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
     except Fluctuates as error:
         return f"few features or samples carry its steps, which are random at any dimension ({error})"
-    averaged = path is drawn
-    method = (
-        _solved(problem, path, starts, D)
-        if not by_feature
-        else f"recursion feature by feature, {len(path.cross)} starts"
+    trajectory = trajectory_of(problem, paths.path, batch)
+    prediction = _prediction_at_end(problem, alpha, paths, algorithm.moves == "sign")
+    if is_linear and algorithm.moves != "sign":
+        _add_errors_of_ratios(problem, alpha, paths, D, prediction.more, trajectory)
+    is_drawn = paths.draws is not None and not is_linear
+    cost = latents_of_all_steps(problem, loss, steps, len(starts))
+    if (
+        conditions.trajectory
+        and is_drawn
+        and cost < online_fields.ACCURACY.limit_latents
+    ):
+        # The limit of large D is shown where it is known.
+        with suppress(Diverges, TooLong):
+            path = solve(problem, loss, rule, starts, recorded_steps)
+            limit = trajectory_of(problem, path, 1)
+            trajectory |= {f"{name}_limit": limit[name] for name in ("mse", "overlap")}
+    return replace(
+        prediction, trajectory=trajectory, at_size=by_feature or bool(conditions.starts)
     )
-    if signs:
-        method = f"mean of {len(path.cross)} draws of the steps at this dimension"
-    elif not (by_feature or conditions.starts):
-        path, drawn = by_start(path), drawn and by_start(drawn)
-    ends = _overlaps_at_end(path)
-    diverged_share = 1 - sum(map(len, ends)) / path.cross[:, 0, :, 0, 0].size
-    if averaged:
+
+
+def _of_overlaps(
+    problem: Problem,
+    loss: str,
+    rule: DescentRule,
+    starts: Sequence[Overlaps],
+    recorded_steps: list[int],
+    batch: int,
+    D: int,
+    is_linear: bool,
+    has_runs: bool,
+) -> OnlinePaths:
+    """Paths from the equations of the overlaps, or from draws where these are affordable."""
+    count = len(starts) * (8 if is_linear else 1)
+    draws = affordable_draws(problem, recorded_steps[-1], batch, count, D)
+    drawn = None
+    if draws:
+        drawn = draw_paths(problem, loss, rule, starts, recorded_steps, draws, batch, D)
+    if drawn is not None and not is_linear:
+        path = drawn
         method = (
             f"mean of {draws * len(starts)} draws of the overlaps at this dimension"
         )
-        method += (
-            f"; {diverged_share:.1%} of them diverge and are left out"
-            if diverged_share
-            else ""
-        )
-    point = limit_point(
+        finite = np.isfinite(path.cross[:, -1]).all(axis=(-2, -1))
+        diverged_share = 1 - finite.sum() / finite.size
+        if diverged_share:
+            method += f"; {diverged_share:.1%} of them diverge and are left out"
+    else:
+        # Equations that are linear in the overlaps start from their mean.
+        begin = [mean_start(problem)] if is_linear and not has_runs else starts
+        path = solve(problem, loss, rule, begin, recorded_steps)
+        method = _solver(problem, len(path.cross), starts, D)
+    if not has_runs:
+        path, drawn = by_start(path), drawn and by_start(drawn)
+    return OnlinePaths(path, drawn, method)
+
+
+def _prediction_at_end(
+    problem: Problem, alpha: float, paths: OnlinePaths, by_draws_of_signs: bool
+) -> AlgorithmPrediction:
+    """The prediction at the last step."""
+    path, _, method = paths
+    prediction = limit_point(
         problem,
         alpha,
-        ends,
+        _overlaps_at_end(path),
         method=method,
         branch="online descent",
-        prediction=not signs,
+        prediction=not by_draws_of_signs,
     )
-    if signs:
+    if by_draws_of_signs:
         # Errors of prediction of linear labels are linear in the overlaps: a few means stand for all draws.
         sets = [
-            np.array_split(overlaps[:, -1, 0], online_fields.ACCURACY.sign_sets)
-            for overlaps in path[1:]
+            np.array_split(matrices[:, -1, 0], online_fields.ACCURACY.sign_sets)
+            for matrices in (path.truth, path.cross, path.own)
         ]
         means = [
-            [Overlaps(*(draws.mean(axis=0) for draws in columns))]
-            for columns in zip(*sets)
+            [Overlaps(*(draws.mean(axis=0) for draws in matrices))]
+            for matrices in zip(*sets)
         ]
-        predicted = limit_point(problem, alpha, means, method=method).more
-        point.more.update(
-            {
-                name: predicted[name]
-                for name in ("generalization_error", "generalization_error_error")
-            }
-        )
-    trajectory = trajectory_of(problem, path, batch)
-    if closed and not signs:
-        # Means of overlaps are exact, those of their ratios are not; the difference is estimated from draws.
-        ratios = course = None
-        # With unequal variances few features carry an overlap, which fluctuates as if there were only that many.
-        number = (
-            D if problem.features is None else D / float(np.mean(problem.features**2))
-        )
-        if drawn is not None:
-            ratios = limit_point(
-                problem, alpha, _overlaps_at_end(drawn), method="", prediction=False
-            ).more
-            course = trajectory_of(problem, drawn, batch)
-        for name in ("cosine", "squared_cosine"):
-            point.more[f"{name}_error"] = _error_of_ratio(
-                name, point.more, ratios, number
-            )
-        trajectory["overlap_error"] = _error_of_ratio(
-            "overlap", trajectory, course, number
-        )
-    cheap = price(problem, loss, steps, len(starts)) < accuracy.limit_latents
-    if conditions.trajectory and averaged and cheap:
-        with suppress(
-            Diverges, TooLong
-        ):  # the limit of large D is shown where it is known
-            limit = trajectory_of(
-                problem, solve(problem, loss, rule, starts, recorded_steps), 1
-            )
-            trajectory |= {f"{name}_limit": limit[name] for name in ("mse", "overlap")}
-    return replace(
-        point, trajectory=trajectory, at_size=by_feature or bool(conditions.starts)
-    )
+        of_means = limit_point(problem, alpha, means, method=method).more
+        for name in ("generalization_error", "generalization_error_error"):
+            prediction.more[name] = of_means[name]
+    return prediction
+
+
+def _add_errors_of_ratios(
+    problem: Problem,
+    alpha: float,
+    paths: OnlinePaths,
+    D: int,
+    metrics: dict[str, Any],
+    trajectory: dict[str, list[Any]],
+) -> None:
+    """Add the errors of cosines: means of overlaps are exact, those of their ratios are not; draws show the difference."""
+    ratios = course = None
+    # With unequal variances few features carry an overlap, which fluctuates as if there were only that many.
+    features = 1.0 if problem.features is None else np.mean(problem.features**2)
+    number = D / float(features)
+    if paths.draws is not None:
+        ends = _overlaps_at_end(paths.draws)
+        ratios = limit_point(problem, alpha, ends, method="", prediction=False).more
+        course = trajectory_of(problem, paths.draws, 1)
+    for name in ("cosine", "squared_cosine"):
+        metrics[f"{name}_error"] = _error_of_ratio(name, metrics, ratios, number)
+    trajectory["overlap_error"] = _error_of_ratio("overlap", trajectory, course, number)
 
 
 def no_equations(problem: Problem) -> str | None:
@@ -211,86 +241,89 @@ def _by_feature(
     starts: Sequence[Overlaps],
     recorded_steps: list[int],
     D: int,
-) -> Path:
+) -> OnlinePaths:
     """Path from the equations of single features; several starts are on its first axis, and their spread is the error.
 
     The equations of a gradient are linear: they start from the mean over all teachers and students.
     """
     features = np.ones(D) if problem.features is None else problem.features
-    values, shares = np.unique(features, return_counts=True)
-    P = problem.components
+    variances, counts = np.unique(features, return_counts=True)
+    P, steps = problem.components, recorded_steps[-1]
     R = P * (3 if rule.momentum else 2)
-    noise: Any = noise_of_identity(problem)
+    noise = noise_of_identity(problem)
+    assert noise is not None  # labels are linear
     # In units of 20 seconds.
-    price = recorded_steps[-1] * len(values) * R**2 / 8e7
-    count = min(online_fields.ACCURACY.starts, int(1 / price))
-    starts = starts if problem.features is None else ()
-    if starts:
+    cost = steps * len(variances) * R**2 / 8e7
+    count = min(online_fields.ACCURACY.starts, int(1 / cost))
+    has_runs = bool(starts) and problem.features is None
+    if has_runs:
         begin = gram_of(starts, rule.momentum)[None]
-    elif moves == "gradient" or len(values) == 1:
-        begin = np.repeat(
-            gram_of([mean_start(problem)], rule.momentum)[None], len(values), axis=0
-        )
+    elif moves == "gradient" or len(variances) == 1:
+        mean = gram_of([mean_start(problem)], rule.momentum)
+        begin = np.repeat(mean[None], len(variances), axis=0)
     elif count < 4 * P:
-        raise TooLong(f"{recorded_steps[-1]} steps")
+        raise TooLong(f"{steps} steps")
     else:
         # Entries are N(0, 1); over the starts, the second moments of every feature are exact.
-        draws = monte_carlo_rng("online descent: starts by feature", D).standard_normal(
-            (D, count, 2 * P)
-        )
-        u, _, v = np.linalg.svd(draws, full_matrices=False)
+        rng = monte_carlo_rng("online descent: starts by feature", D)
+        normal = rng.standard_normal((D, count, 2 * P))
+        u, _, v = np.linalg.svd(normal, full_matrices=False)
         white = np.sqrt(count) * (u @ v)
-        square = np.add.reduceat(
-            white[..., :, None] * white[..., None, :], np.cumsum(shares) - shares
-        )
-        begin = np.zeros((len(values), count, R, R))
-        begin[..., : 2 * P, : 2 * P] = square / shares[:, None, None, None]
+        squares = white[..., :, None] * white[..., None, :]
+        sums = np.add.reduceat(squares, np.cumsum(counts) - counts)
+        begin = np.zeros((len(variances), count, R, R))
+        begin[..., : 2 * P, : 2 * P] = sums / counts[:, None, None, None]
     path = solve_features(
         rule,
         moves,
-        values,
-        shares / D,
+        variances,
+        counts / D,
         float(noise.mean()),
         problem.model.sites,
         D,
         begin,
         recorded_steps,
     )
-    return path if starts else by_start(path)
+    path = path if has_runs else by_start(path)
+    method = f"recursion feature by feature, {len(path.cross)} starts"
+    return OnlinePaths(path, None, method)
 
 
 def _by_draws_of_signs(
     problem: Problem, rule: DescentRule, recorded_steps: list[int], D: int
-) -> Path:
+) -> OnlinePaths:
     """Path of ``signsgd`` from complete draws of teacher, start and steps, as many as the time limit allows."""
-    P, (fewest, maximum) = problem.components, online_fields.ACCURACY.sign_draws
-    count = min(
-        maximum, int(online_fields.ACCURACY.sign_entries / (recorded_steps[-1] * P * D))
-    )
-    if count < fewest:
+    accuracy, P = online_fields.ACCURACY, problem.components
+    smallest, largest = accuracy.sign_draws
+    count = min(largest, int(accuracy.sign_entries / (recorded_steps[-1] * P * D)))
+    if count < smallest:
         raise TooLong(f"{recorded_steps[-1]} steps")
-    rng, prior, noise = (
-        monte_carlo_rng("online descent: signs", D),
-        cast("Any", problem.prior),
-        noise_of_identity(problem),
-    )
-    draws = [
-        (prior.sample(rng, P, D), prior.factor.draw(rng, P, D, None))
-        for _ in range(count)
-    ]
+    rng, noise = monte_carlo_rng("online descent: signs", D), noise_of_identity(problem)
+    assert noise is not None  # labels are linear
     begin = np.zeros((count, 1, P * (3 if rule.momentum else 2), D))
-    begin[:, 0, : 2 * P] = np.reshape(draws, (count, 2 * P, D))
-    features = np.ones(D) if problem.features is None else problem.features
-    rows = round(rule.fraction * D) * problem.model.sites
-    return draw_signs(
+    for draw in begin[:, 0]:
+        draw[: 2 * P] = np.concatenate(_signal_and_factor(problem, rng, D))
+    path = draw_signs(
         rule,
-        features,
-        float(np.mean(cast("Any", noise))),
-        rows,
+        np.ones(D) if problem.features is None else problem.features,
+        float(noise.mean()),
+        round(rule.fraction * D) * problem.model.sites,
         begin,
         recorded_steps,
         rng,
     )
+    method = f"mean of {count} draws of the steps at this dimension"
+    return OnlinePaths(path, None, method)
+
+
+def _signal_and_factor(
+    problem: Problem, rng: np.random.Generator, D: int
+) -> tuple[Host, Host]:
+    """A signal and an independent draw of its factor, (P, D) each."""
+    P, factor = problem.components, problem.prior.factor
+    assert factor is not None  # no_equations
+    signal = np.asarray(problem.prior.sample(rng, P, D))
+    return signal, np.asarray(factor.draw(rng, P, D, None))
 
 
 def by_start(path: Path) -> Path:
@@ -306,32 +339,24 @@ def mean_start(problem: Problem) -> Overlaps:
 
 def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:
     """Overlaps at the end of a run, for every evaluation and all starts, without draws that diverged."""
-    sets, _, starts = path.cross.shape[:3]
     ends = []
-    for k in range(sets):
-        overlaps = [
-            Overlaps(path.truth[k, -1, i], path.cross[k, -1, i], path.own[k, -1, i])
-            for i in range(starts)
-        ]
-        ends.append([end for end in overlaps if np.isfinite(end.cross).all()])
-    return [evaluation for evaluation in ends if evaluation]
+    for matrices in zip(path.truth[:, -1], path.cross[:, -1], path.own[:, -1]):
+        starts = [Overlaps(*overlaps) for overlaps in zip(*matrices)]
+        finite = [start for start in starts if np.isfinite(start.cross).all()]
+        if finite:
+            ends.append(finite)
+    return ends
 
 
-def _solved(problem: Problem, path: Path, starts: Sequence[Overlaps], D: int) -> str:
+def _solver(problem: Problem, sets: int, starts: Sequence[Overlaps], D: int) -> str:
     """How the equations were solved, with a note where randomness of the start matters."""
-    sets = len(path.cross)
-    solver = (
-        "closed form"
-        if sets == 1
-        else "quadrature"
-        if sets == len(online_fields.ACCURACY.nodes)
-        else "Monte Carlo"
-    )
-    small = 5.0 / np.sqrt(D)
-    if (
-        problem.channel.symmetry != "none"
-        and max(np.abs(start.cross).max() for start in starts) < small
-    ):
+    solver = "Monte Carlo"
+    if sets == 1:
+        solver = "closed form"
+    elif sets == len(online_fields.ACCURACY.nodes):
+        solver = "quadrature"
+    largest = max(np.abs(start.cross).max() for start in starts)
+    if problem.channel.symmetry != "none" and largest < 5.0 / np.sqrt(D):
         solver += ", from overlaps of order 1/sqrt(D): when a run escapes from these is chance, too"
     return f"recursion of online descent, {solver}"
 
@@ -340,72 +365,55 @@ def _error_of_ratio(
     name: str, means: dict[str, Any], drawn: dict[str, Any] | None, D: float
 ) -> list[Any]:
     """Error from taking a ratio of mean overlaps instead of the mean ratio: from draws, or its order in 1/D."""
-    value = np.asarray(means[name])
+    ratio = np.asarray(means[name])
     if drawn is None:
-        return list(
-            (3.0 * (1 - (value**2 if name == "cosine" else value)) / D).tolist()
-        )
-    return list(
-        np.hypot(
-            value - np.asarray(drawn[name]), np.asarray(drawn[f"{name}_error"])
-        ).tolist()
-    )
+        square = ratio**2 if name == "cosine" else ratio
+        return list((3.0 * (1 - square) / D).tolist())
+    difference = ratio - np.asarray(drawn[name])
+    return list(np.hypot(difference, np.asarray(drawn[f"{name}_error"])).tolist())
 
 
 def typical_starts(
     problem: Problem, D: int, spherical: bool, count: int
 ) -> list[Overlaps]:
     """Initial overlaps of typical runs at this size: a signal, and an independent draw of its factor."""
-    P = problem.components
-    prior: Any = problem.prior
     rng = monte_carlo_rng("online descent: typical starts", D)
-    overlaps = []
+    starts = []
     for _ in range(count):
-        signal, factor = (
-            np.asarray(prior.sample(rng, P, D)),
-            np.asarray(prior.factor.draw(rng, P, D, None)),
-        )
+        signal, factor = _signal_and_factor(problem, rng, D)
         if spherical:
             factor = factor / np.sqrt(np.mean(factor**2, axis=-1, keepdims=True))
-        overlaps.append(
-            Overlaps(
-                signal @ signal.T / D, factor @ signal.T / D, factor @ factor.T / D
-            )
-        )
-    return overlaps
+        pairs = ((signal, signal), (factor, signal), (factor, factor))
+        starts.append(Overlaps(*(a @ b.T / D for a, b in pairs)))
+    return starts
 
 
-def trajectory_of(problem: Problem, path: Path, batch: int) -> dict[str, Any]:
+def trajectory_of(problem: Problem, path: Path, batch: int) -> dict[str, list[Any]]:
     """Trajectory averaged over starts and evaluations, with the standard error over evaluations."""
-    sets = len(path.cross)
     P = problem.components
     # Evaluations, steps, starts: as many as there are, in one batch.
-    flat = Overlaps(
-        *(matrix.reshape(-1, P, P) for matrix in (path.truth, path.cross, path.own))
-    )
-    finite = np.isfinite(flat.cross).all(axis=(1, 2))
-    zeroed = Overlaps(
-        *(np.where(finite[:, None, None], matrix, 0.0) for matrix in flat)
-    )
-    measures = scores(aligned(problem, zeroed))
-    values: dict[str, list[Any]] = {}
-    for name, key in (("mse", "mse"), ("overlap", "squared_cosine")):
-        per_start = np.where(finite[:, None], measures[key], np.nan).reshape(
-            *path.cross.shape[:3], P
-        )
-        weight = np.isfinite(per_start).sum(axis=2)
-        means = np.nansum(per_start, axis=2) / np.maximum(
-            weight, 1
-        )  # (evaluations, steps, P)
-        mean = np.nansum(per_start, axis=(0, 2)) / weight.sum(axis=0)
-        error = (
-            means.std(axis=0, ddof=1) / np.sqrt(sets)
-            if sets > 1
-            else np.zeros_like(mean)
-        )
-        values[name], values[f"{name}_error"] = mean.tolist(), error.tolist()
-    return {
+    flat = [matrix.reshape(-1, P, P) for matrix in (path.truth, path.cross, path.own)]
+    is_finite = np.asarray(np.isfinite(flat[1]).all(axis=(1, 2)))
+    zeroed = (np.where(is_finite[:, None, None], matrix, 0.0) for matrix in flat)
+    metrics = scores(aligned(problem, Overlaps(*zeroed)))
+    columns: dict[str, list[Any]] = {
         "iteration": path.steps.tolist(),
         "samples": (path.steps * batch).tolist(),
-        **values,
     }
+    for name, key in (("mse", "mse"), ("overlap", "squared_cosine")):
+        finite = np.where(is_finite[:, None], metrics[key], np.nan)
+        per_start = finite.reshape(*path.cross.shape[:3], P)
+        count = np.isfinite(per_start).sum(axis=2)
+        # (evaluations, steps, P)
+        means = np.nansum(per_start, axis=2) / np.maximum(count, 1)
+        mean = np.nansum(per_start, axis=(0, 2)) / count.sum(axis=0)
+        columns[name] = mean.tolist()
+        columns[f"{name}_error"] = standard_error(means).tolist()
+    return columns
+
+
+def standard_error(samples: Host) -> Host:
+    """Standard error of the mean over the first axis; 0 for a single sample, which is exact."""
+    if len(samples) == 1:
+        return np.zeros_like(samples[0])
+    return np.asarray(samples.std(axis=0, ddof=1) / np.sqrt(len(samples)))
