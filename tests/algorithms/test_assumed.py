@@ -29,7 +29,9 @@ def _few_points(monkeypatch):
     monkeypatch.setattr(
         assumed,
         "ACCURACY",
-        assumed.ACCURACY._replace(points=2**9, trajectory_points=2**9, entries=2**10, sets=2),
+        assumed.ACCURACY._replace(
+            points=2**9, trajectory_points=2**9, entries=2**10, sets=2
+        ),
     )
 
 

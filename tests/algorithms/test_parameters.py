@@ -140,7 +140,12 @@ ONLINE = {"online": True, "batch": 4, "steps": 5, "learning_rate": 0.1}
     [
         (Adam(), NOISY, AT, "theory exists for sgd and muon only"),
         (AdamW(weight_decay=1.0), NOISY, AT, "theory exists for sgd and muon only"),
-        (Adam(weight_decay=1.0, batch=5), NOISY, AT, "theory exists for sgd and muon only"),
+        (
+            Adam(weight_decay=1.0, batch=5),
+            NOISY,
+            AT,
+            "theory exists for sgd and muon only",
+        ),
         (Adam(weight_decay=1.0), NOISY, Conditions(), "D is not known"),
         (Adam(weight_decay=0.01, width=5), NOISY, AT, "narrower than the minimum"),
         (Adam(weight_decay=1.0), attention(), AT, "not the squared error"),
@@ -151,7 +156,7 @@ ONLINE = {"online": True, "batch": 4, "steps": 5, "learning_rate": 0.1}
             "latent in every entry",
         ),
         (Adam(**ONLINE), sequence(), AT, "adaptive size"),
-        (Sgd(), attention(), AT, "signals of low rank"),
+        (Sgd(), attention(), AT, "low-rank signals"),
         (Sgd(**ONLINE), sequence("linear", noise=0.3), Conditions(), "dimension"),
         (
             Sgd(**{**ONLINE, "learning_rate": 9.0, "steps": 50}),

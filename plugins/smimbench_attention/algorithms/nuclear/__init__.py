@@ -61,6 +61,11 @@ class NuclearState(NamedTuple):
     next_threshold: float  # of the next step; it falls to ``threshold``
     note: str
 
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the matrix is symmetric."""
+        return is_symmetric(self.squares.problem.model)
+
 
 @dataclass(frozen=True)
 class Nuclear(LinearRegression):
@@ -107,10 +112,12 @@ class Nuclear(LinearRegression):
 
     def __post_init__(self) -> None:
         value = self.regularisation
-        fits = (
-            value in ("validation", "optimal") if isinstance(value, str) else value > 0
-        )
-        require(self, "regularisation", fits, "a number > 0, 'validation' or 'optimal'")
+        if isinstance(value, str):
+            is_valid = value in ("validation", "optimal")
+        else:
+            is_valid = value > 0
+        rule = "a number > 0, 'validation' or 'optimal'"
+        require(self, "regularisation", is_valid, rule)
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why a problem cannot be solved (labels not linear; for the best penalty, a prior without theory), or None."""
@@ -125,27 +132,24 @@ class Nuclear(LinearRegression):
     ) -> NuclearState:
         """Initial state at the prior mean; with validation, tau is chosen first."""
         linear, note = self.observed(problem)
-        xp = namespace(data.inputs)
         squares = LeastSquares(problem, linear, data.inputs, data.labels)
+        mean = problem.prior.mean(problem.components, data.dimension)
+        start = namespace(data.inputs).asarray(mean, **matching(data.inputs))
         initial_threshold = 0.0
-        start = xp.asarray(
-            problem.prior.mean(problem.components, data.dimension),
-            **matching(data.inputs),
-        )
         if self.regularisation == "validation":
             threshold = self._validated(problem, data, linear, start, rng)
             note += self.chosen
         elif self.regularisation == "optimal":
+            prior, positive = problem.prior, self.positive
             observed = observations(problem, linear, data.sample_ratio)
-            threshold, _ = best_penalty(problem.prior, observed, self.positive)
-            initial_threshold = vanishing_penalty(
-                problem.prior, observed, self.positive
-            )
+            threshold, _ = best_penalty(prior, observed, positive)
+            initial_threshold = vanishing_penalty(prior, observed, positive)
             note += f"; regularisation {threshold:.4g}, the best by theory"
         else:
             threshold = float(self.regularisation)
+        lipschitz = squares.lipschitz(rng)
         return _begin_nuclear(
-            start, squares, squares.lipschitz(rng), threshold, note, initial_threshold
+            start, squares, lipschitz, threshold, note, initial_threshold
         )
 
     def step(
@@ -165,11 +169,11 @@ class Nuclear(LinearRegression):
 
     def findings(self, state: NuclearState) -> dict[str, Any]:
         """The penalty, an upper bound of the objective's relative distance from its minimum, and the spectrum."""
-        values = spectrum(state.estimate, is_symmetric(state.squares.problem.model))
+        eigenvalues = spectrum(state.estimate, state.is_symmetric)
         return {
             "regularisation": [state.threshold],
             "relative_duality_gap": [state.gap],
-            "spectrum": to_host(values).reshape(-1).tolist(),
+            "spectrum": to_host(eigenvalues).reshape(-1).tolist(),
         }
 
     def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction | str:
@@ -201,26 +205,23 @@ class Nuclear(LinearRegression):
         xp = namespace(state.point)
         slope, _ = state.squares.normal(state.point, targets=True)
         threshold = state.next_threshold / state.lipschitz
-        of = (
-            spectral_function
-            if is_symmetric(state.squares.problem.model)
-            else singular_function
-        )
-        estimate = of(
-            state.point + slope / state.lipschitz,
-            lambda values: shrink(values, threshold, self.positive),
-        )
+
+        def proximal(values: Array) -> Array:
+            return shrink(values, threshold, self.positive)
+
+        function_of = spectral_function if state.is_symmetric else singular_function
+        estimate = function_of(state.point + slope / state.lipschitz, proximal)
         # Momentum that points uphill is dropped.
         if float(xp.sum((state.point - estimate) * (estimate - state.estimate))) > 0:
             momentum = 1.0
         else:
             momentum = (1 + math.sqrt(1 + 4 * state.momentum**2)) / 2
         weight = (state.momentum - 1) / momentum if momentum > 1 else 0.0
-        size = xp.sum(estimate * estimate)
-        residual = xp.sqrt(
-            xp.sum((estimate - state.point) ** 2)
-            / xp.where(size > 0, size, xp.ones_like(size))
+        size, change = (
+            xp.sum(estimate * estimate),
+            xp.sum((estimate - state.point) ** 2),
         )
+        residual = xp.sqrt(change / xp.where(size > 0, size, xp.ones_like(size)))
         moved = state._replace(
             estimate=estimate,
             point=estimate + weight * (estimate - state.estimate),
@@ -242,27 +243,22 @@ class Nuclear(LinearRegression):
         ``gap = (1 - s)^2 loss + tau |S|_* - s <G, S>``.
         """
         xp = namespace(estimate)
-        start, loss = state.origin
-        loss = max(loss - 0.5 * float(xp.sum((start + slope) * estimate)), 0.0)
-        of = is_symmetric(state.squares.problem.model)
-        values = spectrum(slope, of)
-        steepest = float(xp.max(values if self.positive else xp.abs(values)))
+        slope_at_zero, loss_at_zero = state.origin
+        product = float(xp.sum((slope_at_zero + slope) * estimate))
+        loss = max(loss_at_zero - 0.5 * product, 0.0)
+        slopes = spectrum(slope, state.is_symmetric)
+        steepest = float(xp.max(slopes if self.positive else xp.abs(slopes)))
         s = min(1.0, state.threshold / steepest) if steepest > 0 else 1.0
         if self.positive:
             norm = float(xp.sum(xp.linalg.trace(estimate)))
         else:
-            norm = float(xp.sum(xp.abs(spectrum(estimate, of)))) / (1 if of else 2)
-        primal = loss + state.threshold * norm
-        gap = (
-            (1 - s) ** 2 * loss
-            + state.threshold * norm
-            - s * float(xp.sum(slope * estimate))
-        )
-        rounding = (
-            8
-            * float(xp.finfo(estimate.dtype).eps)
-            * (state.origin[1] + state.threshold * norm)
-        )
+            norm = float(xp.sum(xp.abs(spectrum(estimate, state.is_symmetric))))
+            norm /= 1 if state.is_symmetric else 2
+        penalty = state.threshold * norm
+        primal = loss + penalty
+        gap = (1 - s) ** 2 * loss + penalty - s * float(xp.sum(slope * estimate))
+        epsilon = float(xp.finfo(estimate.dtype).eps)
+        rounding = 8 * epsilon * (loss_at_zero + penalty)
         return (gap / primal, rounding / primal) if primal > 0 else (0.0, 0.0)
 
     def _validated(

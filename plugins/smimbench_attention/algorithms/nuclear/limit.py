@@ -25,7 +25,7 @@ by tests/algorithms/test_nuclear.py against random matrices, runs of the algorit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -38,6 +38,8 @@ from smimbench.interfaces import (
     Array,
     Host,
     Overlaps,
+    Prior,
+    Uncertain,
     is_symmetric,
 )
 from smimbench.numerics import monte_carlo_rng, symmetric
@@ -94,7 +96,18 @@ def spectrum(matrix: Array, is_symmetric: bool) -> Array:
     return xp.concat([values, -values], axis=-1)
 
 
-def shrunk(prior: Any, noise: float, threshold: float, positive: bool) -> Shrunk:
+def _spectral_means(
+    prior: Prior,
+    function: Callable[[Host, Host, Host], Host],
+    noise: float,
+    breaks: Sequence[float] = (),
+) -> Uncertain:
+    """Means over the eigenvalues of ``S + sqrt(noise) Z``; ``no_theory`` refuses priors without them."""
+    assert prior.law.spectral_means is not None
+    return prior.law.spectral_means(function, noise, breaks)
+
+
+def shrunk(prior: Prior, noise: float, threshold: float, positive: bool) -> Shrunk:
     r"""Shrinkage denoiser of ``R = S + sqrt(noise) Z``, noise > 0, for a prior whose ``law`` has ``spectral_means``.
 
     The proximal map of ``theta |S|_*`` keeps the eigenvectors of R and moves its eigenvalues towards zero by theta,
@@ -111,80 +124,69 @@ def shrunk(prior: Any, noise: float, threshold: float, positive: bool) -> Shrunk
         \frac{\operatorname{div} f}{D^2 / 2} \to \iint \frac{f(x) - f(y)}{x - y} = \frac{E f (x - \xi)}{\Delta} .
     """
 
-    def function(x: Host, mean: Host, variance: Host) -> Host:
+    def properties(x: Host, mean: Host, variance: Host) -> Host:
         f = shrink(x, threshold, positive)
-        squared_error = (f - mean) ** 2 + variance
-        return np.stack(
-            [
-                squared_error,
-                f * mean,
-                f * f,
-                np.abs(f),
-                f * (x - mean) / noise,
-                (f != 0).astype(float),
-            ]
-        )
+        is_kept = (f != 0).astype(float)
+        error, freedom = (f - mean) ** 2 + variance, f * (x - mean) / noise
+        return np.stack([error, f * mean, f * f, np.abs(f), freedom, is_kept])
 
     breaks = (threshold,) if positive else (-threshold, threshold)
-    means = prior.law.spectral_means(function, noise, breaks)
-    return Shrunk._make([*map(float, means.value), float(np.asarray(means.error)[0])])
+    means = _spectral_means(prior, properties, noise, breaks)
+    uncertain = float(np.asarray(means.error)[0])
+    return Shrunk(*map(float, means.value))._replace(uncertain=uncertain)
 
 
 def shrunk_spectrum(
-    prior: Any, noise: float, threshold: float, positive: bool
+    prior: Prior, noise: float, threshold: float, positive: bool
 ) -> dict[str, Any]:
     """Spectrum of the denoised matrix f(R): ``mass`` between 61 ``edges``, and separately the mass of ``zeros``."""
     top = spectral_end(prior, noise, 1) - threshold
     bottom = 0.0 if positive else -(spectral_end(prior, noise, -1) - threshold)
-    ends = np.linspace(min(bottom, 0.0), max(top, 1e-3), 61)
+    edges = np.linspace(min(bottom, 0.0), max(top, 1e-3), 61)
 
-    def function(x: Host, mean: Host, variance: Host) -> Host:
+    def indicators(x: Host, mean: Host, variance: Host) -> Host:
         f = shrink(x, threshold, positive)
-        bins = np.searchsorted(ends, f, side="right") - 1
-        inside = [(bins == k) & (f != 0) for k in range(len(ends) - 1)]
+        bins = np.searchsorted(edges, f, side="right") - 1
+        inside = [(bins == k) & (f != 0) for k in range(len(edges) - 1)]
         return np.stack([*inside, f == 0]).astype(float)
 
     # An eigenvalue f of the estimate comes from f + theta, or from f - theta below zero.
-    breaks = {float(e) + math.copysign(threshold, e) for e in ends} | {
-        threshold,
-        -threshold,
-    }
-    mass = np.asarray(prior.law.spectral_means(function, noise, sorted(breaks)).value)
-    return {
-        "edges": ends.tolist(),
-        "mass": mass[:-1].tolist(),
-        "zeros": float(mass[-1]),
-    }
+    breaks = {float(edge) + math.copysign(threshold, edge) for edge in edges}
+    breaks |= {threshold, -threshold}
+    mass = _spectral_means(prior, indicators, noise, sorted(breaks)).value
+    *mass, zeros = np.asarray(mass).tolist()
+    return {"edges": edges.tolist(), "mass": mass, "zeros": zeros}
 
 
-def spectral_end(prior: Any, noise: float, sign: int) -> float:
+def spectral_end(prior: Prior, noise: float, sign: int) -> float:
     """Largest ``sign x`` among the eigenvalues x of ``S + sqrt(noise) Z``, except for a fraction 1e-9."""
     from scipy.optimize import brentq
 
-    def beyond(end: float) -> float:
-        fraction = prior.law.spectral_means(
-            lambda x, *_: (sign * x > end)[None, :].astype(float), noise, (sign * end,)
-        )
+    def excess(end: float) -> float:
+        def is_beyond(x: Host, *_: Host) -> Host:
+            return (sign * x > end)[None, :].astype(float)
+
+        fraction = _spectral_means(prior, is_beyond, noise, (sign * end,))
         return float(fraction.value[0]) - 1e-9
 
     high = 2 * math.sqrt(noise)
-    while beyond(high) > 0:
+    while excess(high) > 0:
         high *= 2
     low = -high
-    while beyond(low) < 0:
+    while excess(low) < 0:
         low *= 2
-    return float(brentq(beyond, low, high, rtol=1e-6, xtol=1e-9))
+    return float(brentq(excess, low, high, rtol=1e-6, xtol=1e-9))
 
 
-def null_eigenvalues(prior: Any) -> float:
+def null_eigenvalues(prior: Prior) -> float:
     """Fraction of zero eigenvalues of S, counted as those hidden by a tiny noise."""
     noise = 1e-18
     size = 3 * math.sqrt(noise)
 
-    def function(x: Host, mean: Host, variance: Host) -> Host:
+    def is_hidden(x: Host, *_: Host) -> Host:
         return (np.abs(x) < size)[None, :].astype(float)
 
-    return float(prior.law.spectral_means(function, noise, (-size, size)).value[0])
+    return float(_spectral_means(prior, is_hidden, noise, (-size, size)).value[0])
 
 
 RECOVERED = 1e-13
@@ -217,31 +219,27 @@ class Observations:
         if freedom <= 0:
             return 0.0
         # Between the answers for all weights as the largest and as the smallest.
-        ends = [
-            freedom / (w * (self.c * size - freedom))
-            for w in (self.weights.max(), self.weights.min())
-        ]
-        if ends[1] - ends[0] <= 1e-12 * ends[1]:
-            return float(ends[0])
-        low, high = (1 - 1e-13) * ends[0], (1 + 1e-13) * ends[1]
-        return float(
-            brentq(
-                lambda v: v * self.stiffness(v) - freedom,
-                low,
-                high,
-                xtol=1e-300,
-                rtol=1e-14,
-            )
-        )
+        excess = self.c * size - freedom
+        low = freedom / (self.weights.max() * excess)
+        high = freedom / (self.weights.min() * excess)
+        if high - low <= 1e-12 * high:
+            return float(low)
 
-    def spread(self, error: float, v: float) -> float:
+        def equation(v: float) -> float:
+            return v * self.stiffness(v) - freedom
+
+        low, high = (1 - 1e-13) * low, (1 + 1e-13) * high
+        return float(brentq(equation, low, high, xtol=1e-300, rtol=1e-14))
+
+    def effective_noise(self, error: float, v: float) -> float:
         """Effective noise ``Delta`` at error E and susceptibility v, finite also for infinite v."""
         if math.isinf(v):
-            shares, total = np.ones_like(self.weights), self.c * len(self.weights)
+            gains, stiffness = np.ones_like(self.weights), self.c * len(self.weights)
         else:
-            shares = self.weights / (1 + v * self.weights)
-            total = self.stiffness(v)
-        return float(self.c * (shares**2 * (error + self.noise)).sum() / total**2)
+            gains = self.weights / (1 + v * self.weights)
+            stiffness = self.stiffness(v)
+        noise = gains**2 * (error + self.noise)
+        return float(self.c * noise.sum() / stiffness**2)
 
 
 @dataclass(frozen=True)
@@ -289,12 +287,11 @@ def minimum_point(
     )
     # The error is truth - 2 cross + gram; its uncertainty is shared equally among the three.
     third = np.array([[minimum.uncertain / 3]])
-    method = "state evolution of the convex problem"
-    point = limit_point(
+    prediction = limit_point(
         problem,
         alpha,
         [[Overlaps(truth, cross, gram)]],
-        method=method,
+        method="state evolution of the convex problem",
         uncertain=Overlaps(0 * third, third, third),
     )
     # An error of 0 is that of the limit Delta -> 0.
@@ -302,10 +299,10 @@ def minimum_point(
     spectrum = shrunk_spectrum(problem.prior, noise, minimum.threshold, positive)
     # The error itself, without the cancellation of the sum.
     return replace(
-        point,
+        prediction,
         mse=np.array([minimum.error]),
         between_students=gram,
-        more=point.more | {"spectrum": spectrum},
+        more=prediction.more | {"spectrum": spectrum},
     )
 
 
@@ -317,7 +314,7 @@ def observations(problem: Problem, linear: Linear, alpha: float) -> Observations
 
 
 def fixed_point(
-    prior: Any,
+    prior: Prior,
     observed: Observations,
     penalty: float,
     positive: bool,
@@ -331,11 +328,10 @@ def fixed_point(
     """
     from scipy.optimize import brentq
 
-    nearby = None
     if near is not None and penalty > 0 and near.threshold > 0:
-        nearby = _fixed_point_close_by(prior, observed, penalty, positive, near)
-    if nearby is not None:
-        return nearby
+        neighbor = _fixed_point_close_by(prior, observed, penalty, positive, near)
+        if neighbor is not None:
+            return neighbor
     second = float(prior.second_moment(1)[0, 0])
 
     def solved(log_noise: float) -> tuple[float, float, Shrunk]:
@@ -346,10 +342,10 @@ def fixed_point(
 
     def excess(log_noise: float) -> float:
         _, v, estimate = solved(log_noise)
-        return math.log(observed.spread(estimate.error, v)) - log_noise
+        return math.log(observed.effective_noise(estimate.error, v)) - log_noise
 
     # Without an estimate the error is the second moment.
-    center = math.log(observed.spread(second, 0.0))
+    center = math.log(observed.effective_noise(second, 0.0))
     low = high = center
     lowest = math.log(RECOVERED * second)
     if excess(center) > 0:
@@ -359,16 +355,10 @@ def fixed_point(
         while low > lowest and excess(low) <= 0:
             low, high = max(low - 2.0, lowest), low
         if low <= lowest and excess(low) <= 0:
-            signal = shrunk(prior, math.exp(lowest), 0.0, positive)
-            return NuclearFixedPoint(
-                0.0,
-                0.0,
-                0.0,
-                signal._replace(
-                    error=0.0, overlap=second, square=second, uncertain=0.0
-                ),
-                0.0,
+            signal = shrunk(prior, math.exp(lowest), 0.0, positive)._replace(
+                error=0.0, overlap=second, square=second, uncertain=0.0
             )
+            return NuclearFixedPoint(0.0, 0.0, 0.0, signal, 0.0)
     log_noise = brentq(excess, low, high, xtol=1e-12)
     return _point(observed, math.exp(log_noise), *solved(log_noise))
 
@@ -376,20 +366,16 @@ def fixed_point(
 def _point(
     observed: Observations, noise: float, threshold: float, v: float, estimate: Shrunk
 ) -> NuclearFixedPoint:
-    residual = (
-        0.0
-        if math.isinf(v)
-        else observed.weights
-        * (estimate.error + observed.noise)
-        / (1 + v * observed.weights) ** 2
-    )
-    return NuclearFixedPoint(
-        noise, threshold, v, estimate, float(observed.c / 2 * np.sum(residual))
-    )
+    fit = 0.0
+    if not math.isinf(v):
+        residual = observed.weights * (estimate.error + observed.noise)
+        residual = residual / (1 + v * observed.weights) ** 2
+        fit = float(observed.c / 2 * np.sum(residual))
+    return NuclearFixedPoint(noise, threshold, v, estimate, fit)
 
 
 def _fixed_point_close_by(
-    prior: Any,
+    prior: Prior,
     observed: Observations,
     penalty: float,
     positive: bool,
@@ -398,34 +384,29 @@ def _fixed_point_close_by(
     """Fixed point by Powell's method in ``log Delta`` and ``log theta``, started at a nearby one; None if it fails."""
     from scipy.optimize import root
 
-    def at(x: Host) -> tuple[float, float, float, Shrunk]:
+    def state(x: Host) -> tuple[float, float, float, Shrunk]:
         noise, threshold = (
-            math.exp(min(max(float(value), -60.0), 60.0)) for value in x
+            math.exp(min(max(float(logarithm), -60.0), 60.0)) for logarithm in x
         )
         estimate = shrunk(prior, noise, threshold, positive)
         return noise, threshold, observed.susceptibility(estimate.freedom), estimate
 
     def excess(x: Host) -> list[float]:
-        noise, threshold, v, estimate = at(x)
+        noise, threshold, v, estimate = state(x)
+        of_noise = math.log(observed.effective_noise(estimate.error, v) / noise)
         if math.isinf(v):  # a penalty below zero
-            return [math.log(observed.spread(estimate.error, v) / noise), -50.0]
-        return [
-            math.log(observed.spread(estimate.error, v) / noise),
-            math.log(threshold * observed.stiffness(v) / penalty),
-        ]
+            return [of_noise, -50.0]
+        return [of_noise, math.log(threshold * observed.stiffness(v) / penalty)]
 
-    answer = root(
-        excess,
-        [math.log(near.noise), math.log(near.threshold)],
-        options={"xtol": 1e-12},
-    )
-    if max(abs(value) for value in excess(answer.x)) > 1e-9:
+    start = [math.log(near.noise), math.log(near.threshold)]
+    solution = root(excess, start, options={"xtol": 1e-12})
+    if max(map(abs, excess(solution.x))) > 1e-9:
         return None
-    return _point(observed, *at(answer.x))
+    return _point(observed, *state(solution.x))
 
 
 def _theta_of_penalty(
-    prior: Any, observed: Observations, noise: float, penalty: float, positive: bool
+    prior: Prior, observed: Observations, noise: float, penalty: float, positive: bool
 ) -> float:
     """Threshold theta with ``theta Qhat(theta) = tau`` at given noise; for tau = 0 the least that labels can resolve."""
     from scipy.optimize import brentq
@@ -448,17 +429,16 @@ def _theta_of_penalty(
     return float(brentq(excess, low, low + step, xtol=1e-14 * step, rtol=1e-13))
 
 
-def vanishing_penalty(prior: Any, observed: Observations, positive: bool) -> float:
+def vanishing_penalty(prior: Prior, observed: Observations, positive: bool) -> float:
     """Smallest tau for which the estimate is zero, at the edge of the spectrum of ``Qhat (S + sqrt(Delta) Z)``."""
-    noise = observed.spread(float(prior.second_moment(1)[0, 0]), 0.0)
-    ends = [
-        spectral_end(prior, noise, sign) for sign in ((1,) if positive else (1, -1))
-    ]
-    return max(*ends, 0.0) * observed.stiffness(0.0)
+    noise = observed.effective_noise(float(prior.second_moment(1)[0, 0]), 0.0)
+    signs = (1,) if positive else (1, -1)
+    edge = max(0.0, *(spectral_end(prior, noise, sign) for sign in signs))
+    return edge * observed.stiffness(0.0)
 
 
 def best_penalty(
-    prior: Any, observed: Observations, positive: bool
+    prior: Prior, observed: Observations, positive: bool
 ) -> tuple[float, NuclearFixedPoint]:
     """Penalty tau with the smallest error, and the fixed point there; small ``ENOUGH`` where a vanishing penalty is best."""
     from scipy.optimize import minimize_scalar
@@ -466,15 +446,14 @@ def best_penalty(
     fixed_points: dict[float, NuclearFixedPoint] = {}
 
     def error(log_penalty: float) -> float:
-        near = min(fixed_points, key=lambda key: abs(key - log_penalty), default=None)
-        fixed_points[log_penalty] = fixed_point(
-            prior,
-            observed,
-            math.exp(log_penalty),
-            positive,
-            None if near is None else fixed_points[near],
-        )
-        return fixed_points[log_penalty].error
+        near = None
+        if fixed_points:
+            nearest = min(fixed_points, key=lambda key: abs(key - log_penalty))
+            near = fixed_points[nearest]
+        penalty = math.exp(log_penalty)
+        minimum = fixed_point(prior, observed, penalty, positive, near)
+        fixed_points[log_penalty] = minimum
+        return minimum.error
 
     decade, gain = math.log(10), 1 - ENOUGH[0]
     recovered = ENOUGH[1] * float(prior.second_moment(1)[0, 0])
@@ -483,22 +462,18 @@ def best_penalty(
     while recovered < lowest_error < gain * previous_error:
         log_penalty -= decade
         previous_error, lowest_error = lowest_error, error(log_penalty)
-    minimize_scalar(
-        error,
-        bounds=(log_penalty, log_penalty + 2 * decade),
-        method="bounded",
-        options={"xatol": 1e-3},
-    )
+    bounds = log_penalty, log_penalty + 2 * decade
+    minimize_scalar(error, bounds=bounds, method="bounded", options={"xatol": 1e-3})
     best = min(fixed_points, key=lambda key: fixed_points[key].error)
     return math.exp(best), fixed_points[best]
 
 
 def perfect_recovery(
-    prior: Any, observations: int, kappa: float, positive: bool
+    prior: Prior, observations: int, kappa: float, positive: bool
 ) -> float:
     r"""Sample ratio above which labels without noise and a vanishing penalty recover the signal.
 
-    With a part p of eigenvalues zero and the semicircle sigma, ``kappa alpha K`` is
+    With a fraction p of eigenvalues zero and the semicircle sigma, ``kappa alpha K`` is
 
     .. math:: \min_t \; 1 - p^2 + (1 - p) t^2 + p \int \sigma(dx) (\sqrt p\, x - t)_+^2
 
@@ -511,14 +486,12 @@ def perfect_recovery(
     size, sides = 2 * math.sqrt(p), 1 if positive else 2
 
     def dimension(t: float) -> float:
-        end = math.acos(min(t / size, 1.0)) if size > 0 else 0.0  # x = 2 cos(angle)
-        tail = quad(
-            lambda angle: (
-                (size * math.cos(angle) - t) ** 2 * math.sin(angle) ** 2 * 2 / math.pi
-            ),
-            0.0,
-            end,
-        )[0]
+        def integrand(angle: float) -> float:  # x = 2 cos(angle)
+            square = (size * math.cos(angle) - t) ** 2
+            return square * math.sin(angle) ** 2 * 2 / math.pi
+
+        end = math.acos(min(t / size, 1.0)) if size > 0 else 0.0
+        tail = quad(integrand, 0.0, end)[0]
         return float(1 - p * p + (1 - p) * t * t + sides * p * tail)
 
     minimum = minimize_scalar(
@@ -539,26 +512,26 @@ def label_observations(problem: Problem, alpha: float) -> Observations | str:
     if isinstance(linear, str):
         return f"the squared error of the label is not convex in the signal: {linear}"
     sites = problem.model.sites
-    z = np.concatenate(
-        [
-            np.eye(sites),
-            monte_carlo_rng("labels of single latents").standard_normal((1, sites)),
-        ]
-    )[:, None, :]
+    rng = monte_carlo_rng("labels of single latents")
+    random = rng.standard_normal((1, sites))
+    z = np.concatenate([np.eye(sites), random])[:, None, :]
     y = np.asarray(predict(problem.channel, z), dtype=float).reshape(sites + 1, -1)
+    gains, of_random = y[:-1], y[-1]
     noise = linear.rows.T @ np.diag(linear.noise) @ linear.rows
-    diagonal = y.shape[1] == sites and all(
-        np.allclose(m, np.diag(np.diag(m)), atol=SAME) for m in (y[:-1], noise)
-    )
     if (
-        not diagonal
+        y.shape[1] != sites
         or len(linear.rows) < sites
-        or not np.allclose(y[-1], z[-1, 0] @ y[:-1], atol=SAME)
+        or not _is_diagonal(gains)
+        or not _is_diagonal(noise)
+        or not np.allclose(of_random, random[0] @ gains, atol=SAME)
     ):
         return "the label is not a latent in every entry"
-    return Observations(
-        np.diag(y[:-1]) ** 2, np.diag(noise), problem.model.kappa * alpha
-    )
+    scale = problem.model.kappa * alpha
+    return Observations(np.diag(gains) ** 2, np.diag(noise), scale)
+
+
+def _is_diagonal(matrix: Host) -> bool:
+    return np.allclose(matrix, np.diag(np.diag(matrix)), atol=SAME)
 
 
 def wide_factor_point(
@@ -585,8 +558,8 @@ def wide_factor_point(
     if why := no_theory(problem):
         return why
     prior_factor = problem.prior.factor
-    scale = None if prior_factor is None else prior_factor.gram_scale
-    if scale is None:
+    scale = prior_factor and prior_factor.gram_scale
+    if prior_factor is None or scale is None:
         return (
             f"prior {problem.prior.name!r} does not make its signals of W W^T, or Q K^T"
         )
@@ -595,22 +568,18 @@ def wide_factor_point(
     observed = label_observations(problem, alpha)
     if isinstance(observed, str):
         return observed
-    prior: Any = problem.prior
-    factor = prior.factor.draw(
-        monte_carlo_rng("shape of a factor"), 1, dimension, width
-    )
+    rng = monte_carlo_rng("shape of a factor")
+    factor = prior_factor.draw(rng, 1, dimension, width)
     columns = factor.shape[-1]
+    penalty = decay / (2 * dimension * scale(factor))
     positive = is_symmetric(problem.model)
-    minimum = fixed_point(
-        prior, observed, decay / (2 * dimension * scale(factor)), positive
-    )
+    minimum = fixed_point(problem.prior, observed, penalty, positive)
     if minimum.estimate.rank > columns / dimension:
         return (
             f"a factor of {columns} columns is narrower than the minimum is of rank "
             f"({minimum.estimate.rank * dimension:.0f} of D = {dimension}), and can end in other minima"
         )
-    point = minimum_point(problem, alpha, minimum, positive)
     return replace(
-        point,
+        minimum_point(problem, alpha, minimum, positive),
         method="minimum over a wide factor, if the steps are enough to reach it; state evolution",
     )

@@ -53,11 +53,8 @@ ORIGINS = ("prior-mean", "zero")
 def _origin(problem: Problem, origin: str) -> tuple[Host, Host]:
     """Overlap Q and error V of the starting point."""
     second, mean_overlap = prior_moments(problem)
-    return (
-        (mean_overlap, second - mean_overlap)
-        if origin == "prior-mean"
-        else (np.zeros_like(second), second)
-    )
+    Q = mean_overlap if origin == "prior-mean" else np.zeros_like(second)
+    return Q, second - Q
 
 
 def first_order(
@@ -106,14 +103,12 @@ def first_order_theory(
     problem: Problem, alpha: float, origin: str
 ) -> tuple[Host, Host, Host, str]:
     """Overlap Q (P, P), error V (P, P), numerical error of diag V (P,), and method of ``first_order`` in the limit."""
-    Q, V = _origin(problem, origin)
-    information = information_at(problem, Q, V)
+    information = information_at(problem, *_origin(problem, origin))
     scale = problem.model.kappa * alpha
-    Q, V = overlap_at(problem, scale * information.value)
-    shifted = overlap_at(
-        problem,
-        scale * information.value + scale * np.diag(np.diagonal(information.error)),
-    )[1]
+    Qhat = scale * information.value
+    Q, V = overlap_at(problem, Qhat)
+    Qhat_error = scale * np.diag(np.diagonal(information.error))
+    _, shifted = overlap_at(problem, Qhat + Qhat_error)
     return Q, V, np.abs(np.diagonal(shifted - V)), information.method
 
 
@@ -168,20 +163,13 @@ class Spectral(Algorithm):
 
     def __post_init__(self) -> None:
         for key, choices in (("kind", KINDS), ("origin", ORIGINS)):
-            require(
-                self,
-                key,
-                getattr(self, key) in (None, *choices),
-                f"one of {', '.join(choices)}",
-            )
+            is_valid = getattr(self, key) in (None, *choices)
+            require(self, key, is_valid, f"one of {', '.join(choices)}")
         if self.regularisation is not None:
             require(self, "regularisation", self.regularisation > 0, "> 0")
-            require(
-                self,
-                "regularisation",
-                self.kind != "asymmetric",
-                "left out with kind = 'asymmetric'",
-            )
+            is_used = self.kind != "asymmetric"
+            rule = "left out with kind = 'asymmetric'"
+            require(self, "regularisation", is_used, rule)
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why a parameter belongs to the other kind of model, or None."""
@@ -201,7 +189,7 @@ class Spectral(Algorithm):
         if problem.model.rank == "low":
             spectral = spectral_estimate(problem, data, rng, *self._low_rank())
             return Start(spectral.estimate, spectral.V)
-        return Start(*first_order(problem, data, self.origin or ORIGINS[0], rng))
+        return Start(*first_order(problem, data, self._origin, rng))
 
     def init(
         self, problem: Problem, data: Data, rng: np.random.Generator
@@ -221,10 +209,9 @@ class Spectral(Algorithm):
             remarks = "; ".join(spectral.remarks) or None
             next_state = SpectralState(spectral.estimate, state.rng, spectral.outliers)
             return next_state, Info(residual=0.0, warning=remarks, samples=n)
-        estimate = first_order(
-            problem, data, self.origin or ORIGINS[0], state.rng
-        ).estimate
-        return SpectralState(estimate, state.rng), Info(residual=0.0, samples=n)
+        denoised = first_order(problem, data, self._origin, state.rng)
+        next_state = SpectralState(denoised.estimate, state.rng)
+        return next_state, Info(residual=0.0, samples=n)
 
     def estimate(self, state: SpectralState) -> Array:
         """The spectral estimate."""
@@ -247,37 +234,29 @@ class Spectral(Algorithm):
         if problem.model.rank == "low":
             kind, regularisation = self._low_rank()
             limit = spectral_theory(problem, alpha, kind, regularisation)
-            overlap, gram, V, error = (
-                limit.cross,
-                limit.gram,
-                np.diag(limit.mse),
-                limit.error,
-            )
+            overlap, gram, V = limit.cross, limit.gram, np.diag(limit.mse)
+            error, second = limit.error, np.diagonal(prior_moments(problem)[0])
             method = f"Monte Carlo over labels, spectral theory ({kind})"
             details["squared_cosine"] = np.diagonal(limit.overlap).tolist()
-            details["squared_cosine_error"] = (
-                error / np.diagonal(prior_moments(problem)[0])
-            ).tolist()
+            details["squared_cosine_error"] = (error / second).tolist()
             if limit.modes:
                 details["leading_eigenvalues"] = [
                     mode.eigenvalue if mode.is_outlier else None for mode in limit.modes
                 ]
         else:
-            overlap, V, error, rule = first_order_theory(
-                problem, alpha, self.origin or ORIGINS[0]
-            )
+            overlap, V, error, rule = first_order_theory(problem, alpha, self._origin)
             gram, method = overlap, f"{rule}, one step"
-        point = (
-            point_document(
-                problem, Prediction(alpha, overlap, V, error, "spectral", method)
-            )
-            | details
-        )
+        prediction = Prediction(alpha, overlap, V, error, "spectral", method)
+        point = point_document(problem, prediction) | details
         return AlgorithmPrediction.of_point(
             point, own_overlap=gram, between_students=gram
         )
 
+    @property
+    def _origin(self) -> str:
+        return self.origin or ORIGINS[0]
+
     def _low_rank(self) -> tuple[str, float]:
-        return self.kind or KINDS[
-            0
-        ], REGULARISATION if self.regularisation is None else self.regularisation
+        """Kind and regularisation of the matrix."""
+        epsilon = self.regularisation
+        return self.kind or KINDS[0], REGULARISATION if epsilon is None else epsilon

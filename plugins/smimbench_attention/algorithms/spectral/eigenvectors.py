@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,66 +71,62 @@ def spectral_estimate(
     xp, place = namespace(data.inputs), matching(data.inputs)
     P, C, D = problem.components, problem.model.sites, data.dimension
     root = second_moment_root(problem)
-    chunks = sample_chunks(problem.model, data.inputs, P * C)
-    G = xp.concat(
-        [
-            label_matrices(
-                problem.channel, data.labels[k, ...], root, C, rng, data.inputs
-            )
-            for k in chunks
-        ]
-    )
-    theory = spectral_theory(problem, data.sample_ratio, kind, regularisation)
-    hints = (
-        _sign_hints(problem, data, rng)
-        if problem.channel.symmetry in ("none", "permutations")
-        else None
-    )
-    spread = xp.asarray(root, **place)
+    channel, alpha = problem.channel, data.sample_ratio
+    matrices = [
+        label_matrices(channel, data.labels[chunk, ...], root, C, rng, data.inputs)
+        for chunk in sample_chunks(problem.model, data.inputs, P * C)
+    ]
+    G = xp.concat(matrices)
+    theory = spectral_theory(problem, alpha, kind, regularisation)
+    sign_hints = None
+    if channel.symmetry in ("none", "permutations"):
+        sign_hints = _sign_hints(problem, data, rng)
+    unwhiten = xp.asarray(root, **place)
     estimate = xp.zeros((P, D), **place)
     gram, cross = np.zeros((P, P)), np.zeros((P, P))
     outliers: list[float | None] = []
     remarks: list[str] = []
-    removed: list[Any] = []
+    removed: list[Array] = []
     for mode in theory.modes:
         e = None if mode.direction is None else xp.asarray(mode.direction, **place)
-        matrices = LinearizedMatrices(
-            problem, data, G if e is None else along_direction(G, e), removed
-        )
-        leading = matrices.leading_asymmetric(rng) if kind == "asymmetric" else None
-        outliers.append(None if leading is None else leading[0])
+        along = G if e is None else along_direction(G, e)
+        linearized = LinearizedMatrices(problem, data, along, removed)
+        leading = None
+        if kind == "asymmetric":
+            leading = linearized.leading_asymmetric(rng)
+        outlier = None if leading is None else leading[0]
         if leading is None:
-            leading = matrices.leading_symmetric(regularisation, rng)
+            leading = linearized.leading_symmetric(regularisation, rng)
             if kind == "symmetric":
-                outliers[-1] = leading[0]
+                outlier = leading[0]
             else:
                 remarks = [
                     "the asymmetric matrix has no real outlier; the symmetric one was used"
                 ]
-                mode = _same_direction(
-                    spectral_theory(
-                        problem, data.sample_ratio, "symmetric", regularisation
-                    ),
-                    mode,
+                symmetric_theory = spectral_theory(
+                    problem, alpha, "symmetric", regularisation
                 )
+                mode = _same_direction(symmetric_theory, mode)
+        outliers.append(outlier)
         u = leading[1]
         if mode.is_outlier and e is not None:
             removed.append(u[0, :])
         U = u if e is None else e[:, None] * u
-        if hints is not None and float(xp.sum(hints * xp.matmul(spread, U))) < 0:
-            U = -U
+        if sign_hints is not None:
+            agreement = xp.sum(sign_hints * xp.matmul(unwhiten, U))
+            U = -U if float(agreement) < 0 else U
         scale = max(mode.scale**2, 1 / D)
         estimate = estimate + (scale * D) ** 0.5 * U
         gram += scale * mode.gram
-        # an eigenvector of all components at once does not hold as much of each as it is long
+        # An eigenvector of all components at once does not hold as much of each as it is long.
         cross += scale**0.5 * mode.A if mode.is_outlier else scale * mode.gram
     V = root @ with_floor(np.eye(P) - cross - cross.T + gram, SMALLEST_V) @ root
-    return SpectralEstimate(
-        xp.matmul(spread, estimate), xp.asarray(V, **place), remarks, outliers
-    )
+    estimate = xp.matmul(unwhiten, estimate)
+    return SpectralEstimate(estimate, xp.asarray(V, **place), remarks, outliers)
 
 
 def _same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
+    """The mode of a theory whose direction is closest to that of the given mode."""
     if mode.direction is None:
         return theory.modes[0]
 
@@ -145,19 +141,16 @@ def _same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
 def _sign_hints(problem: Problem, data: Data, rng: np.random.Generator) -> Array:
     """Vector ``adjoint(E[z | y])`` at the prior mean, which gives the signs of components where labels depend on them."""
     xp, place, P = namespace(data.inputs), matching(data.inputs), problem.components
-    total = xp.zeros((P, data.dimension), **place)
+    hints = xp.zeros((P, data.dimension), **place)
     V = xp.asarray(problem.prior.second_moment(P), **place)
     for chunk in sample_chunks(problem.model, data.inputs, P):
-        inputs = data.inputs[chunk, ...]
+        inputs, labels = data.inputs[chunk, ...], data.labels[chunk, ...]
         omega = xp.zeros((inputs.shape[0], P, problem.model.sites), **place)
-        posterior = problem.channel.posterior(
-            data.labels[chunk, ...], omega, V, rng=rng
-        )
-        # the gradient V^{-1} E[z | y], seen through V again
-        total = total + problem.model.adjoint(
-            inputs, checked_posterior(posterior, omega).mean
-        )
-    return total
+        posterior = problem.channel.posterior(labels, omega, V, rng=rng)
+        # The gradient V^{-1} E[z | y], seen through V again.
+        mean = checked_posterior(posterior, omega).mean
+        hints = hints + problem.model.adjoint(inputs, mean)
+    return hints
 
 
 class LinearizedMatrices:
@@ -174,34 +167,40 @@ class LinearizedMatrices:
         self.n, self.P, self.C = G.shape[:3]
         self.D = data.dimension
         self.G = self.xp.reshape(G, (self.n, self.P * self.C, self.P * self.C))
-        self.parts = list(sample_chunks(self.model, self.inputs, self.P))
+        self.chunks = list(sample_chunks(self.model, self.inputs, self.P))
 
     def _weigh(self, weights: Array, z: Array) -> Array:
-        vector = self.xp.reshape(z, (self.n, self.P * self.C, 1))
-        return self.xp.reshape(
-            self.xp.matmul(weights, vector), (self.n, self.P, self.C)
-        )
+        """Multiply the latents of every sample by its matrix."""
+        xp = self.xp
+        flat = xp.reshape(z, (self.n, self.P * self.C, 1))
+        return xp.reshape(xp.matmul(weights, flat), (self.n, self.P, self.C))
 
     def _project(self, u: Array) -> Array:
+        """Remove the directions that have been found."""
         for v in self.removed:
             u = u - self.xp.matmul(u, v[:, None]) * v[None, :]
         return u
 
     def _latents(self, u: Array) -> Array:
-        return self.xp.concat(
-            [self.model.forward(self.inputs[chunk, ...], u) for chunk in self.parts]
-        )
+        """Latents of all samples."""
+        latents = [
+            self.model.forward(self.inputs[chunk, ...], u) for chunk in self.chunks
+        ]
+        return self.xp.concat(latents)
 
     def _signal(self, z: Array) -> Array:
-        return self._project(
-            sum(
-                self.model.adjoint(self.inputs[chunk, ...], z[chunk, ...])
-                for chunk in self.parts
-            )
+        """Signal from latents, without the directions that have been found."""
+        signal = sum(
+            self.model.adjoint(self.inputs[chunk, ...], z[chunk, ...])
+            for chunk in self.chunks
         )
+        return self._project(signal)
 
     def _device(self, vector: Host, shape: tuple[int, ...]) -> Array:
         return self.xp.reshape(self.xp.asarray(vector, **matching(self.inputs)), shape)
+
+    def _host(self, product: Array) -> Host:
+        return to_host(product).astype(np.float64).reshape(-1)
 
     def leading_symmetric(
         self, regularisation: float, rng: np.random.Generator
@@ -211,17 +210,12 @@ class LinearizedMatrices:
 
         shape, size = (self.P, self.D), self.P * self.D
         identity = self.xp.eye(self.P * self.C, **matching(self.G))
-        weights = identity - self.xp.linalg.inv(
-            (1 + regularisation) * identity + self.G
-        )
+        regularised = (1 + regularisation) * identity + self.G
+        weights = identity - self.xp.linalg.inv(regularised)
 
         def product(vector: Host) -> Host:
             u = self._project(self._device(vector, shape))
-            return (
-                to_host(self._signal(self._weigh(weights, self._latents(u))))
-                .astype(np.float64)
-                .reshape(-1)
-            )
+            return self._host(self._signal(self._weigh(weights, self._latents(u))))
 
         start = rng.standard_normal(size)
         if size <= 40:  # Lanczos' method needs a space much larger than its basis
@@ -229,16 +223,9 @@ class LinearizedMatrices:
             values, vectors = np.linalg.eigh(symmetric(dense))
             return float(values[-1]), self._device(vectors[:, -1], shape)
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
+        options = {"v0": start, "ncv": min(size, 60), "tol": 1e-6, "maxiter": 400}
         try:
-            values, vectors = eigsh(
-                operator,
-                k=1,
-                which="LA",
-                v0=start,
-                ncv=min(size, 60),
-                tol=1e-6,
-                maxiter=400,
-            )
+            values, vectors = eigsh(operator, k=1, which="LA", **options)
         except ArpackNoConvergence as error:
             raise ArithmeticError(
                 f"Lanczos' method did not converge: {error}"
@@ -254,44 +241,34 @@ class LinearizedMatrices:
         """
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
 
-        size = self.n * self.P * self.C
-        # Labels such as signs change no second moments: K is zero, and has no eigenvector to look for.
-        if size < 2 * RIGHTMOST + 4 or not bool(
-            self.xp.max(self.xp.abs(self.G)) > 1e-12
-        ):
+        xp, size = self.xp, self.n * self.P * self.C
+        if size < 2 * RIGHTMOST + 4:
             return None
+        # Labels such as signs change no second moments: K is zero, and has no eigenvector to look for.
+        if not bool(xp.max(xp.abs(self.G)) > 1e-12):
+            return None
+
+        def weighed(vector: Host) -> Array:
+            return self._weigh(self.G, self._device(vector, (-1,)))
 
         def product(vector: Host) -> Host:
-            weighed = self._weigh(self.G, self._device(vector, (-1,)))
-            return (
-                to_host(self._latents(self._signal(weighed)) - weighed)
-                .astype(np.float64)
-                .reshape(-1)
-            )
+            z = weighed(vector)
+            return self._host(self._latents(self._signal(z)) - z)
 
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
-        start, ncv = rng.standard_normal(size), min(size, 80)
+        start = rng.standard_normal(size)
+        options = {"v0": start, "ncv": min(size, 80), "tol": 1e-6, "maxiter": 200}
         try:
-            values, vectors = eigs(
-                operator,
-                k=RIGHTMOST,
-                which="LR",
-                v0=start,
-                ncv=ncv,
-                tol=1e-6,
-                maxiter=200,
-            )
+            values, vectors = eigs(operator, k=RIGHTMOST, which="LR", **options)
         except ArpackNoConvergence as error:
             values, vectors = error.eigenvalues, error.eigenvectors
-        real = [
-            i
-            for i in np.argsort(-values.real)
-            if abs(values[i].imag) <= 1e-9 * abs(values[i])
-        ]
-        # Where there is an outlier it is alpha F > 1; a smaller one belongs to the bulk.
-        if not real or values[real[0]].real <= 1:
+        is_real = np.abs(values.imag) <= 1e-9 * np.abs(values)
+        if not is_real.any():
             return None
-        u = self._signal(
-            self._weigh(self.G, self._device(vectors[:, real[0]].real, (-1,)))
-        )
-        return float(values[real[0]].real), u / self.xp.sqrt(self.xp.sum(u * u))
+        leading = int(np.argmax(np.where(is_real, values.real, -np.inf)))
+        eigenvalue = float(values[leading].real)
+        # Where there is an outlier it is alpha F > 1; a smaller one belongs to the bulk.
+        if eigenvalue <= 1:
+            return None
+        u = self._signal(weighed(vectors[:, leading].real))
+        return eigenvalue, u / xp.sqrt(xp.sum(u * u))

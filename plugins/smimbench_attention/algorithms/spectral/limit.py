@@ -34,13 +34,13 @@ Derived, checked by tests/algorithms/test_spectral_limit.py (closed forms of arX
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from smimbench.backend import matching, namespace
-from smimbench.interfaces import Array, Host, checked_posterior
+from smimbench.interfaces import Array, Channel, Host, checked_posterior
 from smimbench.numerics import (
     monte_carlo_rng,
     normal_points,
@@ -74,15 +74,12 @@ def why_not(problem: Problem) -> str | None:
 def second_moment_root(problem: Problem) -> Host:
     """Symmetric root of the prior's second moment (P, P)."""
     root = np.asarray(symmetric_root(prior_moments(problem)[0]))
-    return (
-        np.eye(len(root))
-        if np.allclose(root, np.eye(len(root)), rtol=0, atol=1e-12)
-        else root
-    )
+    identity = np.eye(len(root))
+    return identity if np.allclose(root, identity, rtol=0, atol=1e-12) else root
 
 
 def label_matrices(
-    channel: Any,
+    channel: Channel,
     labels: Array,
     root: Host,
     C: int,
@@ -195,11 +192,9 @@ def spectral_theory(
     pooled = _solve_modes(
         G.reshape(-1, *G.shape[2:]), basis, alpha, kind, regularisation, root
     )
-    scrambles = [_solve_modes(g, basis, alpha, kind, regularisation, root) for g in G]
-    error = np.std([scramble.mse for scramble in scrambles], axis=0, ddof=1) / np.sqrt(
-        len(scrambles)
-    )
-    return replace(pooled, error=error)
+    errors = [_solve_modes(g, basis, alpha, kind, regularisation, root).mse for g in G]
+    deviation = np.std(errors, axis=0, ddof=1)
+    return replace(pooled, error=deviation / np.sqrt(len(errors)))
 
 
 @functools.lru_cache(maxsize=8)
@@ -226,20 +221,14 @@ def _common_basis(problem: Problem) -> Host | None:
     halves = (G + G.transpose(0, 1, 4, 3, 2)) / 2
     blocks = halves.transpose(0, 2, 4, 1, 3).reshape(-1, P, P)
     energy = (blocks**2).sum()
-    mix = monte_carlo_rng("spectral limit: mixture of blocks").standard_normal(
-        len(blocks)
-    )
+    rng = monte_carlo_rng("spectral limit: mixture of blocks")
     # A random combination has the common eigenvectors and, unless two directions are alike, distinct eigenvalues.
-    candidates = [
-        np.eye(P),
-        np.linalg.eigh(
-            np.einsum("n,npq->pq", mix / np.sqrt(1 + (blocks**2).sum((1, 2))), blocks)
-        )[1].T,
-    ]
-    for basis in candidates:
+    weights = rng.standard_normal(len(blocks)) / np.sqrt(1 + (blocks**2).sum((1, 2)))
+    combination = np.einsum("n,npq->pq", weights, blocks)
+    for basis in (np.eye(P), np.linalg.eigh(combination)[1].T):
         turned = basis @ blocks @ basis.T
-        off = (turned**2).sum() - (np.diagonal(turned, axis1=1, axis2=2) ** 2).sum()
-        if off <= 1e-2 * energy:
+        on_diagonal = (np.diagonal(turned, axis1=1, axis2=2) ** 2).sum()
+        if (turned**2).sum() - on_diagonal <= 1e-2 * energy:
             return np.asarray(basis)
     return None
 
@@ -252,30 +241,22 @@ def _solve_modes(
     regularisation: float,
     root: Host,
 ) -> SpectralTheory:
+    """Theory from label matrices G (n, P, C, P, C), direction by direction or all components at once."""
     P = G.shape[1]
     if basis is None:
         modes = [joint_mode(G, alpha, kind, regularisation)]
     else:
         modes = [direction_mode(G, e, alpha, kind, regularisation) for e in basis]
         modes.sort(key=lambda mode: -mode.strength)
-    M = sum((mode.scale * mode.A for mode in modes), np.zeros((P, P)))
-    whitened = sum((mode.scale**2 * mode.gram for mode in modes), np.zeros((P, P)))
-    self_overlap, signal_overlap = root @ whitened @ root, root @ M @ root
-    gram, cross, second = (
-        np.diagonal(self_overlap),
-        np.diagonal(signal_overlap),
-        np.diagonal(root @ root),
-    )
+    zero = np.zeros((P, P))
+    whitened_cross = sum((mode.scale * mode.A for mode in modes), zero)
+    whitened_gram = sum((mode.scale**2 * mode.gram for mode in modes), zero)
+    gram, cross = root @ whitened_gram @ root, root @ whitened_cross @ root
+    Q, M, T = (np.diagonal(matrix) for matrix in (gram, cross, root @ root))
     with np.errstate(divide="ignore", invalid="ignore"):
-        cosine = np.where(gram > 0, cross**2 / (gram * second), 0.0)
-    return SpectralTheory(
-        tuple(modes),
-        np.diag(cosine),
-        second - 2 * cross + gram,
-        np.zeros(P),
-        self_overlap,
-        signal_overlap,
-    )
+        cosine = np.where(Q > 0, M**2 / (Q * T), 0.0)
+    mse = T - 2 * M + Q
+    return SpectralTheory(tuple(modes), np.diag(cosine), mse, np.zeros(P), gram, cross)
 
 
 def direction_mode(
@@ -293,17 +274,15 @@ def direction_mode(
     def mode(eigenvalue: float, q: float) -> Mode:
         return Mode(eigenvalue, e, np.sqrt(q) * outer, outer, alpha * F)
 
-    nothing = mode(np.nan, 0.0)
+    no_outlier = mode(np.nan, 0.0)
     if kind == "asymmetric":
-        return (
-            mode(alpha * F, (alpha - 1 / F) / (alpha + mean(g**3) / F**2))
-            if alpha * F > 1
-            else nothing
-        )
+        if alpha * F <= 1:
+            return no_outlier
+        return mode(alpha * F, (alpha - 1 / F) / (alpha + mean(g**3) / F**2))
     t = 1 - 1 / (1 + g + regularisation)
     top = float(t.max())
     if top <= 0:
-        return nothing
+        return no_outlier
 
     def edge(chi: float) -> float:
         return alpha * chi**2 * mean((t / (1 - chi * t)) ** 2) - 1
@@ -313,14 +292,11 @@ def direction_mode(
 
     from scipy.optimize import brentq
 
-    largest = (1 - 1e-12) / top
-    end = (
-        brentq(edge, 1e-9 * largest, largest, xtol=1e-15)
-        if edge(largest) > 0
-        else largest
-    )
+    end = (1 - 1e-12) / top
+    if edge(end) > 0:
+        end = brentq(edge, 1e-9 * end, end, xtol=1e-15)
     if outlier(end) <= 0:
-        return nothing
+        return no_outlier
     chi = brentq(outlier, 1e-9 * end, end, xtol=1e-15)
     J = t / (1 - chi * t)
     q = (1 / chi**2 - alpha * mean(J * J)) / (1 / chi**2 + alpha * mean(g * J * J))
@@ -352,9 +328,9 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
     flat = G.reshape(n, size, size)
     identity = np.eye(size)
     strength = alpha * float(np.linalg.eigvalsh(_site_map(flat, flat, P))[-1])
-    nothing = Mode(np.nan, None, np.zeros((P, P)), np.eye(P) / P, strength)
+    no_outlier = Mode(np.nan, None, np.zeros((P, P)), np.eye(P) / P, strength)
     if strength <= 1:
-        return nothing
+        return no_outlier
     if kind == "asymmetric":
         X, J, eigenvalue = np.eye(P), flat / strength, strength
     else:
@@ -365,29 +341,27 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
 
         joint_outlier = _joint_outlier(flat, alpha, P, resolvent)
         if joint_outlier is None:
-            return nothing
+            return no_outlier
         X, eigenvalue = joint_outlier
         J = resolvent(X)
     mapped = np.kron(np.linalg.inv(X), np.eye(P)) - alpha * _site_map(J, flat, P)
     A = np.linalg.eigh(symmetric(mapped))[1][:, 0].reshape(P, P)
     A = A * np.sign(np.trace(A) or 1.0)
-    spread = alpha * _site_trace(
-        J @ np.kron(A, np.eye(C)) @ (identity + flat) @ np.kron(A.T, np.eye(C)) @ J, P
-    )
-    kronecker = np.kron(X, X)
-    noise = np.linalg.solve(
-        np.eye(P * P) - alpha * kronecker @ _site_map(J, J, P),
-        kronecker @ spread.reshape(-1),
-    ).reshape(P, P)
+    left, right = np.kron(A, np.eye(C)), np.kron(A.T, np.eye(C))
+    signal = J @ left @ (identity + flat) @ right @ J
+    S = alpha * _site_trace(signal, P)
+    XX = np.kron(X, X)
+    equations = np.eye(P * P) - alpha * XX @ _site_map(J, J, P)
+    noise = np.linalg.solve(equations, XX @ S.reshape(-1)).reshape(P, P)
     gram = A @ A.T + noise
     norm = float(np.trace(gram))
     if np.linalg.eigvalsh(symmetric(noise))[0] < 0:  # a solution inside the bulk
-        return nothing
+        return no_outlier
     return Mode(float(eigenvalue), None, A / np.sqrt(norm), gram / norm, strength)
 
 
 def _joint_outlier(
-    flat: Host, alpha: float, P: int, resolvent: Any
+    flat: Host, alpha: float, P: int, resolvent: Callable[[Host], Host]
 ) -> tuple[Host, float] | None:
     """Matrix ``X`` and the outlier, by Newton's method from the known solution without epsilon, or None.
 
@@ -401,10 +375,7 @@ def _joint_outlier(
     for _ in range(1000):
         J = flat @ np.linalg.inv(np.eye(P * C) + np.kron(Q, np.eye(C)) @ flat)
         Qhat = (alpha * _site_map(J, flat, P) @ Q.reshape(-1)).reshape(P, P)
-        next_Q = spectral_function(
-            Qhat,
-            lambda values: np.clip(values, 0, None) / (1 + np.clip(values, 0, None)),
-        )
+        next_Q = spectral_function(Qhat, _overlap_of_information)
         step, Q = np.abs(next_Q - Q).max(), next_Q
         if step < 1e-7:
             break
@@ -430,6 +401,12 @@ def _joint_outlier(
     if np.abs(solution.fun).max() > 1e-6 or np.linalg.eigvalsh(X)[0] <= 0:
         return None
     return X, eigenvalue
+
+
+def _overlap_of_information(information: Host) -> Host:
+    """Overlap ``Qhat / (1 + Qhat)`` of a Gaussian signal, elementwise; none where the information is negative."""
+    positive = np.clip(information, 0, None)
+    return np.asarray(positive / (1 + positive))
 
 
 def _site_trace(J: Host, P: int) -> Host:
