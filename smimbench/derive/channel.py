@@ -10,6 +10,7 @@ import numpy as np
 from numpy.random import Generator
 
 from smimbench.backend.arrays import clip, matching, namespace
+from smimbench.derive.delegate import Delegate
 from smimbench.derive.integrate import integrate
 from smimbench.derive.labels import (
     few_labels,
@@ -21,7 +22,7 @@ from smimbench.derive.labels import (
     symmetry_of_labels,
 )
 from smimbench.derive.likelihood_information import LikelihoodInformation
-from smimbench.derive.samples import PosteriorAccuracy, PosteriorMoments
+from smimbench.derive.samples import PosteriorMoments
 from smimbench.interfaces import (
     Array,
     Channel,
@@ -36,30 +37,15 @@ from smimbench.numerics.linalg import symmetric, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng
 
 
-class DerivedChannel:
+class DerivedChannel(Delegate):
     """A channel with the members it lacks derived from its ``forward``; members that it implements are kept."""
+
+    _original = "channel"
 
     def __init__(self, channel: Any, sites: int) -> None:
         self.channel = channel
         self.sites = int(sites)
         self.components = int(channel.components)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("channel", "sites") or (
-            name.startswith("__") and name.endswith("__")
-        ):
-            raise AttributeError(name)
-        if getattr(self.channel, name, None) is None:
-            if name == "predict" and self.noisy:
-                return self._predict_noiseless
-            if name == "vjp" and self.smooth:
-                return self._vjp
-            if name == "symmetry":
-                return self._symmetry
-        return getattr(self.channel, name)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.channel!r}, sites={self.sites})"
 
     @cached_property
     def noisy(self) -> bool:
@@ -72,18 +58,31 @@ class DerivedChannel:
         return is_smooth(self._predict, probe(self.channel, self.sites, 64))
 
     @cached_property
-    def _symmetry(self) -> str:
-        return symmetry_of_labels(self.channel, self.sites)
+    def symmetry(self) -> str:
+        """The channel's own, or the largest group of transformations of the latents that no label sees."""
+        if self.channel.symmetry is None:
+            return symmetry_of_labels(self.channel, self.sites)
+        return str(self.channel.symmetry)
+
+    @property
+    def predict(self) -> Any:
+        """The channel's own, or the mean label where labels are noisy, or None."""
+        if self.channel.predict is None and self.noisy:
+            return self._mean_label
+        return self.channel.predict
+
+    @property
+    def vjp(self) -> Any:
+        """The channel's own, or one by finite differences where labels are smooth, or None."""
+        if self.channel.vjp is None and self.smooth:
+            return self._vjp
+        return self.channel.vjp
 
     def _predict(self, z: Array) -> Array:
-        direct = self.channel.predict
-        if direct is not None:
-            return direct(z)
-        return (
-            self._predict_noiseless(z)
-            if self.noisy
-            else observable(self.channel, self.channel.forward(z))
-        )
+        """Noiseless label in observable form."""
+        if self.predict is None:
+            return observable(self.channel, self.channel.forward(z))
+        return self.predict(z)
 
     @property
     def draws_predictions(self) -> bool:
@@ -96,21 +95,19 @@ class DerivedChannel:
         Equal ``index`` takes equal draws, others independent ones.
         """
         # A product of two means needs no small noise, only many latents.
-        return self._mean_of_draws(z, 8, 0, *index), self._mean_of_draws(
-            z, 8, 1, *index
-        )
+        mean = self._mean_of_draws(z, 8, 0, *index)
+        return mean, self._mean_of_draws(z, 8, 1, *index)
 
-    def _predict_noiseless(self, z: Array) -> Array:
+    def _mean_label(self, z: Array) -> Array:
         """``E[y | z]`` as a mean over 64 fixed draws of the noise; a channel with its own ``predict`` is exact."""
         return self._mean_of_draws(z, 64)
 
     def _mean_of_draws(self, z: Array, count: int, *index: int) -> Array:
-        total: Any = 0.0
-        for seed in range(count):
-            rng = monte_carlo_rng("prediction: labels", *index, seed)
-            total = total + namespace(z).astype(
-                observable(self.channel, self.channel.forward(z, rng=rng)), z.dtype
-            )
+        total: Array = 0.0
+        for draw in range(count):
+            rng = monte_carlo_rng("prediction: labels", *index, draw)
+            label = observable(self.channel, self.channel.forward(z, rng=rng))
+            total = total + namespace(z).astype(label, z.dtype)
         return total / count
 
     def _vjp(self, z: Array, cotangent: Array) -> Array:
@@ -121,26 +118,21 @@ class DerivedChannel:
         weight = xp.reshape(xp.astype(cotangent, xp.float64), (n, -1))
         step = 1e-3
         columns = []
-        for p in range(self.components):
-            for c in range(self.sites):
-                unit = np.zeros((1, self.components, self.sites))
-                unit[0, p, c] = step
-                shift = xp.asarray(unit, **matching(z, xp.float64))
-                total = xp.zeros((n,), **matching(z, xp.float64))
-                for factor, coefficient in ((1, 8.0), (-1, -8.0), (2, -1.0), (-2, 1.0)):
-                    y = xp.reshape(
-                        xp.astype(self._predict(wide + factor * shift), xp.float64),
-                        (n, -1),
-                    )
-                    total = total + coefficient * xp.sum(weight * y, axis=1)
-                columns.append(total / (12 * step))
+        for entry in range(self.components * self.sites):
+            unit = np.zeros((1, self.components, self.sites))
+            unit.flat[entry] = step
+            shift = xp.asarray(unit, **matching(wide))
+            total = xp.zeros((n,), **matching(wide))
+            for factor, coefficient in ((1, 8.0), (-1, -8.0), (2, -1.0), (-2, 1.0)):
+                y = xp.astype(self._predict(wide + factor * shift), xp.float64)
+                y = xp.reshape(y, (n, -1))
+                total = total + coefficient * xp.sum(weight * y, axis=1)
+            columns.append(total / (12 * step))
         return xp.astype(xp.reshape(xp.stack(columns, axis=1), z.shape), z.dtype)
 
 
 LARGEST_DIMENSION = 12
 """Largest latent dimension in which a likelihood is integrated; at twice this, hardly any point would be effective."""
-ACCURACY = 1e-2
-"""Default error allowed in the posterior mean; if doubled, hard samples cost up to four times less."""
 
 
 class IntegratedChannel(DerivedChannel):
@@ -153,9 +145,9 @@ class IntegratedChannel(DerivedChannel):
     ----------
     channel : object
         With ``forward(z, rng=...)``, ``log_likelihood(y, z) -> (n,)`` (up to a constant that may depend on y; ``-inf`` for
-        impossible latents) and ``components``. An attribute ``accuracy`` (1e-2 unless set) is the
-        error of the posterior mean to aim at: root mean square over samples, relative to ``sqrt(diag V)``. More than four
-        times the usual work is not spent on it; what was reached is reported in ``Posterior.error``.
+        impossible latents) and ``components``. The error of the posterior mean that is aimed at (``ACCURACY``) is the root mean
+        square over samples, relative to ``sqrt(diag V)``. More than sixteen times the usual points are not spent on it; what
+        was reached is reported in ``Posterior.error``.
     sites : int
         C.
 
@@ -183,7 +175,6 @@ class IntegratedChannel(DerivedChannel):
                 f"channel {getattr(channel, 'name', '?')!r} gives a log_likelihood only, which can be integrated in up to "
                 f"{LARGEST_DIMENSION} latent dimensions; {self.components} components * {self.sites} sites need a posterior",
             )
-        self.accuracy = ACCURACY
 
     def posterior(
         self,
@@ -203,36 +194,29 @@ class IntegratedChannel(DerivedChannel):
         n, P, C = omega.shape
         root = symmetric_root(xp.astype(V, xp.float64))
         # V^{1/2} (x) I_C takes whitened latents (P C,) to z - omega.
-        eye = xp.eye(C, **matching(root))
-        lift = xp.reshape(
-            root[:, None, :, None] * eye[None, :, None, :], (P * C, P * C)
-        )
-        mean = omega + xp.astype(
-            xp.reshape(xp.matmul(whitened.mean, lift), (n, P, C)), omega.dtype
-        )
+        identity = xp.eye(C, **matching(root))
+        lift = root[:, None, :, None] * identity[None, :, None, :]
+        lift = xp.reshape(lift, (P * C, P * C))
+        shift = xp.reshape(xp.matmul(whitened.mean, lift), (n, P, C))
+        mean = omega + xp.astype(shift, omega.dtype)
         square = whitened.square - whitened.mean[:, :, None] * whitened.mean[:, None, :]
-        blocks = xp.reshape(
-            xp.matmul(xp.matmul(lift, xp.mean(square, axis=0)), lift), (P, C, P, C)
-        )
-        covariance = symmetric(
-            xp.sum(xp.stack([blocks[:, c, :, c] for c in range(C)]), axis=0) / C
-        )
+        blocks = xp.matmul(xp.matmul(lift, xp.mean(square, axis=0)), lift)
+        blocks = xp.reshape(blocks, (P, C, P, C))
+        of_sites = xp.stack([blocks[:, c, :, c] for c in range(C)])
+        covariance = symmetric(xp.sum(of_sites, axis=0) / C)
         moment = None
         if second_moment:
-            wide = xp.astype(xp.reshape(mean, (n, P * C)), xp.float64)
-            full = (
-                xp.matmul(xp.matmul(lift, square), lift)
-                + wide[:, :, None] * wide[:, None, :]
-            )
-            moment = xp.astype(xp.reshape(full, (n, P, C, P, C)), omega.dtype)
+            flat = xp.astype(xp.reshape(mean, (n, P * C)), xp.float64)
+            moment = xp.matmul(xp.matmul(lift, square), lift)
+            moment = moment + flat[:, :, None] * flat[:, None, :]
+            moment = xp.astype(xp.reshape(moment, (n, P, C, P, C)), omega.dtype)
         error = float(xp.sqrt(xp.mean(clip(whitened.error, 0.0, 1.0) ** 2)))
         return Posterior(mean, xp.astype(covariance, omega.dtype), moment, error)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """``log int N(z; omega, V (x) I_C) exp(log_likelihood(y, z)) dz`` (n,)."""
-        return namespace(omega).astype(
-            self._integrate(y, omega, V).log_norm, omega.dtype
-        )
+        log_norm = self._integrate(y, omega, V).log_norm
+        return namespace(omega).astype(log_norm, omega.dtype)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
         """``E sum_c g_c g_c^T`` (..., P, P), by the channel's own method or from its likelihood; leading axes are a batch."""
@@ -243,29 +227,22 @@ class IntegratedChannel(DerivedChannel):
     @property
     def susceptibility(self) -> Any:
         """The channel's ``susceptibility``, or the information's slope for one component with sign-blind labels, or None."""
-        susceptibility = self.channel.susceptibility
         information = self._information
-        if (
-            susceptibility is not None
-            or not information.blind_to_signs
-            or information.is_exact
-        ):
-            return susceptibility
+        derivable = information.blind_to_signs and not information.is_exact
+        if self.channel.susceptibility is None and derivable:
+            return self._slope
+        return self.channel.susceptibility
 
-        def slope(Q: Array, V: Array) -> Uncertain:
-            value = information.susceptibility(float(V[0, 0]))
-            return value._replace(
-                value=np.array([[value.value]]), error=np.array([[value.error]])
-            )
-
-        return slope
+    def _slope(self, Q: Array, V: Array) -> Uncertain:
+        """Slope of the information in the overlap, where that is zero."""
+        value, error, method = self._information.susceptibility(float(V[0, 0]))
+        return Uncertain(np.array([[value]]), np.array([[error]]), method)
 
     @cached_property
     def _information(self) -> LikelihoodInformation:
-        P = self.components
-        blind = P == 1 and self.symmetry not in ("none", "permutations")
+        blind = self.components == 1 and self.symmetry not in ("none", "permutations")
         return LikelihoodInformation(
-            self.channel, P, self.sites, self.labels, blind, self.accuracy
+            self.channel, self.components, self.sites, self.labels, blind
         )
 
     @cached_property
@@ -276,9 +253,9 @@ class IntegratedChannel(DerivedChannel):
     def check(self) -> None:
         """Raise ParameterError if ``forward`` and ``log_likelihood`` do not describe the same channel."""
 
-        def refused(why: str) -> ParameterError:
-            who = getattr(self.channel, "name", type(self.channel).__name__)
-            return ParameterError("name", f"channel {who!r}: {why}")
+        def refused(reason: str) -> ParameterError:
+            name = getattr(self.channel, "name", type(self.channel).__name__)
+            return ParameterError("name", f"channel {name!r}: {reason}")
 
         z = probe(self.channel, self.sites, 16)
         y = np.asarray(
@@ -310,11 +287,11 @@ class IntegratedChannel(DerivedChannel):
         """Whether predictions are means over random draws; not if a label has few values, which are summed exactly."""
         return self.labels is None and super().draws_predictions
 
-    def _predict_noiseless(self, z: Array) -> Array:
+    def _mean_label(self, z: Array) -> Array:
         """``E[y | z]``: exact where a label has few values, otherwise a mean over fixed draws of the noise."""
         labels = self.labels
         if labels is None:
-            return super()._predict_noiseless(z)
+            return super()._mean_label(z)
         xp = namespace(z)
         total: Any = 0.0
         norm: Any = 0.0
@@ -335,7 +312,7 @@ class IntegratedChannel(DerivedChannel):
             raise ValueError(
                 f"omega must have shape (n, {self.components}, {self.sites}), got {tuple(omega.shape)}"
             )
-        return integrate(self.channel, y, omega, V, PosteriorAccuracy(self.accuracy))
+        return integrate(self.channel, y, omega, V, refine=True)
 
 
 def complete_channel(channel: Any, model: Model) -> Any:

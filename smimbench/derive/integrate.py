@@ -21,18 +21,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import clip, matching, namespace
 from smimbench.derive.samples import (
+    ACCURACY,
     ENOUGH,
     LINES,
     POINTS,
     REPLICATES,
     THIN,
     TRUSTED,
-    PosteriorAccuracy,
     PosteriorMoments,
     Samples,
 )
@@ -48,9 +47,11 @@ ONE_LINE = 1e-3
 
 
 def integrate(
-    channel: Any, y: Array, omega: Array, V: Array, accuracy: PosteriorAccuracy
+    channel: Any, y: Array, omega: Array, V: Array, *, refine: bool
 ) -> PosteriorMoments:
     """Posterior moments of the whitened latents of every sample, block by block, for labels (n, ...) and omega (n, P, C).
+
+    ``refine``: samples whose error is above ``ACCURACY`` get more points, up to sixteen times as many.
 
     Raises
     ------
@@ -62,46 +63,46 @@ def integrate(
     if not n:
         raise ValueError("there must be at least one sample")
     root = symmetric_root(xp.astype(V, xp.float64))
-    size = max(1, BLOCK // (200 if P * C == 1 else 2 * POINTS * P * C))
+    scalar = P * C == 1
+    size = max(1, BLOCK // (200 if scalar else 2 * POINTS * P * C))
     blocks = []
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         for start in range(0, n, size):
             rows = slice(start, min(start + size, n))
             wide = xp.astype(omega[rows, ...], xp.float64)
-            block = Samples.on_prior(channel, y[rows, ...], wide, root, accuracy, start)
-            blocks.append(_on_one_line(block) if P * C == 1 else _from_prior(block))
-    return PosteriorMoments(
-        *(xp.concat(list(column), axis=0) for column in zip(*blocks))
-    )
+            block = Samples.on_prior(channel, y[rows, ...], wide, root, refine, start)
+            blocks.append(_on_one_line(block) if scalar else _from_prior(block))
+    return _joined(blocks)
+
+
+def _joined(blocks: list[PosteriorMoments]) -> PosteriorMoments:
+    """Moments of the samples of all blocks."""
+    xp = namespace(blocks[0].mean)
+    columns = zip(*blocks)
+    return PosteriorMoments(*(xp.concat(list(column), axis=0) for column in columns))
 
 
 def _from_prior(block: Samples) -> PosteriorMoments:
     """Posterior moments from points drawn from the prior; samples with too few effective points use another method."""
-    accuracy = block.accuracy
     moments = _on_points(block, POINTS)
     # Where errors of single samples average out, a few effective points will do.
-    enough = (1.0 if accuracy.effort > 1 else 0.2) * ENOUGH
+    enough = (1.0 if block.refine else 0.2) * ENOUGH
     easy = moments.effective >= enough * POINTS * REPLICATES
-    return _recompute(
-        block, _with_more_points(block, moments, easy), ~easy, _for_hard_samples
-    )
+    moments = _with_more_points(block, moments, easy)
+    return _recompute(block, moments, ~easy, _for_hard_samples)
 
 
 def _for_hard_samples(block: Samples) -> PosteriorMoments:
     """Posterior moments of samples that the prior's points barely cover, as the posterior is a thin sheet or a small region."""
-    accuracy = block.accuracy
     if block.d > 3:
         return _from_fit(block)
     # Lines through all of the prior miss no part of a sheet; a fit might settle on one.
     moments = _on_lines(block, LINES)
     met = moments.effective >= TRUSTED
-    if accuracy.effort > 1:
-        moments = _recompute(
-            block,
-            moments,
-            met & (moments.error > accuracy.target),
-            partial(_on_lines, count=4 * LINES),
-        )
+    if block.refine:
+        inaccurate = met & (moments.error > ACCURACY)
+        more_lines = partial(_on_lines, count=4 * LINES)
+        moments = _recompute(block, moments, inaccurate, more_lines)
     return _recompute(block, moments, ~met, _from_fit)
 
 
@@ -110,28 +111,20 @@ def _from_fit(block: Samples) -> PosteriorMoments:
     block = block.fitted()
     moments = _on_points(block, POINTS)
     thin = moments.effective < THIN * POINTS * REPLICATES
+    moments = _with_more_points(block, moments, ~thin)
     lines = LINES if block.d <= 3 else 4 * LINES
-    return _recompute(
-        block,
-        _with_more_points(block, moments, ~thin),
-        thin,
-        partial(_on_lines, count=lines),
-    )
+    return _recompute(block, moments, thin, partial(_on_lines, count=lines))
 
 
 def _with_more_points(
     block: Samples, moments: PosteriorMoments, mask: Array
 ) -> PosteriorMoments:
-    """Repeat with four times as many points for samples whose error is above the target, within the limit on effort."""
-    count = 4 * POINTS
-    effort = block.accuracy.effort
-    while effort > 1:
-        inaccurate = mask & (moments.error > block.accuracy.target)
-        moments = _recompute(
-            block, moments, inaccurate, partial(_on_points, count=count)
-        )
-        count = 4 * count
-        effort = effort // 4
+    """Repeat with four, then sixteen times as many points for samples whose error is above the target."""
+    counts = (4 * POINTS, 16 * POINTS) if block.refine else ()
+    for count in counts:
+        inaccurate = mask & (moments.error > ACCURACY)
+        more_points = partial(_on_points, count=count)
+        moments = _recompute(block, moments, inaccurate, more_points)
     return moments
 
 
@@ -142,100 +135,83 @@ def _recompute(
     method: Callable[[Samples], PosteriorMoments],
 ) -> PosteriorMoments:
     """Moments with those of the samples in ``mask`` recomputed, 128 samples at a time."""
-    xp = block.xp
-    rows = xp.nonzero(mask)[0]
-    starts = range(0, rows.shape[0], 128)
-    if not starts:
+    rows = block.xp.nonzero(mask)[0]
+    count = rows.shape[0]
+    if not count:
         return moments
-    recomputed = [
-        method(block.take(rows[i : min(i + 128, rows.shape[0])])) for i in starts
-    ]
-    pairs = zip(moments, zip(*recomputed))
-    return PosteriorMoments(
-        *(
-            put_at_mask(column, mask, xp.concat(list(rows), axis=0))
-            for column, rows in pairs
-        )
-    )
+    chunks = [rows[i : min(i + 128, count)] for i in range(0, count, 128)]
+    recomputed = _joined([method(block.take(chunk)) for chunk in chunks])
+    columns = zip(moments, recomputed)
+    return PosteriorMoments(*(put_at_mask(old, mask, new) for old, new in columns))
 
 
 def _on_one_line(block: Samples) -> PosteriorMoments:
     """Posterior moments for one latent dimension, by adaptive quadrature that looks for narrow peaks."""
-    accuracy = block.accuracy
-    device = array_api_compat.device(block.omega)
 
     def log_weight(t: Array, lines: Array) -> Array:
         return block.log_likelihood(t[..., None], lines)
 
-    moments = line_moments(
-        log_weight, block.omega.shape[0], block.xp, device,
-        tolerance=min(accuracy.target, ONE_LINE), search=accuracy.effort > 0,
-    )  # fmt: skip
-    mean = moments.mean[:, None]
+    place = matching(block.omega)
+    count = block.omega.shape[0]
+    log_norm, mean, square, error = line_moments(
+        log_weight, count, block.xp, place["device"], tolerance=ONE_LINE
+    )
+    mean = mean[:, None]
     return PosteriorMoments(
-        moments.log_norm,
-        mean,
-        moments.square[:, None, None],
-        moments.error,
-        mean,
-        mean,
-        moments.log_norm,
+        log_norm, mean, square[:, None, None], error, mean, mean, log_norm
     )
 
 
 def _on_lines(block: Samples, count: int) -> PosteriorMoments:
     """Posterior moments by adaptive quadrature along ``count`` parallel lines per sample and replicate."""
-    xp, (R, n, d), device = (
-        block.xp,
-        block.mean.shape,
-        array_api_compat.device(block.omega),
-    )
+    xp = block.xp
+    R, n, d = block.mean.shape
+    place = matching(block.omega)
     direction = xp.matmul(block.factor, block.axis[..., None])[..., 0]
     across = block.points(d - 1, count, "likelihood: lines")
-    across, base = block.placed(
-        xp.concat([xp.zeros_like(across[..., :1]), across], axis=-1)
-    )
+    across = xp.concat([xp.zeros_like(across[..., :1]), across], axis=-1)
+    across, base = block.placed(across)
     constant = xp.reshape(xp.sum(across * across, axis=-1), (-1,)) / 2
-    owner = xp.broadcast_to(xp.arange(n, device=device)[None, :, None], (R, n, count))
     along = xp.broadcast_to(direction[:, :, None, :], base.shape)
     origins = xp.reshape(base, (-1, d))
-    ways = xp.reshape(along, (-1, d))
-    owner = xp.reshape(owner, (-1,))
+    directions = xp.reshape(along, (-1, d))
+    numbers = xp.arange(n, device=place["device"])[None, :, None]
+    sample = xp.reshape(xp.broadcast_to(numbers, (R, n, count)), (-1,))
 
     def log_weight(t: Array, lines: Array) -> Array:
         """Log-likelihood along the lines, times the prior and divided by the Gaussian that the lines are drawn from."""
-        start, way = (xp.take(a, lines, axis=0)[:, None, :] for a in (origins, ways))
-        weight = block.log_weight(start + t[..., None] * way, xp.take(owner, lines))
+        origin = xp.take(origins, lines, axis=0)[:, None, :]
+        direction = xp.take(directions, lines, axis=0)[:, None, :]
+        u = origin + t[..., None] * direction
+        weight = block.log_weight(u, xp.take(sample, lines))
         return weight + t * t / 2 + xp.take(constant, lines)[:, None]
 
     moments = line_moments(
         log_weight,
         R * n * count,
         xp,
-        device,
+        place["device"],
         tolerance=2e-3,
         reach=8.0,
         rounds=20,
         search=False,
     )
     weight, mean, square = (xp.reshape(a, (R, n, count)) for a in moments[:3])
-    scatter = clip(square - mean * mean, 0.0, None)
-    return _combine_replicates(
-        block, weight, base + mean[..., None] * along, scatter[..., None] * along
-    )
+    variance = clip(square - mean * mean, 0.0, None)
+    points = base + mean[..., None] * along
+    return _combine_replicates(block, weight, points, variance[..., None] * along)
 
 
 def _on_points(block: Samples, count: int) -> PosteriorMoments:
     """Posterior moments by importance sampling with ``count`` quasi-random points per sample and replicate."""
-    xp, (R, n, d) = block.xp, block.mean.shape
+    xp = block.xp
+    R, n, d = block.mean.shape
     nodes, u = block.placed(block.points(d, count, "likelihood: modes"))
-    owner = xp.broadcast_to(xp.arange(n, device=array_api_compat.device(u)), (R, n))
-    weight = block.log_weight(
-        xp.reshape(u, (R * n, count, d)), xp.reshape(owner, (-1,))
-    )
-    return _combine_replicates(
-        block, xp.reshape(weight, (R, n, count)) + xp.sum(nodes * nodes, axis=-1) / 2, u
-    )
+    numbers = xp.arange(n, device=matching(u)["device"])
+    sample = xp.reshape(xp.broadcast_to(numbers, (R, n)), (-1,))
+    weight = block.log_weight(xp.reshape(u, (R * n, count, d)), sample)
+    weight = xp.reshape(weight, (R, n, count)) + xp.sum(nodes * nodes, axis=-1) / 2
+    return _combine_replicates(block, weight, u)
 
 
 def _combine_replicates(
@@ -247,10 +223,10 @@ def _combine_replicates(
     of the replicates says nothing: the error is then at least the size of the cloud over the square root of their number.
     Where no point is possible, the prior is left, with an error of its width.
     """
-    xp, (R, _, d) = block.xp, block.mean.shape
-    weight = (
-        weight + xp.sum(xp.log(xp.linalg.diagonal(block.factor)), axis=-1)[..., None]
-    )
+    xp = block.xp
+    R, _, d = block.mean.shape
+    log_determinant = xp.sum(xp.log(xp.linalg.diagonal(block.factor)), axis=-1)
+    weight = weight + log_determinant[..., None]
     top = xp.max(weight, axis=(0, 2))
     p = xp.exp(clip(weight - top[None, :, None], -700.0, 0.0))
     p = p * xp.astype(weight > 0.5 * IMPOSSIBLE, xp.float64) / weight.shape[2]
@@ -258,17 +234,15 @@ def _combine_replicates(
     means = xp.sum(p[..., None] * points, axis=2)
     squares = xp.matmul(xp.matrix_transpose(points * p[..., None]), points)
     if scatter is not None:
-        way = xp.matmul(block.factor, block.axis[..., None])
-        squares = squares + xp.sum(p[..., None] * scatter, axis=2)[
-            ..., None
-        ] * xp.matrix_transpose(way)
+        direction = xp.matmul(block.factor, block.axis[..., None])
+        along_lines = xp.sum(p[..., None] * scatter, axis=2)[..., None]
+        squares = squares + along_lines * xp.matrix_transpose(direction)
     norm = xp.mean(norms, axis=0)
     alive = norm > 0
     safe = xp.where(alive, norm, xp.ones_like(norm))
     mean = xp.mean(means, axis=0) / safe[:, None]
-    fallback = xp.astype(~alive, xp.float64)[:, None, None] * xp.eye(
-        d, **matching(mean)
-    )
+    identity = xp.eye(d, **matching(mean))
+    fallback = xp.astype(~alive, xp.float64)[:, None, None] * identity
     square = xp.mean(squares, axis=0) / safe[:, None, None] + fallback
     # Standard error of a ratio over the replicates.
     residuals = xp.sum((means - norms[..., None] * mean) ** 2, axis=(0, 2))
@@ -276,18 +250,14 @@ def _combine_replicates(
     effective = (R * norm) ** 2 / clip(xp.sum(p * p, axis=(0, 2)), 1e-300, None)
     apart = xp.sum((block.mean - xp.mean(block.mean, axis=0)) ** 2, axis=(0, 2))
     width = xp.sqrt((xp.sum(block.factor**2, axis=(0, 2, 3)) + apart) / (R * d))
-    few = effective < TRUSTED
-    error = xp.where(
-        few, xp.maximum(error, width / xp.sqrt(clip(effective, 1.0, None))), error
-    )
+    cloud = width / xp.sqrt(clip(effective, 1.0, None))
+    error = xp.where(effective < TRUSTED, xp.maximum(error, cloud), error)
     halves = []
     for group in (slice(0, R // 2), slice(R // 2, R)):
         mass = xp.sum(norms[group, :], axis=0)
         populated = mass > 1e-3 * norm
-        estimate = (
-            xp.sum(means[group, ...], axis=0)
-            / xp.where(populated, mass, xp.ones_like(mass))[:, None]
-        )
+        divisor = xp.where(populated, mass, xp.ones_like(mass))[:, None]
+        estimate = xp.sum(means[group, ...], axis=0) / divisor
         halves.append(xp.where(populated[:, None], estimate, mean))
     log_norm = xp.where(alive, top + xp.log(safe), top)
     return PosteriorMoments(

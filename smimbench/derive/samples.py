@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import clip, namespace
+from smimbench.backend.arrays import clip, matching, namespace
 from smimbench.interfaces import Array
 from smimbench.numerics.line_integrals import IMPOSSIBLE
 from smimbench.numerics.masked import put_at_mask
 from smimbench.numerics.qmc import whitened_points
 from smimbench.numerics.seeds import monte_carlo_rng
 
-POINTS = 256
-LINES = 16
+ACCURACY = 1e-2
+"""Error of the posterior mean to aim at, relative to ``sqrt(diag V)``. Doubled: hard samples cost up to four times less."""
+POINTS, LINES = 256, 16
 """Quasi-random points, and parallel lines, per sample and replicate. Doubled: twice the cost, errors fall by 1.4 to 2."""
 REPLICATES = 4
 """Independent copies whose spread is the error. Doubled: twice the cost, the error is known 1.4 times better."""
@@ -34,17 +34,6 @@ INFLATION = 1.3
 """Factor of a fit's covariance. Doubled: tails are safer and more points are wasted."""
 ROUNDS = 40
 """Most rounds of a fit. Doubled: labels that are twice as improbable are found."""
-
-
-class PosteriorAccuracy(NamedTuple):
-    """Accuracy target and work limit of an integral over a posterior.
-
-    ``target`` is the error of the posterior mean to aim at: root mean square over samples, relative to ``sqrt(diag V)``;
-    ``effort`` the largest factor by which points are added where the target is missed, 1 adds none.
-    """
-
-    target: float
-    effort: int = 16
 
 
 class PosteriorMoments(NamedTuple):
@@ -66,54 +55,34 @@ class Samples:
     """Samples with labels (n, ...), omegas (n, P, C), ``V^{1/2}``, and the Gaussians that integration points are drawn from.
 
     Points of replicate r come from ``N(mean, factor factor^T)``, (R, n, d) and (R, n, d, d); lines are drawn along ``axis``
-    (R, n, d), and points reflected by it, so that samples have independent errors.
+    (R, n, d), and points reflected by it, so that samples have independent errors. ``refine``: more points where these miss
+    ``ACCURACY``.
     """
 
     channel: Any
     y: Array
     omega: Array
     root: Array
-    accuracy: PosteriorAccuracy
+    refine: bool
     mean: Array
     factor: Array
     axis: Array
 
     @classmethod
     def on_prior(
-        cls,
-        channel: Any,
-        y: Array,
-        omega: Array,
-        root: Array,
-        accuracy: PosteriorAccuracy,
-        start: int,
+        cls, channel: Any, y: Array, omega: Array, root: Array, refine: bool, start: int
     ) -> Samples:
         """Samples with integration points drawn from the prior; ``start`` numbers the block."""
         xp = namespace(omega)
-        device = array_api_compat.device(omega)
         R = REPLICATES
         n = omega.shape[0]
         d = omega.shape[1] * omega.shape[2]
         axis = monte_carlo_rng("likelihood: block", d, start).standard_normal((n, d))
-        axis = xp.asarray(
-            axis / np.linalg.norm(axis, axis=1, keepdims=True),
-            dtype=xp.float64,
-            device=device,
-        )
-        mean = xp.zeros((R, n, d), dtype=xp.float64, device=device)
-        factor = xp.broadcast_to(
-            xp.eye(d, dtype=xp.float64, device=device), (R, n, d, d)
-        )
-        return cls(
-            channel,
-            y,
-            omega,
-            root,
-            accuracy,
-            mean,
-            factor,
-            xp.broadcast_to(axis, (R, n, d)),
-        )
+        axis = axis / np.linalg.norm(axis, axis=1, keepdims=True)
+        axis = xp.broadcast_to(xp.asarray(axis, **matching(omega)), (R, n, d))
+        mean = xp.zeros((R, n, d), **matching(omega))
+        factor = xp.broadcast_to(xp.eye(d, **matching(omega)), (R, n, d, d))
+        return cls(channel, y, omega, root, refine, mean, factor, axis)
 
     @property
     def xp(self) -> ModuleType:
@@ -128,52 +97,48 @@ class Samples:
     def take(self, rows: Array) -> Samples:
         """Subset of the samples."""
         take = self.xp.take
-        y, omega = (take(a, rows, axis=0) for a in (self.y, self.omega))
-        mean, factor, axis = (
-            take(a, rows, axis=1) for a in (self.mean, self.factor, self.axis)
+        return replace(
+            self,
+            y=take(self.y, rows, axis=0),
+            omega=take(self.omega, rows, axis=0),
+            mean=take(self.mean, rows, axis=1),
+            factor=take(self.factor, rows, axis=1),
+            axis=take(self.axis, rows, axis=1),
         )
-        return replace(self, y=y, omega=omega, mean=mean, factor=factor, axis=axis)
 
     def points(self, dimension: int, count: int, purpose: str) -> Array:
         """Quasi-random points (R, 1, count, dimension), shared by all samples but different for every replicate."""
-        host = [
+        replicates = [
             whitened_points(dimension, count, purpose, r) for r in range(REPLICATES)
         ]
-        return self.xp.asarray(
-            np.stack(host)[:, None],
-            dtype=self.xp.float64,
-            device=array_api_compat.device(self.omega),
-        )
+        return self.xp.asarray(np.stack(replicates)[:, None], **matching(self.omega))
 
     def placed(self, points: Array) -> tuple[Array, Array]:
         """Points (R, 1, k, d) of the standard normal law after reflection, and mapped into each sample's Gaussian (R, n, k,
         d).
         """
         xp = self.xp
-        turned = reflected(
-            xp.broadcast_to(points, (*self.mean.shape[:2], *points.shape[2:])),
-            self.axis,
-            xp,
-        )
-        return turned, self.mean[:, :, None, :] + xp.matmul(
-            turned, xp.matrix_transpose(self.factor)
-        )
+        shape = (*self.mean.shape[:2], *points.shape[2:])
+        turned = reflected(xp.broadcast_to(points, shape), self.axis, xp)
+        offsets = xp.matmul(turned, xp.matrix_transpose(self.factor))
+        return turned, self.mean[:, :, None, :] + offsets
 
     def log_likelihood(self, u: Array, rows: Array) -> Array:
         """``log_likelihood`` (N, k) at whitened latents (N, k, d) of the samples ``rows`` (N,)."""
-        xp, (N, k, _) = self.xp, u.shape
-        y, omega = (xp.take(a, rows, axis=0) for a in (self.y, self.omega))
+        xp = self.xp
+        N, k, _ = u.shape
+        y = xp.take(self.y, rows, axis=0)
+        omega = xp.take(self.omega, rows, axis=0)
         P, C = omega.shape[1:]
         shift = xp.reshape(u, (N * k, P, C))
         shift = self.root[0, 0] * shift if P == 1 else xp.matmul(self.root, shift)
-        z = xp.reshape(
-            omega[:, None, :, :] + xp.reshape(shift, (N, k, P, C)), (N * k, P, C)
+        z = omega[:, None, :, :] + xp.reshape(shift, (N, k, P, C))
+        label = y.shape[1:]
+        repeated = xp.broadcast_to(y[:, None, ...], (N, k, *label))
+        log_likelihood = self.channel.log_likelihood(
+            xp.reshape(repeated, (N * k, *label)), xp.reshape(z, (N * k, P, C))
         )
-        repeated = xp.reshape(
-            xp.broadcast_to(y[:, None, ...], (N, k, *y.shape[1:])),
-            (N * k, *y.shape[1:]),
-        )
-        log_likelihood = xp.astype(self.channel.log_likelihood(repeated, z), xp.float64)
+        log_likelihood = xp.astype(log_likelihood, xp.float64)
         if log_likelihood.shape != (N * k,):
             raise ValueError(
                 f"log_likelihood must return one number per sample, shape ({N * k},), got {tuple(log_likelihood.shape)}"
@@ -195,35 +160,27 @@ class Samples:
         effective. Every replicate has a fit of its own: where one has missed something, the replicates disagree and the
         error says so.
         """
-        xp, (R, n, d) = self.xp, self.mean.shape
+        xp = self.xp
+        R, n, d = self.mean.shape
+        place = matching(self.mean)
         count = 128 if d <= 3 else 512
         nodes = self.points(d, count, "likelihood: nodes")
         nodes = xp.reshape(xp.broadcast_to(nodes, (R, n, count, d)), (R * n, count, d))
-        owner = xp.reshape(
-            xp.broadcast_to(
-                xp.arange(n, device=array_api_compat.device(nodes)), (R, n)
-            ),
-            (-1,),
-        )
-        mean = xp.zeros_like(nodes[:, 0, :])
-        covariance = xp.reshape(self.factor * 0, (R * n, d, d))
-        covariance = covariance + xp.eye(
-            d, dtype=xp.float64, device=array_api_compat.device(nodes)
-        )
-        identity = covariance[:1, ...]
-        going = owner >= 0
+        numbers = xp.arange(n, device=place["device"])
+        sample = xp.reshape(xp.broadcast_to(numbers, (R, n)), (-1,))
+        mean = xp.zeros((R * n, d), **place)
+        identity = xp.eye(d, **place)[None, ...]
+        covariance = xp.zeros((R * n, d, d), **place) + identity
+        going = sample >= 0
         for _ in range(ROUNDS):
             rows = xp.nonzero(going)[0]
-            center, wide, points = (
-                xp.take(a, rows, axis=0) for a in (mean, covariance, nodes)
-            )
-            u = center[:, None, :] + xp.matmul(
-                points, xp.matrix_transpose(xp.linalg.cholesky(wide))
-            )
-            weight = (
-                self.log_weight(u, xp.take(owner, rows))
-                + xp.sum(points * points, axis=-1) / 2
-            )
+            center = xp.take(mean, rows, axis=0)
+            wide = xp.take(covariance, rows, axis=0)
+            points = xp.take(nodes, rows, axis=0)
+            root = xp.matrix_transpose(xp.linalg.cholesky(wide))
+            u = center[:, None, :] + xp.matmul(points, root)
+            weight = self.log_weight(u, xp.take(sample, rows))
+            weight = weight + xp.sum(points * points, axis=-1) / 2
             unfitted = effective_count(weight, xp) < FITTED * count
             going = put_at_mask(going, going, unfitted)
             rows = xp.nonzero(unfitted)[0]
@@ -233,28 +190,24 @@ class Samples:
                 xp.take(a, rows, axis=0) for a in (center, wide, u, weight)
             )
             fitted_center, square = _tempered_fit(u, weight, center, wide, xp)
-            square = (
-                INFLATION * square
-                + 1e-9 / d * xp.linalg.trace(square)[:, None, None] * identity
-            )
+            ridge = 1e-9 / d * xp.linalg.trace(square)[:, None, None] * identity
+            square = INFLATION * square + ridge
             # Nothing found: look further out.
             alive = xp.max(weight, axis=1) > 0.5 * IMPOSSIBLE
-            mean = put_at_mask(
-                mean, going, xp.where(alive[:, None], fitted_center, center)
-            )
-            covariance = put_at_mask(
-                covariance, going, xp.where(alive[:, None, None], square, 4 * wide)
-            )
+            center = xp.where(alive[:, None], fitted_center, center)
+            square = xp.where(alive[:, None, None], square, 4 * wide)
+            mean = put_at_mask(mean, going, center)
+            covariance = put_at_mask(covariance, going, square)
         factor = xp.linalg.cholesky(covariance)
         # Two peaks that no single Gaussian can tell apart lie along its longest axis: draw the lines that way.
-        axis = xp.linalg.solve(factor, xp.linalg.eigh(covariance)[1][:, :, -1:])[..., 0]
+        longest = xp.linalg.eigh(covariance)[1][:, :, -1:]
+        axis = xp.linalg.solve(factor, longest)[..., 0]
         axis = axis / xp.linalg.vector_norm(axis, axis=1, keepdims=True)
-        shape = (R, n, d)
         return replace(
             self,
-            mean=xp.reshape(mean, shape),
-            factor=xp.reshape(factor, (*shape, d)),
-            axis=xp.reshape(axis, shape),
+            mean=xp.reshape(mean, (R, n, d)),
+            factor=xp.reshape(factor, (R, n, d, d)),
+            axis=xp.reshape(axis, (R, n, d)),
         )
 
 
@@ -268,12 +221,10 @@ def effective_count(weight: Array, xp: ModuleType) -> Array:
 
 def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
     """Points (..., K, d) reflected so that the first unit vector maps to ``axis`` (..., d), up to sign."""
-    unit = xp.astype(
-        xp.arange(axis.shape[-1], device=array_api_compat.device(axis)) == 0, axis.dtype
-    )
-    normal = axis - unit * xp.where(
-        axis[..., :1] > 0, -xp.ones_like(unit), xp.ones_like(unit)
-    )
+    numbers = xp.arange(axis.shape[-1], device=matching(axis)["device"])
+    unit = xp.astype(numbers == 0, axis.dtype)
+    ones = xp.ones_like(unit)
+    normal = axis - unit * xp.where(axis[..., :1] > 0, -ones, ones)
     normal = normal / xp.linalg.vector_norm(normal, axis=-1, keepdims=True)
     return points - 2 * xp.matmul(points, normal[..., None]) * normal[..., None, :]
 
@@ -294,17 +245,19 @@ def _tempered_fit(
     low = xp.full_like(goal, -50.0)
     exponent = xp.zeros_like(goal)
     high = xp.zeros_like(goal)
+
+    def tempered(power: Array) -> Array:
+        weights = xp.exp(clip(power[:, None] * gap, -700.0, None))
+        return weights * possible + 1e-300
+
     for _ in range(16):
-        p = (
-            xp.exp(clip((2.0**exponent)[:, None] * gap, -700.0, None)) * possible
-            + 1e-300
-        )
+        p = tempered(2.0**exponent)
         enough = xp.sum(p, axis=1) ** 2 / xp.sum(p * p, axis=1) >= goal
         low = xp.where(enough, exponent, low)
         high = xp.where(enough, high, exponent)
         exponent = (low + high) / 2
     power = 2.0**low
-    p = xp.exp(clip(power[:, None] * gap, -700.0, None)) * possible + 1e-300
+    p = tempered(power)
     p = p / xp.sum(p, axis=1, keepdims=True)
     center = xp.sum(p[..., None] * u, axis=1)
     away = u - center[:, None, :]
