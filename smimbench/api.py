@@ -258,9 +258,13 @@ def theory(
     from smimbench.files import suggestion
     from smimbench.problem.problem import ProblemError
     from smimbench.report.solved_theory import Theory
-    from smimbench.report.theory_document import theory_document, theory_questions
+    from smimbench.report.theory_document import (
+        theory_of_suite,
+        theory_questions,
+        with_checks,
+    )
     from smimbench.run.parallel_theory import solve_in_parallel
-    from smimbench.run.plain_draws import add_verification
+    from smimbench.run.plain_draws import draw_checks
     from smimbench.run.theory_solver import TheorySolver
     from smimbench.suite.asked import sample_ratios, suite_of_items
     from smimbench.suite.reader import parse_suite
@@ -312,20 +316,20 @@ def theory(
                 ProblemError
             ):  # said below, with the problem that it belongs to
                 solve_in_parallel(questions, solver, workers)
-        documents = theory_document(
+        theories = theory_of_suite(
             suite, solver.answer(questions), alphas, thresholds=thresholds
         )
         if verify:
-            add_verification(suite, documents, verify, on_progress)
-    for document in documents:
-        if "unsolved" in document:
+            checks = draw_checks(suite, theories, verify, on_progress)
+            theories = with_checks(theories, checks)
+    for problem in theories:
+        if problem.unsolved:
             warnings.warn(
-                f"{document['problem']['label']}: not solved: {document['unsolved']}",
-                stacklevel=2,
+                f"{problem.label}: not solved: {problem.unsolved}", stacklevel=2
             )
     if results is None:
         solver = solver_in(None, solver.memory)
-    return Theory(suite, documents, solver.answer, alphas)
+    return Theory(suite, theories, solver.answer, alphas)
 
 
 @contextlib.contextmanager

@@ -156,7 +156,7 @@ def _solve_and_draw(
     from smimbench.report.published import figure_chart, line_questions, our_points
     from smimbench.report.questions import table_questions
     from smimbench.report.results import Results
-    from smimbench.report.theory_document import theory_document, theory_questions
+    from smimbench.report.theory_document import theory_of_suite, theory_questions
     from smimbench.run.parallel_theory import solve_in_parallel
     from smimbench.run.store import settings_folder, theory_folder
 
@@ -178,10 +178,11 @@ def _solve_and_draw(
             # An error is reported below, with the problem that it belongs to.
             with contextlib.suppress(ProblemError):
                 solve_in_parallel(questions, solver, workers or machine.usable_cores())
-        for document in theory_document(drawn_suite, solver.answer(questions)):
-            if "unsolved" in document:
-                label, reason = document["problem"]["label"], document["unsolved"]
-                raise click.UsageError(f"{label}: theory is not solved: {reason}")
+        for theory in theory_of_suite(drawn_suite, solver.answer(questions)):
+            if theory.unsolved:
+                raise click.UsageError(
+                    f"{theory.label}: theory is not solved: {theory.unsolved}"
+                )
         if campaign:
             solver.answer(table_questions(results))
         answers = solver.answer(line_questions(lines, solver.answers, alphas))

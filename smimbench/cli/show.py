@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from smimbench.report.results import Results, ResultsTable
     from smimbench.report.row import Row
     from smimbench.report.solved_theory import Theory
+    from smimbench.report.theory_document import ProblemTheory
     from smimbench.suite.cells import Suite
 
 
@@ -148,13 +149,14 @@ def theory(
     from smimbench.report.figures import chart_questions, drawn_ratios, theory_charts
     from smimbench.report.solved_theory import Theory
     from smimbench.report.theory_document import (
-        add_own_theory,
         algorithm_questions,
-        theory_document,
+        theory_of_suite,
         theory_questions,
+        with_checks,
+        with_predictions,
     )
     from smimbench.run.parallel_theory import solve_in_parallel
-    from smimbench.run.plain_draws import add_verification, holds
+    from smimbench.run.plain_draws import draw_checks, draws_agree
     from smimbench.run.store import settings_folder
 
     items = {"model": model, "channel": channel, "prior": prior, "inputs": inputs}
@@ -186,12 +188,13 @@ def theory(
             with contextlib.suppress(ProblemError):
                 solve_in_parallel(questions, solver, workers)
         answers = solver.answer(questions)
-        documents = theory_document(suite, answers, ratios, thresholds=thresholds)
+        theories = theory_of_suite(suite, answers, ratios, thresholds=thresholds)
         solver.answer(algorithm_questions(suite, ratios))
-        add_own_theory(suite, documents, answers, ratios)
+        theories = with_predictions(suite, theories, answers, ratios)
         if verify:
-            add_verification(suite, documents, resolve, progress.on_progress)
-    solved = not any("unsolved" in document for document in documents)
+            checks = draw_checks(suite, theories, resolve, progress.on_progress)
+            theories = with_checks(theories, checks)
+    solved = not any(theory.unsolved for theory in theories)
     if solved:
         _solve_theory_of_runs(request, suite)
     if figure and solved:
@@ -202,17 +205,17 @@ def theory(
         request.remark(
             "no figure, because a problem is not solved; --only problem=LABEL draws the others"
         )
-    agrees = not verify or holds(documents)
+    agrees = all(draws_agree(theory.checks or ()) for theory in theories)
     if request.as_json:
-        print_json(documents)
+        print_json([theory.document() for theory in theories])
     elif request.as_csv:
-        _print_theory_csv(Theory(suite, documents, solver.answer, ratios), request)
+        _print_theory_csv(Theory(suite, theories, solver.answer, ratios), request)
         if not agrees:
             request.remark(
                 "--verify: theory and Monte Carlo do not agree; without --csv, tables show where"
             )
     else:
-        _print_theory(suite, documents, request)
+        _print_theory(suite, theories, request)
     if figure and solved:
         folder = settings_folder(suite, request.store(suite)) / "figures"
         charts = theory_charts(suite, answers, ratios)
@@ -221,7 +224,7 @@ def theory(
 
 
 def _print_theory(
-    suite: Suite, documents: Sequence[JsonObject], request: Request
+    suite: Suite, theories: Sequence[ProblemTheory], request: Request
 ) -> None:
     """Print theory as tables."""
     from smimbench.report import theory_tables
@@ -229,21 +232,19 @@ def _print_theory(
     console = make_console()
     if not request.quiet:
         console.print(suite.title, style="bold")
-    for table in theory_tables.theory_tables(documents):
+    for table in theory_tables.theory_tables(theories):
         console.print(table, crop=False)
-    print_tables(console, theory_tables.own_theory_tables(documents))
-    if any("verification" in document for document in documents):
-        print_tables(console, theory_tables.verification_tables(documents))
+    print_tables(console, theory_tables.own_theory_tables(theories))
+    print_tables(console, theory_tables.verification_tables(theories))
 
 
 def _print_theory_csv(theory: Theory, request: Request) -> None:
     """Print points of theory as CSV; what it leaves out is a remark."""
     from smimbench.report.text_files import csv_text
 
-    for document in theory.documents:
-        if "unsolved" in document:
-            label, reason = document["problem"]["label"], document["unsolved"]
-            request.remark(f"{label}: not solved: {reason}")
+    for problem in theory.problems:
+        if problem.unsolved:
+            request.remark(f"{problem.label}: not solved: {problem.unsolved}")
     fields = dict.fromkeys(name for row in theory.rows for name in row)
     print_data(csv_text(theory.rows, list(fields)))
 

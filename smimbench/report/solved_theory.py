@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,12 @@ from smimbench.report.figures import (
 )
 from smimbench.report.labels import component_word
 from smimbench.report.notebook import frame
-from smimbench.theory.types import TheoryPoint, Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from smimbench.files import JsonObject
+    from smimbench.report.theory_document import ProblemTheory
     from smimbench.run.answers import Answers
     from smimbench.suite.cells import Suite
     from smimbench.theory.questions import Question
@@ -36,8 +37,8 @@ class Theory:
     Attributes
     ----------
     suite : Suite
-    documents : list of dict
-        What ``smimbench theory --json`` prints: one for every problem, with ``points``, ``thresholds`` and their methods.
+    problems : list of ProblemTheory
+        Theory of every problem.
     answer : callable
         Solves questions that a figure needs besides.
     alphas : sequence of float or None
@@ -45,9 +46,14 @@ class Theory:
     """
 
     suite: Suite
-    documents: list[JsonObject]
+    problems: list[ProblemTheory]
     answer: Callable[[Iterable[Question]], Answers]
     alphas: Sequence[float] | None = None
+
+    @property
+    def documents(self) -> list[JsonObject]:
+        """What ``smimbench theory --json`` prints: one for every problem, with ``points``, ``thresholds`` and their methods."""
+        return [problem.document() for problem in self.problems]
 
     @cached_property
     def table(self) -> Any:
@@ -64,42 +70,28 @@ class Theory:
         """
         metrics = dict.fromkeys(("mse", "overlap", *self.suite.run.metrics))
         rows = []
-        for plan, document in zip(self.suite.chosen_plans, self.documents):
+        for plan, theory in zip(self.suite.chosen_plans, self.problems):
             count, model = plan.problem.components, plan.problem.model.name
-            for point in document["points"]:
-                found = {
+            for point in theory.points:
+                numbers = {
                     name: theory_of(
-                        find_metric(name, model),
-                        plan.problem,
-                        TheoryPoint.read(point),
-                        count,
+                        find_metric(name, model), plan.problem, point, count
                     )
                     for name in metrics
                 }
                 for k in range(count):
-                    row = {
-                        "problem": plan.label,
-                        "alpha": point["alpha"],
-                        "branch": point["branch"],
-                    }
+                    row: JsonObject = {"problem": plan.label, "alpha": point.alpha}
+                    row["branch"] = point.branch
                     row["component"] = k + 1 if count > 1 else None
-                    for name, (values, errors) in found.items():
-                        row |= (
-                            {name: values[k], f"{name}_error": errors[k]}
-                            if k < len(values)
-                            else {}
-                        )
-                    row |= {
-                        f"generalization_error_{kind}": value
-                        for kind, value in point.get("generalization_error", {}).items()
-                    }
-                    rows.append(
-                        {
-                            **row,
-                            "free_entropy": point.get("free_entropy"),
-                            "method": point["method"],
-                        }
-                    )
+                    for name, (values, errors) in numbers.items():
+                        if k < len(values):
+                            row |= {name: values[k], f"{name}_error": errors[k]}
+                    for kind, error in (point.generalization_error or {}).items():
+                        row[f"generalization_error_{kind}"] = error
+                    document = point.document()
+                    row["free_entropy"] = document.get("free_entropy")
+                    row["method"] = point.method
+                    rows.append(row)
         return rows
 
     @cached_property
@@ -108,10 +100,10 @@ class Theory:
         ``reason`` where there is none.
         """
         rows = []
-        for plan, document in zip(self.suite.chosen_plans, self.documents):
-            if document["thresholds"] is None:
+        for plan, theory in zip(self.suite.chosen_plans, self.problems):
+            thresholds = theory.thresholds
+            if thresholds is None:
                 continue
-            thresholds = Thresholds.read(document["thresholds"])
             for name, at in named_thresholds(thresholds, component_word(plan.problem)):
                 key = name.replace(" ", "_").replace("-", "_")
                 rows.append(
@@ -149,19 +141,17 @@ class Theory:
         """
         from smimbench.report.charts import show
 
-        solved = [one for one in self.documents if "unsolved" not in one]
+        solved = [problem for problem in self.problems if not problem.unsolved]
+        points = itertools.chain(*(problem.points for problem in solved))
         if "generalization_error" in metric and not any(
-            "generalization_error" in p for d in solved for p in d["points"]
+            point.generalization_error for point in points
         ):
             raise ValueError(
                 f"{metric} was not computed; theory(..., predictions=True) does"
             )
-        only = tuple(("problem", one["problem"]["label"]) for one in solved)
-        suite = (
-            self.suite
-            if len(solved) == len(self.documents)
-            else replace(self.suite, only=only)
-        )
+        only = tuple(("problem", problem.label) for problem in solved)
+        is_whole = len(solved) == len(self.problems)
+        suite = self.suite if is_whole else replace(self.suite, only=only)
         if not solved:
             raise ValueError("no problem is solved: there is nothing to draw")
         answers = self.answer(())
@@ -178,11 +168,10 @@ class Theory:
         from smimbench.report.columns import plain_text
         from smimbench.report.theory_tables import theory_tables
 
-        each = max(2, POINTS // max(1, len(self.documents)))
-        shown = [{**one, "points": one["points"][:each]} for one in self.documents]
-        left = sum(
-            len(one["points"]) - len(short["points"])
-            for one, short in zip(self.documents, shown)
-        )
-        more = f"{left} more points in .table; " if left else ""
+        most = max(2, POINTS // max(1, len(self.problems)))
+        shown = [
+            replace(problem, points=problem.points[:most]) for problem in self.problems
+        ]
+        count = sum(max(0, len(problem.points) - most) for problem in self.problems)
+        more = f"{count} more points in .table; " if count else ""
         return f"{self.suite.title}\n{plain_text(theory_tables(shown))}{more}.table, .thresholds, .plot()"

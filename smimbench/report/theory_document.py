@@ -1,13 +1,14 @@
-"""The JSON of ``smimbench theory``: predictions, thresholds, published values, algorithms' own theory."""
+"""Theory of a suite as ``smimbench theory`` shows it: points, thresholds, published values, predictions for algorithms."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 from smimbench.files import JsonObject, error_line
-from smimbench.interfaces import ParameterError
+from smimbench.interfaces import AlgorithmPrediction, ParameterError
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.registry.registry import RegistryError
@@ -20,13 +21,170 @@ from smimbench.report.rows import (
 )
 from smimbench.run.answers import THEORY_ERRORS, Answers, StoredCounts
 from smimbench.suite.cells import Cell, ProblemPlan, Suite
+from smimbench.suite.schema import Reference
 from smimbench.theory.questions import PointsQuestion, Question, ThresholdsQuestion
+from smimbench.theory.types import TheoryPoint, Thresholds
+from smimbench.theory.verification import Check
+
+
+@dataclass(frozen=True)
+class PublishedValue:
+    """A published value with a stated accuracy, and what theory says.
+
+    Attributes
+    ----------
+    reference : Reference
+        The table of the suite that it is from.
+    alpha, value : float
+        Sample ratio, and the published value.
+    branch : str
+        Of the point that it is compared with.
+    theory, theory_error : float
+    """
+
+    reference: Reference
+    alpha: float
+    value: float
+    branch: str
+    theory: float
+    theory_error: float
+
+    @property
+    def tolerance(self) -> float:
+        """Accuracy of the published value."""
+        return self.reference.tolerance or 0.0
+
+    @property
+    def within(self) -> bool:
+        """Whether theory agrees with the published value."""
+        gap = abs(self.theory - self.value)
+        return gap <= self.tolerance + self.theory_error
+
+    def document(self) -> JsonObject:
+        """The values as JSON."""
+        shown = {"label", "source", "metric", "component", "tolerance", "remark"}
+        return {
+            **self.reference.model_dump(include=shown),
+            "entry": list(self.reference.entry) or None,
+            "branch": self.branch,
+            "alpha": self.alpha,
+            "value": self.value,
+            "theory": self.theory,
+            "theory_error": self.theory_error,
+            "within": self.within,
+        }
+
+
+@dataclass(frozen=True)
+class AlgorithmTheory:
+    """What theory predicts for an algorithm at a sample ratio.
+
+    Attributes
+    ----------
+    algorithm : str
+        Its label.
+    alpha : float
+    dimension : int
+        What depends on sizes is given for this one.
+    dimension_letter, component_word : str
+        What they are called.
+    fresh : bool
+        Whether it draws fresh samples: it stands at the sample ratio of all of them then.
+    prediction : AlgorithmPrediction or str
+        Or the reason why there is none.
+    overlap : list of float
+        The metric of that name; the ``overlap`` of the prediction is the matrix of products of the estimate with the signal.
+    """
+
+    algorithm: str
+    alpha: float
+    dimension: int
+    dimension_letter: str
+    component_word: str
+    fresh: bool
+    prediction: AlgorithmPrediction | str
+    overlap: list[float | None]
+
+    def document(self) -> JsonObject:
+        """The prediction as JSON."""
+        document = {field.name: getattr(self, field.name) for field in fields(self)}
+        overlap, prediction = document.pop("overlap"), document.pop("prediction")
+        if isinstance(prediction, str):
+            return document | {"no_theory": prediction}
+        return document | {"point": prediction.document(), "overlap": overlap}
+
+
+@dataclass(frozen=True)
+class ProblemTheory:
+    """Theory of a problem of a suite.
+
+    Attributes
+    ----------
+    label : str
+    spec : dict
+        Specification of the problem.
+    points : list of TheoryPoint
+        At every sample ratio, the Bayes-optimal point first.
+    thresholds : Thresholds or None
+        None where they were not asked for.
+    no_theory : str
+        Why no theory is known; empty where one is.
+    published : list of PublishedValue
+    unsolved : str
+        Why it could not be solved.
+    algorithms : list of AlgorithmTheory or None
+        Predictions for algorithms; None where they were not asked for.
+    checks : list of Check or None
+        Numbers against plain draws; None where they were not asked for.
+    """
+
+    label: str
+    spec: JsonObject
+    points: Sequence[TheoryPoint] = ()
+    thresholds: Thresholds | None = None
+    no_theory: str = ""
+    published: Sequence[PublishedValue] = ()
+    unsolved: str = ""
+    algorithms: Sequence[AlgorithmTheory] | None = None
+    checks: Sequence[Check] | None = None
+
+    @property
+    def predicted(self) -> list[tuple[str, float]]:
+        """Labels of algorithms with a prediction, each with its sample ratio."""
+        return [
+            (entry.algorithm, entry.alpha)
+            for entry in self.algorithms or ()
+            if not isinstance(entry.prediction, str)
+        ]
+
+    def document(self) -> JsonObject:
+        """An element of the JSON of ``smimbench theory``."""
+        document: JsonObject = {
+            "problem": {"label": self.label, **self.spec},
+            "points": [point.document() for point in self.points],
+            "thresholds": None,
+        }
+        if self.no_theory:
+            document["no_theory"] = self.no_theory
+        if self.thresholds is not None:
+            document["thresholds"] = self.thresholds.document()
+            if hard_phase := document["thresholds"].pop("hard_phase"):
+                document["hard_phase"] = hard_phase
+        if self.published:
+            document["published"] = [value.document() for value in self.published]
+        if self.unsolved:
+            document["unsolved"] = self.unsolved
+        if self.algorithms is not None:
+            document["algorithms"] = [entry.document() for entry in self.algorithms]
+        if self.checks is not None:
+            document["verification"] = [check.document() for check in self.checks]
+        return document
 
 
 def theory_questions(
     suite: Suite, alphas: Sequence[float] | None = None, *, thresholds: bool = True
 ) -> Iterator[Question]:
-    """What ``theory_document`` needs, at these sample ratios (default: those of the suite)."""
+    """What ``theory_of_suite`` needs, at these sample ratios (default: those of the suite)."""
     for plan in suite.chosen_plans:
         yield PointsQuestion(plan.problem, tuple(_ratios(plan, alphas)))
         if thresholds:
@@ -39,7 +197,7 @@ def theory_questions(
 def algorithm_questions(
     suite: Suite, alphas: Sequence[float] | None = None
 ) -> Iterator[Question]:
-    """What ``add_own_theory`` needs, at these sample ratios (default: those of the suite)."""
+    """What ``with_predictions`` needs, at these sample ratios (default: those of the suite)."""
     problems = suite.problems
     for cell in _cells_asked_for(suite, alphas):
         problem = problems[cell.problem_label]
@@ -48,15 +206,14 @@ def algorithm_questions(
                 yield prediction_question(problem, cell, _ratio_of(problem, cell))
 
 
-def theory_document(
+def theory_of_suite(
     suite: Suite,
     answers: Answers,
     alphas: Sequence[float] | None = None,
     *,
     thresholds: bool = True,
-) -> list[JsonObject]:
-    """Theory of a suite: one object per problem, with the reason under ``unsolved`` if it cannot be solved, under
-    ``no_theory`` if none is known.
+) -> list[ProblemTheory]:
+    """Theory of every problem of a suite.
 
     Parameters
     ----------
@@ -65,92 +222,70 @@ def theory_document(
     alphas : sequence of float or None
         Sample ratios; default: those of the suite.
     thresholds : bool
-        Whether there are thresholds; without, they are None.
+        Whether there are thresholds.
     """
-    documents = []
-    for plan in suite.chosen_plans:
-        problem = {"label": plan.label, **plan.problem.spec}
-        document: JsonObject = {"problem": problem, "points": [], "thresholds": None}
-        documents.append(document)
-        if plan.problem.no_theory is not None:
-            document["no_theory"] = plan.problem.no_theory
-            continue
-        try:
-            branches = answers.points(plan.problem, _ratios(plan, alphas))
-            document["points"] = [p.document() for points in branches for p in points]
-            if thresholds:
-                found = answers.thresholds(plan.problem).document()
-                hard_phase = found.pop("hard_phase")
-                document["thresholds"] = found
-                if hard_phase:
-                    document["hard_phase"] = hard_phase
-            if published := _published_values(plan, answers):
-                document["published"] = published
-        except THEORY_ERRORS as error:
-            if len(suite.chosen_plans) == 1:
-                raise
-            document["unsolved"] = (
-                str(error) if isinstance(error, ProblemError) else error_line(error)
-            )
-    for unmade in suite.unmade:
-        problem = {"label": unmade.label, **unmade.tables}
-        documents.append(
-            {
-                "problem": problem,
-                "points": [],
-                "thresholds": None,
-                "unsolved": unmade.reason,
-            }
-        )
-    return documents
+    theories = [
+        _theory_of_plan(suite, plan, answers, alphas, thresholds)
+        for plan in suite.chosen_plans
+    ]
+    return theories + [
+        ProblemTheory(unmade.label, unmade.tables, unsolved=unmade.reason)
+        for unmade in suite.unmade
+    ]
 
 
-def _published_values(plan: ProblemPlan, answers: Answers) -> list[JsonObject]:
+def _theory_of_plan(
+    suite: Suite,
+    plan: ProblemPlan,
+    answers: Answers,
+    alphas: Sequence[float] | None,
+    thresholds: bool,
+) -> ProblemTheory:
+    """Theory of one problem, as far as it can be solved; the error of the only problem of a suite is raised."""
+    theory = ProblemTheory(plan.label, plan.problem.spec)
+    if plan.problem.no_theory is not None:
+        return replace(theory, no_theory=plan.problem.no_theory)
+    try:
+        branches = answers.points(plan.problem, _ratios(plan, alphas))
+        theory = replace(theory, points=list(itertools.chain(*branches)))
+        if thresholds:
+            theory = replace(theory, thresholds=answers.thresholds(plan.problem))
+        return replace(theory, published=_published_values(plan, answers))
+    except THEORY_ERRORS as error:
+        if len(suite.chosen_plans) == 1:
+            raise
+        is_own = isinstance(error, ProblemError)
+        return replace(theory, unsolved=str(error) if is_own else error_line(error))
+
+
+def _published_values(plan: ProblemPlan, answers: Answers) -> list[PublishedValue]:
     """Published values with a stated accuracy, each with its theoretical value."""
-    rows = []
+    published = []
     for reference in plan.references:
         if reference.tolerance is None:
             continue
         metric = find_metric(reference.metric, plan.problem.model.name)
-        for alpha, value, branches in zip(
-            reference.alpha,
-            reference.value,
-            answers.points(plan.problem, reference.alpha),
-        ):
+        every = answers.points(plan.problem, reference.alpha)
+        for alpha, value, branches in zip(reference.alpha, reference.value, every):
             point = next(
                 (p for p in branches if p.branch == reference.branch), branches[0]
             )
             values, errors = theory_of(metric, plan.problem, point, len(point.overlap))
             k = (reference.component or 1) - 1
-            found, error = values[k], errors[k]
+            theory, error = values[k], errors[k]
             if reference.entry:
                 a, b = (i - 1 for i in reference.entry)
-                found, error = float(point.overlap[a, b]), max(e or 0.0 for e in errors)
-            if found is None:
-                continue
-            rows.append(
-                {
-                    **reference.model_dump(
-                        include={
-                            "label",
-                            "source",
-                            "metric",
-                            "component",
-                            "tolerance",
-                            "remark",
-                        }
-                    ),
-                    "entry": list(reference.entry) or None,
-                    "branch": point.branch,
-                    "alpha": alpha,
-                    "value": value,
-                    "theory": found,
-                    "theory_error": error or 0.0,
-                    "within": abs(found - value)
-                    <= reference.tolerance + (error or 0.0),
-                }
-            )
-    return rows
+                theory, error = (
+                    float(point.overlap[a, b]),
+                    max(e or 0.0 for e in errors),
+                )
+            if theory is not None:
+                published.append(
+                    PublishedValue(
+                        reference, alpha, value, point.branch, theory, error or 0.0
+                    )
+                )
+    return published
 
 
 def kept_of(
@@ -166,37 +301,40 @@ def _ratios(plan: ProblemPlan, alphas: Sequence[float] | None) -> Sequence[float
     return alphas if alphas is not None else plan.alphas
 
 
-def add_own_theory(
+def with_predictions(
     suite: Suite,
-    documents: Sequence[JsonObject],
+    theories: Sequence[ProblemTheory],
     answers: Answers,
     alphas: Sequence[float] | None = None,
-) -> None:
-    """Add ``algorithms`` to every problem's document: ``algorithm``, ``dimension`` and ``point``, or ``no_theory`` in words.
-
-    Next to a point, ``overlap`` is the metric of that name as in the tables of runs; the point's own entry is
-    the matrix of products of the estimate with the signal.
+) -> list[ProblemTheory]:
+    """Theories with predictions for all algorithms.
 
     Sample ratios are those of the suite, or ``alphas`` in their place, not the nearest ones of whole samples. What depends on
     sizes is given for every dimension of the suite; algorithms that draw fresh samples stand at the sample ratio of all of them.
     ``answers`` are those to ``algorithm_questions``.
     """
     problems = suite.problems
-    by_problem = grouped(
-        _cells_asked_for(suite, alphas), lambda cell: cell.problem_label
-    )
-    for document in documents:
-        label = document["problem"]["label"]
-        entries: dict[str, JsonObject] = {}
-        cells = (
-            []
-            if {"unsolved", "no_theory"} & document.keys()
-            else by_problem.get(label, [])
-        )
-        for cell in cells:
-            entry = _own_entry(problems[label], cell, answers)
-            entries.setdefault(repr({**entry, "dimension": None}), entry)
-        document["algorithms"] = list(entries.values())
+    cells = grouped(_cells_asked_for(suite, alphas), lambda cell: cell.problem_label)
+    predicted = []
+    for theory in theories:
+        entries: dict[str, AlgorithmTheory] = {}
+        for cell in cells.get(theory.label, ()):
+            if theory.unsolved or theory.no_theory:
+                break
+            entry = _algorithm_theory(problems[theory.label], cell, answers)
+            # Sizes are told apart where the prediction depends on them.
+            key = repr({**entry.document(), "dimension": None})
+            entries.setdefault(key, entry)
+        predicted.append(replace(theory, algorithms=list(entries.values())))
+    return predicted
+
+
+def with_checks(
+    theories: Sequence[ProblemTheory], checks: Sequence[Sequence[Check]]
+) -> list[ProblemTheory]:
+    """Theories with checks by plain draws, of as many of them as were drawn."""
+    drawn = [replace(t, checks=of_problem) for t, of_problem in zip(theories, checks)]
+    return [*drawn, *theories[len(drawn) :]]
 
 
 def _ratio_of(problem: Problem, cell: Cell) -> float:
@@ -204,20 +342,26 @@ def _ratio_of(problem: Problem, cell: Cell) -> float:
     return planned_ratio(problem, cell) if draws_fresh(cell.algorithm) else cell.alpha
 
 
-def _own_entry(problem: Problem, cell: Cell, answers: Answers) -> JsonObject:
+def _algorithm_theory(
+    problem: Problem, cell: Cell, answers: Answers
+) -> AlgorithmTheory:
+    """Prediction for the algorithm of a cell."""
     ratio = _ratio_of(problem, cell)
     prediction = own_point(answers, problem, cell, ratio)
-    entry: JsonObject = {
-        "algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension,
-        "dimension_letter": letter(problem.model), "component_word": component_word(problem),
-        "fresh": draws_fresh(cell.algorithm),
-    }  # fmt: skip
-    if isinstance(prediction, str):
-        return entry | {"no_theory": prediction}
-    overlap = theory_of(
-        find_metric("overlap"), problem, prediction, problem.components
-    )[0]
-    return entry | {"point": prediction.document(), "overlap": overlap}
+    overlap: list[float | None] = []
+    if not isinstance(prediction, str):
+        metric = find_metric("overlap")
+        overlap, _ = theory_of(metric, problem, prediction, problem.components)
+    return AlgorithmTheory(
+        cell.algorithm_label,
+        ratio,
+        cell.dimension,
+        letter(problem.model),
+        component_word(problem),
+        draws_fresh(cell.algorithm),
+        prediction,
+        overlap,
+    )
 
 
 def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]:

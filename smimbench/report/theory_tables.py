@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from smimbench.files import JsonObject
 from smimbench.report.columns import Column, column_of, make_table, number, one_digit
 from smimbench.report.labels import grouped
 from smimbench.report.tables import Columns
-from smimbench.theory.verification import LARGEST_Z, MOST, SECONDS
+from smimbench.report.theory_document import (
+    AlgorithmTheory,
+    ProblemTheory,
+    PublishedValue,
+)
+from smimbench.theory.types import Bifurcation, TheoryPoint, Threshold, Thresholds
+from smimbench.theory.verification import LARGEST_Z, MOST, SECONDS, Check
 
 ALPHA = Column("alpha", "{:.5g}".format, fields="alpha")
 
@@ -25,75 +31,88 @@ def _values(word: str) -> Columns:
     return [Column(word, fields="component"), "MSE", "error", "in alpha", "overlap"]
 
 
-def _rows(
-    point: JsonObject, overlap: Sequence[float], about: JsonObject
-) -> list[JsonObject]:
-    """One row per component of a theory point; ``overlap`` is the metric of that name."""
-    mse, error, shift = (
-        np.atleast_1d(point.get(name, 0.0)).tolist()
-        for name in ("mse", "mse_error", "alpha_error")
-    )
-    rows = []
-    for i, value in enumerate(mse):
-        # An error at a sample ratio is a sample ratio at an error: both are intervals where the curve is not exact.
-        read = max(shift) > 1e-6 * point.get("alpha", math.inf)
-        numbers = {
-            "mse": value,
-            "mse_error": error[i],
-            "alpha_error": shift[i] if read else None,
-            "overlap": overlap[i],
-        }
-        rows.append(
-            {**point, **about, **numbers, "component": i + 1 if len(mse) > 1 else None}
+class ComponentRow(NamedTuple):
+    """Numbers of a component at a point, as a table shows them.
+
+    Attributes
+    ----------
+    component : int or None
+        From 1; None where there is one.
+    alpha_error : float or None
+        None where the curve is exact.
+    algorithm, dimension
+        Of a prediction.
+    """
+
+    alpha: float
+    component: int | None
+    mse: float
+    mse_error: float
+    alpha_error: float | None
+    overlap: float | None
+    branch: str
+    generalization_error: dict[str, float] | None = None
+    algorithm: str = ""
+    dimension: int | str = ""
+
+
+def _rows_of_point(point: TheoryPoint) -> list[ComponentRow]:
+    """One row per component of a theory point."""
+    overlap = point.squared_cosine or np.diagonal(point.overlap).tolist()
+    # An error at a sample ratio is a sample ratio at an error: both are intervals where the curve is not exact.
+    is_exact = not point.alpha_error.max() > 1e-6 * point.alpha
+    several = len(point.mse) > 1
+    return [
+        ComponentRow(
+            point.alpha,
+            k + 1 if several else None,
+            float(point.mse[k]),
+            float(point.mse_error[k]),
+            None if is_exact else float(point.alpha_error[k]),
+            overlap[k],
+            point.branch,
+            point.generalization_error,
         )
-    return rows
+        for k in range(len(point.mse))
+    ]
 
 
-def theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
+def theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
     """A table of points and a few lines of thresholds per problem."""
     shown: list[RenderableType] = []
-    for document in documents:
-        label, points = document["problem"]["label"], document["points"]
-        if "unsolved" in document:
-            reason = Text(f"not solved: {document['unsolved']}", style="bold red")
-            shown.append(Group(Text(label, style="bold"), reason, ""))
-        if "no_theory" in document:
-            shown.append(
-                Group(Text(label, style="bold"), Text(document["no_theory"]), "")
-            )
+    for theory in theories:
+        label, points = Text(theory.label, style="bold"), theory.points
+        if theory.unsolved:
+            reason = Text(f"not solved: {theory.unsolved}", style="bold red")
+            shown.append(Group(label, reason, ""))
+        if theory.no_theory:
+            shown.append(Group(label, Text(theory.no_theory), ""))
         if not points:
             continue
-        word, rows = _word(document), []
-        for point in points:
-            overlap = (
-                point.get("squared_cosine") or np.diagonal(point["overlap"]).tolist()
-            )
-            rows += _rows(point, overlap, {})
+        word = _word(theory)
+        rows = [row for point in points for row in _rows_of_point(point)]
         # Stored points may have errors of prediction that were not asked for now: a column has them for all, or is not there.
-        predicted = (
-            ["gen. Bayes", "plug-in"]
-            if all("generalization_error" in point for point in points)
-            else []
-        )
+        predicted: Columns = []
+        if all(point.generalization_error for point in points):
+            predicted = ["gen. Bayes", "plug-in"]
         columns: Columns = [ALPHA, *_values(word), *predicted, "branch"]
-        methods = ", ".join(sorted({point["method"] for point in points}))
-        shown.append(make_table(label, columns, rows, f"obtained by: {methods}"))
-        if document["thresholds"] is not None:
-            shown.append(_threshold_lines(document, word))
-        shown += _published_tables(document.get("published", []))
+        methods = ", ".join(sorted({point.method for point in points}))
+        shown.append(make_table(theory.label, columns, rows, f"obtained by: {methods}"))
+        if theory.thresholds is not None:
+            is_single = len(points[0].mse) == 1
+            shown.append(_threshold_lines(theory.thresholds, word, is_single))
+        shown += _published_tables(theory.published)
     return shown
 
 
-def _word(document: JsonObject) -> str:
-    return (
-        "layer" if "layers" in document["problem"].get("channel", ()) else "component"
-    )
+def _word(theory: ProblemTheory) -> str:
+    return "layer" if "layers" in theory.spec.get("channel", ()) else "component"
 
 
-_SET = ("label", "metric", "entry", "component", "source", "remark")
+_SET = {"label", "metric", "entry", "component", "source", "remark"}
 
 
-def _published_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
+def _published_tables(published: Sequence[PublishedValue]) -> list[RenderableType]:
     """A table of each set of published values with their theory."""
     columns: Columns = [
         ALPHA,
@@ -103,137 +122,157 @@ def _published_tables(rows: Sequence[JsonObject]) -> list[RenderableType]:
         "tolerance",
     ]
     tables = []
-    for found in grouped(rows, lambda row: str([row[key] for key in _SET])).values():
-        one = found[0]
-        place = (
-            ""
-            if one["entry"] is None
-            else f", entry {one['entry'][0]}{one['entry'][1]}"
-        )
-        place = place if one["component"] is None else f", component {one['component']}"
-        source = f"source: {one['source']}{'; ' * bool(one['remark'])}{one['remark']}"
-        tables.append(
-            make_table(
-                f"{one['label']}: {one['metric']}{place}", columns, found, source
-            )
-        )
+    sets = grouped(
+        published, lambda value: str(value.reference.model_dump(include=_SET))
+    )
+    for values in sets.values():
+        reference = values[0].reference
+        place = ""
+        if reference.component is not None:
+            place = f", component {reference.component}"
+        elif reference.entry:
+            place = f", entry {reference.entry[0]}{reference.entry[1]}"
+        title = f"{reference.label}: {reference.metric}{place}"
+        remark = f"; {reference.remark}" if reference.remark else ""
+        source = f"source: {reference.source}{remark}"
+        tables.append(make_table(title, columns, values, source))
     return tables
 
 
-def _threshold_lines(document: JsonObject, word: str) -> RenderableType:
-    found, reasons = document["thresholds"], document["thresholds"].get("reasons", {})
-    lines: list[tuple[str, str]] = []
-    for key in ("weak_recovery", "perfect_recovery"):
-        entry = found.get(key) or {}
-        text = f"alpha = {_with_error(entry, 7)}" if entry else ""
-        if entry.get("informed"):
-            text += f" (uninformed), {_with_error(entry['informed'], 7)} (informed)"
-        lines.append((key, text))
-    if len(steps := found.get("sequential", [])) > 1 or (
-        isinstance(document["points"][0]["mse"], list) and not steps
-    ):
+def _threshold_lines(
+    thresholds: Thresholds, word: str, is_single: bool
+) -> RenderableType:
+    """One line per threshold, with the reason where there is none."""
+
+    def at(threshold: Threshold) -> str:
+        return f"alpha = {_with_error(threshold, 7)}"
+
+    weak, perfect, late = (
+        thresholds.weak_recovery,
+        thresholds.perfect_recovery,
+        thresholds.late_recovery,
+    )
+    lines = [("weak_recovery", at(weak) if weak else "")]
+    recovery = at(perfect) if perfect else ""
+    if perfect and late:
+        recovery = f"{at(late)} (uninformed), {_with_error(perfect, 7)} (informed)"
+    lines.append(("perfect_recovery", recovery))
+    steps = thresholds.sequential
+    if len(steps) > 1 or not (is_single or steps):
         lines.append(("sequential", _order_of_learning(steps, word)))
-    if document.get("hard_phase"):
-        ends = ({**(found.get(name) or {"error": None}), "value": value} for name, value in
-                zip(("information_theoretic", "algorithmic"), document["hard_phase"]))  # fmt: skip
-        low, high = (_with_error(end) for end in ends)
+    if hard := thresholds.hard_phase:
+        low, high = map(_with_error, (hard.information_theoretic, hard.algorithmic))
+        range_ = f"{low} to {high}"
         lines.append(
             (
                 "hard_phase",
-                f"{low} to {high}: the Bayes-optimal error is not reached from an uninformed start",
+                f"{range_}: the Bayes-optimal error is not reached from an uninformed start",
             )
         )
-    if (entry := found.get("spinodal")) and entry != found["information_theoretic"]:
-        lines.append(("", f"the informed branch begins at {_with_error(entry)}"))
+        if hard.spinodal != hard.information_theoretic:
+            begin = _with_error(hard.spinodal)
+            lines.append(("", f"the informed branch begins at {begin}"))
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True, min_width=19)
     for key, text in lines:
         name = "learned in order" if key == "sequential" else key.replace("_", " ")
+        reason = thresholds.reasons.get(key)
         table.add_row(
-            f"  {name}",
-            Text(text or (f"none: {reasons[key]}" if reasons.get(key) else "none")),
+            f"  {name}", Text(text or (f"none: {reason}" if reason else "none"))
         )
     return Group(table, "")
 
 
-def _with_error(entry: JsonObject, digits: int = 5) -> str:
-    error = one_digit(entry["error"])
-    return f"{entry['value']:.{digits}g}" + (f" ± {error}" if error else "")
+def _with_error(threshold: Threshold, digits: int = 5) -> str:
+    error = one_digit(threshold.error)
+    return f"{threshold.value:.{digits}g}" + (f" ± {error}" if error else "")
 
 
-def _order_of_learning(steps: Sequence[JsonObject], word: str) -> str:
+def _order_of_learning(steps: Sequence[Bifurcation], word: str) -> str:
     """Which components are learned at which sample ratio, once for components with the same threshold."""
-    parts = []
-    for where, together in grouped(steps, _with_error).items():
-        *first, last = (str(step["layer"]) for step in together)
-        parts.append(
-            f"{word}s {', '.join(first)} and {last} at {where}"
-            if first
-            else f"{word} {last} at {where}"
-        )
-    return ", then ".join(parts)
+    sentences = []
+    by_place = grouped(steps, lambda step: _with_error(step.threshold))
+    for place, together in by_place.items():
+        *others, last = (str(step.component + 1) for step in together)
+        components = f"{word} {last}"
+        if others:
+            components = f"{word}s {', '.join(others)} and {last}"
+        sentences.append(f"{components} at {place}")
+    return ", then ".join(sentences)
 
 
-def own_theory_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
+def own_theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
     """One table per problem: the prediction for each algorithm; below it how it was obtained, and which have none."""
     tables: list[RenderableType] = []
-    for document in documents:
-        found, known = document.get("algorithms", ()), []
-        for entries in grouped(
-            (e for e in found if "point" in e), lambda e: e["algorithm"]
-        ).values():
+    for theory in theories:
+        entries = theory.algorithms or ()
+        predicted = [e for e in entries if not isinstance(e.prediction, str)]
+        rows: list[ComponentRow] = []
+        for of_algorithm in grouped(predicted, lambda e: e.algorithm).values():
             # Sizes are told apart where the prediction depends on them.
-            places = [0.0 if e.get("fresh") else e["alpha"] for e in entries]
+            places = [0.0 if e.fresh else e.alpha for e in of_algorithm]
             sized = len(set(places)) < len(places)
-            for entry in sorted(entries, key=lambda e: e["alpha"]):
-                about = {**entry, "dimension": entry["dimension"] if sized else ""}
-                known += _rows(entry["point"], entry["overlap"], about)
-        title = f"{document['problem']['label']}: the algorithms themselves"
-        notes = Text("\n".join(_notes(found)), style="dim")
-        if known:
-            size = column_of("D", "dimension")._replace(
-                heading=known[0]["dimension_letter"]
-            )
-            columns = [
-                column_of("algorithm", "algorithm"),
-                ALPHA,
-                size,
-                *_values(known[0]["component_word"]),
-            ]
-            tables.append(make_table(title, columns, known))
+            for entry in sorted(of_algorithm, key=lambda e: e.alpha):
+                rows += _rows_of_prediction(entry, sized)
+        title = f"{theory.label}: the algorithms themselves"
+        notes = Text("\n".join(_notes(entries)), style="dim")
+        if rows:
+            letter, word = predicted[0].dimension_letter, predicted[0].component_word
+            size = column_of("D", "dimension")._replace(heading=letter)
+            columns = [column_of("algorithm", "algorithm"), ALPHA, size, *_values(word)]
+            tables.append(make_table(title, columns, rows))
         if notes:
-            tables.append(
-                notes if known else Group(Text(title, style="bold"), notes, "")
-            )
+            heading = Text(title, style="bold")
+            tables.append(notes if rows else Group(heading, notes, ""))
     return tables
 
 
-def _notes(entries: Sequence[JsonObject]) -> list[str]:
-    """Notes on algorithms, one line each, starting with the algorithms' names."""
-    said: list[tuple[str, str]] = []
-    for entry in entries:
-        name, point = entry["algorithm"], entry.get("point")
-        if point is None:
-            said.append((f"no theory of its own here: {entry['no_theory']}", name))
-            continue
-        said.append((f"obtained by {point['method']}", name))
-        if entry.get("fresh"):
-            said.append(
-                (
-                    "alpha counts the samples of all its steps, each of which is new",
-                    name,
-                )
-            )
-        if point.get("no_trajectory"):
-            said.append((f"no trajectory: {point['no_trajectory']}", name))
-    by_text = grouped(said, lambda one: one[0])
+def _rows_of_prediction(entry: AlgorithmTheory, sized: bool) -> list[ComponentRow]:
+    """One row per component of a prediction; with its dimension where it is ``sized``."""
+    prediction = entry.prediction
+    assert not isinstance(prediction, str)
+    mse, error = np.atleast_1d(prediction.mse), np.atleast_1d(prediction.mse_error)
+    shift = np.atleast_1d(prediction.more.get("alpha_error", 0.0))
+    alpha = prediction.more.get("alpha", math.inf)
+    is_exact = not max(shift) > 1e-6 * alpha
     return [
-        f"{'; '.join(dict.fromkeys(name for _, name in own))}: {text}"
-        for text, own in by_text.items()
+        ComponentRow(
+            entry.alpha,
+            k + 1 if len(mse) > 1 else None,
+            float(mse[k]),
+            float(error[k]),
+            None if is_exact else float(shift[k]),
+            entry.overlap[k],
+            prediction.branch,
+            algorithm=entry.algorithm,
+            dimension=entry.dimension if sized else "",
+        )
+        for k in range(len(mse))
     ]
 
 
-def verification_tables(documents: Sequence[JsonObject]) -> list[RenderableType]:
+def _notes(entries: Sequence[AlgorithmTheory]) -> list[str]:
+    """Notes on algorithms, one line each, starting with the algorithms' names."""
+    notes: list[tuple[str, str]] = []
+    for entry in entries:
+        name, prediction = entry.algorithm, entry.prediction
+        if isinstance(prediction, str):
+            notes.append((f"no theory of its own here: {prediction}", name))
+            continue
+        notes.append((f"obtained by {prediction.method}", name))
+        if entry.fresh:
+            note = "alpha counts the samples of all its steps, each of which is new"
+            notes.append((note, name))
+        if isinstance(prediction.trajectory, str):
+            notes.append((f"no trajectory: {prediction.trajectory}", name))
+    by_text = grouped(notes, lambda note: note[0])
+    return [
+        f"{'; '.join(dict.fromkeys(name for _, name in together))}: {text}"
+        for text, together in by_text.items()
+    ]
+
+
+def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
     """A table of numbers per problem, and a line on how their z are distributed."""
     columns: Columns = [
         ALPHA,
@@ -246,61 +285,55 @@ def verification_tables(documents: Sequence[JsonObject]) -> list[RenderableType]
         "would have seen",
     ]
     shown: list[RenderableType] = []
-    for document in documents:
-        rows = document["verification"]
-        if not rows:
+    for theory in theories:
+        checks = theory.checks
+        if not checks:
             continue
         # Bounds that hold and errors that are 0 in both say nothing of the spread.
-        z = [row["z"] for row in rows if row["z"]] or [0.0]
-        worst = max(rows, key=lambda row: abs(row["z"] or 0.0))
+        z = [check.z for check in checks if check.z] or [0.0]
+        worst = max(checks, key=lambda check: abs(check.z))
         summary = (
-            f"{len(rows)} numbers against plain draws: rms z {math.sqrt(sum(v * v for v in z) / len(z)):.2f}, "
-            f"largest {worst['z'] or 0.0:+z.2f} ({_quantity(worst)} at alpha = {worst['alpha']:.5g})"
+            f"{len(checks)} numbers against plain draws: rms z {math.sqrt(sum(v * v for v in z) / len(z)):.2f}, "
+            f"largest {worst.z:+z.2f} ({_quantity(worst)} at alpha = {worst.alpha:.5g})"
         )
-        if few := sum(row["z"] is None for row in rows):
-            summary += (
-                f"; {few} not decided, because too few draws meet a jump of the labels"
-            )
-        if any(row["bound"] for row in rows):
+        if undecided := sum(not check.decided for check in checks):
+            summary += f"; {undecided} not decided, because too few draws meet a jump of the labels"
+        if any(check.bound for check in checks):
             summary += "; unlearned, perfect recovery: the growth rate of a small overlap or error, at most 1"
-        shown.append(
-            make_table(
-                document["problem"]["label"], columns, rows, f"{summary}. {_seen(rows)}"
-            )
-        )
+        caption = f"{summary}. {_resolution(checks)}"
+        shown.append(make_table(theory.label, columns, checks, caption))
     return shown
 
 
-def _seen(rows: Sequence[JsonObject]) -> str:
-    """What the draws of a problem's points can and cannot see, in words."""
-    said = []
-    if goals := [
-        row["excludes"] for row in rows if row["quantity"] == "MSE" and row["excludes"]
-    ]:
-        said.append(
+def _resolution(checks: Sequence[Check]) -> str:
+    """What the draws of a problem's points can and cannot show, in words."""
+    sentences = []
+    goals = [check.excludes or 0.0 for check in checks if check.quantity == "MSE"]
+    if max(goals, default=0.0):
+        sentences.append(
             f"At every point an MSE that is {100 * max(goals):.2g}% off would have been seen"
         )
-    if late := list(
-        dict.fromkeys(f"{row['alpha']:.5g}" for row in rows if row["stopped"])
-    ):
-        limit = f"{SECONDS:g} s or {MOST:,} draws"
-        said.append(
-            f"At alpha = {', '.join(late)} the draws ended short of what --resolve asks, after {limit}"
+    stopped = [f"{check.alpha:.5g}" for check in checks if check.stopped]
+    if stopped:
+        places, limit = dict.fromkeys(stopped), f"{SECONDS:g} s or {MOST:,} draws"
+        sentences.append(
+            f"At alpha = {', '.join(places)} the draws ended short of what --resolve asks, after {limit}"
         )
-    return ". ".join(
-        [*said, "What a channel's forward and posterior both get wrong is not seen."]
+    sentences.append(
+        "What a channel's forward and posterior both get wrong is not seen."
     )
+    return ". ".join(sentences)
 
 
-def _z(row: JsonObject) -> str:
-    if row["z"] is None:
+def _z(check: Check) -> str:
+    if not check.decided:
         return "few"
-    if row["bound"] and not row["z"]:
+    if check.bound and not check.z:
         return "holds"
-    return f"{row['z']:+z.2f}" + (" !" if abs(row["z"]) > LARGEST_Z else "")
+    return f"{check.z:+z.2f}" + (" !" if abs(check.z) > LARGEST_Z else "")
 
 
-def _quantity(row: JsonObject) -> str:
-    component = "" if row["component"] is None else f" {row['component']}"
-    branch = "" if row["branch"] == "unique" else f", {row['branch']}"
-    return f"{row['quantity']}{component}{branch}"
+def _quantity(check: Check) -> str:
+    component = "" if check.component is None else f" {check.component + 1}"
+    branch = "" if check.branch == "unique" else f", {check.branch}"
+    return f"{check.quantity}{component}{branch}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
 
-from smimbench.files import JsonObject
 from smimbench.interfaces import Conditions
 from smimbench.problem.assumed import Assuming
 from smimbench.run.theory_process import Progress
@@ -13,81 +14,90 @@ from smimbench.run.theory_solver import OnProgress
 from smimbench.suite.cells import ProblemPlan, Suite, build_algorithm
 from smimbench.theory.limit import own_theory
 from smimbench.theory.types import TheoryPoint
-from smimbench.theory.verification import LARGEST_Z, RESOLVE, verify_point
+from smimbench.theory.verification import LARGEST_Z, RESOLVE, Check, verify_point
 
 
-def add_verification(
+class DrawnTheory(Protocol):
+    """Theory of a problem, as ``ProblemTheory``."""
+
+    @property
+    def points(self) -> Sequence[TheoryPoint]:
+        """All its points."""
+        ...
+
+    @property
+    def predicted(self) -> Sequence[tuple[str, float]]:
+        """Labels of algorithms with a prediction, each with its sample ratio."""
+        ...
+
+
+def draw_checks(
     suite: Suite,
-    documents: Sequence[JsonObject],
+    theories: Sequence[DrawnTheory],
     resolve: float = RESOLVE,
     on_progress: OnProgress = lambda problem, progress: None,
-) -> None:
-    """Draw at every point of the documents of ``theory_document``; each gets a list ``verification``.
+) -> list[list[Check]]:
+    """Draw at every point of the problems of a suite.
 
-    Its entries name ``alpha``, ``branch``, ``quantity``, ``component`` (from 1, or None), ``printed`` with its ``error``,
-    ``drawn`` with its ``standard_error``, ``z`` and ``excludes``, the relative deviation that would have been seen (None where
-    too few draws carry the mean), and ``draws``, as many as show an error that is off by ``resolve``, unless ``stopped``.
+    Parameters
+    ----------
+    theories : sequence
+        Of every problem; of its algorithms those with wrong assumptions are drawn.
+    resolve : float
+        As many draws are made as show a relative error of this size.
     """
-    for plan, document in zip(suite.chosen_plans, documents):
-        points = document["points"]
-        document["verification"] = []
-        for k, point in enumerate(points):
-            draws_done = 0
-            on_progress(plan.problem, Progress(k, len(points)))
-
-            def on_draws(
-                count: int,
-                plan: ProblemPlan = plan,
-                k: int = k,
-                total: int = len(points),
-            ) -> None:
-                nonlocal draws_done
-                draws_done += count
-                on_progress(
-                    plan.problem,
-                    Progress(k, total, note=f"{draws_done} draws at this point"),
-                )
-
-            place = {"alpha": point["alpha"], "branch": point["branch"]}
-            checks = verify_point(
-                plan.problem,
-                TheoryPoint.read(point),
-                resolve,
-                clock=time.perf_counter,
-                on_draws=on_draws,
-            )
-            document["verification"] += [
-                {**place, **check.document()} for check in checks
-            ]
-            on_progress(plan.problem, Progress(k + 1, len(points)))
-        document["verification"] += _assumptions_by_draws(suite, plan, document)
+    return [
+        [
+            *_checks_of_points(plan, theory.points, resolve, on_progress),
+            *_checks_of_assumptions(suite, plan, theory.predicted),
+        ]
+        for plan, theory in zip(suite.chosen_plans, theories)
+    ]
 
 
-def _assumptions_by_draws(
-    suite: Suite, plan: ProblemPlan, document: JsonObject
-) -> list[JsonObject]:
-    """Checks of algorithms with wrong assumptions; ``branch`` is the label of the algorithm."""
-    specs, rows = {plan.label: plan.spec for plan in suite.algorithms}, []
-    for entry in document.get("algorithms", ()):
-        algorithm = build_algorithm(specs[entry["algorithm"]], plan.problem)
-        if "point" not in entry or not (
-            isinstance(algorithm, Assuming)
-            and algorithm.assumed(plan.problem).is_assumed
-        ):
-            continue
-        found = own_theory(
-            algorithm, plan.problem, entry["alpha"], Conditions(start=suite.run.start)
+def _checks_of_points(
+    plan: ProblemPlan,
+    points: Sequence[TheoryPoint],
+    resolve: float,
+    on_progress: OnProgress,
+) -> Iterator[Check]:
+    """Checks of the points of a problem."""
+    for k, point in enumerate(points):
+        count = 0
+
+        def on_draws(draws: int, k: int = k) -> None:
+            nonlocal count
+            count += draws
+            note = f"{count} draws at this point"
+            on_progress(plan.problem, Progress(k, len(points), note=note))
+
+        on_progress(plan.problem, Progress(k, len(points)))
+        checks = verify_point(
+            plan.problem, point, resolve, clock=time.perf_counter, on_draws=on_draws
         )
-        if not isinstance(found, str) and found.draws is not None:
-            place = {"alpha": entry["alpha"], "branch": entry["algorithm"]}
-            rows += [{**place, **check.document()} for check in found.draws()]
-    return rows
+        for check in checks:
+            yield replace(check, alpha=point.alpha, branch=point.branch)
+        on_progress(plan.problem, Progress(k + 1, len(points)))
 
 
-def holds(documents: Sequence[JsonObject]) -> bool:
+def _checks_of_assumptions(
+    suite: Suite, plan: ProblemPlan, places: Sequence[tuple[str, float]]
+) -> Iterator[Check]:
+    """Checks of algorithms with wrong assumptions."""
+    specs = {plan.label: plan.spec for plan in suite.algorithms}
+    for label, alpha in places:
+        algorithm = build_algorithm(specs[label], plan.problem)
+        if not isinstance(algorithm, Assuming):
+            continue
+        if not algorithm.assumed(plan.problem).is_assumed:
+            continue
+        conditions = Conditions(start=suite.run.start)
+        prediction = own_theory(algorithm, plan.problem, alpha, conditions)
+        if not isinstance(prediction, str) and prediction.draws is not None:
+            for check in prediction.draws():
+                yield replace(check, alpha=alpha, branch=label)
+
+
+def draws_agree(checks: Iterable[Check]) -> bool:
     """Whether every printed number is within ``LARGEST_Z`` standard errors of its Monte Carlo value."""
-    return all(
-        abs(row["z"] or 0.0) <= LARGEST_Z
-        for document in documents
-        for row in document["verification"]
-    )
+    return all(abs(check.z) <= LARGEST_Z for check in checks)

@@ -89,6 +89,8 @@ class Check:
         How many were made at this point.
     stopped : bool
         Whether they were ended by the clock, or by ``MOST``, before the point excluded what it should.
+    alpha, branch : float or None, str
+        Of the point; for an algorithm with wrong assumptions the branch is its label.
     """
 
     quantity: str
@@ -101,6 +103,8 @@ class Check:
     effective: float = math.inf
     draws: int = 0
     stopped: bool = False
+    alpha: float | None = None
+    branch: str = ""
 
     @property
     def width(self) -> float:
@@ -152,14 +156,13 @@ class Check:
 
     def document(self) -> JsonObject:
         """The check as plain data; components count from 1."""
-        document = asdict(self) | {
-            "z": self.z if self.decided else None,
-            "excludes": self.excludes,
-        }
-        del document["effective"]
-        return document | {
-            "component": None if self.component is None else self.component + 1
-        }
+        numbers = asdict(self)
+        place = {name: numbers.pop(name) for name in ("alpha", "branch")}
+        del numbers["effective"]
+        if self.component is not None:
+            numbers["component"] += 1
+        z = self.z if self.decided else None
+        return {**place, **numbers, "z": z, "excludes": self.excludes}
 
 
 def compare(

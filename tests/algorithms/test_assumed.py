@@ -14,9 +14,9 @@ from smimbench.problem import Problem, ProblemError
 from smimbench.problem.assumed import Assuming, assumed_problem
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.rows import own_point
-from smimbench.report.theory_document import add_own_theory, theory_document
+from smimbench.report.theory_document import theory_of_suite, with_predictions
 from smimbench.run.cell import run_cell
-from smimbench.run.plain_draws import add_verification, holds
+from smimbench.run.plain_draws import draw_checks, draws_agree
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import parse_suite
@@ -401,15 +401,12 @@ def test_verify_draws_at_points_of_wrong_assumptions():
     suite = parse_suite(
         Path("wrong.toml"), SUITE, only=["problem=linear", "algorithm=wrong"]
     )
-    documents = theory_document(suite, cache := TheorySolver(), thresholds=False)
-    add_own_theory(suite, documents, cache)
-    points = documents[0]["algorithms"]
-    optimum = documents[0]["points"][0]["mse"]
-    assert points[0]["point"]["mse"] > 1.01 * optimum
-    assert points[1]["point"]["mse"] == optimum  # the right one
-    documents[0]["points"] = []
-    add_verification(suite, documents)
-    assert {row["branch"] for row in documents[0]["verification"]} == {
-        "wrong, assumed noise 0.1"
-    }
-    assert holds(documents)
+    theories = theory_of_suite(suite, solver := TheorySolver(), thresholds=False)
+    (theory,) = with_predictions(suite, theories, solver)
+    wrong, right = theory.algorithms
+    optimum = theory.points[0].mse
+    assert wrong.prediction.mse > 1.01 * optimum
+    assert right.prediction.mse == optimum
+    (checks,) = draw_checks(suite, [replace(theory, points=[])])
+    assert {check.branch for check in checks} == {"wrong, assumed noise 0.1"}
+    assert draws_agree(checks)

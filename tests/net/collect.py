@@ -315,7 +315,7 @@ def drawn_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
     """What the figure of ``results/reference`` shows, drawn from the packed rows and the theory kept in ``results``."""
     from smimbench import load_suite
-    from smimbench.report.figures import metric_chart
+    from smimbench.report.figures import chart_questions, drawn_ratios, metric_chart
     from smimbench.report.packed import read_packed
     from smimbench.run.theory_solver import TheorySolver
 
@@ -332,9 +332,10 @@ def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
                 for a in near.get(row.place.problem, ())
             )
         ]
-    drawn = metric_chart(
-        suite, rows, TheorySolver(results / "theory"), suite.run.metrics[0]
-    )
+    metric, solver = suite.run.metrics[0], TheorySolver(results / "theory")
+    ratios = drawn_ratios(suite, rows)
+    answers = solver.answer(chart_questions(suite, solver.answers, ratios, (metric,)))
+    drawn = metric_chart(suite, rows, answers, metric)
     assert drawn is not None
     return drawn_of(drawn.rows)
 

@@ -20,11 +20,13 @@ from smimbench.report.statistics import (
 )
 from smimbench.report.tables import error_tables, runtime_tables, status_line
 from smimbench.report.text_files import as_markdown
+from smimbench.report.theory_document import ProblemTheory
 from smimbench.report.theory_tables import theory_tables
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
-from tests.helpers import ATTENTION, write_suite
+from smimbench.theory.types import Thresholds
+from tests.helpers import ATTENTION, theory_point, write_suite
 from tests.report.rows import printed, row
 
 EXTREME = {
@@ -323,21 +325,10 @@ def test_a_narrow_screen_hides_no_column(width):
 
 
 def test_lines_of_thresholds_hang_below_their_beginning():
-    point = {
-        "alpha": 0.5,
-        "mse": 0.4,
-        "mse_error": 0.0,
-        "overlap": [[0.6]],
-        "branch": "unique",
-        "method": "closed form",
-    }
     reason = "learned from alpha = 0 on, for the prior mean already has an overlap, and this goes on for long"
-    found = {
-        "problem": {"label": "p"},
-        "points": [point],
-        "thresholds": {"reasons": {"weak_recovery": reason}},
-    }
-    lines = printed(theory_tables([found])).splitlines()
+    thresholds = Thresholds(reasons={"weak_recovery": reason})
+    theory = ProblemTheory("p", {}, [theory_point(0.5, 0.4)], thresholds)
+    lines = printed(theory_tables([theory])).splitlines()
     first = next(
         i
         for i, line in enumerate(lines)

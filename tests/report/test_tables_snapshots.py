@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from smimbench.interfaces import AlgorithmPrediction
 from smimbench.report.catalogue import print_info, print_items
 from smimbench.report.comparison import compare_rows
 from smimbench.report.tables import (
@@ -13,7 +14,15 @@ from smimbench.report.tables import (
     error_tables,
     runtime_tables,
 )
+from smimbench.report.theory_document import AlgorithmTheory, ProblemTheory
 from smimbench.report.theory_tables import own_theory_tables, theory_tables
+from smimbench.theory.types import (
+    Bifurcation,
+    HardPhase,
+    TheoryPoint,
+    Threshold,
+    Thresholds,
+)
 from tests.report.rows import on_screen, printed, row
 
 
@@ -57,50 +66,62 @@ CALIBRATION = [
     row(metric="calibration", algorithm="adam", n=0, mean=None, sem=None, theory=1.0, difference=None, z=None,
         ratio_to_bayes=None, blank=["the algorithm claims no error"]),
 ]  # fmt: skip
-CURVE = {
-    "problem": {"label": "attention-indexed softmax wishart(rho=0.5)"},
-    "points": [
-        {"alpha": 0.1, "mse": 0.8, "mse_error": 1e-9, "overlap": [[0.7]], "branch": "unique", "method": "quadrature",
-         "generalization_error": {"bayes": 0.2, "plugin": 0.25}},
-        {"alpha": 0.2, "mse": 0.4, "mse_error": 0.0, "overlap": [[1.1]], "branch": "unique", "method": "quadrature",
-         "generalization_error": {"bayes": 0.1, "plugin": 0.125}},
+
+
+def at(alpha, mse, error, overlap, branch, method, in_alpha=0.0, **more):
+    errors = [np.full(len(mse), size) for size in (error, in_alpha)]
+    return TheoryPoint(
+        alpha, np.array(mse), *errors, np.array(overlap), branch, method, **more
+    )
+
+
+CURVE = ProblemTheory(
+    "attention-indexed softmax wishart(rho=0.5)",
+    {},
+    [
+        at(0.1, [0.8], 1e-9, [[0.7]], "unique", "quadrature", generalization_error={"bayes": 0.2, "plugin": 0.25}),
+        at(0.2, [0.4], 0.0, [[1.1]], "unique", "quadrature", generalization_error={"bayes": 0.1, "plugin": 0.125}),
     ],
-    "thresholds": {"weak_recovery": None, "perfect_recovery": {"value": 0.375, "error": 1e-8}},
-}  # fmt: skip
-SEQUENTIAL = {
-    "problem": {"label": "two layers", "channel": {"name": "softmax", "layers": 2}},
-    "points": [
-        {"alpha": 1.0, "mse": [0.5, 0.9], "mse_error": [1e-3, 2e-3], "overlap": [[0.5, 0.0], [0.0, 0.1]],
-         "branch": "uninformed", "method": "Monte Carlo"},
+    Thresholds(None, Threshold(0.375, 1e-8)),
+)  # fmt: skip
+SEQUENTIAL = ProblemTheory(
+    "two layers",
+    {"channel": {"name": "softmax", "layers": 2}},
+    [at(1.0, [0.5, 0.9], [1e-3, 2e-3], np.diag([0.5, 0.1]), "uninformed", "Monte Carlo")],
+    Thresholds(
+        Threshold(0.5, 1e-3),
+        Threshold(0.4, 1e-3),
+        (Bifurcation(1, 0.5, 1e-3), Bifurcation(0, 0.8, 1e-3)),
+        HardPhase(Threshold(0.3, 1e-3), Threshold(0.4, 1e-3), Threshold(0.5, 1e-3)),
+    ),
+)  # fmt: skip
+MANY = ProblemTheory(
+    "five directions",
+    {"channel": {"name": "linear", "components": 5}},
+    [
+        at(0.4, [0.5] * 5, 1e-3, np.eye(5), "unique", "closed form", 2e-3, generalization_error={"bayes": 0.2, "plugin": 0.25}),
     ],
-    "thresholds": {
-        "weak_recovery": {"value": 0.5, "error": 1e-3, "informed": {"value": 0.4, "error": 1e-3}},
-        "perfect_recovery": None,
-        "sequential": [{"layer": 2, "value": 0.5, "error": 1e-3}, {"layer": 1, "value": 0.8, "error": 1e-3}],
-    },
-    "hard_phase": [0.4, 0.5],
-}  # fmt: skip
-MANY = {
-    "problem": {"label": "five directions", "channel": {"name": "linear", "components": 5}},
-    "points": [
-        {"alpha": 0.4, "mse": [0.5] * 5, "mse_error": [1e-3] * 5, "alpha_error": [2e-3] * 5, "overlap": np.eye(5).tolist(),
-         "branch": "unique", "method": "closed form", "generalization_error": {"bayes": 0.2, "plugin": 0.25}},
+    Thresholds(Threshold(0.0, 0.0), None, tuple(Bifurcation(k, 0.0 if k < 4 else 0.1, 0.0) for k in range(5))),
+)  # fmt: skip
+
+
+def predicted(name, alpha, size, mse):
+    prediction = AlgorithmPrediction([mse, 0.0], [1e-3, 0.0], np.eye(2), "closed form")
+    reason = "every step depends on all earlier ones"
+    prediction, overlap = (reason, []) if mse is None else (prediction, [1.0, 1.0])
+    return AlgorithmTheory(
+        name, alpha, size, "D", "component", False, prediction, overlap
+    )
+
+
+PREDICTED = ProblemTheory(
+    "linear",
+    {},
+    algorithms=[
+        *(predicted(name, alpha, size, 1 - alpha) for alpha in (0.1, 0.2) for name in ("gamp", "sgd") for size in (100, 200)),
+        predicted("adam", 0.1, 100, None),
     ],
-    "thresholds": {
-        "weak_recovery": {"value": 0.0, "error": 0.0},
-        "perfect_recovery": None,
-        "sequential": [{"layer": k, "value": 0.0 if k < 5 else 0.1, "error": 0.0} for k in range(1, 6)],
-    },
-}  # fmt: skip
-OWN = {
-    "problem": {"label": "linear"},
-    "algorithms": [
-        {"algorithm": name, "alpha": alpha, "dimension": size, "dimension_letter": "D", "component_word": "component",
-         "point": {"mse": [mse, 0.0], "mse_error": [1e-3, 0.0], "overlap": np.eye(2).tolist(), "method": "closed form"},
-         "overlap": [1.0, 1.0]}
-        for alpha, mse in ((0.1, 0.9), (0.2, 0.8)) for name in ("gamp", "sgd") for size in (100, 200)
-    ] + [{"algorithm": "adam", "alpha": 0.1, "dimension": 100, "no_theory": "every step depends on all earlier ones"}],
-}  # fmt: skip
+)  # fmt: skip
 ITEM = {
     "name": "mse", "kind": "metric", "summary": "Squared error of the signal.", "models": ["*"], "backends": ["*"],
     "dtypes": ["float64", "float32"], "version": 1, "reference": "the definition", "distribution": "smimbench",
@@ -120,7 +141,7 @@ TABLES = {
         compare_rows(ROWS[:2], [row(algorithm="gamp", mean=0.5), row(algorithm="new")])
     ),
     "theory": lambda: theory_tables([CURVE, SEQUENTIAL, MANY]),
-    "theory of the algorithms": lambda: own_theory_tables([OWN]),
+    "theory of the algorithms": lambda: own_theory_tables([PREDICTED]),
 }
 
 

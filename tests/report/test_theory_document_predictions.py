@@ -17,11 +17,15 @@ from smimbench.report.learning_curves import learning_charts
 from smimbench.report.results import Results
 from smimbench.report.row import row_of
 from smimbench.report.rows import _at
-from smimbench.report.theory_document import add_own_theory, theory_document
+from smimbench.report.theory_document import (
+    ProblemTheory,
+    theory_of_suite,
+    with_predictions,
+)
 from smimbench.report.theory_tables import own_theory_tables, theory_tables
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
-from smimbench.theory.predictions import point_document, solve
+from smimbench.theory.predictions import solve, theory_point
 from tests.helpers import LINE, call, suite_text, write_suite
 from tests.report.rows import printed
 from tests.stretched import stretched
@@ -166,23 +170,23 @@ def test_training_loss_stands_beside_its_theory(results):
 
 def test_theory_says_it_too(results):
     suite = results[0]
-    (document,) = theory_document(suite, cache := TheorySolver(), thresholds=False)
-    add_own_theory(suite, [document], cache)
-    found = {entry["algorithm"]: entry for entry in document["algorithms"]}
-    assert found["erm"]["point"]["penalty"] == 1.0
-    assert found["sgd"]["point"]["trajectory"]["samples"][-1] == 300
-    assert "samples are reused" in found["adam"]["no_theory"]
-    assert "no_trajectory" not in found["gamp"]["point"]
-    text = " ".join(printed(own_theory_tables([document])).split())
+    theories = theory_of_suite(suite, solver := TheorySolver(), thresholds=False)
+    (theory,) = with_predictions(suite, theories, solver)
+    predictions = {entry.algorithm: entry.prediction for entry in theory.algorithms}
+    assert predictions["erm"].more["penalty"] == 1.0
+    assert predictions["sgd"].trajectory["samples"][-1] == 300
+    assert "samples are reused" in predictions["adam"]
+    assert "no_trajectory" not in predictions["gamp"].document()
+    text = " ".join(printed(own_theory_tables([theory])).split())
     assert "adam: no theory of its own here: where samples are reused" in text
 
 
 def test_overlap_of_theory_is_the_metric_of_runs(results):
     """A squared cosine, not the product with the signal, which grows with the length of the estimate."""
     suite, rows, _, _ = results
-    (document,) = theory_document(suite, cache := TheorySolver(), thresholds=False)
-    add_own_theory(suite, [document], cache)
-    text = printed(own_theory_tables([document]))
+    theories = theory_of_suite(suite, solver := TheorySolver(), thresholds=False)
+    (theory,) = with_predictions(suite, theories, solver)
+    text = printed(own_theory_tables([theory]))
     for row in rows:
         if row["metric"] == "overlap" and row["algorithm"] in (
             "erm",
@@ -190,29 +194,26 @@ def test_overlap_of_theory_is_the_metric_of_runs(results):
             "gamp",
         ):
             entry = next(
-                entry
-                for entry in document["algorithms"]
-                if entry["algorithm"] == row["algorithm"]
+                e for e in theory.algorithms if e.algorithm == row["algorithm"]
             )
-            assert entry["overlap"] == [pytest.approx(row["own_theory"], rel=1e-6)]
+            assert entry.overlap == [pytest.approx(row["own_theory"], rel=1e-6)]
             (line,) = [
                 line
                 for line in text.splitlines()
                 if line.split()[:2] == [row["algorithm"], "0.5"]
             ]
             assert float(line.split()[-1]) == pytest.approx(row["own_theory"], rel=1e-4)
-    erm = next(entry for entry in document["algorithms"] if entry["algorithm"] == "erm")
-    assert abs(erm["point"]["overlap"][0][0] / erm["overlap"][0] - 1) > 0.05
+    erm = next(entry for entry in theory.algorithms if entry.algorithm == "erm")
+    assert abs(erm.prediction.overlap[0][0] / erm.overlap[0] - 1) > 0.05
 
 
 def test_overlap_of_the_bayes_table_is_the_metric_too():
     with stretched({"name": "linear", "noise": 0.5}) as problem:
-        point = point_document(problem, solve(problem, [0.6])[0])
-        assert point["overlap"][0][0] > 1
-    document = {"problem": {"label": "long"}, "points": [point], "thresholds": None}
-    text = printed(theory_tables([document]))
-    assert f"{point['squared_cosine'][0]:.6f}" in text
-    assert f"{point['overlap'][0][0]:.3f}" not in text
+        point = theory_point(problem, solve(problem, [0.6])[0])
+        assert point.overlap[0, 0] > 1
+    text = printed(theory_tables([ProblemTheory("long", {}, [point])]))
+    assert f"{point.squared_cosine[0]:.6f}" in text
+    assert f"{point.overlap[0, 0]:.3f}" not in text
 
 
 def test_theory_of_algorithms_is_of_the_sample_ratios_asked_for(results, monkeypatch):
@@ -223,15 +224,14 @@ def test_theory_of_algorithms_is_of_the_sample_ratios_asked_for(results, monkeyp
         "points",
         lambda problem, alphas: asked.extend(alphas) or points(problem, alphas),
     )
-    (document,) = theory_document(suite, cache, [0.8], thresholds=False)
-    add_own_theory(suite, [document], cache, [0.8])
-    found = {entry["algorithm"]: entry for entry in document["algorithms"]}
+    theories = theory_of_suite(suite, cache, [0.8], thresholds=False)
+    (theory,) = with_predictions(suite, theories, cache, [0.8])
+    found = {entry.algorithm: entry for entry in theory.algorithms}
     assert set(found) == {plan.label for plan in suite.algorithms}
-    assert found["gamp"]["alpha"] == found["gamp"]["point"]["alpha"] == 0.8
-    assert found["gamp"]["point"]["mse"] == document["points"][0]["mse"]
-    assert (
-        found["sgd"]["alpha"] == 5.0
-    )  # what draws fresh samples stands where its steps take it
+    assert found["gamp"].alpha == found["gamp"].prediction.more["alpha"] == 0.8
+    assert found["gamp"].prediction.mse == theory.points[0].mse
+    # What draws fresh samples stands where its steps take it.
+    assert found["sgd"].alpha == 5.0
     assert 0.5 not in asked
 
 
@@ -244,11 +244,9 @@ def test_theory_of_algorithms_is_one_for_all_sizes_that_round_the_samples_differ
     )
     file.write_text('[suite]\ntitle = "own"\n' + text)
     suite = smimbench.load_suite(file)
-    (document,) = theory_document(suite, cache := TheorySolver(), thresholds=False)
-    add_own_theory(suite, [document], cache)
-    assert [
-        (entry["algorithm"], entry["alpha"]) for entry in document["algorithms"]
-    ] == [("gamp", 0.31), ("erm", 0.31)]
+    theories = theory_of_suite(suite, solver := TheorySolver(), thresholds=False)
+    (theory,) = with_predictions(suite, theories, solver)
+    assert theory.predicted == [("gamp", 0.31), ("erm", 0.31)]
 
 
 def test_trajectories_are_drawn(results):
