@@ -21,7 +21,7 @@ from smimbench.report.rows import (
 )
 from smimbench.run.answers import THEORY_ERRORS, Answers, StoredCounts
 from smimbench.suite.cells import Cell, ProblemPlan, Suite
-from smimbench.suite.schema import Reference
+from smimbench.suite.schema import ReferenceTable
 from smimbench.theory.questions import PointsQuestion, Question, ThresholdsQuestion
 from smimbench.theory.types import TheoryPoint, Thresholds
 from smimbench.theory.verification import Check
@@ -33,7 +33,7 @@ class PublishedValue:
 
     Attributes
     ----------
-    reference : Reference
+    reference : ReferenceTable
         The table of the suite that it is from.
     alpha, value : float
         Sample ratio, and the published value.
@@ -42,7 +42,7 @@ class PublishedValue:
     theory, theory_error : float
     """
 
-    reference: Reference
+    reference: ReferenceTable
     alpha: float
     value: float
     branch: str
