@@ -222,7 +222,7 @@ def tune(
     settings["limits"] = _limits(cell_time, cell_memory, budget)
     if request.settings() is not None:
         raise click.UsageError(
-            f"{request.name} holds results; tune the suite that they are of, by its name or file"
+            f"{request.name} is a folder of results; name the suite instead, or its file"
         )
     suite = request.suite()
     for key in sorted({key for key, _ in suite.only} - {"problem", "algorithm"}):

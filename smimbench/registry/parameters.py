@@ -244,7 +244,7 @@ def unknown_key(key: str, choices: Iterable[str]) -> str:
 
 
 def require_known(names: Iterable[str], choices: Collection[str], *way: str) -> None:
-    """Raise ParameterError for the first name that is not known; ``way`` names the tables that it is in."""
+    """Raise ParameterError for the first unknown name; ``way`` is the path of the tables that hold it."""
     for name in names:
         if name not in choices:
             raise ParameterError(".".join((*way, name)), unknown_key(name, choices))

@@ -116,7 +116,7 @@ def extrapolated_rows(rows: Sequence[Row], target: float = 1e-3) -> list[Limit]:
 
 
 def _line(row: Row) -> tuple[Any, ...]:
-    """What rows have in common that differ in their dimension alone."""
+    """Key that rows share which differ only in their dimension."""
     problem: Any = row.identity.problem
     if "features" in problem.get("inputs", {}):  # one problem at every dimension
         problem = {**problem, "inputs": {**problem["inputs"], "features": None}}

@@ -212,7 +212,7 @@ class HalfOverlap:
 
 @dataclass(frozen=True, slots=True)
 class LearnedSequence:
-    """Components in the order in which so many runs learned them."""
+    """One order in which components were learned, and the number of runs with it."""
 
     layers: list[int]
     runs: int

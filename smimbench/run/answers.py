@@ -55,7 +55,7 @@ class NotStored(ProblemError):
 
 
 class AnswerKey(NamedTuple):
-    """What an answer is stored under.
+    """Key under which an answer is stored.
 
     Attributes
     ----------

@@ -221,7 +221,7 @@ def keep_scores(store: Store, records: Sequence[Record]) -> None:
 
 
 def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[Record]]:
-    """Points of a suite, as its ``--only`` conditions leave them, that were scored, and the record of each."""
+    """Scored points of a suite that its ``--only`` conditions keep, each with its record."""
     wanted = [value for key, value in suite.only if key == "algorithm"]
     by_instance: dict[str, list[Record]] = {}
     for record in scores_of(store).load().values():

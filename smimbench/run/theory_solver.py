@@ -84,7 +84,7 @@ def _boundary(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class TheorySolver(Answers):
-    """Answers that are solved where they are not stored.
+    """Solver of questions of theory whose answers are not stored yet.
 
     Parameters
     ----------

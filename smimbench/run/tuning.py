@@ -229,7 +229,7 @@ def chosen_searches(suite: Suite) -> list[Search]:
     if not (selected := _selected_searches(suite)):
         how = "add a table [algorithms.tune] below one, with learning_rate = { low = 0.01, high = 1.0, log = true }"
         raise SuiteError(
-            suite.file, "algorithms", f"none of them says what to tune; {how}"
+            suite.file, "algorithms", f"no algorithm says what to tune; {how}"
         )
     return selected
 
@@ -396,7 +396,7 @@ def range_end_remarks(suite: Suite, store: Store) -> list[str]:
 
 
 def choice_of(search: Search, stored: JsonObject) -> TunedAlgorithm:
-    """The setting that a stored search has chosen, and how, as cells have it."""
+    """The setting chosen by a stored search and how it was found, in the form that cells store."""
     tuning = {"of": search.algorithm.spec, "tune": search.algorithm.tune, "trials": len(stored["trials"]),
               "runs": stored["runs"], "search": stored["digest"]}  # fmt: skip
     return TunedAlgorithm(stored["algorithm"], tuning)

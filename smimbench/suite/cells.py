@@ -482,7 +482,7 @@ def agree(description: Any, other: Any) -> bool:
 
 
 def build_problem(spec: JsonObject) -> Problem:
-    """Build a problem from the names and parameters of its items; errors as of ``Problem``."""
+    """Build a problem from the names and parameters of its items; raises what ``Problem`` raises."""
     return Problem(**{kind: as_table(item) for kind, item in spec.items()})
 
 

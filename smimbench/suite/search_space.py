@@ -77,7 +77,7 @@ def tune_of(
     if not space:
         raise ParameterError(
             "",
-            "names no parameter to tune, as learning_rate = { low = 0.01, high = 1.0, log = true }",
+            "must name a parameter to tune, such as learning_rate = { low = 0.01, high = 1.0, log = true }",
         )
     usual = budget(build(item, "algorithm", parameters))
     for path, values in space.items():

@@ -158,7 +158,7 @@ class CheckContext:
             test(self.problem(model), seed=self.seed, **options)
         except ProblemError as error:
             raise CheckFailed(
-                error.message.partition("; no theory is made")[0]
+                error.message.partition("; no theory is computed")[0]
             ) from None
 
     def problem(self, model: Any) -> Problem:

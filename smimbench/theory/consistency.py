@@ -136,7 +136,7 @@ def _require_standard_inputs(problem: Problem, seed: int) -> None:
             key, _, message = remark.partition(": ")
             raise ProblemError(
                 key,
-                f"{message}; no theory is made of it ('smimbench check {law.name}' says more)",
+                f"{message}; no theory is computed from it (details: 'smimbench check {law.name}')",
             )
 
 
@@ -300,9 +300,7 @@ class _Test:
 
     def fail(self, what: str) -> ProblemError:
         """Raise a ProblemError that names the item."""
-        line = (
-            f"{what}; no theory is made of it ('smimbench check {self.name}' says more)"
-        )
+        line = f"{what}; no theory is computed from it (details: 'smimbench check {self.name}')"
         return ProblemError(f"{self.kind} {self.name!r}", line)
 
     def wrong_means(

@@ -216,7 +216,7 @@ def test_no_theory_is_made_of_gaussian_inputs_that_are_not_standard(
     )
     assert found == code
     assert (
-        "theory expects 0 and 1; no theory is made of it"
+        "theory expects 0 and 1; no theory is computed from it"
         in " ".join((out + err).split())
     ) == (code == 2)
 

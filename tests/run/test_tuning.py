@@ -572,7 +572,7 @@ def test_only_picks_what_is_tuned(tmp_path, capsys):
     )
     assert code == 2
     assert (
-        "algorithms: none of them says what to tune; add a table [algorithms.tune]"
+        "algorithms: no algorithm says what to tune; add a table [algorithms.tune]"
         in err
     )
     assert err.count("\n") == 1
@@ -615,7 +615,7 @@ def test_a_choice_from_anybody_is_no_reason_to_break(done, tmp_path, capsys, bod
 
 
 BAD = {
-    "": ("", "names no parameter to tune"),
+    "": ("", "must name a parameter to tune"),
     "learning_rate = { low = 1.0, high = 0.1 }": (".learning_rate", "low must be less than high"),
     "learning_rate = { low = 0.0, high = 0.1, log = true }": (".learning_rate", "low must be > 0 where log is true"),
     "learning_rate = { low = -1.0, high = 0.1 }": (".learning_rate", "-1.0"),

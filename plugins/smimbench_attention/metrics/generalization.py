@@ -43,7 +43,7 @@ class _PredictionError(Metric):
 def _errors(instance: Any, estimate: Array, claims: Claims) -> dict[str, Uncertain]:
     if MEMORY not in claims.memory:
         if (why := instance.problem.no_theory) is not None:
-            raise NotMeasured(f"it is an integral over Gaussian latents: {why}")
+            raise NotMeasured(f"it needs Gaussian latents: {why}")
         inner, signal = instance.problem.model.inner, instance.signal
         claims.memory[MEMORY] = measured_error(
             instance.problem,

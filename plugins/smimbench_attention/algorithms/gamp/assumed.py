@@ -169,7 +169,7 @@ Parameters = TypeVar("Parameters", Orders, Conjugates)
 
 
 class NoFixedPoint(ValueError):
-    """The recursion leaves the domain of its equations, or does not come to rest."""
+    """The recursion leaves the domain of its equations or does not converge."""
 
 
 class Observed(NamedTuple):
@@ -244,7 +244,9 @@ class MismatchedRecursion:
             not np.isfinite(covariance).all()
             or np.linalg.eigvalsh(covariance)[0] < -1e-9
         ):
-            raise NoFixedPoint("its overlaps are not those of any estimate")
+            raise NoFixedPoint(
+                "the recursion reached overlaps that no estimate can have"
+            )
         covariance = covariance + SMALLEST_ERROR * np.eye(len(covariance))
         channel = self.problem.channel
         for u in (self.latents[0], -self.latents[0]):
@@ -481,7 +483,7 @@ def _mean(samples: Sequence[Parameters]) -> Parameters:
 
 
 def _standard_error(samples: Sequence[Parameters]) -> Parameters:
-    """Standard error of their mean."""
+    """Standard error of the mean of each order parameter."""
     deviations = (np.std(matrices, axis=0, ddof=1) for matrices in zip(*samples))
     root = len(samples) ** 0.5
     return type(samples[0])(*(deviation / root for deviation in deviations))
@@ -599,7 +601,7 @@ class Solution(NamedTuple):
 
 
 def checks_by_draws(solution: Solution) -> list[Check]:
-    """The numbers of a prediction against plain draws: what labels tell, and error and V of what is denoised.
+    """Compare a prediction with plain draws: information of the labels, and error and V of the denoised signal.
 
     m is the mean product of g with the latents of the signal less their mean given omega, without the true posterior. V is
     what a run measures, the response of the denoiser to a probe, without the spectral law or Stein's lemma.

@@ -166,7 +166,7 @@ class Directions:
             return False
         self.p.add(remainder / length)
         if self.is_exact and self.basis.count >= self.rows:
-            raise TooLong("more directions than rows")
+            raise TooLong("the gradients span more directions than there are samples")
         if not self.is_exact and self.h.count >= self.D:  # all features are used
             return False
         square = self.D
