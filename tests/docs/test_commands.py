@@ -135,7 +135,6 @@ def test_the_commands_of_the_start_page_run(tmp_path, monkeypatch, capsys):
         "info",
         "compare",
         "data",
-        "new",
         "plugins",
         "doctor",
     }
