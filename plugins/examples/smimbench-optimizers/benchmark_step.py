@@ -26,7 +26,7 @@ from smimbench.registry import build, get_registry
 LIBRARY = ("torch.adam", "optax.adam")
 
 
-class Plain:
+class TorchByHand:
     """What one would write without smimbench: a forward map, ``backward()`` and ``torch.optim.Adam``."""
 
     def __init__(self, loss):
@@ -70,14 +70,14 @@ class Plain:
 def seconds(problem, data, item, clock, steps=300):
     """Best and median duration of a step, and the estimate after the first five."""
     state = item.init(problem, data, np.random.default_rng(0))
-    found, early = [], None
+    durations, early = [], None
     for count in range(steps):
         begin = clock()
         state, _ = item.step(problem, data, state)
-        found.append(clock() - begin)
+        durations.append(clock() - begin)
         if count == 4:
             early = np.array(item.estimate(state))
-    return min(found), float(np.median(found)), early
+    return min(durations), float(np.median(durations)), early
 
 
 def main() -> None:
@@ -106,13 +106,13 @@ def main() -> None:
                     )
                     for name in LIBRARY
                 },
-                "plain torch": Plain(loss),
+                "plain torch": TorchByHand(loss),
             }
-            first = None
+            reference = None
             for name, item in contenders.items():
                 best, median, early = seconds(problem, data, item, clock)
-                first = early if first is None else first
-                if np.abs(early - first).max() > 1e-4 * np.abs(first).max():
+                reference = early if reference is None else reference
+                if np.abs(early - reference).max() > 1e-4 * np.abs(reference).max():
                     raise SystemExit(
                         f"{name} took other steps than {next(iter(contenders))} on the loss {loss}"
                     )

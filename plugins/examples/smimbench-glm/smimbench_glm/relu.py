@@ -88,9 +88,9 @@ class Relu:
                 f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}"
             )
         width = xp.sqrt(V)
-        rate, rest = hazard(-omega / width, xp)
+        rate, variance_ratio = hazard(-omega / width, xp)
         mean = xp.where(y > 0, y, omega - width * rate)
-        variance = xp.where(y > 0, 0 * y, V * rest)
+        variance = xp.where(y > 0, 0 * y, V * variance_ratio)
         covariance = xp.reshape(xp.mean(variance), (1, 1))
         if not second_moment:
             return Posterior(mean, covariance)
@@ -106,9 +106,9 @@ class Relu:
     def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
         """Logarithm (n,) of the density of the labels; of those that are 0, of their probability."""
         xp = namespace(y, omega, V)
-        seen = -((y - omega) ** 2) / (2 * V) - xp.log(2 * math.pi * V) / 2
+        log_density = -((y - omega) ** 2) / (2 * V) - xp.log(2 * math.pi * V) / 2
         return xp.sum(
-            xp.where(y > 0, seen, special(xp).log_ndtr(-omega / xp.sqrt(V))),
+            xp.where(y > 0, log_density, special(xp).log_ndtr(-omega / xp.sqrt(V))),
             axis=(-2, -1),
         )
 

@@ -88,7 +88,7 @@ class LibraryOptimizer(Descent):
             else staticmethod(optimizer),
             "usual": usual,
         }
-        return cls._made(
+        return cls._class_of(
             body,
             ("learning_rate", float, learning_rate),
             sys._getframe(1).f_globals["__name__"],
@@ -103,42 +103,44 @@ class LibraryOptimizer(Descent):
             "reference": "the library that is named",
             "example": {"optimizer": example},
         }
-        return cls._made(body, ("optimizer", str, field(kw_only=True)), cls.__module__)
+        return cls._class_of(
+            body, ("optimizer", str, field(kw_only=True)), cls.__module__
+        )
 
     @classmethod
-    def _made(
+    def _class_of(
         cls, body: dict[str, Any], parameter: tuple[str, type, Any], module: str
     ) -> type[Any]:
         body |= {"__module__": __name__}  # where the annotations mean something
-        made = make_dataclass(
+        optimizer_class = make_dataclass(
             cls.__name__, [parameter], bases=(cls,), namespace=body, frozen=True
         )
-        made.__module__ = module  # where it is registered: that file belongs to the source of the algorithm
-        return made
+        optimizer_class.__module__ = module  # where it is registered: that file belongs to the source of the algorithm
+        return optimizer_class
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = inspect.signature(self.factory).parameters
-        known = [
+        signature = inspect.signature(self.factory).parameters
+        names = [
             name
-            for name, p in given.items()
+            for name, p in signature.items()
             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
         ]
-        if self.rate_name not in known:
+        if self.rate_name not in names:
             raise ParameterError(
                 "optimizer",
                 f"{self.optimizer} is no optimizer: it takes no {self.rate_name}",
             )
-        known = [
-            name for name in known if name not in ("self", "params", self.rate_name)
+        names = [
+            name for name in names if name not in ("self", "params", self.rate_name)
         ]
         options = {**self.usual, **(self.options or {})}
         for key in options:
-            if key not in known:
+            if key not in names:
                 hint = (
                     "write it as learning_rate, above"
                     if key == self.rate_name
-                    else unknown_key(key, known)
+                    else unknown_key(key, names)
                 )
                 raise ParameterError(f"options.{key}", hint)
         object.__setattr__(
@@ -158,17 +160,20 @@ class LibraryOptimizer(Descent):
         if not isinstance(self.optimizer, str):
             return self.optimizer
         try:
-            found: Callable[..., Any] = pkgutil.resolve_name(self.optimizer)
+            optimizer: Callable[..., Any] = pkgutil.resolve_name(self.optimizer)
         except (ImportError, AttributeError, ValueError) as error:
             raise ParameterError(
                 "optimizer", f"{self.optimizer!r} cannot be imported: {error}"
             ) from None
-        return found
+        return optimizer
 
     def seeded(self, seed: int) -> dict[str, Any]:
         """The options, with a seed where the optimizer draws random numbers and none is given."""
-        options, known = self.options or {}, inspect.signature(self.factory).parameters
-        drawn = [name for name in ("key", "seed") if name in known][
+        options, parameters = (
+            self.options or {},
+            inspect.signature(self.factory).parameters,
+        )
+        drawn = [name for name in ("key", "seed") if name in parameters][
             :1
         ]  # where it takes either, it wants one
         return (
@@ -186,8 +191,8 @@ class LibraryOptimizer(Descent):
     def init(self, problem: Any, data: Data, rng: np.random.Generator) -> Any:
         """As for ``adam``, one student at a time: optimizers of matrices would mix several."""
         state = super().init(problem, data, rng)
-        own = self.first(state.factor, int(rng.spawn(1)[0].integers(2**31)))
-        return state._replace(memory=(own, None, problem.prior.factor))
+        memory = self.first_memory(state.factor, int(rng.spawn(1)[0].integers(2**31)))
+        return state._replace(memory=(memory, None, problem.prior.factor))
 
     def advance(
         self,
@@ -198,9 +203,9 @@ class LibraryOptimizer(Descent):
         count: int,
     ) -> Any:
         """One step of the optimizer."""
-        own, _, basis = memory
-        factor, own, evaluated = self.call(objective, factor, own, rate)
-        return factor, (own, evaluated, basis)
+        inner, _, basis = memory
+        factor, inner, evaluated = self.call(objective, factor, inner, rate)
+        return factor, (inner, evaluated, basis)
 
     def estimate(self, state: Any) -> Array:
         """Signal of the factor, or of the average of its iterates where the optimizer says that this is what it has learned."""
@@ -217,12 +222,12 @@ class LibraryOptimizer(Descent):
         """Make the optimizer once, so that options that it does not accept are found before a run."""
         raise NotImplementedError
 
-    def first(self, factor: Array, seed: int) -> Any:
+    def first_memory(self, factor: Array, seed: int) -> Any:
         """Memory of the optimizer at the start."""
         raise NotImplementedError
 
     def call(
-        self, objective: Any, factor: Array, own: Any, rate: float
+        self, objective: Any, factor: Array, memory: Any, rate: float
     ) -> tuple[Array, Any, Array | None]:
         """Factor and memory after a step, and the factor to be judged if that is another one."""
         raise NotImplementedError
@@ -237,9 +242,11 @@ def parts_of(factor: Array) -> list[Array]:
     )
 
 
-def joined(parts: list[Array], factor: Array) -> Array:
+def joined(parameters: list[Array], factor: Array) -> Array:
     """The inverse of ``parts_of``, in new memory of the device and type of ``factor``."""
     xp = namespace(factor)
     return xp.asarray(
-        xp.stack(parts) if factor.ndim == 3 else parts[0], **matching(factor), copy=True
+        xp.stack(parameters) if factor.ndim == 3 else parameters[0],
+        **matching(factor),
+        copy=True,
     )

@@ -25,9 +25,11 @@ def sam(learning_rate: float, rho: float = 0.05, optimizer: str = "optax.adam") 
     import optax
 
     ascent = optax.chain(optax.contrib.normalize(), optax.sgd(rho))
-    found = optax.contrib.sam(pkgutil.resolve_name(optimizer)(learning_rate), ascent)
+    transformation = optax.contrib.sam(
+        pkgutil.resolve_name(optimizer)(learning_rate), ascent
+    )
     return optax.GradientTransformation(
-        found.init, lambda *arguments: found.update(*arguments)
+        transformation.init, lambda *arguments: transformation.update(*arguments)
     )
 
 
@@ -40,12 +42,12 @@ class OptaxOptimizer(LibraryOptimizer):
         """Trace one update."""
         _ = _transformation(self.factory, json.dumps(options)).asks
 
-    def first(self, factor: Array, seed: int) -> Any:
+    def first_memory(self, factor: Array, seed: int) -> Any:
         """The transformation and its state; what can be compiled is, so that steps take what steps take."""
         transformation = _transformation(self.factory, json.dumps(self.seeded(seed)))
-        with _where(factor):
+        with _double_precision(factor):
             tree = _tree(factor)
-            state = transformation.made(self.learning_rate).init(tree)
+            state = transformation.at_rate(self.learning_rate).init(tree)
             if not transformation.asks:
                 transformation.step(
                     tree,
@@ -57,24 +59,27 @@ class OptaxOptimizer(LibraryOptimizer):
             return transformation, state
 
     def call(
-        self, objective: Any, factor: Array, own: Any, rate: float
+        self, objective: Any, factor: Array, memory: Any, rate: float
     ) -> tuple[Array, Any, Array | None]:
         """One update, or several where it needs gradients at other points (SAM); each is counted as a pass over the samples."""
-        (transformation, state), xp, waiting = own, namespace(factor), True
+        (transformation, state), xp, waiting = memory, namespace(factor), True
 
         def array(tree: list[Any]) -> Array:
             return joined([xp.from_dlpack(leaf) for leaf in tree], factor)
 
-        def at(tree: list[Any]) -> tuple[Any, list[Any]]:
-            there = objective(array(tree))
-            return _array(there.loss), _tree(there.gradient)
+        def evaluate(point: Array) -> tuple[Any, list[Any]]:
+            evaluation = objective(point)
+            return _array(evaluation.loss), _tree(evaluation.gradient)
 
-        with _where(factor):
+        with _double_precision(factor):
             while waiting:
-                found = objective(factor)
-                now = (_array(found.loss), _tree(found.gradient))
+                tree = _tree(factor)
                 tree, state, evaluated, waiting = transformation.step(
-                    _tree(factor), now, state, rate, at
+                    tree,
+                    evaluate(factor),
+                    state,
+                    rate,
+                    lambda tree: evaluate(array(tree)),
                 )
                 factor = array(tree)
             return (
@@ -115,7 +120,7 @@ class Transformation:
     def __deepcopy__(self, memo: Any) -> Transformation:
         return self
 
-    def made(self, rate: Any) -> Any:
+    def at_rate(self, rate: Any) -> Any:
         """The transformation at a learning rate."""
         import optax
 
@@ -131,33 +136,33 @@ class Transformation:
         tree = [jax.numpy.zeros((2, 2))]
         try:
             jax.eval_shape(
-                self._update, tree, (0.0, tree), self.made(1.0).init(tree), 1.0
+                self._update, tree, (0.0, tree), self.at_rate(1.0).init(tree), 1.0
             )
         except _AskedError:
             return True
         return False
 
-    def step(self, tree: Any, now: Any, state: Any, rate: float, at: Any) -> Any:
+    def step(self, tree: Any, evaluation: Any, state: Any, rate: float, at: Any) -> Any:
         """Parameters and state after an update, the parameters to be judged if others, and whether the step goes on."""
         import jax
 
         if not self.asks:
-            return self.compiled(tree, now, state, rate)
+            return self.compiled(tree, evaluation, state, rate)
         value = jax.custom_vjp(lambda tree: at(tree)[0])
         value.defvjp(
             at, lambda gradient, scale: (jax.tree.map(lambda g: scale * g, gradient),)
         )
         with jax.disable_jit():
-            return self._update(tree, now, state, rate, value)
+            return self._update(tree, evaluation, state, rate, value)
 
     def _update(
-        self, tree: Any, now: Any, state: Any, rate: Any, value_fn: Any = _ask
+        self, tree: Any, evaluation: Any, state: Any, rate: Any, value_fn: Any = _ask
     ) -> Any:
         import jax
         import optax
 
-        value, gradient = now
-        updates, state = self.made(rate).update(
+        value, gradient = evaluation
+        updates, state = self.at_rate(rate).update(
             gradient, state, tree, value=value, grad=gradient, value_fn=value_fn
         )
         tree = optax.apply_updates(tree, updates)
@@ -165,11 +170,13 @@ class Transformation:
         def averages(state: Any) -> bool:
             return isinstance(state, optax.contrib.ScheduleFreeState)
 
-        found = [
-            one for one in jax.tree.leaves(state, is_leaf=averages) if averages(one)
+        averaging = [
+            leaf for leaf in jax.tree.leaves(state, is_leaf=averages) if averages(leaf)
         ]
         evaluated = (
-            optax.contrib.schedule_free_eval_params(found[0], tree) if found else None
+            optax.contrib.schedule_free_eval_params(averaging[0], tree)
+            if averaging
+            else None
         )
         return (
             tree,
@@ -183,7 +190,7 @@ _transformation = functools.lru_cache(maxsize=32)(Transformation)
 
 
 @contextmanager
-def _where(like: Array) -> Iterator[None]:
+def _double_precision(like: Array) -> Iterator[None]:
     """JAX in double precision where numbers are, on the device where an array is."""
     import jax
 
@@ -209,4 +216,4 @@ def _array(array: Array) -> Any:
 
 
 def _tree(factor: Array) -> list[Any]:
-    return [_array(part) for part in parts_of(factor)]
+    return [_array(parameter) for parameter in parts_of(factor)]

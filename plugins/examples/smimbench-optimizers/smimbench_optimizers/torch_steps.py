@@ -25,11 +25,9 @@ class TorchRun:
         self.optimizer = make(self.parameters)
 
     def __deepcopy__(self, memo: Any) -> TorchRun:
-        found = TorchRun(
-            self.make, [parameter.detach() for parameter in self.parameters]
-        )
-        found.optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
-        return found
+        run = TorchRun(self.make, [parameter.detach() for parameter in self.parameters])
+        run.optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
+        return run
 
     def factor(self, like: Array) -> Array:
         """The parameters as one array of the namespace of ``like``."""
@@ -59,40 +57,40 @@ class TorchOptimizer(LibraryOptimizer):
             parameters, lr=self.learning_rate, **options
         )
 
-    def first(self, factor: Array, seed: int) -> TorchRun:
+    def first_memory(self, factor: Array, seed: int) -> TorchRun:
         """Parameters that start at the factor."""
         import torch
 
         torch.manual_seed(seed)  # for optimizers that draw from PyTorch's own generator
         return TorchRun(
             self._maker(self.seeded(seed)),
-            [torch.from_dlpack(part) for part in parts_of(factor)],
+            [torch.from_dlpack(matrix) for matrix in parts_of(factor)],
         )
 
     def call(
-        self, objective: Any, factor: Array, own: TorchRun, rate: float
+        self, objective: Any, factor: Array, run: TorchRun, rate: float
     ) -> tuple[Array, TorchRun, Array | None]:
         """``optimizer.step(closure)``; every call of the closure is counted as a pass over the samples of the step."""
         import torch
 
         with torch.no_grad():
-            for parameter, part in zip(own.parameters, parts_of(factor)):
-                parameter.copy_(torch.from_dlpack(part))
-        for group in own.optimizer.param_groups:
+            for parameter, matrix in zip(run.parameters, parts_of(factor)):
+                parameter.copy_(torch.from_dlpack(matrix))
+        for group in run.optimizer.param_groups:
             group["lr"] = rate
 
         def closure() -> torch.Tensor:
-            found = objective(own.factor(factor))
-            for parameter, part in zip(own.parameters, parts_of(found.gradient)):
-                parameter.grad = torch.from_dlpack(part)
-            return torch.as_tensor(found.loss)
+            evaluation = objective(run.factor(factor))
+            for parameter, matrix in zip(run.parameters, parts_of(evaluation.gradient)):
+                parameter.grad = torch.from_dlpack(matrix)
+            return torch.as_tensor(evaluation.loss)
 
-        own.optimizer.step(closure)
-        moved, evaluated = own.factor(factor), None
+        run.optimizer.step(closure)
+        moved, evaluated = run.factor(factor), None
         if hasattr(
-            own.optimizer, "eval"
+            run.optimizer, "eval"
         ):  # schedule-free: the gradient is taken at another point than the estimate
-            own.optimizer.eval()
-            evaluated = own.factor(factor)
-            own.optimizer.train()
-        return moved, own, evaluated
+            run.optimizer.eval()
+            evaluated = run.factor(factor)
+            run.optimizer.train()
+        return moved, run, evaluated

@@ -102,11 +102,11 @@ class ComplexModulus:
         mu = xp.stack(_projection(omega), axis=-1)
         size = xp.sqrt(xp.sum(mu * mu, axis=-1))
         along = mu / xp.where(size > 0, size, xp.ones_like(size))[:, None]
-        first, second = _ratios(label * size / width, xp)
+        first_ratio, second_ratio = _ratios(label * size / width, xp)
         # Covariance of the circle: part of it along mu, the rest across.
-        length = label * first
-        parallel = label**2 * (1 + second) / 2 - length**2
-        across = label**2 * (1 - second) / 2
+        length = label * first_ratio
+        parallel = label**2 * (1 + second_ratio) / 2 - length**2
+        across = label**2 * (1 - second_ratio) / 2
         identity = xp.eye(2, dtype=omega.dtype, device=array_api_compat.device(omega))
         outer = along[:, :, None] * along[:, None, :]
         spread = (
@@ -127,16 +127,16 @@ class ComplexModulus:
             xp.matmul(moved, xp.matrix_transpose(flat)), (n, 2, 2)
         )
         prior = xp.reshape(V[:, None, :, None] * identity[None, :, None, :], (4, 4))
-        left = prior - width * xp.matmul(flat, xp.matrix_transpose(flat))
-        full = left[None, :, :] + xp.matmul(
+        conditional = prior - width * xp.matmul(flat, xp.matrix_transpose(flat))
+        full = conditional[None, :, :] + xp.matmul(
             xp.matmul(flat, spread), xp.matrix_transpose(flat)
         )
         average = xp.reshape(xp.mean(full, axis=0), (2, 2, 2, 2))
         covariance = (average[:, 0, :, 0] + average[:, 1, :, 1]) / 2
         if not second_moment:
             return Posterior(mean, covariance)
-        whole = xp.reshape(mean, (n, 4))
-        moment = full + whole[:, :, None] * whole[:, None, :]
+        latents = xp.reshape(mean, (n, 4))
+        moment = full + latents[:, :, None] * latents[:, None, :]
         return Posterior(mean, covariance, xp.reshape(moment, (n, 2, 2, 2, 2)))
 
     def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
@@ -185,10 +185,10 @@ def _projection(z: Any) -> tuple[Any, Any]:
 def _ratios(k: Any, xp: Any) -> tuple[Any, Any]:
     """``I_1(k) / I_0(k)`` and ``I_2(k) / I_0(k)``."""
     functions = special(xp)
-    first = functions.i1e(k) / functions.i0e(k)
+    first_ratio = functions.i1e(k) / functions.i0e(k)
     small = k < 1e-4
     safe = xp.where(small, xp.ones_like(k), k)
-    return first, xp.where(small, k * k / 8, 1 - 2 * first / safe)
+    return first_ratio, xp.where(small, k * k / 8, 1 - 2 * first_ratio / safe)
 
 
 def _squared_move(r: Any) -> Any:

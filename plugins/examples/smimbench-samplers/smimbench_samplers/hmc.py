@@ -58,7 +58,7 @@ class HmcState(NamedTuple):
     rng: np.random.Generator
     draws: tuple[Array, ...] = ()  # after the warm-up, (chains, 1 + M) each
     r_hat: float = 2.0  # before the end
-    done: int = 0  # gradients
+    evaluations: int = 0  # gradients
 
 
 class Mixing(OverlapRule):
@@ -144,7 +144,7 @@ class Hmc(Algorithm):
     ) -> AlgorithmPrediction | str:
         """``1 + 1/K`` times the Bayes-optimal error, or why it is not known whether chains get there."""
         points = conditions.points or tuple(
-            point_document(problem, found) for found in competing(problem, [alpha])[0]
+            point_document(problem, point) for point in competing(problem, [alpha])[0]
         )
         if len(points) > 1:
             return "two fixed points compete: chains from the prior may agree on the worse one, which R-hat cannot see"
@@ -172,8 +172,8 @@ class Hmc(Algorithm):
             **kind,
         )
         if data.start is not None:
-            given = target.factor_of(data.start.estimate, factor[0, ...])
-            factor = xp.concat([xp.stack([given] * self._chains), factor])
+            start = target.factor_of(data.start.estimate, factor[0, ...])
+            factor = xp.concat([xp.stack([start] * self._chains), factor])
         signal = target.factor.compose(factor)
         shape = PROJECTIONS, math.prod(signal.shape[1:])
         directions = xp.asarray(
@@ -224,14 +224,17 @@ class Hmc(Algorithm):
         density, slope = state.target(position)
         momentum = momentum + step / 2 * slope
         state = state._replace(
-            position=position, momentum=momentum, slope=slope, done=state.done + 1
+            position=position,
+            momentum=momentum,
+            slope=slope,
+            evaluations=state.evaluations + 1,
         )
-        if state.done % self.leapfrog == 0:
+        if state.evaluations % self.leapfrog == 0:
             with np.errstate(
                 all="ignore"
             ):  # a trajectory that left all bounds is not accepted
                 state = self._launched(self._ended(problem, state, density))
-        n, gradients = data.inputs.shape[0], state.done
+        n, gradients = data.inputs.shape[0], state.evaluations
         return state, Info(state.r_hat - 1, samples=float(n * gradients))
 
     def _ended(self, problem: Problem, state: HmcState, density: Array) -> HmcState:
@@ -246,14 +249,17 @@ class Hmc(Algorithm):
         gain = xp.where(xp.isfinite(gain), gain, xp.full_like(gain, -math.inf))
         chance = xp.exp(xp.minimum(gain, xp.zeros_like(gain)))
         drawn = xp.asarray(state.rng.random(gain.shape[0]), **matching(gain))
-        taken = drawn < chance
-        wide = xp.reshape(taken, (-1, *[1] * (state.factor.ndim - 1)))
+        accepted = drawn < chance
+        wide = xp.reshape(accepted, (-1, *[1] * (state.factor.ndim - 1)))
         state = state._replace(
             factor=xp.where(wide, state.position, state.factor),
             gradient=xp.where(wide, state.slope, state.gradient),
-            density=xp.where(taken, density, state.density),
+            density=xp.where(accepted, density, state.density),
         )
-        count, warm = state.done // self.leapfrog, self.steps // (2 * self.leapfrog)
+        count, warm = (
+            state.evaluations // self.leapfrog,
+            self.steps // (2 * self.leapfrog),
+        )
         if count <= warm:  # Robbins and Monro
             log_step = state.log_step + count**-0.6 * (xp.mean(chance) - ACCEPTANCE)
             log_step = xp.minimum(
@@ -269,11 +275,11 @@ class Hmc(Algorithm):
                 log_step=settled if count == warm else log_step, settled=settled
             )
         signals = aligned_signals(problem, state.target.factor.compose(state.factor))
-        seen = xp.matmul(
+        projections = xp.matmul(
             xp.reshape(signals, (signals.shape[0], -1)),
             xp.matrix_transpose(state.directions),
         )
-        draw = xp.concat([state.density[:, None], seen], axis=1)
+        draw = xp.concat([state.density[:, None], projections], axis=1)
         state = state._replace(draws=(*state.draws, draw))
         ends = count == self.steps // self.leapfrog and len(state.draws) >= 4
         return (

@@ -44,20 +44,23 @@ class LogPosterior:
         if self.factor.gram_scale is None:
             return signal
         xp = namespace(signal)
-        left, values, right = xp.linalg.svd(signal)
+        U, values, Vh = xp.linalg.svd(signal)
         root = xp.sqrt(values / self.factor.gram_scale(like))[..., None, :]
-        halves = left * root, xp.matrix_transpose(right) * root
-        found = (
+        halves = U * root, xp.matrix_transpose(Vh) * root
+        closest = (
             halves[0]
             if like.shape[-2] == signal.shape[-2]
             else xp.concat(halves, axis=-2)
         )
-        if (missing := like.shape[-1] - found.shape[-1]) > 0:
-            found = xp.concat(
-                [found, xp.zeros((*found.shape[:-1], missing), **matching(found))],
+        if (missing := like.shape[-1] - closest.shape[-1]) > 0:
+            closest = xp.concat(
+                [
+                    closest,
+                    xp.zeros((*closest.shape[:-1], missing), **matching(closest)),
+                ],
                 axis=-1,
             )
-        return found[..., : like.shape[-1]]
+        return closest[..., : like.shape[-1]]
 
     def __call__(self, factor: Array) -> tuple[Array, Array]:
         """Log-likelihoods (chains,), and gradients shaped like the factors."""
@@ -70,12 +73,12 @@ class LogPosterior:
         return value, gradient
 
     def _local(
-        self, part: slice, z: Array, chains: tuple[int, ...]
+        self, chunk: slice, z: Array, chains: tuple[int, ...]
     ) -> tuple[Array, Array]:
         """Log-likelihoods (chains, samples) at the latents z (chains times samples, P, C), and the gradient."""
         xp = namespace(z)
         channel: Any = self.problem.channel
-        y = self.data.labels[part, ...]
+        y = self.data.labels[chunk, ...]
         y = xp.reshape(
             xp.broadcast_to(y, (*chains, *y.shape)), (z.shape[0], *y.shape[1:])
         )

@@ -29,18 +29,18 @@ from smimbench.numerics import inverse_root, normal_points
 __all__ = ["GaussBernoulli", "Rademacher"]
 
 _MOST_COMPONENTS = 8
-_KNOWN = 1e12
+_LARGEST_INFORMATION = 1e12
 """Information beyond which more makes no difference in double precision."""
 
 
 class _Mixture:
-    """Methods that both priors share. ``parts`` are (weight, mean, variance), with mean 0 and variance 1 in all."""
+    """Methods that both priors share; ``mixture`` has weight, mean and variance of each law, 0 and 1 in all."""
 
     version = 1
     capabilities = Capabilities(models=("sequence-multi-index",))
 
     @property
-    def parts(self) -> tuple[tuple[float, float, float], ...]:
+    def mixture(self) -> tuple[tuple[float, float, float], ...]:
         raise NotImplementedError
 
     def _scalar_error(self, information: Any) -> Any:
@@ -50,7 +50,7 @@ class _Mixture:
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Any:
         """Draw a signal (P, D) on the host."""
-        weights, means, variances = (np.array(column) for column in zip(*self.parts))
+        weights, means, variances = (np.array(column) for column in zip(*self.mixture))
         chosen = rng.choice(len(weights), size=(components, dimension), p=weights)
         return means[chosen] + np.sqrt(variances[chosen]) * rng.standard_normal(
             (components, dimension)
@@ -78,7 +78,7 @@ class _Mixture:
             )
         xp = namespace(R)
         place = {"dtype": xp.float64, "device": array_api_compat.device(R)}
-        host = np.minimum(np.asarray(to_host(Qhat), dtype=float), _KNOWN)
+        host = np.minimum(np.asarray(to_host(Qhat), dtype=float), _LARGEST_INFORMATION)
         estimate, V = self._denoise(xp.astype(R, xp.float64), host, xp, place)
         return Denoised(xp.astype(estimate, R.dtype), xp.astype(V, R.dtype))
 
@@ -128,12 +128,12 @@ class _Mixture:
             raise ValueError(
                 f"there can be at most {_MOST_COMPONENTS} components, got {components}"
             )
-        found = []
-        for pattern in itertools.product(self.parts, repeat=components):
+        patterns = []
+        for pattern in itertools.product(self.mixture, repeat=components):
             weights, means, variances = (np.array(column) for column in zip(*pattern))
             if math.prod(weights) > 0:
-                found.append((math.prod(weights), means, variances))
-        return found
+                patterns.append((math.prod(weights), means, variances))
+        return patterns
 
     def overlap(self, Qhat: Any) -> Overlap:
         """State-evolution map ``V = E Cov(w | R)``, ``Q = I - V``; ``Qhat`` (..., P, P), leading axes are a batch.
@@ -142,13 +142,13 @@ class _Mixture:
         """
         xp = namespace(Qhat)
         place = {"dtype": Qhat.dtype, "device": array_api_compat.device(Qhat)}
-        host = np.minimum(np.asarray(to_host(Qhat), dtype=float), _KNOWN)
+        host = np.minimum(np.asarray(to_host(Qhat), dtype=float), _LARGEST_INFORMATION)
         P = host.shape[-1]
         diagonal = np.diagonal(host, axis1=-2, axis2=-1)
         V = self._scalar_error(diagonal)[..., None] * np.eye(P)
-        flat, found = host.reshape(-1, P, P), V.reshape(-1, P, P)
+        flat, errors = host.reshape(-1, P, P), V.reshape(-1, P, P)
         for i in np.flatnonzero(np.any(flat * (1 - np.eye(P)) != 0, axis=(1, 2))):
-            found[i] = self._joint_error(flat[i])
+            errors[i] = self._joint_error(flat[i])
         return Overlap(xp.asarray(np.eye(P) - V, **place), xp.asarray(V, **place))
 
     def _joint_error(self, Qhat: Any) -> Any:
@@ -189,7 +189,7 @@ class GaussBernoulli(_Mixture):
             raise ParameterError("rho", f"must be in (0, 1], got {self.rho}")
 
     @property
-    def parts(self) -> tuple[tuple[float, float, float], ...]:
+    def mixture(self) -> tuple[tuple[float, float, float], ...]:
         """The atom at 0 and the Gaussian law."""
         return (1 - self.rho, 0.0, 0.0), (self.rho, 0.0, 1 / self.rho)
 
@@ -231,7 +231,7 @@ class Rademacher(_Mixture):
     reference = "arXiv:1708.03395"
 
     @property
-    def parts(self) -> tuple[tuple[float, float, float], ...]:
+    def mixture(self) -> tuple[tuple[float, float, float], ...]:
         """Two atoms."""
         return (0.5, -1.0, 0.0), (0.5, 1.0, 0.0)
 

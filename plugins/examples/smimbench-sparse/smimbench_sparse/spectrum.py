@@ -50,9 +50,9 @@ class Spectrum:
     @property
     def law(self) -> Law:
         """Eigenvalues below which the fractions ``u`` of all lie, for a host array of numbers in (0, 1)."""
-        known = np.sort(np.asarray(self.eigenvalues, dtype=float))
+        eigenvalues = np.sort(np.asarray(self.eigenvalues, dtype=float))
         return Law(
             quantile=lambda u: np.interp(
-                u, (np.arange(len(known)) + 0.5) / len(known), known
+                u, (np.arange(len(eigenvalues)) + 0.5) / len(eigenvalues), eigenvalues
             )
         )
