@@ -152,19 +152,14 @@ def error_place(error: BaseException) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON from a regular file of at most 256 MB; see ``read_bytes`` and ``parse_json``."""
-    return parse_json(read_bytes(path))
-
-
-def read_bytes(path: Path) -> bytes:
-    """Read a regular file of at most 256 MB.
+    """Read JSON from a regular file of at most 256 MB.
 
     Raises
     ------
     OSError
         If it cannot be read.
     ValueError
-        If it is no ordinary file (a pipe would block for ever), or too large.
+        If it is no ordinary file (a pipe would block for ever), too large, no JSON, or nested too deep to be read.
     """
     handle = os.open(
         path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -175,11 +170,7 @@ def read_bytes(path: Path) -> bytes:
             raise ValueError("this is not a regular file")
         if about.st_size > 1 << 28:
             raise ValueError("larger than 256 MB")
-        return file.read()
-
-
-def parse_json(data: bytes) -> Any:
-    """Parse JSON; raise ValueError if it is none, or nested too deep to be read."""
+        data = file.read()
     try:
         return json.loads(data)
     except (ValueError, RecursionError):

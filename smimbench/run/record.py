@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -20,7 +21,6 @@ from typing_extensions import TypedDict
 from smimbench.backend import machine
 from smimbench.files import (
     JsonObject,
-    parse_json,
     plain_value,
     printable,
     read_json,
@@ -74,12 +74,20 @@ Absent = Annotated[T | None, pydantic.BeforeValidator(_is_given)]
 """A value that a record may lack, and that is not null where it has it."""
 
 _OPEN = pydantic.with_config(pydantic.ConfigDict(extra="allow", strict=True))
-_IGNORING = pydantic.with_config(
-    pydantic.ConfigDict(extra="ignore", strict=True, defer_build=True)
-)
-_CLOSED = pydantic.with_config(
-    pydantic.ConfigDict(extra="forbid", strict=True, defer_build=True)
-)
+_IGNORING = pydantic.with_config(pydantic.ConfigDict(extra="ignore", strict=True))
+_CLOSED = pydantic.with_config(pydantic.ConfigDict(extra="forbid", strict=True))
+
+
+class _FromMapping:
+    """Base class of dataclasses that are made from JSON objects, with fields of strict types."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: pydantic.GetCoreSchemaHandler
+    ) -> Any:
+        return {**handler(source), "strict": False}
 
 
 @_OPEN
@@ -114,7 +122,7 @@ class Identity(TypedDict):
 
 @_CLOSED
 @dataclass(frozen=True, slots=True)
-class Price:
+class Price(_FromMapping):
     """What an iteration costs at least."""
 
     flops: float
@@ -123,7 +131,7 @@ class Price:
 
 @_IGNORING
 @dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(_FromMapping):
     """Times in seconds, memory in bytes; comparable on the same ``machine`` only, and only if ``trusted``."""
 
     machine: str
@@ -143,7 +151,7 @@ class Timing:
 
 @_CLOSED
 @dataclass(frozen=True, slots=True)
-class LongTrajectory:
+class LongTrajectory(_FromMapping):
     """A trajectory in an ``.npz`` next to the record, with the SHA-256 of that file."""
 
     file: Annotated[str, Field(pattern=r"^[0-9a-z.-]+\.npz$")]
@@ -217,7 +225,7 @@ Column = Annotated[list[Number] | list[Numbers], Field(union_mode="left_to_right
 
 @_IGNORING
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(_FromMapping):
     """One finished cell of a suite, as ``results/<suite>/<key>.json`` holds it; null stands for a number that is none."""
 
     format: Literal[1] = 1
@@ -233,7 +241,7 @@ class Record:
     algorithm: Annotated[
         str, Field(description="Label of the algorithm when it was run.")
     ]
-    status: Status
+    status: Annotated[Status, pydantic.Strict(False)]
     reason: Text
     where: Annotated[Text | None, Field(description="File and line of an error.")] = (
         None
@@ -331,16 +339,35 @@ def record_schema() -> JsonObject:
 
 
 def record_from(document: JsonObject) -> Record:
-    """The record that a JSON object describes; raise ValueError unless all fields have the types of a record."""
-    return _parsed(json.dumps(document).encode(), document)
+    """The record that a JSON object describes; its cell keeps its numbers as they are.
+
+    Raises
+    ------
+    ValueError
+        If a field has another type than that of a record.
+    """
+    with _complaints("a record of smimbench"):
+        record: Record = _adapter(Record).validate_python(document)
+    if record.fresh_samples is not None and record.sample_ratio is None:
+        raise ValueError(
+            "not a record of smimbench: sample_ratio is missing where fresh_samples are counted"
+        )
+    return replace(record, cell=document["cell"], document=document)
 
 
-def read_record(data: bytes, *, digests: bool = True) -> Record:
-    """The record in a file: unchanged, of this format, under the key of its cell; raise ValueError if it is not.
+def read_record(file: Path, *, digests: bool = True) -> Record:
+    """The record in a file: unchanged, of this format, under the key of its cell.
 
     Without ``digests`` only its format and the types of its fields are checked, in half of the time.
+
+    Raises
+    ------
+    OSError
+        If there is none.
+    ValueError
+        If it cannot be trusted.
     """
-    document = parse_json(data)
+    document = read_json(file)
     if (
         not isinstance(document, dict)
         or "digest" not in document
@@ -353,7 +380,7 @@ def read_record(data: bytes, *, digests: bool = True) -> Record:
         )
     if digests and digest_of(document) != document["digest"]:
         raise ValueError("changed after it was written (digest does not match)")
-    record = _parsed(data, document)
+    record = record_from(document)
     if digests and key_of(document["cell"]) != record.key:
         raise ValueError(
             "changed after it was written (its key does not match the cell it describes)"
@@ -361,27 +388,17 @@ def read_record(data: bytes, *, digests: bool = True) -> Record:
     return record
 
 
-def _parsed(text: bytes, document: JsonObject) -> Record:
-    """The record in a text of JSON, which ``document`` is; its cell keeps its numbers as they are written."""
-    record: Record = _checked(
-        lambda: _adapter(Record).validate_json(text), "a record of smimbench"
-    )
-    if record.fresh_samples is not None and record.sample_ratio is None:
-        raise ValueError(
-            "not a record of smimbench: sample_ratio is missing where fresh_samples are counted"
-        )
-    return replace(record, cell=document["cell"], document=document)
-
-
 def check_model(model: Any, value: Any, what: str) -> None:
     """Raise ValueError, naming the first wrong field, unless a value has this type."""
-    _checked(lambda: _adapter(model).validate_python(value, strict=True), what)
+    with _complaints(what):
+        _adapter(model).validate_python(value, strict=True)
 
 
-def _checked(validate: Callable[[], Any], what: str) -> Any:
-    """What a validation returns; raise ValueError, naming the first wrong field, where it fails."""
+@contextlib.contextmanager
+def _complaints(what: str) -> Iterator[None]:
+    """Context in which a failed validation becomes a ValueError that names the first wrong field."""
     try:
-        return validate()
+        yield
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))

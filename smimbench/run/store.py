@@ -28,7 +28,6 @@ import numpy as np
 from smimbench.files import (
     JsonObject,
     StoreError,
-    read_bytes,
     read_json,
     read_npz,
     sync_folder,
@@ -182,7 +181,7 @@ class Store:
 
     def read(self, stem: str, digests: bool = True) -> Record:
         """One record as its file holds it; ValueError or OSError if it cannot be trusted."""
-        record = read_record(read_bytes(self.folder / f"{stem}.json"), digests=digests)
+        record = read_record(self.folder / f"{stem}.json", digests=digests)
         if record.file_stem != stem:
             raise ValueError(
                 "the file was renamed: its name does not match the key of its cell"
