@@ -386,7 +386,7 @@ COLUMNS: dict[str, list[Column]] = {
                "theory` prints, to be tested with --verify.", "printed bound"),
         Column("drawn", partial(number, digits=5), "Monte Carlo estimate of the printed value, by --verify, from "
                "plain random draws.", "drawn"),
-        Column("would have seen", partial(percent, form=".1%"), "Smallest relative deviation of the printed "
+        Column("detectable", partial(percent, form=".1%"), "Smallest relative deviation of the printed "
                "value that --verify finds (beyond z = 4) in nine tests of ten, given its draws and the printed error.",
                "excludes"),
     ],

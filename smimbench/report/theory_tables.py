@@ -282,7 +282,7 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
         "drawn",
         Column("error", one_digit, fields="standard_error"),
         Column("z", _z),
-        "would have seen",
+        "detectable",
     ]
     shown: list[RenderableType] = []
     for theory in theories:
