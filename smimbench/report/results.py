@@ -77,7 +77,7 @@ class ResultsTable:
         return extrapolated_rows(self.rows, self.target)
 
     def about(self) -> JsonObject:
-        """What does not follow from the rows."""
+        """JSON about the results besides their rows: suite, title, counts of states, missing cells."""
         return {
             "suite": self.suite,
             "title": self.title,

@@ -297,7 +297,9 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
             f"largest {worst.z:+z.2f} ({_quantity(worst)} at alpha = {worst.alpha:.5g})"
         )
         if undecided := sum(not check.decided for check in checks):
-            summary += f"; {undecided} not decided, because too few draws meet a jump of the labels"
+            summary += (
+                f"; {undecided} undecided: too few draws meet a jump of the labels"
+            )
         if any(check.bound for check in checks):
             summary += "; unlearned, perfect recovery: the growth rate of a small overlap or error, at most 1"
         caption = f"{summary}. {_resolution(checks)}"
@@ -311,16 +313,16 @@ def _resolution(checks: Sequence[Check]) -> str:
     goals = [check.excludes or 0.0 for check in checks if check.quantity == "MSE"]
     if max(goals, default=0.0):
         sentences.append(
-            f"At every point an MSE that is {100 * max(goals):.2g}% off would have been seen"
+            f"An MSE that is {100 * max(goals):.2g}% off would have been detected at every point"
         )
     stopped = [f"{check.alpha:.5g}" for check in checks if check.stopped]
     if stopped:
         places, limit = dict.fromkeys(stopped), f"{SECONDS:g} s or {MOST:,} draws"
         sentences.append(
-            f"At alpha = {', '.join(places)} the draws ended short of what --resolve asks, after {limit}"
+            f"At alpha = {', '.join(places)} the draws ended at {limit}, before they reached --resolve"
         )
     sentences.append(
-        "What a channel's forward and posterior both get wrong is not seen."
+        "A mistake that a channel's forward and posterior share is not detected."
     )
     return ". ".join(sentences)
 

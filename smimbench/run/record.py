@@ -300,7 +300,7 @@ class Record(_FromMapping):
 
     @property
     def file_stem(self) -> str:
-        """Its file name, without the ending."""
+        """Name of the record's file, without the ending."""
         return file_stem(self.key, self.timing.machine, self.timing.trusted)
 
 

@@ -1,4 +1,4 @@
-"""Solves questions of theory, each once: answers and nodes are stored, and those of an earlier run are gone on from."""
+"""Solves questions of theory, each once; answers and nodes are stored, and a later run resumes from them."""
 
 from __future__ import annotations
 

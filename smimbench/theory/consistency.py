@@ -517,8 +517,8 @@ class _ChannelTest(_Test):
         size = np.maximum(averaged(shift, shift).mean(0), 1e-300)
         percent = 100 * DETECTED * float(np.max(means[law][1] / size))
         sees = (
-            f" (a step of the mean from omega that is {percent:.1g}% off is seen here; less is not, nor what is wrong for rare "
-            "labels alone, nor a law that forward and posterior share)"
+            f" (detects a step of the mean from omega that is {percent:.1g}% off; not less, nor errors of rare labels alone, "
+            "nor a law that forward and posterior share)"
         )
         failed = self.wrong_means(where, means, SUSPECT, 2 * stated, sees)
         if gap > SUMMED + 8 * stated:
@@ -551,7 +551,7 @@ class _ChannelTest(_Test):
             )
         if _stated_error(found) > 0.15:
             raise self.fail(
-                f"posterior: states an error of {found.error:.2g} of its mean, but at most 0.15 is allowed"
+                f"posterior: reported error {found.error:.2g} of its mean exceeds the limit 0.15"
             )
         return found, second
 

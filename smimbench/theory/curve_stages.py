@@ -109,7 +109,7 @@ class Neighbours:
 
 
 def lengths(nodes: list[Node]) -> Host:
-    """Distance of nodes from the first along the curve (n,)."""
+    """Arc lengths (n,) of the nodes, from the first."""
     x = np.array([node.x for node in nodes])
     return np.concatenate(
         [[0.0], np.cumsum(np.linalg.norm(np.diff(x, axis=0), axis=1))]

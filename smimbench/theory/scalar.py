@@ -385,7 +385,7 @@ class ScalarCurve(Curve):
 
     @cached_property
     def _extrema(self) -> list[tuple[float, TurningPoint]]:
-        """Positions where alpha turns, and what it is there."""
+        """Positions and values of the turning points of alpha."""
         finite = np.isfinite(self.alpha)
         nodes, alpha, error = (
             self.nodes[finite],

@@ -180,7 +180,7 @@ class Bifurcation:
 
     @property
     def threshold(self) -> Threshold:
-        """Its sample ratio with its error."""
+        """Sample ratio of the bifurcation, with its error."""
         return Threshold(self.alpha, self.error)
 
     def document(self) -> JsonObject:

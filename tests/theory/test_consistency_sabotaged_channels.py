@@ -145,7 +145,7 @@ def test_the_guard_sees_it(model, channel, given):
     )
     with pytest.raises(
         ProblemError,
-        match=r"posterior at V = .* of V(;| )|a step of the mean .* is seen here; less is not",
+        match=r"posterior at V = .* of V(;| )|detects a step of the mean .*% off; not less",
     ):
         require_consistent(problem, clock=no_clock)
 
@@ -163,10 +163,7 @@ def test_check_says_what_it_can_and_cannot_see():
     item = believing(SequenceLinear, noise=1.05)(tokens=2, noise=0.3)
     (found,) = check(item, only=["nishimori"])
     assert found.status == "failed"
-    assert (
-        "% off is seen here; less is not, nor what is wrong for rare labels"
-        in found.message
-    )
+    assert "% off; not less, nor errors of rare labels" in found.message
 
 
 @pytest.mark.slow
