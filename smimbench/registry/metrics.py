@@ -81,7 +81,7 @@ def is_worse(metric: Metric, previous: float, score: float) -> bool:
 def theory_of(
     metric: Metric,
     problem: Any,
-    point: Described,
+    point: Described | None,
     components: int,
     complaints: list[str] | None = None,
 ) -> tuple[list[float | None], list[float | None]]:
@@ -92,7 +92,7 @@ def theory_of(
     count = components if metric.per_component else 1
     nothing: list[float | None] = [None] * count
     theory = metric.theory
-    if theory is None:
+    if theory is None or point is None:
         return nothing, nothing
     numbers, error = attempt(
         lambda: [

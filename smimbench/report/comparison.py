@@ -13,7 +13,7 @@ from smimbench.files import JsonObject, canonical_json
 from smimbench.problem.problem import without
 from smimbench.registry.metrics import find_metric, is_worse
 from smimbench.report.labels import distinguish, grouped
-from smimbench.report.row import Identity, OfRow, Row
+from smimbench.report.row import OfRow, Row
 from smimbench.report.statistics import (
     Change,
     change_between,
@@ -118,12 +118,6 @@ class RowChange(OfRow):
         }
 
 
-def _without_code(row: Row) -> Row:
-    problem, algorithm = row.identity.problem, row.identity.algorithm
-    identity = Identity(without("source", problem), without("source", algorithm))
-    return replace(row, identity=identity)
-
-
 Pair = tuple[Row | None, Row | None]
 """Row of the first table, the baseline, and of the second, the candidate; None where that has no counterpart."""
 
@@ -142,7 +136,11 @@ def compare_rows(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[RowC
     0``. Times are compared only when both are trusted and of one machine.
     """
     pairs = _counterparts(baseline, candidate)
-    rows = distinguish(_without_code(row) for a, b in pairs if (row := b or a))
+    rows = distinguish(
+        replace(row, identity=row.identity.without("source"))
+        for a, b in pairs
+        if (row := b or a)
+    )
     changes = []
     for row, (old_row, new_row) in zip(rows, pairs):
         if old_row is None or new_row is None:

@@ -17,7 +17,7 @@ from smimbench.report.figures import PANELS, is_cheap
 from smimbench.report.labels import component_word, grouped, letter
 from smimbench.report.rows import (
     Pair,
-    own_point,
+    prediction_of,
     prediction_question,
     ratio_of_runs,
     sample_ratio,
@@ -384,7 +384,7 @@ def _predicted_path(
 ) -> JsonObject:
     """The trajectory that theory predicts for these runs; empty where it predicts none."""
     ratio, records = ratio_of_runs(problem, pairs), [record for _, record in pairs]
-    theory = own_point(results.answers, problem, pairs[0][0], ratio, records)
+    theory = prediction_of(results.answers, problem, pairs[0][0], ratio, records)
     predicted = None if isinstance(theory, str) else theory.trajectory
     return {} if predicted is None or isinstance(predicted, str) else predicted
 
@@ -418,7 +418,7 @@ def _spectrum_panel(
     problem = results.suite.problems[cell.problem_label]
     about = dict(zip(("problem", "algorithm", "alpha", "dimension"), place))
     title = f"{place[0]}: {place[1]}, α = {cell.alpha:.4g}, {letter(problem.model)} = {cell.dimension}"
-    point = own_point(
+    point = prediction_of(
         results.answers, problem, cell, sample_ratio(problem, *place[2:]), records
     )
     expected = None if isinstance(point, str) else point.more.get("spectrum")

@@ -68,16 +68,14 @@ def hits(results: Results) -> list[JsonObject]:
                 ),
             )
             # An algorithm that does not count its samples goes through all of them in every iteration.
-            samples = (
-                at["iteration"] * n if math.isnan(at["samples"]) else at["samples"]
-            )
-            at |= {"seconds": at["seconds"] + lost, "samples": samples}
+            samples = at.iteration * n if math.isnan(at.samples) else at.samples
+            at = at._replace(seconds=at.seconds + lost, samples=samples)
             found.append(
                 {
                     "algorithm": cell.algorithm_label,
                     "instance": (*where, instance_of(record)),
                     "epsilon": epsilon,
-                    **at,
+                    **at._asdict(),
                 }
             )
     return found

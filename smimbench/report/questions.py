@@ -21,30 +21,30 @@ def table_questions(results: Results) -> Iterator[Question]:
     did not converge.
     """
     places = places_of(results.pairs, results.suite)
-    alphas: dict[str, list[float]] = {plan.label: [] for plan in results.suite.plans}
-    for runs in places:
-        alphas[runs.cell.problem_label].append(runs.ratio)
-    problems = results.suite.problems
+    alphas: dict[str, set[float]] = {plan.label: set() for plan in results.suite.plans}
+    for cell, runs in places:
+        alphas[cell.problem_label].add(runs.place.alpha)
     for label, ratios in alphas.items():
         if ratios:
-            yield PointsQuestion(problems[label], tuple(sorted(set(ratios))))
+            problem = results.suite.problems[label]
+            yield PointsQuestion(problem, tuple(sorted(ratios)))
     yield from point_questions(kept_scores(results.suite, results.store)[0])
-    for runs in places:
-        if runs.problem.no_theory is not None:
+    for cell, runs in places:
+        problem, records = runs.problem, runs.records
+        if problem.no_theory is not None:
             continue
         with contextlib.suppress(RegistryError, ParameterError):  # the row says so
-            yield prediction_question(runs.problem, runs.cell, runs.ratio, runs.records)
-        if any(record.status == Status.NOT_CONVERGED for record in runs.records):
-            yield ThresholdsQuestion(runs.problem)
+            yield prediction_question(problem, cell, runs.place.alpha, records)
+        if any(record.status == Status.NOT_CONVERGED for record in records):
+            yield ThresholdsQuestion(problem)
 
 
 def point_questions(points: Iterable[Point]) -> Iterator[Question]:
     """What rows of estimates from elsewhere need."""
     for point in points:
-        yield PointsQuestion(
-            point.plan.problem,
-            (sample_ratio(point.plan.problem, point.alpha, point.dimension),),
-        )
+        problem = point.plan.problem
+        ratio = sample_ratio(problem, point.alpha, point.dimension)
+        yield PointsQuestion(problem, (ratio,))
 
 
 def figure_questions(results: Results) -> Iterator[Question]:

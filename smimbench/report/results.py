@@ -141,9 +141,7 @@ class Results:
     def rows(self) -> list[Row]:
         """Rows of the error table."""
         return [
-            *error_rows(
-                self.pairs, self.suite, self.store, self.answers, lambda: self.optima
-            ),
+            *error_rows(self.pairs, self.suite, self.store, self.answers, self.optima),
             *self.scored,
         ]
 

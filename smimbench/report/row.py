@@ -14,6 +14,7 @@ from pydantic import Field
 
 from smimbench.files import JsonObject
 from smimbench.interfaces.checks import shown
+from smimbench.problem.problem import without
 
 Number = float | None
 Text = Annotated[str, Field(max_length=100_000)]
@@ -282,6 +283,10 @@ class Identity:
 
     problem: JsonObject
     algorithm: JsonObject
+
+    def without(self, key: str) -> Identity:
+        """The same without a key, also of the items inside."""
+        return Identity(without(key, self.problem), without(key, self.algorithm))
 
 
 @dataclass(frozen=True, slots=True)

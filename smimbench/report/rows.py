@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from smimbench.interfaces import (
     Overlaps,
     ParameterError,
 )
-from smimbench.problem.problem import Problem, ProblemError, without
+from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.metrics import (
     find_metric,
@@ -48,6 +47,7 @@ from smimbench.report.row import (
     Runs,
 )
 from smimbench.report.statistics import (
+    TracedRun,
     against_theory,
     clock_remarks,
     instance_of,
@@ -83,14 +83,14 @@ Optima = Mapping[tuple[str, float, int], Optimum]
 
 def paired(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Pair]:
     """Pairs of a cell and its record, by file stem; errors from any machine, trusted times preferred."""
-    trusted_last = sorted(records.items(), key=lambda named: named[1].timing.trusted)
-    by_key = {stem.partition(".")[0]: record for stem, record in trusted_last}
-    labels = {
+    trusted_last = sorted(records.values(), key=lambda record: record.timing.trusted)
+    by_key = {record.key: record for record in trusted_last}
+    labeled = {
         (cell.key, cell.problem_label, cell.algorithm_label): cell
         for cell in cells
         if cell.key in by_key
     }
-    return [(cell, by_key[cell.key]) for cell in labels.values()]
+    return [(cell, by_key[cell.key]) for cell in labeled.values()]
 
 
 OF_CODE = ("problem", "algorithm", "tuning", "metrics")
@@ -104,35 +104,29 @@ def paired_by_name(
 
     Of several codes the one that wrote the newest record.
     """
+
+    def contender(cell: Cell) -> tuple[str, str, str]:
+        return cell.problem_label, cell.algorithm_label, cell.backend
+
+    def code(pair: Pair) -> str:
+        return canonical_json([pair[1].cell.get(key) for key in OF_CODE])
+
     keys = {record.key for record in records.values()}
-    current = {
-        (cell.problem_label, cell.algorithm_label, cell.backend)
-        for cell in cells
-        if cell.key in keys
-    }
-    others = made_by_other_code(cells, records.values())
+    up_to_date = {contender(cell) for cell in cells if cell.key in keys}
+    outdated = made_by_other_code(cells, records.values())
     pairs: list[Pair] = []
-    for place, members in grouped(
-        others, lambda p: (p[0].problem_label, p[0].algorithm_label, p[0].backend)
-    ).items():
-        if place in current:
+    for name, members in grouped(outdated, lambda pair: contender(pair[0])).items():
+        if name in up_to_date:
             continue
-        codes = grouped(
-            members,
-            lambda pair: canonical_json([pair[1].cell.get(key) for key in OF_CODE]),
-        )
         newest = max(
-            codes.values(),
+            grouped(members, code).values(),
             key=lambda same: max(store.written(record) for _, record in same),
         )
-        by_cell = {
-            cell.key: (cell, record)
-            for cell, record in sorted(newest, key=lambda pair: pair[1].timing.trusted)
-        }
-        for cell, record in by_cell.values():
-            items = {
-                key: record.cell.get(key) for key in ("problem", "algorithm", "tuning")
-            }
+        trusted_last = sorted(newest, key=lambda pair: pair[1].timing.trusted)
+        for cell, record in {
+            cell.key: (cell, record) for cell, record in trusted_last
+        }.values():
+            items = {key: record.cell.get(key) for key in OF_CODE[:3]}
             pairs.append((replace(cell, **items), record))
     return pairs
 
@@ -140,11 +134,10 @@ def paired_by_name(
 def draws_fresh(algorithm: JsonObject) -> bool:
     """Whether an algorithm draws its own samples instead of the cell's; False if it is not installed here."""
     try:
-        return bool(
-            plan_of(build_algorithm(algorithm, None), sizes(1, 1, 1)).draws_fresh
-        )
+        plan = plan_of(build_algorithm(algorithm, None), sizes(1, 1, 1))
     except (RegistryError, ParameterError):
         return False
+    return bool(plan.draws_fresh)
 
 
 def used_fresh(record: Record) -> bool:
@@ -152,27 +145,76 @@ def used_fresh(record: Record) -> bool:
     return bool(record.fresh_samples)
 
 
+def sample_ratio(problem: Problem, alpha: float, dimension: int) -> float:
+    """Sample ratio of the whole number of samples that is nearest to ``alpha``."""
+    model = problem.model
+    count = model.sample_count(alpha, dimension)
+    return float(model.sample_ratio(count, dimension))
+
+
 def planned_ratio(problem: Problem, cell: Cell) -> float:
     """Sample ratio that the algorithm of a cell will use: of the data set, or of all fresh samples of its steps."""
     model = problem.model
-    n = model.sample_count(cell.alpha, cell.dimension)
+    count = model.sample_count(cell.alpha, cell.dimension)
     if draws_fresh(cell.algorithm):
-        plan = plan_of(
-            build_algorithm(cell.algorithm, problem),
-            sizes(n, model.tokens, cell.dimension),
-        )
-        n = int(plan.steps or 0) * int(plan.batch or n) or n
-    return float(model.sample_ratio(n, cell.dimension))
+        algorithm = build_algorithm(cell.algorithm, problem)
+        plan = plan_of(algorithm, sizes(count, model.tokens, cell.dimension))
+        count = int(plan.steps or 0) * int(plan.batch or count) or count
+    return float(model.sample_ratio(count, cell.dimension))
 
 
-def ratio_of_runs(problem: Problem, members: Sequence[Pair]) -> float:
+def ratio_of_runs(problem: Problem, pairs: Sequence[Pair]) -> float:
     """Sample ratio actually used, the largest among the runs; the planned ratio if the records do not contain it."""
     metered = [
         record.sample_ratio
-        for _, record in members
+        for _, record in pairs
         if record.sample_ratio is not None and record.fresh_samples is not None
     ]
-    return max(metered) if metered else planned_ratio(problem, members[0][0])
+    return max(metered) if metered else planned_ratio(problem, pairs[0][0])
+
+
+@dataclass(frozen=True)
+class PlaceRuns:
+    """All runs of an algorithm on a problem at one sample ratio (really used), dimension and backend."""
+
+    place: Place
+    problem: Problem
+    identity: Identity
+    records: list[Record]
+
+    @property
+    def measured(self) -> list[Record]:
+        """Those that have an estimate and did not diverge."""
+        return [r for r in self.records if r.metrics and r.status != Status.DIVERGED]
+
+    @property
+    def are_fresh(self) -> bool:
+        """Whether any used fresh samples."""
+        return any(map(used_fresh, self.records))
+
+
+def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns]]:
+    """Runs by what was run, never by its label, each with one of its cells, which differ in their replicates alone."""
+
+    def identity(pair: Pair) -> tuple[Any, ...]:
+        cell = pair[0]
+        items = canonical_json(cell.problem), canonical_json(cell.algorithm)
+        return *items, cell.backend, *cell.place
+
+    problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
+    places = []
+    for (spec, *_), members in grouped(pairs, identity).items():
+        cell, records = members[0][0], [record for _, record in members]
+        # Cells of other code have the problem of their label.
+        problem = problems.get(spec) or suite.problems[cell.problem_label]
+        label, algorithm, alpha, dimension = cell.place
+        ratio = ratio_of_runs(problem, members)
+        place = Place(
+            label, algorithm, cell.backend, ratio, alpha, dimension, cell.origin
+        )
+        items = Identity(cell.problem, cell.described).without("version")
+        places.append((cell, PlaceRuns(place, problem, items, records)))
+    return places
 
 
 # -- theory ---------------------------------------------------------------------------------------------------------------
@@ -195,25 +237,29 @@ def prediction_question(
         If the algorithm is not installed here.
     """
     build_algorithm(cell.algorithm, problem)
-    starts = [
-        Overlaps(*map(record.start.get, Overlaps._fields))
-        for record in records
-        if record.start
-    ]
-    complete = tuple(
-        start for start in starts if _is_complete(start, problem.components)
-    )
+    starts = []
+    for record in records:
+        start = Overlaps(*map(record.start.get, Overlaps._fields))
+        if _is_complete(start, problem.components):
+            starts.append(start)
     conditions = Conditions(
         cell.dimension,
         cell.run.start,
-        complete,
+        tuple(starts),
         cell.run.max_iterations,
         trajectory=True,
     )
     return PredictionQuestion(problem, cell.algorithm, ratio, conditions)
 
 
-def own_point(
+def _is_complete(start: Overlaps, components: int) -> bool:
+    """Whether overlap matrices are those of so many components, without a missing number."""
+    if {np.shape(matrix) for matrix in start} != {(components, components)}:
+        return False
+    return bool(np.isfinite(np.array(start, dtype=float)).all())
+
+
+def prediction_of(
     answers: Answers,
     problem: Problem,
     cell: Cell,
@@ -231,38 +277,59 @@ def own_point(
         return f"its theory raised {error_line(error)}"
 
 
-def _is_complete(start: Overlaps, components: int) -> bool:
-    """Whether overlap matrices are those of so many components, without a missing number."""
-    matrices = [np.asarray(matrix, dtype=float) for matrix in start]
-    return all(
-        matrix.shape == (components, components) and np.isfinite(matrix).all()
-        for matrix in matrices
-    )
+class Theory(NamedTuple):
+    """What is known of a place.
+
+    Attributes
+    ----------
+    bayes : TheoryPoint or None
+        The Bayes-optimal point.
+    prediction : AlgorithmPrediction or None
+    reason : str
+        Why there is no prediction.
+    near : str or None
+        The threshold that runs which did not converge are near, in words.
+    optimum : Optimum or None
+        The optimal error at this size; None: only its limit is known.
+    """
+
+    bayes: TheoryPoint | None = None
+    prediction: AlgorithmPrediction | None = None
+    reason: str = ""
+    near: str | None = None
+    optimum: Optimum | None = None
 
 
-def _near(
-    answers: Answers,
-    problem: Problem,
-    records: Sequence[Record],
-    ratio: float,
-    dimension: int,
-) -> str | None:
+def _theory(cell: Cell, runs: PlaceRuns, answers: Answers) -> Theory:
+    """What is stored of the theory of a place."""
+    problem, ratio = runs.problem, runs.place.alpha
+    if problem.no_theory is not None:
+        return Theory(reason=problem.no_theory)
+    bayes = bayes_point(answers, problem, ratio)
+    if bayes is None:
+        return Theory()
+    near = _near(runs, answers)
+    prediction = prediction_of(answers, problem, cell, ratio, runs.records)
+    if isinstance(prediction, str):
+        return Theory(bayes, None, prediction, near)
+    if prediction.of_ok_runs and any(r.status != Status.OK for r in runs.records):
+        reason = "its prediction holds only if every run ends ok, and not all did"
+        return Theory(bayes, None, reason, near)
+    return Theory(bayes, prediction, "its theory says nothing of this metric", near)
+
+
+def _near(runs: PlaceRuns, answers: Answers) -> str | None:
     """Name of the threshold near which runs did not converge; asked for only where one did not."""
-    if all(record.status != Status.NOT_CONVERGED for record in records):
+    problem, ratio, count = runs.problem, runs.place.alpha, runs.place.dimension
+    if all(record.status != Status.NOT_CONVERGED for record in runs.records):
         return None
     try:
-        found = answers.thresholds(problem)
+        thresholds = answers.thresholds(problem)
     except THEORY_ERRORS:  # the reason of the run is shown without
         return None
-    count = (
-        dimension
-        if problem.model.rank == "low"
-        else problem.model.sample_count(ratio, dimension)
-    )
-    return near_threshold(found, ratio, count, component_word(problem))
-
-
-# -- rows -----------------------------------------------------------------------------------------------------------------
+    if problem.model.rank != "low":
+        count = problem.model.sample_count(ratio, count)
+    return near_threshold(thresholds, ratio, count, component_word(problem))
 
 
 def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima:
@@ -270,122 +337,59 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima
 
     It comes from the ``ok`` runs of the first shipped algorithm that is predicted to reach the Bayes-optimal point.
     """
-    problems = suite.problems
-    known: dict[tuple[str, float], list[Reference]] = {}
+    references: dict[tuple[str, float], list[Reference]] = {}
     shipped = [
-        pair
-        for pair in pairs
-        if "source" not in pair[0].algorithm and not used_fresh(pair[1])
+        (cell, record)
+        for cell, record in pairs
+        if "source" not in cell.algorithm and not used_fresh(record)
     ]
-    for (label, algorithm, alpha, dimension), members in grouped(
-        shipped, lambda pair: pair[0].place
-    ).items():
-        problem, references = problems[label], known.setdefault((label, alpha), [])
-        if any(
-            one.algorithm != algorithm or one.dimension == dimension
-            for one in references
-        ):
-            continue
-        ratio, records = (
-            sample_ratio(problem, alpha, dimension),
-            [record for _, record in members],
+    for members in grouped(shipped, lambda pair: pair[0].place).values():
+        cell, records = members[0][0], [record for _, record in members]
+        same = references.setdefault((cell.problem_label, cell.alpha), [])
+        is_covered = any(
+            r.algorithm != cell.algorithm_label or r.dimension == cell.dimension
+            for r in same
         )
-        try:
-            point = bayes_point(answers, problem, ratio)
-        except THEORY_ERRORS:  # the rows say so
-            continue
-        own = (
-            own_point(answers, problem, members[0][0], ratio, records) if point else ""
-        )
-        if (
-            point is None
-            or isinstance(own, str)
-            or not np.allclose(own.mse, point.mse, rtol=1e-9, atol=0)
-        ):
-            continue
-        done = [
-            record
-            for record in records
-            if record.status == Status.OK and "mse" in record.metrics
-        ]
-        runs = {
-            instance_of(record): np.asarray(record.metrics["mse"], dtype=float)
-            for record in done
-        }
-        coefficient = (own.finite_size or {}).get("mse")
-        references.append(Reference(dimension, algorithm, point.mse, runs, coefficient))
+        if not is_covered:
+            problem = suite.problems[cell.problem_label]
+            same += _references(problem, cell, records, answers)
     return {
-        (*key, size): one
-        for key, members in known.items()
-        for size, one in optima(members).items()
+        (problem, alpha, dimension): optimum
+        for (problem, alpha), same in references.items()
+        for dimension, optimum in optima(same).items()
     }
 
 
-def sample_ratio(problem: Problem, alpha: float, dimension: int) -> float:
-    """Sample ratio of the whole number of samples that is nearest to ``alpha``."""
-    return float(
-        problem.model.sample_ratio(
-            problem.model.sample_count(alpha, dimension), dimension
-        )
-    )
+def _references(
+    problem: Problem, cell: Cell, records: Sequence[Record], answers: Answers
+) -> Iterator[Reference]:
+    """The runs of an algorithm, if it is predicted to be Bayes-optimal."""
+    ratio = sample_ratio(problem, cell.alpha, cell.dimension)
+    try:
+        bayes = bayes_point(answers, problem, ratio)
+    except THEORY_ERRORS:  # the rows say so
+        return
+    if bayes is None:
+        return
+    prediction = prediction_of(answers, problem, cell, ratio, records)
+    if isinstance(prediction, str):
+        return
+    if not np.allclose(prediction.mse, bayes.mse, rtol=1e-9, atol=0):
+        return
+    runs = {
+        instance_of(record): np.asarray(record.metrics["mse"], dtype=float)
+        for record in records
+        if record.status == Status.OK and "mse" in record.metrics
+    }
+    coefficient = (prediction.finite_size or {}).get("mse")
+    yield Reference(cell.dimension, cell.algorithm_label, bayes.mse, runs, coefficient)
 
 
-@dataclass(frozen=True)
-class PlaceRuns:
-    """All runs of an algorithm on a problem at one sample ratio, dimension and backend.
-
-    Attributes
-    ----------
-    problem : Problem
-    pairs : sequence of (Cell, dict)
-    ratio : float
-        Sample ratio really used.
-    """
-
-    problem: Problem
-    pairs: Sequence[Pair]
-    ratio: float
-
-    @property
-    def cell(self) -> Cell:
-        """A cell of these runs; they differ in their replicates alone."""
-        return self.pairs[0][0]
-
-    @property
-    def records(self) -> list[Record]:
-        """Their records."""
-        return [record for _, record in self.pairs]
-
-
-def places_of(pairs: Sequence[Pair], suite: Suite) -> list[PlaceRuns]:
-    """Runs by what was run, never by its label."""
-
-    def identity(pair: Pair) -> tuple[Any, ...]:
-        cell = pair[0]
-        return (
-            canonical_json(cell.problem),
-            canonical_json(cell.algorithm),
-            cell.backend,
-            *cell.place,
-        )
-
-    problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
-    by_label = suite.problems
-    places = []
-    for (spec, *_), members in grouped(pairs, identity).items():
-        problem = (
-            problems.get(spec) or by_label[members[0][0].problem_label]
-        )  # the second: cells of other code
-        places.append(PlaceRuns(problem, members, ratio_of_runs(problem, members)))
-    return places
+# -- rows -----------------------------------------------------------------------------------------------------------------
 
 
 def error_rows(
-    pairs: Sequence[Pair],
-    suite: Suite,
-    store: Store,
-    answers: Answers,
-    find: Callable[[], Optima],
+    pairs: Sequence[Pair], suite: Suite, store: Store, answers: Answers, sized: Optima
 ) -> list[Row]:
     """Rows of the error table, in the order of the suite.
 
@@ -393,67 +397,34 @@ def error_rows(
     cells that ended with a finite one, whatever their status. Its theory is the prediction for the algorithm where there is one,
     else the Bayes-optimal value at the sample ratio really used. Runs are pooled by what was run, never by its label. Theory that
     is not stored is None.
-
-    Parameters
-    ----------
-    find : callable
-        The optima at finite size, asked for when all points have been solved together.
     """
     places = places_of(pairs, suite)
-    ratios: dict[Problem, set[float]] = {}
-    for runs in places:
-        ratios.setdefault(runs.problem, set()).add(runs.ratio)
     unsolved: dict[Problem, Exception] = {}
-    for problem, alphas in ratios.items():
+    for _, runs in places:
         try:
-            at_hand(answers.points, problem, sorted(alphas))
+            at_hand(answers.points, runs.problem, [runs.place.alpha])
         except THEORY_ERRORS as error:  # its rows say so, the others stay
-            unsolved[problem] = error
+            unsolved.setdefault(runs.problem, error)
     example = next(iter(unsolved.values()), None)
     is_none_solved = {plan.problem for plan in suite.plans} <= unsolved.keys()
     if is_none_solved and isinstance(example, ProblemError) and example.key != "theory":
         # With that key its process ended, or had to: rows say so, the runs may be good. Otherwise nothing else is hidden.
         raise example
     rows: list[Row] = []
-    sized = find()
-    for runs in places:
-        problem, cell, records = runs.problem, runs.cell, runs.records
-        point, near = None, None
-        own: AlgorithmPrediction | str = ""
-        if problem in unsolved:
-            own = f"theory raised {error_line(unsolved[problem])}"
-        elif problem.no_theory is not None:
-            own = problem.no_theory
-        elif point := bayes_point(answers, problem, runs.ratio):
-            own = own_point(answers, problem, cell, runs.ratio, records)
-            if (
-                not isinstance(own, str)
-                and own.of_ok_runs
-                and any(r.status != Status.OK for r in records)
-            ):
-                own = "its prediction holds only if every run ends ok, and not all did"
-            near = _near(answers, problem, records, runs.ratio, cell.dimension)
-        problem_label, algorithm_label, alpha, dimension = cell.place
-        place = Place(
-            problem_label,
-            algorithm_label,
-            cell.backend,
-            runs.ratio,
-            alpha,
-            dimension,
-            cell.origin,
-        )
-        theory = Theory(
-            point,
-            own,
-            None if any(map(used_fresh, records)) else _sized(sized, place),
-            near,
-        )
-        items = Identity(
-            without("version", cell.problem), without("version", cell.described)
-        )
-        rows += _rows_of_place(place, problem, items, records, theory, suite, store)
+    for cell, runs in places:
+        if runs.problem in unsolved:
+            why = error_line(unsolved[runs.problem])
+            theory = Theory(reason=f"theory raised {why}")
+        else:
+            theory = _theory(cell, runs, answers)
+        if not runs.are_fresh:
+            theory = theory._replace(optimum=_sized(sized, runs.place))
+        rows += _rows_of_place(runs, theory, suite, store)
     return distinguish(rows)
+
+
+def _sized(sized: Optima, place: Place) -> Optimum | None:
+    return sized.get((place.problem, place.nominal_alpha, place.dimension))
 
 
 def rows_of_points(
@@ -467,34 +438,27 @@ def rows_of_points(
 
     They have all metrics that can be measured of an estimate alone.
     """
-    groups = grouped(
-        zip(points, records, strict=True),
-        lambda one: (
-            one[0].plan.label,
-            one[1].algorithm,
-            one[0].alpha,
-            one[0].dimension,
-        ),
-    )
+
+    def contender(pair: tuple[Point, Record]) -> tuple[str, str, float, int]:
+        point, record = pair
+        return point.plan.label, record.algorithm, point.alpha, point.dimension
+
     rows: list[Row] = []
-    for (label, algorithm, alpha, dimension), members in groups.items():
+    pairs = zip(points, records, strict=True)
+    for (label, algorithm, alpha, dimension), members in grouped(
+        pairs, contender
+    ).items():
         problem = members[0][0].plan.problem
         ratio = sample_ratio(problem, alpha, dimension)
         place = Place(label, algorithm, ELSEWHERE, ratio, alpha, dimension)
-        point = bayes_point(answers, problem, ratio)
-        theory = Theory(point, NO_THEORY if point else "", _sized(sized, place), None)
+        identity = Identity(problem.spec, {"name": algorithm}).without("version")
+        members_records = [record for _, record in members]
+        runs = PlaceRuns(place, problem, identity, members_records)
+        bayes = bayes_point(answers, problem, ratio)
+        reason = NO_THEORY if bayes else ""
+        theory = Theory(bayes, reason=reason, optimum=_sized(sized, place))
         metrics = list(trajectory_metrics(problem.model.name))
-        items = Identity(without("version", problem.spec), {"name": algorithm})
-        rows += _rows_of_place(
-            place,
-            problem,
-            items,
-            [record for _, record in members],
-            theory,
-            suite,
-            Store(""),
-            metrics,
-        )
+        rows += _rows_of_place(runs, theory, suite, Store(""), metrics)
     return rows
 
 
@@ -506,275 +470,220 @@ def scored_rows(
     return [row for row in rows if row.metric in suite.run.metrics]
 
 
-def _sized(sized: Optima, place: Place) -> Optimum | None:
-    return sized.get((place.problem, place.nominal_alpha, place.dimension))
-
-
-class Theory(NamedTuple):
-    """What is known of a place: the Bayes-optimal point, the algorithm's own (or why there is none), the optimal error at this
-    size (None: only its limit), and the threshold that runs which did not converge are near, in words.
-    """
-
-    bayes: TheoryPoint | None
-    own: AlgorithmPrediction | str
-    optimum: Optimum | None
-    near: str | None
-
-
 def _rows_of_place(
-    place: Place,
-    problem: Problem,
-    identity: Identity,
-    records: Sequence[Record],
+    runs: PlaceRuns,
     theory: Theory,
     suite: Suite,
     store: Store,
     metrics: Sequence[str] = (),
 ) -> list[Row]:
     """One row per metric (those of the suite, or others) and component for the runs of one place."""
-    fresh, target, components = (
-        any(map(used_fresh, records)),
-        suite.run.target,
-        problem.components,
-    )
-    usable = [r for r in records if r.metrics and r.status != Status.DIVERGED]
-    courses = [None if r.status in LOST else store.trajectory(r) for r in records]
-    bayes, own, optimum, near = theory
-    reason = "its theory says nothing of this metric"
-    predicted = None if isinstance(own, str) else own
-    if isinstance(own, str):
-        reason = own
-
-    complaints: list[str] = []
-
-    def expected(
-        name: str, point: TheoryPoint | AlgorithmPrediction | None
-    ) -> tuple[Sequence[float | None], Sequence[float | None]]:
-        metric = find_metric(name, problem.model.name)
-        return (
-            theory_of(metric, problem, point, components, complaints)
-            if point
-            else ([None] * components,) * 2
-        )
-
-    layers: list[HalfOverlap] = []
-    order: LearningOrder | None = None
-    if bayes is not None and components > 1:
-        # What draws its own samples has no epochs.
-        samples = (
-            math.nan
-            if fresh
-            else next(
-                (float(r.samples) for r in records if r.samples is not None), math.nan
-            )
-        )
-        layers, order = learning_order(
-            courses,
-            [float(value or 0.0) for value in expected("overlap", bayes)[0]],
-            samples,
-        )
-    unsolved = {reason} if bayes is None and reason else set()
-    best = optimum if optimum is not None or bayes is None else limit_of(bayes)
-    goals = (
-        None if best is None else [best.goal(instance_of(record)) for record in records]
-    )
-    cost = runtime(records, courses, goals, target)
-    runs = Runs(
+    problem, records = runs.problem, runs.records
+    bayes, prediction, reason, near, optimum = theory
+    metrics = metrics or suite.run.metrics
+    target, components = suite.run.target, problem.components
+    traced = [
+        TracedRun(r, None if r.status in LOST else store.trajectory(r)) for r in records
+    ]
+    layers, order = _learning_order(runs, traced, bayes)
+    if optimum is None and bayes is not None:
+        optimum = limit_of(bayes)
+    goals = optimum and [optimum.goal(instance_of(r)) for r in records]
+    cost = runtime(traced, goals, target)
+    unsolved = [reason] if reason and bayes is None else []
+    warnings = {line for record in records for line in record.warnings}
+    reasons = {reason_of(r, near) for r in records if r.status != Status.OK}
+    outcomes = Runs(
         status_counts=dict(Counter(r.status.value for r in records)),
-        reasons=sorted({reason_of(r, near) for r in records if r.status != Status.OK}),
-        warnings=sorted(
-            {w for r in records for w in r.warnings}
-            | unsolved
-            | set(clock_remarks(records))
-        ),
+        reasons=sorted(reasons),
+        warnings=sorted(warnings.union(unsolved, clock_remarks(records))),
         blank=[],
         restarts=sum(r.restarts for r in records),
-        still_moving=None if fresh else still_moving(records, courses, target),
+        still_moving=None if runs.are_fresh else still_moving(traced, target),
         learning_order=order,
         half_overlap=None,
-        findings=mean_diagnostics(records, predicted.document() if predicted else {}),
+        findings=mean_diagnostics(records, prediction.document() if prediction else {}),
     )
     rows = []
-    for name in metrics or suite.run.metrics:
+    for name in metrics:
         metric = find_metric(name, problem.model.name)
-        complaints.clear()
-        (optimal, optimal_errors), (values, errors) = (
-            expected(name, point) for point in (bayes, predicted)
+        complaints: list[str] = []
+        limits, values = (
+            [*zip(*theory_of(metric, problem, point, components, complaints))]
+            for point in (bayes, prediction)
         )
-        count = components if metric.per_component else 1
-        # A prediction for the starts of these runs is one for their size.
-        at_size = predicted is not None and predicted.at_size
-        known_coefficients = (predicted and predicted.finite_size) or {}
-        coefficients: Sequence[float | None] = (
-            known_coefficients.get(name) or [0.0 if at_size else None] * count
-        )
+        coefficients = _coefficients(prediction, name, len(values))
         blank = sorted({r.blank[name] for r in records if name in r.blank})
-        for k in range(count):
-            least = optimal[k], optimal_errors[k], LIMIT
-            if best is not None and name == "mse":
-                least = float(best.value[k]), float(best.error[k]), best.source
-            known = values[k] is not None
-            point = predicted if known else bayes
-            missing = None if known else next(iter(complaints), reason) or None
-            source = (point.branch, point.method) if point else (None, None)
-            runs_of_row = replace(
-                runs,
-                blank=blank,
-                half_overlap=layers[k] if layers and metric.per_component else None,
-            )
-            prediction = Prediction(
-                values[k], errors[k], coefficients[k], missing, *source
-            )
-            optimal_value = OptimalValue(optimal[k], optimal_errors[k], *least)
-            numbers = values_of(usable, name, k)
-            with np.errstate(over="ignore"):  # values may be as large as numbers go
-                array = np.array(list(numbers.values()))
-                estimate = mean_and_error(array)
-                own_distance = against_theory(
-                    estimate, prediction.value, prediction.error
-                )
-                distance = (
-                    own_distance
-                    if known
-                    else against_theory(
-                        estimate, optimal_value.limit, optimal_value.limit_error
-                    )
-                )
-                if metric.direction == "lower":
-                    ratio = ratio_to_bayes(
-                        array, optimal_value.limit, target, optimal_value.value
-                    )
-                    optimal_value = replace(optimal_value, ratio=ratio)
+        for k, (limit, value) in enumerate(zip(limits, values)):
+            is_known = value[0] is not None
+            point = prediction if is_known else bayes
+            numbers = values_of(runs.measured, name, k)
+            mean = mean_and_error(np.array([*numbers.values()]))
+            distance = against_theory(mean, *value)
+            best, best_error, source = *limit, LIMIT
+            if optimum is not None and name == "mse":
+                best, best_error = float(optimum.value[k]), float(optimum.error[k])
+                source = optimum.source
+            ratio = None
+            if metric.direction == "lower":
+                ratio = ratio_to_bayes(mean.mean, limit[0], target, best)
+            half_overlap = layers[k] if layers and metric.per_component else None
             rows.append(
                 Row(
-                    place=place,
+                    place=runs.place,
                     metric=name,
-                    component=k + 1 if count > 1 else None,
+                    component=k + 1 if len(values) > 1 else None,
                     target=target,
-                    estimate=Estimate(numbers, len(numbers), *estimate),
-                    prediction=replace(prediction, z=own_distance.z),
-                    optimum=optimal_value,
-                    theory=distance,
+                    estimate=Estimate(numbers, len(numbers), *mean),
+                    prediction=Prediction(
+                        *value,
+                        coefficient=coefficients[k],
+                        reason=None
+                        if is_known
+                        else next(iter(complaints), reason) or None,
+                        branch=point.branch if point else None,
+                        method=point.method if point else None,
+                        z=distance.z,
+                    ),
+                    optimum=OptimalValue(*limit, best, best_error, source, ratio),
+                    theory=distance if is_known else against_theory(mean, *limit),
                     cost=cost,
-                    runs=runs_of_row,
-                    identity=identity,
+                    runs=replace(outcomes, blank=blank, half_overlap=half_overlap),
+                    identity=runs.identity,
                     component_word=component_word(problem),
                     dimension_letter=letter(problem.model),
                 )
             )
-    if predicted:  # once for a place
-        others = _also_predicted(
-            usable, records, courses, predicted, problem, metrics or suite.run.metrics
+    if prediction:  # once for a place
+        numbers_without_row = [
+            *_unlisted_metrics(runs, prediction, metrics),
+            *_checkpoints(runs.problem, traced, prediction),
+        ]
+        of_first = replace(
+            rows[0].prediction,
+            also_predicted=numbers_without_row,
+            teachers=_teachers(runs, prediction),
         )
-        teachers = _teachers(usable, problem, predicted)
-        prediction = replace(
-            rows[0].prediction, also_predicted=others, teachers=teachers
-        )
-        rows[0] = replace(rows[0], prediction=prediction)
+        rows[0] = replace(rows[0], prediction=of_first)
     return rows
+
+
+def _learning_order(
+    runs: PlaceRuns, traced: Sequence[TracedRun], bayes: TheoryPoint | None
+) -> tuple[list[HalfOverlap], LearningOrder | None]:
+    """When components were learned and in what order, where there are several."""
+    problem = runs.problem
+    if bayes is None or problem.components == 1:
+        return [], None
+    overlaps = theory_of(find_metric("overlap"), problem, bayes, problem.components)[0]
+    # What draws its own samples has no epochs.
+    counts = [run.samples for run in runs.records if run.samples is not None]
+    samples = math.nan if runs.are_fresh or not counts else float(counts[0])
+    trajectories = [run.trajectory for run in traced]
+    return learning_order(trajectories, [value or 0.0 for value in overlaps], samples)
+
+
+def _coefficients(
+    prediction: AlgorithmPrediction | None, metric: str, count: int
+) -> Sequence[float | None]:
+    """Coefficients of the 1/D terms of a metric; a prediction for the starts of the runs is one for their size."""
+    if prediction is None:
+        return [None] * count
+    coefficients = (prediction.finite_size or {}).get(metric)
+    return coefficients or [0.0 if prediction.at_size else None] * count
 
 
 CHECKPOINTS = (0.125, 0.25, 0.5)
 """Shares of the steps at which runs are compared with a predicted trajectory, besides their end."""
 
 
-def _also_predicted(
-    usable: Sequence[Record], records: Sequence[Record], courses: Sequence[Any], own: AlgorithmPrediction,
-    problem: Problem,
-    listed: Sequence[str],
-) -> list[PredictedNumber]:  # fmt: skip
-    """Predicted quantities without a row: metrics from the algorithm's own theory, and points on its trajectory."""
-    numbers: list[PredictedNumber] = []
-    of_size = 0.0 if own.at_size else None
-
-    def add(
-        name: str,
-        at: float | None,
-        expected: Sequence[Any],
-        errors: Sequence[Any],
-        values: Callable[[int], Any],
-    ) -> None:
-        for k, value in enumerate(expected):
-            known = {} if value is None else values(k)
-            if known or at is not None:
-                component = k + 1 if len(expected) > 1 else None
-                numbers.append(
-                    PredictedNumber(
-                        name, component, at, known, of_size, value, errors[k]
-                    )
+def _unlisted_metrics(
+    runs: PlaceRuns, prediction: AlgorithmPrediction, listed: Sequence[str]
+) -> Iterator[PredictedNumber]:
+    """Metrics of an algorithm's account of its own error that have no row."""
+    problem = runs.problem
+    coefficient = 0.0 if prediction.at_size else None
+    for name in metrics_of_accounts(problem.model.name):
+        metric = find_metric(name, problem.model.name)
+        expected = theory_of(metric, problem, prediction, problem.components)
+        for k, (value, error) in enumerate(zip(*expected)):
+            values = values_of(runs.measured, name, k)
+            if name not in listed and value is not None and values:
+                component = (
+                    k + 1 if metric.per_component and problem.components > 1 else None
+                )
+                yield PredictedNumber(
+                    name, component, None, values, coefficient, value, error
                 )
 
-    for name in metrics_of_accounts(problem.model.name):
-        if name not in listed:
-            expected, errors = theory_of(
-                find_metric(name, problem.model.name), problem, own, problem.components
-            )
-            add(name, None, expected, errors, partial(values_of, usable, name))
-    course = {"iteration": []} if isinstance(own.trajectory, str) else own.trajectory
-    course = course or {"iteration": []}
-    clock = "samples" if "samples" in course else "iteration"
-    times = np.asarray(course[clock], dtype=float)
-    runs = {
-        instance_of(record): (run, record.status == Status.OK)
-        for record, run in zip(records, courses)
-        if run is not None and "mse" in run and record.status != Status.DIVERGED
-    }
-    for share in CHECKPOINTS if len(times) > 2 and runs else ():
+
+def _checkpoints(
+    problem: Problem, runs: Sequence[TracedRun], prediction: AlgorithmPrediction
+) -> Iterator[PredictedNumber]:
+    """Errors at points of the predicted trajectory."""
+    path, components = prediction.trajectory, problem.components
+    runs = [
+        run
+        for run in runs
+        if run.trajectory is not None
+        and "mse" in run.trajectory
+        and run.record.status != Status.DIVERGED
+    ]
+    if not isinstance(path, dict) or not runs:
+        return
+    clock = "samples" if "samples" in path else "iteration"
+    times = np.asarray(path[clock], dtype=float)
+    zeros = np.zeros((len(times), components))
+    coefficient = 0.0 if prediction.at_size else None
+    for share in CHECKPOINTS if len(times) > 2 else ():
         i = int(np.argmin(np.abs(times - share * times[-1])))
-        if 0 < i < len(times) - 1:
-            blank = np.zeros((len(times), problem.components))
-            middles, spreads = (
-                np.ravel(course.get(key, blank)[i]).tolist()
-                for key in ("mse", "mse_error")
-            )
-            add(
-                "mse",
-                share,
-                middles,
-                spreads,
-                partial(_values_at, runs, clock, float(times[i])),
-            )
-    return numbers
+        if not 0 < i < len(times) - 1:
+            continue
+        measured = {
+            instance_of(run.record): errors_at(run, clock, times[i]) for run in runs
+        }
+        expected, errors = (
+            np.ravel(path.get(key, zeros)[i]).tolist() for key in ("mse", "mse_error")
+        )
+        for k, theory in enumerate(zip(expected, errors)):
+            values = {
+                name: at_time[k]
+                for name, at_time in measured.items()
+                if math.isfinite(at_time[k])
+            }
+            component = k + 1 if components > 1 else None
+            yield PredictedNumber("mse", component, share, values, coefficient, *theory)
 
 
-def _values_at(
-    runs: Mapping[str, tuple[JsonObject, bool]], clock: str, time: float, component: int
-) -> dict[str, float]:
-    values = {
-        name: _at(run, clock, time, component, ended=ended)
-        for name, (run, ended) in runs.items()
-    }
-    return {name: value for name, value in values.items() if math.isfinite(value)}
-
-
-def _at(
-    run: JsonObject, clock: str, time: float, component: int, *, ended: bool
-) -> float:
-    """Error of a run at a time on its clock. After its end: the last one if it ``ended`` as it should, else NaN.
+def errors_at(run: TracedRun, clock: str, time: float) -> list[float]:
+    """Errors of a run at a time on its clock. After its end: the last ones if it ended ok, else NaN.
 
     Leaving out runs that converged earlier would keep the slow ones.
     """
-    ticks = np.where(
-        run["iteration"] == 0, 0.0, run[clock]
-    )  # before the first step nothing has been counted
-    errors = np.asarray(run["mse"], dtype=float)[:, component]
-    return float(np.interp(time, ticks, errors, right=None if ended else math.nan))
+    trajectory = run.trajectory or {}
+    # Before the first step nothing has been counted.
+    ticks = np.where(trajectory["iteration"] == 0, 0.0, trajectory[clock])
+    right = None if run.record.status == Status.OK else math.nan
+    columns = np.asarray(trajectory["mse"], dtype=float).T
+    return [float(np.interp(time, ticks, column, right=right)) for column in columns]
 
 
 def _teachers(
-    records: Sequence[Record], problem: Problem, own: AlgorithmPrediction
+    runs: PlaceRuns, prediction: AlgorithmPrediction
 ) -> dict[str, list[float]]:
     """Relative excess of the squared length of every instance's teacher over its mean, per component.
 
     A prediction for the starts of these very runs has their teachers in it: only differences between them count then.
     """
-    second = np.diagonal(
-        np.asarray(problem.prior.second_moment(problem.components), dtype=float)
-    )
-    known = {}
-    for record in records:
+    components = runs.problem.components
+    moment = runs.problem.prior.second_moment(components)
+    expected = np.diagonal(np.asarray(moment, dtype=float))
+    excess = {}
+    for record in runs.measured:
         truth = np.asarray(record.start.get("truth") or [], dtype=float)
-        if truth.shape == (problem.components, problem.components):
-            known[instance_of(record)] = np.diagonal(truth) / second - 1
-    middle = np.mean([*known.values()], axis=0) if known and own.at_size else 0.0
-    return {name: (excess - middle).tolist() for name, excess in known.items()}
+        if truth.shape == (components, components):
+            excess[instance_of(record)] = np.diagonal(truth) / expected - 1
+    mean = 0.0
+    if excess and prediction.at_size:
+        mean = np.mean([*excess.values()], axis=0)
+    return {name: (lengths - mean).tolist() for name, lengths in excess.items()}

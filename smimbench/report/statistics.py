@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from smimbench.run.record import Record
 from smimbench.theory.types import Thresholds
 
 Trajectory = JsonObject
+K = TypeVar("K")
 
 ZERO = 1e-3
 """A Bayes-optimal error below this part of the target counts as 0: no ratio is formed. Doubled, a few more ratios are blank."""
@@ -46,13 +48,13 @@ def values_of(
     records: Sequence[Record], metric: str, component: int
 ) -> dict[str, float]:
     """Finite values of a metric, component from 0, by instance (root seed and replicate), over the records that have one."""
-    found = {}
+    values = {}
     for record in records:
-        values = record.metrics.get(metric, ())
-        value = values[component] if len(values) > component else None
+        components = record.metrics.get(metric, ())
+        value = components[component] if len(components) > component else None
         if value is not None and math.isfinite(value):
-            found[instance_of(record)] = float(value)
-    return found
+            values[instance_of(record)] = float(value)
+    return values
 
 
 def instance_of(record: Record) -> str:
@@ -69,11 +71,9 @@ def count_runs(status_counts: Mapping[str, int]) -> int:
 
 def failed_runs(row: Row) -> int:
     """Runs of a row that have no value because of how they ended."""
-    runs, ended_ok = (
-        count_runs(row.runs.status_counts),
-        row.runs.status_counts.get(Status.OK, 0),
-    )
-    return max(0, min(runs - len(row.estimate.values), runs - ended_ok))
+    counts = row.runs.status_counts
+    runs = count_runs(counts)
+    return max(0, min(runs - len(row.estimate.values), runs - counts.get(Status.OK, 0)))
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
@@ -93,10 +93,8 @@ class MeanAndError(NamedTuple):
 def mean_and_error(values: Host) -> MeanAndError:
     """Mean of values, and its standard error if there are at least two."""
     n = len(values)
-    mean = float(values.mean()) if n else None
-    return MeanAndError(
-        mean, float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else None
-    )
+    sem = float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else None
+    return MeanAndError(float(values.mean()) if n else None, sem)
 
 
 def against_theory(
@@ -107,46 +105,41 @@ def against_theory(
     if mean is None or expected is None:
         return Comparison(expected, error, None, None)
     difference, z = mean - expected, None
-    if sem is not None:
-        scale = math.hypot(sem, error or 0.0)
-        z = (
-            difference / scale
-            if scale > ROUNDING * abs(mean) and expected != 0
-            else None
-        )
+    scale = math.hypot(sem or 0.0, error or 0.0)
+    if sem is not None and expected != 0 and scale > ROUNDING * abs(mean):
+        z = difference / scale
     return Comparison(expected, error, difference, z)
 
 
 def ratio_to_bayes(
-    values: Host, bayes: float | None, target: float, optimum: float | None = None
+    mean: float | None, bayes: float | None, target: float, optimum: float | None = None
 ) -> float | None:
     """Ratio of the mean to the Bayes-optimal error (at this size if known); None where theory says 0."""
-    if not len(values) or bayes is None or bayes <= target * ZERO:
+    if mean is None or bayes is None or bayes <= target * ZERO:
         return None
-    return float(values.mean() / (optimum or bayes))
+    return mean / (optimum or bayes)
 
 
 def mean_diagnostics(
     records: Sequence[Record], theory: JsonObject
 ) -> dict[str, list[Finding]]:
     """Further numbers that runs report, one entry for each number, with its theory."""
-    reported: dict[str, list[Any]] = {}
+    reported: dict[str, list[list[float | None]]] = {}
     for record in records:
-        for name, finding in record.final.items():
-            if isinstance(finding, list) and name not in {*READINGS, "spectrum"}:
-                reported.setdefault(name, []).append(finding)
+        for name, numbers in record.final.items():
+            if isinstance(numbers, list) and name not in {*READINGS, "spectrum"}:
+                reported.setdefault(name, []).append(numbers)
     findings: dict[str, list[Finding]] = {}
     for name, lists in sorted(reported.items()):
-        expected, findings[name] = theory.get(name) or [], []
-        for i in range(max(map(len, lists))):
-            values = np.array(
-                [own[i] for own in lists if i < len(own) and own[i] is not None],
-                dtype=float,
-            )
-            predicted = expected[i] if i < len(expected) else None
-            findings[name].append(
-                Finding(*mean_and_error(values), len(values), len(lists), predicted)
-            )
+        columns = itertools.zip_longest(*lists)
+        predictions = theory.get(name) or []
+        findings[name] = []
+        for column, prediction in itertools.zip_longest(columns, predictions):
+            if column is not None:
+                values = np.array([x for x in column if x is not None], dtype=float)
+                counts = len(values), len(lists)
+                finding = Finding(*mean_and_error(values), *counts, prediction)
+                findings[name].append(finding)
     return findings
 
 
@@ -167,57 +160,50 @@ class Change(NamedTuple):
     @property
     def z(self) -> float:
         """The difference in standard errors."""
-        return (
-            self.value / self.error
-            if self.error
-            else math.copysign(math.inf, self.value)
-            if self.value
-            else 0.0
-        )
+        if self.error:
+            return self.value / self.error
+        return math.copysign(math.inf, self.value) if self.value else 0.0
 
 
 def shared_instances(
-    before: Mapping[Any, float], after: Mapping[Any, float]
-) -> list[Any]:
+    baseline: Mapping[K, float], candidate: Mapping[K, float]
+) -> list[K]:
     """Instances on which both have a value, in the order of the first; none unless there are at least two."""
-    common = [key for key in before if key in after]
-    return common if len(common) > 1 else []
+    shared = [key for key in baseline if key in candidate]
+    return shared if len(shared) > 1 else []
 
 
 def change_between(
-    before: Mapping[Any, float], after: Mapping[Any, float]
+    baseline: Mapping[K, float], candidate: Mapping[K, float]
 ) -> Change | None:
     """Change of a mean from values by instance.
 
     Runs on the same instances (at least two) are compared pair by pair, others by Welch's test. None for a single run.
     """
-    if common := shared_instances(before, after):
-        paired = mean_and_error(np.array([after[key] - before[key] for key in common]))
-        assert paired.mean is not None
-        assert paired.sem is not None
-        return Change(paired.mean, paired.sem, len(common) - 1.0)
-    a, b = (mean_and_error(np.array(list(side.values()))) for side in (before, after))
-    if a.mean is None or a.sem is None or b.mean is None or b.sem is None:
+    shared = shared_instances(baseline, candidate)
+    if shared:
+        differences = np.array([candidate[key] - baseline[key] for key in shared])
+        mean, sem = mean_and_error(differences)
+        return Change(mean or 0.0, sem or 0.0, len(shared) - 1.0)
+    mean, sem = mean_and_error(np.array([*baseline.values()]))
+    new_mean, new_sem = mean_and_error(np.array([*candidate.values()]))
+    if mean is None or sem is None or new_mean is None or new_sem is None:
         return None
-    error = math.hypot(a.sem, b.sem)
+    error = math.hypot(sem, new_sem)
     # Welch and Satterthwaite
-    spread = a.sem**4 / (len(before) - 1) + b.sem**4 / (len(after) - 1)
-    return Change(b.mean - a.mean, error, error**4 / spread if spread > 0 else math.inf)
+    squares = sem**4 / (len(baseline) - 1) + new_sem**4 / (len(candidate) - 1)
+    dof = error**4 / squares if squares > 0 else math.inf
+    return Change(new_mean - mean, error, dof)
 
 
 def mean_change(changes: Sequence[Change]) -> Change:
     """Mean of independent changes, with the degrees of freedom of Welch and Satterthwaite."""
-    squares = [change.error**2 for change in changes]
-    total, spread = (
-        math.fsum(squares),
-        math.fsum(s**2 / change.dof for s, change in zip(squares, changes)),
-    )
-    value = math.fsum(change.value for change in changes) / len(changes)
-    return Change(
-        value,
-        math.sqrt(total) / len(changes),
-        total**2 / spread if spread > 0 else math.inf,
-    )
+    count, variances = len(changes), [change.error**2 for change in changes]
+    total = math.fsum(variances)
+    squares = math.fsum(v**2 / change.dof for v, change in zip(variances, changes))
+    value = math.fsum(change.value for change in changes) / count
+    dof = total**2 / squares if squares > 0 else math.inf
+    return Change(value, math.sqrt(total) / count, dof)
 
 
 # -- time -----------------------------------------------------------------------------------------------------------------
@@ -229,83 +215,74 @@ def near_goal(bayes: Any, epsilon: float, target: float) -> Host:
     return np.where(expected > target, (1 + epsilon) * expected, target)
 
 
-AXES = ("iteration", "samples", "seconds")
+class TracedRun(NamedTuple):
+    """A run with its trajectory; None for a run that was lost, or has none."""
+
+    record: Record
+    trajectory: Trajectory | None
 
 
-def first_time(trajectory: Trajectory | None, reached: Host | None) -> list[float]:
-    """Iteration, samples and seconds at which a condition first holds along a trajectory; infinity where it never does.
+class FirstTime(NamedTuple):
+    """When a condition first holds along a trajectory; infinity where it never does, NaN for samples that are not counted."""
 
-    Samples are NaN where they are not counted.
-    """
+    iteration: float = math.inf
+    samples: float = math.inf
+    seconds: float = math.inf
+
+
+def first_time(trajectory: Trajectory | None, reached: Host | None) -> FirstTime:
+    """When a condition first holds along a trajectory."""
     if trajectory is None or reached is None or not reached.any():
-        return [math.inf] * len(AXES)
-    first = int(np.argmax(reached))
-    counted = trajectory.get("samples")
-    # Nothing has been processed before the first step, so its count of samples is missing, not unknown.
-    samples = (
-        math.nan if counted is None else 0.0 if first == 0 else float(counted[first])
-    )
-    return [
-        float(trajectory["iteration"][first]),
-        samples,
-        float(trajectory["seconds"][first]),
-    ]
+        return FirstTime()
+    step = int(np.argmax(reached))
+    samples = math.nan
+    if "samples" in trajectory:
+        # Nothing has been processed before the first step, so its count of samples is missing, not unknown.
+        samples = float(trajectory["samples"][step]) if step else 0.0
+    seconds = float(trajectory["seconds"][step])
+    return FirstTime(float(trajectory["iteration"][step]), samples, seconds)
 
 
-def time_near(trajectory: Trajectory | None, goal: Host) -> dict[str, float]:
-    """Time at which the errors of all components were first within their goals."""
-    known = trajectory is not None and {"mse", "iteration", "seconds"} <= set(
-        trajectory
-    )
-    reached = (trajectory["mse"] <= goal).all(axis=1) if known and trajectory else None
-    return dict(zip(AXES, first_time(trajectory, reached)))
+def time_near(trajectory: Trajectory | None, goal: Host) -> FirstTime:
+    """When the errors of all components were first within their goals."""
+    if trajectory is None or not {"mse", "iteration", "seconds"} <= trajectory.keys():
+        return FirstTime()
+    return first_time(trajectory, (trajectory["mse"] <= goal).all(axis=1))
 
 
 def runtime(
-    records: Sequence[Record],
-    trajectories: Sequence[Trajectory | None],
-    goals: Sequence[Host] | None,
-    target: float,
+    runs: Sequence[TracedRun], goals: Sequence[Host] | None, target: float
 ) -> Cost:
-    """Times, iterations and memory for the runtime tables; ``trajectories`` are None for lost runs, ``goals`` are optimal
-    errors (P,) per run.
-    """
+    """Times, iterations and memory for the runtime tables; ``goals`` are optimal errors (P,) per run."""
+    records = [run.record for run in runs]
     timings = [r.timing for r in records if r.timing.seconds is not None]
     near: dict[Any, Nearness] = {}
     for epsilon in EPSILONS:
-        if goals is None:
-            near[f"{epsilon:g}"] = Nearness(None, None, None)
-            continue
-        hits = [
-            time_near(t, near_goal(goal, epsilon, target))
-            for t, goal in zip(trajectories, goals)
-        ]
-        # An attempt that was given up counts in the time to get there.
-        times = [
-            hit["seconds"] + r.timing.lost_seconds for hit, r in zip(hits, records)
-        ]
-        near[f"{epsilon:g}"] = Nearness(
-            _median_time(times),
-            _median_time([hit["iteration"] for hit in hits]),
-            mean_of([math.isfinite(time) for time in times]),
-        )
+        nearness = Nearness(None, None, None)
+        if goals is not None:
+            seconds, iterations = [], []
+            for run, goal in zip(runs, goals):
+                hit = time_near(run.trajectory, near_goal(goal, epsilon, target))
+                # An attempt that was given up counts in the time to get there.
+                seconds.append(hit.seconds + run.record.timing.lost_seconds)
+                iterations.append(hit.iteration)
+            nearness = Nearness(
+                _median_time(seconds),
+                _median_time(iterations),
+                mean_of(map(math.isfinite, seconds)),
+            )
+        near[f"{epsilon:g}"] = nearness
     ceiling_fraction, ceiling = efficiency(records)
     return Cost(
-        seconds=mean_of([(t.seconds or 0.0) + t.lost_seconds for t in timings]),
-        cpu_seconds=mean_of(
-            [t.cpu_seconds for t in timings if t.cpu_seconds is not None]
-        ),
-        iterations=mean_of([r.iterations for r in records if r.iterations is not None]),
-        first_iteration=mean_of(
-            [t.first_iteration for t in timings if t.first_iteration]
-        ),
-        per_iteration=mean_of([t.per_iteration for t in timings if t.per_iteration]),
-        peak_memory=max(
-            (t.peak_memory for t in timings if t.peak_memory), default=None
-        ),
+        seconds=mean_of((t.seconds or 0.0) + t.lost_seconds for t in timings),
+        cpu_seconds=mean_of(t.cpu_seconds for t in timings),
+        iterations=mean_of(record.iterations for record in records),
+        first_iteration=mean_of(t.first_iteration or None for t in timings),
+        per_iteration=mean_of(t.per_iteration or None for t in timings),
+        peak_memory=max((t.peak_memory or 0 for t in timings), default=0) or None,
         ceiling_fraction=ceiling_fraction,
         ceiling=ceiling,
-        device_seconds=mean_of([t.device_seconds for t in timings if t.device_seconds]),
+        device_seconds=mean_of(t.device_seconds or None for t in timings),
         trusted=bool(timings) and all(t.trusted for t in timings),
         machines=sorted({t.machine for t in timings}),
         near=near,
@@ -331,10 +308,10 @@ def clock_remarks(records: Sequence[Record]) -> list[str]:
     return [f"the clock shows {clock:.3g} s per run, CPU time is {cpu:.3g} s: {reason}"]
 
 
-def _median_time(values: Sequence[float] | Host) -> float | None:
+def _median_time(times: Sequence[float] | Host) -> float | None:
     """Median time, with runs that never reach the goal counted as infinite; None if infinite or unknown."""
-    middle = float(np.median(values)) if len(values) else math.inf
-    return middle if math.isfinite(middle) else None
+    median = float(np.median(times)) if len(times) else math.inf
+    return median if math.isfinite(median) else None
 
 
 def efficiency(records: Sequence[Record]) -> tuple[float | None, str | None]:
@@ -351,83 +328,77 @@ def efficiency(records: Sequence[Record]) -> tuple[float | None, str | None]:
                 tf32=bool(cell.get("tf32", False)),
             )
             shares += [share] if share else []
-    return mean_of([share.value for share in shares]), shares[
-        0
-    ].bound if shares else None
+    ceiling = shares[0].bound if shares else None
+    return mean_of(share.value for share in shares), ceiling
 
 
 # -- the end of a run -----------------------------------------------------------------------------------------------------
 
-PART = 0.15
+BLOCK = 0.15
 """Share of the steps whose mean error is compared with that of the share before. Doubled, older progress counts as movement."""
 
 
-def still_moving(
-    records: Sequence[Record], trajectories: Sequence[Trajectory | None], target: float
-) -> StillMoving | None:
+def still_moving(runs: Iterable[TracedRun], target: float) -> StillMoving | None:
     """Runs of one row whose error was still changing; None if fewer than three in four were.
 
     Only runs that ended because their steps were over can: the others were ended by a rule. A run moves where the mean error of
-    its last ``PART`` differs from that of the part before by 5% and by 4 standard errors of the
-    noise within them, and the part before those in the same direction; errors below ``target`` count as 0.
+    its last ``BLOCK`` of steps differs from that of the block before by 5% and by 4 standard errors of the noise within them, and
+    the block before those in the same direction; errors below ``target`` count as 0.
     """
-    changes = [
-        found
-        for record, trajectory in zip(records, trajectories)
-        if record.status == Status.OK
-        and record.reason.startswith("all ")
-        and trajectory is not None
-        if (found := _late_change(trajectory, target)) is not None
-    ]
-    moved = max(
-        ([one for one in changes if sign * one[0] > 0] for sign in (1, -1)), key=len
-    )
-    if not moved or 4 * len(moved) < 3 * len(changes):
+    changes = []
+    for record, trajectory in runs:
+        has_ended = record.status == Status.OK and record.reason.startswith("all ")
+        if has_ended and trajectory is not None and "mse" in trajectory:
+            changes += _late_changes(trajectory, target)
+    rising = [change for change in changes if change[0] > 0]
+    falling = [change for change in changes if change[0] < 0]
+    moving = max(rising, falling, key=len)
+    if not moving or 4 * len(moving) < 3 * len(changes):
         return None
-    change, lowest = (float(np.median(values)) for values in zip(*moved))
-    return StillMoving(len(moved), change, lowest)
+    change, lowest = np.median(moving, axis=0)
+    return StillMoving(len(moving), float(change), float(lowest))
 
 
-def _late_change(trajectory: Trajectory, target: float) -> tuple[float, float] | None:
-    """Relative change of the error at the end of a run, 0 where it is noise, and its lowest error over the last one."""
-    if "mse" not in trajectory:
-        return None
-    at, error = (
-        np.asarray(trajectory["iteration"]),
-        np.asarray(trajectory["mse"], dtype=float).sum(axis=1),
+def _late_changes(trajectory: Trajectory, target: float) -> list[tuple[float, float]]:
+    """Relative change of the error at the end of a run, 0 where it is noise, and its lowest error over the last one.
+
+    Nothing of a run that is too short to tell.
+    """
+    steps = np.asarray(trajectory["iteration"])
+    error = np.asarray(trajectory["mse"], dtype=float).sum(axis=1)
+    ends = [(1 - i * BLOCK) * steps[-1] for i in range(4)]
+    newest, middle, oldest = (
+        error[(steps > start) & (steps <= end)]
+        for end, start in itertools.pairwise(ends)
     )
-    last = at[-1]
-    parts = [
-        error[(at > (1 - (i + 1) * PART) * last) & (at <= (1 - i * PART) * last)]
-        for i in (2, 1, 0)
-    ]
-    if min(map(len, parts)) < 4 or not np.isfinite(error).all():
-        return None
-    first, before, after = (float(part.mean()) for part in parts)
-    if max(before, after) <= target:
-        return 0.0, 1.0
-    noise = math.hypot(*(_noise(part) for part in parts[1:]))
-    change = after / before - 1 if before > 0 else math.inf
-    # Swings about a floor turn; three parts in one direction are rarely chance.
-    moves = (
-        (after - before) * (before - first) > 0
-        and abs(change) > 0.05
-        and abs(after - before) > 4 * noise
+    if min(map(len, (newest, middle, oldest))) < 4 or not np.isfinite(error).all():
+        return []
+    mean, mean_before, mean_long_before = (
+        float(block.mean()) for block in (newest, middle, oldest)
     )
-    return (change if moves else 0.0), float(error.min() / error[-1]) if error[
-        -1
-    ] > 0 else 1.0
+    if max(mean, mean_before) <= target:
+        return [(0.0, 1.0)]
+    step = mean - mean_before
+    noise = math.hypot(_noise(middle), _noise(newest))
+    change = mean / mean_before - 1 if mean_before > 0 else math.inf
+    # Swings about a floor turn; three blocks in one direction are rarely chance.
+    is_steady = step * (mean_before - mean_long_before) > 0
+    if not (is_steady and abs(change) > 0.05 and abs(step) > 4 * noise):
+        change = 0.0
+    lowest = float(error.min() / error[-1]) if error[-1] > 0 else 1.0
+    return [(change, lowest)]
 
 
-def _noise(part: Host) -> float:
-    """Standard error of the mean of a part of a course about its straight line.
+def _noise(block: Host) -> float:
+    """Standard error of the mean of a block of a trajectory about its straight line.
 
     By means of its quarters: neighbors in time are alike, and count as few points, not as all that were measured.
     """
-    steps = np.arange(len(part))
-    about = part - np.polyval(np.polyfit(steps, part, 1), steps)
-    means = np.array([quarter.mean() for quarter in np.array_split(about, 4)])
-    return float(max(means.std(ddof=1), about.std(ddof=1) / math.sqrt(len(part))) / 2)
+    steps = np.arange(len(block))
+    residual = block - np.polyval(np.polyfit(steps, block, 1), steps)
+    quarters = np.array([quarter.mean() for quarter in np.array_split(residual, 4)])
+    of_points = residual.std(ddof=1) / math.sqrt(len(block))
+    return float(max(quarters.std(ddof=1), of_points) / 2)
 
 
 NAMES = {
@@ -509,44 +480,52 @@ def learning_order(
     order : LearningOrder
         Of the layers that can be learned; the factor is the geometric mean over the runs that learned all.
     """
-    wanted = [k for k, value in enumerate(bayes) if value > 1e-3]
-    # (runs, layers that can be learned, axes)
-    times = np.array([
-        [first_time(t, None if t is None else t["overlap"][:, k] >= 0.5 * bayes[k]) for k in wanted] for t in trajectories
-    ]).reshape(len(trajectories), len(wanted), len(AXES))  # fmt: skip
+    learnable = [k for k, value in enumerate(bayes) if value > 1e-3]
+    shape = len(trajectories), len(learnable), len(FirstTime._fields)
+    times = np.zeros(shape)
+    for i, trajectory in enumerate(trajectories):
+        for j, k in enumerate(learnable):
+            reached = None
+            if trajectory is not None:
+                reached = trajectory["overlap"][:, k] >= 0.5 * bayes[k]
+            times[i, j] = first_time(trajectory, reached)
     layers = [HalfOverlap() for _ in bayes]
-    for k, hits in zip(wanted, times.transpose(1, 2, 0)):
-        iterations, seen, seconds = map(_median_time, hits)
-        share, epochs = (
-            mean_of(np.isfinite(hits[0])),
-            None if seen is None or math.isnan(samples) else seen / samples,
-        )
+    for j, k in enumerate(learnable):
+        iterations, counted_samples, seconds = map(_median_time, times[:, j].T)
+        share = mean_of(np.isfinite(times[:, j, 0]))
+        epochs = None
+        if counted_samples is not None and not math.isnan(samples):
+            epochs = counted_samples / samples
         layers[k] = HalfOverlap(
-            0.5 * bayes[k], share, iterations, seen, epochs, seconds
+            0.5 * bayes[k], share, iterations, counted_samples, epochs, seconds
         )
-    first = times[..., 0]
-    ranked = [
-        sorted((at, wanted[i] + 1) for i, at in enumerate(run) if math.isfinite(at))
-        for run in first
-    ]
-    sequences = Counter(tuple(layer for _, layer in run) for run in ranked)
-    complete = np.isfinite(first).all(axis=1)
+    iterations_of = times[..., 0]
+    sequences = Counter(
+        tuple(
+            learnable[j] + 1
+            for j in np.argsort(run, kind="stable")
+            if np.isfinite(run[j])
+        )
+        for run in iterations_of
+    )
     counted = [
         LearnedSequence(list(learned), count)
         for learned, count in sequences.most_common()
     ]
-    return layers, LearningOrder(
-        counted, mean_of(complete), _last_over_first(times[complete])
-    )
+    complete = np.array([np.isfinite(run).all() for run in iterations_of], dtype=bool)
+    factor = _last_over_first(times[complete])
+    return layers, LearningOrder(counted, mean_of(complete.tolist()), factor)
 
 
 def _last_over_first(times: Host) -> LearningFactor | None:
-    counted = not np.isnan(times[..., 1]).any()
-    spans = times[..., 1 if counted else 0]
-    spans = spans[(spans > 0).all(axis=1)] if spans.shape[1] > 1 else spans[:0]
-    if not len(spans):
+    """Learning time of the last component over that of the first, in samples where these are counted."""
+    is_counted = not np.isnan(times[..., 1]).any()
+    spans = times[..., 1 if is_counted else 0]
+    spans = spans[(spans > 0).all(axis=1)]
+    if not len(spans) or spans.shape[1] < 2:
         return None
     logs = np.log(spans.max(axis=1) / spans.min(axis=1))
     mean, error = float(np.exp(logs.mean())), mean_and_error(logs).sem
     sem = None if error is None else mean * error
-    return LearningFactor(mean, sem, len(logs), "samples" if counted else "iterations")
+    axis = "samples" if is_counted else "iterations"
+    return LearningFactor(mean, sem, len(logs), axis)

@@ -15,8 +15,8 @@ from smimbench.registry.registry import RegistryError
 from smimbench.report.labels import component_word, grouped, letter
 from smimbench.report.rows import (
     draws_fresh,
-    own_point,
     planned_ratio,
+    prediction_of,
     prediction_question,
 )
 from smimbench.run.answers import THEORY_ERRORS, Answers, StoredCounts
@@ -347,7 +347,7 @@ def _algorithm_theory(
 ) -> AlgorithmTheory:
     """Prediction for the algorithm of a cell."""
     ratio = _ratio_of(problem, cell)
-    prediction = own_point(answers, problem, cell, ratio)
+    prediction = prediction_of(answers, problem, cell, ratio)
     overlap: list[float | None] = []
     if not isinstance(prediction, str):
         metric = find_metric("overlap")

@@ -13,7 +13,7 @@ from smimbench.interfaces import Conditions
 from smimbench.problem import Problem, ProblemError
 from smimbench.problem.assumed import Assuming, assumed_problem
 from smimbench.registry.registry import RegistryError, get_registry
-from smimbench.report.rows import own_point
+from smimbench.report.rows import prediction_of
 from smimbench.report.theory_document import theory_of_suite, with_predictions
 from smimbench.run.cell import run_cell
 from smimbench.run.plain_draws import draw_checks, draws_agree
@@ -350,7 +350,7 @@ def test_the_version_of_an_assumed_item_is_part_of_cells_and_of_their_theory(
         Path("wrong.toml"), SUITE, only=["problem=probit", "algorithm=other labels"]
     )
     (before,), cache = suite.cells(), TheorySolver(tmp_path)
-    own_point(cache, before.rebuild()[0], before, before.alpha)
+    prediction_of(cache, before.rebuild()[0], before, before.alpha)
     assert len(set(tmp_path.glob("own-*.json"))) == 1
     assert before.algorithm["assumed"]["channel"] == {
         "name": "linear",
@@ -362,7 +362,7 @@ def test_the_version_of_an_assumed_item_is_part_of_cells_and_of_their_theory(
     monkeypatch.setattr(linear, "version", 9)
     (after,) = suite.cells()
     assert after.key != before.key
-    own_point(cache, after.rebuild()[0], after, after.alpha)
+    prediction_of(cache, after.rebuild()[0], after, after.alpha)
     assert len(set(tmp_path.glob("own-*.json"))) == 2
     with pytest.raises(
         RegistryError,

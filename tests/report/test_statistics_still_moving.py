@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from smimbench.report.columns import statuses
-from smimbench.report.statistics import still_moving
+from smimbench.report.statistics import TracedRun, still_moving
 from tests import records
 
 STEPS = np.arange(1, 1001)
@@ -14,10 +14,14 @@ OK = {"status": "ok", "reason": "all 1000 steps made"}
 
 
 def found(*courses, record=OK, target=1e-3):
-    trajectories = [
-        {"iteration": STEPS, "mse": np.asarray(course)[:, None]} for course in courses
+    runs = [
+        TracedRun(
+            records.record(**record),
+            {"iteration": STEPS, "mse": np.asarray(course)[:, None]},
+        )
+        for course in courses
     ]
-    return still_moving([records.record(**record)] * len(courses), trajectories, target)
+    return still_moving(runs, target)
 
 
 def noise(seed, memory, size):

@@ -16,7 +16,8 @@ from smimbench.report.figures import metric_chart
 from smimbench.report.learning_curves import learning_charts
 from smimbench.report.results import Results
 from smimbench.report.row import row_of
-from smimbench.report.rows import _at
+from smimbench.report.rows import errors_at
+from smimbench.report.statistics import TracedRun
 from smimbench.report.theory_document import (
     ProblemTheory,
     theory_of_suite,
@@ -26,6 +27,7 @@ from smimbench.report.theory_tables import own_theory_tables, theory_tables
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.theory.predictions import solve, theory_point
+from tests import records
 from tests.helpers import LINE, call, suite_text, write_suite
 from tests.report.rows import printed
 from tests.stretched import stretched
@@ -106,10 +108,12 @@ def test_what_has_no_row_is_compared_too(results):
 
 def test_runs_that_converged_early_keep_their_error():
     """To leave them out of a place on the trajectory would keep the slow runs only; a run that was cut off is left out."""
-    run = {"iteration": np.arange(4), "mse": np.array([[1.0], [0.5], [0.3], [0.2]])}
-    assert _at(run, "iteration", 1.5, 0, ended=True) == pytest.approx(0.4)
-    assert _at(run, "iteration", 9.0, 0, ended=True) == 0.2
-    assert np.isnan(_at(run, "iteration", 9.0, 0, ended=False))
+    path = {"iteration": np.arange(4), "mse": np.array([[1.0], [0.5], [0.3], [0.2]])}
+    run = TracedRun(records.record(), path)
+    assert errors_at(run, "iteration", 1.5) == [pytest.approx(0.4)]
+    assert errors_at(run, "iteration", 9.0) == [0.2]
+    cut_off = TracedRun(records.record(status="timeout"), path)
+    assert np.isnan(errors_at(cut_off, "iteration", 9.0)).all()
 
 
 def test_theory_is_solved_in_run_and_theory_and_only_read_elsewhere(
