@@ -78,13 +78,13 @@ def seconds(value: float | None) -> str:
     if value is None:
         return ""
     # From 1000 seconds and 100 minutes on the next unit: 3.48e+03 s is hard to read.
-    for least, unit, size in (
+    for minimum, unit, size in (
         (6000.0, "h", 3600.0),
         (999.5, "min", 60.0),
         (1.0, "s", 1.0),
         (1e-3, "ms", 1e-3),
     ):
-        if value >= least:
+        if value >= minimum:
             return f"{value / size:.3g} {unit}"
     return f"{value / 1e-6:.3g} us"
 
@@ -160,8 +160,8 @@ def _z(row: Row | Limit) -> str:
 
 def _sequences(sequences: Sequence[LearnedSequence]) -> str:
     return ", ".join(
-        f"{' '.join(map(str, one.layers)) or 'none'} ({one.runs})"
-        for one in sequences[:3]
+        f"{' '.join(map(str, order.layers)) or 'none'} ({order.runs})"
+        for order in sequences[:3]
     )
 
 
@@ -172,14 +172,15 @@ def _last_over_first(factor: LearningFactor | None) -> str:
 
 
 def _change(
-    percent: float | None, interval: Sequence[float] | None, before: float | None
+    percent: float | None, interval: Sequence[float] | None, baseline: float | None
 ) -> str:
     if percent is None:
         return ""
-    if interval is None or not before:
-        return f"{percent:+.3g}%"
-    low, high = interval
-    return f"{percent:+.3g}±{50 * (high - low) / abs(before):.2g}%"
+    text = f"{percent:+.3g}"
+    if interval is not None and baseline:
+        low, high = interval
+        text += f"±{50 * (high - low) / abs(baseline):.2g}"
+    return f"{text}%"
 
 
 def one_digit(error: float | None) -> str:
@@ -197,7 +198,7 @@ def _generalization(
 # -- columns --------------------------------------------------------------------------------------------------------------
 
 
-def plain(value: Any) -> str:
+def as_text(value: Any) -> str:
     """A value as text; blank for none."""
     return "" if value is None else str(value)
 
@@ -211,7 +212,7 @@ class Column(NamedTuple):
     """
 
     heading: str
-    text: Callable[..., str | Text] = plain
+    text: Callable[..., str | Text] = as_text
     meaning: str = ""
     fields: str = ""
     words: bool = False
@@ -236,8 +237,8 @@ def _field(row: Any, name: str) -> Any:
     """Value of a field, named as ``estimate.mean``; None where there is none."""
     if isinstance(row, dict):
         return row.get(name)
-    for part in name.split("."):
-        row = None if row is None else getattr(row, part)
+    for attribute in name.split("."):
+        row = None if row is None else getattr(row, attribute)
     return row
 
 
@@ -245,10 +246,10 @@ _NEARNESS: tuple[tuple[Epsilon, str], ...] = (("0.5", "50%"), ("0.2", "20%"))
 
 COLUMNS: dict[str, list[Column]] = {
     "Where a row is from": [
-        Column("problem", plain, "Label of the problem in the suite.", "place.problem", words=True),
-        Column("algorithm", plain, "Label of the algorithm in the suite, with @backend where several "
+        Column("problem", as_text, "Label of the problem in the suite.", "place.problem", words=True),
+        Column("algorithm", as_text, "Label of the algorithm in the suite, with @backend where several "
                "backends are shown. Estimates given to `smimbench score` are listed here too.", "place.algorithm", words=True),
-        Column("settings", plain, "Where the parameters of the algorithm are from. tuned: chosen by `smimbench tune`, on seeds "
+        Column("settings", as_text, "Where the parameters of the algorithm are from. tuned: chosen by `smimbench tune`, on seeds "
                "that no score uses. as published: from the "
                "publication that the suite names. by hand: written in the suite. default: all others, and those that could be "
                "tuned and were not. oracle: it starts near the teacher, so it is not ranked. Steps and samples do not "
@@ -256,13 +257,13 @@ COLUMNS: dict[str, list[Column]] = {
         Column("alpha", "{:.4g}".format, "Sample ratio of the runs: n / D, or n / d^2 for a signal of extensive "
                "rank, where n is the number of samples. For an algorithm that draws fresh samples, n counts all that it drew.",
                "place.alpha"),
-        Column("D", plain, "Dimension of the signal; d for a signal of extensive rank.", "place.dimension",
+        Column("D", as_text, "Dimension of the signal; d for a signal of extensive rank.", "place.dimension",
                unless_same=True),
-        Column("metric", plain, "Name of the measured quantity, such as mse; see `smimbench "
+        Column("metric", as_text, "Name of the measured quantity, such as mse; see `smimbench "
                "list metrics`.", "metric", words=True),
-        Column("component", plain, "Number of the signal component, from 1; the number of the "
+        Column("component", as_text, "Number of the signal component, from 1; the number of the "
                "layer where the channel has layers.", "component"),
-        Column("n", plain, "Number of runs that gave an estimate.", "estimate.n"),
+        Column("n", as_text, "Number of runs that gave an estimate.", "estimate.n"),
         Column("status", statuses, "Number of runs per outcome: ok, n.c. (not converged), div. (diverged), t/o (timeout), "
                "fail, skip. `(8 moving)`: in so many of these the error was still changing at the last step.",
                "runs.status_counts runs.moving", words=True),
@@ -289,7 +290,7 @@ COLUMNS: dict[str, list[Column]] = {
                "optimum.ratio"),
         Column("mean error", measured, "Where no optimal error is known: the error, as a geometric mean over sample ratios.",
                "mean_error mean_error_sem"),
-        Column("at 0", lambda most, reached: "0" if reached else number(most, 3), "Largest error among sample ratios "
+        Column("at 0", lambda error, reached: "0" if reached else number(error, 3), "Largest error among sample ratios "
                "where the optimal error is 0; printed as 0 if all these errors are below run.target.", "where_zero zero_reached"),
         Column("as predicted", meaning="Result of a test (level 1%) that the errors at all sample ratios, sizes and metrics "
                "agree with theory. yes: they do; the percentage in brackets is the relative deviation that the test would "
@@ -344,7 +345,7 @@ COLUMNS: dict[str, list[Column]] = {
         Column("all", percent, "Share of runs that learned all components.", "runs.learning_order.success"),
     ],
     "Other numbers that runs report": [
-        Column("no.", plain, "Position of the number in a list that the algorithm reports, such as a list of "
+        Column("no.", as_text, "Position of the number in a list that the algorithm reports, such as a list of "
                "eigenvalues.", "no", unless_same=True),
         Column("theory", lambda value: number(value) or "none", "Value that theory predicts for a reported number as D "
                "grows; none: theory predicts no such value.", "finding.theory"),
@@ -357,7 +358,7 @@ COLUMNS: dict[str, list[Column]] = {
         Column("change", _change, "Relative change of the mean from the first result to the second, with its 99.7% "
                "interval; errors are compared instance by instance where both results use the same instances.",
                "judgment.percent judgment.interval baseline.estimate.mean"),
-        Column("verdict", plain, "Conclusion for the second result relative to the first. better, worse: the "
+        Column("verdict", as_text, "Conclusion for the second result relative to the first. better, worse: the "
                "interval of the change excludes 0. differs: it does not, but every shared run is worse. more runs fail: a larger "
                "share of the runs gave no estimate. only before, only after: the other result has no such row. both at 0: below "
                "run.target where the optimum is 0.",
@@ -391,12 +392,14 @@ COLUMNS: dict[str, list[Column]] = {
                "excludes"),
     ],
 }  # fmt: skip
-_KNOWN = {column.heading: column for columns in COLUMNS.values() for column in columns}
+_BY_HEADING = {
+    column.heading: column for columns in COLUMNS.values() for column in columns
+}
 
 
 def column_of(heading: str, fields: str) -> Column:
     """A column of ``COLUMNS`` that reads other fields."""
-    return _KNOWN[heading]._replace(fields=fields)
+    return _BY_HEADING[heading]._replace(fields=fields)
 
 
 def _laid_out(
@@ -409,20 +412,18 @@ def _laid_out(
     headings: dict[str, str] = {}
     if hasattr(rows[0], "place"):
         texts, d = {"algorithm": names_with_backend(rows)}, letter_of(rows)
-        headings = {
-            "D": d,
-            "at this D": f"at this {d}",
-            "component": rows[0].component_word,
-        }
-    found = []
-    for one in columns:
-        column = _KNOWN[one] if isinstance(one, str) else one
+        word = rows[0].component_word
+        headings = {"D": d, "at this D": f"at this {d}", "component": word}
+    laid_out = []
+    for name in columns:
+        column = _BY_HEADING[name] if isinstance(name, str) else name
         cells = [texts.get(column.heading, column.cell)(row) for row in rows]
-        if any(map(str, cells)) and not (
-            column.unless_same and len(set(map(str, cells))) == 1
-        ):
-            found.append((column, headings.get(column.heading, column.heading), cells))
-    return found
+        different = set(map(str, cells))
+        is_same = column.unless_same and len(different) == 1
+        if different != {""} and not is_same:
+            heading = headings.get(column.heading, column.heading)
+            laid_out.append((column, heading, cells))
+    return laid_out
 
 
 # -- on a terminal --------------------------------------------------------------------------------------------------------
@@ -459,30 +460,23 @@ def make_table(
 def titled(table: Table, title: str, caption: str = "") -> RenderableType:
     """A finished table under a title that may be wider than the table."""
     for column in table.columns:
-        if (
-            column.no_wrap
-        ):  # half a number is a wrong number: rather a table wider than the screen
-            head = str(column.header)
-            widest = max((cell_len(str(cell)) for cell in column.cells), default=0)
-            column.header = textwrap.fill(
-                head, max(widest, len(head) // 2, 1), break_long_words=False
+        heading, cells = str(column.header), [str(cell) for cell in column.cells]
+        if column.no_wrap:
+            # Half a number is a wrong number: rather a table wider than the screen.
+            width = max(map(cell_len, cells), default=0)
+            lines = textwrap.wrap(
+                heading, max(width, len(heading) // 2, 1), break_long_words=False
             )
-            column.min_width = max(widest, *map(cell_len, column.header.split("\n")))
+            column.header = "\n".join(lines)
+            column.min_width = max([width, *map(cell_len, lines)])
         else:  # words of an ordinary length stay whole, too
-            words = (
-                word
-                for cell in (column.header, *column.cells)
-                for word in str(cell).split()
-            )
+            words = " ".join([heading, *cells]).split()
             column.min_width = min(max(map(cell_len, words), default=0), 12)
-    return Group(
-        Text(title, style="bold"),
-        Whole(table),
-        *([Text(caption, style="dim")] if caption else []),
-    )
+    below = [Text(caption, style="dim")] if caption else []
+    return Group(Text(title, style="bold"), UncutTable(table), *below)
 
 
-class Whole:
+class UncutTable:
     """A table never narrower than its columns; on a narrow screen it extends beyond the edge."""
 
     def __init__(self, table: Table) -> None:
@@ -491,27 +485,26 @@ class Whole:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> RenderResult:
-        needed = console.measure(
-            self.table, options=options.update_width(10_000)
-        ).minimum
-        yield from console.render(
-            self.table, options.update_width(max(options.max_width, needed))
-        )
+        unlimited = options.update_width(10_000)
+        width = console.measure(self.table, options=unlimited).minimum
+        wide = options.update_width(max(options.max_width, width))
+        yield from console.render(self.table, wide)
 
 
-def safe_console(**how: Any) -> Console:
+def safe_console(**settings: Any) -> Console:
     """A console on which Rich markup and terminal escapes in texts have no effect."""
     from rich.console import Console
     from rich.segment import Segment
 
     class Safe(Console):
-        def render(self, *arguments: Any, **named: Any) -> Iterator[Segment]:
-            for part in super().render(*arguments, **named):
-                yield (
-                    part if part.control else Segment(printable(part.text), part.style)
-                )
+        def render(self, *arguments: Any, **options: Any) -> Iterator[Segment]:
+            for segment in super().render(*arguments, **options):
+                if not segment.control:
+                    segment = Segment(printable(segment.text), segment.style)
+                yield segment
 
-    return Safe(soft_wrap=False, highlight=False, markup=False, emoji=False, **how)
+    settings |= {"highlight": False, "markup": False, "emoji": False}
+    return Safe(soft_wrap=False, **settings)
 
 
 def plain_text(tables: Iterable[RenderableType]) -> str:
@@ -542,29 +535,30 @@ def latex_table(
     title: str, columns: Iterable[str | Column], rows: Iterable[Any], caption: str = ""
 ) -> str:
     """A floating table for LaTeX; it needs the package booktabs."""
-    shown = _laid_out(columns, list(rows))
-    head, *lines = (
-        " & ".join(
-            " ".join(printable(str(cell)).split()).translate(_LATEX) for cell in line
-        )
-        + r" \\"
-        for line in (
-            [heading for _, heading, _ in shown],
-            *zip(*(cells for *_, cells in shown)),
-        )
+    laid_out = _laid_out(columns, list(rows))
+
+    def literal(cell: str | Text) -> str:
+        return " ".join(printable(str(cell)).split()).translate(_LATEX)
+
+    def line(cells: Iterable[str | Text]) -> str:
+        return " & ".join(map(literal, cells)) + r" \\"
+
+    form = "".join("l" if column.words else "r" for column, *_ in laid_out)
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{literal('; '.join(filter(None, (title, caption))))}}}",
+            rf"\begin{{tabular}}{{{form}}}",
+            r"\toprule",
+            line(heading for _, heading, _ in laid_out),
+            r"\midrule",
+            *map(line, zip(*(cells for *_, cells in laid_out))),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
     )
-    about = " ".join(
-        printable("; ".join(filter(None, (title, caption)))).split()
-    ).translate(_LATEX)
-    form = "".join("l" if column.words else "r" for column, *_ in shown)
-    begin = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{about}}}",
-        rf"\begin{{tabular}}{{{form}}}",
-    ]
-    inside = [r"\toprule", head, r"\midrule", *lines, r"\bottomrule"]
-    return "\n".join([*begin, *inside, r"\end{tabular}", r"\end{table}"])
 
 
 # -- in HTML --------------------------------------------------------------------------------------------------------------
@@ -586,21 +580,24 @@ def html_environment() -> Environment:
 def html_table(
     columns: Iterable[str | Column],
     rows: Sequence[Any],
-    about: Callable[[Any], Mapping[str, str]] = lambda row: {},
-    more: Callable[[Any], Sequence[str]] = lambda row: (),
+    attributes: Callable[[Any], Mapping[str, str]] = lambda row: {},
+    small_print: Callable[[Any], Sequence[str]] = lambda row: (),
 ) -> str:
     """An HTML table that is sorted by clicking a heading; it needs jinja2.
 
     Parameters
     ----------
-    about : callable
+    attributes : callable
         Attributes of the line of a row.
-    more : callable
+    small_print : callable
         Lines of small print in its last cell.
     """
     template = html_environment().get_template("table.html.jinja")
     return template.render(
-        shown=_laid_out(columns, rows), rows=rows, about=about, more=more
+        shown=_laid_out(columns, rows),
+        rows=rows,
+        attributes=attributes,
+        small_print=small_print,
     )
 
 

@@ -140,7 +140,7 @@ def seconds_chart(results: Results) -> Chart | None:
     if len({cell.algorithm_label for cell, _ in results.pairs}) < 2:
         return None
     trusted = all(record.timing.trusted for _, record in results.pairs)
-    note = "" if trusted else "Times are untrusted: cells may have run side by side."
+    note = "" if trusted else "Times are untrusted: cells may have run in parallel."
     return course_chart(results, "seconds", "mse", _seconds, "seconds", note)
 
 

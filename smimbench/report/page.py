@@ -103,7 +103,7 @@ def render_page(results: Results, charts: Iterable[Chart], shared: JsonObject) -
         counts=results.counts,
         missing=results.missing({cell.backend for cell, _ in results.pairs}),
         reasons=[*sorted(lines), *missing_values(rows)],
-        timing_note="" if trusted else "Times are untrusted: cells may have run side by side.",
+        timing_note="" if trusted else "Times are untrusted: cells may have run in parallel.",
         columns=columns_document(),
         made=_when(shared),
         about=_made_with(suite, rows, shared),

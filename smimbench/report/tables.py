@@ -45,7 +45,7 @@ from smimbench.report.verdict import (
 from smimbench.run.tuning import range_ends
 
 Columns = list[str | Column]
-WHERE: Columns = ["algorithm", "alpha", "D"]
+PLACE: Columns = ["algorithm", "alpha", "D"]
 
 
 def _by_problem(rows: Iterable[Any]) -> dict[str, list[Any]]:
@@ -56,12 +56,12 @@ def _by_metric(rows: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
     return grouped(rows, lambda row: (row.place.problem, row.metric))
 
 
-def _cut(rows: Sequence[Row], full: bool, note: str) -> tuple[Sequence[Row], str]:
+def _shortened(rows: Sequence[Row], full: bool, note: str) -> tuple[Sequence[Row], str]:
     """Rows that are shown, and a note on how many are not."""
     shown = rows if full else of_largest_dimension(rows)[:16]
-    return shown, note if len(shown) == len(
-        rows
-    ) else f"{note}; {len(shown)} of {len(rows)} rows; --full shows all"
+    if len(shown) < len(rows):
+        note += f"; {len(shown)} of {len(rows)} rows; --full shows all"
+    return shown, note
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------------
@@ -69,75 +69,63 @@ def _cut(rows: Sequence[Row], full: bool, note: str) -> tuple[Sequence[Row], str
 
 def differs(row: Row | OfRow) -> bool:
     """Whether the prediction for the algorithm differs from the optimal value, or is missing."""
-    own = row.prediction.value
-    return bool(row.prediction.reason) or (own is not None and own != row.optimum.limit)
+    prediction = row.prediction
+    if prediction.value is None:
+        return bool(prediction.reason)
+    return prediction.value != row.optimum.limit
 
 
-def _verdict(rows: Sequence[Row | OfRow], *alone: str | Column) -> Columns:
+def _theory_columns(rows: Sequence[Row | OfRow], *further: str) -> Columns:
     """Predicted value for each algorithm and the optimal value, shown once with its error if both are equal."""
     if any(map(differs, rows)):
         return ["predicted", "z", "optimal"]
-    return [
-        Column("optimal", uncertain, fields="theory.value theory.error"),
-        *alone,
-        "z",
-    ]
+    optimal = Column("optimal", uncertain, fields="theory.value theory.error")
+    return [optimal, *further, "z"]
 
 
 def error_tables(rows: Sequence[Row], *, full: bool = True) -> list[RenderableType]:
     """Error against theory, if it is known: one table per problem and metric, the largest excess over the optimum first."""
     tables = []
     for (problem, metric), members in _by_metric(rows).items():
-        shown, note = _cut(sorted(members, key=_worst), full, "worst first")
+        shown, note = _shortened(sorted(members, key=_worst_first), full, "worst first")
+        title = f"{problem}: {metric_label(metric)}"
+        if any(row.theory.value is not None for row in members):
+            title += " against theory"
         sizes = {row.place.dimension for row in shown}
-        size = f", {letter_of(members)} = {sizes.pop()}" if len(sizes) == 1 else ""
-        columns = [
-            *WHERE,
-            "component",
-            "n",
-            "mean ± s.e.m.",
-            *_verdict(members, "diff"),
-        ]
+        if len(sizes) == 1:
+            title += f", {letter_of(members)} = {sizes.pop()}"
+        columns = [*PLACE, "component", "n", "mean ± s.e.m."]
+        columns += _theory_columns(members, "diff")
         columns += ["at this D", "error / optimal", "status"]
-        against = (
-            " against theory"
-            if any(row.theory.value is not None for row in members)
-            else ""
-        )
-        title = f"{problem}: {metric_label(metric)}{against}{size}"
         tables.append(make_table(title, columns, shown, note))
     return tables
 
 
-def _worst(row: Row) -> tuple[float, ...]:
+def _worst_first(row: Row) -> tuple[float, ...]:
     """Sort key: failures first, then the largest ratio to the optimal error, or the largest distance if there is no ratio."""
-    bad = sum(
-        count
-        for name, count in row.runs.status_counts.items()
-        if name not in ("ok", "skipped")
-    )
-    mean, optimum = row.estimate.mean, row.optimum.limit
+    counts, mean, optimum = row.runs.status_counts, row.estimate.mean, row.optimum.limit
+    failures = sum(counts[name] for name in counts if name not in ("ok", "skipped"))
     distance = abs(mean - optimum) if mean is not None and optimum is not None else 0.0
     ratio = math.inf if mean is None else row.optimum.ratio or 0.0
-    return -bad, -ratio, -distance, -abs(row.theory.difference or 0.0), row.place.alpha
+    difference = abs(row.theory.difference or 0.0)
+    return -failures, -ratio, -distance, -difference, row.place.alpha
 
 
 def missing_values(rows: Sequence[Row]) -> list[str]:
     """One line for every reason why algorithms have no prediction, or a metric is blank."""
-    reasons = grouped(
-        [row for row in rows if row.prediction.reason],
-        lambda row: row.prediction.reason,
-    )
+    algorithms: dict[str, dict[str, None]] = {}
+    blanks: dict[str, None] = {}
+    for row in rows:
+        algorithm = row.place.algorithm
+        if row.prediction.reason:
+            algorithms.setdefault(row.prediction.reason, {})[algorithm] = None
+        for reason in row.runs.blank:
+            blanks[f"{algorithm}: {row.metric} is blank: {reason}"] = None
     predictions = [
-        f"{', '.join(dict.fromkeys(row.place.algorithm for row in same))}: no prediction: {reason}"
-        for reason, same in reasons.items()
+        f"{', '.join(names)}: no prediction: {reason}"
+        for reason, names in algorithms.items()
     ]
-    blank = [
-        f"{row.place.algorithm}: {row.metric} is blank: {why}"
-        for row in rows
-        for why in row.runs.blank
-    ]
-    return list(dict.fromkeys(predictions + blank))
+    return [*predictions, *blanks]
 
 
 CONTENDER: Columns = [
@@ -171,16 +159,13 @@ def contender_tables(
     """
     tables = []
     for verdict in verdicts:
-        if len(verdict.contenders) > 1 and verdict.metric:
-            tied = (
-                f"; tied with the first ({TIE:.0%} interval): {tied_words(verdict)}"
-                if verdict.tied
-                else ""
-            )
-            title = f"{verdict.problem}: all algorithms, {verdict.dimension_letter} = {verdict.dimension}"
-            tables.append(
-                make(title, CONTENDER, verdict.contenders, f"best first{tied}")
-            )
+        if len(verdict.contenders) < 2 or not verdict.metric:
+            continue
+        title = f"{verdict.problem}: all algorithms, {verdict.dimension_letter} = {verdict.dimension}"
+        note = "best first"
+        if verdict.tied:
+            note += f"; tied with the first ({TIE:.0%} interval): {tied_words(verdict)}"
+        tables.append(make(title, CONTENDER, verdict.contenders, note))
     return tables
 
 
@@ -210,35 +195,25 @@ def runtime_tables(
     What an algorithm refuses has taken no time and has no row.
     """
     tables = []
-    for problem, found in _by_problem(
-        row for row in rows if set(row.runs.status_counts) != {"skipped"}
-    ).items():
-        members = [same[0] for same in grouped(found, place).values()]
+    run = [row for row in rows if set(row.runs.status_counts) != {"skipped"}]
+    for problem, rows_of_problem in _by_problem(run).items():
+        members = [same[0] for same in grouped(rows_of_problem, place).values()]
         note = "slowest first"
         if not all(row.cost.trusted for row in members):
-            note += "; untrusted: cells may have run side by side (--timing)"
-        if foreign := sorted(
-            {m for row in members for m in row.cost.machines if m != fingerprint}
-        ):
+            note += "; untrusted: cells may have run in parallel (--timing)"
+        machines: set[str] = set()
+        machines.update(*(row.cost.machines for row in members))
+        if foreign := sorted(machines - {fingerprint}):
             note += f"; some of another machine ({', '.join(foreign)})"
-        shown, note = _cut(sorted(members, key=_slowest), full, note)
-        nearness: Columns = ["to 50%", "to 20%"] if full else []
-        columns = [
-            *WHERE,
-            *nearness,
-            "time to 5%",
-            "runs at 5%",
-            "iter.",
-            "first",
-            "per iter.",
-            "of peak",
-            "memory",
-        ]
+        shown, note = _shortened(sorted(members, key=_slowest_first), full, note)
+        columns = [*PLACE, *(["to 50%", "to 20%"] if full else [])]
+        columns += ["time to 5%", "runs at 5%", "iter.", "first", "per iter."]
+        columns += ["of peak", "memory"]
         tables.append(make_table(f"{problem}: runtime", columns, shown, note))
     return tables
 
 
-def _slowest(row: Row) -> tuple[float, float]:
+def _slowest_first(row: Row) -> tuple[float, float]:
     reached = row.cost.near["0.05"].seconds
     return -(math.inf if reached is None else reached), -(row.cost.seconds or 0.0)
 
@@ -247,25 +222,22 @@ def other_version_lines(
     entries: Sequence[JsonObject], missing: bool = True
 ) -> list[str]:
     """One line for every item of which another version, or other code, made stored cells; ``missing``: more are to run."""
-    lines, again = [], ", 'smimbench run' runs them again" if missing else ""
-    for one in entries:
-        made = (
-            "other code"
-            if one["then"] == one["now"]
-            else f"version {one['then']} (now {one['now']})"
+    lines = []
+    rerun = ", 'smimbench run' runs them again" if missing else ""
+    for entry in entries:
+        version = f"version {entry['then']} (now {entry['now']})"
+        origin = "other code" if entry["then"] == entry["now"] else version
+        lines.append(
+            f"{entry['item']}: {entry['cells']} of the stored cells were made by {origin} and are not counted; smimbench.load "
+            f"reads them{rerun}"
         )
-        lines.append(f"{one['item']}: {one['cells']} of the stored cells were made by {made} and are not counted; smimbench.load "
-                     f"reads them{again}")  # fmt: skip
     return lines
 
 
 def status_line(counts: Mapping[str, int], missing: int = 0) -> Text:
     """One line that counts all six statuses, and what has not run."""
-    text = Text("cells: ")
-    text.append(
-        ", ".join(f"{counts[name]} {name}" for name in SHORT if counts.get(name))
-        or "none"
-    )
+    named = (f"{counts[name]} {name}" for name in SHORT if counts.get(name))
+    text = Text(f"cells: {', '.join(named) or 'none'}")
     if missing:
         text.append(f", {missing} not run yet", style="yellow")
     return text
@@ -278,52 +250,34 @@ def learning_tables(rows: Sequence[Row]) -> list[RenderableType]:
     """The order of learning: one table per problem with several components, from rows of the metric that comes first."""
     tables = []
     chosen = [
-        r
-        for r in rows
-        if r.runs.learning_order and r.component and r.metric == rows[0].metric
+        row
+        for row in rows
+        if row.runs.learning_order and row.component and row.metric == rows[0].metric
     ]
-    for problem, found in _by_problem(chosen).items():
-        of_place = grouped(found, place)
-        halves = {
-            at: [row.runs.half_overlap or HalfOverlap() for row in same]
-            for at, same in of_place.items()
-        }
-        members = [same[0] for same in of_place.values()]
+    for problem, members in _by_problem(chosen).items():
+        layers = grouped(members, place)
+        firsts = [same[0] for same in layers.values()]
+        halves = [row.runs.half_overlap or HalfOverlap() for row in members]
         # No median at all (most runs never get there) says nothing about whether samples were counted.
-        every = [half for layers in halves.values() for half in layers]
-        counted = all(
-            half.epochs is not None or half.iterations is None for half in every
-        )
-        unit, word = "epochs" if counted else "iterations", members[0].component_word
-        count = len(halves[place(members[0])])
-        halved = [
-            Column(f"{word} {i + 1}", partial(_half, halves, i, unit))
-            for i in range(count)
-        ]
-        columns: Columns = [
-            "algorithm",
-            "alpha",
-            *halved,
-            "order (runs)",
-            "last / first",
-            "all",
-        ]
+        counted = all(h.epochs is not None or h.iterations is None for h in halves)
+        unit = "epochs" if counted else "iterations"
+        columns: Columns = ["algorithm", "alpha"]
+        for index in range(len(layers[place(firsts[0])])):
+            heading = f"{members[0].component_word} {index + 1}"
+            columns.append(Column(heading, partial(_half, layers, index, unit)))
+        columns += ["order (runs)", "last / first", "all"]
         note = f"median {unit} to half of the optimal overlap"
-        tables.append(
-            make_table(f"{problem}: order of learning", columns, members, note)
-        )
+        title = f"{problem}: order of learning"
+        tables.append(make_table(title, columns, firsts, note))
     return tables
 
 
-def _half(
-    halves: Mapping[Any, Sequence[HalfOverlap]], layer: int, unit: str, row: Row
-) -> str:
-    half = halves[place(row)][layer]
-    return (
-        "-"
-        if half.target is None
-        else number(half.epochs if unit == "epochs" else half.iterations, 2) or "never"
-    )
+def _half(layers: Mapping[Any, Sequence[Row]], index: int, unit: str, row: Row) -> str:
+    """When a layer reaches half of its optimal overlap, at the place of a row."""
+    half = layers[place(row)][index].runs.half_overlap or HalfOverlap()
+    if half.target is None:
+        return "-"
+    return number(getattr(half, unit), 2) or "never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,26 +292,22 @@ def diagnostic_tables(rows: Sequence[Row]) -> list[RenderableType]:
     """Other numbers that runs report: one table per problem and kind, from rows of the metric that comes first."""
     groups: dict[tuple[str, str], list[FindingOfRow]] = {}
     for row in rows:
-        if row.metric == rows[0].metric and row.component in (None, 1):
-            for name, findings in row.runs.findings.items():
-                numbers = [
-                    FindingOfRow(row, finding, i)
-                    for i, finding in enumerate(findings, 1)
-                ]
-                groups.setdefault((row.place.problem, name), []).extend(numbers)
+        if row.metric != rows[0].metric or row.component not in (None, 1):
+            continue
+        for name, findings in row.runs.findings.items():
+            group = groups.setdefault((row.place.problem, name), [])
+            group += [FindingOfRow(row, f, i) for i, f in enumerate(findings, 1)]
     mean = Column(
         "mean ± s.e.m.",
         lambda mean, sem: measured(mean, sem) or "none",
         fields="finding.mean finding.sem",
     )
-    return [
-        make_table(
-            f"{problem}: {name.replace('_', ' ')}",
-            [*WHERE, "no.", mean, "theory", "found"],
-            numbers,
-        )
-        for (problem, name), numbers in groups.items()
-    ]
+    columns = [*PLACE, "no.", mean, "theory", "found"]
+    tables = []
+    for (problem, name), numbers in groups.items():
+        title = f"{problem}: {name.replace('_', ' ')}"
+        tables.append(make_table(title, columns, numbers))
+    return tables
 
 
 # -- infinite dimension ---------------------------------------------------------------------------------------------------
@@ -371,16 +321,10 @@ def extrapolated_tables(limits: Sequence[Limit]) -> list[RenderableType]:
     """One table per problem and metric, largest distance from theory first."""
     tables = []
     for (problem, metric), members in _by_metric(limits).items():
-        known = any(limit.prediction.coefficient is not None for limit in members)
-        fitted = LIMIT if known else LIMIT[2:]
-        columns = [
-            "algorithm",
-            "alpha",
-            "component",
-            "value ± err",
-            *_verdict(members),
-            *fitted,
-        ]
+        columns: Columns = ["algorithm", "alpha", "component", "value ± err"]
+        columns += _theory_columns(members)
+        has_theory = any(limit.prediction.coefficient is not None for limit in members)
+        columns += LIMIT if has_theory else LIMIT[2:]
         ordered = sorted(members, key=lambda limit: -abs(limit.theory.z or 0.0))
         title = f"{problem}: {metric_label(metric)} at infinite {letter_of(members)}"
         tables.append(make_table(title, columns, ordered, "largest |z| first"))
@@ -390,36 +334,31 @@ def extrapolated_tables(limits: Sequence[Limit]) -> list[RenderableType]:
 # -- tuning ---------------------------------------------------------------------------------------------------------------
 
 
-def search_table(found: JsonObject) -> RenderableType:
+def search_table(search: JsonObject) -> RenderableType:
     """The trials of a search with their errors in every round, the best first."""
-    rounds = {f"round{k}": one for k, one in enumerate(found["rounds"])}
-    names = list(dict.fromkeys(name for setting in found["trials"] for name in setting))
+    rounds, trials, chosen = search["rounds"], search["trials"], search["chosen"]
+    rows: list[JsonObject] = []
+    for index, parameters in enumerate(trials):
+        row = {**parameters, "chosen": "chosen" if index == chosen else ""}
+        row |= {f"round{k}": stage["errors"][index] for k, stage in enumerate(rounds)}
+        rows.append(row)
+
+    def best_first(row: JsonObject) -> tuple[int, float]:
+        errors = [row[f"round{k}"] for k in range(len(rounds))]
+        finite = [error for error in errors if error is not None] or [math.inf]
+        return -len(finite), finite[-1]
+
+    names = dict.fromkeys(name for parameters in trials for name in parameters)
     columns: Columns = [Column(name, fields=name) for name in names]
-    for key, one in rounds.items():
-        columns.append(
-            Column(
-                "1 seed" if one["seeds"] == 1 else f"{one['seeds']} seeds",
-                number,
-                fields=key,
-            )
-        )
-    rows = []
-    for k, setting in enumerate(found["trials"]):
-        errors = {key: one["errors"][k] for key, one in rounds.items()}
-        known = [error for error in errors.values() if error is not None] or [math.inf]
-        rows.append(
-            {
-                **setting,
-                **errors,
-                "far": (-len(known), known[-1]),
-                "chosen": "chosen" * (k == found["chosen"]),
-            }
-        )
-    columns.append(Column("", str, fields="chosen"))
-    title = f"{found['problem']}: {found['label']}, {len(rows)} trials, {found['runs']} runs; mean error"
-    none = "no trial has an estimate in all of its runs: try others"
-    note = none if found["chosen"] is None else "; ".join(range_ends(found))
-    return make_table(title, columns, sorted(rows, key=lambda row: row["far"]), note)
+    for k, stage in enumerate(rounds):
+        heading = "1 seed" if stage["seeds"] == 1 else f"{stage['seeds']} seeds"
+        columns.append(Column(heading, number, fields=f"round{k}"))
+    columns.append(Column("", fields="chosen"))
+    title = f"{search['problem']}: {search['label']}, {len(rows)} trials, {search['runs']} runs; mean error"
+    note = "; ".join(range_ends(search))
+    if chosen is None:
+        note = "no trial has an estimate in all of its runs: try other parameters"
+    return make_table(title, columns, sorted(rows, key=best_first), note)
 
 
 # -- comparisons ----------------------------------------------------------------------------------------------------------
@@ -429,35 +368,19 @@ def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
     """One table per problem and metric of what ``compare_rows`` gives."""
     tables = []
     for (problem, metric), members in _by_metric(changes).items():
-        # The z of before is in the JSON only: 80 columns.
-        predicted, z = (
-            Column("predicted", number, fields="prediction.value"),
-            Column("z", marked_z, fields="candidate.prediction.z candidate.estimate.n"),
-        )
-        both: Columns = [predicted, z, "optimal"]
-        theory: Columns = (
-            both
-            if any(map(differs, members))
-            else [Column("theory", number, fields="theory.value")]
-        )
-        columns = [
-            *WHERE,
-            "component",
-            "before",
-            "after",
-            "change",
-            *theory,
-            Column(
-                "per iter.", _time, fields="candidate.cost.per_iteration time_percent"
-            ),
-            "verdict",
-        ]
+        columns: Columns = [*PLACE, "component", "before", "after", "change"]
+        if any(map(differs, members)):
+            # The z of the baseline is in the JSON only: 80 columns.
+            fields = "candidate.prediction.z candidate.estimate.n"
+            columns.append(Column("predicted", number, fields="prediction.value"))
+            columns += [Column("z", marked_z, fields=fields), "optimal"]
+        else:
+            columns.append(Column("theory", number, fields="theory.value"))
+        fields = "candidate.cost.per_iteration time_percent"
+        columns += [Column("per iter.", _time, fields=fields), "verdict"]
         title = f"{problem}: {metric_label(metric)}"
-        tables.append(
-            make_table(
-                title, columns, members, "worst first; change with its 99.7% interval"
-            )
-        )
+        note = "worst first; change with its 99.7% interval"
+        tables.append(make_table(title, columns, members, note))
     reasons = missing_values([change.row for change in changes])
     return [*tables, *(Text(line, style="dim") for line in reasons)]
 
@@ -480,13 +403,13 @@ def overall_lines(changes: Sequence[OverallChange]) -> list[str]:
 
 
 def one_sided_lines(
-    changes: Sequence[RowChange], before: object, after: object
+    changes: Sequence[RowChange], baseline: object, candidate: object
 ) -> list[str]:
     """One line for each of two tables that has rows without a counterpart, which names them."""
     name, lines = names_with_backend(changes), []
-    for verdict, here, there in (
-        ("only before", before, after),
-        ("only after", after, before),
+    for verdict, source, other in (
+        ("only before", baseline, candidate),
+        ("only after", candidate, baseline),
     ):
         rows = [
             f"{row.place.problem}: {name(row)} at alpha {row.place.alpha:.4g}, {row.dimension_letter} = {row.place.dimension}, "
@@ -494,14 +417,12 @@ def one_sided_lines(
             for row in changes
             if row.judgment.verdict == verdict
         ]
-        shown = [
-            *rows[:NAMED],
-            *([f"and {len(rows) - NAMED} more"] if len(rows) > NAMED else []),
-        ]
+        if not rows:
+            continue
         count = "1 row of" if len(rows) == 1 else f"{len(rows)} rows of"
-        lines += (
-            [f"{count} {here} missing in {there}: {'; '.join(shown)}"] if rows else []
-        )
+        if len(rows) > NAMED:
+            rows[NAMED:] = [f"and {len(rows) - NAMED} more"]
+        lines.append(f"{count} {source} missing in {other}: {'; '.join(rows)}")
     return lines
 
 
@@ -509,5 +430,5 @@ NAMED = 10
 """Rows without a counterpart that are named in a line; the table has all of them."""
 
 
-def _time(after: float, change: float | None) -> str:
-    return "" if change is None else f"{seconds(after)} {change:+z.0f}%"
+def _time(duration: float, change: float | None) -> str:
+    return "" if change is None else f"{seconds(duration)} {change:+z.0f}%"

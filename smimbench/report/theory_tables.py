@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from smimbench.interfaces import AlgorithmPrediction, Host
 from smimbench.report.columns import Column, column_of, make_table, number, one_digit
 from smimbench.report.labels import grouped
 from smimbench.report.tables import Columns
@@ -59,34 +60,44 @@ class ComponentRow(NamedTuple):
 def _rows_of_point(point: TheoryPoint) -> list[ComponentRow]:
     """One row per component of a theory point."""
     overlap = point.squared_cosine or np.diagonal(point.overlap).tolist()
-    # An error at a sample ratio is a sample ratio at an error: both are intervals where the curve is not exact.
-    is_exact = not point.alpha_error.max() > 1e-6 * point.alpha
-    several = len(point.mse) > 1
+    rows = _component_rows(point, point.alpha, point.alpha_error, overlap)
+    errors = point.generalization_error
+    return [row._replace(generalization_error=errors) for row in rows]
+
+
+def _component_rows(
+    point: TheoryPoint | AlgorithmPrediction,
+    alpha: float,
+    alpha_error: Host,
+    overlap: Sequence[float | None],
+) -> list[ComponentRow]:
+    """One row per component; unless the curve is exact, its error is also that of the sample ratio."""
+    mse, error = np.atleast_1d(point.mse), np.atleast_1d(point.mse_error)
+    is_exact = not alpha_error.max() > 1e-6 * alpha
     return [
         ComponentRow(
-            point.alpha,
-            k + 1 if several else None,
-            float(point.mse[k]),
-            float(point.mse_error[k]),
-            None if is_exact else float(point.alpha_error[k]),
+            alpha,
+            k + 1 if len(mse) > 1 else None,
+            float(mse[k]),
+            float(error[k]),
+            None if is_exact else float(alpha_error[k]),
             overlap[k],
             point.branch,
-            point.generalization_error,
         )
-        for k in range(len(point.mse))
+        for k in range(len(mse))
     ]
 
 
 def theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
     """A table of points and a few lines of thresholds per problem."""
-    shown: list[RenderableType] = []
+    tables: list[RenderableType] = []
     for theory in theories:
         label, points = Text(theory.label, style="bold"), theory.points
         if theory.unsolved:
             reason = Text(f"not solved: {theory.unsolved}", style="bold red")
-            shown.append(Group(label, reason, ""))
+            tables.append(Group(label, reason, ""))
         if theory.no_theory:
-            shown.append(Group(label, Text(theory.no_theory), ""))
+            tables.append(Group(label, Text(theory.no_theory), ""))
         if not points:
             continue
         word = _word(theory)
@@ -97,12 +108,14 @@ def theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
             predicted = ["gen. Bayes", "plug-in"]
         columns: Columns = [ALPHA, *_values(word), *predicted, "branch"]
         methods = ", ".join(sorted({point.method for point in points}))
-        shown.append(make_table(theory.label, columns, rows, f"obtained by: {methods}"))
+        tables.append(
+            make_table(theory.label, columns, rows, f"obtained by: {methods}")
+        )
         if theory.thresholds is not None:
             is_single = len(points[0].mse) == 1
-            shown.append(_threshold_lines(theory.thresholds, word, is_single))
-        shown += _published_tables(theory.published)
-    return shown
+            tables.append(_threshold_lines(theory.thresholds, word, is_single))
+        tables += _published_tables(theory.published)
+    return tables
 
 
 def _word(theory: ProblemTheory) -> str:
@@ -214,7 +227,7 @@ def own_theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]
             sized = len(set(places)) < len(places)
             for entry in sorted(of_algorithm, key=lambda e: e.alpha):
                 rows += _rows_of_prediction(entry, sized)
-        title = f"{theory.label}: the algorithms themselves"
+        title = f"{theory.label}: predictions for the algorithms"
         notes = Text("\n".join(_notes(entries)), style="dim")
         if rows:
             letter, word = predicted[0].dimension_letter, predicted[0].component_word
@@ -231,23 +244,11 @@ def _rows_of_prediction(entry: AlgorithmTheory, sized: bool) -> list[ComponentRo
     """One row per component of a prediction; with its dimension where it is ``sized``."""
     prediction = entry.prediction
     assert not isinstance(prediction, str)
-    mse, error = np.atleast_1d(prediction.mse), np.atleast_1d(prediction.mse_error)
-    shift = np.atleast_1d(prediction.more.get("alpha_error", 0.0))
-    alpha = prediction.more.get("alpha", math.inf)
-    is_exact = not max(shift) > 1e-6 * alpha
+    alpha_error = np.atleast_1d(prediction.more.get("alpha_error", 0.0))
+    rows = _component_rows(prediction, entry.alpha, alpha_error, entry.overlap)
+    dimension = entry.dimension if sized else ""
     return [
-        ComponentRow(
-            entry.alpha,
-            k + 1 if len(mse) > 1 else None,
-            float(mse[k]),
-            float(error[k]),
-            None if is_exact else float(shift[k]),
-            entry.overlap[k],
-            prediction.branch,
-            algorithm=entry.algorithm,
-            dimension=entry.dimension if sized else "",
-        )
-        for k in range(len(mse))
+        row._replace(algorithm=entry.algorithm, dimension=dimension) for row in rows
     ]
 
 
@@ -257,7 +258,7 @@ def _notes(entries: Sequence[AlgorithmTheory]) -> list[str]:
     for entry in entries:
         name, prediction = entry.algorithm, entry.prediction
         if isinstance(prediction, str):
-            notes.append((f"no theory of its own here: {prediction}", name))
+            notes.append((f"no prediction: {prediction}", name))
             continue
         notes.append((f"obtained by {prediction.method}", name))
         if entry.fresh:
@@ -284,12 +285,12 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
         Column("z", _z),
         "detectable",
     ]
-    shown: list[RenderableType] = []
+    tables: list[RenderableType] = []
     for theory in theories:
         checks = theory.checks
         if not checks:
             continue
-        # Bounds that hold and errors that are 0 in both say nothing of the spread.
+        # Bounds that hold and errors that are 0 in both say nothing about the distribution.
         z = [check.z for check in checks if check.z] or [0.0]
         worst = max(checks, key=lambda check: abs(check.z))
         summary = (
@@ -303,8 +304,8 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
         if any(check.bound for check in checks):
             summary += "; unlearned, perfect recovery: the growth rate of a small overlap or error, at most 1"
         caption = f"{summary}. {_resolution(checks)}"
-        shown.append(make_table(theory.label, columns, checks, caption))
-    return shown
+        tables.append(make_table(theory.label, columns, checks, caption))
+    return tables
 
 
 def _resolution(checks: Sequence[Check]) -> str:
