@@ -53,10 +53,9 @@ def smimbench_register_inputs(register: Register) -> None:
 def smimbench_register_channels(register: Register) -> None:
     """Register the channels."""
     from smimbench_attention.channels.attention.hardmax import AttentionHardmax
-    from smimbench_attention.channels.attention.linear import AttentionLinear
     from smimbench_attention.channels.attention.softmax import AttentionSoftmax
+    from smimbench_attention.channels.linear import AttentionLinear, SequenceLinear
     from smimbench_attention.channels.sequence.hardmax import SequenceHardmax
-    from smimbench_attention.channels.sequence.linear import SequenceLinear
     from smimbench_attention.channels.sequence.perceptron import Probit, Sign
     from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
 

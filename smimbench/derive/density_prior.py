@@ -12,10 +12,10 @@ from smimbench.backend.arrays import NUMPY, clip, matching, namespace, to_host
 from smimbench.derive.channel import IntegratedChannel
 from smimbench.derive.derived_prior import DerivedLaw, below_linear, error_curve
 from smimbench.interfaces import Array, Channel, Denoised, Host, ParameterError
+from smimbench.numerics.chebyshev import values_by_panels
 from smimbench.numerics.linalg import inverse_root, is_diagonal, spectral_function
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
 from smimbench.numerics.memo import cached_on
-from smimbench.numerics.panels import values_by_panels
 from smimbench.numerics.seeds import monte_carlo_rng
 
 

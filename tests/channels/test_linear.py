@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
-from smimbench_attention.channels.attention.linear import AttentionLinear
-from smimbench_attention.channels.sequence.linear import SequenceLinear
+from smimbench_attention.channels.linear import AttentionLinear, SequenceLinear
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from smimbench_attention.channels.attention.linear import AttentionLinear
-from smimbench_attention.channels.sequence.linear import SequenceLinear
+from smimbench_attention.channels.linear import AttentionLinear, SequenceLinear
 
 import smimbench
 from tests.helpers import suite_text, write_suite

@@ -66,7 +66,7 @@ ACTS = {
     "[setattr(m, k, 2 * v) for n, m in list(sys.modules.items()) if n.startswith('smimbench_attention.algorithms.') "
     "for k, v in vars(m).items() if k.isupper() and isinstance(v, (int, float))]",
     "adam": "import smimbench_attention.algorithms as a\n        a.__path__.clear()",
-    "linear": "from smimbench_attention.channels.sequence.linear import SequenceLinear\n        SequenceLinear.posterior = None",
+    "linear": "from smimbench_attention.channels.linear import SequenceLinear\n        SequenceLinear.posterior = None",
     "prior": "import smimbench_attention.priors\n        [sys.modules.pop(n) for n in list(sys.modules) if "
     "n.startswith('smimbench_attention.priors')]",
     "metric": "from smimbench_attention.metrics.mse import MSE\n        MSE.measure = lambda *a: [0.0]",

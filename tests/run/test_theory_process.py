@@ -21,7 +21,7 @@ import numpy as np
 import smimbench
 from smimbench import Capabilities, hookimpl
 from smimbench.interfaces import AlgorithmPrediction
-from smimbench_attention.channels.sequence.linear import SequenceLinear
+from smimbench_attention.channels.linear import SequenceLinear
 
 
 @dataclass(frozen=True)

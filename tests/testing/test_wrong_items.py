@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from smimbench_attention.algorithms.adam import Adam
 from smimbench_attention.channels.attention.hardmax import AttentionHardmax
-from smimbench_attention.channels.sequence.linear import SequenceLinear
+from smimbench_attention.channels.linear import SequenceLinear
 from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
 from smimbench_attention.metrics.mse import MSE
 from smimbench_attention.models.attention_indexed import AttentionIndexed

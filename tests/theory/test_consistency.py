@@ -8,10 +8,9 @@ import types
 import numpy as np
 import pytest
 from smimbench_attention.channels.attention.hardmax import AttentionHardmax
-from smimbench_attention.channels.attention.linear import AttentionLinear
 from smimbench_attention.channels.attention.softmax import AttentionSoftmax
+from smimbench_attention.channels.linear import AttentionLinear, SequenceLinear
 from smimbench_attention.channels.sequence.hardmax import SequenceHardmax
-from smimbench_attention.channels.sequence.linear import SequenceLinear
 from smimbench_attention.channels.sequence.perceptron import Probit, Sign
 from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
 from smimbench_attention.priors.gaussian import Gaussian
@@ -383,7 +382,7 @@ def test_what_ships_is_not_asked(monkeypatch):
 
 PLUGIN = """
 from smimbench import hookimpl
-from smimbench_attention.channels.sequence.linear import SequenceLinear
+from smimbench_attention.channels.linear import SequenceLinear
 
 
 class Long(SequenceLinear):

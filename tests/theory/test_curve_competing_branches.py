@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import optimize, special
-from smimbench_attention.channels.sequence.linear import SequenceLinear
+from smimbench_attention.channels.linear import SequenceLinear
 from smimbench_attention.channels.sequence.perceptron import Probit
 from smimbench_attention.priors.gaussian import Gaussian
 

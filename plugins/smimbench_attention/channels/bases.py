@@ -11,10 +11,9 @@ import operator
 from collections.abc import Callable
 
 import array_api_compat
-from numpy.random import Generator
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Array, Capabilities, Channel, Uncertain
+from smimbench.interfaces import Array, Capabilities, Channel
 from smimbench.interfaces.checks import check_whole
 from smimbench.numerics import (
     entry_sites,
@@ -130,49 +129,3 @@ class HardmaxChannel(Channel):
             self.tokens, dtype=y.dtype, device=array_api_compat.device(y)
         )
         return xp.astype(y[..., None] == columns, xp.float64)
-
-
-class LinearChannel(Channel):
-    """Base class of channels whose labels are the latents, up to known scales, with or without Gaussian noise."""
-
-    noise: float
-    name = "linear"
-    version = 1
-    reference = "derived, checked by tests/channels/test_linear.py"
-
-    _squares: float  # mean square of the noiseless label at latents of unit variance, summed over its entries
-
-    def predict(self, z: Array) -> Array:
-        """Predicted label without noise."""
-        raise NotImplementedError
-
-    def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
-        """Squared error of the predicted noiseless label, summed over its entries; label noise is not counted.
-
-        Bayes and plug-in predictions are the same, with an error proportional to ``tr V``; the best constant is 0, with an
-        error proportional to ``tr(Q + V)``. ``Q`` and ``V`` (..., P, P), results (...).
-        """
-        xp = namespace(Q, V)
-        q, v = xp.broadcast_arrays(xp.linalg.trace(Q), xp.linalg.trace(V))
-        error = Uncertain(self._squares * v, 0.0, "closed form")
-        return {
-            "bayes": error,
-            "plugin": error,
-            "constant": Uncertain(self._squares * (q + v), 0.0, "closed form"),
-        }
-
-    def _scaled_noise(self, z: Array, draws: Array) -> Array:
-        """Label noise made from standard normal numbers."""
-        raise NotImplementedError
-
-    def forward(self, z: Array, *, rng: Generator | None = None) -> Array:
-        """Labels ``predict(z)`` plus noise, which is drawn on the host in float64, sample by sample.
-
-        ValueError if the channel is noisy and ``rng`` is None, or z has another shape.
-        """
-        y = self.predict(z)
-        if self.noise == 0:
-            return y
-        if rng is None:
-            raise ValueError("rng is required: this channel is noisy")
-        return y + self._scaled_noise(z, array_like(rng.standard_normal(y.shape), z))

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from smimbench_attention.channels.attention.linear import AttentionLinear
 from smimbench_attention.channels.attention.softmax import AttentionSoftmax
+from smimbench_attention.channels.linear import AttentionLinear
 
 from smimbench.interfaces import ParameterError
 

@@ -21,13 +21,13 @@ from smimbench.numerics import (
     normal_scrambles,
     site_scales,
 )
+from smimbench.numerics.chebyshev import ChebyshevFit, chebyshev_fit, lobatto_points
 from smimbench_attention.channels.attention.hardmax.exact import (
     label_classes,
     row_posterior,
 )
 from smimbench_attention.channels.attention.hardmax.gibbs import chain_moments
 from smimbench_attention.channels.batches import blocks
-from smimbench_attention.channels.chebyshev import Polynomials, fitted, lobatto_points
 
 # Degree of the polynomial. Doubled: more coefficients than points, so that it follows the noise.
 DEGREE = 4
@@ -79,8 +79,8 @@ def information_curve(
 
 
 @cache
-def _polynomials(tokens: int, samples: int) -> Polynomials:
-    """Polynomials fitted to ``s (Q + V) information``, ``s = sqrt(V / (Q + V))``."""
+def _polynomials(tokens: int, samples: int) -> ChebyshevFit:
+    """ChebyshevFit fitted to ``s (Q + V) information``, ``s = sqrt(V / (Q + V))``."""
     s = lobatto_points(NODES)
     values = np.empty((NODES, SCRAMBLES))
     certain = {0: small_error_constant(tokens)}
@@ -97,7 +97,7 @@ def _polynomials(tokens: int, samples: int) -> Polynomials:
         1e-3 * standard_error[standard_error > 0].min()
     )  # as good as exact
     # The relative error that the degree leaves: ten times what is found for two and three tokens.
-    return fitted(s, values, standard_error, DEGREE, 1e-4)
+    return chebyshev_fit(s, values, standard_error, DEGREE, 1e-4)
 
 
 def _without_overlap(tokens: int) -> float:

@@ -26,8 +26,8 @@ import numpy as np
 from smimbench.backend import special
 from smimbench.interfaces import Host
 from smimbench.numerics import gauss_legendre, log_cdf, normal_points
+from smimbench.numerics.chebyshev import ChebyshevFit, chebyshev_fit, lobatto_points
 from smimbench_attention.channels.batches import normal_density
-from smimbench_attention.channels.chebyshev import Polynomials, fitted, lobatto_points
 from smimbench_attention.channels.sequence.hardmax.posterior import posterior_moments
 
 NORMAL_POINTS = 1 << 8
@@ -77,7 +77,7 @@ def small_error_limit(tokens: int) -> float:
 
 
 @cache
-def scaled_information(tokens: int) -> Polynomials:
+def scaled_information(tokens: int) -> ChebyshevFit:
     """Scaled information ``sqrt(V (Q + V)) (Q + V) / Q * information``: integrated for two tokens, else a polynomial fit.
 
     A function of s; both ends are exact.
@@ -96,7 +96,7 @@ def scaled_information(tokens: int) -> Polynomials:
             ),
             susceptibility,
         ]
-        return Polynomials(
+        return ChebyshevFit(
             np.polynomial.chebyshev.chebfit(2 * s - 1, np.array(exact), degree)[
                 :, None
             ],
@@ -110,7 +110,9 @@ def scaled_information(tokens: int) -> Polynomials:
             susceptibility + np.zeros(8),
         ]
     )
-    return fitted(s, values, np.maximum(values.std(axis=1, ddof=1), 1e-5), 10, 3e-4)
+    return chebyshev_fit(
+        s, values, np.maximum(values.std(axis=1, ddof=1), 1e-5), 10, 3e-4
+    )
 
 
 def information_estimates(tokens: int, s: float) -> Host:

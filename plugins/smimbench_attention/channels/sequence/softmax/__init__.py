@@ -5,7 +5,6 @@ Which file serves which case:
 =====================  ==========================================================================================
 ``network``            forward pass, its derivative, and ``u`` from the label; any number of layers and tokens
 ``one_layer``          closed forms of one layer
-``posterior``          chooses among the two integrators of a label's posterior for two layers or more:
 ``two_layers/``        two layers of two tokens: adaptive quadrature, on the host and on a device
 ``deep/``              up to four layers of two tokens, and two layers of three: importance sampling
 ``last_layer/``        information of two tokens where the last layer, and at most one before it, has an overlap: tables
@@ -20,7 +19,6 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -36,19 +34,22 @@ from smimbench.interfaces import (
 )
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench_attention.channels.bases import SequenceChannel, SoftmaxChannel
-from smimbench_attention.channels.sequence.softmax import network, one_layer
+from smimbench_attention.channels.sequence.softmax import (
+    deep,
+    network,
+    one_layer,
+    two_layers,
+)
 from smimbench_attention.channels.sequence.softmax.information import (
     means_over_labels,
     rough_labels,
 )
-from smimbench_attention.channels.sequence.softmax.mixed import MixedSequenceSoftmax
 from smimbench_attention.channels.sequence.softmax.moments import LayerMoments
 from smimbench_attention.channels.sequence.softmax.network import Network
-from smimbench_attention.channels.sequence.softmax.posterior import (
-    integrate,
-    is_exact,
-    most_layers,
-)
+from smimbench_attention.channels.sequence.softmax.one_layer import MixedSequenceSoftmax
+
+MOST_LAYERS = {2: 4, 3: 2}
+"""Largest number of layers by number of tokens, 1 for more tokens: what the integrators are made for."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         check_whole("layers", self.layers, 1)
         check_whole("points", self.points, 256, 1 << 24)
         check_number("skip", self.skip, positive=False)
-        if self.layers > most_layers(self.tokens):
+        if self.layers > MOST_LAYERS.get(self.tokens, 1):
             sizes = (
                 "must be 1, or at most 4 with tokens = 2, or at most 2 with tokens = 3"
             )
@@ -187,7 +188,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
 
         Points are shared by all samples of a call, and so is their error. Means over calls with several indices lose it.
         """
-        if self.layers == 1 or is_exact(self._network):
+        if self.layers == 1 or self._network.is_exact:
             return self
         channel = copy.copy(self)
         # smaller seeds are for means over labels
@@ -227,12 +228,20 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         if not np.linalg.eigvalsh(covariance / scale[:, None] / scale)[0] > 0.0:
             raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
         u = network.output_of_label(y)
-        options: dict[str, Any] = {
-            "accuracy": self.accuracy,
-            "points": self.points,
-            "seed": self._points_seed,
-        }
-        return integrate(self._network, u, omega, covariance, full=full, **options)
+        if self._network.is_exact:
+            return two_layers.integrate(
+                u, omega, covariance, self.skip, self.accuracy, full
+            )
+        return deep.integrate(
+            u,
+            omega,
+            covariance,
+            self.skip,
+            self.accuracy,
+            self.points,
+            full,
+            self._points_seed,
+        )[0]
 
     def _check_digits(self, y: Array) -> None:
         """Reject labels that many layers without skip connection have made so alike that double precision is lost."""

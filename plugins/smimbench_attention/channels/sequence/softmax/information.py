@@ -18,12 +18,11 @@ from smimbench.derive import LabelMeans, Labels, label_means, without_overlap
 from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.numerics import by_value, is_diagonal, normal_points, symmetric_root
 from smimbench_attention.channels.batches import on_host, uncertain_like
-from smimbench_attention.channels.sequence.softmax import deep, last_layer
+from smimbench_attention.channels.sequence.softmax import deep, last_layer, two_layers
 from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
     ACCURACY as TABLES,
 )
 from smimbench_attention.channels.sequence.softmax.network import Network, output
-from smimbench_attention.channels.sequence.softmax.posterior import integrate, is_exact
 
 SCRAMBLES = 16
 """Independent sets of labels. Doubled: half as many labels in each, a better known standard error."""
@@ -48,7 +47,7 @@ def rough_labels(network: Network, Q: Array, V: Array) -> int:
     """Number of labels that suffices for differences of the information around (Q, V)."""
     return (
         2**12
-        if is_exact(network) or _has_table(network, to_host(Q), to_host(V))
+        if network.is_exact or _has_table(network, to_host(Q), to_host(V))
         else 2**9
     )
 
@@ -117,13 +116,9 @@ def _draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Lab
     u = output(z, network.skip)
     gap = deep.output_gap(z, network.skip) if tokens == 2 else None
     free = without_overlap(Q)
-    exact = is_exact(network)
+    exact = network.is_exact
     if exact:
-        runs = [
-            integrate(
-                network, u, omega, V, accuracy=ACCURACY, points=0, full=bool(free)
-            )
-        ]
+        runs = [two_layers.integrate(u, omega, V, network.skip, ACCURACY, bool(free))]
     else:
         # Labels of one call share the points of their posteriors and part of their error, so every scramble uses others.
         runs = deep.integrate(
@@ -169,7 +164,7 @@ def default_labels(network: Network, Q: Host, V: Host) -> int:
     The information of a layer of small overlap rests on few labels that say much of it, and takes most; that of layers nearly
     known is much the same for all labels. The first ``FEWEST_LABELS`` of the labels say which it is.
     """
-    if not is_exact(network):
+    if not network.is_exact:
         # total over all scrambles where the posterior is sampled
         return 2**12
     pilot = averages(network, Q, V, FEWEST_LABELS)

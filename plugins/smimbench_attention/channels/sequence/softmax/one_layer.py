@@ -6,11 +6,14 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 
 from smimbench.backend import namespace
+from smimbench.derive import MixedChannel
 from smimbench.interfaces import Array, Host, Posterior, Uncertain
 from smimbench.numerics import gaussian_trapezoid
 from smimbench_attention.channels.batches import blocks, on_host, uncertain_like
+from smimbench_attention.channels.sequence.softmax.network import output_of_label
 
 
 def _sech_squared(xp: Any, t: Array) -> Array:
@@ -115,3 +118,28 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
     return uncertain_like(
         Q, value, np.abs(value - half) + 1e-14 * np.abs(value), "quadrature"
     )
+
+
+class MixedSequenceSoftmax(MixedChannel):
+    """Closed forms of one layer whose latents are mixed: all but the posterior is as for independent tokens."""
+
+    def posterior(
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: Generator | None = None,
+    ) -> Posterior:
+        """Two-point posterior; arguments as for the channel."""
+        u = self.apply(self.inverse, output_of_label(y))
+        return posterior(u, omega, V, second_moment)
+
+    def information(self, Q: Array, V: Array) -> Uncertain:
+        """That of independent tokens."""
+        return information(Q, V, len(self.mixing))
+
+    def susceptibility(self, Q: Array, V: Array) -> Uncertain:
+        """That of independent tokens."""
+        return susceptibility(Q, V, len(self.mixing))

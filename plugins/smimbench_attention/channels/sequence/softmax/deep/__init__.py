@@ -49,11 +49,12 @@ def integrate(
 ) -> list[LayerMoments]:
     """Posterior moments and partition function for any number of layers, and two or three tokens, from independent ``runs``.
 
-    The parameters are those of ``softmax.posterior.integrate``, for two or three tokens and ``V`` with L >= 2. Samples whose
-    error is below ``accuracy`` after an eighth of the points are left at that; ``points`` are counted over all scrambles and
-    rounded down to a power of 2. ``gap`` (n,) is ``u_1 - u_2`` of two tokens where it is known better than the difference of
-    their ``u``: deep attention without a skip connection makes tokens alike. The ``error`` is 1.5 times a standard error over
-    the scrambles, with the share of the heaviest point. It is computed on the host.
+    ``u`` (n, M) are outputs up to sign, ``omega`` (n, L, M) means, both in float64; ``V`` (L, L), L >= 2, is positive definite,
+    on the host. Samples whose error is below ``accuracy`` after an eighth of the points are left at that; ``points`` are counted
+    over all scrambles and rounded down to a power of 2. Another ``seed`` gives independent results. ``gap`` (n,) is
+    ``u_1 - u_2`` of two tokens where it is known better than the difference of their ``u``: deep attention without a skip
+    connection makes tokens alike. The ``error`` is 1.5 times a standard error over the scrambles, with the share of the heaviest
+    point. It is computed on the host.
 
     All runs sample the same Gaussians, with points of their own: given these, their errors are independent. ``full`` None leaves
     out second moments.

@@ -66,7 +66,9 @@ def integrate(
 ) -> LayerMoments:
     """Posterior moments and partition function of two layers and two tokens.
 
-    The parameters are those of ``softmax.posterior.integrate``; ``accuracy`` is the target of every sample.
+    ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, both in float64; ``V`` (2, 2) is positive definite, on the
+    host. ``accuracy`` is the target for the relative error of every sample. ``full`` asks for the whole second moment instead of
+    its traces over tokens.
     """
     v11 = float(V[0, 0])
     v12 = 0.5 * float(V[0, 1] + V[1, 0])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from smimbench.numerics.panels import NODES, values_by_panels
+from smimbench.numerics.chebyshev import NODES, values_by_panels
 
 
 class Counted:

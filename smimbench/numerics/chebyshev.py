@@ -1,8 +1,10 @@
-"""Evaluate a smooth function at many points, by Chebyshev interpolation on adaptively halved panels."""
+"""Chebyshev interpolation: smooth functions at many points, on adaptively halved panels, and fits to noisy estimates."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.polynomial import chebyshev
@@ -89,3 +91,38 @@ def values_by_panels(
     result = np.empty_like(interpolated)
     result[order] = interpolated
     return result
+
+
+class ChebyshevFit(NamedTuple):
+    """Chebyshev polynomials fitted to sampled estimates, one for each scramble, and the relative error of the fit.
+
+    ``coefficients`` (degree + 1, scrambles) are those in ``2 s - 1``; one column alone has no noise.
+    """
+
+    coefficients: Host
+    fit_error: float
+
+    def __call__(self, s: Host) -> tuple[Host, Host]:
+        """Value at ``s`` and its error, from the spread over scrambles and the error of the fit."""
+        values = chebyshev.chebval(2 * s - 1, self.coefficients)
+        mean = values.mean(axis=0)
+        noise = (
+            values.std(axis=0, ddof=1) / math.sqrt(len(values))
+            if len(values) > 1
+            else 0.0
+        )
+        return mean, np.hypot(noise, self.fit_error * mean)
+
+
+def lobatto_points(count: int) -> Host:
+    """Chebyshev-Lobatto points on [0, 1], both ends included."""
+    return np.asarray((1 - np.cos(math.pi * np.arange(count) / (count - 1))) / 2)
+
+
+def chebyshev_fit(
+    s: Host, values: Host, standard_error: Host, degree: int, fit_error: float
+) -> ChebyshevFit:
+    """Least-squares fit through estimates (points, scrambles) of standard error ``standard_error`` (points,)."""
+    basis = chebyshev.chebvander(2 * s - 1, degree)
+    fit = np.linalg.pinv(basis / standard_error[:, None], rcond=1e-14) / standard_error
+    return ChebyshevFit(fit @ values, fit_error)
