@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.interfaces.basics import Array, Cost
+from smimbench.interfaces.basics import Array, Capabilities, Cost
 from smimbench.interfaces.item import Item
-from smimbench.interfaces.problem import Data, Start
+from smimbench.interfaces.problem import Data, ProblemLike, Start
 
 
 class Plan(NamedTuple):
@@ -296,3 +296,29 @@ class Algorithm(Item):
         ``edges`` of bins, ``mass`` in each and that of ``zeros``. Without it: nothing but the errors is kept.
         """
         return {}
+
+
+def plan_of(algorithm: Any, data: Data) -> Plan:
+    """What an algorithm plans, for tables and estimates; nothing where its ``plan`` fails, as its runs then do."""
+    try:
+        plan = algorithm.plan(data)
+    except (Exception, SystemExit):
+        return Plan()
+    if not isinstance(plan, Plan):
+        return Plan()
+    numbers = (plan.steps, plan.batch, plan.students)
+    if all(number is None or isinstance(number, int) for number in numbers):
+        return plan
+    return Plan()
+
+
+def refusal(algorithm: Any, problem: ProblemLike) -> str | None:
+    """Reason why an algorithm cannot solve a problem (wrong model, or the algorithm's own reason), or None."""
+    models, model = (
+        getattr(algorithm, "capabilities", Capabilities()).models,
+        problem.model.name,
+    )
+    if "*" not in models and model not in models:
+        return f"algorithm {algorithm.name!r} works for {', '.join(models)}, not for {model!r}"
+    reason = algorithm.refuses(problem)
+    return str(reason) if reason else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -53,6 +54,15 @@ class Data:
     def dimension(self) -> int:
         """Dimension D, the size of a token."""
         return int(self.inputs.shape[-1])
+
+
+def sizes(
+    samples: int, tokens: int, dimension: int, sample_ratio: float = math.nan
+) -> Data:
+    """Placeholder data that have shapes but no numbers, for ``Algorithm.plan`` before anything is drawn."""
+    zero = np.float64(0)
+    inputs = np.broadcast_to(zero, (samples, tokens, dimension))
+    return Data(inputs, np.broadcast_to(zero, (samples,)), sample_ratio)
 
 
 class ProblemLike(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,15 +12,7 @@ import numpy as np
 
 from smimbench.backend.arrays import namespace
 from smimbench.files import attempt, documentation
-from smimbench.interfaces import (
-    Algorithm,
-    Array,
-    Capabilities,
-    Data,
-    Info,
-    Plan,
-    ProblemLike,
-)
+from smimbench.interfaces import Algorithm, Array, Capabilities, Data, Info, ProblemLike
 from smimbench.interfaces.checks import is_real, type_of_numbers
 from smimbench.interfaces.item import gives, takes
 
@@ -89,40 +80,6 @@ class Fitted(Algorithm):
     def estimate(self, state: FittedState) -> Array:
         """Return the estimate that ``fit`` returned."""
         return state.estimate
-
-
-def refusal(algorithm: Any, problem: ProblemLike) -> str | None:
-    """Reason why an algorithm cannot solve a problem (wrong model, or the algorithm's own reason), or None."""
-    models, model = (
-        getattr(algorithm, "capabilities", Capabilities()).models,
-        problem.model.name,
-    )
-    if "*" not in models and model not in models:
-        return f"algorithm {algorithm.name!r} works for {', '.join(models)}, not for {model!r}"
-    reason = algorithm.refuses(problem)
-    return str(reason) if reason else None
-
-
-def plan_of(algorithm: Any, data: Data) -> Plan:
-    """What an algorithm plans, for tables and estimates; nothing where its ``plan`` fails, as its runs then do."""
-    plan, error = attempt(algorithm.plan, data)
-    if error is not None or not isinstance(plan, Plan):
-        return Plan()
-    numbers = (plan.steps, plan.batch, plan.students)
-    return (
-        plan
-        if all(number is None or isinstance(number, int) for number in numbers)
-        else Plan()
-    )
-
-
-def sizes(
-    samples: int, tokens: int, dimension: int, sample_ratio: float = math.nan
-) -> Data:
-    """Placeholder data that have shapes but no numbers, for ``Algorithm.plan`` before anything is drawn."""
-    zero = np.float64(0)
-    inputs = np.broadcast_to(zero, (samples, tokens, dimension))
-    return Data(inputs, np.broadcast_to(zero, (samples,)), sample_ratio)
 
 
 def _like(data: Data, values: Any) -> Array:

@@ -17,8 +17,9 @@ from smimbench.interfaces import (
     Overlaps,
     ParameterError,
 )
+from smimbench.interfaces.algorithm import plan_of
+from smimbench.interfaces.problem import sizes
 from smimbench.problem.problem import Problem, ProblemError
-from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.metrics import (
     find_metric,
     metrics_of_accounts,

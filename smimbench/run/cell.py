@@ -27,9 +27,9 @@ from smimbench.files import (
     printable,
 )
 from smimbench.interfaces import Data, Start
+from smimbench.interfaces.algorithm import refusal
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem, seed_sequence
-from smimbench.registry.adapters import refusal
 from smimbench.registry.metrics import metrics_of_accounts
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import get_registry

@@ -14,8 +14,9 @@ from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
 from smimbench.files import attempt, canonical_json
+from smimbench.interfaces.algorithm import plan_of, refusal
+from smimbench.interfaces.problem import sizes
 from smimbench.problem.problem import Problem
-from smimbench.registry.adapters import plan_of, refusal, sizes
 from smimbench.run.cell import run_cell
 from smimbench.run.executor import Limits
 from smimbench.run.processes import in_processes

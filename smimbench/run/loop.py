@@ -36,7 +36,7 @@ from smimbench.backend.arrays import matching, namespace, read_together
 from smimbench.derive.stopping import OverlapRule
 from smimbench.files import attempt, error_line, printable
 from smimbench.interfaces import Info
-from smimbench.registry.adapters import sizes
+from smimbench.interfaces.problem import sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

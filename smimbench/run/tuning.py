@@ -21,8 +21,8 @@ from smimbench.files import (
     write_atomically,
 )
 from smimbench.interfaces import ParameterError
+from smimbench.interfaces.algorithm import refusal
 from smimbench.numerics.seeds import TUNING
-from smimbench.registry.adapters import refusal
 from smimbench.registry.registry import get_registry
 from smimbench.run.choice import log_error
 from smimbench.run.record import (
@@ -35,7 +35,7 @@ from smimbench.run.record import (
 )
 from smimbench.run.store import TRIALS, Store
 from smimbench.suite import SuiteError
-from smimbench.suite.algorithms import setting_words
+from smimbench.suite.algorithms import Setting, setting_words, with_setting
 from smimbench.suite.cells import (
     AlgorithmPlan,
     Cell,
@@ -47,7 +47,7 @@ from smimbench.suite.cells import (
     make_algorithm,
     with_versions,
 )
-from smimbench.suite.search_space import Setting, trials_of, with_setting
+from smimbench.suite.search_space import trials_of
 
 AS_WRITTEN = 0
 """Place of the setting as written among the trials of a search."""

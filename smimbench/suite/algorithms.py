@@ -1,4 +1,4 @@
-"""Algorithms of a suite: each entry of ``[[algorithms]]`` becomes one algorithm for every setting of its lists."""
+"""Algorithms of a suite: one for every setting of the lists of each ``[[algorithms]]``, and the space that it is tuned in."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import pydantic
+
 from smimbench.files import JsonObject, attempt, canonical_json
+from smimbench.interfaces import ParameterError
+from smimbench.interfaces.algorithm import plan_of
+from smimbench.interfaces.problem import sizes
 from smimbench.problem.assumed import assumed_problem
 from smimbench.problem.problem import ProblemError, explained
-from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.parameters import (
     build,
+    explain_validation,
     require_known,
     signature_of,
     takes_lists,
@@ -20,8 +25,22 @@ from smimbench.registry.parameters import (
 from smimbench.registry.registry import Entry, RegistryError, get_registry
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import AlgorithmPlan, ProblemPlan, make_algorithm
-from smimbench.suite.schema import ORACLE, AlgorithmTable, require_distinct
-from smimbench.suite.search_space import Key, Setting, product, tune_of, with_setting
+from smimbench.suite.schema import (
+    ORACLE,
+    AlgorithmTable,
+    Range,
+    TuneTable,
+    distinct,
+    require_distinct,
+)
+
+Key = tuple[str, ...]
+"""Where a parameter is written: its name, after that of the table that it is in (``("of", "learning_rate")``)."""
+
+Setting = dict[Key, Any]
+"""Values of parameters in place of those that are written."""
+
+LIST_OR_RANGE = "must be a list, or a range as { low = 0.01, high = 1.0, log = true }"
 
 
 def read_algorithms(
@@ -155,13 +174,7 @@ def _tune(
         return None
     try:
         with explained("algorithm"):
-            return tune_of(
-                table.tune,
-                axes,
-                entry.item,
-                parameters,
-                lambda algorithm: budget(algorithm, plan),
-            )
+            return tune_of(table.tune, axes, entry.item, parameters, plan)
     except ProblemError as error:
         place = f"{key}.tune.{error.key.partition('.')[2]}".rstrip(".")
         raise SuiteError(file, place, error.message) from None
@@ -229,6 +242,26 @@ def _axes(item: Any, parameters: JsonObject) -> Iterator[tuple[Key, list[Any]]]:
                 yield (name, *path), values
 
 
+def product(axes: Mapping[Key, Sequence[Any]]) -> Iterator[Setting]:
+    """All combinations of the values of these parameters."""
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values))
+
+
+def with_setting(parameters: JsonObject, setting: Setting) -> JsonObject:
+    """Parameters with those of a setting in place of what is written."""
+    changed = dict(parameters)
+    for (name, *inner), value in setting.items():
+        if not inner:
+            changed[name] = value
+            continue
+        table = changed.get(name) or {}
+        # An algorithm may be given by its name alone.
+        table = {"name": table} if isinstance(table, str) else table
+        changed[name] = with_setting(table, {tuple(inner): value})
+    return changed
+
+
 def setting_words(setting: Setting) -> str:
     """A setting in short: ``learning_rate 0.3, beta1 0.8``."""
     words = []
@@ -265,3 +298,72 @@ def by_hand(item: Any, parameters: JsonObject, plan: ProblemPlan) -> bool:
         ):
             return True
     return False
+
+
+# -- the space of a search ---------------------------------------------------------------------------------------
+
+
+def tune_of(
+    table: TuneTable,
+    axes: Mapping[Key, Any],
+    item: Any,
+    parameters: JsonObject,
+    plan: ProblemPlan,
+) -> JsonObject | None:
+    """``trials`` and ``space`` of a search, the space by names of parameters (``of.learning_rate``), as JSON.
+
+    Parameters that the algorithm itself has as lists, its ``axes``, are not tuned; None if nothing else is.
+
+    Raises
+    ------
+    ParameterError
+        If the algorithm cannot be made at an end of a range or at a value of a list, or would not be run for the same steps and
+        samples.
+    """
+    require_known(
+        table.model_extra or (), [*signature_of(item), *TuneTable.model_fields]
+    )
+    space = dict(_space(table.model_extra or {}))
+    if not space:
+        raise ParameterError(
+            "",
+            "must name a parameter to tune, such as learning_rate = { low = 0.01, high = 1.0, log = true }",
+        )
+    usual = budget(build(item, "algorithm", parameters), plan)
+    for path, values in space.items():
+        for value in (values.low, values.high) if isinstance(values, Range) else values:
+            changed = with_setting(parameters, {path: value})
+            if budget(build(item, "algorithm", changed), plan) != usual:
+                raise ParameterError(
+                    ".".join(path),
+                    "changes the steps or the samples of a run, which belong to the problem and are not tuned; remove it",
+                )
+    named = {
+        ".".join(path): values.model_dump() if isinstance(values, Range) else values
+        for path, values in space.items()
+        if path not in axes
+    }
+    return {"trials": table.trials, "space": named} if named else None
+
+
+def _space(table: JsonObject, *inside: str) -> Iterator[tuple[Key, list[Any] | Range]]:
+    """Values, or the ends of a range, by parameter; ``inside`` names the tables that this one is in."""
+    for name, value in table.items():
+        path = (*inside, name)
+        key = ".".join(path)
+        if isinstance(value, list):
+            try:
+                yield path, list(distinct(value))
+            except ValueError as error:
+                raise ParameterError(key, str(error)) from None
+        elif not isinstance(value, dict):
+            raise ParameterError(key, f"{LIST_OR_RANGE}, got {value!r}")
+        elif not value.keys() & Range.model_fields.keys():
+            yield from _space(value, *path)
+        else:
+            require_known(value, Range.model_fields, *path)
+            try:
+                yield path, Range.model_validate(value)
+            except pydantic.ValidationError as error:
+                inner, message = explain_validation(error)
+                raise ParameterError(f"{key}.{inner}".rstrip("."), message) from None

@@ -63,7 +63,7 @@ class AlgorithmPlan:
     spec : dict
         Name, version and all parameters, as in keys.
     tune : dict or None
-        ``trials`` and ``space`` of its search; see ``smimbench.suite.search_space.tune_of``.
+        ``trials`` and ``space`` of its search; see ``smimbench.suite.algorithms.tune_of``.
     origin : str
         Where the setting is from: ``default``, ``by hand``, ``as published`` or ``ORACLE``.
     start : str or None
@@ -489,7 +489,7 @@ def build_problem(spec: JsonObject) -> Problem:
 def build_algorithm(spec: JsonObject, problem: Problem | None) -> Any:
     """Build an algorithm from its name and parameters, for a problem's model or (None) for any model it supports.
 
-    One that works for other models only is made as well, and ``smimbench.registry.adapters.refusal`` says why it is of no use.
+    One that works for other models only is made as well, and ``smimbench.interfaces.algorithm.refusal`` says why it is of no use.
 
     Raises
     ------

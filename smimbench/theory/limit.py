@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.interfaces import AlgorithmPrediction, Overlaps, takes
+from smimbench.interfaces.algorithm import refusal
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.problem.assumed import Assuming
-from smimbench.registry.adapters import refusal
 from smimbench.theory.generalization import measured_error
 from smimbench.theory.questions import NO_THEORY
 from smimbench.theory.types import plain

@@ -14,7 +14,7 @@ from smimbench_attention.algorithms.sgd import Sgd
 from smimbench_attention.algorithms.spectral import Spectral
 
 from smimbench.interfaces import Channel, Conditions, ParameterError
-from smimbench.registry.adapters import sizes
+from smimbench.interfaces.problem import sizes
 from smimbench.theory.limit import own_theory
 from tests.helpers import attention, sequence
 

@@ -9,8 +9,8 @@ from smimbench.backend import machine
 from smimbench.backend import roofline as ceilings
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import fraction, measure, remembered
+from smimbench.interfaces.problem import sizes
 from smimbench.problem.problem import Problem
-from smimbench.registry.adapters import sizes
 from smimbench.registry.registry import get_registry
 from smimbench.report.statistics import efficiency as _efficiency
 from smimbench.report.tables import runtime_tables

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from smimbench.interfaces import Algorithm, Data, Plan
+from smimbench.interfaces.problem import sizes
 from smimbench.problem.problem import Problem
-from smimbench.registry.adapters import algorithm_class, sizes
+from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry, set_registry
 from smimbench.suite.cells import build_algorithm

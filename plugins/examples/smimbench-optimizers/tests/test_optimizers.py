@@ -13,8 +13,8 @@ from smimbench_attention.algorithms.gradient.loss import loss_gradient
 
 from smimbench import ParameterError, Problem
 from smimbench.backend import get_backend, to_host
+from smimbench.interfaces.problem import sizes
 from smimbench.registry import Registry, build, parameters_of
-from smimbench.registry.adapters import sizes
 from smimbench.run.loop import run_algorithm
 from smimbench.suite.reader import load_suite
 from smimbench.suite.schema import RunOptions
