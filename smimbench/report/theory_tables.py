@@ -22,7 +22,7 @@ from smimbench.report.theory_document import (
     PublishedValue,
 )
 from smimbench.theory.types import Bifurcation, TheoryPoint, Threshold, Thresholds
-from smimbench.theory.verification import LARGEST_Z, MOST, SECONDS, Check
+from smimbench.theory.verification import LARGEST_DRAWS, LARGEST_Z, SECONDS, Check
 
 ALPHA = Column("alpha", "{:.5g}".format, fields="alpha")
 
@@ -318,7 +318,10 @@ def _resolution(checks: Sequence[Check]) -> str:
         )
     stopped = [f"{check.alpha:.5g}" for check in checks if check.stopped]
     if stopped:
-        places, limit = dict.fromkeys(stopped), f"{SECONDS:g} s or {MOST:,} draws"
+        places, limit = (
+            dict.fromkeys(stopped),
+            f"{SECONDS:g} s or {LARGEST_DRAWS:,} draws",
+        )
         sentences.append(
             f"At alpha = {', '.join(places)} the draws ended at {limit}, before they reached --resolve"
         )

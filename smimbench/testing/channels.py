@@ -29,7 +29,7 @@ from smimbench.testing.core import (
     expect_array,
     published,
 )
-from smimbench.theory.consistency import require_likelihood
+from smimbench.theory.item_tests import require_likelihood
 
 OVERLAP, ERROR = 0.8, 0.4
 """Overlap and error of a component; any such numbers do."""

@@ -50,7 +50,7 @@ from smimbench.theory.types import NOTHING, TheoryPoint
 RESOLVE, SECONDS = 0.02, 10.0
 """Relative deviation of the error that every point should exclude, and the time that its draws may take. Half the deviation takes
 four times the draws."""
-FEWEST, MOST = 5_000, 1_000_000
+FEWEST, LARGEST_DRAWS = 5_000, 1_000_000
 """Draws from which the spread is learned, and that are made at most. Doubled: it is known 1.4 times better; twice the memory."""
 CHUNK, SHARING = 5_000, 1_000
 """Draws that are held at once, and that share the points of a sampled posterior, with an error of 1 to 2% of their mean. Doubled:
@@ -88,7 +88,7 @@ class Check:
     draws : int
         How many were made at this point.
     stopped : bool
-        Whether they were ended by the clock, or by ``MOST``, before the point excluded what it should.
+        Whether they were ended by the clock, or by ``LARGEST_DRAWS``, before the point excluded what it should.
     alpha, branch : float or None, str
         Of the point; for an algorithm with wrong assumptions the branch is its label.
     """
@@ -142,16 +142,18 @@ class Check:
         """How many times as many draws it takes until such a relative deviation would be found; 1 where they are enough."""
         if not self.decided:
             return 1.5 * FEWEST_EFFECTIVE / max(self.effective, 1.0)
-        wanted = resolve * abs(self.printed) / DETECTED
+        largest_error = resolve * abs(self.printed) / DETECTED
         # Draws cannot make the printed number's own error smaller: beyond half of it they are of no use.
-        wanted = max(math.sqrt(max(wanted**2 - self.error**2, 0.0)), self.error / 2)
+        largest_error = max(
+            math.sqrt(max(largest_error**2 - self.error**2, 0.0)), self.error / 2
+        )
         holds = (
             self.bound and self.printed - self.drawn > DETECTED * self.standard_error
         )
         return (
             1.0
-            if holds or self.standard_error <= wanted
-            else (self.standard_error / wanted) ** 2
+            if holds or self.standard_error <= largest_error
+            else (self.standard_error / largest_error) ** 2
         )
 
     def document(self) -> JsonObject:
@@ -172,11 +174,11 @@ def compare(
     error: float,
     samples: Host,
     stated: float = 0.0,
-    **more: Any,
+    **options: Any,
 ) -> Check:
     """Compare a printed number with the mean of independent samples (n,), whose own error is ``stated``."""
     spread = math.hypot(samples.std(ddof=1) / math.sqrt(len(samples)), stated)
-    more = {"effective": effective_sample_size(samples)} | more
+    options = {"effective": effective_sample_size(samples)} | options
     return Check(
         quantity,
         component,
@@ -184,7 +186,7 @@ def compare(
         float(error),
         float(samples.mean()),
         spread,
-        **more,
+        **options,
     )
 
 
@@ -228,22 +230,27 @@ def verify_point(
     begin, draws, by_draws = clock(), FEWEST, PointByDraws(problem, point, on_draws)
     while True:
         start = clock()
-        found = by_draws.checks(draws)
+        checks = by_draws.checks(draws)
         goals = [
-            one for one in found  # where hardly any draw carries a mean, no number of them decides
-            if (one.quantity in GOALS if one.decided else one.effective * MOST > FEWEST_EFFECTIVE * draws)
+            check for check in checks  # where hardly any draw carries a mean, no number of them decides
+            if (check.quantity in GOALS if check.decided else check.effective * LARGEST_DRAWS > FEWEST_EFFECTIVE * draws)
         ]  # fmt: skip
-        wanted = draws * max((one.missing(resolve) for one in goals), default=1.0)
+        needed_draws = draws * max(
+            (check.missing(resolve) for check in goals), default=1.0
+        )
         now = clock()
-        left = (
+        possible_draws = (
             draws * (seconds - (now - begin)) / (now - start)
             if now > start
             else math.inf
         )
-        most = min(left, MOST)
-        if wanted <= draws or most < 1.2 * draws:
-            return [replace(one, draws=draws, stopped=wanted > draws) for one in found]
-        draws = int(min(max(1.1 * wanted, 1.2 * draws), most))
+        largest_draws = min(possible_draws, LARGEST_DRAWS)
+        if needed_draws <= draws or largest_draws < 1.2 * draws:
+            return [
+                replace(check, draws=draws, stopped=needed_draws > draws)
+                for check in checks
+            ]
+        draws = int(min(max(1.1 * needed_draws, 1.2 * draws), largest_draws))
 
 
 class PointByDraws:
@@ -288,12 +295,12 @@ class PointByDraws:
         self.draws = draws
         if not self.mse.any():
             return [*self._perfect(), *self._predictions()]
-        found: list[Check] = []
+        checks: list[Check] = []
         if self.learned:
-            found += [*self._fixed_point(), *self._signal()]
+            checks += [*self._fixed_point(), *self._signal()]
         if self.point.branch != "informed":
-            found += self._unlearned()
-        return [*found, *self._predictions()]
+            checks += self._unlearned()
+        return [*checks, *self._predictions()]
 
     # -- draws of the channel -----------------------------------------------------------------------------------------
 
@@ -312,11 +319,11 @@ class PointByDraws:
             )
             omega, shift = root_Q @ normal[0], root_V @ normal[1]
             y = channel.forward(omega + shift, rng=self._rng("labels", chunk))
-            own = channel if resampled is None else resampled(chunk)
+            sampler = channel if resampled is None else resampled(chunk)
             yield (
                 omega,
                 shift,
-                own.posterior(
+                sampler.posterior(
                     y, omega, V, rng=self._rng("posterior", chunk), **options
                 ),
             )
@@ -325,26 +332,28 @@ class PointByDraws:
     def draw(self, Q: Host, V: Host) -> tuple[Host, Host, float]:
         """Products ``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` (n, P, P) of every draw; stated error of the first."""
         inverse = np.linalg.inv(V)
-        own, cross, stated = [], [], 0.0
-        for omega, shift, found in self._posteriors(Q, V):
-            g, h = inverse @ (np.asarray(found.mean) - omega), inverse @ shift
-            own.append(g @ np.swapaxes(g, 1, 2))
-            cross.append(symmetric(g @ np.swapaxes(h, 1, 2)))
-            stated = max(stated, float(found.error))
+        by_posterior, by_teacher, stated = [], [], 0.0
+        for omega, shift, posterior in self._posteriors(Q, V):
+            g, h = inverse @ (np.asarray(posterior.mean) - omega), inverse @ shift
+            by_posterior.append(g @ np.swapaxes(g, 1, 2))
+            by_teacher.append(symmetric(g @ np.swapaxes(h, 1, 2)))
+            stated = max(stated, float(posterior.error))
         # An error of the posterior mean adds its square to the mean square.
         return (
-            np.concatenate(own),
-            np.concatenate(cross),
+            np.concatenate(by_posterior),
+            np.concatenate(by_teacher),
             self.problem.model.sites * stated**2,
         )
 
     @cached_property
     def _entries(self) -> tuple[Host, Host]:
         """Rows and columns of Qhat that are compared: off the diagonal only where labels see signs, for others are noise."""
-        kept, diagonal = np.array(self.learned), np.diagonal(self.qhat)
+        learned, diagonal = np.array(self.learned), np.diagonal(self.qhat)
         mixed = np.abs(self.qhat - np.diag(diagonal)).max() > 1e-6 * diagonal.max()
         rows, columns = (
-            kept[np.array(np.triu_indices(len(kept)))] if mixed else (kept, kept)
+            learned[np.array(np.triu_indices(len(learned)))]
+            if mixed
+            else (learned, learned)
         )
         return rows, columns
 
@@ -359,29 +368,35 @@ class PointByDraws:
             qhat[rows, columns] = qhat[columns, rows] = self.qhat[rows, columns] + step
             Q, V = overlap_at(self.problem, qhat)
             if offers_rough(self.problem):
-                found = channel.information(
+                information = channel.information(
                     Q, V, labels=channel.sampling.rough_labels(Q, V)
                 )
             else:
-                found = channel_information(channel, self.problem.model, Q, V)
+                information = channel_information(channel, self.problem.model, Q, V)
             return np.concatenate(
-                [np.asarray(found.value)[rows, columns], np.diagonal(V)[self.learned]]
+                [
+                    np.asarray(information.value)[rows, columns],
+                    np.diagonal(V)[self.learned],
+                ]
             )
 
         slopes = _derivative(
             moved, STEP * np.sqrt(self.qhat[rows, rows] * self.qhat[columns, columns])
         )
-        own: Host = np.eye(len(rows)) - self.scale * slopes[: len(rows)]
-        return slopes[len(rows) :] @ np.linalg.pinv(own)
+        feedback: Host = np.eye(len(rows)) - self.scale * slopes[: len(rows)]
+        return slopes[len(rows) :] @ np.linalg.pinv(feedback)
 
     def _fixed_point(self) -> list[Check]:
         """Compare Qhat with two means over draws, by the posterior alone and by the teacher, and the error with a Newton step."""
-        (own, cross, bias), (rows, columns) = self.draw(self.Q, self.V), self._entries
+        (by_posterior, by_teacher, bias), (rows, columns) = (
+            self.draw(self.Q, self.V),
+            self._entries,
+        )
         relative = self.point.alpha_error / self.alpha
-        found = []
+        checks = []
         for source, samples, stated in (
-            ("posterior", own, bias),
-            ("teacher", cross, 0.0),
+            ("posterior", by_posterior, bias),
+            ("teacher", by_teacher, 0.0),
         ):
             for a, b in zip(rows.tolist(), columns.tolist()):
                 entry, component = ("", a) if a == b else (f" {a + 1}{b + 1}", None)
@@ -393,7 +408,7 @@ class PointByDraws:
                 )
                 carried = min(effective_sample_size(samples[:, c, c]) for c in (a, b))
                 name, drawn = f"Qhat{entry} ({source})", self.scale * samples[:, a, b]
-                found.append(
+                checks.append(
                     compare(
                         name,
                         component,
@@ -405,13 +420,13 @@ class PointByDraws:
                     )
                 )
         if not all(
-            one.decided for one in found[: len(rows)]
+            check.decided for check in checks[: len(rows)]
         ):  # a step from means that are not known leads nowhere
-            return found
+            return checks
         moves = (
-            self.scale * own[:, rows, columns] - self.qhat[rows, columns]
+            self.scale * by_posterior[:, rows, columns] - self.qhat[rows, columns]
         ) @ self._response.T
-        return found + [
+        return checks + [
             compare(
                 "MSE",
                 a,
@@ -425,34 +440,35 @@ class PointByDraws:
 
     def _unlearned(self) -> list[Check]:
         """Check whether components at their lowest overlap stay there at this sample ratio."""
-        rest = [a for a in range(len(self.V)) if a not in self.learned]
+        unlearned = [a for a in range(len(self.V)) if a not in self.learned]
         if (
-            not rest
+            not unlearned
             or np.abs(
-                self.Q[np.ix_(rest, rest)] - self.bottom[np.ix_(rest, rest)]
+                self.Q[np.ix_(unlearned, unlearned)]
+                - self.bottom[np.ix_(unlearned, unlearned)]
             ).max()
             > NOTHING
         ):
             return []
         ratios = ComponentRatios(self.problem)
-        held = [a for a in rest if ratios.critical[a] > 0]
-        found = []
+        held = [a for a in unlearned if ratios.critical[a] > 0]
+        checks = []
         if held:
-            own, _, bias = self.draw(self.Q, self.V)
+            by_posterior, _, bias = self.draw(self.Q, self.V)
             for a in held:
                 scale = self.scale / ratios.critical[a]
-                found.append(
+                checks.append(
                     compare(
                         "unlearned",
                         a,
                         1,
                         0,
-                        scale * own[:, a, a],
+                        scale * by_posterior[:, a, a],
                         scale * bias / self.V[a, a],
                         bound=True,
                     )
                 )
-        waiting = [a for a in rest if ratios.critical[a] == 0]
+        waiting = [a for a in unlearned if ratios.critical[a] == 0]
         if waiting and self.problem.channel.symmetry in (
             "signs",
             "signed-permutations",
@@ -479,7 +495,7 @@ class PointByDraws:
                     self.point.alpha_error[a] / self.alpha,
                     np.concatenate(rates),
                 )
-                found.append(
+                checks.append(
                     compare(
                         "unlearned",
                         a,
@@ -490,35 +506,35 @@ class PointByDraws:
                         effective=math.inf,
                     )
                 )
-        return found
+        return checks
 
     def _perfect(self) -> list[Check]:
         """Check whether a small error shrinks: ``kappa alpha I`` against the Qhat of that error."""
         # What is unknown has the covariance of the prior: components may share a mean, but no error.
         V = SMALL * (self.second - self.bottom)
         Q = self.second - V
-        own, _, bias = self.draw(Q, V)
+        by_posterior, _, bias = self.draw(Q, V)
         inverse = (
             self.scale
             * np.linalg.inv(inverse_map(self.problem, Q, V, np.arange(len(V))))
             / len(V)
         )
         stated = bias * float(np.trace(inverse @ np.linalg.inv(V)))
-        found = compare(
+        check = compare(
             "perfect recovery",
             None,
             1,
             0,
-            np.einsum("npq,qp->n", own, inverse),
+            np.einsum("npq,qp->n", by_posterior, inverse),
             stated,
             bound=True,
         )
         # Written as a rate at which the error grows, so that the bound is an upper one like others.
         return [
             replace(
-                found,
-                drawn=1 / found.drawn,
-                standard_error=found.standard_error / found.drawn**2,
+                check,
+                drawn=1 / check.drawn,
+                standard_error=check.standard_error / check.drawn**2,
             )
         ]
 
@@ -549,7 +565,7 @@ class PointByDraws:
                 else np.diagonal(model.inner(gap, gap))[:, None]
             )
 
-        more: dict[str, float] = {}
+        options: dict[str, float] = {}
         bias = np.zeros(P)
         if self.problem.features is not None:  # weighted, and of its own size
             D = len(self.problem.features)
@@ -565,14 +581,14 @@ class PointByDraws:
                 )
                 for factor in (1, 2)
             )
-            samples, bias, more = (
+            samples, bias, options = (
                 2 * large - small,
                 np.abs((large - small).mean(1)),
                 {"effective": math.inf},
             )
         slack = overlap_error_at(self.problem, self.qhat) * self.mse
         return [
-            compare("signal", a, self.mse[a], slack[a], samples[a], bias[a], **more)
+            compare("signal", a, self.mse[a], slack[a], samples[a], bias[a], **options)
             for a in self.learned
         ]
 
@@ -585,7 +601,7 @@ class PointByDraws:
         root_Q, root_V = symmetric_root(self.Q), symmetric_root(self.V)
         normal = self._rng("prediction").standard_normal((3, self.draws, P, C))
         omega = root_Q @ normal[0] + FAINT * normal[0]
-        truth, other, plugin = (
+        truth, draw, plugin = (
             [
                 np.asarray(y, dtype=float).reshape(self.draws, -1)
                 for y in predict_twice(self.problem.channel, z)
@@ -594,8 +610,8 @@ class PointByDraws:
         )
         constant = [y.mean(0) for y in truth]
         bayes, plug_in, blind = (
-            ((truth[0] - one[0]) * (truth[1] - one[1])).sum(1)
-            for one in (other, plugin, constant)
+            ((truth[0] - labels[0]) * (truth[1] - labels[1])).sum(1)
+            for labels in (draw, plugin, constant)
         )
         losses = {
             "bayes": bayes / 2,

@@ -5,7 +5,7 @@ import pytest
 from smimbench.registry.registry import BUILT_IN, get_registry
 from smimbench.testing import all_checks, contexts, parametrize_with_checks
 from smimbench.testing.context import instantiate, kind_of
-from smimbench.theory import consistency
+from smimbench.theory import item_tests
 
 
 def made(kind, name, model=None, **parameters):
@@ -73,7 +73,7 @@ ITEMS = [
 @pytest.fixture(autouse=True)
 def _hurried(monkeypatch):
     """The draws of a fifth of the time: channels have tests of their own with more of them."""
-    monkeypatch.setattr(consistency._ChannelTest, "seconds", 0.1)
+    monkeypatch.setattr(item_tests.ChannelTest, "seconds", 0.1)
 
 
 @parametrize_with_checks(ITEMS)

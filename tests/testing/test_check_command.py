@@ -17,7 +17,7 @@ from smimbench.testing import (
     check,
     core,
 )
-from smimbench.theory import consistency
+from smimbench.theory import item_tests
 from tests.helpers import CHANNEL, ROOT, call, command, environment
 
 MOMENT = "m[:, :, :, None, None] * m[:, None, None, :, :]"
@@ -169,7 +169,7 @@ def test_json_and_parameters(capsys, drop_in):
 
 
 def test_outcomes_repeat(capsys, monkeypatch):
-    monkeypatch.setattr(consistency._ChannelTest, "seconds", 0.1)
+    monkeypatch.setattr(item_tests.ChannelTest, "seconds", 0.1)
     found = [
         call(capsys, "check", "linear", "--seed", "3", "--only", "nishimori", "--json")
         for _ in range(2)

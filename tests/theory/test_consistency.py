@@ -23,7 +23,7 @@ from smimbench.problem.problem import ProblemError
 from smimbench.registry.registry import Entry, get_registry, using
 from smimbench.run import theory_solver
 from smimbench.run.theory_solver import TheorySolver
-from smimbench.theory import consistency
+from smimbench.theory import item_tests
 from smimbench.theory.consistency import require_consistent
 from tests.helpers import ROOT, SUITE, write_suite
 
@@ -311,14 +311,14 @@ def test_what_contradicts_itself_gives_no_curve(problem, alphas, said, monkeypat
     monkeypatch.setattr(
         theory_solver, "time", types.SimpleNamespace(perf_counter=lambda: 0.0)
     )
-    monkeypatch.setattr(consistency._ChannelTest, "most", 1 << 14)
+    monkeypatch.setattr(item_tests.ChannelTest, "largest", 1 << 14)
     with pytest.raises(ProblemError, match=said):
         TheorySolver().points(problem, alphas)
 
 
 def test_thresholds_need_a_second_moment_where_no_sign_is_seen(monkeypatch):
     monkeypatch.setattr(
-        consistency._ChannelTest, "most", 1 << 10
+        item_tests.ChannelTest, "largest", 1 << 10
     )  # the posterior is right: few draws do
     change = channel_with(
         SequenceSoftmax, lambda f, y, omega, V: f._replace(second_moment=None)
@@ -375,7 +375,7 @@ def test_priors_with_values_of_their_own_pass(monkeypatch, name):
 
 def test_what_ships_is_not_asked(monkeypatch):
     """Its tests are the checks; a user does not wait for them."""
-    for test in (consistency._ChannelTest, consistency._PriorTest):
+    for test in (item_tests.ChannelTest, item_tests.PriorTest):
         monkeypatch.setattr(test, "check", lambda *arguments: pytest.fail("asked"))
     TheorySolver().points(Problem(LOW, "linear", "gaussian"), [0.7])
 
