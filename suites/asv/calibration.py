@@ -85,15 +85,22 @@ def verify_information(problem, Q, V, draws):
     Components without overlap are left out: their information is 0 for every draw, or nearly so.
     """
     from smimbench.theory.information import information_at
+    from smimbench.theory.types import TheoryPoint
     from smimbench.theory.verification import PointByDraws, compare
 
-    place = {
-        "alpha": 1.0,
-        "overlap": Q,
-        "mse": np.diagonal(V),
-        "branch": str(np.diagonal(Q).tolist()),
-    }
-    point = PointByDraws(problem, place)
+    overlaps = np.diagonal(Q)
+    mse = np.diagonal(V)
+    unknown = np.full_like(mse, np.nan)
+    reported = TheoryPoint(
+        alpha=1.0,
+        mse=mse,
+        mse_error=unknown,
+        alpha_error=unknown,
+        overlap=Q,
+        branch=str(overlaps.tolist()),
+        method="none",
+    )
+    point = PointByDraws(problem, reported)
     point.draws = draws
     value, error, _ = information_at(problem, Q, V)
     own, cross, stated = point.draw(Q, V)
