@@ -334,7 +334,7 @@ def theory(
 
 @contextlib.contextmanager
 def _bar(is_shown: bool) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Function that shows a task, how much of it is finished and of how much: a bar in a terminal or a notebook."""
+    """Function that shows progress (task, done, total): a bar in a terminal or a notebook."""
     from rich.console import Console
     from rich.progress import Progress
 

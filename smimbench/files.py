@@ -269,7 +269,7 @@ def write_atomically(
 
 
 def check_writable(path: Path) -> None:
-    """Try whether a file can be written there, before the work that fills it; what is there already stays as it is.
+    """Check that a file can be written, before the work that fills it; an existing file stays as it is.
 
     Raises
     ------

@@ -43,7 +43,7 @@ class Interrupted(click.Abort):
 
 
 class RunCallbacks(NamedTuple):
-    """What a campaign calls with every record, several times a second with its running cells, and when it has to wait."""
+    """Callbacks of a campaign: on every record, several times a second with the running cells, and when it has to wait."""
 
     on_record: Callable[[Record], None]
     on_progress: Callable[[list[Underway]], None]
@@ -142,7 +142,7 @@ class _Bars:
 
 
 def _display(delay: float | None) -> _Bars | _Lines:
-    """Bars on a terminal, otherwise lines after so many seconds; None shows nothing."""
+    """Display of progress: bars on a terminal, otherwise a line every so many seconds; None shows nothing."""
     console = make_console(error=True)
     if console.is_terminal and delay is not None:
         return _Bars(console)

@@ -177,7 +177,7 @@ LINES = 20
 
 
 def _print_outcome(table: ResultsTable, request: Request, folder: Path) -> None:
-    """Print what a run says: verdicts, its other algorithms, remarks and where the rest is, on one screen."""
+    """Print the outcome of a run on one screen: verdicts, other algorithms, remarks, and commands for more."""
     from smimbench.report.tables import status_line
 
     console = make_console()

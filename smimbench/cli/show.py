@@ -239,7 +239,7 @@ def _print_theory(
 
 
 def _print_theory_csv(theory: Theory, request: Request) -> None:
-    """Print points of theory as CSV; what it leaves out is a remark."""
+    """Print points of theory as CSV, with a remark on what is left out."""
     from smimbench.report.text_files import csv_text
 
     for problem in theory.problems:

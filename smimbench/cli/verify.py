@@ -98,7 +98,7 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
 
 
 class _Effort(NamedTuple):
-    """What is computed again: a number of cells, chosen with a seed, and theory."""
+    """How much to recompute: a number of cells, chosen with a seed, and theory."""
 
     cells: int
     seed: int

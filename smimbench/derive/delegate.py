@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Delegate:
-    """Base class of what stands in for an item; ``_original`` names the attribute that holds the original."""
+    """Base class of wrappers around an item; ``_original`` names the attribute that holds the wrapped item."""
 
     _original: str
 

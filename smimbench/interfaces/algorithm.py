@@ -299,7 +299,7 @@ class Algorithm(Item):
 
 
 def plan_of(algorithm: Any, data: Data) -> Plan:
-    """What an algorithm plans, for tables and estimates; nothing where its ``plan`` fails, as its runs then do."""
+    """Plan of an algorithm, for tables and cost estimates; an empty plan where its ``plan`` fails, as its runs then do."""
     try:
         plan = algorithm.plan(data)
     except (Exception, SystemExit):

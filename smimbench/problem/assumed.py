@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
-    """The problem with another channel or prior, as ``assumed`` of a suite says; the same object where nothing differs.
+    """The problem with the channel or prior that ``assumed`` of a suite names; the same object where nothing differs.
 
     Parameters
     ----------
@@ -112,6 +112,6 @@ class Assuming:
         return reason
 
     def retry(self, problem: Problem, outcome: str) -> Assuming | None:
-        """What the algorithm offers for one more attempt, with the same assumption."""
+        """The algorithm for one more attempt, with the same assumption."""
         version = self._algorithm.retry(self.assumed(problem), outcome)
         return None if version is None else Assuming(version, self._tables)

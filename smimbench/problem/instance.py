@@ -117,7 +117,7 @@ class Instance:
 
     @functools.cached_property
     def remarks(self) -> list[str]:
-        """What the user should know of the inputs: that their mean is not 0, or their variance not 1."""
+        """Remarks on inputs whose mean is not 0 or whose variance is not 1."""
         size = math.prod(self.inputs.shape[1:])
         tokens = np.asarray(
             to_host(self.inputs[: max(1, HOST_BLOCK // size)]), dtype=float

@@ -188,7 +188,7 @@ class Registry:
                 self._load(plugin, point.load)
 
     def _readable_entry_points(self) -> list[importlib.metadata.EntryPoint]:
-        """Entry points of all packages whose list of them can be read; each of the others becomes a failed plugin."""
+        """Entry points of all packages whose metadata can be read; each of the others becomes a failed plugin."""
         points: list[importlib.metadata.EntryPoint] = []
         for package in importlib.metadata.distributions():
             listed, error = attempt(getattr, package, "entry_points")
@@ -466,7 +466,7 @@ def _no_exit() -> Iterator[None]:
 
 
 def _moved_module(error: BaseException) -> str | None:
-    """What to do about an import that was right before smimbench 0.2; None for any other error."""
+    """Advice on an import that was valid before smimbench 0.2; None for any other error."""
     module = error.name if isinstance(error, ModuleNotFoundError) else None
     for plural in PLURALS.values():
         if module == f"{GROUP}_{plural}":

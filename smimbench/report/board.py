@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def obstacle(row: Row, shared: JsonObject) -> str:
-    """Why a row cannot be run again by anybody; empty if it can.
+    """Reason why others cannot run a row again; empty if they can.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def submission(
 def verified(
     path: Path, rows: Sequence[Row], shared: JsonObject, suite: Suite
 ) -> Verification:
-    """Check that all rows can be run again by anybody, and that tuned settings are those of the searches in the file."""
+    """Check that others can run all rows again, and that tuned settings are those of the searches in the file."""
     verification = Verification()
     stored = {digest_of(search): search for search in shared.get("searches", [])}
     asked = (

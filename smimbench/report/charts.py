@@ -340,7 +340,7 @@ def _triangle(
 
 @dataclass
 class PageSeries:
-    """A series that answers to the pointer: places of its points in the SVG, and what is said of them."""
+    """A series with tooltips: positions of its points in the SVG, and their texts."""
 
     name: str
     algorithm: str

@@ -228,7 +228,7 @@ class Column(NamedTuple):
         )
 
     def key(self, row: Any) -> Any:
-        """What a page sorts by; None for nothing."""
+        """Sort key of a cell on the page; None for a blank one."""
         names = self.sorts or self.fields
         return _field(row, names.split()[0]) if names else None
 

@@ -183,7 +183,7 @@ def _items(row: Row) -> JsonObject:
 
 
 def _measured(row: Row) -> tuple[Any, ...]:
-    """What a row measures, apart from labels: problem and algorithm without versions and code, and grid point."""
+    """Key of a row without labels: problem and algorithm without versions and code, and grid point."""
     at, oracle = row.place, row.place.settings == ORACLE
     items = canonical_json(without("source", _items(row)))
     return (
@@ -222,7 +222,7 @@ def _sources(item: Any) -> list[Any]:
 
 
 def _judge_change(baseline: Row, candidate: Row) -> Judgment:
-    """The change of a mean, and what it amounts to."""
+    """Change of a mean, and its verdict."""
     judgment = _judge_means(baseline, candidate)
     fails_more = _failed_share(candidate) > _failed_share(baseline)
     has_means = None not in (baseline.estimate.mean, candidate.estimate.mean)
@@ -232,7 +232,7 @@ def _judge_change(baseline: Row, candidate: Row) -> Judgment:
 
 
 def _judge_means(baseline: Row, candidate: Row) -> Judgment:
-    """The same, whatever share of the runs failed."""
+    """Judge the means alone, whatever share of the runs failed."""
     if baseline.estimate.mean is None:
         is_none = candidate.estimate.mean is None
         return Judgment("unchanged" if is_none else "estimates now")

@@ -103,7 +103,7 @@ def chart_questions(
     used: Mapping[str, Iterable[float]],
     metrics: Sequence[str],
 ) -> Iterator[Question]:
-    """What ``metric_chart``, ``phase_chart`` and ``theory_lines`` need.
+    """Questions of theory that ``metric_chart``, ``phase_chart`` and ``theory_lines`` need answered.
 
     Parameters
     ----------
@@ -336,7 +336,7 @@ def _components(plan: ProblemPlan, metric: str) -> Sequence[int | None]:
 
 @dataclass(frozen=True)
 class _MetricPanel:
-    """What a panel shows: a metric of a problem, of one component (from 1) or of all together, with its rows."""
+    """Content of a panel: a metric of a problem, of one component (from 1) or of all together, with its rows."""
 
     suite: Suite
     plan: ProblemPlan

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def place(row: Row) -> tuple[Any, ...]:
-    """What a row is about, apart from metric and component: problem, algorithm, backend and grid point."""
+    """Place of a row: problem, algorithm, backend and grid point, without metric and component."""
     at = row.place
     return at.problem, at.algorithm, at.backend, at.nominal_alpha, at.dimension
 
 
 def of_largest_dimension(rows: Iterable[Row]) -> list[Row]:
-    """Of every algorithm at every sample ratio the rows of the largest dimension; extrapolation to infinity has the others."""
+    """Rows of the largest dimension of every algorithm at every sample ratio; the extrapolation uses all."""
 
     def point(row: Row) -> tuple[Any, ...]:
         at = row.place
@@ -45,14 +45,14 @@ def of_largest_dimension(rows: Iterable[Row]) -> list[Row]:
 
 
 def reason_of(record: Record, near: str | None = None) -> str:
-    """How a run ended, why, where in which file if it failed, and ``near`` which threshold if it did not converge."""
+    """How and why a run ended: with the line of code if it failed, and the threshold ``near`` which it did not converge."""
     where = f" ({record.where})" if record.where else ""
     there = f"; {near}" if near and record.status == Status.NOT_CONVERGED else ""
     return f"{record.status}: {record.reason}{where}{there}"
 
 
 def kind_of(reason: str) -> str:
-    """What repeated failure reasons have in common: the line of code that failed, else the text without numbers."""
+    """Key of repeated failure reasons: the line of code that failed, else the text without numbers."""
     failed = re.fullmatch(r"failed: .*( \([^()]*, line \d+\))", reason, re.DOTALL)
     return failed[1] if failed else re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", reason)
 

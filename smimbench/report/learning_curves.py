@@ -197,7 +197,7 @@ def _runs_by_place(
 
 
 def _range(runs: Sequence[Run]) -> tuple[float, float]:
-    """Where the first run begins, and where the last one ends."""
+    """Start of the first run and end of the last one."""
     return min(run.x[0] for run in runs), max(run.x[-1] for run in runs)
 
 
@@ -212,7 +212,7 @@ def _fresh_ratios(problem: Problem, dimension: int, samples: Any) -> list[float]
 
 
 def course_questions(results: Results) -> Iterator[Question]:
-    """What ``learning_charts`` and ``spectrum_chart`` need besides the answers of the tables."""
+    """Questions that ``learning_charts`` and ``spectrum_chart`` need answered besides those of the tables."""
     if any(used_fresh(record) for _, record in results.pairs):
         for metric in _drawn_metrics(results):
             for (label, _, dimension), runs in _runs_by_place(

@@ -60,7 +60,7 @@ class _Timing(Open):
 
 
 class _Record(Open):
-    """What names the file of a record; the reader of a folder checks all else."""
+    """Fields that name the file of a record; the reader of a folder checks the others."""
 
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
     timing: _Timing
@@ -254,7 +254,7 @@ def read_pack(path: Path) -> JsonObject:
 
 
 def _text_at(path: Path, count: int) -> bytes:
-    """The first bytes of a file, decompressed if its name says that it is; ValueError if it cannot be."""
+    """First ``count`` bytes of a file, decompressed if its name ends with .gz; ValueError if that fails."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return file.read(count)
@@ -264,7 +264,7 @@ def _text_at(path: Path, count: int) -> bytes:
 
 @contextlib.contextmanager
 def _refused(path: Path) -> Iterator[None]:
-    """What the content of a file is refused for, in one line."""
+    """Turn what is wrong with the content of a file into a SuiteError."""
     try:
         yield
     except SuiteError:

@@ -213,7 +213,7 @@ class Agreement:
     far_off: list[int] | None = None
 
     def document(self) -> JsonObject:
-        """As JSON has it."""
+        """JSON of this object."""
         document = asdict(self)
         if self.far_off is None:
             del document["far_off"]
@@ -342,7 +342,7 @@ def _predicted_numbers(row: Row) -> list[PredictedNumber]:
 
 
 def _at_end(row: Row, *theory: float | None) -> PredictedNumber:
-    """What the row is about, as a predicted number: coefficient, prediction and its error."""
+    """The value of the row's metric as a predicted number; ``theory``: coefficient, prediction and its error."""
     return PredictedNumber(
         row.metric, row.component, None, row.estimate.values, *theory
     )

@@ -106,7 +106,7 @@ class PublishedLine:
 
 
 def figure_list() -> list[JsonObject]:
-    """Every figure that ships: those with ``tables``, and those without, of which ``no_numbers`` says why."""
+    """Every shipped figure; those without published tables say why in ``no_numbers``."""
     figures = []
     for name, path in shipped_figures().items():
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -243,7 +243,7 @@ def line_questions(
     answers: Answers,
     alphas: Mapping[str, Iterable[float]],
 ) -> Iterator[Question]:
-    """What the lines of ``figure_chart`` need besides, drawn at these sample ratios by label of the problem."""
+    """Further questions of the lines of ``figure_chart``, drawn at these sample ratios by label of the problem."""
     for line in lines:
         if not line.is_curve:
             continue

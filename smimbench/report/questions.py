@@ -40,7 +40,7 @@ def table_questions(results: Results) -> Iterator[Question]:
 
 
 def point_questions(points: Iterable[Point]) -> Iterator[Question]:
-    """What rows of estimates from elsewhere need."""
+    """Questions that rows of external estimates need answered."""
     for point in points:
         problem = point.plan.problem
         ratio = sample_ratio(problem, point.alpha, point.dimension)
@@ -48,7 +48,7 @@ def point_questions(points: Iterable[Point]) -> Iterator[Question]:
 
 
 def figure_questions(results: Results) -> Iterator[Question]:
-    """What all figures of results need besides; each may depend on the answers to those before."""
+    """Further questions of all figures; each may depend on the answers to those before."""
     suite = results.suite
     used = drawn_ratios(suite, results.rows)
     yield from chart_questions(suite, results.answers, used, suite.run.metrics)

@@ -89,7 +89,7 @@ class ResultsTable:
         }
 
     def document(self) -> JsonObject:
-        """What ``show --json`` prints."""
+        """The document that ``show --json`` prints."""
         about = self.about()
         return {
             **{key: about.pop(key) for key in ("suite", "title", "description")},

@@ -27,7 +27,7 @@ Epsilon = Literal["0.05", "0.2", "0.5"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What was run: labels of problem and algorithm, and the grid point.
+    """Labels of problem and algorithm, and the grid point, of a run or row.
 
     Attributes
     ----------
@@ -164,7 +164,7 @@ class Nearness:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a run takes: means over runs, and the largest memory.
+    """Cost of a run: means over runs, and the largest memory.
 
     Attributes
     ----------
@@ -251,7 +251,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """How runs ended, and what they report besides.
+    """How the runs of a row ended, and the numbers that they report besides errors.
 
     Attributes
     ----------
@@ -333,58 +333,58 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class OfRow:
-    """What is shown in tables next to the labels, theory and estimate of a row."""
+    """Base class of table entries that show a row's labels, theory and estimate."""
 
     row: Row
 
     @property
     def place(self) -> Place:
-        """Of the row."""
+        """The same attribute of the row."""
         return self.row.place
 
     @property
     def metric(self) -> str:
-        """Of the row."""
+        """The same attribute of the row."""
         return self.row.metric
 
     @property
     def component(self) -> int | None:
-        """Of the row."""
+        """The same attribute of the row."""
         return self.row.component
 
     @property
     def estimate(self) -> Estimate:
-        """Of the row."""
+        """The same attribute of the row."""
         return self.row.estimate
 
     @property
     def prediction(self) -> Prediction:
-        """Of the row."""
+        """The same attribute of the row."""
         return self.row.prediction
 
     @property
     def optimum(self) -> OptimalValue:
-        """Of the row."""
+        """The same attribute of the row."""
         return self.row.optimum
 
     @property
     def theory(self) -> Comparison:
-        """Of the row."""
+        """The same attribute of the row."""
         return self.row.theory
 
     @property
     def runs(self) -> Runs:
-        """Of the row."""
+        """The same attribute of the row."""
         return self.row.runs
 
     @property
     def component_word(self) -> str:
-        """Of the row."""
+        """The same attribute of the row."""
         return self.row.component_word
 
     @property
     def dimension_letter(self) -> str:
-        """Of the row."""
+        """The same attribute of the row."""
         return self.row.dimension_letter
 
 

@@ -254,7 +254,7 @@ def prediction_question(
 
 
 def _is_complete(start: Overlaps, components: int) -> bool:
-    """Whether overlap matrices are those of so many components, without a missing number."""
+    """Whether overlap matrices have this number of components and no missing number."""
     if {np.shape(matrix) for matrix in start} != {(components, components)}:
         return False
     return bool(np.isfinite(np.array(start, dtype=float)).all())
@@ -320,7 +320,7 @@ def _theory(cell: Cell, runs: PlaceRuns, answers: Answers) -> Theory:
 
 
 def _near(runs: PlaceRuns, answers: Answers) -> str | None:
-    """Name of the threshold near which runs did not converge; asked for only where one did not."""
+    """Name of the threshold near which runs did not converge; computed only where one did not."""
     problem, ratio, count = runs.problem, runs.place.alpha, runs.place.dimension
     if all(record.status != Status.NOT_CONVERGED for record in runs.records):
         return None

@@ -52,7 +52,7 @@ class Theory:
 
     @property
     def documents(self) -> list[JsonObject]:
-        """What ``smimbench theory --json`` prints: one for every problem, with ``points``, ``thresholds`` and their methods."""
+        """Documents of ``smimbench theory --json``, one for every problem, with ``points``, ``thresholds`` and their methods."""
         return [problem.document() for problem in self.problems]
 
     @cached_property

@@ -38,7 +38,7 @@ class _OtherVersion(Open):
 
 
 class _About(Open):
-    """What a table has besides its rows."""
+    """Contents of a table besides its rows."""
 
     suite: Text
     title: Text
@@ -207,7 +207,7 @@ def rerun_values(
 
 
 def verified_table(path: Path, written: ResultsTable, made: ResultsTable) -> list[str]:
-    """How a stored table differs from the one that the records give, in words."""
+    """Differences, in words, between a stored table and the one made from the records."""
 
     def names(row: Row) -> tuple[Any, ...]:
         return (*place(row), row.metric, row.component)

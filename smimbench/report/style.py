@@ -128,13 +128,13 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
 
 
 def _cycle(marks: Sequence[str], index: int) -> Sequence[str]:
-    """The same marks, from another one on."""
+    """The same marks in order, beginning with another one."""
     index %= len(marks)
     return [*marks[index:], *marks[:index]]
 
 
 def end_marker(look: Look) -> dict[str, Any]:
-    """The marker of an algorithm at the end of its curve: in gray, colors do not tell two of them apart."""
+    """The marker at the end of an algorithm's curve, which tells curves apart in grayscale."""
     return {"marker": look.marker, "markevery": [-1], "ms": 4.5}
 
 
@@ -270,7 +270,7 @@ ToSvg = Callable[[Any], Any]
 
 
 def svg_text(figure: Figure) -> tuple[str, ToSvg]:
-    """A figure as SVG without a background, cut to what is drawn, and the function from pixels to places in it."""
+    """A figure as SVG, transparent and cropped, and the function from pixels to positions in it."""
     buffer = io.StringIO()
     with plain_matplotlib():
         box = figure.get_tightbbox().padded(0.03)  # inches
@@ -281,7 +281,7 @@ def svg_text(figure: Figure) -> tuple[str, ToSvg]:
 
 
 def looks_of(suite: Suite, rows: Sequence[Row] = ()) -> dict[str, Look]:
-    """Styles of the algorithms of a suite, the same in all of its figures, and of labels that rows were told apart by."""
+    """Styles of the algorithms and distinguishing labels of a suite, the same in all of its figures."""
     names = {row.place.algorithm: row.identity.algorithm["name"] for row in rows}
     for algorithm in suite.algorithms:
         names[algorithm.label] = algorithm.spec["name"]

@@ -77,7 +77,7 @@ class PublishedValue:
 
 @dataclass(frozen=True)
 class AlgorithmTheory:
-    """What theory predicts for an algorithm at a sample ratio.
+    """Prediction for an algorithm at a sample ratio.
 
     Attributes
     ----------
@@ -184,7 +184,7 @@ class ProblemTheory:
 def theory_questions(
     suite: Suite, alphas: Sequence[float] | None = None, *, thresholds: bool = True
 ) -> Iterator[Question]:
-    """What ``theory_of_suite`` needs, at these sample ratios (default: those of the suite)."""
+    """Questions of ``theory_of_suite``, at these sample ratios (default: those of the suite)."""
     for plan in suite.chosen_plans:
         yield PointsQuestion(plan.problem, tuple(_ratios(plan, alphas)))
         if thresholds:
@@ -197,7 +197,7 @@ def theory_questions(
 def algorithm_questions(
     suite: Suite, alphas: Sequence[float] | None = None
 ) -> Iterator[Question]:
-    """What ``with_predictions`` needs, at these sample ratios (default: those of the suite)."""
+    """Questions of ``with_predictions``, at these sample ratios (default: those of the suite)."""
     problems = suite.problems
     for cell in _cells_asked_for(suite, alphas):
         problem = problems[cell.problem_label]
@@ -332,13 +332,13 @@ def with_predictions(
 def with_checks(
     theories: Sequence[ProblemTheory], checks: Sequence[Sequence[Check]]
 ) -> list[ProblemTheory]:
-    """Theories with checks by plain draws, of as many of them as were drawn."""
+    """Theories with their checks by plain draws, as far as these were drawn."""
     drawn = [replace(t, checks=of_problem) for t, of_problem in zip(theories, checks)]
     return [*drawn, *theories[len(drawn) :]]
 
 
 def _ratio_of(problem: Problem, cell: Cell) -> float:
-    """Sample ratio of a prediction: of all fresh samples, or as asked for."""
+    """Sample ratio of a prediction: of all fresh samples, or the requested one."""
     return planned_ratio(problem, cell) if draws_fresh(cell.algorithm) else cell.alpha
 
 

@@ -309,7 +309,7 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
 
 
 def _resolution(checks: Sequence[Check]) -> str:
-    """What the draws of a problem's points can and cannot show, in words."""
+    """Sentences on what the draws of a problem's points can and cannot detect."""
     sentences = []
     goals = [check.excludes or 0.0 for check in checks if check.quantity == "MSE"]
     if max(goals, default=0.0):

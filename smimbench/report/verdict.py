@@ -132,7 +132,7 @@ class Contender:
         return self.below_optimum, self.missing, self.error or default, where_zero
 
     def document(self) -> JsonObject:
-        """As JSON has it."""
+        """JSON of this object."""
         document = asdict(self)
         comparison = document.pop("compared")
         if comparison:
@@ -175,7 +175,7 @@ class Verdict:
     tied: list[str]
 
     def document(self) -> JsonObject:
-        """As JSON has it."""
+        """JSON of this object."""
         contenders = [contender.document() for contender in self.contenders]
         return {**asdict(replace(self, contenders=[])), "contenders": contenders}
 
@@ -301,7 +301,7 @@ def _compared(logs: LogRatios, reference: str, name: str) -> Compared | None:
 
 
 def _contender(label: str, rows: Rows, all_rows: Rows, alphas: int) -> Contender:
-    """What the rows at the largest dimension say of an algorithm; agreement with theory is that of all its rows.
+    """A contender, from an algorithm's rows at the largest dimension; its agreement with theory is that of all its rows.
 
     A sample ratio of ``alphas`` at which only others were run is no estimate, either.
     """

@@ -121,12 +121,12 @@ class Answers:
 
     @property
     def is_missing(self) -> bool:
-        """Whether an answer was asked for that is not stored."""
+        """Whether a requested answer was not stored."""
         return bool(self.missing)
 
     @property
     def missing_files(self) -> list[Path]:
-        """Files of answers that were asked for and are not there."""
+        """Files of requested answers that do not exist."""
         files = {self._file(key) for key in self.missing}
         return sorted(file for file in files if file is not None and not file.exists())
 
@@ -142,7 +142,7 @@ class Answers:
         return [cast(Branches, self._stored(problem, key)) for key in keys]
 
     def line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
-        """As ``points``, for a whole line of a figure."""
+        """Points along a whole line of a figure; see ``points``."""
         answer = self._stored(problem, key_of_line(problem, alphas))
         return cast(list[Branches], answer)
 
@@ -255,7 +255,7 @@ class Answers:
 
 
 def at_hand(read: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T | None:
-    """What a method of ``Answers`` gives; None where it is not stored, or where no theory is known."""
+    """Result of a method of ``Answers``; None where it is not stored, or where no theory is known."""
     with contextlib.suppress(NotStored, NoTheoryError):
         return read(*arguments, **options)
     return None

@@ -188,7 +188,7 @@ def lost_record(
 
 
 def _different(lines: list[str]) -> list[str]:
-    """Distinct lines, at most as many as anybody reads."""
+    """Distinct lines, at most 100."""
     found = list(dict.fromkeys(lines))
     return (
         found if len(found) <= 100 else [*found[:100], f"and {len(found) - 100} more"]

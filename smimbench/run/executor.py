@@ -440,7 +440,7 @@ class _Worker:
             unless(psutil.Error, one.kill)
 
     def end(self) -> None:
-        """End it and let go of it. The pipe of its answers belongs to the thread that reads it."""
+        """Kill the process and release its resources, but for the pipe of answers, which its reader thread closes."""
         self._kill()
         self.process.wait()
         for stream in (self.process.stdin, self._output):

@@ -558,7 +558,7 @@ def running(seconds: float) -> Iterator[None]:
 
 
 def read_beat(path: Path) -> tuple[float, int]:
-    """Seconds on the clock of a process (0 while it stands still) and its number of iterations."""
+    """Seconds on the clock of a process (0 while it is stopped) and its number of iterations."""
     origin, iterations = struct.unpack("dd", path.read_bytes())
     return time.monotonic() - origin if origin else 0.0, int(iterations)
 

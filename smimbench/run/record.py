@@ -123,7 +123,7 @@ class Identity(TypedDict):
 @_CLOSED
 @dataclass(frozen=True, slots=True)
 class Price(_FromMapping):
-    """What an iteration costs at least."""
+    """Lower bound of the cost of an iteration."""
 
     flops: float
     bytes: float
@@ -177,14 +177,14 @@ class Choice(Open):
 
 
 class SearchRound(Open):
-    """The errors of all trials on so many seeds; None of one that was out, or has no estimate."""
+    """Errors of all trials of one round; None for a trial that was eliminated or has no estimate."""
 
     seeds: int
     errors: list[Number]
 
 
 class SearchResult(Open):
-    """What ``smimbench tune`` has found: the errors of all trials in every round, and which was chosen."""
+    """Result of ``smimbench tune``: the errors of all trials in every round, and the chosen one."""
 
     question: JsonObject
     backend: str
@@ -196,7 +196,7 @@ class SearchResult(Open):
 
 
 class SharedDocument(Open):
-    """What all cells of a run share, stored in ``run.json``: text of the suite, options, versions and machine.
+    """Content of ``run.json``, shared by all cells of a run: text of the suite, options, versions and machine.
 
     A submission says ``by`` whom, with the versions of ``packages`` of third parties, all ``searches``, and the labels of
     problem and algorithm of rows that were ``left_out``.

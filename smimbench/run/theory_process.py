@@ -24,7 +24,7 @@ PATIENCE = 900.0
 
 
 class Progress(NamedTuple):
-    """Progress of a problem's theory: answers that are known and asked for, nodes in use, position on the curve, and a note."""
+    """Progress of a problem's theory: answers solved and requested, nodes in use, position on the curve, and a note."""
 
     done: int
     total: int

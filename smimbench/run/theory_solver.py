@@ -185,7 +185,7 @@ class TheorySolver(Answers):
         return [cast(Branches, self.memory.answers[key]) for key in keys]
 
     def _suffices(self, problem: Problem, key: AnswerKey) -> bool:
-        """Whether points are stored, with errors of prediction if these are asked for."""
+        """Whether points are stored, with errors of prediction if these are requested."""
         points = cast(Branches | None, self._recall(problem, key))
         return points is not None and not (
             self.predictions
@@ -194,7 +194,7 @@ class TheorySolver(Answers):
 
     @_boundary
     def line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
-        """As ``points`` for a whole line of a figure, which is one answer.
+        """Points along a whole line of a figure, as one answer; see ``points``.
 
         Errors of prediction are interpolated along it, or left out where several components are read off a curve that thresholds
         have followed: a reading costs a hundredth of a second, they cost thirty times that.

@@ -68,7 +68,7 @@ class Search:
 
     @cached_property
     def question(self) -> JsonObject:
-        """All that the choice depends on. Seeds of the suite are not among it."""
+        """All that the choice depends on; seeds of the suite are excluded."""
         plan, algorithm, run = self.plan, self.algorithm, self.suite.run
         spec = with_versions(algorithm.spec, plan.problem.model.name)
         return {"problem": plan.problem.spec, "algorithm": spec, "tune": algorithm.tune, "alpha": plan.alphas,
@@ -320,7 +320,7 @@ def tuning_store(store: Store) -> Store:
 
 
 def keep_choice(search: Search, store: Store, found: JsonObject) -> JsonObject | None:
-    """Store the result of a search, and what is read of it."""
+    """Store the result of a search and return its choice."""
     document = sealed(plain({"question": search.question, **found}))
     write_atomically(choice_file(search, store), text_of(document).encode())
     return read_choice(search, store)
@@ -348,7 +348,7 @@ def read_choice(search: Search, store: Store) -> JsonObject | None:
 
 
 def choice_file(search: Search, store: Store) -> Path:
-    """Where the result of a search is stored."""
+    """File that stores the result of a search."""
     return tuning_store(store).folder / "choices" / search.name
 
 
@@ -381,7 +381,7 @@ def range_ends(search: JsonObject) -> list[str]:
 
 
 def range_end_remarks(suite: Suite, store: Store) -> list[str]:
-    """What ``range_ends`` says of the settings that the suite has from ``smimbench tune``."""
+    """Remarks of ``range_ends`` on the settings that the suite has from ``smimbench tune``."""
     lines = []
     for search in _selected_searches(suite):
         choice = read_choice(search, store) if search.place in suite.choices else None

@@ -114,7 +114,7 @@ def files(store: Store) -> Verification:
 
 
 def shared_documents(suite: Suite, folder: Path) -> list[str]:
-    """How ``run.json`` in a folder differs from what its suite says: one line each."""
+    """Differences between ``run.json`` in a folder and its suite, one line each."""
     path = folder / "run.json"
     try:
         shared = Store(folder).check_shared()
@@ -163,7 +163,7 @@ def choices(suite: Suite, store: Store) -> Verification:
 
 
 def complaints_of(path: Path, text: Callable[[Any], str], content: Any) -> list[str]:
-    """What is wrong with a file, by comparing it byte by byte with the ``text`` of its content."""
+    """Defects of a file, found by comparing it byte by byte with the ``text`` of its content."""
     try:
         return (
             []
@@ -376,7 +376,7 @@ def rerun(
     seed: int,
     trajectories: bool = True,
 ) -> Verification:
-    """Run so many of the stored cells again, drawn at random, and compare all that does not come from a clock.
+    """Run a random sample of the stored cells again, and compare all that does not come from a clock.
 
     Parameters
     ----------
@@ -456,7 +456,7 @@ def _with_limits(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Re
 def _unreproduced(
     old: Record, new: Record, store: Store, *, trajectories: bool
 ) -> Iterator[str]:
-    """How a record differs from that of the same cell run again, in words."""
+    """Differences, in words, between a record and that of the same cell run again."""
     same = old.timing.machine == machine.fingerprint() and old.versions == new.versions
     then, now = (_reproducible(record, store, exact=same) for record in (old, new))
     if not trajectories:
@@ -503,7 +503,7 @@ def _reproducible(record: Record, store: Store, *, exact: bool) -> JsonObject:
 def _until_the_clock(
     then: JsonObject, now: JsonObject
 ) -> tuple[JsonObject, JsonObject]:
-    """What a run that a clock ended has in common with the whole run: its start, and the steps that both have recorded.
+    """Part that a run ended by a clock shares with the full run: its start, and the steps that both recorded.
 
     The values at its end are those of its last step.
     """
@@ -539,7 +539,7 @@ def _until_the_clock(
 def differences(
     old: Any, new: Any, tolerance: float, *, absolute: float | None = None
 ) -> Iterator[str]:
-    """Where two documents differ, in words; numbers may differ by so much, relative or absolute, or by ``absolute``."""
+    """Differences between two documents, in words; numbers may differ by a relative or ``absolute`` tolerance."""
     then, now = dict(_leaves(old)), dict(_leaves(new))
     least = tolerance if absolute is None else absolute
     for where in {**then, **now}:

@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _begin() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:
-    """What comes in, and where answers go; what is printed goes where the parent keeps it."""
+    """Open the streams of tasks and of answers; what is printed goes to the parent's file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     _end_with_parent()
     source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")

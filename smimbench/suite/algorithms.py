@@ -249,7 +249,7 @@ def product(axes: Mapping[Key, Sequence[Any]]) -> Iterator[Setting]:
 
 
 def with_setting(parameters: JsonObject, setting: Setting) -> JsonObject:
-    """Parameters with those of a setting in place of what is written."""
+    """Parameters of an algorithm, replaced by those of a setting."""
     changed = dict(parameters)
     for (name, *inner), value in setting.items():
         if not inner:

@@ -179,7 +179,7 @@ class Cell:
 
     @property
     def place(self) -> tuple[str, str, float, int]:
-        """What it has in common with the other runs of a row: labels of problem and algorithm, sample ratio, dimension."""
+        """Key of the cell's row: labels of problem and algorithm, sample ratio, dimension."""
         return self.problem_label, self.algorithm_label, self.alpha, self.dimension
 
     @property
@@ -535,7 +535,7 @@ def assumed_entries(algorithm: JsonObject, model: str) -> dict[str, Entry]:
 
 
 def with_versions(algorithm: JsonObject, model: str) -> JsonObject:
-    """An algorithm's specification that also says the version and the code of the items that its ``assumed`` names."""
+    """An algorithm's specification with the version and the code of the items that its ``assumed`` names."""
     if "assumed" not in algorithm:
         return algorithm
     tables = dict(algorithm["assumed"])

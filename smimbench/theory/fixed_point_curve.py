@@ -54,7 +54,7 @@ class StageCurve:
     def crossing(
         self, log_alpha: float, start: float, end: float
     ) -> tuple[float, float]:
-        """Where in an interval the curve has this log alpha, and what another interpolant would shift that by."""
+        """Position in an interval where the curve has this log alpha, and its error by the cautious interpolant."""
         from scipy.optimize import brentq
 
         where = brentq(
@@ -67,7 +67,7 @@ class StageCurve:
 
 
 class Followed:
-    """A curve as far as it has been followed, by so many nodes.
+    """The curve as followed so far, read on a fine grid.
 
     Attributes
     ----------

@@ -30,7 +30,7 @@ class PointsQuestion(Question):
 
 @dataclass(frozen=True, eq=False)
 class LineQuestion(Question):
-    """The same for a whole line of a figure, which is one answer."""
+    """Question for the points along a whole line of a figure, which is one answer."""
 
     alphas: tuple[float, ...]
 
@@ -44,7 +44,7 @@ class ThresholdsQuestion(Question):
 
 @dataclass(frozen=True, eq=False)
 class PredictionQuestion(Question):
-    """What theory predicts for an algorithm, named by its specification, at a sample ratio under the conditions of its runs."""
+    """Question for the prediction of an algorithm (its specification) at a sample ratio, under the conditions of its runs."""
 
     algorithm: dict[str, Any]
     alpha: float

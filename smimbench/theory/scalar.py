@@ -417,7 +417,7 @@ class ScalarCurve(Curve):
 
 
 class GridCurve(ScalarCurve):
-    """The same for information that is sampled at nodes, and interpolated between them.
+    """Curve of one overlap whose information is sampled at nodes and interpolated between them.
 
     Sampling costs thousands of times more than a formula. The fit through sampled values of a channel is smooth, and is none.
     """
@@ -427,7 +427,7 @@ class GridCurve(ScalarCurve):
     faint = 1e-1, 1e-2, 1e-3, 1e-4
 
     def _ended(self, nodes: Host, end: int) -> Host:
-        """It ends where a posterior mean no longer differs from its omega."""
+        """Nodes of the curve up to its end, where a posterior mean no longer differs from omega."""
         inside, beyond = nodes[:end], nodes[end : end + 1]
         level = self.faintest * self.unknown
         if not len(beyond) or self._overlap(beyond)[1][0] >= level:

@@ -212,13 +212,13 @@ class Thresholds:
 
     @property
     def late_recovery(self) -> Threshold | None:
-        """Where the uninformed branch gets to zero error, if that is later than it becomes stable."""
+        """Sample ratio at which the uninformed branch reaches zero error, if above that at which zero error becomes stable."""
         hard, perfect = self.hard_phase, self.perfect_recovery
         is_late = hard and perfect and hard.algorithmic.value > perfect.value
         return hard.algorithmic if hard and is_late else None
 
     def by_name(self) -> dict[str, Threshold | None]:
-        """Those of the whole problem by their names in the JSON; zero error is that of the uninformed branch."""
+        """Thresholds of the whole problem by their names in the JSON; perfect recovery is that of the uninformed branch."""
         hard = self.hard_phase
         return {
             "weak_recovery": self.weak_recovery,

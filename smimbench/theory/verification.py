@@ -139,7 +139,7 @@ class Check:
         return 0.0 if self.bound and gap < 0 else gap / self.width
 
     def missing(self, resolve: float) -> float:
-        """How many times as many draws it takes until such a relative deviation would be found; 1 where they are enough."""
+        """Factor by which the number of draws must grow to detect such a relative deviation; 1 where it suffices."""
         if not self.decided:
             return 1.5 * FEWEST_EFFECTIVE / max(self.effective, 1.0)
         largest_error = resolve * abs(self.printed) / DETECTED
@@ -291,7 +291,7 @@ class PointByDraws:
         return inverse_map(self.problem, self.Q, self.V, self.learned)
 
     def checks(self, draws: int) -> list[Check]:
-        """All checks of this theory point with so many draws."""
+        """All checks of this theory point, with this number of draws."""
         self.draws = draws
         if not self.mse.any():
             return [*self._perfect(), *self._predictions()]

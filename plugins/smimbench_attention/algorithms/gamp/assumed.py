@@ -182,7 +182,7 @@ class Observed(NamedTuple):
 
 
 class DenoisedSpectrum(NamedTuple):
-    """Eigenvalues of a matrix under noise and what the assumed prior makes of them.
+    """Eigenvalues of a noisy matrix, and their values after denoising by the assumed prior.
 
     Attributes
     ----------
@@ -360,7 +360,7 @@ class MismatchedRecursion:
         )
 
     def spectrum(self, conjugates: Conjugates) -> DenoisedSpectrum:
-        """The spectrum of the observed matrix, and what the assumed prior makes of it."""
+        """Spectrum of the observed matrix, and its values after denoising by the assumed prior."""
         nodes: list[Host] = []
 
         def node_values(x: Host, mean: Host, variance: Host) -> Host:
@@ -390,7 +390,7 @@ class MismatchedRecursion:
         return denoised._replace(V=V)
 
     def fixed_point(self, orders: Orders) -> Orders:
-        """Where damped iterations come to rest; NoFixedPoint where they do not."""
+        """Limit of damped iterations; raises NoFixedPoint where they do not converge."""
         is_rough = offers_rough(self.problem)
         for _ in range(ACCURACY.iterations):
             target = self.step(orders)
@@ -666,7 +666,7 @@ def _drawn_messages(solution: Solution, orders: Orders) -> Host:
 
 
 def _drawn_errors(solution: Solution, conjugates: Conjugates) -> Host:
-    """Error and V (2, BATCHES, 2, P) of what is denoised at half the size, and at the whole."""
+    """Error and V (2, BATCHES, 2, P) of denoised draws, at half the size and at the full size."""
     problem, assumed, (Qhat, m, chi) = solution.problem, solution.assumed, conjugates
     model, P, inverse = problem.model, problem.components, np.linalg.inv(Qhat)
     size = DIMENSION if model.rank == "extensive" else DRAWS * DIMENSION

@@ -16,7 +16,7 @@ noise can make negative. Doubled: no change but there."""
 
 
 class Messages(NamedTuple):
-    """What the samples tell the signal.
+    """Messages from the samples to the signal.
 
     Attributes
     ----------

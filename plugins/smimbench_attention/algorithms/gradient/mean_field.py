@@ -293,7 +293,7 @@ def _test_error(
 
 
 class Draws(NamedTuple):
-    """What is drawn: how many times, from which starts, and how the method is described.
+    """Number of draws, their starts, and a description of the method.
 
     ``in_limit``: what is drawn is the limit and not the law at the dimension of the runs; then no draw may diverge.
     """

@@ -137,9 +137,9 @@ class MixedSequenceSoftmax(MixedChannel):
         return posterior(u, omega, V, second_moment)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """That of independent tokens."""
+        """The same as for independent tokens."""
         return information(Q, V, len(self.mixing))
 
     def susceptibility(self, Q: Array, V: Array) -> Uncertain:
-        """That of independent tokens."""
+        """The same as for independent tokens."""
         return susceptibility(Q, V, len(self.mixing))
