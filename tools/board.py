@@ -72,27 +72,34 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
         and the ``cpu_seconds`` of a run at the first sample ratio.
         Of what was submitted twice the newest is there.
     """
-    found: dict[str, JsonObject] = {}
+    newest: dict[str, JsonObject] = {}
     for path in paths:
         table, shared, _ = read_packed(path)
         rows = [row for row in table.rows if not obstacle(row, shared)]
         for verdict in verdicts(rows):
-            where = verdict.problem, verdict.dimension
+            size = verdict.problem, verdict.dimension
             inside = [
-                row for row in rows if (row.place.problem, row.place.dimension) == where
+                row for row in rows if (row.place.problem, row.place.dimension) == size
             ]
             alphas = sorted({row.place.nominal_alpha for row in inside})
             for contender in verdict.contenders:
-                one = contender.document()
-                own = next(
-                    row for row in inside if row.place.algorithm == one["algorithm"]
+                standing = contender.document()
+                contender_row = next(
+                    row
+                    for row in inside
+                    if row.place.algorithm == standing["algorithm"]
                 )
                 contest = canonical_json(
-                    [own.identity.problem, alphas, verdict.dimension, verdict.metric]
+                    [
+                        contender_row.identity.problem,
+                        alphas,
+                        verdict.dimension,
+                        verdict.metric,
+                    ]
                 )
-                key = canonical_json([contest, own.identity.algorithm])
+                key = canonical_json([contest, contender_row.identity.algorithm])
                 entry = {
-                    **one,
+                    **standing,
                     **{
                         name: shared.get(name)
                         for name in ("by", "written", "versions", "packages")
@@ -101,95 +108,103 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
                 entry |= {
                     "key": contest,
                     "file": path.name,
-                    "interval": _interval(one, own.estimate.n),
-                    "cpu_seconds": own.cost.cpu_seconds,
-                    "ranking": _ranking(one),
+                    "interval": _interval(standing, contender_row.estimate.n),
+                    "cpu_seconds": contender_row.cost.cpu_seconds,
+                    "ranking": _ranking(standing),
                     "as_predicted": prediction_cell(contender),
                 }
-                where = f"{verdict.dimension_letter} = {verdict.dimension}, alpha {', '.join(map('{:.4g}'.format, alphas))}"
-                entry["contest"] = f"{verdict.problem}, {where}"
-                if key not in found or found[key]["written"] < entry["written"]:
-                    found[key] = entry
+                size = f"{verdict.dimension_letter} = {verdict.dimension}, alpha {', '.join(map('{:.4g}'.format, alphas))}"
+                entry["contest"] = f"{verdict.problem}, {size}"
+                if key not in newest or newest[key]["written"] < entry["written"]:
+                    newest[key] = entry
     entries: list[JsonObject] = []
     for same in grouped(
-        found.values(), lambda one: (one["key"], one["ranking"])
+        newest.values(), lambda entry: (entry["key"], entry["ranking"])
     ).values():
-        for one in same:
-            one["contest"], one["rank"] = (
+        for standing in same:
+            standing["contest"], standing["rank"] = (
                 same[0]["contest"],
-                1 + sum(_is_better(other, one) for other in same),
+                1 + sum(_is_better(rival, standing) for rival in same),
             )
         entries += sorted(same, key=_order)
     return sorted(
         entries,
-        key=lambda one: (one["contest"], one["ranking"] == "by hand", one["ranking"]),
+        key=lambda entry: (
+            entry["contest"],
+            entry["ranking"] == "by hand",
+            entry["ranking"],
+        ),
     )
 
 
-def _interval(one: Mapping[str, Any], n: int) -> list[float] | None:
+def _interval(entry: Mapping[str, Any], n: int) -> list[float] | None:
     """Interval of the error over the optimal one, by Student's t on its logarithm."""
-    ratio, error = one["ratio_to_bayes"], one["ratio_error"]
+    ratio, error = entry["ratio_to_bayes"], entry["ratio_error"]
     if not ratio or error is None or n < 2:
         return None
     factor = math.exp(quantile((1 + LEVEL) / 2, n - 1) * error / ratio)
     return [ratio / factor, ratio * factor]
 
 
-def _ranking(one: Mapping[str, Any]) -> str:
+def _ranking(entry: Mapping[str, Any]) -> str:
     """The ranking that an entry belongs to, see docs/protocol.md."""
-    settings: str = one["settings"]
+    settings: str = entry["settings"]
     if settings in ("default", "as published"):
         return "self-tuning"
     return settings if settings.startswith("tuned") else "by hand"
 
 
-def _order(one: Mapping[str, Any]) -> tuple[float, ...]:
-    ratio = one["ratio_to_bayes"]
-    return one["below_optimum"], one["missing"], math.inf if ratio is None else ratio
+def _order(entry: Mapping[str, Any]) -> tuple[float, ...]:
+    ratio = entry["ratio_to_bayes"]
+    return (
+        entry["below_optimum"],
+        entry["missing"],
+        math.inf if ratio is None else ratio,
+    )
 
 
-def _is_better(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _is_better(entry: Mapping[str, Any], rival: Mapping[str, Any]) -> bool:
     """Whether one has estimates at more sample ratios, or an error smaller beyond the intervals."""
-    if _order(one)[:2] != _order(other)[:2]:
-        return _order(one)[:2] < _order(other)[:2]
-    if None in (one["interval"], other["interval"]):
-        return _order(one) < _order(other)
-    return bool(one["interval"][1] < other["interval"][0])
+    if _order(entry)[:2] != _order(rival)[:2]:
+        return _order(entry)[:2] < _order(rival)[:2]
+    if None in (entry["interval"], rival["interval"]):
+        return _order(entry) < _order(rival)
+    return bool(entry["interval"][1] < rival["interval"][0])
 
 
 def page(paths: Sequence[Path] | None = None) -> str:
     """The board as Markdown, of all packed files in results/board or of these."""
     entries = board(packed_under(FOLDER) if paths is None else paths)
-    parts = [HEAD] if entries else [HEAD, "Nothing has been submitted yet.\n"]
-    for contest, inside in grouped(entries, lambda one: one["contest"]).items():
-        parts.append(f"## {contest}\n")
-        for ranking, same in grouped(inside, lambda one: one["ranking"]).items():
-            rows = [_row(one) for one in same]
+    sections = [HEAD] if entries else [HEAD, "Nothing has been submitted yet.\n"]
+    for contest, inside in grouped(entries, lambda entry: entry["contest"]).items():
+        sections.append(f"## {contest}\n")
+        for ranking, same in grouped(inside, lambda entry: entry["ranking"]).items():
+            rows = [_row(entry) for entry in same]
             shown = [key for key in rows[0] if any(row[key] for row in rows)]
-            parts.append(
+            sections.append(
                 f"**{ranking[0].upper()}{ranking[1:]}**\n\n{markdown_table(shown, rows)}"
             )
-    return "\n".join(parts)
+    return "\n".join(sections)
 
 
-def _row(one: Mapping[str, Any]) -> dict[str, str]:
-    packages = one["packages"] or {}
+def _row(entry: Mapping[str, Any]) -> dict[str, str]:
+    packages = entry["packages"] or {}
     versions = {
-        name: one["versions"].get(name, "") for name in ("smimbench", "numpy")
+        name: entry["versions"].get(name, "") for name in ("smimbench", "numpy")
     } | packages
     return {
-        "rank": "" if one["ranking"] == "by hand" else str(one["rank"]),
-        "contender": one["algorithm"],
-        "error / optimal": ratio_words(one["ratio_to_bayes"], one["ratio_error"]),
-        INTERVAL: " to ".join(number(end, 3) for end in one["interval"] or ()),
-        "at 0": number(one["where_zero"], 3),
-        "as predicted": one["as_predicted"],
-        "CPU time per run": seconds(one["cpu_seconds"]),
-        "status": str(statuses(one["status_counts"], one["moving"])),
-        "date": time.strftime("%Y-%m-%d", time.gmtime(one["written"])),
+        "rank": "" if entry["ranking"] == "by hand" else str(entry["rank"]),
+        "contender": entry["algorithm"],
+        "error / optimal": ratio_words(entry["ratio_to_bayes"], entry["ratio_error"]),
+        INTERVAL: " to ".join(number(end, 3) for end in entry["interval"] or ()),
+        "at 0": number(entry["where_zero"], 3),
+        "as predicted": entry["as_predicted"],
+        "CPU time per run": seconds(entry["cpu_seconds"]),
+        "status": str(statuses(entry["status_counts"], entry["moving"])),
+        "date": time.strftime("%Y-%m-%d", time.gmtime(entry["written"])),
         "version": ", ".join(f"{name} {number}" for name, number in versions.items()),
-        "who": one["by"],
-        "file": one["file"],
+        "who": entry["by"],
+        "file": entry["file"],
     }
 
 
@@ -199,24 +214,26 @@ def chart(path: Path) -> Chart:
     What was set by hand, and what has no error over the optimal one, is left out.
     """
     entries = [
-        one for one in board([path]) if one["interval"] and one["ranking"] != "by hand"
+        entry
+        for entry in board([path])
+        if entry["interval"] and entry["ranking"] != "by hand"
     ]
-    look = looks({one["algorithm"]: one["algorithm"] for one in entries})
+    look = looks({entry["algorithm"]: entry["algorithm"] for entry in entries})
     panels = []
-    for contest, inside in grouped(entries, lambda one: one["contest"]).items():
+    for contest, inside in grouped(entries, lambda entry: entry["contest"]).items():
         series = [
             Series(
-                one["algorithm"],
-                {"cpu_seconds": [one["cpu_seconds"]], "value": [one["ratio_to_bayes"]],
-                 "low": [one["interval"][0]], "high": [one["interval"][1]]},
-                {key: one[key] for key in ("contest", "ranking", "algorithm")},
+                entry["algorithm"],
+                {"cpu_seconds": [entry["cpu_seconds"]], "value": [entry["ratio_to_bayes"]],
+                 "low": [entry["interval"][0]], "high": [entry["interval"][1]]},
+                {key: entry[key] for key in ("contest", "ranking", "algorithm")},
                 "marks",
-                look[one["algorithm"]].color,
-                {"marker": look[one["algorithm"]].marker, "s": 22},
+                look[entry["algorithm"]].color,
+                {"marker": look[entry["algorithm"]].marker, "s": 22},
             )
-            for one in inside
+            for entry in inside
         ]  # fmt: skip
-        times = [one["cpu_seconds"] for one in inside]
+        times = [entry["cpu_seconds"] for entry in inside]
         best = {"cpu_seconds": [min(times) / 2, 2 * max(times)], "value": [1.0, 1.0]}
         panels.append(
             Panel(contest.replace(", alpha", ",\nalpha ="), "CPU seconds per run", "error / optimal",
@@ -227,11 +244,11 @@ def chart(path: Path) -> Chart:
 
 def packages(path: Path) -> list[str]:
     """Packages of third parties in the words of pip: the example of this checkout, or what an index has."""
-    found = read_pack(path)["run"].get("packages", {})
-    examples = {name: ROOT / "plugins" / "examples" / name for name in found}
+    packages = read_pack(path)["run"].get("packages", {})
+    examples = {name: ROOT / "plugins" / "examples" / name for name in packages}
     return [
         str(examples[name]) if examples[name].is_dir() else f"{name}=={version}"
-        for name, version in found.items()
+        for name, version in packages.items()
     ]
 
 
@@ -243,11 +260,11 @@ def absent(path: Path) -> list[str]:
         for row in table.rows
     }
     lines = [
-        f"{where} is not on the board: {why}" for where, why in reasons.items() if why
+        f"{path} is not on the board: {why}" for path, why in reasons.items() if why
     ]
     return [
         f"{path}: {line}"
-        for line in (*lines, *(one for one in remarks if one != UNVERIFIABLE))
+        for line in (*lines, *(remark for remark in remarks if remark != UNVERIFIABLE))
     ]
 
 
@@ -259,7 +276,7 @@ def main(words: Sequence[str]) -> list[str]:
     if words[:1] == ["--figure"]:
         save(chart(Path(words[1])), Path(words[2]), ("png", "svg"), "page")
         return []
-    files = [Path(one) for one in words] or packed_under(FOLDER)
+    files = [Path(word) for word in words] or packed_under(FOLDER)
     print(page(files))  # noqa: T201
     return [line for file in files for line in absent(file)]
 

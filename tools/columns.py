@@ -7,10 +7,10 @@ from smimbench.report.columns import columns_document
 
 def columns() -> str:
     """A section for every kind of table."""
-    parts = ["# What the columns mean\n"]
+    sections = ["# What the columns mean\n"]
     for title, meanings in columns_document().items():
         lines = "\n".join(
             f"| {name} | {meaning} |" for name, meaning in meanings.items()
         )
-        parts.append(f"## {title}\n\n| column | meaning |\n|---|---|\n{lines}\n")
-    return "\n".join(parts)
+        sections.append(f"## {title}\n\n| column | meaning |\n|---|---|\n{lines}\n")
+    return "\n".join(sections)

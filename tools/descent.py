@@ -79,9 +79,9 @@ class Recorded(Sgd):
         self, objective: Any, factor: Any, memory: Any, rate: float, count: int
     ) -> Any:
         """One step."""
-        found = objective(factor)
-        self.losses.append(float(found.loss))
-        return self.move(factor, found.gradient, memory, rate, count)
+        loss = objective(factor)
+        self.losses.append(float(loss.loss))
+        return self.move(factor, loss.gradient, memory, rate, count)
 
 
 def problem_of(channel: Any) -> smimbench.Problem:
@@ -103,30 +103,30 @@ def measured(name: str, run: int) -> dict[str, np.ndarray]:
         instance.data(get_backend()),
     )
     object.__setattr__(algorithm, "losses", [])
-    state, found = algorithm.init(problem, data, np.random.default_rng([2, run])), []
+    state, course = algorithm.init(problem, data, np.random.default_rng([2, run])), []
     start = cosine * instance.signal + math.sqrt(1 - cosine**2) * state.factor
     state = state._replace(factor=start, signal=start)
     for _ in range(STEPS + 1):
-        found.append(np.ravel(instance.overlaps(state.signal)))
+        course.append(np.ravel(instance.overlaps(state.signal)))
         state, _ = algorithm.step(problem, data, state)
     return {
-        "overlaps": np.array(found),
+        "overlaps": np.array(course),
         "train_error": np.array(algorithm.losses) / DIMENSION,
     }
 
 
-def kept(folder: Path) -> dict[str, dict[str, np.ndarray]]:
+def stored_runs(folder: Path) -> dict[str, dict[str, np.ndarray]]:
     """All runs, by case; those that are missing are run."""
-    found: dict[str, list[Any]] = {name: [] for name in CASES}
+    runs: dict[str, list[Any]] = {name: [] for name in CASES}
     for run in range(RUNS):
-        for name, own in found.items():
+        for name, courses in runs.items():
             path = folder / f"{name}-{run}.npz"
             if not path.is_file():
                 np.savez(path, **measured(name, run))
-            own.append(dict(np.load(path)))
+            courses.append(dict(np.load(path)))
     return {
-        name: {key: np.stack([one[key] for one in own]) for key in own[0]}
-        for name, own in found.items()
+        name: {key: np.stack([course[key] for course in courses]) for key in courses[0]}
+        for name, courses in runs.items()
     }
 
 
@@ -134,13 +134,13 @@ def metrics(name: str, runs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Of the overlaps of runs: error up to a sign, squared cosine, loss of a fresh sample by quadrature."""
     T, M, Q = np.moveaxis(runs["overlaps"], -1, 0)
     M = np.abs(M) if name == "phase retrieval" else M
-    found = {
+    metrics = {
         "mse": T - 2 * M + Q,
         "overlap": M**2 / (T * Q),
         "train_error": runs["train_error"],
     }
     if name == "phase retrieval":
-        return found | {"test_error": 3 * Q**2 + 3 * T**2 - 2 * (Q * T + 2 * M**2)}
+        return metrics | {"test_error": 3 * Q**2 + 3 * T**2 - 2 * (Q * T + 2 * M**2)}
     x, w = np.polynomial.hermite_e.hermegauss(40)
     w = w / w.sum()
     test = np.zeros_like(T)
@@ -148,7 +148,7 @@ def metrics(name: str, runs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         for b, q in zip(x, w):
             t, z = np.sqrt(T) * a, M / np.sqrt(T) * a + np.sqrt(Q - M**2 / T) * b
             test += p * q * (np.logaddexp(0, -2 * z) + 2 * z / (1 + np.exp(2 * t)))
-    return found | {"test_error": test}
+    return metrics | {"test_error": test}
 
 
 def main() -> None:
@@ -157,7 +157,7 @@ def main() -> None:
     from matplotlib.figure import Figure
 
     mean_field.ACCURACY = mean_field.ACCURACY._replace(rows=2**20)
-    found = kept(Path(sys.argv[1]))
+    all_runs = stored_runs(Path(sys.argv[1]))
     figure = Figure(figsize=(9.6, 5.6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(CASES), 3)
@@ -167,9 +167,9 @@ def main() -> None:
         + "|"
     )
     for row, (name, (channel, alpha, rate, _)) in zip(panels, CASES.items()):
-        runs = found[name]
+        runs = all_runs[name]
         starts = tuple(
-            Overlaps(*(np.array([[x]]) for x in one[0])) for one in runs["overlaps"]
+            Overlaps(*(np.array([[x]]) for x in start[0])) for start in runs["overlaps"]
         )
         theory: Any = Sgd(learning_rate=rate, steps=STEPS).theory(
             problem_of(channel), alpha, Conditions(DIMENSION, starts=starts)

@@ -17,16 +17,16 @@ from smimbench.interfaces import (
 from smimbench.interfaces.item import describe, optional_members
 
 
-def section(title: str, base: type, first: str) -> str:
+def section(title: str, base: type, sentence: str) -> str:
     """A list of what a class must have, and one of what it may leave out."""
-    found = describe(base)
+    members = describe(base)
     optional = list(optional_members(base)) if issubclass(base, Item) else []
-    text = f"\n## {title}\n\n{first}\n\n" + "".join(
-        entry(name, found[name]) for name in found if name not in optional
+    text = f"\n## {title}\n\n{sentence}\n\n" + "".join(
+        entry(name, members[name]) for name in members if name not in optional
     )
     if optional:
         text += "\nOptional:\n\n" + "".join(
-            entry(name, found[name]) for name in optional
+            entry(name, members[name]) for name in optional
         )
     return text
 
@@ -34,8 +34,8 @@ def section(title: str, base: type, first: str) -> str:
 def entry(name: str, text: str) -> str:
     """How a member is written, and what it is."""
     call = re.match(rf"``({name}\(.*?\))``: ", text)
-    written, rest = (call[1], text[call.end() :]) if call else (name, text)
-    return f"- `{written}`: {rest.replace('``', '`')}\n"
+    written, description = (call[1], text[call.end() :]) if call else (name, text)
+    return f"- `{written}`: {description.replace('``', '`')}\n"
 
 
 def contracts() -> str:
@@ -50,9 +50,11 @@ def contracts() -> str:
         Model: "Needs all of the first list.",
     }
     words = 'Parameters are the fields of a dataclass. Bad values raise `smimbench.ParameterError(key, "must be ..., got ...")`.'
-    parts = [section("Every item", Item, words)]
-    parts += [section(base.__name__, base, first) for base, first in needs.items()]
-    return "".join(parts)
+    sections = [section("Every item", Item, words)]
+    sections += [
+        section(base.__name__, base, sentence) for base, sentence in needs.items()
+    ]
+    return "".join(sections)
 
 
 if __name__ == "__main__":

@@ -116,13 +116,15 @@ def command(name: str) -> str:
 
 def smimbench(*words: str) -> None:
     """Call the command line; cells that did not end as they should are results, too."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "smimbench", *words],
         check=False,
         stdout=subprocess.DEVNULL,
     )
-    if done.returncode not in (0, 1):
-        raise SystemExit(f"smimbench {shlex.join(words)} ended with {done.returncode}")
+    if process.returncode not in (0, 1):
+        raise SystemExit(
+            f"smimbench {shlex.join(words)} ended with {process.returncode}"
+        )
 
 
 def draw(name: str) -> list[str]:
@@ -142,7 +144,7 @@ def draw(name: str) -> list[str]:
     )
     if len(suite.algorithms) >= PROFILED:
         paths += save(profile_chart(results), WORK / "drawn" / name)
-    found = []
+    names = []
     for path in paths:
         if path.suffix == ".svg":
             target = path.name if path.name.startswith(name) else f"{name}-{path.name}"
@@ -150,8 +152,8 @@ def draw(name: str) -> list[str]:
                 lambda tag: ROUND.sub(r"\1", tag[0]), path.read_text(encoding="utf-8")
             )
             (FOLDER / target).write_text(svg, encoding="utf-8")
-            found.append(target)
-    return found
+            names.append(target)
+    return names
 
 
 def page(
@@ -170,48 +172,52 @@ def page(
     document = table.document()
     rows = document["rows"]
     metric = rows[0]["metric"]
-    parts = [f"# {name}\n", f"{document['title']}. {document['description']}\n"]
-    parts.append("\n".join(f"- {verdict_line(one)}" for one in table.verdicts) + "\n")
-    parts += [f"![{Path(one).stem}]({one})\n" for one in figures]
+    sections = [f"# {name}\n", f"{document['title']}. {document['description']}\n"]
+    sections.append(
+        "\n".join(f"- {verdict_line(verdict)}" for verdict in table.verdicts) + "\n"
+    )
+    sections += [f"![{Path(figure).stem}]({figure})\n" for figure in figures]
     contenders = [
         {
             "problem": verdict["problem"],
-            "algorithm": one["algorithm"],
-            "error / optimal": ratio_words(one["ratio_to_bayes"], one["ratio_error"]),
-            "at 0": one["where_zero"],
-            "as predicted": one["prediction"] or "none",
+            "algorithm": contender["algorithm"],
+            "error / optimal": ratio_words(
+                contender["ratio_to_bayes"], contender["ratio_error"]
+            ),
+            "at 0": contender["where_zero"],
+            "as predicted": contender["prediction"] or "none",
             "runs at 5%": ""
-            if one["near_fraction"] is None
-            else f"{one['near_fraction']:.0%}",
-            "per run (s)": one["seconds"],
-            "status": one["status_counts"],
+            if contender["near_fraction"] is None
+            else f"{contender['near_fraction']:.0%}",
+            "per run (s)": contender["seconds"],
+            "status": contender["status_counts"],
         }
         for verdict in document["verdicts"]
-        for one in verdict["contenders"]
+        for contender in verdict["contenders"]
     ]
     if contenders:
         shown = [
             key
             for key in contenders[0]
-            if any(one[key] not in (None, "") for one in contenders)
+            if any(contender[key] not in (None, "") for contender in contenders)
         ]
-        parts.append(markdown_table(shown, contenders))
+        sections.append(markdown_table(shown, contenders))
     names = ["problem", "algorithm", "alpha", "dimension", "component", "n", "mean", "sem", "own_theory", "bayes",
              "ratio_to_bayes", "status_counts"]  # fmt: skip
-    own = [row for row in rows if row["metric"] == metric]
-    if all(row["component"] is None for row in own):
+    metric_rows = [row for row in rows if row["metric"] == metric]
+    if all(row["component"] is None for row in metric_rows):
         names.remove("component")
-    parts.append(
+    sections.append(
         f'<details markdown="1"><summary>{find_metric(metric).label}, every row</summary>\n'
     )
-    parts.append(markdown_table(names, own) + "\n</details>\n")
+    sections.append(markdown_table(names, metric_rows) + "\n</details>\n")
     when = time.strftime("%Y-%m-%d", time.gmtime(shared["written"]))
     cores, numpy = shared["machine"].get("cores"), shared["versions"].get("numpy")
-    parts.append(
+    sections.append(
         f"Made on {when} by `{command(name)}`, {seconds:.0f} s of one core for the runs, theory apart; {cores or 'some'} cores, "
         f"numpy {numpy}. Compare: `smimbench compare results/reference/{name}.json results/{name}`.\n"
     )
-    return "\n".join(parts)
+    return "\n".join(sections)
 
 
 def make(name: str) -> None:
@@ -252,5 +258,5 @@ def make(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for one in sys.argv[1:] or SIZES:
-        make(one)
+    for size in sys.argv[1:] or SIZES:
+        make(size)

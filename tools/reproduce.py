@@ -47,10 +47,10 @@ Written by `python tools/reproduce.py PUBLISHED`; [figures of the papers](../../
 def smimbench(*words: str) -> Any:
     """JSON of a command; a figure that is outside is a result, too."""
     command = [sys.executable, "-m", "smimbench", *words, "--json", "--quiet"]
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
-    if done.returncode not in (0, 1):
-        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}")
-    return json.loads(done.stdout)
+    process = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    if process.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(words)} ended with {process.returncode}")
+    return json.loads(process.stdout)
 
 
 def make(name: str, published: str, quick: bool) -> None:
@@ -65,30 +65,33 @@ def make(name: str, published: str, quick: bool) -> None:
         "1",
         *(["--quick"] if quick else []),
     ]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found = smimbench(*words, "--published", published)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    document = smimbench(*words, "--published", published)
+    usage_after = resource.getrusage(resource.RUSAGE_CHILDREN)
     drawn = smimbench(*words)
-    found["seconds"] = (
-        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    document["seconds"] = (
+        usage_after.ru_utime
+        + usage_after.ru_stime
+        - usage_before.ru_utime
+        - usage_before.ru_stime
     )
-    known = json.loads(file.read_text()) if file.is_file() else {}
-    if known.get("quick") == quick:
-        found["seconds"] = max(found["seconds"], known["seconds"])
+    runs = json.loads(file.read_text()) if file.is_file() else {}
+    if runs.get("quick") == quick:
+        document["seconds"] = max(document["seconds"], runs["seconds"])
     if quick:
         full = smimbench(
             "reproduce", name, "--results", str(WORK), "--workers", "1", "--dry-run"
         )
-        found["full_seconds"] = full["seconds"]
-    del found["files"]
+        document["full_seconds"] = full["seconds"]
+    del document["files"]
     FOLDER.mkdir(exist_ok=True)
-    (picture,) = (Path(one) for one in drawn["files"] if one.endswith(".svg"))
+    (picture,) = (Path(name) for name in drawn["files"] if name.endswith(".svg"))
     svg = TAG.sub(
         lambda tag: ROUND.sub(r"\1", tag[0]), picture.read_text(encoding="utf-8")
     )
     (FOLDER / f"{name}.svg").write_text(svg, encoding="utf-8")
     file.write_text(
-        json.dumps(found | {"date": time.strftime("%Y-%m-%d")}, indent=1) + "\n"
+        json.dumps(document | {"date": time.strftime("%Y-%m-%d")}, indent=1) + "\n"
     )
 
 
@@ -153,8 +156,8 @@ def curves_page() -> str:
 
 if __name__ == "__main__":
     published, *names = (word for word in sys.argv[1:] if word != "--quick")
-    for one in names:
-        make(one, published, "--quick" in sys.argv)
-        print(one, flush=True)  # noqa: T201
+    for name in names:
+        make(name, published, "--quick" in sys.argv)
+        print(name, flush=True)  # noqa: T201
     (DOCS / "reproduce.md").write_text(page(), encoding="utf-8")
     TABLE.write_text(curves_page(), encoding="utf-8")

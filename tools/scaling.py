@@ -47,7 +47,7 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
     store = Store(folder)
     records = {record.key: record for record in store.load().values()}
     suite = smimbench.load_suite("scaling")
-    found: dict[str, list[tuple[float, ...]]] = {}
+    timings: dict[str, list[tuple[float, ...]]] = {}
     bounds: dict[str, str] = {}
     for cell in suite.cells():
         record = records.get(cell.key)
@@ -67,21 +67,21 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
         from smimbench.backend.roofline import fraction
 
         seconds = timing.cpu_seconds / record.iterations
-        one = (
+        share = (
             fraction(seconds, asdict(timing.cost), timing.ceilings, cell.run.dtype)
             if timing.ceilings and timing.cost
             else None
         )
-        if one:
-            bounds[axis] = one.bound
-        part = one.value if one else np.nan
+        if share:
+            bounds[axis] = share.bound
+        fractions = share.value if share else np.nan
         inputs = 8 * n * cell.problem["model"]["tokens"] * cell.dimension
-        found.setdefault(axis, []).append(
-            (sizes[axis], seconds, timing.peak_memory, inputs, part)
+        timings.setdefault(axis, []).append(
+            (sizes[axis], seconds, timing.peak_memory, inputs, fractions)
         )
     curves = {}
-    for axis, points in found.items():
-        x, seconds, memory, inputs, part = (
+    for axis, points in timings.items():
+        x, seconds, memory, inputs, fractions = (
             np.array(values) for values in zip(*sorted(points))
         )
         curves[axis] = Curve(
@@ -89,7 +89,7 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
             seconds,
             memory,
             inputs,
-            [None if np.isnan(p) else float(p) for p in part],
+            [None if np.isnan(p) else float(p) for p in fractions],
             bounds.get(axis),
         )
     return curves, store.read_shared()
@@ -126,7 +126,7 @@ def table(curves: dict[str, Curve], shared: dict[str, Any]) -> str:
         curve = curves[axis]
         sizes = f"{curve.x[0]:.4g} to {curve.x[-1]:.4g}"
         times = f"{1e3 * curve.seconds[0]:.3g} to {1e3 * curve.seconds[-1]:.3g} ms"
-        part = (
+        note = (
             ""
             if curve.part[-1] is None or counted is None
             else f"{100 * curve.part[-1]:.0f}% of {curve.bound}"
@@ -134,7 +134,7 @@ def table(curves: dict[str, Curve], shared: dict[str, Any]) -> str:
         memory = f"{curve.memory[0] / 2**20:.0f} to {curve.memory[-1] / 2**20:.0f} MB"
         power = "" if counted is None else f"{counted:g}"
         lines.append(
-            f"| {name} | {sizes} | {times} | {slope(curve.x, curve.seconds):.2f} | {power} | {part} | {memory} |"
+            f"| {name} | {sizes} | {times} | {slope(curve.x, curve.seconds):.2f} | {power} | {note} | {memory} |"
         )
     constant, factor = memory_law(curves)
     lines += [
@@ -184,9 +184,11 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
             (memory, (memory.yaxis,)),
         ):
             side.tick_params(labelsize=7, which="both")
-            for one in axes:
-                one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-                one.set_minor_formatter(NullFormatter())
+            for scaled_axis in axes:
+                scaled_axis.set_major_formatter(
+                    FuncFormatter(lambda value, _: f"{value:g}")
+                )
+                scaled_axis.set_minor_formatter(NullFormatter())
         panel.set_xticks([], minor=True)
         panel.set_xticks(curve.x)
         panel.grid(alpha=0.25, lw=0.5)

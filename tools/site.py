@@ -77,10 +77,15 @@ def _shipped_suites():
 def suites() -> str:
     """A table of all shipped suites."""
     rows = []
-    for one in _shipped_suites():
-        lists = [", ".join(one[key]) for key in ("problems", "algorithms")]
-        source = f" ({one['reference']})" if one["reference"] else ""
-        cells = [f"`{one['name']}`", one["summary"] + source, *lists, one["duration"]]
+    for suite in _shipped_suites():
+        lists = [", ".join(suite[key]) for key in ("problems", "algorithms")]
+        source = f" ({suite['reference']})" if suite["reference"] else ""
+        cells = [
+            f"`{suite['name']}`",
+            suite["summary"] + source,
+            *lists,
+            suite["duration"],
+        ]
         rows.append(
             "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
         )
@@ -89,16 +94,16 @@ def suites() -> str:
 
 def gallery() -> str:
     """Figure and table of every suite that has a reference, in the order of the list of suites."""
-    parts = [GALLERY]
-    for one in _shipped_suites():
-        page = REFERENCE / f"{one['name']}.md"
+    sections = [GALLERY]
+    for suite in _shipped_suites():
+        page = REFERENCE / f"{suite['name']}.md"
         if page.is_file():
-            parts.append(
+            sections.append(
                 re.sub(r"^# ", "## ", page.read_text(encoding="utf-8")).replace(
                     "](", "](gallery/"
                 )
             )
-    return "\n".join(parts)
+    return "\n".join(sections)
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -139,7 +144,7 @@ def on_page_content(text: str, **_: Any) -> str:
     return re.sub(marked, _formula, text, flags=re.DOTALL)
 
 
-def _formula(found: re.Match[str]) -> str:
+def _formula(match: re.Match[str]) -> str:
     return convert(
-        html.unescape(found[2]), display="block" if found[1] == "div" else "inline"
+        html.unescape(match[2]), display="block" if match[1] == "div" else "inline"
     )

@@ -51,15 +51,15 @@ left out, so that older records stay valid.
 
 def keys() -> str:
     """A section for every table of a suite."""
-    parts = []
+    sections = []
     for name, table in TABLES.items():
-        parts.append(
+        sections.append(
             f"## {name}\n\n{_about(table)}\n" + (KEY if table is RunOptions else "")
         )
-        parts.append(_keys(table))
+        sections.append(_keys(table))
         if table is ProblemTable:
-            parts.append(f"### grid of a problem\n\n{_about(Axes)}\n")
-    return "\n".join(parts)
+            sections.append(f"### grid of a problem\n\n{_about(Axes)}\n")
+    return "\n".join(sections)
 
 
 def _about(table: type[Table]) -> str:
@@ -71,18 +71,18 @@ def _about(table: type[Table]) -> str:
 
 def meanings(table: type[Table]) -> dict[str, str]:
     """What every key of a table means: the text below it."""
-    found = (
+    inherited = (
         meanings(table.__base__) if issubclass(table.__base__ or object, Table) else {}
     )
-    (own,) = ast.parse(inspect.getsource(table)).body
-    assert isinstance(own, ast.ClassDef)
-    for field, below in itertools.pairwise(own.body):
+    (definition,) = ast.parse(inspect.getsource(table)).body
+    assert isinstance(definition, ast.ClassDef)
+    for field, below in itertools.pairwise(definition.body):
         match field, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
                 value=ast.Constant(value=str(text))
             ):
-                found[name] = " ".join(text.split())
-    return found
+                inherited[name] = " ".join(text.split())
+    return inherited
 
 
 def _keys(table: type[Table]) -> str:
@@ -147,11 +147,11 @@ def _words(annotation: Any) -> str:
     if origin is tuple:
         return f"list of {_words(inner[0])}"
     if hasattr(annotation, "__metadata__"):
-        plain = _words(inner[0])
+        words = _words(inner[0])
         axis = any(
             getattr(mark, "func", None) is as_axis for mark in annotation.__metadata__
         )
-        return f"{plain.removeprefix('list of ')} or {plain}" if axis else plain
+        return f"{words.removeprefix('list of ')} or {words}" if axis else words
     if isinstance(annotation, type) and issubclass(annotation, Table):
         return "table"
     return WORDS[origin or annotation]

@@ -95,8 +95,8 @@ def split(
         row[: len(sentence)] = [number.get(word, UNKNOWN) for word in sentence]
     classes = np.unique(names, return_inverse=True)[1]
     learn, held = (
-        Questions(words[part], classes[part])
-        for part in (learned, order[: len(names) // 5])
+        Questions(words[words], classes[words])
+        for words in (learned, order[: len(names) // 5])
     )
     return learn, held, len(number) + UNKNOWN + 1
 
@@ -111,12 +111,12 @@ def loss_and_gradient(
     """
     words, classes = data
     n, T = words.shape
-    there = words != PADDING if mask != "none" else np.ones((n, T), dtype=bool)
-    blocked = np.zeros((n, T, T), dtype=bool) | ~there[:, None, :]
+    is_word = words != PADDING if mask != "none" else np.ones((n, T), dtype=bool)
+    blocked = np.zeros((n, T, T), dtype=bool) | ~is_word[:, None, :]
     if mask == "causal":
         blocked |= np.triu(np.ones((T, T), dtype=bool), 1)
-    blocked &= there.any(axis=1)[:, None, None]  # a question without a word
-    share = there / np.maximum(there.sum(axis=1, keepdims=True), 1)
+    blocked &= is_word.any(axis=1)[:, None, None]  # a question without a word
+    share = is_word / np.maximum(is_word.sum(axis=1, keepdims=True), 1)
     X, layers, root = weights.embedding[words], [], np.sqrt(WIDTH)
     for W, c in ((weights.first, skip), (weights.second, 0.0)):
         Z = X @ W.T
@@ -131,12 +131,12 @@ def loss_and_gradient(
         return loss, scores, None
     error = (np.exp(logs) - np.eye(logs.shape[1])[classes]) / n
     readout, bias = mean.T @ error, error.sum(axis=0)
-    dX, found = share[:, :, None] * (error @ weights.readout.T)[:, None, :], []
+    dX, gradients = share[:, :, None] * (error @ weights.readout.T)[:, None, :], []
     for W, c, X, Z, A in reversed(layers):
         dA = dX @ X.swapaxes(1, 2)
         logits = A * (dA - np.sum(A * dA, axis=-1, keepdims=True))
         dZ = (logits + logits.swapaxes(1, 2)) @ Z / root
-        found.append(np.einsum("nth,ntd->hd", dZ, X, optimize=True))
+        gradients.append(np.einsum("nth,ntd->hd", dZ, X, optimize=True))
         dX = A.swapaxes(1, 2) @ dX + c * dX + dZ @ W
     rows = csr_array(
         (np.ones(n * T), (words.ravel(), np.arange(n * T))),
@@ -145,7 +145,9 @@ def loss_and_gradient(
     return (
         loss,
         scores,
-        Weights(rows @ dX.reshape(n * T, -1), found[1], found[0], readout, bias),
+        Weights(
+            rows @ dX.reshape(n * T, -1), gradients[1], gradients[0], readout, bias
+        ),
     )
 
 
@@ -172,10 +174,10 @@ def train(
     accuracy, needed, path, step = [], [], [], 0
     for epoch in range(epochs + 1):
         order = rng.permutation(len(data.classes)) if epoch else np.zeros(0, dtype=int)
-        for first in range(0, len(order), BATCH):
-            part = order[first : first + BATCH]
+        for begin in range(0, len(order), BATCH):
+            batch = order[begin : begin + BATCH]
             gradient: Any = loss_and_gradient(
-                weights, Questions(data.words[part], data.classes[part]), skip, mask
+                weights, Questions(data.words[batch], data.classes[batch]), skip, mask
             )[2]
             step += 1
             moved = []
@@ -198,8 +200,8 @@ def train(
         )
         needed.append(
             [
-                loss_and_gradient(one, held, skip, mask, want=False)[0] - loss
-                for one in without
+                loss_and_gradient(history, held, skip, mask, want=False)[0] - loss
+                for history in without
             ]
         )
         path.append(attention(weights))
@@ -212,20 +214,20 @@ def train(
 
 def half_way(overlap: np.ndarray) -> np.ndarray:
     """Epochs (2,) at which the overlaps (epochs + 1, 2) first reach 1/2, between epochs by a straight line."""
-    found = []
+    clusters = []
     for column in overlap.T:
         k = int(np.argmax(column >= 0.5))
-        found.append(k - (column[k] - 0.5) / (column[k] - column[k - 1]))
-    return np.array(found)
+        clusters.append(k - (column[k] - 0.5) / (column[k] - column[k - 1]))
+    return np.array(clusters)
 
 
-def table(found: dict[tuple[float, str], list[History]]) -> str:
+def table(histories: dict[tuple[float, str], list[History]]) -> str:
     """One line for each skip and mask: means over the seeds, with standard errors."""
     lines = [
         "| skip | mask | accuracy | half-way epoch, layer 1 | layer 2 | first | loss + without layer 1 | without layer 2 |"
     ]
     lines.append("|---|---|---|---|---|---|---|---|")
-    for (skip, mask), runs in found.items():
+    for (skip, mask), runs in histories.items():
         half = np.array([half_way(run.overlap) for run in runs])
         columns = np.column_stack(
             [[run.accuracy[-1] for run in runs], half, [run.needed[-1] for run in runs]]
@@ -246,11 +248,11 @@ def table(found: dict[tuple[float, str], list[History]]) -> str:
     return "\n".join(lines)
 
 
-def draw(found: dict[tuple[float, str], list[History]], file: Path) -> None:
+def draw(histories: dict[tuple[float, str], list[History]], file: Path) -> None:
     """Overlaps of both layers with their final weights, and accuracy, over epochs; a panel for each skip and mask."""
     import matplotlib.pyplot as plt
 
-    skips, masks = (list(dict.fromkeys(key[k] for key in found)) for k in (0, 1))
+    skips, masks = (list(dict.fromkeys(key[k] for key in histories)) for k in (0, 1))
     size = 2.6 * len(masks) + 0.6, 2.2 * len(skips) + 0.3
     figure, panels = plt.subplots(
         len(skips),
@@ -261,7 +263,7 @@ def draw(found: dict[tuple[float, str], list[History]], file: Path) -> None:
         sharey=True,
         layout="constrained",
     )
-    for panel, ((skip, mask), runs) in zip(panels.flat, found.items()):
+    for panel, ((skip, mask), runs) in zip(panels.flat, histories.items()):
         mean = np.mean(
             [np.column_stack([run.overlap, run.accuracy]) for run in runs], axis=0
         )
@@ -319,31 +321,31 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--figure", type=Path, help="file of the figure")
-    given = parser.parse_args()
-    if given.generate:
-        given.file.write_text(
+    arguments = parser.parse_args()
+    if arguments.generate:
+        arguments.file.write_text(
             generated(3000, np.random.default_rng(0)), encoding="latin-1"
         )
         return
     try:
-        sentences, names = read(given.file)
+        sentences, names = read(arguments.file)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     largest, count = Counter(names).most_common(1)[0]
     print(  # noqa: T201
         f"{len(names)} questions, {len(set(names))} classes; the largest, {largest}, has {count / len(names):.2f}\n"
     )
-    found: dict[tuple[float, str], list[History]] = {}
+    histories: dict[tuple[float, str], list[History]] = {}
     for skip, mask, seed in itertools.product(
-        given.skip, given.mask, range(given.seeds)
+        arguments.skip, arguments.mask, range(arguments.seeds)
     ):
-        parts = split(sentences, names, np.random.default_rng(seed))
-        found.setdefault((skip, mask), []).append(
-            train(*parts, skip, mask, given.epochs, seed)
+        sets = split(sentences, names, np.random.default_rng(seed))
+        histories.setdefault((skip, mask), []).append(
+            train(*sets, skip, mask, arguments.epochs, seed)
         )
-    print(table(found))  # noqa: T201
-    if given.figure:
-        draw(found, given.figure)
+    print(table(histories))  # noqa: T201
+    if arguments.figure:
+        draw(histories, arguments.figure)
 
 
 if __name__ == "__main__":

@@ -51,33 +51,33 @@ def calibration() -> float:
 
 def commands() -> list[tuple[str, str]]:
     """Commands in their order, each with the folder it is typed in; those of one folder find what came before."""
-    found = [("--help", "a"), ("list", "a"), ("doctor", "a")]
+    commands_of_suites = [("--help", "a"), ("list", "a"), ("doctor", "a")]
     quickstart = (
         "run quickstart",
         "run quickstart",
         "show quickstart",
         "report quickstart --output page.html",
     )
-    found += [(command, "quickstart") for command in quickstart]
-    found.append(("tune quickstart", "tuned"))
-    found += [(f"run {suite} --dry-run", "a") for suite in suites()]
-    found += [(f"theory {suite}", suite + " theory") for suite in suites()]
-    found += [(f"check {name}", "a") for name in items()]
-    return found
+    commands_of_suites += [(command, "quickstart") for command in quickstart]
+    commands_of_suites.append(("tune quickstart", "tuned"))
+    commands_of_suites += [(f"run {suite} --dry-run", "a") for suite in suites()]
+    commands_of_suites += [(f"theory {suite}", suite + " theory") for suite in suites()]
+    commands_of_suites += [(f"check {name}", "a") for name in items()]
+    return commands_of_suites
 
 
 def measure(only: list[str]) -> list[dict[str, object]]:
     """Type the commands that have one of the words in them."""
     rows = []
     with tempfile.TemporaryDirectory() as top:
-        seen = set()
+        names = set()
         for command, name in commands():
             if only and not any(word in command for word in only):
                 continue
             folder = Path(top) / name
             folder.mkdir(exist_ok=True)
-            title = command + (" (again)" if (command, name) in seen else "")
-            seen.add((command, name))
+            title = command + (" (again)" if (command, name) in names else "")
+            names.add((command, name))
             unit = calibration()
             took = typed(command, folder)
             numbers = (
@@ -96,10 +96,10 @@ def measure(only: list[str]) -> list[dict[str, object]]:
     return rows
 
 
-def page(rows: list[dict[str, object]], before: dict[str, dict[str, str]]) -> str:
+def page(rows: list[dict[str, object]], earlier: dict[str, dict[str, str]]) -> str:
     """The table as Markdown."""
     unit = statistics.median(float(str(row["calibration"])) for row in rows)
-    extra = " before, s | before, CPU s |" if before else ""
+    extra = " before, s | before, CPU s |" if earlier else ""
     lines = [
         "# What people type, and how long it takes",
         "",
@@ -107,16 +107,16 @@ def page(rows: list[dict[str, object]], before: dict[str, dict[str, str]]) -> st
         f"{platform.machine()}, {len(rows)} commands, calibration {unit:.2f} s (one thread). Peak: largest process.",
         "",
         f"| command | s | CPU s | peak, MB | lines |{extra}",
-        "|---|---|---|---|---|" + ("---|---|" if before else ""),
+        "|---|---|---|---|---|" + ("---|---|" if earlier else ""),
     ]
     for row in rows:
         wide = f" ({row['wide']} over 80 characters)" if int(str(row["wide"])) else ""
         status = "" if str(row["status"]) == "0" else f", exit {row['status']}"
         numbers = f"{row['seconds']} | {row['cpu_seconds']} | {row['peak_mb']} | {row['lines']}{wide}"
         line = f"| `{row['command']}`{status} | {numbers} |"
-        if before:
-            old = before.get(str(row["command"]), {})
-            line += f" {old.get('seconds', '')} | {old.get('cpu_seconds', '')} |"
+        if earlier:
+            earlier_row = earlier.get(str(row["command"]), {})
+            line += f" {earlier_row.get('seconds', '')} | {earlier_row.get('cpu_seconds', '')} |"
         lines.append(line)
     return "\n".join(lines) + "\n"
 
@@ -139,17 +139,17 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=RESULTS, help="Where the two files go."
     )
-    given = parser.parse_args()
-    before = {}
-    if given.before:
-        with given.before.open(newline="") as file:
-            before = {row["command"]: row for row in csv.DictReader(file)}
-    rows = measure(given.only)
-    with (given.folder / "typed.csv").open("w", newline="") as file:
+    arguments = parser.parse_args()
+    earlier = {}
+    if arguments.before:
+        with arguments.before.open(newline="") as file:
+            earlier = {row["command"]: row for row in csv.DictReader(file)}
+    rows = measure(arguments.only)
+    with (arguments.folder / "typed.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    (given.folder / "typed.md").write_text(page(rows, before))
+    (arguments.folder / "typed.md").write_text(page(rows, earlier))
 
 
 if __name__ == "__main__":

@@ -68,10 +68,10 @@ def trend(
     """Limit and slope of ``mean = limit + slope / d``, each with its standard error, by weighted least squares."""
     X = np.stack([np.ones(len(dimensions)), 1 / dimensions], axis=1) / errors[:, None]
     covariance = np.linalg.inv(X.T @ X)
-    found = covariance @ X.T @ (means / errors)
+    coefficients = covariance @ X.T @ (means / errors)
     return tuple(
         (float(value), float(error))
-        for value, error in zip(found, np.sqrt(np.diag(covariance)))
+        for value, error in zip(coefficients, np.sqrt(np.diag(covariance)))
     )
 
 
@@ -99,10 +99,10 @@ def equations(tokens: np.ndarray) -> int:
     pairs, times = np.unique(signed[~loops, :2], axis=0, return_counts=True)
     graph = coo_array((np.ones(len(pairs)), pairs.T), shape=(size, size))
     components, of = connected_components(graph, directed=False)
-    seen = of[
+    is_seen = of[
         np.concatenate([signed[loops & (signed[:, 2] < 0), 0], pairs[times == 2, 0]])
     ]
-    return size + len(pairs) - (int(components) - len(np.unique(seen)))
+    return size + len(pairs) - (int(components) - len(np.unique(is_seen)))
 
 
 def design(problem: Any, alpha: float, dimension: int) -> Design:
@@ -133,14 +133,27 @@ def statistics(suite: Suite) -> str:
     for plan in suite.plans:
         channel, _, arm = plan.label.partition(": ")
         for D in plan.dimensions if channel == "softmax" else ():
-            one, entries = design(plan.problem, plan.alphas[0], D), D * (D + 1) / 2
-            ratio = (1 - one.equations / entries) / (1 - 2 * one.samples / entries)
-            numbers = (one.length, one.correlation, one.projection, one.quadratic)
+            instance, entries = design(plan.problem, plan.alphas[0], D), D * (D + 1) / 2
+            ratio = (1 - instance.equations / entries) / (
+                1 - 2 * instance.samples / entries
+            )
+            numbers = (
+                instance.length,
+                instance.correlation,
+                instance.projection,
+                instance.quadratic,
+            )
             cells = [
                 f"{value:.2f}"
-                for value in (*numbers, one.equations / (2 * one.samples), ratio)
+                for value in (
+                    *numbers,
+                    instance.equations / (2 * instance.samples),
+                    ratio,
+                )
             ]
-            lines.append(f"| {arm} | {D} | {one.samples} | " + " | ".join(cells) + " |")
+            lines.append(
+                f"| {arm} | {D} | {instance.samples} | " + " | ".join(cells) + " |"
+            )
     return "\n".join(lines)
 
 
@@ -149,21 +162,26 @@ def paired(suite: Suite, folder: Path) -> dict[tuple[str, str, str, int], np.nda
     frame = smimbench.load(folder).values
     rows = frame if isinstance(frame, list) else frame.to_dict("records")
     keys = {cell.key for cell in suite.cells()}
-    found: dict[tuple[str, str, str, int], dict[int, float]] = {}
+    errors_of_arm: dict[tuple[str, str, str, int], dict[int, float]] = {}
     for row in rows:
         if row["metric"] == "mse" and row["key"] in keys:
             channel, _, arm = row["problem"].partition(": ")
-            found.setdefault((channel, arm, row["algorithm"], row["dimension"]), {})[
-                row["replicate"]
-            ] = row["value"]
+            errors_of_arm.setdefault(
+                (channel, arm, row["algorithm"], row["dimension"]), {}
+            )[row["replicate"]] = row["value"]
     ratios = {}
-    for (channel, arm, *rest), errors in sorted(
-        found.items(), key=lambda one: (one[0][0], one[0][2], one[0][1])
+    for (channel, arm, *place), errors in sorted(
+        errors_of_arm.items(),
+        key=lambda item_of_arm: (
+            item_of_arm[0][0],
+            item_of_arm[0][2],
+            item_of_arm[0][1],
+        ),
     ):
-        base = found.get((channel, BASE, *rest), {})
+        base = errors_of_arm.get((channel, BASE, *place), {})
         common = sorted(set(errors) & set(base))
         if arm != BASE and len(common) > 1:
-            ratios[channel, arm, *rest] = np.array(
+            ratios[channel, arm, *place] = np.array(
                 [math.log(errors[seed] / base[seed]) for seed in common]
             )
     return ratios
@@ -180,7 +198,7 @@ def results(ratios: dict[tuple[str, str, str, int], np.ndarray]) -> str:
         tests = [equivalence(ratios[channel, arm, algorithm, D]) for D in sizes]
         line = ["", ""]
         if len(sizes) > 1:
-            means, errors = np.array([(one.mean, one.error) for one in tests]).T
+            means, errors = np.array([(test.mean, test.error) for test in tests]).T
             (limit, wide), (slope, steep) = trend(
                 np.array(sizes, dtype=float), means, errors
             )
@@ -188,10 +206,18 @@ def results(ratios: dict[tuple[str, str, str, int], np.ndarray]) -> str:
                 f"{math.exp(limit):.3f} ± {math.exp(limit) * wide:.3f}",
                 f"{slope:.2f} ± {steep:.2f}",
             ]
-        for D, one in zip(sizes, tests):
-            interval = f"{math.exp(one.mean):.3f} ({math.exp(one.low):.3f} to {math.exp(one.high):.3f})"
+        for D, test in zip(sizes, tests):
+            interval = f"{math.exp(test.mean):.3f} ({math.exp(test.low):.3f} to {math.exp(test.high):.3f})"
             pairs = len(ratios[channel, arm, algorithm, D])
-            cells = [channel, algorithm, arm, str(D), str(pairs), interval, one.verdict]
+            cells = [
+                channel,
+                algorithm,
+                arm,
+                str(D),
+                str(pairs),
+                interval,
+                test.verdict,
+            ]
             lines.append(
                 "| "
                 + " | ".join([*cells, *(line if sizes[-1] == D else ["", ""])])
@@ -206,7 +232,7 @@ def draw(ratios: dict[tuple[str, str, str, int], np.ndarray], file: Path) -> Non
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     channels, arms, algorithms = (
-        list(dict.fromkeys(key[part] for key in ratios)) for part in range(3)
+        list(dict.fromkeys(key[position] for key in ratios)) for position in range(3)
     )
     size = (3.2 * len(algorithms), 2.8 * len(channels) + 0.4)
     figure, panels = plt.subplots(
@@ -225,14 +251,16 @@ def draw(ratios: dict[tuple[str, str, str, int], np.ndarray], file: Path) -> Non
                     key[3] for key in ratios if key[:3] == (channel, arm, algorithm)
                 )
                 tests = [equivalence(ratios[channel, arm, algorithm, D]) for D in sizes]
-                middle = np.exp([one.mean for one in tests])
+                ratios_of_tests = np.exp([test.mean for test in tests])
                 reach = np.abs(
-                    np.exp([[one.low for one in tests], [one.high for one in tests]])
-                    - middle
+                    np.exp(
+                        [[test.low for test in tests], [test.high for test in tests]]
+                    )
+                    - ratios_of_tests
                 )
                 panel.errorbar(
                     [1 / D for D in sizes],
-                    middle,
+                    ratios_of_tests,
                     reach,
                     marker="o",
                     markersize=3,

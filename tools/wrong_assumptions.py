@@ -39,16 +39,16 @@ def curve(
     assumed.ACCURACY = assumed.ACCURACY._replace(
         points=2**10, sets=2, at_rest=1e-6
     )  # enough for a line
-    found = []
+    ratios = []
     for value in values:
         algorithm = Assuming(Gamp(), {kind: {name: float(value)}})
         point = own_theory(algorithm, plan.problem, plan.alphas[0], Conditions())
-        found.append(
+        ratios.append(
             np.nan
             if isinstance(point, str)
             else float(np.atleast_1d(point.mse)[0]) / best
         )
-    return np.array(found)
+    return np.array(ratios)
 
 
 def runs(
@@ -71,21 +71,23 @@ def runs(
         if record.status != "ok":
             continue
         tables = cell.algorithm.get("assumed", {})
-        what = [
+        changes = [
             (name, value) for table in tables.values() for name, value in table.items()
         ]
-        key = (cell.problem_label, *(what[0] if what else ("", 0.0)))
+        key = (cell.problem_label, *(changes[0] if changes else ("", 0.0)))
         errors.setdefault(key, {})[cell.replicate] = record.metrics["mse"][0]
-    found = {}
-    for key, own in errors.items():
-        right = errors.get((key[0], "", 0.0), {})
-        ratios = np.array([own[k] / right[k] for k in own.keys() & right.keys()])
+    means = {}
+    for key, arm in errors.items():
+        reference = errors.get((key[0], "", 0.0), {})
+        ratios = np.array(
+            [arm[k] / reference[k] for k in arm.keys() & reference.keys()]
+        )
         if key[1] and len(ratios) > 1:
-            found[key] = (
+            means[key] = (
                 float(ratios.mean()),
                 float(ratios.std(ddof=1) / len(ratios) ** 0.5),
             )
-    return found
+    return means
 
 
 def main() -> None:

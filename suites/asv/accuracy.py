@@ -10,15 +10,15 @@ from .cases import SEEDS, STEPS, Case, problems
 
 def _errors(case):
     """Mean squared errors (replicates, components) of GAMP after a fixed number of steps."""
-    found = []
+    errors = []
     item = case.algorithm("gamp")
     for replicate in range(SEEDS):
         instance, data = case.data(replicate)
         state = item.init(case.problem, data, np.random.default_rng(replicate))
         for _ in range(STEPS):
             state, _ = item.step(case.problem, data, state)
-        found.append(instance.metrics(to_host(item.estimate(state)))["mse"])
-    return np.array(found)
+        errors.append(instance.metrics(to_host(item.estimate(state)))["mse"])
+    return np.array(errors)
 
 
 class Accuracy:
@@ -30,7 +30,7 @@ class Accuracy:
 
     def setup_cache(self):
         """Errors and theory of every problem, computed once for the two tracks."""
-        found = {}
+        accuracy = {}
         for name in self.params[0]:
             try:
                 case = Case(name)
@@ -42,25 +42,25 @@ class Accuracy:
                 errors = _errors(case)[:, 0]
             except Exception:  # the track is blank for what this commit cannot do
                 continue
-            found[name] = (float(point.mse[0]), float(point.mse_error[0]), errors)
-        return found
+            accuracy[name] = (float(point.mse[0]), float(point.mse_error[0]), errors)
+        return accuracy
 
     setup_cache.timeout = 1800
 
-    def setup(self, found, problem):
-        if problem not in found:
+    def setup(self, accuracy, problem):
+        if problem not in accuracy:
             raise NotImplementedError("no theory or no run at this commit")
 
-    def track_error_over_theory(self, found, problem):
+    def track_error_over_theory(self, accuracy, problem):
         """Mean error over the Bayes-optimal one; blank where theory says 0."""
-        theory, _, errors = found[problem]
+        theory, _, errors = accuracy[problem]
         return float(np.mean(errors) / theory) if theory > 1e-6 else np.nan
 
     track_error_over_theory.unit = "times the Bayes-optimal error (smaller is better)"
 
-    def track_absolute_z(self, found, problem):
+    def track_absolute_z(self, accuracy, problem):
         """Distance of the mean error from theory in standard errors of both."""
-        theory, error, errors = found[problem]
+        theory, error, errors = accuracy[problem]
         spread = np.hypot(np.std(errors, ddof=1) / np.sqrt(len(errors)), error)
         return (
             float(abs(np.mean(errors) - theory) / spread)

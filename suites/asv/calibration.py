@@ -20,7 +20,7 @@ SEQUENCE, ATTENTION = "sequence-multi-index", "attention-indexed"
 def _cases():
     """``{name: (model, channel, prior)}`` of every shipped channel."""
     gaussian, wishart = {"name": "gaussian"}, {"name": "wishart", "rho": 0.5}
-    found = {}
+    checks = {}
 
     def add(model, tokens, name, **parameters):
         label = ", ".join(
@@ -31,7 +31,7 @@ def _cases():
             ]
         )
         prior = gaussian if model == SEQUENCE else wishart
-        found[f"{model}: {label}"] = (
+        checks[f"{model}: {label}"] = (
             {"name": model, "tokens": tokens},
             {"name": name, **parameters},
             prior,
@@ -53,7 +53,7 @@ def _cases():
     add(SEQUENCE, 2, "softmax", layers=4, skip=1.0)
     add(SEQUENCE, 3, "softmax", layers=2, skip=1.0)
     add(ATTENTION, 2, "softmax", layers=2, skip=1.0)
-    return found
+    return checks
 
 
 CASES = _cases()
@@ -103,12 +103,12 @@ def verify_information(problem, Q, V, draws):
     point = PointByDraws(problem, reported)
     point.draws = draws
     value, error, _ = information_at(problem, Q, V)
-    own, cross, stated = point.draw(Q, V)
+    self_overlap, cross, stated = point.draw(Q, V)
     return [
         compare(
             "information", a, value[a, a], error[a, a], samples[:, a, a], bias / V[a, a]
         )
-        for samples, bias in ((own, stated), (cross, 0.0))
+        for samples, bias in ((self_overlap, stated), (cross, 0.0))
         for a in point.learned
     ]
 

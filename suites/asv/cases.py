@@ -26,15 +26,15 @@ STEPS = 40
 
 def _suites():
     """Paths of the shipped suites: those of this checkout, so that all commits are asked the same."""
-    here = Path(__file__).resolve().parent.parent
-    found = {path.stem: path for path in sorted(here.glob("*.toml"))} or dict(
+    folder = Path(__file__).resolve().parent.parent
+    suites = {path.stem: path for path in sorted(folder.glob("*.toml"))} or dict(
         shipped_suites()
     )
-    wanted = os.environ.get("SMIMBENCH_ASV_SUITES")
+    names = os.environ.get("SMIMBENCH_ASV_SUITES")
     return {
         name: path
-        for name, path in found.items()
-        if not wanted or name in wanted.split(",")
+        for name, path in suites.items()
+        if not names or name in names.split(",")
     }
 
 
@@ -54,7 +54,7 @@ def _plans():
     The first problem of every suite, and every other that brings a combination of parts which no suite before it has;
     then what is installed and in no suite. A suite that this commit cannot read is left out.
     """
-    found, seen = {}, set()
+    cases, identities = {}, set()
     for name, path in _suites().items():
         try:
             suite = smimbench.load_suite(path)
@@ -64,23 +64,23 @@ def _plans():
         for position, plan in enumerate(plans):
             problem = plan.problem
             if position > 0 and (
-                _kind(problem) in seen or problem.components > MOST_COMPONENTS
+                _kind(problem) in identities or problem.components > MOST_COMPONENTS
             ):
                 continue
-            seen.add(_kind(problem))
+            identities.add(_kind(problem))
             alpha = sorted(plan.alphas)[len(plan.alphas) // 2]
-            found[f"{name}: {plan.label}"] = (problem, alpha, max(plan.dimensions))
+            cases[f"{name}: {plan.label}"] = (problem, alpha, max(plan.dimensions))
     if not os.environ.get("SMIMBENCH_ASV_SUITES"):
         for name, problem in _installed(
-            {kind[:2] for kind in seen}, {kind[::2][:2] for kind in seen}
+            {kind[:2] for kind in identities}, {kind[::2][:2] for kind in identities}
         ):
             alpha = 1.0 if len(problem.model.signal_shape(1, 2)) == 2 else 0.2
-            found[f"installed: {name}"] = (
+            cases[f"installed: {name}"] = (
                 problem,
                 alpha,
                 LARGEST.get(problem.model.name, 60),
             )
-    return found
+    return cases
 
 
 def _installed(channels, priors):
@@ -90,7 +90,7 @@ def _installed(channels, priors):
         for channel in registry.entries("channel"):
             for prior in registry.entries("prior"):
                 names = [
-                    (part.name, part.distribution) for part in (model, channel, prior)
+                    (item.name, item.distribution) for item in (model, channel, prior)
                 ]
                 if tuple(names[:2]) in channels and tuple(names[::2]) in priors:
                     continue
@@ -125,21 +125,21 @@ def problems():
     return sorted(_plans()) or ["none"]
 
 
-def _made(item):
+def _example(item):
     return item(**getattr(item, "example", {}))
 
 
 def algorithms():
     """Names of all algorithms that work with their defaults or have an example, those of installed plugins included."""
-    found = []
+    algorithms = []
     for entry in get_registry().entries("algorithm"):
         try:
-            _made(entry.item)
+            _example(entry.item)
         except Exception:  # needs a parameter and gives no example; whatever it raises, the others are benchmarked
             continue
         prefix = "" if entry.distribution == "smimbench" else f"{entry.distribution}:"
-        found.append(prefix + entry.name)
-    return sorted(found) or ["none"]
+        algorithms.append(prefix + entry.name)
+    return sorted(algorithms) or ["none"]
 
 
 class Case:
@@ -154,7 +154,7 @@ class Case:
     def algorithm(self, name):
         """An algorithm with its defaults or its example; NotImplementedError (asv skips) where it does not fit."""
         try:
-            item = _made(
+            item = _example(
                 get_registry().get("algorithm", name, self.problem.model.name).item
             )
         except LookupError as error:

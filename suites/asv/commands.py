@@ -72,13 +72,13 @@ def items() -> list[str]:
         check=True,
         capture_output=True,
     )
-    found = json.loads(listed.stdout)
+    entries_listed = json.loads(listed.stdout)
     return sorted(
         {
-            one["name"]
-            for kind, entries in found.items()
+            entry["name"]
+            for kind, entries in entries_listed.items()
             if kind != "suites"
-            for one in entries
+            for entry in entries
         }
     )
 

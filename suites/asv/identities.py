@@ -57,8 +57,8 @@ class Denoiser:
             means.append(estimate)
             claimed.append(np.diagonal(V))
             squares.append(model.squared_error(signal, estimate))
-        known = prior.mean(P, dimension)
-        self.truth, self.mean = np.stack(truths) - known, np.stack(means) - known
+        mean = prior.mean(P, dimension)
+        self.truth, self.mean = np.stack(truths) - mean, np.stack(means) - mean
         self.claimed, self.squares = np.mean(claimed), np.mean(squares)
 
     def track_slope(self, problem, information):
@@ -93,10 +93,10 @@ class Posterior:
         )
         z = omega + np.sqrt(variance) * rng.standard_normal((samples, P, C))
         y = channel.forward(z, rng=rng)
-        found = channel.posterior(y, omega, variance * np.eye(P), rng=rng)
-        self.truth, self.mean = z - omega, found.mean - omega
-        self.claimed = float(np.trace(found.covariance))
-        self.squares = float(np.sum(np.mean((z - found.mean) ** 2, axis=(0, 2))))
+        posterior = channel.posterior(y, omega, variance * np.eye(P), rng=rng)
+        self.truth, self.mean = z - omega, posterior.mean - omega
+        self.claimed = float(np.trace(posterior.covariance))
+        self.squares = float(np.sum(np.mean((z - posterior.mean) ** 2, axis=(0, 2))))
 
     def track_slope(self, problem, variance):
         return _slope(self.truth, self.mean)

@@ -21,10 +21,10 @@ class Kernels:
 
     def setup(self, problem):
         self.case = Case(problem)
-        parts = self.case.problem
-        self.model, self.channel, self.prior = parts.model, parts.channel, parts.prior
+        spec = self.case.problem
+        self.model, self.channel, self.prior = spec.model, spec.channel, spec.prior
         instance, data = self.case.data()
-        P = parts.components
+        P = spec.components
         rng = np.random.default_rng(0)
         self.inputs, self.labels = data.inputs, data.labels
         self.R = instance.signal + self.model.draw_noise(rng, P, self.case.dimension)

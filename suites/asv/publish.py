@@ -104,11 +104,11 @@ SHIM = """(function () {
 
 def cache_folder() -> Path:
     """Where archives are kept between runs."""
-    own = os.environ.get("SMIMBENCH_CACHE")
+    cache_variable = os.environ.get("SMIMBENCH_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     return (
-        Path(own)
-        if own
+        Path(cache_variable)
+        if cache_variable
         else (Path(base) if base else Path.home() / ".cache") / "smimbench"
     )
 
@@ -124,36 +124,36 @@ def integrity(path: Path) -> str:
 def fetch(name: str, version: str, expected: str, cache: Path) -> Path:
     """The archive of an npm package, from the cache or by ``npm pack``; never one with another hash."""
     cache.mkdir(parents=True, exist_ok=True)
-    kept = cache / f"{name}-{version}.tgz"
-    if kept.exists() and integrity(kept) == expected:
-        return kept
+    archive = cache / f"{name}-{version}.tgz"
+    if archive.exists() and integrity(archive) == expected:
+        return archive
     npm = shutil.which("npm")
     if npm is None:
         raise SystemExit(
-            f"npm is needed once, to fetch {name} {version} (install Node.js, or put the archive at {kept})"
+            f"npm is needed once, to fetch {name} {version} (install Node.js, or put the archive at {archive})"
         )
     with tempfile.TemporaryDirectory() as folder:
         call = [npm, "pack", "--silent", f"{name}@{version}"]
-        done = subprocess.run(
+        process = subprocess.run(
             call, cwd=folder, capture_output=True, text=True, check=False
         )
-        found = list(Path(folder).glob("*.tgz"))
-        if done.returncode or not found:
+        archives = list(Path(folder).glob("*.tgz"))
+        if process.returncode or not archives:
             raise SystemExit(
-                f"npm could not fetch {name} {version}: {' '.join(done.stderr.split())}"
+                f"npm could not fetch {name} {version}: {' '.join(process.stderr.split())}"
             )
-        if integrity(found[0]) != expected:
+        if integrity(archives[0]) != expected:
             raise SystemExit(
-                f"npm gave another {name} {version} than the one pinned here: {integrity(found[0])}"
+                f"npm gave another {name} {version} than the one pinned here: {integrity(archives[0])}"
             )
-        shutil.move(str(found[0]), kept)
-    return kept
+        shutil.move(str(archives[0]), archive)
+    return archive
 
 
-def unpack(archive: Path, wanted: dict[str, str], vendor: Path) -> None:
+def unpack(archive: Path, members: dict[str, str], vendor: Path) -> None:
     """Take some files out of an npm archive."""
     with tarfile.open(archive) as tar:
-        for inside, name in wanted.items():
+        for inside, name in members.items():
             stream = tar.extractfile(f"package/{inside}")
             if stream is None:
                 raise SystemExit(f"{archive.name} does not hold {inside}")
@@ -171,18 +171,20 @@ def stem(address: str) -> str:
 def localise(page: str, vendor: Path) -> str:
     """The page with every external script and stylesheet replaced by the local copy."""
     copies = [p for p in sorted(vendor.rglob("*")) if p.suffix in (".js", ".css")]
-    known = {stem(p.name): p.relative_to(vendor.parent).as_posix() for p in copies}
+    local_paths = {
+        stem(p.name): p.relative_to(vendor.parent).as_posix() for p in copies
+    }
 
     def replace(match: re.Match[str]) -> str:
         address = match["script"] or match["style"]
         name = stem(address)
-        if name not in known:
+        if name not in local_paths:
             raise SystemExit(
                 f"this asv loads {address}, which is not among the packages of this file; add it"
             )
         if match["script"]:
-            return f'<script src="{known[name]}"></script>'
-        return f'<link rel="stylesheet" href="{known[name]}">'
+            return f'<script src="{local_paths[name]}"></script>'
+        return f'<link rel="stylesheet" href="{local_paths[name]}">'
 
     return TAG.sub(replace, page)
 
@@ -194,11 +196,11 @@ def data_script(html: Path) -> str:
         for p in sorted(html.rglob("*.json"))
         if p.relative_to(html).parts[0] != "vendor"
     ]
-    found = {
+    texts = {
         p.relative_to(html).as_posix(): p.read_text(encoding="utf-8") for p in files
     }
     # "</" would end the script element of a page that inlines this file.
-    text = json.dumps(found).replace("</", "<\\/")
+    text = json.dumps(texts).replace("</", "<\\/")
     return f"window.ASV_DATA = {text};\n"
 
 
@@ -210,20 +212,20 @@ def pack(html: Path, cache: Path) -> None:
             f"{index}: no such file; is this the folder that 'asv publish' wrote?"
         )
     vendor = html / "vendor"
-    for name, version, expected, wanted in PACKAGES:
-        unpack(fetch(name, version, expected, cache), wanted, vendor)
+    for name, version, expected, members in PACKAGES:
+        unpack(fetch(name, version, expected, cache), members, vendor)
     (html / "data.js").write_text(data_script(html), encoding="utf-8")
     (vendor / "js" / "answer-from-data.js").write_text(SHIM, encoding="utf-8")
     page = localise(index.read_text(encoding="utf-8"), vendor)
     if "data.js" not in page:
-        first = re.search(r"<script[^>]*\bsrc=\"asv\.js\"", page)
-        if first is None:
+        script = re.search(r"<script[^>]*\bsrc=\"asv\.js\"", page)
+        if script is None:
             raise SystemExit(f"{index}: asv.js is not loaded where it was expected")
         ours = '<script src="data.js"></script>\n    <script src="vendor/js/answer-from-data.js"></script>\n    '
-        page = page[: first.start()] + ours + page[first.start() :]
-    left = [match.group(0) for match in TAG.finditer(page)]
-    if left:
-        raise SystemExit(f"{index}: still external: {left[0]}")
+        page = page[: script.start()] + ours + page[script.start() :]
+    remote_tags = [match.group(0) for match in TAG.finditer(page)]
+    if remote_tags:
+        raise SystemExit(f"{index}: still external: {remote_tags[0]}")
     index.write_text(page, encoding="utf-8")
 
 

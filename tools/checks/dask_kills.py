@@ -98,14 +98,14 @@ def main() -> int:
         )
 
         begin = time.monotonic()
-        here = ["--host", "127.0.0.1", "--no-dashboard"]
+        local = ["--host", "127.0.0.1", "--no-dashboard"]
         place = {
             "PYTHONPATH": paths,
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
         }
         scheduler = Service(
-            "-m", "distributed.cli.dask_scheduler", *here, "--port", str(port), **place
+            "-m", "distributed.cli.dask_scheduler", *local, "--port", str(port), **place
         )
         work = (
             "-m",
@@ -130,19 +130,19 @@ def main() -> int:
         )
         client = Service("-m", "smimbench", *run, **place)
         store, turns = Store(folder / "rough" / "fire"), itertools.cycle(workers)
-        shots = [(part, client) for part in CLIENT] + [
-            (part, scheduler) for part in SCHEDULER
+        shots = [(share, client) for share in CLIENT] + [
+            (share, scheduler) for share in SCHEDULER
         ]
         moments = sorted(
-            ((part * len(cells), service) for part, service in shots),
+            ((share * len(cells), service) for share, service in shots),
             key=lambda moment: moment[0],
         )
         shot = time.monotonic()
         try:
             while not client.ended():
                 time.sleep(0.1)
-                there = sum(1 for _ in store.folder.glob("*.json")) - 1
-                if moments and there >= moments[0][0]:
+                stored = sum(1 for _ in store.folder.glob("*.json")) - 1
+                if moments and stored >= moments[0][0]:
                     moments.pop(0)[1].kill()
                 if time.monotonic() - shot > pause:
                     next(turns).kill()
@@ -154,20 +154,21 @@ def main() -> int:
         finally:
             for service in (client, *workers, scheduler):
                 service.end()
-        found, right = store.load(), calm.load()
+        stored_records, expected = store.load(), calm.load()
         aside = [path.name for path in (store.folder / "set-aside").glob("*")]
     unlike = sum(
-        key not in found or differ(found[key], record) for key, record in right.items()
+        key not in stored_records or differ(stored_records[key], record)
+        for key, record in expected.items()
     )
-    print(f"{len(found)} of {len(right)} cells in {time.monotonic() - begin:.0f} s; killed: workers "
+    print(f"{len(stored_records)} of {len(expected)} cells in {time.monotonic() - begin:.0f} s; killed: workers "
           f"{sum(w.killed for w in workers)} times, the client {client.killed}, the scheduler {scheduler.killed}; "
           f"the client was started {client.starts} times; "
           f"{unlike} cells unlike the serial run, {len(store.complaints)} complaints, {len(aside)} set aside")  # fmt: skip
-    done = client.killed == len(CLIENT) and scheduler.killed == len(SCHEDULER)
+    all_killed = client.killed == len(CLIENT) and scheduler.killed == len(SCHEDULER)
     return (
         0
-        if done
-        and len(found) == len(right)
+        if all_killed
+        and len(stored_records) == len(expected)
         and not (unlike or store.complaints or aside)
         else 1
     )

@@ -112,10 +112,10 @@ def random_suite(rng):
     )
     sizes = sorted(set(sizes.tolist()))
     slow = kind in ("hardmax", "nuclear", "adam") or (kind == "softmax" and tokens == 3)
-    fewer, most = rng.choice([1, 0.7, 0.5]), between(rng, 4, 6 if slow else 20)
+    fewer, largest = rng.choice([1, 0.7, 0.5]), between(rng, 4, 6 if slow else 20)
     return group, SUITE.format(
         kind=kind, model="attention-indexed" if matrices else "sequence-multi-index", tokens=tokens, channel=label, prior=prior,
-        alpha=f"{alpha:.4g}", sizes=sizes, seeds=[max(2, round(most * fewer**k)) for k in range(len(sizes))],
+        alpha=f"{alpha:.4g}", sizes=sizes, seeds=[max(2, round(largest * fewer**k)) for k in range(len(sizes))],
         algorithm=algorithm, metrics='["mse", "overlap", "nishimori"]' if gamp else '["mse", "overlap"]',
     )  # fmt: skip
 
@@ -129,34 +129,38 @@ def case(folder, number):
         suite.write_text(text)
         rows = list(smimbench.run(suite, results=folder / "results", workers=1))
         path.write_text(json.dumps({"group": group, "rows": rows}))
-    found = json.loads(path.read_text())
-    limits = smimbench.extrapolate(found["rows"])
-    known = [
-        one for one in limits if one["own_theory"] is not None and one["theory"] > 1e-3
+    stored = json.loads(path.read_text())
+    limits = smimbench.extrapolate(stored["rows"])
+    predicted = [
+        limit
+        for limit in limits
+        if limit["own_theory"] is not None and limit["theory"] > 1e-3
     ]
-    if not known:
+    if not predicted:
         return None
-    chosen = known[np.random.default_rng([ROOT, number, 1]).integers(len(known))]
-    return {**chosen, "group": found["group"]}
+    chosen = predicted[
+        np.random.default_rng([ROOT, number, 1]).integers(len(predicted))
+    ]
+    return {**chosen, "group": stored["group"]}
 
 
-def interval(one):
+def interval(limit):
     """Half of the interval that holds the truth with probability 95%, errors of theory included."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(min(one["error_dof"], 1e9), 0.975)) * math.hypot(
-        one["error"], one["theory_error"] or 0.0
+    return float(stdtrit(min(limit["error_dof"], 1e9), 0.975)) * math.hypot(
+        limit["error"], limit["theory_error"] or 0.0
     )
 
 
 def line(name, cases):
     """A row of the table."""
-    shown = [one for one in cases if not one["refusal"]]
+    shown = [limit for limit in cases if not limit["refusal"]]
     if not shown:
         return f"| {name} | {len(cases)} | 0 | | | |"
-    inside = sum(abs(one["difference"]) <= interval(one) for one in shown)
-    far = sum(abs(one["z"]) > 3 for one in shown)
-    width = np.median([one["error"] / abs(one["value"]) for one in shown])
+    inside = sum(abs(limit["difference"]) <= interval(limit) for limit in shown)
+    far = sum(abs(limit["z"]) > 3 for limit in shown)
+    width = np.median([limit["error"] / abs(limit["value"]) for limit in shown])
     return f"| {name} | {len(cases)} | {len(shown)} | {inside} ({100 * inside / len(shown):.1f}%) | {far} | {100 * width:.1f}% |"
 
 
@@ -165,21 +169,21 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cases", type=int, default=200)
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")
     cases, number = [], 0
-    while len(cases) < given.cases:
-        found = case(given.folder, number)
-        cases += [] if found is None else [found]
+    while len(cases) < arguments.cases:
+        limits = case(arguments.folder, number)
+        cases += [] if limits is None else [limits]
         number += 1
     print(
         "| what | cases | with a limit | theory in the 95% interval | abs(z) > 3 | median error |\n|---|---|---|---|---|---|"
     )
     for name in GROUPS:
-        print(line(name, [one for one in cases if one["group"] == name]))
+        print(line(name, [limit for limit in cases if limit["group"] == name]))
     for name in ("mse", "overlap", "nishimori"):
-        print(line(name, [one for one in cases if one["metric"] == name]))
+        print(line(name, [limit for limit in cases if limit["metric"] == name]))
     print(line("all", cases))
 
 

@@ -92,21 +92,21 @@ def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
     else:
         return None
     holder, name = dice.choice(numbers)
-    before = json.dumps(holder[name])
+    text = json.dumps(holder[name])
     places = [
         m.start(1)
-        for m in re.finditer(r"[-\d.][\d.]*?(\d)(?=[\d.]*(?:e-?\d+)?[\],}]|$)", before)
+        for m in re.finditer(r"[-\d.][\d.]*?(\d)(?=[\d.]*(?:e-?\d+)?[\],}]|$)", text)
     ]
     if not places:
         return None
     for place in dice.sample(
         places, min(len(places), 100)
     ):  # most digits are beyond what another computation gives
-        digit = dice.choice([d for d in "0123456789" if d != before[place]])
+        digit = dice.choice([d for d in "0123456789" if d != text[place]])
         with contextlib.suppress(ValueError):
-            after = json.loads(before[:place] + digit + before[place + 1 :])
-            if not is_rounding(holder[name], after):
-                holder[name] = after
+            changed = json.loads(text[:place] + digit + text[place + 1 :])
+            if not is_rounding(holder[name], changed):
+                holder[name] = changed
                 if kind == "record":
                     return text_of(sealed(document)).encode()
                 if kind == "pack":
@@ -122,17 +122,19 @@ def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
     return None
 
 
-def is_rounding(old: object, new: object) -> bool:
+def is_rounding(original: object, changed: object) -> bool:
     """Whether no number differs by more than another computation would."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        return old.keys() == new.keys() and all(
-            is_rounding(old[key], new[key]) for key in old
+    if isinstance(original, dict) and isinstance(changed, dict):
+        return original.keys() == changed.keys() and all(
+            is_rounding(original[key], changed[key]) for key in original
         )
-    if isinstance(old, list) and isinstance(new, list):
-        return len(old) == len(new) and all(map(is_rounding, old, new))
-    if isinstance(old, float) and isinstance(new, float):
-        return math.isclose(old, new, rel_tol=1e-8, abs_tol=1e-10)
-    return old == new
+    if isinstance(original, list) and isinstance(changed, list):
+        return len(original) == len(changed) and all(
+            map(is_rounding, original, changed)
+        )
+    if isinstance(original, float) and isinstance(changed, float):
+        return math.isclose(original, changed, rel_tol=1e-8, abs_tol=1e-10)
+    return original == changed
 
 
 def state_of(results: Path) -> dict[str, str]:
@@ -146,8 +148,8 @@ def state_of(results: Path) -> dict[str, str]:
 
 def flip(path: Path, folder: Path, dice: random.Random, *, seal: bool) -> str | None:
     """Change a digit and verify; what went wrong, or None. The file is put back."""
-    before, kind = path.read_bytes(), kind_of(path, folder)
-    data = resealed(kind, before, dice) if seal else flipped(before, dice)
+    original, kind = path.read_bytes(), kind_of(path, folder)
+    data = resealed(kind, original, dice) if seal else flipped(original, dice)
     if data is None:
         return "skipped"
     path.write_bytes(data)
@@ -165,9 +167,9 @@ def flip(path: Path, folder: Path, dice: random.Random, *, seal: bool) -> str | 
         "--json",
         *options,
     )
-    after = state_of(folder.parent)
-    path.write_bytes(before)
-    if after != state:
+    state_after = state_of(folder.parent)
+    path.write_bytes(original)
+    if state_after != state:
         return f"{path.name}: verify wrote something"
     try:
         named = any(path.name in line for line in json.loads(out)["wrong"])
@@ -175,14 +177,12 @@ def flip(path: Path, folder: Path, dice: random.Random, *, seal: bool) -> str | 
         named = False
     if kind == "run" and code == 2:  # the folder is refused for it
         named = True
-    at = next((i for i, (a, b) in enumerate(zip(before, data)) if a != b), 0)
-    where = (
-        f"{before[max(0, at - 30) : at + 10]!r} to {data[max(0, at - 30) : at + 10]!r}"
-    )
+    at = next((i for i, (a, b) in enumerate(zip(original, data)) if a != b), 0)
+    context = f"{original[max(0, at - 30) : at + 10]!r} to {data[max(0, at - 30) : at + 10]!r}"
     return (
         None
         if named and code
-        else f"{path.name} ({kind}{', new digest' if seal else ''}): {where} not named"
+        else f"{path.name} ({kind}{', new digest' if seal else ''}): {context} not named"
     )
 
 
@@ -196,27 +196,27 @@ def flips(folder: Path, count: int, dice: random.Random) -> tuple[Counter, list[
     kinds: dict[str, list[Path]] = {}
     for path in files:
         kinds.setdefault(kind_of(path, folder), []).append(path)
-    done: Counter = Counter()
+    counts: Counter = Counter()
     missed, sealed_ones = [], 0
-    while sum(done.values()) < count:
+    while sum(counts.values()) < count:
         for kind, paths in kinds.items():
-            seal = done[kind] % 2 == 1 and kind not in ("trajectory", "run", "rows")
-            said = "skipped"
+            seal = counts[kind] % 2 == 1 and kind not in ("trajectory", "run", "rows")
+            outcome = "skipped"
             for _ in range(
                 10 if seal else 1
             ):  # a digit may be below rounding, or belong to no number
-                said = flip(dice.choice(paths), folder, dice, seal=seal)
-                if said != "skipped":
+                outcome = flip(dice.choice(paths), folder, dice, seal=seal)
+                if outcome != "skipped":
                     break
-            sealed_ones += seal and said != "skipped"
-            if said == "skipped":
-                said = flip(dice.choice(paths), folder, dice, seal=False)
-            done[kind] += 1
-            if said:
-                missed.append(said)
-                print(said, flush=True)
+            sealed_ones += seal and outcome != "skipped"
+            if outcome == "skipped":
+                outcome = flip(dice.choice(paths), folder, dice, seal=False)
+            counts[kind] += 1
+            if outcome:
+                missed.append(outcome)
+                print(outcome, flush=True)
     print(f"{sealed_ones} under a digest that fits")
-    return done, missed
+    return counts, missed
 
 
 def main() -> int:
@@ -225,10 +225,10 @@ def main() -> int:
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         folder = prepare(Path(temporary))
-        done, missed = flips(folder, chosen.flips, random.Random(chosen.seed))
-    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(done.items()))
+        counts, missed = flips(folder, chosen.flips, random.Random(chosen.seed))
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
     print(
-        f"{sum(done.values())} flips ({kinds}) in {time.monotonic() - begin:.0f} s: {len(missed)} not named"
+        f"{sum(counts.values())} flips ({kinds}) in {time.monotonic() - begin:.0f} s: {len(missed)} not named"
     )
     return 1 if missed else 0
 

@@ -30,9 +30,9 @@ PARTS = {
 }
 
 
-def problems(part):
+def problems(quarter):
     """The tables ``[[problems]]`` of a part."""
-    if part.startswith("layers"):
+    if quarter.startswith("layers"):
         return [
             '[[problems]]\nlabel = "two layers"\nmodel = { name = "sequence-multi-index", tokens = 2 }\n'
             'channel = { name = "softmax", layers = 2, skip = 1.0 }\nprior = { name = "gaussian" }\n'
@@ -46,21 +46,21 @@ def problems(part):
     ]
 
 
-def suite(folder, part):
+def suite(folder, quarter):
     """The suite of a part, written to the folder."""
-    path = folder / f"{part}.toml"
-    text = f'[suite]\ntitle = "GAMP on a plain grid: {part}"\n\n' + "\n".join(
-        problems(part)
+    path = folder / f"{quarter}.toml"
+    text = f'[suite]\ntitle = "GAMP on a plain grid: {quarter}"\n\n' + "\n".join(
+        problems(quarter)
     )
     path.write_text(
-        f'{text}\n[grid]\ndimension = [{PARTS[part]}]\nseeds = {SEEDS}\n\n[[algorithms]]\nname = "gamp"\n'
+        f'{text}\n[grid]\ndimension = [{PARTS[quarter]}]\nseeds = {SEEDS}\n\n[[algorithms]]\nname = "gamp"\n'
     )
     return path
 
 
-def records(folder, part):
+def records(folder, quarter):
     """The records of a part that there are."""
-    paths = sorted((folder / "results" / part).glob("*.json"))
+    paths = sorted((folder / "results" / quarter).glob("*.json"))
     return [
         record for path in paths if "status" in (record := json.loads(path.read_text()))
     ]
@@ -69,18 +69,18 @@ def records(folder, part):
 def table(folder):
     """How many runs ended in which way, and every point where not all are ``ok``."""
     counts, points = defaultdict(Counter), defaultdict(Counter)
-    for part, size in PARTS.items():
-        for record in records(folder, part):
+    for quarter, size in PARTS.items():
+        for record in records(folder, quarter):
             name, status = record.problem, record.status
             counts[name.split(", rho")[0], size][status] += 1
             points[name, record.cell["alpha"], size][status] += 1
     print(
         "| problem | D | runs | ok | not converged | diverged | other |\n|---|---|---|---|---|---|---|"
     )
-    for (name, size), found in counts.items():
+    for (name, size), errors in counts.items():
         n, shown = (
-            sum(found.values()),
-            [found[k] for k in ("ok", "not-converged", "diverged")],
+            sum(errors.values()),
+            [errors[k] for k in ("ok", "not-converged", "diverged")],
         )
         print(
             f"| {name} | {size} | {n} | {shown[0]} ({100 * shown[0] / n:.1f}%) | {shown[1]} | {shown[2]} | {n - sum(shown)} |"
@@ -88,10 +88,10 @@ def table(folder):
     print(
         "\nPoints where not every run ended `ok`:\n\n| problem | alpha | D | runs | ok |\n|---|---|---|---|---|"
     )
-    for (name, alpha, size), found in sorted(points.items()):
-        if found["ok"] < sum(found.values()):
+    for (name, alpha, size), errors in sorted(points.items()):
+        if errors["ok"] < sum(errors.values()):
             print(
-                f"| {name} | {alpha:g} | {size} | {sum(found.values())} | {found['ok']} |"
+                f"| {name} | {alpha:g} | {size} | {sum(errors.values())} | {errors['ok']} |"
             )
 
 
@@ -99,6 +99,6 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     if "--table" not in sys.argv:
-        for part in PARTS:
-            smimbench.run(suite(folder, part), results=folder / "results")
+        for quarter in PARTS:
+            smimbench.run(suite(folder, quarter), results=folder / "results")
     table(folder)

@@ -97,8 +97,12 @@ if __name__ == "__main__":
             for name in LABELS:
                 for rho in RHOS:
                     if size <= largest:
-                        wanted = [one for one in SEEDS if one <= size]
+                        seeds = [
+                            size_of_seed
+                            for size_of_seed in SEEDS
+                            if size_of_seed <= size
+                        ]
                         smimbench.run(
-                            suite(folder, name, rho, wanted), results=folder / "results"
+                            suite(folder, name, rho, seeds), results=folder / "results"
                         )
     table(folder)

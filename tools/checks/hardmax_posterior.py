@@ -66,15 +66,15 @@ def psi(V: float, q: float, *, published: bool) -> float:
             2 * np.pi * root
         )
         if published:
-            first = second = density
+            first_factor = second = density
         else:
-            first = (
+            first_factor = (
                 np.exp(-(k1**2) / 2) / np.sqrt(2 * np.pi) * ndtr((k2 - r * k1) / root)
             )
             second = (
                 np.exp(-(k2**2) / 2) / np.sqrt(2 * np.pi) * ndtr((k1 - r * k2) / root)
             )
-        square = 3 * first**2 + 3 * second**2 + 2 * sign * first * second
+        square = 3 * first_factor**2 + 3 * second**2 + 2 * sign * first_factor * second
         keep = (
             cdf > 1e-9
         )  # below, the library routine returns rounding noise; its weight is nothing
@@ -107,8 +107,12 @@ def main() -> None:
     print("   rho    alpha  published  with phi2/Phi2  with grad log Phi2")
     for rho, points in PUBLISHED.items():
         for alpha, value in points:
-            other, right = (mmse(rho, alpha, published=flag) for flag in (True, False))
-            print(f"{rho:6.2f} {alpha:8.4f} {value:10.4f} {other:15.4f} {right:19.4f}")
+            published, corrected = (
+                mmse(rho, alpha, published=flag) for flag in (True, False)
+            )
+            print(
+                f"{rho:6.2f} {alpha:8.4f} {value:10.4f} {published:15.4f} {corrected:19.4f}"
+            )
     for flag, name in ((True, "phi2/Phi2"), (False, "grad log Phi2")):
         print(
             f"weak recovery at rho -> 0 with {name}: {1 / psi(1.0, 0.0, published=flag):.5f}"

@@ -50,8 +50,8 @@ def main() -> None:
             z = rng.standard_normal((2, 2))
             u = attention(z[0], skip) @ z[1]
             truth = np.outer(z[1], z[1])
-            first, second = (truth - moment(u, skip, rng) for _ in range(2))
-            terms[i] = 6 - np.sum(first * second)
+            estimate, second = (truth - moment(u, skip, rng) for _ in range(2))
+            terms[i] = 6 - np.sum(estimate * second)
         F, error = terms.mean(), terms.std(ddof=1) / np.sqrt(SAMPLES)
         print(
             f"{skip:4.1f} {published:11.4f} {1 / F:18.4f} +- {error / F**2:.4f} {1 / 6:14.4f}"

@@ -38,9 +38,9 @@ def write_suite(file: Path, seeds: int, *algorithms: str) -> Path:
     return file
 
 
-def differ(one: Record, other: Record) -> bool:
+def differ(record: Record, repeated: Record) -> bool:
     """Whether two records of a cell say different things."""
-    return any(getattr(one, name) != getattr(other, name) for name in UNCLOCKED)
+    return any(getattr(record, name) != getattr(repeated, name) for name in UNCLOCKED)
 
 
 def options(description: str | None, **numbers: float) -> argparse.Namespace:

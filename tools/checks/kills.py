@@ -47,14 +47,14 @@ def killed_child(cells, store: Store, dice: random.Random) -> bool:
             run_cells(cells, store)
         finally:
             os._exit(0)
-    skip, seen = dice.randrange(8), False
+    skip, was_unfinished = dice.randrange(8), False
     end = time.monotonic() + dice.uniform(0.0, 0.5)
     aimed = dice.random() < 0.5
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if aimed:  # at the write number ``skip``
-            now = bool(unfinished(store.folder))
-            skip -= now and not seen
-            seen = now
+            is_unfinished = bool(unfinished(store.folder))
+            skip -= is_unfinished and not was_unfinished
+            was_unfinished = is_unfinished
         if skip < 0 if aimed else time.monotonic() > end:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -66,7 +66,7 @@ def main() -> int:
     """All kills; 1 if anything was lost."""
     chosen = options(__doc__, kills=300, seed=0)
     dice = random.Random(chosen.seed)
-    kills = cut = lost = torn = unlike = compared = 0
+    kills = cut = lost_files = torn = unlike = compared = 0
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         algorithms = ('name = "adam"\nsteps = 2400', 'name = "sgd"\nsteps = 40')
@@ -74,44 +74,48 @@ def main() -> int:
         cells = load_suite(file).cells()
         calm = Store(Path(temporary) / "calm")
         run_cells(cells, calm)
-        right = calm.load()
+        expected = calm.load()
         number = 0
         while kills < chosen.kills:
             number += 1
             store = Store(Path(temporary) / f"rough-{number}")
             store.folder.mkdir()
-            kept: dict[str, bytes] = {}
+            complete: dict[str, bytes] = {}
             while kills < chosen.kills and killed_child(
                 missing_cells(cells, store.load()), store, dice
             ):
                 kills += 1
                 cut += bool(unfinished(store.folder))
-                now = files_of(store.folder)
-                done = {name for name in kept if name.endswith(".json")}
-                done |= {name.replace(".json", ".npz") for name in done} & set(kept)
-                lost += sum(now.get(name) != kept[name] for name in done)
+                files = files_of(store.folder)
+                finished = {name for name in complete if name.endswith(".json")}
+                finished |= {name.replace(".json", ".npz") for name in finished} & set(
+                    complete
+                )
+                lost_files += sum(
+                    files.get(name) != complete[name] for name in finished
+                )
                 store.load()
                 torn += len(store.complaints)
-                kept = now
+                complete = files
             run_cells(missing_cells(cells, store.load()), store)
-            found = store.load()
+            records = store.load()
             torn += len(store.complaints)
-            for key, record in right.items():
+            for key, record in expected.items():
                 compared += 1
                 paths = [
-                    one.trajectory(r)
-                    for one, r in ((store, found[key]), (calm, record))
+                    source.trajectory(r)
+                    for source, r in ((store, records[key]), (calm, record))
                 ]
                 same = (
                     paths[0] is not None
                     and paths[1] is not None
                     and (paths[0]["mse"] == paths[1]["mse"]).all()
                 )
-                unlike += not same or differ(found[key], record)
-    print(f"{kills} SIGKILLs in {time.monotonic() - begin:.0f} s, {cut} of them while a file was being written: {lost} finished "
-          f"files lost or changed, {torn} torn ones believed or complained of; "
+                unlike += not same or differ(records[key], record)
+    print(f"{kills} SIGKILLs in {time.monotonic() - begin:.0f} s, {cut} of them while a file was being written: "
+          f"{lost_files} finished files lost or changed, {torn} torn ones believed or complained of; "
           f"{compared} cells, {unlike} unlike the calm run")  # fmt: skip
-    return 1 if lost or torn or unlike else 0
+    return 1 if lost_files or torn or unlike else 0
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def one_run(problem, algorithm, overlap, run):
     instance, rng = problem.instance(0.01, D, run), np.random.default_rng([1, run])
     data = instance.data(get_backend("numpy"))
     state = begin(overlap, rng, algorithm.init(problem, data, rng), instance.signal)
-    start = [part.tolist() for part in instance.overlaps(state.factor)]
+    start = [matrix.tolist() for matrix in instance.overlaps(state.factor)]
     curve = [list(instance.metrics(state.factor)["mse"])]
     for _ in range(algorithm.steps):
         state, _ = algorithm.step(problem, data, state)
@@ -95,7 +95,7 @@ def one_run(problem, algorithm, overlap, run):
 def compare(folder, name):
     """Run one of the cases, and print its rows of the table."""
     make, overlap, parameters = CASES[name]
-    problem, algorithm, found = (
+    problem, algorithm, curves = (
         make(),
         Sgd(online=True, loss="squared", **parameters),
         [],
@@ -107,9 +107,9 @@ def compare(folder, name):
             text = json.dumps(one_run(problem, algorithm, overlap, run))
             path.write_text(text)
             print(f"{path.name}: {time.process_time() - began:.0f} s", flush=True)
-        found.append(json.loads(path.read_text()))
-    runs = np.array([run["mse"] for run in found])
-    starts = tuple(Overlaps(*map(np.asarray, run["start"])) for run in found)
+        curves.append(json.loads(path.read_text()))
+    runs = np.array([run["mse"] for run in curves])
+    starts = tuple(Overlaps(*map(np.asarray, run["start"])) for run in curves)
     point = algorithm.theory(
         problem,
         algorithm.steps * algorithm.batch / D,
@@ -125,15 +125,19 @@ def compare(folder, name):
     )  # standard deviation of the mean of 16 runs
     mean, sem = runs.mean(0)[moments], runs.std(0, ddof=1)[moments] / np.sqrt(RUNS)
     for layer in range(mean.shape[1]):
-        wanted = theory[:, layer]
-        off = np.abs(mean[:, layer] / wanted - 1)
+        layer_theory = theory[:, layer]
+        off = np.abs(mean[:, layer] / layer_theory - 1)
         worst = int(np.argmax(off))
-        z = off * wanted / np.maximum(np.hypot(sem[:, layer], error[:, layer]), 1e-300)
+        z = (
+            off
+            * layer_theory
+            / np.maximum(np.hypot(sem[:, layer], error[:, layer]), 1e-300)
+        )
         which = f", layer {layer + 1}" if mean.shape[1] > 1 else ""
         chance = predicted[:, layer].max()
         print(
             f"| {name}{which} | {parameters['learning_rate']:g} | {parameters['batch']} | {overlap:g} | {mean[0, layer]:.3f} to "
-            f"{mean[-1, layer]:.4f} | {100 * chance:.1f}% | {100 * off[worst]:.2f}%, at {wanted[worst]:.3f} "
+            f"{mean[-1, layer]:.4f} | {100 * chance:.1f}% | {100 * off[worst]:.2f}%, at {layer_theory[worst]:.3f} "
             f"| {z[1:].max():.1f} | # {point['method']}",
             flush=True,
         )
@@ -142,5 +146,5 @@ def compare(folder, name):
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for one in sys.argv[2:] or CASES:
-        compare(folder, one)
+    for name in sys.argv[2:] or CASES:
+        compare(folder, name)

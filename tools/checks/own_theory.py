@@ -92,7 +92,7 @@ def erm(loss, penalty):
     return {"name": "erm", "loss": loss, "penalty": penalty}
 
 
-def sgd(rate, batch, steps, **more):
+def sgd(rate, batch, steps, **options):
     """Descent on fresh samples; the batch in units of D."""
     return {
         "name": "sgd",
@@ -100,7 +100,7 @@ def sgd(rate, batch, steps, **more):
         "batch": batch,
         "steps": steps,
         "online": True,
-        **more,
+        **options,
     }
 
 
@@ -219,15 +219,15 @@ def one_run(row, problem, size, run):
     algorithm, backend = algorithm_of(row, size), get_backend("numpy")
     online = row.algorithm.get("online")
     instance = problem.instance(0.05 if online else row.alpha, size, run)
-    data, found = instance.data(backend), {}
+    data, measured = instance.data(backend), {}
     if row.start is None:
         limits = RunOptions(tolerance=1e-5, max_iterations=1000)
-        made = partial(generator, size, run)
+        fresh_generator = partial(generator, size, run)
         attempt = run_algorithm(
-            problem, instance, data, algorithm, made, limits, backend
+            problem, instance, data, algorithm, fresh_generator, limits, backend
         )
         metrics, start = attempt.metrics, list(attempt.start.values())
-        found["status"] = attempt.status.value
+        measured["status"] = attempt.status.value
     else:
         rng = np.random.default_rng([size, run])
         signal, factor = begun(row.start, problem.components, size, rng)
@@ -241,20 +241,20 @@ def one_run(row, problem, size, run):
         for _ in range(algorithm.steps):
             state, _ = algorithm.step(problem, data, state)
         metrics = instance.metrics(algorithm.estimate(state))
-    found |= {name: list(metrics[name]) for name in METRICS}
+    measured |= {name: list(metrics[name]) for name in METRICS}
     if online:
-        found["start"] = [np.asarray(part).tolist() for part in start]
+        measured["start"] = [np.asarray(matrix).tolist() for matrix in start]
     signal = instance.signal
     if problem.model.rank == "low":
-        found["teacher"] = (np.sum(signal**2, axis=-1) / size - 1).tolist()
+        measured["teacher"] = (np.sum(signal**2, axis=-1) / size - 1).tolist()
     else:
         rho = row.problem[2]["rho"]
         trace = np.trace(signal, axis1=-2, axis2=-1) / size - np.sqrt(rho)
-        found["teacher"] = [
+        measured["teacher"] = [
             *trace.tolist(),
             *(np.sum(signal**2, axis=(-2, -1)) / size - (1 + rho + 1 / size)).tolist(),
         ]
-    return found
+    return measured
 
 
 def runs_of(path, size):
@@ -271,11 +271,11 @@ def runs_of(path, size):
 def corrected(values, controls):
     """Mean of values (n, P) and its standard error, with controls (n, k) of mean zero taken out."""
     design = np.concatenate([np.ones((len(values), 1)), controls], axis=1)
-    found = np.linalg.lstsq(design, values, rcond=None)[0]
-    rest = values - design @ found
+    coefficients = np.linalg.lstsq(design, values, rcond=None)[0]
+    residual = values - design @ coefficients
     covariance = np.linalg.inv(design.T @ design)[0, 0]
-    return found[0], np.sqrt(
-        covariance * np.sum(rest**2, axis=0) / (len(values) - design.shape[1])
+    return coefficients[0], np.sqrt(
+        covariance * np.sum(residual**2, axis=0) / (len(values) - design.shape[1])
     )
 
 
@@ -283,26 +283,26 @@ def lines(name, row, path):
     """The rows of the table of one point, one for each component."""
     problem = smimbench.Problem(*row.problem)
     online = row.algorithm.get("online")
-    sizes, kept = sorted(row.sizes), {metric: [] for metric in METRICS}
-    wanted = {}
+    sizes, errors = sorted(row.sizes), {metric: [] for metric in METRICS}
+    predictions = {}
     for size in sizes:
         runs = runs_of(path, size)
         if len(runs) < 8:
             return []
-        one = runs[:1] if row.start is not None else runs
+        first_run = runs[:1] if row.start is not None else runs
         starts = (
-            tuple(Overlaps(*map(np.asarray, run["start"])) for run in one)
+            tuple(Overlaps(*map(np.asarray, run["start"])) for run in first_run)
             if online
             else ()
         )
-        if online or not wanted:
+        if online or not predictions:
             point = own_theory(
                 algorithm_of(row, size),
                 problem,
                 row.alpha,
                 Conditions(dimension=size, starts=starts),
             )
-            wanted = {
+            predictions = {
                 m: [
                     np.atleast_1d(x)
                     for x in find_metric(m).theory(problem, point.document())
@@ -317,34 +317,36 @@ def lines(name, row, path):
             if online:  # theory knows these very teachers: what is left to chance is less, the mean is what it is
                 controls -= controls.mean(0)
             mean, error = corrected(values, controls)
-            theory, its_error = wanted[metric]
-            kept[metric].append(
+            theory, its_error = predictions[metric]
+            errors[metric].append(
                 (mean - theory, np.hypot(error, its_error if online else 0))
             )
-    found = []
+    lines = []
     counts = ", ".join(f"{len(runs_of(path, size))}" for size in sizes)
-    for k in range(len(kept["mse"][0][0])):
+    for k in range(len(errors["mse"][0][0])):
         shown = []
         for metric in METRICS:
-            theory = wanted[metric][0][k]
+            theory = predictions[metric][0][k]
             fit = extrapolate(
                 sizes,
-                [theory + d[k] for d, _ in kept[metric]],
-                [e[k] for _, e in kept[metric]],
+                [theory + d[k] for d, _ in errors[metric]],
+                [e[k] for _, e in errors[metric]],
             )
             error = np.hypot(
                 fit.error,
-                0 if online else wanted[metric][1][min(k, len(wanted[metric][1]) - 1)],
+                0
+                if online
+                else predictions[metric][1][min(k, len(predictions[metric][1]) - 1)],
             )
             shown.append(
                 f"{fit.limit:.4f} ± {error:.4f} ({100 * error / theory:.1f}%) | {theory:.4f} "
                 f"| {(fit.limit - theory) / error:+.1f}"
             )
         layer = f", {k + 1}" if problem.components > 1 else ""
-        found.append(
+        lines.append(
             f"| {name}{layer} | {row.alpha:g} | {' | '.join(shown)} | {counts} |"
         )
-    return found
+    return lines
 
 
 def main():
@@ -354,15 +356,15 @@ def main():
     parser.add_argument("--minutes", type=float, default=1e9)
     parser.add_argument("--only", nargs="*", default=[""])
     parser.add_argument("--table", action="store_true")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + 60 * given.minutes
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + 60 * arguments.minutes
     for name, rows in ROWS.items():
-        if not name.startswith(tuple(given.only)):
+        if not name.startswith(tuple(arguments.only)):
             continue
         for k, row in enumerate(rows):
-            path = given.folder / f"{name.replace(' ', '-')}-{k}.jsonl"
-            if given.table:
+            path = arguments.folder / f"{name.replace(' ', '-')}-{k}.jsonl"
+            if arguments.table:
                 print("\n".join(lines(name, row, path)), flush=True)
                 continue
             problem = smimbench.Problem(*row.problem)

@@ -35,7 +35,7 @@ from smimbench.report.verdict import verdicts
 def suites(kind):
     """Names and texts of all suites of a part."""
     if kind == "sabotage":
-        return {name: suite_text(*one) for name, one in SABOTAGES.items()}
+        return {name: suite_text(*sabotage) for name, sabotage in SABOTAGES.items()}
     if kind == "honest":
         return {f"{case:03d}": honest_suite(case) for case in range(CASES)}
     return {
@@ -59,12 +59,12 @@ def make_runs(folder, kind, until):
 
 def rows_of(folder, kind):
     """Rows of every suite of a part that has been run, by its name."""
-    found = {}
+    by_suite = {}
     for name in suites(kind):
         path = folder / kind / f"{name}.toml"
         if path.with_suffix(".done").exists():
-            found[name] = smimbench.show(path, results=folder / kind / "results")
-    return found
+            by_suite[name] = smimbench.show(path, results=folder / kind / "results")
+    return by_suite
 
 
 # -- what is seen ---------------------------------------------------------------------------------------------------------
@@ -77,17 +77,17 @@ def true_deviation(rows, intact):
     means.
     """
     sizes, values, errors = [], [], []
-    for one, other in zip(
+    for row, control in zip(
         *(sorted(side, key=lambda row: row["dimension"]) for side in (rows, intact)),
         strict=True,
     ):
-        a, b = one["values"], other["values"]
+        a, b = row["values"], control["values"]
         common = [key for key in a if key in b]
         gaps = np.array([a[key] - b[key] for key in common])
-        middle = np.mean([b[key] for key in common])
-        sizes.append(one["dimension"])
-        values.append(gaps.mean() / middle)
-        errors.append(max(gaps.std(ddof=1) / math.sqrt(len(gaps)) / middle, 1e-6))
+        mean_ratio = np.mean([b[key] for key in common])
+        sizes.append(row["dimension"])
+        values.append(gaps.mean() / mean_ratio)
+        errors.append(max(gaps.std(ddof=1) / math.sqrt(len(gaps)) / mean_ratio, 1e-6))
     if not any(values):
         return 0.0, 0.0
     law = (
@@ -95,37 +95,41 @@ def true_deviation(rows, intact):
         / np.array(errors)[:, None]
     )
     covariance = np.linalg.inv(law.T @ law)
-    found = covariance @ law.T @ (np.array(values) / np.array(errors))
-    return float(found[0]), float(covariance[0, 0] ** 0.5)
+    coefficient = covariance @ law.T @ (np.array(values) / np.array(errors))
+    return float(coefficient[0]), float(covariance[0, 0] ** 0.5)
 
 
-def part_of(rows, first, step):
+def part_of(rows, start, step):
     """The same rows of a part of the runs."""
 
-    def kept(values):
+    def in_half(values):
         return {
-            key: one
-            for key, one in values.items()
-            if int(key.rpartition("/")[2]) % step == first
+            key: values_of_metric
+            for key, values_of_metric in values.items()
+            if int(key.rpartition("/")[2]) % step == start
         }
 
-    found = []
+    halves = []
     for row in rows:
-        new = row | {"values": kept(row["values"]), "n": len(kept(row["values"]))}
+        half = row | {
+            "values": in_half(row["values"]),
+            "n": len(in_half(row["values"])),
+        }
         if "also_predicted" in row:
-            new["also_predicted"] = [
-                one | {"values": kept(one["values"])} for one in row["also_predicted"]
+            half["also_predicted"] = [
+                prediction | {"values": in_half(prediction["values"])}
+                for prediction in row["also_predicted"]
             ]
-        found.append(new)
-    return found
+        halves.append(half)
+    return halves
 
 
 def contenders(rows):
     """What verdicts say of every algorithm."""
     return {
-        one.algorithm: one.document()
+        contender.algorithm: contender.document()
         for entry in verdicts([row_of(row) for row in rows])
-        for one in entry.contenders
+        for contender in entry.contenders
     }
 
 
@@ -135,14 +139,16 @@ def sabotage_table(rows):
     for row in rows:
         if row["metric"] == "mse":
             errors.setdefault(row["algorithm"], []).append(row)
-    found = []
+    entries = []
     for step in (1, 2):
-        for first in range(step):
-            said = contenders(part_of(rows, first, step))
-            for name, own in errors.items():
+        for start in range(step):
+            verdict_of = contenders(part_of(rows, start, step))
+            for name, errors_of_case in errors.items():
                 if name.partition(",")[0] not in errors:
                     continue  # the intact algorithm is still to be run
-                true, error = true_deviation(own, errors[name.partition(",")[0]])
+                true, error = true_deviation(
+                    errors_of_case, errors[name.partition(",")[0]]
+                )
                 keys = (
                     "prediction",
                     "would_have_seen",
@@ -151,23 +157,23 @@ def sabotage_table(rows):
                     "deviation_of",
                     "below_optimum",
                 )
-                runs = sum(row["n"] for row in own) // step
-                found.append(
+                runs = sum(row["n"] for row in errors_of_case) // step
+                entries.append(
                     {
                         "algorithm": name,
-                        "part": "all" if step == 1 else f"{first + 1} of {step}",
+                        "part": "all" if step == 1 else f"{start + 1} of {step}",
                         "runs": runs,
                         "true": true,
                         "true_error": error,
                     }
-                    | {key: said[name].get(key) for key in keys}
+                    | {key: verdict_of[name].get(key) for key in keys}
                 )
-    return found
+    return entries
 
 
-def is_sabotage(one):
+def is_sabotage(entry):
     """Whether an entry is of an algorithm that is not intact."""
-    return "," in one["algorithm"]
+    return "," in entry["algorithm"]
 
 
 def percent(number, form="+.1f"):
@@ -180,9 +186,9 @@ def percent(number, form="+.1f"):
 def print_sabotages(folder):
     """A table for every suite, and how many are caught; ``sabotage.csv`` and ``power.svg`` in the folder."""
     entries = [
-        {"problem": name, **one}
+        {"problem": name, **entry}
         for name, rows in rows_of(folder, "sabotage").items()
-        for one in sabotage_table(rows)
+        for entry in sabotage_table(rows)
     ]
     if not entries:
         return
@@ -190,51 +196,59 @@ def print_sabotages(folder):
         writer = csv.DictWriter(file, list(entries[0]))
         writer.writeheader()
         writer.writerows(
-            {key: f"{x:.4g}" if isinstance(x, float) else x for key, x in one.items()}
-            for one in entries
+            {key: f"{x:.4g}" if isinstance(x, float) else x for key, x in entry.items()}
+            for entry in entries
         )
-    full = [one for one in entries if one["part"] == "all"]
+    full = [entry for entry in entries if entry["part"] == "all"]
     print(
         "| problem | algorithm | true deviation, % | matches | would have seen, % | seen, % | of | z |"
     )
     print("|---|---|---|---|---|---|---|---|")
-    for one in full:
-        true = f"{percent(one['true'], '+.2f')} ± {percent(one['true_error'], '.2f')}"
+    for entry in full:
+        true = (
+            f"{percent(entry['true'], '+.2f')} ± {percent(entry['true_error'], '.2f')}"
+        )
         true = (
             "intact"
-            if not is_sabotage(one)
+            if not is_sabotage(entry)
             else "unknown"
-            if one["true_error"] > 1
+            if entry["true_error"] > 1
             else true
         )
-        below = ", below the optimum" if one["below_optimum"] else ""
-        z = "" if one["deviation_z"] is None else f"{one['deviation_z']:+.1f}"
+        below = ", below the optimum" if entry["below_optimum"] else ""
+        z = "" if entry["deviation_z"] is None else f"{entry['deviation_z']:+.1f}"
         print(
-            f"| {one['problem']} | {one['algorithm']} | {true} | {one['prediction']}{below} "
-            f"| {percent(one['would_have_seen'], '.1f')} | {percent(one['deviation'])} | {one['deviation_of']} | {z} |"
+            f"| {entry['problem']} | {entry['algorithm']} | {true} | {entry['prediction']}{below} "
+            f"| {percent(entry['would_have_seen'], '.1f')} | {percent(entry['deviation'])} | {entry['deviation_of']} | {z} |"
         )
     for words, chosen in (
         ("all runs", full),
-        ("half of the runs", [one for one in entries if one not in full]),
+        ("half of the runs", [entry for entry in entries if entry not in full]),
     ):
-        found = [one for one in chosen if is_sabotage(one) and one["would_have_seen"]]
-        above = [
-            one
-            for one in found
-            if abs(one["true"]) - 2 * one["true_error"] > one["would_have_seen"]
+        detectable = [
+            entry for entry in chosen if is_sabotage(entry) and entry["would_have_seen"]
         ]
-        caught = sum(one["prediction"] == "no" for one in found)
-        seen = sum(one["prediction"] == "no" for one in above)
-        intact = [one["prediction"] for one in chosen if not is_sabotage(one)]
-        print(f"\n{words}: caught {seen} of {len(above)} whose true deviation is above what would have been seen, {caught} of "
-              f"{len(found)} in all; intact: {dict(Counter(intact))}")  # fmt: skip
-    known = [one for one in entries if is_sabotage(one) and one["would_have_seen"]]
+        above = [
+            entry
+            for entry in detectable
+            if abs(entry["true"]) - 2 * entry["true_error"] > entry["would_have_seen"]
+        ]
+        caught = sum(entry["prediction"] == "no" for entry in detectable)
+        detected = sum(entry["prediction"] == "no" for entry in above)
+        intact = [entry["prediction"] for entry in chosen if not is_sabotage(entry)]
+        print(f"\n{words}: caught {detected} of {len(above)} whose true deviation is above "
+              f"what would have been seen, {caught} of "
+              f"{len(detectable)} in all; intact: {dict(Counter(intact))}")  # fmt: skip
+    detectable = [
+        entry for entry in entries if is_sabotage(entry) and entry["would_have_seen"]
+    ]
     power_curve(
         folder,
         [
-            one
-            for one in known
-            if 4 * one["true_error"] < max(abs(one["true"]), one["would_have_seen"])
+            entry
+            for entry in detectable
+            if 4 * entry["true_error"]
+            < max(abs(entry["true"]), entry["would_have_seen"])
         ],
     )
 
@@ -251,10 +265,15 @@ def power_curve(folder, entries):
     matplotlib.rcParams.update({"svg.hashsalt": "power", "font.size": 9})
     from matplotlib import pyplot as plt
 
-    ratio = np.array([abs(one["true"]) / one["would_have_seen"] for one in entries])
-    caught = np.array([one["prediction"] == "no" for one in entries])
+    ratio = np.array(
+        [abs(entry["true"]) / entry["would_have_seen"] for entry in entries]
+    )
+    caught = np.array([entry["prediction"] == "no" for entry in entries])
     of_error = np.array(
-        [one["prediction"] == "no" and one["deviation_of"] == "mse" for one in entries]
+        [
+            entry["prediction"] == "no" and entry["deviation_of"] == "mse"
+            for entry in entries
+        ]
     )
     print(
         "\n| true deviation / would have seen | sabotages | caught | by the error |\n|---|---|---|---|"
@@ -265,8 +284,8 @@ def power_curve(folder, entries):
         (of_error, "the error itself", "s"),
     ):
         x, share, low, high = [], [], [], []
-        for least, most in pairwise(EDGES):
-            inside = (ratio >= least) & (ratio < most)
+        for lower, upper in pairwise(EDGES):
+            inside = (ratio >= lower) & (ratio < upper)
             n, k = int(inside.sum()), int(values[inside].sum())
             if not n:
                 continue
@@ -279,7 +298,7 @@ def power_curve(folder, entries):
             high.append(max(min((k + 2) / (n + 4) + spread, 1) - share[-1], 0))
             if values is caught:
                 print(
-                    f"| {least:g} to {most:g} | {n} | {k} | {int(of_error[inside].sum())} |"
+                    f"| {lower:g} to {upper:g} | {n} | {k} | {int(of_error[inside].sum())} |"
                 )
         axes.errorbar(
             x,
@@ -308,83 +327,85 @@ def print_honest(folder):
     """How many honest cases end in which answer, and every one that is refused."""
     counts = defaultdict(Counter)
     for name, rows in rows_of(folder, "honest").items():
-        for one in contenders(rows).values():
+        for contender in contenders(rows).values():
             of = {
                 row["algorithm"]: row["identity"]["algorithm"]["name"] for row in rows
-            }[one["algorithm"]]
+            }[contender["algorithm"]]
             rank = (
                 "matrix"
                 if MATRIX in str(rows[0]["identity"]["problem"])
                 else "low rank"
             )
-            answer = one["prediction"] or "no prediction"
+            answer = contender["prediction"] or "no prediction"
             counts[of, rank][answer] += 1
-            if answer == "no" or one["below_optimum"]:
-                said = f"{percent(one['deviation'])}% in {one['deviation_of']}, z {one['deviation_z'] or 0:+.1f}"
-                print(
-                    f"refused {name}: {rows[0]['problem']}, {one['algorithm']}: {said}, below {one['below_optimum']}"
-                )
+            if answer == "no" or contender["below_optimum"]:
+                size = percent(contender["deviation"])
+                z = contender["deviation_z"] or 0
+                reason = f"{size}% in {contender['deviation_of']}, z {z:+.1f}"
+                label = f"{rows[0]['problem']}, {contender['algorithm']}"
+                below = contender["below_optimum"]
+                print(f"refused {name}: {label}: {reason}, below {below}")
     if not counts:
         return
     answers = ("yes", "no", "finite size", "too few runs", "no prediction")
     print(f"\n| algorithm | {' | '.join(answers)} |\n|---|{'---|' * len(answers)}")
-    for (name, rank), found in sorted(counts.items()):
+    for (name, rank), answers_of_case in sorted(counts.items()):
         print(
-            f"| {name}, {rank} | {' | '.join(str(found[answer]) for answer in answers)} |"
+            f"| {name}, {rank} | {' | '.join(str(answers_of_case[answer]) for answer in answers)} |"
         )
     total = sum(counts.values(), Counter())
-    known = sum(total[answer] for answer in answers[:4])
+    decided = sum(total[answer] for answer in answers[:4])
     print(f"| all | {' | '.join(str(total[answer]) for answer in answers)} |")
-    print(f"\nfalse no: {total['no']} of {known}")
+    print(f"\nfalse no: {total['no']} of {decided}")
 
 
 def print_gamp(folder):
     """Verdicts at three sizes, and the error over the optimum at the largest of them: with seeds of this root, and of another."""
-    found = rows_of(folder, "gamp")
-    yes = inside = apart = others = 0
-    cases = sorted({name[:2] for name in found})
+    rows_by_case = rows_of(folder, "gamp")
+    yes = inside = apart = tested = 0
+    cases = sorted({name[:2] for name in rows_by_case})
     if not cases:
         return
     print(
         "| case | matches | would have seen, % | error / optimum | seeds of another root |\n|---|---|---|---|---|"
     )
     for case in cases:
-        rows = found[f"{case}-0"]
-        (one,) = contenders(rows).values()
-        yes += one["prediction"] == "yes"
-        ratio, error = one["ratio_to_bayes"], one["ratio_error"]
-        last = max(
+        rows = rows_by_case[f"{case}-0"]
+        (contender,) = contenders(rows).values()
+        yes += contender["prediction"] == "yes"
+        ratio, error = contender["ratio_to_bayes"], contender["ratio_error"]
+        last_row = max(
             (row for row in rows if row["metric"] == "mse"),
             key=lambda row: row["dimension"],
         )
         half = float(
-            stdtrit(last["n"] - 1, 0.975)
+            stdtrit(last_row["n"] - 1, 0.975)
         )  # of the 95% interval, in standard errors
         within = ratio is None or abs(ratio - 1) <= half * error
         inside += within
-        other, words = None, ""
-        if found.get(f"{case}-1") and ratio is not None:
-            (other,) = (
+        second, words = None, ""
+        if rows_by_case.get(f"{case}-1") and ratio is not None:
+            (second,) = (
                 row
-                for row in found[f"{case}-1"]
-                if row["metric"] == "mse" and row["dimension"] == last["dimension"]
+                for row in rows_by_case[f"{case}-1"]
+                if row["metric"] == "mse" and row["dimension"] == last_row["dimension"]
             )
-            new = other["mean"] / last["optimum"]
+            second_ratio = second["mean"] / last_row["optimum"]
             spread = (
                 math.hypot(
-                    other["sem"] / other["mean"],
-                    (last["optimum_error"] or 0.0) / last["optimum"],
+                    second["sem"] / second["mean"],
+                    (last_row["optimum_error"] or 0.0) / last_row["optimum"],
                 )
-                * new
+                * second_ratio
             )
-            others += 1
-            apart += abs(new - 1) <= half * spread
-            words = f"{new:.3f} ± {spread:.3f}"
+            tested += 1
+            apart += abs(second_ratio - 1) <= half * spread
+            words = f"{second_ratio:.3f} ± {spread:.3f}"
         shown = "optimum 0" if ratio is None else f"{ratio:.3f} ± {error:.3f}"
-        print(f"| {rows[0]['problem']}, alpha {rows[0]['nominal_alpha']:g} | {one['prediction']} "
-              f"| {percent(one['would_have_seen'], '.1f')} | {shown} | {words} |")  # fmt: skip
+        print(f"| {rows[0]['problem']}, alpha {rows[0]['nominal_alpha']:g} | {contender['prediction']} "
+              f"| {percent(contender['would_have_seen'], '.1f')} | {shown} | {words} |")  # fmt: skip
     print(
-        f"\nyes: {yes} of {len(cases)}; 1 within the 95% interval: {inside} of {len(cases)}; of other seeds: {apart} of {others}"
+        f"\nyes: {yes} of {len(cases)}; 1 within the 95% interval: {inside} of {len(cases)}; of other seeds: {apart} of {tested}"
     )
 
 

@@ -24,9 +24,9 @@ from smimbench import Problem, hookimpl
 class Bent:
     """An object of which some attributes are replaced."""
 
-    def __init__(self, of, **others):
+    def __init__(self, of, **options):
         self._of = of
-        self.__dict__.update(others)
+        self.__dict__.update(options)
 
     def __getattr__(self, name):
         return getattr(self._of, name)
@@ -52,8 +52,8 @@ def followed(function, change):
     """The function with a change of what it returns."""
 
     @functools.wraps(function)
-    def call(*given, **options):
-        return change(function(*given, **options))
+    def call(*arguments, **options):
+        return change(function(*arguments, **options))
 
     return call
 
@@ -68,7 +68,7 @@ class Denoiser(Altered):
         """A prior with this denoiser."""
         denoise = followed(
             problem.prior.denoise,
-            lambda one: one._replace(estimate=self.factor * one.estimate),
+            lambda state: state._replace(estimate=self.factor * state.estimate),
         )
         return Bent(problem, prior=Bent(problem.prior, denoise=denoise)), data
 
@@ -83,9 +83,10 @@ class Posterior(Altered):
     def seen(self, problem, data):
         """A channel with this posterior."""
 
-        def change(one):
-            return one._replace(
-                mean=self.mean * one.mean, covariance=self.covariance * one.covariance
+        def change(state):
+            return state._replace(
+                mean=self.mean * state.mean,
+                covariance=self.covariance * state.covariance,
             )
 
         posterior = followed(problem.channel.posterior, change)
@@ -153,16 +154,16 @@ class Onsager(Gamp):
         """The matrix in front of the old ``g`` is another one, in this step only."""
         if state.g is None:
             return super().step(problem, data, state)
-        right = state.V if state.onsager is None else state.onsager
-        new, info = super().step(
-            problem, data, state._replace(onsager=self.factor * right)
+        onsager = state.V if state.onsager is None else state.onsager
+        next_state, info = super().step(
+            problem, data, state._replace(onsager=self.factor * onsager)
         )
-        if new.onsager is not None:  # what damping has kept of it
-            new = new._replace(
-                onsager=new.onsager
-                + (1 - state.step.weight) * (1 - self.factor) * right
+        if next_state.onsager is not None:  # what damping has kept of it
+            next_state = next_state._replace(
+                onsager=next_state.onsager
+                + (1 - state.step.weight) * (1 - self.factor) * onsager
             )
-        return new, info
+        return next_state, info
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,9 @@ FAMILIES = {
 
 def named(cls, *bases):
     """A class to register, by the names of what it is made of."""
-    base = next(one for one in (cls, *bases) if hasattr(one, "reference"))
+    base = next(
+        base_class for base_class in (cls, *bases) if hasattr(base_class, "reference")
+    )
     changed = bases[0] if bases else cls
     about = {
         "name": f"{base.name}-{changed.__name__.lower()}",
@@ -284,8 +287,8 @@ def named(cls, *bases):
 @hookimpl
 def smimbench_register_algorithms(register):
     """All of them."""
-    for one in (Onsager, Ahead, Momentum):
-        register(named(one))
+    for algorithm in (Onsager, Ahead, Momentum):
+        register(named(algorithm))
     for base, changes in FAMILIES.items():
         for change in changes:
             register(named(base, change))

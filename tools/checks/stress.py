@@ -78,7 +78,7 @@ def problems():
 
 
 def point(
-    cache, model, tokens, channel, rho, alpha, most, limit
+    cache, model, tokens, channel, rho, alpha, largest_error, limit
 ) -> tuple[str, list[tuple[float, float]]]:
     """MSE with its error and the farthest z, or why there is none; and the bounds ``most`` for a point of more samples."""
     prior = (
@@ -87,30 +87,30 @@ def point(
     signal.setitimer(signal.ITIMER_PROF, limit)
     try:
         problem = Problem({"name": model, "tokens": tokens}, channel, prior)
-        found = cache.points(problem, [alpha])[0][0]
+        optimum = cache.points(problem, [alpha])[0][0]
         signal.setitimer(signal.ITIMER_PROF, limit)
-        checks = verify_point(problem, found, RESOLVE)
+        checks = verify_point(problem, optimum, RESOLVE)
     except Late:
-        return f"not within {limit:g} s", most
+        return f"not within {limit:g} s", largest_error
     except (ProblemError, ParameterError) as error:
-        return f"refused: {error}", most
+        return f"refused: {error}", largest_error
     except Exception as error:  # whatever it is, it is what the check looks for
-        return f"WRONG: {type(error).__name__}: {error}", most
+        return f"WRONG: {type(error).__name__}: {error}", largest_error
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    points = list(zip(found.mse.tolist(), found.mse_error.tolist(), strict=True))
+    points = list(zip(optimum.mse.tolist(), optimum.mse_error.tolist(), strict=True))
     sound = all(
         e <= KNOWN and -1e-9 <= v <= 1 + 1e-6 + 4 * e for v, e in points
     )  # an error that is not a number is not below
     falls = all(
         v <= high + 1e-9 + 4 * math.hypot(e, ehigh)
-        for (v, e), (high, ehigh) in zip(points, most or points, strict=True)
+        for (v, e), (high, ehigh) in zip(points, largest_error or points, strict=True)
     )
-    z = max((abs(one.z) for one in checks), default=0.0)
-    wrong = "" if sound and falls and z <= MOST_Z else "WRONG: "
-    few = "" if all(one.decided for one in checks) else " (few)"
+    z = max((abs(check.z) for check in checks), default=0.0)
+    prefix = "" if sound and falls and z <= MOST_Z else "WRONG: "
+    few = "" if all(check.decided for check in checks) else " (few)"
     return (
-        f"{wrong}{', '.join(f'{v:.5g} ± {e:.1g}' for v, e in points)} | {z:.1f}{few}",
+        f"{prefix}{', '.join(f'{v:.5g} ± {e:.1g}' for v, e in points)} | {z:.1f}{few}",
         points,
     )
 
@@ -182,20 +182,22 @@ def ran(model, tokens, channel, rho, alpha, dimension, algorithm) -> str:
         return f"refused: {error}"
     except Exception as error:  # whatever it is, it is what the check looks for
         return f"WRONG: {type(error).__name__}: {error}"
-    status, found = record.status, record.metrics.get("mse", [])
-    own = (
+    status, errors = record.status, record.metrics.get("mse", [])
+    expected_errors = (
         "ParameterError",
         "ProblemError",
         "ValueError: ",
     )  # what smimbench and its items raise on purpose
-    if status == "failed" and not record.reason.startswith(own):
+    if status == "failed" and not record.reason.startswith(expected_errors):
         return f"WRONG: {record.reason} ({record.where})"
     if status in ("ok", "not-converged") and not (
-        found and all(v is not None and math.isfinite(v) for v in found)
+        errors and all(v is not None and math.isfinite(v) for v in errors)
     ):
-        return f"WRONG: {status} with MSE {found}"
-    said = f"{status}: {record.reason}" if status in ("failed", "skipped") else status
-    return said.replace("|", "/")
+        return f"WRONG: {status} with MSE {errors}"
+    outcome = (
+        f"{status}: {record.reason}" if status in ("failed", "skipped") else status
+    )
+    return outcome.replace("|", "/")
 
 
 def runs() -> None:
@@ -217,15 +219,17 @@ def runs() -> None:
                         > MOST_SAMPLES
                     ):
                         continue
-                    said = ran(model, tokens, channel, rho, alpha, dimension, algorithm)
+                    outcome = ran(
+                        model, tokens, channel, rho, alpha, dimension, algorithm
+                    )
                     print(
                         f"| {model} | {tokens} | {words} | {'' if rho is None else rho} | {algorithm} | {dimension} "
-                        f"| {alpha:g} | {said} |",
+                        f"| {alpha:g} | {outcome} |",
                         flush=True,
                     )
 
 
-def points(there: str, limit: float) -> None:
+def points(folder: str, limit: float) -> None:
     """A row for every problem and sample ratio, but for those whose row is there."""
     print(
         "| model | tokens | channel | rho | alpha | MSE | z | s |\n|---|---|---|---|---|---|---|---|"
@@ -234,16 +238,18 @@ def points(there: str, limit: float) -> None:
         words = ", ".join(
             f"{k} {v:g}" if k != "name" else str(v) for k, v in channel.items()
         )
-        cache, most = TheorySolver(), []
+        cache, largest_error = TheorySolver(), []
         for alpha in ALPHAS:
             row = f"| {model} | {tokens} | {words} | {'' if rho is None else rho} | {alpha:g} |"
-            if row in there:
+            if row in folder:
                 continue
             begin = time.process_time()
-            said, most = point(cache, model, tokens, channel, rho, alpha, most, limit)
-            said += "" if " | " in said else " | "
-            print(f"{row} {said} | {time.process_time() - begin:.1f} |", flush=True)
-            if said.startswith(("refused", "not")):
+            outcome, largest_error = point(
+                cache, model, tokens, channel, rho, alpha, largest_error, limit
+            )
+            outcome += "" if " | " in outcome else " | "
+            print(f"{row} {outcome} | {time.process_time() - begin:.1f} |", flush=True)
+            if outcome.startswith(("refused", "not")):
                 break
 
 

@@ -47,8 +47,8 @@ def posterior(
     )
     weight = np.exp(log - log.max())
     weight /= weight.sum()
-    both = weight[:DRAWS] + weight[DRAWS:]
-    second = np.einsum("amk,ank,k->amn", z, z, both) - np.eye(2)
+    averaged = weight[:DRAWS] + weight[DRAWS:]
+    second = np.einsum("amk,ank,k->amn", z, z, averaged) - np.eye(2)
     return second, z3 @ weight - omega
 
 
@@ -68,11 +68,11 @@ def main() -> None:
             )
             a, b, c, d = product(z, skip)
             u = np.array([a * z[2, 0] + b * z[2, 1], c * z[2, 0] + d * z[2, 1]])
-            (one, shift), (two, other) = (
+            (moment_1, shift), (two, second_shift) = (
                 posterior(u, omega, 1 - q, skip, rng) for _ in range(2)
             )
-            terms[i, :2] = (one * two).sum((1, 2))
-            terms[i, 2] = shift @ other / (1 - q) ** 2
+            terms[i, :2] = (moment_1 * two).sum((1, 2))
+            terms[i, 2] = shift @ second_shift / (1 - q) ** 2
         mean, error = terms.mean(0), terms.std(0, ddof=1) / np.sqrt(SAMPLES)
         cells = [
             f"{q / (1 - q) / mean[2]:.3f} +- {q / (1 - q) * error[2] / mean[2] ** 2:.3f}"

@@ -47,10 +47,10 @@ def information(
         labels = problem.channel.forward(
             omega + noise * rng.standard_normal(omega.shape), rng=rng
         )
-        found = problem.channel.posterior(labels, omega, V, rng=rng)
-        own = np.sum(((found.mean - omega) / noise**2) ** 2, axis=-1)
-        total += own.sum(0)
-        squares += own.T @ own
+        posterior = problem.channel.posterior(labels, omega, V, rng=rng)
+        weight = np.sum(((posterior.mean - omega) / noise**2) ** 2, axis=-1)
+        total += weight.sum(0)
+        squares += weight.T @ weight
     count = chunks * CHUNK
     mean = total / count
     return mean, (squares / count - np.outer(mean, mean)) / count
@@ -84,17 +84,17 @@ def drawn_overlap(
     residual = (np.log(problem.model.kappa * alpha * mean))[layers] - log
     relative = (covariance / np.outer(mean, mean))[np.ix_(layers, layers)]
     inverse = np.linalg.inv(jacobian)
-    found = moved(-inverse @ residual)
+    moved_overlap = moved(-inverse @ residual)
     spread = np.sqrt(np.diagonal(inverse @ relative @ inverse.T))
     error = np.zeros(2)
-    error[layers] = (found * (1 - found))[layers] * spread
-    return found, error
+    error[layers] = (moved_overlap * (1 - moved_overlap))[layers] * spread
+    return moved_overlap, error
 
 
-def main(draws: int, part: int = 1, parts: int = 1) -> int:
+def main(draws: int, index: int = 1, count: int = 1) -> int:
     """Print the table; 1 if a difference is larger than ``WITHIN`` by more than twice its standard error."""
-    asked = ALPHAS[part - 1 :: parts].tolist()
-    points = theory("smi-two-layers", asked, results="results", thresholds=False)[0][
+    alphas = ALPHAS[index - 1 :: count].tolist()
+    points = theory("smi-two-layers", alphas, results="results", thresholds=False)[0][
         "points"
     ]
     model = {"name": "sequence-multi-index", "tokens": 2}
@@ -107,7 +107,7 @@ def main(draws: int, part: int = 1, parts: int = 1) -> int:
     print("alpha    layer  overlap  drawn    error of the draws  difference  z")
     for point in points:
         printed = np.diagonal(np.array(point["overlap"]))
-        found, error = drawn_overlap(
+        overlap, error = drawn_overlap(
             problem,
             point["alpha"],
             printed,
@@ -115,11 +115,11 @@ def main(draws: int, part: int = 1, parts: int = 1) -> int:
             round(1e4 * point["alpha"]),
         )
         for layer in np.flatnonzero(error):
-            gap, stated = printed[layer] - found[layer], point["mse_error"][layer]
+            gap, stated = printed[layer] - overlap[layer], point["mse_error"][layer]
             worst = max(worst, abs(gap))
             failed = failed or abs(gap) > WITHIN + 2 * error[layer]
             print(
-                f"{point['alpha']:.4f}   {layer + 1}      {printed[layer]:.4f}   {found[layer]:.4f}   "
+                f"{point['alpha']:.4f}   {layer + 1}      {printed[layer]:.4f}   {overlap[layer]:.4f}   "
                 f"{error[layer]:.4f}              {gap:+.4f}     {gap / math.hypot(error[layer], stated):+.2f}",
                 flush=True,
             )

@@ -16,19 +16,21 @@ def table(**entries):
     return (
         "{ "
         + ", ".join(
-            f"{key} = {value(one)}" for key, one in entries.items() if one is not None
+            f"{key} = {value(setting)}"
+            for key, setting in entries.items()
+            if setting is not None
         )
         + " }"
     )
 
 
-def value(one):
+def value(setting):
     """A value of TOML."""
-    if isinstance(one, dict):
-        return table(**one)
-    if isinstance(one, bool):
-        return str(one).lower()
-    return json.dumps(one)
+    if isinstance(setting, dict):
+        return table(**setting)
+    if isinstance(setting, bool):
+        return str(setting).lower()
+    return json.dumps(setting)
 
 
 def suite_text(problem, grid, algorithms, run=()):
@@ -41,20 +43,20 @@ def suite_text(problem, grid, algorithms, run=()):
         f"prior = {value(prior)}",
         "[grid]",
     ]
-    lines += [f"{key} = {value(one)}" for key, one in grid.items()]
-    for one in algorithms:
+    lines += [f"{key} = {value(setting)}" for key, setting in grid.items()]
+    for algorithm in algorithms:
         lines += [
             "[[algorithms]]",
             *(
                 f"{key} = {value(entry)}"
-                for key, entry in one.items()
+                for key, entry in algorithm.items()
                 if entry is not None
             ),
         ]
     lines += [
         "[run]",
         f"metrics = {value(METRICS)}",
-        *(f"{key} = {value(one)}" for key, one in dict(run).items()),
+        *(f"{key} = {value(setting)}" for key, setting in dict(run).items()),
     ]
     return "\n".join(lines) + "\n"
 
@@ -89,18 +91,18 @@ PENALTY = [
 
 def sabotaged(base, changes, **parameters):
     """The intact algorithm, and what is done to it."""
-    found = [{"name": base, "label": base, **parameters}]
-    for change, how in changes:
-        words = " ".join(f"{key} {number:g}" for key, number in how.items())
-        found.append(
+    tables = [{"name": base, "label": base, **parameters}]
+    for change, options in changes:
+        words = " ".join(f"{key} {number:g}" for key, number in options.items())
+        tables.append(
             {
                 "name": f"{base}-{change}",
                 "label": f"{base}, {change} {words}".strip(),
                 **parameters,
-                **how,
+                **options,
             }
         )
-    return found
+    return tables
 
 
 def low(channel, tokens=2):
@@ -186,14 +188,14 @@ SABOTAGES = {
 # -- honest cases ---------------------------------------------------------------------------------------------------------
 
 
-def number(rng, least, most):
+def number(rng, low, high):
     """Log-uniform, with three digits."""
-    return float(f"{math.exp(rng.uniform(math.log(least), math.log(most))):.3g}")
+    return float(f"{math.exp(rng.uniform(math.log(low), math.log(high))):.3g}")
 
 
-def whole(rng, least, most):
+def whole_number(rng, low, high):
     """Uniform, both ends included."""
-    return int(rng.integers(least, most + 1))
+    return int(rng.integers(low, high + 1))
 
 
 def pick(rng, *choices):
@@ -201,9 +203,9 @@ def pick(rng, *choices):
     return choices[int(rng.integers(len(choices)))]
 
 
-def line(rng, most=2.0):
+def line(rng, largest_noise=2.0):
     """Linear labels."""
-    return {"name": "linear", "noise": number(rng, 0.05, most)}
+    return {"name": "linear", "noise": number(rng, 0.05, largest_noise)}
 
 
 def probit(rng):
@@ -229,14 +231,14 @@ def honest_gamp_low(rng):
     ratios = {"softmax": (0.2, 0.6), "hardmax": (0.9, 3.0)}.get(
         channel["name"], (0.15, 3.0)
     )
-    tokens = whole(rng, 1, 3) if ratios[0] == 0.15 else 2
+    tokens = whole_number(rng, 1, 3) if ratios[0] == 0.15 else 2
     damping = pick(rng, None, None, 0.0 if ratios[0] == 0.15 else 0.3)
     return low(channel, tokens), ratios, (50, 400), {"name": "gamp", "damping": damping}
 
 
 def honest_gamp_matrix(rng):
     """GAMP on a matrix."""
-    rho, tokens = number(rng, 0.1, 2), whole(rng, 1, 3)
+    rho, tokens = number(rng, 0.1, 2), whole_number(rng, 1, 3)
     channel = pick(
         rng,
         line(rng),
@@ -257,12 +259,12 @@ def honest_ridge(rng):
             (20, 50),
             {"name": "ridge"},
         )
-    how = pick(rng, "theory", number(rng, 0.01, 10))
+    penalty = pick(rng, "theory", number(rng, 0.01, 10))
     return (
-        low(line(rng), whole(rng, 1, 3)),
+        low(line(rng), whole_number(rng, 1, 3)),
         (0.2, 3.0),
         (50, 400),
-        {"name": "ridge", "regularisation": how},
+        {"name": "ridge", "regularisation": penalty},
     )
 
 
@@ -274,38 +276,38 @@ def honest_erm(rng):
         if loss == "square" and rng.random() < 0.5
         else pick(rng, SIGN, probit(rng))
     )
-    how = {
+    options = {
         "name": "erm",
         "loss": loss,
         "penalty": pick(rng, "optimal", number(rng, 0.03, 3)),
     }
-    return low(channel, whole(rng, 1, 2)), (0.3, 3.0), (60, 300), how
+    return low(channel, whole_number(rng, 1, 2)), (0.3, 3.0), (60, 300), options
 
 
 def honest_sgd(rng):
     """Descent on a stream."""
     channel, batch = (
         pick(rng, line(rng, 1.0), line(rng, 1.0), probit(rng)),
-        whole(rng, 20, 60),
+        whole_number(rng, 20, 60),
     )
-    how = {
+    options = {
         "name": "sgd",
         "online": True,
         "learning_rate": number(rng, 0.005, 0.03),
         "batch": batch,
-        "steps": whole(rng, 10, 50),
+        "steps": whole_number(rng, 10, 50),
     }
-    how |= {
+    options |= {
         "momentum": pick(rng, 0.0, 0.5),
         "weight_decay": pick(rng, 0.0, number(rng, 0.05, 1)),
     }
-    return low(channel, whole(rng, 1, 2)), (0.05, 0.05), (60, 200), how
+    return low(channel, whole_number(rng, 1, 2)), (0.05, 0.05), (60, 200), options
 
 
 def honest_adam(rng):
     """Descent with weight decay on a factor as wide as the matrix."""
-    size = whole(rng, 16, 32)
-    how = {
+    size = whole_number(rng, 16, 32)
+    options = {
         "name": "adam",
         "weight_decay": number(rng, 0.5, 2),
         "learning_rate": 0.1,
@@ -315,21 +317,21 @@ def honest_adam(rng):
     problem = matrix(
         {"name": "linear", "noise": number(rng, 0.2, 1)}, 1, number(rng, 0.1, 1)
     )
-    return problem, (0.15, 0.5), (size, size), how | {"width": size}
+    return problem, (0.15, 0.5), (size, size), options | {"width": size}
 
 
 def honest_nuclear(rng):
     """Nuclear-norm regression."""
-    how = {
+    options = {
         "name": "nuclear",
         "regularisation": pick(rng, "optimal", number(rng, 0.2, 2)),
         "positive": pick(rng, True, False),
     }
     return (
-        matrix(line(rng, 1.0), whole(rng, 1, 2), number(rng, 0.1, 1)),
+        matrix(line(rng, 1.0), whole_number(rng, 1, 2), number(rng, 0.1, 1)),
         (0.1, 0.5),
         (20, 50),
-        how,
+        options,
     )
 
 
@@ -353,13 +355,15 @@ def honest_spectral(rng):
 
 def honest_averaged(rng):
     """The mean of several runs."""
-    problem, *where, how = pick(rng, honest_gamp_low, honest_erm, honest_ridge)(rng)
+    problem, *ratios, options = pick(rng, honest_gamp_low, honest_erm, honest_ridge)(
+        rng
+    )
     return (
         problem,
-        *where,
+        *ratios,
         {
             "name": "averaged",
-            "of": {k: v for k, v in how.items() if v is not None},
+            "of": {k: v for k, v in options.items() if v is not None},
             "students": 2,
         },
     )
@@ -382,21 +386,23 @@ CASES = 200
 def honest_suite(case):
     """The suite of a random case: one to three sizes, two or three sample ratios, 4 to 24 runs."""
     rng = np.random.default_rng([28, case])
-    problem, ratios, (least, most), how = HONEST[case % len(HONEST)](rng)
+    problem, ratios, (smallest, largest), options = HONEST[case % len(HONEST)](rng)
     sizes = sorted(
         {
             round(size)
-            for size in np.geomspace(least, rng.uniform(least, most), whole(rng, 1, 3))
+            for size in np.geomspace(
+                smallest, rng.uniform(smallest, largest), whole_number(rng, 1, 3)
+            )
         }
     )
-    alphas = sorted({number(rng, *ratios) for _ in range(whole(rng, 2, 3))})
+    alphas = sorted({number(rng, *ratios) for _ in range(whole_number(rng, 2, 3))})
     grid = {
         "alpha": alphas,
         "dimension": sizes,
-        "seeds": whole(rng, 4, 24),
+        "seeds": whole_number(rng, 4, 24),
         "seed": 1000 + case,
     }
-    return suite_text(problem, grid, [how])
+    return suite_text(problem, grid, [options])
 
 
 # -- GAMP at the optimum of its size --------------------------------------------------------------------------------------
