@@ -89,7 +89,7 @@ def collect(slow: bool = False) -> dict[str, Any]:
     for name in (*RUNS, "two-layers") if slow else RUNS:
         found["runs"][name] = run_of(name)
     found["theory"], found["figures"] = {}, {}
-    for name in _shipped() if slow else QUICK:
+    for name in _solved() if slow else QUICK:
         with tempfile.TemporaryDirectory() as folder:
             found["theory"][name] = theory_of(name, Path(folder))
             found["figures"][name] = reference_figure(name, Path(folder))
@@ -104,6 +104,11 @@ def _shipped() -> list[str]:
     return sorted(
         shipped_suites().keys() - {"universality", "wrong-assumptions", "descent"}
     )
+
+
+def _solved() -> list[str]:
+    """Shipped suites whose theory is held; that of smi-sgd-order is of the problem of smi-two-layers, beyond its thresholds."""
+    return [name for name in _shipped() if name != "smi-sgd-order"]
 
 
 def cell_keys() -> dict[str, list[Any]]:

@@ -29,7 +29,7 @@ def test_keys_of_cells() -> None:
 
 SUITES = [
     pytest.param(name, marks=[] if name in collect.QUICK else pytest.mark.slow)
-    for name in sorted(REFERENCE["cells"])
+    for name in sorted(REFERENCE["theory"])
 ]
 
 
