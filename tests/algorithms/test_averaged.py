@@ -12,7 +12,6 @@ from smimbench_attention.algorithms.spectral import Spectral
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import Algorithm, Conditions, Info, Overlaps
-from smimbench.numerics.size_laws import extrapolate
 from smimbench.registry.parameters import build, parameters_of
 from smimbench.registry.registry import get_registry
 from smimbench.theory.limit import limit_point
@@ -213,46 +212,6 @@ def test_theory_of_draws_from_the_posterior_is_one_plus_one_over_their_number(st
     bayes = solve(NOISY, [0.6])[0].V[0, 0]
     found = averaged_draws(students).theory(NOISY, 0.6, Conditions()).mse
     assert found == pytest.approx((1 + 1 / students) * bayes, rel=1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("alpha", "students"), [(0.3, 3), (0.6, 7)])
-def test_runs_of_draws_land_on_the_theory_of_their_mean(alpha, students):
-    """At three sizes, continued to infinite D, each known to 2% or better."""
-    algorithm, sizes = averaged_draws(students), {30: 1200, 60: 600, 120: 300}
-    wanted = algorithm.theory(NOISY, alpha, Conditions()).document()
-    found = {"mse": [], "overlap": []}
-    for D, count in sizes.items():
-        metrics, teachers = {name: [] for name in found}, []
-        for seed in range(count):
-            instance = NOISY.instance(alpha, D, seed)
-            data, rng = (
-                instance.data(get_backend("numpy")),
-                np.random.default_rng([D, seed]),
-            )
-            state = algorithm.step(NOISY, data, algorithm.init(NOISY, data, rng))[0]
-            measured = instance.metrics(algorithm.estimate(state))
-            for name, values in metrics.items():
-                values.append(measured[name][0])
-            teachers.append(
-                np.sum(instance.signal**2) / D - 1
-            )  # of mean zero: what it explains is taken out
-        for name, values in metrics.items():
-            slope, mean = np.polyfit(teachers, values, 1)
-            found[name].append(
-                (
-                    mean,
-                    np.std(values - slope * np.array(teachers), ddof=2)
-                    / np.sqrt(count),
-                )
-            )
-    for name, key in (("mse", "mse"), ("overlap", "squared_cosine")):
-        limit, theory = (
-            extrapolate(list(sizes), *np.transpose(found[name])),
-            np.ravel(wanted[key])[0],
-        )
-        assert limit.error < 0.03 * theory
-        assert abs(limit.limit - theory) < 3 * limit.error
 
 
 OF_SPECTRAL = [

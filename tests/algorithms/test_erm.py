@@ -134,25 +134,6 @@ def test_published_rates_of_the_perceptron():
     assert angle(400.0, "square", 1e-6) * 20 == pytest.approx(0.2405, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("loss", "alpha", "scaled", "rate"),
-    [
-        pytest.param("logistic", 1e4, 0.1116, 0.44198, marks=pytest.mark.slow),
-        ("squared-hinge", 1e5, 1.1815, 0.44912),
-    ],
-)
-def test_noiseless_signs_by_the_thousand(loss, alpha, scaled, rate):
-    """``alpha e_g`` at the best penalty has a limit, above 0.4417 of Bayes; the penalty falls like ``1/alpha^2``."""
-    penalty = best_penalty(SIGN, alpha, loss, "posterior")
-    assert penalty * alpha**2 == pytest.approx(scaled, rel=1e-2)
-    _, M, Q = (
-        matrix[0, 0] for matrix in minima(SIGN, alpha, loss, penalty)[0].overlaps
-    )
-    assert alpha * math.asin(math.sqrt(1 - M * M / Q)) / math.pi == pytest.approx(
-        rate, rel=1e-4
-    )
-
-
 def test_a_best_penalty_that_is_not_found_is_said(monkeypatch):
     few = ACCURACY._replace(attempts=1, iterations=1)
     monkeypatch.setattr("smimbench_attention.algorithms.erm.fixed_point.ACCURACY", few)

@@ -179,29 +179,6 @@ def test_gaussian_everything_ends_at_the_exact_posterior_mean(components, tokens
     np.testing.assert_allclose(through_the_loop.estimate, exact, atol=2e-3)
 
 
-def test_noiseless_recovery_is_exact():
-    for problem, alpha, D in (
-        (sequence("linear", 3), 0.6, 150),
-        (attention("linear"), 0.35, 40),
-        (attention(), 0.4, 40),
-    ):
-        result = run(problem, alpha, D)
-        assert result.status is Status.OK, result.reason
-        assert result.metrics["mse"][0] < 1e-3
-
-
-def test_sequence_softmax_knows_nothing_below_weak_recovery():
-    assert (
-        np.mean(
-            [
-                run(sequence(), 0.08, 1000, seed).metrics["overlap"][0]
-                for seed in range(4)
-            ]
-        )
-        < 0.05
-    )
-
-
 def test_a_wrong_account_of_its_own_error_shows_in_the_information_ratio():
     """An estimate handed in with a tenth of its true error: the residuals tell that the claim is wrong."""
     problem = sequence("linear", noise=0.0)

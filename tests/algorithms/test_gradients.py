@@ -11,7 +11,7 @@ from smimbench_attention.algorithms.sgd import Sgd
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
-from smimbench.derive import gives_probabilities, observable
+from smimbench.derive import observable
 from smimbench.interfaces import Start
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import Status
@@ -40,31 +40,6 @@ def small(problem, backend=None, dimension=9):
 
 def targets_of(problem, data):
     return observable(problem.channel, data.labels)
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
-def test_gradient_is_the_derivative_of_the_loss(name, loss, rng):
-    problem = PROBLEMS[name]
-    if loss == "cross-entropy" and not gives_probabilities(problem):
-        pytest.skip("labels are no probabilities")
-    _, data = small(problem)
-    targets = targets_of(problem, data)
-    factor = problem.prior.factor.draw(rng, problem.components, data.dimension)
-    found = loss_gradient(problem, data.inputs, targets, factor, loss=loss)
-    for _ in range(3):
-        along = rng.standard_normal(factor.shape)
-        h = 1e-5
-        ends = [
-            loss_gradient(
-                problem, data.inputs, targets, factor + s * h * along, loss=loss
-            ).loss
-            for s in (1, -1)
-        ]
-        slope = float(ends[0] - ends[1]) / (2 * h)
-        assert float((found.gradient * along).sum()) == pytest.approx(
-            slope, rel=1e-6, abs=1e-7
-        )
 
 
 @pytest.mark.parametrize(

@@ -373,30 +373,6 @@ def test_the_law_at_finite_size_is_that_of_plain_runs(labels, sizes, rule):
     assert np.abs(scores(labels, 3, 150, *sizes, **rule)).max() < 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("point", [0, 2, 3, 6, 7, 9])
-def test_the_law_at_random_points(point):
-    """Of ten, those that are made in a few seconds: all labels, batches and all samples, on a sphere and off it."""
-    rng = np.random.default_rng(100 + point)
-    labels = ("linear", "probit", "square", "logistic")[point % 4]
-    D, n, steps = (
-        int(rng.integers(*bounds)) for bounds in ((20, 80), (20, 120), (5, 50))
-    )
-    batch = n if rng.random() < 0.4 else int(rng.integers(max(2, n // 6), n))
-    eta = (
-        float(rng.uniform(0.1, 0.6))
-        * min(1.0, batch / D)
-        * (0.015 if labels == "square" else 0.5)
-    )
-    rule = {
-        "m": float(rng.uniform(0, 0.6)),
-        "decay": float(rng.uniform(0, 0.3)),
-        "spherical": bool(rng.random() < 0.5),
-    }
-    rule["nesterov"] = bool(rng.random() < 0.5)
-    assert np.abs(scores(labels, point, 200, D, n, steps, eta, batch, **rule)).max() < 4
-
-
 def runs_of(problem, algorithm, alpha, D, count):
     """Starts and errors and samples by step (runs, steps + 1, P) of the algorithm itself."""
     starts, errors, samples = [], [], []

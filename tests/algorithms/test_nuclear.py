@@ -266,35 +266,6 @@ def test_bayes_then_best_penalty_then_any_penalty(rho, alpha, channel):
         assert 0 < tau < largest
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2, 4, 5])
-def test_best_penalty_near_perfect_recovery_is_that_of_a_scan(seed):
-    """Rank, tokens, noise and sample ratio at random; the scan takes every penalty alone, vanishing ones too."""
-    rng = np.random.default_rng(seed)
-    positive, noise = (
-        bool(rng.integers(2)),
-        float(rng.choice([0.0, 0.0, 1e-6, 1e-4, 1e-2, 0.1])),
-    )
-    tokens, rho = int(rng.integers(1, 5)), float(10 ** rng.uniform(-1.2, 0))
-    problem = attention("linear", tokens=tokens, rho=rho, noise=noise)
-    threshold = perfect_recovery(problem.prior, tokens * (tokens + 1) // 2, 2, positive)
-    seen = observations(
-        problem,
-        seen_by_labels(problem),
-        threshold * float(rng.choice([0.7, 0.95, 0.99, 1.02, 1.5])),
-    )
-    largest = vanishing_penalty(problem.prior, seen, positive)
-    scan = [
-        fixed_point(problem.prior, seen, t * largest, positive).error
-        for t in (0.0, *np.geomspace(1e-8, 1, 13))
-    ]
-    assert (
-        min(scan) * 0.9
-        <= best_penalty(problem.prior, seen, positive)[1].error
-        <= min(scan) * (1 + 1e-3) + 1e-7
-    )
-
-
 def test_vanishing_penalty_next_to_perfect_recovery():
     """0.00560 is reached with a penalty of 1e-7."""
     problem = attention("linear", tokens=3, rho=0.4)
@@ -461,25 +432,6 @@ def test_solution_satisfies_the_optimality_conditions(positive, channel):
         assert (values > -1e-12).all()
     else:
         assert rest.min() >= -tau - 1e-5
-
-
-def test_slope_is_the_derivative_of_the_loss(rng):
-    problem = attention("linear", noise=0.3, noise_convention="plain")
-    instance = problem.instance(0.3, 8)
-    data = instance.data(get_backend())
-    squares = LeastSquares(problem, seen_by_labels(problem), data.inputs, data.labels)
-    S = problem.prior.sample(rng, 1, 8)
-    along = problem.prior.sample(rng, 1, 8)
-    slope = squares.normal(S, targets=True)[0]
-    h = 1e-4
-    ends = [float(squares.normal(S + s * h * along, targets=True)[1]) for s in (1, -1)]
-    # (1/d) sum w r^2 has the gradient -slope.
-    assert -(ends[0] - ends[1]) / (2 * h) / 8 == pytest.approx(
-        float((slope * along).sum()), rel=1e-6
-    )
-    assert squares.noise == pytest.approx(
-        0.15
-    )  # plain noise counts half on the diagonal
 
 
 def test_power_iteration_bounds_the_curvature(rng):

@@ -156,18 +156,6 @@ def test_noiseless_softmax_is_fitted_exactly_and_closest_to_the_prior_mean():
     assert any("2 of 3 combinations" in warning for warning in found.warnings)
 
 
-def test_it_is_the_best_linear_estimate():
-    """More and less regularisation are both worse."""
-    assert Ridge().theory(attention("softmax"), 0.1).mse == pytest.approx(1 - 4 * 0.1)
-    problem = attention("linear", noise=0.5)
-    instance = problem.instance(0.2, 50)
-    best, *others = (
-        solve(problem, instance, Ridge(penalty), tolerance=1e-6).metrics["mse"][0]
-        for penalty in ("theory", 0.15, 1.5)
-    )
-    assert best < min(others)
-
-
 def test_theory_of_every_rank():
     line = sequence("linear", noise=0.1)
     found = Ridge().theory(

@@ -26,7 +26,6 @@ from smimbench.backend.device import Backend, get_backend
 from smimbench.derive import complete_channel
 from smimbench.interfaces import Capabilities, Data, Posterior
 from smimbench.problem.problem import Problem
-from smimbench.theory.component_ratios import components_decouple
 from tests.helpers import attention, sequence
 
 
@@ -152,19 +151,6 @@ def likely(request):
     problem = pair_problem(channel)
     problem.channel = complete_channel(channel, problem.model)
     return problem
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
-def test_a_likelihood_alone_has_the_theory_of_the_exact_posterior(likely, kind):
-    """Its moments are integrated, so sum and difference are its directions within the error of that only."""
-    for alpha in (3.5, 6.0):
-        exact = spectral_theory(pair_problem(SignProduct()), alpha, kind)
-        found = spectral_theory(likely, alpha, kind)
-        assert np.diagonal(found.overlap) == pytest.approx(
-            np.diagonal(exact.overlap), abs=0.02
-        )
-    assert not components_decouple(likely)  # knowing one factor teaches the other
 
 
 @pytest.mark.parametrize(("tokens", "threshold"), [(2, 0.8224670), (3, 0.26431)])

@@ -196,18 +196,3 @@ def test_correlated_tokens_and_positive_matrices_are_refused():
             Problem(model, "linear", {"name": "bilinear", "rho": 0.5}, tokens)
     assert "positive = false" in Nuclear().refuses(untied())
     assert Nuclear(positive=False).refuses(untied("softmax", 3)) is None
-
-
-def test_keys_of_symmetric_problems_do_not_change():
-    prior = {"name": "wishart", "rho": 0.5}
-    said = Problem(
-        {"name": "attention-indexed", "tokens": 2, "symmetric": True}, "softmax", prior
-    )
-    assert (
-        said.identity
-        == Problem(
-            {"name": "attention-indexed", "tokens": 2}, "softmax", prior
-        ).identity
-    )
-    assert "symmetric" not in said.identity
-    assert untied().spec["model"]["symmetric"] is False

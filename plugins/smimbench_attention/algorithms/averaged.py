@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from smimbench.interfaces import (
     takes,
 )
 from smimbench.problem import Problem
-from smimbench.registry import RegistryError, build, get_registry, parameters_of
+from smimbench.registry import Entry, RegistryError, build, get_registry, parameters_of
 from smimbench.theory import limit_point, own_theory, prior_moments
 
 
@@ -64,8 +64,8 @@ class Averaged(Algorithm):
 
     of: dict[str, Any] | str
     students: int = 32
-    _inner: Any = field(init=False, repr=False, compare=False)
-    _entry: Any = field(init=False, repr=False, compare=False)
+    _inner: Algorithm = field(init=False, repr=False, compare=False)
+    _entry: Entry = field(init=False, repr=False, compare=False)
 
     name = "averaged"
     version = 1
@@ -75,69 +75,65 @@ class Averaged(Algorithm):
 
     def __post_init__(self) -> None:
         require(self, "students", self.students >= 1, "at least 1")
-        table = {"name": self.of} if isinstance(self.of, str) else dict(self.of)
-        name, package, *_ = (
-            table.pop(key, None)
-            for key in ("name", "distribution", "version", "source")
-        )
+        parameters = {"name": self.of} if isinstance(self.of, str) else dict(self.of)
+        name = parameters.pop("name", None)
+        package = parameters.pop("distribution", None)
+        for key in ("version", "source"):
+            parameters.pop(key, None)
+        if name is None:
+            raise ParameterError("of.name", missing("name", parameters))
         if not isinstance(name, str):
-            message = (
-                missing("name", table)
-                if name is None
-                else f"must be the name of an algorithm, got {name!r}"
-            )
+            message = f"must be the name of an algorithm, got {name!r}"
             raise ParameterError("of.name", message)
         if name == self.name:
-            raise ParameterError(
-                "of.name", f"must not be {name!r} itself; raise students instead"
-            )
+            message = f"must not be {name!r} itself; raise students instead"
+            raise ParameterError("of.name", message)
+        qualified_name = f"{package}:{name}" if package else name
         try:
-            entry = get_registry().get(
-                "algorithm", f"{package}:{name}" if package else name
-            )
+            entry = get_registry().get("algorithm", qualified_name)
         except RegistryError as error:
             raise ParameterError("of.name", str(error)) from None
         try:
-            inner = build(entry.item, "algorithm", table)
+            inner = build(entry.item, "algorithm", parameters)
         except ParameterError as error:
             raise ParameterError(f"of.{error.key}", error.message) from None
         # Includes defaults and version, so that a change of either makes a new cell.
-        full = {
+        identity = {
             "name": entry.name,
             "version": entry.item.version,
             **parameters_of("algorithm", inner),
         }
         if entry.source is not None:
-            full |= {"distribution": entry.distribution, "source": entry.source}
-        object.__setattr__(self, "of", full)
+            identity |= {"distribution": entry.distribution, "source": entry.source}
+        object.__setattr__(self, "of", identity)
         object.__setattr__(self, "_inner", inner)
         object.__setattr__(self, "_entry", entry)
 
     @property
-    def _batched(self) -> bool:
+    def _is_batched(self) -> bool:
+        """Whether all students are one state of the inner algorithm."""
         return takes(self._inner.init, "students")
 
     def plan(self, data: Data) -> Plan:
         """The plan of the inner algorithm, with all students."""
-        inner: Plan = self._inner.plan(data)
+        inner = self._inner.plan(data)
         return inner._replace(students=inner.students * self.students, cost=None)
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why the inner algorithm cannot solve a problem, or None."""
         if not self._entry.fits(problem.model.name):
             return f"{self._entry.name} does not work for model {problem.model.name!r}"
-        return cast("str | None", self._inner.refuses(problem))
+        return self._inner.refuses(problem)
 
     def retry(self, problem: Problem, outcome: str) -> Averaged | None:
         """The same average over the version that the inner algorithm offers for a second attempt, or None."""
-        cautious = (
-            None if outcome == "unsettled" else self._inner.retry(problem, outcome)
-        )
+        if outcome == "unsettled":
+            return None
+        cautious = self._inner.retry(problem, outcome)
         if cautious is None:
             return None
-        return replace(
-            self, of={"name": self._entry.name, **parameters_of("algorithm", cautious)}
-        )
+        parameters = parameters_of("algorithm", cautious)
+        return replace(self, of={"name": self._entry.name, **parameters})
 
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
@@ -157,60 +153,53 @@ class Averaged(Algorithm):
             return student
         if student.between_students is None:
             return f"the theory of {self._entry.name} does not contain the overlap between two of its students"
-        between, truth = np.asarray(student.between_students), prior_moments(problem)[0]
-        cross = np.asarray(student.overlap)
-        self_overlap = (
-            cross if student.own_overlap is None else np.asarray(student.own_overlap)
-        )
-        mean = Overlaps(
-            truth, cross, between + (self_overlap - between) / self.students
-        )
+        truth, cross = prior_moments(problem)[0], np.asarray(student.overlap)
+        between, self_overlap = np.asarray(student.between_students), cross
+        if student.own_overlap is not None:
+            self_overlap = np.asarray(student.own_overlap)
+        spread = (self_overlap - between) / self.students
         error = np.diag(np.atleast_1d(student.mse_error))
-        method = f"mean of {self.students} students; {student.method}"
-        nothing = np.zeros_like(error)
         return limit_point(
             problem,
             alpha,
-            [[mean]],
-            method=method,
+            [[Overlaps(truth, cross, between + spread)]],
+            method=f"mean of {self.students} students; {student.method}",
             branch=student.branch,
-            uncertain=Overlaps(nothing, nothing, error),
+            uncertain=Overlaps(0 * error, 0 * error, error),
         )
 
     def init(
         self, problem: Problem, data: Data, rng: np.random.Generator
     ) -> AveragedState:
         """Independent initial states of the students."""
-        if self._batched:
-            students = self._inner.init(problem, data, rng, students=self.students)
+        if self._is_batched:
+            init: Any = self._inner.init
+            students = init(problem, data, rng, students=self.students)
         else:
             streams = rng.spawn(self.students)
-            students = tuple(
-                self._inner.init(problem, data, stream) for stream in streams
-            )
+            students = tuple(self._inner.init(problem, data, rng) for rng in streams)
         return AveragedState(students, problem)
 
     def step(
         self, problem: Problem, data: Data, state: AveragedState
     ) -> tuple[AveragedState, Info]:
         """One step of every student."""
-        if self._batched:
+        if self._is_batched:
             students, info = self._inner.step(problem, data, state.students)
             return AveragedState(students, problem), info
-        students, infos = zip(
-            *(self._inner.step(problem, data, student) for student in state.students)
-        )
+        steps = [self._inner.step(problem, data, student) for student in state.students]
+        students, infos = zip(*steps)
         name = self._entry.name
         remark = f"averaged: {name} runs one student at a time, so the time grows with their number"
-        if self.students > 1 and _equal_up_to_sign(
-            *(self._inner.estimate(student) for student in students[:2])
-        ):
-            remark += f"; {name} finds the same estimate from every start, so averaging its students changes nothing"
+        if self.students > 1:
+            pair = (self._inner.estimate(student) for student in students[:2])
+            if _equal_up_to_sign(*pair):
+                remark += f"; {name} finds the same estimate from every start, so averaging its students changes nothing"
         return AveragedState(students, problem), _info_of_students(infos, remark)
 
     def estimate(self, state: AveragedState) -> Array:
         """Mean of the students' signals, each aligned by symmetry."""
-        if self._batched:
+        if self._is_batched:
             signals = self._inner.estimate(state.students)
         else:
             estimates = [self._inner.estimate(student) for student in state.students]
@@ -221,24 +210,24 @@ class Averaged(Algorithm):
 def _equal_up_to_sign(estimate: Array, other_estimate: Array) -> bool:
     """Whether two estimates are equal up to rounding and a common sign."""
     xp = namespace(estimate)
-    apart = xp.minimum(
-        xp.max(xp.abs(estimate - other_estimate)),
-        xp.max(xp.abs(estimate + other_estimate)),
+    difference, total = (
+        xp.max(xp.abs(estimate + sign * other_estimate)) for sign in (-1, 1)
     )
-    return bool(apart < 1e-6 * xp.max(xp.abs(estimate)))
+    size = xp.max(xp.abs(estimate))
+    return bool(xp.minimum(difference, total) < 1e-6 * size)
 
 
 def _info_of_students(infos: Sequence[Info], remark: str) -> Info:
     """Combine the reports of several students: the mean of their overlaps, and the maximum of all other numbers."""
     combined: dict[str, Any] = {}
     for name, values in zip(Info._fields, zip(*infos)):
-        if name != "warning" and not any(value is None for value in values):
-            over = np.mean if name in ("predicted_overlap", "self_overlap") else np.max
-            combined[name] = over(np.stack(read_together(*values)), axis=0)
-    warnings = dict.fromkeys(
-        [remark, *(info.warning for info in infos if info.warning)]
-    )
-    return Info(**combined, warning="; ".join(warnings))
+        if name == "warning" or any(value is None for value in values):
+            continue
+        is_overlap = name in ("predicted_overlap", "self_overlap")
+        numbers = np.stack(read_together(*values))
+        combined[name] = (np.mean if is_overlap else np.max)(numbers, axis=0)
+    warnings = [remark, *(info.warning for info in infos if info.warning)]
+    return Info(**combined, warning="; ".join(dict.fromkeys(warnings)))
 
 
 def mean_signal(problem: Problem, signals: Array) -> Array:
@@ -252,20 +241,15 @@ def aligned_signals(problem: Problem, signals: Array) -> Array:
     symmetry = problem.channel.symmetry
     if symmetry == "none" or signals.shape[0] == 1:
         return signals
-    model: Any = problem.model
+    align = problem.model.align
 
     def towards(center: Array) -> Array:
-        return xp.stack(
-            [
-                model.align(center, signals[k, ...], symmetry)
-                for k in range(signals.shape[0])
-            ]
-        )
+        students = (signals[k, ...] for k in range(signals.shape[0]))
+        return xp.stack([align(center, student, symmetry) for student in students])
 
     aligned = towards(signals[0, ...])
     for _ in range(20):
-        again = towards(xp.mean(aligned, axis=0))
-        if bool(xp.all(again == aligned)):
+        previous, aligned = aligned, towards(xp.mean(aligned, axis=0))
+        if bool(xp.all(previous == aligned)):
             break
-        aligned = again
     return aligned

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,55 +58,50 @@ def seen_by_labels(problem: Problem) -> Linear | str:
     P, C = problem.components, problem.model.sites
     size = P * C
     rng = monte_carlo_rng("what labels show: latents")
-    channel: Any = problem.channel
+    channel = problem.channel
     y = channel.forward(rng.standard_normal((PROBES, P, C)), rng=rng)
     zero, V = np.zeros((PROBES, P, C)), np.eye(P)
-    at_zero = checked_posterior(
-        channel.posterior(y, zero, V, second_moment=True, rng=rng), zero
-    )
-    if at_zero.second_moment is None:
+    posterior = channel.posterior(y, zero, V, second_moment=True, rng=rng)
+    posterior = checked_posterior(posterior, zero)
+    if posterior.second_moment is None:
         return f"channel {channel.name!r} does not provide the second moment of its posterior"
-    mean = np.asarray(at_zero.mean).reshape(PROBES, size)
-    moment = np.asarray(at_zero.second_moment).reshape(PROBES, size, size)
+    mean = np.asarray(posterior.mean).reshape(PROBES, size)
+    moment = np.asarray(posterior.second_moment).reshape(PROBES, size, size)
     covariances = moment - mean[:, :, None] * mean[:, None, :]
     covariance = covariances.mean(0)
     omega = rng.standard_normal((PROBES, P, C))
-    moved = np.asarray(channel.posterior(y, omega, V, rng=rng).mean).reshape(
-        PROBES, size
-    )
-    straight = mean + omega.reshape(PROBES, size) @ covariance
+    moved = np.asarray(channel.posterior(y, omega, V, rng=rng).mean)
+    linear_mean = mean + omega.reshape(PROBES, size) @ covariance
     departure = max(
-        np.abs(covariances - covariance).max(), np.abs(moved - straight).max()
+        np.abs(covariances - covariance).max(),
+        np.abs(moved.reshape(PROBES, size) - linear_mean).max(),
     )
     if departure > SAME:
         return f"labels of channel {channel.name!r} are not linear in the signal"
-    values, vectors = np.linalg.eigh(symmetric(covariance))
+    eigenvalues, vectors = np.linalg.eigh(symmetric(covariance))
     # A variance below this, in units of the prior's, is none; an eigenvalue this close to 1 is not identifiable.
-    unsure = max(1e-12, 10 * departure)
-    identifiable = values < 1 - unsure
-    values = np.clip(values[identifiable], 0.0, None)
-    noise = np.where(values < unsure, 0.0, values / (1 - values))
-    if not identifiable.any():
+    margin = max(1e-12, 10 * departure)
+    is_identifiable = eigenvalues < 1 - margin
+    variances = np.clip(eigenvalues[is_identifiable], 0.0, None)
+    noise = np.where(variances < margin, 0.0, variances / (1 - variances))
+    if not is_identifiable.any():
         return f"labels of channel {channel.name!r} contain no information about the signal"
     if (noise == 0).any() and (noise > 0).any():
         return f"channel {channel.name!r} mixes labels with and without noise"
-    return Linear(vectors[:, identifiable].T, noise)
+    return Linear(vectors[:, is_identifiable].T, noise)
 
 
 def noise_of_identity(problem: Problem) -> Host | None:
     """Noise variances (P C,) of labels ``z + noise`` if they are equal up to rounding; None for all other labels."""
-    z = monte_carlo_rng("convex losses: what labels are").standard_normal(
-        (4, problem.components, problem.model.sites)
-    )
-    shown = np.asarray(predict(problem.channel, z))
-    if shown.shape != z.shape or not np.allclose(shown, z, rtol=0, atol=1e-12):
+    rng = monte_carlo_rng("convex losses: what labels are")
+    z = rng.standard_normal((4, problem.components, problem.model.sites))
+    output = np.asarray(predict(problem.channel, z))
+    if output.shape != z.shape or not np.allclose(output, z, rtol=0, atol=1e-12):
         return None
     linear = seen_by_labels(problem)
-    return (
-        None
-        if isinstance(linear, str) or not linear.alike or len(linear.rows) != z[0].size
-        else linear.noise
-    )
+    if isinstance(linear, str) or not linear.alike or len(linear.rows) != z[0].size:
+        return None
+    return linear.noise
 
 
 class RidgeShares(NamedTuple):
@@ -144,25 +139,26 @@ def ridge_shares(
         return _shares_of_features(ratio, penalty, features)
     b = (penalty + ratio - 1) / 2
     root = float(np.hypot(b, np.sqrt(penalty)))
-    if b >= 0:  # each form avoids cancellation on its side
-        unseen, fitted, free = (
-            penalty / (b + root) if penalty else 0.0,
-            1 / (b + root + 1),
-            (b + root) / (b + root + 1),
-        )
+    # Each form avoids cancellation on its side.
+    if b >= 0:
+        unseen = penalty / (b + root) if penalty else 0.0
+        fitted, free = 1 / (b + root + 1), (b + root) / (b + root + 1)
     else:
-        unseen, fitted, free = (
-            root - b,
-            (root - b) / (root - b + penalty),
-            penalty / (root - b + penalty),
-        )
+        unseen = root - b
+        fitted, free = unseen / (unseen + penalty), penalty / (unseen + penalty)
     learned = ratio * fitted
     return RidgeShares(
-        learned, unseen**2, learned**2, fitted, learned * fitted, unseen * fitted + free
+        learned=learned,
+        missing=unseen**2,
+        square=learned**2,
+        fitted=fitted,
+        spread=learned * fitted,
+        denominator=unseen * fitted + free,
     )
 
 
 def _shares_of_features(ratio: float, penalty: float, features: Host) -> RidgeShares:
+    """Ridge shares for features of given variances."""
     from scipy.optimize import brentq
 
     def excess(x: float) -> float:
@@ -176,21 +172,15 @@ def _shares_of_features(ratio: float, penalty: float, features: Host) -> RidgeSh
         low = next(x for x in top - 2.0 ** np.arange(1, 12) if excess(x) > 0)
         kappa = float(np.exp(brentq(excess, low, top, xtol=1e-15, rtol=1e-15)))
     learned, unseen = features / (kappa + features), kappa / (kappa + features)
-    spread = float(np.mean(learned**2)) / ratio
     # Without cancellation where nearly all is fitted: ratio - mean s^2 = penalty / kappa + mean s (1 - s).
-    denominator = (
-        (penalty / kappa if kappa else ratio - 1) + float(np.mean(learned * unseen))
-    ) / ratio
-    mean_learned, missing, square = (
-        float(np.mean(features * share)) for share in (learned, unseen**2, learned**2)
-    )
+    unfitted = penalty / kappa if kappa else ratio - 1
     return RidgeShares(
-        mean_learned,
-        missing,
-        square,
-        float(np.mean(learned)) / ratio,
-        spread,
-        denominator,
+        learned=float(np.mean(features * learned)),
+        missing=float(np.mean(features * unseen**2)),
+        square=float(np.mean(features * learned**2)),
+        fitted=float(np.mean(learned)) / ratio,
+        spread=float(np.mean(learned**2)) / ratio,
+        denominator=(unfitted + float(np.mean(learned * unseen))) / ratio,
     )
 
 
@@ -204,17 +194,16 @@ def ridge_overlaps(
     ValueError
         Without a penalty, where there are just as many labels as directions: noise makes the error infinite.
     """
-    learned, missing, square, _, spread, denominator = ridge_shares(
-        ratio, penalty, features
-    )
-    total_noise = missing * T + noise
-    if denominator == 0 and np.abs(total_noise).max() > 0:
+    shares = ridge_shares(ratio, penalty, features)
+    blur = shares.missing * T + noise
+    if shares.denominator:
+        blur = shares.spread / shares.denominator * blur
+    elif blur.any():
         raise ValueError(
             "least squares without a penalty has an infinite error where there are just as many labels as directions "
             "(alpha = 1 / sites) and noise; any penalty above 0 has a finite one"
         )
-    blur = spread / denominator * total_noise if denominator else 0 * total_noise
-    return Overlaps(T, learned * T, square * T + blur)
+    return Overlaps(T, shares.learned * T, shares.square * T + blur)
 
 
 class LinearRegression(Algorithm):
@@ -234,15 +223,12 @@ class LinearRegression(Algorithm):
         if isinstance(linear, str):
             raise ValueError(linear)
         count, size = len(linear.rows), problem.components * problem.model.sites
-        combinations = f"{count} of {size} combinations of the latents (the rest is not identifiable)"
-        noise = (
-            " without noise"
-            if linear.noise.max() == 0
-            else f" with noise {linear.noise.min():.3g}"
-        )
-        return linear, "sees " + (
-            "all latents" if count == size else combinations
-        ) + noise
+        note = "sees all latents"
+        if count < size:
+            note = f"sees {count} of {size} combinations of the latents (the rest is not identifiable)"
+        if linear.noise.max() == 0:
+            return linear, f"{note} without noise"
+        return linear, f"{note} with noise {linear.noise.min():.3g}"
 
     @staticmethod
     def held_out(
@@ -255,12 +241,13 @@ class LinearRegression(Algorithm):
                 f"validation needs at least two samples, this data has {n}; give regularisation a number"
             )
         cut = max(1, min(n - 1, round((1 - 0.2) * n)))
-        fit = LeastSquares(
-            problem, linear, data.inputs[:cut, ...], data.labels[:cut, ...]
+        to_fit, to_validate = (
+            LeastSquares(
+                problem, linear, data.inputs[samples, ...], data.labels[samples, ...]
+            )
+            for samples in (slice(None, cut), slice(cut, None))
         )
-        return fit, LeastSquares(
-            problem, linear, data.inputs[cut:, ...], data.labels[cut:, ...]
-        )
+        return to_fit, to_validate
 
 
 class LeastSquares:
@@ -278,41 +265,32 @@ class LeastSquares:
     def __init__(
         self, problem: Problem, linear: Linear, inputs: Array, labels: Array
     ) -> None:
-        xp = namespace(inputs)
-        place = matching(inputs)
+        xp, place = namespace(inputs), matching(inputs)
         self.problem, self.inputs = problem, inputs
         self.P, self.C = problem.components, problem.model.sites
         self.noise = float(linear.noise.min())
-        weights = (
-            np.ones_like(linear.noise) if self.noise == 0 else self.noise / linear.noise
-        )
+        weights = np.ones_like(linear.noise)
+        if self.noise > 0:
+            weights = self.noise / linear.noise
         self.rows = xp.asarray(linear.rows, **place)
         self.weights = xp.asarray(weights, **place)
         gain = xp.asarray(1 + linear.noise, **place)
         self.chunks = list(sample_chunks(problem.model, inputs, self.P))
         targets = []
-        channel: Any = problem.channel
+        V = xp.eye(self.P, **place)
         for chunk in self.chunks:
-            count = chunk.stop - chunk.start
-            omega, V = (
-                xp.zeros((count, self.P, self.C), **place),
-                xp.eye(self.P, **place),
-            )
-            mean = channel.posterior(
-                labels[chunk, ...],
-                omega,
-                V,
-                rng=monte_carlo_rng("what labels show: posterior"),
-            ).mean
+            omega = xp.zeros((chunk.stop - chunk.start, self.P, self.C), **place)
+            rng = monte_carlo_rng("what labels show: posterior")
+            y = labels[chunk, ...]
+            mean = problem.channel.posterior(y, omega, V, rng=rng).mean
             targets.append(self._along(xp.asarray(mean, **place)) * gain)
         self.targets = xp.concat(targets, axis=0)
 
     def _along(self, z: Array) -> Array:
+        """Combinations of latents that labels show."""
         xp = namespace(z)
-        return xp.matmul(
-            xp.reshape(z, (*z.shape[:-2], self.P * self.C)),
-            xp.matrix_transpose(self.rows),
-        )
+        flat = xp.reshape(z, (*z.shape[:-2], self.P * self.C))
+        return xp.matmul(flat, xp.matrix_transpose(self.rows))
 
     def normal(self, signal: Array, *, targets: bool = False) -> tuple[Array, Array]:
         """Normal-matrix product ``A^T w (A S)`` (or ``A^T w (t - A S)``) in units of ``adjoint``, and the sum of ``w (.)^2``.
@@ -321,7 +299,7 @@ class LeastSquares:
         """
         xp = namespace(signal)
         model = self.problem.model
-        total, value = xp.zeros_like(signal), 0.0
+        product, square = xp.zeros_like(signal), 0.0
         for chunk in self.chunks:
             x = self.inputs[chunk, ...]
             z = model.forward(x, signal)
@@ -329,11 +307,10 @@ class LeastSquares:
             if targets:
                 r = self.targets[chunk, ...] - r
             weighted = self.weights * r
-            value = value + xp.sum(weighted * r, axis=(-2, -1))
-            total = total + model.adjoint(
-                x, xp.reshape(xp.matmul(weighted, self.rows), z.shape)
-            )
-        return total, value
+            square = square + xp.sum(weighted * r, axis=(-2, -1))
+            g = xp.reshape(xp.matmul(weighted, self.rows), z.shape)
+            product = product + model.adjoint(x, g)
+        return product, square
 
     def lipschitz(self, rng: np.random.Generator) -> float:
         """Upper bound of the eigenvalues of ``A^T w A`` in units of ``adjoint``: 2% above the result of 30 power iterations."""

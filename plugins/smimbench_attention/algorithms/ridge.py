@@ -36,6 +36,8 @@ from smimbench_attention.algorithms.least_squares import (
 CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
 """Candidates for lambda."""
 
+UNEQUAL_PENALTIES = "theory needs one penalty for all components"
+
 
 class RidgeState(NamedTuple):
     """State of conjugate gradients: deviation from the prior mean, residual, direction; and constants of the run.
@@ -92,17 +94,12 @@ class Ridge(LinearRegression):
 
     def __post_init__(self) -> None:
         value = self.regularisation
-        fits = (
-            value in ("theory", "validation")
-            if isinstance(value, str)
-            else 0 <= value < float("inf")
-        )
-        require(
-            self,
-            "regularisation",
-            fits,
-            "a finite number >= 0, 'theory' or 'validation'",
-        )
+        if isinstance(value, str):
+            is_valid = value in ("theory", "validation")
+        else:
+            is_valid = 0 <= value < float("inf")
+        rule = "a finite number >= 0, 'theory' or 'validation'"
+        require(self, "regularisation", is_valid, rule)
 
     def init(
         self, problem: Problem, data: Data, rng: np.random.Generator
@@ -117,12 +114,8 @@ class Ridge(LinearRegression):
             penalty = float(linear.noise.min()) / np.diagonal(second - mean_overlap)
         else:
             penalty = float(self.regularisation)
-        return _begin_ridge(
-            problem,
-            LeastSquares(problem, linear, data.inputs, data.labels),
-            penalty,
-            note,
-        )
+        squares = LeastSquares(problem, linear, data.inputs, data.labels)
+        return _begin_ridge(problem, squares, penalty, note)
 
     def step(
         self, problem: Problem, data: Data, state: RidgeState
@@ -161,58 +154,59 @@ class Ridge(LinearRegression):
         self, problem: Problem, assumed: Problem, alpha: float
     ) -> AlgorithmPrediction | str:
         """Theory with the penalty that is best for ``assumed``, whose labels are linear in the same latents."""
-        same = problem.spec["channel"]["name"] == assumed.spec["channel"]["name"]
-        if (
-            problem.model.rank != "low"
-            or not same
-            or np.abs(prior_moments(assumed)[1]).max() > 0
-        ):
+        is_same_channel = (
+            problem.spec["channel"]["name"] == assumed.spec["channel"]["name"]
+        )
+        second, mean_overlap = prior_moments(assumed)
+        if problem.model.rank != "low" or not is_same_channel or mean_overlap.any():
             return "with wrong assumptions its theory is for a wrong noise or variance, and signals of low rank"
         if self.regularisation != "theory":
             return self._low_rank_theory(problem, alpha)
-        penalties = float(self.observed(assumed)[0].noise.min()) / np.diagonal(
-            prior_moments(assumed)[0]
-        )
-        if np.ptp(penalties) > SAME * penalties.max():
-            return "theory needs one penalty for all components"
-        return replace(self, regularisation=float(penalties[0]))._low_rank_theory(
-            problem, alpha
-        )
+        penalties = self.observed(assumed)[0].noise.min() / np.diagonal(second)
+        penalty = _common_penalty(penalties)
+        if penalty is None:
+            return UNEQUAL_PENALTIES
+        best = replace(self, regularisation=penalty)
+        return best._low_rank_theory(problem, alpha)
 
     def _low_rank_theory(
         self, problem: Problem, alpha: float
     ) -> AlgorithmPrediction | str:
+        """Fixed point for latents that are all observed with the same noise, or the reason why it does not apply."""
         linear, _ = self.observed(problem)
         second, mean_overlap = prior_moments(problem)
-        if (
-            np.abs(mean_overlap).max() > 0
-            or len(linear.rows) != problem.components * problem.model.sites
-            or not linear.alike
-        ):
+        sites = problem.model.sites
+        sees_all = len(linear.rows) == problem.components * sites and linear.alike
+        if mean_overlap.any() or not sees_all:
             return "theory needs latents that are all observed with the same noise, and signals of mean zero"
-        chosen = (
-            linear.noise[0] / np.diagonal(second)
-            if self.regularisation == "theory"
-            else np.array([self.regularisation])
-        )
-        penalty = float(chosen[0])
-        if np.ptp(chosen) > SAME * chosen.max():
-            return "theory needs one penalty for all components"
+        if isinstance(self.regularisation, str):
+            penalty = _common_penalty(linear.noise[0] / np.diagonal(second))
+        else:
+            penalty = float(self.regularisation)
+        if penalty is None:
+            return UNEQUAL_PENALTIES
         noise = linear.noise[0] * np.eye(problem.components)
         try:
             overlaps = ridge_overlaps(
-                second, noise, alpha * problem.model.sites, penalty, problem.features
+                second, noise, alpha * sites, penalty, problem.features
             )
         except ValueError as error:
             return str(error)
-        point = limit_point(
+        prediction = limit_point(
             problem,
             alpha,
             [[overlaps]],
             method="ridge, closed fixed point",
             branch="minimum",
         )
-        return replace(point, between_students=point.own_overlap)
+        return replace(prediction, between_students=prediction.own_overlap)
+
+
+def _common_penalty(penalties: Host) -> float | None:
+    """The penalty of all components, or None if they differ."""
+    if np.ptp(penalties) > SAME * penalties.max():
+        return None
+    return float(penalties[0])
 
 
 def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
@@ -228,21 +222,17 @@ def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
 
     from scipy.optimize import brentq
 
-    smallest = 1e-12 * start
+    smallest, V = 1e-12 * start, 0.0
     # Below its counting threshold a noiseless problem has a positive root; above it, the error is 0.
-    V = (
-        0.0
-        if excess(smallest) > 0
-        else float(brentq(excess, smallest, start, xtol=1e-15))
-    )
-    method = "best linear estimate, fixed point"
+    if excess(smallest) <= 0:
+        V = float(brentq(excess, smallest, start, xtol=1e-15))
     prediction = Prediction(
         alpha,
         np.array([[second - V]]),
         np.array([[V]]),
         np.array([1e-12]),
         "linear",
-        method,
+        "best linear estimate, fixed point",
     )
     point = point_document(problem, prediction)
     return AlgorithmPrediction.of_point(point, between_students=point["overlap"])
@@ -252,62 +242,50 @@ def _begin_ridge(
     problem: Problem, squares: LeastSquares, penalty: float | Host, note: str = ""
 ) -> RidgeState:
     """Initial state for ``penalty``: a number, one per component, or one row of these per candidate."""
-    xp = namespace(squares.inputs)
-    place = matching(squares.inputs)
-    base = xp.asarray(
-        problem.prior.mean(problem.components, squares.inputs.shape[-1]), **place
-    )
+    xp, place = namespace(squares.inputs), matching(squares.inputs)
+    mean = problem.prior.mean(problem.components, squares.inputs.shape[-1])
+    base = xp.asarray(mean, **place)
     penalties = xp.asarray(np.atleast_2d(penalty), **place)
-    right_side = xp.stack([squares.normal(base, targets=True)[0]] * penalties.shape[0])
-    scale = xp.sqrt(
-        xp.sum(right_side * right_side, axis=tuple(range(1, right_side.ndim)))
-    )
+    right_side, _ = squares.normal(base, targets=True)
+    right_sides = xp.stack([right_side] * penalties.shape[0])
+    axes = tuple(range(1, right_sides.ndim))
+    scale = xp.sqrt(xp.sum(right_sides * right_sides, axis=axes))
+    zero = xp.zeros_like(right_sides)
     return RidgeState(
-        xp.zeros_like(right_side),
-        right_side,
-        right_side,
-        squares,
-        penalties,
-        scale,
-        base,
-        note,
+        zero, right_sides, right_sides, squares, penalties, scale, base, note
     )
 
 
 def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
     """One step for every candidate on the first axis; converged candidates no longer change."""
-    xp = namespace(state.residual)
-    axes = tuple(range(1, state.residual.ndim))
-    wide = (-1, *[1] * len(axes))
-    penalty = xp.reshape(state.penalty, (*state.penalty.shape, *[1] * (len(axes) - 1)))
+    xp, direction = namespace(state.residual), state.direction
+    axes = tuple(range(1, direction.ndim))
+    by_candidate = (-1, *[1] * len(axes))
+    by_component = (*state.penalty.shape, *[1] * (len(axes) - 1))
+    penalty = xp.reshape(state.penalty, by_component)
 
-    def ratio(top: Array, bottom: Array) -> Array:
-        return xp.where(
-            bottom > 0,
-            top / xp.where(bottom > 0, bottom, xp.ones_like(top)),
-            xp.zeros_like(top),
-        )
+    def ratio(numerator: Array, denominator: Array) -> Array:
+        is_positive = denominator > 0
+        divisor = xp.where(is_positive, denominator, xp.ones_like(numerator))
+        quotient = numerator / divisor
+        return xp.where(is_positive, quotient, xp.zeros_like(numerator))
 
-    product = state.squares.normal(state.direction)[0] + penalty * state.direction
-    old_square = xp.sum(state.residual * state.residual, axis=axes)
-    step = xp.reshape(
-        ratio(old_square, xp.sum(state.direction * product, axis=axes)), wide
-    )
-    deviation, residual = (
-        state.deviation + step * state.direction,
-        state.residual - step * product,
-    )
-    new_square = xp.sum(residual * residual, axis=axes)
-    direction = (
-        residual + xp.reshape(ratio(new_square, old_square), wide) * state.direction
-    )
+    def square(residual: Array) -> Array:
+        return xp.sum(residual * residual, axis=axes)
+
+    product = state.squares.normal(direction)[0] + penalty * direction
+    curvature = xp.sum(direction * product, axis=axes)
+    step = xp.reshape(ratio(square(state.residual), curvature), by_candidate)
+    residual = state.residual - step * product
+    momentum = ratio(square(residual), square(state.residual))
     # Not by ``ratio``, which is 0 for a scale of NaN: data that are not finite must show.
-    relative = xp.sqrt(new_square) / xp.where(
-        state.scale > 0, state.scale, xp.ones_like(new_square)
+    scale = xp.where(state.scale > 0, state.scale, xp.ones_like(state.scale))
+    next_state = state._replace(
+        deviation=state.deviation + step * direction,
+        residual=residual,
+        direction=residual + xp.reshape(momentum, by_candidate) * direction,
     )
-    return state._replace(
-        deviation=deviation, residual=residual, direction=direction
-    ), relative
+    return next_state, xp.sqrt(square(residual)) / scale
 
 
 def _validated(problem: Problem, data: Data, linear: Linear) -> float:

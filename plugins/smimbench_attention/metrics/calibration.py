@@ -13,6 +13,7 @@ from smimbench_attention.metrics.component import PerComponent
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
+    from smimbench.problem import Problem
 
 SMALLEST = 1e-9
 """Squared errors below this, relative to the second moment, have no ratio: both sides are rounding. Doubled, next to nothing."""
@@ -30,7 +31,7 @@ class Calibration(PerComponent):
     unit = "the claim is right"
     direction = "one"
 
-    def _values(self, problem: Any, claims: Claims) -> Array:
+    def _values(self, problem: Problem, claims: Claims) -> Array:
         """Calibration of each component; NaN where the true error is only rounding."""
         if claims.aligned_V is None:
             raise NotMeasured("the algorithm claims no error")
@@ -44,7 +45,7 @@ class Calibration(PerComponent):
         return ratios
 
     def theory(
-        self, problem: Any, point: dict[str, Any]
+        self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float | None], list[float | None]]:
         """Theoretical calibration: 1 for Bayes-optimal estimates, otherwise from the algorithm's own theory."""
         if "calibration" in point:

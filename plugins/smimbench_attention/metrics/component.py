@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smimbench.backend import to_host
 from smimbench.interfaces import Capabilities, Metric
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
+    from smimbench.problem import Instance, Problem
 
 
 class PerComponent(Metric):
@@ -19,12 +20,14 @@ class PerComponent(Metric):
     direction = "higher"
     per_component = True
 
-    def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
+    def measure(
+        self, instance: Instance, estimate: Array, claims: Claims
+    ) -> list[float]:
         """Values of the metric for the aligned estimate."""
         return [
             float(value) for value in to_host(self._values(instance.problem, claims))
         ]
 
-    def _values(self, problem: Any, claims: Claims) -> Array:
+    def _values(self, problem: Problem, claims: Claims) -> Array:
         """Values of the metric (P,), to be defined by each metric; raises ``NotMeasured`` if there are none."""
         raise NotImplementedError

@@ -11,6 +11,7 @@ from smimbench_attention.metrics.component import PerComponent
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
+    from smimbench.problem import Problem
 
 
 class Cosine(PerComponent):
@@ -21,7 +22,7 @@ class Cosine(PerComponent):
     label = "cosine"
     unit = "the direction of the signal"
 
-    def _values(self, problem: Any, claims: Claims) -> Array:
+    def _values(self, problem: Problem, claims: Claims) -> Array:
         """Cosine of each component, 0 for a component that is 0."""
         teacher, aligned = claims.teacher, claims.aligned
         overlap, estimated, truth = (
@@ -32,7 +33,7 @@ class Cosine(PerComponent):
         return np.where(norms > 0, overlap / np.where(norms > 0, norms, 1.0), 0.0)
 
     def theory(
-        self, problem: Any, point: dict[str, Any]
+        self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float], list[float]]:
         """Theoretical cosine ``sqrt(Q_pp / second moment)`` of a posterior mean, whose overlap with the signal equals its
         self-overlap.

@@ -9,6 +9,7 @@ from smimbench.theory import measured_error
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims, Uncertain
+    from smimbench.problem import Instance, Problem
 
 MEMORY = "generalization errors"
 
@@ -24,12 +25,14 @@ class _PredictionError(Metric):
     direction = "lower"
     per_component = False
 
-    def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
+    def measure(
+        self, instance: Instance, estimate: Array, claims: Claims
+    ) -> list[float]:
         """Expected squared error over fresh samples, given the overlaps of teacher and estimate."""
         return [float(_errors(instance, estimate, claims)[self.kind].value)]
 
     def theory(
-        self, problem: Any, point: dict[str, Any]
+        self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float | None], list[float | None]]:
         """Theoretical generalization error; None where theory does not give one, as for algorithms with their own theory."""
         errors = point.get("generalization_error") or {}
@@ -40,7 +43,9 @@ class _PredictionError(Metric):
         return [value], [(point.get("generalization_error_error") or {}).get(kind, 0.0)]
 
 
-def _errors(instance: Any, estimate: Array, claims: Claims) -> dict[str, Uncertain]:
+def _errors(
+    instance: Instance, estimate: Array, claims: Claims
+) -> dict[str, Uncertain]:
     if MEMORY not in claims.memory:
         if (why := instance.problem.no_theory) is not None:
             raise NotMeasured(f"it needs Gaussian latents: {why}")
@@ -63,7 +68,9 @@ class BayesError(_PredictionError):
     label = "Bayes generalization error"
     kind = "bayes"
 
-    def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
+    def measure(
+        self, instance: Instance, estimate: Array, claims: Claims
+    ) -> list[float]:
         """Expected squared error of the Bayes predictor on fresh samples."""
         errors = _errors(instance, estimate, claims)
         if "bayes" not in errors:

@@ -10,6 +10,7 @@ from smimbench_attention.metrics.component import PerComponent
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
+    from smimbench.problem import Problem
 
 
 class MSE(PerComponent):
@@ -22,11 +23,11 @@ class MSE(PerComponent):
     direction = "lower"
     in_trajectory = True
 
-    def _values(self, problem: Any, claims: Claims) -> Array:
+    def _values(self, problem: Problem, claims: Claims) -> Array:
         return problem.model.squared_error(claims.teacher, claims.aligned)
 
     def theory(
-        self, problem: Any, point: dict[str, Any]
+        self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float], list[float]]:
         """Theoretical squared error of every component."""
         return np.atleast_1d(point["mse"]).tolist(), np.atleast_1d(

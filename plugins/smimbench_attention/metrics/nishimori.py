@@ -12,6 +12,7 @@ from smimbench_attention.metrics.component import PerComponent
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
+    from smimbench.problem import Problem
 
 SMALLEST = 1e-9
 """Squared length of an estimate, in second moments of the signal, below which it has no ratio. Doubled, next to nothing."""
@@ -37,7 +38,7 @@ class Nishimori(PerComponent):
     unit = "the estimate of a posterior mean"
     direction = "one"
 
-    def _values(self, problem: Any, claims: Claims) -> Array:
+    def _values(self, problem: Problem, claims: Claims) -> Array:
         """Nishimori ratio of each component; NaN for a component that is estimated as the prior mean."""
         model, aligned = problem.model, np.asarray(claims.aligned, dtype=float)
         mean = np.asarray(
@@ -55,7 +56,7 @@ class Nishimori(PerComponent):
         return np.where(informed, overlap / np.where(informed, square, 1.0), np.nan)
 
     def theory(
-        self, problem: Any, point: dict[str, Any]
+        self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float | None], list[float | None]]:
         """Theoretical ratio of a posterior mean: 1 for components estimated better than by chance."""
         second, bottom = (np.diagonal(moment) for moment in prior_moments(problem)[:2])

@@ -8,6 +8,7 @@ from smimbench_attention.metrics.component import PerComponent
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
+    from smimbench.problem import Problem
 
 
 class OverlapMetric(PerComponent):
@@ -20,7 +21,7 @@ class OverlapMetric(PerComponent):
     in_trajectory = True
 
     def theory(
-        self, problem: Any, point: dict[str, Any]
+        self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float], list[float]]:
         """Theoretical overlap: ``squared_cosine`` of the prediction if given, else the diagonal of Q, with the MSE's error."""
         if "squared_cosine" in point:
@@ -29,5 +30,5 @@ class OverlapMetric(PerComponent):
         values = [row[component] for component, row in enumerate(Q)]
         return values, errors if isinstance(errors, list) else [errors]
 
-    def _values(self, problem: Any, claims: Claims) -> Array:
+    def _values(self, problem: Problem, claims: Claims) -> Array:
         return problem.model.overlap(claims.teacher, claims.aligned)

@@ -36,17 +36,20 @@ LENGTHS = ("posterior", "loss")
 
 
 class ErmState(NamedTuple):
-    """The current minimizer (P, D), on the host, and constants of the run."""
+    """The minimizer (P, D) so far, on the host, and constants of the run.
+
+    ``length`` rescales it to the ``estimate``; ``scale`` is the norm of the gradient at zero.
+    """
 
     weights: Host
     estimate: Array
     targets: Array
-    loss: str
+    loss: Loss
     penalty: float
     length: float
-    training_loss: float
-    scale: float  # norm of the gradient at zero
     note: str
+    training_loss: float = 0.0
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -87,23 +90,17 @@ class Erm(Algorithm):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
-        require(
-            self, "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}"
-        )
-        value, (smallest, largest) = self.penalty, PENALTIES
-        fits = (
-            value == "optimal"
-            if isinstance(value, str)
-            else smallest <= value <= largest
-        )
-        allowed = f"a number from {smallest:g}, as good as no penalty, to {largest:g}, an estimate of zero, or 'optimal'"
-        require(self, "penalty", fits, allowed)
-        require(
-            self,
-            "length",
-            self.length in (None, *LENGTHS),
-            f"one of {', '.join(LENGTHS)}",
-        )
+        is_known = self.loss in (None, *LOSSES)
+        require(self, "loss", is_known, f"one of {', '.join(LOSSES)}")
+        smallest, largest = PENALTIES
+        if isinstance(self.penalty, str):
+            is_valid = self.penalty == "optimal"
+        else:
+            is_valid = smallest <= self.penalty <= largest
+        rule = f"a number from {smallest:g}, as good as no penalty, to {largest:g}, an estimate of zero, or 'optimal'"
+        require(self, "penalty", is_valid, rule)
+        is_known = self.length in (None, *LENGTHS)
+        require(self, "length", is_known, f"one of {', '.join(LENGTHS)}")
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why a problem's labels have no loss that is convex in the latents, or None."""
@@ -120,9 +117,8 @@ class Erm(Algorithm):
             penalty = float(self.penalty)
         if length == "loss":
             return loss, penalty, 1.0
-        overlaps = [
-            minimum.overlaps for minimum in minima(problem, alpha, loss.name, penalty)
-        ]
+        fixed_points = minima(problem, alpha, loss.name, penalty)
+        overlaps = [minimum.overlaps for minimum in fixed_points]
         return loss, penalty, best_length(overlaps)
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> ErmState:
@@ -130,24 +126,15 @@ class Erm(Algorithm):
         loss, penalty, length = self._chosen(problem, data.sample_ratio)
         xp = namespace(data.inputs)
         weights = np.zeros((problem.components, data.dimension))
+        estimate = xp.asarray(weights, **matching(data.inputs))
         targets = xp.astype(observable(problem.channel, data.labels), data.inputs.dtype)
-        note = f"{loss.name} loss, penalty {penalty:.4g}" + (
-            " (the best by theory)" if self.penalty == "optimal" else ""
-        )
-        state = ErmState(
-            weights,
-            xp.asarray(weights, **matching(data.inputs)),
-            targets,
-            loss.name,
-            penalty,
-            length,
-            0.0,
-            1.0,
-            note,
-        )
-        value, gradient = _empirical_risk(problem, data, state, weights)
+        note = f"{loss.name} loss, penalty {penalty:.4g}"
+        if self.penalty == "optimal":
+            note += " (the best by theory)"
+        state = ErmState(weights, estimate, targets, loss, penalty, length, note)
+        risk, gradient = _empirical_risk(problem, data, state, weights)
         return state._replace(
-            training_loss=value / data.inputs.shape[0],
+            training_loss=risk / data.inputs.shape[0],
             scale=max(float(np.linalg.norm(gradient)), 1e-300),
         )
 
@@ -159,31 +146,28 @@ class Erm(Algorithm):
 
         n, shape = int(data.inputs.shape[0]), state.weights.shape
 
-        def objective(flat: Host) -> tuple[float, Host]:
-            value, gradient = _empirical_risk(problem, data, state, flat.reshape(shape))
-            penalized = value + state.penalty / 2 * float(flat @ flat)
-            return penalized / n, (gradient.ravel() + state.penalty * flat) / n
+        def penalized(flat: Host) -> tuple[float, Host]:
+            risk, gradient = _empirical_risk(problem, data, state, flat.reshape(shape))
+            risk += state.penalty / 2 * float(flat @ flat)
+            return risk / n, (gradient.ravel() + state.penalty * flat) / n
 
-        limits = {"maxiter": 10, "ftol": 0.0, "gtol": 0.0, "maxcor": 20}
         solution = minimize(
-            objective,
+            penalized,
             state.weights.ravel(),
             jac=True,
             method="L-BFGS-B",
-            options=limits,
+            options={"maxiter": 10, "ftol": 0.0, "gtol": 0.0, "maxcor": 20},
         )
         weights = solution.x.reshape(shape)
-        value = solution.fun * n - state.penalty / 2 * float(solution.x @ solution.x)
+        risk = solution.fun * n - state.penalty / 2 * float(solution.x @ solution.x)
         estimate = namespace(data.inputs).asarray(
             state.length * weights, **matching(data.inputs)
         )
         next_state = state._replace(
-            weights=weights, estimate=estimate, training_loss=value / n
+            weights=weights, estimate=estimate, training_loss=risk / n
         )
-        return next_state, Info(
-            residual=float(np.linalg.norm(solution.jac)) * n / state.scale,
-            warning=state.note,
-        )
+        residual = float(np.linalg.norm(solution.jac)) * n / state.scale
+        return next_state, Info(residual=residual, warning=state.note)
 
     def estimate(self, state: ErmState) -> Array:
         """The minimizer, rescaled to the chosen length."""
@@ -211,24 +195,37 @@ class Erm(Algorithm):
             return str(error)
         ends = [[_scaled(minimum.overlaps, length)] for minimum in fixed_points]
         errors = [_scaled(minimum.uncertain, length) for minimum in fixed_points]
-        uncertain = Overlaps(*(np.mean(column, axis=0) for column in zip(*errors)))
-        integrals = (
-            "Monte Carlo"
-            if len(fixed_points) > 1
-            else "closed form"
-            if loss.name == "square"
-            else "quadrature"
+        if len(fixed_points) > 1:
+            integrals = "Monte Carlo"
+        elif loss.name == "square":
+            integrals = "closed form"
+        else:
+            integrals = "quadrature"
+        prediction = limit_point(
+            problem,
+            alpha,
+            ends,
+            method=f"{loss.name} loss, penalty {penalty:.4g}: {integrals}",
+            branch="minimum",
+            uncertain=Overlaps(*(np.mean(column, axis=0) for column in zip(*errors))),
         )
-        method = f"{loss.name} loss, penalty {penalty:.4g}: {integrals}"
-        point = limit_point(
-            problem, alpha, ends, method=method, branch="minimum", uncertain=uncertain
+        training, test = (
+            float(np.mean(losses))
+            for losses in zip(
+                *(
+                    (minimum.training_loss, minimum.test_loss)
+                    for minimum in fixed_points
+                )
+            )
         )
-        details = point.more | {"penalty": penalty}
-        for name in ("training_loss", "test_loss"):
-            details[name] = [
-                float(np.mean([getattr(minimum, name) for minimum in fixed_points]))
-            ]
-        return replace(point, between_students=point.own_overlap, more=details)
+        details = prediction.more | {
+            "penalty": penalty,
+            "training_loss": [training],
+            "test_loss": [test],
+        }
+        return replace(
+            prediction, between_students=prediction.own_overlap, more=details
+        )
 
 
 def _scaled(overlaps: Overlaps, length: float) -> Overlaps:
@@ -240,12 +237,12 @@ def _empirical_risk(
     problem: Problem, data: Data, state: ErmState, weights: Host
 ) -> tuple[float, Host]:
     """Loss summed over the samples, and its gradient (P, D), on the host."""
-    xp, model, loss = namespace(data.inputs), problem.model, LOSSES[state.loss]
+    xp, model, loss = namespace(data.inputs), problem.model, state.loss
     signal = xp.asarray(weights, **matching(data.inputs))
-    total, value = xp.zeros_like(signal), 0.0
+    gradient, risk = xp.zeros_like(signal), 0.0
     for chunk in sample_chunks(model, data.inputs, problem.components):
         inputs, y = data.inputs[chunk, ...], state.targets[chunk, ...]
         z = model.forward(inputs, signal)
-        value = value + xp.sum(loss.value(y, z))
-        total = total + model.adjoint(inputs, loss.slope(y, z))
-    return float(value), np.asarray(to_host(total), dtype=float)
+        risk = risk + xp.sum(loss.value(y, z))
+        gradient = gradient + model.adjoint(inputs, loss.slope(y, z))
+    return float(risk), np.asarray(to_host(gradient), dtype=float)

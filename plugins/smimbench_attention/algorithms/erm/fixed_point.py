@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from smimbench.theory import prior_moments
 from smimbench_attention.algorithms.erm.integrals import (
     ACCURACY,
     LOSSES,
+    Integrals,
     Loss,
     OrderParameters,
     integrals_of,
@@ -83,11 +84,9 @@ def why_not(problem: Problem, loss: Loss | None) -> str | None:
     kind = labels_of(problem)
     if kind is None:
         reason = f"labels of channel {problem.channel.name!r} are not one number for each latent"
-        return (
-            reason
-            if problem.mixing is None
-            else f"{reason} of independent tokens, as tokens are correlated"
-        )
+        if problem.mixing is not None:
+            reason += " of independent tokens, as tokens are correlated"
+        return reason
     if loss is not None and loss.binary and kind != "signs":
         return f"loss {loss.name!r} needs labels -1 and +1, those of channel {problem.channel.name!r} are not"
     return None
@@ -105,7 +104,10 @@ def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Mi
     return [path.minimum(penalty) for path in _paths(problem, alpha, LOSSES[loss])]
 
 
-def _paths(problem: Problem, alpha: float, loss: Loss) -> list[Any]:
+def _paths(
+    problem: Problem, alpha: float, loss: Loss
+) -> Sequence[ClosedForm | PenaltyPath]:
+    """Fixed points as functions of the penalty, for every independent evaluation of the integrals."""
     noise = noise_of_identity(problem) if loss.name == "square" else None
     if noise is not None:
         return [ClosedForm(problem, alpha, noise[0] * np.eye(problem.components))]
@@ -119,11 +121,8 @@ class ClosedForm:
     """Closed-form minimum for the square loss on labels ``z + noise``: ridge regression."""
 
     def __init__(self, problem: Problem, alpha: float, noise: Host) -> None:
-        self.T, self.noise, self.sites = (
-            prior_moments(problem)[0],
-            noise,
-            problem.model.sites,
-        )
+        self.T, self.noise = prior_moments(problem)[0], noise
+        self.sites = problem.model.sites
         self.ratio, self.features = alpha * self.sites, problem.features
 
     def overlaps(self, penalty: float) -> Overlaps:
@@ -135,9 +134,8 @@ class ClosedForm:
         T, M, Q = overlaps = self.overlaps(penalty)
         test = self.sites * float(np.trace(T - M - M.T + Q + self.noise)) / 2
         residual_share = 1 - ridge_shares(self.ratio, penalty, self.features).fitted
-        return Minimum(
-            overlaps, residual_share**2 * test, test, Overlaps(0 * T, 0 * T, 0 * T)
-        )
+        exact = Overlaps(0 * T, 0 * T, 0 * T)
+        return Minimum(overlaps, residual_share**2 * test, test, exact)
 
 
 def order_parameters(
@@ -145,51 +143,43 @@ def order_parameters(
 ) -> OrderParameters:
     """Order parameters V, m_hat and Q_hat (3, P, P), computed without cancellation; for features see ``PenaltyPath``."""
     V, m_hat, Q_hat = parameters
-    gains, values = V[None], np.ones((1, 1, 1))
+    gains, variances = V[None], np.ones((1, 1, 1))
+    identity = np.eye(len(T))
     if features is not None:
-        values = features[:, None, None]
-        gains = values * np.linalg.inv(
-            penalty * np.eye(len(T)) + values * stiffness(V, penalty, features)
-        )
+        variances = features[:, None, None]
+        V_hat = stiffness(V, penalty, features)
+        gains = variances * np.linalg.inv(penalty * identity + variances * V_hat)
     slopes = gains @ m_hat
-    mean = np.mean(values * slopes, axis=0)
-    apart = slopes - mean
-    blur = np.mean(
-        values * (apart @ T @ apart.swapaxes(1, 2))
-        + gains @ Q_hat @ gains.swapaxes(1, 2),
-        axis=0,
-    )
+    mean = np.mean(variances * slopes, axis=0)
+    deviation = slopes - mean
+    from_signal = deviation @ T @ deviation.swapaxes(1, 2)
+    from_noise = gains @ Q_hat @ gains.swapaxes(1, 2)
+    blur = np.mean(variances * from_signal + from_noise, axis=0)
     information = mean.T @ np.linalg.solve(blur, mean)
-    return OrderParameters(
-        T,
-        mean @ T,
-        mean @ T @ mean.T + blur,
-        V,
-        T @ np.linalg.inv(np.eye(len(T)) + information @ T),
-        blur,
-    )
+    conditional = T @ np.linalg.inv(identity + information @ T)
+    M, Q = mean @ T, mean @ T @ mean.T + blur
+    return OrderParameters(T, M, Q, V, conditional, blur)
 
 
 def stiffness(V: Host, penalty: float, features: Host) -> Host:
     """The V_hat at which the mean of ``lambda / (penalty + lambda V_hat)`` over the features is V (P, P); at least 0."""
     from scipy.optimize import brentq
 
-    def of_one(v: float) -> float:
+    def scalar_stiffness(v: float) -> float:
         # Between the curves of equal features and of features that are all learned.
         def excess(x: float) -> float:
             return float(np.mean(features / (penalty + features * np.exp(x)))) - v
 
-        top = -np.log(v)
-        low = top - 60.0
-        return (
-            float(np.exp(brentq(excess, low, top, xtol=1e-14)))
-            if excess(low) > 0
-            else 0.0
-        )
+        high = -np.log(v)
+        low = high - 60.0
+        if excess(low) <= 0:
+            return 0.0
+        return float(np.exp(brentq(excess, low, high, xtol=1e-14)))
 
-    return np.asarray(
-        spectral_function(V, lambda values: np.array([of_one(v) for v in values]))
-    )
+    def of_eigenvalues(values: Host) -> Host:
+        return np.array([scalar_stiffness(v) for v in values])
+
+    return np.asarray(spectral_function(V, of_eigenvalues))
 
 
 class PenaltyPath:
@@ -206,10 +196,10 @@ class PenaltyPath:
     ``V m_hat T`` in both cases.
     """
 
-    def __init__(self, problem: Problem, alpha: float, integrals: Any) -> None:
+    def __init__(self, problem: Problem, alpha: float, integrals: Integrals) -> None:
         self.P, self.T = problem.components, prior_moments(problem)[0]
         self.alpha, self.integrals, self.features = alpha, integrals, problem.features
-        self.known: list[tuple[float, Host]] = []
+        self.solutions: list[tuple[float, Host]] = []
 
     @property
     def easy(self) -> float:
@@ -219,14 +209,14 @@ class PenaltyPath:
     def minimum(self, penalty: float) -> Minimum:
         """The minimum at a given penalty, with its losses and errors."""
         steps = int(np.ceil(np.log10(self.easy / penalty)))
-        for step in (
-            np.geomspace(self.easy, penalty, steps + 1) if steps > 0 else [penalty]
-        ):
-            parameters = self.settled(float(step))
-        at = self._at(parameters, penalty)
-        moments = self.integrals(at)
+        if steps > 0:
+            for larger in np.geomspace(self.easy, penalty, steps + 1)[:-1]:
+                self.solve(float(larger))
+        parameters = self.solve(penalty)
+        orders = self._orders(parameters, penalty)
+        moments = self.integrals(orders)
         return Minimum(
-            Overlaps(at.T, at.M, at.Q),
+            Overlaps(orders.T, orders.M, orders.Q),
             moments.training_loss,
             moments.test_loss,
             self.uncertain(penalty, parameters),
@@ -234,19 +224,19 @@ class PenaltyPath:
 
     def overlaps(self, penalty: float) -> Overlaps:
         """Overlaps at the fixed point."""
-        at = self._at(self.settled(penalty), penalty)
-        return Overlaps(at.T, at.M, at.Q)
+        orders = self._orders(self.solve(penalty), penalty)
+        return Overlaps(orders.T, orders.M, orders.Q)
 
-    def settled(self, penalty: float) -> Host:
+    def solve(self, penalty: float) -> Host:
         """Order parameters V, m_hat and Q_hat (3, P, P) at the fixed point."""
         parameters, gap = self._guess(penalty), np.inf
-        if self.known:
+        if self.solutions:
             parameters, gap = self._root(penalty, parameters)
         for attempt in range(ACCURACY.attempts):
             if not gap <= ACCURACY.close:
                 parameters, gap = self._iterated(penalty, parameters)
             if gap <= ACCURACY.close or (attempt and gap <= ACCURACY.stalled):
-                self.known.append((float(np.log(penalty)), parameters))
+                self.solutions.append((float(np.log(penalty)), parameters))
                 return parameters
             if not np.isfinite(parameters).all():
                 break
@@ -259,34 +249,29 @@ class PenaltyPath:
         """Run some fixed-point iterations; return the last relative change as well."""
         for _ in range(ACCURACY.iterations):
             updated = self._updated(penalty, parameters)
-            gap = float(
-                np.max(
-                    np.abs(updated - parameters).max(axis=(1, 2))
-                    / np.abs(updated).max(axis=(1, 2))
-                )
-            )
+            change = np.abs(updated - parameters).max(axis=(1, 2))
+            gap = float(np.max(change / np.abs(updated).max(axis=(1, 2))))
             parameters = ACCURACY.weight * updated + (1 - ACCURACY.weight) * parameters
             if not gap > ACCURACY.close:
                 break
         return parameters, gap
 
-    def _at(self, parameters: Host, penalty: float) -> OrderParameters:
+    def _orders(self, parameters: Host, penalty: float) -> OrderParameters:
+        """Overlaps and susceptibility from V, m_hat and Q_hat."""
         return order_parameters(parameters, self.T, penalty, self.features)
 
     def _susceptibility(self, V_hat: Host, penalty: float) -> Host:
         """Susceptibility V (P, P) for a stiffness V_hat (P, P)."""
+        penalties = penalty * np.eye(self.P)
         if self.features is None:
-            return np.asarray(np.linalg.inv(penalty * np.eye(self.P) + V_hat))
-        values = self.features[:, None, None]
-        return np.asarray(
-            np.mean(
-                values * np.linalg.inv(penalty * np.eye(self.P) + values * V_hat),
-                axis=0,
-            )
-        )
+            return np.asarray(np.linalg.inv(penalties + V_hat))
+        variances = self.features[:, None, None]
+        gains = variances * np.linalg.inv(penalties + variances * V_hat)
+        return np.asarray(np.mean(gains, axis=0))
 
     def _updated(self, penalty: float, parameters: Host) -> Host:
-        moments = self.integrals(self._at(parameters, penalty))
+        """Order parameters after one iteration of the equations."""
+        moments = self.integrals(self._orders(parameters, penalty))
         V_hat, m_hat, Q_hat = (self.alpha * moment for moment in moments[:3])
         return np.stack([self._susceptibility(V_hat, penalty), m_hat, Q_hat])
 
@@ -294,105 +279,83 @@ class PenaltyPath:
         self, penalty: float, parameters: Host
     ) -> tuple[Host, Callable[[Host], Host], Callable[[Host], Host]]:
         """The fixed-point equations as a root problem: scaled unknowns, the map from unknowns to a point, and the residual."""
-        positive = self.P == 1 and bool((parameters > 0).all())
-        size = np.abs(parameters).max(axis=(1, 2), keepdims=True) * np.ones_like(
-            parameters
-        )
+        is_positive = self.P == 1 and bool((parameters > 0).all())
+        size = np.abs(parameters).max(axis=(1, 2), keepdims=True)
+        size = size * np.ones_like(parameters)
+        impossible = np.full(parameters.size, 1e3)
 
         def point(x: Host) -> Host:
-            """Point of one component from logarithms of the unknowns, so that every step stays possible."""
-            moved = (
-                np.exp(np.clip(x, -100.0, 100.0)).reshape(parameters.shape)
-                if positive
-                else x.reshape(parameters.shape) * size
-            )
-            return np.asarray(moved, dtype=float)
+            """Order parameters; of one component from logarithms, so that every step stays possible."""
+            if is_positive:
+                positive = np.exp(np.clip(x, -100.0, 100.0))
+                return np.asarray(positive.reshape(parameters.shape))
+            return np.asarray(x.reshape(parameters.shape) * size)
 
         def gap(x: Host) -> Host:
             trial = point(x)
-            at = self._at(trial, penalty)
-            if min(np.linalg.eigvalsh(at.V).min(), np.linalg.eigvalsh(at.Q).min()) <= 0:
-                return np.full(len(x), 1e3)
-            if not positive:
+            orders = self._orders(trial, penalty)
+            eigenvalues = (
+                np.linalg.eigvalsh(matrix) for matrix in (orders.V, orders.Q)
+            )
+            if min(values.min() for values in eigenvalues) <= 0:
+                return impossible
+            if not is_positive:
                 return np.asarray((self._updated(penalty, trial) / size).ravel() - x)
-            moments = self.integrals(at)
+            moments = self.integrals(orders)
             # alpha E g z* = lambda M is equivalent to the equation of M, without the terms that cancel there; in units of that
             # equation it is as close to linear.
-            stiff = self.alpha * moments.V_hat.item()
-            V_new, Q_new = (
-                self._susceptibility(np.array([[stiff]]), penalty).item(),
-                self.alpha * moments.Q_hat.item(),
-            )
-            if not (V_new > 0 and Q_new > 0):
-                return np.full(len(x), 1e3)
+            V_hat = np.array([[self.alpha * moments.V_hat.item()]])
+            V = self._susceptibility(V_hat, penalty).item()
+            Q_hat = self.alpha * moments.Q_hat.item()
+            if not (V > 0 and Q_hat > 0):
+                return impossible
             cross = (trial[0] @ trial[1] @ self.T).item()
-            off = self.alpha * moments.along.item() - penalty * cross
+            excess = self.alpha * moments.along.item() - penalty * cross
             return np.array(
-                [np.log(V_new) - x[0], off * V_new / cross, np.log(Q_new) - x[2]]
+                [np.log(V) - x[0], excess * V / cross, np.log(Q_hat) - x[2]]
             )
 
-        return (
-            (np.log(parameters.ravel()) if positive else (parameters / size).ravel()),
-            point,
-            gap,
-        )
+        begin = np.log(parameters) if is_positive else parameters / size
+        return begin.ravel(), point, gap
 
     def _root(self, penalty: float, parameters: Host) -> tuple[Host, float]:
         """A nearby fixed point from a root finder and the residual of its equations; the input point if none is found."""
         from scipy.optimize import root
 
         begin, point, gap = self._equations(penalty, parameters)
-        solution = root(
-            gap,
-            begin,
-            method="hybr",
-            options={"xtol": ACCURACY.close, "maxfev": ACCURACY.effort * len(begin)},
-        )
-        final_gap, initial_gap = (
-            float(np.abs(gaps).max()) for gaps in (solution.fun, gap(begin))
-        )
-        return (
-            (point(solution.x), final_gap)
-            if final_gap < initial_gap
-            else (parameters, initial_gap)
-        )
+        options = {"xtol": ACCURACY.close, "maxfev": ACCURACY.effort * len(begin)}
+        solution = root(gap, begin, method="hybr", options=options)
+        final_gap = float(np.abs(solution.fun).max())
+        initial_gap = float(np.abs(gap(begin)).max())
+        if final_gap < initial_gap:
+            return point(solution.x), final_gap
+        return parameters, initial_gap
 
     def uncertain(self, penalty: float, parameters: Host) -> Overlaps:
         """Distance of this point's overlaps from those of the fixed point, by one step of Newton's method."""
         x, point, gap = self._equations(penalty, parameters)
-        at = gap(x)
-        nudge = 1e-5
-        slopes = np.stack(
-            [(gap(x + nudge * unit) - at) / nudge for unit in np.eye(len(x))], axis=1
+        residual, nudge = gap(x), 1e-5
+        columns = [
+            (gap(x + nudge * unit) - residual) / nudge for unit in np.eye(len(x))
+        ]
+        slopes = np.stack(columns, axis=1)
+        step = np.linalg.lstsq(slopes, -residual, rcond=None)[0]
+        start, stepped = (
+            self._orders(point(unknowns), penalty) for unknowns in (x, x + step)
         )
-        step = np.linalg.lstsq(slopes, -at, rcond=None)[0]
-        stepped, start = (
-            self._at(point(unknowns), penalty) for unknowns in (x + step, x)
-        )
-        return Overlaps(
-            np.zeros_like(self.T),
-            np.abs(stepped.M - start.M),
-            np.abs(stepped.Q - start.Q),
-        )
+        M_error, Q_error = np.abs(stepped.M - start.M), np.abs(stepped.Q - start.Q)
+        return Overlaps(np.zeros_like(self.T), M_error, Q_error)
 
     def _guess(self, penalty: float) -> Host:
         """Initial guess at a penalty: power-law extrapolation through the two nearest known points (one component)."""
         x = float(np.log(penalty))
-        near = sorted(self.known, key=lambda point: abs(point[0] - x))[:2]
+        near = sorted(self.solutions, key=lambda solution: abs(solution[0] - x))[:2]
         if not near:  # a small overlap and a small norm
             identity, start = np.eye(self.P), 1 + penalty
-            return np.stack(
-                [
-                    identity / start,
-                    0.1 * start * identity,
-                    start**2 * (0.1 * identity + 0.09 * self.T),
-                ]
-            )
-        if (
-            len(near) == 1
-            or self.P > 1
-            or not (np.stack([near[0][1], near[1][1]]) > 0).all()
-        ):
+            Q_hat = start**2 * (0.1 * identity + 0.09 * self.T)
+            return np.stack([identity / start, 0.1 * start * identity, Q_hat])
+        points = np.stack([parameters for _, parameters in near])
+        if len(near) == 1 or self.P > 1 or not (points > 0).all():
             return near[0][1]
         (x_1, point_1), (x_2, point_2) = near
         return np.asarray(point_1 * (point_2 / point_1) ** ((x - x_1) / (x_2 - x_1)))
@@ -417,44 +380,43 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> floa
     paths = _paths(problem, alpha, LOSSES[loss])
     prior = float(np.trace(paths[0].T))
     excess_mse: dict[float, float] = {}
-
     reasons = ["the error is not finite"]
 
-    def tried(x: float) -> float:
+    def excess(x: float) -> float:
         """MSE minus that of an estimate of zero, at the logarithm of a penalty; infinite where no fixed point is found."""
         try:
             overlaps = [path.overlaps(float(np.exp(x))) for path in paths]
-        except (
-            ValueError
-        ) as error:  # an overlap or an error too close to its limit for float64
+        except ValueError as error:
+            # An overlap or an error too close to its limit for float64.
             reasons.append(str(error))
             return np.inf
         scale = best_length(overlaps) if length == "posterior" else 1.0
-        M, Q = (
-            np.mean([np.trace(matrices[k]) for matrices in overlaps]) for k in (1, 2)
-        )
+        M = np.mean([np.trace(evaluation.cross) for evaluation in overlaps])
+        Q = np.mean([np.trace(evaluation.own) for evaluation in overlaps])
         excess_mse[x] = float(scale * (scale * Q - 2 * M))
         return excess_mse[x]
+
+    def best() -> float:
+        return min(excess_mse, key=excess_mse.__getitem__)
 
     # Decrease the penalty from one at which the iteration always converges until the minimum is passed; increase it if the
     # minimum is at the start.
     (smallest, largest), distance = np.log(PENALTIES), float(np.log(10.0))
     x = start = float(np.log(max(alpha, 1.0)))
-    if not np.isfinite(tried(start)):
+    if not np.isfinite(excess(start)):
         raise ValueError(
-            f"theory did not find the best penalty at alpha = {alpha:g} by theory ({reasons[-1]}); give it as a number"
+            f"theory did not find the best penalty at alpha = {alpha:g} ({reasons[-1]}); give it as a number"
         )
     while x > smallest:
         x = max(x - distance, smallest)
-        value, lowest = tried(x), min(excess_mse.values())
-        if prior + value > 1.02 * (prior + lowest) or value > 0.98 * lowest:
+        reached, lowest = excess(x), min(excess_mse.values())
+        if prior + reached > 1.02 * (prior + lowest) or reached > 0.98 * lowest:
             break
     x = start
-    while x < largest and min(excess_mse, key=excess_mse.__getitem__) == x:
+    while x < largest and best() == x:
         previous, x = excess_mse[x], min(x + distance, largest)
-        if not tried(x) < previous - 1e-12 * abs(previous):
+        if not excess(x) < previous - 1e-12 * abs(previous):
             break
-    best = min(excess_mse, key=excess_mse.__getitem__)
-    bounds = max(best - distance, smallest), min(best + distance, largest)
-    minimize_scalar(tried, bounds=bounds, method="bounded", options={"xatol": 1e-5})
-    return float(np.exp(min(excess_mse, key=excess_mse.__getitem__)))
+    bounds = max(best() - distance, smallest), min(best() + distance, largest)
+    minimize_scalar(excess, bounds=bounds, method="bounded", options={"xatol": 1e-5})
+    return float(np.exp(best()))

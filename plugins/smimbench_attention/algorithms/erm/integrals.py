@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -188,9 +188,8 @@ class RiskMoments(NamedTuple):
 
 def labels_of(problem: Problem) -> str | None:
     """Type of the labels: ``"signs"`` or ``"numbers"``; None if a label depends on more than one site."""
-    z = monte_carlo_rng("convex losses: what labels are").standard_normal(
-        (64, problem.components, problem.model.sites)
-    )
+    rng = monte_carlo_rng("convex losses: what labels are")
+    z = rng.standard_normal((64, problem.components, problem.model.sites))
 
     def labels(z: Host) -> Host:
         rng = monte_carlo_rng("convex losses: noise of labels")
@@ -199,26 +198,26 @@ def labels_of(problem: Problem) -> str | None:
         )
 
     y, is_first = labels(z), np.arange(z.shape[-1]) == 0
-    if y.shape != z.shape or any(
-        not np.array_equal(labels(np.where(some, 2 * z, z))[..., ~some], y[..., ~some])
-        for some in (is_first, ~is_first)
-    ):
+    if y.shape != z.shape:
         return None
+    for is_scaled in (is_first, ~is_first):
+        moved = labels(np.where(is_scaled, 2 * z, z))
+        if not np.array_equal(moved[..., ~is_scaled], y[..., ~is_scaled]):
+            return None
     return "signs" if bool(np.isin(y, (-1, 1)).all()) else "numbers"
 
 
-def integrals_of(problem: Problem, loss: Loss) -> list[Any]:
+Integrals = Callable[[OrderParameters], RiskMoments]
+"""The integrals as a function of the order parameters."""
+
+
+def integrals_of(problem: Problem, loss: Loss) -> Sequence[Integrals]:
     """The most accurate integrals available for a problem: one by quadrature, or several independent sampled ones."""
-    if (
-        problem.components == 1
-        and labels_of(problem) == "signs"
-        and _sites_are_independent(problem)
-    ):
+    has_signs = problem.components == 1 and labels_of(problem) == "signs"
+    if has_signs and _sites_are_independent(problem):
         return [SignIntegrals(problem, loss)]
-    return [
-        SampledIntegrals(problem, loss, scramble)
-        for scramble in range(ACCURACY.scrambles)
-    ]
+    scrambles = range(ACCURACY.scrambles)
+    return [SampledIntegrals(problem, loss, scramble) for scramble in scrambles]
 
 
 def _sites_are_independent(problem: Problem) -> bool:
@@ -239,7 +238,7 @@ class SignIntegrals:
     """Integrals for labels -1 and +1 that each depend on one latent: sum over the label, quadrature over omega."""
 
     def __init__(self, problem: Problem, loss: Loss) -> None:
-        self.channel: Any = problem.channel
+        self.channel = problem.channel
         self.loss, self.C = loss, problem.model.sites
         self.panel = np.polynomial.legendre.leggauss(ACCURACY.nodes)
 
@@ -248,86 +247,72 @@ class SignIntegrals:
         changes.
         """
         reach = ACCURACY.reach
-        halvings = int(
-            np.ceil(np.log2(reach / min(max(step, ACCURACY.finest), reach / 2)))
-        )
-        positive = sorted(
-            {
-                0.0,
-                *(reach / 2.0**k for k in range(halvings + 1)),
-                *(x for x in edges if 0 < x < reach),
-            }
-        )
+        finest = min(max(step, ACCURACY.finest), reach / 2)
+        halvings = int(np.ceil(np.log2(reach / finest)))
+        panels = {0.0, *(reach / 2.0**k for k in range(halvings + 1))}
+        positive = sorted(panels | {x for x in edges if 0 < x < reach})
         ends = np.array([*(-x for x in positive[:0:-1]), *positive])
-        half, midpoint = np.diff(ends) / 2, (ends[1:] + ends[:-1]) / 2
+        half, center = np.diff(ends) / 2, (ends[1:] + ends[:-1]) / 2
         x, w = self.panel
-        nodes, weights = midpoint[:, None] + half[:, None] * x, half[:, None] * w
-        return nodes.ravel(), (
-            weights * np.exp(-(nodes**2) / 2) / np.sqrt(2 * np.pi)
-        ).ravel()
+        nodes, weights = center[:, None] + half[:, None] * x, half[:, None] * w
+        weights = weights * np.exp(-(nodes**2) / 2) / np.sqrt(2 * np.pi)
+        return nodes.ravel(), weights.ravel()
 
-    def __call__(self, at: OrderParameters) -> RiskMoments:
+    def _posterior_mean(self, y: float, omega: Host, V: Host) -> Host:
+        """Posterior mean of a latent of mean omega and variance V whose label is y."""
+        means = np.repeat(omega[:, None, None], self.C, axis=2)
+        labels = y * np.ones_like(means)
+        return np.asarray(self.channel.posterior(labels, means, V).mean)[:, 0, 0]
+
+    def __call__(self, orders: OrderParameters) -> RiskMoments:
         """Integrals at given order parameters, by quadrature."""
-        conditional = at.conditional
-        m, q, v, variance = at.M[0, 0], at.Q[0, 0], at.V[0, 0], conditional[0, 0]
+        m, q, v, variance = (
+            matrix[0, 0]
+            for matrix in (orders.M, orders.Q, orders.V, orders.conditional)
+        )
         size = np.sqrt(q)
         # The curvature of the loss as a function of omega jumps at the kink plus V times the slope there.
         signs = np.array([1.0, -1.0])
-        kinks = [signs * k for k in self.loss.kinks]
-        edges = [
-            float(x)
-            for z in kinks
-            for x in np.abs(z + v * self.loss.slope(signs, z)) / size
-        ]
-        nodes, weights = self._nodes(
-            np.sqrt(variance) / max(abs(m) / size, ACCURACY.finest), edges
-        )
+        edges: list[float] = []
+        for kink in self.loss.kinks:
+            z = signs * kink
+            jumps = np.abs(z + v * self.loss.slope(signs, z)) / size
+            edges += jumps.tolist()
+        step = np.sqrt(variance) / max(abs(m) / size, ACCURACY.finest)
+        nodes, weights = self._nodes(step, edges)
         omega, teacher_mean = size * nodes, m / size * nodes
-        spread = np.repeat(teacher_mean[:, None, None], self.C, axis=2)
-        plus, minus = (
-            np.asarray(
-                self.channel.posterior(
-                    sign * np.ones_like(spread), spread, conditional
-                ).mean
-            )[:, 0, 0]
-            for sign in (1.0, -1.0)
-        )
+        means = [
+            self._posterior_mean(y, teacher_mean, orders.conditional) for y in signs
+        ]
         # The two posterior means average to the prior mean; their distances from it, less rounding, give the chance of a label.
         blur = ROUNDING * np.abs(teacher_mean)
         above, below = (
-            np.maximum(np.abs(mean - teacher_mean) - blur, 0.0)
-            for mean in (plus, minus)
+            np.maximum(np.abs(mean - teacher_mean) - blur, 0.0) for mean in means
         )
-        resolved = above + below > 1e4 * blur
+        is_resolved = above + below > 1e4 * blur
         # Where no label moves the mean any more, the chance of a label stays what it was.
-        shares = below[resolved] / (above + below)[resolved]
-        chance = (
-            np.interp(nodes, nodes[resolved], shares)
-            if resolved.any()
-            else np.full_like(nodes, 0.5)
-        )
-        total = np.zeros(6)
-        for y, mean, p in ((1.0, plus, chance), (-1.0, minus, 1 - chance)):
+        chance = np.full_like(nodes, 0.5)
+        if is_resolved.any():
+            shares = below[is_resolved] / (above + below)[is_resolved]
+            chance = np.interp(nodes, nodes[is_resolved], shares)
+        integrals = np.zeros(6)
+        for y, mean, p in zip(signs, means, (chance, 1 - chance)):
             labels = np.full_like(omega, y)
             h = proximal(self.loss, labels, omega, v)
             g = pull(self.loss, labels, omega, h, v)
-            bend = self.loss.curvature(labels, h)
+            curvature = self.loss.curvature(labels, h)
             integrands = (
-                bend / (1 + v * bend),
+                curvature / (1 + v * curvature),
                 g * (mean - teacher_mean) / variance,
                 g * g,
                 g * mean,
+                self.loss.value(y, h),
+                self.loss.value(y, omega),
             )
-            losses = self.loss.value(y, h), self.loss.value(y, omega)
-            total += np.array(
-                [
-                    np.sum(weights * p * integrand)
-                    for integrand in (*integrands, *losses)
-                ]
-            )
-        total *= self.C
-        V_hat, m_hat, Q_hat, along = (np.array([[value]]) for value in total[:4])
-        return RiskMoments(V_hat, m_hat, Q_hat, along, float(total[4]), float(total[5]))
+            integrals += [np.sum(weights * p * integrand) for integrand in integrands]
+        *moments, training, test = (self.C * integrals).tolist()
+        V_hat, m_hat, Q_hat, along = (np.array([[moment]]) for moment in moments)
+        return RiskMoments(V_hat, m_hat, Q_hat, along, training, test)
 
 
 class SampledIntegrals:
@@ -343,30 +328,28 @@ class SampledIntegrals:
         points = whitened_points(
             2 * P * C, ACCURACY.points, "convex losses", scramble
         ).reshape(-1, 2 * P, C)
-        self.z, self.other = (
-            symmetric_root(prior_moments(problem)[0]) @ points[:, :P],
-            points[:, P:],
-        )
-        labels = problem.channel.forward(
-            self.z, rng=monte_carlo_rng("convex losses: noise", scramble)
-        )
+        self.z = symmetric_root(prior_moments(problem)[0]) @ points[:, :P]
+        self.u = points[:, P:]
+        rng = monte_carlo_rng("convex losses: noise", scramble)
+        labels = problem.channel.forward(self.z, rng=rng)
         self.y = np.asarray(observable(problem.channel, labels), dtype=float)
 
-    def __call__(self, at: OrderParameters) -> RiskMoments:
+    def __call__(self, orders: OrderParameters) -> RiskMoments:
         """Integrals at given order parameters, by sampling."""
-        omega = (at.M @ self.inverse) @ self.z + symmetric_root(at.blur) @ self.other
-        y, n, v = self.y, len(self.y), np.diagonal(at.V)[:, None]
+        omega = (orders.M @ self.inverse) @ self.z + symmetric_root(
+            orders.blur
+        ) @ self.u
+        y, n, v = self.y, len(self.y), np.diagonal(orders.V)[:, None]
         h = proximal(self.loss, y, omega, v)
         g = pull(self.loss, y, omega, h, v)
-        bend = self.loss.curvature(y, h)
-        V_hat = np.diag(np.sum(bend / (1 + v * bend), axis=(0, 2)) / n)
-        losses = (
+        curvature = self.loss.curvature(y, h)
+        V_hat = np.diag(np.sum(curvature / (1 + v * curvature), axis=(0, 2)) / n)
+        training, test = (
             float(np.sum(self.loss.value(y, latents)) / n) for latents in (h, omega)
         )
-        square, along = (
+        Q_hat, along = (
             np.einsum("npc,nqc->pq", g, factor) / n for factor in (g, self.z)
         )
         # Stein's lemma: E g z*^T = -V_hat M + m_hat T.
-        return RiskMoments(
-            V_hat, (along + V_hat @ at.M) @ self.inverse, square, along, *losses
-        )
+        m_hat = (along + V_hat @ orders.M) @ self.inverse
+        return RiskMoments(V_hat, m_hat, Q_hat, along, training, test)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from smimbench_attention.algorithms.gamp.message_pass import (
 )
 from smimbench_attention.algorithms.gamp.step_size import (
     CONTROLS,
+    Number,
     StepState,
     limited,
     next_step,
@@ -407,9 +408,7 @@ class _GampAllNoise(Gamp):
     largest_excess = 1.0
 
 
-def damped(
-    weight: float | np.floating[Any], target: Array, previous: Array | None
-) -> Array:
+def damped(weight: float | Number, target: Array, previous: Array | None) -> Array:
     """Damped step ``weight target + (1 - weight) previous``, or the target where there is nothing previous."""
     if previous is None:
         return target

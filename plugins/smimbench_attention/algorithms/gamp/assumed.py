@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -369,7 +369,8 @@ class MismatchedRecursion:
 
         noise = 1 / float(conjugates.Qhat[0, 0])
         scale = float(conjugates.m[0, 0] / conjugates.Qhat[0, 0])
-        means: Any = self.problem.prior.law.spectral_means
+        means = self.problem.prior.law.spectral_means
+        assert means is not None  # mismatched_theory
         weights = np.asarray(means(node_values, _noise(conjugates)).value)
         x, xi = nodes
         return DenoisedSpectrum(
@@ -378,7 +379,8 @@ class MismatchedRecursion:
 
     def _shrunk(self, eigenvalues: Host, noise: float) -> Host:
         """Eigenvalues denoised by the assumed prior."""
-        eigenvalue_map: Any = self.assumed.prior.law.eigenvalue_map
+        eigenvalue_map = self.assumed.prior.law.eigenvalue_map
+        assert eigenvalue_map is not None  # mismatched_theory
         return np.asarray(eigenvalue_map(eigenvalues, noise))
 
     def step(self, orders: Orders) -> Orders:

@@ -11,6 +11,9 @@ from smimbench.backend import namespace, sample_chunks, take_samples
 from smimbench.interfaces import Array, Data, Host
 from smimbench.problem import Problem
 
+Number = np.floating[Any]
+"""A NumPy number on the host, in the precision of the run."""
+
 
 class StepControl(NamedTuple):
     """How the weight of a step is chosen: it shrinks after a step that was too large and grows after any other.
@@ -68,11 +71,11 @@ class StepState(NamedTuple):
         Its size in units of the predicted error.
     """
 
-    weight: np.floating[Any]
-    extrapolation: np.floating[Any] | float = 1.0
+    weight: Number
+    extrapolation: Number | float = 1.0
     slow_steps: int = 0
     change: Array | None = None
-    residual: np.floating[Any] | float = np.nan
+    residual: Number | float = np.nan
 
 
 def reversal_overlaps(
@@ -92,7 +95,7 @@ def next_step(
     overlaps: Sequence[Host],
     squared_step: Host,
     error: Host,
-    residual: np.floating[Any],
+    residual: Number,
 ) -> StepState:
     """Weight and extrapolation for the next step.
 
@@ -114,7 +117,7 @@ def next_step(
     if step.change is None:
         return step._replace(change=change, residual=residual)
     control = CONTROLS[problem.model.rank]
-    extrapolation: np.floating[Any] | float = 1.0
+    extrapolation: Number | float = 1.0
     slow_steps = 0
     if overlaps:
         along, previous_square = (

@@ -182,11 +182,11 @@ def _trajectory(
     distance = np.abs(mse[-1] - end_mse)
     allowance = ACCURACY.arrival * second + 4 * (end_error + error[-1])
     if all_at_rest and (distance > allowance).any():
-        last, fixed = (
+        end_of_path, fixed = (
             ", ".join(f"{number:.3g}" for number in errors)
             for errors in (mse[-1], end_mse)
         )
-        return f"its trajectory comes to rest at the error {last}, not at its fixed point, which has {fixed}"
+        return f"its trajectory comes to rest at the error {end_of_path}, not at its fixed point, which has {fixed}"
     return {
         "iteration": list(range(len(mse))),
         "mse": mse.tolist(),
@@ -263,11 +263,11 @@ def _path(
     path = [orders]
     for _ in range(steps):
         path.append(step(path[-1]))
-        before, after = (
+        previous, reached = (
             np.diagonal(np.array(orders), axis1=1, axis2=2) for orders in path[-2:]
         )
         is_known = (np.diagonal(path[-1].V) < 1e-13 * second).all()
-        if is_known or (np.abs(after - before) <= at_rest * np.abs(before)).all():
+        if is_known or (np.abs(reached - previous) <= at_rest * np.abs(previous)).all():
             return path, True
     return path, False
 

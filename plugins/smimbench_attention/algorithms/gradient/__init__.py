@@ -16,6 +16,7 @@ from smimbench.interfaces import (
     AlgorithmPrediction,
     Array,
     Capabilities,
+    Channel,
     Conditions,
     Data,
     Host,
@@ -27,6 +28,7 @@ from smimbench.problem import Problem
 from smimbench_attention.algorithms.gradient.loss import (
     LOSSES,
     LossGradient,
+    factor_of,
     fitting_loss,
     loss_gradient,
     surrogate,
@@ -214,7 +216,7 @@ class Descent(Algorithm):
                 "online learning needs fresh samples, but none are available for this data set"
             )
         xp, place, P = namespace(data.inputs), matching(data.inputs), problem.components
-        basis: Any = problem.prior.factor
+        basis = factor_of(problem)
         draws = [
             basis.draw(rng, P, data.dimension, self.width) for _ in range(students or 1)
         ]
@@ -246,7 +248,7 @@ class Descent(Algorithm):
     ) -> tuple[DescentState, Info]:
         """One gradient step; the residual is the relative change of the factor (of the student that moves most)."""
         xp = namespace(state.factor)
-        basis: Any = problem.prior.factor
+        basis = factor_of(problem)
         axes = _component_axes(problem, data)
         inputs, targets, order = self._batch(problem, data, state)
         progress = state.steps_made / max(state.total - 1, 1)
@@ -410,7 +412,9 @@ class Descent(Algorithm):
         inputs = xp.astype(inputs, data.inputs.dtype, copy=False)
         return inputs, xp.take(state.targets, indices, axis=0), order[size:]
 
-    def _channel(self, problem: Problem, progress: float) -> tuple[Any, list[str]]:
+    def _channel(
+        self, problem: Problem, progress: float
+    ) -> tuple[Channel | None, list[str]]:
         """The channel to differentiate, with warnings."""
         notes = []
         if self.online:

@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from smimbench.backend import namespace, sample_chunks
-from smimbench.derive import MixedChannel, gives_probabilities, predict
-from smimbench.interfaces import Array, Channel
+from smimbench.derive import MixedChannel, gives_probabilities, observable, predict
+from smimbench.interfaces import Array, Channel, Factor
 from smimbench.problem import Problem
 from smimbench.registry import RegistryError, build, get_registry
 
@@ -70,7 +72,7 @@ def loss_gradient(
         ``loss`` () or (students,), ``gradient`` shaped like the factor.
     """
     xp = namespace(factor)
-    differentiable: Any = problem.channel if channel is None else channel
+    differentiable = problem.channel if channel is None else channel
 
     def through_channel(
         chunk: slice, z: Array, students: tuple[int, ...]
@@ -80,7 +82,7 @@ def loss_gradient(
         losses, cotangent = loss_of(xp, loss, output, targets[chunk, ...])
         label_shape = cotangent.shape[len(students) + 1 :]
         cotangent = xp.reshape(cotangent, (z.shape[0], *label_shape))
-        return losses, differentiable.vjp(z, cotangent)
+        return losses, latent_slopes(differentiable, z, cotangent)
 
     return latent_gradient(problem, inputs, factor, through_channel, signal)
 
@@ -98,8 +100,7 @@ def latent_gradient(
     ``chunk``, whose latents stand in ``z`` (students times samples, P, C) student by student; for the rest see ``loss_gradient``.
     """
     xp = namespace(factor)
-    model: Any = problem.model
-    basis: Any = problem.prior.factor
+    model, basis = problem.model, factor_of(problem)
     dimension = inputs.shape[-1]
     signal = basis.compose(factor) if signal is None else signal
     lead = signal.ndim - len(model.signal_shape(problem.components, dimension))
@@ -107,9 +108,10 @@ def latent_gradient(
     # Components whose latents take as much memory per chunk as the intermediate arrays.
     components = math.prod(students) * problem.components
     root, scaled = 1.0, None
-    has_gram = model.forward_gram is not None and basis.gram_scale is not None
-    if has_gram and factor.shape[-1] <= NARROW * dimension:
-        root = math.sqrt(basis.gram_scale(factor))
+    forward_gram, gram_scale = model.forward_gram, basis.gram_scale
+    is_narrow = factor.shape[-1] <= NARROW * dimension
+    if forward_gram is not None and gram_scale is not None and is_narrow:
+        root = math.sqrt(gram_scale(factor))
         scaled = root * factor
         if components > 1:
             products = factor.shape[-1] * model.tokens / (2 * model.sites)
@@ -118,10 +120,11 @@ def latent_gradient(
     gradient: Array = None
     for chunk in sample_chunks(model, inputs, components):
         x = inputs[chunk, ...]
-        if scaled is None:
-            z, pull = model.forward(x, signal), functools.partial(model.adjoint, x)
+        pull: Callable[[Array], Array] = functools.partial(model.adjoint, x)
+        if forward_gram is None or scaled is None:
+            z = model.forward(x, signal)
         else:
-            z, pull = model.forward_gram(x, scaled)
+            z, pull = forward_gram(x, scaled)
         # Channels know nothing of students, whose samples are concatenated.
         loss, slope = local(chunk, xp.reshape(z, (-1, *z.shape[-2:])), students)
         pulled = pull(xp.reshape(slope, z.shape))
@@ -134,6 +137,18 @@ def latent_gradient(
         return LossGradient(losses, root * gradient)
     gradient = gradient / model.adjoint_scale(dimension)
     return LossGradient(losses, basis.pullback(factor, gradient))
+
+
+def factor_of(problem: Problem) -> Factor:
+    """The factor that is descended on; ``refuses`` turns away priors without one."""
+    assert problem.prior.factor is not None
+    return problem.prior.factor
+
+
+def latent_slopes(channel: Channel, z: Array, cotangent: Array) -> Array:
+    """Gradient with respect to the latents from that with respect to the output, for a channel that has one."""
+    assert channel.vjp is not None
+    return channel.vjp(z, cotangent)
 
 
 def loss_of(xp: Any, name: str, output: Array, target: Array) -> tuple[Array, Array]:
@@ -153,20 +168,21 @@ def loss_of(xp: Any, name: str, output: Array, target: Array) -> tuple[Array, Ar
 class _Tempered(Channel):
     """A softmax channel whose latents are multiplied by an inverse temperature."""
 
-    def __init__(self, channel: Any, factor: float) -> None:
+    def __init__(self, channel: Channel, factor: float) -> None:
         self.channel, self.factor = channel, factor
 
-    def forward(self, z: Array, *, rng: Any = None) -> Array:
+    def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         return self.channel.forward(self.factor * z)
 
     def observable(self, y: Array) -> Array:
-        return self.channel.observable(y)
+        return observable(self.channel, y)
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
-        return self.factor * self.channel.vjp(self.factor * z, cotangent)
+        slopes = latent_slopes(self.channel, self.factor * z, cotangent)
+        return self.factor * slopes
 
 
-def surrogate(problem: Problem, beta: float) -> Any:
+def surrogate(problem: Problem, beta: float) -> Channel | None:
     """The softmax channel of inverse temperature ``beta`` that replaces the hardmax channel of a problem, or None.
 
     Attention-indexed matrices are linear in the latents, so beta multiplies them; those of one sequence layer are
@@ -184,9 +200,11 @@ def surrogate(problem: Problem, beta: float) -> Any:
 
 
 @functools.lru_cache(maxsize=32)
-def _softmax(model: str, tokens: int) -> Any:
+def _softmax(model: str, tokens: int) -> Channel | None:
+    """The softmax channel of a model, or None if there is none."""
     try:
         entry = get_registry().get("channel", "softmax", model)
     except RegistryError:
         return None
-    return build(entry.item, "channel", {}, {"tokens": tokens})
+    channel: Channel = build(entry.item, "channel", {}, {"tokens": tokens})
+    return channel

@@ -30,7 +30,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -40,7 +40,11 @@ from smimbench.numerics import monte_carlo_rng, normal_points
 from smimbench.problem import Problem
 from smimbench.theory import limit_point
 from smimbench_attention.algorithms.gradient import NO_REUSE_THEORY
-from smimbench_attention.algorithms.gradient.loss import fitting_loss, loss_of
+from smimbench_attention.algorithms.gradient.loss import (
+    fitting_loss,
+    latent_slopes,
+    loss_of,
+)
 from smimbench_attention.algorithms.gradient.online import (
     LARGEST,
     DescentRule,
@@ -215,7 +219,7 @@ def descend(
     ------
     Diverges, TooLong
     """
-    channel: Any = problem.channel
+    channel = problem.channel
     n, batch = system.samples, system.batch
     P, C = problem.components, problem.model.sites
     student, steps = slice(P, 2 * P), recorded_steps[-1]
@@ -254,7 +258,7 @@ def descend(
             samples, order = order[:batch], order[batch:]
         fields = directions.h.of(n, samples)
         z = latents(fields, vectors[student])
-        slopes = np.asarray(channel.vjp(z, loss_at(z, labels[samples])[1]))
+        slopes = np.asarray(latent_slopes(channel, z, loss_at(z, labels[samples])[1]))
         g = slopes.swapaxes(1, 2).reshape(-1, P)
         gradient = g.T @ fields / len(z)
         for k in range(P):
@@ -277,7 +281,7 @@ def _test_error(
     problem: Problem, loss: str, gram: Host, count: int, index: int
 ) -> Host:
     """Mean loss (steps,) of fresh samples for Gram matrices (steps, R, R) of teacher and student."""
-    channel: Any = problem.channel
+    channel = problem.channel
     P, C = problem.components, problem.model.sites
     stream = "mean-field dynamics: fresh samples"
     points = normal_points(2 * P * C, count, stream, index).reshape(count, 2 * P, C)
@@ -370,7 +374,7 @@ def mean_field_theory(
         method += f"; {diverged_share:.1%} of them diverge and are left out"
     grams, train_error = (np.stack(column) for column in zip(*drawn))
     path = Path.of(recorded_steps, grams[:, :, None], problem.components)
-    ends = zip(path.truth[:, -1, 0], path.cross[:, -1, 0], path.own[:, -1, 0])
+    ends = zip(path.truth[:, -1, 0], path.cross[:, -1, 0], path.self_overlap[:, -1, 0])
     prediction = limit_point(
         problem,
         alpha,
@@ -445,8 +449,8 @@ def _draws_at_size(
     starts_of_runs = max(1, len(conditions.starts))
     count = int(min(ACCURACY.rows / rows, ACCURACY.work / work, largest))
     count = max(smallest, count)
-    each = max(math.ceil(smallest / starts_of_runs), count // starts_of_runs)
-    count = starts_of_runs * each
+    per_start = max(math.ceil(smallest / starts_of_runs), count // starts_of_runs)
+    count = starts_of_runs * per_start
     if count * work > ACCURACY.work:
         return None
     D = int(system.dimension)

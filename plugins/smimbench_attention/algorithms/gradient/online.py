@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,7 @@ from smimbench.interfaces import Host, Overlaps
 from smimbench.numerics import monte_carlo_rng
 from smimbench.problem import Problem
 from smimbench_attention.algorithms.gradient import online_fields
-from smimbench_attention.algorithms.gradient.loss import loss_of
+from smimbench_attention.algorithms.gradient.loss import latent_slopes, loss_of
 from smimbench_attention.algorithms.gradient.online_fields import (
     evaluations,
     latents_of_a_step,
@@ -134,7 +134,7 @@ class Path(NamedTuple):
     steps: Host
     truth: Host
     cross: Host
-    own: Host
+    self_overlap: Host
 
     @classmethod
     def of(cls, steps: Sequence[int], gram: Host, P: int) -> Path:
@@ -342,7 +342,7 @@ def draw_paths(
     begin = gram_of(starts, rule.momentum)
     P, B, C, R = problem.components, batch, problem.model.sites, begin.shape[-1]
     n = draws * len(begin)
-    channel: Any = problem.channel
+    channel = problem.channel
     rng = monte_carlo_rng("online descent: draws", dimension, batch)
     degrees = dimension - R - np.arange(P)
 
@@ -357,7 +357,7 @@ def draw_paths(
         )
         targets = observable(channel, channel.forward(truth, rng=rng))
         cotangent = loss_of(np, loss, predict(channel, z), targets)[1]
-        slopes = np.asarray(channel.vjp(z, cotangent))
+        slopes = np.asarray(latent_slopes(channel, z, cotangent))
         g = slopes.reshape(n, B, P, C).swapaxes(1, 2).reshape(n, P, B * C)
         along = g @ transposed(u) / B
         across = triangle(g @ transposed(g)) @ wishart_root(rng, degrees, n) / B

@@ -14,12 +14,12 @@ Losses are affine in the label, hence ``E[g u^T]`` needs only its mean at every 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from smimbench.derive import observable, predict
-from smimbench.interfaces import Host
+from smimbench.interfaces import Channel, Host
 from smimbench.numerics import (
     gauss_hermite,
     monte_carlo_rng,
@@ -27,7 +27,7 @@ from smimbench.numerics import (
     symmetric_root,
 )
 from smimbench.problem import Problem
-from smimbench_attention.algorithms.gradient.loss import loss_of
+from smimbench_attention.algorithms.gradient.loss import latent_slopes, loss_of
 from smimbench_attention.algorithms.least_squares import noise_of_identity
 
 
@@ -43,25 +43,25 @@ class FieldAccuracy(NamedTuple):
     nodes : tuple of int
         Nodes per direction of two Gauss rules for a single latent without noise; their difference is the error.
     label_draws, fewest_label_draws : int
-        Labels of each set over which noise is averaged, of all points together, and of each point at least.
+        Labels of each set over which noise is averaged, of all points together, and smallest number for each point.
     widening : float
         Variance of the points, which are weighted back to 1: gradients have heavy tails.
     latents : float
-        Most latents for all steps, some 5 to 40 seconds; longer runs get fewer points.
+        Largest number of latents for all steps, some 5 to 40 seconds; longer runs get fewer points.
     fewest_steps, fewest_points : int
-        Steps that get all points in any case, and points of each set per latent at least.
+        Steps that get all points in any case, and smallest number of points of each set per latent.
     draws : tuple of int
-        Least and most draws at finite D, of all starts together.
+        Smallest and largest number of draws at finite D, of all starts together.
     sets : int
-        Least draws of every start: their spread is the stated error.
+        Smallest number of draws of every start: their spread is the stated error.
     draw_latents : float
-        Most latents of all draws, some ten seconds.
+        Largest number of latents of all draws, some ten seconds.
     sign_draws : tuple of int
-        Least and most draws of ``signsgd``.
+        Smallest and largest number of draws of ``signsgd``.
     sign_sets : int
         Sets of them whose mean overlaps errors of prediction are computed for.
     sign_entries : float
-        Most entries of students in all steps of these draws, some ten seconds.
+        Largest number of entries of students in all steps of these draws, some ten seconds.
     limit_latents : float
         Latents for which the limit of large D is added to a trajectory that is drawn for one D.
     starts, moments : int
@@ -101,7 +101,7 @@ class LocalFields(NamedTuple):
 
 
 class _Points(NamedTuple):
-    """White fields ``u`` (n, 2 P, C) and weights, in one part or in two that share labels (the second has ``u_2`` mirrored)."""
+    """White fields ``u`` (n, 2 P, C) and weights, in one copy or in two that share labels (the second has ``u_2`` mirrored)."""
 
     fields: Host
     weights: Host
@@ -130,13 +130,13 @@ def local_fields(
     if noise is None:
         return _SampledFields(problem, loss, truth, points or ACCURACY.points)
     sites, identity = problem.model.sites, np.eye(truth.shape[-1])
-    constant, toward = truth + float(noise.mean()) * identity, 2.0 * sites * identity
+    label_square = truth + float(noise.mean()) * identity
+    slope = 2.0 * sites * identity
 
     def fields(cross: Host, gram: Host) -> LocalFields:
         """Local fields of linear labels, ``g = 2 (z - z* - noise)``, in closed form."""
-        return LocalFields(
-            -toward, toward, 4 * sites * (gram - cross - transposed(cross) + constant)
-        )
+        square = gram - cross - transposed(cross) + label_square
+        return LocalFields(-slope, slope, 4 * sites * square)
 
     return fields
 
@@ -152,24 +152,21 @@ def latents_of_a_step(problem: Problem, loss: str) -> float:
     """Number of latents used to evaluate the fields once for one start; 0 if they have a closed form."""
     if evaluations(problem, loss) == 1:
         return 0.0
-    return float(
-        problem.components
-        * problem.model.sites
-        * sum(_counts(problem, ACCURACY.points))
-    )
+    latents = problem.components * problem.model.sites
+    return float(latents * sum(_counts(problem, ACCURACY.points)))
 
 
 class _SampledFields:
     """Local fields as weighted sums over points; see ``local_fields``."""
 
     def __init__(self, problem: Problem, loss: str, truth: Host, points: int) -> None:
-        self.channel: Any = problem.channel
+        self.channel = problem.channel
         self.loss, self.P, self.C = loss, problem.components, problem.model.sites
         self.root, self.inverse = _root(truth)
-        sets = _points_of_fields(problem, points)
-        self.sets = [
-            (points, *self._labels(points, index)) for index, points in enumerate(sets)
-        ]
+        self.sets = []
+        for index, point_set in enumerate(_points_of_fields(problem, points)):
+            mean, noise = self._labels(point_set, index)
+            self.sets.append((point_set, mean, noise))
 
     def __call__(self, cross: Host, gram: Host) -> LocalFields:
         mixing = cross @ self.inverse
@@ -181,11 +178,8 @@ class _SampledFields:
         ]
         along, square = (np.stack(column) for column in zip(*averages))
         on_student = along[..., self.P :] @ free
-        return LocalFields(
-            (along[..., : self.P] - on_student @ mixing) @ self.inverse,
-            on_student,
-            square,
-        )
+        on_teacher = (along[..., : self.P] - on_student @ mixing) @ self.inverse
+        return LocalFields(on_teacher, on_student, square)
 
     def _averages(
         self, coefficients: Host, points: _Points, mean: Host, noise: Host | None
@@ -193,38 +187,31 @@ class _SampledFields:
         """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` from one set of points."""
         starts, P, C = len(coefficients), self.P, self.C
         u = points.fields.transpose(1, 0, 2).reshape(2 * P, -1)
-        z = (
-            (coefficients @ u)
-            .reshape(starts, P, -1, C)
-            .swapaxes(1, 2)
-            .reshape(-1, P, C)
-        )
+        fields = (coefficients @ u).reshape(starts, P, -1, C)
+        z = fields.swapaxes(1, 2).reshape(-1, P, C)
         output = predict(self.channel, z)
-        label = np.concatenate([mean] * points.copies, axis=1)
 
-        def cotangent(label: Host) -> Host:
-            return np.asarray(
-                loss_of(np, self.loss, output, label.reshape(output.shape))[1]
-            )
+        def cotangent(labels: Host) -> Host:
+            targets = labels.reshape(output.shape)
+            return np.asarray(loss_of(np, self.loss, output, targets)[1])
 
-        def rows(cotangent: Host) -> Host:
+        def gradient(cotangent: Host) -> Host:
             """Gradient with respect to the latents (starts, P, points and sites)."""
-            g = np.asarray(self.channel.vjp(z, cotangent))
+            g = np.asarray(latent_slopes(self.channel, z, cotangent))
             return g.reshape(starts, -1, P, C).swapaxes(1, 2).reshape(starts, P, -1)
 
-        noiseless = cotangent(label)
-        g, weight = rows(noiseless), np.repeat(points.weights, C)
+        mean = np.concatenate([mean] * points.copies, axis=1)
+        noiseless = cotangent(mean)
+        g, weight = gradient(noiseless), np.repeat(points.weights, C)
         square = (g * weight) @ transposed(g)
         if noise is not None:
-            added = rows(
-                cotangent(label + np.concatenate([noise] * points.copies, axis=1))
-                - noiseless
-            )
-            square = square + (added * weight) @ transposed(added)
+            noise = np.concatenate([noise] * points.copies, axis=1)
+            of_noise = gradient(cotangent(mean + noise) - noiseless)
+            square = square + (of_noise * weight) @ transposed(of_noise)
         return g @ (u * weight).T, square
 
     def _labels(self, points: _Points, index: int) -> tuple[Host, Host | None]:
-        """Mean labels (starts, points, ...) of the first part of the points, and random vectors with the labels' noise
+        """Mean labels (starts, points, ...) of the first copy of the points, and random vectors with the labels' noise
         covariance (None without noise).
         """
         unmirrored = points.fields[: len(points.fields) // points.copies]
@@ -233,10 +220,8 @@ class _SampledFields:
         rng = monte_carlo_rng("online descent: noise", index)
 
         def draw() -> Host:
-            return np.asarray(
-                observable(self.channel, self.channel.forward(flat, rng=rng)),
-                dtype=float,
-            )
+            labels = self.channel.forward(flat, rng=rng)
+            return np.asarray(observable(self.channel, labels), dtype=float)
 
         sample = draw()
         shape = (*truth.shape[:2], *sample.shape[1:])
@@ -244,37 +229,29 @@ class _SampledFields:
             return sample.reshape(shape), None
         draws = max(ACCURACY.fewest_label_draws, ACCURACY.label_draws // len(flat))
         sample = draw().reshape(len(flat), -1)
-        mean: Any = 0.0
-        square: Any = 0.0
+        mean = np.zeros_like(sample)
+        square = np.zeros((*sample.shape, sample.shape[1]))
         for _ in range(draws):
             label = draw().reshape(sample.shape)
+            deviation = label - sample
             mean = mean + label / draws
-            square = (
-                square
-                + (label - sample)[:, :, None] * (label - sample)[:, None, :] / draws
-            )
+            square = square + deviation[:, :, None] * deviation[:, None, :] / draws
         # Noise left in the mean, squared, plus this is the noise of a label, squared.
-        covariance = square - (mean - sample)[:, :, None] * (mean - sample)[:, None, :]
+        deviation = mean - sample
+        covariance = square - deviation[:, :, None] * deviation[:, None, :]
         signs = rng.choice([-1.0, 1.0], sample.shape)
         noise = (symmetric_root(covariance) @ signs[..., None])[..., 0]
-        return np.reshape(mean, shape), np.asarray(noise).reshape(shape)
+        return mean.reshape(shape), np.asarray(noise).reshape(shape)
 
 
-def _noisy(channel: Any, P: int, C: int) -> bool:
+def _noisy(channel: Channel, P: int, C: int) -> bool:
     """Whether repeated labels of the same latents differ."""
     z = monte_carlo_rng("online descent: latents").standard_normal((64, P, C))
-    labels, repeated = (
-        np.asarray(
-            observable(
-                channel,
-                channel.forward(
-                    z, rng=monte_carlo_rng("online descent: is there noise", draw)
-                ),
-            )
-        )
-        for draw in range(2)
-    )
-    return not np.array_equal(labels, repeated)
+    labels = []
+    for draw in range(2):
+        rng = monte_carlo_rng("online descent: is there noise", draw)
+        labels.append(np.asarray(observable(channel, channel.forward(z, rng=rng))))
+    return not np.array_equal(labels[0], labels[1])
 
 
 def _counts(problem: Problem, points: int) -> list[int]:
@@ -286,25 +263,25 @@ def _counts(problem: Problem, points: int) -> list[int]:
 
 
 def _points_of_fields(problem: Problem, points: int) -> list[_Points]:
+    """Sets of points: two Gauss rules, or scrambled random ones."""
     P, C = problem.components, problem.model.sites
     counts, point_sets = _counts(problem, points), []
     if len(counts) == len(ACCURACY.nodes):
         for count in ACCURACY.nodes:
             x, w = gauss_hermite(count)
-            grid = np.stack(np.meshgrid(x, x, indexing="ij"), axis=-1).reshape(-1, 2, 1)
+            grid = np.stack(np.meshgrid(x, x, indexing="ij"), axis=-1)
             weights = np.outer(w, w).ravel()
-            point_sets.append(_Points(grid, weights / weights.sum(), 1))
+            fields = grid.reshape(-1, 2, 1)
+            point_sets.append(_Points(fields, weights / weights.sum(), 1))
         return point_sets
-    # The student's own part is mirrored: where there is no overlap, points of symmetric labels make none.
+    # The student's own fields are mirrored: where there is no overlap, points of symmetric labels make none.
     mirror = np.concatenate([np.ones(P), -np.ones(P)])[:, None]
     for scramble, count in enumerate(counts):
-        base = normal_points(2 * P * C, count // 2, "online descent", scramble).reshape(
-            -1, 2 * P, C
-        )
+        base = normal_points(2 * P * C, count // 2, "online descent", scramble)
+        base = base.reshape(-1, 2 * P, C)
         fields = np.sqrt(ACCURACY.widening) * np.concatenate([base, base * mirror])
-        weights = np.exp(
-            np.sum(fields**2, axis=(1, 2)) * (1 / ACCURACY.widening - 1) / 2
-        )
+        exponent = np.sum(fields**2, axis=(1, 2)) * (1 / ACCURACY.widening - 1) / 2
+        weights = np.exp(exponent)
         point_sets.append(_Points(fields, weights / weights.sum(), 2))
     return point_sets
 

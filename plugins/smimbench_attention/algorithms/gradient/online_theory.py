@@ -14,7 +14,7 @@ from smimbench.numerics import monte_carlo_rng
 from smimbench.problem import Problem
 from smimbench.theory import aligned, limit_point, scores
 from smimbench_attention.algorithms.gradient import online_fields
-from smimbench_attention.algorithms.gradient.loss import fitting_loss
+from smimbench_attention.algorithms.gradient.loss import factor_of, fitting_loss
 from smimbench_attention.algorithms.gradient.online import (
     DescentRule,
     Diverges,
@@ -37,6 +37,9 @@ from smimbench_attention.algorithms.least_squares import noise_of_identity
 
 if TYPE_CHECKING:
     from smimbench_attention.algorithms.sgd import Sgd
+
+Trajectory = dict[str, list[Any]]
+"""Lists by name, one entry for each recorded step, as those of runs."""
 
 
 class OnlinePaths(NamedTuple):
@@ -189,7 +192,7 @@ def _prediction_at_end(
         # Errors of prediction of linear labels are linear in the overlaps: a few means stand for all draws.
         sets = [
             np.array_split(matrices[:, -1, 0], online_fields.ACCURACY.sign_sets)
-            for matrices in (path.truth, path.cross, path.own)
+            for matrices in (path.truth, path.cross, path.self_overlap)
         ]
         means = [
             [Overlaps(*(draws.mean(axis=0) for draws in matrices))]
@@ -207,7 +210,7 @@ def _add_errors_of_ratios(
     paths: OnlinePaths,
     D: int,
     metrics: dict[str, Any],
-    trajectory: dict[str, list[Any]],
+    trajectory: Trajectory,
 ) -> None:
     """Add the errors of cosines: means of overlaps are exact, those of their ratios are not; draws show the difference."""
     ratios = course = None
@@ -228,9 +231,8 @@ def no_equations(problem: Problem) -> str | None:
     if problem.channel.vjp is None:
         return "hardmax is replaced by an annealed softmax, whose equations are not those of the labels"
     probe = np.arange(2.0 * problem.components).reshape(problem.components, 2)
-    prior: Any = problem.prior
-    if not np.array_equal(prior.factor.compose(probe), probe):
-        return f"the factor of prior {prior.name!r} is not the signal"
+    if not np.array_equal(factor_of(problem).compose(probe), probe):
+        return f"the factor of prior {problem.prior.name!r} is not the signal"
     return None
 
 
@@ -320,10 +322,9 @@ def _signal_and_factor(
     problem: Problem, rng: np.random.Generator, D: int
 ) -> tuple[Host, Host]:
     """A signal and an independent draw of its factor, (P, D) each."""
-    P, factor = problem.components, problem.prior.factor
-    assert factor is not None  # no_equations
+    P = problem.components
     signal = np.asarray(problem.prior.sample(rng, P, D))
-    return signal, np.asarray(factor.draw(rng, P, D, None))
+    return signal, np.asarray(factor_of(problem).draw(rng, P, D, None))
 
 
 def by_start(path: Path) -> Path:
@@ -340,7 +341,7 @@ def mean_start(problem: Problem) -> Overlaps:
 def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:
     """Overlaps at the end of a run, for every evaluation and all starts, without draws that diverged."""
     ends = []
-    for matrices in zip(path.truth[:, -1], path.cross[:, -1], path.own[:, -1]):
+    for matrices in zip(path.truth[:, -1], path.cross[:, -1], path.self_overlap[:, -1]):
         starts = [Overlaps(*overlaps) for overlaps in zip(*matrices)]
         finite = [start for start in starts if np.isfinite(start.cross).all()]
         if finite:
@@ -388,15 +389,18 @@ def typical_starts(
     return starts
 
 
-def trajectory_of(problem: Problem, path: Path, batch: int) -> dict[str, list[Any]]:
+def trajectory_of(problem: Problem, path: Path, batch: int) -> Trajectory:
     """Trajectory averaged over starts and evaluations, with the standard error over evaluations."""
     P = problem.components
     # Evaluations, steps, starts: as many as there are, in one batch.
-    flat = [matrix.reshape(-1, P, P) for matrix in (path.truth, path.cross, path.own)]
+    flat = [
+        matrix.reshape(-1, P, P)
+        for matrix in (path.truth, path.cross, path.self_overlap)
+    ]
     is_finite = np.asarray(np.isfinite(flat[1]).all(axis=(1, 2)))
     zeroed = (np.where(is_finite[:, None, None], matrix, 0.0) for matrix in flat)
     metrics = scores(aligned(problem, Overlaps(*zeroed)))
-    columns: dict[str, list[Any]] = {
+    columns: Trajectory = {
         "iteration": path.steps.tolist(),
         "samples": (path.steps * batch).tolist(),
     }

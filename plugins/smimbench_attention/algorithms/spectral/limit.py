@@ -347,8 +347,8 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
     mapped = np.kron(np.linalg.inv(X), np.eye(P)) - alpha * _site_map(J, flat, P)
     A = np.linalg.eigh(symmetric(mapped))[1][:, 0].reshape(P, P)
     A = A * np.sign(np.trace(A) or 1.0)
-    left, right = np.kron(A, np.eye(C)), np.kron(A.T, np.eye(C))
-    signal = J @ left @ (identity + flat) @ right @ J
+    A_left, A_right = np.kron(A, np.eye(C)), np.kron(A.T, np.eye(C))
+    signal = J @ A_left @ (identity + flat) @ A_right @ J
     S = alpha * _site_trace(signal, P)
     XX = np.kron(X, X)
     equations = np.eye(P * P) - alpha * XX @ _site_map(J, J, P)
