@@ -21,7 +21,7 @@ import numpy as np
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import Backend, get_backend
-from smimbench.interfaces import Array, Data, Host, Info
+from smimbench.interfaces import Algorithm, Array, Data, Host, Info, Model
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import parameters_of
@@ -74,8 +74,7 @@ class SmallProblem:
         algorithm = self.context.item
         state = algorithm.init(self.problem, data, rng)
         state = self.proceed(data, state, max_steps)
-        estimate: Array = algorithm.estimate(state)
-        return estimate
+        return algorithm.estimate(state)
 
     def proceed(self, data: Data, state: Any, max_steps: int = STEPS) -> Any:
         """The state a few steps later."""
@@ -89,13 +88,13 @@ class SmallProblem:
         return np.array(to_host(self.estimate(data or self.data(), rng, max_steps)))
 
 
-def steps_of(algorithm: Any, data: Data, max_steps: int = STEPS) -> int:
+def steps_of(algorithm: Algorithm, data: Data, max_steps: int = STEPS) -> int:
     """Number of steps to run: the algorithm's own number, limited to a few."""
     steps = algorithm.plan(data).steps
     return max_steps if steps is None else max(1, min(int(steps), max_steps))
 
 
-def _size(model: Any) -> tuple[float, int]:
+def _size(model: Model) -> tuple[float, int]:
     """Sample ratio and dimension that give about twenty samples."""
     return (1.5, 16) if model.rank == "low" else (0.4, 10)
 

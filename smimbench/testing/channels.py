@@ -11,7 +11,7 @@ import numpy as np
 
 from smimbench.derive import predict
 from smimbench.derive.labels import is_noisy, observable, symmetry_of_labels
-from smimbench.interfaces import SYMMETRIES, Array
+from smimbench.interfaces import SYMMETRIES, Array, Channel, Model
 from smimbench.interfaces.checks import (
     checked_posterior,
     is_real,
@@ -35,7 +35,7 @@ OVERLAP, ERROR = 0.8, 0.4
 """Overlap and error of a component; any such numbers do."""
 
 
-def _cases(context: CheckContext) -> Iterator[tuple[Any, Any]]:
+def _cases(context: CheckContext) -> Iterator[tuple[Model, Channel]]:
     """Every model, with the channel completed as in the engine."""
     for model in context.models:
         yield model, context.completed(model)
@@ -45,7 +45,7 @@ channel_check = partial(published, ("channel",), cases=_cases)
 
 
 def drawn(
-    context: CheckContext, model: Any, n: int, *key: int
+    context: CheckContext, model: Model, n: int, *key: int
 ) -> tuple[Array, Array, Array, Array]:
     """Draw ``V, omega, z, y`` for n samples: ``omega ~ N(0, OVERLAP I)``, ``z ~ N(omega, V)``."""
     P, rng = int(context.item.components), context.rng(*key)
@@ -56,14 +56,18 @@ def drawn(
 
 
 def _posterior(
-    context: CheckContext, channel: Any, field: str, y: Array, omega: Array, V: Array
+    context: CheckContext,
+    channel: Channel,
+    field: str,
+    y: Array,
+    omega: Array,
+    V: Array,
 ) -> Array:
     """One field of the posterior, always computed with the same random numbers."""
     posterior = channel.posterior(
         y, omega, V, second_moment=field == "second_moment", rng=context.rng(42)
     )
-    array: Array = getattr(posterior, field)
-    return array
+    return getattr(posterior, field)
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
@@ -95,7 +99,7 @@ def calls(context: CheckContext) -> Iterator[Call]:
                 yield Call(name, method, arrays, any_namespace=False)
 
 
-def _seeded_labels(context: CheckContext, channel: Any, z: Array) -> Array:
+def _seeded_labels(context: CheckContext, channel: Channel, z: Array) -> Array:
     """Labels, always drawn with the same random numbers."""
     return _labels(channel, z, context.rng(42))
 
@@ -108,16 +112,14 @@ def draws(context: CheckContext) -> Iterator[Draw]:
         yield Draw("posterior: mean", partial(_mean, channel, y, omega, V))
 
 
-def _labels(channel: Any, z: Array, rng: np.random.Generator) -> Array:
-    labels: Array = channel.forward(z, rng=rng)
-    return labels
+def _labels(channel: Channel, z: Array, rng: np.random.Generator) -> Array:
+    return channel.forward(z, rng=rng)
 
 
 def _mean(
-    channel: Any, y: Array, omega: Array, V: Array, rng: np.random.Generator
+    channel: Channel, y: Array, omega: Array, V: Array, rng: np.random.Generator
 ) -> Array:
-    mean: Array = channel.posterior(y, omega, V, rng=rng).mean
-    return mean
+    return channel.posterior(y, omega, V, rng=rng).mean
 
 
 def refused(context: CheckContext) -> Iterator[Refused]:
@@ -138,7 +140,7 @@ def refused(context: CheckContext) -> Iterator[Refused]:
     cases=each_model,
     required=True,
 )
-def labels(context: CheckContext, model: Any) -> None:
+def labels(context: CheckContext, model: Model) -> None:
     """Check labels (n, ...), also of a single sample."""
     for n in (5, 1):
         y = drawn(context, model, n, n)[3]
@@ -155,7 +157,7 @@ def labels(context: CheckContext, model: Any) -> None:
     cases=each_model,
     required=True,
 )
-def log_likelihood(context: CheckContext, model: Any) -> None:
+def log_likelihood(context: CheckContext, model: Model) -> None:
     """Check the shape of the likelihood: (n,) for n samples."""
     channel = context.item
     if channel.log_likelihood is None:
@@ -176,7 +178,7 @@ def log_likelihood(context: CheckContext, model: Any) -> None:
     cases=each_model,
     required=True,
 )
-def likelihood(context: CheckContext, model: Any) -> None:
+def likelihood(context: CheckContext, model: Model) -> None:
     """Check the likelihood: ``E p(y | z') / p(y | z) = 1`` over labels y of z, whatever its normalization in y."""
     context.consistent(model, require_likelihood)
 
@@ -185,7 +187,7 @@ def likelihood(context: CheckContext, model: Any) -> None:
     "posterior returns arrays of another shape or type than the contract says, or cannot take a single sample.",
     required=True,
 )
-def shapes(context: CheckContext, model: Any, channel: Any) -> None:
+def shapes(context: CheckContext, model: Model, channel: Channel) -> None:
     """Check shapes: mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C)."""
     for n in (5, 1):
         V, omega, _, y = drawn(context, model, n, n)
@@ -218,7 +220,7 @@ def shapes(context: CheckContext, model: Any, channel: Any) -> None:
     "The symmetry that it states is not the one that its labels have: errors are measured after removing that "
     "symmetry, so they would be wrong, and algorithms would start where nothing can be learned."
 )
-def symmetry(context: CheckContext, model: Any, channel: Any) -> None:
+def symmetry(context: CheckContext, model: Model, channel: Channel) -> None:
     """Check that the stated symmetry is the one that the engine finds in labels of latents whose components are moved."""
     stated = channel.symmetry
     if stated not in SYMMETRIES:
@@ -267,7 +269,7 @@ def _expect_slope(
     "g = V^-1 (mean - omega) is not the gradient of log_partition: mean and partition function belong to different laws.",
     cases=each_model,
 )
-def gradient(context: CheckContext, model: Any) -> None:
+def gradient(context: CheckContext, model: Model) -> None:
     """Check gradients against differences, also for labels that are improbable under omega."""
     channel, width = context.item, math.sqrt(ERROR)
     if channel.log_partition is None:
@@ -290,7 +292,7 @@ def gradient(context: CheckContext, model: Any) -> None:
 
 
 @channel_check("The derivative of the label that gradient methods use is wrong.")
-def vjp(context: CheckContext, model: Any, channel: Any) -> None:
+def vjp(context: CheckContext, model: Model, channel: Channel) -> None:
     """Check ``vjp(z, cotangent)`` against differences of the noiseless observable label along random directions."""
     if channel.vjp is None:
         raise CheckSkipped("the channel has no vjp, and its labels have no derivative")

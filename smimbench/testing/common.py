@@ -17,7 +17,7 @@ import numpy as np
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import Backend
 from smimbench.files import JsonObject, attempt, canonical_json, error_line
-from smimbench.interfaces import Array, Host, ParameterError, Prior
+from smimbench.interfaces import Array, Host, Model, ParameterError, Prior
 from smimbench.interfaces.item import gives
 from smimbench.registry.parameters import (
     ENGINE_FILLED,
@@ -233,7 +233,7 @@ def bad_input(_: CheckContext, refused: Refused) -> None:
         context.models, (1, 2) if context.kind == "prior" else (None,)
     ),
 )
-def nishimori(context: CheckContext, model: Any, components: int | None) -> None:
+def nishimori(context: CheckContext, model: Model, components: int | None) -> None:
     """Check the identities ``E[f(known) (x - mean)] = 0``, the claimed covariance, moments and formulas, at three levels of
     information.
     """

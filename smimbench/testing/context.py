@@ -14,7 +14,7 @@ import numpy as np
 from smimbench.derive import complete_channel
 from smimbench.derive.prior import complete_prior
 from smimbench.files import JsonObject, attempt, error_line
-from smimbench.interfaces import ParameterError, is_symmetric
+from smimbench.interfaces import Channel, Model, ParameterError, is_symmetric
 from smimbench.interfaces.item import with_defaults
 from smimbench.numerics.memo import cached_on
 from smimbench.numerics.seeds import monte_carlo_rng
@@ -86,13 +86,13 @@ class CheckContext:
         return tuple(n for n in names if "*" in supported or n in supported)
 
     @cached_property
-    def models(self) -> tuple[Any, ...]:
+    def models(self) -> tuple[Model, ...]:
         """One model of every kind that the item works for, with as many tokens as it takes."""
         if self.kind == "model":
             return (self.item,)
         refusals: list[str] = []
-        models = [self._model(name, refusals) for name in self.model_names]
-        models = [model for model in models if model is not None]
+        candidates = [self._model(name, refusals) for name in self.model_names]
+        models = [model for model in candidates if model is not None]
         if refusals and not models:
             raise CheckFailed(refusals[0])
         if not models:
@@ -102,13 +102,13 @@ class CheckContext:
             )
         return tuple(models)
 
-    def _model(self, name: str, refusals: list[str]) -> Any:
+    def _model(self, name: str, refusals: list[str]) -> Model | None:
         """The model of this name with as many tokens as the item accepts; None, and the reasons, if it accepts no number."""
         entry = get_registry().get("model", name)
         is_channel = self.kind == "channel"
         fixed = getattr(self.item, "tokens", None) if is_channel else None
         for tokens in TOKENS if fixed is None else (fixed,):
-            model = _with_engine_parameters(
+            model: Model | None = _with_engine_parameters(
                 entry, {"tokens": tokens, "symmetric": is_symmetric(self.item)}
             )
             if model is None:
@@ -121,7 +121,7 @@ class CheckContext:
             refusals.append(refusal)
         return None
 
-    def completed(self, model: Any) -> Any:
+    def completed(self, model: Model) -> Any:
         """The item as the engine uses it with a model, with all derived members; computed once."""
         complete = {"channel": complete_channel, "prior": complete_prior}.get(self.kind)
         if complete is None:
@@ -133,7 +133,7 @@ class CheckContext:
         except ParameterError as error:
             raise CheckFailed(str(error)) from None
 
-    def problems(self, model: Any = None) -> Iterator[Problem]:
+    def problems(self, model: Model | None = None) -> Iterator[Problem]:
         """Problems that contain the item: one for every other shipped part that fits."""
         models = self.models if model is None else (model,)
         for model in models:
@@ -146,7 +146,10 @@ class CheckContext:
                 yield _assembled(model=model, channel=channel, prior=prior)
 
     def consistent(
-        self, model: Any, test: Callable[..., None] = require_consistent, **options: Any
+        self,
+        model: Model,
+        test: Callable[..., None] = require_consistent,
+        **options: Any,
     ) -> None:
         """Run a consistency test that theory makes of an item before using it.
 
@@ -161,7 +164,7 @@ class CheckContext:
                 error.message.partition("; no theory is computed")[0]
             ) from None
 
-    def problem(self, model: Any) -> Problem:
+    def problem(self, model: Model) -> Problem:
         """The first problem that contains the item."""
         for problem in self.problems(model):
             return problem
@@ -210,7 +213,7 @@ def _with_engine_parameters(entry: Entry, filled: Mapping[str, Any]) -> Any:
         return None
 
 
-def shipped(kind: str, model: Any) -> list[Any]:
+def shipped(kind: str, model: Model) -> list[Any]:
     """Shipped items for a model, with default parameters; for a third-party model, all that fit."""
     symmetric = is_symmetric(model)
     filled = {"tokens": getattr(model, "tokens", 2), "symmetric": symmetric}
@@ -224,7 +227,7 @@ def shipped(kind: str, model: Any) -> list[Any]:
     return [item for item in items if item is not None]
 
 
-def _why_refused(channel: Any, model: Any) -> str:
+def _why_refused(channel: Channel, model: Model) -> str:
     """Reason why a channel rejects latents of a model; empty if it accepts them."""
     shape = (3, int(channel.components), model.sites)
     z = monte_carlo_rng("checks: latents").standard_normal(shape)

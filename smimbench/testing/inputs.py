@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from smimbench.interfaces import Array
+from smimbench.interfaces import Array, Inputs
 from smimbench.problem.instance import fill
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import (
@@ -24,13 +23,13 @@ from smimbench.testing.core import (
 inputs_check = partial(published, ("inputs",), cases=lambda context: [(context.item,)])
 
 
-def size(item: Any) -> tuple[int, int]:
+def size(item: Inputs) -> tuple[int, int]:
     """Tokens and dimensions of the draws."""
     return item.shape[0] or 3, item.shape[1] or 8
 
 
 def tokens(
-    item: Any, n: int, rng: np.random.Generator, dtype: str = "float64"
+    item: Inputs, n: int, rng: np.random.Generator, dtype: str = "float64"
 ) -> Array:
     """Draw tokens as the engine does."""
     out = np.empty((n, *size(item)), dtype=dtype)
@@ -54,7 +53,7 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 @inputs_check(
     "A method returns arrays of another shape than the contract says.", required=True
 )
-def shapes(context: CheckContext, item: Any) -> None:
+def shapes(context: CheckContext, item: Inputs) -> None:
     """Check shapes of tokens (n, T, D), their covariance (T, T) and the variances (D,), and that these can be whitened."""
     T, D = size(item)
     expect_array("draw", tokens(item, 5, context.rng(2)), (5, T, D), "float64")
@@ -72,7 +71,7 @@ def shapes(context: CheckContext, item: Any) -> None:
             )
 
 
-def _stated(item: Any) -> tuple[Array, Array]:
+def _stated(item: Inputs) -> tuple[Array, Array]:
     """Covariance of the tokens and variances of the features, as far as they are stated."""
     if not item.gaussian and (
         item.token_covariance is None or item.feature_variances is None
@@ -88,7 +87,7 @@ def _stated(item: Any) -> tuple[Array, Array]:
 @inputs_check(
     "Tokens do not have the mean 0 and the covariance that are stated: theory is made for other inputs."
 )
-def covariance(context: CheckContext, item: Any) -> None:
+def covariance(context: CheckContext, item: Inputs) -> None:
     """Check ``E x = 0`` and ``E x_s,k x_t,l = C_st delta_kl v_k``."""
     C, v = _stated(item)
     X = tokens(item, 20_000, context.rng(3))
@@ -104,7 +103,7 @@ def covariance(context: CheckContext, item: Any) -> None:
 @inputs_check(
     "Tokens are not Gaussian although that is stated: theory is claimed where none is known."
 )
-def gaussianity(context: CheckContext, item: Any) -> None:
+def gaussianity(context: CheckContext, item: Inputs) -> None:
     """Check moments of whitened tokens: the square of their length, and fourth powers of random projections."""
     if not item.gaussian:
         raise CheckSkipped("the tokens are not said to be Gaussian")

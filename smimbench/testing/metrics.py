@@ -6,11 +6,10 @@ import json
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from smimbench.interfaces import Array, NotMeasured
+from smimbench.interfaces import Array, Metric, NotMeasured
 from smimbench.problem.instance import Instance
 from smimbench.registry.metrics import is_worse
 from smimbench.testing.context import CheckContext
@@ -46,7 +45,7 @@ def _estimate(instance: Instance, context: CheckContext) -> tuple[Array, Array]:
 
 
 def _measured(
-    metric: Any, instance: Instance, estimate: Array, V: Array | None
+    metric: Metric, instance: Instance, estimate: Array, V: Array | None
 ) -> list[float] | None:
     """Values of the metric; None if it gives a reason instead."""
     try:

@@ -6,11 +6,10 @@ import math
 import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from smimbench.interfaces import Array, is_symmetric
+from smimbench.interfaces import Array, Model, is_symmetric
 from smimbench.testing.context import CheckContext, shipped
 from smimbench.testing.core import (
     Call,
@@ -26,7 +25,7 @@ model_check = partial(published, ("model",), cases=lambda context: [(context.ite
 
 
 def signal(
-    model: Any, components: int, dimension: int, rng: np.random.Generator
+    model: Model, components: int, dimension: int, rng: np.random.Generator
 ) -> Array:
     """A signal of the right shape: a draw of a prior of this model, or the model's noise."""
     draws = [*(prior.sample for prior in shipped("prior", model)), model.draw_noise]
@@ -77,7 +76,7 @@ def refused(context: CheckContext) -> Iterator[Refused]:
 @model_check(
     "A method returns arrays of another shape than the contract says.", required=True
 )
-def shapes(context: CheckContext, model: Any) -> None:
+def shapes(context: CheckContext, model: Model) -> None:
     """Check shapes: latents (n, P, C), signals, overlaps (P, P), errors (P,)."""
     for P, n, D in ((1, 5, 7), (2, 1, 6)):
         X, S, g = drawn(context, n, P, D, 1)
@@ -103,7 +102,7 @@ def shapes(context: CheckContext, model: Any) -> None:
 @model_check(
     "sample_count and sample_ratio do not belong together: curves are drawn at another alpha than was used."
 )
-def sample_ratio(context: CheckContext, model: Any) -> None:
+def sample_ratio(context: CheckContext, model: Model) -> None:
     """Check that the number of samples is the nearest integer, at least one."""
     del context
     for D in (10, 37):
@@ -121,7 +120,7 @@ def sample_ratio(context: CheckContext, model: Any) -> None:
 @model_check(
     "adjoint is not the transpose of forward: gradients and message passing move in the wrong direction."
 )
-def transpose(context: CheckContext, model: Any) -> None:
+def transpose(context: CheckContext, model: Model) -> None:
     """Check that ``<g, forward(S)> = <adjoint(g), S> / adjoint_scale`` and that forward is linear."""
     for P, n, D in ((1, 9, 8), (2, 6, 11)):
         X, _, g = drawn(context, n, P, D, 11)
@@ -141,7 +140,7 @@ def transpose(context: CheckContext, model: Any) -> None:
 @model_check(
     "What is computed depends on how the samples are cut into chunks, or chunks leave samples out."
 )
-def chunks(context: CheckContext, model: Any) -> None:
+def chunks(context: CheckContext, model: Model) -> None:
     """Check that chunks cover every sample once, and that latents and adjoint do not depend on them."""
     for n, D, P in ((0, 5, 1), (1, 5, 1), (10_000, 300, 2), (12_345, 7, 1)):
         rows = [row for chunk in model.chunks(n, D, P) for row in range(n)[chunk]]
@@ -163,7 +162,7 @@ def chunks(context: CheckContext, model: Any) -> None:
     "Latents do not have the overlap as their covariance, the same at all sites: every channel and all of "
     "theory is built on that."
 )
-def latents(context: CheckContext, model: Any) -> None:
+def latents(context: CheckContext, model: Model) -> None:
     """Check ``E z_pc = 0`` and ``E z_pc z_qc' = inner(S_p, S_q) delta_cc'`` over inputs, for a fixed signal."""
     X, S, _ = drawn(context, 20_000, 2, 40, 31)
     flat = np.asarray(model.forward(X, S)).reshape(len(X), -1)
@@ -180,7 +179,7 @@ def latents(context: CheckContext, model: Any) -> None:
 @model_check(
     "draw_noise has not unit size: denoisers are checked and started at another noise than they are told."
 )
-def noise(context: CheckContext, model: Any) -> None:
+def noise(context: CheckContext, model: Model) -> None:
     """Check ``E inner(Z, Z) = I``, up to what vanishes with D."""
     D = 60
     rows = [model.draw_noise(context.rng(41, k), 2, D) for k in range(40)]
@@ -192,7 +191,7 @@ def noise(context: CheckContext, model: Any) -> None:
 @model_check(
     "A symmetry is not removed, or something else is: errors are wrong for every algorithm."
 )
-def align(context: CheckContext, model: Any) -> None:
+def align(context: CheckContext, model: Model) -> None:
     """Check that ``align`` undoes sign changes, permutations and rotations, and does nothing without symmetry."""
     S = signal(model, 3, 30, context.rng(51))
     signs, order = np.diag([1.0, -1.0, -1.0]), np.eye(3)[[2, 0, 1]]
@@ -221,7 +220,7 @@ def align(context: CheckContext, model: Any) -> None:
 @model_check(
     "It makes arrays as large as x x^T of every sample: problems of ordinary size will not fit into memory."
 )
-def memory(context: CheckContext, model: Any) -> None:
+def memory(context: CheckContext, model: Model) -> None:
     """Check the peak memory of forward and adjoint in addition to inputs, latents and signal."""
     X, S, g = drawn(context, 3000, 1, 64, 61)
     allowed = 4 * (X.nbytes + g.nbytes + S.nbytes) + (16 << 20)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from smimbench.interfaces import Array, Prior
+from smimbench.interfaces import Array, Model, Prior
 from smimbench.interfaces.item import gives
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import (
@@ -22,7 +21,7 @@ from smimbench.testing.core import (
 )
 
 
-def _cases(context: CheckContext) -> Iterator[tuple[Any, Any, int]]:
+def _cases(context: CheckContext) -> Iterator[tuple[Model, Prior, int]]:
     for model in context.models:
         for components in (1, 2):
             yield model, context.completed(model), components
@@ -37,7 +36,7 @@ def information_matrix(components: int, size: float) -> Array:
 
 
 def observation(
-    context: CheckContext, model: Any, P: int, seed: int, dimension: int = 12
+    context: CheckContext, model: Model, P: int, seed: int, dimension: int = 12
 ) -> tuple[Array, Array]:
     """Noisy observation ``R = S + Qhat^(-1/2) Z`` of a signal, and Qhat."""
     Qhat, rng = information_matrix(P, 1.3), context.rng(seed)
@@ -47,14 +46,12 @@ def observation(
     return signal + np.tensordot(scale, noise, axes=1), Qhat
 
 
-def _denoised(prior: Any, field: str, R: Array, Qhat: Array) -> Array:
-    array: Array = getattr(prior.denoise(R, Qhat), field)
-    return array
+def _denoised(prior: Prior, field: str, R: Array, Qhat: Array) -> Array:
+    return getattr(prior.denoise(R, Qhat), field)
 
 
-def _overlap_error(prior: Any, Qhat: Array) -> Array:
-    V: Array = prior.overlap(Qhat).V
-    return V
+def _overlap_error(prior: Prior, Qhat: Array) -> Array:
+    return prior.overlap(Qhat).V
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
@@ -73,7 +70,7 @@ def calls(context: CheckContext) -> Iterator[Call]:
         yield Call("overlap: V", overlap, arguments[1:], any_namespace=False)
 
 
-def _drawn(prior: Any, P: int, rng: np.random.Generator) -> Array:
+def _drawn(prior: Prior, P: int, rng: np.random.Generator) -> Array:
     return np.asarray(prior.sample(rng, P, 20))
 
 
@@ -99,7 +96,7 @@ def refused(context: CheckContext) -> Iterator[Refused]:
     "It is no law, or a method returns arrays of another shape or type than the contract says.",
     required=True,
 )
-def shapes(context: CheckContext, model: Any, prior: Any, P: int) -> None:
+def shapes(context: CheckContext, model: Model, prior: Prior, P: int) -> None:
     """Check shapes of signals, moments, estimates and order parameters."""
     D = 12
     of_signal = tuple(model.signal_shape(P, D))
