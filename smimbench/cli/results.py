@@ -50,7 +50,7 @@ def stored_results(
     results = Results(suite, store, backends, answers, any_code=any_code)
     request.remark(*store.complaints)
     if not any_code:
-        request.remark(*changed_code(results.others))
+        request.remark(*changed_code(results.other_versions))
     request.remark(*range_end_remarks(suite, store))
     if not results.pairs and not results.scored:
         raise click.UsageError(_why_no_results(request, results))
@@ -99,7 +99,7 @@ def _why_no_results(request: Request, results: Results) -> str:
     ]
     runs = settings_of_suite(store.folder)
     same_options = [run.folder for run in runs if run.words == options]
-    if changed_items := other_version_lines(results.others):
+    if changed_items := other_version_lines(results.other_versions):
         reasons += changed_items
     elif same_options:
         reasons.append(

@@ -55,41 +55,40 @@ def optima(references: Sequence[Reference]) -> dict[int, Optimum]:
     variable around 0 with a third of ``SECOND`` as its standard deviation. What is twice as far above the limit as finite size
     explains (``FINITE`` and ``SECOND``) is cut off there.
     """
-    known = [one for one in references if one.coefficient is not None]
-    if known:
-        found = {}
-        for one in known:
-            first = np.asarray(one.coefficient, dtype=float) / one.dimension
-            second = first**2 / np.where(one.limit > 0, one.limit, 1.0)
-            found[one.dimension] = Optimum(
-                one.limit + first, second, "closed form", one.runs
+    closed_form = {}
+    for reference in references:
+        limit, dimension = reference.limit, reference.dimension
+        if reference.coefficient is not None:
+            excess = np.asarray(reference.coefficient, dtype=float) / dimension
+            error = excess**2 / np.where(limit > 0, limit, 1.0)
+            closed_form[dimension] = Optimum(
+                limit + excess, error, "closed form", reference.runs
             )
-        return found
-    measured = [
-        one for one in references if len(one.runs) > 1 and (one.limit > 1e-12).all()
-    ]
-    if not measured:
-        return {}
-    sizes = np.array([one.dimension for one in measured], dtype=float)
-    counts, values = (
-        [len(one.runs) for one in measured],
-        [np.array([*one.runs.values()]) for one in measured],
+    return closed_form or _fitted_optima(
+        [r for r in references if len(r.runs) > 1 and (r.limit > 1e-12).all()]
     )
-    fitted = []
-    for p in range(len(measured[0].limit)):
-        limits = np.array([one.limit[p] for one in measured])
-        excess = np.array([value[:, p].mean() for value in values]) - limits
-        errors = pooled_errors(
-            sizes, [value[:, p].std(ddof=1) for value in values], counts
-        )[0]
-        errors = np.maximum(errors, 1e-6 * limits)
-        fit = fit_sizes(sizes, excess, errors, (0.0, np.inf, SECOND / 3 * limits.max()))
+
+
+def _fitted_optima(references: Sequence[Reference]) -> dict[int, Optimum]:
+    """The optimum at every dimension from the runs of a Bayes-optimal algorithm."""
+    if not references:
+        return {}
+    sizes = np.array([r.dimension for r in references], dtype=float)
+    counts = [len(r.runs) for r in references]
+    limits = np.array([r.limit for r in references]).T
+    optima, errors = np.empty_like(limits), np.empty_like(limits)
+    for p, limit in enumerate(limits):
+        runs = [np.array([*r.runs.values()])[:, p] for r in references]
+        excess = np.array([run.mean() for run in runs]) - limit
+        sems, _ = pooled_errors(sizes, [run.std(ddof=1) for run in runs], counts)
+        sems = np.maximum(sems, 1e-6 * limit)
+        fit = fit_sizes(sizes, excess, sems, (0.0, np.inf, SECOND / 3 * limit.max()))
         # Runs further above did not reach the optimum; taken as it, their ratio to it would always be 1.
-        most = limits * (1 + 2 * (FINITE["lower"] / sizes + SECOND / sizes**2))
-        value = np.clip(limits + fit.laws @ fit.coefficients, 1e-3 * limits, most)
-        fitted.append((value, np.linalg.norm(fit.laws @ fit.errors, axis=1)))
-    found, source = {}, f"runs of {measured[0].algorithm}"
-    for k, one in enumerate(measured):
-        value, error = (np.array([part[k] for part in parts]) for parts in zip(*fitted))
-        found[one.dimension] = Optimum(value, error, source, one.runs)
-    return found
+        highest = limit * (1 + 2 * (FINITE["lower"] / sizes + SECOND / sizes**2))
+        optima[p] = np.clip(limit + fit.laws @ fit.coefficients, 1e-3 * limit, highest)
+        errors[p] = np.linalg.norm(fit.laws @ fit.errors, axis=1)
+    source = f"runs of {references[0].algorithm}"
+    return {
+        reference.dimension: Optimum(optima[:, k], errors[:, k], source, reference.runs)
+        for k, reference in enumerate(references)
+    }

@@ -77,28 +77,26 @@ class ResultsTable:
         return extrapolated_rows(self.rows, self.target)
 
     def about(self) -> JsonObject:
-        """JSON about the results besides their rows: suite, title, counts of states, missing cells."""
-        return {
-            "suite": self.suite,
-            "title": self.title,
-            "description": self.description,
-            "status_counts": self.status_counts,
-            "missing": self.missing,
-            "other_versions": self.other_versions,
-            **({"left_out": list(self.left_out)} if self.left_out else {}),
-        }
+        """What does not follow from the rows."""
+        about = {key: getattr(self, key) for key in (*HEAD, *COUNTS)}
+        return about | ({"left_out": list(self.left_out)} if self.left_out else {})
 
     def document(self) -> JsonObject:
         """The document that ``show --json`` prints."""
         about = self.about()
         return {
-            **{key: about.pop(key) for key in ("suite", "title", "description")},
+            **{key: about.pop(key) for key in HEAD},
             "verdicts": [verdict.document() for verdict in self.verdicts],
             "summary": self.summary,
             "rows": [row.document() for row in self.rows],
             "extrapolated": [limit.document() for limit in self.extrapolated],
             **about,
         }
+
+
+HEAD = ("suite", "title", "description")
+COUNTS = ("status_counts", "missing", "other_versions")
+"""Fields of a table that are the same in its JSON."""
 
 
 class Results:
@@ -125,11 +123,11 @@ class Results:
         self.answers = answers or Answers(
             theory_folder(store), predictions=suite.needs_prediction_errors
         )
-        known = sorted({record.cell["backend"] for record in self.records.values()})
+        stored = sorted({record.cell["backend"] for record in self.records.values()})
         self.folder = settings_folder(suite, store)
         self.cells = [
             cell
-            for backend in backends or known or ["numpy"]
+            for backend in backends or stored or ["numpy"]
             for cell in suite.cells(backend)
         ]
         self.pairs = paired(self.cells, self.records)
@@ -156,15 +154,14 @@ class Results:
         return find_optima(self.pairs, self.suite, self.answers)
 
     @cached_property
-    def others(self) -> list[JsonObject]:
+    def other_versions(self) -> list[JsonObject]:
         """Number of stored cells that other versions of an item made, which no table counts."""
         return other_versions(self.cells, self.records.values())
 
     def missing(self, backends: Iterable[str]) -> int:
         """Cells on these backends that have no record."""
-        return sum(len(self.suite.cells(backend)) for backend in backends) - len(
-            self.pairs
-        )
+        cells = sum(len(self.suite.cells(backend)) for backend in backends)
+        return cells - len(self.pairs)
 
     @property
     def table(self) -> ResultsTable:
@@ -177,6 +174,6 @@ class Results:
             self.rows,
             self.counts,
             len(self.cells) - len(self.pairs),
-            self.others,
+            self.other_versions,
             self.suite.left_out,
         )

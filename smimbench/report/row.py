@@ -47,7 +47,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class MeanOfRuns:
     """Mean over the runs that gave an estimate, with its standard error.
 
     Attributes
@@ -89,7 +89,7 @@ class PredictedNumber:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class PredictedValue:
     """What theory predicts for the algorithm.
 
     Attributes
@@ -163,7 +163,7 @@ class Nearness:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class RunCost:
     """Cost of a run: means over runs, and the largest memory.
 
     Attributes
@@ -278,15 +278,15 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class Setup:
     """Problem and algorithm with all parameters, without versions."""
 
     problem: JsonObject
     algorithm: JsonObject
 
-    def without(self, key: str) -> Identity:
+    def without(self, key: str) -> Setup:
         """The same without a key, also of the items inside."""
-        return Identity(without(key, self.problem), without(key, self.algorithm))
+        return Setup(without(key, self.problem), without(key, self.algorithm))
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,20 +305,20 @@ class Row:
     metric: Text
     component: Component
     target: float
-    estimate: Estimate
-    prediction: Prediction
+    estimate: MeanOfRuns
+    prediction: PredictedValue
     optimum: OptimalValue
     theory: Comparison
-    cost: Cost
+    cost: RunCost
     runs: Runs
-    identity: Identity
+    identity: Setup
     component_word: Text
     dimension_letter: Text
 
     def document(self) -> JsonObject:
         """The row as JSON has it: flat."""
         read = operator.attrgetter(*PATHS.values())
-        flat = dict(zip(PATHS, map(_plain, read(self))))
+        flat = dict(zip(PATHS, map(_copied, read(self))))
         for key in _OPTIONAL:
             if flat[key] is None:
                 del flat[key]
@@ -353,12 +353,12 @@ class OfRow:
         return self.row.component
 
     @property
-    def estimate(self) -> Estimate:
+    def estimate(self) -> MeanOfRuns:
         """The same attribute of the row."""
         return self.row.estimate
 
     @property
-    def prediction(self) -> Prediction:
+    def prediction(self) -> PredictedValue:
         """The same attribute of the row."""
         return self.row.prediction
 
@@ -420,14 +420,14 @@ def _paths() -> dict[str, str]:
 PATHS = _paths()
 
 
-def _plain(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     """A copy in dicts and lists; ``dataclasses.asdict`` copies every number, which takes three times as long."""
     if dataclasses.is_dataclass(value):
         names = (field.name for field in dataclasses.fields(value))
-        return {name: _plain(getattr(value, name)) for name in names}
+        return {name: _copied(getattr(value, name)) for name in names}
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [*map(_plain, value)] if isinstance(value, list) else value
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [*map(_copied, value)] if isinstance(value, list) else value
 
 
 def row_of(document: JsonObject) -> Row:

@@ -36,16 +36,16 @@ from smimbench.report.labels import (
 )
 from smimbench.report.optimum import LIMIT, Optimum, Reference, limit_of, optima
 from smimbench.report.row import (
-    Estimate,
     HalfOverlap,
-    Identity,
     LearningOrder,
+    MeanOfRuns,
     OptimalValue,
     Place,
     PredictedNumber,
-    Prediction,
+    PredictedValue,
     Row,
     Runs,
+    Setup,
 )
 from smimbench.report.statistics import (
     TracedRun,
@@ -109,8 +109,8 @@ def paired_by_name(
     def contender(cell: Cell) -> tuple[str, str, str]:
         return cell.problem_label, cell.algorithm_label, cell.backend
 
-    def code(pair: Pair) -> str:
-        return canonical_json([pair[1].cell.get(key) for key in OF_CODE])
+    def code(record: Record) -> list[Any]:
+        return [record.cell.get(key) for key in OF_CODE]
 
     keys = {record.key for record in records.values()}
     up_to_date = {contender(cell) for cell in cells if cell.key in keys}
@@ -119,14 +119,14 @@ def paired_by_name(
     for name, members in grouped(outdated, lambda pair: contender(pair[0])).items():
         if name in up_to_date:
             continue
-        newest = max(
-            grouped(members, code).values(),
-            key=lambda same: max(store.written(record) for _, record in same),
-        )
-        trusted_last = sorted(newest, key=lambda pair: pair[1].timing.trusted)
-        for cell, record in {
-            cell.key: (cell, record) for cell, record in trusted_last
-        }.values():
+        newest = max((record for _, record in members), key=store.written)
+        trusted_last = sorted(members, key=lambda pair: pair[1].timing.trusted)
+        by_key = {
+            cell.key: (cell, record)
+            for cell, record in trusted_last
+            if code(record) == code(newest)
+        }
+        for cell, record in by_key.values():
             items = {key: record.cell.get(key) for key in OF_CODE[:3]}
             pairs.append((replace(cell, **items), record))
     return pairs
@@ -180,7 +180,7 @@ class PlaceRuns:
 
     place: Place
     problem: Problem
-    identity: Identity
+    identity: Setup
     records: list[Record]
 
     @property
@@ -213,7 +213,7 @@ def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns
         place = Place(
             label, algorithm, cell.backend, ratio, alpha, dimension, cell.origin
         )
-        items = Identity(cell.problem, cell.described).without("version")
+        items = Setup(cell.problem, cell.described).without("version")
         places.append((cell, PlaceRuns(place, problem, items, records)))
     return places
 
@@ -278,7 +278,7 @@ def prediction_of(
         return f"its theory raised {error_line(error)}"
 
 
-class Theory(NamedTuple):
+class TheoryOfPlace(NamedTuple):
     """What is known of a place.
 
     Attributes
@@ -301,22 +301,24 @@ class Theory(NamedTuple):
     optimum: Optimum | None = None
 
 
-def _theory(cell: Cell, runs: PlaceRuns, answers: Answers) -> Theory:
+def _theory(cell: Cell, runs: PlaceRuns, answers: Answers) -> TheoryOfPlace:
     """What is stored of the theory of a place."""
     problem, ratio = runs.problem, runs.place.alpha
     if problem.no_theory is not None:
-        return Theory(reason=problem.no_theory)
+        return TheoryOfPlace(reason=problem.no_theory)
     bayes = bayes_point(answers, problem, ratio)
     if bayes is None:
-        return Theory()
+        return TheoryOfPlace()
     near = _near(runs, answers)
     prediction = prediction_of(answers, problem, cell, ratio, runs.records)
     if isinstance(prediction, str):
-        return Theory(bayes, None, prediction, near)
+        return TheoryOfPlace(bayes, None, prediction, near)
     if prediction.of_ok_runs and any(r.status != Status.OK for r in runs.records):
         reason = "its prediction holds only if every run ends ok, and not all did"
-        return Theory(bayes, None, reason, near)
-    return Theory(bayes, prediction, "its theory says nothing of this metric", near)
+        return TheoryOfPlace(bayes, None, reason, near)
+    return TheoryOfPlace(
+        bayes, prediction, "its theory says nothing of this metric", near
+    )
 
 
 def _near(runs: PlaceRuns, answers: Answers) -> str | None:
@@ -415,7 +417,7 @@ def error_rows(
     for cell, runs in places:
         if runs.problem in unsolved:
             why = error_line(unsolved[runs.problem])
-            theory = Theory(reason=f"theory raised {why}")
+            theory = TheoryOfPlace(reason=f"theory raised {why}")
         else:
             theory = _theory(cell, runs, answers)
         if not runs.are_fresh:
@@ -452,12 +454,12 @@ def rows_of_points(
         problem = members[0][0].plan.problem
         ratio = sample_ratio(problem, alpha, dimension)
         place = Place(label, algorithm, ELSEWHERE, ratio, alpha, dimension)
-        identity = Identity(problem.spec, {"name": algorithm}).without("version")
+        identity = Setup(problem.spec, {"name": algorithm}).without("version")
         members_records = [record for _, record in members]
         runs = PlaceRuns(place, problem, identity, members_records)
         bayes = bayes_point(answers, problem, ratio)
         reason = NO_THEORY if bayes else ""
-        theory = Theory(bayes, reason=reason, optimum=_sized(sized, place))
+        theory = TheoryOfPlace(bayes, reason=reason, optimum=_sized(sized, place))
         metrics = list(trajectory_metrics(problem.model.name))
         rows += _rows_of_place(runs, theory, suite, Store(""), metrics)
     return rows
@@ -473,7 +475,7 @@ def scored_rows(
 
 def _rows_of_place(
     runs: PlaceRuns,
-    theory: Theory,
+    theory: TheoryOfPlace,
     suite: Suite,
     store: Store,
     metrics: Sequence[str] = (),
@@ -514,7 +516,7 @@ def _rows_of_place(
             for point in (bayes, prediction)
         )
         coefficients = _coefficients(prediction, name, len(values))
-        blank = sorted({r.blank[name] for r in records if name in r.blank})
+        reasons_blank = sorted({r.blank[name] for r in records if name in r.blank})
         for k, (limit, value) in enumerate(zip(limits, values)):
             is_known = value[0] is not None
             point = prediction if is_known else bayes
@@ -535,8 +537,8 @@ def _rows_of_place(
                     metric=name,
                     component=k + 1 if len(values) > 1 else None,
                     target=target,
-                    estimate=Estimate(numbers, len(numbers), *mean),
-                    prediction=Prediction(
+                    estimate=MeanOfRuns(numbers, len(numbers), *mean),
+                    prediction=PredictedValue(
                         *value,
                         coefficient=coefficients[k],
                         reason=None
@@ -549,7 +551,9 @@ def _rows_of_place(
                     optimum=OptimalValue(*limit, best, best_error, source, ratio),
                     theory=distance if is_known else against_theory(mean, *limit),
                     cost=cost,
-                    runs=replace(outcomes, blank=blank, half_overlap=half_overlap),
+                    runs=replace(
+                        outcomes, blank=reasons_blank, half_overlap=half_overlap
+                    ),
                     identity=runs.identity,
                     component_word=component_word(problem),
                     dimension_letter=letter(problem.model),
@@ -664,9 +668,11 @@ def errors_at(run: TracedRun, clock: str, time: float) -> list[float]:
     trajectory = run.trajectory or {}
     # Before the first step nothing has been counted.
     ticks = np.where(trajectory["iteration"] == 0, 0.0, trajectory[clock])
-    right = None if run.record.status == Status.OK else math.nan
+    after_end = None if run.record.status == Status.OK else math.nan
     columns = np.asarray(trajectory["mse"], dtype=float).T
-    return [float(np.interp(time, ticks, column, right=right)) for column in columns]
+    return [
+        float(np.interp(time, ticks, column, right=after_end)) for column in columns
+    ]
 
 
 def _teachers(

@@ -17,7 +17,6 @@ from smimbench.interfaces import Host
 from smimbench.numerics.statistics import ROUNDING, quantile
 from smimbench.report.row import (
     Comparison,
-    Cost,
     Finding,
     HalfOverlap,
     LearnedSequence,
@@ -25,6 +24,7 @@ from smimbench.report.row import (
     LearningOrder,
     Nearness,
     Row,
+    RunCost,
     StillMoving,
 )
 from smimbench.run.loop import READINGS, Status
@@ -252,7 +252,7 @@ def time_near(trajectory: Trajectory | None, goal: Host) -> FirstTime:
 
 def runtime(
     runs: Sequence[TracedRun], goals: Sequence[Host] | None, target: float
-) -> Cost:
+) -> RunCost:
     """Times, iterations and memory for the runtime tables; ``goals`` are optimal errors (P,) per run."""
     records = [run.record for run in runs]
     timings = [r.timing for r in records if r.timing.seconds is not None]
@@ -273,7 +273,7 @@ def runtime(
             )
         near[f"{epsilon:g}"] = nearness
     ceiling_fraction, ceiling = efficiency(records)
-    return Cost(
+    return RunCost(
         seconds=mean_of((t.seconds or 0.0) + t.lost_seconds for t in timings),
         cpu_seconds=mean_of(t.cpu_seconds for t in timings),
         iterations=mean_of(record.iterations for record in records),
@@ -297,9 +297,9 @@ def clock_remarks(records: Sequence[Record]) -> list[str]:
     clock = np.mean([timing.seconds or 0.0 for timing in timings])
     cpu = np.mean([timing.cpu_seconds or 0.0 for timing in timings])
     total = np.mean([timing.total_seconds for timing in timings])
-    others = (timings[0].threads or 1) - 1
+    extra_threads = (timings[0].threads or 1) - 1
     # BLAS threads may work for the engine while the clock stands still.
-    if cpu > 1.1 * (clock + others * total) + 0.02:
+    if cpu > 1.1 * (clock + extra_threads * total) + 0.02:
         reason = "threads worked while it stood still"
     elif cpu < 0.5 * clock - 0.02:
         reason = "the algorithm waited, or the machine was busy"
@@ -367,19 +367,19 @@ def _late_changes(trajectory: Trajectory, target: float) -> list[tuple[float, fl
     steps = np.asarray(trajectory["iteration"])
     error = np.asarray(trajectory["mse"], dtype=float).sum(axis=1)
     ends = [(1 - i * BLOCK) * steps[-1] for i in range(4)]
-    newest, middle, oldest = (
+    newest, previous, oldest = (
         error[(steps > start) & (steps <= end)]
         for end, start in itertools.pairwise(ends)
     )
-    if min(map(len, (newest, middle, oldest))) < 4 or not np.isfinite(error).all():
+    if min(map(len, (newest, previous, oldest))) < 4 or not np.isfinite(error).all():
         return []
     mean, mean_before, mean_long_before = (
-        float(block.mean()) for block in (newest, middle, oldest)
+        float(block.mean()) for block in (newest, previous, oldest)
     )
     if max(mean, mean_before) <= target:
         return [(0.0, 1.0)]
     step = mean - mean_before
-    noise = math.hypot(_noise(middle), _noise(newest))
+    noise = math.hypot(_noise(previous), _noise(newest))
     change = mean / mean_before - 1 if mean_before > 0 else math.inf
     # Swings about a floor turn; three blocks in one direction are rarely chance.
     is_steady = step * (mean_before - mean_long_before) > 0
@@ -430,17 +430,17 @@ def near_threshold(
     word : str
         What a component is called.
     """
-    known = [
+    named = [
         (f"threshold of {word} {step.component + 1}", step.alpha)
         for step in thresholds.sequential
     ]
     for key, threshold in thresholds.by_name().items():
         # Weak recovery is that of the first of the components.
         if threshold and not (key == "weak_recovery" and thresholds.sequential):
-            known.append((NAMES[key], threshold.value))
+            named.append((NAMES[key], threshold.value))
     distances = [
         (abs(alpha / value - 1), name, value)
-        for name, value in known
+        for name, value in named
         if value and math.isfinite(value)
     ]
     distance, name, value = min(distances, default=(math.inf, "", 0.0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class _About(Open):
     left_out: tuple[Text, ...] | list[Text] = ()
 
 
-class _Place(Open):
+class _RowsOfPlace(Open):
     """Rows of one place: their shared fields, and the remaining fields of each."""
 
     common: JsonObject
@@ -60,7 +60,7 @@ class _Table(Open):
     packed: int
     run: SharedDocument
     document: _About
-    places: list[_Place]
+    places: list[_RowsOfPlace]
 
 
 def write_table(path: Path, table: ResultsTable, shared: JsonObject) -> None:
@@ -88,16 +88,15 @@ def write_table(path: Path, table: ResultsTable, shared: JsonObject) -> None:
 
 
 def _pack(rows: Sequence[JsonObject]) -> JsonObject:
-    head = rows[0]
     common = {
         key: value
-        for key, value in head.items()
+        for key, value in rows[0].items()
         if all(key in row and row[key] == value for row in rows)
     }
-    return {
-        "common": common,
-        "rows": [{k: v for k, v in row.items() if k not in common} for row in rows],
-    }
+    differing = [
+        {key: value for key, value in row.items() if key not in common} for row in rows
+    ]
+    return {"common": common, "rows": differing}
 
 
 def text_of_table(table: JsonObject) -> str:
@@ -121,32 +120,20 @@ def table_of(stored: JsonObject) -> ResultsTable:
         for row in same["rows"]
     ]
     for members in grouped(rows, place).values():
-        numbers = [
-            number.component or 1
-            for row in members
-            for number in (row, *(row.prediction.also_predicted or ()))
-        ]
-        teachers = [
-            excess
-            for row in members
-            for excess in (row.prediction.teachers or {}).values()
-        ]
-        if any(len(excess) < max(numbers) for excess in teachers):
-            raise ValueError(
-                "not a table of smimbench: teachers must have a number for each component"
-            )
-    about = stored["document"]
-    return ResultsTable(
-        about["suite"],
-        about["title"],
-        about["description"],
-        max((row.target for row in rows), default=0.0),
-        rows,
-        about["status_counts"],
-        about["missing"],
-        about["other_versions"],
-        about.get("left_out", ()),
-    )
+        components = []
+        for row in members:
+            predicted = row.prediction.also_predicted or ()
+            components += [number.component or 1 for number in (row, *predicted)]
+        for row in members:
+            teachers = row.prediction.teachers or {}
+            if any(len(excess) < max(components) for excess in teachers.values()):
+                raise ValueError(
+                    "not a table of smimbench: teachers must have a number for each component"
+                )
+    target = max((row.target for row in rows), default=0.0)
+    document = stored["document"]
+    about = {key: document[key] for key in _About.model_fields if key in document}
+    return ResultsTable(**about, target=target, rows=rows)
 
 
 def rerun_values(
@@ -160,23 +147,13 @@ def rerun_values(
 ) -> Verification:
     """So many of the cells of a table, drawn at random, run again: the values of their runs."""
     verification = Verification(remarks=[UNVERIFIABLE])
-    here = (
+    is_here = (
         shared["fingerprint"] == machine.fingerprint()
         and shared["versions"] == machine.versions()
     )
-    untroubled = [
-        row
-        for row in rows
-        if row.place.backend == "numpy" and "timeout" not in row.runs.status_counts
-    ]
     places = grouped(
-        untroubled,
-        lambda r: (
-            r.place.problem,
-            r.place.algorithm,
-            r.place.nominal_alpha,
-            r.place.dimension,
-        ),
+        (row for row in rows if row.place.backend == "numpy"),
+        lambda row: (*place(row)[:2], *place(row)[3:]),
     )
     cells = [
         cell
@@ -184,24 +161,23 @@ def rerun_values(
         if any(
             f"{cell.seed}/{cell.replicate}" in row.estimate.values
             for row in places.get(cell.place, ())
+            if "timeout" not in row.runs.status_counts
         )
     ]
-    drawn = [
-        cells[i] for i in np.random.default_rng(seed).permutation(len(cells))[:count]
-    ]
-    for cell, record in untimed(drawn, 1):
-        name, lines = f"{cell.seed}/{cell.replicate}", []
+    order = np.random.default_rng(seed).permutation(len(cells))
+    for cell, record in untimed([cells[i] for i in order[:count]], 1):
+        name = f"{cell.seed}/{cell.replicate}"
         metrics = {} if record.status == Status.DIVERGED else record.metrics
+        lines: list[str] = []
         for row in places[cell.place]:
-            new = dict(enumerate(metrics.get(row.metric, []), 1)).get(
-                row.component or 1
-            )
-            differing = differences(
+            components = dict(enumerate(metrics.get(row.metric, []), 1))
+            lines += _differences(
+                path,
+                row,
                 {name: row.estimate.values.get(name)},
-                {name: new},
-                0.0 if here else ELSEWHERE,
+                {name: components.get(row.component or 1)},
+                0.0 if is_here else ELSEWHERE,
             )
-            lines += _lines(path, row, differing)
         verification.add(lines)
     return verification
 
@@ -209,25 +185,33 @@ def rerun_values(
 def verified_table(path: Path, written: ResultsTable, made: ResultsTable) -> list[str]:
     """Differences, in words, between a stored table and the one made from the records."""
 
-    def names(row: Row) -> tuple[Any, ...]:
+    def key(row: Row) -> tuple[Any, ...]:
         return (*place(row), row.metric, row.component)
 
-    then, now = (
+    about_written, about_made = (
         {**table.about(), "other_versions": [], "left_out": []}
         for table in (written, made)
     )
-    wrong = [f"{path}: {line}" for line in differences(then, now, 0.0)]
-    again = {names(row): row for row in made.rows}
+    lines = [f"{path}: {line}" for line in differences(about_written, about_made, 0.0)]
+    made_rows = {key(row): row for row in made.rows}
     for row in written.rows:
-        if names(row) in again:
-            now = plain(again[names(row)].document())
-            wrong += _lines(path, row, differences(row.document(), now, ELSEWHERE))
+        made_row = made_rows.get(key(row))
+        if made_row is None:
+            lines.append(f"{_where(path, row)}: there are no records of it")
         else:
-            wrong += _lines(path, row, ["there are no records of it"])
-    return wrong
+            document = plain(made_row.document())
+            lines += _differences(path, row, row.document(), document, ELSEWHERE)
+    return lines
 
 
-def _lines(path: Path, row: Row, differing: Iterable[str]) -> list[str]:
+def _differences(
+    path: Path, row: Row, written: JsonObject, made: JsonObject, tolerance: float
+) -> list[str]:
+    """What differs in a row, in words, three lines at the most."""
+    differing = itertools.islice(differences(written, made, tolerance), 3)
+    return [f"{_where(path, row)}: {line}" for line in differing]
+
+
+def _where(path: Path, row: Row) -> str:
     at = row.place
-    where = f"{at.problem} {at.algorithm} at alpha {at.alpha:.5g}, D = {at.dimension}, {row.metric}"
-    return [f"{path}: {where}: {line}" for line in itertools.islice(differing, 3)]
+    return f"{path}: {at.problem} {at.algorithm} at alpha {at.alpha:.5g}, D = {at.dimension}, {row.metric}"
