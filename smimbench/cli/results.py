@@ -103,7 +103,7 @@ def _why_no_results(request: Request, results: Results) -> str:
         reasons += changed_items
     elif same_options:
         reasons.append(
-            f"there are some of an earlier text of the suite: 'smimbench show {same_options[0]}'"
+            f"results of an earlier version of this suite exist: 'smimbench show {same_options[0]}'"
         )
     other_options = [
         run.words or "the suite's own settings" for run in runs if run.words != options
@@ -245,7 +245,7 @@ def _print_title(console: Console, table: ResultsTable) -> None:
         finished = sum(table.status_counts.values())
         total = table.missing + finished
         console.print(
-            f"{finished} of {total} cells have been run: what follows may change",
+            f"{finished} of {total} cells have been run: these results may change",
             style="yellow",
         )
 

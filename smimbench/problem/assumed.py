@@ -108,7 +108,7 @@ class Assuming:
         try:
             reason: str | None = self._algorithm.refuses(self.assumed(problem))
         except ProblemError as error:
-            return f"the assumption is none of this problem: {error}"
+            return f"the assumption does not fit this problem: {error}"
         return reason
 
     def retry(self, problem: Problem, outcome: str) -> Assuming | None:

@@ -155,7 +155,7 @@ class _Watch:
     def gone(self) -> BackendError:
         """Error to raise when the scheduler does not respond."""
         return BackendError(
-            f"dask: the scheduler at {self._address} is gone; what was finished is kept"
+            f"dask: the scheduler at {self._address} is gone; finished cells are kept"
         )
 
     def workers(self) -> JsonObject | None:
@@ -184,7 +184,7 @@ class _Watch:
                 else "no worker"
             )
             raise BackendError(
-                f"dask: {what} at {self._address} for {PATIENCE:.0f} s; what was finished is kept"
+                f"dask: {what} at {self._address} for {PATIENCE:.0f} s; finished cells are kept"
             )
 
 

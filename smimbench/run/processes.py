@@ -77,7 +77,7 @@ def in_processes(
             before, owners = owners, set(claims.others.values())
             if owners != before:
                 on_wait(
-                    f"all cells that are left are claimed by {', '.join(sorted(owners))}: waiting"
+                    f"waiting: all remaining cells are claimed by {', '.join(sorted(owners))}"
                 )
 
     executor = Executor(workers, threads, get_registry(), timing=timing)

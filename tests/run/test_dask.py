@@ -74,11 +74,11 @@ def test_a_cluster_whose_workers_die_makes_the_serial_records(
 
     monkeypatch.setattr(dask, "PATIENCE", 4.0)
 
-    # A scheduler that dies in the middle is one line, and what was finished is kept.
+    # A scheduler that dies in the middle is one line, and finished cells are kept.
     def end(record):
         os.killpg(process.pid, signal.SIGKILL)
 
-    with pytest.raises(BackendError, match="is gone; what was finished is kept"):
+    with pytest.raises(BackendError, match="is gone; finished cells are kept"):
         run_cells(cells, Store(tmp_path / "half"), dask=address, on_record=end)
     assert len(Store(tmp_path / "half").load()) >= 1
     done = call_outside(

@@ -99,7 +99,7 @@ def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Mi
     Raises
     ------
     ValueError
-        If the iteration does not come to rest.
+        If the iteration does not converge.
     """
     return [path.minimum(penalty) for path in _paths(problem, alpha, LOSSES[loss])]
 

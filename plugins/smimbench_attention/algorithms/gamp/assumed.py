@@ -412,7 +412,7 @@ class MismatchedRecursion:
                 return orders
             if change < ROUGH_CHANGE and (is_known or is_rough):
                 return orders
-        raise NoFixedPoint("its state evolution does not come to rest")
+        raise NoFixedPoint("its state evolution does not converge")
 
     def growth(self, orders: Orders, conjugates: Conjugates) -> float:
         """Factor by which the square of a small error of the estimate is multiplied in one iteration."""
