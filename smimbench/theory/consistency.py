@@ -114,7 +114,9 @@ def _require_standard_inputs(problem: Problem, seed: int) -> None:
     alpha = problem.model.sample_ratio(TOKEN_SAMPLES, dimension)
     for remark in problem.instance(alpha, dimension, seed=seed).remarks:
         key, _, message = remark.partition(": ")
-        advice = f"no theory is computed from it (details: 'smimbench check {law.name}')"
+        advice = (
+            f"no theory is computed from it (details: 'smimbench check {law.name}')"
+        )
         raise ProblemError(key, f"{message}; {advice}")
 
 

@@ -80,7 +80,9 @@ class ItemTest:
 
     def fail(self, complaint: str) -> ProblemError:
         """Make a ProblemError that names the item."""
-        advice = f"no theory is computed from it (details: 'smimbench check {self.name}')"
+        advice = (
+            f"no theory is computed from it (details: 'smimbench check {self.name}')"
+        )
         return ProblemError(f"{self.kind} {self.name!r}", f"{complaint}; {advice}")
 
     def failed_means(

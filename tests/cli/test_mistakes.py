@@ -357,7 +357,10 @@ def test_results_of_an_earlier_text_of_a_suite_are_named(twice, tmp_path, capsys
     code, _, err = call(capsys, "show", changed, "--results", twice / "results")
     assert (code, len(err.splitlines())) == (2, 1)
     folder = twice / "results" / "small"
-    assert f"results of an earlier version of this suite exist: 'smimbench show {folder}'" in err
+    assert (
+        f"results of an earlier version of this suite exist: 'smimbench show {folder}'"
+        in err
+    )
     assert call(capsys, "show", folder)[0] == 0
 
 

@@ -217,7 +217,7 @@ def test_a_run_says_for_whom_it_waits_and_does_not_wait_for_the_future(
     )
     assert code == 0, err
     assert "8 ok" in out
-    waiting = [line for line in err.splitlines() if line.endswith(": waiting")]
+    waiting = [line for line in err.splitlines() if line.startswith("waiting: ")]
     owners = "another run, process 7 on node9, process 8 on \ufffd[31mnode9"
     assert waiting[0] == f"waiting: all remaining cells are claimed by {owners}"
     assert len(waiting) <= 3
