@@ -29,11 +29,9 @@ HARDMAX = [
     for tokens in (2, 3, 4, 5)
 ]
 GIBBS = AttentionHardmax(6, samples=1 << 8)
-ONE_LAYER, DEEP, SIGNS = (
-    SequenceSoftmax(3),
-    SequenceSoftmax(2, layers=2),
-    SequenceHardmax(3),
-)
+ONE_LAYER = SequenceSoftmax(3)
+DEEP = SequenceSoftmax(2, layers=2)
+SIGNS = SequenceHardmax(3)
 VECTORS = [
     SequenceLinear(2, components=2, noise=0.3),
     Sign(2),
@@ -200,7 +198,8 @@ def test_bayes(channel, q, v, n, rng):
     )
     told = information(channel, Q, V) if known else None
     white = np.linalg.inv(V) * unit.T
-    g, slope = white @ moved, white @ true
+    g = white @ moved
+    slope = white @ true
     noise = (
         found.error**2
     )  # of a sampled mean: it makes products negative by its own square
@@ -231,7 +230,7 @@ def test_bayes(channel, q, v, n, rng):
             for channel in (SMOOTH[2], TWO_LAYERS, HARDMAX[0], ONE_LAYER, DEEP)
             for v in (0.3, 0.05)
         ),
-        (HARDMAX[1], 0.3),
+        *((channel, 0.3) for channel in (HARDMAX[1], SIGNS)),
         (GIBBS, 0.05),
     ],
     ids=str,

@@ -46,7 +46,8 @@ def sizes(channel):
 
 
 def draw(rng, channel, n, Q, V):
-    P, C = len(V), sizes(channel)
+    P = len(V)
+    C = sizes(channel)
     omega = np.linalg.cholesky(Q) @ rng.standard_normal((n, P, C))
     z = omega + np.linalg.cholesky(V) @ rng.standard_normal((n, P, C))
     return omega, z, channel.forward(z, rng=rng)
@@ -56,7 +57,9 @@ def draw(rng, channel, n, Q, V):
 def test_posterior_and_log_partition_are_gaussian_conditioning(
     backend, rng, channel, P
 ):
-    V, C, n = positive(rng, P), sizes(channel), 5
+    V = positive(rng, P)
+    C = sizes(channel)
+    n = 5
     omega, _, y = draw(rng, channel, n, positive(rng, P), V)
     arrays = [backend.asarray(a) for a in (y, omega, V)]
     found = channel.posterior(*arrays, second_moment=True)
@@ -129,7 +132,8 @@ def test_noiseless_and_small_V_limits(rng, channel, P):
 
 def test_a_component_that_is_known_does_not_break_the_posterior(rng):
     V = np.diag([0.0, 1.0])
-    y, omega = rng.standard_normal((4, 2, 3)), rng.standard_normal((4, 2, 3))
+    y = rng.standard_normal((4, 2, 3))
+    omega = rng.standard_normal((4, 2, 3))
     found = SequenceLinear(3, components=2, noise=0.5).posterior(y, omega, V)
     np.testing.assert_array_equal(found.mean[:, 0], omega[:, 0])
     np.testing.assert_allclose(found.mean[:, 1], omega[:, 1] + (y - omega)[:, 1] / 1.5)
@@ -141,7 +145,9 @@ def test_a_component_that_is_known_does_not_break_the_posterior(rng):
 @pytest.mark.parametrize(("channel", "P"), CASES)
 def test_generalization_error_is_that_of_predictions(rng, channel, P):
     """Against the noiseless label: the plug-in prediction, which is also the posterior mean, and 0."""
-    Q, V, n = positive(rng, P), positive(rng, P), 20_000
+    Q = positive(rng, P)
+    V = positive(rng, P)
+    n = 20_000
     omega, z, _ = draw(rng, channel, n, Q, V)
     found = channel.generalization_error(Q, V)
     target = channel.predict(z)

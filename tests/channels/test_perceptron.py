@@ -79,7 +79,8 @@ def test_labels_against_all_odds_keep_their_digits(u, noise):
                 else math.exp(-((z - omega) ** 2) / (2 * V))
             )
 
-        low, high = max(0.0, omega - 12 * math.sqrt(V)), max(0.0, omega) + 45 * width
+        low = max(0.0, omega - 12 * math.sqrt(V))
+        high = max(0.0, omega) + 45 * width
         mass, first, second = (
             quad(
                 lambda z, k=k: z**k * weight(z),
@@ -91,7 +92,8 @@ def test_labels_against_all_odds_keep_their_digits(u, noise):
             )[0]
             for k in (0, 1, 2)
         )
-        mean, variance = first / mass, second / mass - (first / mass) ** 2
+        mean = first / mass
+        variance = second / mass - (first / mass) ** 2
     else:
         peak = omega if u > 0 else omega * noise / (V + noise)
 
@@ -109,7 +111,8 @@ def test_labels_against_all_odds_keep_their_digits(u, noise):
             )[0]
             for k in (0, 1, 2)
         )
-        mean, variance = peak + first / mass, second / mass - (first / mass) ** 2
+        mean = peak + first / mass
+        variance = second / mass - (first / mass) ** 2
     channel = Probit(noise=noise) if noise else Sign()
     found = channel.posterior(
         np.ones((1, 1, 1)), np.full((1, 1, 1), omega), np.array([[V]])
@@ -131,7 +134,8 @@ def test_errors_of_prediction(noise, Q, V):
 
     square = weights @ mean(math.sqrt(Q + V) * nodes, math.sqrt(noise)) ** 2
     omega = math.sqrt(Q) * nodes
-    bayes, plugin = mean(omega, math.sqrt(V + noise)), mean(omega, math.sqrt(noise))
+    bayes = mean(omega, math.sqrt(V + noise))
+    plugin = mean(omega, math.sqrt(noise))
     np.testing.assert_allclose(found["constant"], 2 * square, rtol=1e-9)
     np.testing.assert_allclose(
         found["bayes"], 2 * (square - weights @ bayes**2), rtol=1e-6
@@ -146,7 +150,8 @@ def test_errors_of_prediction(noise, Q, V):
 def test_errors_of_prediction_as_the_error_vanishes():
     """What is left is the chance that two signs differ, or the slope of the mean label: no digit is lost."""
     V = 1e-13
-    signs, slope = _errors(0.0, 1.0, V), V / (0.3 * math.sqrt(1 + 2 / 0.3))
+    signs = _errors(0.0, 1.0, V)
+    slope = V / (0.3 * math.sqrt(1 + 2 / 0.3))
     np.testing.assert_allclose(signs["plugin"], 8 / math.pi * math.sqrt(V), rtol=1e-10)
     np.testing.assert_allclose(
         signs["bayes"], 8 / math.pi * math.sqrt(V / 2), rtol=1e-10

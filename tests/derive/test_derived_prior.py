@@ -89,7 +89,8 @@ def error_by_quadrature(log_density, spread, information):
         w = np.linspace(-40, 40, 40001)
         law = np.exp(log_density(w))
     keep = law > 1e-14
-    w, law = w[keep] / spread, law[keep] / law.sum()
+    w = w[keep] / spread
+    law = law[keep] / law.sum()
     width = 1 / math.sqrt(information)
 
     def integrand(r):
@@ -163,11 +164,9 @@ def test_a_spike_that_is_narrower_than_the_noise_is_not_missed(
     share, width, place, information
 ):
     """A Gaussian and a narrow one: the posterior is a mixture of two, in closed form."""
-    weights, centres, widths = (
-        np.array([1 - share, share]),
-        np.array([0.0, place]),
-        np.array([1.0, width]),
-    )
+    weights = np.array([1 - share, share])
+    centres = np.array([0.0, place])
+    widths = np.array([1.0, width])
 
     def log_density(w):
         return np.logaddexp(*(
@@ -177,7 +176,8 @@ def test_a_spike_that_is_narrower_than_the_noise_is_not_missed(
     prior = DensityPrior(Density(log_density))
     mean = weights @ centres
     unit = math.sqrt(weights @ (widths**2 + (centres - mean) ** 2))
-    m, v = centres / unit, (widths / unit) ** 2
+    m = centres / unit
+    v = (widths / unit) ** 2
     total = v + 1 / information
     r = np.concatenate(
         [a + np.sqrt(t) * np.linspace(-10, 10, 40_001) for a, t in zip(m, total)]
@@ -203,7 +203,8 @@ def test_a_uniform_law_is_denoised_within_its_box(rng):
     prior = DensityPrior(Density(box))
     edge = math.sqrt(3.0)
     R = 3 * rng.standard_normal((1, 300))
-    low, high = 2.0 * (-edge - R[0]), 2.0 * (edge - R[0])
+    low = 2.0 * (-edge - R[0])
+    high = 2.0 * (edge - R[0])
     exact = stats.truncnorm(low, high, loc=R[0], scale=0.5)
     found = prior.denoise(R, np.array([[4.0]]))
     assert np.abs(found.estimate[0] - exact.mean()).max() < 1e-3
@@ -227,10 +228,8 @@ def test_a_density_denoises_as_well_as_it_claims_and_draws_its_law(rng):
 
 def test_a_density_on_every_namespace(backend):
     prior = of_density(laplace)
-    R, Qhat = (
-        backend.asarray(np.linspace(-2, 2, 10)[None, :]),
-        backend.asarray(np.array([[2.0]])),
-    )
+    R = backend.asarray(np.linspace(-2, 2, 10)[None, :])
+    Qhat = backend.asarray(np.array([[2.0]]))
     found = prior.denoise(R, Qhat)
     assert_placed(found.estimate, backend, (1, 10))
     assert_placed(found.V, backend, (1, 1))
@@ -282,7 +281,8 @@ def test_eigenvalues_that_were_drawn_stand_for_their_law():
     prior = SpectrumPrior(Drawn())
     assert prior.mean_overlap(1)[0, 0] == pytest.approx(0.5, abs=0.02)
     information = np.array([0.2, 1.0, 5.0])[:, None, None]
-    mine, known = prior.overlap(information), wishart.overlap(information)
+    mine = prior.overlap(information)
+    known = wishart.overlap(information)
     assert pytest.approx(known.V, rel=0.03) == mine.V
 
 
@@ -439,11 +439,9 @@ def test_a_matrix_by_its_sampler_and_denoiser():
 )
 def test_gradients_pass_through_the_factor(prior, rng):
     shape = (1, 4) if isinstance(prior, DensityPrior) else (1, 4, 4)
-    factor, cotangent, step = (
-        prior.factor.draw(rng, 1, 4),
-        rng.standard_normal(shape),
-        rng.standard_normal(shape),
-    )
+    factor = prior.factor.draw(rng, 1, 4)
+    cotangent = rng.standard_normal(shape)
+    step = rng.standard_normal(shape)
     assert factor.shape == shape
     change = prior.factor.compose(factor + step) - prior.factor.compose(factor)
     assert (cotangent * change).sum() == pytest.approx(

@@ -60,7 +60,8 @@ class Sum(Channel):
     name = "sum"
 
     def __init__(self, components, sites, noise):
-        self.components, self.noise = components, noise
+        self.components = components
+        self.noise = noise
         self.weights = np.random.default_rng(5).standard_normal((components, sites))
 
     def forward(self, z, *, rng=None):
@@ -85,10 +86,14 @@ class Modulus(Probit):
 class Hardmax(Channel):
     """Two tokens of attention-indexed hardmax from the definition of the label alone."""
 
-    name, symmetry, components = "mine", "none", 1
+    name = "mine"
+    symmetry = "none"
+    components = 1
 
     def forward(self, z, *, rng=None):
-        a, b, c = math.sqrt(2) * z[:, 0, 0], z[:, 0, 1], math.sqrt(2) * z[:, 0, 2]
+        a = math.sqrt(2) * z[:, 0, 0]
+        b = z[:, 0, 1]
+        c = math.sqrt(2) * z[:, 0, 2]
         return np.stack([a > b, c > b], axis=1)
 
     def log_likelihood(self, y, z):
@@ -159,7 +164,8 @@ def test_a_gaussian_posterior_in_up_to_twelve_dimensions(rng, P, C, noise):
 
 
 def test_truncated_normal_laws_and_the_gradient_of_the_log_partition(rng):
-    channel, V = IntegratedChannel(Sign(), 2), np.array([[0.7]])
+    channel = IntegratedChannel(Sign(), 2)
+    V = np.array([[0.7]])
     omega = 2 * rng.standard_normal((60, 1, 2))
     y = channel.forward(omega + math.sqrt(0.7) * rng.standard_normal((60, 1, 2)))
     found = channel.posterior(y, omega, V)
@@ -179,7 +185,8 @@ def test_truncated_normal_laws_and_the_gradient_of_the_log_partition(rng):
         < 0.05
     )
     one = IntegratedChannel(Probit(), 1)
-    omega, y = omega[:, :, :1], sign[:, 0, 0]
+    omega = omega[:, :, :1]
+    y = sign[:, 0, 0]
     step = 1e-3
     slope = (
         one.log_partition(y, omega + step, V) - one.log_partition(y, omega - step, V)
@@ -203,7 +210,8 @@ def test_equal_inputs_give_equal_results_and_are_not_modified(rng):
 def test_every_namespace(backend):
     channel = IntegratedChannel(Sign(), 2)
     host = np.random.default_rng(4).standard_normal((9, 1, 2))
-    omega, V = backend.asarray(host), backend.asarray(np.array([[0.5]]))
+    omega = backend.asarray(host)
+    V = backend.asarray(np.array([[0.5]]))
     y = channel.forward(omega)
     found = channel.posterior(y, omega, V, second_moment=True)
     assert_placed(found.mean, backend, (9, 1, 2))
@@ -254,7 +262,8 @@ def test_hardmax_from_its_likelihood_agrees_with_the_channel_that_knows_its_form
     model = {"name": "attention-indexed", "tokens": 2}
     known = Problem(model, "hardmax", {"name": "wishart", "rho": 0.5})
     mine = IntegratedChannel(Hardmax(), 3)
-    curve, alpha = scalar_curve(known), 1.1
+    curve = scalar_curve(known)
+    alpha = 1.1
     (exact,) = curve.predict([alpha])
     information = known.channel.information(exact.Q, exact.V).value
     qhat = 2 * alpha * float(np.asarray(information).squeeze())
@@ -309,7 +318,8 @@ def edge(Q, V):
 def test_labels_that_are_drawn_inform_as_they_should():
     channel = IntegratedChannel(Sum(2, 1, 0.4), 1)
     weights = channel.channel.weights
-    Q, V = np.diag([0.3, 0.6]), np.diag([0.7, 0.4])
+    Q = np.diag([0.3, 0.6])
+    V = np.diag([0.7, 0.4])
     exact = weights @ weights.T / ((weights * (V @ weights)).sum() + 0.16)
     found = channel.information(Q, V)
     assert np.abs(found.value - exact).max() < 0.05 * np.trace(exact)
@@ -324,7 +334,8 @@ def test_a_gradient_by_differences_and_predictions_without_noise(rng):
     exact = cotangent * 4 * stats.norm.pdf(z[:, 0, 0] / 0.5)
     assert np.abs(probit.vjp(z, cotangent)[:, 0, 0] - exact).max() < 1e-6
     total = IntegratedChannel(Sum(2, 2, 0.3), 2)
-    z, cotangent = rng.standard_normal((30, 2, 2)), rng.standard_normal(30)
+    z = rng.standard_normal((30, 2, 2))
+    cotangent = rng.standard_normal(30)
     gradient = total.vjp(z, cotangent)
     assert (
         np.abs(gradient - cotangent[:, None, None] * total.channel.weights).max() < 1e-6
@@ -341,7 +352,8 @@ class Own(Probit):
 
 
 def test_what_a_channel_gives_itself_is_not_replaced():
-    channel, z = IntegratedChannel(Own(), 1), np.ones((2, 1, 1))
+    channel = IntegratedChannel(Own(), 1)
+    z = np.ones((2, 1, 1))
     assert (predict(channel, z) == 7.0).all()
     assert (channel.vjp(z, np.ones(2)) == 3.0).all()
     problem = Problem(
@@ -354,7 +366,9 @@ class Product(Sum):
     """A label of components whose group of symmetries is a parameter."""
 
     def __init__(self, what):
-        self.components, self.noise, self.what = 3, 0.5, what
+        self.components = 3
+        self.noise = 0.5
+        self.what = what
 
     def _label(self, z):
         return {

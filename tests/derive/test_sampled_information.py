@@ -6,7 +6,8 @@ import pytest
 from smimbench.derive.sampled_information import Labels, label_means
 from smimbench.numerics.linalg import symmetric_root
 
-SITES, NOISE = 2, 0.3
+SITES = 2
+NOISE = 0.3
 
 
 def gaussian_labels(Q, V, noise_of_means):
@@ -55,7 +56,8 @@ def test_information_of_a_gaussian_channel(components, correlation, noise_of_mea
 
 
 def test_labels_that_say_nothing_have_no_effective_number():
-    Q, V = np.array([[0.5]]), np.array([[0.5]])
+    Q = np.array([[0.5]])
+    V = np.array([[0.5]])
 
     def labels(scramble):
         omega, truth = np.random.default_rng(scramble).standard_normal(

@@ -22,7 +22,8 @@ from tests.helpers import run_once, suite_text, write_suite
 
 THREE = [[1.5, 0.6, -0.3], [0.6, 1.0, 0.2], [-0.3, 0.2, 0.5]]
 COVARIANCES = [{"decay": 0.5}, {"decay": -0.9}, {"covariance": THREE}]
-SEQUENCE, ATTENTION = "sequence-multi-index", "attention-indexed"
+SEQUENCE = "sequence-multi-index"
+ATTENTION = "attention-indexed"
 PRIOR = {SEQUENCE: "gaussian", ATTENTION: {"name": "wishart", "rho": 0.5}}
 
 
@@ -66,7 +67,8 @@ def test_the_published_checks(law):
 @pytest.mark.parametrize("law", COVARIANCES)
 def test_labels_are_those_of_the_correlated_tokens(law, rng):
     """From the definitions: ``z = w x / sqrt(D)``, and ``h = (x S x - C tr S) / sqrt(D)``, of the tokens that everybody sees."""
-    C, D = matrix_of(law), 12
+    C = matrix_of(law)
+    D = 12
     one = problem_of(SEQUENCE, "linear", law).instance(1.0, D)
     np.testing.assert_allclose(
         one.labels,
@@ -85,7 +87,8 @@ def test_labels_are_those_of_the_correlated_tokens(law, rng):
 @pytest.mark.parametrize("model", [SEQUENCE, ATTENTION])
 def test_latents_are_whitened_and_the_adjoint_is_the_transpose(model, rng):
     problem = problem_of(model, "linear", {"covariance": THREE})
-    D, n = 7, 4000
+    D = 7
+    n = 4000
     x = problem.inputs.transform(rng.standard_normal((n, 3, D)))
     S = signal_of(problem, D, rng)
     z = problem.model.forward(x, S)[:, 0]
@@ -115,13 +118,13 @@ def test_latents_are_whitened_and_the_adjoint_is_the_transpose(model, rng):
 def gaussian_posterior(problem, y, omega, V):
     """Mean and covariance of vec(zeta) for one label ``y = H zeta + noise``, by conditioning of one Gaussian vector."""
     P, C = omega.shape
-    name, noise = (
-        problem.spec["channel"]["name"],
-        problem.spec["channel"].get("noise", 0.0),
-    )
-    prior, A = np.kron(V, np.eye(C)), np.kron(np.eye(P), problem.mixing)
+    name = problem.spec["channel"]["name"]
+    noise = problem.spec["channel"].get("noise", 0.0)
+    prior = np.kron(V, np.eye(C))
+    A = np.kron(np.eye(P), problem.mixing)
     if problem.spec["model"]["name"] == SEQUENCE:
-        H, N = A, noise * np.eye(P * C)
+        H = A
+        N = noise * np.eye(P * C)
     else:
         pairs = [(a, b) for a in range(3) for b in range(a, 3)]
         scale = np.array([np.sqrt(2.0) if a == b else 1.0 for a, b in pairs])
@@ -131,7 +134,8 @@ def gaussian_posterior(problem, y, omega, V):
         if (
             name == "softmax"
         ):  # differences of h within each row, and by symmetry all differences
-            rows, values = [], []
+            rows = []
+            values = []
             for a in range(3):
                 for b in range(3):
                     unit = np.zeros(C)
@@ -139,7 +143,9 @@ def gaussian_posterior(problem, y, omega, V):
                     unit[pairs.index((min(a, 2), max(a, 2)))] -= 1
                     rows.append(unit @ H)
                     values.append((y[a, b] - y[a, 2]) / problem.spec["channel"]["beta"])
-            H, y, N = np.array(rows), np.array(values), np.zeros((9, 9))
+            H = np.array(rows)
+            y = np.array(values)
+            N = np.zeros((9, 9))
     gain = prior @ H.T @ np.linalg.pinv(H @ prior @ H.T + N, rcond=1e-12)
     mean = omega.ravel() + gain @ (np.ravel(y) - H @ omega.ravel())
     return mean.reshape(P, C), prior - gain @ H @ prior
@@ -151,7 +157,8 @@ def gaussian_posterior(problem, y, omega, V):
 )
 def test_gaussian_posteriors(model, channel, law, rng):
     problem = problem_of(model, channel, law)
-    P, C = problem.components, problem.model.sites
+    P = problem.components
+    C = problem.model.sites
     root = rng.standard_normal((P, P))
     V = root @ root.T + 0.1 * np.eye(P)
     omega = rng.standard_normal((4, P, C))
@@ -181,15 +188,18 @@ def test_gaussian_posteriors(model, channel, law, rng):
 @pytest.mark.parametrize("law", COVARIANCES)
 def test_two_points_of_one_layer_on_tokens(law, rng):
     """The label leaves ``+-z``: their weights are the densities of N(A omega, V C)."""
-    problem, C = problem_of(SEQUENCE, "softmax", law), matrix_of(law)
-    omega, V = rng.standard_normal((5, 1, 3)), np.array([[0.4]])
+    problem = problem_of(SEQUENCE, "softmax", law)
+    C = matrix_of(law)
+    omega = rng.standard_normal((5, 1, 3))
+    V = np.array([[0.4]])
     z = omega + np.sqrt(0.4) * rng.standard_normal((5, 1, 3))
     found = problem.channel.posterior(
         problem.channel.forward(z), omega, V, second_moment=True
     )
     mean = []
     for zeta, centre in zip(z[:, 0], omega[:, 0]):
-        raw, middle = problem.mixing @ zeta, problem.mixing @ centre
+        raw = problem.mixing @ zeta
+        middle = problem.mixing @ centre
         logs = [
             -(s * raw - middle) @ np.linalg.solve(0.4 * C, s * raw - middle) / 2
             for s in (1, -1)
@@ -205,14 +215,17 @@ def test_two_points_of_one_layer_on_tokens(law, rng):
 @pytest.mark.parametrize("law", COVARIANCES)
 def test_theory_is_the_error_of_the_exact_estimate(law, noise):
     """Linear labels of a Gaussian signal: the posterior mean is a linear solve in the correlated tokens. It shares no code."""
-    D, alpha = 600, 0.4
-    problem, errors = problem_of(SEQUENCE, {"name": "linear", "noise": noise}, law), []
+    D = 600
+    alpha = 0.4
+    problem = problem_of(SEQUENCE, {"name": "linear", "noise": noise}, law)
+    errors = []
     rng = np.random.default_rng(3)
     for _ in range(4):
         x = np.linalg.cholesky(matrix_of(law)) @ rng.standard_normal(
             (int(alpha * D), 3, D)
         )
-        X, w = x.reshape(-1, D) / np.sqrt(D), rng.standard_normal(D)
+        X = x.reshape(-1, D) / np.sqrt(D)
+        w = rng.standard_normal(D)
         y = X @ w + np.sqrt(noise) * rng.standard_normal(len(X))
         errors.append(
             np.mean((w - np.linalg.solve(X.T @ X + noise * np.eye(D), X.T @ y)) ** 2)
@@ -225,13 +238,11 @@ def test_theory_is_the_error_of_the_exact_estimate(law, noise):
 class Both(Inputs):
     """Correlated tokens whose features have a spectrum."""
 
-    name, version, reference, capabilities, gaussian = (
-        "both",
-        1,
-        "this test",
-        Capabilities(),
-        True,
-    )
+    name = "both"
+    version = 1
+    reference = "this test"
+    capabilities = Capabilities()
+    gaussian = True
     shape = (None, 400)
 
     def token_covariance(self, tokens):
@@ -262,7 +273,8 @@ def test_inputs_of_ones_own_may_be_correlated_and_have_a_spectrum():
     errors = []
     for k in range(6):
         instance = problem.instance(0.5, 400, k)
-        X, y = instance.inputs.reshape(-1, 400) / 20, instance.labels.ravel()
+        X = instance.inputs.reshape(-1, 400) / 20
+        y = instance.labels.ravel()
         w = np.linalg.solve(X.T @ X + 0.2 * np.eye(400), X.T @ y)
         errors.append(
             np.mean(Both().feature_variances(400) * (w - instance.signal[0]) ** 2)
@@ -306,7 +318,8 @@ def test_generalization_errors_of_linear_labels_against_draws(rng):
             model, {"name": "linear", "noise": 0.2}, {"covariance": THREE}
         )
         sites = problem.model.sites
-        Q, V = np.array([[0.7]]), np.array([[0.4]])
+        Q = np.array([[0.7]])
+        V = np.array([[0.4]])
         found = problem.channel.generalization_error(Q, V)
         gap = problem.channel.predict(
             np.sqrt(0.4) * rng.standard_normal((20_000, 1, sites))
@@ -341,10 +354,8 @@ def test_gradients_do_not_know_of_whitening(rng):
 
     problem = problem_of(SEQUENCE, "softmax", {"covariance": THREE})
     instance = problem.instance(1.0, 10)
-    w, targets = (
-        rng.standard_normal((1, 10)),
-        problem.channel.observable(instance.labels),
-    )
+    w = rng.standard_normal((1, 10))
+    targets = problem.channel.observable(instance.labels)
 
     def loss(w):
         z = np.einsum("ntd,pd->npt", instance.inputs, w)[:, 0] / np.sqrt(10)
@@ -437,7 +448,8 @@ def test_a_matrix_is_a_value_and_a_list_of_decays_an_axis(tmp_path):
 def test_a_channel_with_a_likelihood_is_integrated(model, channel, tokens, rng):
     """Its posterior is the mean of the draws of z that give the label."""
     problem = problem_of(model, channel, {"decay": 0.7}, tokens)
-    omega, V = rng.standard_normal((1, 1, problem.model.sites)), np.array([[0.6]])
+    omega = rng.standard_normal((1, 1, problem.model.sites))
+    V = np.array([[0.6]])
     z = omega + np.sqrt(0.6) * rng.standard_normal((400_000, 1, problem.model.sites))
     y = problem.channel.forward(z, rng=rng)
     one = y[:1]
@@ -454,7 +466,8 @@ def test_a_channel_with_a_likelihood_is_integrated(model, channel, tokens, rng):
 def test_information_of_an_integrated_channel_says_how_it_was_made_and_holds(q):
     """Against plain draws, which would see 10%; what curves do with information that is sampled has tests of its own."""
     problem = problem_of(SEQUENCE, "sign", {"decay": 0.7}, 2)
-    Q, V = np.array([[q]]), np.array([[1 - q]])
+    Q = np.array([[q]])
+    V = np.array([[1 - q]])
     assert "Monte Carlo" in problem.channel.information(Q, V).method
     for one in verify_information(problem, Q, V, 5000):
         assert abs(one.z) < 4, one
@@ -482,12 +495,11 @@ def test_a_channel_without_a_posterior_for_them_is_refused():
 def test_a_device_gives_the_same_numbers(backend, rng):
     for model, channel in CHANNELS:
         problem = problem_of(model, channel, {"covariance": THREE})
-        P, C = problem.components, problem.model.sites
-        z, omega, V = (
-            rng.standard_normal((3, P, C)),
-            rng.standard_normal((3, P, C)),
-            0.3 * np.eye(P),
-        )
+        P = problem.components
+        C = problem.model.sites
+        z = rng.standard_normal((3, P, C))
+        omega = rng.standard_normal((3, P, C))
+        V = 0.3 * np.eye(P)
         y = problem.channel.forward(z, rng=np.random.default_rng(1))
         host = problem.channel.posterior(y, omega, V, second_moment=True)
         there = problem.channel.posterior(

@@ -35,7 +35,8 @@ def problem_of(inputs, model=MODEL, channel=NOISY):
 
 
 def test_the_default_is_the_stream_of_normal_numbers_and_not_part_of_a_key():
-    plain, named = Problem(MODEL, NOISY, "gaussian"), problem_of("gaussian")
+    plain = Problem(MODEL, NOISY, "gaussian")
+    named = problem_of("gaussian")
     assert plain.spec == named.spec
     assert list(plain.spec) == ["model", "channel", "prior"]
     signal, shape = np.ones((1, 333)), (900, 3, 333)  # several blocks
@@ -156,7 +157,8 @@ class Own(Inputs):
 def smimbench_register_inputs(register):
     register(Own)
 """
-DRAW, TRANSFORM = "draw(self, rng, n, tokens, dimension)", "transform(self, z)"
+DRAW = "draw(self, rng, n, tokens, dimension)"
+TRANSFORM = "transform(self, z)"
 NORMAL = "rng.standard_normal((n, tokens, dimension))"
 RAN = suite_text(
     'model = { name = "sequence-multi-index", tokens = 3 }\nchannel = { name = "linear", noise = 0.1 }\n'
@@ -252,7 +254,8 @@ def test_a_device_draws_no_sample_of_a_file_twice(backend, tmp_path, monkeypatch
 def test_they_are_drawn_everywhere(backend, name, model):
     """On the host, on a device, and as fresh samples: the same law, and labels that belong to the tokens."""
     problem = problem_of(name, model, "linear")
-    host, device = problem.instance(2.0, 16), problem.instance(2.0, 16, device=backend)
+    host = problem.instance(2.0, 16)
+    device = problem.instance(2.0, 16, device=backend)
     fresh, labels = host.data(get_backend("numpy")).fresh(np.random.default_rng(3), 200)
     there = np.asarray(device.inputs) if backend.device is None else None
     for x in (host.inputs, fresh, there):

@@ -86,7 +86,8 @@ def test_ridge_and_the_bayes_error_are_the_deterministic_equivalent(
         problem_of(power_law(exponent, D), tokens=tokens, noise=noise, components=P)
         for P in (1, 2)
     )
-    variances, ratio = variances_of(exponent, D), alpha * tokens
+    variances = variances_of(exponent, D)
+    ratio = alpha * tokens
     bayes = equivalent_error(variances, ratio, noise, noise)
     assert np.allclose(solve(one, [alpha])[0].mse, bayes, rtol=1e-8)
     both = solve(problem, [alpha])[0]  # read off a curve
@@ -104,11 +105,9 @@ def test_ridge_and_the_bayes_error_are_the_deterministic_equivalent(
 def test_random_spectra_and_no_penalty():
     rng = np.random.default_rng(3)
     for _ in range(6):
-        D, ratio, noise = (
-            int(rng.integers(5, 200)),
-            float(rng.uniform(0.1, 3)),
-            float(rng.uniform(0.05, 1)),
-        )
+        D = int(rng.integers(5, 200))
+        ratio = float(rng.uniform(0.1, 3))
+        noise = float(rng.uniform(0.05, 1))
         values = rng.gamma(0.5, 1, D) + 1e-3
         problem = problem_of(
             {"name": "power-law", "spectrum": values.tolist()}, tokens=1, noise=noise
@@ -149,10 +148,12 @@ def test_exponent_zero_is_gaussian_inputs():
 
 def test_the_map_of_the_prior_agrees_with_its_denoiser():
     problem = problem_of(power_law(1.0, 400), components=2)
-    Qhat, D = np.array([[3.0, 1.0], [1.0, 0.7]]), 400
+    Qhat = np.array([[3.0, 1.0], [1.0, 0.7]])
+    D = 400
     Q, V = problem.prior.overlap(Qhat)
     assert np.allclose(Q + V, np.eye(2))
-    rng, errors = np.random.default_rng(2), []
+    rng = np.random.default_rng(2)
+    errors = []
     for _ in range(200):
         W = problem.prior.sample(rng, 2, D)
         noise = np.linalg.cholesky(np.linalg.inv(Qhat)) @ problem.model.draw_noise(
@@ -205,7 +206,8 @@ LOGISTIC = Erm(loss="logistic", penalty=0.5, length="loss")
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0])
 def test_a_convex_loss_that_is_not_the_square_lands_on_its_fixed_point(exponent):
-    D, runs = 300, 24
+    D = 300
+    runs = 24
     problem = problem_of(power_law(exponent, D), "sign", tokens=1)
     theory = LOGISTIC.theory(problem, 2.0, Conditions())
     found = []
@@ -216,10 +218,8 @@ def test_a_convex_loss_that_is_not_the_square_lands_on_its_fixed_point(exponent)
         ).estimate
         truth, cross, own = (matrix.item() for matrix in instance.overlaps(estimate))
         found.append((cross / math.sqrt(truth), own))  # of a signal of length 1
-    mean, error = (
-        np.mean(found, axis=0),
-        np.std(found, axis=0, ddof=1) / math.sqrt(runs),
-    )
+    mean = np.mean(found, axis=0)
+    error = np.std(found, axis=0, ddof=1) / math.sqrt(runs)
     wanted = np.array([theory.overlap.item(), theory.own_overlap.item()])
     assert (np.abs(mean - wanted) < 4 * error + 0.02 * wanted).all(), (
         mean,

@@ -165,7 +165,8 @@ def test_shuffling_keeps_the_words_and_ends_their_correlation(normalized):
     texts = [
         Text(normalized=normalized, shuffled=shuffled) for shuffled in (False, True)
     ]
-    n, D = len(texts[0].embedded(2, 32)[1]), 32
+    n = len(texts[0].embedded(2, 32)[1])
+    D = 32
     plain, shuffled = (text.draw(np.random.default_rng(3), n, 2, D) for text in texts)
     for feature in (0, 31):
         np.testing.assert_array_equal(
@@ -221,7 +222,8 @@ def test_the_same_text_gives_the_same_bits_and_another_is_refused(tmp_path):
 
 
 def test_questions_are_read_without_their_classes(tmp_path):
-    plain, questions = tmp_path / "plain.txt", tmp_path / "questions.txt"
+    plain = tmp_path / "plain.txt"
+    questions = tmp_path / "questions.txt"
     plain.write_text(generated(300).replace("\n", "\n\n"))
     questions.write_text(generated(300, questions=True))
     found = [Text(path=str(path)) for path in (plain, questions)]

@@ -38,7 +38,8 @@ def slow_latents(x, S):
     [(1, 1, 7, 5), (2, 1, 7, 5), (3, 2, 4, 6), (5, 3, 3, 2), (2, 1, 1, 1)],
 )
 def test_forward_is_the_definition(backend, rng, tokens, components, n, d):
-    x, S = rng.standard_normal((n, tokens, d)), symmetric(rng, components, d, d)
+    x = rng.standard_normal((n, tokens, d))
+    S = symmetric(rng, components, d, d)
     z = AttentionIndexed(tokens).forward(backend.asarray(x), backend.asarray(S))
     assert_placed(z, backend, (n, components, tokens * (tokens + 1) // 2))
     np.testing.assert_allclose(to_host(z), slow_latents(x, S), rtol=1e-12, atol=1e-12)
@@ -67,7 +68,8 @@ def test_chunking_does_not_show(rng):
     """Many chunks (this n) against one chunk per sample."""
     model = AttentionIndexed(3)
     n, d, P = 3000, 100, 2  # the sum is made in two bands
-    x, S = rng.standard_normal((n, 3, d)), symmetric(rng, P, d, d)
+    x = rng.standard_normal((n, 3, d))
+    S = symmetric(rng, P, d, d)
     g = rng.standard_normal((n, P, model.sites))
     assert len(model.chunks(n, d, P)) > 1
     z = model.forward(x, S)
@@ -95,8 +97,10 @@ def test_chunking_does_not_show(rng):
 
 def test_overlap_and_alignment(backend, rng):
     model = AttentionIndexed(2)
-    A, B = symmetric(rng, 2, 7, 7), symmetric(rng, 2, 7, 7)
-    a, b = backend.asarray(A), backend.asarray(B)
+    A = symmetric(rng, 2, 7, 7)
+    B = symmetric(rng, 2, 7, 7)
+    a = backend.asarray(A)
+    b = backend.asarray(B)
     np.testing.assert_allclose(
         to_host(model.overlap(a, b)),
         [np.trace(A[p] @ B[p]) / 7 for p in range(2)],

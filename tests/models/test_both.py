@@ -48,11 +48,9 @@ BOTH = pytest.mark.parametrize(
 @BOTH
 def test_several_students_are_the_students_one_by_one(model, backend, rng):
     sites = model.sites
-    x, S, g = (
-        rng.standard_normal((9, 2, 6)),
-        signals(rng, model, 4, 5, 3, 6),
-        rng.standard_normal((4, 5, 9, 3, sites)),
-    )
+    x = rng.standard_normal((9, 2, 6))
+    S = signals(rng, model, 4, 5, 3, 6)
+    g = rng.standard_normal((4, 5, 9, 3, sites))
     z = model.forward(backend.asarray(x), backend.asarray(S))
     back = model.adjoint(backend.asarray(x), backend.asarray(g))
     assert_placed(z, backend, (4, 5, 9, 3, sites))
@@ -68,9 +66,11 @@ def test_several_students_are_the_students_one_by_one(model, backend, rng):
 
 @BOTH
 def test_products_and_errors_are_sums_over_entries(model, backend, rng):
-    A, B = signals(rng, model, 2, 7), signals(rng, model, 2, 7)
+    A = signals(rng, model, 2, 7)
+    B = signals(rng, model, 2, 7)
     one, other = (a.reshape(2, -1) for a in (A, B))
-    a, b = backend.asarray(A), backend.asarray(B)
+    a = backend.asarray(A)
+    b = backend.asarray(B)
     for found, expected in (
         (model.inner(a, b), one @ other.T / 7),
         (model.squared_error(a, b), np.sum((one - other) ** 2, axis=1) / 7),

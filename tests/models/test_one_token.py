@@ -16,7 +16,8 @@ def network(rho, noise=0.0, **channel):
 
 def test_latents_are_centred_quadratic_forms(rng):
     problem = network(0.5)
-    x, S = rng.standard_normal((7, 1, 9)), problem.prior.sample(rng, 1, 9)
+    x = rng.standard_normal((7, 1, 9))
+    S = problem.prior.sample(rng, 1, 9)
     expected = (
         np.einsum("na,ab,nb->n", x[:, 0], S[0], x[:, 0]) - np.trace(S[0])
     ) / np.sqrt(2 * 9)
@@ -46,10 +47,8 @@ def test_published_quadratic_networks(rho, noise, alpha, mse):
 
 
 def test_three_samples_of_one_token_tell_as_much_as_one_of_two():
-    one, three = (
-        competing(network(0.3), [0.3])[0][0],
-        competing(attention("linear", rho=0.3), [0.1])[0][0],
-    )
+    one = competing(network(0.3), [0.3])[0][0]
+    three = competing(attention("linear", rho=0.3), [0.1])[0][0]
     assert one.mse[0] == pytest.approx(three.mse[0], rel=1e-10)
 
 

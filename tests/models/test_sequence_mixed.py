@@ -17,7 +17,8 @@ COMPILER = next(
 def test_products_keep_the_digits_of_double_precision(tmp_path, rng, components):
     if COMPILER is None:
         pytest.skip("no C++ compiler")
-    source, library = tmp_path / "mixed.cpp", tmp_path / "mixed.so"
+    source = tmp_path / "mixed.cpp"
+    library = tmp_path / "mixed.so"
     source.write_text(sequence_mixed.source(components))
     subprocess.run(
         [COMPILER, "-O1", "-shared", "-fPIC", str(source), "-o", str(library)],
@@ -26,10 +27,8 @@ def test_products_keep_the_digits_of_double_precision(tmp_path, rng, components)
     kernels = ctypes.CDLL(str(library))
     (rows, size), share = (37, 501), 5
     x = rng.standard_normal((rows, size)).astype(np.float32)
-    w, g = (
-        rng.standard_normal((components, size)),
-        rng.standard_normal((rows, components)),
-    )
+    w = rng.standard_normal((components, size))
+    g = rng.standard_normal((rows, components))
     z = np.full((rows, components), np.nan)
     parts = np.full((-(-rows // share), components, size), np.nan)
 

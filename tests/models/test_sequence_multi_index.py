@@ -17,7 +17,8 @@ from tests.conftest import assert_placed
 )
 def test_forward_and_adjoint_are_the_definition(backend, rng, tokens, components, n, D):
     model = SequenceMultiIndex(tokens)
-    x, W = rng.standard_normal((n, tokens, D)), rng.standard_normal((components, D))
+    x = rng.standard_normal((n, tokens, D))
+    W = rng.standard_normal((components, D))
     g = rng.standard_normal((n, components, tokens))
     z = model.forward(backend.asarray(x), backend.asarray(W))
     back = model.adjoint(backend.asarray(x), backend.asarray(g))
@@ -64,7 +65,8 @@ def orbit(symmetry, P):
 def test_align_is_the_best_of_the_whole_group(backend, rng, symmetry):
     model = SequenceMultiIndex(1)
     for _ in range(5):
-        W, guess = rng.standard_normal((3, 4)), rng.standard_normal((3, 4))
+        W = rng.standard_normal((3, 4))
+        guess = rng.standard_normal((3, 4))
         aligned = model.align(backend.asarray(W), backend.asarray(guess), symmetry)
         assert_placed(aligned, backend, (3, 4))
         best = min(np.sum((W - R @ guess) ** 2) for R in orbit(symmetry, 3))
@@ -86,14 +88,17 @@ def test_rotations_are_undone(backend, rng):
 
 
 def test_aligning_an_orthogonal_estimate_keeps_it():
-    W, guess = np.array([[1.0, 0.0]]), np.array([[0.0, 2.0]])
+    W = np.array([[1.0, 0.0]])
+    guess = np.array([[0.0, 2.0]])
     np.testing.assert_array_equal(SequenceMultiIndex(1).align(W, guess, "signs"), guess)
 
 
 def test_overlap_is_a_squared_cosine(backend, rng):
     model = SequenceMultiIndex(1)
-    A, B = rng.standard_normal((2, 9)), rng.standard_normal((2, 9))
-    a, b = backend.asarray(A), backend.asarray(B)
+    A = rng.standard_normal((2, 9))
+    B = rng.standard_normal((2, 9))
+    a = backend.asarray(A)
+    b = backend.asarray(B)
     cosine = np.diag(A @ B.T) / np.linalg.norm(A, axis=1) / np.linalg.norm(B, axis=1)
     assert_placed(model.overlap(a, b), backend, (2,))
     np.testing.assert_allclose(to_host(model.overlap(a, b)), cosine**2, rtol=1e-12)

@@ -11,13 +11,12 @@ from smimbench.numerics import site_pairs
 
 @pytest.mark.parametrize("T", [2, 3, 5])
 def test_latents_adjoint_and_factor_against_plain_sums(T):
-    model, rng, n, d = (
-        AttentionIndexed(tokens=T, symmetric=False),
-        np.random.default_rng(T),
-        7,
-        6,
-    )
-    x, factor = rng.standard_normal((n, T, d)), Bilinear(0.5).factor.draw(rng, 2, d)
+    model = AttentionIndexed(tokens=T, symmetric=False)
+    rng = np.random.default_rng(T)
+    n = 7
+    d = 6
+    x = rng.standard_normal((n, T, d))
+    factor = Bilinear(0.5).factor.draw(rng, 2, d)
     factor = np.stack([factor, 0.3 * factor[::-1]])  # two students
     half = factor.shape[-2] // 2
     S = factor[..., :half, :] @ factor[..., half:, :].swapaxes(-1, -2)
@@ -50,8 +49,10 @@ def test_latents_adjoint_and_factor_against_plain_sums(T):
 
 def test_forms_of_different_tokens_see_all_directions_alike_those_of_one_token_do_not():
     """Information of a sample along an error E: equal for symmetric and antisymmetric E, which the diagonal would break."""
-    rng, d = np.random.default_rng(0), 30
-    x, E = rng.standard_normal((20_000, 2, d)), rng.standard_normal((d, d))
+    rng = np.random.default_rng(0)
+    d = 30
+    x = rng.standard_normal((20_000, 2, d))
+    E = rng.standard_normal((d, d))
     for sign in (1, -1):
         error = E + sign * E.T
         size = np.sum(error**2) / d

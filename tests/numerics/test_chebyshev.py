@@ -10,7 +10,8 @@ class Counted:
     """A function of two outputs that counts where it is evaluated."""
 
     def __init__(self, one, two):
-        self.parts, self.count = (one, two), 0
+        self.parts = (one, two)
+        self.count = 0
 
     def __call__(self, x):
         self.count += len(x)

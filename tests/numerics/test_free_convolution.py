@@ -177,7 +177,8 @@ def test_discretised_law_reports_what_it_cannot_resolve(count):
 def test_random_matrix():
     """Three eigenvalues, D = 400: spectrum, estimator and error against a draw."""
     rng = np.random.default_rng(11)
-    D, noise = 400, 0.3
+    D = 400
+    noise = 0.3
     S = np.diag(np.repeat(ATOMS, np.round(WEIGHTS * D).astype(int)))
     Z = rng.standard_normal((D, D))
     R = S + math.sqrt(noise) * (Z + Z.T) / math.sqrt(2 * D)

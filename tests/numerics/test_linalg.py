@@ -25,7 +25,8 @@ def test_roots_of_a_batch(backend, rng):
     matrix = positive(rng, 4, 3, 3)
     root, inverse = (f(backend.asarray(matrix)) for f in (symmetric_root, inverse_root))
     assert_placed(root, backend, (4, 3, 3))
-    root, inverse = to_host(root), to_host(inverse)
+    root = to_host(root)
+    inverse = to_host(inverse)
     np.testing.assert_allclose(root @ root, matrix, atol=1e-12)
     np.testing.assert_allclose(
         inverse @ root, np.broadcast_to(np.eye(3), root.shape), atol=1e-9

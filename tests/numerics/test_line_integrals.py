@@ -47,24 +47,24 @@ def test_half_lines_wherever_they_begin(tolerance):
 
 
 def test_gaussian_peaks_of_any_width_and_place(rng):
-    centre, width = 6 * rng.standard_normal(200), 10 ** rng.uniform(-6, 1, 200)
+    centre = 6 * rng.standard_normal(200)
+    width = 10 ** rng.uniform(-6, 1, 200)
     found = moments(
         lambda t, lines: (
             -(((t - centre[lines][:, None]) / width[lines][:, None]) ** 2) / 2
         ),
         200,
     )
-    mean, variance = centre / (1 + width**2), width**2 / (1 + width**2)
+    mean = centre / (1 + width**2)
+    variance = width**2 / (1 + width**2)
     log_norm = np.log(width / np.sqrt(1 + width**2)) - centre**2 / (1 + width**2) / 2
     near(found, log_norm, mean, variance + mean**2)
 
 
 def test_two_narrow_peaks_share_the_mass(rng):
-    place, gap, width = (
-        rng.uniform(-2, 2, 50),
-        rng.uniform(1, 3, 50),
-        10 ** rng.uniform(-3, -1, 50),
-    )
+    place = rng.uniform(-2, 2, 50)
+    gap = rng.uniform(1, 3, 50)
+    width = 10 ** rng.uniform(-3, -1, 50)
     centres = np.stack([place - gap / 2, place + gap / 2])
 
     def log_weight(t, lines):
@@ -79,7 +79,8 @@ def test_two_narrow_peaks_share_the_mass(rng):
     found = moments(log_weight, 50)
     log_mass = -(centres**2) / (1 + width**2) / 2
     share = np.exp(log_mass - logsumexp(log_mass, axis=0))
-    means, variance = centres / (1 + width**2), width**2 / (1 + width**2)
+    means = centres / (1 + width**2)
+    variance = width**2 / (1 + width**2)
     log_norm = logsumexp(log_mass, axis=0) + np.log(width / np.sqrt(1 + width**2))
     near(
         found, log_norm, (share * means).sum(0), (share * (variance + means**2)).sum(0)
@@ -87,7 +88,8 @@ def test_two_narrow_peaks_share_the_mass(rng):
 
 
 def test_boxes_narrower_than_the_first_cells(rng):
-    centre, half = rng.uniform(-4, 4, 300), 10 ** rng.uniform(-2, 0, 300)
+    centre = rng.uniform(-4, 4, 300)
+    half = 10 ** rng.uniform(-2, 0, 300)
 
     def log_weight(t, lines):
         return np.where(
@@ -101,7 +103,8 @@ def test_boxes_narrower_than_the_first_cells(rng):
 
 
 def test_a_smooth_weight_far_out_in_the_tail(rng):
-    slope, shift = rng.uniform(0.5, 20, 40), rng.uniform(-10, 5, 40)
+    slope = rng.uniform(0.5, 20, 40)
+    shift = rng.uniform(-10, 5, 40)
     found = moments(
         lambda t, lines: log_ndtr(slope[lines][:, None] * t + shift[lines][:, None]), 40
     )

@@ -15,7 +15,8 @@ from tests.conftest import assert_placed
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_put_is_assignment(backend, rng, mask, ndim):
     shape = [4, 3, 2][:ndim]
-    whole, mask = rng.standard_normal(shape), np.array(mask)
+    whole = rng.standard_normal(shape)
+    mask = np.array(mask)
     part = rng.standard_normal(whole[mask].shape)
     here = (
         backend.xp.asarray(array, device=backend.device)

@@ -76,7 +76,8 @@ def test_kept_beside_its_owner(calls):
     class Owner:
         alpha: float
 
-    one, other = Owner(1.0), Owner(1.0)
+    one = Owner(1.0)
+    other = Owner(1.0)
 
     def make():
         calls.append(1)

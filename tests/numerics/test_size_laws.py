@@ -34,12 +34,11 @@ def test_precise_values_tell_the_second_order_themselves():
 
 def test_errors_are_those_of_random_terms_of_second_order():
     """Against generalized least squares with the covariance of the values written out."""
-    errors, values = (
-        np.array([0.02, 0.01, 0.01, 0.005]),
-        np.array([0.5, 0.44, 0.43, 0.41]),
-    )
+    errors = np.array([0.02, 0.01, 0.01, 0.005])
+    values = np.array([0.5, 0.44, 0.43, 0.41])
     found = extrapolate(D, values, errors, dof=30)
-    b, limit = found.coefficient, found.limit
+    b = found.coefficient
+    limit = found.limit
     s = math.hypot(0.5 * SECOND / 3, b * min(50, b / limit))
     V = np.diag(errors**2) + s**2 * np.outer(D**-2, D**-2)
     X = np.stack([np.ones(4), 1 / D], 1)
@@ -126,7 +125,8 @@ def test_errors_of_few_runs_help_each_other():
     """Two runs at the largest size: their own standard deviation is often ten times too small, the pooled one is not."""
     rng = np.random.default_rng(7)
     seeds = np.array([12, 8, 4, 2])
-    ratios, own = [], []
+    ratios = []
+    own = []
     for _ in range(200):
         s = [rng.normal(0, 0.8 / size, n).std(ddof=1) for size, n in zip(D, seeds)]
         errors, dof = pooled_errors(D, s, seeds)
@@ -153,7 +153,8 @@ def test_errors_that_are_no_power_of_the_size_stay_their_own():
 def test_a_single_known_size_gives_errors_at_all_others_whatever_its_last_bit():
     """One size makes any power law: there is no scatter about it to test."""
     for seed in range(40):
-        s, counts = np.full(4, math.nan), [1, 1, 1, 1]
+        s = np.full(4, math.nan)
+        counts = [1, 1, 1, 1]
         known = seed % 4
         s[known], counts[known] = (
             np.random.default_rng(seed).lognormal(sigma=3),

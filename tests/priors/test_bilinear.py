@@ -41,7 +41,8 @@ def test_error_and_map_are_those_of_the_density_found_by_the_quartic(rho, noise)
     weights, x, *_ = observed_law(noise, rho)
     # In the angle the square roots at the ends are smooth; those at a gap are not, which costs 1e-4.
     t, step = np.linspace(-np.pi / 2, np.pi / 2, 2001, retstep=True)
-    grid, measure = x.max() * np.sin(t), x.max() * np.cos(t) * step
+    grid = x.max() * np.sin(t)
+    measure = x.max() * np.cos(t) * step
     density = resolvent(grid, noise, rho).imag / np.pi
     assert density @ measure == pytest.approx(1, abs=3e-4)
     reference = noise - 4 * np.pi**2 / 3 * noise**2 * (density**3 @ measure)
@@ -102,10 +103,8 @@ def test_limits():
 def test_continued_map_is_continuous_with_slopes_up_to_one_outside(rho, noise):
     end = observed_law(noise, rho)[1].max()
     x = np.linspace(1e-6, 2 * end, 4001)
-    plain, found = (
-        singular_map(x, noise, rho),
-        singular_map(x, noise, rho, continued=True),
-    )
+    plain = singular_map(x, noise, rho)
+    found = singular_map(x, noise, rho, continued=True)
     slopes = np.diff(found) / np.diff(x)
     assert slopes.min() > 0
     outside = x[:-1] > end
@@ -166,7 +165,8 @@ def test_small_width_is_that_of_spikes():
         mmse(t / 1e-8, 1e-8)[[0, 1, 2, 4]], limit[[0, 1, 2, 4]], rtol=2e-3
     )
     # One spike of a large matrix, without the formulas: overlaps of its singular vectors, and the error at the best scale.
-    rng, D = np.random.default_rng(3), 500
+    rng = np.random.default_rng(3)
+    D = 500
     q, k = (v / np.linalg.norm(v) for v in rng.standard_normal((2, D)))
     for noise in (0.05, 0.3, 0.7):
         u, _, v = np.linalg.svd(
@@ -187,20 +187,24 @@ def test_overlap_has_several_components_and_batches():
 
 
 def test_fluctuation_of_the_norm():
-    prior, rng, D = Bilinear(0.25), np.random.default_rng(4), 8
+    prior = Bilinear(0.25)
+    rng = np.random.default_rng(4)
+    D = 8
     sizes = [np.sum(prior.sample(rng, 1, D) ** 2) / D for _ in range(20_000)]
     assert np.mean(sizes) == pytest.approx(1, abs=5 * np.std(sizes) / 141)
     assert np.std(sizes) == pytest.approx(prior.law.fluctuation(D), rel=0.05)
 
 
 def test_factor_and_its_gradient():
-    prior, rng = Bilinear(0.5), np.random.default_rng(5)
+    prior = Bilinear(0.5)
+    rng = np.random.default_rng(5)
     factor = prior.factor.draw(rng, 2, 6)
     assert factor.shape == (2, 12, 3)
     np.testing.assert_allclose(
         prior.factor.compose(factor)[1], factor[1, :6] @ factor[1, 6:].T / math.sqrt(18)
     )
-    G, direction = rng.standard_normal((2, 6, 6)), rng.standard_normal(factor.shape)
+    G = rng.standard_normal((2, 6, 6))
+    direction = rng.standard_normal(factor.shape)
     h = 1e-6
     ends = [np.sum(G * prior.factor.compose(factor + s * direction)) for s in (h, -h)]
     expected = (ends[0] - ends[1]) / (2 * h)

@@ -28,7 +28,8 @@ def merger(rho):
 
 def stieltjes(x, noise, rho):
     """g at every x, from the cubic: the complex root, or the real one on which x decreases."""
-    x, a = np.atleast_1d(x), rho**-0.5
+    x = np.atleast_1d(x)
+    a = rho**-0.5
     companion = np.zeros((x.size, 3, 3))
     companion[:, 1, 0] = companion[:, 2, 1] = 1
     leading = a * noise
@@ -86,7 +87,8 @@ def reference_mmse(noise, rho, nodes=160):
 def marchenko_pastur(rho, nodes=300):
     """Atoms and weights of the law of S itself."""
     a = rho**-0.5
-    low, high = a * (1 - math.sqrt(rho)) ** 2, a * (1 + math.sqrt(rho)) ** 2
+    low = a * (1 - math.sqrt(rho)) ** 2
+    high = a * (1 + math.sqrt(rho)) ** 2
     angle, weight = np.polynomial.legendre.leggauss(nodes)
     s = (low + high) / 2 + (high - low) / 2 * np.sin(np.pi / 2 * angle)
     p = (
@@ -97,7 +99,8 @@ def marchenko_pastur(rho, nodes=300):
     )
     p *= (high - low) / 2 * np.pi / 2
     if rho < 1:
-        s, p = np.append(s, 0.0), np.append(p, 1 - rho)
+        s = np.append(s, 0.0)
+        p = np.append(p, 1 - rho)
     return s, p
 
 
@@ -187,7 +190,8 @@ def test_large_noise_expansion(rho):
 @settings(max_examples=60, deadline=None)
 @given(st.floats(-3, 1.5), st.floats(-14, 14))
 def test_mmse_is_bounded_and_concave(log_rho, log_noise):
-    rho, noise = 10.0**log_rho, 10.0**log_noise
+    rho = 10.0**log_rho
+    noise = 10.0**log_noise
     F = mmse(noise * np.array([0.9, 1.0, 1.1]), rho)
     assert (
         0 < F[1] <= noise / (1 + noise) * (1 + 1e-12)
@@ -263,10 +267,8 @@ def test_map_is_continuous_at_the_edges(rho, noise):
     width = edges[-1] - edges[0]
     jumps = []
     for step in (1e-9 * width, 1e-7 * width):
-        left, right = (
-            eigenvalue_map(edges - step, noise, rho),
-            eigenvalue_map(edges + step, noise, rho),
-        )
+        left = eigenvalue_map(edges - step, noise, rho)
+        right = eigenvalue_map(edges + step, noise, rho)
         assert (left < right).all()
         jumps.append(right - left)
     # Square roots on the outer side: a hundredth of the step is at most a tenth of the change.
@@ -296,9 +298,13 @@ def goe(rng, count, D):
 def test_claimed_error_in_a_draw(rho, noise):
     """MSE of the estimate, and the eigenvalues against the oracle's, diag(U^T S U)."""
     rng = np.random.default_rng(8)
-    D, draws, prior = 500, 4, Wishart(rho)
+    D = 500
+    draws = 4
+    prior = Wishart(rho)
     V = float(mmse(noise, rho))
-    errors, self_overlap, cross_overlap = [], [], []
+    errors = []
+    self_overlap = []
+    cross_overlap = []
     for _ in range(draws):
         S = prior.sample(rng, 1, D)
         R = S + math.sqrt(noise) * goe(rng, 1, D)
@@ -323,7 +329,8 @@ def test_claimed_error_in_a_draw(rho, noise):
 def test_coupled_components_claim_their_true_error():
     """Noise correlated between two layers: V_pp belongs to the noise of the layer, not to 1/Qhat_pp."""
     rng = np.random.default_rng(9)
-    D, prior = 400, Wishart(0.5)
+    D = 400
+    prior = Wishart(0.5)
     Qhat = np.array([[4.0, 2.4], [2.4, 2.0]])
     root = np.linalg.inv(np.linalg.cholesky(Qhat)).T
     S = prior.sample(rng, 2, D)
@@ -338,7 +345,8 @@ def test_coupled_components_claim_their_true_error():
 
 def test_the_width_really_drawn_counts(rng):
     """rho D = 7.38: seven columns; prior mean and denoiser belong to them."""
-    prior, D = Wishart(0.123), 60
+    prior = Wishart(0.123)
+    D = 60
     assert prior.factor.draw(rng, 1, D).shape == (1, D, 7)
     np.testing.assert_allclose(
         prior.mean(2, D), np.stack([math.sqrt(7 / 60) * np.eye(D)] * 2), rtol=1e-15
@@ -382,7 +390,8 @@ def test_nothing_and_everything_known(rho):
 
 def test_nearly_singular_information():
     """The more two layers' noises share, the less each layer knows; at the end, nothing."""
-    prior, last = Wishart(0.5), 0.0
+    prior = Wishart(0.5)
+    last = 0.0
     for correlation in (0.0, 0.9, 1 - 1e-6, 1 - 1e-12, 1.0):
         V = prior.overlap(
             np.array([[1e3, 10 * correlation], [10 * correlation, 0.1]])
@@ -424,10 +433,13 @@ def test_infinitely_thin_matrices_cannot_be_drawn(rng):
 
 @pytest.mark.parametrize("width", [None, 1, 9])
 def test_pullback_is_the_gradient(rng, width):
-    prior, P, D = Wishart(0.5), 2, 6
+    prior = Wishart(0.5)
+    P = 2
+    D = 6
     W = prior.factor.draw(rng, P, D, width)
     assert W.shape == (P, D, width or 3)
-    G, direction = rng.standard_normal((P, D, D)), rng.standard_normal(W.shape)
+    G = rng.standard_normal((P, D, D))
+    direction = rng.standard_normal(W.shape)
     gradient = prior.factor.pullback(W, G)
     assert gradient.shape == W.shape
     h = 1e-6
@@ -475,10 +487,8 @@ def test_divergence_is_reported_as_nan():
 @pytest.mark.parametrize("noise", [0.01, 0.3, 5.0])
 def test_the_continued_map_is_the_map_inside_and_never_steep_outside(rho, noise):
     values = np.linspace(-20, 30, 20001)
-    usual, continued = (
-        eigenvalue_map(values, noise, rho),
-        continued_map(values, noise, rho),
-    )
+    usual = eigenvalue_map(values, noise, rho)
+    continued = continued_map(values, noise, rho)
     slope = np.diff(continued) / np.diff(values)
     differ = np.abs(usual - continued) > 1e-9 * np.abs(usual).max()
     x = observed_law(noise, rho)[1]
@@ -518,12 +528,11 @@ def test_continuing_changes_less_and_less_as_the_size_grows(rho, noise):
 
 
 def test_the_continued_denoiser_predicts_the_same_error_and_shrinks_outliers():
-    prior, d = Wishart(0.5), 60
+    prior = Wishart(0.5)
+    d = 60
     R = np.diag(np.linspace(-1.0, 6.0, d))[None]
-    usual, continued = (
-        prior.denoise(R, np.eye(1)),
-        prior.denoise(R, np.eye(1), continued=True),
-    )
+    usual = prior.denoise(R, np.eye(1))
+    continued = prior.denoise(R, np.eye(1), continued=True)
     np.testing.assert_array_equal(usual.V, continued.V)
     assert continued.estimate[0, -1, -1] < usual.estimate[0, -1, -1]
     middle = slice(d // 4, d // 2)

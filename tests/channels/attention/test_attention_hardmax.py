@@ -174,7 +174,8 @@ def information_by_quad(q, v):
         s = math.sqrt(1 - r * r)
 
         def gain(k, h, r=r, s=s):
-            h, k = h or 1e-200, k or 1e-200
+            h = h or 1e-200
+            k = k or 1e-200
             half = 0.5 if h * k < 0 else 0.0
             both = (ndtr(h) + ndtr(k)) / 2 - half
             both -= owens_t(h, (k - r * h) / (h * s)) + owens_t(
@@ -208,10 +209,8 @@ def test_information_agrees_with_adaptive_quadrature(q, v):
 
 @pytest.mark.parametrize("v", [1.0, 0.3, 2.0])
 def test_information_of_the_prior_mean_in_closed_form(v):
-    same, opposite = (
-        0.25 + math.asin(1 / 3) / (2 * math.pi),
-        0.25 - math.asin(1 / 3) / (2 * math.pi),
-    )
+    same = 0.25 + math.asin(1 / 3) / (2 * math.pi)
+    opposite = 0.25 - math.asin(1 / 3) / (2 * math.pi)
     expected = (4 / (3 * v)) * (1 / (math.pi * same) + 1 / (2 * math.pi * opposite)) / 2
     found = PAIR.information(scalar(0), scalar(v))
     assert found.value[0, 0] == pytest.approx(expected, rel=1e-12)
@@ -265,7 +264,8 @@ def test_information_of_a_batch(backend):
 
 
 def test_generalization_error_in_closed_form(backend):
-    q, v = np.array([0.0, 0.4, 1.0, 1.5]), np.array([1.0, 0.6, 0.5, 1e-14])
+    q = np.array([0.0, 0.4, 1.0, 1.5])
+    v = np.array([1.0, 0.6, 0.5, 1e-14])
     found = PAIR.generalization_error(
         backend.asarray(q[:, None, None]), backend.asarray(v[:, None, None])
     )

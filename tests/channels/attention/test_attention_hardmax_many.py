@@ -83,7 +83,8 @@ def test_truncated_normal_is_the_inverse_of_its_distribution(centre, rng):
     x, w = np.polynomial.legendre.leggauss(100)
     anchor = np.clip(0.0, low, high)
     reach = 40 / np.maximum(np.abs(anchor), 4.0)
-    a, b = np.maximum(low, anchor - reach), np.minimum(high, anchor + reach)
+    a = np.maximum(low, anchor - reach)
+    b = np.minimum(high, anchor + reach)
     t = (a + b)[:, None] / 2 + (b - a)[:, None] / 2 * x
     f = (
         np.exp(-(t - anchor[:, None]) * (t + anchor[:, None]) / 2)
@@ -302,7 +303,8 @@ def test_information_without_an_overlap_is_a_sum_over_labels(rng):
     """By rejection: at omega = 0 the posterior mean of every one of the 25 possible labels of three tokens."""
     z = rng.standard_normal((300_000, 6))
     code = matrix_of(z, 3).argmax(-1) @ [1, 3, 9]
-    total, noise = 0.0, 0.0
+    total = 0.0
+    noise = 0.0
     for k in np.unique(code):
         draws = z[code == k]
         total += len(draws) / 3e5 * np.sum(draws.mean(0) ** 2)
@@ -318,7 +320,8 @@ def test_information_without_an_overlap_is_a_sum_over_labels(rng):
 @pytest.mark.parametrize("tokens", [3, 5])
 def test_constant_of_the_small_error_law(tokens, rng):
     """Count near ties of the two largest entries of a row, in units of the width of their difference."""
-    n, width = 400_000, 0.05
+    n = 400_000
+    width = 0.05
     h = rng.standard_normal((n, tokens)) * np.where(
         np.arange(tokens) == 0, math.sqrt(2), 1
     )
@@ -345,7 +348,8 @@ def test_small_error_law_is_met(rng):
 
 def test_only_the_ratio_of_overlap_and_error_matters(backend):
     channel = AttentionHardmax(tokens=3, samples=1 << 11)
-    q, v = np.array([0.3, 0.6, 3.0]), np.array([0.2, 0.4, 2.0])
+    q = np.array([0.3, 0.6, 3.0])
+    v = np.array([0.2, 0.4, 2.0])
     found = channel.information(*(backend.asarray(a[:, None, None]) for a in (q, v)))
     assert_placed(found.value, backend, (3, 1, 1))
     assert_placed(found.error, backend, (3, 1, 1))

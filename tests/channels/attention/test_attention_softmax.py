@@ -31,7 +31,8 @@ def draw(rng, n, T, q=1.0, V=0.5):
 def condition(y, omega, V, T, beta):
     """Gaussian conditioning on all log-odds within the rows, by a pseudo-inverse: mean and covariance."""
     pairs = [(a, b) for a in range(T) for b in range(a, T)]
-    rows, seen = [], []
+    rows = []
+    seen = []
     for a in range(T):
         for b, c in itertools.combinations(range(T), 2):
             row = np.zeros(len(pairs))
@@ -113,11 +114,10 @@ def test_small_V_keeps_its_digits(rng, T, beta):
 
 def test_several_students_share_a_call(backend, rng):
     channel = AttentionSoftmax(2)
-    z, G = rng.standard_normal((3, 5, 1, 3)), rng.standard_normal((3, 5, 2, 2))
-    y, back = (
-        channel.forward(backend.asarray(z)),
-        channel.vjp(backend.asarray(z), backend.asarray(G)),
-    )
+    z = rng.standard_normal((3, 5, 1, 3))
+    G = rng.standard_normal((3, 5, 2, 2))
+    y = channel.forward(backend.asarray(z))
+    back = channel.vjp(backend.asarray(z), backend.asarray(G))
     assert_placed(y, backend, (3, 5, 2, 2))
     assert_placed(back, backend, (3, 5, 1, 3))
     for k in range(3):
@@ -129,7 +129,8 @@ def test_several_students_share_a_call(backend, rng):
 
 def test_the_log_partition_is_normalised():
     """Integral over the hyperplane of labels, by a plain grid."""
-    channel, V = AttentionSoftmax(2, beta=0.8), np.array([[0.4]])
+    channel = AttentionSoftmax(2, beta=0.8)
+    V = np.array([[0.4]])
     u = np.array([math.sqrt(0.5), 1, math.sqrt(0.5)])
     basis = np.linalg.svd(u[None])[2][1:]
     axis = np.linspace(-6, 6, 241)
@@ -154,7 +155,8 @@ def grid_errors(q, V, beta):
         return 1 / (1 + np.exp(-beta * u))
 
     f = logistic(m[:, None] + math.sqrt(3 * V) * x)
-    first, second = f @ w, f**2 @ w
+    first = f @ w
+    second = f**2 @ w
     everything = logistic(math.sqrt(3 * (q + V)) * x)
     plugin = w @ ((f - logistic(m)[:, None]) ** 2 @ w)
     return (
@@ -203,7 +205,8 @@ def test_generalization_error_at_large_beta_is_that_of_the_argmax(q, V):
 
 
 def test_generalization_error_at_small_V_is_linear_in_it():
-    q, beta = 1.5, 2.0
+    q = 1.5
+    beta = 2.0
     x = np.linspace(-9, 9, 2001)
     w = np.exp(-(x**2) / 2)
     slope = 1 / (2 + 2 * np.cosh(beta * math.sqrt(3 * q) * x))

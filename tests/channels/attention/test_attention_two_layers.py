@@ -50,11 +50,17 @@ def softmax(x):
 
 def conditional(channel, phi, omega, v1, v2, grid):
     """Log-weight, h_1's margins, and the Gaussian of h_2 given them, at points of u in units of its prior."""
-    beta, c = channel.beta, channel.skip
-    h1, h2 = omega[0] * SCALE, omega[1] * SCALE
+    beta = channel.beta
+    c = channel.skip
+    h1 = omega[0] * SCALE
+    h2 = omega[1] * SCALE
     u = J @ h1 + math.sqrt(v1) * grid @ np.linalg.cholesky(J @ D @ J.T).T
-    p, r = 1 / (1 + np.exp(-beta * u[:, 0])), 1 / (1 + np.exp(-beta * u[:, 1]))
-    b11, b12, b21, b22 = c + p, 1 - p, 1 - r, c + r
+    p = 1 / (1 + np.exp(-beta * u[:, 0]))
+    r = 1 / (1 + np.exp(-beta * u[:, 1]))
+    b11 = c + p
+    b12 = 1 - p
+    b21 = 1 - r
+    b22 = c + r
     cross = b11 * b22 + b12 * b21
     rows = [
         [b11**2 - b11 * b21, 2 * b11 * b12 - cross, b12**2 - b12 * b22],
@@ -87,14 +93,16 @@ def dense(channel, phi, omega, v1, v2, points=200):
     Given the margins u of the first layer both margins of the second are linear in h_2; everything is
     Gaussian but u, which is summed over a grid, and over a finer one where the first has found something.
     """
-    low, high = np.full(2, -7.5), np.full(2, 7.5)
+    low = np.full(2, -7.5)
+    high = np.full(2, 7.5)
     for _ in range(3):
         step = (high - low) / points
         axes = [low[k] + step[k] * (np.arange(points) + 0.5) for k in range(2)]
         grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
         log_w, u, C, S, pulled = conditional(channel, phi, omega, v1, v2, grid)
         keep = log_w > log_w.max() - 30
-        low, high = grid[keep].min(0) - 2 * step, grid[keep].max(0) + 2 * step
+        low = grid[keep].min(0) - 2 * step
+        high = grid[keep].max(0) + 2 * step
     top = log_w.max()
     w = np.exp(log_w[keep] - top)
     log_z = top + math.log(w.sum() * step[0] * step[1]) - 2 * math.log(2 * math.pi)
@@ -195,7 +203,8 @@ def test_posterior_agrees_with_a_dense_integral(beta, skip, v1, v2, rng):
 )
 def test_two_peaks_around_the_singular_line(skip, v1, v2, rng):
     """With c < 1 the label tells s^2 better than the sign of s: both signs are to be weighed."""
-    channel, V = TwoLayerAttention(1.0, skip), np.diag([v1, v2])
+    channel = TwoLayerAttention(1.0, skip)
+    V = np.diag([v1, v2])
     y, omega, z = labelled(rng, channel, 400, np.eye(2) * 0.3, V)
     u = z[:, 0, :] * SCALE @ J.T
     s = np.sum(1 / (1 + np.exp(-u)), axis=1) + skip - 1
@@ -222,7 +231,8 @@ def test_what_takes_too_many_cells_is_given_up_and_said():
 
 
 def test_a_weight_outside_the_square_is_said(rng):
-    channel, V = TwoLayerAttention(1.0, 1.0), np.eye(2) * 1e-3
+    channel = TwoLayerAttention(1.0, 1.0)
+    V = np.eye(2) * 1e-3
     y, _, z = labelled(rng, channel, 20, np.eye(2), V)
     near = channel.posterior(y, z, V)
     far = channel.posterior(y, z + 1.0, V)  # thirty prior widths off
@@ -300,7 +310,8 @@ def test_information_near_perfect_recovery(beta, skip):
 
     So a balance exists, and counting says where perfect recovery becomes stable: two layers of ``rho (1 - rho / 2)`` unknowns.
     """
-    channel, shares = TwoLayerAttention(beta=beta, skip=skip), []
+    channel = TwoLayerAttention(beta=beta, skip=skip)
+    shares = []
     table = {"name": "softmax", "layers": 2, "skip": skip, "beta": beta}
     problem = Problem(
         {"name": "attention-indexed", "tokens": 2},

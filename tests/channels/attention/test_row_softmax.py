@@ -10,12 +10,12 @@ from smimbench.interfaces import ParameterError
 
 @pytest.mark.parametrize(("T", "beta"), [(3, 1.0), (4, 0.2), (5, 7.0)])
 def test_posterior_and_information_are_those_of_differences_in_rows(T, beta):
-    channel, rng, C = (
-        AttentionSoftmax(tokens=T, beta=beta, symmetric=False),
-        np.random.default_rng(T),
-        T * (T - 1),
-    )
-    z, omega, V = rng.standard_normal((6, 1, C)), rng.standard_normal((6, 1, C)), 0.4
+    channel = AttentionSoftmax(tokens=T, beta=beta, symmetric=False)
+    rng = np.random.default_rng(T)
+    C = T * (T - 1)
+    z = rng.standard_normal((6, 1, C))
+    omega = rng.standard_normal((6, 1, C))
+    V = 0.4
     y = channel.forward(z)
     rows = z.reshape(6, T, T - 1)
     p = np.exp(beta * rows) / np.exp(beta * rows).sum(-1, keepdims=True)

@@ -48,7 +48,8 @@ def draw(rng, n, V, tokens=2):
 
 def grid(omega, V, size, reach):
     """Points of all layers but the last in batches, and the volume of the cell of each."""
-    layers, tokens = omega.shape[0] - 1, omega.shape[1]
+    layers = omega.shape[0] - 1
+    tokens = omega.shape[1]
     line = reach * (2.0 * np.arange(size) + 1.0 - size) / size
     root = np.linalg.cholesky(V[:-1, :-1])
     volume = (line[1] - line[0]) ** (layers * tokens) * np.linalg.det(root) ** tokens
@@ -79,13 +80,18 @@ def brute_force(u, omega, V, skip, batches):
     inner = np.linalg.inv(V[:-1, :-1])
     slopes = inner @ V[:-1, -1]
     noise = V[-1, -1] - slopes @ V[:-1, -1]
-    total, mean, second = 0.0, 0.0, 0.0
+    total = 0.0
+    mean = 0.0
+    second = 0.0
     for w, volume in batches:
         dw = w - omega[:-1]
         B = product(w, skip)
         determinant = np.linalg.det(B)
         kept = determinant > 1e-12  # closer to singular, the likelihood is zero
-        w, dw, B, determinant = w[kept], dw[kept], B[kept], determinant[kept]
+        w = w[kept]
+        dw = dw[kept]
+        B = B[kept]
+        determinant = determinant[kept]
         prior = (
             np.exp(-0.5 * np.einsum("nam,ab,nbm->n", dw, inner, dw))
             / determinant

@@ -134,7 +134,8 @@ def test_one_layer_posterior_has_two_points(backend, rng, tokens, v):
 def test_one_layer_partition_is_a_density_on_half_space(rng):
     # sum over u on one side of the plane; the label of u and -u is the same
     channel = SequenceSoftmax(tokens=2)
-    omega, V = rng.standard_normal((1, 1, 2)), np.array([[0.4]])
+    omega = rng.standard_normal((1, 1, 2))
+    V = np.array([[0.4]])
 
     def density(u2, u1):
         y = channel.forward(np.array([[[u1, u2]]]))

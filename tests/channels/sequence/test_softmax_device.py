@@ -55,7 +55,8 @@ def test_one_column_at_a_time_in_plain_python(skip, V, full):
 
     integrate = kernel(plain, plain, 1, 1)
     u, omega, rule, reach, level = block(skip, V, full, 2)
-    sums, error = np.empty((rule.moments, 2)), np.empty(2)
+    sums = np.empty((rule.moments, 2))
+    error = np.empty(2)
     scratch = np.zeros(TABLE), np.empty((8, 4)), np.empty((8, 16)), np.empty((4, 4))
     for row in range(2):
         sample = u[row], omega[row], reach[row], level[row]
@@ -95,7 +96,8 @@ def test_the_kernel_agrees_on_the_device(skip, V, full):
         cupy.asarray(u), cupy.asarray(omega), V, skip, 1e-6, full
     )
     assert all(isinstance(a, cupy.ndarray) for a in found)
-    shift, scale = cupy.asnumpy(found.shift), np.sqrt(np.diagonal(V))
+    shift = cupy.asnumpy(found.shift)
+    scale = np.sqrt(np.diagonal(V))
     np.testing.assert_allclose(
         cupy.asnumpy(found.log_partition), expected.log_partition, rtol=0, atol=1e-9
     )

@@ -6,11 +6,9 @@ from smimbench_attention.channels.sequence.softmax import SequenceSoftmax, deep
 from smimbench_attention.channels.sequence.softmax import information as over_labels
 from smimbench_attention.channels.sequence.softmax.network import Network, output
 
-from smimbench.backend.arrays import to_host
 from smimbench.derive import label_means
 from smimbench.derive.sampled_information import _controls, without_overlap
 from tests.channels.sequence.deep_attention import diagonal
-from tests.conftest import assert_placed
 
 
 @pytest.mark.parametrize(
@@ -19,7 +17,8 @@ from tests.conftest import assert_placed
 )
 def test_control_variates_have_mean_zero(layers, tokens, q):
     Q, V = diagonal(*q)
-    Q, V = Q + 0.05 * (1 - np.eye(layers)), V - 0.05 * (1 - np.eye(layers))
+    Q = Q + 0.05 * (1 - np.eye(layers))
+    V = V - 0.05 * (1 - np.eye(layers))
     network = Network(layers, tokens, 1.0)
     labels = 64 if layers == tokens == 2 else 16
     zeros = np.stack(
@@ -52,7 +51,8 @@ def test_labels_of_two_layers_are_as_many_as_their_error_takes():
 
 def test_scrambles_of_sampled_posteriors_share_no_points(monkeypatch):
     # labels of one call share the points of their posteriors: the spread of scrambles shows that error if theirs are others
-    seeds, integrate = [], deep.integrate
+    seeds = []
+    integrate = deep.integrate
 
     def watched(*args, seed, **options):
         seeds.append(seed)
@@ -140,7 +140,8 @@ def test_weak_recovery_of_the_last_layer():
     )
     G = posterior.second_moment[:, 1, :, 1, :] - np.eye(2)
     sample = (G**2).sum((1, 2))
-    F, error = sample.mean(), sample.std() / np.sqrt(len(z))
+    F = sample.mean()
+    error = sample.std() / np.sqrt(len(z))
     assert abs(found.value[1, 1] / 1e-3 - F) < 4.5 * np.hypot(
         error, found.error[1, 1] / 1e-3
     )
@@ -195,7 +196,8 @@ def test_susceptibility_of_three_tokens():
 def test_error_is_the_scatter_of_independent_labels_and_points():
     """Where posteriors are sampled: twelve disjoint sets of labels and points scatter as much as they say."""
     Q, V = diagonal(0.4, 0.5, 0.98)
-    network, found = Network(3, 2, 1.0), []
+    network = Network(3, 2, 1.0)
+    found = []
     for k in range(12):
         found.append(
             label_means(
@@ -229,16 +231,3 @@ def test_symmetry_is_exact():
         *diagonal(0.0, 0.8), labels=256
     )
     assert blind.value[0, 0] == blind.error[0, 0] == 0.0
-
-
-def test_batches_and_backends(backend):
-    channel = SequenceSoftmax(tokens=2, layers=2)
-    Q = np.stack([diagonal(a, b)[0] for a in (0.0, 0.6) for b in (0.5, 0.9)]).reshape(
-        2, 2, 2, 2
-    )  # tables and labels
-    V = np.eye(2) - Q
-    found = channel.information(backend.asarray(Q), backend.asarray(V), labels=256)
-    assert_placed(found.value, backend, (2, 2, 2, 2))
-    assert_placed(found.error, backend, (2, 2, 2, 2))
-    one = channel.information(Q[1, 0], V[1, 0], labels=256)
-    np.testing.assert_array_equal(to_host(found.value)[1, 0], one.value)

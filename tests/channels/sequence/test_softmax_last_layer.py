@@ -33,7 +33,8 @@ def brute_force(z, weight, u, omega, v, skip):
     last = (
         np.stack([d * u[0] - b * u[1], a * u[1] - c * u[0]], -1) / determinant[:, None]
     )
-    moments, total = np.zeros((z.shape[1] + 1, 2, 2)), 0.0
+    moments = np.zeros((z.shape[1] + 1, 2, 2))
+    total = 0.0
     for sign in (1, -1):
         w = (
             weight
@@ -48,7 +49,8 @@ def brute_force(z, weight, u, omega, v, skip):
 
 def second_moments(u, omega, v, skip):
     """E[z_l z_l^T | y] (n, L, 2, 2) of every layer when nothing but the last one is known, from the tables."""
-    layers, last = len(v), len(v) - 1
+    layers = len(v)
+    last = len(v) - 1
     scales = tuple(np.sqrt(v[:last]).tolist())
     # Without knowing Q the width is compared with what the means themselves show.
     spread = v[last] + max(float((omega**2).mean()), 0.0)
@@ -100,10 +102,8 @@ def labels(rng, q, v, skip, n):
 def test_two_layers_against_a_dense_grid(rng, skip, q, v):
     omega, u = labels(rng, q, v, skip, 4)
     axis = np.linspace(-6.0, 6.0, 321)
-    z, weight = (
-        np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 1, 2),
-        1.0,
-    )
+    z = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 1, 2)
+    weight = 1.0
     if (
         skip == 0.0
     ):  # A(z_1) is singular where both tokens are alike: points follow the logarithm of their gap
@@ -113,7 +113,8 @@ def test_two_layers_against_a_dense_grid(rng, skip, q, v):
             indexing="ij",
         )
         z = np.stack([mean + gap / 2, mean - gap / 2], axis=-1).reshape(-1, 1, 2)
-        z, weight = np.concatenate([z, z[:, :, ::-1]]), np.tile(gap.ravel(), 2)
+        z = np.concatenate([z, z[:, :, ::-1]])
+        weight = np.tile(gap.ravel(), 2)
     weight = weight * np.exp(-0.5 * (z**2).sum((1, 2)))
     found = second_moments(u, omega, np.array(v), skip)
     assert found.shape == (4, 2, 2, 2)
@@ -157,7 +158,8 @@ def means(*q, skip=1.0, accuracy=QUICK):
 def test_no_layer_beats_the_bound(layers, skip):
     # Jensen: lambda_a <= E sum (z_m z_k - delta)^2 = 6, so no layer is learned below alpha = 1/6
     information, found = means(*[0.0] * layers, skip=skip)
-    diagonal, error = np.diagonal(found.value), np.diagonal(found.error)
+    diagonal = np.diagonal(found.value)
+    error = np.diagonal(found.error)
     assert np.all(diagonal <= 6.0)
     assert np.all(diagonal > 5 * error)
     assert np.argmax(diagonal) == layers - 1
@@ -184,13 +186,16 @@ def importance(q, skip, n, points, seed):
     """Information and susceptibility by importance sampling around the means; two halves make squares unbiased."""
     rng = np.random.default_rng(seed)
     q = np.array(q)
-    layers, v = len(q), 1 - q
-    information, response = np.zeros((n, layers)), np.zeros((n, layers))
+    layers = len(q)
+    v = 1 - q
+    information = np.zeros((n, layers))
+    response = np.zeros((n, layers))
     for k in range(n):
         omega = np.sqrt(q)[:, None] * rng.standard_normal((layers, 2))
         z = omega + np.sqrt(v)[:, None] * rng.standard_normal((layers, 2))
         u = product(z[None, :-1], skip)[0] @ z[-1]
-        means, seconds = [], []
+        means = []
+        seconds = []
         for _ in range(2):
             draws = omega[:-1] + np.sqrt(v[:-1])[:, None] * rng.standard_normal(
                 (points, layers - 1, 2)
@@ -272,7 +277,8 @@ def test_posterior_moments_average_to_the_prior(rng):
     V = np.array([1.0, 1.0, 0.6])
     omega, u = labels(rng, 0.4, V, 0.6, 4000)
     moments = second_moments(u, omega, V, 0.6)
-    mean, sem = moments.mean(0), moments.std(0) / np.sqrt(4000)
+    mean = moments.mean(0)
+    sem = moments.std(0) / np.sqrt(4000)
     assert np.all(np.abs(mean - np.eye(2)) < 4.5 * sem)
 
 
