@@ -114,8 +114,7 @@ class TheoryProcess:
             return answer_of(ended)
         self.is_late = True
         raise ProblemError(
-            "theory",
-            "not solved, the budget is spent; run the same command again to go on",
+            "theory", "time budget exhausted before this was solved; rerun to continue"
         )
 
 

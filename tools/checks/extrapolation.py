@@ -1,7 +1,7 @@
 """Do the intervals of extrapolated values hold the truth? ``python tools/checks/extrapolation.py FOLDER [--cases 200]``.
 
 Random problems of both models, algorithms whose limit is known exactly, three to five random sizes and numbers of runs; of every
-case one metric. Runs are kept in FOLDER: stop it at any time, and start it again to go on. 200 cases take 5 minutes on one
+case one metric. Runs are kept in FOLDER: stop it at any time, and rerun to continue. 200 cases take 5 minutes on one
 core. results/checks/extrapolation.md has the table of a whole run.
 """
 

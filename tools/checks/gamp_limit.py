@@ -1,7 +1,7 @@
 """GAMP on matrices, continued to infinite size, against theory: ``python tools/checks/gamp_limit.py FOLDER [SIZE]``.
 
 27 points: softmax, hardmax and linear labels of two tokens, three sample ratios and three widths each, at d = 50, 100, 200 and
-400; with SIZE only up to that. What has been run is kept in FOLDER: stop it at any time, and start it again to go on. ``--table``
+400; with SIZE only up to that. What has been run is kept in FOLDER: stop it at any time, and rerun to continue. ``--table``
 prints what there is. docs/how-we-measure.md has the table of a whole run.
 """
 

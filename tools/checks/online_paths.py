@@ -2,7 +2,7 @@
 
 16 runs of `sgd` on fresh samples from a given overlap with every direction of the teacher, through the plateau and the escape,
 and theory from the overlaps that they began with: mean MSE of both at some 100 moments, and the largest relative difference. Runs
-are kept in FOLDER: stop at any time, and start again to go on.
+are kept in FOLDER: stop at any time, rerun to continue.
 
 Chance in the overlap decides when a run escapes, and its escape decides its error from then on. What theory itself predicts for
 the standard deviation of the mean of 16 runs is printed next to the differences.

@@ -1,7 +1,7 @@
 """Runs of every algorithm that has a theory, continued to infinite size, next to it.
 
 ``python tools/checks/own_theory.py FOLDER [--minutes 8] [--only NAME ...]`` makes runs at three sizes and keeps them in FOLDER:
-stop it at any time, and start it again to go on. ``--table`` prints what there is; docs/verdict.md has the table of a whole
+stop it at any time, and rerun to continue. ``--table`` prints what there is; docs/verdict.md has the table of a whole
 run.
 
 The mean of a metric at a size is corrected by the size of the teachers, ``|W*|^2`` (for matrices also their trace), whose

@@ -1,7 +1,7 @@
 """What verdicts see: sabotaged algorithms, honest ones, and GAMP at the optimum of its size.
 
 ``python tools/checks/sabotage.py FOLDER [--minutes 25] [--only sabotage honest gamp]`` makes the runs and keeps them in FOLDER:
-stop it at any time, and start it again to go on. ``--table`` only prints what there is, from stored runs and theory, in seconds.
+stop it at any time, and rerun to continue. ``--table`` only prints what there is, from stored runs and theory, in seconds.
 
 ``sabotage``: 30 mistakes in algorithms of three problems, each claiming the prediction of the intact algorithm
 (``tools/checks/saboteurs.py``). Their true deviation is the difference of errors from the intact algorithm, paired by instance.
