@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -36,11 +37,13 @@ from smimbench.run.answers import at_hand
 from smimbench.theory.questions import LineQuestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from smimbench.files import JsonObject
+    from smimbench.interfaces import Metric
     from smimbench.problem.problem import Problem
     from smimbench.report.results import Results
+    from smimbench.report.style import Look
     from smimbench.run.record import Record
     from smimbench.theory.questions import Question
 
@@ -67,17 +70,18 @@ Cells = dict[tuple[Any, ...], list[Pair]]
 """Runs by ``Cell.place``."""
 
 
-def chosen_panels(found: Mapping[tuple[Any, ...], Any]) -> tuple[list[Any], str]:
+def chosen_panels(
+    places: Collection[tuple[Any, ...]],
+) -> tuple[list[tuple[Any, ...]], str]:
     """Places (problem, ..., dimension) to draw, and a note if those are not all: the largest dimensions, of too many some."""
-    largest = {
-        label: max(place[-1] for place in own)
-        for label, own in grouped(found, lambda place: place[0]).items()
-    }
-    places = [place for place in found if place[-1] == largest[place[0]]]
-    places = places[:: -(-len(places) // PANELS)]
-    return places, "" if len(places) == len(
-        found
-    ) else f" {len(places)} of {len(found)} combinations are shown."
+    largest: dict[str, int] = {}
+    for label, *_, dimension in places:
+        largest[label] = max(dimension, largest.get(label, 0))
+    chosen = [place for place in places if place[-1] == largest[place[0]]]
+    chosen = chosen[:: -(-len(chosen) // PANELS)]
+    if len(chosen) == len(places):
+        return chosen, ""
+    return chosen, f" {len(chosen)} of {len(places)} combinations are shown."
 
 
 # -- against samples and seconds -------------------------------------------------------------------------------------------
@@ -85,18 +89,15 @@ def chosen_panels(found: Mapping[tuple[Any, ...], Any]) -> tuple[list[Any], str]
 
 def _counts(trajectory: JsonObject) -> bool:
     """Whether an algorithm counts its samples; if not, all of them go into every iteration."""
-    return bool(
-        np.isfinite(np.asarray(trajectory.get("samples", ()), dtype=float)).any()
-    )
+    samples = np.asarray(trajectory.get("samples", ()), dtype=float)
+    return bool(np.isfinite(samples).any())
 
 
 def _samples(record: Record, trajectory: JsonObject) -> Any:
-    return (
-        trajectory["samples"]
-        if _counts(trajectory)
-        else trajectory["iteration"]
-        * (np.nan if record.samples is None else record.samples)
-    )
+    if _counts(trajectory):
+        return trajectory["samples"]
+    count = np.nan if record.samples is None else record.samples
+    return trajectory["iteration"] * count
 
 
 def _seconds(record: Record, trajectory: JsonObject) -> Any:
@@ -110,23 +111,21 @@ def learning_charts(results: Results) -> list[Chart]:
     path is predicted.
     """
     note = "A sample that is processed again counts again; an iteration of what takes no batches counts all samples."
-    counted = any(
-        _counts(results.store.trajectory(record) or {}) for _, record in results.pairs
-    )
-    found = []
+    trajectories = (results.store.trajectory(record) for _, record in results.pairs)
+    is_drawn = any(_counts(trajectory or {}) for trajectory in trajectories)
+    charts = []
     for metric in _drawn_metrics(results):
-        chart = course_chart(
-            results, f"learning-{metric}", metric, _samples, "samples processed", note
-        )
-        if chart and (
-            counted
-            or any(
-                PREDICTED in one.name for panel in chart.panels for one in panel.series
-            )
-        ):
-            found.append(chart)
-        counted = False
-    return found
+        name = f"learning-{metric}"
+        chart = course_chart(results, name, metric, _samples, "samples processed", note)
+        if chart and (is_drawn or _has_prediction(chart)):
+            charts.append(chart)
+        is_drawn = False
+    return charts
+
+
+def _has_prediction(chart: Chart) -> bool:
+    names = [series.name for panel in chart.panels for series in panel.series]
+    return any(PREDICTED in name for name in names)
 
 
 def _drawn_metrics(results: Results) -> list[str]:
@@ -162,12 +161,12 @@ def course_chart(
     runs = _runs_by_place(results, metric, clock)
     if not runs:
         return None
-    chosen, left_out = chosen_panels(runs)
+    places, left_out = chosen_panels(runs)
     cells = grouped(results.pairs, lambda pair: pair[0].place)
-    panels = [
-        _course_panel(results, place, runs[place], metric, xlabel, cells)
-        for place in chosen
-    ]
+    panels = []
+    for place in places:
+        panel = _CoursePanel(results, place, find_metric(metric), xlabel, runs[place])
+        panels.append(panel.draw(cells))
     key = (
         f"{metric_label(metric)} against {xlabel}. Lines: median over runs; bands: quartiles, of fewer than four runs all "
         "of them; dashed: predicted."
@@ -182,17 +181,15 @@ def _runs_by_place(
     runs: dict[Place, list[Run]] = {}
     for cell, record in results.pairs:
         trajectory = results.store.trajectory(record)
-        if trajectory is not None and metric in trajectory:
-            x, values = (
-                np.asarray(clock(record, trajectory), dtype=float),
-                np.asarray(trajectory[metric]),
-            )
-            there = np.isfinite(x) & (x > 0) & np.isfinite(values).all(axis=1)
-            if there.any():
-                run = Run(cell.algorithm_label, record, x[there], values[there])
-                runs.setdefault(
-                    (cell.problem_label, cell.alpha, cell.dimension), []
-                ).append(run)
+        if trajectory is None or metric not in trajectory:
+            continue
+        x = np.asarray(clock(record, trajectory), dtype=float)
+        values = np.asarray(trajectory[metric])
+        shown = np.isfinite(x) & (x > 0) & np.isfinite(values).all(axis=1)
+        if shown.any():
+            run = Run(cell.algorithm_label, record, x[shown], values[shown])
+            place = cell.problem_label, cell.alpha, cell.dimension
+            runs.setdefault(place, []).append(run)
     return runs
 
 
@@ -213,170 +210,153 @@ def _fresh_ratios(problem: Problem, dimension: int, samples: Any) -> list[float]
 
 def course_questions(results: Results) -> Iterator[Question]:
     """Questions that ``learning_charts`` and ``spectrum_chart`` need answered besides those of the tables."""
+    problems = results.suite.problems
     if any(used_fresh(record) for _, record in results.pairs):
         for metric in _drawn_metrics(results):
-            for (label, _, dimension), runs in _runs_by_place(
-                results, metric, _samples
-            ).items():
-                problem, samples = results.suite.problems[label], _fresh_samples(runs)
+            runs_by_place = _runs_by_place(results, metric, _samples)
+            for (label, _, dimension), runs in runs_by_place.items():
+                problem, samples = problems[label], _fresh_samples(runs)
                 if len(samples) and is_cheap(problem):
-                    yield LineQuestion(
-                        problem, tuple(_fresh_ratios(problem, dimension, samples))
-                    )
-    for place, pairs in grouped(
-        _pairs_with_spectra(results), lambda pair: pair[0].place
-    ).items():
-        problem, records = (
-            results.suite.problems[place[0]],
-            [record for _, record in pairs],
-        )
+                    ratios = _fresh_ratios(problem, dimension, samples)
+                    yield LineQuestion(problem, tuple(ratios))
+    spectra = grouped(_pairs_with_spectra(results), lambda pair: pair[0].place)
+    for (label, _, alpha, dimension), pairs in spectra.items():
+        problem, records = problems[label], [record for _, record in pairs]
+        ratio = sample_ratio(problem, alpha, dimension)
         with contextlib.suppress(RegistryError, ParameterError):
-            yield prediction_question(
-                problem, pairs[0][0], sample_ratio(problem, *place[2:]), records
-            )
+            yield prediction_question(problem, pairs[0][0], ratio, records)
 
 
-def _course_panel(
-    results: Results,
-    place: Place,
-    runs: Sequence[Run],
-    metric: str,
-    xlabel: str,
-    cells: Cells,
-) -> Panel:
-    label, alpha, dimension = place
-    problem, looks, about, x = (
-        results.suite.problems[label],
-        looks_of(results.suite),
-        find_metric(metric),
-        xlabel.split()[0],
-    )
-    known = {"problem": label, "alpha": alpha, "dimension": dimension}
-    title = f"{label}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}"
-    panel = Panel(title, xlabel, metric_label(metric), [], label, x, xlog=True)
-    count, word, answers = (
-        runs[0].values.shape[1],
-        component_word(problem),
-        results.answers,
-    )
-    held = problem.model.sample_count(alpha, dimension)
+@dataclass
+class _CoursePanel:
+    """A panel of ``course_chart``: a metric during the runs of a place."""
 
-    def add(
+    results: Results
+    place: Place
+    metric: Metric
+    xlabel: str
+    runs: Sequence[Run]
+
+    def __post_init__(self) -> None:
+        label, alpha, dimension = self.place
+        self.problem = problem = self.results.suite.problems[label]
+        self.components = self.runs[0].values.shape[1]
+        self.sample_count = problem.model.sample_count(alpha, dimension)
+        self.panel = Panel(
+            f"{label}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}",
+            self.xlabel,
+            metric_label(self.metric.name),
+            [],
+            label,
+            self.xlabel.split()[0],
+            xlog=True,
+        )
+
+    def draw(self, cells: Cells) -> Panel:
+        """The panel, with predictions for the runs of these cells."""
+        panel, problem, runs = self.panel, self.problem, self.runs
+        label, alpha, dimension = self.place
+        ratio = sample_ratio(problem, alpha, dimension)
+        is_error = self.metric.direction == "lower"
+        self._add_optimum("Bayes-optimal", "--", _range(runs), [ratio] * 2)
+        if is_error:  # a run that diverges leaves the panel
+            start = max(float(run.values[0].max()) for run in runs)
+            panel.ylog, panel.cap = True, 3.0 * start
+        if panel.x == "samples":
+            names = ["every sample once"]
+            columns = {"samples": [self.sample_count], "algorithm": names}
+            panel.series.append(Series("", columns, None, "upright"))
+            samples = _fresh_samples(runs)
+            if len(samples) and is_cheap(problem):
+                ratios = _fresh_ratios(problem, dimension, samples)
+                self._add_optimum("Bayes-optimal, fresh samples", ":", samples, ratios)
+        looks = looks_of(self.results.suite)
+        by_algorithm = grouped(runs, lambda run: run.algorithm)
+        for i, (name, members) in enumerate(by_algorithm.items()):
+            # Colors of components leave dashes to the algorithms.
+            dashes = DASHES[i % len(DASHES)] if self.components > 1 else "-"
+            self._add_median(name, members, looks[name], dashes)
+            if panel.x == "samples":
+                pairs = cells[label, name, alpha, dimension]
+                self._add_prediction(name, pairs, looks[name])
+        return panel
+
+    def _add(
+        self,
         name: str,
         algorithm: str,
         color: str,
-        style: JsonObject,
-        grid: Any,
+        style: Mapping[str, Any],
+        x: Any,
         **values: Any,
     ) -> None:
-        """A line for each component, from values (t, P)."""
+        """Add a line for each component, from values (t, P)."""
+        place = dict(zip(("problem", "alpha", "dimension"), self.place))
+        word, count = component_word(self.problem), self.components
         for k in range(count):
-            what = line_name(name, word, k if count > 1 else None)
-            columns = {
-                x: grid,
-                **{column: value[:, k] for column, value in values.items()},
-            }
-            shown = COLORS[k % len(COLORS)] if count > 1 else color
-            panel.series.append(
-                Series(
-                    what,
-                    columns,
-                    {**known, "what": what},
-                    "line",
-                    shown,
-                    style,
-                    algorithm,
-                )
-            )
+            if count > 1:
+                color = COLORS[k % len(COLORS)]
+            legend = line_name(name, word, k if count > 1 else None)
+            columns = {column: numbers[:, k] for column, numbers in values.items()}
+            columns = {self.panel.x: x, **columns}
+            about = {**place, "what": legend}
+            line = Series(legend, columns, about, "line", color, style, algorithm)
+            self.panel.series.append(line)
 
-    def optimum(name: str, dashes: str, grid: Any, ratios: Sequence[float]) -> None:
+    def _add_optimum(
+        self, name: str, dashes: str, x: Any, ratios: Sequence[float]
+    ) -> None:
+        """Add the Bayes-optimal line, at these sample ratios where it is stored."""
+        answers, problem = self.results.answers, self.problem
         line = at_hand(answers.line, problem, ratios) if len(ratios) > 2 else None
-        points = line or at_hand(answers.points, problem, ratios)
-        best = np.array(
-            [theory_of(about, problem, one[0], count)[0] for one in points or ()],
-            dtype=float,
-        )
-        if np.isfinite(best).any():
-            add(name, "", "black", {"ls": dashes, "zorder": 2}, grid, value=best)
-            if (
-                about.direction == "lower"
-                and (best <= ZERO * results.suite.run.target).any()
-            ):
-                panel.floor = floor_of(best[best > 0][:1], results.suite.run.target)
-
-    optimum(
-        "Bayes-optimal",
-        "--",
-        _range(runs),
-        [sample_ratio(problem, alpha, dimension)] * 2,
-    )
-    if x == "samples":
-        panel.series.append(
-            Series(
-                "",
-                {"samples": [held], "algorithm": ["every sample once"]},
-                None,
-                "upright",
-            )
-        )
-        samples = _fresh_samples(runs)
-        if len(samples) and is_cheap(problem):
-            ratios = _fresh_ratios(problem, dimension, samples)
-            optimum("Bayes-optimal, fresh samples", ":", samples, ratios)
-    if about.direction == "lower":  # a run that diverges leaves the panel
-        panel.ylog, panel.cap = (
-            True,
-            3.0 * max(float(run.values[0].max()) for run in runs),
-        )
-    for i, (name, members) in enumerate(
-        grouped(runs, lambda run: run.algorithm).items()
-    ):
-        first = max(run.x[0] for run in members)
-        grid = np.unique(np.concatenate([run.x for run in members]))
-        grid = (
-            grid[grid >= first]
-            if len(grid) <= GRID
-            else np.geomspace(first, grid[-1], GRID)
-        )
-        read = [
-            run.values[np.searchsorted(run.x, grid, side="right") - 1]
-            for run in members
+        optimum = [
+            theory_of(self.metric, problem, branches[0], self.components)[0]
+            for branches in line or at_hand(answers.points, problem, ratios) or ()
         ]
-        edges = (
-            (0.25, 0.75) if len(read) >= FEW else (0.0, 1.0)
-        )  # of three runs there are no quartiles
-        middle, (low, high) = np.median(read, axis=0), np.quantile(read, edges, axis=0)
-        # Colors of components leave dashes to the algorithms.
-        style = {
-            "ls": ("-", "-.", ":", (0, (5, 1)))[i % 4] if count > 1 else "-",
-            "zorder": 3,
-            **end_marker(looks[name]),
-        }
-        add(
-            name, name, looks[name].color, style, grid, value=middle, low=low, high=high
+        values = np.array(optimum, dtype=float)
+        if np.isfinite(values).any():
+            style = {"ls": dashes, "zorder": 2}
+            self._add(name, "", "black", style, x, value=values)
+            target = self.results.suite.run.target
+            if self.metric.direction == "lower" and (values <= ZERO * target).any():
+                self.panel.floor = floor_of(values[values > 0][:1], target)
+
+    def _add_median(
+        self, name: str, runs: Sequence[Run], look: Look, dashes: Any
+    ) -> None:
+        """Add the median over the runs of an algorithm, with a band."""
+        start = max(run.x[0] for run in runs)
+        grid = np.unique(np.concatenate([run.x for run in runs]))
+        grid = grid[grid >= start]
+        if len(grid) > GRID:
+            grid = np.geomspace(start, grid[-1], GRID)
+        values = [r.values[np.searchsorted(r.x, grid, side="right") - 1] for r in runs]
+        # Of three runs there are no quartiles.
+        edges = (0.25, 0.75) if len(runs) >= FEW else (0.0, 1.0)
+        median = np.median(values, axis=0)
+        low, high = np.quantile(values, edges, axis=0)
+        style = {"ls": dashes, "zorder": 3, **end_marker(look)}
+        self._add(name, name, look.color, style, grid, value=median, low=low, high=high)
+
+    def _add_prediction(self, name: str, pairs: Sequence[Pair], look: Look) -> None:
+        """Add the path that theory predicts for the runs of an algorithm, if there is one."""
+        path = _predicted_path(self.results, self.problem, pairs)
+        if self.metric.name not in path:
+            return
+        x = path.get("samples")
+        if x is None:
+            x = np.multiply(self.sample_count, path["iteration"])
+        x = np.asarray(x, dtype=float)
+        values = np.asarray(path[self.metric.name], dtype=float).reshape(len(x), -1)
+        style = {"ls": "--", "zorder": 4}
+        shown = x > 0
+        self._add(
+            name + PREDICTED, name, look.color, style, x[shown], value=values[shown]
         )
-        path = (
-            _predicted_path(results, problem, cells[label, name, alpha, dimension])
-            if x == "samples"
-            else {}
-        )
-        if metric in path:
-            at = np.asarray(
-                path["samples"]
-                if "samples" in path
-                else np.multiply(held, path["iteration"]),
-                dtype=float,
-            )
-            value = np.asarray(path[metric], dtype=float).reshape(len(at), -1)[at > 0]
-            add(
-                name + PREDICTED,
-                name,
-                looks[name].color,
-                {"ls": "--", "zorder": 4},
-                at[at > 0],
-                value=value,
-            )
-    return panel
+
+
+DASHES: Sequence[Any] = ("-", "-.", ":", (0, (5, 1)))
+"""Dashes of algorithms, where colors tell components apart."""
 
 
 def _predicted_path(
@@ -401,9 +381,9 @@ def spectrum_chart(results: Results) -> Chart | None:
     groups = grouped(_pairs_with_spectra(results), lambda pair: pair[0].place)
     if not groups:
         return None
-    chosen, left_out = chosen_panels(groups)
+    places, left_out = chosen_panels(groups)
     note = "Bars: eigenvalues of the estimates of all runs, without those that are zero; lines: predicted."
-    panels = [_spectrum_panel(results, place, groups[place]) for place in chosen]
+    panels = [_spectrum_panel(results, groups[place]) for place in places]
     return Chart("spectrum", results.suite.title, panels, note + left_out)
 
 
@@ -411,33 +391,30 @@ def _pairs_with_spectra(results: Results) -> list[Pair]:
     return [pair for pair in results.pairs if pair[1].final.get("spectrum")]
 
 
-def _spectrum_panel(
-    results: Results, place: tuple[Any, ...], members: Sequence[Pair]
-) -> Panel:
-    cell, records = members[0][0], [record for _, record in members]
-    problem = results.suite.problems[cell.problem_label]
-    about = dict(zip(("problem", "algorithm", "alpha", "dimension"), place))
-    title = f"{place[0]}: {place[1]}, α = {cell.alpha:.4g}, {letter(problem.model)} = {cell.dimension}"
-    point = prediction_of(
-        results.answers, problem, cell, sample_ratio(problem, *place[2:]), records
-    )
-    expected = None if isinstance(point, str) else point.more.get("spectrum")
-    values = np.concatenate(
-        [np.asarray(record.final["spectrum"], dtype=float) for record in records]
-    )
-    there = np.abs(values) > 1e-9 * np.abs(values).max(initial=1e-300)
-    heights, edges = np.histogram(
-        values[there], max(10, there.sum() // 8)
-    )  # a bar holds eight on average
-    density = heights / (len(values) * np.diff(edges))
-    zero = 1 - there.mean()
-    title += f"; zero: {zero:.1%}"
+def _spectrum_panel(results: Results, pairs: Sequence[Pair]) -> Panel:
+    cell, records = pairs[0][0], [record for _, record in pairs]
+    label, algorithm, alpha, dimension = cell.place
+    problem = results.suite.problems[label]
+    about = dict(zip(("problem", "algorithm", "alpha", "dimension"), cell.place))
+    ratio = sample_ratio(problem, alpha, dimension)
+    prediction = prediction_of(results.answers, problem, cell, ratio, records)
+    expected = None
+    if not isinstance(prediction, str):
+        expected = prediction.more.get("spectrum")
+    spectra = [np.asarray(record.final["spectrum"], dtype=float) for record in records]
+    values = np.concatenate(spectra)
+    nonzero = np.abs(values) > 1e-9 * np.abs(values).max(initial=1e-300)
+    # A bar holds eight on average.
+    counts, edges = np.histogram(values[nonzero], max(10, nonzero.sum() // 8))
+    density = counts / (len(values) * np.diff(edges))
+    zero = 1 - nonzero.mean()
+    title = f"{label}: {algorithm}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}; zero: {zero:.1%}"
 
     def spectrum(
-        what: str, kind: Kind, color: str, edges: Any, density: Any, zero: float
+        name: str, kind: Kind, color: str, edges: Any, density: Any, zero: float
     ) -> Series:
         columns = {"from": edges[:-1], "to": edges[1:], "density": density}
-        return Series(what, columns, {**about, "what": what, "zero": zero}, kind, color)
+        return Series(name, columns, {**about, "what": name, "zero": zero}, kind, color)
 
     series = [spectrum("runs", "bars", "#99C7E0", edges, density, zero)]
     if expected:
@@ -445,5 +422,4 @@ def _spectrum_panel(
         density = np.asarray(expected["mass"]) / np.diff(edges)
         series.append(spectrum("predicted", "line", "black", edges, density, zero))
         title += f", predicted {zero:.1%}"
-    label = cell.problem_label
     return Panel(title, "eigenvalue", "density", series, label, "from", "density")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,9 +18,8 @@ from smimbench.run.choice import LOST
 from smimbench.run.external import ELSEWHERE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from smimbench.files import JsonObject
     from smimbench.report.results import Results
 
 CUT = 4.0
@@ -34,139 +33,123 @@ READING = (
 """How to read a profile."""
 
 
-def hits(results: Results) -> list[JsonObject]:
-    """When each run came near the Bayes-optimal error, at its size where that is known: one entry for each run and nearness.
+class Hit(NamedTuple):
+    """When a run came near the Bayes-optimal error; infinity where it never did.
 
-    Returns
-    -------
-    list of dict
-        ``algorithm``; ``instance`` (problem, sample ratio, dimension, root seed and replicate); ``epsilon``; ``seconds``,
-        ``iteration`` and ``samples`` at which every component was first within ``(1 + epsilon)`` of the Bayes-optimal
-        error (within the suite's target where that is 0), infinity where it never was. Without algorithms that draw samples
-        of their own, see ``on_their_data``, and without problems whose theory is not stored.
+    Attributes
+    ----------
+    instance : tuple
+        Problem, sample ratio, dimension, root seed and replicate.
+    epsilon : float
+        Every component is within ``(1 + epsilon)`` of the Bayes-optimal error; within the suite's target where that is 0.
     """
-    found = []
+
+    algorithm: str
+    instance: tuple[Any, ...]
+    epsilon: float
+    seconds: float
+    iteration: float
+    samples: float
+
+
+def hits(results: Results) -> list[Hit]:
+    """When each run came near the Bayes-optimal error, at its size where that is known: one for each run and nearness.
+
+    Without algorithms that draw samples of their own, see ``on_their_data``, and without problems whose theory is not stored.
+    """
+    times = []
     for cell, record in results.pairs:
-        problem = results.suite.problems[cell.problem_label]
-        n = problem.model.sample_count(cell.alpha, cell.dimension)
-        trajectory = None if record.status in LOST else results.store.trajectory(record)
+        label, name, alpha, dimension = cell.place
+        problem = results.suite.problems[label]
+        n = problem.model.sample_count(alpha, dimension)
         if (record.fresh_samples or 0) > 1.5 * n:
             continue
-        point = bayes_point(
-            results.answers, problem, problem.model.sample_ratio(n, cell.dimension)
-        )
-        where = cell.problem_label, cell.alpha, cell.dimension
-        best = results.optima.get(where) or (limit_of(point) if point else None)
-        if best is None:
+        ratio = problem.model.sample_ratio(n, dimension)
+        point = bayes_point(results.answers, problem, ratio)
+        optimum = results.optima.get((label, alpha, dimension))
+        optimum = optimum or (limit_of(point) if point else None)
+        if optimum is None:
             continue
-        lost = record.timing.lost_seconds
+        is_lost = record.status in LOST
+        trajectory = None if is_lost else results.store.trajectory(record)
+        instance, target = instance_of(record), results.suite.run.target
+        place = label, alpha, dimension, instance
         for epsilon in EPSILONS:
-            at = time_near(
-                trajectory,
-                near_goal(
-                    best.goal(instance_of(record)), epsilon, results.suite.run.target
-                ),
-            )
+            goal = near_goal(optimum.goal(instance), epsilon, target)
+            at = time_near(trajectory, goal)
             # An algorithm that does not count its samples goes through all of them in every iteration.
             samples = at.iteration * n if math.isnan(at.samples) else at.samples
-            at = at._replace(seconds=at.seconds + lost, samples=samples)
-            found.append(
-                {
-                    "algorithm": cell.algorithm_label,
-                    "instance": (*where, instance_of(record)),
-                    "epsilon": epsilon,
-                    **at._asdict(),
-                }
-            )
-    return found
+            seconds = at.seconds + record.timing.lost_seconds
+            times.append(Hit(name, place, epsilon, seconds, at.iteration, samples))
+    return times
 
 
-def performance(results: Results) -> list[JsonObject]:
-    """Error of each algorithm over the least of all on every instance, ``ratio``: infinity where it has none."""
+def performance(results: Results) -> dict[str, list[float]]:
+    """Error of each algorithm over the least of all on every instance: infinity where it has none."""
     rows = results.rows
     # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
-    known = errors(
-        on_their_data(
-            [
-                row
-                for row in rows
-                if row.place.backend in (rows[0].place.backend, ELSEWHERE)
-            ]
-        )
-    )
-    places = {place for own in known.values() for place in own}
-    best = {
-        place: min(own[place][0] for own in known.values() if place in own)
-        for place in places
-    }
-    return [
-        {
-            "algorithm": name,
-            "ratio": own[place][0] / best[place]
-            if place in own and best[place] > 0
-            else math.inf,
-        }
-        for name, own in known.items()
-        for place in places
-    ]
+    backends = (rows[0].place.backend, ELSEWHERE)
+    of_backend = [row for row in rows if row.place.backend in backends]
+    by_algorithm = errors(on_their_data(of_backend))
+    best: dict[Any, float] = {}
+    for by_place in by_algorithm.values():
+        for place, (error, _) in by_place.items():
+            best[place] = min(error, best.get(place, math.inf))
+    ratios = {}
+    for name, by_place in by_algorithm.items():
+        ratios[name] = [
+            by_place[place][0] / best[place]
+            if place in by_place and best[place] > 0
+            else math.inf
+            for place in best
+        ]
+    return ratios
 
 
 def share_within(
-    entries: Sequence[JsonObject], axis: str, end: float = math.inf
+    numbers: Mapping[str, Sequence[float]], end: float = math.inf
 ) -> dict[str, tuple[Any, Any]]:
-    """Share of entries that are at most so large, by algorithm: sorted finite abscissae up to ``end``, and shares."""
+    """Share of numbers that are at most so large, by algorithm: sorted finite abscissae up to ``end``, and shares."""
     curves = {}
-    for name, own in grouped(entries, lambda e: e["algorithm"]).items():
-        found = np.sort([e[axis] for e in own])
-        reached = found[np.isfinite(found) & (found <= end)]
-        curves[name] = reached, np.arange(1, len(reached) + 1) / len(found)
+    for name, unsorted in numbers.items():
+        ordered = np.sort(unsorted)
+        reached = ordered[np.isfinite(ordered) & (ordered <= end)]
+        curves[name] = reached, np.arange(1, len(reached) + 1) / len(ordered)
     return curves
 
 
 def profile_chart(results: Results) -> Chart | None:
     """Shares of targets reached against seconds, iterations and samples, and how near to the best error each comes."""
-    entries = hits(results)
-    if len({e["algorithm"] for e in entries}) < 2:
+    by_algorithm = grouped(hits(results), lambda hit: hit.algorithm)
+    if len(by_algorithm) < 2:
         return None
     looks, panels = looks_of(results.suite), []
-    for axis, found, xlabel, share in (
-        ("seconds", entries, "seconds", "targets reached"),
-        ("iteration", entries, "iterations", "targets reached"),
-        ("samples", entries, "samples processed", "targets reached"),
-        (
-            "ratio",
-            performance(results),
-            "error over that of the best algorithm",
-            "instances",
-        ),
+    for axis, xlabel in (
+        ("seconds", "seconds"),
+        ("iteration", "iterations"),
+        ("samples", "samples processed"),
+        ("ratio", "error over that of the best algorithm"),
     ):
-        curves = share_within(found, axis, CUT if axis == "ratio" else math.inf)
-        last = (
-            CUT
-            if axis == "ratio"
-            else max((x[-1] for x, _ in curves.values() if len(x)), default=1.0)
-        )
+        if axis == "ratio":
+            ylabel, curves = "instances", share_within(performance(results), CUT)
+            end = CUT
+        else:
+            ylabel, times = "targets reached", {}
+            for name, members in by_algorithm.items():
+                times[name] = [getattr(hit, axis) for hit in members]
+            curves = share_within(times)
+            end = max((x[-1] for x, _ in curves.values() if len(x)), default=1.0)
         series = []
         for name, (x, y) in curves.items():
             if name in looks:
-                columns = {
-                    "x": [*x, last],
-                    "share": [*y, *(y[-1:] if len(y) else [0.0])],
-                }
+                height = y[-1] if len(y) else 0.0
+                columns = {"x": [*x, end], "share": [*y, height]}
                 style = {"drawstyle": "steps-post", **end_marker(looks[name])}
-                about = {"axis": xlabel, "algorithm": name}
-                series.append(
-                    Series(name, columns, about, "line", looks[name].color, style, name)
-                )
-        panels.append(
-            Panel(
-                "",
-                xlabel,
-                f"share of {share}",
-                series,
-                x="x",
-                y="share",
-                xlog=axis != "ratio",
-            )
+                about, color = {"axis": xlabel, "algorithm": name}, looks[name].color
+                series.append(Series(name, columns, about, "line", color, style, name))
+        is_log = axis != "ratio"
+        panel = Panel(
+            "", xlabel, f"share of {ylabel}", series, None, "x", "share", is_log
         )
+        panels.append(panel)
     return Chart("profiles", results.suite.title, panels, READING)

@@ -101,8 +101,7 @@ def test_where_theory_is_zero_no_ratio_is_formed():
 
 
 def test_shares_end_at_what_was_reached():
-    entries = [{"algorithm": "a", "seconds": t} for t in (3.0, 1.0, math.inf, 2.0)]
-    x, y = share_within(entries, "seconds")["a"]
+    x, y = share_within({"a": [3.0, 1.0, math.inf, 2.0]})["a"]
     assert x.tolist() == [1.0, 2.0, 3.0]
     assert y.tolist() == [0.25, 0.5, 0.75]
 
@@ -128,16 +127,16 @@ def test_hits_are_those_of_the_trajectories(tmp_path):
             ends[cell.alpha, cell.replicate],
         )
         errors = store.trajectory(record)["mse"][:, 0]
-        (own,) = [e for e in found if e["epsilon"] == 0.5 and e["algorithm"] == cell.algorithm_label
-                  and e["instance"][1:] == (cell.alpha, 30, f"0/{cell.replicate}")]  # fmt: skip
+        (own,) = [e for e in found if e.epsilon == 0.5 and e.algorithm == cell.algorithm_label
+                  and e.instance[1:] == (cell.alpha, 30, f"0/{cell.replicate}")]  # fmt: skip
         reached = errors <= 1.5 * bayes
-        assert own["iteration"] == (
+        assert own.iteration == (
             store.trajectory(record)["iteration"][np.argmax(reached)]
             if reached.any()
             else math.inf
         )
-    gamp = [e for e in found if e["algorithm"] == "gamp"]
-    assert all(math.isfinite(e["seconds"]) for e in gamp)
+    gamp = [e for e in found if e.algorithm == "gamp"]
+    assert all(math.isfinite(e.seconds) for e in gamp)
     paths = save(profile_chart(results), tmp_path / "figures")
     assert [p.name for p in paths] == [
         f"profiles.{kind}" for kind in ("png", "svg", "pdf", "csv")
@@ -153,4 +152,4 @@ def test_what_draws_samples_of_its_own_has_no_targets(tmp_path):
         load_suite(path), Store(tmp_path / "r" / "small"), answers=TheorySolver()
     )
     assert "fresh" in {cell.algorithm_label for cell, _ in results.pairs}
-    assert "fresh" not in {entry["algorithm"] for entry in hits(results)}
+    assert "fresh" not in {hit.algorithm for hit in hits(results)}
