@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from smimbench.backend import namespace
-from smimbench.interfaces import AlgorithmPrediction, Array, Conditions, Data, require
+from smimbench.interfaces import AlgorithmPrediction, Array, Conditions
 from smimbench.problem import Problem
-from smimbench_attention.algorithms.gradient import NO_REUSE_THEORY, Descent
+from smimbench_attention.algorithms.gradient import NO_REUSE_THEORY
 from smimbench_attention.algorithms.gradient.mean_field import mean_field_theory
+from smimbench_attention.algorithms.gradient.momentum import MomentumDescent
 from smimbench_attention.algorithms.gradient.online_theory import online_theory
 
 
 @dataclass(frozen=True)
-class Sgd(Descent):
+class Sgd(MomentumDescent):
     r"""Stochastic gradient descent with momentum, on batches or on a stream.
 
     For a batch B of samples,
@@ -47,11 +48,6 @@ class Sgd(Descent):
     Sutskever, Martens, Dahl and Hinton (2013), On the importance of initialization and momentum in deep learning.
     """
 
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-
-    moves: ClassVar[str] = "gradient"
     example: ClassVar[dict[str, Any]] = {
         "learning_rate": 0.03,
         "steps": 100,
@@ -59,17 +55,6 @@ class Sgd(Descent):
     name = "sgd"
     version = 2
     reference = "Sutskever et al. (2013), Proc. ICML"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "momentum", 0 <= self.momentum < 1, "in [0, 1)")
-        require(
-            self,
-            "nesterov",
-            not self.nesterov or self.momentum > 0,
-            "false without momentum",
-        )
-        require(self, "weight_decay", self.weight_decay >= 0, ">= 0")
 
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
@@ -91,33 +76,6 @@ class Sgd(Descent):
         if problem.model.rank != "low":
             return self._minimum(problem, alpha, conditions, self.weight_decay * alpha)
         return mean_field_theory(self, problem, alpha, conditions)
-
-    def first_memory(self, factor: Array) -> tuple[Array, ...]:
-        """Initial velocity, if there is momentum."""
-        return (namespace(factor).zeros_like(factor),) if self.momentum else ()
-
-    def penalty(self, data: Data) -> float:
-        """Weight decay, as a penalty within the loss."""
-        return self.weight_decay
-
-    def move(
-        self,
-        factor: Array,
-        gradient: Array,
-        memory: tuple[Array, ...],
-        rate: float,
-        count: int,
-    ) -> tuple[Array, tuple[Array, ...]]:
-        """One step along the velocity."""
-        if not self.momentum:
-            return factor - rate * self.direction(gradient), ()
-        velocity = self.momentum * memory[0] + gradient
-        along = gradient + self.momentum * velocity if self.nesterov else velocity
-        return factor - rate * self.direction(along), (velocity,)
-
-    def direction(self, along: Array) -> Array:
-        """Direction of a step for a given velocity: the velocity itself."""
-        return along
 
 
 class _FixedLength(Sgd):

@@ -65,7 +65,7 @@ from smimbench_attention.algorithms.gradient.online_theory import (
 from smimbench_attention.algorithms.least_squares import noise_of_identity
 
 if TYPE_CHECKING:
-    from smimbench_attention.algorithms.sgd import Sgd
+    from smimbench_attention.algorithms.gradient.momentum import MomentumDescent
 
 
 class MeanFieldAccuracy(NamedTuple):
@@ -310,7 +310,7 @@ class Draws(NamedTuple):
 
 
 def mean_field_theory(
-    algorithm: Sgd, problem: Problem, alpha: float, conditions: Conditions
+    algorithm: MomentumDescent, problem: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
     """Prediction for descent on reused samples, with its trajectory, or the reason why there is none.
 
@@ -410,7 +410,7 @@ def mean_field_theory(
     return replace(prediction, trajectory=trajectory, at_size=at_size)
 
 
-def _polar(algorithm: Sgd, along: Host) -> Host:
+def _polar(algorithm: MomentumDescent, along: Host) -> Host:
     """Direction of ``muon`` in coordinates that are orthonormal."""
     return np.asarray(algorithm.direction(along) / max(along.shape) ** 0.5)
 
@@ -439,7 +439,11 @@ def _draws_of_limit(
 
 
 def _draws_at_size(
-    algorithm: Sgd, problem: Problem, system: System, steps: int, conditions: Conditions
+    algorithm: MomentumDescent,
+    problem: Problem,
+    system: System,
+    steps: int,
+    conditions: Conditions,
 ) -> Draws | None:
     """Draws at the dimension of runs, the same number for every start; None if they take too long."""
     P, rows = problem.components, system.samples * problem.model.sites

@@ -64,7 +64,7 @@ from smimbench_attention.algorithms.gradient.online_fields import (
 )
 
 if TYPE_CHECKING:
-    from smimbench_attention.algorithms.sgd import Sgd
+    from smimbench_attention.algorithms.gradient.momentum import MomentumDescent
 
 LARGEST = 1e4
 """Self-overlap above which a run counts as diverged."""
@@ -108,7 +108,11 @@ class DescentRule:
 
     @classmethod
     def of(
-        cls, algorithm: Sgd, steps: int, fraction: float, spread: float = 0.0
+        cls,
+        algorithm: MomentumDescent,
+        steps: int,
+        fraction: float,
+        spread: float = 0.0,
     ) -> DescentRule:
         """The rule of a run of so many steps."""
         return cls(

@@ -36,7 +36,7 @@ from smimbench_attention.algorithms.gradient.online_spectrum import (
 from smimbench_attention.algorithms.least_squares import noise_of_identity
 
 if TYPE_CHECKING:
-    from smimbench_attention.algorithms.sgd import Sgd
+    from smimbench_attention.algorithms.gradient.momentum import MomentumDescent
 
 Trajectory = dict[str, list[Any]]
 """Lists by name, one entry for each recorded step, as those of runs."""
@@ -61,7 +61,7 @@ class OnlinePaths(NamedTuple):
 
 
 def online_theory(
-    algorithm: Sgd, problem: Problem, alpha: float, conditions: Conditions
+    algorithm: MomentumDescent, problem: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
     """Prediction for online ``sgd`` with its trajectory, or the reason why there is none."""
     if problem.model.rank != "low":
