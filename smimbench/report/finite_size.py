@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,112 +25,97 @@ VIRIDIS = (
 """Red, green and blue of a map of colors from dark to light; between them, colors are interpolated."""
 
 
+Shade = tuple[float, ...]
+
+
 def size_charts(suite: Suite, entries: Sequence[Limit]) -> list[Chart]:
     """One figure per problem, a panel for every metric, algorithm and component; color and marker stand for a sample ratio."""
     charts = []
-    problems = grouped(entries, lambda entry: entry.place.problem)
-    for number, (problem, members) in enumerate(problems.items(), 1):
-        alphas = sorted({entry.place.alpha for entry in members})
+    problems = grouped(entries, lambda limit: limit.place.problem)
+    for number, (problem, limits) in enumerate(problems.items(), 1):
+        alphas = sorted({limit.place.alpha for limit in limits})
         groups = grouped(
-            members,
+            limits,
             lambda e: (e.metric, e.place.algorithm, e.place.backend, e.component),
         )
-        d = letter_of(members)
+        d = letter_of(limits)
         note = (
             f"Means over runs, at the sample ratio of the largest {d}. Lines: fitted corrections of order 1/{d} and 1/{d}², none "
             "where there is no limit. Diamonds: predicted, or optimal where there is no prediction. Bars: standard errors, from "
             "the scatter of all sizes together where one power describes it."
         )
         name = "finite-size" if len(problems) == 1 else f"finite-size-{number}"
-        panels = [_size_panel(own, alphas) for own in groups.values()]
+        panels = [_size_panel(group, alphas) for group in groups.values()]
         charts.append(Chart(name, f"{suite.title}: {problem}", panels, note))
     return charts
 
 
-def _size_panel(entries: Sequence[Limit], alphas: Sequence[float]) -> Panel:
-    first, d = entries[0], letter_of(entries)
+def _size_panel(limits: Sequence[Limit], alphas: Sequence[float]) -> Panel:
     series: list[Series] = []
-    for entry in sorted(entries, key=lambda e: e.place.alpha):
-        k = alphas.index(entry.place.alpha)
+    for limit in sorted(limits, key=lambda limit: limit.place.alpha):
+        k = alphas.index(limit.place.alpha)
         # Not the colors of algorithms: light stands for many samples, in gray, too.
-        place = (len(VIRIDIS) - 1) * k / max(1, len(alphas) - 1)
+        position = (len(VIRIDIS) - 1) * k / max(1, len(alphas) - 1)
+        indices = range(len(VIRIDIS))
         shade = tuple(
-            np.interp(place, range(len(VIRIDIS)), channel) for channel in zip(*VIRIDIS)
+            float(np.interp(position, indices, channel)) for channel in zip(*VIRIDIS)
         )
-        about = {
-            "problem": entry.place.problem,
-            "metric": entry.metric,
-            "algorithm": entry.place.algorithm,
-            "backend": entry.place.backend,
-            "component": entry.component,
-            "alpha": entry.place.alpha,
-        }
-        sizes = [point.dimension for point in entry.points]
-        counts = [point.n for point in entry.points]
-        means = [point.moved for point in entry.points]
-        errors = [point.error for point in entry.points]
-
-        marks = partial(_marks, about, shade)
-        symbol = {"marker": MARKERS[k % len(MARKERS)], "s": 16}
-        series.append(
-            marks(
-                f"α = {entry.place.alpha:.4g}",
-                "runs",
-                sizes,
-                means,
-                errors,
-                symbol,
-                n=counts,
-            )
-        )
-        if (fit := entry.solved) is not None:
-            line = np.linspace(0, 1 / min(sizes), 100)
-            fitted = fit.limit + line * (fit.coefficient + fit.second * line)
-            series.append(
-                Series(
-                    "",
-                    {"inverse": line, "value": fitted},
-                    None,
-                    "line",
-                    shade,
-                    {"lw": 1.0},
-                )
-            )
-            series.append(
-                marks(
-                    "",
-                    "fit",
-                    ["inf"],
-                    [fit.limit],
-                    [fit.error],
-                    {"marker": "_", "s": 30},
-                )
-            )
-        if entry.theory.value is not None:
-            diamond = {"marker": "D", "s": 30, "clip_on": False}
-            at = ["inf"], [entry.theory.value], [entry.theory.error]
-            series.append(marks("", "theory", *at, diamond, hollow=[True]))
-    component = None if first.component is None else first.component - 1
-    backend = first.place.backend
-    name = first.place.algorithm + ("" if backend == "numpy" else f"@{backend}")
-    head = line_name(name, first.component_word, component)
-    label = metric_label(first.metric)
+        series += _limit_series(limit, shade, MARKERS[k % len(MARKERS)])
+    example, d = limits[0], letter_of(limits)
+    component = None if example.component is None else example.component - 1
+    backend, name = example.place.backend, example.place.algorithm
+    if backend != "numpy":
+        name += f"@{backend}"
+    head = line_name(name, example.component_word, component)
+    label = metric_label(example.metric)
     return Panel(
-        head, f"1 / {d}", label, series, first.place.problem, "inverse", from_zero=False
+        head,
+        f"1 / {d}",
+        label,
+        series,
+        example.place.problem,
+        "inverse",
+        from_zero=False,
     )
 
 
-def _marks(
-    about: JsonObject,
-    shade: Any,
-    name: str,
-    what: str,
-    sizes: Any,
-    values: Any,
-    errors: Any,
-    style: JsonObject,
-    **more: Any,
-) -> Series:
-    inverse = 1 / np.asarray(sizes, dtype=float)
-    columns = {"dimension": sizes, "value": values, "error": errors, "inverse": inverse}
-    return Series(name, columns | more, {**about, "what": what}, "marks", shade, style)
+def _limit_series(limit: Limit, shade: Shade, marker: str) -> list[Series]:
+    """Means, fit, limit and theory at one sample ratio."""
+    about = {
+        "problem": limit.place.problem,
+        "metric": limit.metric,
+        "algorithm": limit.place.algorithm,
+        "backend": limit.place.backend,
+        "component": limit.component,
+        "alpha": limit.place.alpha,
+    }
+
+    def marks(
+        kind: str, style: JsonObject, columns: JsonObject, name: str = "", **flags: Any
+    ) -> Series:
+        columns["inverse"] = 1 / np.asarray(columns["dimension"], dtype=float)
+        about_marks = {**about, "what": kind}
+        return Series(name, columns | flags, about_marks, "marks", shade, style)
+
+    sizes = [point.dimension for point in limit.points]
+    means = {
+        "dimension": sizes,
+        "value": [point.moved for point in limit.points],
+        "error": [point.error for point in limit.points],
+    }
+    counts = [point.n for point in limit.points]
+    label = f"α = {limit.place.alpha:.4g}"
+    series = [marks("runs", {"marker": marker, "s": 16}, means, label, n=counts)]
+    fit, theory = limit.solved, limit.theory
+    if fit is not None:
+        inverse = np.linspace(0, 1 / min(sizes), 100)
+        fitted = fit.limit + inverse * (fit.coefficient + fit.second * inverse)
+        line = {"inverse": inverse, "value": fitted}
+        series.append(Series("", line, None, "line", shade, {"lw": 1.0}))
+        ends = {"dimension": ["inf"], "value": [fit.limit], "error": [fit.error]}
+        series.append(marks("fit", {"marker": "_", "s": 30}, ends))
+    if theory.value is not None:
+        ends = {"dimension": ["inf"], "value": [theory.value], "error": [theory.error]}
+        diamond = {"marker": "D", "s": 30, "clip_on": False}
+        series.append(marks("theory", diamond, ends, hollow=[True]))
+    return series

@@ -168,10 +168,11 @@ class Theory:
         from smimbench.report.columns import plain_text
         from smimbench.report.theory_tables import theory_tables
 
-        most = max(2, POINTS // max(1, len(self.problems)))
+        maximum = max(2, POINTS // max(1, len(self.problems)))
         shown = [
-            replace(problem, points=problem.points[:most]) for problem in self.problems
+            replace(problem, points=problem.points[:maximum])
+            for problem in self.problems
         ]
-        count = sum(max(0, len(problem.points) - most) for problem in self.problems)
-        more = f"{count} more points in .table; " if count else ""
-        return f"{self.suite.title}\n{plain_text(theory_tables(shown))}{more}.table, .thresholds, .plot()"
+        count = sum(max(0, len(problem.points) - maximum) for problem in self.problems)
+        remark = f"{count} more points in .table; " if count else ""
+        return f"{self.suite.title}\n{plain_text(theory_tables(shown))}{remark}.table, .thresholds, .plot()"
