@@ -293,7 +293,7 @@ def _solve_again(
         points = (fresh if full else bare).points(problem, alphas)
         return document_of(points[alphas.index(document["alpha"])])
 
-    known = nodes_of(problem).known
+    known = nodes_of(problem).evaluated
     solvers: dict[str, Callable[[JsonObject], Any]] = {
         "point": point,
         "thresholds": lambda document: document_of(fresh.thresholds(problem)),

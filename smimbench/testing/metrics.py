@@ -15,7 +15,7 @@ from smimbench.registry.metrics import is_worse
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import CheckFailed, CheckSkipped, published
 from smimbench.theory.information import prior_moments
-from smimbench.theory.types import plain
+from smimbench.theory.types import per_component
 
 DIMENSION = 12
 """D of the instances; doubled, the checks cost four times as much for matrices and say the same."""
@@ -164,8 +164,8 @@ def theory(context: CheckContext, instance: Instance) -> None:
     V = np.diagonal(second - low) / 2
     point = {
         "alpha": 1.0,
-        "mse": plain(V),
-        "mse_error": plain(0 * V),
+        "mse": per_component(V),
+        "mse_error": per_component(0 * V),
         "overlap": (second - np.diag(V)).tolist(),
         "branch": "unique",
         "method": "made up",

@@ -36,7 +36,7 @@ class TracingAccuracy:
     ----------
     difference : float
         Length of finite differences.
-    first : float
+    first_step : float
         First step of a stage; doubled, one or two nodes fewer at its beginning.
     shortest, longest : float
         Bounds of a step from node to node.
@@ -58,7 +58,7 @@ class TracingAccuracy:
     """
 
     difference: float = 1e-3
-    first: float = 0.04
+    first_step: float = 0.04
     shortest: float = 2e-3
     longest: float = 1.5
     mismatch: float = 5e-4
@@ -74,7 +74,7 @@ class TracingAccuracy:
 EXACT = TracingAccuracy()
 SAMPLED = TracingAccuracy(
     difference=0.15,
-    first=0.15,
+    first_step=0.15,
     shortest=0.02,
     longest=0.5,
     mismatch=5e-3,
@@ -122,11 +122,11 @@ class ComponentRatios:
         self.informative: set[int] = set()
         # Richardson's extrapolation to second order; the third one says how well it does.
         slopes = [self._gained(step) / step for step in (8e-4, 4e-4, 2e-4, 1e-4)]
-        before, self.response = (
-            (one - 6 * two + 8 * three) / 3
-            for one, two, three in (slopes[:3], slopes[1:])
+        previous_response, self.response = (
+            (slope - 6 * half_slope + 8 * quarter_slope) / 3
+            for slope, half_slope, quarter_slope in (slopes[:3], slopes[1:])
         )
-        next_order = np.abs(self.response - before) / 7
+        next_order = np.abs(self.response - previous_response) / 7
         self.response_error = (
             next_order / np.where(self.response > 0, self.response, 1.0) + 1e-11
         )
@@ -170,14 +170,14 @@ class ComponentRatios:
 
     def qhat(self, x: Host, learned: Sequence[int]) -> Host:
         """Diagonal of Qhat (..., P) at coordinates x (..., P); 0 for components that are not learned."""
-        found = np.zeros(x.shape)
+        diagonal = np.zeros(x.shape)
         for a in learned:
-            found[..., a] = (
+            diagonal[..., a] = (
                 np.exp(x[..., a])
                 if a in self.informative
                 else self.critical[a] + self.gain(x[..., a])
             )
-        return found
+        return diagonal
 
     def gain(self, x: Host) -> Host:
         """``Qhat_aa - critical_a`` at the coordinate x of a component without information at the prior mean."""
@@ -204,26 +204,27 @@ class ComponentRatios:
         Q, V = self.overlap(qhat)
         information = information_at(self.problem, Q, V, rough=rough)
         self.methods[information.method] = None
-        needed = np.where(qhat > 0, qhat, self.critical)
-        waiting = needed == 0
+        threshold = np.where(qhat > 0, qhat, self.critical)
+        waiting = threshold == 0
         rate, error = (
-            part / np.where(waiting, 1.0, needed) for part in diagonals(information)
+            column / np.where(waiting, 1.0, threshold)
+            for column in diagonals(information)
         )
         if waiting.any():
             susceptibility = susceptibility_at(self.problem, Q, V, rough=rough)
             self.methods[susceptibility.method] = None
             growth, growth_error = (
-                part * self.response for part in diagonals(susceptibility)
+                column * self.response for column in diagonals(susceptibility)
             )
             rate, error = (
                 np.where(waiting, growth, rate),
                 np.where(waiting, growth_error, error),
             )
         rate, error = self.kappa * rate, self.kappa * error
-        seen = rate > np.where(qhat > 0, 0.0, np.maximum(3 * error, 1e-300))
-        safe = np.where(seen, rate, 1.0)
-        return np.where(seen, -np.log(safe), np.inf), np.where(
-            seen, error / safe, np.inf
+        is_visible = rate > np.where(qhat > 0, 0.0, np.maximum(3 * error, 1e-300))
+        safe = np.where(is_visible, rate, 1.0)
+        return np.where(is_visible, -np.log(safe), np.inf), np.where(
+            is_visible, error / safe, np.inf
         )
 
 

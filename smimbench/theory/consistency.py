@@ -96,8 +96,8 @@ def _require_prior(prior: PriorTest, P: int) -> None:
     for point, ratio in enumerate(INFORMATION):
         Qhat = ratio * weights @ inverse @ weights
         prior.check(Qhat, f"{ratio:g} / variance", point)
-    unknown = np.asarray(prior.ask("overlap", 1e-9 * inverse).V)
-    if not np.allclose(unknown, variance, rtol=0, atol=0.01 * variance.max()):
+    unlearned_V = np.asarray(prior.ask("overlap", 1e-9 * inverse).V)
+    if not np.allclose(unlearned_V, variance, rtol=0, atol=0.01 * variance.max()):
         raise prior.fail(
             "overlap: V must be second_moment - mean_overlap where nothing is known"
         )
@@ -142,14 +142,14 @@ def require_consistent_at(
     order = monte_carlo_rng("consistency: points").permutation(len(points))
     for index in order[:REPORTED_POINTS].tolist():
         Q, V = points[index]
-        unknown = np.diagonal(V) / square
+        unknown_shares = np.diagonal(V) / square
         if clock() - begin > REPORTED_SECONDS:
             return
-        if not (unknown >= -ROUNDING).all():
+        if not (unknown_shares >= -ROUNDING).all():
             raise tests[-1].fail(
                 f"this overlap gives a negative error ({np.diagonal(V).min():.3g}); errors must be >= 0"
             )
-        if unknown.max() < SMALLEST:
+        if unknown_shares.max() < SMALLEST:
             continue
         # A little further: where an item goes wrong, a curve turns, and points stop just before.
         V = 0.98 * V

@@ -94,30 +94,32 @@ class Continuation:
             slope[at_once, at_once] = 1.0
             node = Node(x, log_ratios, error, slope, float(log_ratios[at_once].mean()))
             self.stages.append(
-                Stage(at_once, at_once, [node], [], self.ratios.accuracy.first)
+                Stage(at_once, at_once, [node], [], self.ratios.accuracy.first_step)
             )
         else:
             self._immediate(
                 Stage([], [], [Node(x, log_ratios, error, slope, -np.inf)], [], 0.0)
             )
 
-    def _bifurcate(self, node: Node, stage: Stage, new: int, error: float) -> None:
+    def _bifurcate(
+        self, node: Node, stage: Stage, component: int, error: float
+    ) -> None:
         """Start a stage with one more dimension where component ``new`` becomes unstable, at ``node``."""
         self.finished = not np.isfinite(node.log_alpha)
         if self.finished:
             return
         self.highest = max(self.highest, node.log_alpha)
         alpha = float(np.exp(self.highest))
-        self.bifurcations.append(Bifurcation(new, alpha, alpha * error))
+        self.bifurcations.append(Bifurcation(component, alpha, alpha * error))
         start = replace(node, x=node.x.copy(), slope=node.slope.copy())
-        start.x[new] = start.slope[:, new] = 0.0
+        start.x[component] = start.slope[:, component] = 0.0
         self.stages.append(
             Stage(
-                [*stage.learned, new],
-                [new],
+                [*stage.learned, component],
+                [component],
                 [start],
                 stage.perfect,
-                self.ratios.accuracy.first,
+                self.ratios.accuracy.first_step,
             )
         )
 
@@ -138,30 +140,30 @@ class Continuation:
         )
 
     def _advance(self, stage: Stage) -> None:
-        accuracy, before = self.ratios.accuracy, stage.nodes[-1]
+        accuracy, origin = self.ratios.accuracy, stage.nodes[-1]
         is_start = len(stage.nodes) == 1
         if is_start and self._immediate(stage):
             return
         if is_start and (len(stage.moving) > 1 or not self.ratios.sampled):
-            self.corrector.differentiate(stage, before)
-        tangent = self.corrector.tangent(stage, before.slope)
+            self.corrector.differentiate(stage, origin)
+        tangent = self.corrector.tangent(stage, origin.slope)
         stage.step = float(
             np.clip(self._next_bifurcation(stage), accuracy.shortest, stage.step)
         )
-        node = self._found_ahead(stage, before)
+        node = self._found_ahead(stage, origin)
         grown = shrunk = False
         while node is None:
             step = stage.step
             node, correction = self.corrector.attempt(
-                stage, before, *self._ahead(stage, tangent, step)
+                stage, origin, *self._ahead(stage, tangent, step)
             )
             tolerance, mismatch = (
                 self._tolerance(stage, node),
-                self._mismatch(stage, before, node),
+                self._mismatch(stage, origin, node),
             )
             if is_start and len(stage.moving) == 1 and self.ratios.sampled:
                 mismatch = tolerance  # there is no slope yet to compare with
-            backwards = float((node.x - before.x) @ tangent) <= 0
+            backwards = float((node.x - origin.x) @ tangent) <= 0
             poor = (
                 not np.isfinite(node.log_alpha)
                 or correction > max(0.12, 1.2 * step)
@@ -199,10 +201,10 @@ class Continuation:
             return
         if not self.ratios.sampled:
             self.corrector.differentiate(stage, node)
-        stage.direction = (node.x - before.x) / np.linalg.norm(node.x - before.x)
-        if self._bifurcation_between(stage, before, node, tangent):
+        stage.direction = (node.x - origin.x) / np.linalg.norm(node.x - origin.x)
+        if self._bifurcation_between(stage, origin, node, tangent):
             return
-        self.finished, beyond = self._at_perfect(stage, before, node)
+        self.finished, beyond = self._at_perfect(stage, origin, node)
         if beyond:
             return
         stage.nodes.append(node)
@@ -215,13 +217,13 @@ class Continuation:
             self.ratios.accuracy.mismatch, float(np.max(node.error[stage.moving]))
         )
 
-    def _found_ahead(self, stage: Stage, before: Node) -> Node | None:
+    def _found_ahead(self, stage: Stage, origin: Node) -> Node | None:
         """Next node among those found too early, if the curve is known accurately enough up to it."""
         if not stage.ahead:
             return None
         node = stage.ahead[-1]
-        distance = float(np.linalg.norm(node.x - before.x))
-        is_accurate = self._mismatch(stage, before, node) <= 3 * self._tolerance(
+        distance = float(np.linalg.norm(node.x - origin.x))
+        is_accurate = self._mismatch(stage, origin, node) <= 3 * self._tolerance(
             stage, node
         )
         if is_accurate or distance <= 2 * self.ratios.accuracy.shortest:
@@ -236,16 +238,16 @@ class Continuation:
         """Expected distance to the point where another component becomes unstable, plus a margin, from the last two nodes."""
         if len(stage.nodes) < 2:
             return np.inf
-        before, after = stage.nodes[-2:]
-        gaps = after.log_alpha - after.log_ratios
-        rise = change(before.log_alpha - before.log_ratios, gaps)
-        coming = [
+        previous, latest = stage.nodes[-2:]
+        gaps = latest.log_alpha - latest.log_ratios
+        rise = change(previous.log_alpha - previous.log_ratios, gaps)
+        candidates = [
             a
             for a in range(len(rise))
             if a not in stage.learned and rise[a] > 0 > gaps[a]
         ]
-        steps = min((-gaps[a] / rise[a] for a in coming), default=np.inf)
-        return 1.15 * float(steps * np.linalg.norm(after.x - before.x))
+        steps = min((-gaps[a] / rise[a] for a in candidates), default=np.inf)
+        return 1.15 * float(steps * np.linalg.norm(latest.x - previous.x))
 
     def _ahead(self, stage: Stage, tangent: Host, step: float) -> tuple[Host, Host]:
         """Expected position on the curve after a step, and the direction there.
@@ -261,22 +263,22 @@ class Continuation:
         s, at, near = lengths(nodes), len(nodes) - len(stage.ahead[-1:]), 1e-3 * step
         s = np.insert(s - s[at - 1], at, near)
         x = np.insert([node.x for node in nodes], at, origin + near * tangent, axis=0)
-        end, before = (polynomial(s, x, factor * step) for factor in (1.0, 0.95))
+        end, previous = (polynomial(s, x, factor * step) for factor in (1.0, 0.95))
         if not np.linalg.norm(end - line) < step / 2:
             return line, tangent
         end = self.corrector.inside(stage, origin, end)
-        return end, (end - before) / np.linalg.norm(end - before)
+        return end, (end - previous) / np.linalg.norm(end - previous)
 
-    def _mismatch(self, stage: Stage, before: Node, node: Node) -> float:
+    def _mismatch(self, stage: Stage, origin: Node, node: Node) -> float:
         """Distance of log alpha at a new node from its extrapolation, by the tangent or by a polynomial of more nodes."""
-        line = before.log_alpha + float(
-            (before.slope @ (node.x - before.x))[stage.moving].mean()
+        line = origin.log_alpha + float(
+            (origin.slope @ (node.x - origin.x))[stage.moving].mean()
         )
         s, values = (
             lengths(stage.nodes),
             [known_node.log_alpha for known_node in stage.nodes],
         )
-        end = s[-1] + float(np.linalg.norm(node.x - before.x))
+        end = s[-1] + float(np.linalg.norm(node.x - origin.x))
         counts = range(3, min(len(s), MOST_FITTED if self.ratios.sampled else 3) + 1)
         expected = [
             line,
@@ -288,22 +290,22 @@ class Continuation:
         """Check whether another component is already unstable where a stage starts, or must wait for its own alpha."""
         node = stage.nodes[0]
         unlearned = [a for a in range(len(node.log_ratios)) if a not in stage.learned]
-        new = min(unlearned, key=lambda a: node.log_ratios[a], default=None)
-        if new is None or (
+        component = min(unlearned, key=lambda a: node.log_ratios[a], default=None)
+        if component is None or (
             stage.moving
-            and (self.highest == -np.inf or node.log_ratios[new] > node.log_alpha)
+            and (self.highest == -np.inf or node.log_ratios[component] > node.log_alpha)
         ):
             return False
         node = (
             node
             if stage.moving
-            else replace(node, log_alpha=float(node.log_ratios[new]))
+            else replace(node, log_alpha=float(node.log_ratios[component]))
         )
-        self._bifurcate(node, stage, new, float(node.error[new]))
+        self._bifurcate(node, stage, component, float(node.error[component]))
         return True
 
     def _bifurcation_between(
-        self, stage: Stage, before: Node, node: Node, tangent: Host
+        self, stage: Stage, origin: Node, node: Node, tangent: Host
     ) -> bool:
         """Find a component that becomes unstable between two nodes, on the part of the curve reached from below."""
         unlearned = (a for a in range(len(node.log_ratios)) if a not in stage.learned)
@@ -311,9 +313,9 @@ class Continuation:
         if not unstable or node.log_alpha < self.highest:
             return False  # where alpha falls, the curve is an unstable branch
         landing = 0.0
-        if before.log_alpha < self.highest - 1e-12:
-            landing = (self.highest - before.log_alpha) / max(
-                node.log_alpha - before.log_alpha, 1e-300
+        if origin.log_alpha < self.highest - 1e-12:
+            landing = (self.highest - origin.log_alpha) / max(
+                node.log_alpha - origin.log_alpha, 1e-300
             )
         fitted = [*stage.nodes[1 - MOST_FITTED :], node]
         s = lengths(fitted)
@@ -335,15 +337,15 @@ class Continuation:
 
         def between(position: float) -> Host:
             if len(stage.moving) == 1:
-                return np.asarray(before.x + position * (node.x - before.x))
+                return np.asarray(origin.x + position * (node.x - origin.x))
             return self.corrector.inside(
-                stage, before.x, polynomial(s, [point.x for point in fitted], position)
+                stage, origin.x, polynomial(s, [point.x for point in fitted], position)
             )
 
         def gap(point: Node) -> float:
-            return point.log_alpha - float(point.log_ratios[new])
+            return point.log_alpha - float(point.log_ratios[component])
 
-        def known(count: int) -> Host:
+        def points_near(count: int) -> Host:
             """Positions, gaps and log alphas of points next to the crossing, or of all points if noise hides which are next."""
             rows = np.array(
                 [(position, gap(point), point.log_alpha) for position, point in points]
@@ -355,47 +357,50 @@ class Continuation:
                 else rows[np.argsort(np.abs(rows[:, 1]))[:count]]
             )
 
-        new = min(unstable, key=crossing)
-        points, position = [(0.0, before), (1.0, node)], crossing(new)
+        component = min(unstable, key=crossing)
+        points, position = [(0.0, origin), (1.0, node)], crossing(component)
         for _ in range(4):
             crossing_node, _ = self.corrector.attempt(
-                stage, node if position > 0.5 else before, between(position), tangent
+                stage, node if position > 0.5 else origin, between(position), tangent
             )
             points.append((position, crossing_node))
-            close = max(
+            resolution = max(
                 self.ratios.accuracy.gap,
-                self.ratios.accuracy.gap_share * crossing_node.error[new],
+                self.ratios.accuracy.gap_share * crossing_node.error[component],
             )
-            if not abs(gap(crossing_node)) > close or (
+            if not abs(gap(crossing_node)) > resolution or (
                 position <= landing and gap(crossing_node) > 0
             ):
                 break
-            position = float(np.clip(_crossing(*known(3)[:2]), landing, 1.0))
+            position = float(np.clip(_crossing(*points_near(3)[:2]), landing, 1.0))
         position, crossing_node = min(points[2:], key=lambda point: abs(gap(point[1])))
         # What is left of the gap is removed along the curve, on which log alpha rises so much for every change of the gap.
-        positions, *values = known(2)
+        positions, *values = points_near(2)
         steep, rise = (np.polyfit(positions, value, 1)[0] for value in values)
         share = float(np.clip(rise / steep, -10, 10)) if steep != 0 else 0.0
         crossing_error = self._crossing_error(
-            stage, new, crossing_node, node.x - before.x, rise, rise - steep
+            stage, component, crossing_node, node.x - origin.x, rise, rise - steep
         )
         log_alpha = crossing_node.log_alpha - share * gap(crossing_node)
         if position > 0:
             stage.nodes.append(crossing_node)
         self.highest = max(self.highest, crossing_node.log_alpha)
-        start = replace(
+        bifurcation = replace(
             crossing_node,
             log_alpha=max(log_alpha, self.highest if landing else -np.inf),
         )
         self._bifurcate(
-            start, stage, new, float(crossing_error + abs(share * gap(crossing_node)))
+            bifurcation,
+            stage,
+            component,
+            float(crossing_error + abs(share * gap(crossing_node))),
         )
         return True
 
     def _crossing_error(
         self,
         stage: Stage,
-        new: int,
+        component: int,
         at: Node,
         step: Host,
         rise: float,
@@ -408,14 +413,14 @@ class Continuation:
         known to change by ``rise`` and ``other``.
         """
         moving = stage.moving
-        rows, step = [*moving, new], step[moving]
+        rows, step = [*moving, component], step[moving]
         block = np.nan_to_num(at.slope[np.ix_(rows, moving)])
         along = np.array([rise] * len(moving) + [rise_of_new])
         block = block + np.outer(along - block @ step, step) / (step @ step)
         weights = np.linalg.pinv(
             np.hstack([block, -np.ones((len(rows), 1))]), rcond=1e-6
         )[-1]
-        errors = np.append(at.total_error[moving], at.error[new])
+        errors = np.append(at.total_error[moving], at.error[component])
         return float(np.sqrt((weights**2) @ errors**2))
 
     def _at_perfect(
@@ -425,9 +430,9 @@ class Continuation:
         if self.perfect is None or not self._is_known(stage, node, 1e-2):
             return False, False
         end = float(np.log(self.perfect.value)) if self.perfect.value > 0 else -np.inf
-        before, missing = (point.log_alpha - end for point in (previous, node))
-        reached = abs(missing) < float(node.total_error[stage.moving].max())
-        return reached, reached and before * missing <= 0
+        previous_gap, gap = (point.log_alpha - end for point in (previous, node))
+        reached = abs(gap) < float(node.total_error[stage.moving].max())
+        return reached, reached and previous_gap * gap <= 0
 
     def _is_known(self, stage: Stage, node: Node, share: float) -> bool:
         """Whether the errors of all components are below this share of the second moment."""
@@ -439,10 +444,12 @@ class Continuation:
     def _check_end(self, stage: Stage, node: Node) -> None:
         """End the curve at perfect recovery or a limit; if only some components are recovered, start a stage with the rest."""
         qhat = self.ratios.qhat(node.x, stage.learned)
-        done = [a for a in stage.moving if qhat[a] > self.ratios.accuracy.highest]
-        perfect = [*stage.perfect, *done]
+        recovered = [a for a in stage.moving if qhat[a] > self.ratios.accuracy.highest]
+        perfect = [*stage.perfect, *recovered]
         # Components that share their equations reach the end together, whatever the ratio of their errors.
-        share = 1e-2 if done and self.problem.channel.equations is not None else 1e-4
+        share = (
+            1e-2 if recovered and self.problem.channel.equations is not None else 1e-4
+        )
         self.finished = (
             self.finished
             or (self.perfect is not None and self._is_known(stage, node, share))
@@ -450,10 +457,10 @@ class Continuation:
             or sum(len(stage.nodes) for stage in self.stages) > 200
             or len(perfect) == len(qhat)
         )
-        if done and not self.finished:
+        if recovered and not self.finished:
             start = replace(node, slope=node.slope.copy())
-            start.slope[:, done] = 0.0
-            unfinished = [a for a in stage.moving if a not in done]
+            start.slope[:, recovered] = 0.0
+            unfinished = [a for a in stage.moving if a not in recovered]
             self.stages.append(
                 Stage(stage.learned, unfinished, [start], perfect, stage.step)
             )

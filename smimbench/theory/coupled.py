@@ -46,7 +46,7 @@ from smimbench.theory.recursion import (
 )
 from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold, Thresholds
 
-INFORMED, KNOWN = 1e2, 1e16
+INFORMED, KNOWN_QHAT = 1e2, 1e16
 """Qhat at which the informed branch starts, for an error of zero that is unstable grows by the same factor a step; and that of a
 known signal. Doubled, the start is twice as close to the signal, and the walk to it is longer."""
 NEARLY_KNOWN = 1e-6
@@ -61,7 +61,7 @@ class Solved(NamedTuple):
     """A prediction and the fixed point from which it was computed."""
 
     prediction: Prediction
-    found: FixedPoint
+    fixed_point: FixedPoint
 
 
 class CoupledCurve(Curve):
@@ -121,7 +121,10 @@ class CoupledCurve(Curve):
         )
 
     def solve(
-        self, alpha: float, branch: str = "uninformed", other: Solved | None = None
+        self,
+        alpha: float,
+        branch: str = "uninformed",
+        other_branch: Solved | None = None,
     ) -> Solved:
         """The fixed point of one branch.
 
@@ -140,15 +143,15 @@ class CoupledCurve(Curve):
         else:
             start = INFORMED * self.identity
         recursion = Recursion(problem, alpha)
-        if other is None or UNFINISHED in other.prediction.method:
+        if other_branch is None or UNFINISHED in other_branch.prediction.method:
             solution = recursion.fixed_point(start)
         else:
-            target = other.found
+            target = other_branch.fixed_point
             solution = recursion.fixed_point(start, target=target, offset=target.offset)
             if is_same_fixed_point(
                 target, symmetric_logarithm(solution.qhat), solution.relative
             ):
-                return Solved(replace(other.prediction, branch=branch), target)
+                return Solved(replace(other_branch.prediction, branch=branch), target)
         if upwards and perfect is not None and alpha > perfect.value:
             nearly = (
                 np.diagonal(overlap_at(problem, solution.qhat)[1]).max() < NEARLY_KNOWN
@@ -158,12 +161,12 @@ class CoupledCurve(Curve):
             ):  # a discrete signal: what is nearly known is stable
                 return _perfect(problem, alpha, branch)
             if nearly or UNFINISHED in solution.method:
-                before = _walk_up(
+                below = _walk_up(
                     problem, alpha, start, alpha / max(perfect.value, alpha / 1e3)
                 )
-                if before is None:
+                if below is None:
                     return _perfect(problem, alpha, branch)
-                solution = recursion.fixed_point(before, offset=solution.offset)
+                solution = recursion.fixed_point(below, offset=solution.offset)
         return Solved(_prediction(problem, alpha, solution, branch), solution)
 
     def thresholds(self) -> Thresholds:
@@ -218,34 +221,34 @@ class CoupledCurve(Curve):
 
 
 def _prediction(
-    problem: Problem, alpha: float, found: FixedPoint, branch: str
+    problem: Problem, alpha: float, solution: FixedPoint, branch: str
 ) -> Prediction:
     """Prediction of a fixed point; its error comes from the response to alpha, by a second fixed point nearby."""
-    size = 0.01 if found.offset is None else 0.05  # rough values may jump by 1e-3
+    size = 0.01 if solution.offset is None else 0.05  # rough values may jump by 1e-3
     shift = size if branch == "uninformed" else -size
     # A residual far below the shift is enough.
-    nearby = Recursion(problem, alpha * (1 - shift)).nearby(found, 0.05 * size)
-    Q, V = overlap_at(problem, found.qhat)
+    nearby = Recursion(problem, alpha * (1 - shift)).nearby(solution, 0.05 * size)
+    Q, V = overlap_at(problem, solution.qhat)
     V_nearby = overlap_at(problem, nearby)[1]
-    response = np.abs(np.diagonal(V - V_nearby)) / size * found.relative
+    response = np.abs(np.diagonal(V - V_nearby)) / size * solution.relative
     # Where labels see one combination only, errors of the information feign another, which the sample ratio does not move.
     feigned = overlap_at(
-        problem, found.qhat + found.relative * np.diag(np.diagonal(found.qhat))
+        problem, solution.qhat + solution.relative * np.diag(np.diagonal(solution.qhat))
     )[1]
     response = np.maximum(response, np.abs(np.diagonal(V - feigned)))
     # The residual is one of log Qhat: what has hardly been learned cannot move V by more than that little.
     movable = np.minimum(
         np.diagonal(V), np.abs(np.diagonal(Q - prior_moments(problem)[1]))
     )
-    residual = min(found.residual, 1.0)
+    residual = min(solution.residual, 1.0)
     error = (
         response
         + movable * residual * 10
-        + overlap_error_at(problem, found.qhat) * np.diagonal(V)
+        + overlap_error_at(problem, solution.qhat) * np.diagonal(V)
     )
-    ratio_error = np.full(len(V), alpha * (found.relative + residual))
+    ratio_error = np.full(len(V), alpha * (solution.relative + residual))
     return Prediction(
-        alpha, Q, V, error + 1e-12, branch, found.method, alpha_error=ratio_error
+        alpha, Q, V, error + 1e-12, branch, solution.method, alpha_error=ratio_error
     )
 
 
@@ -263,8 +266,10 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
 
     step_at = Recursion(problem, alpha).step
 
-    def growth_on_the_way(share: float, first: Host, last: Host) -> float:
-        return float(np.linalg.eigvalsh(step_at(first + share * (last - first)))[0])
+    def growth_on_the_way(share: float, start_log: Host, end_log: Host) -> float:
+        return float(
+            np.linalg.eigvalsh(step_at(start_log + share * (end_log - start_log)))[0]
+        )
 
     x = symmetric_logarithm(start)
     path: list[tuple[Host, float]] = []
@@ -290,7 +295,7 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
         is_known = (
             np.diagonal(overlap_at(problem, exponential(x))[1]).max() < NEARLY_KNOWN
         )
-        if (linear and is_known) or np.diagonal(x).min() > np.log(KNOWN):
+        if (linear and is_known) or np.diagonal(x).min() > np.log(KNOWN_QHAT):
             return None
         x = x + step * max(1.0, WALK / fastest)
 
@@ -299,7 +304,9 @@ def _perfect(problem: Problem, alpha: float, branch: str) -> Solved:
     prediction = perfect_prediction(problem, alpha, branch)
     return Solved(
         prediction,
-        FixedPoint(KNOWN * np.eye(problem.components), 0.0, 0.0, prediction.method),
+        FixedPoint(
+            KNOWN_QHAT * np.eye(problem.components), 0.0, 0.0, prediction.method
+        ),
     )
 
 
@@ -331,7 +338,7 @@ def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
 
 
 def free_entropy_between(
-    problem: Problem, alpha: float, first: Host, second: Host
+    problem: Problem, alpha: float, start_qhat: Host, end_qhat: Host
 ) -> tuple[float, float]:
     """Free entropy at Qhat = ``second`` minus that at Qhat = ``first``, both (P, P), and its error.
 
@@ -339,7 +346,9 @@ def free_entropy_between(
     """
     kappa, step = float(problem.model.kappa), 1e-4
     nodes, weights = gauss_legendre(12, 0.0, 1.0)
-    start, end = (spectral_function(matrix, np.log1p) for matrix in (first, second))
+    start, end = (
+        spectral_function(matrix, np.log1p) for matrix in (start_qhat, end_qhat)
+    )
     # Every node, and its neighbors on both sides for the slope of the path.
     t = (nodes + step * np.array([[-1.0], [0.0], [1.0]]))[..., None, None]
     qhat = np.asarray(spectral_function((1 - t) * start + t * end, np.expm1))

@@ -52,7 +52,7 @@ class TurningPoint(NamedTuple):
 class Curve(ABC):
     """Fixed points of a problem as a function of the sample ratio.
 
-    Makers give ``predict``, ``turning_points`` and ``pieces``; branches, hard phase and free entropy are read here.
+    Makers give ``predict``, ``turning_points`` and ``segments``; branches, hard phase and free entropy are read here.
     """
 
     problem: Problem
@@ -82,14 +82,14 @@ class Curve(ABC):
         """Where alpha turns along the curve by more than its numerical error; none where the branch is unique."""
         raise NotImplementedError
 
-    def pieces(self) -> list[Piece]:
+    def segments(self) -> list[Segment]:
         """The whole curve on fine grids."""
         raise NotImplementedError
 
     @cached_property
     def _potential(self) -> Potential:
         second, bottom = prior_moments(self.problem)
-        return Potential(self.pieces(), np.diagonal(second - bottom))
+        return Potential(self.segments(), np.diagonal(second - bottom))
 
     def free_entropy(self, point: Prediction) -> tuple[float, float]:
         """Free entropy of a point of the curve minus that of the prior mean, and its error."""
@@ -173,23 +173,27 @@ class Curve(ABC):
         if not ahead.any():
             return None
         index = int(np.argmax(ahead))
-        behind, good = (
+        behind, ahead_at = (
             (float(inside[index - 1]) if index else low.value),
             float(inside[index]),
         )
         for _ in range(40):
-            middle = (behind + good) / 2
-            behind, good = (
-                (behind, middle) if self._lead(middle)[0] > 0 else (middle, good)
+            center = (behind + ahead_at) / 2
+            behind, ahead_at = (
+                (behind, center) if self._lead(center)[0] > 0 else (center, ahead_at)
             )
         step = 1e-4 * span
-        rise = (self._lead(good + step)[0] - self._lead(good - step)[0]) / (2 * step)
-        error = self._lead(good)[1] / rise if np.isfinite(rise) and rise > 0 else 0.0
-        return Threshold(good, float(error) + good - behind + 1e-12 * good)
+        rise = (self._lead(ahead_at + step)[0] - self._lead(ahead_at - step)[0]) / (
+            2 * step
+        )
+        error = (
+            self._lead(ahead_at)[1] / rise if np.isfinite(rise) and rise > 0 else 0.0
+        )
+        return Threshold(ahead_at, float(error) + ahead_at - behind + 1e-12 * ahead_at)
 
 
 @dataclass(frozen=True)
-class Piece:
+class Segment:
     """A smooth part of a curve of fixed points, at an odd number of positions along it.
 
     Attributes
@@ -215,42 +219,42 @@ class Potential:
 
     Parameters
     ----------
-    pieces : list of Piece
+    segments : list of Segment
         From the prior mean onwards.
     start : ndarray (P,)
         V at the prior mean.
     """
 
-    def __init__(self, pieces: list[Piece], start: Host) -> None:
+    def __init__(self, segments: list[Segment], start: Host) -> None:
         from scipy.interpolate import CubicSpline
 
-        self.pieces = []
+        self.segments = []
         self.before = np.zeros(3)
-        for piece in pieces:
-            log_V = np.log(np.maximum(piece.V, 1e-300))
+        for segment in segments:
+            log_V = np.log(np.maximum(segment.V, 1e-300))
             prior = -(
-                piece.qhat
-                * piece.V
-                * CubicSpline(piece.position, log_V)(piece.position, 1)
+                segment.qhat
+                * segment.V
+                * CubicSpline(segment.position, log_V)(segment.position, 1)
             ).sum(1)
-            labels = prior * np.exp(-piece.log_alpha)
-            terms = np.stack([labels, prior, labels * piece.error], axis=1)
+            labels = prior * np.exp(-segment.log_alpha)
+            terms = np.stack([labels, prior, labels * segment.error], axis=1)
             fine, coarse = (
-                CubicSpline(piece.position[::k], terms[::k]).antiderivative()
+                CubicSpline(segment.position[::k], terms[::k]).antiderivative()
                 for k in (1, 2)
             )
-            depth = np.maximum.accumulate(-np.log(np.maximum(piece.V.sum(1), 1e-300)))
-            self.pieces.append((depth, piece.position, fine, coarse))
-        if pieces:
+            depth = np.maximum.accumulate(-np.log(np.maximum(segment.V.sum(1), 1e-300)))
+            self.segments.append((depth, segment.position, fine, coarse))
+        if segments:
             # From the prior mean to the first position Qhat is proportional to Q, and alpha hardly changes.
-            area = 0.5 * float(pieces[0].qhat[0] @ (start - pieces[0].V[0]))
-            self.before = area * np.array([np.exp(-pieces[0].log_alpha[0]), 1.0, 0.0])
+            area = 0.5 * float(segments[0].qhat[0] @ (start - segments[0].V[0]))
+            self.before = area * np.array([np.exp(-segments[0].log_alpha[0]), 1.0, 0.0])
 
     def at(self, alpha: float, V: Host) -> tuple[float, float]:
         """Free entropy of the point of the curve where the error is V (P,), at a sample ratio; and its numerical error."""
         goal = -np.log(max(float(V.sum()), 1e-300))
         fine, coarse = self.before, self.before
-        for depth, position, fine_integral, coarse_integral in self.pieces:
+        for depth, position, fine_integral, coarse_integral in self.segments:
             if goal <= depth[0]:
                 break
             end = float(np.interp(goal, depth, position))
@@ -265,24 +269,24 @@ class Potential:
         )
 
 
-def branch_ends(ratios: Host, wanted: Host, branch: str) -> Host:
+def branch_ends(ratios: Host, ratios_asked: Host, branch: str) -> Host:
     """Index along a curve (n,) of the node before which a branch has each of the ``wanted`` ratios (k,); n beyond the last.
 
     The uninformed branch comes from the first node and ends where the ratio is reached, the informed one from the last.
     """
-    reached = ratios >= wanted[:, None]
+    reached = ratios >= ratios_asked[:, None]
     if branch == "uninformed":
         return np.where(reached.any(1), reached.argmax(1), len(ratios))
     return np.where(reached.all(1), 0, len(ratios) - (~reached)[:, ::-1].argmax(1))
 
 
-def aitken(first: float, second: float, third: float) -> float:
+def aitken(a: float, b: float, c: float) -> float:
     """Limit of a sequence by Aitken's extrapolation; one that moves further than the sequence itself did is noise."""
-    step, bend = third - second, (third - second) - (second - first)
-    if not abs(bend) > 1e-13 * abs(third):
-        return third
-    limit = third - step**2 / bend
-    return limit if abs(limit - third) <= 3 * abs(step) else third
+    step, bend = c - b, (c - b) - (b - a)
+    if not abs(bend) > 1e-13 * abs(c):
+        return c
+    limit = c - step**2 / bend
+    return limit if abs(limit - c) <= 3 * abs(step) else c
 
 
 def perfect_prediction(problem: Problem, alpha: float, branch: str) -> Prediction:
@@ -387,10 +391,12 @@ def perfect_limit(problem: Problem) -> Threshold | None:
     if below is None or balanced is None or above is None or above[2] < 0.8 * below[2]:
         return None
     noise = above[1] + drift
-    low, middle, high = (float(rates.max()) for rates, *_ in (below, balanced, above))
-    limit = aitken(low, middle, high)
+    low, at_middle, high = (
+        float(rates.max()) for rates, *_ in (below, balanced, above)
+    )
+    limit = aitken(low, at_middle, high)
     # Where it is no geometric sequence, what is left is not known better than the last step.
-    uncertain = abs(limit - high) if limit != high else abs(high - middle)
+    uncertain = abs(limit - high) if limit != high else abs(high - at_middle)
     return Threshold(limit, uncertain + limit * noise)
 
 
@@ -404,12 +410,12 @@ def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:
 
     P = problem.components
     second, bottom = prior_moments(problem)
-    unknown = np.diagonal(second - bottom)
+    prior_variance = np.diagonal(second - bottom)
 
     def log_share(log_scale: float) -> float:
         """Logarithm of the largest unknown share of a component."""
         V = overlap_at(problem, np.exp(log_scale) * np.eye(P))[1]
-        return float(np.log(max(np.max(np.diagonal(V) / unknown), 1e-300)))
+        return float(np.log(max(np.max(np.diagonal(V) / prior_variance), 1e-300)))
 
     def ratio(share: float) -> float:
         """Sample ratio that leaves an unknown share."""

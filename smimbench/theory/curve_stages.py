@@ -47,14 +47,14 @@ class Node:
 
 @dataclass(eq=False)
 class Stage:
-    """Part of the curve on which the components ``learned`` are learned; ``new`` components determine its initial direction.
+    """Part of the curve on which the components ``learned`` are learned; ``new_components`` determine its initial direction.
 
     The components ``perfect`` among them have reached their end before the others; they stay where they are. Nodes ``ahead``, the
     farthest first, were found before those that the curve needs on the way to them.
     """
 
     learned: list[int]
-    new: list[int]
+    new_components: list[int]
     nodes: list[Node]
     perfect: list[int]
     step: float
@@ -123,10 +123,12 @@ def polynomial(t: Host, values: Any, end: float) -> Host:
     return np.asarray(krogh_interpolate(t, np.asarray(values, dtype=float), end))
 
 
-def change(first: Host, second: Host) -> Host:
+def change(start: Host, end: Host) -> Host:
     """Difference of two values where both are finite, 0 elsewhere."""
-    both = np.isfinite(first) & np.isfinite(second)
-    return np.where(both, np.where(both, second, 0.0) - np.where(both, first, 0.0), 0.0)
+    is_finite = np.isfinite(start) & np.isfinite(end)
+    return np.where(
+        is_finite, np.where(is_finite, end, 0.0) - np.where(is_finite, start, 0.0), 0.0
+    )
 
 
 class Corrector:
@@ -152,7 +154,7 @@ class Corrector:
             if few
             else node.log_ratios
         )
-        for a in stage.moving if node.missed is None else stage.new:
+        for a in stage.moving if node.missed is None else stage.new_components:
             x = node.x.copy()
             x[a] += step
             node.slope[:, a] = (
@@ -171,7 +173,7 @@ class Corrector:
         block = slope[np.ix_(moving, moving)]
         tangent[moving] = np.linalg.svd(block[1:] - block[:1])[2][-1]
         forward = (
-            tangent[stage.new].sum()
+            tangent[stage.new_components].sum()
             if stage.direction is None
             else tangent @ stage.direction
         )

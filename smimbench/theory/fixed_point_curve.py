@@ -15,7 +15,7 @@ from smimbench.theory.curve import (
     HELD,
     NEVER,
     Curve,
-    Piece,
+    Segment,
     TurningPoint,
     branch_ends,
     perfect_prediction,
@@ -57,11 +57,11 @@ class StageCurve:
         """Position in an interval where the curve has this log alpha, and its error by the cautious interpolant."""
         from scipy.optimize import brentq
 
-        where = brentq(
+        position = brentq(
             lambda t: float(self.smooth(t)[-1]) - log_alpha, start, end, xtol=1e-13
         )
-        slope = abs(float(self.smooth(where, 1)[-1]))
-        return where, abs(float(self.cautious(where)[-1]) - log_alpha) / max(
+        slope = abs(float(self.smooth(position, 1)[-1]))
+        return position, abs(float(self.cautious(position)[-1]) - log_alpha) / max(
             slope, 1e-3
         )
 
@@ -136,14 +136,14 @@ class FixedPointCurve(Continuation, Curve):
         if k == len(followed.log_alpha):
             return self._beyond(alpha, target, end, branch)
         curve = followed.curves[int(followed.number[k])]
-        where, shift = followed.position[k], 0.0
+        position, shift = followed.position[k], 0.0
         # Between two stages a component waits for its own sample ratio.
         if followed.number[k - 1] == followed.number[k]:
-            where, shift = curve.crossing(target, followed.position[k - 1], where)
-        x, along = curve.smooth(where)[:-1], curve.smooth(where, 1)
+            position, shift = curve.crossing(target, followed.position[k - 1], position)
+        x, along = curve.smooth(position)[:-1], curve.smooth(position, 1)
         stage = curve.stage
-        spread = np.abs(x - curve.cautious(where)[:-1]) + shift * np.abs(along[:-1])
-        x_error, ratio_error = self._errors(curve, where, spread, along)
+        spread = np.abs(x - curve.cautious(position)[:-1]) + shift * np.abs(along[:-1])
+        x_error, ratio_error = self._errors(curve, position, spread, along)
         x_error = x_error + self._unlearned_error(self.stages.index(stage) + 1, target)
         widened = [
             *stage.learned,
@@ -160,14 +160,14 @@ class FixedPointCurve(Continuation, Curve):
         )
 
     def _errors(
-        self, curve: StageCurve, where: float, spread: Host, along: Host
+        self, curve: StageCurve, position: float, spread: Host, along: Host
     ) -> tuple[Host, Host]:
         """Error of x at fixed alpha, and of log alpha_a at fixed x, from errors of nodes and interpolation."""
         s, moving = curve.lengths, curve.stage.moving
-        k = int(np.clip(np.searchsorted(s, where), 1, len(s) - 1))
-        share = np.clip((where - s[k - 1]) / (s[k] - s[k - 1]), 0, 1)
-        before, after = curve.stage.nodes[k - 1], curve.stage.nodes[k]
-        block = ((1 - share) * before.slope + share * after.slope)[
+        k = int(np.clip(np.searchsorted(s, position), 1, len(s) - 1))
+        share = np.clip((position - s[k - 1]) / (s[k] - s[k - 1]), 0, 1)
+        previous, following = curve.stage.nodes[k - 1], curve.stage.nodes[k]
+        block = ((1 - share) * previous.slope + share * following.slope)[
             np.ix_(moving, moving)
         ]
         # Secants know the slope across the curve; along it all log alpha_a change as log alpha does.
@@ -175,8 +175,10 @@ class FixedPointCurve(Continuation, Curve):
         block = block + np.outer(along[-1] - block @ tangent, tangent) / (
             tangent @ tangent
         )
-        error = ((1 - share) * before.total_error + share * after.total_error)[moving]
-        x_error, ratio_error = np.zeros((2, len(before.x)))
+        error = ((1 - share) * previous.total_error + share * following.total_error)[
+            moving
+        ]
+        x_error, ratio_error = np.zeros((2, len(previous.x)))
         x_error[moving] = (
             np.sqrt((np.linalg.pinv(block, rcond=1e-6) ** 2) @ error**2)
             + spread[moving]
@@ -191,14 +193,17 @@ class FixedPointCurve(Continuation, Curve):
         learned = self.stages[number - 1].learned if number else []
         if stage is None or len(stage.learned) == len(learned) or len(stage.nodes) == 1:
             return x_error
-        before, after = stage.nodes[:2]
-        new, rise = stage.new[0], after.log_alpha - before.log_alpha
-        start = next(b for b in self.bifurcations if b.component == new)
+        previous, following = stage.nodes[:2]
+        component, rise = (
+            stage.new_components[0],
+            following.log_alpha - previous.log_alpha,
+        )
+        start = next(b for b in self.bifurcations if b.component == component)
         if start.alpha > 0 and rise > 0:
             missing = np.log(start.alpha) - target
-            x_error[new] = (
+            x_error[component] = (
                 max(0.0, start.error / start.alpha - missing)
-                * (after.x - before.x)[new]
+                * (following.x - previous.x)[component]
                 / rise
             )
         return x_error
@@ -229,10 +234,14 @@ class FixedPointCurve(Continuation, Curve):
         if end == np.inf or len(stage.learned) < len(qhat):
             # The curve ends where numbers do: the error that is left is as uncertain as it is small.
             return self._pack(alpha, qhat, [qhat * np.exp(1.0)], branch)
-        left = (end - target) / (end - node.log_alpha) if end > node.log_alpha else 0.0
-        if left <= 0:
+        remaining = (
+            (end - target) / (end - node.log_alpha) if end > node.log_alpha else 0.0
+        )
+        if remaining <= 0:
             return perfect_prediction(self.problem, alpha, branch)
-        return self._pack(alpha, qhat / left, [qhat / left * np.exp(0.5)], branch)
+        return self._pack(
+            alpha, qhat / remaining, [qhat / remaining * np.exp(0.5)], branch
+        )
 
     def _pack(
         self,
@@ -308,16 +317,16 @@ class FixedPointCurve(Continuation, Curve):
             * float(followed.error[np.argmin(np.abs(followed.nodes - log_alpha))]),
         )
 
-    def pieces(self) -> list[Piece]:
+    def segments(self) -> list[Segment]:
         """The whole curve on fine grids, one for each stage."""
         self.follow()
-        return [self._piece(curve) for curve in self._followed().curves]
+        return [self._segment(curve) for curve in self._followed().curves]
 
-    def _piece(self, curve: StageCurve) -> Piece:
+    def _segment(self, curve: StageCurve) -> Segment:
         qhat = self.ratios.qhat(curve.values[:, :-1], curve.stage.learned)
         V = np.diagonal(self.ratios.overlap(qhat)[1], axis1=-2, axis2=-1)
         error = np.interp(curve.position, curve.lengths, curve.error)
-        return Piece(curve.position, curve.values[:, -1], error, qhat, V)
+        return Segment(curve.position, curve.values[:, -1], error, qhat, V)
 
     def thresholds(self) -> Thresholds:
         """All critical sample ratios."""

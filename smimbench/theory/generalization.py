@@ -58,20 +58,20 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> Errors:
         error over scrambles. The Bayes error is ``E |f(z) - f(z')|^2 / 2`` with two independent draws from the posterior,
         which is unbiased; averaging draws into a predictor first would add its variance.
     """
-    known: dict[bytes, Errors] = cached_on(problem, "generalization_error", dict)
+    memory: dict[bytes, Errors] = cached_on(problem, "generalization_error", dict)
     key = np.asarray(Q, dtype=float).tobytes() + np.asarray(V, dtype=float).tobytes()
-    if key not in known:
+    if key not in memory:
         closed = problem.channel.generalization_error
-        known[key] = (
+        memory[key] = (
             sampled_errors(problem, Q, V)
             if closed is None
             else _closed_errors(closed(Q, V))
         )
-    return known[key]
+    return memory[key]
 
 
-def _closed_errors(found: Errors) -> Errors:
-    return _not_negative({kind: _scalar(found[kind]) for kind in KINDS})
+def _closed_errors(formulas: Errors) -> Errors:
+    return _not_negative({kind: _scalar(formulas[kind]) for kind in KINDS})
 
 
 def sampled_errors(problem: Problem, Q: Array, V: Array) -> Errors:
@@ -80,7 +80,7 @@ def sampled_errors(problem: Problem, Q: Array, V: Array) -> Errors:
 
 
 def measured_error(
-    problem: Problem, truth: Array, cross: Array, own: Array, V: Array | None
+    problem: Problem, truth: Array, cross: Array, gram: Array, V: Array | None
 ) -> Errors:
     """Generalization errors of a given estimate.
 
@@ -91,11 +91,11 @@ def measured_error(
     V : ndarray (P, P) or None
         Error that the algorithm claims; None leaves the Bayes predictor out.
     """
-    joint = np.block([[truth, cross], [cross.T, own]])
-    found = _errors_of_samples(problem, joint, np.zeros_like(own) if V is None else V)
+    joint = np.block([[truth, cross], [cross.T, gram]])
+    errors = _errors_of_samples(problem, joint, np.zeros_like(gram) if V is None else V)
     if V is None:
-        del found["bayes"]
-    return found
+        del errors["bayes"]
+    return errors
 
 
 def point_errors(problem: Problem, Q: Array, V: Array, uncertain: Array) -> Errors:
@@ -119,19 +119,19 @@ def curve_errors(
 
 
 def _with_error_of_V(
-    problem: Problem, found: Errors, Q: Array, V: Array, uncertain: Array
+    problem: Problem, errors: Errors, Q: Array, V: Array, uncertain: Array
 ) -> Errors:
     move = np.diag(
         np.minimum(np.broadcast_to(uncertain, len(V)), np.maximum(np.diagonal(Q), 0.0))
     )
     if move.max() <= 1e-8:  # less does not show
-        return found
-    here, there = (
+        return errors
+    unmoved, moved = (
         generalization_error(problem, q, v) for q, v in ((Q, V), (Q - move, V + move))
     )
     return {
-        k: e._replace(error=e.error + abs(there[k].value - here[k].value))
-        for k, e in found.items()
+        k: e._replace(error=e.error + abs(moved[k].value - unmoved[k].value))
+        for k, e in errors.items()
     }
 
 
@@ -145,16 +145,16 @@ def _errors_along_curve(
     """
     second = float(problem.prior.second_moment(1)[0, 0])
     roots = np.sqrt([float(v[0, 0]) for v in V])
-    middle, half = (roots.max() + roots.min()) / 2, (roots.max() - roots.min()) / 2
+    center, half = (roots.max() + roots.min()) / 2, (roots.max() - roots.min()) / 2
     if half < 1e-9:
         return [generalization_error(problem, Q[0], V[0])] * len(Q)
-    nodes = middle + half * np.cos(np.pi * np.arange(NODES) / (NODES - 1))
+    nodes = center + half * np.cos(np.pi * np.arange(NODES) / (NODES - 1))
     nodes = np.clip(nodes, 0.0, None)
     values = [
         generalization_error(problem, np.array([[second - s * s]]), np.array([[s * s]]))
         for s in nodes
     ]
-    found: list[Errors] = [{} for _ in Q]
+    along_curve: list[Errors] = [{} for _ in Q]
     for kind in KINDS:
         at_nodes = np.array([v[kind].value for v in values])
         noise = max(float(v[kind].error) for v in values)
@@ -165,27 +165,29 @@ def _errors_along_curve(
         gap = np.minimum(
             np.abs(fine - coarse), (fine - coarse) ** 2 / scale * 100 + 1e-12
         )
-        for entry, value, error in zip(found, fine, gap):
+        for entry, value, error in zip(along_curve, fine, gap):
             entry[kind] = Uncertain(
                 float(max(value, 0.0)), float(error + noise), values[0][kind].method
             )
-    return found
+    return along_curve
 
 
-def _scalar(found: Uncertain) -> Uncertain:
+def _scalar(uncertain: Uncertain) -> Uncertain:
     return Uncertain(
-        float(np.asarray(found.value)), float(np.asarray(found.error)), found.method
+        float(np.asarray(uncertain.value)),
+        float(np.asarray(uncertain.error)),
+        uncertain.method,
     )
 
 
-def _not_negative(found: Errors) -> Errors:
+def _not_negative(errors: Errors) -> Errors:
     """Set negative values within rounding or noise to 0; keep clearly negative values, so that they are noticed."""
-    rounding = 1e-14 * max(abs(entry.value) for entry in found.values())
+    rounding = 1e-14 * max(abs(entry.value) for entry in errors.values())
     return {
         kind: entry._replace(value=0.0)
         if -rounding - 4 * entry.error <= entry.value < 0
         else entry
-        for kind, entry in found.items()
+        for kind, entry in errors.items()
     }
 
 
@@ -201,21 +203,21 @@ def _errors_of_samples(
         normal = normal_points(
             4 * P * C, POINTS, "generalization error", scramble
         ).reshape(POINTS, 4 * P, C)
-        both = mixing @ normal[:, : 2 * P]
-        truth, omega = both[:, :P], both[:, P:] + faint * normal[:, P : 2 * P]
+        pair = mixing @ normal[:, : 2 * P]
+        truth, omega = pair[:, :P], pair[:, P:] + faint * normal[:, P : 2 * P]
         latents = (
             truth,
             omega,
             omega + spread @ normal[:, 2 * P : 3 * P],
             omega + spread @ normal[:, 3 * P :],
         )
-        y, plugin, first, second = (
+        y, plugin, draw, other_draw = (
             predict_twice(channel, z, scramble) for z in latents
         )
         means.append((y[0] + y[1]).mean(axis=0) / 2)
         squares.append(_product(*y))
         sums["plugin"].append(_product(y[0] - plugin[0], y[1] - plugin[1]))
-        sums["bayes"].append(_product(y[0] - first[0], y[1] - second[1]))
+        sums["bayes"].append(_product(y[0] - draw[0], y[1] - other_draw[1]))
     sums["constant"] = _variances(np.stack(means), np.array(squares))
     method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {POINTS})"
     return _not_negative({
@@ -224,12 +226,13 @@ def _errors_of_samples(
     })  # fmt: skip
 
 
-def _product(first: Array, second: Array) -> float:
+def _product(label: Array, other_label: Array) -> float:
     """Mean inner product of two labels."""
-    one, two = (
-        np.asarray(part, dtype=float).reshape(len(part), -1) for part in (first, second)
+    flat, other_flat = (
+        np.asarray(labels, dtype=float).reshape(len(labels), -1)
+        for labels in (label, other_label)
     )
-    return float(np.mean(np.sum(one * two, axis=1)))
+    return float(np.mean(np.sum(flat * other_flat, axis=1)))
 
 
 def _variances(means: Array, squares: Array) -> list[float]:
@@ -239,14 +242,21 @@ def _variances(means: Array, squares: Array) -> list[float]:
     """
     count = len(means)
     flat = means.reshape(count, -1)
-    total, own = flat.sum(axis=0), np.sum(flat * flat, axis=1)
+    total, squared_norms = flat.sum(axis=0), np.sum(flat * flat, axis=1)
 
-    def value(total: Array, own: Array, squares: Array, n: int) -> float:
-        return float(squares.sum() / n - (total @ total - own.sum()) / (n * (n - 1)))
+    def value(total: Array, squared_norms: Array, squares: Array, n: int) -> float:
+        return float(
+            squares.sum() / n - (total @ total - squared_norms.sum()) / (n * (n - 1))
+        )
 
-    whole = value(total, own, squares, count)
-    rest = [
-        value(total - flat[s], np.delete(own, s), np.delete(squares, s), count - 1)
+    estimate = value(total, squared_norms, squares, count)
+    without_one = [
+        value(
+            total - flat[s],
+            np.delete(squared_norms, s),
+            np.delete(squares, s),
+            count - 1,
+        )
         for s in range(count)
     ]
-    return [count * whole - (count - 1) * one for one in rest]
+    return [count * estimate - (count - 1) * partial for partial in without_one]

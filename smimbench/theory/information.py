@@ -55,7 +55,7 @@ class Nodes:
         self.count = 0
 
     @cached_property
-    def known(self) -> dict[str, Uncertain]:
+    def evaluated(self) -> dict[str, Uncertain]:
         """Nodes by their keys."""
         return self._read()
 
@@ -109,7 +109,7 @@ class Nodes:
         evaluate: Callable[[Array, Array], Uncertain],
     ) -> Uncertain:
         key, is_kept = self.key(kind, Q, V), True
-        node = self.known.get(key)
+        node = self.evaluated.get(key)
         if (
             node is None or np.shape(node.value) != Q.shape
         ):  # a stored one may be anything
@@ -119,7 +119,7 @@ class Nodes:
                 node, is_kept = self._evaluate(key, lambda: evaluate(Q, V))
         self._is_sampled |= Q.ndim == 2 and is_sampled(node.method)
         if is_kept:
-            self.known[key] = node
+            self.evaluated[key] = node
             self.count += 1
             self.reached()
         return node
@@ -198,15 +198,15 @@ def susceptibility_at(
     of_channel = problem.channel.susceptibility
 
     def sampled(q: Array, v: Array) -> Uncertain:
-        found = sampled_moments(problem.channel, problem.model.sites, q, v)[1]
-        if not np.isfinite(found.error).all():
+        susceptibility = sampled_moments(problem.channel, problem.model.sites, q, v)[1]
+        if not np.isfinite(susceptibility.error).all():
             name = problem.spec["channel"]["name"]
             raise ProblemError(
                 f"channel {name!r}",
                 "labels do not depend on the sign of a component, so thresholds need the second moment of its posterior; "
                 "return it from posterior(..., second_moment=True), or give a method susceptibility",
             )
-        return found
+        return susceptibility
 
     return _evaluated(
         problem,
@@ -229,10 +229,10 @@ def _evaluated(
     channel: Any = problem.channel
 
     def roughly(q: Array, v: Array) -> Uncertain:
-        found: Uncertain = getattr(channel, kind)(
+        estimate: Uncertain = getattr(channel, kind)(
             q, v, labels=channel.sampling.rough_labels(q, v)
         )
-        return found
+        return estimate
 
     nodes = nodes_of(problem)
     return (
@@ -286,9 +286,9 @@ def inverse_map(problem: Problem, Q: Host, V: Host, learned: Any) -> Host:
         matrix = np.zeros_like(spread)
         matrix[free] = log
         matrix = matrix + np.triu(matrix, 1).T
-        found = np.zeros_like(Q)
-        found[block] = spectral_function(matrix, np.exp)
-        return found
+        qhat = np.zeros_like(Q)
+        qhat[block] = spectral_function(matrix, np.exp)
+        return qhat
 
     def position(Q: Host, V: Host) -> Host:
         """Coordinate of a point that increases from minus to plus infinity: log Q at one end, -log V at the other."""

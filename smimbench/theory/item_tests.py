@@ -163,8 +163,8 @@ class ChannelTest(ItemTest):
     def check(self, Q: Host, V: Host, point: int) -> None:
         """Test the channel at an overlap; ``point`` numbers the draws."""
         second = np.diagonal(prior_moments(self.problem)[0])
-        unknown = float(np.max(np.diagonal(V) / second))
-        place = f"at V = {unknown:.1g} of the second moment"
+        unknown_share = float(np.max(np.diagonal(V) / second))
+        place = f"at V = {unknown_share:.1g} of the second moment"
         failures_of = partial(self._failures, Q, V, f"posterior {place}", point)
         (z, omega), seconds = self.grown(failures_of)
         self._require_independent(z[:8], omega, V, point)
@@ -441,7 +441,7 @@ class PriorTest(ItemTest):
             R = signal + np.tensordot(root, model.draw_noise(rng, P, dimension), axes=1)
             denoised = self.denoised(R, Qhat)
             estimate = denoised.estimate
-            gap, rest = signal - estimate, signal - mean
+            gap, deviation = signal - estimate, signal - mean
             stated.append(np.asarray(denoised.V).sum(1) / unit)
             functions = {
                 "the estimate is not the mean of the law it was drawn from": estimate
@@ -460,7 +460,9 @@ class PriorTest(ItemTest):
                 product(gap, gap) / unit - stated[-1]
             )
             row[MOMENT] = (product(signal, signal) - second.sum(1)) / square
-            row["mean is not that of the signals"] = product(rest, constant) / square
+            row["mean is not that of the signals"] = (
+                product(deviation, constant) / square
+            )
             row["mean_overlap is not that of the mean with itself"] = (
                 product(mean, mean) - bottom.sum(1)
             ) / square

@@ -15,7 +15,7 @@ from smimbench.numerics.linalg import symmetric_root
 from smimbench.problem.assumed import Assuming
 from smimbench.theory.generalization import measured_error
 from smimbench.theory.questions import NO_THEORY
-from smimbench.theory.types import plain
+from smimbench.theory.types import per_component
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,23 +35,23 @@ def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
     those of a run. Leading axes are a batch.
     """
     P, symmetry = problem.components, problem.channel.symmetry
-    truth, cross, own = (np.asarray(matrix, dtype=float) for matrix in overlaps)
+    truth, cross, gram = (np.asarray(matrix, dtype=float) for matrix in overlaps)
     if symmetry == "none":
-        return Overlaps(truth, cross, own)
+        return Overlaps(truth, cross, gram)
     if symmetry == "signs":
         signs = np.where(np.diagonal(cross, axis1=-2, axis2=-1) < 0, -1.0, 1.0)
         return Overlaps(
             truth,
             signs[..., None] * cross,
-            signs[..., None] * own * signs[..., None, :],
+            signs[..., None] * gram * signs[..., None, :],
         )
     if cross.ndim > 2:
-        each = [
+        batch = [
             aligned(problem, Overlaps(*overlap_matrices))
-            for overlap_matrices in zip(truth, cross, own)
+            for overlap_matrices in zip(truth, cross, gram)
         ]
-        return Overlaps(*(np.stack(parts) for parts in zip(*each)))
-    vectors = symmetric_root(np.block([[truth, cross.T], [cross, own]])) * np.sqrt(
+        return Overlaps(*(np.stack(matrices) for matrices in zip(*batch)))
+    vectors = symmetric_root(np.block([[truth, cross.T], [cross, gram]])) * np.sqrt(
         2 * P
     )
     if problem.model.rank == "extensive":
@@ -65,7 +65,7 @@ def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
     move = np.asarray(inner(moved, estimate)) @ np.linalg.pinv(
         np.asarray(inner(estimate, estimate)), rcond=1e-12
     )
-    return Overlaps(truth, move @ cross, move @ own @ move.T)
+    return Overlaps(truth, move @ cross, move @ gram @ move.T)
 
 
 def scores(overlaps: Overlaps) -> dict[str, Host]:
@@ -121,14 +121,14 @@ def limit_point(
         Whether errors of prediction are wanted too (sampled, some 10 ms each).
     """
     # Matrices of all evaluations and starts, (E, S, P, P) each.
-    given = (
+    stacked = (
         np.array(
             [[overlaps[k] for overlaps in starts] for starts in evaluations],
             dtype=float,
         )
         for k in range(3)
     )
-    overlaps = aligned(problem, Overlaps(*given))
+    overlaps = aligned(problem, Overlaps(*stacked))
     metrics = {name: value.mean(axis=1) for name, value in scores(overlaps).items()}
     values = {name: value.mean(axis=0) for name, value in metrics.items()}
     errors = {name: np.zeros_like(value) for name, value in values.items()}
@@ -146,19 +146,28 @@ def limit_point(
                 np.std(value, axis=0, ddof=1) / np.sqrt(count), errors[name]
             )
     names = ("cosine", "squared_cosine") if problem.model.rank == "low" else ("cosine",)
-    more: JsonObject = {name: values[name].tolist() for name in names}
-    more |= {f"{name}_error": errors[name].tolist() for name in names}
-    more |= {"alpha": float(alpha), "overlap_error": plain(errors["overlap"])}
-    more["calibration"] = (
+    numbers: JsonObject = {name: values[name].tolist() for name in names}
+    numbers |= {f"{name}_error": errors[name].tolist() for name in names}
+    numbers |= {
+        "alpha": float(alpha),
+        "overlap_error": per_component(errors["overlap"]),
+    }
+    numbers["calibration"] = (
         None
         if V is None
         else (np.diagonal(V) / np.maximum(values["mse"], 1e-300)).tolist()
     )
     if prediction:
-        more |= _errors_of_prediction(problem, overlaps, V)
-    cross, own = (matrix.mean(axis=1).mean(axis=0) for matrix in overlaps[1:])
+        numbers |= _errors_of_prediction(problem, overlaps, V)
+    cross, gram = (matrix.mean(axis=1).mean(axis=0) for matrix in overlaps[1:])
     return AlgorithmPrediction(
-        values["mse"], errors["mse"], cross, method, branch, own_overlap=own, more=more
+        values["mse"],
+        errors["mse"],
+        cross,
+        method,
+        branch,
+        own_overlap=gram,
+        more=numbers,
     )
 
 
@@ -167,23 +176,27 @@ def _errors_of_prediction(
 ) -> JsonObject:
     """Errors of prediction on fresh samples, and their errors, for some of the overlaps (E, S, P, P)."""
     starts = overlaps.truth.shape[1]
-    some = [
+    chosen = [
         matrix[: max(1, PREDICTIONS // starts), :PREDICTIONS] for matrix in overlaps
     ]
-    each = [
+    evaluations = [
         [measured_error(problem, T, M.T, Q, V) for T, M, Q in zip(*matrices)]
-        for matrices in zip(*some)
+        for matrices in zip(*chosen)
     ]
     # Evaluations differ by chance, starts do not, unless only some of them are looked at.
-    groups = each if starts <= PREDICTIONS else [[errors] for errors in each[0]]
+    groups = evaluations
+    if starts > PREDICTIONS:
+        groups = [[errors] for errors in evaluations[0]]
     document: JsonObject = {
         "generalization_error": {},
         "generalization_error_error": {},
     }
-    for kind in each[0][0]:
+    for kind in evaluations[0][0]:
         means = [np.mean([errors[kind].value for errors in group]) for group in groups]
         chance = np.std(means, ddof=1) / np.sqrt(len(means)) if len(means) > 1 else 0.0
-        sampled = np.mean([errors[kind].error for group in each for errors in group])
+        sampled = np.mean(
+            [errors[kind].error for group in evaluations for errors in group]
+        )
         document["generalization_error"][kind] = float(np.mean(means))
         document["generalization_error_error"][kind] = float(np.hypot(chance, sampled))
     return document

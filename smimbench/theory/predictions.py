@@ -86,9 +86,9 @@ def independent_parts(
     )
 
 
-def solve_part(problem: Problem, part: tuple[str, Sequence[float]]) -> None:
+def solve_part(problem: Problem, task: tuple[str, Sequence[float]]) -> None:
     """Evaluate one part; the results are stored in the problem's ``Nodes``."""
-    kind, values = part
+    kind, values = task
     if kind == "nodes":
         information_at(
             problem,

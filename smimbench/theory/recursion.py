@@ -29,7 +29,7 @@ MOST_ITERATIONS = 60
 """Accelerated iterations per sample ratio; doubled, fewer points end with "were not enough"."""
 SOLVED = 0.02
 """Residual that is left, in errors of the information; doubled, an iteration fewer, and twice its part in the stated error."""
-KNOWN = np.log(1e14)
+KNOWN_LOG_QHAT = np.log(1e14)
 """Log Qhat from which on the signal counts as known; doubled, one iteration more."""
 MOST_CORRECTIONS = 6
 """Accurate values that a fixed point may take on the way of rough ones; doubled, no change where differences vary slowly."""
@@ -119,17 +119,19 @@ class Recursion:
             return self._iterated(start, enough, target)
         return self._corrected(start, enough, target, offset)
 
-    def nearby(self, known: FixedPoint, enough: float) -> Host:
+    def nearby(self, fixed_point: FixedPoint, enough: float) -> Host:
         """Qhat of a fixed point, found from a known one at another sample ratio."""
-        relative = None if known.offset is None else known.relative
-        return self._iterated(known.qhat, enough, None, known.offset, relative).qhat
+        relative = None if fixed_point.offset is None else fixed_point.relative
+        return self._iterated(
+            fixed_point.qhat, enough, None, fixed_point.offset, relative
+        ).qhat
 
     def _corrected(
         self, start: Host, enough: float, target: FixedPoint | None, offset: Host | None
     ) -> FixedPoint:
         offset = np.zeros_like(start) if offset is None else offset
         relative = None if target is None else target.relative
-        qhat, before = start, np.inf
+        qhat, previous_gap = start, np.inf
         best: FixedPoint | None = None
         for _ in range(MOST_CORRECTIONS):
             solution = self._iterated(qhat, enough, target, offset, relative)
@@ -148,12 +150,12 @@ class Recursion:
             solution = solution._replace(
                 relative=relative, residual=residual, method=information.method
             )
-            if np.diagonal(log).min() > KNOWN:
+            if np.diagonal(log).min() > KNOWN_LOG_QHAT:
                 return solution
             if best is None or residual < best.residual:
                 best = solution
             offset, qhat = image - self.image(log, rough=True)[0], solution.qhat
-            remaining = residual * max(0.1, min(residual / before, 1.0))
+            remaining = residual * max(0.1, min(residual / previous_gap, 1.0))
             if min(remaining, residual) <= max(enough, SOLVED * relative):
                 final = self._iterated(qhat, enough, None, offset, relative)
                 return FixedPoint(
@@ -163,7 +165,7 @@ class Recursion:
                     information.method,
                     offset,
                 )
-            before = residual
+            previous_gap = residual
         assert best is not None
         if (
             best.residual <= best.relative
@@ -190,10 +192,10 @@ class Recursion:
         residual, best = np.inf, np.inf
         method = ""
         for count in range(MOST_ITERATIONS):
-            unknown = (
+            unknown_shares = (
                 np.diagonal(overlap_at(self.problem, exponential(x))[1]) / self.second
             )
-            if not (unknown > 1e-200).all():
+            if not (unknown_shares > 1e-200).all():
                 relative, residual, method = 1.0, 1.0, method or BELOW_RESOLUTION
                 break
             image, information = self.image(x, rough=offset is not None)
@@ -202,7 +204,7 @@ class Recursion:
                 _relative(information) if stated is None else stated,
                 information.method,
             )
-            if not relative < 0.5 and (unknown < 1e-3).all():
+            if not relative < 0.5 and (unknown_shares < 1e-3).all():
                 relative, residual, method = 1.0, 1.0, f"{method}, {BELOW_RESOLUTION}"
                 break
             step = image - x
@@ -211,13 +213,13 @@ class Recursion:
                 target, image, relative
             )
             # Sampled values may jump: after a while a residual below their error is enough.
-            least = (
+            smallest_residual = (
                 relative if offset is not None and count >= 12 else SOLVED * relative
             )
             if (
                 arrived
-                or residual <= max(enough, least)
-                or np.diagonal(x).min() > KNOWN
+                or residual <= max(enough, smallest_residual)
+                or np.diagonal(x).min() > KNOWN_LOG_QHAT
             ):
                 x = image
                 break
@@ -259,10 +261,10 @@ def is_same_fixed_point(target: FixedPoint, log: Host, relative: float) -> bool:
     return distance(target.qhat, exponential(log)) < 0.3 * relative
 
 
-def distance(qhat: Host, other: Host) -> float:
+def distance(qhat: Host, other_qhat: Host) -> float:
     """Largest entry of the difference of two Qhat (P, P) in units of the diagonal of the first.
 
     The logarithms may differ by more: those of eigenvalues that are lost in the noise of the others.
     """
     scale = np.sqrt(np.diagonal(qhat))
-    return float(np.abs((other - qhat) / np.outer(scale, scale)).max())
+    return float(np.abs((other_qhat - qhat) / np.outer(scale, scale)).max())

@@ -26,7 +26,7 @@ from smimbench.theory.curve import (
     HELD,
     NEVER,
     Curve,
-    Piece,
+    Segment,
     TurningPoint,
     aitken,
     branch_ends,
@@ -161,17 +161,17 @@ class ScalarCurve(Curve):
         self, alphas: Sequence[float], branch: str = "uninformed"
     ) -> list[Prediction]:
         """The fixed point of one branch at every sample ratio."""
-        wanted = np.asarray(alphas, dtype=float)
+        ratios_asked = np.asarray(alphas, dtype=float)
         nodes, ratios = self._along
-        upper = branch_ends(ratios, wanted, branch)
+        upper = branch_ends(ratios, ratios_asked, branch)
         if branch == "informed" and self.perfect is not None:
-            upper[wanted >= self.perfect.value] = len(
+            upper[ratios_asked >= self.perfect.value] = len(
                 ratios
             )  # counting says where V = 0 is stable, whatever the last node is
         inside = (upper > 0) & (upper < len(ratios))
         log_qhat = np.where(upper == 0, -np.inf, np.inf)
         if inside.any():
-            targets, end = np.log(wanted[inside]), upper[inside]
+            targets, end = np.log(ratios_asked[inside]), upper[inside]
             log_qhat[inside] = bracketed_roots(
                 lambda x, index: np.log(self.alpha_of(x)[0]) - targets[index],
                 nodes[end - 1],
@@ -184,7 +184,7 @@ class ScalarCurve(Curve):
             )
         on_curve = np.isfinite(log_qhat)
         predictions = iter(
-            self._on_curve(wanted[on_curve], log_qhat[on_curve], branch)
+            self._on_curve(ratios_asked[on_curve], log_qhat[on_curve], branch)
             if on_curve.any()
             else ()
         )
@@ -192,7 +192,7 @@ class ScalarCurve(Curve):
             next(predictions)
             if is_on_curve
             else self._beyond(alpha, bool(x > 0), branch)
-            for alpha, x, is_on_curve in zip(wanted, log_qhat, on_curve)
+            for alpha, x, is_on_curve in zip(ratios_asked, log_qhat, on_curve)
         ]
 
     def _beyond(self, alpha: float, informed: bool, branch: str) -> Prediction:
@@ -232,12 +232,14 @@ class ScalarCurve(Curve):
         )
         if stated.any():
             move = np.minimum(stated, 0.5) * V
-            here, there = (
+            information, moved_information = (
                 self._information_at(Q, V).value,
                 self._information_at(Q - move, V + move).value,
             )
             with np.errstate(divide="ignore", invalid="ignore"):
-                relative = relative + np.nan_to_num(np.abs(there / here - 1))
+                relative = relative + np.nan_to_num(
+                    np.abs(moved_information / information - 1)
+                )
         relative = relative + ROUNDING
         error = (
             np.abs(response) * relative / np.maximum(np.abs(slope), 1e-12)
@@ -255,14 +257,17 @@ class ScalarCurve(Curve):
         branch: str,
     ) -> Prediction:
         """Prediction at an overlap; ``relative`` is the error of log alpha there."""
-        each = np.ones(len(self.identity))
-        error, ratio_error = float(error) * each, float(alpha * relative) * each
+        each_component = np.ones(len(self.identity))
+        error, ratio_error = (
+            float(error) * each_component,
+            float(alpha * relative) * each_component,
+        )
         matrices = float(Q) * self.identity, float(V) * self.identity
         return Prediction(
             float(alpha), *matrices, error, branch, self.method, alpha_error=ratio_error
         )
 
-    def pieces(self) -> list[Piece]:
+    def segments(self) -> list[Segment]:
         """The whole curve on one fine grid."""
         x = np.linspace(self.nodes[0], self.nodes[-1], 2001)
         relative = np.interp(
@@ -270,15 +275,15 @@ class ScalarCurve(Curve):
             self.nodes,
             self.alpha_error / np.where(np.isfinite(self.alpha), self.alpha, 1.0),
         )
-        each = np.ones((1, len(self.identity)))
+        each_component = np.ones((1, len(self.identity)))
         V = np.minimum.accumulate(self._overlap(x)[1])
         return [
-            Piece(
+            Segment(
                 x,
                 np.log(self.alpha_of(x)[0]),
                 relative,
-                np.exp(x)[:, None] * each,
-                V[:, None] * each,
+                np.exp(x)[:, None] * each_component,
+                V[:, None] * each_component,
             )
         ]
 
@@ -346,8 +351,10 @@ class ScalarCurve(Curve):
             )  # a discrete signal: once known, it stays known at any sample ratio
         # A prior may not know more than rounding allows: the sequence ends where it does.
         end = min(1e10, float(np.exp(self.nodes[-1])))
-        (last, before), (error, _) = self.alpha_of(np.log(end / np.array([1.0, LATE])))
-        if not last <= max(RISING * before, before + 3 * error):
+        (end_ratio, late_ratio), (error, _) = self.alpha_of(
+            np.log(end / np.array([1.0, LATE]))
+        )
+        if not end_ratio <= max(RISING * late_ratio, late_ratio + 3 * error):
             return None  # noise decides at last, however little there is of it
         values = [self._alpha_at(np.log(end / 10**k)) for k in range(5, -1, -1)]
         if not (np.isfinite(values).all() and values[-1] <= 1.5 * values[-4]):
@@ -434,8 +441,8 @@ class GridCurve(ScalarCurve):
             return inside
 
         def gap(x: Host, index: Host) -> Host:
-            unknown: Host = np.maximum(self._overlap(x)[1], 1e-300)
-            return np.log(unknown / level)
+            V: Host = np.maximum(self._overlap(x)[1], 1e-300)
+            return np.log(V / level)
 
         # The error of a discrete signal falls by many orders of magnitude from one node to the next.
         return np.append(inside, bracketed_roots(gap, inside[-1:], beyond))
@@ -460,10 +467,10 @@ class GridCurve(ScalarCurve):
             table = np.hstack([table, [between, *super().alpha_of(between)]])
             table = table[:, np.argsort(table[0])]
         nodes, alpha, error = table
-        unknown = np.where(np.isfinite(alpha), alpha, 0.0) * interpolation_error(
+        uncertain = np.where(np.isfinite(alpha), alpha, 0.0) * interpolation_error(
             nodes, alpha
         )
-        return nodes, alpha, np.hypot(error, unknown)
+        return nodes, alpha, np.hypot(error, uncertain)
 
     @cached_property
     def _interpolants(self) -> tuple[Any, Any]:
@@ -512,8 +519,8 @@ def shares_overlap(problem: Problem) -> bool:
 
 def limit_of(values: Sequence[float]) -> Threshold:
     """Limit of a sequence of at least four values at geometrically spaced points; its error from its last step."""
-    limit, before = aitken(*values[-3:]), aitken(*values[-4:-1])
-    return Threshold(limit, abs(limit - before) + 1e-12 * abs(limit))
+    limit, previous_limit = aitken(*values[-3:]), aitken(*values[-4:-1])
+    return Threshold(limit, abs(limit - previous_limit) + 1e-12 * abs(limit))
 
 
 def turns(values: Array, noise: Array) -> list[tuple[int, bool]]:
@@ -550,11 +557,13 @@ def interpolation_error(nodes: Array, alpha: Array) -> Array:
     return errors
 
 
-def resolved(V: Array, log_qhat: Array, unknown: float, faintest: float) -> int:
+def resolved(V: Array, log_qhat: Array, scale: float, faintest: float) -> int:
     """Nodes up to which V still decreases; beyond them double precision cannot resolve it."""
-    if not (SMALL * unknown > V).any():
+    if not (SMALL * scale > V).any():
         return len(V)
     with np.errstate(divide="ignore", invalid="ignore"):
         fall = -np.diff(np.log(V)) / np.diff(log_qhat)
-    bad = (V[1:] < SMALL * unknown) & ~((fall > SLOWEST) & (V[1:] > faintest * unknown))
-    return int(np.argmax(bad)) + 1 if bad.any() else len(V)
+    is_unresolved = (V[1:] < SMALL * scale) & ~(
+        (fall > SLOWEST) & (V[1:] > faintest * scale)
+    )
+    return int(np.argmax(is_unresolved)) + 1 if is_unresolved.any() else len(V)

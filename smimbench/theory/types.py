@@ -16,7 +16,7 @@ NOTHING = 1e-9
 """Information, or an error of the signal, that counts as zero; doubled, channels of half that information are uninformative."""
 
 
-def plain(values: Sequence[float] | Host) -> float | list[float]:
+def per_component(values: Sequence[float] | Host) -> float | list[float]:
     """Numbers per component as JSON; a single component gives a number."""
     numbers = [float(number) for number in values]
     return numbers[0] if len(numbers) == 1 else numbers
@@ -118,7 +118,7 @@ class TheoryPoint:
         numbers = {field.name: getattr(self, field.name) for field in fields(self)}
         document = {k: number for k, number in numbers.items() if number is not None}
         for name in PER_COMPONENT:
-            document[name] = plain(document[name])
+            document[name] = per_component(document[name])
         document["overlap"] = self.overlap.tolist()
         if self.free_entropy is not None and not math.isfinite(self.free_entropy):
             document["free_entropy"] = None
@@ -249,8 +249,11 @@ class Thresholds:
         the Bayes-optimal one), ``algorithmic`` (the uninformed branch ends): ``{"value", "error"}`` or None; ``sequential``: a
         list of ``{"layer", "value", "error"}``; ``hard_phase``: ``[from, to]`` or None; ``reasons``.
         """
-        found = {name: at and at.document() for name, at in self.by_name().items()}
-        weak, recovery = found.pop("weak_recovery"), found.pop("perfect_recovery")
+        thresholds = {name: at and at.document() for name, at in self.by_name().items()}
+        weak, recovery = (
+            thresholds.pop("weak_recovery"),
+            thresholds.pop("perfect_recovery"),
+        )
         if self.late_recovery and recovery and self.perfect_recovery:
             informed = self.perfect_recovery.document()
             recovery |= {"branch": "uninformed", "informed": informed}
@@ -259,7 +262,7 @@ class Thresholds:
             "weak_recovery": weak,
             "perfect_recovery": recovery,
             "sequential": [step.document() for step in self.sequential],
-            **found,
+            **thresholds,
             "hard_phase": hard.ends if hard else None,
             "reasons": self.reasons,
         }

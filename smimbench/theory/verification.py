@@ -238,10 +238,10 @@ def verify_point(
         needed_draws = draws * max(
             (check.missing(resolve) for check in goals), default=1.0
         )
-        now = clock()
+        end = clock()
         possible_draws = (
-            draws * (seconds - (now - begin)) / (now - start)
-            if now > start
+            draws * (seconds - (end - begin)) / (end - start)
+            if end > start
             else math.inf
         )
         largest_draws = min(possible_draws, LARGEST_DRAWS)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from smimbench.interfaces import Uncertain
-from smimbench.theory.curve import Piece, Potential, aitken
+from smimbench.theory.curve import Segment, Potential, aitken
 from smimbench.theory.fixed_point_curve import FixedPointCurve
 from smimbench.theory.scalar import GridCurve, ScalarCurve, scalar_curve
 from tests.theory.test_coupled import Apart, Problem
@@ -86,7 +86,7 @@ def test_the_potential_is_the_integral_over_all_pieces():
     V = 1 / (1 + qhat)
     parts = slice(0, 201), slice(200, 401)
     halves = [
-        Piece(s[k], np.zeros(201), np.full(201, 1e-3), qhat[k], V[k]) for k in parts
+        Segment(s[k], np.zeros(201), np.full(201, 1e-3), qhat[k], V[k]) for k in parts
     ]
     # No fixed points, where the integrand would vanish: the end itself is known to a part of a step.
     for end in (0.9, 0.5, 0.07):
