@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from smimbench.interfaces import Uncertain
-from smimbench.theory.curve import Segment, Potential, aitken
+from smimbench.theory.curve import Potential, Segment, aitken
 from smimbench.theory.fixed_point_curve import FixedPointCurve
 from smimbench.theory.scalar import GridCurve, ScalarCurve, scalar_curve
 from tests.theory.test_coupled import Apart, Problem
