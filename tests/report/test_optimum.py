@@ -64,20 +64,8 @@ def test_the_closed_form_comes_first():
 
 def test_without_runs_it_is_the_limit():
     assert optima([]) == {}
-    assert (
-        optima(
-            [
-                Reference(
-                    10,
-                    "gamp",
-                    np.zeros(1),
-                    {"0/0": np.zeros(1), "0/1": np.zeros(1)},
-                    None,
-                )
-            ]
-        )
-        == {}
-    )
+    perfect = {"0/0": np.zeros(1), "0/1": np.zeros(1)}
+    assert optima([Reference(10, "gamp", np.zeros(1), perfect, None)]) == {}
     assert optima([Reference(10, "gamp", np.ones(1), {"0/0": np.ones(1)}, None)]) == {}
     one = limit_of(theory_point(1.0, 0.3))
     assert (one.value.tolist(), one.source) == ([0.3], LIMIT)
@@ -87,10 +75,6 @@ def test_without_runs_it_is_the_limit():
     ("instance", "goal"), [("hard", 0.5), ("easy", 0.3), ("unknown", 0.3)]
 )
 def test_an_instance_may_be_harder_than_others(instance, goal):
-    one = Optimum(
-        np.array([0.3]),
-        np.array([0.01]),
-        LIMIT,
-        {"hard": np.array([0.5]), "easy": np.array([0.1])},
-    )
-    assert one.goal(instance).tolist() == [goal]
+    runs = {"hard": np.array([0.5]), "easy": np.array([0.1])}
+    optimum = Optimum(np.array([0.3]), np.array([0.01]), LIMIT, runs)
+    assert optimum.goal(instance).tolist() == [goal]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from smimbench.problem.problem import without
 from smimbench.report.comparison import compare_rows, exceeds
-from smimbench.report.labels import component_word, distinguish
+from smimbench.report.labels import distinguish
 from smimbench.report.results import Results
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
@@ -129,14 +128,6 @@ def test_a_comparison_matches_what_was_run_not_what_it_is_called():
     assert (
         sum(exceeds(entry.judgment, 5.0, entry.time_percent) for entry in entries) == 2
     )
-
-
-def test_the_word_for_a_component():
-    for spec, word in (
-        ({"name": "softmax", "layers": 2}, "layer"),
-        ({"name": "linear"}, "component"),
-    ):
-        assert component_word(SimpleNamespace(spec={"channel": spec})) == word
 
 
 def test_an_estimate_of_two_components_from_elsewhere_is_scored(tmp_path, capsys):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 
 import numpy as np
 import pytest
 
-from smimbench.report.row import LearnedSequence
+from smimbench.report.row import (
+    HalfOverlap,
+    LearnedSequence,
+    LearningFactor,
+    LearningOrder,
+)
 from smimbench.report.statistics import learning_order
 from smimbench.report.tables import learning_tables
 from tests.report.rows import changed, printed, row
@@ -28,62 +33,50 @@ def trajectory(first, second, samples=True):
 
 
 def test_medians_order_and_factor():
-    runs = [
-        trajectory(80, 10),
-        trajectory(40, 20),
-        trajectory(90, 30),
-        trajectory(5, 50),
+    steps = (80, 10), (40, 20), (90, 30), (5, 50)
+    layers, order = learning_order([trajectory(*at) for at in steps], [1.0, 1.0], 100.0)
+    assert [astuple(layer) for layer in layers] == [
+        (0.5, 1.0, 60, 600, 6, 120),
+        (0.5, 1.0, 25, 250, 2.5, 50),
     ]
-    layers, order = learning_order(runs, [1.0, 1.0], 100.0)
-    assert [layer.target for layer in layers] == [0.5, 0.5]
-    assert [layer.iterations for layer in layers] == [60, 25]
-    assert [layer.samples for layer in layers] == [600, 250]
-    assert [layer.epochs for layer in layers] == [6, 2.5]
-    assert [layer.seconds for layer in layers] == [120, 50]
-    assert order.sequences == [LearnedSequence([2, 1], 3), LearnedSequence([1, 2], 1)]
-    assert order.success == 1
     factors = np.log([8, 2, 3, 10])
-    assert order.factor.mean == pytest.approx(math.exp(factors.mean()))
-    assert order.factor.sem == pytest.approx(
-        math.exp(factors.mean()) * factors.std(ddof=1) / 2
+    mean = math.exp(factors.mean())
+    assert order == LearningOrder(
+        [LearnedSequence([2, 1], 3), LearnedSequence([1, 2], 1)],
+        1,
+        LearningFactor(
+            pytest.approx(mean),
+            pytest.approx(mean * factors.std(ddof=1) / 2),
+            4,
+            "samples",
+        ),
     )
-    assert order.factor.runs == 4
-    assert order.factor.axis == "samples"
 
 
 def test_runs_that_fail_count_as_infinity():
     runs = [trajectory(1000, 10), trajectory(1000, 20), trajectory(50, 30), None]
     layers, order = learning_order(runs, [1.0, 1.0], 100.0)
-    assert layers[0].fraction == 0.25
-    assert layers[0].iterations is None
-    assert layers[1].iterations == 25
-    assert layers[1].fraction == 0.75
+    assert [layer.fraction for layer in layers] == [0.25, 0.75]
+    assert [layer.iterations for layer in layers] == [None, 25]
     assert order.success == 0.25
     assert LearnedSequence([], 1) in order.sequences
-    assert order.factor.runs == 1
-    assert order.factor.sem is None
+    assert (order.factor.runs, order.factor.sem) == (1, None)
     json.dumps([*map(asdict, layers), asdict(order)], allow_nan=False)
 
 
 def test_half_is_half_of_what_can_be_held():
     layers, order = learning_order([trajectory(60, 10)], [0.0, 0.4], 100.0)
-    assert layers[0].target is None
-    assert layers[0].fraction is None
+    assert layers[0] == HalfOverlap()
     assert layers[1].target == 0.2
-    assert order.sequences == [LearnedSequence([2], 1)]
-    assert order.success == 1
-    assert order.factor is None
+    assert order == LearningOrder([LearnedSequence([2], 1)], 1, None)
 
 
 def test_algorithms_that_do_not_count_samples():
     layers, order = learning_order(
         [trajectory(60, 10, samples=False)], [1.0, 1.0], 100.0
     )
-    assert layers[0].samples is None
-    assert layers[0].epochs is None
-    assert layers[0].iterations == 60
-    assert order.factor.mean == pytest.approx(6)
-    assert order.factor.axis == "iterations"
+    assert astuple(layers[0])[2:5] == (60, None, None)
+    assert (order.factor.mean, order.factor.axis) == (pytest.approx(6), "iterations")
 
 
 def test_a_start_that_holds_everything_has_no_factor():
@@ -108,47 +101,21 @@ def test_table_shows_epochs_order_and_factor():
     text = printed(learning_tables(rows()))
     assert "two layers: order of learning" in text
     line = next(line for line in text.splitlines() if line.startswith("sgd"))
-    assert "6.0" in line
-    assert "1.5" in line
-    assert "2 1 (2)" in line
-    assert "4±" in line
-    assert "100%" in line
+    assert all(text in line for text in ("6.0", "1.5", "2 1 (2)", "4±", "100%"))
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
-def test_a_layer_that_most_runs_never_learn_leaves_the_unit_alone():
-    lost = {
-        "fraction": 0.5,
-        "iterations": None,
-        "samples": None,
-        "epochs": None,
-        "seconds": None,
-    }
-    first, *rest = rows()
+@pytest.mark.parametrize(
+    ("iterations", "unit"), [(None, "epochs"), (40.0, "iterations")]
+)
+def test_a_layer_that_most_runs_never_learn_leaves_the_unit_alone(iterations, unit):
+    layer, *others = rows()
+    times = HalfOverlap(layer.runs.half_overlap.target, 0.5, iterations)
     text = printed(
-        learning_tables(
-            [
-                changed(
-                    first, half_overlap={**asdict(first.runs.half_overlap), **lost}
-                ),
-                *rest,
-            ]
-        )
+        learning_tables([changed(layer, half_overlap=asdict(times)), *others])
     )
-    assert "median epochs" in text
-    assert "never" in text
-    uncounted = {**lost, "iterations": 40.0}
-    text = printed(
-        learning_tables(
-            [
-                changed(
-                    first, half_overlap={**asdict(first.runs.half_overlap), **uncounted}
-                ),
-                *rest,
-            ]
-        )
-    )
-    assert "median iterations" in text
+    assert f"median {unit}" in text
+    assert ("never" in text) is (iterations is None)
 
 
 def test_one_component_has_no_order():
@@ -163,6 +130,5 @@ def test_one_component_has_no_order():
 def test_where_nothing_can_be_learned_nothing_is_in_order():
     """Below the first weak recovery all optimal overlaps are 0."""
     layers, order = learning_order([trajectory(60, 10), None], [0.0, 0.0], 100.0)
-    assert [one.target for one in layers] == [None, None]
-    assert order.sequences == [LearnedSequence([], 2)]
-    assert order.factor is None
+    assert layers == [HalfOverlap(), HalfOverlap()]
+    assert order == LearningOrder([LearnedSequence([], 2)], 1, None)

@@ -1,4 +1,4 @@
-"""The verdict: who is best, by what ratio, and whether it matches its prediction."""
+"""The verdict: who is best, by what ratio, and whether it agrees with theory."""
 
 from __future__ import annotations
 
@@ -26,38 +26,43 @@ def at(alpha, mean, bayes, *, algorithm="gamp", own=None, sem=0.01, **more):
                ratio_to_bayes=ratio, target=1e-3, no_theory=None if own is not None else "it brings none", **more)  # fmt: skip
 
 
+def judge(*rows, against=None):
+    """The verdict on one problem."""
+    (verdict,) = verdicts(rows, against)
+    return verdict
+
+
+def ranking(verdict):
+    return [(entry.algorithm, entry.missing) for entry in verdict.contenders]
+
+
 def test_the_ratio_is_a_geometric_mean_with_its_error():
-    (found,) = verdicts([at(0.1, 0.8, 0.4), at(0.2, 0.1, 0.2, sem=0.02)])
-    (one,) = found.contenders
-    assert one.ratio_to_bayes == pytest.approx(math.sqrt(2.0 * 0.5))
+    (best,) = judge(at(0.1, 0.8, 0.4), at(0.2, 0.1, 0.2, sem=0.02)).contenders
+    assert best.ratio_to_bayes == pytest.approx(math.sqrt(2.0 * 0.5))
     # d log G = (sem1 / mean1 (+) sem2 / mean2) / 2
-    assert one.ratio_error == pytest.approx(math.hypot(0.01 / 0.8, 0.02 / 0.1) / 2)
+    assert best.ratio_error == pytest.approx(math.hypot(0.01 / 0.8, 0.02 / 0.1) / 2)
 
 
 def test_the_ratio_orders_and_not_the_distance_to_its_own_theory():
     """Descent that does exactly what its theory says is still further from the limit."""
     large = {"dimension": 1000, "sem": 0.001, "n": 16}
-    rows = [
-        at(0.1, 0.9, 0.4, algorithm="adam", own=0.9, **large),
-        at(0.1, 0.4, 0.4, own=0.4, **large),
-    ]
-    (found,) = verdicts(rows)
-    assert [one.algorithm for one in found.contenders] == ["gamp", "adam"]
-    assert [one.agreement.prediction for one in found.contenders] == ["yes", "yes"]
-    assert verdict_line(found) == (
+    adam = at(0.1, 0.9, 0.4, algorithm="adam", own=0.9, **large)
+    verdict = judge(adam, at(0.1, 0.4, 0.4, own=0.4, **large))
+    assert ranking(verdict) == [("gamp", 0), ("adam", 0)]
+    assert {entry.agreement.prediction for entry in verdict.contenders} == {"yes"}
+    assert verdict_line(verdict) == (
         "p: gamp is best, 1.000±0.003 times the optimal error, agrees with theory "
         "(a deviation above 3.5% would have been detected), 1 s per run"
     )
 
 
 def test_what_is_off_its_theory_says_by_how_much():
-    (found,) = verdicts([at(0.1, 0.8, 0.4, own=0.4, n=16, dimension=1000)])
+    verdict = judge(at(0.1, 0.8, 0.4, own=0.4, n=16, dimension=1000))
     assert re.fullmatch(
         r"p: gamp, 2.00±0.02 times the optimal error, disagrees with theory \(\+100%, z [\d.]+\), 1 s per run",
-        verdict_line(found),
+        verdict_line(verdict),
     )
-    (found,) = verdicts([at(0.1, 0.8, 0.4)])
-    assert "no prediction" in verdict_line(found)
+    assert "no prediction" in verdict_line(judge(at(0.1, 0.8, 0.4)))
 
 
 @pytest.mark.parametrize(("below", "mean", "n", "dimension"), [
@@ -65,52 +70,48 @@ def test_what_is_off_its_theory_says_by_how_much():
 ])  # fmt: skip
 def test_what_is_better_than_possible_is_no_winner(below, mean, n, dimension):
     """An error of half the optimum has seen the teacher, or more samples than it says."""
-    cheat = at(
-        0.1,
-        mean,
-        0.4,
-        algorithm="cheat",
-        sem=0.005 * mean if n > 1 else None,
-        n=n,
-        dimension=dimension,
-    )
-    (found,) = verdicts([cheat, at(0.1, 0.41, 0.4, dimension=dimension)])
-    assert [one.algorithm for one in found.contenders] == (
-        ["gamp", "cheat"] if below else ["cheat", "gamp"]
-    )
-    assert (
-        verdict_line(found).endswith(
-            "cheat: below the Bayes optimum: check samples, teacher or code"
-        )
-        is below
-    )
-    assert ("below the" in printed(contender_tables([found]))) is below
-    (alone,) = verdicts([cheat])
-    assert ("below the Bayes optimum" in verdict_line(alone)) is below
+    about = {"algorithm": "cheat", "n": n, "dimension": dimension}
+    cheat = at(0.1, mean, 0.4, sem=0.005 * mean if n > 1 else None, **about)
+    verdict = judge(cheat, at(0.1, 0.41, 0.4, dimension=dimension))
+    assert (verdict.contenders[0].algorithm == "gamp") is below
+    remark = "cheat: below the Bayes optimum: check samples, teacher or code"
+    assert verdict_line(verdict).endswith(remark) is below
+    assert ("below the" in printed(contender_tables([verdict]))) is below
+    assert ("below the Bayes optimum" in verdict_line(judge(cheat))) is below
 
 
-def test_who_has_no_estimate_somewhere_comes_last():
-    rows = [
-        at(0.1, 0.41, 0.4),
-        at(0.2, None, 0.2, sem=None),
-        at(0.1, 0.9, 0.4, algorithm="adam"),
-        at(0.2, 0.5, 0.2, algorithm="adam"),
-    ]
-    (found,) = verdicts(rows)
-    assert [(one.algorithm, one.missing) for one in found.contenders] == [
-        ("adam", 0),
-        ("gamp", 1),
-    ]
-    (found,) = verdicts([at(0.1, None, 0.4, sem=None)])
-    assert verdict_line(found) == "p: no algorithm produced an estimate"
-    assert found.contenders[0].near_fraction is None
-    assert (
-        near_words(found.contenders[0]) == ""
-    )  # what was not run has not failed to come near
-    assert near_words(verdicts([at(0.1, 0.9, 0.4)])[0].contenders[0]) in (
-        "partly",
-        "never",
-    )
+ADAM = {"algorithm": "adam"}
+HALF = {"algorithm": "half", "nominal_alpha": 0.1}
+ORDERS = {
+    "no estimate somewhere": (
+        [at(0.1, 0.41, 0.4), at(0.2, None, 0.2, sem=None), at(0.1, 0.9, 0.4, **ADAM), at(0.2, 0.5, 0.2, **ADAM)],
+        [("adam", 0), ("gamp", 1)],
+    ),
+    # An online run stands at the sample ratio of all its fresh samples: an error of 0.02 there is not nearest to anything.
+    "only where theory is zero": (
+        [at(30.0, 0.02, 0.0, algorithm="sgd", nominal_alpha=0.1), at(0.1, 0.48, 0.4), at(0.1, 0.8, 0.4, **ADAM)],
+        [("gamp", 0), ("adam", 0), ("sgd", 0)],
+    ),
+    # An easy point alone makes no winner.
+    "fewer sample ratios": (
+        [at(0.1, 0.4, 0.4, **HALF), *(at(alpha, 0.5, 0.4) for alpha in (0.1, 0.2))],
+        [("gamp", 0), ("half", 1)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_who_lacks_an_estimate_or_a_ratio_comes_last(case):
+    rows, expected = ORDERS[case]
+    assert ranking(judge(*rows)) == expected
+
+
+def test_what_was_not_run_has_not_failed_to_come_near():
+    verdict = judge(at(0.1, None, 0.4, sem=None))
+    assert verdict_line(verdict) == "p: no algorithm produced an estimate"
+    assert verdict.contenders[0].near_fraction is None
+    assert near_words(verdict.contenders[0]) == ""
+    assert near_words(judge(at(0.1, 0.9, 0.4)).contenders[0]) in ("partly", "never")
 
 
 def test_points_without_an_optimal_error_are_named_and_not_counted():
@@ -119,165 +120,95 @@ def test_points_without_an_optimal_error_are_named_and_not_counted():
         ("0.05", "0.2", "0.5"), dict.fromkeys(("seconds", "iterations", "fraction"))
     )
     rows = [at(0.1, 0.44, 0.4), at(0.2, 0.3, None, time_to_theory=unknown)]
-    (found,) = verdicts(rows)
-    one = found.contenders[0]
-    assert (one.points, one.unsolved) == (1, 1)
-    assert one.near_fraction == rows[0].cost.near["0.05"].fraction
-    assert verdict_line(found).endswith(
+    verdict = judge(*rows)
+    (best,) = verdict.contenders
+    assert (best.points, best.unsolved) == (1, 1)
+    assert best.near_fraction == rows[0].cost.near["0.05"].fraction
+    assert verdict_line(verdict).endswith(
         "1 of 2 sample ratios left out, whose optimal error is not known"
     )
-    (found,) = verdicts(rows[1:])
-    assert (
-        verdict_line(found)
-        == "p: gamp, error 0.3000±0.0100, 1 s per run, the optimal error is not known"
+    assert verdict_line(judge(*rows[1:])) == (
+        "p: gamp, error 0.3000±0.0100, 1 s per run, the optimal error is not known"
     )
     assert "never" not in printed(runtime_tables(rows[1:], "here"))
 
 
 def test_where_theory_is_zero_there_is_no_ratio_but_a_verdict():
-    (found,) = verdicts([at(0.3, 1e-9, 0.0), at(0.3, 0.02, 0.0, algorithm="adam")])
-    assert (
-        verdict_line(found)
-        == "p: gamp is best, 0 where the optimal error is 0, no prediction, 1 s per run"
+    verdict = judge(at(0.3, 1e-9, 0.0), at(0.3, 0.02, 0.0, **ADAM))
+    assert verdict_line(verdict) == (
+        "p: gamp is best, 0 where the optimal error is 0, no prediction, 1 s per run"
     )
-    assert [one.zero_reached for one in found.contenders] == [True, False]
-
-
-def test_who_was_seen_only_where_theory_is_zero_comes_after_those_with_a_ratio():
-    """An online run stands at the sample ratio of all its fresh samples: an error of 0.02 there is not nearest to anything."""
-    online = at(30.0, 0.02, 0.0, algorithm="sgd", nominal_alpha=0.1)
-    (found,) = verdicts(
-        [
-            online,
-            at(0.1, 0.48, 0.4, nominal_alpha=0.1),
-            at(0.1, 0.8, 0.4, algorithm="adam", nominal_alpha=0.1),
-        ]
-    )
-    assert [(one.algorithm, one.missing) for one in found.contenders] == [
-        ("gamp", 0),
-        ("adam", 0),
-        ("sgd", 0),
-    ]
-    assert "gamp is best, 1.2" in verdict_line(found)
-
-
-def test_who_was_run_at_fewer_sample_ratios_comes_last():
-    """An easy point alone makes no winner."""
-    easy = at(0.1, 0.4, 0.4, algorithm="half", nominal_alpha=0.1)
-    rows = [easy, *(at(a, 0.5, 0.4, nominal_alpha=a) for a in (0.1, 0.2))]
-    (found,) = verdicts(rows)
-    assert [(one.algorithm, one.missing) for one in found.contenders] == [
-        ("gamp", 0),
-        ("half", 1),
-    ]
+    assert [entry.zero_reached for entry in verdict.contenders] == [True, False]
 
 
 def test_components_are_counted_together():
-    (found,) = verdicts(
-        [at(0.1, 0.6, 0.5, component=1), at(0.1, 0.5, 0.5, component=2)]
-    )
-    assert found.contenders[0].ratio_to_bayes == pytest.approx(1.1)
+    rows = [at(0.1, 0.6, 0.5, component=1), at(0.1, 0.5, 0.5, component=2)]
+    assert judge(*rows).contenders[0].ratio_to_bayes == pytest.approx(1.1)
 
 
-def test_a_table_from_two_contenders_on():
-    assert not contender_tables(verdicts([at(0.1, 0.41, 0.4)]))
-    (text,) = [
-        printed(
-            contender_tables(
-                verdicts([at(0.1, 0.41, 0.4), at(0.1, 0.9, 0.4, algorithm="adam")])
-            )
-        )
-    ]
-    lines = [line for line in text.splitlines() if line.startswith(("gamp", "adam"))]
-    assert [line.split()[0] for line in lines] == ["gamp", "adam"]
-    assert max(map(len, text.splitlines())) <= 80
-    assert ", D = 100" in text
-    small = [
-        at(0.1, mean, 0.4, algorithm=name, dimension_letter="d")
-        for mean, name in ((0.41, "gamp"), (0.9, "adam"))
-    ]
-    assert ", d = 100" in printed(contender_tables(verdicts(small)))
+@pytest.mark.parametrize("letter", ["D", "d"])
+def test_a_table_from_two_contenders_on(letter):
+    about = {"dimension_letter": letter}
+    rows = [at(0.1, 0.41, 0.4, **about), at(0.1, 0.9, 0.4, **ADAM, **about)]
+    assert not contender_tables(verdicts(rows[:1]))
+    lines = printed(contender_tables(verdicts(rows))).splitlines()
+    names = [line.split()[0] for line in lines if line.startswith(("gamp", "adam"))]
+    assert names == ["gamp", "adam"]
+    assert max(map(len, lines)) <= 80
+    assert any(f", {letter} = 100" in line for line in lines)
+
+
+ERRORS = {"0/0": 0.2, "0/1": 0.5, "0/2": 0.9, "0/3": 0.4}
 
 
 def test_what_runs_do_not_tell_apart_is_tied():
     """Pair by pair: instances that are hard for both are no difference between them."""
-    spread = {"0/0": 0.2, "0/1": 0.5, "0/2": 0.9, "0/3": 0.4}
-    one = at(0.1, 0.5, 0.4, sem=0.15, values=spread)
-    always = at(
-        0.1,
-        0.55,
-        0.4,
-        sem=0.15,
-        algorithm="adam",
-        values={k: v * 1.1 + 1e-4 * i for i, (k, v) in enumerate(spread.items())},
-    )
-    now_and_then = at(
-        0.1,
-        0.6,
-        0.4,
-        sem=0.2,
-        algorithm="sgd",
-        values=dict(zip(spread, (0.5, 0.4, 1.1, 0.4))),
-    )
-    (found,) = verdicts([one, always, now_and_then])
-    assert found.tied == ["sgd"]
-    assert verdict_line(found).endswith(", tied with sgd")
+    gamp = at(0.1, 0.5, 0.4, sem=0.15, values=ERRORS)
+    shifted = {k: v * 1.1 + 1e-4 * i for i, (k, v) in enumerate(ERRORS.items())}
+    always = at(0.1, 0.55, 0.4, sem=0.15, algorithm="adam", values=shifted)
+    mixed = dict(zip(ERRORS, (0.5, 0.4, 1.1, 0.4)))
+    now_and_then = at(0.1, 0.6, 0.4, sem=0.2, algorithm="sgd", values=mixed)
+    verdict = judge(gamp, always, now_and_then)
+    assert verdict.tied == ["sgd"]
+    assert verdict_line(verdict).endswith(", tied with sgd")
     single = at(0.1, 0.9, 0.4, sem=None, algorithm="ridge", values={"0/0": 0.9})
-    (found,) = verdicts([one, single])
-    assert found.tied == ["ridge"]  # of one run nobody knows
-    (found,) = verdicts(
-        [
-            at(0.1, 0.5, 0.4),
-            *(at(0.1, 0.501, 0.4, algorithm=name, values={}) for name in "abc"),
-        ]
-    )
-    assert verdict_line(found).endswith(", tied with a and 2 more")
-    assert "tied with the first" in printed(contender_tables([found]))
-    assert max(map(len, printed(contender_tables([found])).splitlines())) <= 80
+    assert judge(gamp, single).tied == ["ridge"]  # of one run nobody knows
+    others = [at(0.1, 0.501, 0.4, algorithm=name, values={}) for name in "abc"]
+    verdict = judge(at(0.1, 0.5, 0.4), *others)
+    assert verdict_line(verdict).endswith(", tied with a and 2 more")
+    text = printed(contender_tables([verdict]))
+    assert "tied with the first" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_other_algorithms_have_the_ratio_of_errors_on_the_same_instances():
-    spread = {"0/0": 0.2, "0/1": 0.5, "0/2": 0.9, "0/3": 0.4}
-    one = at(0.1, 0.5, 0.4, values=spread)
-    twice = at(
-        0.1,
-        1.0,
-        0.4,
-        algorithm="adam",
-        values={k: v * (2 + 1e-3 * i) for i, (k, v) in enumerate(spread.items())},
-    )
-    best, other = verdicts([one, twice])[0].contenders
+    gamp = at(0.1, 0.5, 0.4, values=ERRORS)
+    doubled = {k: v * (2 + 1e-3 * i) for i, (k, v) in enumerate(ERRORS.items())}
+    twice = at(0.1, 1.0, 0.4, algorithm="adam", values=doubled)
+    best, adam = judge(gamp, twice).contenders
     assert best.compared is None
-    assert other.compared.reference == "gamp"
-    assert other.compared.ratio == pytest.approx(2, rel=1e-3)
-    assert re.fullmatch(
-        r"adam: 2 x gamp \(2 to 2\), 2.5 x optimal", contender_line(other)
-    )
-    best, other = verdicts([one, twice], "adam")[0].contenders
-    assert other.compared is None
+    assert adam.compared.reference == "gamp"
+    assert adam.compared.ratio == pytest.approx(2, rel=1e-3)
+    assert contender_line(adam) == "adam: 2 x gamp (2 to 2), 2.5 x optimal"
+    verdict = judge(gamp, twice, against="adam")
+    best, adam = verdict.contenders
+    assert adam.compared is None
     assert best.compared.ratio == pytest.approx(0.5, rel=1e-3)
-    assert "times the optimal error, 0.5 x adam (" in verdict_line(
-        verdicts([one, twice], "adam")[0]
-    )
+    assert "times the optimal error, 0.5 x adam (" in verdict_line(verdict)
 
 
 def test_fresh_samples_are_not_compared_with_the_data_set():
     """At its own, larger sample ratio an online run has a smaller optimum: its ratio to that says nothing of others."""
-    one = at(0.1, 0.5, 0.4, nominal_alpha=0.1)
     online = at(2.0, 0.04, 0.01, algorithm="sgd", nominal_alpha=0.1)
-    found = verdicts([one, online])[0].contenders
-    assert [entry.compared for entry in found] == [None, None]
-    assert {contender_line(entry) for entry in found} == {
-        "gamp: 1.25 x optimal",
-        "sgd: 4 x optimal",
-    }
+    contenders = judge(at(0.1, 0.5, 0.4), online).contenders
+    assert {entry.compared for entry in contenders} == {None}
+    lines = {contender_line(entry) for entry in contenders}
+    assert lines == {"gamp: 1.25 x optimal", "sgd: 4 x optimal"}
 
 
 def test_an_error_of_0_is_an_estimate():
-    found = verdicts([at(0.1, 0.0, 0.0), at(0.1, 1e-9, 0.0, algorithm="adam")])[
-        0
-    ].contenders
-    assert contender_line(found[1]) == "adam: 0 where the optimal error is 0"
+    _, adam = judge(at(0.1, 0.0, 0.0), at(0.1, 1e-9, 0.0, **ADAM)).contenders
+    assert contender_line(adam) == "adam: 0 where the optimal error is 0"
 
 
 # -- failures -------------------------------------------------------------------------------------------------------------
@@ -285,70 +216,56 @@ def test_an_error_of_0_is_an_estimate():
 
 def twins(lost, status="failed", runs=144, alphas=(0.1, 0.2)):
     """Rows of two algorithms with the same errors; at every sample ratio one of them has lost these runs."""
-    rng = np.random.default_rng(0)
-    rows = []
+    rng, rows = np.random.default_rng(0), []
     for alpha in alphas:
-        values = {
-            f"0/{k}": float(error)
-            for k, error in enumerate(
-                0.1 * np.exp(0.1 * rng.standard_normal(runs // len(alphas)))
-            )
-        }
-        for name, without in (("fails", lost), ("intact", 0)):
-            left = dict([*values.items()][without:])
-            counts = {"ok": len(left), status: without}
-            mean, sem = np.mean([*left.values()]) if left else None, 0.001
+        draws = 0.1 * np.exp(0.1 * rng.standard_normal(runs // len(alphas)))
+        values = {f"0/{k}": error for k, error in enumerate(draws.tolist())}
+        for algorithm, count in (("fails", lost), ("intact", 0)):
+            remaining = dict([*values.items()][count:])
+            mean = np.mean([*remaining.values()]) if remaining else None
+            about = {"algorithm": algorithm, "sem": 0.001, "n": len(remaining)}
+            counts = {"ok": len(remaining), status: count}
             rows.append(
-                at(
-                    alpha,
-                    mean,
-                    0.1,
-                    algorithm=name,
-                    sem=sem,
-                    values=left,
-                    n=len(left),
-                    status_counts=counts,
-                )
+                at(alpha, mean, 0.1, **about, values=remaining, status_counts=counts)
             )
     return rows
+
+
+def failing(rows):
+    return [row for row in rows if row.place.algorithm == "fails"]
 
 
 @pytest.mark.parametrize("status", ["failed", "diverged", "timeout"])
 @pytest.mark.parametrize("lost", [1, 9, 71])
 def test_who_fails_is_neither_best_nor_tied(status, lost):
-    (found,) = verdicts(twins(lost, status))
-    intact, fails = found.contenders
-    assert (intact.algorithm, fails.algorithm, found.tied) == ("intact", "fails", [])
+    verdict = judge(*twins(lost, status))
+    intact, fails = verdict.contenders
+    assert (fails.algorithm, verdict.tied) == ("fails", [])
     assert f"{2 * lost} of 144 runs failed" in contender_line(fails)
     # Each failure counts as the prior mean: ten times the error.
     share = lost / 72
-    assert fails.ratio_to_bayes == pytest.approx(
-        (1 - share) * intact.ratio_to_bayes + 10 * share, rel=0.01
-    )
+    ratio = (1 - share) * intact.ratio_to_bayes + 10 * share
+    assert fails.ratio_to_bayes == pytest.approx(ratio, rel=0.01)
     assert fails.compared.ratio == pytest.approx(10**share, rel=0.03)
-    (alone,) = verdicts(
-        [row for row in twins(lost, status) if row.place.algorithm == "fails"]
-    )
+    alone = judge(*failing(twins(lost, status)))
     assert f"{2 * lost} of 144 runs failed" in verdict_line(alone)
     assert alone.contenders[0].ratio_to_bayes == fails.ratio_to_bayes
 
 
 def test_what_was_refused_has_not_failed():
-    (found,) = verdicts(twins(9, "skipped"))
-    assert found.tied
-    assert all(not one.failed for one in found.contenders)
+    verdict = judge(*twins(9, "skipped"))
+    assert verdict.tied
+    assert not any(entry.failed for entry in verdict.contenders)
 
 
 def test_to_fail_everywhere_at_one_sample_ratio_is_no_estimate():
-    rows = [*twins(72, alphas=(0.1, 0.2))[:2], *twins(0)[2:]]
-    (found,) = verdicts(rows)
-    one = found.contenders[1]
-    assert (one.algorithm, one.points, one.missing, one.failed) == ("fails", 1, 1, 72)
-    assert one.ratio_to_bayes == pytest.approx(math.sqrt(10), rel=0.02)
-    (found,) = verdicts([row for row in twins(72) if row.place.algorithm == "fails"])
-    assert verdict_line(found) == "p: no algorithm produced an estimate"
-    (found,) = verdicts(twins(72))
-    assert contender_line(found.contenders[1]) == "fails: 144 of 144 runs failed"
+    _, fails = judge(*twins(72)[:2], *twins(0)[2:]).contenders
+    assert (fails.points, fails.missing, fails.failed) == (1, 1, 72)
+    assert fails.ratio_to_bayes == pytest.approx(math.sqrt(10), rel=0.02)
+    alone = judge(*failing(twins(72)))
+    assert verdict_line(alone) == "p: no algorithm produced an estimate"
+    _, fails = judge(*twins(72)).contenders
+    assert contender_line(fails) == "fails: 144 of 144 runs failed"
 
 
 def test_failures_count_in_the_summary_of_all_problems():
@@ -372,17 +289,17 @@ def test_where_no_optimum_is_known_errors_and_their_ratios_are_said():
         for alpha, mean in ((0.1, 0.4), (0.2, 0.1))
         for name, factor in (("adam", 1.5), ("gamp", 1.0))
     ]  # fmt: skip
-    (found,) = verdicts(rows)
-    gamp, adam = found.contenders
+    verdict = judge(*rows)
+    gamp, adam = verdict.contenders
     assert (gamp.algorithm, gamp.ratio_to_bayes) == ("gamp", None)
     assert gamp.mean_error.mean == pytest.approx(0.2)
-    assert "p: gamp is best, error 0.2000" in verdict_line(found)
-    assert "the optimal error is not known" in verdict_line(found)
+    assert "p: gamp is best, error 0.2000" in verdict_line(verdict)
+    assert "the optimal error is not known" in verdict_line(verdict)
     assert contender_line(adam).startswith(
         "adam: 1.5 x gamp (1.5 to 1.5), error 0.3000"
     )
-    text = printed(contender_tables([found]))
-    assert "mean error" in " ".join(text.split())
-    assert "error / optimal" not in " ".join(text.split())
+    text = " ".join(printed(contender_tables([verdict])).split())
+    assert "mean error" in text
+    assert "error / optimal" not in text
     assert "against theory" not in printed(error_tables(rows))
     assert "against theory" in printed(error_tables([at(0.1, 0.4, 0.4)]))
