@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
-import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import NUMPY, clip, matching, namespace, to_host
 from smimbench.derive.channel import IntegratedChannel
-from smimbench.derive.derived_prior import DerivedLaw, below_linear, error_curve
+from smimbench.derive.derived_prior import DerivedLaw, error_curve
 from smimbench.interfaces import Array, Channel, Denoised, Host, ParameterError
 from smimbench.numerics.chebyshev import values_by_panels
 from smimbench.numerics.linalg import inverse_root, is_diagonal, spectral_function
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
-from smimbench.numerics.memo import cached_on
 from smimbench.numerics.seeds import monte_carlo_rng
 
 
@@ -40,24 +40,7 @@ class DensityPrior(DerivedLaw):
     def __init__(self, prior: Any) -> None:
         super().__init__(prior)
         self._log_density = prior.law.log_density
-
-        low = -38.0
-        high = 38.0
-        for is_last in (False, False, False, True):  # zoom to where the mass is
-            t = np.linspace(low, high, 40_001)
-            w = np.sinh(t)
-            mass = self._raw_log_density(w) + np.log(np.cosh(t))
-            # The tails of the second moment decide whether there is one.
-            tails = (mass + 2 * np.log(np.abs(w) + 1e-300))[[0, -1]]
-            if high == 38.0 and tails.max() > max(mass.max() - 1, IMPOSSIBLE / 2):
-                raise ParameterError(
-                    "log_density",
-                    "must be the log-density of a law with finite variance, but it does not decrease far from 0",
-                )
-            if not is_last:
-                inside = np.flatnonzero(mass >= mass.max() - 60)
-                low = t[max(inside[0] - 1, 0)]
-                high = t[min(inside[-1] + 1, len(t) - 1)]
+        points, mass = self._support()
         height = np.exp(mass - mass.max())
         cumulative = np.concatenate([[0.0], np.cumsum((height[1:] + height[:-1]) / 2)])
         total, positive, negative, square = self._log_moments()
@@ -76,14 +59,37 @@ class DensityPrior(DerivedLaw):
                 f"must be the log-density of a law whose variance exceeds rounding, got {variance:g}",
             )
         self._scale(center, variance)
-        self._grid = w / self.unit, cumulative / cumulative[-1]
+        self._grid = points / self.unit, cumulative / cumulative[-1]
         # Quadratures need to be told where 1/64 of the law lies within a fiftieth of its width.
         steps = np.interp(np.linspace(0, 1, 65)[1:-1], self._grid[1], self._grid[0])
-        self._finest = float(np.diff(steps).min())
-        fine = np.diff(steps) < 0.02 * math.sqrt(self.variance)
-        self._places = np.unique(
-            np.concatenate([steps[:-1][fine], steps[1:][fine]])
-        ).tolist()
+        lengths = np.diff(steps)
+        self._finest = float(lengths.min())
+        narrow = lengths < 0.02 * math.sqrt(self.variance)
+        ends = np.concatenate([steps[:-1][narrow], steps[1:][narrow]])
+        self._places = np.unique(ends).tolist()
+
+    def _support(self) -> tuple[Host, Host]:
+        """Points ``w = sinh(t)``, uniform in t where the law has its mass, and the log-density in t."""
+        t = np.linspace(-38.0, 38.0, 40_001)
+        mass = self._log_density_of_sinh(t)
+        # The tails of the second moment decide whether there is one.
+        tails = (mass + 2 * np.log(np.abs(np.sinh(t)) + 1e-300))[[0, -1]]
+        if tails.max() > max(mass.max() - 1, IMPOSSIBLE / 2):
+            raise ParameterError(
+                "log_density",
+                "must be the log-density of a law with finite variance, but it does not decrease far from 0",
+            )
+        for _ in range(3):  # zoom to where the mass is
+            inside = np.flatnonzero(mass >= mass.max() - 60)
+            low = t[max(inside[0] - 1, 0)]
+            high = t[min(inside[-1] + 1, len(t) - 1)]
+            t = np.linspace(low, high, len(t))
+            mass = self._log_density_of_sinh(t)
+        return np.sinh(t), mass
+
+    def _log_density_of_sinh(self, t: Host) -> Host:
+        """Log-density of t for ``w = sinh(t)``."""
+        return self._raw_log_density(np.sinh(t)) + np.log(np.cosh(t))
 
     def _log_moments(self) -> Host:
         """Logarithms of the integral of the density, of both signs of its first moment and of its second moment, by ``w =
@@ -97,12 +103,9 @@ class DensityPrior(DerivedLaw):
             size = np.log(np.abs(w) + 1e-300)
             signs = (np.where(side * w > 0, size, IMPOSSIBLE) for side in (1, -1))
             factors = np.stack([np.zeros_like(w), *signs, 2 * size])
-            return np.asarray(
-                self._raw_log_density(w)
-                + factors[lines, np.arange(len(lines))]
-                + np.log(np.cosh(t))
-                + t * t / 2
-            )
+            factor = factors[lines, np.arange(len(lines))]
+            log_density = self._raw_log_density(w) + factor
+            return np.asarray(log_density + np.log(np.cosh(t)) + t * t / 2)
 
         moments = line_moments(
             log_weight, 4, NUMPY, None, tolerance=1e-8, reach=38.0, rounds=400
@@ -143,12 +146,12 @@ class DensityPrior(DerivedLaw):
         if not is_diagonal(host):
             return self._denoise_jointly(R, host)
         rows = np.asarray(to_host(R), dtype=np.float64)
-        posteriors = [
-            self._posterior(r, float(q)) for r, q in zip(rows, np.diagonal(host))
-        ]
+        estimate = np.empty(rows.shape)
+        errors = np.empty(len(rows))
+        for p, information in enumerate(np.diagonal(host).tolist()):
+            estimate[p], variance = self._posterior(rows[p], information)
+            errors[p] = variance.mean()
         xp = namespace(R)
-        errors = [variance.mean() for _, variance in posteriors]
-        estimate = np.stack([mean for mean, _ in posteriors])
         return Denoised(
             xp.asarray(estimate, **matching(R)),
             xp.asarray(np.diag(errors), **matching(R)),
@@ -160,14 +163,14 @@ class DensityPrior(DerivedLaw):
             return np.full_like(r, self.center), np.full_like(r, self.variance)
         if math.isinf(information):
             return r, np.zeros_like(r)
+
+        def moments(x: Host) -> Host:
+            return self._entries(x, np.full_like(x, information), 1e-6)[:2].T
+
         # Both are smooth in r, and entries are many.
         unit = math.sqrt(min(self.variance, 1 / information))
-        moments = values_by_panels(
-            lambda x: self._entries(x, np.full_like(x, information), 1e-6)[:2].T,
-            r,
-            1e-6 * np.array([unit, unit * unit]),
-        )
-        return moments[:, 0], np.maximum(moments[:, 1], 0.0)
+        columns = values_by_panels(moments, r, 1e-6 * np.array([unit, unit * unit]))
+        return columns[:, 0], np.maximum(columns[:, 1], 0.0)
 
     def _entries(self, r: Host, information: Host, tolerance: float) -> Host:
         """Posterior mean, posterior variance and log-density of the observations r, (3, N); each entry has its own
@@ -176,13 +179,9 @@ class DensityPrior(DerivedLaw):
         # The narrower of noise and law is the Gaussian along which the other one is integrated.
         narrow = information >= 1
         width = 1 / np.sqrt(information)
-        posterior = self._entries_along(
-            r,
-            information,
-            np.where(narrow, r, 0.0),
-            np.where(narrow, width, 1.0),
-            tolerance,
-        )
+        origin = np.where(narrow, r, 0.0)
+        scale = np.where(narrow, width, 1.0)
+        posterior = self._entries_along(r, information, origin, scale, tolerance)
         again = narrow & bool(self._places) & (self._finest < width)
         if again.any():
             # Quadrature along the noise may miss narrow parts of the law, and quadrature along the law may miss narrow noise.
@@ -191,9 +190,9 @@ class DensityPrior(DerivedLaw):
             along_law = self._entries_along(
                 r[again], information[again], zero, zero + 1, tolerance
             )
-            posterior[:, again] = np.where(
-                along_law[2] > posterior[2, again], along_law, posterior[:, again]
-            )
+            along_noise = posterior[:, again]
+            denser = along_law[2] > along_noise[2]
+            posterior[:, again] = np.where(denser, along_law, along_noise)
         return posterior
 
     def _entries_along(
@@ -202,15 +201,10 @@ class DensityPrior(DerivedLaw):
         """Posterior mean, variance and log-density of the observations, with quadrature nodes ``w = origin + scale t``."""
 
         def log_weight(t: Host, lines: Host) -> Host:
-            start, step, observed, precision = (
-                a[lines][:, None] for a in (origin, scale, r, information)
-            )
-            w = start + step * t
-            return np.asarray(
-                self._raw_log_density(w * self.unit)
-                - (w - observed) ** 2 * precision / 2
-                + t * t / 2
-            )
+            w = origin[lines][:, None] + scale[lines][:, None] * t
+            energy = (w - r[lines][:, None]) ** 2 * information[lines][:, None] / 2
+            log_density = self._raw_log_density(w * self.unit)
+            return np.asarray(log_density - energy + t * t / 2)
 
         places = self._places if (scale == 1).any() else ()
         moments = line_moments(
@@ -222,15 +216,11 @@ class DensityPrior(DerivedLaw):
             rounds=80,
             places=places,
         )
+        mean = origin + scale * moments.mean
         variance = np.maximum(moments.square - moments.mean**2, 0.0)
-        log_density = (
-            moments.log_norm
-            - self._norm
-            + np.log(self.unit * scale * np.sqrt(information))
-        )
-        return np.stack(
-            [origin + scale * moments.mean, scale**2 * variance, log_density]
-        )
+        log_unit = np.log(self.unit * scale * np.sqrt(information))
+        log_density = moments.log_norm - self._norm + log_unit
+        return np.stack([mean, scale**2 * variance, log_density])
 
     def _denoise_jointly(self, R: Array, Qhat: Host) -> Denoised:
         xp = namespace(R)
@@ -238,15 +228,13 @@ class DensityPrior(DerivedLaw):
         # A direction that was not observed has noise far beyond the law's own width.
         noise = spectral_function(Qhat, lambda values: 1 / np.maximum(values, 1e-9))
         joint = IntegratedChannel(_Columns(self, P), sites=1)
-        device = array_api_compat.device(R)
         columns = xp.astype(xp.matrix_transpose(R), xp.float64)[:, :, None]
-        labels = xp.zeros((R.shape[1],), dtype=xp.float64, device=device)
-        posterior = joint.posterior(
-            labels, columns, xp.asarray(noise, dtype=xp.float64, device=device)
-        )
+        labels = xp.zeros((R.shape[1],), **matching(columns))
+        noise = xp.asarray(noise, **matching(columns))
+        posterior = joint.posterior(labels, columns, noise)
+        estimate = xp.matrix_transpose(posterior.mean[:, :, 0])
         return Denoised(
-            xp.astype(xp.matrix_transpose(posterior.mean[:, :, 0]), R.dtype),
-            xp.astype(posterior.covariance, R.dtype),
+            xp.astype(estimate, R.dtype), xp.astype(posterior.covariance, R.dtype)
         )
 
     def _error(self, Qhat: Host) -> Host:
@@ -259,13 +247,10 @@ class DensityPrior(DerivedLaw):
         noise = inverse_root(Qhat, 1e-9) @ rng.standard_normal(W.shape)
         return np.asarray(self._denoise_jointly(W + noise, Qhat).V)
 
-    def _scalar_error(self, information: Host) -> Host:
-        curve = cached_on(
-            self,
-            "curve",
-            lambda: error_curve(self._exact_error, self.variance, together=True),
-        )
-        return below_linear(curve(information), information, self.variance)
+    @cached_property
+    def _curve(self) -> Callable[[Host], Host]:
+        """Error as a function of the information, by quadrature."""
+        return error_curve(self._exact_error, self.variance, together=True)
 
     def _exact_error(self, information: Host) -> Host:
         """Mean posterior variance ``E Var(w | r)`` (N,), by nested adaptive quadrature over w and r."""
@@ -275,11 +260,9 @@ class DensityPrior(DerivedLaw):
             r = (self.center + scale[lines][:, None] * t).ravel()
             precision = np.repeat(information[lines], t.shape[1])
             chunks = np.array_split(np.arange(len(r)), len(r) // 4096 + 1)
-            posterior = np.concatenate(
-                [self._entries(r[chunk], precision[chunk], 1e-4) for chunk in chunks],
-                axis=1,
-            )
-            log_error = (posterior[2] + np.log(posterior[1])).reshape(t.shape)
+            posteriors = [self._entries(r[at], precision[at], 1e-4) for at in chunks]
+            _, variance, log_density = np.concatenate(posteriors, axis=1)
+            log_error = (log_density + np.log(variance)).reshape(t.shape)
             return np.asarray(log_error + np.log(scale[lines])[:, None] + t * t / 2)
 
         with np.errstate(divide="ignore"):

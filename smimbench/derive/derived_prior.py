@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from smimbench.backend.arrays import matching, namespace, to_host
+from smimbench.derive.delegate import Delegate
 from smimbench.interfaces import Array, Factor, Host, Overlap, ParameterError, Prior
 from smimbench.interfaces.item import gives, with_defaults
 from smimbench.numerics.linalg import symmetric
@@ -19,13 +21,14 @@ HIGHEST = 1e16
 out a decade."""
 
 
-class DerivedPrior:
+class DerivedPrior(Delegate):
     """A prior with the members it lacks derived; members named in ``preferred`` are taken from the original prior if it has them.
 
     Gradient methods move in the signal itself (a symmetric matrix: in any matrix, of which the symmetric part counts)
     unless the prior has a factor of its own.
     """
 
+    _original = "prior"
     matrix = False
     overlap_error: Any = 1e-3
     """Relative error of V in ``overlap``, for the error of predictions: a number, or a function of Qhat."""
@@ -42,14 +45,6 @@ class DerivedPrior:
             if gives(Prior, type(prior), name):
                 setattr(self, name, getattr(prior, name))
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "prior" or (name.startswith("__") and name.endswith("__")):
-            raise AttributeError(name)
-        return getattr(self.prior, name)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.prior!r})"
-
     def second_moment(self, components: int) -> Host:
         """Mean of the products of two components' entries (P, P), host."""
         raise NotImplementedError
@@ -58,14 +53,11 @@ class DerivedPrior:
         """State-evolution map: error ``V`` and ``Q = second_moment - V``, both (..., P, P); leading axes are a batch."""
         xp = namespace(Qhat)
         host = np.asarray(to_host(Qhat), dtype=np.float64)
-        P = host.shape[-1]
         V = np.zeros(host.shape)
         for index in np.ndindex(host.shape[:-2]):
             V[index] = self._error(host[index])
-        return Overlap(
-            xp.asarray(self.second_moment(P) - V, **matching(Qhat)),
-            xp.asarray(V, **matching(Qhat)),
-        )
+        Q = self.second_moment(host.shape[-1]) - V
+        return Overlap(xp.asarray(Q, **matching(Qhat)), xp.asarray(V, **matching(Qhat)))
 
     def _error(self, Qhat: Host) -> Host:
         """V (P, P) for one Qhat (P, P)."""
@@ -84,11 +76,8 @@ class DerivedPrior:
                 "width",
                 f"must not be set with the prior {self.prior.name!r}, got {width}",
             )
-        return rng.standard_normal(
-            (components, dimension, dimension)
-            if self.matrix
-            else (components, dimension)
-        )
+        axes = 2 if self.matrix else 1
+        return rng.standard_normal((components, *[dimension] * axes))
 
     def _symmetric(self, signal: Array) -> Array:
         """Return a matrix signal's symmetric part, and any other signal unchanged."""
@@ -114,6 +103,22 @@ class DerivedLaw(DerivedPrior):
         mean = 0.0 if abs(mean) < 1e-6 * math.sqrt(variance + mean * mean) else mean
         self.center = mean / self.unit
         self.variance = variance / self.unit**2
+
+    @cached_property
+    def _curve(self) -> Callable[[Host], Host]:
+        """Error of the posterior mean of one component as a function of its information."""
+        raise NotImplementedError
+
+    def _scalar_error(self, information: Host) -> Host:
+        """Error of components that are estimated one by one, at most that of the best linear estimate.
+
+        Where there is little information it is the linear error: there the overlap is the small difference of two large
+        numbers, and rounding could even make it negative.
+        """
+        variance = self.variance
+        linear = variance / (1 + variance * information)
+        error = np.minimum(self._curve(information), linear)
+        return np.where(variance * information < 1e-6, linear, error)
 
     def mean_overlap(self, components: int) -> Host:
         """Overlap of the prior mean with itself: the squared mean of an entry, at every place of (P, P), host."""
@@ -149,49 +154,40 @@ def error_curve(
         for low, high, rate in zip(ends, ends[1:], rates)
     ]
     x = np.append(np.concatenate(segments), ends[-1]) * math.log(10)
-    count = len(x)
     grid = np.exp(x)
     if together:
-        gain = np.log(np.clip(exact(grid), 1e-300, variance) * (1 / variance + grid))
+        errors = np.clip(exact(grid), 1e-300, variance)
+        gain = np.log(errors * (1 / variance + grid))
     else:
-        gain = np.zeros(count)
-        still = 0
-        for i, information in enumerate(grid):
-            # Far out at the upper end nothing changes any more.
-            if still == 3:
-                gain[i] = gain[i - 1]
-                continue
-            value = min(max(exact(information), 1e-300), variance)
-            gain[i] = math.log(value * (1 / variance + information))
-            still = (
-                still + 1
-                if i
-                and information * variance > 100
-                and abs(gain[i] - gain[i - 1]) < steady
-                else 0
-            )
+        gain = _gains_until_steady(exact, grid, variance, steady)
     interpolant = PchipInterpolator(x, gain)
 
     def error(information: Host) -> Host:
         information = np.asarray(information, dtype=np.float64)
         inside = np.clip(information, LOWEST, HIGHEST)
         with np.errstate(divide="ignore", invalid="ignore"):
-            interpolated = np.exp(interpolant(np.log(inside))) / (
-                1 / variance + information
-            )
-        return np.where(
-            np.isnan(information),
-            np.nan,
-            np.where(information <= 0, variance, interpolated),
-        )
+            gain = np.exp(interpolant(np.log(inside)))
+            interpolated = gain / (1 / variance + information)
+        interpolated = np.where(information <= 0, variance, interpolated)
+        return np.where(np.isnan(information), np.nan, interpolated)
 
     return error
 
 
-def below_linear(error: Host, information: Host, variance: float) -> Host:
-    """Cap an error at that of the best linear estimate, and use the linear error where there is little information.
-
-    There the overlap is the small difference of two large numbers, and rounding could even make it negative.
-    """
-    linear = variance / (1 + variance * information)
-    return np.where(variance * information < 1e-6, linear, np.minimum(error, linear))
+def _gains_until_steady(
+    exact: Callable[[float], float], grid: Host, variance: float, steady: float
+) -> Host:
+    """Logarithm of ``V (1/variance + information)`` at each information of the grid; once it is steady it stays as it is."""
+    gain = np.zeros(len(grid))
+    unchanged = 0
+    for i, information in enumerate(grid):
+        # Far out at the upper end nothing changes any more.
+        if unchanged == 3:
+            gain[i] = gain[i - 1]
+            continue
+        error = min(max(exact(information), 1e-300), variance)
+        gain[i] = math.log(error * (1 / variance + information))
+        is_far = i > 0 and information * variance > 100
+        is_steady = is_far and abs(gain[i] - gain[i - 1]) < steady
+        unchanged = unchanged + 1 if is_steady else 0
+    return gain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -54,12 +55,9 @@ class SimulatedPrior(DerivedPrior):
             overlap = np.asarray(self.model.inner(mean, mean))
             squares = []
             for k in range(draws):
-                signal = self.prior.sample(
-                    monte_carlo_rng("simulated prior", k), components, dimension
-                )
-                squares.append(
-                    overlap + np.asarray(self.model.inner(signal - mean, signal - mean))
-                )
+                rng = monte_carlo_rng("simulated prior", k)
+                deviation = self.prior.sample(rng, components, dimension) - mean
+                squares.append(overlap + self.model.inner(deviation, deviation))
             return np.stack(squares), overlap
 
         return cached_on(self, "moments", simulate, key=components)
@@ -80,30 +78,29 @@ class SimulatedPrior(DerivedPrior):
             return 3e-3  # of that dimension
         if len(Qhat) > 1:
             return float(np.max(_relative_error(self._simulated(Qhat))))
-        _, at, errors = self._curve()
+        _, at, errors = self._curve
         return float(np.interp(np.log(max(float(Qhat[0, 0]), 1e-300)), at, errors))
 
     def _error(self, Qhat: Host) -> Host:
         if len(Qhat) > 1:
             return np.asarray(self._simulated(Qhat).mean(axis=0))
-        return self._curve()[0](np.diagonal(Qhat))[None, :]
+        return self._curve[0](np.diagonal(Qhat))[None, :]
 
+    @cached_property
     def _curve(self) -> tuple[Callable[[Host], Host], Host, Host]:
         """Simulated V as a function of Qhat, with its relative error on a grid of log Qhat."""
+        variance = float(self.second_moment(1)[0, 0] - self.mean_overlap(1)[0, 0])
+        grid = []
+        errors = []
 
-        def build() -> tuple[Callable[[Host], Host], Host, Host]:
-            variance = float(self.second_moment(1)[0, 0] - self.mean_overlap(1)[0, 0])
-            errors: dict[float, float] = {}
+        def exact(information: float) -> float:
+            draws = self._simulated(np.array([[information]]))
+            grid.append(math.log(information))
+            errors.append(float(_relative_error(draws)[0]))
+            return float(draws.mean())
 
-            def exact(information: float) -> float:
-                draws = self._simulated(np.array([[information]]))
-                errors[math.log(information)] = float(_relative_error(draws)[0])
-                return float(draws.mean())
-
-            curve = error_curve(exact, variance, finest=8)
-            return curve, np.array(list(errors)), np.array(list(errors.values()))
-
-        return cached_on(self, "curve", build)
+        curve = error_curve(exact, variance, finest=8)
+        return curve, np.array(grid), np.array(errors)
 
     def _simulated(self, Qhat: Host) -> Host:
         """Error V of ``denoise`` in every simulation (draws, P, P).
@@ -114,27 +111,25 @@ class SimulatedPrior(DerivedPrior):
         """
         P = len(Qhat)
         dimension, draws = self._size
-        spread = inverse_root(Qhat, 1e-12)
+        root = inverse_root(Qhat, 1e-12)
         mean = self.mean(P, dimension)
-        variances = self._moments(P)[0] - self._moments(P)[1]
-        signal_to_noise = (
-            float(np.trace(Qhat) * np.trace(variances.mean(axis=0))) / P**2
-        )
+        second_moments, mean_overlap = self._moments(P)
+        variances = second_moments - mean_overlap
+        variance = np.trace(variances.mean(axis=0))
+        signal_to_noise = float(np.trace(Qhat) * variance) / P**2
         errors = []
         for k in range(draws):
             rng = monte_carlo_rng("simulated prior", k)
             signal = self.prior.sample(rng, P, dimension)
             noise = self.model.draw_noise(rng, P, dimension)
-            R = signal + np.tensordot(spread, noise, axes=1)
+            R = signal + np.tensordot(root, noise, axes=1)
             estimate = np.asarray(self.prior.denoise(R, Qhat).estimate)
             difference = signal - estimate
             learned = estimate - mean
             squared = np.asarray(self.model.inner(difference, difference))
-            self_overlap = np.asarray(self.model.inner(learned, learned))
-            errors.append(
-                (variances[k] - self_overlap + signal_to_noise * squared)
-                / (1 + signal_to_noise)
-            )
+            unlearned = variances[k] - np.asarray(self.model.inner(learned, learned))
+            both = unlearned + signal_to_noise * squared
+            errors.append(both / (1 + signal_to_noise))
         return np.stack(errors)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 
 from smimbench.backend.arrays import matching, namespace, to_host
-from smimbench.derive.derived_prior import LOWEST, DerivedLaw, below_linear, error_curve
+from smimbench.derive.derived_prior import LOWEST, DerivedLaw, error_curve
 from smimbench.interfaces import Array, Denoised, Host, Law, ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.linalg import is_diagonal, symmetric
-from smimbench.numerics.memo import cached_on
 from smimbench.numerics.quadrature import gauss_legendre
 
 FEW = 64
@@ -44,31 +45,26 @@ class SpectrumPrior(DerivedLaw):
 
     def __init__(self, prior: Any) -> None:
         super().__init__(prior)
-        discrete = False
         self._quantile = prior.law.quantile
+        law: Literal["exact", "quantiles"] = "quantiles"
         if self._quantile is not None:
-            u, weights = _probability_rule(4)
-            atoms = np.asarray(to_host(self._quantile(u)), dtype=np.float64)
-            if (
-                atoms.shape != u.shape
-                or not np.isfinite(atoms).all()
-                or (np.diff(atoms) < 0).any()
-            ):
+            probabilities, weights = _probability_rule(4)
+            atoms = self._quantiles(probabilities)
+            finite = atoms.shape == probabilities.shape and np.isfinite(atoms).all()
+            if not finite or (np.diff(atoms) < 0).any():
                 raise ParameterError(
                     "quantile",
                     "must return one finite number for each probability, in non-decreasing order",
                 )
         else:
-            atoms = np.sort(
-                np.asarray(to_host(prior.law.eigenvalues), dtype=np.float64).ravel()
-            )
+            eigenvalues = np.asarray(to_host(prior.law.eigenvalues), dtype=np.float64)
+            self._samples = atoms = np.sort(eigenvalues.ravel())
             if atoms.size < 2 or not np.isfinite(atoms).all():
                 raise ParameterError(
                     "eigenvalues", "must be at least two finite numbers"
                 )
-            self._samples = atoms
-            discrete = atoms.size < FEW
-            if discrete:
+            if atoms.size < FEW:
+                law = "exact"
                 atoms, counts = np.unique(atoms, return_counts=True)
                 weights = counts / counts.sum()
             else:
@@ -81,15 +77,17 @@ class SpectrumPrior(DerivedLaw):
                 "must be the quantile function of a law with positive variance",
             )
         self._scale(center, variance)
-        self._law = FreeConvolution(
-            atoms / self.unit, weights, law="exact" if discrete else "quantiles"
-        )
+        self._law = FreeConvolution(atoms / self.unit, weights, law=law)
+
+    def _quantiles(self, probabilities: Host) -> Host:
+        """Eigenvalues at these probabilities before shift and scale."""
+        return np.asarray(to_host(self._quantile(probabilities)), dtype=np.float64)
 
     def spectrum(self, dimension: int) -> Host:
         """Eigenvalues of every signal of this dimension, ascending."""
         u = (np.arange(dimension) + 0.5) / dimension
         if self._quantile is not None:
-            eigenvalues = np.asarray(to_host(self._quantile(u)), dtype=np.float64)
+            eigenvalues = self._quantiles(u)
         elif self._samples.size < FEW:
             eigenvalues = self._samples[(u * self._samples.size).astype(int)]
         else:
@@ -128,41 +126,37 @@ class SpectrumPrior(DerivedLaw):
         """Posterior mean (P, D, D) given ``R = S + Qhat^{-1/2} Z`` (symmetric), and its error V (P, P), diagonal."""
         xp = namespace(R)
         noise = _noise_of(np.asarray(to_host(Qhat), dtype=np.float64))
-        P = R.shape[0]
         dimension = R.shape[-1]
         estimates = []
-        for p in range(P):
-            if not noise[p] > 0:
-                estimates.append(R[p, ...])
-            elif noise[p] > 1 / LOWEST:
-                estimates.append(
-                    xp.asarray(self.center * np.eye(dimension), **matching(R))
-                )
-            else:
-                values, vectors = xp.linalg.eigh(R[p, ...])
-                shrunk = self._law.rie(values, float(noise[p]))
-                estimates.append(
-                    xp.matmul(vectors * shrunk[None, :], xp.matrix_transpose(vectors))
-                )
-        with np.errstate(divide="ignore"):
-            V = np.diag(self._scalar_error(1 / noise))
+        for p, variance in enumerate(noise.tolist()):
+            estimate = R[p, ...]
+            if variance > 1 / LOWEST:
+                mean = self.center * np.eye(dimension)
+                estimate = xp.asarray(mean, **matching(R))
+            elif variance > 0:
+                values, vectors = xp.linalg.eigh(estimate)
+                shrunk = self._law.rie(values, variance)[None, :]
+                estimate = xp.matmul(vectors * shrunk, xp.matrix_transpose(vectors))
+            estimates.append(estimate)
+        V = self._error_of_noise(noise)
         return Denoised(xp.stack(estimates), xp.asarray(V, **matching(R)))
 
     def _error(self, Qhat: Host) -> Host:
         """Error of every component, ``V_pp = F([Qhat^{-1}]_pp)``."""
+        return self._error_of_noise(_noise_of(Qhat))
+
+    def _error_of_noise(self, noise: Host) -> Host:
         with np.errstate(divide="ignore"):
-            return np.diag(self._scalar_error(1 / _noise_of(Qhat)))
+            return np.diag(self._scalar_error(1 / noise))
 
-    def _scalar_error(self, information: Host) -> Host:
-        def exact(x: float) -> float:
-            return float(self._law.mmse(1 / x, rtol=1e-5).value)
+    @cached_property
+    def _curve(self) -> Callable[[Host], Host]:
+        """Error as a function of the information, by free convolution."""
 
-        curve = cached_on(
-            self,
-            "curve",
-            lambda: error_curve(exact, self.variance, finest=6, steady=1e-3),
-        )
-        return below_linear(curve(information), information, self.variance)
+        def exact(information: float) -> float:
+            return float(self._law.mmse(1 / information, rtol=1e-5).value)
+
+        return error_curve(exact, self.variance, finest=6, steady=1e-3)
 
 
 def _noise_of(Qhat: Host) -> Host:
