@@ -493,8 +493,12 @@ def _rows_at(path: Path, request: Request) -> tuple[Sequence[Row], list[str]]:
 
 
 @command(
-    click.Argument(["before"], type=click.Path(exists=True, path_type=Path)),
-    click.Argument(["after"], type=click.Path(exists=True, path_type=Path)),
+    click.Argument(
+        ["baseline"], metavar="BEFORE", type=click.Path(exists=True, path_type=Path)
+    ),
+    click.Argument(
+        ["candidate"], metavar="AFTER", type=click.Path(exists=True, path_type=Path)
+    ),
     option(
         "Exit with code 1 if an error is significantly worse, or a time longer, by more than this, or a row has no counterpart.",
         "--fail-over",
@@ -504,7 +508,7 @@ def _rows_at(path: Path, request: Request) -> tuple[Sequence[Row], list[str]]:
     JSON,
 )
 def compare(
-    request: Request, before: Path, after: Path, fail_over: float | None
+    request: Request, baseline: Path, candidate: Path, fail_over: float | None
 ) -> int:
     """Compare two results folders, worst change first, with a verdict.
 
@@ -522,7 +526,7 @@ def compare(
 
     if fail_over is not None and not math.isfinite(fail_over):
         raise click.UsageError(f"--fail-over: must be a finite number, got {fail_over}")
-    runs_before, runs_after = map(_runs_in, (before, after))
+    runs_before, runs_after = map(_runs_in, (baseline, candidate))
     if (
         len(runs_before) == len(runs_after) == 1
     ):  # a single run on each side is compared whatever it is of
@@ -530,7 +534,7 @@ def compare(
     common = [key for key in runs_before if key in runs_after]
     if not common:
         raise click.UsageError(
-            f"{before} and {after} contain no suite that was run with the same settings in both"
+            f"{baseline} and {candidate} contain no suite that was run with the same settings in both"
         )
     changes: list[RowChange] = []
     left_out: list[str] = []
@@ -549,7 +553,7 @@ def compare(
     one_sided = [change for change in changes if change.judgment.verdict in ONE_SIDED]
     if len(one_sided) == len(changes):
         raise click.UsageError(
-            f"{before} and {after} have no results for the same problem and algorithm to compare"
+            f"{baseline} and {candidate} have no results for the same problem and algorithm to compare"
         )
     alone = [str(runs_before[key]) for key in runs_before if key not in common]
     alone += [str(runs_after[key]) for key in runs_after if key not in common]
@@ -580,7 +584,7 @@ def compare(
     for line in (
         *tables.changed_code_lines(changes),
         *tables.overall_lines(overall),
-        *tables.one_sided_lines(one_sided, before, after),
+        *tables.one_sided_lines(one_sided, baseline, candidate),
     ):
         console.print(line, soft_wrap=True)
     if fail_over is not None:

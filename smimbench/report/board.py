@@ -75,27 +75,22 @@ def submission(
     suite = results.suite
     if missing := results.table.missing:
         raise SuiteError(suite.file, "", f"{missing} cells have not been run")
-    made = {canonical_json(record.versions) for _, record in results.pairs}
-    if made != {canonical_json(shared["versions"])}:
-        raise SuiteError(
-            suite.file,
-            "",
-            f"not all cells were made by {shared['versions']}, as run.json says; run them again",
-        )
+    versions = {canonical_json(record.versions) for _, record in results.pairs}
+    if versions != {canonical_json(shared["versions"])}:
+        reason = f"not all cells were made by {shared['versions']}, as run.json says; run them again"
+        raise SuiteError(suite.file, "", reason)
     machines = {record.timing.machine for _, record in results.pairs}
     choices = [read_choice(search, results.store) for search in searches(suite)]
-    third_party = [
-        item["distribution"]
-        for row in results.rows
-        for item in _third_party([row.identity.problem, row.identity.algorithm])
-    ]
+    distributions: set[str] = set()
+    for row in results.rows:
+        items = _third_party([row.identity.problem, row.identity.algorithm])
+        distributions.update(item["distribution"] for item in items)
+    fingerprint = shared["fingerprint"]
     shared = {
         **shared,
         "by": by,
-        "fingerprint": shared["fingerprint"]
-        if machines == {shared["fingerprint"]}
-        else "",
-        "packages": installed(sorted({*third_party})),
+        "fingerprint": fingerprint if machines == {fingerprint} else "",
+        "packages": installed(sorted(distributions)),
         "searches": [choice for choice in choices if choice],
     }
     reasons = {
@@ -105,11 +100,9 @@ def submission(
     left_out = {place: reason for place, reason in reasons.items() if reason}
     if len(left_out) == len(reasons):
         (problem, algorithm), reason = next(iter(left_out.items()))
-        raise SuiteError(
-            suite.file,
-            "",
-            f"no row of it can be run again: {problem}: {algorithm}: {reason}",
-        )
+        place = f"{problem}: {algorithm}"
+        message = f"no row of it can be run again: {place}: {reason}"
+        raise SuiteError(suite.file, "", message)
     return {**shared, "left_out": [list(place) for place in left_out]}, left_out
 
 
@@ -119,7 +112,7 @@ def verified(
     """Check that others can run all rows again, and that tuned settings are those of the searches in the file."""
     verification = Verification()
     stored = {digest_of(search): search for search in shared.get("searches", [])}
-    asked = (
+    questions = (
         {search.place: plain(search.question) for search in searches(suite)}
         if stored
         else {}
@@ -132,7 +125,9 @@ def verified(
         lines = [f"cannot be run again: {reason}"] if reason else []
         if (cell := tuned.get((problem, algorithm))) and cell.tuning:
             lines += _search_mistakes(
-                cell, stored.get(cell.tuning["search"]), asked.get((problem, algorithm))
+                cell,
+                stored.get(cell.tuning["search"]),
+                questions.get((problem, algorithm)),
             )
         verification.add([f"{path}: {problem}: {algorithm}: {line}" for line in lines])
     return verification

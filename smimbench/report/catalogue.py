@@ -28,15 +28,14 @@ _INFO = (
 
 def item_documents(kind: str | None) -> dict[str, list[JsonObject]]:
     """Items of a kind given in the plural (None: all kinds, and suites), as JSON."""
-    found: dict[str, list[JsonObject]] = {}
+    documents: dict[str, list[JsonObject]] = {}
     for name, plural in PLURALS.items():
         if kind in (None, plural):
-            found[plural] = [
-                _item_document(entry) for entry in get_registry().entries(name)
-            ]
+            entries = get_registry().entries(name)
+            documents[plural] = [_item_document(entry) for entry in entries]
     if kind in (None, "suites"):
-        found["suites"] = [_suite_document(name) for name in shipped_suites()]
-    return found
+        documents["suites"] = [_suite_document(name) for name in shipped_suites()]
+    return documents
 
 
 def _item_document(entry: Entry) -> JsonObject:
@@ -59,9 +58,7 @@ def _item_document(entry: Entry) -> JsonObject:
 def _suite_document(name: str) -> JsonObject:
     try:
         suite = load_suite(name)
-    except (
-        SuiteError
-    ) as error:  # one that needs a plugin which is not here must not hide the others
+    except SuiteError as error:  # one that needs a missing plugin hides no other
         return {"name": name, "kind": "suite", "summary": f"cannot be read: {error}"}
     return {
         "name": name,
@@ -93,10 +90,11 @@ def info_documents(name: str) -> list[JsonObject]:
             {**_suite_document(name), "parameters": [], "documentation": suite.text}
         )
     if not documents:
-        known = sorted(
-            {entry.name for entry in get_registry().entries()} | set(shipped_suites())
+        names = {entry.name for entry in get_registry().entries()}
+        names.update(shipped_suites())
+        raise RegistryError(
+            f"nothing is called {name!r}; {suggestion(name, sorted(names))}"
         )
-        raise RegistryError(f"nothing is called {name!r}; {suggestion(name, known)}")
     return documents
 
 
@@ -167,8 +165,8 @@ def _models(item: JsonObject) -> str:
 
 
 def _name(item: JsonObject) -> str:
-    where = item.get("distribution", "smimbench")
-    return item["name"] if where == "smimbench" else f"{item['name']} ({where})"
+    package = item.get("distribution", "smimbench")
+    return item["name"] if package == "smimbench" else f"{item['name']} ({package})"
 
 
 NAME = Column("name ", _name, words=True)
@@ -219,11 +217,11 @@ def print_plugins(console: Console, documents: list[JsonObject]) -> None:
         style = {"loaded": "green", "failed": "bold red"}.get(
             document["status"], "yellow"
         )
-        where = f"{document['distribution']} {document['version']}".strip()
+        package = f"{document['distribution']} {document['version']}".strip()
         console.print(
             Text.assemble(
                 (document["status"], style),
-                f" {document['name']} ({where}, {document['origin']})",
+                f" {document['name']} ({package}, {document['origin']})",
             ),
             soft_wrap=True,
         )
@@ -279,19 +277,15 @@ def _ceilings(again: bool, gpu: bool) -> JsonObject:
     from smimbench.backend import machine
     from smimbench.backend.roofline import measure, remembered
 
-    wanted = {("numpy", 1), ("numpy", machine.usable_cores())} | (
-        {("cupy", 1)} if gpu else set()
-    )
-    found: JsonObject = {}
-    for backend, threads in sorted(wanted):
+    backends = [("numpy", 1), ("numpy", machine.usable_cores())]
+    backends += [("cupy", 1)] if gpu else []
+    ceilings: JsonObject = {}
+    for backend, threads in sorted(set(backends)):
         rates = measure(backend, threads) if again else remembered(backend, threads)
+        name = f"{threads} thread{'s' if threads > 1 else ''}"
         if rates:
-            found[
-                "GPU"
-                if backend == "cupy"
-                else f"{threads} thread{'s' if threads > 1 else ''}"
-            ] = rates
-    return found
+            ceilings["GPU" if backend == "cupy" else name] = rates
+    return ceilings
 
 
 def print_diagnosis(console: Console, document: JsonObject) -> None:

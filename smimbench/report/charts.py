@@ -231,27 +231,27 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Any]) -> None:
     if panel.from_zero and axis.get_yscale() == "linear":
         axis.update_datalim([(0, 0)], updatex=False)
         axis.autoscale_view(scalex=False)
-    (left, right), (low, high) = panel.limits or (axis.get_xlim(), axis.get_ylim())
+    (x_min, x_max), (low, high) = panel.limits or (axis.get_xlim(), axis.get_ylim())
     axis.set_ylim(0.6 * panel.floor if panel.floor else low, min(high, panel.cap))
     for series in panel.series:
         if series.kind != "upright":
             continue
         for x, name in zip(series.columns[panel.x], series.columns["algorithm"]):
-            if left < x < right:
+            if x_min < x < x_max:
                 style = {"color": "0.5", "lw": 0.9, "zorder": 0}
                 axis.axvline(x, ls=dashes[name], label=literal(name), **style)
     if panel.hard:
         start, end = panel.hard
         # A band that cannot be seen would have a name only.
-        if min(end, right) - max(start, left) > 0.01 * (right - left):
+        if min(end, x_max) - max(start, x_min) > 0.01 * (x_max - x_min):
             axis.axvspan(start, end, color="0.9", zorder=0, label="hard phase")
-    axis.set_xlim(left, right)
+    axis.set_xlim(x_min, x_max)
     width = axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols
     if panel.xlog:
         log_ticks(axis.xaxis)
     else:
         # Sample ratios that differ in late digits have long labels.
-        are_close = right - left < (0.1 if width > 3 else 0.5) * right
+        are_close = x_max - x_min < (0.1 if width > 3 else 0.5) * x_max
         axis.locator_params(axis="x", nbins=3 if are_close else 6)
     if panel.floor:
         floor_ticks(axis.yaxis, panel.floor)

@@ -387,9 +387,9 @@ class _MetricPanel:
             self._scale(panel, lines["Bayes-optimal"], used)
         return panel
 
-    def _about(self, what: str, algorithm: str = "") -> dict[str, Any]:
+    def _about(self, kind: str, algorithm: str = "") -> dict[str, Any]:
         """Columns of the CSV with one value."""
-        about = {"problem": self.plan.label, "component": self.component, "what": what}
+        about = {"problem": self.plan.label, "component": self.component, "what": kind}
         return about | ({"algorithm": algorithm} if algorithm else {})
 
     def _scale(self, panel: Panel, line: Line, used: Sequence[float]) -> None:

@@ -25,30 +25,27 @@ def place(row: Row) -> tuple[Any, ...]:
 def of_largest_dimension(rows: Iterable[Row]) -> list[Row]:
     """Rows of the largest dimension of every algorithm at every sample ratio; the extrapolation uses all."""
 
-    def point(row: Row) -> tuple[Any, ...]:
-        at = row.place
-        return (
-            at.problem,
-            at.algorithm,
-            at.backend,
-            at.nominal_alpha,
-            row.metric,
-            row.component,
-        )
+    def without_dimension(row: Row) -> tuple[Any, ...]:
+        return *place(row)[:-1], row.metric, row.component
 
     rows = list(rows)
-    largest = {
-        key: max(row.place.dimension for row in same)
-        for key, same in grouped(rows, point).items()
-    }
-    return [row for row in rows if row.place.dimension == largest[point(row)]]
+    largest: dict[tuple[Any, ...], int] = {}
+    for row in rows:
+        key = without_dimension(row)
+        largest[key] = max(row.place.dimension, largest.get(key, 0))
+    return [
+        row for row in rows if row.place.dimension == largest[without_dimension(row)]
+    ]
 
 
 def reason_of(record: Record, near: str | None = None) -> str:
     """How and why a run ended: with the line of code if it failed, and the threshold ``near`` which it did not converge."""
-    where = f" ({record.where})" if record.where else ""
-    there = f"; {near}" if near and record.status == Status.NOT_CONVERGED else ""
-    return f"{record.status}: {record.reason}{where}{there}"
+    reason = f"{record.status}: {record.reason}"
+    if record.where:
+        reason += f" ({record.where})"
+    if near and record.status == Status.NOT_CONVERGED:
+        reason += f"; {near}"
+    return reason
 
 
 def kind_of(reason: str) -> str:
@@ -59,10 +56,10 @@ def kind_of(reason: str) -> str:
 
 def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
     """Rows grouped by their ``key``, in the order of first appearance."""
-    found: dict[Any, list[Any]] = {}
+    groups: dict[Any, list[Any]] = {}
     for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def summed_statuses(rows: Iterable[Row]) -> dict[str, int]:
@@ -79,11 +76,11 @@ def names_with_backend(rows: Sequence[Row | OfRow]) -> Callable[[Row | OfRow], s
     An estimate from elsewhere has none; it is told apart only from an algorithm of the same name that was run here.
     """
     several = len({row.place.backend for row in rows} - {ELSEWHERE}) > 1
-    here = {row.place.algorithm for row in rows if row.place.backend != ELSEWHERE}
+    local = {row.place.algorithm for row in rows if row.place.backend != ELSEWHERE}
 
     def name(row: Row | OfRow) -> str:
         algorithm, backend = row.place.algorithm, row.place.backend
-        apart = algorithm in here if backend == ELSEWHERE else several
+        apart = algorithm in local if backend == ELSEWHERE else several
         return f"{algorithm}@{backend}" if apart else algorithm
 
     return name
@@ -116,39 +113,34 @@ def distinguish(rows: Iterable[Row]) -> list[Row]:
                 _flat(spec)
             )
         for i, row in enumerate(rows):
-            label = getattr(row.place, key)
+            label, spec = getattr(row.place, key), getattr(row.identity, key)
             if len(meanings[label]) > 1:
-                label += _difference(
-                    meanings[label], canonical_json(getattr(row.identity, key))
-                )
                 labels = {
                     "problem": row.place.problem,
                     "algorithm": row.place.algorithm,
-                    key: label,
                 }
+                labels[key] += _difference(meanings[label], canonical_json(spec))
                 rows[i] = row.labeled(**labels)
     return rows
 
 
-def _flat(table: JsonObject, before: str = "") -> JsonObject:
+def _flat(table: JsonObject, prefix: str = "") -> JsonObject:
     flat: JsonObject = {}
-    for key, value in table.items():
-        flat |= (
-            _flat(value, f"{before}{key}.")
-            if isinstance(value, dict)
-            else {before + key: value}
-        )
+    for key, entry in table.items():
+        if isinstance(entry, dict):
+            flat |= _flat(entry, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = entry
     return flat
 
 
-def _difference(same: Mapping[str, JsonObject], own: str) -> str:
+def _difference(meanings: Mapping[str, JsonObject], identity: str) -> str:
     """Text `` (channel.beta=2)``: the parameters in which one item differs from another of the same label."""
-    keys = {key for flat in same.values() for key in flat}
-    differing = sorted(
-        k for k in keys if len({repr(flat.get(k)) for flat in same.values()}) > 1
-    )
-    usual = {
-        key: "smimbench" for key in keys if key.rpartition(".")[2] == "distribution"
-    }
-    words = (f"{k}={same[own].get(k, usual.get(k, 'unset'))}" for k in differing)
+    keys = sorted({key for flat in meanings.values() for key in flat})
+    words = []
+    for key in keys:
+        if len({repr(flat.get(key)) for flat in meanings.values()}) > 1:
+            is_package = key.rpartition(".")[2] == "distribution"
+            default = "smimbench" if is_package else "unset"
+            words.append(f"{key}={meanings[identity].get(key, default)}")
     return f" ({', '.join(words)})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import importlib
 import importlib.util
+import itertools
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from smimbench.report.row import row_of
 from smimbench.report.text_files import flat_rows
 from smimbench.report.verdict import verdict_line, verdicts
 from smimbench.run.external import scores_of
+from smimbench.run.record import Record
 from smimbench.run.store import settings_under, why_none
 from smimbench.suite import SuiteError
 
@@ -88,61 +90,60 @@ def load_folder(folder: Path) -> Loaded:
     ------
     SuiteError
     """
-    found = settings_under(folder)
-    if not found:
+    runs = settings_under(folder)
+    if not runs:
         raise SuiteError(str(folder), "", why_none(folder))
     values: list[JsonObject] = []
     steps: list[JsonObject] = []
-    stores = {one.store.folder: (one.suite, one.store) for one in found}.values()
-    for suite, store in [
-        *stores,
-        *((suite, scores_of(store)) for suite, store in stores),
-    ]:
+    stores = {run.store.folder: (run.suite, run.store) for run in runs}.values()
+    scores = [(suite, scores_of(store)) for suite, store in stores]
+    for suite, store in [*stores, *scores]:
         for key, record in store.load().items():
-            cell = record.cell
-            ratio = (
-                cell["alpha"] if record.sample_ratio is None else record.sample_ratio
-            )
-            problem: dict[str, Any] = dict(cell["problem"])
-            items = (*problem.values(), cell["algorithm"])
-            about = {
-                "suite": suite, "problem": record.problem, "algorithm": record.algorithm, "backend": cell["backend"],
-                "alpha": ratio, "dimension": cell["dimension"], "seed": cell["seed"], "replicate": cell["replicate"],
-                "status": record.status.value, "reason": record.reason,
-                "versions": ", ".join(f"{item['name']} {item['version']}" for item in items),
-            }  # fmt: skip
-            rest = {
-                "seconds": record.timing.seconds,
-                "iterations": record.iterations,
-                "key": key,
-            }
-            metrics = record.metrics.items()
-            measured: list[tuple[Any, Any, Any]] = [
-                (m, k, v) for m, own in metrics for k, v in enumerate(own, 1)
-            ]
-            for metric, component, value in measured or [(None, None, None)]:
-                values.append(
-                    {
-                        **about,
-                        "metric": metric,
-                        "component": component,
-                        "value": value,
-                        **rest,
-                    }
-                )
+            values += _values(suite, key, record)
             steps += _steps(key, store.trajectory(record) or {})
     return Loaded(frame(values), frame(steps))
 
 
+def _values(suite: str, key: str, record: Record) -> list[JsonObject]:
+    """A row for each metric and component of a record, or one without."""
+    cell = record.cell
+    ratio = cell["alpha"] if record.sample_ratio is None else record.sample_ratio
+    problem: dict[str, Any] = dict(cell["problem"])
+    items = (*problem.values(), cell["algorithm"])
+    versions = ", ".join(f"{item['name']} {item['version']}" for item in items)
+    place = {name: cell[name] for name in ("dimension", "seed", "replicate")}
+    about = {
+        "suite": suite, "problem": record.problem, "algorithm": record.algorithm, "backend": cell["backend"],
+        "alpha": ratio, **place, "status": record.status.value, "reason": record.reason, "versions": versions,
+    }  # fmt: skip
+    cost = {
+        "seconds": record.timing.seconds,
+        "iterations": record.iterations,
+        "key": key,
+    }
+    rows: list[JsonObject] = []
+    for metric, numbers in record.metrics.items():
+        for component, number in enumerate(numbers, 1):
+            measured = {"metric": metric, "component": component, "value": number}
+            rows.append({**about, **measured, **cost})
+    no_metric = {"metric": None, "component": None, "value": None}
+    return rows or [{**about, **no_metric, **cost}]
+
+
 def _steps(key: str, trajectory: JsonObject) -> list[JsonObject]:
     """A row for each step, metric and component of a trajectory."""
-    axes = {name: trajectory.get(name) for name in AXES}
-    return [
-        {"key": key, **{name: None if axis is None else float(axis[i]) for name, axis in axes.items()},
-         "metric": metric, "component": k + 1, "value": float(course[i, k])}
-        for metric, course in trajectory.items() if getattr(course, "ndim", 0) == 2
-        for k in range(course.shape[1]) for i in range(len(course))
-    ]  # fmt: skip
+    rows = []
+    for metric, course in trajectory.items():
+        if getattr(course, "ndim", 0) != 2:
+            continue
+        for k, i in itertools.product(*map(range, course.shape[::-1])):
+            row: JsonObject = {"key": key}
+            for name in AXES:
+                axis = trajectory.get(name)
+                row[name] = None if axis is None else float(axis[i])
+            number = float(course[i, k])
+            rows.append(row | {"metric": metric, "component": k + 1, "value": number})
+    return rows
 
 
 def frame(rows: list[JsonObject]) -> Any:

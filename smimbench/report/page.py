@@ -6,7 +6,7 @@ import datetime
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from smimbench.report.charts import page_figures
 from smimbench.report.columns import (
@@ -66,13 +66,13 @@ def render_page(results: Results, charts: Iterable[Chart], shared: JsonObject) -
         "series": [panel.document() for panel in panels],
         "csv": as_csv(table.document()),
     }
-    name, found = names_with_backend(rows), table.verdicts
+    name, verdicts = names_with_backend(rows), table.verdicts
     contenders = [
         (verdict.problem, _contender_table(verdict))
-        for verdict in found
+        for verdict in verdicts
         if verdict.contenders
     ]
-    if len(found) > 1 and table.summary:
+    if len(verdicts) > 1 and table.summary:
         entries = html_table(
             SUMMARY, table.summary, lambda e: {"data-algorithm": e["algorithm"]}
         )
@@ -92,7 +92,7 @@ def render_page(results: Results, charts: Iterable[Chart], shared: JsonObject) -
         css=css,
         js=js,
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
-        verdicts=[_shown(verdict) for verdict in found],
+        verdicts=[_shown(verdict) for verdict in verdicts],
         contenders=contenders,
         problems=list(dict.fromkeys(row.place.problem for row in rows)),
         algorithms=list(dict.fromkeys(map(name, rows))),
@@ -123,31 +123,32 @@ def _about(problem: str, algorithm: str, statuses: Iterable[str]) -> dict[str, s
 def _contender_table(verdict: Verdict) -> str:
     columns = [*CONTENDER[:-1], column_of("iter.", "iterations"), CONTENDER[-1]]
 
-    def attributes(one: Contender) -> dict[str, str]:
-        return _about(verdict.problem, one.algorithm, one.status_counts)
+    def attributes(contender: Contender) -> dict[str, str]:
+        return _about(verdict.problem, contender.algorithm, contender.status_counts)
 
     return html_table(columns, verdict.contenders, attributes)
 
 
-def _shown(verdict: Verdict) -> JsonObject:
-    best = next(iter(verdict.contenders), None)
-    if best and (best.mean_error is not None or not best.points):  # its line says all
+class _ShownVerdict(NamedTuple):
+    """A verdict with the texts that the page shows; ``best`` is None where its line says all."""
+
+    problem: str
+    best: Contender | None
+    ties: str
+    line: str
+    agreement: str
+    ratio: str
+
+
+def _shown(verdict: Verdict) -> _ShownVerdict:
+    best, agreement, ratio = next(iter(verdict.contenders), None), "", ""
+    if best and (best.mean_error is not None or not best.points):
         best = None
-    words = (
-        {
-            "own": prediction_words(best),
-            "ratio": ratio_words(best.ratio_to_bayes, best.ratio_error),
-        }
-        if best
-        else {}
-    )
-    about = {
-        "problem": verdict.problem,
-        "best": best,
-        "ties": tied_words(verdict),
-        "line": verdict_line(verdict),
-    }
-    return {**about, **words}
+    if best:
+        agreement = prediction_words(best)
+        ratio = ratio_words(best.ratio_to_bayes, best.ratio_error)
+    ties, line = tied_words(verdict), verdict_line(verdict)
+    return _ShownVerdict(verdict.problem, best, ties, line, agreement, ratio)
 
 
 def _when(shared: JsonObject) -> str:
@@ -160,22 +161,16 @@ def _when(shared: JsonObject) -> str:
 def _made_with(suite: Suite, rows: Sequence[Row], shared: JsonObject) -> dict[str, str]:
     """Software and machine that made the numbers."""
 
-    def listed(part: str) -> str:
-        plain = {
-            name: value
-            for name, value in (shared.get(part) or {}).items()
-            if isinstance(value, (str, int, float))
-        }
-        return (
-            ", ".join(f"{name} {value}" for name, value in plain.items()) or "unknown"
-        )
+    def listed(table: str) -> str:
+        entries = (shared.get(table) or {}).items()
+        texts = (f"{k} {v}" for k, v in entries if isinstance(v, (str, int, float)))
+        return ", ".join(texts) or "unknown"
 
+    machines: set[str] = set()
+    machines.update(*(row.cost.machines for row in rows))
     return {
         "machine": listed("machine"),
-        "machines of the times": ", ".join(
-            sorted({m for row in rows for m in row.cost.machines})
-        )
-        or "none",
+        "machines of the times": ", ".join(sorted(machines)) or "none",
         "versions": listed("versions"),
         "commit": str(shared.get("git_commit") or "none"),
         "seeds": f"{suite.seeds} replicates of root seed {suite.seed}",
@@ -195,16 +190,14 @@ def _reproduce(suite: Suite, shared: JsonObject) -> str:
 def _inline_svg(svg: str, name: str) -> str:
     """An SVG without XML header, with unique ids, since two figures on a page must not share clip paths."""
 
-    def shown(found: re.Match[str]) -> str:
-        tag = found[0]
-        if re.match(
-            "<g id=.of ", tag
-        ):  # a series of an algorithm, between one kind of quotes or the other
+    def shortened(match: re.Match[str]) -> str:
+        tag = match[0]
+        # A series of an algorithm, between one kind of quotes or the other.
+        if re.match("<g id=.of ", tag):
             return tag.replace("id=", "data-algorithm=", 1).replace("of ", "", 1)
         # A hundredth of a point is finer than any screen; half of the file is digits beyond that.
-        return re.sub(
-            r'( id="|"#|\(#)', rf"\g<1>{name}-", re.sub(r"(\.\d\d)\d+", r"\1", tag)
-        )
+        tag = re.sub(r"(\.\d\d)\d+", r"\1", tag)
+        return re.sub(r'( id="|"#|\(#)', rf"\g<1>{name}-", tag)
 
     body = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
-    return re.sub(r"<[^>]+>", shown, body)
+    return re.sub(r"<[^>]+>", shortened, body)

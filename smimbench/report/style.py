@@ -121,8 +121,8 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
         index = shipped.index(name) if name in shipped else zlib.crc32(name.encode())
         pairs = [*itertools.product(_cycle(COLORS, index), _cycle(MARKERS, index))]
         used = Counter(itertools.chain(*styles.values()))
-        taken = set(styles.values())
-        best = min(pairs, key=lambda p: (p in taken, used[p[0]], used[p[1]]))
+        given_looks = set(styles.values())
+        best = min(pairs, key=lambda p: (p in given_looks, used[p[0]], used[p[1]]))
         styles[label] = Look(*best)
     return styles
 

@@ -407,7 +407,7 @@ def one_sided_lines(
 ) -> list[str]:
     """One line for each of two tables that has rows without a counterpart, which names them."""
     name, lines = names_with_backend(changes), []
-    for verdict, source, other in (
+    for verdict, source, counterpart in (
         ("only before", baseline, candidate),
         ("only after", candidate, baseline),
     ):
@@ -422,7 +422,7 @@ def one_sided_lines(
         count = "1 row of" if len(rows) == 1 else f"{len(rows)} rows of"
         if len(rows) > NAMED:
             rows[NAMED:] = [f"and {len(rows) - NAMED} more"]
-        lines.append(f"{count} {source} missing in {other}: {'; '.join(rows)}")
+        lines.append(f"{count} {source} missing in {counterpart}: {'; '.join(rows)}")
     return lines
 
 

@@ -206,10 +206,10 @@ def _order_of_learning(steps: Sequence[Bifurcation], word: str) -> str:
     sentences = []
     by_place = grouped(steps, lambda step: _with_error(step.threshold))
     for place, together in by_place.items():
-        *others, last = (str(step.component + 1) for step in together)
-        components = f"{word} {last}"
-        if others:
-            components = f"{word}s {', '.join(others)} and {last}"
+        *names, name = (str(step.component + 1) for step in together)
+        components = f"{word} {name}"
+        if names:
+            components = f"{word}s {', '.join(names)} and {name}"
         sentences.append(f"{components} at {place}")
     return ", then ".join(sentences)
 
