@@ -191,7 +191,7 @@ class LibraryOptimizer(Descent):
     def init(self, problem: Any, data: Data, rng: np.random.Generator) -> Any:
         """As for ``adam``, one student at a time: optimizers of matrices would mix several."""
         state = super().init(problem, data, rng)
-        memory = self.first_memory(state.factor, int(rng.spawn(1)[0].integers(2**31)))
+        memory = self.initial_state(state.factor, int(rng.spawn(1)[0].integers(2**31)))
         return state._replace(memory=(memory, None, problem.prior.factor))
 
     def advance(
@@ -222,7 +222,7 @@ class LibraryOptimizer(Descent):
         """Make the optimizer once, so that options that it does not accept are found before a run."""
         raise NotImplementedError
 
-    def first_memory(self, factor: Array, seed: int) -> Any:
+    def initial_state(self, factor: Array, seed: int) -> Any:
         """Memory of the optimizer at the start."""
         raise NotImplementedError
 

@@ -42,7 +42,7 @@ class OptaxOptimizer(LibraryOptimizer):
         """Trace one update."""
         _ = _transformation(self.factory, json.dumps(options)).asks
 
-    def first_memory(self, factor: Array, seed: int) -> Any:
+    def initial_state(self, factor: Array, seed: int) -> Any:
         """The transformation and its state; what can be compiled is, so that steps take what steps take."""
         transformation = _transformation(self.factory, json.dumps(self.seeded(seed)))
         with _double_precision(factor):

@@ -57,7 +57,7 @@ class TorchOptimizer(LibraryOptimizer):
             parameters, lr=self.learning_rate, **options
         )
 
-    def first_memory(self, factor: Array, seed: int) -> TorchRun:
+    def initial_state(self, factor: Array, seed: int) -> TorchRun:
         """Parameters that start at the factor."""
         import torch
 
