@@ -55,7 +55,7 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
     disagreements: list[str] = []
     missing: list[str] = []
     for verification in verifications.values():
-        disagreements += verification.wrong
+        disagreements += verification.disagreements
         missing += verification.missing
     if request.as_json:
         remarks = {
@@ -84,8 +84,8 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
         console.print(line, style="red", soft_wrap=True, markup=False)
     for name, verification in verifications.items():
         outcomes = [
-            f"{len(verification.wrong)} do not agree"
-            if verification.wrong
+            f"{len(verification.disagreements)} do not agree"
+            if verification.disagreements
             else "all agree"
         ]
         if verification.missing:
@@ -123,7 +123,7 @@ def _verify_folder(request: Request, effort: _Effort) -> dict[str, Verification]
     verifications = {"files": records}
     complaints = shared_documents(suite, folder)
     if (folder / "run.json").exists():
-        records.wrong += complaints
+        records.disagreements += complaints
     else:
         records.missing += complaints
     predictions = suite.needs_prediction_errors
@@ -132,15 +132,17 @@ def _verify_folder(request: Request, effort: _Effort) -> dict[str, Verification]
     verifications |= _verify_scores(results)
     trials = files(tuning_store(store))
     stored_choices = tuning_store(store).folder.glob("choices/[!.]*.json")
-    if trials.checked or trials.wrong or suite.choices or any(stored_choices):
+    if trials.checked or trials.disagreements or suite.choices or any(stored_choices):
         verifications |= {"trials": trials, "choices": choices(suite, store)}
     paths = {*store.folder.glob(TABLE), *store.folder.glob(f"settings/*/{TABLE}")}
     tables = verified_files(sorted(paths))
     if tables.checked:
         verifications["tables"] = tables
     table = folder / TABLE
-    if table in paths and not tables.wrong:
-        tables.wrong += verified_table(table, read_packed(table).table, results.table)
+    if table in paths and not tables.disagreements:
+        tables.disagreements += verified_table(
+            table, read_packed(table).table, results.table
+        )
     elif table not in paths and results.pairs:
         records.remarks.append(f"{table} is missing; rerun 'smimbench run' to write it")
     if packs := packed_under(store.folder.parent):
@@ -159,7 +161,7 @@ def _verify_scores(results: Results) -> dict[str, Verification]:
     from smimbench.run.verification import files
 
     scores = files(scores_of(results.store))
-    return {"scores": scores} if scores.checked or scores.wrong else {}
+    return {"scores": scores} if scores.checked or scores.disagreements else {}
 
 
 def _add_missing(verification: Verification, results: Results) -> None:
@@ -209,7 +211,7 @@ def _verify_pack(request: Request, effort: _Effort) -> dict[str, Verification]:
     path = Path(request.name)
     packs = verified_files([path])
     verifications = {"packs": packs}
-    if packs.wrong:
+    if packs.disagreements:
         return verifications
     pack = read_pack(path)
     shared = pack["run"]
@@ -239,7 +241,11 @@ def _verify_pack(request: Request, effort: _Effort) -> dict[str, Verification]:
         verifications |= _verify_again(results, effort, trajectories=not submitted)
         temporary = f"{results.store.folder.parent}/"
     for verification in verifications.values():
-        for lines in (verification.wrong, verification.missing, verification.remarks):
+        for lines in (
+            verification.disagreements,
+            verification.missing,
+            verification.remarks,
+        ):
             lines[:] = [line.replace(temporary, f"{path}: ") for line in lines]
     return verifications
 

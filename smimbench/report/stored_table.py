@@ -21,7 +21,7 @@ from smimbench.report.results import ResultsTable
 from smimbench.report.row import Row, Text, row_of
 from smimbench.run.loop import Status
 from smimbench.run.record import Open, SharedDocument, check_model, plain, sealed
-from smimbench.run.verification import ELSEWHERE, Verification, differences, untimed
+from smimbench.run.verification import OTHER_MACHINE, Verification, differences, untimed
 from smimbench.suite.cells import Suite
 
 FORMAT = 2
@@ -176,7 +176,7 @@ def rerun_values(
                 row,
                 {name: row.estimate.values.get(name)},
                 {name: components.get(row.component or 1)},
-                0.0 if is_here else ELSEWHERE,
+                0.0 if is_here else OTHER_MACHINE,
             )
         verification.add(lines)
     return verification
@@ -200,7 +200,7 @@ def verified_table(path: Path, written: ResultsTable, made: ResultsTable) -> lis
             lines.append(f"{_where(path, row)}: there are no records of it")
         else:
             document = plain(made_row.document())
-            lines += _differences(path, row, row.document(), document, ELSEWHERE)
+            lines += _differences(path, row, row.document(), document, OTHER_MACHINE)
     return lines
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +57,7 @@ from smimbench.theory.questions import PredictionQuestion
 
 OTHER_TEXT = "its text is not what smimbench wrote, though its numbers are"
 
-ELSEWHERE = 1e-5
+OTHER_MACHINE = 1e-5
 """Relative difference of numbers from another machine, or another number of threads, that is no disagreement. Doubled, a
 change of the sixth digit of a record from elsewhere goes unnoticed."""
 
@@ -77,40 +77,43 @@ class Verification:
     """What was verified, with one line for each thing that does not agree and for each that is missing."""
 
     checked: int = 0
-    wrong: list[str] = field(default_factory=list)
+    disagreements: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def add(self, complaints: Sequence[str]) -> None:
         """Count one more verified thing, with its disagreement if there is one."""
         self.checked += 1
-        self.wrong.extend(complaints)
+        self.disagreements.extend(complaints)
+
+    def remark(self, count: int, remark: str) -> None:
+        """Note how many things are as the remark says, unless there are none."""
+        if count:
+            self.remarks.append(f"{count} {remark}")
 
 
 def files(store: Store) -> Verification:
     """Every record, trajectory and ``run.json``, to the last byte: a digit that was changed is named by its file."""
-    found = Verification()
-    records = store.load()
-    found.checked += len(records)
-    found.wrong += store.complaints
+    verification, records = Verification(), store.load()
+    verification.checked += len(records)
+    verification.disagreements += store.complaints
     for stem, record in records.items():
         path = store.folder / f"{stem}.json"
-        found.wrong += complaints_of(path, lambda p: text_of(read_json(p)), path)
-        before = len(store.complaints)
-        if isinstance(record.trajectory, LongTrajectory):
-            store.trajectory(record)
-            found.add(store.complaints[before:])
-    for path in sorted(
-        {*store.folder.glob("run.json"), *store.folder.glob("settings/*/run.json")}
-    ):
-        found.add(
-            complaints_of(
-                path,
-                lambda folder: text_of(sealed(Store(folder).check_shared())),
-                path.parent,
-            )
+        verification.disagreements += complaints_of(
+            path, lambda p: text_of(read_json(p)), path
         )
-    return found
+        if isinstance(record.trajectory, LongTrajectory):
+            count = len(store.complaints)
+            store.trajectory(record)
+            verification.add(store.complaints[count:])
+
+    def shared_text(folder: Path) -> str:
+        return text_of(sealed(Store(folder).check_shared()))
+
+    folder = store.folder
+    for path in sorted({*folder.glob("run.json"), *folder.glob("settings/*/run.json")}):
+        verification.add(complaints_of(path, shared_text, path.parent))
+    return verification
 
 
 def shared_documents(suite: Suite, folder: Path) -> list[str]:
@@ -124,11 +127,8 @@ def shared_documents(suite: Suite, folder: Path) -> list[str]:
         return []
     written = plain(shared_document(suite))
     names = ("suite", "title", "text", "overrides", "only", "run")
-    lines = differences(
-        {name: shared.get(name) for name in names},
-        {name: written[name] for name in names},
-        0.0,
-    )
+    stored = {name: shared.get(name) for name in names}
+    lines = differences(stored, {name: written[name] for name in names}, 0.0)
     return [f"{path}: {line}" for line in itertools.islice(lines, 3)]
 
 
@@ -165,13 +165,71 @@ def choices(suite: Suite, store: Store) -> Verification:
 def complaints_of(path: Path, text: Callable[[Any], str], content: Any) -> list[str]:
     """Defects of a file, found by comparing it byte by byte with the ``text`` of its content."""
     try:
-        return (
-            []
-            if text(content).encode() == path.read_bytes()
-            else [f"{path}: {OTHER_TEXT}"]
-        )
+        is_same = text(content).encode() == path.read_bytes()
     except (OSError, ValueError) as error:
         return [f"{path}: {error}"]
+    return [] if is_same else [f"{path}: {OTHER_TEXT}"]
+
+
+@dataclass(frozen=True)
+class StoredAnswer:
+    """A file of theory that is as it was written.
+
+    Attributes
+    ----------
+    kind : str
+        As of ``AnswerKey``, or ``"nodes"``.
+    document : dict
+        What the file holds.
+    """
+
+    path: Path
+    kind: str
+    document: JsonObject
+
+    @property
+    def problem(self) -> JsonObject:
+        """Specification of its problem."""
+        question = self.document["problem"]
+        return question[0] if self.kind == "own" else question  # type: ignore[no-any-return]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is of this version of theory; False for an older one.
+
+        Raises
+        ------
+        ValueError
+            If its name is that of another question.
+        """
+        key = canonical_json(self.document["problem"])
+        for version in range(THEORY_VERSION, 0, -1):
+            if self._is_named(key, version):
+                return version == THEORY_VERSION
+        raise ValueError("the file name does not match the theory result inside")
+
+    def _is_named(self, key: str, version: int) -> bool:
+        """Whether the file has the name that its question has in this version."""
+        path = self.path
+        if self.kind == "nodes":
+            names = nodes_name(key, version), self.document["node"]
+            return (path.parent.name, path.stem) == names
+        return path.name == answer_name(self.kind, key, self.document["alpha"], version)
+
+    def compare(self, solved: Any) -> list[str]:
+        """How the answer differs from one that was solved again, given as JSON."""
+        solved = json.loads(document_text(solved))
+        relative, absolute = ROUNDED, ROUNDED / 100
+        made_here = machine.fingerprint(), machine.versions()
+        if (self.document.get("machine"), self.document.get("versions")) != made_here:
+            errors = [float(np.max(point["mse_error"])) for point in _points_in(solved)]
+            relative, absolute = OTHER_MACHINE, 4 * max(errors, default=0.0) + 1e-9
+        lines = differences(
+            self.document["answer"], solved, relative, absolute=absolute
+        )
+        return [
+            f"{self.path}: solved again, {line}" for line in itertools.islice(lines, 3)
+        ]
 
 
 def stored_theory(
@@ -182,179 +240,117 @@ def stored_theory(
     Answers are points, lines of figures, thresholds and those of algorithms, at the sample ratios that were used; nodes are what
     curves are made of. Those of other suites and of older versions are compared byte by byte only, and counted.
     """
-    read, again, nodes = Verification(), Verification(), Verification()
+    unchanged, solved, evaluated = Verification(), Verification(), Verification()
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
-    stored: dict[str, list[_Stored]] = {}
-    old = 0
-    for path in sorted(
-        [*folder.glob("[!.]*-*.json"), *folder.glob("nodes/*/[!.]*.json")]
-    ):
+    stored: dict[str, list[StoredAnswer]] = {}
+    outdated = foreign = 0
+    answers, nodes = folder.glob("[!.]*-*.json"), folder.glob("nodes/*/[!.]*.json")
+    for path in sorted([*answers, *nodes]):
         kind = "nodes" if path.parent != folder else path.name.partition("-")[0]
         try:
-            document = read_answer(path)
-            problem = document["problem"]
-            key = canonical_json(problem[0] if kind == "own" else problem)
-            if not _is_named_by_its_question(path, kind, document):
-                old += 1
+            answer = StoredAnswer(path, kind, read_answer(path))
+            key = canonical_json(answer.problem)
+            if not answer.is_current:
+                outdated += 1
                 continue
-            check_answer(
-                kind,
-                document["answer"],
-                problems[key].components if key in problems else None,
-            )
+            components = problems[key].components if key in problems else None
+            check_answer(kind, answer.document["answer"], components)
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-            read.add([f"{path}: {error}"])
+            unchanged.add([f"{path}: {error}"])
             continue
-        lines = complaints_of(path, document_text, sealed(document))
-        read.add(lines)
-        if not lines:
-            stored.setdefault(key, []).append(_Stored(path, kind, document))
-    others = sum(len(answers) for key, answers in stored.items() if key not in problems)
-    read.remarks += [f"{others} of other suites"] * (others > 0) + [
-        f"{old} of older versions, not read"
-    ] * (old > 0)
+        lines = complaints_of(path, document_text, sealed(answer.document))
+        unchanged.add(lines)
+        if key not in problems:
+            foreign += not lines
+        elif not lines:
+            stored.setdefault(key, []).append(answer)
+    unchanged.remark(foreign, "of other suites")
+    unchanged.remark(outdated, "of older versions, not read")
     if solve:
-        missed = sum(
-            _solve_again(p, stored.get(key, []), again, nodes)
-            for key, p in problems.items()
-        )
-        nodes.remarks += [f"{missed} not needed for the stored answers: bytes only"] * (
-            missed > 0
-        )
+        count = 0
+        for key, problem in problems.items():
+            solver = _SolverAgain(problem, stored.get(key, []))
+            count += solver.compare(solved, evaluated)
+        evaluated.remark(count, "not needed for the stored answers: bytes only")
     return {
-        "files of theory": read,
-        "answers of theory solved again": again,
-        "nodes of theory evaluated again": nodes,
+        "files of theory": unchanged,
+        "answers of theory solved again": solved,
+        "nodes of theory evaluated again": evaluated,
     }
 
 
-class _Stored(NamedTuple):
-    path: Path
-    kind: str
-    document: JsonObject
+class _SolverAgain:
+    """Solves the stored answers of a problem again, without reading any stored file."""
 
-
-def _is_named_by_its_question(path: Path, kind: str, document: JsonObject) -> bool:
-    """Whether an answer of this version has the name of its question; False for one of an older version.
-
-    Raises
-    ------
-    ValueError
-        If its name is that of another question.
-    """
-    key = canonical_json(document["problem"])
-    for version in range(THEORY_VERSION, 0, -1):
-        if kind == "nodes":
-            same = (
-                path.parent.name == nodes_name(key, version)
-                and path.stem == document["node"]
-            )
-        else:
-            same = path.name == answer_name(kind, key, document["alpha"], version)
-        if same:
-            return version == THEORY_VERSION
-    raise ValueError("the file name does not match the theory result inside")
-
-
-def _solve_again(
-    problem: Problem,
-    stored: Sequence[_Stored],
-    again: Verification,
-    nodes: Verification,
-) -> int:
-    """Compare stored theory results of a problem with newly solved ones, without reading any stored file.
-
-    Returns
-    -------
-    int
-        How many nodes were not evaluated for them.
-    """
-    fresh = TheorySolver(isolated=True)
-    bare = TheorySolver(
-        isolated=True, predictions=False
-    )  # some answers have no errors of prediction
-    alphas = sorted(
-        {float(one.document["alpha"]) for one in stored if one.kind == "point"}
-    )
-
-    def own(document: JsonObject) -> Any:
-        _, (spec, dimension, start, starts, iterations, _, trajectory), *more = (
-            document["problem"]
+    def __init__(self, problem: Problem, stored: Sequence[StoredAnswer]) -> None:
+        self.problem, self.stored = problem, stored
+        # Some answers have no errors of prediction.
+        self.solvers = {
+            predictions: TheorySolver(isolated=True, predictions=predictions)
+            for predictions in (False, True)
+        }
+        self.alphas = sorted(
+            {float(s.document["alpha"]) for s in stored if s.kind == "point"}
         )
-        overlaps = tuple(Overlaps(*one) for one in starts)
+
+    def solve(self, stored: StoredAnswer) -> Any:
+        """An answer as JSON; None for a node that the answers before it did not need."""
+        document, problem = stored.document, self.problem
+        if stored.kind == "nodes":
+            node = nodes_of(problem).evaluated.get(document["node"])
+            return None if node is None else node_answer(node)
+        if stored.kind == "thresholds":
+            return document_of(self.solvers[True].thresholds(problem))
+        if stored.kind == "curve":
+            return document_of(self.solvers[True].line(problem, document["alpha"]))
+        if stored.kind == "own":
+            return self._prediction(document)
+        predictions = any("generalization_error" in p for p in document["answer"])
+        points = self.solvers[predictions].points(problem, self.alphas)
+        return document_of(points[self.alphas.index(document["alpha"])])
+
+    def _prediction(self, document: JsonObject) -> Any:
+        _, asked, _, *brief = document["problem"]
+        spec, dimension, start, starts, iterations, _, trajectory = asked
+        overlaps = tuple(Overlaps(*matrices) for matrices in starts)
         conditions = Conditions(
             dimension, start, overlaps, iterations, trajectory=trajectory
         )
-        question = PredictionQuestion(problem, spec, document["alpha"], conditions)
-        return document_of((bare if more[1:] else fresh).prediction(question))
+        question = PredictionQuestion(self.problem, spec, document["alpha"], conditions)
+        return document_of(self.solvers[not brief].prediction(question))
 
-    def point(document: JsonObject) -> Any:
-        full = any("generalization_error" in one for one in document["answer"])
-        points = (fresh if full else bare).points(problem, alphas)
-        return document_of(points[alphas.index(document["alpha"])])
-
-    known = nodes_of(problem).evaluated
-    solvers: dict[str, Callable[[JsonObject], Any]] = {
-        "point": point,
-        "thresholds": lambda document: document_of(fresh.thresholds(problem)),
-        "curve": lambda document: document_of(fresh.line(problem, document["alpha"])),
-        "own": own,
-        "nodes": lambda document: (
-            known.get(document["node"]) and node_answer(known[document["node"]])
-        ),
-    }
-    missed = 0
-    failed = set()
-    for kind, solve in solvers.items():
-        for path, _, document in (one for one in stored if one.kind == kind):
-            name = (
-                document["problem"][1][0]["name"]
-                if kind == "own"
-                else problem.spec["channel"]["name"]
-            )
+    def compare(self, solved: Verification, evaluated: Verification) -> int:
+        """Compare all answers, then nodes; how many nodes were not evaluated for the answers."""
+        count, failed = 0, set()
+        for stored in sorted(self.stored, key=lambda s: KINDS.index(s.kind)):
+            name = self.problem.spec["channel"]["name"]
+            if stored.kind == "own":
+                name = stored.document["problem"][1][0]["name"]
             try:
-                found = None if name in failed else solve(document)
+                answer = None if name in failed else self.solve(stored)
             except THEORY_ERRORS as error:  # what is stored of it is none the worse
-                if kind != "own":  # an algorithm may have a theory at other points
-                    failed.add(name)
-                again.remarks.append(f"{name}: its theory raised {error_line(error)}")
+                if stored.kind != "own":
+                    failed.add(name)  # an algorithm may have a theory at other points
+                solved.remarks.append(f"{name}: its theory raised {error_line(error)}")
                 continue
-            if found is not None:
-                (nodes if kind == "nodes" else again).add(
-                    _unlike(path, document, found)
-                )
-            missed += kind == "nodes" and found is None
-    return missed
+            is_node = stored.kind == "nodes"
+            count += is_node and answer is None
+            if answer is not None:
+                (evaluated if is_node else solved).add(stored.compare(answer))
+        return count
 
 
-def _unlike(path: Path, document: JsonObject, new: Any) -> list[str]:
-    """Description of how a stored result differs from a new one."""
-    new = json.loads(document_text(new))
-    here = (
-        document.get("machine") == machine.fingerprint()
-        and document.get("versions") == machine.versions()
-    )
-    relative, absolute = ROUNDED, ROUNDED / 100
-    if not here:
-        relative = ELSEWHERE
-        absolute = (
-            4
-            * max(
-                (float(np.max(point["mse_error"])) for point in _points_in(new)),
-                default=0.0,
-            )
-            + 1e-9
-        )
-    differing = differences(document["answer"], new, relative, absolute=absolute)
-    return [f"{path}: solved again, {line}" for line in itertools.islice(differing, 3)]
+KINDS = ("point", "thresholds", "curve", "own", "nodes")
+"""Stored answers in the order in which they are solved again."""
 
 
 def _points_in(answer: Any) -> Iterator[JsonObject]:
     """Theory points in a result: itself, those of its branches, or those of branches along a line."""
     if isinstance(answer, dict) and "mse_error" in answer:
         yield answer
-    for part in answer if isinstance(answer, list) else ():
-        yield from _points_in(part)
+    if isinstance(answer, list):
+        for element in answer:
+            yield from _points_in(element)
 
 
 def missing_records(cells: Sequence[Cell], store: Store) -> list[str]:
@@ -396,18 +392,15 @@ def rerun(
         setting = _threads_of(record), _was_killed(record)
         by_threads.setdefault(setting, []).append(by_key[keys[i]])
     for (threads, killed), chosen in by_threads.items():
-        again = _with_limits(chosen, threads) if killed else untimed(chosen, threads)
-        for cell, new in again:
+        run_again = _with_limits if killed else untimed
+        for cell, repeated in run_again(chosen, threads):
             for stem in stems[cell.key]:
                 lines = _unreproduced(
-                    records[stem], new, store, trajectories=trajectories
+                    records[stem], repeated, store, trajectories=trajectories
                 )
-                path = store.folder / f"{stem}.json"
+                place = f"{store.folder / stem}.json: run again"
                 verification.add(
-                    [
-                        f"{path}: run again, {line}"
-                        for line in itertools.islice(lines, 3)
-                    ]
+                    [f"{place}, {line}" for line in itertools.islice(lines, 3)]
                 )
     return verification
 
@@ -417,9 +410,8 @@ def _has_backend(cell: Cell, verification: Verification) -> bool:
     try:
         get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32)
     except BackendError as error:
-        if (
-            remark := f"cells of {cell.backend} cannot be run again here: {error}"
-        ) not in verification.remarks:
+        remark = f"cells of {cell.backend} cannot be run again here: {error}"
+        if remark not in verification.remarks:
             verification.remarks.append(remark)
         return False
     return True
@@ -454,20 +446,23 @@ def _with_limits(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Re
 
 
 def _unreproduced(
-    old: Record, new: Record, store: Store, *, trajectories: bool
+    stored: Record, repeated: Record, store: Store, *, trajectories: bool
 ) -> Iterator[str]:
     """Differences, in words, between a record and that of the same cell run again."""
-    same = old.timing.machine == machine.fingerprint() and old.versions == new.versions
-    then, now = (_reproducible(record, store, exact=same) for record in (old, new))
+    is_same_machine = (
+        stored.timing.machine == machine.fingerprint()
+        and stored.versions == repeated.versions
+    )
+    expected, actual = (
+        _reproducible(record, store, exact=is_same_machine)
+        for record in (stored, repeated)
+    )
+    is_shorter = (stored.iterations or 0) < (repeated.iterations or 0)
     if not trajectories:
-        del then["trajectory"], now["trajectory"]
-    elif (
-        old.status == Status.TIMEOUT
-        and (old.iterations or 0) < (new.iterations or 0)
-        and then["trajectory"]
-    ):
-        then, now = _until_the_clock(then, now)
-    return differences(then, now, 0.0 if same else ELSEWHERE)
+        del expected["trajectory"], actual["trajectory"]
+    elif stored.status == Status.TIMEOUT and is_shorter and expected["trajectory"]:
+        expected, actual = _until_the_clock(expected, actual)
+    return differences(expected, actual, 0.0 if is_same_machine else OTHER_MACHINE)
 
 
 REPRODUCIBLE = (
@@ -501,66 +496,61 @@ def _reproducible(record: Record, store: Store, *, exact: bool) -> JsonObject:
 
 
 def _until_the_clock(
-    then: JsonObject, now: JsonObject
+    stopped: JsonObject, full: JsonObject
 ) -> tuple[JsonObject, JsonObject]:
     """Part that a run ended by a clock shares with the full run: its start, and the steps that both recorded.
 
     The values at its end are those of its last step.
     """
-    recorded = set(now["trajectory"]["iteration"])
-    compared = []
-    for fields in (then, now):
-        course = fields["trajectory"]
+    recorded = set(full["trajectory"]["iteration"])
+    shared = []
+    for fields in (stopped, full):
+        trajectory = fields["trajectory"]
         rows = [
             row
-            for row, step in enumerate(course["iteration"])
-            if step in recorded and step <= then["iterations"]
+            for row, step in enumerate(trajectory["iteration"])
+            if step in recorded and step <= stopped["iterations"]
         ]
-        shared = {name: fields[name] for name in ("samples", "start", "cost")}
-        compared.append(
-            shared
-            | {
-                "trajectory": {
-                    name: [column[row] for row in rows]
-                    for name, column in course.items()
-                }
-            }
-        )
+        columns = {
+            name: [column[row] for row in rows] for name, column in trajectory.items()
+        }
+        start = {name: fields[name] for name in ("samples", "start", "cost")}
+        shared.append({**start, "trajectory": columns})
+    metrics = stopped["metrics"]
     ends = {
         name: column[-1]
-        for name, column in then["trajectory"].items()
-        if name in then["metrics"]
+        for name, column in stopped["trajectory"].items()
+        if name in metrics
     }
-    compared[0]["metrics"] = {name: then["metrics"][name] for name in ends}
-    compared[1]["metrics"] = ends
-    return compared[0], compared[1]
+    shared[0]["metrics"] = {name: metrics[name] for name in ends}
+    shared[1]["metrics"] = ends
+    return shared[0], shared[1]
 
 
 def differences(
-    old: Any, new: Any, tolerance: float, *, absolute: float | None = None
+    stored: Any, repeated: Any, tolerance: float, *, absolute: float | None = None
 ) -> Iterator[str]:
     """Differences between two documents, in words; numbers may differ by a relative or ``absolute`` tolerance."""
-    then, now = dict(_leaves(old)), dict(_leaves(new))
-    least = tolerance if absolute is None else absolute
-    for where in {**then, **now}:
-        one, other = then.get(where), now.get(where)
-        if isinstance(one, float) and isinstance(other, float):
-            same = math.isclose(one, other, rel_tol=tolerance, abs_tol=least) or (
-                one != one and other != other
-            )
-        else:
-            same = one == other
-        if not same:
-            yield f"{where} is {other!r}, stored is {one!r}"
+    expected, actual = dict(_leaves(stored)), dict(_leaves(repeated))
+    allowed = tolerance if absolute is None else absolute
+    for path in {**expected, **actual}:
+        a, b = expected.get(path), actual.get(path)
+        is_same = a == b
+        if isinstance(a, float) and isinstance(b, float):
+            are_nan = math.isnan(a) and math.isnan(b)
+            is_close = math.isclose(a, b, rel_tol=tolerance, abs_tol=allowed)
+            is_same = are_nan or is_close
+        if not is_same:
+            yield f"{path} is {b!r}, stored is {a!r}"
 
 
-def _leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every value in a document that is no table and no list, with its place."""
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _leaves(part, f"{where}.{key}".removeprefix("."))
-    elif isinstance(value, list):
-        for i, part in enumerate(value):
-            yield from _leaves(part, f"{where}[{i}]")
+    if isinstance(document, dict):
+        for key, field_ in document.items():
+            yield from _leaves(field_, f"{path}.{key}".removeprefix("."))
+    elif isinstance(document, list):
+        for i, element in enumerate(document):
+            yield from _leaves(element, f"{path}[{i}]")
     else:
-        yield where, value
+        yield path, document
