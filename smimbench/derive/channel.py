@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import array_api_compat
 import numpy as np
@@ -17,6 +17,7 @@ from smimbench.derive.labels import (
     is_exact,
     is_noisy,
     is_smooth,
+    log_likelihood,
     observable,
     probe,
     symmetry_of_labels,
@@ -42,7 +43,7 @@ class DerivedChannel(Delegate):
 
     _original = "channel"
 
-    def __init__(self, channel: Any, sites: int) -> None:
+    def __init__(self, channel: Channel, sites: int) -> None:
         self.channel = channel
         self.sites = int(sites)
         self.components = int(channel.components)
@@ -166,7 +167,7 @@ class IntegratedChannel(DerivedChannel):
     Derived, checked by tests/derive/test_likelihood_channel.py.
     """
 
-    def __init__(self, channel: Any, sites: int) -> None:
+    def __init__(self, channel: Channel, sites: int) -> None:
         super().__init__(channel, sites)
         self.dimension = self.components * self.sites
         if self.dimension > LARGEST_DIMENSION:
@@ -221,7 +222,7 @@ class IntegratedChannel(DerivedChannel):
     def information(self, Q: Array, V: Array) -> Uncertain:
         """``E sum_c g_c g_c^T`` (..., P, P), by the channel's own method or from its likelihood; leading axes are a batch."""
         if self.channel.information is not None:
-            return cast("Uncertain", self.channel.information(Q, V))
+            return self.channel.information(Q, V)
         return self._information(Q, V)
 
     @property
@@ -266,20 +267,20 @@ class IntegratedChannel(DerivedChannel):
                 f"forward must return one label per sample, shape (16, ...), got {y.shape}"
             )
         with np.errstate(all="ignore"):
-            log_likelihood = np.asarray(self.channel.log_likelihood(y, z), dtype=float)
+            logs = np.asarray(log_likelihood(self.channel, y, z), dtype=float)
         if is_exact(self.channel, self.sites):
             raise refused(
                 "the label is a continuous function of the latents without noise, so its likelihood is a delta "
                 "function that cannot be integrated; give a posterior in place of log_likelihood, or add noise to forward"
             )
-        if log_likelihood.shape != (len(z),):
+        if logs.shape != (len(z),):
             raise refused(
-                f"log_likelihood must return one number per sample, shape (16,), got {log_likelihood.shape}"
+                f"log_likelihood must return one number per sample, shape (16,), got {logs.shape}"
             )
-        if not np.isfinite(log_likelihood).all():
+        if not np.isfinite(logs).all():
             raise refused(
                 "log_likelihood must be finite for labels that forward has drawn from the same latents, "
-                f"got {log_likelihood[~np.isfinite(log_likelihood)][0]}"
+                f"got {logs[~np.isfinite(logs)][0]}"
             )
 
     @property
@@ -300,7 +301,7 @@ class IntegratedChannel(DerivedChannel):
             y = xp.broadcast_to(label, (z.shape[0], *label.shape))
             observed = xp.astype(observable(self.channel, y), z.dtype)
             with np.errstate(all="ignore"):
-                chance = xp.astype(xp.exp(self.channel.log_likelihood(y, z)), z.dtype)
+                chance = xp.astype(xp.exp(log_likelihood(self.channel, y, z)), z.dtype)
             norm = norm + chance
             total = total + observed * xp.reshape(
                 chance, (-1, *([1] * (observed.ndim - 1)))
@@ -315,7 +316,7 @@ class IntegratedChannel(DerivedChannel):
         return integrate(self.channel, y, omega, V, refine=True)
 
 
-def complete_channel(channel: Any, model: Model) -> Any:
+def complete_channel(channel: Channel, model: Model) -> Any:
     """Return the channel with all derivable members added: posterior, derivative and prediction.
 
     Parameters

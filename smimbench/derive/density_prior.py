@@ -12,7 +12,7 @@ import numpy as np
 from smimbench.backend.arrays import NUMPY, clip, matching, namespace, to_host
 from smimbench.derive.channel import IntegratedChannel
 from smimbench.derive.derived_prior import DerivedLaw, error_curve
-from smimbench.interfaces import Array, Channel, Denoised, Host, ParameterError
+from smimbench.interfaces import Array, Channel, Denoised, Host, ParameterError, Prior
 from smimbench.numerics.chebyshev import values_by_panels
 from smimbench.numerics.linalg import inverse_root, is_diagonal, spectral_function
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
@@ -37,9 +37,9 @@ class DensityPrior(DerivedLaw):
     Derived, checked by tests/derive/test_derived_prior.py.
     """
 
-    def __init__(self, prior: Any) -> None:
+    def __init__(self, prior: Prior) -> None:
         super().__init__(prior)
-        self._log_density = prior.law.log_density
+        self._log_density: Any = prior.law.log_density
         points, mass = self._support()
         height = np.exp(mass - mass.max())
         cumulative = np.concatenate([[0.0], np.cumsum((height[1:] + height[:-1]) / 2)])
@@ -227,7 +227,7 @@ class DensityPrior(DerivedLaw):
         P = R.shape[0]
         # A direction that was not observed has noise far beyond the law's own width.
         noise = spectral_function(Qhat, lambda values: 1 / np.maximum(values, 1e-9))
-        joint = IntegratedChannel(_Columns(self, P), sites=1)
+        joint = IntegratedChannel(_ColumnChannel(self, P), sites=1)
         columns = xp.astype(xp.matrix_transpose(R), xp.float64)[:, :, None]
         labels = xp.zeros((R.shape[1],), **matching(columns))
         noise = xp.asarray(noise, **matching(columns))
@@ -272,7 +272,7 @@ class DensityPrior(DerivedLaw):
         return np.asarray(np.exp(moments.log_norm) * math.sqrt(2 * math.pi))
 
 
-class _Columns(Channel):
+class _ColumnChannel(Channel):
     """Treats the columns of a signal as latents of a channel whose likelihood is the prior's density."""
 
     name = "prior"

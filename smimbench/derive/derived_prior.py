@@ -33,7 +33,7 @@ class DerivedPrior(Delegate):
     overlap_error: Any = 1e-3
     """Relative error of V in ``overlap``, for the error of predictions: a number, or a function of Qhat."""
 
-    def __init__(self, prior: Any, *preferred: str) -> None:
+    def __init__(self, prior: Prior, *preferred: str) -> None:
         with_defaults(Prior, type(prior))
         self.prior = prior
         self.factor = prior.factor or Factor(
@@ -90,7 +90,7 @@ class DerivedLaw(DerivedPrior):
     The law is scaled to unit variance unless the prior draws its own samples: then the prior mean scores 1.
     """
 
-    def __init__(self, prior: Any) -> None:
+    def __init__(self, prior: Prior) -> None:
         super().__init__(prior, "sample")
         self.unit = self.center = self.variance = math.nan
 

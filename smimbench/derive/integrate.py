@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -35,7 +34,7 @@ from smimbench.derive.samples import (
     PosteriorMoments,
     Samples,
 )
-from smimbench.interfaces import Array
+from smimbench.interfaces import Array, Channel
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
 from smimbench.numerics.masked import put_at_mask
@@ -47,7 +46,7 @@ ONE_LINE = 1e-3
 
 
 def integrate(
-    channel: Any, y: Array, omega: Array, V: Array, *, refine: bool
+    channel: Channel, y: Array, omega: Array, V: Array, *, refine: bool
 ) -> PosteriorMoments:
     """Posterior moments of the whitened latents of every sample, block by block, for labels (n, ...) and omega (n, P, C).
 

@@ -8,17 +8,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from smimbench.interfaces import Array, Host, ProblemLike
+from smimbench.interfaces import Array, Channel, Host, ProblemLike
 from smimbench.numerics.seeds import monte_carlo_rng
 
 
-def observable(channel: Any, y: Array) -> Array:
+def observable(channel: Channel, y: Array) -> Array:
     """Labels in the form a user measures, such as probabilities instead of log-probabilities."""
     convert = channel.observable
     return y if convert is None else convert(y)
 
 
-def predict(channel: Any, z: Array) -> Array:
+def predict(channel: Channel, z: Array) -> Array:
     """Noiseless labels of given latents in observable form; with an estimate as ``z`` this is the plug-in prediction."""
     direct = channel.predict
     return observable(channel, channel.forward(z)) if direct is None else direct(z)
@@ -35,11 +35,17 @@ def predict_twice(channel: Any, z: Array, *index: int) -> tuple[Array, Array]:
     return once, once
 
 
+def log_likelihood(channel: Channel, y: Array, z: Array) -> Array:
+    """Log-likelihood (n,) of labels, of a channel that has one."""
+    assert channel.log_likelihood is not None
+    return channel.log_likelihood(y, z)
+
+
 def gives_probabilities(problem: ProblemLike) -> bool:
     """Whether observable labels are rows of probabilities."""
     rng = monte_carlo_rng("label of a few latents")
     z = rng.standard_normal((4, problem.components, problem.model.sites))
-    channel: Any = problem.channel
+    channel: Channel = problem.channel
     y = channel.forward(z, rng=rng)
     if channel.observable is None:
         return False
@@ -47,13 +53,13 @@ def gives_probabilities(problem: ProblemLike) -> bool:
     return bool(p.ndim >= 2 and (p >= 0).all() and np.allclose(p.sum(axis=-1), 1.0))
 
 
-def probe(channel: Any, sites: int, count: int) -> Array:
+def probe(channel: Channel, sites: int, count: int) -> Array:
     """A few fixed latents (count, P, C) for testing the properties of a channel."""
     shape = (count, int(channel.components), sites)
     return monte_carlo_rng("symmetry: latents").standard_normal(shape)
 
 
-def is_noisy(channel: Any, z: Array) -> bool:
+def is_noisy(channel: Channel, z: Array) -> bool:
     """Whether ``forward`` draws random numbers: it fails without rng, or its labels depend on the seed."""
     try:
         channel.forward(z)
@@ -89,7 +95,7 @@ def is_smooth(noiseless: Callable[[Array], Array], z: Array) -> bool:
     )
 
 
-def is_exact(channel: Any, sites: int) -> bool:
+def is_exact(channel: Channel, sites: int) -> bool:
     """Whether noiseless labels change with every small change of the latents, so that they have no density."""
     if is_noisy(channel, probe(channel, sites, 8)):
         return False
@@ -101,7 +107,7 @@ def is_exact(channel: Any, sites: int) -> bool:
     return bool((labels != moved_labels).any(axis=1).mean() > 0.02)
 
 
-def few_labels(channel: Any, sites: int) -> Host | None:
+def few_labels(channel: Channel, sites: int) -> Host | None:
     """List of all possible labels if there are few and their probabilities add up to one, otherwise None."""
     rng = monte_carlo_rng("likelihood: symmetry")
     z = probe(channel, sites, 4096)  # values of a smaller probability are not met
@@ -116,13 +122,13 @@ def few_labels(channel: Any, sites: int) -> Host | None:
         for value in values:
             repeated = np.broadcast_to(value, (len(some), *value.shape))
             total += np.exp(
-                np.asarray(channel.log_likelihood(repeated, some), dtype=float)
+                np.asarray(log_likelihood(channel, repeated, some), dtype=float)
             )
     # Without this the likelihood is not a probability, or a label was not met: sample y instead of adding up.
     return values if np.ptp(total) < 1e-6 * total.mean() else None
 
 
-def symmetry_of_labels(channel: Any, sites: int) -> str:
+def symmetry_of_labels(channel: Channel, sites: int) -> str:
     """Name of the largest known group of transformations of the latents that leaves all labels unchanged."""
     rng = monte_carlo_rng("likelihood: which kind of label")
     P = int(channel.components)
@@ -145,7 +151,7 @@ def symmetry_of_labels(channel: Any, sites: int) -> str:
     return "permutations" if permutes else "none"
 
 
-def _is_symmetry(channel: Any, sites: int, transformation: Array) -> bool:
+def _is_symmetry(channel: Channel, sites: int, transformation: Array) -> bool:
     """Whether a transformation of the latents leaves the probability of all labels unchanged."""
     z = probe(channel, sites, 64)
     turned = transformation @ z
@@ -153,7 +159,7 @@ def _is_symmetry(channel: Any, sites: int, transformation: Array) -> bool:
         y = np.asarray(channel.forward(z, rng=monte_carlo_rng("symmetry: labels")))
         with np.errstate(all="ignore"):
             original, transformed = (
-                np.asarray(channel.log_likelihood(y, at), dtype=float)
+                np.asarray(log_likelihood(channel, y, at), dtype=float)
                 for at in (z, turned)
             )
         return bool(np.allclose(original, transformed, rtol=1e-6, atol=1e-6))

@@ -15,9 +15,10 @@ import numpy as np
 
 from smimbench.backend.arrays import NUMPY
 from smimbench.derive.integrate import BLOCK, ONE_LINE, integrate
+from smimbench.derive.labels import log_likelihood
 from smimbench.derive.sampled_information import Labels, label_means
 from smimbench.derive.samples import reflected
-from smimbench.interfaces import Array, Host, Uncertain
+from smimbench.interfaces import Array, Channel, Host, Uncertain
 from smimbench.numerics.linalg import inverse_root, symmetric, symmetric_root
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
 from smimbench.numerics.memo import cached_on
@@ -47,7 +48,7 @@ class LikelihoodInformation:
     the latents, so that labels tell nothing at zero overlap.
     """
 
-    channel: Any
+    channel: Channel
     components: int
     sites: int
     labels: Host | None
@@ -251,7 +252,7 @@ class LikelihoodInformation:
             with np.errstate(all="ignore"):
                 for label in labels:
                     y = np.broadcast_to(label, (len(z), *label.shape))
-                    logs.append(self.channel.log_likelihood(y, z))
+                    logs.append(log_likelihood(self.channel, y, z))
             chances = np.exp(np.array(logs, dtype=float))
             w = weight * chances.reshape(-1, n, len(u))
             masses.append(w.sum(axis=2))
@@ -292,9 +293,9 @@ class LikelihoodInformation:
             at = lines // len(labels)
             z = omega[at][:, None] + spread[at][:, None] * u
             y = np.repeat(labels[lines % len(labels)], u.shape[1], axis=0)
-            log_likelihood = self.channel.log_likelihood(y, z.reshape(-1, 1, 1))
-            log_likelihood = np.asarray(log_likelihood, dtype=float)
-            return np.maximum(log_likelihood, IMPOSSIBLE).reshape(u.shape)
+            logs = log_likelihood(self.channel, y, z.reshape(-1, 1, 1))
+            logs = np.asarray(logs, dtype=float)
+            return np.maximum(logs, IMPOSSIBLE).reshape(u.shape)
 
         count = len(omega) * len(labels)
         moments = line_moments(

@@ -10,7 +10,7 @@ In the first two the law is scaled to unit variance unless the prior draws its o
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from smimbench.derive.density_prior import DensityPrior
 from smimbench.derive.simulated_prior import SimulatedPrior
@@ -19,7 +19,7 @@ from smimbench.interfaces import Array, Denoised, Model, ParameterError, Prior
 from smimbench.interfaces.item import gives, takes, with_defaults
 
 
-def complete_prior(prior: Any, model: Model) -> Any:
+def complete_prior(prior: Prior, model: Model) -> Any:
     """Return the prior with all derivable members added, or the same object if it lacks none.
 
     Raises
@@ -53,13 +53,13 @@ def complete_prior(prior: Any, model: Model) -> Any:
     return SpectrumPrior(prior) if matrix else DensityPrior(prior)
 
 
-def denoise_step(prior: Any, R: Array, Qhat: Array) -> Denoised:
+def denoise_step(prior: Prior, R: Array, Qhat: Array) -> Denoised:
     """Call ``denoise`` within an iteration at finite size, with ``continued=True`` where the prior accepts that argument."""
     options = {"continued": True} if takes(prior.denoise, "continued") else {}
-    return cast("Denoised", prior.denoise(R, Qhat, **options))
+    return prior.denoise(R, Qhat, **options)
 
 
-def why_theory_only(prior: Any, components: int) -> str | None:
+def why_theory_only(prior: Prior, components: int) -> str | None:
     """Reason why no signal can be drawn from a prior (the message ``mean`` raises, e.g. for a limit), or None."""
     try:
         prior.mean(components, 8)

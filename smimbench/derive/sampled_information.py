@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.interfaces import Array, Host, Uncertain
+from smimbench.interfaces import Array, Channel, Host, Uncertain
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import symmetric, symmetric_root
 from smimbench.numerics.memo import by_value
@@ -200,7 +200,7 @@ def _controls(drawn: Labels, V: Host, free: list[int]) -> Host:
 
 @by_value(maxsize=256)
 def sampled_moments(
-    channel: Any, sites: int, Q: Array, V: Array
+    channel: Channel, sites: int, Q: Array, V: Array
 ) -> tuple[Uncertain, Uncertain]:
     """Information and susceptibility of one (Q, V) through the channel's posterior, by ``label_means``.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from smimbench.backend.arrays import clip, matching, namespace
-from smimbench.interfaces import Array
+from smimbench.derive.labels import log_likelihood
+from smimbench.interfaces import Array, Channel
 from smimbench.numerics.line_integrals import IMPOSSIBLE
 from smimbench.numerics.masked import put_at_mask
 from smimbench.numerics.qmc import whitened_points
@@ -59,7 +60,7 @@ class Samples:
     ``ACCURACY``.
     """
 
-    channel: Any
+    channel: Channel
     y: Array
     omega: Array
     root: Array
@@ -70,7 +71,13 @@ class Samples:
 
     @classmethod
     def on_prior(
-        cls, channel: Any, y: Array, omega: Array, root: Array, refine: bool, start: int
+        cls,
+        channel: Channel,
+        y: Array,
+        omega: Array,
+        root: Array,
+        refine: bool,
+        start: int,
     ) -> Samples:
         """Samples with integration points drawn from the prior; ``start`` numbers the block."""
         xp = namespace(omega)
@@ -135,19 +142,21 @@ class Samples:
         z = omega[:, None, :, :] + xp.reshape(shift, (N, k, P, C))
         label = y.shape[1:]
         repeated = xp.broadcast_to(y[:, None, ...], (N, k, *label))
-        log_likelihood = self.channel.log_likelihood(
-            xp.reshape(repeated, (N * k, *label)), xp.reshape(z, (N * k, P, C))
+        logs = log_likelihood(
+            self.channel,
+            xp.reshape(repeated, (N * k, *label)),
+            xp.reshape(z, (N * k, P, C)),
         )
-        log_likelihood = xp.astype(log_likelihood, xp.float64)
-        if log_likelihood.shape != (N * k,):
+        logs = xp.astype(logs, xp.float64)
+        if logs.shape != (N * k,):
             raise ValueError(
-                f"log_likelihood must return one number per sample, shape ({N * k},), got {tuple(log_likelihood.shape)}"
+                f"log_likelihood must return one number per sample, shape ({N * k},), got {tuple(logs.shape)}"
             )
-        if bool(xp.any(xp.isnan(log_likelihood) | (log_likelihood == math.inf))):
+        if bool(xp.any(xp.isnan(logs) | (logs == math.inf))):
             raise ValueError(
                 "log_likelihood returned a number that is not finite (only -inf is allowed)"
             )
-        return xp.reshape(clip(log_likelihood, IMPOSSIBLE, None), (N, k))
+        return xp.reshape(clip(logs, IMPOSSIBLE, None), (N, k))
 
     def log_weight(self, u: Array, rows: Array) -> Array:
         """Logarithm of likelihood times prior up to a constant, (N, k)."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from smimbench.derive.derived_prior import DerivedPrior, error_curve
-from smimbench.interfaces import Host, Model
+from smimbench.interfaces import Host, Model, Prior
 from smimbench.numerics.linalg import inverse_root
 from smimbench.numerics.memo import cached_on
 from smimbench.numerics.seeds import monte_carlo_rng
@@ -31,7 +30,7 @@ class SimulatedPrior(DerivedPrior):
         Gives noise and inner product of signals.
     """
 
-    def __init__(self, prior: Any, model: Model) -> None:
+    def __init__(self, prior: Prior, model: Model) -> None:
         super().__init__(prior, "mean", "second_moment", "mean_overlap", "overlap")
         self.model = model
         self.matrix = model.rank == "extensive"

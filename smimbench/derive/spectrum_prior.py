@@ -10,7 +10,7 @@ import numpy as np
 
 from smimbench.backend.arrays import matching, namespace, to_host
 from smimbench.derive.derived_prior import LOWEST, DerivedLaw, error_curve
-from smimbench.interfaces import Array, Denoised, Host, Law, ParameterError
+from smimbench.interfaces import Array, Denoised, Host, Law, ParameterError, Prior
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.linalg import is_diagonal, symmetric
 from smimbench.numerics.quadrature import gauss_legendre
@@ -43,9 +43,9 @@ class SpectrumPrior(DerivedLaw):
     matrix = True
     overlap_error = 3e-3
 
-    def __init__(self, prior: Any) -> None:
+    def __init__(self, prior: Prior) -> None:
         super().__init__(prior)
-        self._quantile = prior.law.quantile
+        self._quantile: Any = prior.law.quantile
         law: Literal["exact", "quantiles"] = "quantiles"
         if self._quantile is not None:
             probabilities, weights = _probability_rule(4)

@@ -7,11 +7,10 @@ signal, so that an algorithm that predicts the second can be checked against the
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from smimbench.interfaces import Info, ProblemLike, StoppingRule
+from smimbench.interfaces import Host, Info, ProblemLike, StoppingRule
 
 # Limits of the rule. "Error" is the predicted squared error of a component; "fluctuation" is its overlap's standard deviation at
 # finite size.
@@ -81,7 +80,7 @@ class OverlapRule(StoppingRule):
             else np.full_like(self.second, -math.inf)
         )
         self.low_rank = problem.model.rank == "low"
-        self.history: list[tuple[Any, Any]] = []
+        self.history: list[tuple[Host, Host]] = []
         self.latest: Info | None = None
 
     def watch(self, info: Info) -> None:
@@ -206,7 +205,7 @@ class OverlapRule(StoppingRule):
             )
         return still
 
-    def _close(self, error: Any) -> Any:
+    def _close(self, error: Host) -> Host:
         """Largest drift of the predicted overlap (P,) that counts as none while the residual stays above its tolerance."""
         return max(LINGERING, self.relative / 8) * error
 
@@ -236,7 +235,9 @@ class OverlapRule(StoppingRule):
         return None
 
 
-def _steady(predicted: Any, self_overlap: Any, close: Any, fluctuation: Any) -> bool:
+def _steady(
+    predicted: Host, self_overlap: Host, close: Host, fluctuation: Host
+) -> bool:
     return bool(
         (predicted <= close).all()
         and (self_overlap <= np.maximum(close, fluctuation)).all()

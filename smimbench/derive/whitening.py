@@ -37,6 +37,7 @@ from smimbench.interfaces import (
     Model,
     Overlap,
     ParameterError,
+    Prior,
     is_symmetric,
 )
 from smimbench.interfaces.item import with_defaults
@@ -101,7 +102,7 @@ class WeightedPrior(Delegate):
 
     _original = "prior"
 
-    def __init__(self, prior: Any, inputs: Inputs) -> None:
+    def __init__(self, prior: Prior, inputs: Inputs) -> None:
         self.prior = prior
         self.variances: Any = inputs.feature_variances
         self.features = inputs.shape[1]
@@ -313,7 +314,7 @@ class MixedChannel(Delegate, Channel):
         return self.apply(self.mixing.T, gradient)
 
 
-def mixed_channel(channel: Any, mixing: Host) -> Any:
+def mixed_channel(channel: Channel, mixing: Host) -> Any:
     """The channel of whitened latents, in closed form where the channel has one.
 
     Raises

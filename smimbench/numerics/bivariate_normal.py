@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import array_api_compat
 import numpy as np
@@ -88,7 +88,9 @@ def log_cdf(
     shape = h.shape
     h, k = (xp.astype(xp.reshape(v, (-1,)), xp.float64) for v in (h, k))
     h, k = (clip(v, -_LARGEST, _LARGEST) for v in (h, k))
-    rho: Any = r if sign is None else r * xp.astype(xp.reshape(sign, (-1,)), xp.float64)
+    rho: Array = (
+        r if sign is None else r * xp.astype(xp.reshape(sign, (-1,)), xp.float64)
+    )
     probability, derivatives = _log_cdf_central(xp, h, k, r, rho, hessian)
     tail = probability < _TAIL
     rows = xp.nonzero(tail)[0]  # the only wait for the device
@@ -108,7 +110,7 @@ def log_cdf(
 
 
 def _log_cdf_central(
-    xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool
+    xp: ModuleType, h: Array, k: Array, r: float, rho: Array, hessian: bool
 ) -> tuple[Array, list[Array]]:
     """Bivariate normal probability and [log, gradient, second derivatives], accurate where it is not small."""
     device = array_api_compat.device(h)
@@ -160,7 +162,7 @@ def _excess(xp: ModuleType, t: Array, hazard: Array) -> Array:
 
 
 def _log_cdf_tail(
-    xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool
+    xp: ModuleType, h: Array, k: Array, r: float, rho: Array, hessian: bool
 ) -> list[Array]:
     """Bivariate normal [log, gradient, second derivatives] in the tails, by quadrature over the distance to the nearer
     boundary.

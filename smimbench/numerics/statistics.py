@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ ROUNDING = 1e-12
 """Relative scatter below which numbers are equal, and what is left is rounding. Doubled: the same."""
 
 
-def effective_sample_size(samples: Array) -> Any:
+def effective_sample_size(samples: Array) -> Array:
     r"""Effective number of samples ``(\sum |x|)^2 / \sum x^2`` along the first axis; 0 if all of them are 0."""
     sizes = np.abs(np.asarray(samples, dtype=float))
     largest = sizes.max(axis=0, initial=0.0)

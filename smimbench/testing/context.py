@@ -123,7 +123,11 @@ class CheckContext:
 
     def completed(self, model: Model) -> Any:
         """The item as the engine uses it with a model, with all derived members; computed once."""
-        complete = {"channel": complete_channel, "prior": complete_prior}.get(self.kind)
+        completions: dict[str, Callable[[Any, Model], Any]] = {
+            "channel": complete_channel,
+            "prior": complete_prior,
+        }
+        complete = completions.get(self.kind)
         if complete is None:
             return self.item
         try:

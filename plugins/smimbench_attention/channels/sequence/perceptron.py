@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import numpy as np
+from numpy.random import Generator
 
 from smimbench.backend import clip, namespace, special
-from smimbench.interfaces import Capabilities, Channel, Posterior, Uncertain
+from smimbench.interfaces import Array, Capabilities, Channel, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics import gauss_legendre
 from smimbench_attention.channels.batches import (
@@ -43,7 +44,7 @@ class _SignChannel(Channel):
     def __post_init__(self) -> None:
         check_whole("tokens", self.tokens, 1)
 
-    def forward(self, z: Any, *, rng: Any = None) -> Any:
+    def forward(self, z: Array, *, rng: Generator | None = None) -> Array:
         """Labels +1 and -1 of the latents (..., n, 1, M), in the same shape as the latents; ``rng`` draws the noise."""
         check_latents(z, 1, self.tokens)
         xp = namespace(z)
@@ -55,7 +56,7 @@ class _SignChannel(Channel):
             )
         return xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z))
 
-    def log_likelihood(self, y: Any, z: Any) -> Any:
+    def log_likelihood(self, y: Array, z: Array) -> Array:
         """Logarithm of the probability of the labels, given the latents, (n,)."""
         xp = namespace(z)
         if self.noise == 0:
@@ -66,12 +67,12 @@ class _SignChannel(Channel):
 
     def posterior(
         self,
-        y: Any,
-        omega: Any,
-        V: Any,
+        y: Array,
+        omega: Array,
+        V: Array,
         *,
         second_moment: bool = False,
-        rng: Any = None,
+        rng: Generator | None = None,
     ) -> Posterior:
         """Posterior of ``z ~ N(omega, V)`` given the labels; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed."""
         xp = namespace(y, omega, V)
@@ -93,14 +94,14 @@ class _SignChannel(Channel):
         token_covariance = identity_like(self.tokens, omega) * variance[..., 0, :, None]
         return Posterior(mean, covariance, uncentered(mean, token_covariance))
 
-    def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
+    def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """Logarithm of the probability of the labels (n,)."""
         xp = namespace(y, omega, V)
         return xp.sum(
             special(xp).log_ndtr(y * omega / xp.sqrt(V + self.noise)), axis=(-2, -1)
         )
 
-    def information(self, Q: Any, V: Any) -> Uncertain:
+    def information(self, Q: Array, V: Array) -> Uncertain:
         """``M / (V + Delta) E [phi(u)^2 / (Phi(u) Phi(-u))]``, u normal of variance ``Q / (V + Delta)``, (..., 1, 1), host."""
         Q, V = np.broadcast_arrays(
             np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
@@ -121,7 +122,7 @@ class _SignChannel(Channel):
         )
         return Uncertain(information, 1e-12 * information, "quadrature")
 
-    def generalization_error(self, Q: Any, V: Any) -> dict[str, Uncertain]:
+    def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
         r"""Squared error of the predicted mean labels, summed over tokens; ``Q`` and ``V`` (..., 1, 1), results (...).
 
         Mean labels f of latents of variances s, t and covariance c have
@@ -218,11 +219,11 @@ class Probit(_SignChannel):
         super().__post_init__()
         check_number("noise", self.noise, positive=True)
 
-    def predict(self, z: Any) -> Any:
+    def predict(self, z: Array) -> Array:
         """Mean of the label, between -1 and 1."""
         return 2 * special(namespace(z)).ndtr(z / math.sqrt(self.noise)) - 1
 
-    def vjp(self, z: Any, cotangent: Any) -> Any:
+    def vjp(self, z: Array, cotangent: Array) -> Array:
         """Gradient of ``sum(cotangent * predict(z))``."""
         density = namespace(z).exp(-z * z / (2 * self.noise)) / math.sqrt(
             2 * math.pi * self.noise
@@ -230,7 +231,7 @@ class Probit(_SignChannel):
         return 2 * density * cotangent
 
 
-def hazard(u: Any, xp: Any) -> tuple[Any, Any]:
+def hazard(u: Array, xp: ModuleType) -> tuple[Array, Array]:
     """``r = phi(u) / Phi(u)`` and ``1 - r (u + r)``, the variance of a normal number t given ``t > -u``."""
     # erfcx factors out the tail, so that very unlikely labels keep their digits.
     low = clip(u, None, 5.0)
@@ -249,8 +250,8 @@ def hazard(u: Any, xp: Any) -> tuple[Any, Any]:
 
 
 def _difference(
-    angle_1: tuple[Any, Any], angle_2: tuple[Any, Any], squares: Any
-) -> Any:
+    angle_1: tuple[Array, Array], angle_2: tuple[Array, Array], squares: Array
+) -> Array:
     """Difference of two angles up to pi / 2 from the squares of sine and cosine of both, and the difference of squared sines."""
     sine_1, cosine_1, sine_2, cosine_2 = (
         np.sqrt(square) for square in (*angle_1, *angle_2)
@@ -259,7 +260,7 @@ def _difference(
     return np.arctan2(squares / sum_, cosine_1 * cosine_2 + sine_1 * sine_2)
 
 
-def _surprise(u: Any) -> Any:
+def _surprise(u: Array) -> Array:
     """Function ``phi(u)^2 / (Phi(u) Phi(-u))``, the information of a sign with margin u."""
     log_ndtr = special(np).log_ndtr
     return np.exp(-u * u - math.log(2 * math.pi) - log_ndtr(u) - log_ndtr(-u))

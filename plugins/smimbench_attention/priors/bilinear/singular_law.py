@@ -45,7 +45,7 @@ _SMALLEST_NOISE = 1e-30
 _LARGEST_NOISE = 1e16
 
 
-class _Bulks(NamedTuple):
+class _SingularBulks(NamedTuple):
     """Ranges of p where the density is positive, for x > 0: ``[0, inner]`` and ``[outer, end]``, each (n,).
 
     They touch where the density has a dip but no gap.
@@ -56,7 +56,7 @@ class _Bulks(NamedTuple):
     end: Host
 
 
-def _bulks(delta: Host, a: float) -> _Bulks:
+def _bulks(delta: Host, a: float) -> _SingularBulks:
     """Solve ``G(p) = 1`` at ``v = 0``.
 
     Between two poles ``G^(-1/2)`` is concave (a power mean of distances), so Newton's method is monotone from the pole.
@@ -97,7 +97,7 @@ def _bulks(delta: Host, a: float) -> _Bulks:
         dip = dip[gap]
         inner[gap] = edge(np.minimum(np.sqrt(delta), dip), dip)
         outer[gap] = edge(np.maximum(np.full(dip.shape, a - math.sqrt(0.5)), dip), dip)
-    return _Bulks(inner, outer, end)
+    return _SingularBulks(inner, outer, end)
 
 
 def _at_zero(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
@@ -266,7 +266,7 @@ def singular_map(
 
 
 @lru_cache(maxsize=32)
-def _bulks_of_one(noise: float, rho: float) -> _Bulks:
+def _bulks_of_one(noise: float, rho: float) -> _SingularBulks:
     """Cached bulks of one noise level."""
     return _bulks(np.array([noise]), rho**-0.5)
 

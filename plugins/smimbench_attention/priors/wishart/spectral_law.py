@@ -44,7 +44,7 @@ _SMALLEST_NOISE = 1e-40
 _LARGEST_NOISE = 1e18
 
 
-class _Bulks(NamedTuple):
+class _WishartBulks(NamedTuple):
     """Ranges of the parameter s where the density is positive: ``[outer, turn]`` and ``[base + lower, base + upper]``, each
     (n,).
 
@@ -69,7 +69,7 @@ def _curves(e: Host, base: float, rho: float) -> tuple[Host, Host, Host, Host]:
     return s, m, q, s * (1 + a / m)
 
 
-def _bulks(root: Host, rho: float) -> _Bulks:
+def _bulks(root: Host, rho: float) -> _WishartBulks:
     """Solve ``r(s) = sqrt(Delta)`` and ``q(s) = +-sqrt(Delta)`` for ``root = sqrt(Delta)`` of shape (n,).
 
     r is concave, q is convex, so Newton's method is monotone from the ends chosen here.
@@ -94,7 +94,7 @@ def _bulks(root: Host, rho: float) -> _Bulks:
 
     turn = np.sqrt(outer * (base + upper))
     if rho >= 1:
-        return _Bulks(
+        return _WishartBulks(
             base, outer, turn, turn - base, upper, np.zeros(root.shape, dtype=bool)
         )
     dip = math.sqrt(math.expm1(-math.log(rho) / 3))
@@ -104,11 +104,11 @@ def _bulks(root: Host, rho: float) -> _Bulks:
     if gap.any():
         turn[gap] = np.minimum(_newton(minus_q, root[gap], np.zeros(gap.sum())), dip)
         lower[gap] = np.maximum(_newton(q, -root[gap], np.zeros(gap.sum())), dip - base)
-    return _Bulks(base, outer, turn, lower, upper, gap)
+    return _WishartBulks(base, outer, turn, lower, upper, gap)
 
 
 @lru_cache(maxsize=32)
-def _bulks_of_one(root: float, rho: float) -> _Bulks:
+def _bulks_of_one(root: float, rho: float) -> _WishartBulks:
     """Cached bulks of one noise level, needed both for a denoiser's eigenvalues and for its error."""
     return _bulks(np.asarray([root]), rho)
 
