@@ -45,109 +45,110 @@ def two_problems(first: str, second: str) -> str:
     )
 
 
+CHANGED = """
+unknown key of the grid | alpha     = | alfa = | grid.alfa | did you mean 'alpha'
+unknown key of a problem | rho = 0.5 } | rho = 0.5 }; noise = 1 | problem.noise | unknown key
+unknown parameter of a prior | rho = 0.5 | rho = 0.5, rank = 3 | problem.prior.rank | unknown key
+misspelled parameter | beta | betta | problem.channel.betta | did you mean 'beta'
+parameter of no algorithm | name = "gamp" | name = "gamp"; dampening = 0.1 | algorithms[0].dampening | 'damping'
+tokens in the channel | beta = 1.0 | tokens = 3 | problem.channel.tokens | set by the model
+text for a number | rho = 0.5 | rho = "half" | problem.prior.rho | number
+float for an integer | tokens = 2 | tokens = 2.5 | problem.model.tokens | int
+true for an integer | tokens = 2 | tokens = true | problem.model.tokens | int
+float for a dimension | [30] | [30.5] | grid.dimension[0] | int
+text for seeds | seeds     = 2 | seeds = "many" | grid.seeds | int
+a table for alpha | [0.1, 0.3] | { from = 0.1 } | grid.alpha | number
+a number for a name | "wishart" | 7 | problem.prior.name | must be a string
+a list for the algorithm | "gamp" | ["gamp"] | algorithms[0].name | must be a string
+alpha zero | [0.1, 0.3] | [0.1, 0.0] | grid.alpha[1] | must be > 0
+alpha negative | [0.1, 0.3] | -1.0 | grid.alpha | must be > 0
+alpha infinite | [0.1, 0.3] | [inf] | grid.alpha[0] | must be a finite number
+alpha nan | [0.1, 0.3] | [nan] | grid.alpha[0] | must be a finite number
+no alpha | [0.1, 0.3] | [] | grid.alpha | must not be empty
+dimension too small | [30] | [1] | grid.dimension[0] | at least 2
+no seeds | seeds     = 2 | seeds = 0 | grid.seeds | at least 1
+negative seed | seeds     = 2 | seed = -1 | grid.seed | at least 0
+rho negative | rho = 0.5 | rho = -0.5 | problem.prior.rho | got -0.5
+rho nan | rho = 0.5 | rho = nan | problem.prior.rho | finite
+beta zero | beta = 1.0 | beta = 0.0 | problem.channel.beta | > 0
+one token | tokens = 2 | tokens = 1 | problem | tokens
+nan in a list | rho = 0.5 } | rho = 0.5 }; inputs = { name = "correlated-tokens", covariance = [[nan]] } | problem.inputs | nan
+damping one | name = "gamp" | name = "gamp"; damping = 1.0 | algorithms[0].damping | [0, 1)
+prior of the other model | "wishart", rho = 0.5 | "gaussian" | problem.prior.name | wishart
+channel misspelled | name = "softmax" | name = "sofmax" | problem.channel.name | did you mean 'softmax'
+algorithm misspelled | "gamp" | "gmap" | algorithms[0].name | did you mean 'gamp'
+no model | model   = { name = "attention-indexed", tokens = 2 } | | problem.model | is missing
+no prior | prior   = { name = "wishart", rho = 0.5 } | | problem.prior | is missing
+no tokens | , tokens = 2 | | problem.model.tokens | is missing
+no rho | , rho = 0.5 | | problem.prior.rho | is missing
+no alpha at all | alpha     = [0.1, 0.3] | | grid.alpha | is missing
+no dimension | dimension = [30] | | grid.dimension | is missing
+a sample ratio twice | [0.1, 0.3] | [0.1, 0.3, 0.1] | grid.alpha | 0.1 is listed twice, as entries 0 and 2
+a dimension twice | [30] | [30, 30] | grid.dimension | 30 is listed twice
+a parameter twice | rho = 0.5 | rho = [1, 1.0] | problem.prior.rho | 1.0 is listed twice
+an empty axis | rho = 0.5 | rho = [] | problem.prior.rho | empty
+a date for a name | name = "attention-indexed" | name = [1979-05-27] | problem.model.name | must be a string, got datetime.date
+the same time twice | tokens = 2 | tokens = [07:32:00, 07:32:00] | problem.model.tokens | datetime.time(7, 32) is listed twice
+a million cells | seeds     = 2 | seeds = 1_000_000 | grid | 2,000,000 cells
+"""
+"""What is wrong, a place of the sound suite, what stands there instead (``;`` is a line end), key, and words of the message."""
+
+RUN = """
+unknown key of run | tolerence = 1e-3 | run.tolerence | did you mean 'tolerance'
+metrics unknown | metrics = ["mae"] | run.metrics[0] | 'mse'
+start unknown | start = "warm" | run.start | 'informed'
+dtype unknown | dtype = "float16" | run.dtype | 'float32'
+no metric | metrics = [] | run.metrics | must not be empty
+tolerance zero | tolerance = 0.0 | run.tolerance | must be > 0
+timeout negative | timeout = -3.0 | run.timeout | must be > 0
+timeout nan | timeout = nan | run.timeout | must be a finite number, got nan
+tolerance infinite | tolerance = inf | run.tolerance | must be a finite number, got inf
+target too large to be read | target = 1e999 | run.target | must be a finite number, got inf
+no iterations | max_iterations = 0 | run.max_iterations | at least 1
+a metric twice | metrics = ["mse", "mse"] | run.metrics | is listed twice
+start of an algorithm that has none | start = "adam" | run.start | with a method start (spectral for *), got 'adam'
+"""
+"""What is wrong, a line of ``[run]``, key, and words of the message."""
+
 BAD = {
-    # unknown keys
     "unknown table": (ATTENTION + "[grids]\nalpha = [1.0]\n", "grids", "did you mean 'grid'"),
-    "unknown key of the grid": (changed("alpha ", "alfa "), "grid.alfa", "did you mean 'alpha'"),
-    "unknown key of run": (ATTENTION + "[run]\ntolerence = 1e-3\n", "run.tolerence", "did you mean 'tolerance'"),
-    "unknown key of a problem": (changed(WISHART, WISHART + "\nnoise = 1"), "problem.noise", "unknown key"),
-    "unknown parameter of a prior": (changed("rho = 0.5", "rho = 0.5, rank = 3"), "problem.prior.rank", "unknown key"),
-    "misspelled parameter": (changed("beta", "betta"), "problem.channel.betta", "did you mean 'beta'"),
-    "unknown parameter of an algorithm": (changed(GAMP, GAMP + "\ndampening = 0.1"), "algorithms[0].dampening",
-        "did you mean 'damping'"),
-    "tokens in the channel": (changed("beta = 1.0", "tokens = 3"), "problem.channel.tokens", "set by the model"),
-    # wrong types
-    "text for a number": (changed("rho = 0.5", 'rho = "half"'), "problem.prior.rho", "number"),
     "number for text": (changed('"softmax"\nmodel', "3\nmodel"), "problem.label", "string"),
-    "float for an integer": (changed("tokens = 2", "tokens = 2.5"), "problem.model.tokens", "int"),
-    "true for an integer": (changed("tokens = 2", "tokens = true"), "problem.model.tokens", "int"),
-    "float for a dimension": (changed("[30]", "[30.5]"), "grid.dimension[0]", "int"),
-    "text for seeds": (changed("seeds     = 2", 'seeds = "many"'), "grid.seeds", "int"),
-    "a table for alpha": (changed("[0.1, 0.3]", "{ from = 0.1 }"), "grid.alpha", "number"),
-    "a number for a name": (changed('"wishart"', "7"), "problem.prior.name", "must be a string"),
-    "a list for the algorithm": (changed('"gamp"', '["gamp"]'), "algorithms[0].name", "must be a string"),
-    "metrics unknown": (ATTENTION + '[run]\nmetrics = ["mae"]\n', "run.metrics[0]", "'mse'"),
-    "start unknown": (ATTENTION + '[run]\nstart = "warm"\n', "run.start", "'informed'"),
-    "dtype unknown": (ATTENTION + '[run]\ndtype = "float16"\n', "run.dtype", "'float32'"),
-    # values out of range
-    "alpha zero": (changed("[0.1, 0.3]", "[0.1, 0.0]"), "grid.alpha[1]", "must be > 0"),
-    "alpha negative": (changed("[0.1, 0.3]", "-1.0"), "grid.alpha", "must be > 0"),
-    "alpha infinite": (changed("[0.1, 0.3]", "[inf]"), "grid.alpha[0]", "must be a finite number"),
-    "alpha nan": (changed("[0.1, 0.3]", "[nan]"), "grid.alpha[0]", "must be a finite number"),
-    "no metric": (ATTENTION + "[run]\nmetrics = []\n", "run.metrics", "must not be empty"),
-    "no alpha": (changed("[0.1, 0.3]", "[]"), "grid.alpha", "must not be empty"),
-    "dimension too small": (changed("[30]", "[1]"), "grid.dimension[0]", "at least 2"),
-    "no seeds": (changed("seeds     = 2", "seeds = 0"), "grid.seeds", "at least 1"),
-    "negative seed": (changed("seeds     = 2", "seed = -1"), "grid.seed", "at least 0"),
-    "rho negative": (changed("rho = 0.5", "rho = -0.5"), "problem.prior.rho", "got -0.5"),
-    "rho nan": (changed("rho = 0.5", "rho = nan"), "problem.prior.rho", "finite"),
-    "beta zero": (changed("beta = 1.0", "beta = 0.0"), "problem.channel.beta", "> 0"),
-    "one token": (changed("tokens = 2", "tokens = 1"), "problem", "tokens"),
-    "tolerance zero": (ATTENTION + "[run]\ntolerance = 0.0\n", "run.tolerance", "must be > 0"),
-    "timeout negative": (ATTENTION + "[run]\ntimeout = -3.0\n", "run.timeout", "must be > 0"),
-    "timeout nan": (ATTENTION + "[run]\ntimeout = nan\n", "run.timeout", "must be a finite number, got nan"),
-    "tolerance infinite": (ATTENTION + "[run]\ntolerance = inf\n", "run.tolerance", "must be a finite number, got inf"),
-    "target too large to be read": (ATTENTION + "[run]\ntarget = 1e999\n", "run.target", "must be a finite number, got inf"),
     "alpha of a reference infinite": (REFERENCE.replace("alpha = [1.0]", "alpha = [inf]"), "run.reference[0].alpha[0]",
         "must be a finite number, got inf"),
     "value of a reference nan": (REFERENCE.replace("value = [1.0]", "value = [nan]"), "run.reference[0].value[0]",
         "must be a finite number, got nan"),
     "tolerance of a reference infinite": (REFERENCE + "tolerance = inf\n", "run.reference[0].tolerance",
         "must be a finite number, got inf"),
-    "nan in a list that is one parameter": (
-        changed(WISHART, f"{WISHART}\ninputs = {{ name = 'correlated-tokens', covariance = [[1, nan], [nan, 1]] }}"),
-        "problem.inputs.covariance", "must be a finite number, got nan"),
-    "no iterations": (ATTENTION + "[run]\nmax_iterations = 0\n", "run.max_iterations", "at least 1"),
-    "damping one": (changed(GAMP, GAMP + "\ndamping = 1.0"), "algorithms[0].damping", "[0, 1)"),
-    # parts that do not belong together, or are not there
     "prior that stayed with the other model": (
         changed('"attention-indexed"', '"sequence-multi-index"').replace(SOFTMAX, 'channel = "hardmax"'), "problem.prior.name",
         "belongs to model attention-indexed"),
-    "prior of the other model": (changed('"wishart", rho = 0.5', '"gaussian"'), "problem.prior.name", "wishart"),
-    "channel misspelled": (changed('name = "softmax"', 'name = "sofmax"'), "problem.channel.name", "did you mean 'softmax'"),
-    "algorithm misspelled": (changed('"gamp"', '"gmap"'), "algorithms[0].name", "did you mean 'gamp'"),
-    "no model": (changed(MODEL, ""), "problem.model", "is missing"),
-    "no prior": (changed(WISHART, ""), "problem.prior", "is missing"),
-    "no tokens": (changed(", tokens = 2", ""), "problem.model.tokens", "is missing"),
     "no name": (changed('name = "softmax", ', ""), "problem.channel.name", "is missing"),
-    "no rho": (changed(", rho = 0.5", ""), "problem.prior.rho", "is missing"),
-    "no alpha at all": (changed("alpha     = [0.1, 0.3]\n", ""), "grid.alpha", "is missing"),
-    "no dimension": (changed("dimension = [30]\n", ""), "grid.dimension", "is missing"),
     "no algorithm name": (ATTENTION + "[[algorithms]]\nsteps = 3\n", "algorithms[1].name", "is missing"),
     "no problem": (GAMP + "\n[grid]\nalpha = 1.0\ndimension = 5\n", "problem", "[problem]"),
     "problem and problems": (ATTENTION + f"[[problems]]\n{MODEL}\n{SOFTMAX}\n{WISHART}\n", "problem", "either"),
-    "a sample ratio twice": (changed("[0.1, 0.3]", "[0.1, 0.3, 0.1]"), "grid.alpha: ",
-        "0.1 is listed twice, as entries 0 and 2"),
-    "a dimension twice": (changed("[30]", "[30, 30]"), "grid.dimension: ", "30 is listed twice"),
-    "a parameter twice": (changed("rho = 0.5", "rho = [1, 1.0]"), "problem.prior.rho: ", "1.0 is listed twice"),
-    "a metric twice": (ATTENTION + '[run]\nmetrics = ["mse", "mse"]\n', "run.metrics: ", "is listed twice"),
     "an algorithm twice": (ATTENTION + GAMP + '\nlabel = "again"\n', "algorithms[1]", "the same as algorithms[0], 'gamp'"),
     "two problems with one label": (two_problems('label = "a"', 'channel = "linear"\nlabel = "a"'), "problems[1].label",
         "'a' is the label of problems[0] too"),
     "one problem under two labels": (two_problems('label = "a"', f'{SOFTMAX}\nlabel = "b"'), "problems[1]",
         "is the same problem as 'a' (problems[0]) at alpha = 0.1, dimension = 20"),
-    "start of an algorithm that has none": (ATTENTION + '[run]\nstart = "adam"\n', "run.start",
-        "with a method start (spectral for *), got 'adam'"),
     "metric of a reference": (REFERENCE.replace("source", 'metric = "mae"\nsource'), "run.reference[0].metric",
         "did you mean 'mse'"),
     "the same label twice": (ATTENTION + GAMP + "\ndamping = 0.5\n", "algorithms[1].label", "used twice"),
-    "an empty axis": (changed("rho = 0.5", "rho = []"), "problem.prior.rho", "empty"),
     "reference without values": (REFERENCE.replace("value = [1.0]", "value = []"), "run.reference[0].value",
         "as many numbers as alpha (1)"),
     "reference of no problem": (REFERENCE.replace("problem =", "# problem ="), "run.reference[0].problem", "is missing"),
     "reference of a problem that cannot be made": (REFERENCE.replace("rho = 0.7", "rh = 0.7"),
         "run.reference[0].problem.prior.rh", "did you mean 'rho'"),
-    "a date for a name": (changed('name = "attention-indexed"', "name = [1979-05-27]"), "problem.model.name",
-        "must be a string, got datetime.date"),
-    "the same time twice": (changed("tokens = 2", "tokens = [07:32:00, 07:32:00]"), "problem.model.tokens: ",
-        "datetime.time(7, 32) is listed twice, as entries 0 and 1"),
-    # size
-    "a million cells": (changed("seeds     = 2", "seeds = 1_000_000"), "grid", "2,000,000 cells"),
     "an axis of a million": (changed("rho = 0.5", f"rho = {[0.5] * 1001}").replace("tokens = 2", f"tokens = {[2] * 1001}"),
         "grid", "4,008,004 cells"),
-    # no suite at all
     "not TOML": ("[problem\n", "", "not valid TOML"),
 }  # fmt: skip
+for line in CHANGED.strip().splitlines():
+    name, old, new, key, words = map(str.strip, line.split("|"))
+    BAD[name] = (changed(old, new.replace("; ", "\n")), key, words)
+for line in RUN.strip().splitlines():
+    name, option, key, words = map(str.strip, line.split("|"))
+    BAD[name] = (f"{ATTENTION}[run]\n{option}\n", key, words)
 
 
 @pytest.mark.parametrize("name", BAD)
