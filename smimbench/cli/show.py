@@ -369,7 +369,8 @@ def show(
         write_packed(pack, results, shared)
     if request.as_csv or markdown:
         text = text_files.as_csv if request.as_csv else text_files.as_markdown
-        print_data(text(table.document()))
+        limits = [limit.document() for limit in table.extrapolated]
+        print_data(text([row.document() for row in table.rows], limits))
         return OK
     table = compare_with(table, against)
     if latex:

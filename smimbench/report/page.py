@@ -62,9 +62,10 @@ def render_page(results: Results, charts: Iterable[Chart], shared: JsonObject) -
     panels = [panel for _, panels in figures for panel in panels]
     for i, panel in enumerate(panels):
         panel.svg = _inline_svg(panel.svg, f"f{i}")
+    limits = [limit.document() for limit in extrapolated]
     data = {
         "series": [panel.document() for panel in panels],
-        "csv": as_csv(table.document()),
+        "csv": as_csv([row.document() for row in rows], limits),
     }
     name, verdicts = names_with_backend(rows), table.verdicts
     contenders = [

@@ -19,12 +19,12 @@ _ROW = [
 ]  # fmt: skip
 
 
-def as_csv(document: JsonObject) -> str:
-    """Rows of what ``show --json`` prints as CSV, all digits; then, at dimension ``inf``, what is extrapolated, if anything is.
+def as_csv(rows: Sequence[JsonObject], limits: Sequence[JsonObject]) -> str:
+    """Rows as CSV, all digits; then, at dimension ``inf``, their limits at infinite dimension, if there are any.
 
     The columns ``refusal``, ``chi2`` and ``dof`` are there only then: they are blank for rows of a finite dimension.
     """
-    fields, rows = _with_limits(document)
+    fields, rows = _with_limits(rows, limits)
     return csv_text(flat_rows(rows, fields), fields)
 
 
@@ -39,30 +39,34 @@ def flat_rows(
     ]
 
 
-def as_markdown(document: JsonObject) -> str:
+def as_markdown(rows: Sequence[JsonObject], limits: Sequence[JsonObject]) -> str:
     """The same rows as a Markdown table, rounded."""
-    return markdown_table(*_with_limits(document))
+    return markdown_table(*_with_limits(rows, limits))
 
 
-def _with_limits(document: JsonObject) -> tuple[list[str], list[JsonObject]]:
-    limits = [
-        {**entry, "dimension": "inf", "mean": entry["value"], "sem": entry["error"]}
-        for entry in document["extrapolated"]
+def _with_limits(
+    rows: Sequence[JsonObject], limits: Sequence[JsonObject]
+) -> tuple[list[str], Sequence[JsonObject]]:
+    if not limits:
+        return _ROW, rows
+    infinite = [
+        {**limit, "dimension": "inf", "mean": limit["value"], "sem": limit["error"]}
+        for limit in limits
     ]
-    return [*_ROW, "refusal", "chi2", "dof"] if limits else _ROW, [
-        *document["rows"],
-        *limits,
-    ]
+    return [*_ROW, "refusal", "chi2", "dof"], [*rows, *infinite]
 
 
 def markdown_table(fields: Sequence[str], rows: Sequence[JsonObject]) -> str:
     """Selected fields of rows as a Markdown table, rounded."""
-    lines = ["| " + " | ".join(fields) + " |", "|" + "---|" * len(fields)]
-    lines += [
-        "| " + " | ".join(_literal(_rounded(row.get(field))) for field in fields) + " |"
-        for row in rows
-    ]
+    lines = [_markdown_line(fields), "|" + "---|" * len(fields)]
+    for row in rows:
+        cells = (_literal(_rounded(row.get(field))) for field in fields)
+        lines.append(_markdown_line(cells))
     return "\n".join(lines) + "\n"
+
+
+def _markdown_line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _literal(text: str) -> str:
@@ -70,14 +74,12 @@ def _literal(text: str) -> str:
     return re.sub(r"([\\`*\[\]|~!#])", r"\\\1", html.escape(_flat(text), quote=False))
 
 
-def _rounded(value: Any) -> str:
-    if isinstance(value, dict):
-        return _counts(value)
-    return (
-        number(value)
-        if isinstance(value, float)
-        else str("" if value is None else value)
-    )
+def _rounded(cell: Any) -> str:
+    if isinstance(cell, dict):
+        return _counts(cell)
+    if isinstance(cell, float):
+        return number(cell)
+    return "" if cell is None else str(cell)
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -96,10 +98,10 @@ def csv_text(rows: Iterable[JsonObject], fields: Sequence[str]) -> str:
     return buffer.getvalue()
 
 
-def _harmless(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    text = _flat(value)
+def _harmless(cell: Any) -> Any:
+    if not isinstance(cell, str):
+        return cell
+    text = _flat(cell)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 

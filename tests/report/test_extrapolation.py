@@ -46,10 +46,7 @@ def only(limits):
 
 def table(rows, limits):
     """What CSV and Markdown are made of."""
-    return {
-        "rows": [row.document() for row in rows],
-        "extrapolated": [limit.document() for limit in limits],
-    }
+    return [row.document() for row in rows], [limit.document() for limit in limits]
 
 
 def test_a_correction_of_order_1_over_D_leaves_theory():
@@ -188,7 +185,7 @@ def test_tables_have_limits_scores_and_refusals(snapshot):
     text = printed(extrapolated_tables(entries), 100)
     assert text == snapshot
     assert text.index("0.2 ") < text.index("0.1 ")  # the largest score first
-    markdown = as_markdown(table([row(), row()], entries)).splitlines()
+    markdown = as_markdown(*table([row(), row()], entries)).splitlines()
     assert len(markdown) == 2 + 2 + len(entries)
     assert sum("| inf |" in line for line in markdown) == len(entries)
 
@@ -238,9 +235,9 @@ def test_a_dimension_is_called_as_its_model_calls_it(tmp_path):
 def test_csv_holds_the_limits_at_infinite_dimension():
     plain = rows()
     found = list(
-        csv.DictReader(io.StringIO(as_csv(table(plain, extrapolated_rows(plain)))))
+        csv.DictReader(io.StringIO(as_csv(*table(plain, extrapolated_rows(plain)))))
     )
     assert [r["dimension"] for r in found] == [*map(str, SIZES), "inf"]
     assert float(found[-1]["mean"]) == pytest.approx(0.4)
     assert (found[-1]["dof"], found[0]["dof"]) == ("2", "")
-    assert "refusal" not in as_csv(table(plain, []))
+    assert "refusal" not in as_csv(*table(plain, []))

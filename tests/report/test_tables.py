@@ -197,9 +197,7 @@ def test_the_status_line_counts_everything():
 
 
 def test_markdown_keeps_its_columns_whatever_a_label_holds():
-    lines = as_markdown(
-        {"rows": [row(problem="a|b").document()], "extrapolated": []}
-    ).splitlines()
+    lines = as_markdown([row(problem="a|b").document()], []).splitlines()
     assert lines[2].count("|") - lines[2].count("\\|") == lines[0].count("|")
 
 
