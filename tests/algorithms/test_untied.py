@@ -2,21 +2,15 @@
 
 import math
 
-import numpy as np
 import pytest
 from scipy.integrate import quad
 from scipy.optimize import brentq, minimize_scalar
-from smimbench_attention.algorithms.adam import Adam
-from smimbench_attention.algorithms.gamp import Gamp
 from smimbench_attention.algorithms.nuclear import Nuclear
 from smimbench_attention.algorithms.nuclear.limit import perfect_recovery
-from smimbench_attention.algorithms.spectral import Spectral
 from smimbench_attention.priors.bilinear import Bilinear, mmse
 
-from smimbench.interfaces import Conditions
 from smimbench.problem import Problem, ProblemError
 from smimbench.theory.predictions import competing, thresholds
-from tests.helpers import run_once
 
 
 def untied(
@@ -115,52 +109,6 @@ def test_nuclear_norm_recovers_from_the_statistical_dimension_on():
     assert perfect_recovery(Bilinear(rho), 2, 1.0, positive=False) == pytest.approx(
         expected, rel=1e-5
     )
-
-
-def mean_error(problem, algorithm, alpha, d, count, **settings):
-    """Mean error of runs, all of which must end well, with its standard error."""
-    runs = [
-        run_once(problem, problem.instance(alpha, d, k), algorithm, **settings)
-        for k in range(count)
-    ]
-    assert all(run.status.value == "ok" for run in runs)
-    errors = [run.metrics["mse"][0] for run in runs]
-    return np.mean(errors), np.std(errors, ddof=1) / math.sqrt(count)
-
-
-@pytest.mark.parametrize(
-    "problem", [untied(rho=0.5, noise=0.3), untied("softmax", 3, 1.0)]
-)
-def test_message_passing_and_its_first_step_come_close_to_theory(problem):
-    for algorithm, allowed in ((Gamp(), 0.1), (Spectral(), 0.1)):
-        (point,) = competing(problem, [0.2])[0]
-        expected = (
-            point.mse[0]
-            if isinstance(algorithm, Gamp)
-            else algorithm.theory(problem, 0.2).mse
-        )
-        found, error = mean_error(problem, algorithm, 0.2, 40, 3)
-        assert found == pytest.approx(
-            float(np.ravel(expected)[0]), rel=allowed, abs=3 * error
-        )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("algorithm", "settings"),
-    [
-        (Nuclear(0.3, positive=False), {"tolerance": 1e-3}),
-        (Adam(weight_decay=0.6, steps=400, schedule="cosine", width=40), {}),
-    ],
-)
-def test_nuclear_norm_and_weight_decay_on_both_factors_come_close_to_theory(
-    algorithm, settings
-):
-    problem, alpha = untied(rho=0.3, noise=0.3), 0.4
-    found, error = mean_error(problem, algorithm, alpha, 40, 8, **settings)
-    conditions = (Conditions(dimension=40),) if isinstance(algorithm, Adam) else ()
-    expected = algorithm.theory(problem, alpha, *conditions)
-    assert found == pytest.approx(float(expected.mse[0]), rel=0.06, abs=3 * error)
 
 
 @pytest.mark.parametrize(
