@@ -14,7 +14,7 @@ import numpy as np
 from smimbench.files import JsonObject, canonical_json, read_json
 from smimbench.interfaces import AlgorithmPrediction, Uncertain
 from smimbench.problem.problem import NoTheoryError, Problem, ProblemError
-from smimbench.run.record import check_answer, read_answer
+from smimbench.run.answer_files import check_answer, read_answer
 from smimbench.suite.cells import key_of
 from smimbench.theory.questions import PredictionQuestion
 from smimbench.theory.types import TheoryPoint, Thresholds

@@ -1,4 +1,4 @@
-"""Format of stored files: records of cells with key and digest, and theory results with their question."""
+"""Format of stored files: records of cells with key and digest, and what a run shares."""
 
 from __future__ import annotations
 
@@ -19,13 +19,7 @@ from pydantic_core import to_jsonable_python
 from typing_extensions import TypedDict
 
 from smimbench.backend import machine
-from smimbench.files import (
-    JsonObject,
-    plain_value,
-    printable,
-    read_json,
-    write_atomically,
-)
+from smimbench.files import JsonObject, plain_value, printable, read_json
 from smimbench.interfaces.checks import shown
 from smimbench.run.loop import Status
 from smimbench.suite.cells import key_of
@@ -48,7 +42,8 @@ def _is_given(value: Any) -> Any:
     return value
 
 
-def _is_matrix(value: Any) -> Any:
+def is_matrix(value: Any) -> Any:
+    """The value, which must be a matrix or a stack of matrices."""
     if np.asarray(value, dtype=float).ndim < 2:
         raise ValueError("must be a matrix")
     return value
@@ -62,7 +57,7 @@ class Open(pydantic.BaseModel):
     )
 
 
-class _Closed(pydantic.BaseModel):
+class Closed(pydantic.BaseModel):
     """Base class of stored structures that have their named fields alone."""
 
     model_config = pydantic.ConfigDict(
@@ -262,7 +257,7 @@ class Record(_FromMapping):
     iterations: Absent[int] = None
     restarts: int = 0
     start: Annotated[
-        dict[str, Annotated[list[Numbers], pydantic.AfterValidator(_is_matrix)]],
+        dict[str, Annotated[list[Numbers], pydantic.AfterValidator(is_matrix)]],
         Field(description="Overlap matrices of the first estimate: truth, cross, own."),
     ] = field(default_factory=dict)
     restart_reason: Text | None = None
@@ -448,179 +443,6 @@ def _plain_object(value: Any) -> Any:
         if hasattr(found, "tolist") or found is value
         else found
     )
-
-
-Value = float | list[float]
-PER_COMPONENT = (
-    "mse",
-    "mse_error",
-    "squared_cosine",
-    "squared_cosine_error",
-    "cosine",
-    "cosine_error",
-    "calibration",
-)
-Nested = (
-    Number
-    | bool
-    | Text
-    | Numbers
-    | list[Numbers]
-    | dict[str, Number | Text | Numbers | list[Numbers]]
-)
-
-
-class OwnPoint(Open):
-    """A fixed point of an algorithm's theory; one number per component or pair of components. Other fields are free."""
-
-    __pydantic_extra__: dict[str, Nested]
-
-    mse: Value
-    mse_error: Value
-    overlap: Annotated[list[list[float]], Field(min_length=1)]
-    method: Text
-    branch: Text | None = None
-    squared_cosine: list[float] | None = None
-    squared_cosine_error: list[float] | None = None
-    cosine: list[float] | None = None
-    cosine_error: list[float] | None = None
-    calibration: Numbers | None = None
-    generalization_error: dict[str, Number] | None = None
-    generalization_error_error: dict[str, Number] | None = None
-    finite_size: dict[str, Numbers | None] | None = None
-    trajectory: dict[str, Numbers | list[Numbers]] = {}
-
-    @pydantic.model_validator(mode="after")
-    def _of_one_size(self) -> OwnPoint:
-        components = len(self.overlap)
-        if any(len(row) != components for row in self.overlap):
-            raise ValueError("overlap must be a square matrix")
-        sizes = {name: getattr(self, name) for name in PER_COMPONENT}
-        sizes |= {
-            f"finite_size.{name}": values
-            for name, values in (self.finite_size or {}).items()
-        }
-        for name, found in sizes.items():
-            if found is not None and np.size(found) != components:
-                raise ValueError(
-                    f"{name} must have a number for each of {components} components"
-                )
-        if len({len(values) for values in self.trajectory.values()}) > 1:
-            raise ValueError("trajectory has lists of different lengths")
-        return self
-
-
-class Point(OwnPoint):
-    """A Bayes-optimal or competing fixed point."""
-
-    alpha: float
-    branch: Text
-
-
-class Location(Open):
-    """A critical sample ratio."""
-
-    value: float
-    error: float
-    layer: int = 1
-    branch: Text = ""
-    informed: dict[str, float] | None = None
-
-
-class Thresholds(_Closed):
-    """Thresholds of a problem; null for one that does not exist."""
-
-    weak_recovery: Location | None
-    perfect_recovery: Location | None
-    sequential: list[Location]
-    spinodal: Location | None
-    information_theoretic: Location | None
-    algorithmic: Location | None
-    hard_phase: Annotated[list[float], Field(min_length=2, max_length=2)] | None
-    reasons: dict[str, Text]
-
-
-class Node(_Closed):
-    """Information at one overlap: a matrix (or a stack of matrices) and its error."""
-
-    value: Annotated[list[Any], pydantic.AfterValidator(_is_matrix)]
-    error: Any
-    method: Text
-
-    @pydantic.model_validator(mode="after")
-    def _of_one_shape(self) -> Node:
-        np.broadcast_to(np.asarray(self.error, dtype=float), np.shape(self.value))
-        return self
-
-
-Branches = Annotated[list[Point], Field(min_length=1)]
-MODELS: dict[str, Any] = {
-    "point": Branches,
-    "curve": list[Branches],
-    "thresholds": Thresholds,
-    "own": Text | OwnPoint,
-    "nodes": Node,
-}
-
-
-def check_answer(kind: str, answer: Any, components: int | None) -> None:
-    """Raise ValueError unless a theory result (its kind is a key of ``MODELS``) has the right structure."""
-    if kind not in MODELS:
-        raise ValueError("this is not a stored theory result")
-    check_model(MODELS[kind], answer, "an answer of theory")
-    points: list[Any] = {
-        "point": answer,
-        "own": [answer] if isinstance(answer, dict) else [],
-    }.get(kind, [])
-    points = (
-        [point for branches in answer for point in branches]
-        if kind == "curve"
-        else points
-    )
-    if components is not None and any(
-        len(point["overlap"]) != components for point in points
-    ):
-        raise ValueError(
-            f"this is not a stored theory result: overlap must have {components} components"
-        )
-
-
-def write_answer(file: Path, question: JsonObject, answer: Any) -> None:
-    """Write a theory result with its question, machine and versions."""
-    found = {
-        **question,
-        "answer": answer,
-        "machine": machine.fingerprint(),
-        "versions": machine.versions(),
-    }
-    write_atomically(file, document_text(sealed(found)).encode())
-
-
-def read_answer(file: Path, question: JsonObject | None = None) -> JsonObject:
-    """Read a theory result as it was written, without its digest.
-
-    Raises
-    ------
-    OSError
-        If there is none.
-    ValueError
-        If it was changed, or answers another question than this.
-    """
-    found = read_json(file)
-    if (
-        not isinstance(found, dict)
-        or not {"problem", "answer", "digest"} <= found.keys()
-    ):
-        raise ValueError("this is not a stored theory result")
-    if digest_of(found) != found.pop("digest"):
-        raise ValueError("changed after it was written (digest does not match)")
-    if question is not None and digest_of(
-        {k: found.get(k) for k in question}
-    ) != digest_of(question):
-        raise ValueError(
-            "the file was renamed: its name does not match the theory result inside"
-        )
-    return found
 
 
 def document_text(document: Any) -> str:

@@ -24,6 +24,7 @@ from smimbench.files import (
 )
 from smimbench.interfaces import AlgorithmPrediction, Uncertain
 from smimbench.problem.problem import Problem, without
+from smimbench.run.answer_files import check_answer, write_answer
 from smimbench.run.answers import (
     THEORY_ERRORS,
     AnswerKey,
@@ -38,7 +39,7 @@ from smimbench.run.answers import (
     key_of_thresholds,
     node_answer,
 )
-from smimbench.run.record import LONGEST, check_answer, document_text, write_answer
+from smimbench.run.record import LONGEST, document_text
 from smimbench.run.store import move_aside
 from smimbench.run.theory_process import Progress, TheoryProcess
 from smimbench.suite.cells import build_algorithm

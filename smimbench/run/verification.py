@@ -19,6 +19,7 @@ from smimbench.backend.device import BackendError, get_backend
 from smimbench.files import JsonObject, canonical_json, error_line, read_json
 from smimbench.interfaces import Conditions, Overlaps
 from smimbench.problem.problem import Problem
+from smimbench.run.answer_files import check_answer, read_answer
 from smimbench.run.answers import (
     THEORY_ERRORS,
     THEORY_VERSION,
@@ -34,10 +35,8 @@ from smimbench.run.processes import in_processes
 from smimbench.run.record import (
     LongTrajectory,
     Record,
-    check_answer,
     document_text,
     plain,
-    read_answer,
     sealed,
     text_of,
 )

@@ -1,0 +1,192 @@
+"""Files of answers of theory, each with its question: their structure, which is checked when they are read and written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pydantic
+from pydantic import Field
+
+from smimbench.backend import machine
+from smimbench.files import JsonObject, read_json, write_atomically
+from smimbench.run.record import (
+    Closed,
+    Number,
+    Numbers,
+    Open,
+    Text,
+    check_model,
+    digest_of,
+    document_text,
+    is_matrix,
+    sealed,
+)
+
+PER_COMPONENT = (
+    "mse",
+    "mse_error",
+    "squared_cosine",
+    "squared_cosine_error",
+    "cosine",
+    "cosine_error",
+    "calibration",
+)
+PerComponent = float | list[float]
+"""A number for each component; one number where there is one."""
+FreeField = (
+    Number
+    | bool
+    | Text
+    | Numbers
+    | list[Numbers]
+    | dict[str, Number | Text | Numbers | list[Numbers]]
+)
+
+
+class StoredPrediction(Open):
+    """A prediction for an algorithm; one number per component or pair of components. Other fields are free."""
+
+    __pydantic_extra__: dict[str, FreeField]
+
+    mse: PerComponent
+    mse_error: PerComponent
+    overlap: Annotated[list[list[float]], Field(min_length=1)]
+    method: Text
+    branch: Text | None = None
+    squared_cosine: list[float] | None = None
+    squared_cosine_error: list[float] | None = None
+    cosine: list[float] | None = None
+    cosine_error: list[float] | None = None
+    calibration: Numbers | None = None
+    generalization_error: dict[str, Number] | None = None
+    generalization_error_error: dict[str, Number] | None = None
+    finite_size: dict[str, Numbers | None] | None = None
+    trajectory: dict[str, Numbers | list[Numbers]] = Field(default_factory=dict)
+
+    @pydantic.model_validator(mode="after")
+    def _of_one_size(self) -> StoredPrediction:
+        P = len(self.overlap)
+        if any(len(row) != P for row in self.overlap):
+            raise ValueError("overlap must be a square matrix")
+        numbers = {name: getattr(self, name) for name in PER_COMPONENT}
+        for name, coefficients in (self.finite_size or {}).items():
+            numbers[f"finite_size.{name}"] = coefficients
+        for name, of_components in numbers.items():
+            if of_components is not None and np.size(of_components) != P:
+                raise ValueError(
+                    f"{name} must have a number for each of {P} components"
+                )
+        if len({len(column) for column in self.trajectory.values()}) > 1:
+            raise ValueError("trajectory has lists of different lengths")
+        return self
+
+
+class StoredPoint(StoredPrediction):
+    """A Bayes-optimal or competing fixed point."""
+
+    alpha: float
+    alpha_error: PerComponent
+    branch: Text
+
+
+class StoredThreshold(Open):
+    """A critical sample ratio."""
+
+    value: float
+    error: float
+    layer: int = 1
+    branch: Text = ""
+    informed: dict[str, float] | None = None
+
+
+class StoredThresholds(Closed):
+    """Thresholds of a problem; null for one that does not exist."""
+
+    weak_recovery: StoredThreshold | None
+    perfect_recovery: StoredThreshold | None
+    sequential: list[StoredThreshold]
+    spinodal: StoredThreshold | None
+    information_theoretic: StoredThreshold | None
+    algorithmic: StoredThreshold | None
+    hard_phase: Annotated[list[float], Field(min_length=2, max_length=2)] | None
+    reasons: dict[str, Text]
+
+
+class StoredNode(Closed):
+    """Information at one overlap: a matrix (or a stack of matrices) and its error."""
+
+    value: Annotated[list[Any], pydantic.AfterValidator(is_matrix)]
+    error: Any
+    method: Text
+
+    @pydantic.model_validator(mode="after")
+    def _of_one_shape(self) -> StoredNode:
+        np.broadcast_to(np.asarray(self.error, dtype=float), np.shape(self.value))
+        return self
+
+
+StoredBranches = Annotated[list[StoredPoint], Field(min_length=1)]
+MODELS: dict[str, Any] = {
+    "point": StoredBranches,
+    "curve": list[StoredBranches],
+    "thresholds": StoredThresholds,
+    "own": Text | StoredPrediction,
+    "nodes": StoredNode,
+}
+
+
+def check_answer(kind: str, answer: Any, components: int | None) -> None:
+    """Raise ValueError unless a theory result (its kind is a key of ``MODELS``) has the right structure."""
+    if kind not in MODELS:
+        raise ValueError("this is not a stored theory result")
+    check_model(MODELS[kind], answer, "an answer of theory")
+    points: list[JsonObject] = []
+    if kind == "point":
+        points = answer
+    elif kind == "curve":
+        points = [point for branches in answer for point in branches]
+    elif kind == "own" and isinstance(answer, dict):
+        points = [answer]
+    sizes = {len(point["overlap"]) for point in points}
+    if components is not None and sizes - {components}:
+        raise ValueError(
+            f"this is not a stored theory result: overlap must have {components} components"
+        )
+
+
+def write_answer(file: Path, question: JsonObject, answer: Any) -> None:
+    """Write a theory result with its question, machine and versions."""
+    document = {
+        **question,
+        "answer": answer,
+        "machine": machine.fingerprint(),
+        "versions": machine.versions(),
+    }
+    write_atomically(file, document_text(sealed(document)).encode())
+
+
+def read_answer(file: Path, question: JsonObject | None = None) -> JsonObject:
+    """Read a theory result as it was written, without its digest.
+
+    Raises
+    ------
+    OSError
+        If there is none.
+    ValueError
+        If it was changed, or answers another question than this.
+    """
+    document = read_json(file)
+    needed = {"problem", "answer", "digest"}
+    if not isinstance(document, dict) or not needed <= document.keys():
+        raise ValueError("this is not a stored theory result")
+    if digest_of(document) != document.pop("digest"):
+        raise ValueError("changed after it was written (digest does not match)")
+    if question is not None:
+        answered = {name: document.get(name) for name in question}
+        if digest_of(answered) != digest_of(question):
+            raise ValueError(
+                "the file was renamed: its name does not match the theory result inside"
+            )
+    return document
