@@ -38,8 +38,8 @@ def test_one_process_outlives_every_end(tmp_path, registry):
     assert {name: found[name].reason for name in ENDS} == ENDS
     assert {found[name].status for name in ENDS} == {"failed"}
     assert (
-        "faulthandler" in found["faulter"]["output"]
-        or "Segmentation fault" in found["faulter"]["output"]
+        "faulthandler" in found["faulter"].output
+        or "Segmentation fault" in found["faulter"].output
     )
     alone = run_cells(cells[-1:], Store(tmp_path / "alone"))
     assert numbers(found["quiet"].document) == numbers(alone[0].document)

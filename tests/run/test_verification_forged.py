@@ -260,7 +260,7 @@ def test_a_run_that_a_clock_ended_is_compared_up_to_there(tmp_path, capsys):
     (path,) = records_in(results / "small")
     assert verified(capsys, results / "small")["wrong"] == []
     record = json.loads(path.read_text())
-    assert record.status == "timeout"
+    assert record["status"] == "timeout"
     for forge in (
         column("mse"),
         number_in("metrics", "mse"),
