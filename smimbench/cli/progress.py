@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.report.charts import Chart
     from smimbench.run.campaign import Campaign
-    from smimbench.run.executor import Underway
+    from smimbench.run.executor import RunningTask
     from smimbench.run.record import Record
     from smimbench.run.theory_process import Progress
     from smimbench.run.theory_solver import TheorySolver
@@ -46,7 +46,7 @@ class RunCallbacks(NamedTuple):
     """Callbacks of a campaign: on every record, several times a second with the running cells, and when it has to wait."""
 
     on_record: Callable[[Record], None]
-    on_progress: Callable[[list[Underway]], None]
+    on_progress: Callable[[list[RunningTask]], None]
     on_wait: Callable[[str], None]
 
 
@@ -190,7 +190,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
             reported.add(kind)
             on_wait(f"{algorithm} at alpha {record.cell['alpha']:g}: {reason}")
 
-    def on_progress(underway: list[Underway]) -> None:
+    def on_progress(underway: list[RunningTask]) -> None:
         slow = [task for task in underway if task.seconds > LONG_CELL]
         display.keep_only([name, *map(_cell_key, slow)])
         for task in slow:
@@ -325,18 +325,18 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _cell_key(underway: Underway) -> str:
+def _cell_key(underway: RunningTask) -> str:
     (cell,) = underway.task.arguments
     return str(cell.key)
 
 
-def _cell_name(underway: Underway) -> str:
+def _cell_name(underway: RunningTask) -> str:
     (cell,) = underway.task.arguments
     place = f"alpha {cell.alpha:g}, D {cell.dimension}, seed {cell.replicate}"
     return f"{cell.algorithm_label}, {cell.problem_label}, {place}"
 
 
-def _iterations(underway: Underway) -> str:
+def _iterations(underway: RunningTask) -> str:
     return f"{underway.iterations} iterations" if underway.iterations else "starting"
 
 

@@ -14,8 +14,8 @@ from smimbench.report.rows import bayes_point
 from smimbench.report.statistics import EPSILONS, instance_of, near_goal, time_near
 from smimbench.report.style import end_marker, looks_of
 from smimbench.report.verdict import errors, on_their_data
-from smimbench.run.choice import LOST
 from smimbench.run.external import ELSEWHERE
+from smimbench.run.loop import FAILED_STATUSES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ def hits(results: Results) -> list[Hit]:
         optimum = optimum or (limit_of(point) if point else None)
         if optimum is None:
             continue
-        is_lost = record.status in LOST
+        is_lost = record.status in FAILED_STATUSES
         trajectory = None if is_lost else results.store.trajectory(record)
         instance, target = instance_of(record), results.suite.run.target
         place = label, alpha, dimension, instance

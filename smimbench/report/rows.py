@@ -63,9 +63,8 @@ from smimbench.report.statistics import (
 )
 from smimbench.run.answers import THEORY_ERRORS, Answers, NotStored, at_hand
 from smimbench.run.campaign import made_by_other_code
-from smimbench.run.choice import LOST
 from smimbench.run.external import ELSEWHERE, Point, kept_scores
-from smimbench.run.loop import Status
+from smimbench.run.loop import FAILED_STATUSES, Status
 from smimbench.run.record import Record
 from smimbench.run.store import Store
 from smimbench.suite.cells import Cell, Suite, build_algorithm
@@ -486,7 +485,8 @@ def _rows_of_place(
     metrics = metrics or suite.run.metrics
     target, components = suite.run.target, problem.components
     traced = [
-        TracedRun(r, None if r.status in LOST else store.trajectory(r)) for r in records
+        TracedRun(r, None if r.status in FAILED_STATUSES else store.trajectory(r))
+        for r in records
     ]
     layers, order = _learning_order(runs, traced, bayes)
     if optimum is None and bayes is not None:

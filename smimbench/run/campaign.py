@@ -21,7 +21,7 @@ from smimbench.run.answers import TheoryError
 from smimbench.run.cell import run_cell
 from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
-from smimbench.run.executor import NO_LIMITS, Limits, OnLook
+from smimbench.run.executor import NO_LIMITS, Limits, OnProgress
 from smimbench.run.processes import Claims, OnWait, in_processes
 from smimbench.run.record import Record
 from smimbench.run.store import Store, asked, settings_folder, theory_folder
@@ -87,7 +87,7 @@ class Campaign:
     def run(
         self,
         on_record: Callable[[Record], None] | None = None,
-        on_look: OnLook | None = None,
+        on_progress: OnProgress | None = None,
         on_wait: OnWait | None = None,
     ) -> list[Record]:
         """Run the missing cells; see ``run_cells``.
@@ -109,7 +109,7 @@ class Campaign:
             self.missing,
             self.store,
             on_record=on_record,
-            on_look=on_look,
+            on_progress=on_progress,
             on_wait=on_wait,
             **how,
         )
@@ -374,7 +374,7 @@ def run_cells(
     isolated: bool = False,
     limits: Limits = NO_LIMITS,
     on_record: Callable[[Record], None] | None = None,
-    on_look: OnLook | None = None,
+    on_progress: OnProgress | None = None,
     on_wait: OnWait | None = None,
 ) -> list[Record]:
     """Run cells and store each as it finishes.
@@ -393,7 +393,7 @@ def run_cells(
         results folder.
     on_record : callable
         Called with every record.
-    on_look : callable
+    on_progress : callable
         Told several times a second what is being run in processes of this machine.
     on_wait : callable
         Told which other runs have claimed all cells that are left.
@@ -424,7 +424,7 @@ def run_cells(
             "timing": timing,
             "limits": limits,
             "claims": claims,
-            "on_look": on_look,
+            "on_progress": on_progress,
             "on_wait": on_wait,
         }
         source = in_processes(cells, max(1, workers), threads, **how)

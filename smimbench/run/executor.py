@@ -1,11 +1,16 @@
 """Supervised processes: started with the plugins they need, monitored, and stopped together with their children.
 
-A process that dies is replaced; one that takes too long, too much memory, or says nothing for too long is killed. What it prints
-is kept. A process serves one set of distributions only: whatever their code has changed in it, work of others never sees.
+A process that dies is replaced; one that takes too long, too much memory, or sends nothing for too long is killed. Its output is
+kept. A process serves one set of distributions only: whatever their code has changed in it, work of others never sees.
+
+``Executor`` runs in the parent, ``main`` in each worker: tasks come on one pipe and answers leave on another, whatever a plugin
+does. A worker ends with its parent, also if that was killed.
 """
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import json
 import math
 import os
@@ -31,7 +36,7 @@ from smimbench.run.loop import STILL, Status, read_beat
 from smimbench.run.record import LONGEST
 
 Events = queue.Queue[tuple["_Worker", bytes | None]]
-OnLook = Callable[[list["Underway"]], None]
+OnProgress = Callable[[list["RunningTask"]], None]
 
 RESERVE = 0.03
 """Part of the memory of the machine that stays free; doubled, a process that takes it all is ended that much earlier."""
@@ -95,7 +100,7 @@ class Task:
     chances: int = 1
     timeout: float | None = None
     patience: float | None = None
-    lost: int = field(default=0, init=False)
+    processes_lost: int = field(default=0, init=False)
 
 
 class Ended(NamedTuple):
@@ -108,8 +113,14 @@ class Ended(NamedTuple):
     status: Status | None = None
     answer: Any = None
 
+    @property
+    def may_retry(self) -> bool:
+        """Whether its process died, and the task may have another."""
+        died = self.event is None and self.status is None
+        return died and self.task.processes_lost < self.task.chances
 
-class Underway(NamedTuple):
+
+class RunningTask(NamedTuple):
     """A running task, with its duration and iterations so far."""
 
     task: Task
@@ -122,23 +133,23 @@ class Executor:
 
     Parameters
     ----------
-    most : int
+    max_workers : int
         Processes at work at a time.
     threads : int
         BLAS threads of each.
     registry : Registry
         Anything with its ``paths`` and ``foreign_path``.
     setup : dict
-        ``timing`` of cells, or the ``folder`` of theory that the processes solve (see ``smimbench.run.worker``).
+        ``timing`` of cells, or the ``folder`` of theory that the processes solve (see ``main``).
     """
 
-    def __init__(self, most: int, threads: int, registry: Any, **setup: Any) -> None:
+    def __init__(
+        self, max_workers: int, threads: int, registry: Any, **setup: Any
+    ) -> None:
         self.workers: list[_Worker] = []
-        self._most, self._registry, self._setup = (
-            most,
-            registry,
-            {**setup, "threads": threads},
-        )
+        self._max_workers = max_workers
+        self._registry = registry
+        self._setup = {**setup, "threads": threads}
         self._events: Events = queue.Queue()
 
     def run(
@@ -147,109 +158,106 @@ class Executor:
         limits: Limits = NO_LIMITS,
         *,
         may_begin: Callable[[Task], bool | None] = lambda task: True,
-        on_look: OnLook = lambda underway: None,
+        on_progress: OnProgress = lambda running: None,
     ) -> Iterator[Ended]:
         """Run tasks in order as processes become free; yields each as it ends.
 
         Parameters
         ----------
         limits : Limits
-            What is not done at their end is not yielded.
+            Tasks that are not done at their end are not yielded.
         may_begin : callable
-            Whether a task is to be begun now; False drops it, None puts it off.
-        on_look : callable
-            Told several times a second what is at work.
+            Whether a task may begin now; False drops it, None puts it off.
+        on_progress : callable
+            Called several times a second with the running tasks.
         """
         waiting = deque(tasks)
-        if (
-            len({task.distributions for task in waiting}) > SPARE
-        ):  # else nearly every one would start a process
-            waiting = deque(
-                sorted(waiting, key=lambda task: sorted(task.distributions))
-            )
+        if len({task.distributions for task in waiting}) > SPARE:
+            # Otherwise nearly every task would start a process.
+            by_packages = sorted(waiting, key=lambda task: sorted(task.distributions))
+            waiting = deque(by_packages)
         try:
             while waiting or any(worker.task for worker in self.workers):
                 if limits.is_over:
                     return
-                self._begin(waiting, may_begin)
-                worker, message = unless(queue.Empty, self._events.get, True, 0.1) or (
-                    None,
-                    None,
-                )
-                if worker in self.workers:  # else its end was noticed before
-                    found = (
-                        worker.receive(message)
-                        if message is not None
-                        else worker.on_exit()
-                    )
-                    if message is None:
-                        self.workers.remove(worker)
-                    if isinstance(found, Task):
-                        waiting.appendleft(found)
-                    elif found is not None:
-                        yield found
-                self._watch(limits)
-                on_look(
-                    [worker.underway() for worker in self.workers if worker.is_busy]
-                )
+                self._assign(waiting, may_begin)
+                ended = self._next_ended()
+                if ended is not None and ended.may_retry:
+                    waiting.appendleft(ended.task)
+                elif ended is not None:
+                    yield ended
+                self._enforce(limits)
+                on_progress([w.running_task() for w in self.workers if w.is_busy])
         finally:
-            self._dismiss(
-                [worker for worker in self.workers if worker.task]
-            )  # nobody waits for it any more
+            # Nobody waits for these tasks any more.
+            self._end_workers([worker for worker in self.workers if worker.task])
 
     def end(self) -> None:
         """End all processes, whatever they do."""
-        self._dismiss(list(self.workers))
+        self._end_workers(list(self.workers))
 
-    def _dismiss(self, workers: Iterable[_Worker]) -> None:
+    def _end_workers(self, workers: Iterable[_Worker]) -> None:
         for worker in workers:
             worker.end()
             self.workers.remove(worker)
 
-    def _begin(
+    def _assign(
         self, waiting: deque[Task], may_begin: Callable[[Task], bool | None]
     ) -> None:
         """Assign tasks to processes while there are both."""
         for _ in range(len(waiting)):
-            if (worker := self._idle_worker(waiting[0].distributions)) is None:
+            worker = self._idle_worker(waiting[0].distributions)
+            if worker is None:
                 return
             task = waiting.popleft()
-            decided = may_begin(task)
-            if decided:
+            decision = may_begin(task)
+            if decision:
                 worker.begin(task)
-            elif decided is None:
+            elif decision is None:
                 waiting.append(task)
 
     def _idle_worker(self, distributions: frozenset[str]) -> _Worker | None:
         """An idle process with these distributions, started if need be; None if the maximum number of processes is busy."""
-        free = [worker for worker in self.workers if worker.is_idle]
-        if len(self.workers) - len(free) >= self._most:
+        idle = [worker for worker in self.workers if worker.is_idle]
+        if len(self.workers) - len(idle) >= self._max_workers:
             return None
-        for worker in free:
+        for worker in idle:
             if worker.distributions == distributions:
                 return worker
-        self._dismiss(free[: max(0, len(self.workers) - self._most - SPARE + 1)])
-        self.workers.append(
-            _Worker(self._registry, distributions, self._setup, self._events)
-        )
-        return self.workers[-1]
+        surplus = len(self.workers) - self._max_workers - SPARE + 1
+        self._end_workers(idle[: max(0, surplus)])
+        worker = _Worker(self._registry, distributions, self._setup, self._events)
+        self.workers.append(worker)
+        return worker
 
-    def _watch(self, limits: Limits) -> None:
-        """Stop tasks beyond their limits; if memory runs out, stop the process that uses most."""
+    def _next_ended(self) -> Ended | None:
+        """The next task that ended, if one does within a moment."""
+        event = unless(queue.Empty, self._events.get, True, 0.1)
+        if event is None or event[0] not in self.workers:  # its end was noticed before
+            return None
+        worker, message = event
+        if message is not None:
+            return worker.receive(message)
+        self.workers.remove(worker)
+        return worker.bury()
+
+    def _enforce(self, limits: Limits) -> None:
+        """Stop tasks beyond their limits; if memory runs out, stop the process that uses the largest part."""
         for worker in self.workers:
-            if worker.is_silent:
+            if worker.is_dead():
                 self._events.put((worker, None))
         busy = [worker for worker in self.workers if worker.is_busy]
         for worker in busy:
-            worker.enforce_limits(limits)
+            worker.enforce(limits)
         memory = psutil.virtual_memory()
         if busy and memory.available < RESERVE * memory.total:
             largest = max(busy, key=_Worker.memory)
-            if (size := largest.memory()) > memory.total // 10:
-                largest.stop(
-                    Status.FAILED,
-                    f"the machine ran out of memory while it took {size / 2**30:.1f} GB",
+            size = largest.memory()
+            if size > memory.total // 10:
+                reason = (
+                    f"the machine ran out of memory while it took {size / 2**30:.1f} GB"
                 )
+                largest.stop(Status.FAILED, reason)
 
 
 class _Worker:
@@ -264,17 +272,17 @@ class _Worker:
     ) -> None:
         self.distributions = distributions
         self.task: Task | None = None
-        self._verdict: tuple[Status, str] | None = None
-        self._begun = self._heard = math.inf
-        self._died: float | None = None
+        self._stopped: tuple[Status, str] | None = None
+        self._task_began = self._last_message = math.inf
+        self._death_noticed: float | None = None
         with tempfile.NamedTemporaryFile(prefix="smimbench-", delete=False) as file:
             file.write(STILL)
-        self._pulse = Path(file.name)
+        self._heartbeat = Path(file.name)
         self._output: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed in end()
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         path = [entry for entry in sys.path if entry not in registry.foreign_path]
         environment = dict.fromkeys(names, str(setup["threads"])) | dict(os.environ)
-        boot = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.worker import main; main()"
+        boot = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.executor import main; main()"
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -306,108 +314,102 @@ class _Worker:
     def is_idle(self) -> bool:
         """Whether the process can be given a task."""
         return (
-            self.task is None and self._verdict is None and self.process.poll() is None
+            self.task is None and self._stopped is None and self.process.poll() is None
         )
 
     @property
     def is_busy(self) -> bool:
         """Whether the process is working on a task within its limits."""
-        return self.task is not None and self._verdict is None
+        return self.task is not None and self._stopped is None
 
-    @property
-    def is_silent(self) -> bool:
+    def is_dead(self) -> bool:
         """Whether the process ended half a second ago, so that all its output has been read."""
-        if self._died is None and self.process.poll() is not None:
-            self._died = time.monotonic()
-        return self._died is not None and time.monotonic() - self._died > 0.5
+        if self._death_noticed is None and self.process.poll() is not None:
+            self._death_noticed = time.monotonic()
+        noticed = self._death_noticed
+        return noticed is not None and time.monotonic() - noticed > 0.5
 
     def begin(self, task: Task) -> None:
         """Give the process a task."""
         self.task = task
-        self._begun = self._heard = (
-            math.inf
-        )  # until the process says that it has begun: it may still be starting
+        # Until it answers that it has begun: it may still be starting.
+        self._task_began = self._last_message = math.inf
         self._output.truncate(0)
-        with open(self._pulse, "r+b") as file:
+        with open(self._heartbeat, "r+b") as file:
             file.write(STILL)
         self._send(pickle.dumps(task.arguments))
 
     def receive(self, message: bytes) -> Ended | None:
         """Handle one message of the process; returns how its task ended, if the message says so."""
-        self._heard = time.monotonic()
+        self._last_message = time.monotonic()
         task, answer = self.task, None
         try:
             event = json.loads(message)
             if task is None or not isinstance(event, dict):
                 raise ValueError("nothing was asked")
             if "begun" in event:
-                self._begun = self._heard
+                self._task_began = self._last_message
             elif "answer" in event:
                 answer = task.accept(event["answer"])
             elif "error" not in event:
                 task.on_event(event)
         except (ValueError, TypeError, KeyError, RecursionError):
-            self.stop(
-                Status.FAILED,
-                "the worker process sent something that is no answer to its task",
-            )
+            reason = "the worker process sent something that is no answer to its task"
+            self.stop(Status.FAILED, reason)
             return None
         if not event.keys() & {"answer", "error"}:
             return None
         self.task = None
         return Ended(task, self._printed(), event, answer=answer)
 
-    def enforce_limits(self, limits: Limits) -> None:
+    def enforce(self, limits: Limits) -> None:
         """Stop the process if its task is beyond a limit."""
         task: Any = self.task
-        now, after = time.monotonic(), "ended from outside"
         if os.fstat(self._output.fileno()).st_size > 1 << 24:
             self._output.truncate(0)
-        if task.timeout is not None and read_beat(self._pulse)[0] > task.timeout + max(
-            1.0, 0.5 * task.timeout
-        ):
-            self.stop(
-                Status.TIMEOUT,
-                f"{task.timeout:g} s reached in a step that did not return; {after}",
-            )
-        if limits.seconds is not None and now - self._begun > limits.seconds:
-            self.stop(
-                Status.TIMEOUT, f"the cell took more than {limits.seconds:g} s; {after}"
-            )
-        if task.patience is not None and now - self._heard > task.patience:
-            self.stop(Status.TIMEOUT, f"no new number for {task.patience:g} s; {after}")
+        seconds = time.monotonic() - self._task_began
+        silent = time.monotonic() - self._last_message
+        if task.timeout is not None:
+            clock = read_beat(self._heartbeat)[0]
+            if clock > task.timeout + max(1.0, 0.5 * task.timeout):
+                reason = f"{task.timeout:g} s reached in a step that did not return"
+                self.stop(Status.TIMEOUT, f"{reason}; ended from outside")
+        if limits.seconds is not None and seconds > limits.seconds:
+            reason = f"the cell took more than {limits.seconds:g} s"
+            self.stop(Status.TIMEOUT, f"{reason}; ended from outside")
+        if task.patience is not None and silent > task.patience:
+            reason = f"no new number for {task.patience:g} s"
+            self.stop(Status.TIMEOUT, f"{reason}; ended from outside")
         if limits.memory is not None and (size := self.memory()) > limits.memory:
             sizes = f"{size / 2**30:.3g} GB, more than {limits.memory / 2**30:.3g}"
-            self.stop(Status.FAILED, f"the cell took {sizes}; {after}")
+            self.stop(Status.FAILED, f"the cell took {sizes}; ended from outside")
 
-    def underway(self) -> Underway:
+    def running_task(self) -> RunningTask:
         """The task that the process is working on."""
         assert self.task is not None
-        return Underway(
-            self.task,
-            max(0.0, time.monotonic() - self._begun),
-            read_beat(self._pulse)[1],
-        )
+        seconds = max(0.0, time.monotonic() - self._task_began)
+        return RunningTask(self.task, seconds, read_beat(self._heartbeat)[1])
 
     def stop(self, status: Status, reason: str) -> None:
         """Stop the process and its children; ``status`` and ``reason`` describe how its task ended."""
-        self._verdict = self._verdict or (status, reason)
+        self._stopped = self._stopped or (status, reason)
         self._kill()
 
-    def on_exit(self) -> Ended | Task | None:
-        """Handle the end of the process: returns how its task ended, or the task if it must be started again."""
+    def bury(self) -> Ended | None:
+        """Let go of a process that is gone, or does not answer any more; returns how its task ended."""
         printed = self._printed()
-        if self._verdict is None:  # it may have closed its pipe and go on without
+        if self._stopped is None:  # it may have closed its pipe and go on without
             unless(subprocess.TimeoutExpired, self.process.wait, 2.0)
-        died = how_it_ended(self.process.returncode)
+        reason = how_it_ended(self.process.returncode)
         self.end()
         task, self.task = self.task, None
         if task is None:
             return None
-        if self._verdict is not None:
-            return Ended(task, printed, None, self._verdict[1], self._verdict[0])
-        task.lost += 1
-        return task if task.lost < task.chances else Ended(task, printed, None, died)
+        if self._stopped is not None:
+            status, reason = self._stopped
+            return Ended(task, printed, None, reason, status)
+        task.processes_lost += 1
+        return Ended(task, printed, None, reason)
 
     def _printed(self) -> str:
         """The last lines printed since the task began."""
@@ -416,28 +418,24 @@ class _Worker:
 
     def memory(self) -> int:
         """Memory in bytes used by the process and its children."""
-        known = [unless(psutil.Error, one.memory_info) for one in self._family()]
-        return sum(one.rss for one in known if one is not None)
+        usage = [unless(psutil.Error, p.memory_info) for p in self._family()]
+        return sum(memory.rss for memory in usage if memory is not None)
 
     def _family(self) -> list[psutil.Process]:
-        """The process and all its descendants, including those that left its process group (see ``begin_worker``)."""
-        leader = (
-            None
-            if self.process.poll() is not None
-            else unless(psutil.Error, psutil.Process, self.process.pid)
-        )
-        return (
-            []
-            if leader is None
-            else [leader, *(unless(psutil.Error, leader.children, True) or ())]
-        )
+        """The process and all its descendants, including those that left its process group (see ``_end_with_parent``)."""
+        if self.process.poll() is not None:
+            return []
+        leader = unless(psutil.Error, psutil.Process, self.process.pid)
+        if leader is None:
+            return []
+        return [leader, *(unless(psutil.Error, leader.children, True) or ())]
 
     def _kill(self) -> None:
         family = self._family()
         if hasattr(os, "killpg"):  # there are groups on POSIX only
             unless(OSError, os.killpg, self.process.pid, signal.SIGKILL)
-        for one in family:
-            unless(psutil.Error, one.kill)
+        for process in family:
+            unless(psutil.Error, process.kill)
 
     def end(self) -> None:
         """Kill the process and release its resources, but for the pipe of answers, which its reader thread closes."""
@@ -445,7 +443,7 @@ class _Worker:
         self.process.wait()
         for stream in (self.process.stdin, self._output):
             unless(OSError, stream.close)  # type: ignore[union-attr]
-        self._pulse.unlink(missing_ok=True)
+        self._heartbeat.unlink(missing_ok=True)
 
 
 HEAD = struct.Struct(">Q")
@@ -488,3 +486,86 @@ def how_it_ended(code: int | None) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"{name} (out of memory, or killed)" if name == "SIGKILL" else name
+
+
+# -- in the worker process ------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Run tasks until the parent closes the pipe; errors of plugins become answers here."""
+    inbox, outbox = _take_over_pipes()
+    setup: JsonObject = json.loads(inbox.get())
+
+    # Only a worker needs these, and the parent starts faster without.
+    from smimbench.files import error_line, plain_value
+    from smimbench.registry.registry import Registry, set_registry
+    from smimbench.run.loop import beat_to
+
+    beat_to(Path(setup["heartbeat"]))
+    set_registry(
+        Registry(setup["paths"], third_party=setup["third_party"], only=setup["only"])
+    )
+    pid = os.getpid()
+
+    def report(**event: Any) -> None:
+        message = json.dumps(event, default=plain_value).encode()
+        if os.getpid() != pid:  # a copy that a plugin has forked and forgotten
+            os._exit(0)
+        send(outbox, message)
+
+    work: Callable[..., Any]
+    if "folder" in setup:
+        from smimbench.run.theory_worker import TheoryWorker
+
+        work = TheoryWorker(setup["folder"], report).answer
+    else:
+        from smimbench.run.cell import run_cell
+
+        def work(cell: Any) -> JsonObject:
+            record = run_cell(cell, timing=setup["timing"], threads=setup["threads"])
+            return record.document
+
+    while True:
+        arguments = pickle.loads(inbox.get())
+        report(begun=True)
+        try:
+            answer = work(*arguments)
+            for stream in (sys.stdout, sys.stderr):
+                if (
+                    stream is not None and not stream.closed
+                ):  # a plugin may have done either
+                    stream.flush()
+            report(answer=answer)
+        except BaseException as error:  # a plugin may raise anything
+            name, _, message = error_line(error).partition(": ")
+            report(error=name, key=str(getattr(error, "key", "")), message=message)
+
+
+def _take_over_pipes() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:
+    """Messages of the parent, and the pipe for answers; printed output goes to the file that the parent keeps."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    _end_with_parent()
+    source, outbox = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what plugins print must not look like an answer
+    faulthandler.enable()
+    inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    leave = os._exit  # the registry replaces it while it imports a plugin, and the parent may end just then
+    # The end of the pipe is the end of the parent, or of its interest.
+    listen(
+        source,
+        lambda message: leave(1) if message is None else inbox.put(message),
+        sys.maxsize,
+    )
+    return inbox, outbox
+
+
+def _end_with_parent() -> None:
+    """Let the system kill this process when its parent ends: a thread would not be heard by C code that never yields.
+
+    What its children start and leave behind becomes its own, so that it can be found and ended, whatever group it is in.
+    """
+    if sys.platform == "linux":  # elsewhere the end of the pipe has to do
+        libc = ctypes.CDLL(None)
+        libc.prctl(1, signal.SIGKILL)
+        libc.prctl(36, 1, 0, 0, 0)

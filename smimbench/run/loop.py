@@ -72,6 +72,10 @@ class Status(enum.StrEnum):
     SKIPPED = "skipped"
 
 
+FAILED_STATUSES = (Status.DIVERGED, Status.FAILED)
+"""How runs end that have no estimate."""
+
+
 def run_algorithm(
     problem: Problem,
     instance: Instance,

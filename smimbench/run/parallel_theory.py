@@ -49,7 +49,7 @@ def solve_in_parallel(
     executor = Executor(workers, 1, get_registry(), folder=str(solver.folder))
     last_look = time.monotonic()
 
-    def on_look(underway: object) -> None:
+    def on_progress(underway: object) -> None:
         """Report how far all are: parts of a curve say nothing until they end."""
         nonlocal last_look
         if time.monotonic() > last_look + 1:
@@ -81,7 +81,7 @@ def solve_in_parallel(
                         on_event=functools.partial(on_event, problem),
                     )
                 ] = problem
-            for ended in executor.run(tasks, on_look=on_look):
+            for ended in executor.run(tasks, on_progress=on_progress):
                 answer_of(ended)
                 solver.on_progress(tasks[ended.task], progress(tasks[ended.task]))
     finally:

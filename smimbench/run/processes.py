@@ -24,9 +24,9 @@ from smimbench.run.executor import (
     Ended,
     Executor,
     Limits,
-    OnLook,
+    OnProgress,
+    RunningTask,
     Task,
-    Underway,
 )
 from smimbench.run.loop import Status
 from smimbench.run.record import Record, record_from
@@ -46,12 +46,12 @@ def in_processes(
     timing: bool = False,
     limits: Limits = NO_LIMITS,
     claims: Claims | None = None,
-    on_look: OnLook | None = None,
+    on_progress: OnProgress | None = None,
     on_wait: OnWait | None = None,
 ) -> Iterator[Record]:
     """Run cells in this number of processes at a time; yields records as they finish.
 
-    With ``claims`` those that another run has taken are left to it, and are taken over if it goes away. ``on_look`` is told
+    With ``claims`` those that another run has taken are left to it, and are taken over if it goes away. ``on_progress`` is told
     several times a second what is being run, ``on_wait`` for whom there is nothing to do but wait, whenever that changes.
     """
     unfinished = {cell.key for cell in cells}
@@ -66,10 +66,10 @@ def in_processes(
             return False
         return None  # of another run, until that is done with it
 
-    def look(underway: list[Underway]) -> None:
+    def look(underway: list[RunningTask]) -> None:
         nonlocal owners
-        if on_look is not None:
-            on_look(underway)
+        if on_progress is not None:
+            on_progress(underway)
         if claims is None:
             return
         claims.touch()
@@ -83,7 +83,7 @@ def in_processes(
     executor = Executor(workers, threads, get_registry(), timing=timing)
     try:
         tasks = [cell_task(cell, cell.distributions()) for cell in cells]
-        for ended in executor.run(tasks, limits, may_begin=may_begin, on_look=look):
+        for ended in executor.run(tasks, limits, may_begin=may_begin, on_progress=look):
             unfinished.discard(ended.task.arguments[0].key)
             yield record_of(ended, threads)
     finally:
@@ -110,7 +110,11 @@ def record_of(ended: Ended, threads: int) -> Record:
     if ended.event is not None and "answer" in ended.event:
         record: Record = ended.answer
     else:
-        times = f" {ended.task.lost} times" if ended.task.lost > 1 else ""
+        times = (
+            f" {ended.task.processes_lost} times"
+            if ended.task.processes_lost > 1
+            else ""
+        )
         reason = (
             ended.reason
             if ended.status

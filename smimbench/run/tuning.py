@@ -24,8 +24,9 @@ from smimbench.interfaces import ParameterError
 from smimbench.interfaces.algorithm import refusal
 from smimbench.numerics.seeds import TUNING
 from smimbench.registry.registry import get_registry
-from smimbench.run.choice import log_error
+from smimbench.run.loop import FAILED_STATUSES
 from smimbench.run.record import (
+    Record,
     SearchResult,
     check_model,
     digest_of,
@@ -306,6 +307,18 @@ def searches_ahead(
         )
         for search in chosen_searches(suite)
     ]
+
+
+def log_error(record: Record, target: float) -> float:
+    """Logarithm of the error of a run, summed over components; infinity without an estimate.
+
+    Errors below ``target`` count as equal to it: otherwise a sample ratio at which the signal is recovered would outweigh all.
+    """
+    errors = [math.nan if e is None else e for e in record.metrics.get("mse", ())]
+    if record.status in FAILED_STATUSES or not errors:
+        return math.inf
+    error = math.fsum(errors)
+    return math.log(max(error, target)) if math.isfinite(error) else math.inf
 
 
 def log_errors_in(suite: Suite, trials: Store) -> dict[str, float]:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from smimbench.cli import progress
 from smimbench.cli.options import Request
-from smimbench.run.executor import Task, Underway
+from smimbench.run.executor import RunningTask, Task
 from smimbench.run.theory_process import Progress
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
@@ -49,8 +49,8 @@ def cells(tmp_path):
     return load_suite(write_suite(tmp_path)).cells()
 
 
-def underway(cell, seconds: float, iterations: int) -> Underway:
-    return Underway(Task((cell,), frozenset()), seconds, iterations)
+def underway(cell, seconds: float, iterations: int) -> RunningTask:
+    return RunningTask(Task((cell,), frozenset()), seconds, iterations)
 
 
 def campaign(cells: Any) -> Any:

@@ -81,7 +81,9 @@ def test_what_is_being_run_is_seen_from_outside(tmp_path, registry):
         for one in underway:
             seen[one.task.arguments[0].key].append(one.iterations)
 
-    records = run_cells(cells, Store(tmp_path / "results"), isolated=True, on_look=look)
+    records = run_cells(
+        cells, Store(tmp_path / "results"), isolated=True, on_progress=look
+    )
     made = {record.key: record.iterations for record in records}
     for key, looks in seen.items():
         assert len(looks) >= 5

@@ -244,7 +244,7 @@ def test_ctrl_c_waits_for_no_cell(moment, tmp_path):
                     psutil.NoSuchProcess
                 ):  # git and others come and go
                     if child.cpu_times().user >= ready and any(
-                        "smimbench.run.worker" in word for word in child.cmdline()
+                        "smimbench.run.executor" in word for word in child.cmdline()
                     ):
                         workers.append(child)
             if len(workers) == 2:

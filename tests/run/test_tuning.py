@@ -16,10 +16,9 @@ import smimbench
 from smimbench.numerics.seeds import STREAMS, TUNING
 from smimbench.problem.problem import seed_sequence
 from smimbench.run import processes
-from smimbench.run.choice import log_error
 from smimbench.run.record import sealed, text_of
 from smimbench.run.store import Store
-from smimbench.run.tuning import searches, tuned
+from smimbench.run.tuning import log_error, searches, tuned
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
 from smimbench.suite.search_space import trials_of

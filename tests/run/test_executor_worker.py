@@ -24,7 +24,7 @@ def test_a_worker_ends_with_its_parent_while_it_imports_a_plugin(tmp_path):
         "threads": 1,
     }
     process = subprocess.Popen(
-        [sys.executable, "-c", "from smimbench.run.worker import main; main()"],
+        [sys.executable, "-c", "from smimbench.run.executor import main; main()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
