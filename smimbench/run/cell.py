@@ -9,7 +9,9 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -36,6 +38,7 @@ from smimbench.registry.registry import get_registry
 from smimbench.run.loop import (
     Clock,
     FreshSamples,
+    LoopRun,
     Status,
     metered,
     planned,
@@ -72,13 +75,26 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
     threads : int
         BLAS threads.
     """
-    started, begin, tries, lost = (
-        time.time(),
-        time.perf_counter(),
-        0,
-        0.0,
-    )  # only the first may be set by somebody
+    started, begin = time.time(), time.perf_counter()  # the date may be set meanwhile
+    backend = partial(get_backend, cell.backend, cell.run.dtype, tf32=cell.run.tf32)
+    tries, seconds_lost = 0, 0.0
     machine.reset_peak_memory()
+
+    def record(outcome: JsonObject) -> Record:
+        timed = "timing" in outcome
+        times = {
+            "trusted": timing and timed,
+            "machine": machine.fingerprint(),
+            "threads": threads,
+            "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+            "ceilings": remembered(cell.backend, threads) if timed else None,
+            "peak_memory": machine.peak_memory(),
+            "started": started,
+            "total_seconds": time.perf_counter() - begin,
+            **outcome.get("timing", {}),
+        }
+        return _record(cell, {**outcome, "timing": times})
+
     while True:
         # Whatever a try holds has to be gone before the next: nothing of an error may outlive its clause.
         try:
@@ -88,58 +104,41 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
                 cautious(0.5**tries),
             ):
                 warnings.simplefilter("always")
-                found = _run(cell, timing)
-            if tries and "placement" in found:
-                found["placement"]["tries"] = tries + 1
-                said = f"the device ran out of memory: run again with chunks of 1/{2**tries} of their usual size"
-                found["warnings"] = [*found["warnings"], said]
-                found["timing"]["lost_seconds"] += lost
-            raised = [
-                f"{w.category.__name__}: {' '.join(printable(w.message, 2000).split())}"
-                for w in caught
-            ]
-            found["warnings"] = _different([*found.get("warnings", []), *raised])
-            return _record(
-                cell,
-                found,
-                threads,
-                started,
-                time.perf_counter() - begin,
-                timing=timing,
-            )
+                outcome = _outcome(cell, backend, timing)
+            remarks = outcome.get("warnings", [])
+            if tries and "placement" in outcome:
+                outcome["placement"]["tries"] = tries + 1
+                outcome["timing"]["lost_seconds"] += seconds_lost
+                remarks.append(
+                    f"the device ran out of memory: run again with chunks of 1/{2**tries} of their usual size"
+                )
+            for warning in caught:
+                text = " ".join(printable(warning.message, 2000).split())
+                remarks.append(f"{warning.category.__name__}: {text}")
+            outcome["warnings"] = _distinct(remarks)
+            return record(outcome)
         except BaseException as error:  # the algorithm or a plugin may raise anything
             if is_user_interrupt(error):
                 raise
             tries += 1
             trace = printable("".join(traceback.format_exception(error)), LONGEST)
             failure = {
+                "status": Status.FAILED.value,
                 "reason": error_line(error),
                 "where": error_place(error),
                 "traceback": trace,
             }
-            again = (
+            runs_again = (
                 tries < MOST_TRIES
                 and not isinstance(error, BackendError)
-                and _backend(cell).ran_out(error)
+                and backend().ran_out(error)
             )
         _LATEST.clear()  # whoever raised may have written into it
-        if not again:
-            found = {"status": Status.FAILED.value, **failure}
-            return _record(
-                cell,
-                found,
-                threads,
-                started,
-                time.perf_counter() - begin,
-                timing=timing,
-            )
+        if not runs_again:
+            return record(failure)
         gc.collect()
-        _backend(cell).release()
-        lost = time.perf_counter() - begin
-
-
-def _backend(cell: Cell) -> Backend:
-    return get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32)
+        backend().release()
+        seconds_lost = time.perf_counter() - begin
 
 
 def is_user_interrupt(error: BaseException) -> bool:
@@ -150,159 +149,129 @@ def is_user_interrupt(error: BaseException) -> bool:
     )
 
 
-def _record(
-    cell: Cell,
-    found: JsonObject,
-    threads: int,
-    started: float,
-    seconds: float,
-    *,
-    timing: bool,
-) -> Record:
-    """The complete record; ValueError if a plugin added something a record cannot hold."""
-    timed = "timing" in found
-    ends = {
-        "trusted": timing and timed,
-        "machine": machine.fingerprint(),
-        "threads": threads,
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "ceilings": remembered(cell.backend, threads) if timed else None,
-        "peak_memory": machine.peak_memory(),
-        "started": started,
-        "total_seconds": seconds,
-        **found.get("timing", {}),
-    }
-    return _of_cell(cell, {**found, "timing": ends})
-
-
-def _of_cell(cell: Cell, found: JsonObject) -> Record:
-    return new_record(cell.identity(), cell.problem_label, cell.algorithm_label, found)
-
-
 def lost_record(
     cell: Cell, threads: int, reason: str, status: Status = Status.FAILED
 ) -> Record:
     """The record of a cell whose process ended before it could report."""
     timing = {"trusted": False, "machine": machine.fingerprint(), "threads": threads}
-    return _of_cell(cell, {"status": status.value, "reason": reason, "timing": timing})
+    return _record(cell, {"status": status.value, "reason": reason, "timing": timing})
 
 
-def _different(lines: list[str]) -> list[str]:
-    """Distinct lines, at most 100."""
-    found = list(dict.fromkeys(lines))
-    return (
-        found if len(found) <= 100 else [*found[:100], f"and {len(found) - 100} more"]
+def _record(cell: Cell, outcome: JsonObject) -> Record:
+    return new_record(
+        cell.identity(), cell.problem_label, cell.algorithm_label, outcome
     )
 
 
-def _run(cell: Cell, timing: bool) -> JsonObject:
+def _distinct(lines: list[str]) -> list[str]:
+    """Distinct lines, at most 100."""
+    distinct = list(dict.fromkeys(lines))
+    if len(distinct) <= 100:
+        return distinct
+    return [*distinct[:100], f"and {len(distinct) - 100} more"]
+
+
+def _outcome(
+    cell: Cell, make_backend: Callable[[], Backend], timing: bool
+) -> JsonObject:
     """Result of a run as stored in its record, or that the algorithm refuses the cell."""
     problem, algorithm = cell.rebuild()
     if reason := refusal(algorithm, problem):
         return {"status": Status.SKIPPED.value, "reason": reason}
-    backend = _backend(cell)
+    backend = make_backend()
     threads = threading.active_count()
     warm_data = None
     if timing:
         warm_data = _warm_up(cell, problem, backend)
-        machine.wait_for_threads(
-            threads
-        )  # what it started is not to share the processor with the timed run
-    children = machine.seconds_of_children()
+        # What it started must not share the processor with the timed run.
+        machine.wait_for_threads(threads)
+    seconds_of_children = machine.seconds_of_children()
     instance, checksum = _instance(cell, problem, backend)
-    computed = cell.run.start not in STARTS
+    start_is_computed = cell.run.start not in STARTS
     clock = Clock(0.0)
     # An informed start is a gift of the engine; a computed one is part of what the algorithm does, and of its time.
-    start = (
-        _start(cell, instance, backend)
-        if not computed
-        else clock.time(lambda: _start(cell, instance, backend), backend)
-    )
-    cpu_of_start = clock.cpu_seconds()
+    if start_is_computed:
+        start = clock.time(lambda: _start(cell, instance, backend), backend)
+    else:
+        start = _start(cell, instance, backend)
+    cpu_seconds = clock.cpu_seconds()
     backend.release()
     data = metered(instance.data(backend, start))
 
     def make_rng(attempt: int) -> np.random.Generator:
         return _stream(cell, problem, canonical_json(cell.algorithm), str(attempt))
 
-    result = run_algorithm(
+    run = run_algorithm(
         problem, instance, data, algorithm, make_rng, cell.run, backend, clock.seconds
     )
     del warm_data
-    cpu_seconds = (
-        cpu_of_start
-        + result.cpu_seconds
-        + (machine.wait_for_threads(threads) if timing else 0.0)
-    )
-    cpu_seconds += machine.seconds_of_children() - children
-    if result.status is not Status.DIVERGED:
-        listed = [name.partition("@")[0] for name in cell.run.metrics]
-        names = dict.fromkeys((*listed, *metrics_of_accounts(problem.model.name)))
-        measured, unmeasured, remarks = instance.measure(
-            list(names), result.estimate, result.V
-        )
-        result.metrics.update(measured)
-        result.blank |= {
-            name: why for name, why in unmeasured.items() if name in listed
-        }
-        result.warnings += [*instance.remarks, *remarks]
+    cpu_seconds += run.cpu_seconds
+    cpu_seconds += machine.wait_for_threads(threads) if timing else 0.0
+    cpu_seconds += machine.seconds_of_children() - seconds_of_children
+    if run.status is not Status.DIVERGED:
+        _measure(cell, problem, instance, run)
     if instance.checksum() != checksum:
         raise RuntimeError(
             "the algorithm wrote into the data that all algorithms share, so its result is discarded"
         )
-    price, clock, fresh = (
-        result.plan.cost,
-        result.clock,
-        cast("FreshSamples", data.fresh),
-    )
+    fresh = cast("FreshSamples", data.fresh)
     samples = int(instance.inputs.shape[0])
-    # Who plans to draw fresh samples sees none of the data set, unless a start was computed from it.
-    used = fresh.count + (samples if computed or not result.plan.draws_fresh else 0)
-    cost = None if price is None else price(problem, data)
+    # An algorithm that plans to draw fresh samples sees none of the data set, unless a start was computed from it.
+    sees_data = start_is_computed or not run.plan.draws_fresh
+    used = fresh.count + (samples if sees_data else 0)
+    draws_there = cell.run.draw == "device" and backend.accelerated
+    cost = run.plan.cost(problem, data) if run.plan.cost else None
     return {
-        "status": result.status.value,
-        "reason": result.reason,
-        "metrics": result.metrics,
-        **({"blank": result.blank} if result.blank else {}),
+        "status": run.status.value,
+        "reason": run.reason,
+        "metrics": run.metrics,
+        **({"blank": run.blank} if run.blank else {}),
         "sample_ratio": problem.model.sample_ratio(max(1, used), instance.dimension),
         "samples": samples,
         "fresh_samples": fresh.count,
         "placement": {
-            "drawn": "device"
-            if cell.run.draw == "device" and backend.accelerated
-            else "host",
+            "drawn": "device" if draws_there else "host",
             "inputs": _placement(data.inputs),
         },
-        "iterations": result.iterations,
-        "restarts": result.restarts,
-        "restart_reason": result.restart_reason,
-        "start": result.start,
-        "final": result.final,
-        "warnings": result.warnings,
-        "trajectory": result.trajectory,
+        "iterations": run.iterations,
+        "restarts": run.restarts,
+        "restart_reason": run.restart_reason,
+        "start": run.start,
+        "final": run.final,
+        "warnings": run.warnings,
+        "trajectory": run.trajectory,
         "timing": {
-            "seconds": clock.seconds,
-            "lost_seconds": result.lost_seconds,
+            "seconds": run.clock.seconds,
+            "lost_seconds": run.lost_seconds,
             "cpu_seconds": cpu_seconds,
-            "cost": None
-            if cost is None
-            else {"flops": float(cost.flops), "bytes": float(cost.bytes)},
-            "device_seconds": clock.device_seconds,
+            "cost": cost and {"flops": float(cost.flops), "bytes": float(cost.bytes)},
+            "device_seconds": run.clock.device_seconds,
             "device_peak_memory": backend.peak_memory(),
-            "first_iteration": result.durations[0] if result.durations else None,
-            "per_iteration": float(np.median(result.durations[1:]))
-            if len(result.durations) > 1
+            "first_iteration": run.durations[0] if run.durations else None,
+            "per_iteration": float(np.median(run.durations[1:]))
+            if len(run.durations) > 1
             else None,
         },
     }
+
+
+def _measure(cell: Cell, problem: Problem, instance: Instance, run: LoopRun) -> None:
+    """Add the metrics that the suite lists, and those of accounts, to a run."""
+    listed = [name.partition("@")[0] for name in cell.run.metrics]
+    names = dict.fromkeys((*listed, *metrics_of_accounts(problem.model.name)))
+    measured, unmeasured, remarks = instance.measure(list(names), run.estimate, run.V)
+    run.metrics.update(measured)
+    run.blank |= {name: why for name, why in unmeasured.items() if name in listed}
+    run.warnings += [*instance.remarks, *remarks]
 
 
 def _placement(inputs: Any) -> str:
     """Where the inputs are stored during a run: host, device or streamed."""
     if isinstance(inputs, DrawnInputs):
         return "drawn anew"
-    away = isinstance(inputs, StreamedInputs) and not isinstance(inputs, NarrowInputs)
-    return "streamed" if away else "resident"
+    if isinstance(inputs, StreamedInputs) and not isinstance(inputs, NarrowInputs):
+        return "streamed"
+    return "resident"
 
 
 def _warm_up(cell: Cell, problem: Problem, backend: Backend) -> Data | None:
