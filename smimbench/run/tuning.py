@@ -5,6 +5,7 @@ Records of trials lie in ``results/SUITE/tuning``, each finished search in ``cho
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -83,17 +84,18 @@ class Search:
     @cached_property
     def trials(self) -> list[tuple[Setting, JsonObject]]:
         """Settings that are tried, each with the algorithm that it makes; ``AS_WRITTEN`` is the first."""
-        entry = get_registry().get("algorithm", self.algorithm.name)
+        algorithm = self.algorithm
+        entry = get_registry().get("algorithm", algorithm.name)
         trials: dict[str, tuple[Setting, JsonObject]] = {}
-        for setting in trials_of(self.algorithm.tune or {}, self.algorithm.spec):
+        for setting in trials_of(algorithm.tune or {}, algorithm.spec):
             try:
-                spec = make_algorithm(
-                    entry, with_setting(self.algorithm.parameters, setting)
-                )[1]
+                parameters = with_setting(algorithm.parameters, setting)
+                _, spec = make_algorithm(entry, parameters)
             except ParameterError as error:  # each value alone is allowed
-                why = f"{setting_words(setting)}: {error.key} {error.message}; leave a value out"
+                place = f"algorithms: {algorithm.label}: tune"
+                reason = f"{setting_words(setting)}: {error.key} {error.message}"
                 raise SuiteError(
-                    self.suite.file, f"algorithms: {self.algorithm.label}: tune", why
+                    self.suite.file, place, f"{reason}; leave a value out"
                 ) from None
             spec = with_versions(spec, self.plan.problem.model.name)
             trials.setdefault(canonical_json(spec), (setting, spec))
@@ -101,27 +103,12 @@ class Search:
 
     def cells(self, trial: int, seeds: int, backend: str) -> list[Cell]:
         """Runs of a trial on the first of the seeds for tuning."""
-        spec, run, (problem, label) = (
-            self.trials[trial][1],
-            self.suite.run.of_cell(()),
-            self.place,
-        )
+        problem, spec = self.plan.problem.spec, self.trials[trial][1]
+        run = self.suite.run.of_cell(())
+        grid = itertools.product(range(seeds), self.plan.dimensions, self.plan.alphas)
         return [
-            Cell(
-                self.plan.problem.spec,
-                spec,
-                alpha,
-                dimension,
-                seed,
-                TUNING,
-                backend,
-                run,
-                problem,
-                label,
-            )
-            for seed in range(seeds)
-            for dimension in self.plan.dimensions
-            for alpha in self.plan.alphas
+            Cell(problem, spec, alpha, D, seed, TUNING, backend, run, *self.place)
+            for seed, D, alpha in grid
         ]
 
     def proceed(
@@ -133,57 +120,46 @@ class Search:
         that the last two are compared on at least four. The setting as written goes on beside that half, so that what is
         chosen is never worse on all seeds that were used. A trial of which a run has no estimate is out.
         """
-        left, rounds, ran = list(range(len(self.trials))), [], 0
-        count = len(left)
-        first = seeds = max(1, 8 >> (count - 1).bit_length())
+        trials = range(len(self.trials))
+        candidates, count = list(trials), len(trials)
+        rounds: list[JsonObject] = []
+        runs = 0
+        seeds = max(1, 8 >> (count - 1).bit_length())
         while True:
-            cells = {trial: self.cells(trial, seeds, backend) for trial in left}
-            missing = [
-                cell
-                for own in cells.values()
-                for cell in own
-                if cell.key not in log_errors
-            ]
+            cells = {trial: self.cells(trial, seeds, backend) for trial in candidates}
+            in_round = list(itertools.chain.from_iterable(cells.values()))
+            missing = [cell for cell in in_round if cell.key not in log_errors]
             if missing:
                 return missing, None
             scores = {
-                trial: fmean(log_errors[cell.key] for cell in own)
-                for trial, own in cells.items()
+                trial: fmean(log_errors[cell.key] for cell in same)
+                for trial, same in cells.items()
             }
-            ran += sum(len(own) for own in cells.values()) // (
-                1 if seeds == first else 2
-            )
-            rounds.append(
-                {
-                    "seeds": seeds,
-                    "errors": [
-                        _rounded(scores.get(k)) for k in range(len(self.trials))
-                    ],
-                }
-            )
+            # Half of the seeds of later rounds have run before.
+            runs += len(in_round) // (2 if rounds else 1)
+            errors = [_rounded(scores.get(trial, math.inf)) for trial in trials]
+            rounds.append({"seeds": seeds, "errors": errors})
             count = -(-count // 2)
-            best = sorted(
-                (trial for trial in left if math.isfinite(scores[trial])),
-                key=scores.__getitem__,
-            )
-            left = best[:count]
-            if len(left) < 2:
+            usable = [trial for trial in candidates if math.isfinite(scores[trial])]
+            ranked = sorted(usable, key=scores.__getitem__)
+            candidates = ranked[:count]
+            if len(candidates) < 2:
                 break
-            left += [AS_WRITTEN] if AS_WRITTEN in best[count:] else []
+            if AS_WRITTEN in ranked[count:]:
+                candidates.append(AS_WRITTEN)
             seeds *= 2
         settings = [
             {".".join(path): value for path, value in setting.items()}
             for setting, _ in self.trials
         ]
-        chosen = left[0] if left else None
-        spec = None if chosen is None else self.trials[chosen][1]
+        chosen = candidates[0] if candidates else None
         return [], {
             "backend": backend,
             "trials": settings,
             "rounds": rounds,
-            "runs": ran,
+            "runs": runs,
             "chosen": chosen,
-            "algorithm": spec,
+            "algorithm": None if chosen is None else self.trials[chosen][1],
         }
 
     def cells_ahead(self, log_errors: Mapping[str, float], backend: str) -> list[Cell]:
@@ -198,25 +174,20 @@ class Search:
         return ahead
 
 
-def _rounded(value: float | None) -> float | None:
-    """Geometric mean of errors to six digits, which all machines agree on; None: not run, or a run has no estimate."""
-    return (
-        None
-        if value is None or not math.isfinite(value)
-        else float(f"{math.exp(value):.6g}")
-    )
+def _rounded(log_error: float) -> float | None:
+    """Error to six digits, on which all machines agree; None if the trial was not run, or a run has no estimate."""
+    return float(f"{math.exp(log_error):.6g}") if math.isfinite(log_error) else None
 
 
 def searches(suite: Suite) -> list[Search]:
     """All searches that a suite asks for, whatever its ``--only``."""
-    found = []
-    for plan in suite.plans:
-        for algorithm in suite.algorithms if not plan.theory_only else ():
-            if algorithm.tune:
-                item = build_algorithm(algorithm.spec, None)
-                refused, _ = attempt(refusal, item, plan.problem)
-                found += [] if refused else [Search(suite, plan, algorithm)]
-    return found
+    tuned = [algorithm for algorithm in suite.algorithms if algorithm.tune]
+    runnable = [plan for plan in suite.plans if not plan.theory_only]
+    return [
+        Search(suite, plan, algorithm)
+        for plan, algorithm in itertools.product(runnable, tuned)
+        if not attempt(refusal, build_algorithm(algorithm.spec, None), plan.problem)[0]
+    ]
 
 
 def chosen_searches(suite: Suite) -> list[Search]:
@@ -227,10 +198,13 @@ def chosen_searches(suite: Suite) -> list[Search]:
     SuiteError
         If there are none.
     """
-    if not (selected := _selected_searches(suite)):
-        how = "add a table [algorithms.tune] below one, with learning_rate = { low = 0.01, high = 1.0, log = true }"
+    selected = _selected_searches(suite)
+    if not selected:
         raise SuiteError(
-            suite.file, "algorithms", f"no algorithm says what to tune; {how}"
+            suite.file,
+            "algorithms",
+            "no algorithm says what to tune; add a table [algorithms.tune] below one, "
+            "with learning_rate = { low = 0.01, high = 1.0, log = true }",
         )
     return selected
 
@@ -268,29 +242,30 @@ def search_all(
         out, or a run has no estimate); the number of ``runs``; which trial was ``chosen`` (None: all failed); the ``algorithm``
         that it makes.
     """
-    own, asked = tuning_store(store), chosen_searches(suite)
+    trials, selected = tuning_store(store), chosen_searches(suite)
     if retry:
-        own.retire(
-            stem for stem, record in own.load().items() if record.status in retry
-        )
-    found = {search: None if retry else read_choice(search, store) for search in asked}
+        stored = trials.load().items()
+        trials.retire(stem for stem, record in stored if record.status in retry)
+    results: dict[Search, JsonObject | None] = {
+        search: None if retry else read_choice(search, store) for search in selected
+    }
     while True:
-        log_errors = log_errors_in(suite, own)
+        log_errors = log_errors_in(suite, trials)
         missing: list[Cell] = []
-        for search in [one for one, result in found.items() if result is None]:
-            cells, result = search.proceed(log_errors, backend)
-            missing += cells
-            if result is not None:
-                found[search] = (
-                    result
-                    if result["chosen"] is None
-                    else keep_choice(search, store, result)
-                )
-        if not missing or not run(missing, own):
-            return [
-                {**dict(zip(("problem", "label"), one.place)), **(result or {})}
-                for one, result in found.items()
-            ]
+        for search in selected:
+            if results[search] is None:
+                cells, result = search.proceed(log_errors, backend)
+                missing += cells
+                if result is not None and result["chosen"] is not None:
+                    result = keep_choice(search, store, result)
+                results[search] = result
+        if not missing or not run(missing, trials):
+            break
+    documents = []
+    for search, result in results.items():
+        problem, label = search.place
+        documents.append({"problem": problem, "label": label, **(result or {})})
+    return documents
 
 
 def searches_ahead(
@@ -298,15 +273,12 @@ def searches_ahead(
 ) -> list[tuple[Search, list[Cell]]]:
     """The searches of a suite, each with all cells that it still has to run; nothing is written."""
     log_errors = log_errors_in(suite, tuning_store(store))
-    return [
-        (
-            search,
-            []
-            if read_choice(search, store)
-            else search.cells_ahead(log_errors, backend),
-        )
-        for search in chosen_searches(suite)
-    ]
+    ahead = []
+    for search in chosen_searches(suite):
+        is_done = read_choice(search, store) is not None
+        cells = [] if is_done else search.cells_ahead(log_errors, backend)
+        ahead.append((search, cells))
+    return ahead
 
 
 def log_error(record: Record, target: float) -> float:
