@@ -252,7 +252,7 @@ def test_an_assumption_that_cannot_be_made_is_explained():
         ProblemError, match="must have 1 components, as the data, got 2"
     ):
         assumed_problem(problem, {"channel": {"components": 2}})
-    assert "none of this problem" in Assuming(
+    assert "does not fit this problem" in Assuming(
         Gamp(), {"channel": {"beta": 2.0}}
     ).refuses(problem)
     assert assumed_problem(problem, {"channel": {"noise": 0.3}}) is problem

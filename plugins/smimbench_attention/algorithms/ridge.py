@@ -147,7 +147,7 @@ class Ridge(LinearRegression):
             if linear.alike or not best or problem.features is not None:
                 return self._low_rank_theory(problem, alpha)
         elif not best:
-            return "matrices have a theory for one component and regularisation = 'theory' only"
+            return "theory for matrices exists for one component and regularisation = 'theory' only"
         return _best_linear(problem, alpha)
 
     def _mismatched(
@@ -159,7 +159,7 @@ class Ridge(LinearRegression):
         )
         second, mean_overlap = prior_moments(assumed)
         if problem.model.rank != "low" or not is_same_channel or mean_overlap.any():
-            return "with wrong assumptions its theory is for a wrong noise or variance, and signals of low rank"
+            return "with wrong assumptions, theory exists for a wrong noise or variance and low-rank signals only"
         if self.regularisation != "theory":
             return self._low_rank_theory(problem, alpha)
         penalties = self.observed(assumed)[0].noise.min() / np.diagonal(second)

@@ -77,7 +77,7 @@ def best_length(overlaps: Sequence[Overlaps]) -> float:
 def why_not(problem: Problem, loss: Loss | None) -> str | None:
     """Reason why a problem's labels have no loss that is convex in the latents, or None; ``loss`` None allows any loss."""
     if problem.model.rank != "low":
-        return "erm is for signals of low rank; nuclear and ridge fit matrices"
+        return "erm is for low-rank signals; nuclear and ridge fit matrices"
     if problem.channel.symmetry != "none":
         name = problem.channel.name
         return f"labels of channel {name!r} do not depend on the sign of the signal: no loss is convex in the latents"

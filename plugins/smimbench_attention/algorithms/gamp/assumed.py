@@ -496,15 +496,15 @@ def mismatched_theory(
 ) -> AlgorithmPrediction | str:
     """The fixed point of GAMP for ``assumed`` on data of ``problem``, or why there is none."""
     if problem.features is not None or problem.mixing is not None:
-        return "with wrong assumptions its theory is for independent tokens"
+        return "with wrong assumptions, theory exists for independent tokens only"
     if conditions.start not in ("uninformed", "informed"):
-        return f"with wrong assumptions its theory does not know the start {conditions.start!r}"
+        return f"with wrong assumptions, theory exists for uninformed and informed starts only, not for {conditions.start!r}"
     if problem.model.rank == "extensive" and (
         problem.components > 1
         or problem.prior.law.spectral_means is None
         or assumed.prior.law.eigenvalue_map is None
     ):
-        return "with wrong assumptions its theory is for one matrix with a prior that gives its spectral law"
+        return "with wrong assumptions, theory for matrices exists for one component and priors with a spectral law only"
     is_informed = conditions.start == "informed"
     orders: list[Orders] = []
     conjugates: list[Conjugates] = []

@@ -170,7 +170,7 @@ class Descent(Algorithm):
     ) -> AlgorithmPrediction | str:
         """None: with a separate step size per entry, the equations of ``sgd`` do not apply."""
         if self.online:
-            return "steps of adaptive size have no closed form"
+            return "steps of adaptive size have no closed equations"
         return NO_REUSE_THEORY
 
     def _minimum(

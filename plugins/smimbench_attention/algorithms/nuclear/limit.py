@@ -525,7 +525,7 @@ def label_observations(problem: Problem, alpha: float) -> Observations | str:
         or not _is_diagonal(noise)
         or not np.allclose(of_random, random[0] @ gains, atol=SAME)
     ):
-        return "the label is not a latent in every entry"
+        return "some entry of the label is not a latent"
     scale = problem.model.kappa * alpha
     return Observations(np.diag(gains) ** 2, np.diag(noise), scale)
 
@@ -564,7 +564,9 @@ def wide_factor_point(
             f"prior {problem.prior.name!r} does not make its signals of W W^T, or Q K^T"
         )
     if dimension is None:
-        return "the width of the factor over D decides, and D is not known"
+        return (
+            "the minimum depends on the width of the factor over D, and D is not known"
+        )
     observed = label_observations(problem, alpha)
     if isinstance(observed, str):
         return observed
@@ -576,8 +578,8 @@ def wide_factor_point(
     minimum = fixed_point(problem.prior, observed, penalty, positive)
     if minimum.estimate.rank > columns / dimension:
         return (
-            f"a factor of {columns} columns is narrower than the minimum is of rank "
-            f"({minimum.estimate.rank * dimension:.0f} of D = {dimension}), and can end in other minima"
+            f"the factor has {columns} columns, fewer than the rank of the minimum "
+            f"({minimum.estimate.rank * dimension:.0f} of D = {dimension}): descent can end in other minima"
         )
     return replace(
         minimum_point(problem, alpha, minimum, positive),

@@ -177,7 +177,7 @@ class Spectral(Algorithm):
             if self.origin is not None:
                 return "origin applies to attention-indexed models only; remove it"
             if problem.variances is not None:
-                return "features have a spectrum: leading eigenvectors are those of large features, not of the signal"
+                return "features have unequal variances: leading eigenvectors are those of large features, not of the signal"
             return why_not(problem)
         for key in ("kind", "regularisation"):
             if getattr(self, key) is not None:
