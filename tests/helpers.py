@@ -1,5 +1,6 @@
 """What several test files need: suites, plugin packages on disk, the command line in this process and in another."""
 
+import json
 import os
 import subprocess
 import sys
@@ -257,3 +258,12 @@ def theory_point(alpha, mse, branch="unique"):
     zero = np.zeros(1)
     overlap = np.array([[1 - mse]])
     return TheoryPoint(alpha, np.array([mse]), zero, zero, overlap, branch, "closed")
+
+
+def one_document(text):
+    """JSON that is the whole text, with no number that JSON does not know."""
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)

@@ -1,0 +1,137 @@
+"""``smimbench show``: tables, figures, CSV, Markdown and the published names of its JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import shutil
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from tests.helpers import call, one_document
+
+
+def test_show_has_tables_and_all_figures(ran, tmp_path, capsys):
+    folder, done = ran
+    results = tmp_path / "results"
+    shutil.copytree(folder / "results", results)
+    code, out, _ = call(
+        capsys, "show", results / "small", "--results", results, "--figures"
+    )
+    assert code == 0
+    assert (
+        out.splitlines()[:3] == done.stdout.splitlines()[:3]
+    )  # title, and the verdict with the ratios of all algorithms
+    for words in (
+        "A small suite",
+        "line: MSE against theory, D = 30",
+        "line: overlap against theory",
+        "line: runtime",
+    ):
+        assert words in out
+    for words in (
+        "mean ± s.e.m.",
+        "optimal",
+        "z",
+        "error /",
+        "status",
+        "iter.",
+        "memory",
+        "worst first",
+    ):
+        assert words in out
+    figures = results / "small" / "figures"
+    drawn = {
+        "mse",
+        "overlap",
+        "seconds",
+        "profiles",
+        "learning-mse",
+    }  # because adam counts samples
+    kinds = ("png", "svg", "pdf", "csv")
+    assert {path.name for path in figures.iterdir()} == {
+        f"{n}.{kind}" for n in drawn for kind in kinds
+    }
+    for path in figures.glob("*.png"):
+        data = path.read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert len(data) > 10_000
+    for path in figures.glob("*.svg"):
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+def test_rows_keep_their_published_names_and_meaning(ran, capsys):
+    folder, _ = ran
+    _, out, _ = call(
+        capsys, "show", folder / "small.toml", "--results", folder / "results", "--json"
+    )
+    rows = one_document(out)["rows"]
+    assert len(rows) == 2 * 2 * 2
+    published = {
+        "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",
+        "theory_error", "z", "seconds", "iterations", "status_counts",
+    }  # fmt: skip
+    records = [
+        json.loads(p.read_text())
+        for p in (folder / "results" / "small").glob("*.json")
+        if p.name != "run.json"
+    ]
+    for row in rows:
+        assert published <= set(row)
+        own = [
+            r
+            for r in records
+            if r["algorithm"] == row["algorithm"] and r["sample_ratio"] == row["alpha"]
+        ]
+        values = [r["metrics"][row["metric"]][0] for r in own]
+        assert row["n"] == len(values) == 2
+        assert row["mean"] == pytest.approx(sum(values) / 2, rel=1e-14)
+        assert row["sem"] == pytest.approx(abs(values[0] - values[1]) / 2, rel=1e-12)
+        assert row["z"] == pytest.approx(
+            (row["mean"] - row["theory"]) / math.hypot(row["sem"], row["theory_error"])
+        )
+        assert row["iterations"] == pytest.approx(sum(r["iterations"] for r in own) / 2)
+        assert row["seconds"] == pytest.approx(
+            sum(r["timing"]["seconds"] for r in own) / 2
+        )
+        assert row["component"] is None
+        assert row["status_counts"] == {"ok": 2}
+        a, noise, m = row["alpha"], 0.2, 2
+        v = (1 - a * m - noise + math.sqrt((a * m + noise - 1) ** 2 + 4 * noise)) / 2
+        assert row["theory"] == pytest.approx(
+            v if row["metric"] == "mse" else 1 - v, abs=1e-9
+        )
+
+
+def test_show_needs_no_suite_beside_its_results(ran, capsys):
+    folder, _ = ran
+    by_suite = call(
+        capsys, "show", folder / "small.toml", "--results", folder / "results", "--json"
+    )
+    by_folder = call(capsys, "show", folder / "results" / "small", "--json")
+    assert by_suite == by_folder
+
+
+def test_show_as_csv_and_markdown(ran, capsys):
+    folder, _ = ran
+    results = folder / "results" / "small"
+    rows = one_document(call(capsys, "show", results, "--json")[1])["rows"]
+    code, out, _ = call(capsys, "show", results, "--csv")
+    assert code == 0
+    table = list(csv.DictReader(io.StringIO(out)))
+    assert len(table) == len(rows)
+    for line, row in zip(table, rows):
+        for field in ("alpha", "mean", "sem", "theory", "z"):
+            assert float(line[field]) == row[field]
+        assert line["component"] == ""
+        assert line["status_counts"] == "2 ok"
+    code, out, _ = call(capsys, "show", results, "--markdown")
+    assert code == 0
+    lines = out.splitlines()
+    assert len(lines) == 2 + len(rows)
+    assert {line.count(" | ") for line in lines if "---" not in line} == {
+        len(lines[0].split(" | ")) - 1
+    }
