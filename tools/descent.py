@@ -124,10 +124,12 @@ def stored_runs(folder: Path) -> dict[str, dict[str, np.ndarray]]:
             if not path.is_file():
                 np.savez(path, **measured(name, run))
             courses.append(dict(np.load(path)))
-    return {
-        name: {key: np.stack([course[key] for course in courses]) for key in courses[0]}
-        for name, courses in runs.items()
-    }
+    return {name: stacked(courses) for name, courses in runs.items()}
+
+
+def stacked(courses: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Arrays of all runs, the runs on the first axis."""
+    return {key: np.stack([course[key] for course in courses]) for key in courses[0]}
 
 
 def metrics(name: str, runs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -165,7 +165,6 @@ def page(
 ) -> str:
     """The page of a suite: verdicts, figures, the table of contenders, the first metric in full, how it was made."""
     from smimbench.registry.metrics import find_metric
-    from smimbench.report.columns import ratio_words
     from smimbench.report.text_files import markdown_table
     from smimbench.report.verdict import verdict_line
 
@@ -178,20 +177,7 @@ def page(
     )
     sections += [f"![{Path(figure).stem}]({figure})\n" for figure in figures]
     contenders = [
-        {
-            "problem": verdict["problem"],
-            "algorithm": contender["algorithm"],
-            "error / optimal": ratio_words(
-                contender["ratio_to_bayes"], contender["ratio_error"]
-            ),
-            "at 0": contender["where_zero"],
-            "as predicted": contender["prediction"] or "none",
-            "runs at 5%": ""
-            if contender["near_fraction"] is None
-            else f"{contender['near_fraction']:.0%}",
-            "per run (s)": contender["seconds"],
-            "status": contender["status_counts"],
-        }
+        contender_row(verdict["problem"], contender)
         for verdict in document["verdicts"]
         for contender in verdict["contenders"]
     ]
@@ -218,6 +204,24 @@ def page(
         f"numpy {numpy}. Compare: `smimbench compare results/reference/{name}.json results/{name}`.\n"
     )
     return "\n".join(sections)
+
+
+def contender_row(problem: str, contender: dict[str, Any]) -> dict[str, Any]:
+    """Columns of a contender in the table of a suite."""
+    from smimbench.report.columns import ratio_words
+
+    near = contender["near_fraction"]
+    ratio = ratio_words(contender["ratio_to_bayes"], contender["ratio_error"])
+    return {
+        "problem": problem,
+        "algorithm": contender["algorithm"],
+        "error / optimal": ratio,
+        "at 0": contender["where_zero"],
+        "as predicted": contender["prediction"] or "none",
+        "runs at 5%": "" if near is None else f"{near:.0%}",
+        "per run (s)": contender["seconds"],
+        "status": contender["status_counts"],
+    }
 
 
 def make(name: str) -> None:

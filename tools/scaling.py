@@ -67,31 +67,24 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
         from smimbench.backend.roofline import fraction
 
         seconds = timing.cpu_seconds / record.iterations
-        share = (
-            fraction(seconds, asdict(timing.cost), timing.ceilings, cell.run.dtype)
-            if timing.ceilings and timing.cost
-            else None
-        )
-        if share:
-            bounds[axis] = share.bound
-        fractions = share.value if share else np.nan
+        reached = np.nan
+        if timing.ceilings and timing.cost:
+            cost, dtype = asdict(timing.cost), cell.run.dtype
+            share = fraction(seconds, cost, timing.ceilings, dtype)
+            if share:
+                bounds[axis], reached = share.bound, share.value
         inputs = 8 * n * cell.problem["model"]["tokens"] * cell.dimension
         timings.setdefault(axis, []).append(
-            (sizes[axis], seconds, timing.peak_memory, inputs, fractions)
+            (sizes[axis], seconds, timing.peak_memory, inputs, reached)
         )
     curves = {}
     for axis, points in timings.items():
         x, seconds, memory, inputs, fractions = (
             np.array(values) for values in zip(*sorted(points))
         )
-        curves[axis] = Curve(
-            x,
-            seconds,
-            memory,
-            inputs,
-            [None if np.isnan(p) else float(p) for p in fractions],
-            bounds.get(axis),
-        )
+        shares = [None if np.isnan(share) else float(share) for share in fractions]
+        bound = bounds.get(axis)
+        curves[axis] = Curve(x, seconds, memory, inputs, shares, bound)
     return curves, store.read_shared()
 
 

@@ -290,11 +290,10 @@ def lines(name, row, path):
         if len(runs) < 8:
             return []
         first_run = runs[:1] if row.start is not None else runs
-        starts = (
-            tuple(Overlaps(*map(np.asarray, run["start"])) for run in first_run)
-            if online
-            else ()
-        )
+        starts = ()
+        if online:
+            matrices = (map(np.asarray, run["start"]) for run in first_run)
+            starts = tuple(Overlaps(*overlaps) for overlaps in matrices)
         if online or not predictions:
             point = own_theory(
                 algorithm_of(row, size),
@@ -302,18 +301,14 @@ def lines(name, row, path):
                 row.alpha,
                 Conditions(dimension=size, starts=starts),
             )
-            predictions = {
-                m: [
-                    np.atleast_1d(x)
-                    for x in find_metric(m).theory(problem, point.document())
-                ]
-                for m in METRICS
-            }
+            for metric in METRICS:
+                theory = find_metric(metric).theory(problem, point.document())
+                predictions[metric] = [np.atleast_1d(numbers) for numbers in theory]
         for metric in METRICS:
             values = np.array([run[metric] for run in runs])
-            controls = np.array(
-                [run["teacher"] if row.start is None else [] for run in runs]
-            )
+            controls = np.empty((len(runs), 0))
+            if row.start is None:
+                controls = np.array([run["teacher"] for run in runs])
             if online:  # theory knows these very teachers: what is left to chance is less, the mean is what it is
                 controls -= controls.mean(0)
             mean, error = corrected(values, controls)
@@ -332,12 +327,9 @@ def lines(name, row, path):
                 [theory + d[k] for d, _ in errors[metric]],
                 [e[k] for _, e in errors[metric]],
             )
-            error = np.hypot(
-                fit.error,
-                0
-                if online
-                else predictions[metric][1][min(k, len(predictions[metric][1]) - 1)],
-            )
+            theory_errors = predictions[metric][1]
+            its_error = 0 if online else theory_errors[min(k, len(theory_errors) - 1)]
+            error = np.hypot(fit.error, its_error)
             shown.append(
                 f"{fit.limit:.4f} ± {error:.4f} ({100 * error / theory:.1f}%) | {theory:.4f} "
                 f"| {(fit.limit - theory) / error:+.1f}"

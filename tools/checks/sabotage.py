@@ -195,26 +195,21 @@ def print_sabotages(folder):
     with open(folder / "sabotage.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, list(entries[0]))
         writer.writeheader()
-        writer.writerows(
-            {key: f"{x:.4g}" if isinstance(x, float) else x for key, x in entry.items()}
-            for entry in entries
-        )
+        for entry in entries:
+            floats = {k: f"{x:.4g}" for k, x in entry.items() if isinstance(x, float)}
+            writer.writerow(entry | floats)
     full = [entry for entry in entries if entry["part"] == "all"]
     print(
         "| problem | algorithm | true deviation, % | matches | would have seen, % | seen, % | of | z |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for entry in full:
-        true = (
-            f"{percent(entry['true'], '+.2f')} ± {percent(entry['true_error'], '.2f')}"
-        )
-        true = (
-            "intact"
-            if not is_sabotage(entry)
-            else "unknown"
-            if entry["true_error"] > 1
-            else true
-        )
+        true = "intact"
+        if is_sabotage(entry):
+            error = percent(entry["true_error"], ".2f")
+            true = f"{percent(entry['true'], '+.2f')} ± {error}"
+            if entry["true_error"] > 1:
+                true = "unknown"
         below = ", below the optimum" if entry["below_optimum"] else ""
         z = "" if entry["deviation_z"] is None else f"{entry['deviation_z']:+.1f}"
         print(

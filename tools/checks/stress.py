@@ -16,6 +16,7 @@ import signal
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem, ProblemError
@@ -109,10 +110,8 @@ def point(
     z = max((abs(check.z) for check in checks), default=0.0)
     prefix = "" if sound and falls and z <= MOST_Z else "WRONG: "
     few = "" if all(check.decided for check in checks) else " (few)"
-    return (
-        f"{prefix}{', '.join(f'{v:.5g} ± {e:.1g}' for v, e in points)} | {z:.1f}{few}",
-        points,
-    )
+    errors = ", ".join(f"{v:.5g} ± {e:.1g}" for v, e in points)
+    return f"{prefix}{errors} | {z:.1f}{few}", points
 
 
 def late(*_):
@@ -137,10 +136,7 @@ MOST_SAMPLES = 20_000
 
 def suite_of(model, tokens, channel, rho, alpha, dimension, algorithm):
     """A suite of one cell."""
-    table = ", ".join(
-        f"{key} = {value if key != 'name' else repr(value)}"
-        for key, value in channel.items()
-    )
+    table = ", ".join(f"{key} = {value!r}" for key, value in channel.items())
     prior = (
         '{ name = "gaussian" }'
         if rho is None
@@ -200,24 +196,26 @@ def ran(model, tokens, channel, rho, alpha, dimension, algorithm) -> str:
     return outcome.replace("|", "/")
 
 
+def channel_words(channel: dict[str, Any]) -> str:
+    """Name and parameters of a channel."""
+    parameters = [f"{key} {value:g}" for key, value in channel.items() if key != "name"]
+    return ", ".join([channel["name"], *parameters])
+
+
 def runs() -> None:
     """A row for every problem, algorithm, dimension and sample ratio."""
     print(
         "| model | tokens | channel | rho | algorithm | D | alpha | end |\n|---|---|---|---|---|---|---|---|"
     )
     for model, tokens, channel, rho in RUN_PROBLEMS:
-        words = ", ".join(
-            f"{k} {v:g}" if k != "name" else str(v) for k, v in channel.items()
-        )
+        words = channel_words(channel)
         for algorithm in sorted(
             {entry.name for entry in get_registry().entries("algorithm")}
         ):
             for dimension in (1, 2, 5):
                 for alpha in ALPHAS:
-                    if (
-                        alpha * dimension ** (1 if model == SEQUENCE else 2) * tokens
-                        > MOST_SAMPLES
-                    ):
+                    power = 1 if model == SEQUENCE else 2
+                    if alpha * dimension**power * tokens > MOST_SAMPLES:
                         continue
                     outcome = ran(
                         model, tokens, channel, rho, alpha, dimension, algorithm
@@ -229,19 +227,17 @@ def runs() -> None:
                     )
 
 
-def points(folder: str, limit: float) -> None:
+def points(table: str, limit: float) -> None:
     """A row for every problem and sample ratio, but for those whose row is there."""
     print(
         "| model | tokens | channel | rho | alpha | MSE | z | s |\n|---|---|---|---|---|---|---|---|"
     )
     for model, tokens, channel, rho in problems():
-        words = ", ".join(
-            f"{k} {v:g}" if k != "name" else str(v) for k, v in channel.items()
-        )
+        words = channel_words(channel)
         cache, largest_error = TheorySolver(), []
         for alpha in ALPHAS:
             row = f"| {model} | {tokens} | {words} | {'' if rho is None else rho} | {alpha:g} |"
-            if row in folder:
+            if row in table:
                 continue
             begin = time.process_time()
             outcome, largest_error = point(
