@@ -43,22 +43,18 @@ def machine_info() -> dict[str, Any]:
     libraries = [lib for lib in threadpool_info() if lib.get("user_api") == "blas"]
     # SciPy may bring a BLAS of its own: the machine must not change its name when that happens to be loaded.
     home = str(Path(np.__file__).resolve().parent)
-    numpy_libraries = [
-        lib for lib in libraries if str(lib.get("filepath", "")).startswith(home)
-    ]
-    blas = sorted(
-        {
-            f"{lib.get('internal_api')} {lib.get('version')}"
-            for lib in numpy_libraries or libraries
-        }
-    )
+    of_numpy = [lib for lib in libraries if str(lib.get("filepath")).startswith(home)]
+    names = {
+        f"{lib.get('internal_api')} {lib.get('version')}"
+        for lib in of_numpy or libraries
+    }
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "blas": blas,
+        "blas": sorted(names),
     }
 
 
@@ -67,16 +63,14 @@ def usable_cores() -> int:
 
     The least of its affinity, of the processor time that its control groups allow, and of ``SLURM_CPUS_PER_TASK``.
     """
-    cores = (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    limits = [cores, cpu_quota()]
     slurm = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return max(
-        1,
-        math.ceil(min(cores, cpu_quota(), int(slurm) if slurm.isdecimal() else cores)),
-    )
+    if slurm.isdecimal():
+        limits.append(int(slurm))
+    return max(1, math.ceil(min(limits)))
 
 
 def cpu_quota(
@@ -86,24 +80,17 @@ def cpu_quota(
     quota = math.inf
     for line in (unless(OSError, membership.read_text) or "").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        group = Path(root, "cpu" if controllers else "", path.lstrip("/"))
-        for place in (
-            group,
-            *group.parents,
-        ):  # the group that a container takes for the root may be any of them
-            names = (
-                ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-                if controllers
-                else ("cpu.max",)
-            )
-            text = " ".join(
-                unless(OSError, (place / name).read_text) or "" for name in names
-            )
-            if limit := re.fullmatch(
-                r"(\d+)\s+([1-9]\d*)\s*", text
-            ):  # else "max", or -1
+        folder, files = root, ["cpu.max"]
+        if controllers:  # version 1
+            if "cpu" not in controllers.split(","):
+                continue
+            folder, files = root / "cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        group = folder / path.lstrip("/")
+        # The group that a container takes for the root may be any of the parents.
+        for place in (group, *group.parents):
+            texts = [unless(OSError, (place / file).read_text) or "" for file in files]
+            limit = re.fullmatch(r"(\d+)\s+([1-9]\d*)\s*", " ".join(texts))
+            if limit:  # else "max", or -1
                 quota = min(quota, int(limit[1]) / int(limit[2]))
     return quota
 
@@ -125,12 +112,9 @@ def _controller(modules: int) -> Any:
 def fingerprint() -> str:
     """Short name of this machine: timings are comparable only where it is equal."""
     # Without its memory: what a container or a virtual machine calls its memory moves with what others take.
-    lasting = {
-        key: value for key, value in machine_info().items() if key != "memory_gib"
-    }
-    return hashlib.sha256(
-        canonical_json({**lasting, "node": platform.node()}).encode()
-    ).hexdigest()[:12]
+    document = {**machine_info(), "node": platform.node()}
+    del document["memory_gib"]
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:12]
 
 
 @functools.cache
@@ -153,12 +137,8 @@ def installed(names: Iterable[str]) -> dict[str, str]:
     """Versions of the installed packages among these."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found_versions = {
-        name: unless(PackageNotFoundError, version, name) for name in names
-    }
-    return {
-        name: version for name, version in found_versions.items() if version is not None
-    }
+    versions = {name: unless(PackageNotFoundError, version, name) for name in names}
+    return {name: text for name, text in versions.items() if text is not None}
 
 
 def git_commit() -> str | None:
@@ -166,18 +146,15 @@ def git_commit() -> str | None:
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / ".git").exists():
         return None
+    describe = ["describe", "--always", "--dirty", "--abbrev=12"]
+    return _output_of(["git", "-C", str(root), *describe], seconds=10)
+
+
+def _output_of(command: list[str], seconds: float) -> str | None:
+    """What a program prints, or None where it fails, is missing or takes longer."""
     try:
-        call = [
-            "git",
-            "-C",
-            str(root),
-            "describe",
-            "--always",
-            "--dirty",
-            "--abbrev=12",
-        ]
         return subprocess.run(
-            call, capture_output=True, text=True, timeout=10, check=True
+            command, capture_output=True, text=True, timeout=seconds, check=True
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
@@ -186,20 +163,14 @@ def git_commit() -> str | None:
 @functools.cache
 def nvidia_driver() -> Driver | None:
     """Version of this machine's NVIDIA driver, or None."""
-    import shutil
-
-    if shutil.which("nvidia-smi") is None:
+    text = _output_of(["nvidia-smi"], seconds=20)
+    if text is None:
         return None
-    try:
-        text = subprocess.run(
-            ["nvidia-smi"], capture_output=True, text=True, timeout=20, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    matches = [
-        re.search(rf"{name} Version:\s*([\d.]+)", text) for name in ("Driver", "CUDA")
-    ]
-    return Driver(*(match.group(1) if match else "?" for match in matches))
+    numbers = []
+    for name in ("Driver", "CUDA"):
+        match = re.search(rf"{name} Version:\s*([\d.]+)", text)
+        numbers.append(match[1] if match else "?")
+    return Driver(*numbers)
 
 
 def reset_peak_memory() -> None:
@@ -208,9 +179,8 @@ def reset_peak_memory() -> None:
     What was freed before goes back to the system first, so that it does not count for what follows.
     """
     if sys.platform == "linux":
-        trim = getattr(
-            ctypes.CDLL(None), "malloc_trim", None
-        )  # another C library has none
+        # Another C library than glibc has no such function.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
         unless(OSError, Path("/proc/self/clear_refs").write_text, "5")
@@ -218,11 +188,8 @@ def reset_peak_memory() -> None:
 
 def peak_memory() -> int:
     """Largest resident memory of this process in bytes since the last reset (or since its start)."""
-    for line in (
-        unless(OSError, Path("/proc/self/status").read_text) or ""
-    ).splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
+    if kilobytes := _line_of("/proc/self/status", "VmHWM"):
+        return int(kilobytes.split()[0]) * 1024
     import psutil
 
     return int(psutil.Process().memory_info().rss)
@@ -251,7 +218,13 @@ def seconds_of_children() -> float:
 
 
 def _processor() -> str:
-    for line in (unless(OSError, Path("/proc/cpuinfo").read_text) or "").splitlines():
-        if line.startswith("model name"):
+    name = _line_of("/proc/cpuinfo", "model name")
+    return name or platform.processor() or "unknown"
+
+
+def _line_of(file: str, name: str) -> str:
+    """What stands after ``name:`` in a file of the system; empty where there is no such line."""
+    for line in (unless(OSError, Path(file).read_text) or "").splitlines():
+        if line.startswith(name):
             return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"
+    return ""

@@ -61,10 +61,6 @@ def chunk_bytes(like: Array) -> int | None:
     free = free_memory(like)
     if free is None:
         return None
-    share = max(
-        1,
-        int(
-            min(max(free // SHARE_OF_CHUNK, SMALLEST_CHUNK), LARGEST_CHUNK) * caution()
-        ),
-    )
-    return 1 << (share.bit_length() - 1)
+    share = min(max(free // SHARE_OF_CHUNK, SMALLEST_CHUNK), LARGEST_CHUNK)
+    size = max(1, int(share * caution()))
+    return 1 << (size.bit_length() - 1)

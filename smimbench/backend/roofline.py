@@ -42,23 +42,22 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "smimbench"
 
 
-def name_of(backend: str, threads: int) -> str:
-    """File name of a measurement: machine, processor and number of BLAS threads (0 where the host's threads do not matter)."""
+def _file_of(backend: str, threads: int) -> Path:
+    """File of a measurement, named after machine, processor and BLAS threads (0 where the host's threads do not matter)."""
     device = get_backend(backend)
-    return f"{machine.fingerprint()}-{device.processor}-{0 if device.accelerated else threads}"
+    count = 0 if device.accelerated else threads
+    name = f"ceilings-{machine.fingerprint()}-{device.processor}-{count}.json"
+    return cache_folder() / name
 
 
 def remembered(backend: str = "numpy", threads: int = 1) -> dict[str, float] | None:
     """Rates measured earlier on this machine, or None."""
     try:
-        stored = json.loads(
-            (cache_folder() / f"ceilings-{name_of(backend, threads)}.json").read_text()
-        )
+        stored = json.loads(_file_of(backend, threads).read_text())
         if stored["version"] != VERSION:
             return None
-        return {
-            key: float(stored["rates"][key]) for key in KEYS if key in stored["rates"]
-        }
+        rates = stored["rates"]
+        return {key: float(rates[key]) for key in KEYS if key in rates}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -90,26 +89,15 @@ def measure(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
 
     rates: dict[str, float] = {}
     with threadpool_limits(limits=threads):
-        for key, dtype, tf32 in (
-            ("float64", "float64", False),
-            ("float32", "float32", False),
-            ("tf32", "float32", True),
-        ):
-            place = get_backend(backend, dtype, tf32=tf32)
-            if (
-                key != "tf32" or place.accelerated
-            ):  # processors of a host have no such mode
-                rates[key] = _products(place, threads)
+        for dtype in ("float64", "float32"):
+            rates[dtype] = _products(get_backend(backend, dtype), threads)
+        device = get_backend(backend, "float32", tf32=True)
+        if device.accelerated:  # processors of a host have no such mode
+            rates["tf32"] = _products(device, threads)
         rates["bandwidth"] = _bandwidth(get_backend(backend), threads)
-    path = cache_folder() / f"ceilings-{name_of(backend, threads)}.json"
-    document = {"version": VERSION, "rates": rates}
+    text = json.dumps({"version": VERSION, "rates": rates}, indent=1) + "\n"
     # A home folder without write permission costs two seconds per run, no more.
-    unless(
-        StoreError,
-        write_atomically,
-        path,
-        (json.dumps(document, indent=1) + "\n").encode(),
-    )
+    unless(StoreError, write_atomically, _file_of(backend, threads), text.encode())
     return rates
 
 
@@ -132,7 +120,7 @@ def fraction(
     return Fraction(times[bound] / seconds, bound)
 
 
-def _best(backend: Backend, threads: int, work: Callable[[], Any]) -> float:
+def _least_seconds(backend: Backend, threads: int, work: Callable[[], Any]) -> float:
     work()  # the first time pays for pages, plans and libraries
     times = []
     for _ in range(REPEATS):
@@ -149,7 +137,11 @@ def _products(backend: Backend, threads: int) -> float:
     rng = np.random.default_rng(0)
     square = backend.asarray(rng.standard_normal((size, size)))
     xp = backend.xp
-    return 2.0 * size**3 / _best(backend, threads, lambda: xp.matmul(square, square))
+    return (
+        2.0
+        * size**3
+        / _least_seconds(backend, threads, lambda: xp.matmul(square, square))
+    )
 
 
 def _bandwidth(backend: Backend, threads: int) -> float:
@@ -157,15 +149,13 @@ def _bandwidth(backend: Backend, threads: int) -> float:
     import psutil
 
     free = backend.free_memory()
-    limit = (
-        psutil.virtual_memory().available // 8
-        if free is None
-        else min(free // 4, 8 * LARGEST_READ)
-    )
-    size = max(
-        1 << 20, min(int(limit), (8 if backend.accelerated else 1) * LARGEST_READ) // 8
-    )
+    largest = LARGEST_READ
+    if free is None:
+        limit = psutil.virtual_memory().available // 8
+    else:
+        limit, largest = free // 4, 8 * LARGEST_READ
+    size = max(1 << 20, min(int(limit), largest) // 8)
     xp = backend.xp
     numbers = xp.ones((size,), dtype=xp.float64, device=backend.device)
     works = (lambda: xp.sum(numbers), lambda: xp.vecdot(numbers, numbers))
-    return 8.0 * size / min(_best(backend, threads, work) for work in works)
+    return 8.0 * size / min(_least_seconds(backend, threads, work) for work in works)
