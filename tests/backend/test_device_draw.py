@@ -143,6 +143,6 @@ def test_on_numpy_the_device_is_the_host(tmp_path):
     (device, *_) = load_suite(write_suite(tmp_path), ["run.draw=device"], only).cells()
     records = [runner.run_cell(cell) for cell in (host, device)]
     assert records[0].metrics == records[1].metrics
-    assert records[1]["placement"]["drawn"] == "host"
+    assert records[1].document["placement"]["drawn"] == "host"
     assert records[1].cell["draw"] == "device"
     assert "draw" not in records[0].cell

@@ -82,13 +82,16 @@ def test_every_algorithm_of_a_suite_runs_and_has_a_key_of_its_own(tmp_path, text
         assert plain.key != narrow.key
         records = [run_cell(cell) for cell in (plain, narrow)]
         assert records[1].status == records[0].status, records[1].reason
-        assert records[1]["placement"] == {"drawn": "host", "inputs": "resident"}
+        assert records[1].document["placement"] == {
+            "drawn": "host",
+            "inputs": "resident",
+        }
         np.testing.assert_allclose(
             records[1].metrics["mse"], records[0].metrics["mse"], rtol=1e-3
         )
         cost = [record.timing.cost for record in records]
         if cost[0] is not None:
-            assert cost[1]["bytes"] == cost[0]["bytes"] / 2
+            assert cost[1].bytes == cost[0].bytes / 2
 
 
 def test_minibatches_are_widened(tmp_path):
