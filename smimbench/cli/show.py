@@ -396,7 +396,7 @@ def _read_table(
     from smimbench.suite import SuiteError
 
     path = Path(request.name)
-    if is_packed(path):
+    if path.is_file() and is_packed(path):
         if request.overrides or request.only or backends:
             raise click.UsageError(
                 f"{path} is a finished table: --set, --add, --only and --backend cannot change it"

@@ -300,13 +300,11 @@ def metric_chart(
     rows = of_largest_dimension(
         row for row in rows if row.metric == metric and row.estimate.mean is not None
     )
-    panels = []
-    for plan in suite.chosen_plans:
-        members = [row for row in rows if row.place.problem == plan.label]
-        for component in _components(plan, metric):
-            shown = [row for row in members if row.component == component]
-            panel = _MetricPanel(suite, plan, metric, component, shown)
-            panels.append((panel, alphas or plan.alphas))
+    panels = [
+        _MetricPanel(suite, plan, metric, component, rows)
+        for plan in suite.chosen_plans
+        for component in _components(plan, metric)
+    ]
     if not panels:
         return None
     sources: set[str] = set()
@@ -320,7 +318,7 @@ def metric_chart(
     return Chart(
         metric,
         suite.title,
-        [panel.draw(answers, looks, ratios) for panel, ratios in panels[:PANELS]],
+        [panel.draw(answers, looks, alphas) for panel in panels[:PANELS]],
         " ".join(notes),
         f"{metric_label(metric)} against the sample ratio. {KEY}",
     )
@@ -344,12 +342,21 @@ class _MetricPanel:
     component: int | None
     rows: Sequence[Row]
 
+    @property
+    def shown(self) -> list[Row]:
+        """Rows of this problem and component."""
+        place = self.plan.label, self.component
+        return [row for row in self.rows if (row.place.problem, row.component) == place]
+
     def draw(
-        self, answers: Answers, looks: Mapping[str, Look], alphas: Sequence[float]
+        self,
+        answers: Answers,
+        looks: Mapping[str, Look],
+        alphas: Sequence[float] | None,
     ) -> Panel:
-        """The panel, with theory at these sample ratios and those of the rows."""
-        plan, problem, rows = self.plan, self.plan.problem, self.rows
-        used = sorted({row.place.alpha for row in rows} | set(alphas))
+        """The panel, with theory at these sample ratios (default: those of the suite) and those of the rows."""
+        plan, problem, rows = self.plan, self.plan.problem, self.shown
+        used = sorted({row.place.alpha for row in rows} | {*(alphas or plan.alphas)})
         k = (self.component or 1) - 1
         lines = theory_lines(answers, plan, self.metric, used, k)
         series = []
@@ -398,13 +405,13 @@ class _MetricPanel:
         if item.direction != "lower":
             return
         target = self.suite.run.target
-        means = [row.estimate.mean or 0.0 for row in self.rows]
+        means = [row.estimate.mean or 0.0 for row in self.shown]
         panel.ylog = _spans_decades([*line.value, *means])
         is_zero = line.value <= ZERO * target
         if is_zero.any():
             # Where the optimal error is 0, what is below the target counts as reached.
             shown = line.value[~is_zero & np.isin(line.alpha, used)].tolist()
-            for mean, row in zip(means, self.rows):
+            for mean, row in zip(means, self.shown):
                 if (row.optimum.limit or 0.0) > ZERO * target:
                     shown.append(mean)
             panel.floor = floor_of(shown, target)
@@ -489,23 +496,24 @@ def theory_charts(
 
 def varied(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | None:
     """The one numerical parameter in which at least three problems differ, with its value in each; None if there is none."""
-    flat: list[dict[tuple[str, str], Any]] = []
-    for plan in plans:
-        parameters = {}
-        for kind, spec in plan.problem.spec.items():
-            for name, parameter in spec.items():
-                parameters[kind, name] = parameter
-        flat.append(parameters)
-    keys = dict.fromkeys(key for parameters in flat for key in parameters)
-    differing = [k for k in keys if any(p.get(k) != flat[0].get(k) for p in flat)]
+    parameters = [_parameters(plan) for plan in plans]
+    names = {name for flat in parameters for name in flat}
+    differing = [n for n in names if len({repr(p.get(n)) for p in parameters}) > 1]
     if len(plans) < 3 or len(differing) != 1:
         return None
-    values: list[Any] = [parameters.get(differing[0]) for parameters in flat]
-    if {type(value) for value in values} - {int, float}:
+    values: list[Any] = [flat.get(differing[0]) for flat in parameters]
+    is_numeric = {type(value) for value in values} <= {int, float}
+    if not is_numeric or len(set(values)) < len(values):
         return None
-    if len({repr(value) for value in values}) < len(values):
-        return None
-    return ".".join(differing[0]), values
+    return differing[0], values
+
+
+def _parameters(plan: ProblemPlan) -> dict[str, Any]:
+    """All parameters of a problem, named as ``prior.rho``."""
+    parameters: dict[str, Any] = {}
+    for kind, spec in plan.problem.spec.items():
+        parameters |= {f"{kind}.{name}": parameter for name, parameter in spec.items()}
+    return parameters
 
 
 def phase_chart(suite: Suite, answers: Answers) -> Chart | None:
