@@ -53,7 +53,7 @@ class History(NamedTuple):
 
     accuracy: np.ndarray  # (epochs + 1,)
     overlap: np.ndarray  # (epochs + 1, 2): of W^T W of each layer with the final one, 0 at the start and 1 at the end
-    needed: (
+    loss_increase: (
         np.ndarray
     )  # (epochs + 1, 2): how much larger the loss is with the initial W of a layer
 
@@ -95,8 +95,8 @@ def split(
         row[: len(sentence)] = [number.get(word, UNKNOWN) for word in sentence]
     classes = np.unique(names, return_inverse=True)[1]
     learn, held = (
-        Questions(words[words], classes[words])
-        for words in (learned, order[: len(names) // 5])
+        Questions(words[half], classes[half])
+        for half in (learned, order[: len(names) // 5])
     )
     return learn, held, len(number) + UNKNOWN + 1
 
@@ -171,7 +171,7 @@ def train(
         rng, vocabulary, int(max(data.classes.max(), held.classes.max())) + 1
     )
     moments = [[np.zeros_like(w), np.zeros_like(w)] for w in weights]
-    accuracy, needed, path, step = [], [], [], 0
+    accuracy, loss_increase, path, step = [], [], [], 0
     for epoch in range(epochs + 1):
         order = rng.permutation(len(data.classes)) if epoch else np.zeros(0, dtype=int)
         for begin in range(0, len(order), BATCH):
@@ -198,27 +198,29 @@ def train(
             weights._replace(first=start.first),
             weights._replace(second=start.second),
         )
-        needed.append(
+        loss_increase.append(
             [
-                loss_and_gradient(history, held, skip, mask, want=False)[0] - loss
-                for history in without
+                loss_and_gradient(changed, held, skip, mask, want=False)[0] - loss
+                for changed in without
             ]
         )
         path.append(attention(weights))
     lengths = np.linalg.norm(path, axis=(2, 3))
     cosine = np.einsum("elij,lij->el", path, path[-1]) / (lengths * lengths[-1])
     return History(
-        np.array(accuracy), (cosine - cosine[0]) / (1 - cosine[0]), np.array(needed)
+        np.array(accuracy),
+        (cosine - cosine[0]) / (1 - cosine[0]),
+        np.array(loss_increase),
     )
 
 
 def half_way(overlap: np.ndarray) -> np.ndarray:
     """Epochs (2,) at which the overlaps (epochs + 1, 2) first reach 1/2, between epochs by a straight line."""
-    clusters = []
+    epochs = []
     for column in overlap.T:
         k = int(np.argmax(column >= 0.5))
-        clusters.append(k - (column[k] - 0.5) / (column[k] - column[k - 1]))
-    return np.array(clusters)
+        epochs.append(k - (column[k] - 0.5) / (column[k] - column[k - 1]))
+    return np.array(epochs)
 
 
 def table(histories: dict[tuple[float, str], list[History]]) -> str:
@@ -230,7 +232,11 @@ def table(histories: dict[tuple[float, str], list[History]]) -> str:
     for (skip, mask), runs in histories.items():
         half = np.array([half_way(run.overlap) for run in runs])
         columns = np.column_stack(
-            [[run.accuracy[-1] for run in runs], half, [run.needed[-1] for run in runs]]
+            [
+                [run.accuracy[-1] for run in runs],
+                half,
+                [run.loss_increase[-1] for run in runs],
+            ]
         )
         error = (
             columns.std(axis=0, ddof=1) / np.sqrt(len(runs))

@@ -51,19 +51,19 @@ def calibration() -> float:
 
 def commands() -> list[tuple[str, str]]:
     """Commands in their order, each with the folder it is typed in; those of one folder find what came before."""
-    commands_of_suites = [("--help", "a"), ("list", "a"), ("doctor", "a")]
+    typed = [("--help", "a"), ("list", "a"), ("doctor", "a")]
     quickstart = (
         "run quickstart",
         "run quickstart",
         "show quickstart",
         "report quickstart --output page.html",
     )
-    commands_of_suites += [(command, "quickstart") for command in quickstart]
-    commands_of_suites.append(("tune quickstart", "tuned"))
-    commands_of_suites += [(f"run {suite} --dry-run", "a") for suite in suites()]
-    commands_of_suites += [(f"theory {suite}", suite + " theory") for suite in suites()]
-    commands_of_suites += [(f"check {name}", "a") for name in items()]
-    return commands_of_suites
+    typed += [(command, "quickstart") for command in quickstart]
+    typed.append(("tune quickstart", "tuned"))
+    typed += [(f"run {suite} --dry-run", "a") for suite in suites()]
+    typed += [(f"theory {suite}", suite + " theory") for suite in suites()]
+    typed += [(f"check {name}", "a") for name in items()]
+    return typed
 
 
 def measure(only: list[str]) -> list[dict[str, object]]:

@@ -171,12 +171,7 @@ def paired(suite: Suite, folder: Path) -> dict[tuple[str, str, str, int], np.nda
             )[row["replicate"]] = row["value"]
     ratios = {}
     for (channel, arm, *place), errors in sorted(
-        errors_of_arm.items(),
-        key=lambda item_of_arm: (
-            item_of_arm[0][0],
-            item_of_arm[0][2],
-            item_of_arm[0][1],
-        ),
+        errors_of_arm.items(), key=lambda pair: (pair[0][0], pair[0][2], pair[0][1])
     ):
         base = errors_of_arm.get((channel, BASE, *place), {})
         common = sorted(set(errors) & set(base))

@@ -97,11 +97,7 @@ if __name__ == "__main__":
             for name in LABELS:
                 for rho in RHOS:
                     if size <= largest:
-                        seeds = [
-                            size_of_seed
-                            for size_of_seed in SEEDS
-                            if size_of_seed <= size
-                        ]
+                        seeds = [seed for seed in SEEDS if seed <= size]
                         smimbench.run(
                             suite(folder, name, rho, seeds), results=folder / "results"
                         )
