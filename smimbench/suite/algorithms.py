@@ -68,10 +68,11 @@ def read_algorithms(
         try:
             plans_of_entry = _read_entry(table, key, plans, file)
         except ProblemError as error:
-            leave_out(error, f"{key}.{error.key.partition('.')[2]}")
+            _, _, place = error.key.partition(".")
+            leave_out(error, f"{key}.{place}".rstrip("."))
             continue
         entry = plans_of_entry[0].entry
-        if any(entry == other.entry for other in algorithms):
+        if any(entry == algorithm.entry for algorithm in algorithms):
             raise _used_twice(file, key, entry)
         for algorithm in plans_of_entry:
             _refuse_repeated(algorithm, algorithms, file, key)
@@ -111,7 +112,13 @@ def _read_entry(
         _require_possible(
             [parameters["assumed"] for _, parameters, _ in settings], plans
         )
-    tune = _tune(table, axes, entry, without_assumed(settings[0][1]), plan, key, file)
+    tune = None
+    if table.tune:
+        _, parameters, _ = settings[0]
+        with explained("algorithm.tune"):
+            tune = tune_of(
+                table.tune, axes, entry.item, without_assumed(parameters), plan
+            )
     algorithms = []
     for setting, parameters, spec in settings:
         origin = "default"
@@ -158,26 +165,6 @@ def _require_possible(
         error = errors[0]
         if all(errors) and isinstance(error, ProblemError):
             raise type(error)(f"algorithm.assumed.{error.key}", error.message)
-
-
-def _tune(
-    table: AlgorithmTable,
-    axes: Mapping[Key, Any],
-    entry: Entry,
-    parameters: JsonObject,
-    plan: ProblemPlan,
-    key: str,
-    file: str,
-) -> JsonObject | None:
-    """``trials`` and ``space`` of an entry's search, or None."""
-    if not table.tune:
-        return None
-    try:
-        with explained("algorithm"):
-            return tune_of(table.tune, axes, entry.item, parameters, plan)
-    except ProblemError as error:
-        place = f"{key}.tune.{error.key.partition('.')[2]}".rstrip(".")
-        raise SuiteError(file, place, error.message) from None
 
 
 def _refuse_repeated(

@@ -461,19 +461,19 @@ def key_of(document: Any) -> str:
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:24]
 
 
-def agree(description: Any, other: Any) -> bool:
+def agree(description: Any, reference: Any) -> bool:
     """Whether two descriptions of a run have the same items with the same values of all parameters that both have.
 
     Versions, code and packages do not count: a version may have other parameters, and a plugin's file another name.
     """
-    if not (isinstance(description, dict) and isinstance(other, dict)):
-        return bool(description == other)
-    common = description.keys() & other.keys()
-    for key, value in (*description.items(), *other.items()):
+    if not (isinstance(description, dict) and isinstance(reference, dict)):
+        return bool(description == reference)
+    common = description.keys() & reference.keys()
+    for key, value in (*description.items(), *reference.items()):
         if isinstance(value, dict) and key not in common:
             return False
     return all(
-        agree(description[key], other[key])
+        agree(description[key], reference[key])
         for key in common - {*CODE, "distribution", "metrics"}
     )
 
