@@ -131,8 +131,8 @@ def test_made_up_questions_need_attention_and_are_learned(tmp_path, monkeypatch)
     assert run.accuracy[0] < 0.4
     assert run.accuracy[-1] > 0.9
     np.testing.assert_allclose(run.overlap[[0, -1]], [[0, 0], [1, 1]], atol=1e-12)
-    assert np.allclose(run.needed[0], 0)
-    assert run.needed[-1].max() > 0.3
+    assert np.allclose(run.loss_increase[0], 0)
+    assert run.loss_increase[-1].max() > 0.3
     lines = [line.strip("|").split("|") for line in trec.table(found).splitlines()]
     assert {len(line) for line in lines} == {8}
     assert [line[0].strip() for line in lines[2:]] == ["1", "0"]

@@ -97,8 +97,9 @@ if __name__ == "__main__":
             for name in LABELS:
                 for rho in RHOS:
                     if size <= largest:
-                        seeds = [seed for seed in SEEDS if seed <= size]
+                        dimensions = [D for D in SEEDS if D <= size]
                         smimbench.run(
-                            suite(folder, name, rho, seeds), results=folder / "results"
+                            suite(folder, name, rho, dimensions),
+                            results=folder / "results",
                         )
     table(folder)
