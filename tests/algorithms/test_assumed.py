@@ -54,7 +54,6 @@ RIGHT = [
     (sequence("linear", noise=0.3), 0.6),
     (sequence("probit"), 0.9),
     pytest.param(attention("hardmax", rho=0.3), 0.8, marks=pytest.mark.slow),
-    pytest.param(sequence("hardmax"), 2.0, marks=pytest.mark.slow),
 ]
 
 

@@ -97,7 +97,9 @@ if __name__ == "__main__":
             for name in LABELS:
                 for rho in RHOS:
                     if size <= largest:
-                        dimensions = [D for D in SEEDS if D <= size]
+                        dimensions = [
+                            dimension for dimension in SEEDS if dimension <= size
+                        ]
                         smimbench.run(
                             suite(folder, name, rho, dimensions),
                             results=folder / "results",
