@@ -1,6 +1,5 @@
 """The same verbs from Python, and what the README promises."""
 
-import importlib
 import json
 import re
 import subprocess
@@ -195,41 +194,3 @@ def test_the_lines_of_python_run(tmp_path, monkeypatch, capsys):
 def test_files_that_the_readme_links_to_exist():
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
-
-
-def test_no_module_of_the_engine_knows_a_channel_prior_or_algorithm():
-    """The engine finds everything through the registry: none of its files imports a plugin package."""
-    for path in (ROOT / "smimbench").rglob("*.py"):
-        assert not re.search(
-            r"^\s*(from|import) smimbench_", path.read_text(), re.MULTILINE
-        ), path
-
-
-def test_plugins_import_public_modules_of_the_engine_only():
-    for path in (ROOT / "plugins").rglob("*.py"):
-        for module in re.findall(
-            r"^\s*from (smimbench(?:\.\w+)*) import", path.read_text(), re.MULTILINE
-        ):
-            importlib.import_module(module)
-            assert not any(part.startswith("_") for part in module.split(".")), (
-                path,
-                module,
-            )
-
-
-@pytest.mark.parametrize(("named", "message"), [
-    ({"chanel": "softmax"}, "channel is missing ('chanel' looks like a typo)"),
-    ({"channel": "softmax", "alhpa": 0.1}, "alpha is missing ('alhpa' looks like a typo)"),
-    ({"channel": "softmax", "alpha": 0.1, "bta": 2.0}, "bta is no option and no parameter of this problem; did you mean 'beta'?"),
-])  # fmt: skip
-def test_a_misspelled_argument_is_named(named, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        smimbench.theory(model="attention-indexed", prior="wishart", **named)
-
-
-def test_a_misspelled_argument_next_to_a_suite_is_named():
-    with pytest.raises(
-        ValueError,
-        match="theory of a suite has no argument 'alhpa'; did you mean 'alpha'",
-    ):
-        smimbench.theory("quickstart", alhpa=0.1)

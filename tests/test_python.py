@@ -249,6 +249,10 @@ def test_the_frame_of_results_is_flat(ran):
 @pytest.mark.parametrize(("given", "message"), [
     ({}, "give a suite, or the names of model, channel and prior"),
     ({"suite": "quickstart", "alphas": [0.2]}, "theory of a suite has no argument 'alphas'"),
+    ({"suite": "quickstart", "alhpa": 0.1}, "has no argument 'alhpa'; did you mean 'alpha'"),
+    ({"model": "attention-indexed", "prior": "wishart", "chanel": "softmax"}, "channel is missing ('chanel' looks like a typo)"),
+    ({**PHASES, "alhpa": 0.1}, "alpha is missing ('alhpa' looks like a typo)"),
+    ({**PHASES, "alpha": 0.1, "bta": 2.0}, "bta is no option and no parameter of this problem; did you mean 'beta'?"),
     ({"suite": "quickstart", "alpha": []}, "give at least one sample ratio"),
     ({"suite": "quickstart", "model": "attention-indexed"}, "model: name a problem or give a suite"),
     ({**PHASES, "alpha": 0.1, "rhoo": 0.3}, "rhoo is no option and no parameter of this problem"),
