@@ -46,6 +46,25 @@ THEORY = TheorySolver()
 """What one test has solved, another does not solve again."""
 
 
+IDENTITY = {"problem": {}, "algorithm": {"name": "gamp"}}
+
+
+def gamp(**numbers):
+    """A row of GAMP on the small suite."""
+    about = {"problem": "line", "own_theory": None, "identity": IDENTITY}
+    return row(**about | numbers)
+
+
+def axes_of(suite, rows):
+    """Panels of the figure of the error."""
+    return draw(metric_chart(suite, rows, THEORY, "mse")).axes
+
+
+@pytest.fixture
+def small(tmp_path):
+    return load_suite(write_suite(tmp_path))
+
+
 def read(path):
     with path.open() as file:
         return list(csv.DictReader(file))
@@ -155,32 +174,18 @@ def test_an_optimal_error_that_is_small_but_not_zero_is_on_the_axis(tmp_path):
         "noise = 0.2", "noise = 0.0"
     )
     suite = load_suite(write_suite(tmp_path, text))
-    about = {
-        "problem": "line",
-        "own_theory": None,
-        "identity": {"problem": {}, "algorithm": {"name": "gamp"}},
-    }
     rows = [
-        row(**about, alpha=0.499, mean=2e-4, sem=0.0, bayes=2e-3),
-        row(**about, alpha=1.0, mean=1e-9, bayes=0.0),
+        gamp(alpha=0.499, mean=2e-4, sem=0.0, bayes=2e-3),
+        gamp(alpha=1.0, mean=1e-9, bayes=0.0),
     ]
     (panel,) = metric_chart(suite, rows, THEORY, "mse").panels
     assert panel.floor == pytest.approx(1e-4)
 
 
 @pytest.mark.parametrize(("mean", "scale"), [(0.4, "linear"), (40.0, "log")])
-def test_a_single_large_error_does_not_flatten_the_others(tmp_path, mean, scale):
-    suite = load_suite(write_suite(tmp_path))
-    about = {
-        "problem": "line",
-        "own_theory": None,
-        "identity": {"problem": {}, "algorithm": {"name": "gamp"}},
-    }
-    rows = [
-        row(**about, alpha=0.5, mean=mean, sem=0.99 * mean),
-        row(**about, alpha=1.0, mean=0.3),
-    ]
-    (axis,) = draw(metric_chart(suite, rows, THEORY, "mse")).axes
+def test_a_single_large_error_does_not_flatten_the_others(small, mean, scale):
+    rows = [gamp(alpha=0.5, mean=mean, sem=0.99 * mean), gamp(alpha=1.0, mean=0.3)]
+    (axis,) = axes_of(small, rows)
     assert axis.get_yscale() == scale
     low, high = axis.get_ylim()
     if scale == "log":
@@ -212,29 +217,21 @@ def test_every_mark_stands_at_its_sample_ratio_and_none_is_cut_off(results):
         assert shown == {round(one.place.alpha, 9) for one in own}
 
 
-def test_of_several_dimensions_the_largest_is_shown(tmp_path):
-    suite = load_suite(write_suite(tmp_path))
-    about = {
-        "problem": "line",
-        "own_theory": None,
-        "identity": {"problem": {}, "algorithm": {"name": "gamp"}},
-        "alpha": 0.5,
-    }
-    rows = [row(**about, dimension=size, mean=1 / size) for size in (50, 200, 100)]
-    (panel,) = metric_chart(suite, rows, THEORY, "mse").panels
+def test_of_several_dimensions_the_largest_is_shown(small):
+    rows = [gamp(alpha=0.5, dimension=n, mean=1 / n) for n in (50, 200, 100)]
+    (panel,) = metric_chart(small, rows, THEORY, "mse").panels
     assert panel.title == "line, D = 200"
     assert [one["value"] for one in panel.series[-2].rows] == [1 / 200]
     # Whoever was run at a smaller one only is shown there: nobody is dropped.
-    rows += [row(**about | {"algorithm": "adam"}, dimension=50, mean=0.3)]
-    (panel,) = metric_chart(suite, rows, THEORY, "mse").panels
+    rows.append(gamp(alpha=0.5, algorithm="adam", dimension=50, mean=0.3))
+    (panel,) = metric_chart(small, rows, THEORY, "mse").panels
     assert panel.title == "line, D = 50 to 200"
     assert sorted(
         one["value"] for one in Chart("", "", [panel]).rows if one["what"] == "runs"
     ) == [1 / 200, 0.3]
 
 
-def test_the_legend_has_one_entry_for_the_predictions_of_several(tmp_path):
-    suite = load_suite(write_suite(tmp_path))
+def test_the_legend_has_one_entry_for_the_predictions_of_several(small):
     about = {
         "problem": "line",
         "own_theory": 0.6,
@@ -250,7 +247,7 @@ def test_the_legend_has_one_entry_for_the_predictions_of_several(tmp_path):
         )
         for name in ("sgd", "adam", "spectral")
     ]
-    (legend,) = draw(metric_chart(suite, rows, THEORY, "mse")).legends
+    (legend,) = draw(metric_chart(small, rows, THEORY, "mse")).legends
     texts = [text.get_text() for text in legend.get_texts()]
     assert [text for text in texts if "predicted" in text] == ["predicted"]
     assert {"sgd", "adam", "spectral"} <= set(texts)
@@ -295,16 +292,10 @@ def test_labels_and_legends_stand_outside_of_the_panel(results):
             )
 
 
-def test_marks_of_one_height_are_not_cut(tmp_path):
+def test_marks_of_one_height_are_not_cut(small):
     """A panel whose marks all lie at one value, far from 0: above them there is room."""
-    suite = load_suite(write_suite(tmp_path))
-    about = {
-        "problem": "line",
-        "own_theory": None,
-        "identity": {"problem": {}, "algorithm": {"name": "gamp"}},
-    }
-    rows = [row(**about, alpha=alpha, mean=0.9, sem=0.0) for alpha in (0.5, 1.0)]
-    (axis,) = draw(metric_chart(suite, rows, THEORY, "mse")).axes
+    rows = [gamp(alpha=alpha, mean=0.9, sem=0.0) for alpha in (0.5, 1.0)]
+    (axis,) = axes_of(small, rows)
     axis.figure.draw_without_rendering()
     assert axis.get_ylim()[0] <= 0
     (mark,) = [one for one in axis.collections if isinstance(one, PathCollection)]
@@ -464,17 +455,7 @@ def test_theory_alone_is_drawn_with_a_phase_diagram(tmp_path, capsys):
 def test_an_axis_whose_errors_all_are_tiny_has_ticks(tmp_path):
     text = SUITE.replace("noise = 0.2", "noise = 0.0").replace("[0.5, 1.0]", "[3.0]")
     suite = load_suite(write_suite(tmp_path, text))
-    about = {
-        "problem": "line",
-        "own_theory": None,
-        "identity": {"problem": {}, "algorithm": {"name": "gamp"}},
-        "bayes": 0.0,
-    }
-    (axis,) = draw(
-        metric_chart(
-            suite, [row(**about, alpha=3.0, mean=2e-9, sem=0.0)], THEORY, "mse"
-        )
-    ).axes
+    (axis,) = axes_of(suite, [gamp(bayes=0.0, alpha=3.0, mean=2e-9, sem=0.0)])
     assert axis.get_yscale() == "log"
     low, high = axis.get_ylim()
     assert len([tick for tick in axis.get_yticks() if low < tick < high]) >= 2
