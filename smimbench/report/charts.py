@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from smimbench.files import JsonObject, printable, write_atomically
+from smimbench.files import printable, write_atomically
 from smimbench.report.style import (
     finish,
     floor_ticks,
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from smimbench.report.style import ToSvg
 
 Kind = Literal["line", "marks", "bars", "upright"]
+CsvRow = dict[str, Any]
+"""Numbers and texts by column."""
 
 UPRIGHTS: Sequence[Any] = ("--", ":", "-.", (0, (8, 2)), (0, (1, 3)))
 """Dashes of upright lines, in the order of their names in a figure."""
@@ -62,14 +64,14 @@ class Series:
 
     name: str
     columns: Mapping[str, Any]
-    about: JsonObject | None = None
+    about: CsvRow | None = None
     kind: Kind = "line"
     color: Any = "black"
     style: Mapping[str, Any] = field(default_factory=dict)
     algorithm: str = ""
 
     @property
-    def rows(self) -> list[JsonObject]:
+    def rows(self) -> list[CsvRow]:
         """Rows of the CSV, without points that have no value."""
         if self.about is None:
             return []
@@ -126,9 +128,9 @@ class Chart:
         return f"{self.title}: {self.key} {self.note}".replace("  ", " ").strip()
 
     @property
-    def rows(self) -> list[JsonObject]:
+    def rows(self) -> list[CsvRow]:
         """Rows of the figure's CSV."""
-        rows: list[JsonObject] = []
+        rows: list[CsvRow] = []
         for panel in self.panels:
             for series in panel.series:
                 rows += series.rows
@@ -357,7 +359,7 @@ class PageFigure:
     svg: str
     series: list[PageSeries]
 
-    def document(self) -> list[JsonObject]:
+    def document(self) -> list[dict[str, Any]]:
         """The series as JSON for the script of the page."""
         return [asdict(series) for series in self.series]
 

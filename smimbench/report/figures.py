@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.registry.metrics import find_metric, metric_label, theory_of
-from smimbench.report.charts import Chart, Kind, Panel, Series
+from smimbench.report.charts import Chart, CsvRow, Kind, Panel, Series
 from smimbench.report.labels import (
     component_word,
     grouped,
@@ -25,7 +25,6 @@ from smimbench.theory.questions import LineQuestion, PointsQuestion, ThresholdsQ
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
     from smimbench.report.row import Row
     from smimbench.run.answers import Answers
@@ -245,12 +244,7 @@ def threshold_marks(
 
 
 def theory_series(
-    line: Line,
-    name: str,
-    color: str,
-    dashes: Any,
-    about: JsonObject,
-    algorithm: str = "",
+    line: Line, name: str, color: str, dashes: Any, about: CsvRow, algorithm: str = ""
 ) -> Series:
     """A line with a band of its numerical error; horizontal bars for one or two points, alone or between two gaps."""
     style: dict[str, Any] = {"zorder": 2}

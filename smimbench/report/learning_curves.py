@@ -39,7 +39,6 @@ from smimbench.theory.questions import LineQuestion
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from smimbench.files import JsonObject
     from smimbench.interfaces import Metric
     from smimbench.problem.problem import Problem
     from smimbench.report.results import Results
@@ -63,7 +62,10 @@ class Run(NamedTuple):
 Place = tuple[str, float, int]
 """Label of a problem, sample ratio, dimension."""
 
-Clock = Callable[["Record", "JsonObject"], Any]
+Trajectory = dict[str, Any]
+"""Arrays by name, all of one length (t,)."""
+
+Clock = Callable[["Record", Trajectory], Any]
 """Times of a record and its trajectory."""
 
 Cells = dict[tuple[Any, ...], list[Pair]]
@@ -87,20 +89,20 @@ def chosen_panels(
 # -- against samples and seconds -------------------------------------------------------------------------------------------
 
 
-def _counts(trajectory: JsonObject) -> bool:
+def _counts(trajectory: Trajectory) -> bool:
     """Whether an algorithm counts its samples; if not, all of them go into every iteration."""
     samples = np.asarray(trajectory.get("samples", ()), dtype=float)
     return bool(np.isfinite(samples).any())
 
 
-def _samples(record: Record, trajectory: JsonObject) -> Any:
+def _samples(record: Record, trajectory: Trajectory) -> Any:
     if _counts(trajectory):
         return trajectory["samples"]
     count = np.nan if record.samples is None else record.samples
     return trajectory["iteration"] * count
 
 
-def _seconds(record: Record, trajectory: JsonObject) -> Any:
+def _seconds(record: Record, trajectory: Trajectory) -> Any:
     return trajectory["seconds"] + record.timing.lost_seconds
 
 
@@ -361,7 +363,7 @@ DASHES: Sequence[Any] = ("-", "-.", ":", (0, (5, 1)))
 
 def _predicted_path(
     results: Results, problem: Problem, pairs: Sequence[Pair]
-) -> JsonObject:
+) -> Trajectory:
     """The trajectory that theory predicts for these runs; empty where it predicts none."""
     ratio, records = ratio_of_runs(problem, pairs), [record for _, record in pairs]
     theory = prediction_of(results.answers, problem, pairs[0][0], ratio, records)

@@ -75,7 +75,7 @@ def render_page(results: Results, charts: Iterable[Chart], shared: JsonObject) -
     ]
     if len(verdicts) > 1 and table.summary:
         entries = html_table(
-            SUMMARY, table.summary, lambda e: {"data-algorithm": e["algorithm"]}
+            SUMMARY, table.summary, lambda entry: {"data-algorithm": entry.algorithm}
         )
         contenders.append(("All problems together", entries))
     lines = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import numpy as np
@@ -20,7 +20,7 @@ from smimbench.report.rows import (
     paired_by_name,
     scored_rows,
 )
-from smimbench.report.verdict import Verdict, summary, verdicts
+from smimbench.report.verdict import AlgorithmSummary, Verdict, summary, verdicts
 from smimbench.run.answers import Answers
 from smimbench.run.campaign import other_versions
 from smimbench.run.store import Store, settings_folder, theory_folder
@@ -66,7 +66,7 @@ class ResultsTable:
 
     @cached_property
     @np.errstate(over="ignore", invalid="ignore")
-    def summary(self) -> list[JsonObject]:
+    def summary(self) -> list[AlgorithmSummary]:
         """All problems together."""
         return summary(self.rows)
 
@@ -87,7 +87,7 @@ class ResultsTable:
         return {
             **{key: about.pop(key) for key in HEAD},
             "verdicts": [verdict.document() for verdict in self.verdicts],
-            "summary": self.summary,
+            "summary": [asdict(entry) for entry in self.summary],
             "rows": [row.document() for row in self.rows],
             "extrapolated": [limit.document() for limit in self.extrapolated],
             **about,

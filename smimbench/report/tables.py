@@ -37,6 +37,7 @@ from smimbench.report.labels import (
 from smimbench.report.row import Finding, HalfOverlap, OfRow, Row
 from smimbench.report.verdict import (
     TIE,
+    AlgorithmSummary,
     Verdict,
     near_words,
     prediction_cell,
@@ -179,7 +180,7 @@ SUMMARY: Columns = [
 """Columns of the summary over all problems."""
 
 
-def summary_tables(entries: Sequence[JsonObject]) -> list[RenderableType]:
+def summary_tables(entries: Sequence[AlgorithmSummary]) -> list[RenderableType]:
     """Table of the summary over all problems, if there is one."""
     return [make_table("all problems together", SUMMARY, entries)] if entries else []
 

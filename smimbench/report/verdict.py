@@ -547,16 +547,31 @@ def _log_ratios(rows: Sequence[Row]) -> LogRatios:
     return logs
 
 
-def summary(rows: Sequence[Row]) -> list[JsonObject]:
-    """One entry for each algorithm (on each backend) over all problems of a suite, best first; empty for a single one.
+@dataclass(frozen=True, slots=True)
+class AlgorithmSummary:
+    """An algorithm (on a backend) over all problems of a suite: the fields of its JSON.
 
-    Returns
-    -------
-    list of dict
-        ``algorithm``; ``instances`` that it has an estimate on, ``all`` that anyone has; ``ratio_to_bayes``, geometric mean
-        over those whose Bayes-optimal error is not 0; ``to_best``, the geometric mean of its error over that of the
-        first algorithm on the same instances, with ``interval`` by Student's t on the paired logarithms (None for the first).
+    Attributes
+    ----------
+    instances, all : int
+        Those that it has an estimate on, and those that any algorithm has.
+    ratio_to_bayes : float or None
+        Geometric mean over the instances whose Bayes-optimal error is not 0.
+    to_best, interval : float or None, list or None
+        Geometric mean of its error over that of the first algorithm on the same instances, with its interval by Student's t
+        on the paired logarithms (None for the first).
     """
+
+    algorithm: str
+    instances: int
+    all: int
+    ratio_to_bayes: float | None
+    to_best: float | None
+    interval: list[float] | None
+
+
+def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
+    """Summarize every algorithm over all problems of a suite, best first; empty for a single one."""
     rows = on_their_data(rows)
     instances, logs = errors(rows), _log_ratios(with_failures(rows))
     if len(instances) < 2:
@@ -569,19 +584,20 @@ def summary(rows: Sequence[Row]) -> list[JsonObject]:
     names = sorted(
         logs, key=lambda name: (-len(instances[name]), ratios.get(name, math.inf))
     )
-    entries: list[JsonObject] = []
+    total = len(set().union(*instances.values()))
+    summaries = []
     for name in names:
         comparison = None
         if shared_instances(logs[names[0]], logs[name]):
             comparison = _compared(logs, names[0], name)
-        entries.append(
-            {
-                "algorithm": name,
-                "instances": len(instances[name]),
-                "all": len(set().union(*instances.values())),
-                "ratio_to_bayes": ratios.get(name),
-                "to_best": comparison and comparison.ratio,
-                "interval": comparison and comparison.interval,
-            }
+        summaries.append(
+            AlgorithmSummary(
+                name,
+                len(instances[name]),
+                total,
+                ratios.get(name),
+                comparison.ratio if comparison else None,
+                comparison.interval if comparison else None,
+            )
         )
-    return entries
+    return summaries

@@ -36,13 +36,13 @@ def test_the_summary_is_paired_by_instance():
     """Instances differ by a factor of ten, algorithms by 1.5 on each: pairing sees the factor and nothing else."""
     one, other = [0.5, 5.0, 0.7], [0.75, 7.5, 1.05]
     first, second = summary([of("slow", other), of("good", one)])
-    assert [first["algorithm"], second["algorithm"]] == ["good", "slow"]
-    assert first["ratio_to_bayes"] == pytest.approx(
+    assert [first.algorithm, second.algorithm] == ["good", "slow"]
+    assert first.ratio_to_bayes == pytest.approx(
         math.prod(v / 0.4 for v in one) ** (1 / 3)
     )
-    assert second["to_best"] == pytest.approx(1.5)
-    assert second["interval"] == pytest.approx([1.5, 1.5])
-    assert first["to_best"] is None
+    assert second.to_best == pytest.approx(1.5)
+    assert second.interval == pytest.approx([1.5, 1.5])
+    assert first.to_best is None
     assert "good" in printed(summary_tables([first, second]))
 
 
@@ -62,29 +62,29 @@ def test_backends_are_told_apart():
             ),
         ]
     )
-    assert [entry["algorithm"] for entry in found] == [
+    assert [entry.algorithm for entry in found] == [
         "a@numpy",
         "b@numpy",
         "a@cupy",
         "b@cupy",
     ]
-    assert found[2]["ratio_to_bayes"] == pytest.approx(2 * found[0]["ratio_to_bayes"])
-    assert {entry["instances"] for entry in found} == {2}
+    assert found[2].ratio_to_bayes == pytest.approx(2 * found[0].ratio_to_bayes)
+    assert {entry.instances for entry in found} == {2}
 
 
 def test_noise_has_an_interval_and_what_is_missing_comes_last():
     found = summary(
         [of("a", [0.5, 0.6, 0.55]), of("b", [0.6, 0.61, 0.7]), of("c", [0.41])]
     )
-    assert [entry["algorithm"] for entry in found] == ["a", "b", "c"]
+    assert [entry.algorithm for entry in found] == ["a", "b", "c"]
     logs = np.log(np.array([0.6, 0.61, 0.7]) / [0.5, 0.6, 0.55])
     half = (
         4.302653 * logs.std(ddof=1) / math.sqrt(3)
     )  # Student's t, two degrees of freedom
-    assert found[1]["interval"] == pytest.approx(
+    assert found[1].interval == pytest.approx(
         np.exp([logs.mean() - half, logs.mean() + half]), rel=1e-5
     )
-    assert (found[2]["instances"], found[2]["all"]) == (1, 3)
+    assert (found[2].instances, found[2].all) == (1, 3)
 
 
 def test_where_theory_is_zero_no_ratio_is_formed():
@@ -96,7 +96,7 @@ def test_where_theory_is_zero_no_ratio_is_formed():
             of("b", [1e-2], 0.0, "q"),
         ]
     )
-    assert found[0]["ratio_to_bayes"] == pytest.approx(1.25)
+    assert found[0].ratio_to_bayes == pytest.approx(1.25)
     assert not summary([of("a", [0.5])])
 
 

@@ -271,12 +271,12 @@ def test_to_fail_everywhere_at_one_sample_ratio_is_no_estimate():
 def test_failures_count_in_the_summary_of_all_problems():
     rows = [row.labeled(name, row.place.algorithm) for name in "pq" for row in twins(9)]
     intact, fails = summary(rows)
-    assert (intact["algorithm"], fails["algorithm"]) == ("intact", "fails")
-    assert (intact["instances"], fails["instances"]) == (288, 252)
-    assert fails["ratio_to_bayes"] == pytest.approx(
-        10 ** (1 / 8) * intact["ratio_to_bayes"], rel=0.02
+    assert (intact.algorithm, fails.algorithm) == ("intact", "fails")
+    assert (intact.instances, fails.instances) == (288, 252)
+    assert fails.ratio_to_bayes == pytest.approx(
+        10 ** (1 / 8) * intact.ratio_to_bayes, rel=0.02
     )
-    assert fails["interval"][0] > 1.1
+    assert fails.interval[0] > 1.1
 
 
 # -- without an optimum ---------------------------------------------------------------------------------------------------
