@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -83,13 +85,15 @@ def message_pass(
             omega,
         )
         g = times(inverse, posterior.mean - omega)
-        undamped_squares.append(_square(g))
+        square = _square(g)
+        undamped_squares.append(square)
         if previous_g is not None:
             weight = weights
             if not isinstance(weights, float):
                 weight = weights[chunk, None, None]
             g = weight * g + (1 - weight) * previous_g[chunk, ...]
-        squares.append(_square(g))
+            square = _square(g)
+        squares.append(square)
         covariances.append(posterior.covariance * (chunk.stop - chunk.start))
         errors.append(posterior.error)
         g_chunks.append(g)
@@ -100,14 +104,10 @@ def message_pass(
             adjoint += pushed
     if len(g_chunks) > 1:
         g_chunks = [namespace(estimate).concat(g_chunks, axis=0)]
-    return Messages(
-        g_chunks[0],
-        adjoint,
-        sum(covariances),
-        sum(undamped_squares),
-        sum(squares),
-        errors,
+    covariance, undamped_square, square = (
+        reduce(add, sums) for sums in (covariances, undamped_squares, squares)
     )
+    return Messages(g_chunks[0], adjoint, covariance, undamped_square, square, errors)
 
 
 def label_information(V: Host, covariance: Host) -> Host:
