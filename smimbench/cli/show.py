@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 def _sample_ratios(
     ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
 ) -> list[float]:
-    from smimbench.suite.asked import sample_ratios
+    from smimbench.suite.named_problem import sample_ratios
 
     try:
         return [alpha for text in texts for alpha in sample_ratios(text)]
@@ -256,7 +256,7 @@ def _request_of_words(
     alphas: Sequence[float],
 ) -> Request:
     """The request for the suite that is named, or for the problem that options describe."""
-    from smimbench.suite.asked import suite_of_items
+    from smimbench.suite.named_problem import suite_of_items
 
     if any(items.values()):
         try:

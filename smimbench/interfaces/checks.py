@@ -20,7 +20,7 @@ LARGEST = 1e9
 
 
 def check_whole(key: str, value: object, minimum: int, maximum: int = 1 << 30) -> None:
-    """Raise ParameterError unless ``value`` is an integer of at least ``least`` and at most ``most``."""
+    """Raise ParameterError unless ``value`` is an integer between ``minimum`` and ``maximum``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise ParameterError(
             key, f"must be an integer >= {minimum}, got {shown(value)}"
@@ -34,7 +34,7 @@ def check_number(
 ) -> None:
     """Raise ParameterError unless ``value`` is a finite number that is positive, or at least not negative.
 
-    Numbers that are not 0 must lie between one over ``LARGEST`` and ``most``.
+    Numbers that are not 0 must lie between one over ``LARGEST`` and ``maximum``.
     """
     number = math.nan
     if not isinstance(value, bool) and isinstance(value, Real):

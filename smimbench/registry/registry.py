@@ -284,7 +284,7 @@ class Registry:
             raise RegistryError(
                 f"{kind} {item!r} is not a class; register the class, not an instance"
             )
-        if mistake := what_is_wrong(kind, item):
+        if mistake := contract_violation(kind, item):
             raise RegistryError(f"{kind} {item.__name__}: {mistake}")
         item = with_defaults(BASES[kind], item)
         source = None if plugin.distribution == BUILT_IN else source_of(item)
@@ -520,7 +520,7 @@ def _require_hooks(module: Any) -> None:
             raise RegistryError(f"{name} is not marked with @smimbench.hookimpl")
 
 
-def what_is_wrong(kind: str, cls: type[Any]) -> str | None:
+def contract_violation(kind: str, cls: type[Any]) -> str | None:
     """Reason why a class cannot be registered, worded to follow the class name; None if it can."""
     missing, choices = missing_members(BASES[kind], cls)
     if missing:

@@ -270,7 +270,7 @@ class AlgorithmTable(OpenTable):
 
     @pydantic.field_validator("assumed")
     @classmethod
-    def _says_something(cls, value: Any) -> Any:
+    def _is_not_empty(cls, value: Any) -> Any:
         if value is not None and (
             not value or any(table in ({}, "") for table in value.values())
         ):

@@ -174,7 +174,7 @@ def log_likelihood(context: CheckContext, model: Model) -> None:
 @published(
     ("channel",),
     "log_likelihood is not that of the labels that forward draws: a wrong sign, a wrong variance of the noise, a missing factor. "
-    "Integrals of it need not end. 'smimbench run' makes the same test.",
+    "Numerical integration may not converge. 'smimbench run' makes the same test.",
     cases=each_model,
     required=True,
 )

@@ -25,7 +25,7 @@ from smimbench.registry.parameters import (
     parameters_of,
     signature_of,
 )
-from smimbench.registry.registry import KINDS, get_registry, what_is_wrong
+from smimbench.registry.registry import KINDS, contract_violation, get_registry
 from smimbench.testing import algorithms, channels, inputs, models, priors
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import (
@@ -52,7 +52,7 @@ DTYPES = ("float64", "float32", "mixed")
 def declaration(context: CheckContext) -> None:
     """Check what an item declares: name, version, reference, capabilities."""
     item = context.item
-    if mistake := what_is_wrong(context.kind, type(item)):
+    if mistake := contract_violation(context.kind, type(item)):
         raise CheckFailed(mistake)
     registered = {entry.name for entry in get_registry().entries("model")}
     unknown_models = set(item.capabilities.models) - registered - {"*"}
