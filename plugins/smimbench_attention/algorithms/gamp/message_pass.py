@@ -58,27 +58,30 @@ def message_pass(
     .. math:: \omega = \mathrm{forward}(X, \hat W) - V \rho\, g_{t-1}, \qquad
         g = V^{-1} (E[z | y, \omega, V] - \omega)
 
+    The Onsager term is ``Gamma g_{t-1}`` with ``Gamma = V rho``: the error of the estimate times the messages of the iteration
+    before.
+
     Parameters
     ----------
     previous_g : array (n, P, C), optional
         ``g_{t-1}``; without it, as at the first step, there is no Onsager term and nothing is damped.
     reaction : ndarray (P, P), optional
-        ``rho``; the identity unless given.
+        ``rho``; the identity unless given. It is smaller where g has more noise than predicted.
     weights : float or array (n,)
         Weight of the new g against the previous one, of all samples or of each.
     """
     model = problem.model
     inverse, V_there = np.linalg.inv(V), send(V, estimate)
-    memory = previous_g
+    reduced_g = previous_g
     if previous_g is not None and reaction is not None:
-        memory = times(reaction, previous_g)
+        reduced_g = times(reaction, previous_g)
     g_chunks, covariances, undamped_squares, squares, errors = [], [], [], [], []
     adjoint: Array = None
     for chunk in sample_chunks(model, data.inputs, problem.components):
         inputs = take_samples(model, data.inputs, chunk)
         omega = model.forward(inputs, estimate)
-        if memory is not None:
-            onsager_term = times(V, memory[chunk, ...])
+        if reduced_g is not None:
+            onsager_term = times(V, reduced_g[chunk, ...])
             omega = omega - onsager_term
         posterior = checked_posterior(
             problem.channel.posterior(data.labels[chunk, ...], omega, V_there, rng=rng),
