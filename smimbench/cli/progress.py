@@ -89,7 +89,7 @@ class _Bars:
 
         def text(field: str, ratio: int | None = None) -> TextColumn:
             column = Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
-            return TextColumn(f"{{task.{field}}}", markup=False, table_column=column)
+            return TextColumn(f"{{task.{field}}}", table_column=column)
 
         self._display = Progress(
             SpinnerColumn(),
@@ -167,7 +167,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
 
     def on_wait(line: str) -> None:
         if not silent:
-            console.print(line, style="yellow", soft_wrap=True, markup=False)
+            console.print(line, style="yellow", soft_wrap=True)
 
     def on_record(record: Record) -> None:
         """Print each kind of failure for its first cell only."""

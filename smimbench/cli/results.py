@@ -194,10 +194,10 @@ def _print_outcome(table: ResultsTable, request: Request, folder: Path) -> None:
                     style="yellow",
                 )
                 break
-            console.print(remark, style="yellow", markup=False, soft_wrap=True)
+            console.print(remark, style="yellow", soft_wrap=True)
     console.print(status_line(table.status_counts, table.missing))
     command = f"tables:  {request.typed('show')} (--figures: all figures)"
-    console.print(command, soft_wrap=True, markup=False)
+    console.print(command, soft_wrap=True)
     console.print(f"results: {folder}", soft_wrap=True)
 
 
@@ -212,7 +212,7 @@ def _print_verdicts(
         text = textwrap.fill(
             verdict_line(verdict), console.width, subsequent_indent="    "
         )
-        console.print(text, style="green", markup=False)
+        console.print(text, style="green")
         lines += text.count("\n") + 1
         ranked = verdict.contenders
         for contender in ranked[1:] if ranked and ranked[0].points else ():
@@ -230,7 +230,7 @@ def _print_verdicts(
             if lines + height > limit and not is_wrong:
                 hidden += 1
                 continue
-            console.print(text, markup=False)
+            console.print(text)
             lines += height
     if hidden:
         console.print(
@@ -290,7 +290,7 @@ def present_table(
             print_tables(console, shown)
         if not request.quiet:
             for line in _remarks(console, table, request):
-                console.print(line, style="yellow", soft_wrap=True, markup=False)
+                console.print(line, style="yellow", soft_wrap=True)
         console.print(tables.status_line(table.status_counts, table.missing))
         console.print(f"results: {folder}", soft_wrap=True)
     return _exit_code(table)

@@ -81,7 +81,7 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
         hidden = len(missing) - LISTED
         lines.append(f"... and {hidden} more are missing (--json lists all)")
     for line in lines:
-        console.print(line, style="red", soft_wrap=True, markup=False)
+        console.print(line, style="red", soft_wrap=True)
     for name, verification in verifications.items():
         outcomes = [
             f"{len(verification.disagreements)} do not agree"
@@ -92,8 +92,8 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
             outcomes.append(f"{len(verification.missing)} are missing")
         outcome = "; ".join([*outcomes, *verification.remarks])
         line = f"{verification.checked} {name}: {outcome}"
-        console.print(line, soft_wrap=True, markup=False)
-    console.print(f"not verified: {NOT_VERIFIED}", soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)
+    console.print(f"not verified: {NOT_VERIFIED}", soft_wrap=True)
     return NOT_OK if disagreements or missing else OK
 
 

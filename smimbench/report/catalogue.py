@@ -187,14 +187,8 @@ def print_info(console: Console, documents: list[JsonObject]) -> None:
     for document in documents:
         console.rule(f"{document['kind']} {document['name']}", align="left")
         for key in _INFO:
-            value = document.get(key)
-            if value not in (None, "", []):
-                between = "; " if key == "derived" else ", "
-                text = (
-                    between.join(map(str, value))
-                    if isinstance(value, list)
-                    else str(value)
-                )
+            if document.get(key) not in (None, "", []):
+                text = _text_of(document[key], "; " if key == "derived" else ", ")
                 console.print(f"{key:13s} {text}".replace(" *", " all"), soft_wrap=True)
         if document["parameters"]:
             console.print("\nparameters", style="bold")
@@ -206,29 +200,23 @@ def print_info(console: Console, documents: list[JsonObject]) -> None:
         console.print()
         console.print(Text(document["documentation"]), soft_wrap=True)
         if document.get("theory"):
-            console.print("\ntheory of its own", style="bold")
+            console.print("\nprediction by theory", style="bold")
             console.print(Text(document["theory"]), soft_wrap=True)
         console.print()
 
 
 def print_plugins(console: Console, documents: list[JsonObject]) -> None:
     """Print for each plugin whether it was loaded."""
+    styles = {"loaded": "green", "failed": "bold red"}
     for document in documents:
-        style = {"loaded": "green", "failed": "bold red"}.get(
-            document["status"], "yellow"
-        )
+        status = document["status"]
+        style = styles.get(status, "yellow")
         package = f"{document['distribution']} {document['version']}".strip()
-        console.print(
-            Text.assemble(
-                (document["status"], style),
-                f" {document['name']} ({package}, {document['origin']})",
-            ),
-            soft_wrap=True,
-        )
+        name = f" {document['name']} ({package}, {document['origin']})"
+        console.print(Text.assemble((status, style), name), soft_wrap=True)
         if document["items"]:
-            console.print(
-                Padding(", ".join(document["items"]), (0, 0, 0, 4), expand=False)
-            )
+            items = Padding(", ".join(document["items"]), (0, 0, 0, 4), expand=False)
+            console.print(items)
         for problem in document["problems"]:
             console.print(f"    {problem}", style=style, soft_wrap=True)
 
@@ -290,38 +278,35 @@ def _ceilings(again: bool, gpu: bool) -> JsonObject:
 
 def print_diagnosis(console: Console, document: JsonObject) -> None:
     """The diagnosis as a page."""
-    ceilings = document["ceilings"] or {
-        "not measured yet": "smimbench doctor --ceilings"
-    }
-    shown = document | {
-        "machine": document["machine"] | {"fingerprint": document["fingerprint"]},
-        "ceilings": ceilings,
-    }
-    for title in ("versions", "machine", "gpu", "ceilings", "plugins"):
+    rates = {name: _rates(rates) for name, rates in document["ceilings"].items()}
+    loaded = document["plugins"]["loaded"]
+    gpu = {key: entry for key, entry in document["gpu"].items() if key != "advice"}
+    for title, entries in (
+        ("versions", document["versions"]),
+        ("machine", document["machine"] | {"fingerprint": document["fingerprint"]}),
+        ("gpu", gpu),
+        ("ceilings", rates or {"not measured yet": "smimbench doctor --ceilings"}),
+        ("plugins", {"loaded": loaded}),
+    ):
         console.print(title, style="bold")
-        for name, value in shown[title].items():
-            if name not in ("advice", "failed"):  # stand below
-                console.print(f"  {name:17s} {_words(value)}", soft_wrap=True)
+        for name, entry in entries.items():
+            console.print(f"  {name:17s} {_text_of(entry)}", soft_wrap=True)
     for line in document["plugins"]["failed"]:
         console.print(f"  {line}", style="red", soft_wrap=True)
     for line in document["advice"]:
         console.print(f"to do: {line}", style="yellow", soft_wrap=True)
 
 
-def _words(value: Any) -> str:
-    if isinstance(value, dict) and "bandwidth" in value:
-        products = ", ".join(
-            f"{value[key] / 1e9:.0f} {key}"
-            for key in ("float64", "float32", "tf32")
-            if key in value
-        )
-        return f"{products} GFLOP/s; reading {value['bandwidth'] / 1e9:.1f} GB/s"
-    if isinstance(value, (dict, list)):
-        return (
-            ", ".join(
-                f"{key} {value[key]}" if isinstance(value, dict) else str(key)
-                for key in value
-            )
-            or "none"
-        )
-    return "none" if value is None else str(value)
+def _rates(rates: dict[str, float]) -> str:
+    types = [name for name in ("float64", "float32", "tf32") if name in rates]
+    products = ", ".join(f"{rates[name] / 1e9:.0f} {name}" for name in types)
+    return f"{products} GFLOP/s; reading {rates['bandwidth'] / 1e9:.1f} GB/s"
+
+
+def _text_of(entry: Any, separator: str = ", ") -> str:
+    """A number, a text, or a list of them, as text."""
+    if isinstance(entry, dict):
+        entry = [f"{key} {number}" for key, number in entry.items()]
+    if isinstance(entry, list):
+        return separator.join(map(str, entry)) or "none"
+    return "none" if entry is None else str(entry)

@@ -18,7 +18,7 @@ SHOWN = [
     ("show {results} --set grid.seeds=3", 1, ["4 not run yet"]),
     ("show {results} --only algorithm=gamp", 0, ["gamp", "cells: 4 ok"]),
     ("info wishart", 0, ["prior wishart", "parameters", "rho", "required", "arXiv:"]),
-    ("info adam", 0, ["theory of its own", "every step depends on all earlier ones"]),
+    ("info adam", 0, ["prediction by theory", "every step depends on all earlier ones"]),
     ("info quickstart", 0, ["[[problems]]"]),
     ("plugins", 0, ["loaded attention"]),
     ("plugins --plugins {tmp}/drop", 1, ["loaded good", "channel twice", BAD]),

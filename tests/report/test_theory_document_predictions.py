@@ -182,7 +182,7 @@ def test_theory_says_it_too(results):
     assert "samples are reused" in predictions["adam"]
     assert "no_trajectory" not in predictions["gamp"].document()
     text = " ".join(printed(own_theory_tables([theory])).split())
-    assert "adam: no theory of its own here: where samples are reused" in text
+    assert "adam: no prediction: where samples are reused" in text
 
 
 def test_overlap_of_theory_is_the_metric_of_runs(results):
