@@ -42,7 +42,7 @@ from smimbench.run.record import (
     text_of,
 )
 from smimbench.run.store import Store
-from smimbench.run.verification import Verification
+from smimbench.run.verification import OTHER_TEXT, Verification
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import parse_suite
 
@@ -237,7 +237,7 @@ def read_pack(path: Path) -> JsonObject:
         raise SuiteError(
             str(path),
             "",
-            "has no packed results; smimbench show SUITE --pack FILE writes such a file",
+            "holds no packed results; 'smimbench show SUITE --pack FILE' writes such a file",
         )
     if pack["packed"] not in (stored_table.FORMAT, FORMAT):
         version = printable(pack["packed"], 40)
@@ -338,19 +338,12 @@ def verified_files(paths: Iterable[Path]) -> Verification:
     for path in paths:
         try:
             pack = read_pack(path)
-            text = (
-                stored_table.text_of_table(pack).encode()
-                if pack["packed"] == 2
-                else _text_of(pack)
-            )
-            same = _text_at(path, LARGEST) == text
-            verification.add(
-                []
-                if same
-                else [
-                    f"{path}: its text is not what smimbench wrote, though its numbers are"
-                ]
-            )
+            if pack["packed"] == FORMAT:
+                text = _text_of(pack)
+            else:
+                text = stored_table.text_of_table(pack).encode()
+            is_same = _text_at(path, LARGEST) == text
+            verification.add([] if is_same else [f"{path}: {OTHER_TEXT}"])
         except (SuiteError, ValueError) as error:
             verification.add([str(error)])
     return verification

@@ -448,7 +448,7 @@ def row_of(document: JsonObject) -> Row:
         text = json.dumps(nested, allow_nan=False)
     except ValueError:
         raise ValueError(
-            "not a row of smimbench: a number is infinite or none at all; null stands for that"
+            "not a row of smimbench: a number is infinite or NaN; null stands for such numbers"
         ) from None
     try:
         return _row_type().validate_json(text, strict=True)

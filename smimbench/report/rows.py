@@ -316,7 +316,7 @@ def _theory(cell: Cell, runs: PlaceRuns, answers: Answers) -> TheoryOfPlace:
         reason = "its prediction holds only if every run ends ok, and not all did"
         return TheoryOfPlace(bayes, None, reason, near)
     return TheoryOfPlace(
-        bayes, prediction, "its theory says nothing of this metric", near
+        bayes, prediction, "its theory does not predict this metric", near
     )
 
 

@@ -300,12 +300,12 @@ def clock_remarks(records: Sequence[Record]) -> list[str]:
     extra_threads = (timings[0].threads or 1) - 1
     # BLAS threads may work for the engine while the clock stands still.
     if cpu > 1.1 * (clock + extra_threads * total) + 0.02:
-        reason = "threads worked while it stood still"
+        reason = "threads worked outside of the time that was measured"
     elif cpu < 0.5 * clock - 0.02:
         reason = "the algorithm waited, or the machine was busy"
     else:
         return []
-    return [f"the clock shows {clock:.3g} s per run, CPU time is {cpu:.3g} s: {reason}"]
+    return [f"a run took {clock:.3g} s, and {cpu:.3g} s of CPU time: {reason}"]
 
 
 def _median_time(times: Sequence[float] | Host) -> float | None:

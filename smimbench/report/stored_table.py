@@ -1,7 +1,7 @@
 """The table of a run in one file (format 2): rows as they were made, shown where the plugin that made them is missing.
 
-``run`` keeps one next to ``run.json``; packs were of this format, too. Only values of runs can be verified: what was derived from
-them is as its author wrote it.
+``run`` keeps one next to ``run.json``; packs were of this format, too. Only values of runs can be verified:
+numbers derived from them are as the author wrote them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from smimbench.suite.cells import Suite
 FORMAT = 2
 TABLE = "table/rows.json"
 """The table of a finished run, next to its ``run.json``: in a folder of its own, because files there are records."""
-UNVERIFIABLE = "of format 2: values of runs can be verified, what is derived from them is as its author wrote it"
+UNVERIFIABLE = "format 2: only the values of runs can be verified; numbers derived from them are as the author wrote them"
 
 
 class _OtherVersion(Open):
@@ -197,7 +197,7 @@ def verified_table(path: Path, written: ResultsTable, made: ResultsTable) -> lis
     for row in written.rows:
         made_row = made_rows.get(key(row))
         if made_row is None:
-            lines.append(f"{_where(path, row)}: there are no records of it")
+            lines.append(f"{_where(path, row)}: it has no records")
         else:
             document = plain(made_row.document())
             lines += _differences(path, row, row.document(), document, OTHER_MACHINE)

@@ -54,7 +54,7 @@ from smimbench.suite.cells import Cell, Suite
 from smimbench.theory.information import nodes_of
 from smimbench.theory.questions import PredictionQuestion
 
-OTHER_TEXT = "its text is not what smimbench wrote, though its numbers are"
+OTHER_TEXT = "its numbers are unchanged, but its text is not as smimbench wrote it"
 
 OTHER_MACHINE = 1e-5
 """Relative difference of numbers from another machine, or another number of threads, that is no disagreement. Doubled, a

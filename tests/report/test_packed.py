@@ -147,7 +147,7 @@ BAD = {
         lambda text: text.replace('{"packed":3', '{"packed":7', 1),
         "has format 7",
     ),
-    "something else": (lambda text: "[1, 2]", "no packed results"),
+    "something else": (lambda text: "[1, 2]", "holds no packed results"),
     "nothing": (lambda text: "", "cannot be read as packed results"),
     "no text": (lambda text: "\udcff", "cannot be read as packed results"),
 }
@@ -231,10 +231,13 @@ def test_a_table_is_shown_and_marked(made, capsys):
     assert json.loads(out) == json.loads(
         call(capsys, "show", made / "small.json", "--json")[1]
     )
-    assert (code, "of format 2: values of runs can be verified" in err) == (0, True)
+    assert (code, "format 2: only the values of runs can be verified" in err) == (
+        0,
+        True,
+    )
     code, out, _ = call(capsys, "verify", table, "--cells", 2)
     assert code == 0
-    assert "2 cells run again: all agree; of format 2" in " ".join(out.split())
+    assert "2 cells run again: all agree; format 2" in " ".join(out.split())
 
 
 def test_numbers_that_overflow_are_none(made, tmp_path, capsys):

@@ -74,7 +74,6 @@ def test_what_is_shown_evaluates_no_channel(suite, tmp_path, capsys, monkeypatch
             if getattr(entry.item, method, None) is not None:
                 monkeypatch.setattr(entry.item, method, refuse)
     assert call(capsys, "show", *where, "--json") == shown
-    assert call(capsys, "show", *where, "--figures")[0] == 0
     assert call(capsys, "report", *where, "--output", tmp_path / "page.html")[::2] == (
         0,
         "",

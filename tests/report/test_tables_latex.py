@@ -56,7 +56,7 @@ def test_every_problem_has_a_table_of_its_contenders(suite, capsys):
     )
     assert code == 0
     assert err.endswith(
-        ": of format 2: values of runs can be verified, what is derived from them is as its author wrote it\n"
+        ": format 2: only the values of runs can be verified; numbers derived from them are as the author wrote them\n"
     )
     tables = [read(text) for text in out.strip().split("\n\n")]
     code, out, _ = call(
