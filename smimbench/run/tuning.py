@@ -37,7 +37,7 @@ from smimbench.run.record import (
 )
 from smimbench.run.store import TRIALS, Store
 from smimbench.suite import SuiteError
-from smimbench.suite.algorithms import Setting, setting_words, with_setting
+from smimbench.suite.algorithms import setting_words, with_setting
 from smimbench.suite.cells import (
     AlgorithmPlan,
     Cell,
@@ -49,7 +49,7 @@ from smimbench.suite.cells import (
     make_algorithm,
     with_versions,
 )
-from smimbench.suite.search_space import trials_of
+from smimbench.suite.search_space import SearchSpace, Setting
 
 AS_WRITTEN = 0
 """Place of the setting as written among the trials of a search."""
@@ -62,6 +62,7 @@ class Search:
     suite: Suite
     plan: ProblemPlan
     algorithm: AlgorithmPlan
+    space: SearchSpace
 
     @property
     def place(self) -> tuple[str, str]:
@@ -73,7 +74,7 @@ class Search:
         """All that the choice depends on; seeds of the suite are excluded."""
         plan, algorithm, run = self.plan, self.algorithm, self.suite.run
         spec = with_versions(algorithm.spec, plan.problem.model.name)
-        return {"problem": plan.problem.spec, "algorithm": spec, "tune": algorithm.tune, "alpha": plan.alphas,
+        return {"problem": plan.problem.spec, "algorithm": spec, "tune": self.space.document(), "alpha": plan.alphas,
                 "dimension": plan.dimensions, "target": run.target, **run.of_cell(()).identity()}  # fmt: skip
 
     @property
@@ -87,7 +88,7 @@ class Search:
         algorithm = self.algorithm
         entry = get_registry().get("algorithm", algorithm.name)
         trials: dict[str, tuple[Setting, JsonObject]] = {}
-        for setting in trials_of(algorithm.tune or {}, algorithm.spec):
+        for setting in self.space.settings(algorithm.spec):
             try:
                 parameters = with_setting(algorithm.parameters, setting)
                 _, spec = make_algorithm(entry, parameters)
@@ -181,12 +182,12 @@ def _rounded(log_error: float) -> float | None:
 
 def searches(suite: Suite) -> list[Search]:
     """All searches that a suite asks for, whatever its ``--only``."""
-    tuned = [algorithm for algorithm in suite.algorithms if algorithm.tune]
     runnable = [plan for plan in suite.plans if not plan.theory_only]
     return [
-        Search(suite, plan, algorithm)
-        for plan, algorithm in itertools.product(runnable, tuned)
-        if not attempt(refusal, build_algorithm(algorithm.spec, None), plan.problem)[0]
+        Search(suite, plan, algorithm, algorithm.tune)
+        for plan, algorithm in itertools.product(runnable, suite.algorithms)
+        if algorithm.tune
+        and not attempt(refusal, build_algorithm(algorithm.spec, None), plan.problem)[0]
     ]
 
 
@@ -382,6 +383,6 @@ def range_end_remarks(suite: Suite, store: Store) -> list[str]:
 
 def choice_of(search: Search, stored: JsonObject) -> TunedAlgorithm:
     """The setting chosen by a stored search and how it was found, in the form that cells store."""
-    tuning = {"of": search.algorithm.spec, "tune": search.algorithm.tune, "trials": len(stored["trials"]),
+    tuning = {"of": search.algorithm.spec, "tune": search.space.document(), "trials": len(stored["trials"]),
               "runs": stored["runs"], "search": stored["digest"]}  # fmt: skip
     return TunedAlgorithm(stored["algorithm"], tuning)

@@ -33,12 +33,7 @@ from smimbench.suite.schema import (
     distinct,
     require_distinct,
 )
-
-Key = tuple[str, ...]
-"""Where a parameter is written: its name, after that of the table that it is in (``("of", "learning_rate")``)."""
-
-Setting = dict[Key, Any]
-"""Values of parameters in place of those that are written."""
+from smimbench.suite.search_space import Key, SearchSpace, Setting
 
 LIST_OR_RANGE = "must be a list, or a range as { low = 0.01, high = 1.0, log = true }"
 
@@ -103,7 +98,8 @@ def _read_entry(
             [*signature_of(entry.item), *AlgorithmTable.model_fields],
         )
         settings = []
-        for setting in product(axes):
+        for combination in itertools.product(*axes.values()):
+            setting = dict(zip(axes, combination))
             parameters = with_setting(table.parameters(), setting)
             _, spec = make_algorithm(entry, parameters)
             settings.append((setting, parameters, spec))
@@ -171,16 +167,22 @@ def _refuse_repeated(
     algorithm: AlgorithmPlan, algorithms: Sequence[AlgorithmPlan], file: str, key: str
 ) -> None:
     """Raise SuiteError for a label that is used already, or for the same algorithm under two labels."""
-    runs = canonical_json([algorithm.spec, algorithm.tune, algorithm.start])
+    runs = _runs_of(algorithm)
     for j, previous in enumerate(algorithms):
         if algorithm.label == previous.label:
             raise _used_twice(file, key, algorithm.label)
-        if runs == canonical_json([previous.spec, previous.tune, previous.start]):
+        if runs == _runs_of(previous):
             raise SuiteError(
                 file,
                 key,
                 f"is the same as algorithms[{j}], {previous.label!r}; remove one",
             )
+
+
+def _runs_of(algorithm: AlgorithmPlan) -> str:
+    """Canonical text of what tells the runs and the search of an algorithm from those of others."""
+    tune = algorithm.tune and algorithm.tune.document()
+    return canonical_json([algorithm.spec, tune, algorithm.start])
 
 
 def _used_twice(file: str, key: str, label: str) -> SuiteError:
@@ -227,12 +229,6 @@ def _axes(item: Any, parameters: JsonObject) -> Iterator[tuple[Key, list[Any]]]:
             table = {key: entry for key, entry in value.items() if key != "name"}
             for path, values in _axes(inner, table):
                 yield (name, *path), values
-
-
-def product(axes: Mapping[Key, Sequence[Any]]) -> Iterator[Setting]:
-    """All combinations of the values of these parameters."""
-    for values in itertools.product(*axes.values()):
-        yield dict(zip(axes, values))
 
 
 def with_setting(parameters: JsonObject, setting: Setting) -> JsonObject:
@@ -296,8 +292,8 @@ def tune_of(
     item: Any,
     parameters: JsonObject,
     plan: ProblemPlan,
-) -> JsonObject | None:
-    """``trials`` and ``space`` of a search, the space by names of parameters (``of.learning_rate``), as JSON.
+) -> SearchSpace | None:
+    """What is searched for an algorithm.
 
     Parameters that the algorithm itself has as lists, its ``axes``, are not tuned; None if nothing else is.
 
@@ -325,12 +321,9 @@ def tune_of(
                     ".".join(path),
                     "changes the steps or the samples of a run, which belong to the problem and are not tuned; remove it",
                 )
-    named = {
-        ".".join(path): values.model_dump() if isinstance(values, Range) else values
-        for path, values in space.items()
-        if path not in axes
-    }
-    return {"trials": table.trials, "space": named} if named else None
+    for path in axes:
+        space.pop(path, None)
+    return SearchSpace(table.trials, space) if space else None
 
 
 def _space(table: JsonObject, *inside: str) -> Iterator[tuple[Key, list[Any] | Range]]:

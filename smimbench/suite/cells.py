@@ -17,6 +17,7 @@ from smimbench.registry.parameters import build
 from smimbench.registry.registry import BUILT_IN, Entry, RegistryError, get_registry
 from smimbench.suite import SuiteError
 from smimbench.suite.schema import STARTS, FigureTable, ReferenceTable, RunOptions
+from smimbench.suite.search_space import SearchSpace
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class AlgorithmPlan:
         As written in the suite, with this setting.
     spec : dict
         Name, version and all parameters, as in keys.
-    tune : dict or None
-        ``trials`` and ``space`` of its search; see ``smimbench.suite.algorithms.tune_of``.
+    tune : SearchSpace or None
+        What ``smimbench tune`` searches.
     origin : str
         Where the setting is from: ``default``, ``by hand``, ``as published`` or ``ORACLE``.
     start : str or None
@@ -75,7 +76,7 @@ class AlgorithmPlan:
     name: str
     parameters: JsonObject
     spec: JsonObject
-    tune: JsonObject | None
+    tune: SearchSpace | None
     origin: str
     start: str | None
 

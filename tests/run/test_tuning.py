@@ -21,7 +21,8 @@ from smimbench.run.store import Store
 from smimbench.run.tuning import log_error, searches, tuned
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
-from smimbench.suite.search_space import trials_of
+from smimbench.suite.schema import Range
+from smimbench.suite.search_space import SearchSpace
 from tests.helpers import (
     LINE,
     call,
@@ -122,7 +123,11 @@ def test_the_data_of_tuning_are_independent_of_those_of_every_seed_that_a_suite_
 
 def trials(count: int, written: dict, **space) -> list[dict]:
     """Settings that are tried."""
-    return trials_of({"trials": count, "space": space}, written)
+    parameters = {
+        tuple(name.split(".")): Range(**values) if isinstance(values, dict) else values
+        for name, values in space.items()
+    }
+    return SearchSpace(count, parameters).settings(written)
 
 
 @pytest.mark.parametrize("count", [2, 4, 8, 16, 64])
