@@ -46,11 +46,14 @@ from smimbench.interfaces import (
 from smimbench.interfaces.checks import checked_array
 from smimbench.numerics.seeds import STREAMS, words
 from smimbench.problem.instance import Instance, draw_on, fill, stored_types
-from smimbench.registry.parameters import build, parameters_of, signature_of
+from smimbench.registry.parameters import Parameters, build, parameters_of, signature_of
 from smimbench.registry.registry import Entry, RegistryError, get_registry
 
 CODE = ("version", "source")
 """Keys of a specification that say which code is meant, not which mathematics."""
+
+Specification = dict[str, Any]
+"""Name, version and parameters of an item, as in keys; of a third-party item also its package and a hash of its code."""
 
 DEFAULT_INPUTS = "gaussian"
 """Inputs of a problem that names none; left out of its specification."""
@@ -102,7 +105,7 @@ def explained(kind: str, refusal: type[ProblemError] = ProblemError) -> Iterator
         ) from None
 
 
-def specification(entry: Entry, item: Any) -> JsonObject:
+def specification(entry: Entry, item: Any) -> Specification:
     """Name, version and parameters of an item; for third-party items also the distribution and a hash of the code."""
     spec = {"name": entry.name, **version_of(entry), **parameters_of(entry.kind, item)}
     if entry.distribution != "smimbench":
@@ -110,14 +113,14 @@ def specification(entry: Entry, item: Any) -> JsonObject:
     return spec
 
 
-def version_of(entry: Entry) -> JsonObject:
+def version_of(entry: Entry) -> Specification:
     """The version of an item; for third-party items also a hash of the code."""
     return {"version": entry.item.version} | (
         {} if entry.source is None else {"source": entry.source}
     )
 
 
-def as_table(spec: JsonObject) -> JsonObject:
+def as_table(spec: Specification) -> Parameters:
     """An item as written in a suite: parameters, and its package if that is not smimbench."""
     table = {
         key: value for key, value in spec.items() if key not in (*CODE, "distribution")
@@ -138,7 +141,7 @@ def without(key: str, table: JsonObject) -> JsonObject:
     }
 
 
-def _parameters(spec: JsonObject, usual: JsonObject) -> str:
+def _parameters(spec: Specification, usual: Parameters) -> str:
     """Text ``name=value`` of every parameter that differs from its default."""
     parameters = {
         k: v for k, v in spec.items() if k not in (*CODE, "name", "distribution")
@@ -196,8 +199,8 @@ class Problem:
         prior: str | Mapping[str, Any],
         inputs: str | Mapping[str, Any] = DEFAULT_INPUTS,
     ) -> None:
-        self.spec: dict[str, JsonObject] = {}
-        self._defaults: dict[str, JsonObject] = {}
+        self.spec: dict[str, Specification] = {}
+        self._defaults: dict[str, Parameters] = {}
         self.model = self._make("model", model)
         with explained("model", ItemError):
             symmetric = is_symmetric(self.model)

@@ -15,6 +15,9 @@ from smimbench.files import JsonObject, missing, plain_value, suggestion
 from smimbench.interfaces import ParameterError
 from smimbench.interfaces.checks import shown
 
+Parameters = dict[str, Any]
+"""Parameters of an item by name, as a suite or a record has them; an algorithm within another is a table of its own."""
+
 ENGINE_FILLED = {"channel": ("tokens", "symmetric"), "prior": ("symmetric",)}
 """Parameters that the engine takes from the model and a suite may not set."""
 
@@ -175,14 +178,14 @@ def is_value(cls: Any, kind: str, name: str, value: Any) -> bool:
     return True
 
 
-def parameters_of(kind: str, item: Any) -> JsonObject:
+def parameters_of(kind: str, item: Any) -> Parameters:
     """Parameters of an item with defaults, as plain JSON values; parameters set by the engine are left out."""
     parameters = {
         name: getattr(item, name)
         for name in signature_of(type(item))
         if name not in ENGINE_FILLED.get(kind, ())
     }
-    document: JsonObject = json.loads(json.dumps(parameters, default=plain_value))
+    document: Parameters = json.loads(json.dumps(parameters, default=plain_value))
     return document
 
 
@@ -250,7 +253,7 @@ def require_known(names: Iterable[str], choices: Collection[str], *way: str) -> 
             raise ParameterError(".".join((*way, name)), unknown_key(name, choices))
 
 
-def _tuples(params: JsonObject, hints: JsonObject) -> JsonObject:
+def _tuples(params: Parameters, hints: dict[str, Any]) -> Parameters:
     """Convert lists (TOML has no tuples) to the tuples that the annotations ask for."""
     for key, value in params.items():
         hint = hints.get(key)

@@ -9,13 +9,14 @@ from typing import Any
 
 import pydantic
 
-from smimbench.files import JsonObject, attempt, canonical_json
+from smimbench.files import attempt, canonical_json
 from smimbench.interfaces import ParameterError
 from smimbench.interfaces.algorithm import plan_of
 from smimbench.interfaces.problem import sizes
 from smimbench.problem.assumed import assumed_problem
 from smimbench.problem.problem import ProblemError, explained
 from smimbench.registry.parameters import (
+    Parameters,
     build,
     explain_validation,
     require_known,
@@ -153,7 +154,7 @@ def _fitting_plan(entry: Entry, name: str, plans: Sequence[ProblemPlan]) -> Prob
 
 
 def _require_possible(
-    assumptions: Sequence[JsonObject], plans: Sequence[ProblemPlan]
+    assumptions: Sequence[Parameters], plans: Sequence[ProblemPlan]
 ) -> None:
     """Raise ProblemError for assumptions that can be made of no problem; on some problems an algorithm may be skipped."""
     for tables in assumptions:
@@ -194,7 +195,7 @@ def _used_twice(file: str, key: str, label: str) -> SuiteError:
 # -- settings -----------------------------------------------------------------------------------------------------
 
 
-def without_assumed(parameters: JsonObject) -> JsonObject:
+def without_assumed(parameters: Parameters) -> Parameters:
     """Parameters of the algorithm itself."""
     return {name: value for name, value in parameters.items() if name != "assumed"}
 
@@ -208,7 +209,7 @@ def axes_of_table(table: AlgorithmTable) -> dict[Key, list[Any]]:
     return dict(_axes(entry.item, table.parameters()))
 
 
-def _axes(item: Any, parameters: JsonObject) -> Iterator[tuple[Key, list[Any]]]:
+def _axes(item: Any, parameters: Parameters) -> Iterator[tuple[Key, list[Any]]]:
     """Lists where the algorithm takes no list; where it takes one, as two temperatures, a list of lists."""
     for name, value in parameters.items():
         if isinstance(value, list):
@@ -231,7 +232,7 @@ def _axes(item: Any, parameters: JsonObject) -> Iterator[tuple[Key, list[Any]]]:
                 yield (name, *path), values
 
 
-def with_setting(parameters: JsonObject, setting: Setting) -> JsonObject:
+def with_setting(parameters: Parameters, setting: Setting) -> Parameters:
     """Parameters of an algorithm, replaced by those of a setting."""
     changed = dict(parameters)
     for (name, *inner), value in setting.items():
@@ -270,7 +271,7 @@ def budget(algorithm: Any, plan: ProblemPlan) -> list[Any]:
     return budgets
 
 
-def by_hand(item: Any, parameters: JsonObject, plan: ProblemPlan) -> bool:
+def by_hand(item: Any, parameters: Parameters, plan: ProblemPlan) -> bool:
     """Whether somebody has chosen a parameter that is not part of the budget."""
     algorithm = build(item, "algorithm", parameters)
     for name in parameters:
@@ -290,7 +291,7 @@ def tune_of(
     table: TuneTable,
     axes: Mapping[Key, Any],
     item: Any,
-    parameters: JsonObject,
+    parameters: Parameters,
     plan: ProblemPlan,
 ) -> SearchSpace | None:
     """What is searched for an algorithm.
@@ -326,7 +327,7 @@ def tune_of(
     return SearchSpace(table.trials, space) if space else None
 
 
-def _space(table: JsonObject, *inside: str) -> Iterator[tuple[Key, list[Any] | Range]]:
+def _space(table: Parameters, *inside: str) -> Iterator[tuple[Key, list[Any] | Range]]:
     """Values, or the ends of a range, by parameter; ``inside`` names the tables that this one is in."""
     for name, value in table.items():
         path = (*inside, name)

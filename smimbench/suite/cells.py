@@ -11,9 +11,16 @@ from typing import Any, NamedTuple
 
 from smimbench.files import JsonObject, canonical_json, suggestion
 from smimbench.problem.assumed import Assuming
-from smimbench.problem.problem import CODE, Problem, as_table, specification, version_of
+from smimbench.problem.problem import (
+    CODE,
+    Problem,
+    Specification,
+    as_table,
+    specification,
+    version_of,
+)
 from smimbench.registry.metrics import names_in_key
-from smimbench.registry.parameters import build
+from smimbench.registry.parameters import Parameters, build
 from smimbench.registry.registry import BUILT_IN, Entry, RegistryError, get_registry
 from smimbench.suite import SuiteError
 from smimbench.suite.schema import STARTS, FigureTable, ReferenceTable, RunOptions
@@ -30,7 +37,7 @@ class ProblemPlan:
 
     key: str
     problem: Problem
-    tables: dict[str, JsonObject]
+    tables: dict[str, Parameters]
     alphas: tuple[float, ...]
     dimensions: tuple[int, ...]
     label: str
@@ -43,7 +50,7 @@ class UnmadeProblem(NamedTuple):
     """A problem of a suite that cannot be built because an item's code fails."""
 
     label: str
-    tables: dict[str, JsonObject]
+    tables: dict[str, Parameters]
     reason: str
 
 
@@ -74,8 +81,8 @@ class AlgorithmPlan:
     label: str
     entry: str
     name: str
-    parameters: JsonObject
-    spec: JsonObject
+    parameters: Parameters
+    spec: Specification
     tune: SearchSpace | None
     origin: str
     start: str | None
@@ -84,7 +91,7 @@ class AlgorithmPlan:
 class TunedAlgorithm(NamedTuple):
     """A setting chosen by ``smimbench tune``: the algorithm's specification, and how it was found."""
 
-    algorithm: JsonObject
+    algorithm: Specification
     tuning: JsonObject
 
 
@@ -149,8 +156,8 @@ class Cell:
     setting was found, ``origin`` the same in a few words.
     """
 
-    problem: dict[str, JsonObject]
-    algorithm: JsonObject
+    problem: dict[str, Specification]
+    algorithm: Specification
     alpha: float
     dimension: int
     replicate: int
@@ -242,7 +249,7 @@ class Cell:
         return problem, algorithm
 
 
-def _require_code(kind: str, spec: JsonObject, installed: JsonObject) -> None:
+def _require_code(kind: str, spec: Specification, installed: Specification) -> None:
     """Raise RegistryError if an item is installed in another version, or with other code, than a cell asks for."""
     needed_code, installed_code = _code_words(spec), _code_words(installed)
     if installed_code != needed_code:
@@ -252,7 +259,7 @@ def _require_code(kind: str, spec: JsonObject, installed: JsonObject) -> None:
         )
 
 
-def _code_words(spec: JsonObject) -> str:
+def _code_words(spec: Specification) -> str:
     source = f" with the code {spec['source']}" if "source" in spec else ""
     return f"version {spec['version']}{source}"
 
@@ -449,7 +456,7 @@ class Suite:
 
     def _setting(
         self, plan: ProblemPlan, algorithm: AlgorithmPlan
-    ) -> tuple[JsonObject, JsonObject | None, str]:
+    ) -> tuple[Specification, JsonObject | None, str]:
         """The algorithm of a cell as specified, how its setting was tuned, and where it is from."""
         if choice := self.choices.get((plan.label, algorithm.label)):
             return (*choice, f"tuned, {choice.tuning['trials']} trials")
@@ -482,12 +489,12 @@ def agree(description: Any, reference: Any) -> bool:
 # -- items from specifications ------------------------------------------------------------------------------------
 
 
-def build_problem(spec: JsonObject) -> Problem:
+def build_problem(spec: dict[str, Specification]) -> Problem:
     """Build a problem from the names and parameters of its items; raises what ``Problem`` raises."""
     return Problem(**{kind: as_table(item) for kind, item in spec.items()})
 
 
-def build_algorithm(spec: JsonObject, problem: Problem | None) -> Any:
+def build_algorithm(spec: Specification, problem: Problem | None) -> Any:
     """Build an algorithm from its name and parameters, for a problem's model or (None) for any model it supports.
 
     One that works for other models only is made as well, and ``smimbench.interfaces.algorithm.refusal`` says why it is of no use.
@@ -501,7 +508,7 @@ def build_algorithm(spec: JsonObject, problem: Problem | None) -> Any:
     return make_algorithm(_algorithm_entry(spec, problem), table)[0]
 
 
-def make_algorithm(entry: Entry, parameters: JsonObject) -> tuple[Any, JsonObject]:
+def make_algorithm(entry: Entry, parameters: Parameters) -> tuple[Any, Specification]:
     """An algorithm from its parameters and ``assumed`` as a suite has them, and its specification."""
     parameters = dict(parameters)
     assumed = parameters.pop("assumed", None)
@@ -512,7 +519,7 @@ def make_algorithm(entry: Entry, parameters: JsonObject) -> tuple[Any, JsonObjec
     return Assuming(item, assumed), spec | {"assumed": assumed}
 
 
-def _algorithm_entry(spec: JsonObject, problem: Problem | None) -> Entry:
+def _algorithm_entry(spec: Specification, problem: Problem | None) -> Entry:
     name = as_table(spec)["name"]
     if problem is not None:
         try:
@@ -522,7 +529,7 @@ def _algorithm_entry(spec: JsonObject, problem: Problem | None) -> Entry:
     return get_registry().get("algorithm", name)
 
 
-def assumed_entries(algorithm: JsonObject, model: str) -> dict[str, Entry]:
+def assumed_entries(algorithm: Specification, model: str) -> dict[str, Entry]:
     """Registered items that the ``assumed`` of an algorithm's specification names, by kind."""
     entries = {}
     for kind, table in algorithm.get("assumed", {}).items():
@@ -535,7 +542,7 @@ def assumed_entries(algorithm: JsonObject, model: str) -> dict[str, Entry]:
     return entries
 
 
-def with_versions(algorithm: JsonObject, model: str) -> JsonObject:
+def with_versions(algorithm: Specification, model: str) -> Specification:
     """An algorithm's specification with the version and the code of the items that its ``assumed`` names."""
     if "assumed" not in algorithm:
         return algorithm

@@ -18,6 +18,7 @@ from smimbench.files import JsonObject, printable, suggestion
 from smimbench.problem.problem import ItemError, Problem, ProblemError, explained
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.parameters import (
+    Parameters,
     explain_validation,
     is_value,
     signature_of,
@@ -164,8 +165,8 @@ def _validated(tables: JsonObject, file: str) -> Document:
 class _Variant:
     """A problem with one value for each parameter that is given as a list, and ``differing``, these values by name."""
 
-    tables: dict[str, JsonObject]
-    differing: JsonObject
+    tables: dict[str, Parameters]
+    differing: Parameters
     dimensions: tuple[int, ...]
     seeds: tuple[int, ...]
 
@@ -516,7 +517,7 @@ class _Reader:
             raise self.error(f"{key}.component", f"must be at most {fewest}")
 
 
-def _is_value(kind: str, tables: Mapping[str, JsonObject], name: str) -> bool:
+def _is_value(kind: str, tables: Mapping[str, Parameters], name: str) -> bool:
     """Whether a list is one value of a parameter, and no axis of the grid."""
     try:
         model = None if kind == "model" else str(tables["model"].get("name"))
@@ -526,7 +527,7 @@ def _is_value(kind: str, tables: Mapping[str, JsonObject], name: str) -> bool:
     return is_value(item, kind, name, tables[kind][name])
 
 
-def _needs_features(tables: Mapping[str, JsonObject]) -> bool:
+def _needs_features(tables: Mapping[str, Parameters]) -> bool:
     """Whether the spectrum of the inputs changes with the dimension, which a problem then has to know."""
     inputs = tables.get("inputs", {})
     if {"features", "spectrum"} & inputs.keys():

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from smimbench.files import JsonObject
 from smimbench.interfaces.checks import LARGEST
 from smimbench.problem.problem import DEFAULT_INPUTS
+from smimbench.registry.parameters import Parameters
 from smimbench.suite import SuiteError
 
 T = TypeVar("T")
@@ -180,7 +181,7 @@ class Items(Table):
     inputs: Item = DEFAULT_INPUTS
     """The law of the tokens; default: independent Gaussian ones."""
 
-    def tables(self) -> dict[str, JsonObject]:
+    def tables(self) -> dict[str, Parameters]:
         """Model, channel and prior, each as a table, and inputs that are not the default."""
         written = {"model": self.model, "channel": self.channel, "prior": self.prior}
         if self.inputs != DEFAULT_INPUTS:
@@ -277,7 +278,7 @@ class AlgorithmTable(OpenTable):
             raise ValueError("must name a channel or a prior, or parameters of one")
         return value
 
-    def parameters(self) -> JsonObject:
+    def parameters(self) -> Parameters:
         """Parameters as written, and ``assumed``."""
         return {
             **(self.model_extra or {}),
