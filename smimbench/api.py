@@ -256,14 +256,13 @@ def theory(
     from inspect import signature
 
     from smimbench.files import suggestion
-    from smimbench.problem.problem import ProblemError
     from smimbench.report.solved_theory import Theory
     from smimbench.report.theory_document import (
         theory_of_suite,
         theory_questions,
         with_checks,
     )
-    from smimbench.run.parallel_theory import solve_in_parallel
+    from smimbench.run.parallel_theory import answer_in_parallel
     from smimbench.run.plain_draws import draw_checks
     from smimbench.run.theory_solver import TheorySolver
     from smimbench.suite.named_problem import sample_ratios, suite_of_items
@@ -310,15 +309,9 @@ def theory(
             Path(temporary) if workers > 1 else None
         )  # where processes leave their answers
         solver = solver_in(shared if results is None else Path(results) / "theory")
-        questions = list(theory_questions(suite, alphas, thresholds=thresholds))
-        if workers > 1:
-            with contextlib.suppress(
-                ProblemError
-            ):  # said below, with the problem that it belongs to
-                solve_in_parallel(questions, solver, workers)
-        theories = theory_of_suite(
-            suite, solver.answer(questions), alphas, thresholds=thresholds
-        )
+        questions = theory_questions(suite, alphas, thresholds=thresholds)
+        answers = answer_in_parallel(questions, solver, workers)
+        theories = theory_of_suite(suite, answers, alphas, thresholds=thresholds)
         if verify:
             checks = draw_checks(suite, theories, verify, on_progress)
             theories = with_checks(theories, checks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
     from smimbench.report.figures import Line
     from smimbench.report.published import PublishedLine
-    from smimbench.run.campaign import Campaign
     from smimbench.suite.cells import Suite
     from smimbench.suite.schema import FigureTable
 
@@ -100,7 +98,7 @@ def reproduce(
             )
     if campaign is not None:
         run_watched(campaign, request)
-    ours, paths = _solve_and_draw(request, suite, lines, campaign, workers)
+    ours, paths = _solve_and_draw(request, suite, lines, workers)
     curves = list(map(compare, lines, ours)) if published else []
     document: JsonObject = {
         "figure": suite.name,
@@ -143,21 +141,16 @@ def _read_figure(request: Request, quick: bool) -> tuple[Request, Suite, FigureT
 
 
 def _solve_and_draw(
-    request: Request,
-    suite: Suite,
-    lines: Sequence[PublishedLine],
-    campaign: Campaign | None,
-    workers: int | None,
+    request: Request, suite: Suite, lines: Sequence[PublishedLine], workers: int | None
 ) -> tuple[list[Line], list[Path]]:
     """Solve the theory of a figure, and draw it: our points of every line, and the files."""
     from smimbench.backend import machine
     from smimbench.cli.progress import TheoryProgress
-    from smimbench.problem.problem import ProblemError
     from smimbench.report.published import figure_chart, line_questions, our_points
     from smimbench.report.questions import table_questions
     from smimbench.report.results import Results
     from smimbench.report.theory_document import theory_of_suite, theory_questions
-    from smimbench.run.parallel_theory import solve_in_parallel
+    from smimbench.run.parallel_theory import answer_in_parallel
     from smimbench.run.store import settings_folder, theory_folder
 
     assert suite.figure is not None
@@ -173,25 +166,21 @@ def _solve_and_draw(
         request, drawn_suite, theory_folder(store), predictions=predictions
     ) as solver:
         results = Results(suite, store, (), solver.answers)
-        questions = list(theory_questions(drawn_suite))
-        if workers is None or workers > 1:
-            # An error is reported below, with the problem that it belongs to.
-            with contextlib.suppress(ProblemError):
-                solve_in_parallel(questions, solver, workers or machine.usable_cores())
-        for theory in theory_of_suite(drawn_suite, solver.answer(questions)):
+        answers = answer_in_parallel(
+            theory_questions(drawn_suite), solver, workers or machine.usable_cores()
+        )
+        for theory in theory_of_suite(drawn_suite, answers):
             if theory.unsolved:
                 raise click.UsageError(
                     f"{theory.label}: theory is not solved: {theory.unsolved}"
                 )
-        if campaign:
-            solver.answer(table_questions(results))
+        solver.answer(table_questions(results))
         answers = solver.answer(line_questions(lines, solver.answers, alphas))
-    rows = results.rows if campaign else []
+    rows, counts = results.rows, results.counts
     ours = [
         our_points(line, answers, rows, sorted(alphas[line.plans[0].label]))
         for line in lines
     ]
-    counts = results.counts if campaign else {}
     failures = [f"{n} {status}" for status, n in counts.items() if status != "ok"]
     if failures:
         request.remark(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import math
 from dataclasses import replace
@@ -145,7 +144,6 @@ def theory(
     command again to continue.
     """
     from smimbench.cli.progress import TheoryProgress
-    from smimbench.problem.problem import ProblemError
     from smimbench.report.figures import chart_questions, drawn_ratios, theory_charts
     from smimbench.report.solved_theory import Theory
     from smimbench.report.theory_document import (
@@ -155,7 +153,7 @@ def theory(
         with_checks,
         with_predictions,
     )
-    from smimbench.run.parallel_theory import solve_in_parallel
+    from smimbench.run.parallel_theory import answer_in_parallel
     from smimbench.run.plain_draws import draw_checks, draws_agree
     from smimbench.run.store import settings_folder
 
@@ -181,13 +179,9 @@ def theory(
     solver = progress.solver
     if retry:
         solver.set_aside(plan.problem for plan in suite.chosen_plans)
-    questions = list(theory_questions(suite, ratios, thresholds=thresholds))
+    questions = theory_questions(suite, ratios, thresholds=thresholds)
     with progress:
-        if workers > 1:
-            # An error is reported below, with the problem that it belongs to.
-            with contextlib.suppress(ProblemError):
-                solve_in_parallel(questions, solver, workers)
-        answers = solver.answer(questions)
+        answers = answer_in_parallel(questions, solver, workers)
         theories = theory_of_suite(suite, answers, ratios, thresholds=thresholds)
         solver.answer(algorithm_questions(suite, ratios))
         theories = with_predictions(suite, theories, answers, ratios)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Iterable
 
 from smimbench.files import JsonObject
-from smimbench.problem.problem import Problem
+from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import get_registry
+from smimbench.run.answers import Answers
 from smimbench.run.executor import Executor, Task
 from smimbench.run.theory_process import Progress, answer_of, is_third_party
 from smimbench.run.theory_solver import TheorySolver
@@ -16,7 +18,18 @@ from smimbench.theory.predictions import independent_parts
 from smimbench.theory.questions import PointsQuestion, Question, ThresholdsQuestion
 
 
-def solve_in_parallel(
+def answer_in_parallel(
+    questions: Iterable[Question], solver: TheorySolver, workers: int
+) -> Answers:
+    """Answer questions with so many processes; where one cannot be solved, the answers raise its error."""
+    questions = list(questions)
+    if workers > 1:
+        with contextlib.suppress(ProblemError):  # the answers raise it again
+            _solve_in_parallel(questions, solver, workers)
+    return solver.answer(questions)
+
+
+def _solve_in_parallel(
     questions: Iterable[Question], solver: TheorySolver, workers: int
 ) -> None:
     """Solve points and thresholds of shipped problems in processes; their answers are in the solver's folder then.
