@@ -123,7 +123,7 @@ def tune(
             suite, trials, (backend,), cells=cells, workers=workers
         )
         campaign.run()
-        return not campaign.left()
+        return not campaign.count_missing()
 
     return search_all(suite, store, backend, work)
 

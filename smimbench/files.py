@@ -100,22 +100,24 @@ def error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(printable(error, 2000).split()) or 'no message'}"
 
 
-def suggestion(word: str, known: Iterable[Any], shown: int = 40) -> str:
+def suggestion(word: str, choices: Iterable[Any], shown: int = 40) -> str:
     """Text such as ``did you mean 'gamp'?``, or the possible choices."""
     import difflib
 
-    words = [str(one) for one in known]
+    words = list(map(str, choices))
     close = difflib.get_close_matches(word, words, 1)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"choose from {', '.join(words if len(words) <= shown else [*words[: shown // 2], '...', words[-1]]) or 'none'}"
+    if len(words) > shown:
+        words = [*words[: shown // 2], "...", words[-1]]
+    return f"choose from {', '.join(words) or 'none'}"
 
 
-def missing(key: str, given: Iterable[Any]) -> str:
-    """Text that a key is missing, and which of the given words looks like it."""
+def missing(key: str, keys: Iterable[Any]) -> str:
+    """Text that a key is missing, and which of these keys looks like it."""
     import difflib
 
-    close = difflib.get_close_matches(key, map(str, given), 1)
+    close = difflib.get_close_matches(key, map(str, keys), 1)
     return f"is missing ({close[0]!r} looks like a typo)" if close else "is missing"
 
 
@@ -141,14 +143,14 @@ def error_place(error: BaseException) -> str:
 
     frames = traceback.extract_tb(error.__traceback__)
     engine = str(Path(__file__).resolve().parent)
-    own = [
-        f
-        for f in frames
-        if "site-packages" not in f.filename
-        and not f.filename.startswith((engine, "<"))
+    outside = [
+        frame
+        for frame in frames
+        if "site-packages" not in frame.filename
+        and not frame.filename.startswith((engine, "<"))
     ]
-    last = (own or frames)[-1]
-    return f"{last.filename}, line {last.lineno}"
+    place = (outside or frames)[-1]
+    return f"{place.filename}, line {place.lineno}"
 
 
 def read_json(path: Path) -> Any:
@@ -219,14 +221,12 @@ def read_npz(
     import numpy as np
 
     with np.load(file, allow_pickle=False) as arrays:
-        if (
-            sum(
-                part.file_size
-                for part in arrays.zip.infolist()
-                if only in (None, part.filename[:-4])
-            )
-            > largest
-        ):
+        size = sum(
+            member.file_size
+            for member in arrays.zip.infolist()
+            if only in (None, member.filename[:-4])
+        )
+        if size > largest:
             raise ValueError(f"is larger than {largest >> 20} MB when unpacked")
         return {
             name: arrays[name] if only in (None, name) else None
@@ -290,14 +290,11 @@ def remove_leftovers(folder: Path) -> int:
     """
     removed = 0
     for path in folder.rglob(".*.tmp"):
-        about = (
-            unless(OSError, path.stat)
-            if re.fullmatch(r"\..+\.\d+\.[0-9a-f]{8}\.tmp", path.name)
-            else None
-        )
-        if (
-            about is not None and abs(time.time() - about.st_mtime) > LEFTOVER
-        ):  # a clock may have been ahead
+        if not re.fullmatch(r"\..+\.\d+\.[0-9a-f]{8}\.tmp", path.name):
+            continue
+        status = unless(OSError, path.stat)
+        # The date may be in the future: a clock may have been ahead.
+        if status is not None and abs(time.time() - status.st_mtime) > LEFTOVER:
             unless(OSError, path.unlink)
             removed += not path.exists()
     return removed
@@ -316,11 +313,11 @@ def unless(
 @contextlib.contextmanager
 def steady_folder() -> Iterator[None]:
     """Context that restores the working folder afterwards, in case a plugin changes it."""
-    before = os.getcwd()
+    folder = os.getcwd()
     try:
         yield
     finally:
-        os.chdir(before)
+        os.chdir(folder)
 
 
 def sync_folder(folder: Path) -> None:

@@ -137,7 +137,7 @@ def run(
         request.remark(*campaign.remarks)
         return show_cost(campaign, request)
     run_watched(campaign, request)
-    missing = campaign.left() if budget is not None else 0
+    missing = campaign.count_missing() if budget is not None else 0
     if missing:
         request.remark(
             f"time budget exhausted with {missing} cells left to run; rerun to continue"
@@ -256,7 +256,7 @@ def tune(
     def work(cells: list[Cell], store: Store) -> bool:
         campaign = plan_campaign(suite, store, (backend,), cells=cells, **settings)
         run_watched(campaign, request)
-        return not campaign.left()
+        return not campaign.count_missing()
 
     searches = search_all(suite, request.store(suite), backend, work, retry=retry)
     finished = [search for search in searches if "rounds" in search]
@@ -306,7 +306,7 @@ def _report_shard(campaign: Campaign, shard_part: Shard, request: Request) -> in
     keys = {cell.key for cell in campaign.cells}
     records = campaign.store.load().values()
     counts = Counter(r.status.value for r in records if r.key in keys)
-    missing, name = campaign.left(), f"{shard_part.number}/{shard_part.count}"
+    missing, name = campaign.count_missing(), f"{shard_part.number}/{shard_part.count}"
     if request.as_json:
         print_json(
             {

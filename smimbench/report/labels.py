@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import JsonObject, canonical_json
-from smimbench.run.external import ELSEWHERE
+from smimbench.run.external import EXTERNAL
 from smimbench.run.loop import Status
 
 if TYPE_CHECKING:
@@ -75,12 +75,12 @@ def names_with_backend(rows: Sequence[Row | OfRow]) -> Callable[[Row | OfRow], s
 
     An estimate from elsewhere has none; it is told apart only from an algorithm of the same name that was run here.
     """
-    several = len({row.place.backend for row in rows} - {ELSEWHERE}) > 1
-    local = {row.place.algorithm for row in rows if row.place.backend != ELSEWHERE}
+    several = len({row.place.backend for row in rows} - {EXTERNAL}) > 1
+    local = {row.place.algorithm for row in rows if row.place.backend != EXTERNAL}
 
     def name(row: Row | OfRow) -> str:
         algorithm, backend = row.place.algorithm, row.place.backend
-        apart = algorithm in local if backend == ELSEWHERE else several
+        apart = algorithm in local if backend == EXTERNAL else several
         return f"{algorithm}@{backend}" if apart else algorithm
 
     return name

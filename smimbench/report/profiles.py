@@ -14,7 +14,7 @@ from smimbench.report.rows import bayes_point
 from smimbench.report.statistics import EPSILONS, instance_of, near_goal, time_near
 from smimbench.report.style import end_marker, looks_of
 from smimbench.report.verdict import errors, on_their_data
-from smimbench.run.external import ELSEWHERE
+from smimbench.run.external import EXTERNAL
 from smimbench.run.loop import FAILED_STATUSES
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def performance(results: Results) -> dict[str, list[float]]:
     """Error of each algorithm over the least of all on every instance: infinity where it has none."""
     rows = results.rows
     # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
-    backends = (rows[0].place.backend, ELSEWHERE)
+    backends = (rows[0].place.backend, EXTERNAL)
     of_backend = [row for row in rows if row.place.backend in backends]
     by_algorithm = errors(on_their_data(of_backend))
     best: dict[Any, float] = {}

@@ -63,7 +63,7 @@ from smimbench.report.statistics import (
 )
 from smimbench.run.answers import THEORY_ERRORS, Answers, NotStored, at_hand
 from smimbench.run.campaign import made_by_other_code
-from smimbench.run.external import ELSEWHERE, Point, kept_scores
+from smimbench.run.external import EXTERNAL, Point, kept_scores
 from smimbench.run.loop import FAILED_STATUSES, Status
 from smimbench.run.record import Record
 from smimbench.run.store import Store
@@ -452,7 +452,7 @@ def rows_of_points(
     ).items():
         problem = members[0][0].plan.problem
         ratio = sample_ratio(problem, alpha, dimension)
-        place = Place(label, algorithm, ELSEWHERE, ratio, alpha, dimension)
+        place = Place(label, algorithm, EXTERNAL, ratio, alpha, dimension)
         identity = Setup(problem.spec, {"name": algorithm}).without("version")
         members_records = [record for _, record in members]
         runs = PlaceRuns(place, problem, identity, members_records)

@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -24,7 +24,7 @@ from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.executor import NO_LIMITS, Limits, OnProgress
 from smimbench.run.processes import Claims, OnWait, in_processes
 from smimbench.run.record import Record
-from smimbench.run.store import Store, asked, settings_folder, theory_folder
+from smimbench.run.store import Store, changes_of, settings_folder, theory_folder
 from smimbench.run.theory_process import is_third_party
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite import SuiteError
@@ -60,8 +60,6 @@ class Campaign:
         Cells at a time.
     remarks : list of str
         What the user should know before it runs: files that are not used, settings that are not, memory that may not do.
-    how : dict
-        Further arguments of ``run_cells``.
     """
 
     suite: Suite
@@ -72,10 +70,11 @@ class Campaign:
     remarks: list[str]
     dask: str | None = None
     timing: bool = False
+    threads: int = 1
+    isolated: bool = False
     limits: Limits = NO_LIMITS
-    how: JsonObject = field(default_factory=dict)
 
-    def left(self) -> int:
+    def count_missing(self) -> int:
         """Number of the campaign's cells that still have no record."""
         return len(missing_cells(self.cells, self.store.load(), timing=self.timing))
 
@@ -98,20 +97,18 @@ class Campaign:
             If no problem could be compared with theory: an item of somebody else contradicts itself in all of them.
         """
         self._refuse_inconsistent_items()
-        how = {
-            "workers": self.workers,
-            "dask": self.dask,
-            "timing": self.timing,
-            "limits": self.limits,
-            **self.how,
-        }
         return run_cells(
             self.missing,
             self.store,
+            workers=self.workers,
+            timing=self.timing,
+            threads=self.threads,
+            dask=self.dask,
+            isolated=self.isolated,
+            limits=self.limits,
             on_record=on_record,
             on_progress=on_progress,
             on_wait=on_wait,
-            **how,
         )
 
     def _refuse_inconsistent_items(self) -> None:
@@ -129,9 +126,8 @@ class Campaign:
                 solver.begin(problem)
                 return
             except ProblemError as error:
-                if (
-                    error.key == "theory"
-                ):  # its process ended: rows say so, the runs may be good
+                if error.key == "theory":
+                    # Its process ended: rows say so, the runs may be good.
                     return
                 complaints.append(error)
             except TheoryError:  # its rows say so
@@ -147,13 +143,14 @@ def plan_campaign(
     *,
     workers: int | None = None,
     timing: bool = False,
+    threads: int = 1,
     dask: str | None = None,
+    isolated: bool = False,
     retry: Sequence[str] = (),
     limits: Limits = NO_LIMITS,
     shard: Shard | None = None,
     dry_run: bool = False,
     cells: Sequence[Cell] | None = None,
-    **how: Any,
 ) -> Campaign:
     """Plan which cells to run and how many at a time; what all records share is written first.
 
@@ -169,8 +166,8 @@ def plan_campaign(
         Write and move nothing.
     cells : sequence of Cell or None
         Run these instead of those of the suite.
-    how
-        Further arguments of ``run_cells``.
+    timing, threads, dask, isolated, limits
+        As of ``run_cells``.
 
     Raises
     ------
@@ -180,29 +177,22 @@ def plan_campaign(
         If a backend is not there.
     """
     # With Dask the device is that of the workers.
-    places = [
-        get_backend(one, suite.run.dtype)
-        for one in backends
-        if not (dask and one in DEVICES)
-    ]
-    own = cells is None
-    cells = (
-        [cell for backend in backends for cell in suite.cells(backend)]
-        if cells is None
-        else list(cells)
-    )
+    here = [backend for backend in backends if not (dask and backend in DEVICES)]
+    devices = [get_backend(name, suite.run.dtype) for name in here]
+    device = next((device.name for device in devices if device.accelerated), None)
     if not suite.algorithms:
         reason = "is empty, so there is nothing to run; 'smimbench theory' needs none"
         raise SuiteError(suite.file, "algorithms", reason)
+    is_whole_suite = cells is None
+    if cells is None:
+        cells = [cell for backend in backends for cell in suite.cells(backend)]
     if not cells:
         raise SuiteError(suite.file, "", "--only excludes every cell of this suite")
-    device = next((place.name for place in places if place.accelerated), None)
-    if shard is not None:
-        cells = shard.select(cells)
+    cells = list(cells) if shard is None else shard.select(cells)
     if not dry_run:
         remove_leftovers(store.folder)
     records = store.load(set_aside=not dry_run, digests=not dry_run)
-    remarks = _tuning_remarks(suite, store, cells) if own else []
+    remarks = _tuning_remarks(suite, store, cells) if is_whole_suite else []
     remarks += store.complaints + changed_code(other_versions(cells, records.values()))
     if retry and not dry_run:
         keys = {cell.key for cell in cells}
@@ -215,26 +205,40 @@ def plan_campaign(
         remarks.append(
             f"--workers {workers} is not used: --dask runs as many cells at a time as the scheduler has workers"
         )
-    if (
-        not dask
-        and not device
-        and (needed := memory_of_a_cell(missing))
-        > (total := psutil.virtual_memory().total)
-    ):
-        sizes = f"{needed / 2**30:.3g} GB, this machine has {total / 2**30:.3g}"
+    memory = memory_of_a_cell(missing)
+    if not dask and not device:
+        _refuse_too_large(suite, memory)
+    option = "--timing" if timing else f"--backend {device}" if device else None
+    workers, remark = _cells_at_a_time(len(missing), memory, workers, option)
+    if remark and not dask:
+        remarks.append(remark)
+    if not dry_run:
+        Store(settings_folder(suite, store)).write_shared(shared_document(suite))
+    return Campaign(
+        suite,
+        store,
+        cells,
+        missing,
+        workers,
+        remarks,
+        dask,
+        timing,
+        threads,
+        isolated,
+        limits,
+    )
+
+
+def _refuse_too_large(suite: Suite, memory: int) -> None:
+    """Raise SuiteError where a cell needs more memory than this machine has."""
+    total = psutil.virtual_memory().total
+    if memory > total:
+        sizes = f"{memory / 2**30:.3g} GB, this machine has {total / 2**30:.3g}"
         raise SuiteError(
             suite.file,
             "grid",
             f"a cell needs up to {sizes} of memory; lower dimension, alpha or tokens",
         )
-    alone = "--timing" if timing else f"--backend {device}" if device else None
-    workers, said = _cells_at_a_time(missing, workers, alone)
-    remarks += [] if dask else said
-    if not dry_run:
-        Store(settings_folder(suite, store)).write_shared(shared_document(suite))
-    return Campaign(
-        suite, store, cells, missing, workers, remarks, dask, timing, limits, how
-    )
 
 
 def _tuning_remarks(suite: Suite, store: Store, cells: Sequence[Cell]) -> list[str]:
@@ -243,40 +247,45 @@ def _tuning_remarks(suite: Suite, store: Store, cells: Sequence[Cell]) -> list[s
 
     tunable = {search.place for search in searches(suite)}
     untuned = (
-        c
-        for c in cells
-        if c.tuning is None and (c.problem_label, c.algorithm_label) in tunable
+        cell.algorithm_label
+        for cell in cells
+        if cell.tuning is None and cell.place[:2] in tunable
     )
-    names = dict.fromkeys(cell.algorithm_label for cell in untuned)
-    remarks = (
-        [
-            f"{', '.join(names)} ran with the suite's settings; tune them with 'smimbench tune {suite.name}'"
-        ]
-        if names
-        else []
-    )
+    names = ", ".join(dict.fromkeys(untuned))
+    hint = f"tune them with 'smimbench tune {suite.name}'"
+    remarks = [f"{names} ran with the suite's settings; {hint}"] if names else []
     return remarks + range_end_remarks(suite, store)
 
 
 def _cells_at_a_time(
-    missing: Sequence[Cell], asked: int | None, alone: str | None
-) -> tuple[int, list[str]]:
-    """Number of cells to run at a time, and the reason if it is less than one per core or than requested."""
-    if alone:
-        return 1, [
-            f"--workers {asked} is not used: {alone} runs one cell at a time"
-        ] * (asked is not None and asked > 1)
-    needed, free = memory_of_a_cell(missing), psutil.virtual_memory().available
+    count: int, memory: int, requested: int | None, serial_option: str | None
+) -> tuple[int, str]:
+    """Number of cells to run at a time, and why it is less than one per core or than requested, or too many.
+
+    Parameters
+    ----------
+    count, memory : int
+        Cells to run, and bytes that one of them takes at most.
+    requested : int or None
+        ``--workers``.
+    serial_option : str or None
+        Option that runs one cell at a time.
+    """
+    if serial_option:
+        is_refused = requested is not None and requested > 1
+        reason = f"{serial_option} runs one cell at a time"
+        return 1, f"--workers {requested} is not used: {reason}" if is_refused else ""
+    free = psutil.virtual_memory().available
     cores = machine.usable_cores()
-    workers = asked or max(1, min(cores, free // max(1, needed)))
-    size = (
-        f"a cell takes up to {needed / 2**30:.1f} GB and {free / 2**30:.1f} GB are free"
+    workers = requested or max(1, min(cores, free // max(1, memory)))
+    sizes = (
+        f"a cell takes up to {memory / 2**30:.1f} GB and {free / 2**30:.1f} GB are free"
     )
-    if missing and needed * min(workers, len(missing)) > free:
-        return workers, [f"the memory may not suffice for {workers} at a time: {size}"]
-    return workers, [f"{workers} at a time instead of {cores}: {size}"] * (
-        workers < min(cores, len(missing)) and not asked
-    )
+    if memory * min(workers, count) > free:
+        return workers, f"the memory may not suffice for {workers} at a time: {sizes}"
+    if not requested and workers < min(cores, count):
+        return workers, f"{workers} at a time instead of {cores}: {sizes}"
+    return workers, ""
 
 
 def missing_cells(
@@ -284,13 +293,10 @@ def missing_cells(
 ) -> list[Cell]:
     """Cells without a record, or in timing mode without trusted times on this machine."""
     if timing:
-        return [
-            cell
-            for cell in cells
-            if f"{cell.key}.timing-{machine.fingerprint()}" not in records
-        ]
-    there = {stem.partition(".")[0] for stem in records}
-    return [cell for cell in cells if cell.key not in there]
+        suffix = f".timing-{machine.fingerprint()}"
+        return [cell for cell in cells if f"{cell.key}{suffix}" not in records]
+    keys = {stem.partition(".")[0] for stem in records}
+    return [cell for cell in cells if cell.key not in keys]
 
 
 def other_versions(
@@ -303,15 +309,17 @@ def other_versions(
     list of dict
         ``item``, its version ``then`` and ``now`` (equal where only its code differs), and the number of ``cells``.
     """
-    found: Counter[tuple[str, int, int]] = Counter()
+    counts: Counter[tuple[str, int, int]] = Counter()
     for cell, record in made_by_other_code(cells, records):
-        items = (_items(record.cell), _items(cell.identity()))
-        for (kind, old), new in zip(items[0].items(), items[1].values()):
-            if any(old.get(key) != new.get(key) for key in CODE):
-                found[f"{kind} {old['name']!r}", old["version"], new["version"]] += 1
+        current = _items(cell.identity())
+        for kind, recorded in _items(record.cell).items():
+            item = current[kind]
+            if any(recorded.get(key) != item.get(key) for key in CODE):
+                name = f"{kind} {recorded['name']!r}"
+                counts[name, recorded["version"], item["version"]] += 1
     return [
-        {"item": item, "then": then, "now": now, "cells": count}
-        for (item, then, now), count in found.items()
+        {"item": item, "then": recorded, "now": current, "cells": count}
+        for (item, recorded, current), count in counts.items()
     ]
 
 
@@ -320,47 +328,48 @@ def made_by_other_code(
 ) -> list[tuple[Cell, Record]]:
     """Records that another version, or other code, of an item has made of these cells, each with its cell."""
     keys = {cell.key for cell in cells}
-    others = [record for record in records if record.key not in keys]
-    here: dict[str, list[tuple[JsonObject, Cell]]] = {}
-    for cell in cells if others else ():
+    unmatched = [record for record in records if record.key not in keys]
+    if not unmatched:
+        return []
+    candidates: dict[str, list[tuple[JsonObject, Cell]]] = {}
+    for cell in cells:
         identity = json.loads(canonical_json(cell.identity()))
-        here.setdefault(_without_parameters(identity), []).append((identity, cell))
+        name = _without_parameters(identity)
+        candidates.setdefault(name, []).append((identity, cell))
     pairs = []
-    for record in others:
-        candidates = here.get(_without_parameters(record.cell), ())
-        pairs += [
-            (cell, record)
-            for identity, cell in candidates
-            if agree(identity, record.cell)
-        ][:1]
+    for record in unmatched:
+        for identity, cell in candidates.get(_without_parameters(record.cell), ()):
+            if agree(identity, record.cell):
+                pairs.append((cell, record))
+                break
     return pairs
 
 
 def _items(cell: Mapping[str, Any]) -> dict[str, JsonObject]:
-    return {
-        **{kind: cell["problem"][kind] for kind in KINDS if kind in cell["problem"]},
-        "algorithm": cell["algorithm"],
-    }
+    """The items of a cell by their kinds."""
+    problem = cell["problem"]
+    items = {kind: problem[kind] for kind in KINDS if kind in problem}
+    return {**items, "algorithm": cell["algorithm"]}
 
 
 def _without_parameters(cell: Mapping[str, Any]) -> str:
-    rest = {
-        key: value
-        for key, value in cell.items()
-        if key not in ("problem", "algorithm", "metrics")
-    }
-    return canonical_json([rest, [item["name"] for item in _items(cell).values()]])
+    """A cell's grid point, settings and names of items."""
+    left_out = ("problem", "algorithm", "metrics")
+    settings = {key: cell[key] for key in cell if key not in left_out}
+    return canonical_json([settings, [item["name"] for item in _items(cell).values()]])
 
 
-def changed_code(others: Sequence[JsonObject]) -> list[str]:
-    """One line for every item whose code has changed since some records were made, without a new version."""
-    return [
-        f"{one['item']} has other code under the same version {one['now']} than when {one['cells']} "
-        f"cell{'' if one['cells'] == 1 else 's'} of this suite ran: they are kept apart; "
-        "raise its version when its numbers change"
-        for one in others
-        if one["then"] == one["now"]
-    ]
+def changed_code(versions: Sequence[JsonObject]) -> list[str]:
+    """One line for every item of ``other_versions`` whose code has changed without a new version."""
+    lines = []
+    for change in versions:
+        if change["then"] == change["now"]:
+            count = f"{change['cells']} cell{'' if change['cells'] == 1 else 's'}"
+            lines.append(
+                f"{change['item']} has other code under the same version {change['now']} than when {count} "
+                "of this suite ran: they are kept apart; raise its version when its numbers change"
+            )
+    return lines
 
 
 def run_cells(
@@ -420,14 +429,16 @@ def run_cells(
         source = (run_cell(cell, timing=timing, threads=threads) for cell in cells)
     else:
         claims = None if timing else Claims(store.folder)
-        how: JsonObject = {
-            "timing": timing,
-            "limits": limits,
-            "claims": claims,
-            "on_progress": on_progress,
-            "on_wait": on_wait,
-        }
-        source = in_processes(cells, max(1, workers), threads, **how)
+        source = in_processes(
+            cells,
+            max(1, workers),
+            threads,
+            timing=timing,
+            limits=limits,
+            claims=claims,
+            on_progress=on_progress,
+            on_wait=on_wait,
+        )
     records = []
     for record in source:
         store.write(record)
@@ -442,25 +453,20 @@ def run_cells(
 
 def shared_document(suite: Suite) -> JsonObject:
     """Content of ``run.json``."""
+    choices = [
+        {"problem": problem, "label": label, **choice._asdict()}
+        for (problem, label), choice in suite.choices.items()
+    ]
     return {
         "suite": suite.name,
         "title": suite.title,
         "text": suite.text,
-        **asked(suite),
+        **changes_of(suite),
         "run": suite.run.model_dump(mode="json"),
         "versions": machine.versions(),
         "machine": machine.machine_info(),
         "fingerprint": machine.fingerprint(),
         "git_commit": machine.git_commit(),
         "written": time.time(),
-        **(
-            {
-                "choices": [
-                    {"problem": problem, "label": label, **choice._asdict()}
-                    for (problem, label), choice in suite.choices.items()
-                ]
-            }
-            if suite.choices
-            else {}
-        ),
+        **({"choices": choices} if choices else {}),
     }

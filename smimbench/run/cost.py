@@ -78,7 +78,7 @@ def estimate_cost(
     past : iterable of Record
     """
     seconds, peak, learned, tried = 0.0, 0, 0, 0
-    known: dict[str, list[_Past]] = {}
+    past_runs: dict[str, list[_Past]] = {}
     for record in past:
         identity, timing = record.cell, record.timing
         if (
@@ -93,12 +93,12 @@ def estimate_cost(
                 timing.total_seconds,
             )
             name = canonical_json([identity.get(key) for key in GROUP])
-            known.setdefault(name, []).append(run)
+            past_runs.setdefault(name, []).append(run)
     for name, group, problem, algorithm in _groups(cells):
         refused, error = attempt(refusal, algorithm, problem)
         if refused or error is not None:  # its cells end at once
             continue
-        runs = known.get(name, [])
+        runs = past_runs.get(name, [])
         trial = [] if runs else _trial(problem, algorithm, group)
         usual = float(np.median([run.iterations for run in runs])) if runs else USUAL
         paces = []
@@ -200,8 +200,6 @@ def _width(cell: Cell) -> int:
 def _speed_of(cell: Cell) -> _Speed:
     if not get_backend(cell.backend).accelerated:
         return HOST
-    found = ceilings(cell.backend)
-    return _Speed(
-        found.get("tf32" if cell.run.tf32 else cell.run.dtype, found["float64"]),
-        found["bandwidth"],
-    )
+    rates = ceilings(cell.backend)
+    kind = "tf32" if cell.run.tf32 else cell.run.dtype
+    return _Speed(rates.get(kind, rates["float64"]), rates["bandwidth"])

@@ -29,7 +29,7 @@ from smimbench.suite.cells import Cell
 PATIENCE = 60.0
 """Seconds without a scheduler, or without any worker that could run what is left; doubled, a cluster that is gone is noticed that
 much later."""
-LOST = ("KilledWorker", "CancelledError", "FutureCancelledError", "TimeoutError")
+LOST_ERRORS = ("KilledWorker", "CancelledError", "FutureCancelledError", "TimeoutError")
 """Names of errors of a cell that went with its worker or its scheduler, and may be sent again."""
 IDLE_TIMEOUT = 20.0
 """Seconds without a cell after which the process next to a Dask worker is ended; doubled, its memory is held that much longer."""
@@ -58,76 +58,71 @@ def on_dask(
             name.partition(".")[0] == "distributed"
         ):  # what goes wrong is said here, in one line
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    client, error = _asked(Client, address, timeout=10)
+    client, error = _attempt(Client, address, timeout=10)
     if error is not None:
         raise BackendError(
             f"dask: no scheduler answers at {address} ({error_line(error)})"
         )
     watch, run = _Watch(client, address), uuid.uuid4().hex
-    done: queue.Queue[Any] = queue.Queue()
+    ended: queue.Queue[Any] = queue.Queue()
     running: dict[Any, tuple[Cell, int]] = {}
+    version, paths = machine.versions().get("smimbench"), get_registry().paths
 
     def send(cell: Cell, chance: int) -> None:
-        here = (
+        future = client.submit(
+            _work_anywhere,
+            cell,
             threads,
-            get_registry().paths,
+            paths,
             cell.distributions(),
-            machine.versions().get("smimbench"),
+            version,
             limits,
             run,
-        )
-        resources = {"GPU": 1} if cell.backend in DEVICES else None
-        name = f"smimbench-{cell.key}-{chance}"
-        future = client.submit(
-            _work_anywhere, cell, *here, key=name, pure=False, resources=resources
+            key=f"smimbench-{cell.key}-{chance}",
+            pure=False,
+            resources={"GPU": 1} if cell.backend in DEVICES else None,
         )
         running[future] = (cell, chance)
-        future.add_done_callback(done.put)
+        future.add_done_callback(ended.put)
 
     try:
         for cell in cells:
             send(cell, 1)
         while running and not limits.is_over:
-            future = unless(queue.Empty, done.get, True, 1.0)
+            future = unless(queue.Empty, ended.get, True, 1.0)
             if future is None:
-                watch.look({cell.backend in DEVICES for cell, _ in running.values()})
+                watch.check({cell.backend in DEVICES for cell, _ in running.values()})
             if future not in running:
                 continue
             cell, chance = running.pop(future)
-            record, why = _outcome(future)
-            if why is None:
+            record, error = _outcome(future)
+            if error is None:
                 yield record
-            elif (
-                type(why).__name__ in LOST and chance < 5
-            ):  # Dask itself sends it to other workers before
-                time.sleep(
-                    1.0
-                )  # it went with its worker, or with the scheduler: a moment later it is known which
+            elif type(error).__name__ in LOST_ERRORS and chance < 5:
+                # Dask itself sends it to other workers before. It went with its worker, or with the scheduler: a moment later
+                # it is known which.
+                time.sleep(1.0)
                 if watch.workers() is None:
                     raise watch.gone()
                 send(cell, chance + 1)
             else:
-                yield lost_record(
-                    cell, threads, f"the cluster lost it: {error_line(why)}"
-                )
+                reason = f"the cluster lost it: {error_line(error)}"
+                yield lost_record(cell, threads, reason)
     finally:
         for future in running:
-            _asked(future.cancel)
-        _asked(
-            client.close, timeout=2
-        )  # the results are in: a cluster that is gone already is no failure
+            _attempt(future.cancel)
+        # All results are stored: a cluster that is gone already is no failure.
+        _attempt(client.close, timeout=2)
 
 
-def _asked(
-    function: Any, *arguments: Any, **how: Any
+def _attempt(
+    function: Any, *arguments: Any, **options: Any
 ) -> tuple[Any, BaseException | None]:
     """Result or error of a Dask call, as Dask has different errors for each way to lose a cluster."""
     try:
-        return function(*arguments, **how), None
-    except (
-        Exception,
-        asyncio.CancelledError,
-    ) as error:  # the caller tells a lost cluster from a mistake
+        return function(*arguments, **options), None
+    except (Exception, asyncio.CancelledError) as error:
+        # The caller tells a lost cluster from a mistake.
         return None, error
 
 
@@ -137,12 +132,11 @@ def _outcome(future: Any) -> tuple[Any, BaseException | None]:
         return None, future.exception()
     if future.status != "finished":
         return None, TimeoutError(f"it is {future.status}")
-    found, error = _asked(
-        future.result, timeout=PATIENCE / 4
-    )  # its worker may have died since, with what it held
-    return found, error if error is None or type(
-        error
-    ).__name__ in LOST else TimeoutError(error_line(error))
+    # Its worker may have died since, with its results.
+    record, error = _attempt(future.result, timeout=PATIENCE / 4)
+    if error is None or type(error).__name__ in LOST_ERRORS:
+        return record, error
+    return None, TimeoutError(error_line(error))
 
 
 class _Watch:
@@ -162,30 +156,25 @@ class _Watch:
         """Workers known to the scheduler; None if it does not respond."""
         if self._client.status != "running":
             return None
-        found, error = _asked(self._client.scheduler_info, n_workers=-1)
+        scheduler, error = _attempt(self._client.scheduler_info, n_workers=-1)
         if isinstance(error, TypeError):  # older versions give all of them
-            found, error = _asked(self._client.scheduler_info)
-        return None if error is not None else found["workers"]
+            scheduler, error = _attempt(self._client.scheduler_info)
+        return None if error is not None else scheduler["workers"]
 
-    def look(self, devices: set[bool]) -> None:
+    def check(self, needs_gpu: set[bool]) -> None:
         """Raise BackendError if the scheduler, or all suitable workers, are away for long."""
         workers = self.workers()
-        if any(
-            False in devices or "GPU" in (one.get("resources") or {})
-            for one in (workers or {}).values()
-        ):
+        resources = [w.get("resources") or {} for w in (workers or {}).values()]
+        if any(False in needs_gpu or "GPU" in resource for resource in resources):
             self._last = time.monotonic()
-        if time.monotonic() - self._last > PATIENCE:
-            if workers is None:
-                raise self.gone()
-            what = (
-                'no worker with the resource GPU (dask worker --resources "GPU=1")'
-                if workers
-                else "no worker"
-            )
-            raise BackendError(
-                f"dask: {what} at {self._address} for {PATIENCE:.0f} s; finished cells are kept"
-            )
+        if time.monotonic() - self._last <= PATIENCE:
+            return
+        if workers is None:
+            raise self.gone()
+        kind = ' with the resource GPU (dask worker --resources "GPU=1")'
+        raise BackendError(
+            f"dask: no worker{kind if workers else ''} at {self._address} for {PATIENCE:.0f} s; what was finished is kept"
+        )
 
 
 def _work_anywhere(
@@ -197,46 +186,43 @@ def _work_anywhere(
     limits: Limits,
     run: str,
 ) -> Record:
-    here = machine.versions().get("smimbench")
-    if here != version:
-        return lost_record(
-            cell,
-            threads,
-            f"the worker has smimbench {here}, the client {version}; install the same",
-        )
-    executor = _take(run) or Executor(
-        1, threads, SimpleNamespace(paths=paths, foreign_path=set()), timing=False
-    )
+    """Run a cell in a process next to the Dask worker that this is called in."""
+    installed = machine.versions().get("smimbench")
+    if installed != version:
+        reason = f"the worker has smimbench {installed}, the client {version}; install the same"
+        return lost_record(cell, threads, reason)
+    registry = SimpleNamespace(paths=paths, foreign_path=set())
+    executor = _take_idle(run) or Executor(1, threads, registry, timing=False)
     (ended,) = executor.run(
         [cell_task(cell, distributions)], Limits(limits.seconds, limits.memory)
     )
-    _rest(run, executor)
+    _leave_idle(run, executor)
     return record_of(ended, threads)
 
 
 # -- idle processes next to a Dask worker -------------------------------------------------------------------------------------
 
-_RESTING: dict[Executor, tuple[str, threading.Timer]] = {}
+_IDLE: dict[Executor, tuple[str, threading.Timer]] = {}
 """Each with its run, as other runs may have different code. Popping is atomic, so a thread has its process to itself."""
 
 
-def _take(run: str) -> Executor | None:
+def _take_idle(run: str) -> Executor | None:
     """An idle process of this run, if there is one."""
-    for executor, (owner, timer) in list(_RESTING.items()):
-        if owner == run and _RESTING.pop(executor, None) is not None:
+    for executor, (owner, timer) in list(_IDLE.items()):
+        if owner == run and _IDLE.pop(executor, None) is not None:
             timer.cancel()
             return executor
     return None
 
 
-def _rest(run: str, executor: Executor) -> None:
+def _leave_idle(run: str, executor: Executor) -> None:
     """Leave a process to the next cell of its run; it ends if none comes."""
 
     def end() -> None:
-        if _RESTING.pop(executor, None) is not None:
+        if _IDLE.pop(executor, None) is not None:
             executor.end()
 
     timer = threading.Timer(IDLE_TIMEOUT, end)
     timer.daemon = True
-    _RESTING[executor] = run, timer
+    _IDLE[executor] = run, timer
     timer.start()

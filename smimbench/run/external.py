@@ -31,7 +31,7 @@ from smimbench.run.store import Store
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import ProblemPlan, Suite, selects
 
-ELSEWHERE = "elsewhere"
+EXTERNAL = "elsewhere"
 """The backend of an estimate that was not made here."""
 
 
@@ -61,13 +61,13 @@ def choose_points(suite: Suite, count: int = 1) -> list[Point]:
         If there are fewer, or if every problem has a theory only.
     """
     suite.plans_with_data()  # or the reason why there are none
-    found = list(itertools.islice(_points(suite), count))
-    if len(found) < count:
-        left = f"{len(found)} for {count} estimates" if found else "none"
+    points = list(itertools.islice(_points(suite), count))
+    if len(points) < count:
+        number = f"{len(points)} for {count} estimates" if points else "none"
         raise SuiteError(
-            suite.file, "--only", f"excludes too many points of this suite: {left}"
+            suite.file, "--only", f"excludes too many points of this suite: {number}"
         )
-    return found
+    return points
 
 
 def _points(suite: Suite) -> Iterator[Point]:
@@ -161,30 +161,30 @@ def score_record(suite: Suite, point: Point, path: Path, label: str) -> Record:
     """Record of the estimate in a file, like that of a cell but without times and trajectory; see ``read_estimate``."""
     instance = point.instance(suite)
     estimate = read_estimate(path, instance.signal.shape)
-    wrong, metrics = not_finite(estimate), None
-    if not wrong:
+    defect, metrics = not_finite(estimate), None
+    if not defect:
         with np.errstate(all="ignore"):
             metrics, _ = attempt(instance.metrics, estimate)
         if metrics is None or not all(
             map(math.isfinite, itertools.chain(*metrics.values()))
         ):
-            wrong = f"numbers that are too large to be scored, up to {np.abs(estimate).max():.2g}"
+            defect = f"numbers that are too large to be scored, up to {np.abs(estimate).max():.2g}"
     # Nobody here can tell one version of an estimate from another.
     cell = _identity(suite, point) | {
         "algorithm": {"name": label, "version": 0},
-        "backend": ELSEWHERE,
+        "backend": EXTERNAL,
     }
-    found = {
-        "status": (Status.DIVERGED if wrong else Status.OK).value,
-        "reason": f"the estimate has {wrong}" if wrong else "scored",
-        "metrics": {} if wrong else metrics,
+    outcome = {
+        "status": (Status.DIVERGED if defect else Status.OK).value,
+        "reason": f"the estimate has {defect}" if defect else "scored",
+        "metrics": {} if defect else metrics,
         "sample_ratio": instance.sample_ratio,
         "samples": int(instance.inputs.shape[0]),
         "warnings": instance.remarks,
         "trajectory": None,
         "timing": {"machine": machine.fingerprint()},
     }
-    return new_record(cell, point.plan.label, label, found)
+    return new_record(cell, point.plan.label, label, outcome)
 
 
 def _identity(suite: Suite, point: Point) -> JsonObject:
@@ -213,8 +213,8 @@ def keep_scores(store: Store, records: Sequence[Record]) -> None:
         If the folder cannot be written to.
     """
     scores = scores_of(store)
-    known = scores.load()
-    scores.retire(record.key for record in records if record.key in known)
+    stored = scores.load()
+    scores.retire(record.key for record in records if record.key in stored)
     for record in records:
         scores.write(record)
     scores.sync()
@@ -222,31 +222,25 @@ def keep_scores(store: Store, records: Sequence[Record]) -> None:
 
 def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[Record]]:
     """Scored points of a suite that its ``--only`` conditions keep, each with its record."""
-    wanted = [value for key, value in suite.only if key == "algorithm"]
+    labels = [label for key, label in suite.only if key == "algorithm"]
     by_instance: dict[str, list[Record]] = {}
     for record in scores_of(store).load().values():
-        if not wanted or record.algorithm in wanted:
+        if not labels or record.algorithm in labels:
             by_instance.setdefault(_instance_name(record.cell), []).append(record)
-    found = [
-        (point, replace(record, problem=point.plan.label))
-        for point in (_points(suite) if by_instance else ())
-        for record in by_instance.get(_instance_name(_identity(suite, point)), ())
-    ]
-    return [point for point, _ in found], [record for _, record in found]
+    points: list[Point] = []
+    records: list[Record] = []
+    for point in _points(suite) if by_instance else ():
+        for record in by_instance.get(_instance_name(_identity(suite, point)), ()):
+            points.append(point)
+            records.append(replace(record, problem=point.plan.label))
+    return points, records
 
 
 def _instance_name(cell: Mapping[str, Any]) -> str:
     """Name of the instance of an estimate: all that its data depend on, without versions."""
-    bare = {
-        kind: {k: v for k, v in item.items() if k not in CODE}
+    items = {
+        kind: {key: item[key] for key in item if key not in CODE}
         for kind, item in cell["problem"].items()
     }
-    return canonical_json(
-        [
-            bare,
-            *(
-                cell.get(key)
-                for key in ("alpha", "dimension", "replicate", "seed", "dtype")
-            ),
-        ]
-    )
+    settings = ("alpha", "dimension", "replicate", "seed", "dtype")
+    return canonical_json([items, *(cell.get(key) for key in settings)])

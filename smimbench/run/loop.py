@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from smimbench.backend.device import Backend
     from smimbench.files import JsonObject
-    from smimbench.interfaces import Array, Data, Plan
+    from smimbench.interfaces import Array, Data, Host, Plan
     from smimbench.problem.instance import Instance, Values
     from smimbench.problem.problem import Problem
     from smimbench.suite.schema import RunOptions
@@ -372,26 +372,25 @@ def _findings(
     algorithm: Any, state: Any
 ) -> tuple[dict[str, list[float | None]], list[str]]:
     """Findings of an algorithm besides its estimate, and those that cannot be stored (which must not fail the run)."""
-    kept: dict[str, list[float | None]] = {}
-    given, error = attempt(lambda: dict(algorithm.findings(state)))
+    findings: dict[str, list[float | None]] = {}
+    reported, error = attempt(lambda: dict(algorithm.findings(state)))
     if error is not None:
-        return kept, [f"it has no findings: {error_line(error)}"]
+        return findings, [f"it has no findings: {error_line(error)}"]
     remarks = []
-    for name, values in given.items():
+    for name, values in reported.items():
         try:
-            kept[printable(name)] = [
-                None if value is None else float(value) for value in values
-            ]
+            numbers = [None if value is None else float(value) for value in values]
+            findings[printable(name)] = numbers
         except (TypeError, ValueError, OverflowError):
             remarks.append(
                 f"its finding {printable(name, 100)!r} is not kept: it must be a list of numbers"
             )
-    return kept, remarks
+    return findings, remarks
 
 
-def _is_logged(iteration: int, last: int) -> bool:
+def _is_logged(iteration: int, max_iterations: int) -> bool:
     """Whether an iteration is recorded: all of a short run, then about fifty per doubling."""
-    if last <= 200 or iteration <= 50:
+    if max_iterations <= 200 or iteration <= 50:
         return True
     stride: int = 2 ** max(0, int(math.log2(iteration / 50)))
     return iteration % stride == 0
@@ -418,44 +417,37 @@ class Readings:
 
     def read(self, info: Info) -> Info:
         """Readings of the steps on the host: the residual a float, other readings float64 arrays."""
-        values = {"residual": info.residual}
-        values |= {
-            name: value
-            for name in READINGS
-            if (value := getattr(info, name)) is not None
+        reported = [name for name in READINGS if getattr(info, name) is not None]
+        names = ["residual", *reported]
+        on_host = read_together(*(getattr(info, name) for name in names))
+        readings = {
+            name: np.asarray(value, dtype=np.float64).ravel()
+            for name, value in zip(names, on_host)
         }
-        host = read_together(*values.values())
-        found = {
-            k: np.asarray(v, dtype=np.float64).ravel() for k, v in zip(values, host)
-        }
-        residual = float(found.pop("residual")[0])
+        residual = float(readings.pop("residual")[0])
         self.latest = Info(
             residual,
             warning=info.warning,
             samples=info.samples,
             damping=info.damping,
-            **found,
+            **readings,
         )
         # Not max(): it would let a NaN go unnoticed.
-        self._coarsest = float(
-            np.max([self._coarsest, *found.get("integration_error", ())])
-        )
-        self.divergence = self._divergence(residual, found)
+        errors = [self._coarsest, *readings.get("integration_error", ())]
+        self._coarsest = float(np.max(errors))
+        self.divergence = self._divergence(residual, readings)
         return self.latest
 
-    def _divergence(self, residual: float, found: JsonObject) -> str:
-        finite = ("predicted_overlap", "self_overlap", "squared_step")
-        unfinite = [
-            name for name in finite if not np.isfinite(found.get(name, 0.0)).all()
-        ]
+    def _divergence(self, residual: float, readings: dict[str, Host]) -> str:
+        """In which way a step has diverged; empty where it has not."""
         if not math.isfinite(residual):
             return "the residual (change of the estimate) is not a finite number"
-        if unfinite:
-            return f"{unfinite[0]} is not a finite number"
-        if (found.get("self_overlap", self.second) > 1e3 * self.second).any():
-            return (
-                f"the estimate grew to an overlap of {found['self_overlap'].max():.1e}"
-            )
+        for name in ("predicted_overlap", "self_overlap", "squared_step"):
+            if not np.isfinite(readings.get(name, 0.0)).all():
+                return f"{name} is not a finite number"
+        overlap = readings.get("self_overlap", self.second)
+        if (overlap > 1e3 * self.second).any():
+            return f"the estimate grew to an overlap of {overlap.max():.1e}"
         return ""
 
     def warnings(self) -> list[str]:
@@ -468,12 +460,9 @@ class Readings:
 
     def final(self) -> JsonObject:
         """Last readings in the form stored in a record."""
-        kept = {
-            name: value.tolist()
-            for name in READINGS
-            if (value := getattr(self.latest, name)) is not None
-        }
-        return {"residual": self.latest.residual, **kept}
+        readings = {name: getattr(self.latest, name) for name in READINGS}
+        reported = {k: v.tolist() for k, v in readings.items() if v is not None}
+        return {"residual": self.latest.residual, **reported}
 
 
 @dataclass
@@ -604,7 +593,6 @@ class Clock:
         """CPU time of this thread while the clock ran, and of all other threads since the clock was made: these also work while
         it stands still.
         """
-        elsewhere = (
-            time.process_time() - self._process - (time.thread_time() - self._thread)
-        )
-        return self._timed_here + elsewhere
+        of_process = time.process_time() - self._process
+        other_threads = of_process - (time.thread_time() - self._thread)
+        return self._timed_here + other_threads

@@ -74,8 +74,8 @@ def in_processes(
             return
         claims.touch()
         if on_wait is not None and unfinished and unfinished == claims.others.keys():
-            before, owners = owners, set(claims.others.values())
-            if owners != before:
+            previous, owners = owners, set(claims.others.values())
+            if owners != previous:
                 on_wait(
                     f"waiting: all remaining cells are claimed by {', '.join(sorted(owners))}"
                 )

@@ -383,25 +383,25 @@ def read_record(file: Path, *, digests: bool = True) -> Record:
     return record
 
 
-def check_model(model: Any, value: Any, what: str) -> None:
+def check_model(model: Any, value: Any, kind: str) -> None:
     """Raise ValueError, naming the first wrong field, unless a value has this type."""
-    with _complaints(what):
+    with _complaints(kind):
         _adapter(model).validate_python(value, strict=True)
 
 
 @contextlib.contextmanager
-def _complaints(what: str) -> Iterator[None]:
+def _complaints(kind: str) -> Iterator[None]:
     """Context in which a failed validation becomes a ValueError that names the first wrong field."""
     try:
         yield
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
+        complaint = error.errors(include_url=False)[0]
+        place = "".join(f"{key}." for key in complaint["loc"]).removesuffix(".")
         raise ValueError(
-            f"not {what}: {place}{': ' if place else ''}{first['msg']}, got {shown(first['input'])}"
+            f"not {kind}: {place}{': ' if place else ''}{complaint['msg']}, got {shown(complaint['input'])}"
         ) from None
     except RecursionError:
-        raise ValueError(f"not {what}: nested too deep") from None
+        raise ValueError(f"not {kind}: nested too deep") from None
 
 
 _adapter: Any = functools.cache(pydantic.TypeAdapter)
@@ -433,16 +433,12 @@ def plain(value: Any) -> Any:
 
 
 def _plain_object(value: Any) -> Any:
-    found = (
-        value.tolist()
-        if hasattr(value, "tolist") and not isinstance(value, type)
-        else value
-    )
-    return (
-        printable(value, LONGEST)
-        if hasattr(found, "tolist") or found is value
-        else found
-    )
+    """Numbers of an array; the text of any other object."""
+    is_array = hasattr(value, "tolist") and not isinstance(value, type)
+    numbers = value.tolist() if is_array else value
+    if numbers is value or hasattr(numbers, "tolist"):
+        return printable(value, LONGEST)
+    return numbers
 
 
 def document_text(document: Any) -> str:

@@ -126,16 +126,15 @@ class Store:
         ValueError
             If it was changed after it was written, or is something else.
         """
-        found: JsonObject = read_json(self.folder / "run.json")
-        if not isinstance(found, dict) or "digest" not in found:
+        document: JsonObject = read_json(self.folder / "run.json")
+        if not isinstance(document, dict) or "digest" not in document:
             raise ValueError("this is not a run.json written by smimbench")
-        if digest_of(found) != found.pop("digest"):
-            again = "the same 'smimbench run' writes it again"
+        if digest_of(document) != document.pop("digest"):
             raise ValueError(
-                f"changed after it was written (digest does not match); {again}"
+                "changed after it was written (digest does not match); the same 'smimbench run' writes it again"
             )
-        check_model(SharedDocument, found, "a run.json of smimbench")
-        return found
+        check_model(SharedDocument, document, "a run.json of smimbench")
+        return document
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -238,13 +237,10 @@ def move_aside(path: Path, folder: Path) -> Path:
     target = folder / ASIDE / f"{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        for old, new in (
-            (path.with_suffix(".npz"), target.with_suffix(".npz")),
-            (path, target),
-        ):
-            unless(
-                FileNotFoundError, os.replace, old, new
-            )  # another run has moved it already
+        # Another run may have moved them already.
+        npz = path.with_suffix(".npz")
+        unless(FileNotFoundError, os.replace, npz, target.with_suffix(".npz"))
+        unless(FileNotFoundError, os.replace, path, target)
     except OSError as error:
         raise StoreError(
             f"cannot move {path} to {target.parent}: {error.strerror or error}"
@@ -255,8 +251,8 @@ def move_aside(path: Path, folder: Path) -> Path:
 def _compacted(record: Record, shared: JsonObject, trajectories: bool) -> Record:
     """A record for ``load``, without its document; ``shared`` holds parts of earlier records."""
 
-    def common(part: T) -> T:
-        return shared.setdefault(repr(part), part)  # type: ignore[no-any-return]
+    def common(table: T) -> T:
+        return shared.setdefault(repr(table), table)  # type: ignore[no-any-return]
 
     cell: Any = {shared.setdefault(key, key): v for key, v in record.cell.items()}
     cell |= {key: common(cell[key]) for key in ("problem", "algorithm")}
@@ -327,7 +323,7 @@ class Settings:
         return words_of(self.shared)
 
 
-def asked(suite: Suite) -> JsonObject:
+def changes_of(suite: Suite) -> JsonObject:
     """What ``--set`` and ``--only`` changed in a suite, from ``run.json``."""
     return {
         "overrides": list(suite.overrides),
@@ -337,7 +333,7 @@ def asked(suite: Suite) -> JsonObject:
 
 def options_of(suite: Suite) -> str:
     """Options that changed a suite, as typed."""
-    return words_of(asked(suite))
+    return words_of(changes_of(suite))
 
 
 def words_of(shared: JsonObject) -> str:
@@ -352,52 +348,44 @@ def _sorted_options(shared: JsonObject) -> list[tuple[str, str]]:
 
     Of a key that is set twice the last counts, of what is appended everything.
     """
-    keys = [
-        (text.partition("=")[0].strip(), text) for text in shared.get("overrides", [])
-    ]
-    last = {text if key.endswith("+") else key: text for key, text in keys}
-    only = sorted(set(shared.get("only", [])))
-    return [("--set", last[key]) for key in sorted(last)] + [
-        ("--only", text) for text in only
+    by_key: dict[str, str] = {}
+    for text in shared.get("overrides", []):
+        key = text.partition("=")[0].strip()
+        by_key[text if key.endswith("+") else key] = text
+    overrides = [("--set", by_key[key]) for key in sorted(by_key)]
+    return overrides + [
+        ("--only", text) for text in sorted(set(shared.get("only", [])))
     ]
 
 
 def settings_folder(suite: Suite, store: Store) -> Path:
     """Folder with ``run.json`` and figures of a suite run with these changes."""
-    given = _sorted_options(asked(suite))
-    if not given:
+    options = _sorted_options(changes_of(suite))
+    if not options:
         return store.folder
-    text = " ".join(f"{option[2:]} {value}" for option, value in given)
-    name = re.sub(r"[^A-Za-z0-9.=+-]+", "_", " ".join(value for _, value in given))[:24]
-    return (
-        store.folder
-        / FOLDER
-        / f"{name}.{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    )
+    text = " ".join(f"{option[2:]} {value}" for option, value in options)
+    values = " ".join(value for _, value in options)
+    name = re.sub(r"[^A-Za-z0-9.=+-]+", "_", values)[:24]
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return store.folder / FOLDER / f"{name}.{digest}"
 
 
 def settings_under(folder: Path) -> list[Settings]:
     """All settings found in a folder: of one run, of a suite, or of all suites of one ``--results``."""
-    if (own := _read_settings(folder)) is not None:
-        return [own]
-    inside = settings_of_suite(folder)
-    if inside or not folder.is_dir():
-        return inside
-    return [
-        found
-        for one in sorted(folder.iterdir())
-        if one.is_dir()
-        for found in settings_of_suite(one)
-    ]
+    settings = _read_settings(folder)
+    if settings is not None:
+        return [settings]
+    if (of_suite := settings_of_suite(folder)) or not folder.is_dir():
+        return of_suite
+    suites = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+    return [settings for suite in suites for settings in settings_of_suite(suite)]
 
 
 def settings_of_suite(folder: Path) -> list[Settings]:
     """All settings under which a suite was run, unchanged settings first."""
-    places = [
-        folder,
-        *(sorted((folder / FOLDER).iterdir()) if (folder / FOLDER).is_dir() else ()),
-    ]
-    return [found for found in map(_read_settings, places) if found is not None]
+    others = folder / FOLDER
+    folders = [folder, *(sorted(others.iterdir()) if others.is_dir() else ())]
+    return [settings for settings in map(_read_settings, folders) if settings]
 
 
 def _read_settings(folder: Path) -> Settings | None:

@@ -305,9 +305,9 @@ def tuning_store(store: Store) -> Store:
     return Store(store.folder / TRIALS)
 
 
-def keep_choice(search: Search, store: Store, found: JsonObject) -> JsonObject | None:
+def keep_choice(search: Search, store: Store, result: JsonObject) -> JsonObject | None:
     """Store the result of a search and return its choice."""
-    document = sealed(plain({"question": search.question, **found}))
+    document = sealed(plain({"question": search.question, **result}))
     write_atomically(choice_file(search, store), text_of(document).encode())
     return read_choice(search, store)
 
@@ -322,15 +322,16 @@ def read_choice(search: Search, store: Store) -> JsonObject | None:
     """
     path = choice_file(search, store)
     try:
-        found: JsonObject = read_json(path)
-        if not isinstance(found, dict) or digest_of(found) != found.get("digest"):
+        document: JsonObject = read_json(path)
+        is_table = isinstance(document, dict)
+        if not is_table or digest_of(document) != document.get("digest"):
             raise ValueError("changed after it was written (digest does not match)")
-        check_model(SearchResult, found, "a result of smimbench tune")
+        check_model(SearchResult, document, "a result of smimbench tune")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise SuiteError(str(path), "", f"{error}; remove it and tune again") from None
-    return found
+    return document
 
 
 def choice_file(search: Search, store: Store) -> Path:
