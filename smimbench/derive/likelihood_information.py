@@ -95,10 +95,10 @@ class LikelihoodInformation:
         narrowest = NARROWEST if self.is_exact else THINNEST
         far = (narrowest * Q > V) & (self.labels is not None)
         at = np.where(far, narrowest * Q, V)
-        value, error = self._at(Q + V - at, at)
+        value, error = self._between_limits(Q + V - at, at)
         if far.any():
             # So few labels are uncertain that none would be drawn; their share follows a power law towards this limit.
-            wider, doubt = self._at((Q + V - 10 * at)[far], 10 * at[far])
+            wider, doubt = self._between_limits((Q + V - 10 * at)[far], 10 * at[far])
             information = value[far]
             distance = np.log(at[far] / V[far])
             with np.errstate(all="ignore"):
@@ -116,14 +116,16 @@ class LikelihoodInformation:
             # Labels that see no sign tell nothing at first, and then in proportion to what is known.
             start = self.susceptibility(total[k])
             faint = FAINT * total[k]
-            nearest = self._at(np.array([faint]), np.array([total[k] - faint]))
+            nearest = self._between_limits(
+                np.array([faint]), np.array([total[k] - faint])
+            )
             end, doubt = (float(column[0]) / faint for column in nearest)
             share = Q[k] / faint
             value[k] = Q[k] * (start.value + (end - start.value) * share)
             error[k] = Q[k] * math.hypot(start.error, doubt * share)
         return value, error
 
-    def _at(self, Q: Host, V: Host) -> tuple[Host, Host]:
+    def _between_limits(self, Q: Host, V: Host) -> tuple[Host, Host]:
         """Information and its error for scalars (N,) anywhere; sampled values are cached."""
         if self.is_exact:
             return self._by_quadrature(Q, V)

@@ -64,21 +64,17 @@ class OverlapRule(StoppingRule):
     """
 
     def __init__(self, problem: ProblemLike, dimension: int) -> None:
-        self.second = np.diagonal(
-            np.asarray(problem.prior.second_moment(problem.components))
-        )
+        components = problem.components
+        second_moment = np.asarray(problem.prior.second_moment(components))
+        self.second = np.diagonal(second_moment)
         size = problem.prior.law.fluctuation
-        self.relative = (
-            float(size(dimension)) if size is not None else (2 / dimension) ** 0.5
-        )
+        relative = (2 / dimension) ** 0.5 if size is None else size(dimension)
+        self.relative = float(relative)
         self.fluctuation = self.relative * self.second
-        symmetric = problem.channel.symmetry not in (None, "none")
-        bottom = np.diagonal(np.asarray(problem.prior.mean_overlap(problem.components)))
-        self.chance = (
-            bottom + self.fluctuation
-            if symmetric
-            else np.full_like(self.second, -math.inf)
-        )
+        self.chance = np.full_like(self.second, -math.inf)
+        if problem.channel.symmetry not in (None, "none"):
+            mean_overlap = np.asarray(problem.prior.mean_overlap(components))
+            self.chance = np.diagonal(mean_overlap) + self.fluctuation
         self.low_rank = problem.model.rank == "low"
         self.history: list[tuple[Host, Host]] = []
         self.latest: Info | None = None
@@ -94,62 +90,54 @@ class OverlapRule(StoppingRule):
         info = self.latest
         if info is None:
             return None
-        if (
-            0 < len(self.history) < PATIENCE
-            and (self.history[-1][0] <= self.chance).any()
-        ):
+        iterations = len(self.history)
+        if 0 < iterations < PATIENCE and (self.history[-1][0] <= self.chance).any():
             return None
         if info.residual <= tolerance:
             return f"residual {info.residual:.1e} below tolerance"
         if len(self.history) <= WINDOW or info.squared_step is None:
             return None
-        predicted, self_overlap = (
-            np.stack(rows) for rows in zip(*self.history[-WINDOW - 1 :])
-        )
-        # A sign that flips every step moves by four times the overlap though both overlaps stand still.
-        if (
-            info.squared_step > np.maximum(self_overlap[-1], self.fluctuation) / 2
-        ).any():
+        predicted, self_overlap = self._latest(WINDOW + 1)
+        if self._flips(info.squared_step):
             return None
         # Near perfect recovery rounding would decide.
         error = np.maximum(self.second - predicted[-1], 1e-5)
-        if _steady(
-            np.ptp(predicted, axis=0),
-            np.ptp(self_overlap, axis=0),
-            STILL * error,
-            self.fluctuation / 4,
-        ):
+        drift = np.ptp(predicted, axis=0)
+        self_drift = np.ptp(self_overlap, axis=0)
+        quarter = self.fluctuation / 4
+        if _steady(drift, self_drift, STILL * error, quarter):
             return f"overlaps stand still for {WINDOW} iterations"
         initial_error = self.second - predicted[0]
         final_error = self.second - predicted[-1]
-        slow = (final_error <= initial_error).all() and (
-            2 * final_error >= initial_error
-        ).all()
-        if (
-            slow
-            and (final_error <= FLOOR * self.second).all()
-            and (np.ptp(self_overlap, axis=0) <= self.fluctuation / 4).all()
-        ):
+        slow = (final_error <= initial_error) & (2 * final_error >= initial_error)
+        precise = (final_error <= FLOOR * self.second) & (self_drift <= quarter)
+        if (slow & precise).all():
             return f"the error falls slowly below a precision of {FLOOR:g}"
         if len(self.history) <= LONG_WINDOW:
             return None
         # Averages can be stationary while the estimate oscillates around a point that it never reaches.
-        if (
-            (info.squared_step > LARGEST_STEP * error) & (predicted[-1] > self.chance)
-        ).any():
+        moves = info.squared_step > LARGEST_STEP * error
+        if (moves & (predicted[-1] > self.chance)).any():
             return None
-        predicted, self_overlap = (
-            np.stack(rows) for rows in zip(*self.history[-LONG_WINDOW:])
+        predicted, self_overlap = self._latest(LONG_WINDOW)
+        steady = _steady(
+            _drift(predicted),
+            _drift(self_overlap),
+            self._close(error),
+            self.fluctuation / 8,
         )
-        half = LONG_WINDOW // 2
-        drift, own_drift = (
-            np.abs(rows[:half].mean(0) - rows[half:].mean(0))
-            for rows in (predicted, self_overlap)
-        )
-        steady = _steady(drift, own_drift, self._close(error), self.fluctuation / 8)
         if steady and (np.ptp(predicted, axis=0) <= error / 4).all():
             return f"overlaps stand still over {LONG_WINDOW} iterations though a residual of {info.residual:.0e} lingers"
         return None
+
+    def _latest(self, window: int) -> list[Host]:
+        """Predicted overlap and self-overlap (window, P) of the latest iterations."""
+        return [np.stack(rows) for rows in zip(*self.history[-window:])]
+
+    def _flips(self, squared_step: Host) -> bool:
+        """Whether the estimate moves by more than half of its self-overlap: by four times that if a sign flips every step."""
+        smallest = np.maximum(self.history[-1][1], self.fluctuation)
+        return bool((squared_step > smallest / 2).any())
 
     def settled(self) -> str | None:
         """Reason why a run that used all its iterations counts as converged, or None.
@@ -161,53 +149,37 @@ class OverlapRule(StoppingRule):
         info = self.latest
         if info is None or info.squared_step is None or len(self.history) < LONG_WINDOW:
             return None
-        predicted = np.stack([rows[0] for rows in self.history[-LONG_WINDOW:]])
+        predicted, _ = self._latest(LONG_WINDOW)
         half = LONG_WINDOW // 2
         errors = self.second - predicted
         last_error = errors[-1]
         falls = (errors[half:].mean(0) < errors[:half].mean(0)).all()
         if falls and (last_error <= PRECISION * self.second).all():
             return f"the error falls, to {last_error.max():.1e} so far: below a precision of {PRECISION:g}"
-        if (
-            info.squared_step > np.maximum(self.history[-1][1], self.fluctuation) / 2
-        ).any():
+        if self._flips(info.squared_step):
             return None
         longest = len(self.history) // 2 if self.low_rank else 0
-        if any(map(self._fluctuates, {LONG_WINDOW, max(LONG_WINDOW, longest)})):
+        windows = {LONG_WINDOW, max(LONG_WINDOW, longest)}
+        if any(map(self._fluctuates, windows)):
             return "overlaps stand still within their own fluctuation"
         return None
 
     def _fluctuates(self, window: int) -> bool:
-        """Whether the overlaps fluctuate about a constant mean over the last ``WINDOW`` iterations.
+        """Whether the overlaps fluctuate about a constant mean over the latest iterations.
 
         They range over less than the error (the self-overlap: or its finite-size fluctuation), and the difference of the means
         over the two halves is what may linger, or a small part, ``SWING``, of that range.
         """
-        predicted, self_overlap = (
-            np.stack(rows) for rows in zip(*self.history[-window:])
-        )
-        half = window // 2
-        last_error = self.second - predicted[-1]
-        still = True
-        for rows, close, widest in (
-            (predicted, self._close(last_error), last_error),
-            (
-                self_overlap,
-                self.fluctuation / 8,
-                np.maximum(last_error, self.fluctuation),
-            ),
-        ):
-            drift = np.abs(rows[:half].mean(0) - rows[half:].mean(0))
-            width = np.ptp(rows, axis=0)
-            still &= bool(
-                (drift <= np.maximum(close, SWING * width)).all()
-                and (width <= widest).all()
-            )
-        return still
+        predicted, self_overlap = self._latest(window)
+        error = self.second - predicted[-1]
+        widest = np.maximum(error, self.fluctuation)
+        return _fluctuates_about_mean(
+            predicted, self._close(error), error
+        ) and _fluctuates_about_mean(self_overlap, self.fluctuation / 8, widest)
 
     def _close(self, error: Host) -> Host:
         """Largest drift of the predicted overlap (P,) that counts as none while the residual stays above its tolerance."""
-        return max(LINGERING, self.relative / 8) * error
+        return np.asarray(max(LINGERING, self.relative / 8) * error)
 
     def complaint(self) -> str | None:
         """Message on how the predicted overlap and the self-overlap disagree, or None if they agree."""
@@ -218,9 +190,9 @@ class OverlapRule(StoppingRule):
         self_overlap = info.self_overlap
         gap = np.abs(predicted - self_overlap) / self.fluctuation
         worst = int(np.argmax(gap))
-        ratio = np.full_like(
-            gap, 0 if info.log_information_ratio is None else info.log_information_ratio
-        )
+        ratio = np.zeros_like(gap)
+        if info.log_information_ratio is not None:
+            ratio[:] = info.log_information_ratio
         # A component that is predicted no more than chance has no information in the data: the ratio is 0 / 0.
         ratio[predicted <= self.chance] = -math.inf
         tense = int(np.argmax(ratio))
@@ -235,10 +207,22 @@ class OverlapRule(StoppingRule):
         return None
 
 
+def _drift(rows: Host) -> Host:
+    """Difference (P,) of the means over the two halves of a window (n, P)."""
+    half = len(rows) // 2
+    return np.asarray(np.abs(rows[:half].mean(0) - rows[half:].mean(0)))
+
+
+def _fluctuates_about_mean(rows: Host, close: Host, widest: Host) -> bool:
+    """Whether numbers (n, P) range over no more than ``widest``, and drift by no more than ``close`` or part of their range."""
+    width = np.ptp(rows, axis=0)
+    still = _drift(rows) <= np.maximum(close, SWING * width)
+    return bool((still & (width <= widest)).all())
+
+
 def _steady(
     predicted: Host, self_overlap: Host, close: Host, fluctuation: Host
 ) -> bool:
-    return bool(
-        (predicted <= close).all()
-        and (self_overlap <= np.maximum(close, fluctuation)).all()
-    )
+    """Whether the changes of both overlaps are at most ``close``, that of the self-overlap or a fluctuation."""
+    still = (predicted <= close) & (self_overlap <= np.maximum(close, fluctuation))
+    return bool(still.all())

@@ -1,4 +1,4 @@
-"""Base classes of channels: for sequence and attention models, and for softmax, hardmax and linear labels.
+"""Base classes of channels: for sequence and attention models, and for softmax and hardmax labels.
 
 All raise ParameterError for parameters out of range.
 """

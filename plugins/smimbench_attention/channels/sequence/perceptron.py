@@ -116,7 +116,7 @@ class _SignChannel(Channel):
         law = np.exp(-((nodes / wide) ** 2) / 2) / (math.sqrt(2 * math.pi) * wide)
         information = (
             2
-            * np.sum(weights * law * _surprise(narrow * nodes), axis=-1)
+            * np.sum(weights * law * _sign_information(narrow * nodes), axis=-1)
             * self.tokens
             / square
         )
@@ -151,11 +151,11 @@ class _SignChannel(Channel):
         )
         estimate = signal_share**2, noise * (1 + signal_share)
         values = {
-            "bayes": _difference(truth, drawn, error_share * (a + b)),
-            "plugin": _difference(
+            "bayes": _angle_difference(truth, drawn, error_share * (a + b)),
+            "plugin": _angle_difference(
                 truth, cross, error_share * (a * signal_share + noise * (a + b))
             )
-            + _difference(estimate, cross, signal_share**2 * error_share),
+            + _angle_difference(estimate, cross, signal_share**2 * error_share),
             "constant": np.arctan2(np.sqrt(truth[0]), np.sqrt(truth[1])),
         }
         factor = 2 * self.tokens / math.pi
@@ -249,7 +249,7 @@ def hazard(u: Array, xp: ModuleType) -> tuple[Array, Array]:
     return hazard, clip(xp.where(far, series, variance), 0.0, 1.0)
 
 
-def _difference(
+def _angle_difference(
     angle_1: tuple[Array, Array], angle_2: tuple[Array, Array], squares: Array
 ) -> Array:
     """Difference of two angles up to pi / 2 from the squares of sine and cosine of both, and the difference of squared sines."""
@@ -260,7 +260,7 @@ def _difference(
     return np.arctan2(squares / sum_, cosine_1 * cosine_2 + sine_1 * sine_2)
 
 
-def _surprise(u: Array) -> Array:
-    """Function ``phi(u)^2 / (Phi(u) Phi(-u))``, the information of a sign with margin u."""
+def _sign_information(u: Array) -> Array:
+    """``phi(u)^2 / (Phi(u) Phi(-u))``, the information of a sign with margin u."""
     log_ndtr = special(np).log_ndtr
     return np.exp(-u * u - math.log(2 * math.pi) - log_ndtr(u) - log_ndtr(-u))

@@ -258,13 +258,14 @@ def disagreement(
         value = 2 * half_angle / math.pi
         return value, 4e-16 * value
     fine, coarse = (
-        np.array([_miss(tokens, angle, count) for angle in half_angle])
+        np.array([_disagreement_by_rule(tokens, angle, count) for angle in half_angle])
         for count in NODES
     )
     return fine, np.abs(fine - coarse) + 1e-15
 
 
-def _miss(tokens: int, angle: float, count: int) -> float:
+def _disagreement_by_rule(tokens: int, angle: float, count: int) -> float:
+    """Probability of different winners of a row at half the angle between the copies, by ``count`` nodes along the first axis."""
     (mean, difference), weight = half_plane_hermite(
         count
     )  # the two copies may be exchanged

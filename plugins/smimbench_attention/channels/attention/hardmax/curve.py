@@ -80,7 +80,7 @@ def information_curve(
 
 @cache
 def _polynomials(tokens: int, samples: int) -> ChebyshevFit:
-    """ChebyshevFit fitted to ``s (Q + V) information``, ``s = sqrt(V / (Q + V))``."""
+    """Chebyshev polynomials fitted to ``s (Q + V) information``, ``s = sqrt(V / (Q + V))``."""
     s = lobatto_points(NODES)
     values = np.empty((NODES, SCRAMBLES))
     certain = {0: small_error_constant(tokens)}
@@ -151,9 +151,12 @@ def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Ar
     distance = (values[:, :, 1] - values[:, :, 0]) / np.sqrt(x * widths)
     sign = np.where(truths[:, :, 1] > truths[:, :, 0], 1, -1)
     control = np.stack(
-        [_hazard_square(sign * distance).sum(axis=1), _tie(distance).sum(axis=1)]
+        [
+            _hazard_square(sign * distance).sum(axis=1),
+            _tie_information(distance).sum(axis=1),
+        ]
     )
-    control = control - T * _tie_mean(T, x)
+    control = control - T * _mean_tie_information(T, x)
     centered = control - control.mean(axis=1, keepdims=True)
     slope = np.linalg.lstsq(centered.T, squares - squares.mean(), rcond=None)[0]
     return (squares - slope @ control).reshape(SCRAMBLES, -1).mean(axis=1) / x
@@ -180,15 +183,15 @@ def _hazard_square(k: Array) -> Array:
     return (math.sqrt(2 / math.pi) / erfcx(-k / math.sqrt(2))) ** 2
 
 
-def _tie(k: Array) -> Array:
+def _tie_information(k: Array) -> Array:
     """Function ``phi(k)^2 / (Phi(k) Phi(-k))``, the mean of the hazard's square over the sign."""
     from scipy.special import ndtr
 
     return np.exp(-k * k) / (2 * math.pi) / np.maximum(ndtr(k) * ndtr(-k), 1e-300)
 
 
-def _tie_mean(tokens: int, x: float) -> float:
-    """Mean of ``_tie`` for the two largest entries of one row, ``omega ~ N(0, 1 - x)``."""
+def _mean_tie_information(tokens: int, x: float) -> float:
+    """Mean of ``_tie_information`` for the two largest entries of one row, ``omega ~ N(0, 1 - x)``."""
     from scipy.special import ndtr
 
     q = 1 - x
@@ -212,5 +215,7 @@ def _tie_mean(tokens: int, x: float) -> float:
         below = ndtr(low) ** (tokens - 2)
         if upper == lower:  # the diagonal is among the rest
             below = ndtr(low) ** (tokens - 3) * ndtr(low / math.sqrt(2))
-        total += count * float(np.sum(wk * density * _tie(k) * (below @ wt)))
+        total += count * float(
+            np.sum(wk * density * _tie_information(k) * (below @ wt))
+        )
     return total

@@ -194,7 +194,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
             )
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
-        u, distance = self._off_line(y, omega)
+        u, distance = self._distance_from_line(y, omega)
         mean = omega + distance
         moment = None
         if second_moment:
@@ -218,7 +218,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
             return implementation.log_partition(y, omega, V)
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
-        _, distance = self._off_line(y, omega)
+        _, distance = self._distance_from_line(y, omega)
         v = V[0, 0]
         quadratic = xp.sum(distance * distance, axis=(-2, -1)) / v
         return -0.5 * quadratic - 0.5 * (self.sites - 1) * xp.log(2 * math.pi * v)
@@ -303,16 +303,16 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
             )
         return by_predictor
 
-    def _off_line(self, y: Array, omega: Array) -> tuple[Array, Array]:
+    def _distance_from_line(self, y: Array, omega: Array) -> tuple[Array, Array]:
         """Free direction u (C,) that the label leaves unknown, and the part of ``z0 - omega`` orthogonal to it."""
-        u, z0 = self._line(y, omega)
+        u, z0 = self._label_line(y, omega)
         shift = z0 - omega[..., 0, :]
         projection = namespace(y, omega).sum(shift * u, axis=-1, keepdims=True) * (
             2.0 / self.tokens**2
         )
         return u, (shift - projection * u)[..., None, :]
 
-    def _line(self, y: Array, omega: Array) -> tuple[Array, Array]:
+    def _label_line(self, y: Array, omega: Array) -> tuple[Array, Array]:
         """Direction u (C,) and a point z0 (n, C) of the line of latents that have a label."""
         xp = namespace(y, omega)
         T = self.tokens
@@ -346,7 +346,7 @@ class MixedAttentionSoftmax(MixedChannel):
     ) -> Posterior:
         """Posterior of zeta, Gaussian along one line; arguments as for the channel."""
         xp = namespace(y, omega, V)
-        u, z0 = self.channel._line(y, omega)
+        u, z0 = self.channel._label_line(y, omega)
         free = self.apply(self.inverse, u)
         shift = self.apply(self.inverse, z0) - omega[..., 0, :]
         free = free / xp.sqrt(xp.sum(free * free))
