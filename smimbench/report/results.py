@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from smimbench.files import JsonObject
 from smimbench.report.extrapolation import Limit, extrapolated_rows
+from smimbench.report.labels import grouped
 from smimbench.report.row import Row
-from smimbench.report.rows import (
-    Optima,
-    error_rows,
-    find_optima,
-    paired,
-    paired_by_name,
-    scored_rows,
-)
+from smimbench.report.rows import Optima, Pair, error_rows, find_optima, scored_rows
 from smimbench.report.verdict import AlgorithmSummary, Verdict, summary, verdicts
 from smimbench.run.answers import Answers
-from smimbench.run.campaign import other_versions
+from smimbench.run.campaign import made_by_other_code, other_versions
+from smimbench.run.record import Record
 from smimbench.run.store import Store, settings_folder, theory_folder
-from smimbench.suite.cells import Suite
+from smimbench.suite.cells import Cell, Suite
 
 
 @dataclass(frozen=True)
@@ -97,6 +93,56 @@ class ResultsTable:
 HEAD = ("suite", "title", "description")
 COUNTS = ("status_counts", "missing", "other_versions")
 """Fields of a table that are the same in its JSON."""
+
+
+def paired(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Pair]:
+    """Pairs of a cell and its record, by file stem; errors from any machine, trusted times preferred."""
+    trusted_last = sorted(records.values(), key=lambda record: record.timing.trusted)
+    by_key = {record.key: record for record in trusted_last}
+    labeled = {
+        (cell.key, cell.problem_label, cell.algorithm_label): cell
+        for cell in cells
+        if cell.key in by_key
+    }
+    return [(cell, by_key[cell.key]) for cell in labeled.values()]
+
+
+OF_CODE = ("problem", "algorithm", "tuning", "metrics")
+"""Parts of a cell's identity that name versions and code."""
+
+
+def paired_by_name(
+    cells: Sequence[Cell], store: Store, records: Mapping[str, Record]
+) -> list[Pair]:
+    """Pairs for algorithms whose records were all made by other code of an item: each cell is then that of its record.
+
+    Of several codes the one that wrote the newest record.
+    """
+
+    def contender(cell: Cell) -> tuple[str, str, str]:
+        return cell.problem_label, cell.algorithm_label, cell.backend
+
+    def code(record: Record) -> list[Any]:
+        return [record.cell.get(key) for key in OF_CODE]
+
+    keys = {record.key for record in records.values()}
+    up_to_date = {contender(cell) for cell in cells if cell.key in keys}
+    outdated = made_by_other_code(cells, records.values())
+    pairs: list[Pair] = []
+    for name, members in grouped(outdated, lambda pair: contender(pair[0])).items():
+        if name in up_to_date:
+            continue
+        newest = max((record for _, record in members), key=store.written)
+        trusted_last = sorted(members, key=lambda pair: pair[1].timing.trusted)
+        by_key = {
+            cell.key: (cell, record)
+            for cell, record in trusted_last
+            if code(record) == code(newest)
+        }
+        for cell, record in by_key.values():
+            items = {key: record.cell.get(key) for key in OF_CODE[:3]}
+            pairs.append((replace(cell, **items), record))
+    return pairs
 
 
 class Results:

@@ -62,7 +62,6 @@ from smimbench.report.statistics import (
     values_of,
 )
 from smimbench.run.answers import THEORY_ERRORS, Answers, NotStored, at_hand
-from smimbench.run.campaign import made_by_other_code
 from smimbench.run.external import EXTERNAL, Point, kept_scores
 from smimbench.run.loop import FAILED_STATUSES, Status
 from smimbench.run.record import Record
@@ -78,57 +77,7 @@ Optima = Mapping[tuple[str, float, int], Optimum]
 """The Bayes-optimal error at finite size by problem, sample ratio asked for and dimension."""
 
 
-# -- records --------------------------------------------------------------------------------------------------------------
-
-
-def paired(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Pair]:
-    """Pairs of a cell and its record, by file stem; errors from any machine, trusted times preferred."""
-    trusted_last = sorted(records.values(), key=lambda record: record.timing.trusted)
-    by_key = {record.key: record for record in trusted_last}
-    labeled = {
-        (cell.key, cell.problem_label, cell.algorithm_label): cell
-        for cell in cells
-        if cell.key in by_key
-    }
-    return [(cell, by_key[cell.key]) for cell in labeled.values()]
-
-
-OF_CODE = ("problem", "algorithm", "tuning", "metrics")
-"""Parts of a cell's identity that name versions and code."""
-
-
-def paired_by_name(
-    cells: Sequence[Cell], store: Store, records: Mapping[str, Record]
-) -> list[Pair]:
-    """Pairs for algorithms whose records were all made by other code of an item: each cell is then that of its record.
-
-    Of several codes the one that wrote the newest record.
-    """
-
-    def contender(cell: Cell) -> tuple[str, str, str]:
-        return cell.problem_label, cell.algorithm_label, cell.backend
-
-    def code(record: Record) -> list[Any]:
-        return [record.cell.get(key) for key in OF_CODE]
-
-    keys = {record.key for record in records.values()}
-    up_to_date = {contender(cell) for cell in cells if cell.key in keys}
-    outdated = made_by_other_code(cells, records.values())
-    pairs: list[Pair] = []
-    for name, members in grouped(outdated, lambda pair: contender(pair[0])).items():
-        if name in up_to_date:
-            continue
-        newest = max((record for _, record in members), key=store.written)
-        trusted_last = sorted(members, key=lambda pair: pair[1].timing.trusted)
-        by_key = {
-            cell.key: (cell, record)
-            for cell, record in trusted_last
-            if code(record) == code(newest)
-        }
-        for cell, record in by_key.values():
-            items = {key: record.cell.get(key) for key in OF_CODE[:3]}
-            pairs.append((replace(cell, **items), record))
-    return pairs
+# -- runs --------------------------------------------------------------------------------------------------------------
 
 
 def draws_fresh(algorithm: JsonObject) -> bool:
@@ -481,7 +430,7 @@ def _rows_of_place(
 ) -> list[Row]:
     """One row per metric (those of the suite, or others) and component for the runs of one place."""
     problem, records = runs.problem, runs.records
-    bayes, prediction, reason, near, optimum = theory
+    bayes, prediction, reason, _, optimum = theory
     metrics = metrics or suite.run.metrics
     target, components = suite.run.target, problem.components
     traced = [
@@ -493,20 +442,9 @@ def _rows_of_place(
         optimum = limit_of(bayes)
     goals = optimum and [optimum.goal(instance_of(r)) for r in records]
     cost = runtime(traced, goals, target)
-    unsolved = [reason] if reason and bayes is None else []
-    warnings = {line for record in records for line in record.warnings}
-    reasons = {reason_of(r, near) for r in records if r.status != Status.OK}
-    outcomes = Runs(
-        status_counts=dict(Counter(r.status.value for r in records)),
-        reasons=sorted(reasons),
-        warnings=sorted(warnings.union(unsolved, clock_remarks(records))),
-        blank=[],
-        restarts=sum(r.restarts for r in records),
-        still_moving=None if runs.are_fresh else still_moving(traced, target),
-        learning_order=order,
-        half_overlap=None,
-        findings=mean_diagnostics(records, prediction.document() if prediction else {}),
-    )
+    outcomes = replace(_outcomes(runs, theory), learning_order=order)
+    if not runs.are_fresh:
+        outcomes = replace(outcomes, still_moving=still_moving(traced, target))
     rows = []
     for name in metrics:
         metric = find_metric(name, problem.model.name)
@@ -516,21 +454,29 @@ def _rows_of_place(
             for point in (bayes, prediction)
         )
         coefficients = _coefficients(prediction, name, len(values))
-        reasons_blank = sorted({r.blank[name] for r in records if name in r.blank})
+        blank = sorted({r.blank[name] for r in records if name in r.blank})
+        of_metric = replace(outcomes, blank=blank)
         for k, (limit, value) in enumerate(zip(limits, values)):
-            is_known = value[0] is not None
-            point = prediction if is_known else bayes
             numbers = values_of(runs.measured, name, k)
             mean = mean_and_error(np.array([*numbers.values()]))
             distance = against_theory(mean, *value)
-            best, best_error, source = *limit, LIMIT
+            predicted = PredictedValue(*value, coefficients[k], None, None, None)
+            if value[0] is None:
+                why = next(iter(complaints), reason) or None
+                predicted = replace(predicted, reason=why)
+            solution = bayes if value[0] is None else prediction
+            if solution:
+                branch, method = solution.branch, solution.method
+                predicted = replace(predicted, branch=branch, method=method)
+            best = OptimalValue(*limit, *limit, LIMIT)
             if optimum is not None and name == "mse":
-                best, best_error = float(optimum.value[k]), float(optimum.error[k])
-                source = optimum.source
-            ratio = None
+                at_size = float(optimum.value[k]), float(optimum.error[k])
+                best = OptimalValue(*limit, *at_size, optimum.source)
             if metric.direction == "lower":
-                ratio = ratio_to_bayes(mean.mean, limit[0], target, best)
-            half_overlap = layers[k] if layers and metric.per_component else None
+                ratio = ratio_to_bayes(mean.mean, best.limit, target, best.value)
+                best = replace(best, ratio=ratio)
+            if layers and metric.per_component:
+                of_metric = replace(of_metric, half_overlap=layers[k])
             rows.append(
                 Row(
                     place=runs.place,
@@ -538,39 +484,50 @@ def _rows_of_place(
                     component=k + 1 if len(values) > 1 else None,
                     target=target,
                     estimate=MeanOfRuns(numbers, len(numbers), *mean),
-                    prediction=PredictedValue(
-                        *value,
-                        coefficient=coefficients[k],
-                        reason=None
-                        if is_known
-                        else next(iter(complaints), reason) or None,
-                        branch=point.branch if point else None,
-                        method=point.method if point else None,
-                        z=distance.z,
-                    ),
-                    optimum=OptimalValue(*limit, best, best_error, source, ratio),
-                    theory=distance if is_known else against_theory(mean, *limit),
+                    prediction=replace(predicted, z=distance.z),
+                    optimum=best,
+                    theory=against_theory(mean, *limit)
+                    if value[0] is None
+                    else distance,
                     cost=cost,
-                    runs=replace(
-                        outcomes, blank=reasons_blank, half_overlap=half_overlap
-                    ),
+                    runs=of_metric,
                     identity=runs.identity,
                     component_word=component_word(problem),
                     dimension_letter=letter(problem.model),
                 )
             )
     if prediction:  # once for a place
-        numbers_without_row = [
+        also_predicted = [
             *_unlisted_metrics(runs, prediction, metrics),
-            *_checkpoints(runs.problem, traced, prediction),
+            *_checkpoints(problem, traced, prediction),
         ]
-        of_first = replace(
-            rows[0].prediction,
-            also_predicted=numbers_without_row,
-            teachers=_teachers(runs, prediction),
+        teachers = _teachers(runs, prediction)
+        with_all = replace(
+            rows[0].prediction, also_predicted=also_predicted, teachers=teachers
         )
-        rows[0] = replace(rows[0], prediction=of_first)
+        rows[0] = replace(rows[0], prediction=with_all)
     return rows
+
+
+def _outcomes(runs: PlaceRuns, theory: TheoryOfPlace) -> Runs:
+    """How runs ended and what they report, apart from what their trajectories show."""
+    records, prediction = runs.records, theory.prediction
+    reasons = {reason_of(r, theory.near) for r in records if r.status != Status.OK}
+    warnings = {line for record in records for line in record.warnings}
+    warnings.update(clock_remarks(records))
+    if theory.reason and theory.bayes is None:
+        warnings.add(theory.reason)
+    return Runs(
+        status_counts=dict(Counter(r.status.value for r in records)),
+        reasons=sorted(reasons),
+        warnings=sorted(warnings),
+        blank=[],
+        restarts=sum(r.restarts for r in records),
+        still_moving=None,
+        learning_order=None,
+        half_overlap=None,
+        findings=mean_diagnostics(records, prediction.document() if prediction else {}),
+    )
 
 
 def _learning_order(
