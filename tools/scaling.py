@@ -38,7 +38,7 @@ class Curve(NamedTuple):
     seconds: np.ndarray
     memory: np.ndarray
     inputs: np.ndarray
-    part: list[float | None]
+    fractions: list[float | None]
     bound: str | None
 
 
@@ -121,8 +121,8 @@ def table(curves: dict[str, Curve], shared: dict[str, Any]) -> str:
         times = f"{1e3 * curve.seconds[0]:.3g} to {1e3 * curve.seconds[-1]:.3g} ms"
         note = (
             ""
-            if curve.part[-1] is None or counted is None
-            else f"{100 * curve.part[-1]:.0f}% of {curve.bound}"
+            if curve.fractions[-1] is None or counted is None
+            else f"{100 * curve.fractions[-1]:.0f}% of {curve.bound}"
         )
         memory = f"{curve.memory[0] / 2**20:.0f} to {curve.memory[-1] / 2**20:.0f} MB"
         power = "" if counted is None else f"{counted:g}"
