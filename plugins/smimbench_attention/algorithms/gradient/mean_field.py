@@ -277,23 +277,22 @@ def descend(
     return np.stack(grams), np.array(losses)
 
 
-def _test_error(
-    problem: Problem, loss: str, gram: Host, count: int, index: int
-) -> Host:
-    """Mean loss (steps,) of fresh samples for Gram matrices (steps, R, R) of teacher and student."""
+def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
+    """Mean losses (draws, steps) of fresh samples for Gram matrices (draws, steps, R, R) of teacher and student."""
     channel = problem.channel
     P, C = problem.components, problem.model.sites
-    stream = "mean-field dynamics: fresh samples"
-    points = normal_points(2 * P * C, count, stream, index).reshape(count, 2 * P, C)
-    latents = [root @ points for root in triangle(gram[:, : 2 * P, : 2 * P])]
-    rng = monte_carlo_rng("mean-field dynamics: fresh labels", index)
-    # The teacher never changes.
-    labels = channel.forward(latents[0][:, :P], rng=rng)
-    targets = np.asarray(observable(channel, labels))
-    predictions = (predict(channel, z[:, P:]) for z in latents)
-    return np.array(
-        [loss_of(np, loss, y, targets)[0].sum() / count for y in predictions]
-    )
+    count, losses = ACCURACY.fresh // len(grams), []
+    for index, roots in enumerate(triangle(grams[..., : 2 * P, : 2 * P])):
+        stream = "mean-field dynamics: fresh samples"
+        points = normal_points(2 * P * C, count, stream, index).reshape(count, 2 * P, C)
+        rng = monte_carlo_rng("mean-field dynamics: fresh labels", index)
+        # The teacher never changes.
+        labels = channel.forward((roots[0] @ points)[:, :P], rng=rng)
+        targets = np.asarray(observable(channel, labels))
+        outputs = (predict(channel, (root @ points)[:, P:]) for root in roots)
+        sums = [loss_of(np, loss, output, targets)[0].sum() for output in outputs]
+        losses.append(np.array(sums) / count)
+    return np.stack(losses)
 
 
 class Draws(NamedTuple):
@@ -349,65 +348,58 @@ def mean_field_theory(
     if draws is None:
         return too_long
     recorded_steps = recorded_steps_of(steps)
-    drawn: list[tuple[Host, Host]] = []
     try:
-        for i in range(draws.repeats):
-            rng, start = (
-                monte_carlo_rng("mean-field dynamics", i),
-                draws.starts[i % len(draws.starts)],
-            )
-            with suppress(*(() if draws.in_limit else (Diverges,))):
-                drawn.append(
-                    descend(
-                        problem, loss, rule, start, recorded_steps, draws.system, rng
-                    )
-                )
-        if 2 * len(drawn) < draws.repeats:
-            raise Diverges("more than half of the draws diverge")
+        grams, train_error = _draw_all(problem, loss, rule, draws, recorded_steps)
     except TooLong:
         return too_long
     except Diverges:
         return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
-    method = draws.method
-    if len(drawn) < draws.repeats:
-        diverged_share = 1 - len(drawn) / draws.repeats
+    method = f"mean-field dynamics, {draws.method}"
+    if len(grams) < draws.repeats:
+        diverged_share = 1 - len(grams) / draws.repeats
         method += f"; {diverged_share:.1%} of them diverge and are left out"
-    grams, train_error = (np.stack(column) for column in zip(*drawn))
     path = Path.of(recorded_steps, grams[:, :, None], problem.components)
     ends = zip(path.truth[:, -1, 0], path.cross[:, -1, 0], path.self_overlap[:, -1, 0])
-    prediction = limit_point(
-        problem,
-        alpha,
-        [[Overlaps(*matrices)] for matrices in ends],
-        method=f"mean-field dynamics, {method}",
-        branch="descent",
-    )
+    overlaps = [[Overlaps(*matrices)] for matrices in ends]
+    prediction = limit_point(problem, alpha, overlaps, method=method, branch="descent")
     trajectory = trajectory_of(problem, path, 1)
     del trajectory["samples"]
     if batch < n:
         epochs, remainder = np.divmod(recorded_steps, math.ceil(n / batch))
         trajectory["samples"] = (n * epochs + batch * remainder).tolist()
-    noise = draws.system.noise
-    if noise is None:
-        count = ACCURACY.fresh // len(drawn)
-        test_error = np.stack(
-            [
-                _test_error(problem, loss, gram, count, index)
-                for index, gram in enumerate(grams)
-            ]
-        )
+    if draws.system.noise is None:
+        test_error = _test_error(problem, loss, grams)
     else:
         mse = np.reshape(trajectory["mse"], (1, len(recorded_steps), -1))
-        test_error = np.sum(mse, axis=2) + problem.components * noise
+        test_error = np.sum(mse, axis=2) + problem.components * draws.system.noise
         test_error = problem.model.sites * test_error
-    for name, draws_of_error in (
-        ("train_error", train_error),
-        ("test_error", test_error),
-    ):
-        trajectory[name] = draws_of_error.mean(axis=0).tolist()
-        trajectory[f"{name}_error"] = standard_error(draws_of_error).tolist()
+    for name, losses in (("train_error", train_error), ("test_error", test_error)):
+        trajectory[name] = losses.mean(axis=0).tolist()
+        trajectory[f"{name}_error"] = standard_error(losses).tolist()
     at_size = bool(conditions.starts) and not draws.in_limit
     return replace(prediction, trajectory=trajectory, at_size=at_size)
+
+
+def _draw_all(
+    problem: Problem,
+    loss: str,
+    rule: DescentRule,
+    draws: Draws,
+    recorded_steps: Sequence[int],
+) -> tuple[Host, Host]:
+    """Gram matrices (draws, steps, R, R) and mean losses (draws, steps) of all draws but, at a finite size, diverged ones."""
+    drawn = []
+    for i in range(draws.repeats):
+        start = draws.starts[i % len(draws.starts)]
+        rng = monte_carlo_rng("mean-field dynamics", i)
+        with suppress(*(() if draws.in_limit else (Diverges,))):
+            drawn.append(
+                descend(problem, loss, rule, start, recorded_steps, draws.system, rng)
+            )
+    if 2 * len(drawn) < draws.repeats:
+        raise Diverges("more than half of the draws diverge")
+    grams, losses = (np.stack(column) for column in zip(*drawn))
+    return grams, losses
 
 
 def _polar(algorithm: MomentumDescent, along: Host) -> Host:
