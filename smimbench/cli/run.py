@@ -99,9 +99,6 @@ CELL_MEMORY = option(
 def run(
     request: Request,
     backends: tuple[str, ...],
-    cell_time: float | None,
-    cell_memory: float | None,
-    budget: float | None,
     shard: str | None,
     dry_run: bool,
     no_figure: bool,
@@ -128,7 +125,7 @@ def run(
     store = request.store(suite)
     _refuse_unknown_algorithm(against, suite, store)
     backends = backends or ("numpy",)
-    limits = _limits(cell_time, cell_memory, budget)
+    limits = _limits(settings)
     shard_part = None if shard is None else _read_shard(shard)
     campaign = plan_campaign(
         suite, store, backends, dry_run=dry_run, shard=shard_part, isolated=True, limits=limits, **settings
@@ -137,7 +134,7 @@ def run(
         request.remark(*campaign.remarks)
         return show_cost(campaign, request)
     run_watched(campaign, request)
-    missing = campaign.count_missing() if budget is not None else 0
+    missing = 0 if limits.end is None else campaign.count_missing()
     if missing:
         request.remark(
             f"time budget exhausted with {missing} cells left to run; rerun to continue"
@@ -202,9 +199,6 @@ def _refuse_unknown_algorithm(name: str | None, suite: Suite, store: Store) -> N
 def tune(
     request: Request,
     backend: str,
-    cell_time: float | None,
-    cell_memory: float | None,
-    budget: float | None,
     retry: tuple[str, ...],
     dry_run: bool,
     **settings: Any,
@@ -216,10 +210,9 @@ def tune(
     from smimbench.cli.progress import run_watched
     from smimbench.report.tables import search_table
     from smimbench.run.campaign import plan_campaign
-    from smimbench.run.tuning import search_all, searches_ahead, tuning_store
+    from smimbench.run.tuning import search_all
 
-    settings["isolated"] = True
-    settings["limits"] = _limits(cell_time, cell_memory, budget)
+    settings |= {"isolated": True, "limits": _limits(settings)}
     if request.settings() is not None:
         raise click.UsageError(
             f"{request.name} is a folder of results; name the suite instead, or its file"
@@ -230,35 +223,16 @@ def tune(
             f"tune searches over all runs of a problem; --only {key} does not narrow this, --set grid.{key}=... does"
         )
 
+    store = request.store(suite)
     if dry_run:
-        searches: list[JsonObject] = []
-        cells: list[Cell] = []
-        for search, ahead in searches_ahead(suite, request.store(suite), backend):
-            cells += ahead
-            searches.append(
-                {
-                    "problem": search.plan.label,
-                    "label": search.algorithm.label,
-                    "trials": len(search.trials),
-                    "cells": len(ahead),
-                }
-            )
-        if not cells:
-            return _report_no_cost(
-                request, "nothing to run: every search is finished", searches=searches
-            )
-        store = tuning_store(request.store(suite))
-        campaign = plan_campaign(
-            suite, store, (backend,), cells=cells, dry_run=True, **settings
-        )
-        return show_cost(campaign, request, searches)
+        return _show_tuning_cost(request, suite, backend, settings)
 
     def work(cells: list[Cell], store: Store) -> bool:
         campaign = plan_campaign(suite, store, (backend,), cells=cells, **settings)
         run_watched(campaign, request)
         return not campaign.count_missing()
 
-    searches = search_all(suite, request.store(suite), backend, work, retry=retry)
+    searches = search_all(suite, store, backend, work, retry=retry)
     finished = [search for search in searches if "rounds" in search]
     if earlier_backends := {search["backend"] for search in finished} - {backend}:
         request.remark(
@@ -276,13 +250,41 @@ def tune(
     return OK if all(search["algorithm"] for search in searches) else NOT_OK
 
 
-def _limits(
-    cell_time: float | None, cell_memory: float | None, budget: float | None
-) -> Limits:
+def _show_tuning_cost(
+    request: Request, suite: Suite, backend: str, settings: dict[str, Any]
+) -> int:
+    """Print what the searches that are left cost."""
+    from smimbench.run.campaign import plan_campaign
+    from smimbench.run.tuning import searches_ahead, tuning_store
+
+    store = request.store(suite)
+    searches: list[JsonObject] = []
+    cells: list[Cell] = []
+    for search, ahead in searches_ahead(suite, store, backend):
+        cells += ahead
+        searches.append(
+            {
+                "problem": search.plan.label,
+                "label": search.algorithm.label,
+                "trials": len(search.trials),
+                "cells": len(ahead),
+            }
+        )
+    if not cells:
+        message = "nothing to run: every search is finished"
+        return _report_no_cost(request, message, searches=searches)
+    settings |= {"cells": cells, "dry_run": True}
+    campaign = plan_campaign(suite, tuning_store(store), (backend,), **settings)
+    return show_cost(campaign, request, searches)
+
+
+def _limits(settings: dict[str, Any]) -> Limits:
+    """Limits of cells and of the run, taken out of the options."""
     from smimbench.run.executor import Limits
 
+    budget = settings.pop("budget")
     end = None if budget is None else time.monotonic() + budget
-    return Limits(cell_time, cell_memory, end)
+    return Limits(settings.pop("cell_time"), settings.pop("cell_memory"), end)
 
 
 def _read_shard(text: str) -> Shard:

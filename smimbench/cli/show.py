@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from smimbench.files import JsonObject
+    from smimbench.report.comparison import RowChange
     from smimbench.report.results import Results, ResultsTable
     from smimbench.report.row import Row
     from smimbench.report.solved_theory import Theory
@@ -487,6 +488,29 @@ def _rows_at(path: Path, request: Request) -> tuple[Sequence[Row], list[str]]:
     return rows, [f"{path}: {remark}" for remark in unmade]
 
 
+def _changes_of_runs(
+    pairs: dict[RunKey, tuple[Path, Path]], request: Request
+) -> tuple[list[RowChange], list[str]]:
+    """Changes of all rows of these runs, before and after, and a line for what cannot be compared."""
+    from smimbench.report.comparison import compare_rows
+
+    changes: list[RowChange] = []
+    left_out: list[str] = []
+    for (suite, _), paths in pairs.items():
+        sides = []
+        for path in paths:
+            rows, unmade = _rows_at(path, request)
+            left_out += unmade
+            if len(pairs) > 1:
+                rows = [
+                    row.labeled(f"{suite}: {row.place.problem}", row.place.algorithm)
+                    for row in rows
+                ]
+            sides.append(rows)
+        changes += compare_rows(*sides)
+    return changes, left_out
+
+
 @command(
     click.Argument(
         ["baseline"], metavar="BEFORE", type=click.Path(exists=True, path_type=Path)
@@ -511,40 +535,21 @@ def compare(
     algorithm and parameters, whatever code made them.
     """
     from smimbench.report import tables
-    from smimbench.report.comparison import (
-        ONE_SIDED,
-        RowChange,
-        compare_rows,
-        exceeds,
-        overall_changes,
-    )
+    from smimbench.report.comparison import ONE_SIDED, exceeds, overall_changes
 
     if fail_over is not None and not math.isfinite(fail_over):
         raise click.UsageError(f"--fail-over: must be a finite number, got {fail_over}")
     runs_before, runs_after = map(_runs_in, (baseline, candidate))
-    if (
-        len(runs_before) == len(runs_after) == 1
-    ):  # a single run on each side is compared whatever it is of
+    if len(runs_before) == len(runs_after) == 1:
+        # A single run on each side is compared whatever it is of.
         runs_after = dict(zip(runs_before, runs_after.values()))
     common = [key for key in runs_before if key in runs_after]
     if not common:
         raise click.UsageError(
             f"{baseline} and {candidate} contain no suite that was run with the same settings in both"
         )
-    changes: list[RowChange] = []
-    left_out: list[str] = []
-    for key in common:
-        sides = []
-        for runs in (runs_before, runs_after):
-            rows, unmade = _rows_at(runs[key], request)
-            left_out += unmade
-            if len(common) > 1:
-                rows = [
-                    row.labeled(f"{key[0]}: {row.place.problem}", row.place.algorithm)
-                    for row in rows
-                ]
-            sides.append(rows)
-        changes += compare_rows(*sides)
+    pairs = {key: (runs_before[key], runs_after[key]) for key in common}
+    changes, left_out = _changes_of_runs(pairs, request)
     one_sided = [change for change in changes if change.judgment.verdict in ONE_SIDED]
     if len(one_sided) == len(changes):
         raise click.UsageError(
@@ -555,13 +560,11 @@ def compare(
     for line in (*left_out, *(f"{path} has no counterpart" for path in alone)):
         request.remark(f"{line}; not compared")
     overall = overall_changes(changes)
-    worse, worse_overall = [], []
+    worse, worse_overall, failing = [], [], 0
     if fail_over is not None:
         worse = [c for c in changes if exceeds(c.judgment, fail_over, c.time_percent)]
         worse_overall = [c for c in overall if exceeds(c.judgment, fail_over)]
-    failing = len(worse) + len(worse_overall)
-    if fail_over is not None:
-        failing += len(alone) + len(left_out)
+        failing = len([*worse, *worse_overall, *alone, *left_out])
     if request.as_json:
         print_json(
             {
