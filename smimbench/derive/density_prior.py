@@ -66,7 +66,7 @@ class DensityPrior(DerivedLaw):
         self._finest = float(lengths.min())
         narrow = lengths < 0.02 * math.sqrt(self.variance)
         ends = np.concatenate([steps[:-1][narrow], steps[1:][narrow]])
-        self._places = np.unique(ends).tolist()
+        self._narrow_places = np.unique(ends).tolist()
 
     def _support(self) -> tuple[Host, Host]:
         """Points ``w = sinh(t)``, uniform in t where the law has its mass, and the log-density in t."""
@@ -182,17 +182,17 @@ class DensityPrior(DerivedLaw):
         origin = np.where(narrow, r, 0.0)
         scale = np.where(narrow, width, 1.0)
         posterior = self._entries_along(r, information, origin, scale, tolerance)
-        again = narrow & bool(self._places) & (self._finest < width)
-        if again.any():
+        ambiguous = narrow & bool(self._narrow_places) & (self._finest < width)
+        if ambiguous.any():
             # Quadrature along the noise may miss narrow parts of the law, and quadrature along the law may miss narrow noise.
             # What is missed lowers the density, so the higher density is the right one.
-            zero = np.zeros(again.sum())
+            zero = np.zeros(ambiguous.sum())
             along_law = self._entries_along(
-                r[again], information[again], zero, zero + 1, tolerance
+                r[ambiguous], information[ambiguous], zero, zero + 1, tolerance
             )
-            along_noise = posterior[:, again]
+            along_noise = posterior[:, ambiguous]
             denser = along_law[2] > along_noise[2]
-            posterior[:, again] = np.where(denser, along_law, along_noise)
+            posterior[:, ambiguous] = np.where(denser, along_law, along_noise)
         return posterior
 
     def _entries_along(
@@ -206,7 +206,7 @@ class DensityPrior(DerivedLaw):
             log_density = self._raw_log_density(w * self.unit)
             return np.asarray(log_density - energy + t * t / 2)
 
-        places = self._places if (scale == 1).any() else ()
+        places = self._narrow_places if (scale == 1).any() else ()
         moments = line_moments(
             log_weight,
             len(r),

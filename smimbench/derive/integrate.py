@@ -247,8 +247,8 @@ def _combine_replicates(
     residuals = xp.sum((means - norms[..., None] * mean) ** 2, axis=(0, 2))
     error = xp.sqrt(residuals / (R * (R - 1) * d)) / safe
     effective = (R * norm) ** 2 / clip(xp.sum(p * p, axis=(0, 2)), 1e-300, None)
-    apart = xp.sum((block.mean - xp.mean(block.mean, axis=0)) ** 2, axis=(0, 2))
-    width = xp.sqrt((xp.sum(block.factor**2, axis=(0, 2, 3)) + apart) / (R * d))
+    separation = xp.sum((block.mean - xp.mean(block.mean, axis=0)) ** 2, axis=(0, 2))
+    width = xp.sqrt((xp.sum(block.factor**2, axis=(0, 2, 3)) + separation) / (R * d))
     cloud = width / xp.sqrt(clip(effective, 1.0, None))
     error = xp.where(effective < TRUSTED, xp.maximum(error, cloud), error)
     halves = []

@@ -98,17 +98,25 @@ class LikelihoodInformation:
         value, error = self._between_limits(Q + V - at, at)
         if far.any():
             # So few labels are uncertain that none would be drawn; their share follows a power law towards this limit.
-            wider, doubt = self._between_limits((Q + V - 10 * at)[far], 10 * at[far])
+            wider, wider_error = self._between_limits(
+                (Q + V - 10 * at)[far], 10 * at[far]
+            )
             information = value[far]
             distance = np.log(at[far] / V[far])
             with np.errstate(all="ignore"):
                 # Labels tell at most the width of the posterior, and never less of a narrower one.
                 power = np.clip(np.log10(information / wider), 0.0, 1.0)
                 power = np.where((information > 0) & (wider > 0), power, 0.0)
-                spread = error[far] / information * (1 + distance / math.log(10))
-                spread = spread + doubt / wider * distance / math.log(10)
+                relative_error = (
+                    error[far] / information * (1 + distance / math.log(10))
+                )
+                relative_error = (
+                    relative_error + wider_error / wider * distance / math.log(10)
+                )
             value[far] = information * np.exp(power * distance)
-            error[far] = value[far] * np.minimum(np.nan_to_num(spread, nan=1.0), 1.0)
+            error[far] = value[far] * np.minimum(
+                np.nan_to_num(relative_error, nan=1.0), 1.0
+            )
         if not self.blind_to_signs or self.is_exact:
             return value, error
         total = Q + V
@@ -119,10 +127,10 @@ class LikelihoodInformation:
             nearest = self._between_limits(
                 np.array([faint]), np.array([total[k] - faint])
             )
-            end, doubt = (float(column[0]) / faint for column in nearest)
+            end, end_error = (float(column[0]) / faint for column in nearest)
             share = Q[k] / faint
             value[k] = Q[k] * (start.value + (end - start.value) * share)
-            error[k] = Q[k] * math.hypot(start.error, doubt * share)
+            error[k] = Q[k] * math.hypot(start.error, end_error * share)
         return value, error
 
     def _between_limits(self, Q: Host, V: Host) -> tuple[Host, Host]:
@@ -163,10 +171,10 @@ class LikelihoodInformation:
             narrower_density, _ = self._squared_response(y, V / 2)
             mass = weights * density
             # The likelihood may lack a factor; one that depends on y changes the norm with the law of the latents.
-            unlike = abs(float(weights @ narrower_density / mass.sum()) - 1)
-            if unlike < 1e-3:
+            norm_change = abs(float(weights @ narrower_density / mass.sum()) - 1)
+            if norm_change < 1e-3:
                 value = float(mass @ square / mass.sum())
-                return Uncertain(value, value * (10 * unlike + 1e-6), "quadrature")
+                return Uncertain(value, value * (10 * norm_change + 1e-6), "quadrature")
         means = [float(self._squared_response(y, V)[1].mean()) for y in labels]
         error = float(np.std(means, ddof=1)) / math.sqrt(SCRAMBLES)
         return Uncertain(float(np.mean(means)), error, "Monte Carlo")
@@ -272,10 +280,10 @@ class LikelihoodInformation:
 
         def log_square(t: Array, lines: Array) -> Array:
             omega = (scale[lines][:, None] * t).ravel()
-            spread = np.broadcast_to(width[lines][:, None], t.shape).ravel()
+            widths = np.broadcast_to(width[lines][:, None], t.shape).ravel()
             chunks = [slice(i, i + step) for i in range(0, len(omega), step)]
             sums = [
-                self._mean_squares(omega[chunk], spread[chunk], tolerance)
+                self._mean_squares(omega[chunk], widths[chunk], tolerance)
                 for chunk in chunks
             ]
             return np.log(np.concatenate(sums)).reshape(t.shape)
@@ -287,13 +295,13 @@ class LikelihoodInformation:
         error = value * np.clip(10 * moments.error, 0.0, 1.0)
         return value, np.where(value > 0, error, 0.0)
 
-    def _mean_squares(self, omega: Host, spread: Host, tolerance: float) -> Host:
+    def _mean_squares(self, omega: Host, width: Host, tolerance: float) -> Host:
         """Sum over labels ``sum_y P(y | omega) E[u | y, omega]^2`` (M,) of whitened scalars, by quadrature over u."""
         labels: Any = self.labels
 
         def log_weight(u: Array, lines: Array) -> Array:
             at = lines // len(labels)
-            z = omega[at][:, None] + spread[at][:, None] * u
+            z = omega[at][:, None] + width[at][:, None] * u
             y = np.repeat(labels[lines % len(labels)], u.shape[1], axis=0)
             logs = log_likelihood(self.channel, y, z.reshape(-1, 1, 1))
             logs = np.asarray(logs, dtype=float)

@@ -183,8 +183,8 @@ def _controls(drawn: Labels, V: Host, free: list[int]) -> Host:
         rows.append((drawn.second - identity)[:, *upper])
     if free and drawn.responses is not None:
         z = (symmetric_root(V) @ drawn.truth)[:, free]
-        spread = np.diagonal(V)[free][:, None, None]
-        surprise = z[..., :, None] * z[..., None, :] / spread - np.eye(C)
+        variance = np.diagonal(V)[free][:, None, None]
+        surprise = z[..., :, None] * z[..., None, :] / variance - np.eye(C)
         first_response, second_response = drawn.responses
         rows.append(
             (

@@ -269,10 +269,10 @@ def _tempered_fit(
     p = tempered(power)
     p = p / xp.sum(p, axis=1, keepdims=True)
     center = xp.sum(p[..., None] * u, axis=1)
-    away = u - center[:, None, :]
-    way = center - mean
-    square = xp.matmul(xp.matrix_transpose(away * p[..., None]), away)
-    square = square + (1 - power)[:, None, None] * way[:, :, None] * way[:, None, :]
+    deviation = u - center[:, None, :]
+    step = center - mean
+    square = xp.matmul(xp.matrix_transpose(deviation * p[..., None]), deviation)
+    square = square + (1 - power)[:, None, None] * step[:, :, None] * step[:, None, :]
     # Too few points to determine a covariance: shrink towards the present one.
     few = clip((u.shape[-1] + 2) * xp.sum(p * p, axis=1), 0.0, 1.0)[:, None, None]
     return center, (1 - few) * square + few * covariance / 4

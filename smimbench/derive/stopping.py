@@ -189,20 +189,20 @@ class OverlapRule(StoppingRule):
         predicted = info.predicted_overlap
         self_overlap = info.self_overlap
         gap = np.abs(predicted - self_overlap) / self.fluctuation
-        worst = int(np.argmax(gap))
+        farthest = int(np.argmax(gap))
         ratio = np.zeros_like(gap)
         if info.log_information_ratio is not None:
             ratio[:] = info.log_information_ratio
         # A component that is predicted no more than chance has no information in the data: the ratio is 0 / 0.
         ratio[predicted <= self.chance] = -math.inf
-        tense = int(np.argmax(ratio))
-        if ratio[tense] > math.log(8):
-            times = math.exp(min(ratio[tense], 50))
-            return f"component {tense + 1} predicts {times:.2g} times the information in its data"
-        if gap[worst] > AGREEMENT:
+        overconfident = int(np.argmax(ratio))
+        if ratio[overconfident] > math.log(8):
+            times = math.exp(min(ratio[overconfident], 50))
+            return f"component {overconfident + 1} predicts {times:.2g} times the information in its data"
+        if gap[farthest] > AGREEMENT:
             return (
-                f"component {worst + 1} predicts an overlap of {predicted[worst]:.3g}, "
-                f"but its estimate has {self_overlap[worst]:.3g}"
+                f"component {farthest + 1} predicts an overlap of {predicted[farthest]:.3g}, "
+                f"but its estimate has {self_overlap[farthest]:.3g}"
             )
         return None
 

@@ -225,10 +225,11 @@ def _log_cdf_tail(
             step + (excess0[None, :] - excess),
         )
         mean_fall = xp.sum(p * fall, axis=0)
-        spread = fall - mean_fall[None, :]
+        deviation = fall - mean_fall[None, :]
         h_curvature = -h_slope * xp.sum(p * (a + fall * (rho / s)), axis=0)
         k_curvature = (
-            xp.sum(p * spread * spread, axis=0) - xp.sum(p * hazard * excess, axis=0)
+            xp.sum(p * deviation * deviation, axis=0)
+            - xp.sum(p * hazard * excess, axis=0)
         ) / (1 - r * r)
         mixed = h_slope * mean_fall / s
         derivatives += [

@@ -42,7 +42,7 @@ def values_by_panels(
     interpolated = np.empty((len(x), len(tolerance)))
     nodes = chebyshev.chebpts1(NODES)
     to_coefficients = np.linalg.inv(chebyshev.chebvander(nodes, NODES - 1))
-    alone = np.ones(len(x), dtype=bool)
+    evaluated = np.ones(len(x), dtype=bool)
     # panels to begin with
     edges = np.linspace(points[0], points[-1], 8 + 1) if len(x) else np.zeros(1)
     panels = np.stack([edges[:-1], edges[1:]], axis=1)
@@ -77,7 +77,7 @@ def values_by_panels(
             interpolated[inside] = chebyshev.chebval(
                 (points[inside] - midpoint[p]) / half[p], coefficients[p]
             ).T
-            alone[inside] = False
+            evaluated[inside] = False
         midpoint = midpoint[~resolved]
         panels = panels[~resolved]
         panels = np.concatenate(
@@ -86,8 +86,8 @@ def values_by_panels(
                 np.stack([midpoint, panels[:, 1]], 1),
             ]
         )
-    if alone.any():
-        interpolated[alone] = function(points[alone])
+    if evaluated.any():
+        interpolated[evaluated] = function(points[evaluated])
     result = np.empty_like(interpolated)
     result[order] = interpolated
     return result

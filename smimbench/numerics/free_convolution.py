@@ -202,16 +202,16 @@ class FreeConvolution:
             )
             return Uncertain(variance, 1e-15 * variance, "quadrature")
         nearest = np.diff(self.atoms).min(initial=np.inf)
-        apart = noise * (1 - float((self.weights**2).sum()))
+        separate = noise * (1 - float((self.weights**2).sum()))
         if noise <= 1e-10 * nearest * nearest:
             # A semicircle of variance noise p for each atom, shifted and stretched by the others.
             return Uncertain(
-                apart,
-                4 * noise * (noise / nearest) / nearest + 1e-15 * apart,
+                separate,
+                4 * noise * (noise / nearest) / nearest + 1e-15 * separate,
                 "quadrature",
             )
         if self._resolution(noise) > 0.01:
-            return Uncertain(apart, noise, "quadrature")
+            return Uncertain(separate, noise, "quadrature")
         integral = self._integrate(noise, lambda p: p.variance[None, :] * noise, rtol)
         return Uncertain(
             float(integral.value[0]), float(integral.error[0]), integral.method

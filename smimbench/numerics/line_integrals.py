@@ -289,12 +289,12 @@ def _moments_and_priorities(
     norm = total(cells.mass * factor)
     mean = total((cells.first_moment + cells.mass * cells.midpoint) * factor) / norm
     offset = cells.midpoint - np.repeat(mean, sizes)
-    spread = (
+    second_moment = (
         cells.second_moment
         + 2 * cells.first_moment * offset
         + cells.mass * offset * offset
     )
-    square = total(spread * factor) / norm + mean * mean
+    square = total(second_moment * factor) / norm + mean * mean
     log_norm = top + np.log(norm)
     norms = np.repeat(log_norm, sizes)
     # The norm matters too, even where the integrand is so narrow that any norm gives the right mean.

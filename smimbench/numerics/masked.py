@@ -40,7 +40,7 @@ def put_at_mask(
         result = np.array(array, dtype=np.result_type(array, selected))
         result[mask] = selected
         return result
-    spread = xp.take(
+    repeated = xp.take(
         selected, places_at_mask(mask) if places is None else places, axis=0
     )
-    return xp.where(xp.reshape(mask, (-1,) + (1,) * (array.ndim - 1)), spread, array)
+    return xp.where(xp.reshape(mask, (-1,) + (1,) * (array.ndim - 1)), repeated, array)

@@ -51,7 +51,7 @@ class SizeFit(NamedTuple):
 
 
 def fit_sizes(
-    sizes: Host, values: Host, errors: Host, spreads: Sequence[float]
+    sizes: Host, values: Host, errors: Host, scales: Sequence[float]
 ) -> SizeFit:
     r"""Penalized least squares: coefficients are normal variables around 0, as far as they are known.
 
@@ -61,12 +61,12 @@ def fit_sizes(
     ----------
     sizes, values, errors : ndarray (K,)
         D > 0, y and their standard errors e > 0.
-    spreads : sequence of float (3,)
+    scales : sequence of float (3,)
         Standard deviations s of limit, b and c; infinite: nothing is known; 0: there is no such term.
     """
     laws = (1 / sizes)[:, None] ** np.arange(3)
-    free = np.isinf(spreads)
-    units = np.where(free, 1.0, spreads)
+    free = np.isinf(scales)
+    units = np.where(free, 1.0, scales)
     matrix = np.vstack([laws * units / errors[:, None], np.diag(1.0 - free)])
     target = np.append(values / errors, np.zeros(3))
     inverse = np.linalg.pinv(matrix)

@@ -175,12 +175,16 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) 
         controls.append(zeros)
     means = np.zeros((4, output_layer + 1, output_layer + 1))
     if np.isfinite(samples).all() and np.isfinite(controls).all():
-        places = [(0, a, a) for a in case.informed] + [(2, a, b) for a, b in case.pairs]
-        for (kind, a, b), *estimate in zip(places, *controlled_mean(samples, controls)):
+        entries = [(0, a, a) for a in case.informed] + [
+            (2, a, b) for a, b in case.pairs
+        ]
+        for (kind, a, b), *estimate in zip(
+            entries, *controlled_mean(samples, controls)
+        ):
             means[kind : kind + 2, a, b] = means[kind : kind + 2, b, a] = estimate
         # error of nodes, grids and tables, measured with finer ones
-        doubt = clipped + 3e-4
-        means[1::2] = np.hypot(means[1::2], doubt * np.abs(means[::2]))
+        relative_error = clipped + 3e-4
+        means[1::2] = np.hypot(means[1::2], relative_error * np.abs(means[::2]))
     else:  # the posterior of a label far beyond the last node is 0 / 0
         means[:] = np.nan
     means.flags.writeable = False

@@ -85,8 +85,8 @@ def integrate(
     depth = xp.zeros_like(u[:, 0])
     moments, energy = _integrate_box(u, omega, rule, depth + half_square, depth)
     # energy beyond ``SPARE`` above which a sample is integrated again
-    poor = energy > SPARE + 2.5
-    index = xp.nonzero(poor)[0]
+    truncated = energy > SPARE + 2.5
+    index = xp.nonzero(truncated)[0]
     if index.shape[0] == 0:
         return moments
     # These samples are few and branch on their values, so they are handled on the host.
@@ -95,7 +95,7 @@ def integrate(
     )
     rescued = _integrate_far_labels(far_u, far_omega, far_energy, rule, half_square)
     return put_tuple(
-        moments, poor, LayerMoments(*(array_like(values, u) for values in rescued))
+        moments, truncated, LayerMoments(*(array_like(values, u) for values in rescued))
     )
 
 
@@ -172,10 +172,10 @@ def _integrate_far_labels(
     outside = energy > half_square - 4.0
     if outside.any():
         v11, v12, v22 = (16.0 * v for v in rule.V)
-        hot = replace(rule, accuracy=1e-2, full=False, rounds=5, V=(v11, v12, v22))
+        coarse = replace(rule, accuracy=1e-2, full=False, rounds=5, V=(v11, v12, v22))
         zero = np.zeros(outside.sum())
         energies = _integrate_box(
-            u[outside], omega[outside], hot, zero + half_square, zero
+            u[outside], omega[outside], coarse, zero + half_square, zero
         )[1]
         energy[outside] = np.where(energies < SPARE, 16.0 * energies, math.inf)
     near = energy < DEEPEST
