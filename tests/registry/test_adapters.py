@@ -253,11 +253,7 @@ def smimbench_register_{kind}s(register):
     [
         ("prior", "denoise = 1", "prior Mine: needs sample, denoise or law"),
         ("prior", "sample = 1", "prior Mine: needs sample, denoise or law"),
-        ("prior", "mean = 1", "prior Mine: needs sample, denoise or law"),
         ("algorithm", "step = 1", "algorithm Mine: needs init, step, estimate or fit"),
-        ("algorithm", "run = 1", "algorithm Mine: needs init, step, estimate or fit"),
-        ("channel", "posterior = 1", "channel Mine: lacks forward"),
-        ("channel", "forward = 1", "channel Mine: needs posterior or log_likelihood"),
         ("model", "forward = 1", "model Mine: lacks rank, sample_count"),
     ],
 )
