@@ -7,7 +7,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,14 @@ UNNOTICED, UNLIKELY = 0.1, 1e-6
 twice as far off are passed over; twice as many right ones get a remark."""
 Values = dict[str, list[float]]
 """Of metrics by name: one for each component, or one for all."""
+
+
+class Measurement(NamedTuple):
+    """Metrics of a final estimate: values, the reason for each metric without one, and what metrics want the user to know."""
+
+    values: Values
+    reasons: dict[str, str]
+    remarks: list[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +202,7 @@ class Instance:
 
     def measure(
         self, names: Sequence[str], estimate: Array, V: Array | None = None
-    ) -> tuple[Values, dict[str, str], list[str]]:
+    ) -> Measurement:
         """Metrics of a final estimate, measured on the host.
 
         Parameters
@@ -203,17 +211,9 @@ class Instance:
             As in ``run.metrics`` of a suite, or with a version as in the key of a cell: ``"name@2"``.
         V : array (P, P) or None
             Error that the algorithm claims for the estimate.
-
-        Returns
-        -------
-        values : dict of list of float
-        reasons : dict of str
-            For every metric without a value the reason.
-        remarks : list of str
-            What metrics want the user to know.
         """
         if not names:
-            return {}, {}, []
+            return Measurement({}, {}, [])
         estimate = np.asarray(to_host(estimate), dtype=float)
         claims = self.claims(
             estimate, None if V is None else np.asarray(to_host(V), dtype=float)
@@ -223,7 +223,8 @@ class Instance:
             name: find_metric(name, model)
             for name in (written.partition("@")[0] for written in names)
         }
-        return *self._measured(metrics, estimate, claims), claims.remarks
+        values, reasons = self._measured(metrics, estimate, claims)
+        return Measurement(values, reasons, claims.remarks)
 
     def claims(self, estimate: Array, V: Array | None = None) -> Claims:
         """Arguments passed to metrics: the teacher on the estimate's device, the aligned estimate, the claimed error.

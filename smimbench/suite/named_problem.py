@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tomli_w
 
-from smimbench.files import JsonObject, missing, plain_value, suggestion
+from smimbench.files import missing, plain_value, suggestion
 from smimbench.interfaces import Host
-from smimbench.registry.parameters import ENGINE_FILLED, signature_of
+from smimbench.registry.parameters import ENGINE_FILLED, Parameters, signature_of
 from smimbench.registry.registry import get_registry
 
 KINDS = ("model", "channel", "prior")
 """Items that a problem needs."""
 TOKENS = 2
 """Default number of tokens, as in the papers."""
-
-TEXT = """[suite]
-title = "{title}"
-[problem]
-model   = {{ name = {model}{tokens} }}
-channel = {{ name = {channel} }}
-prior   = {{ name = {prior} }}
-{inputs}[grid]
-alpha     = {alphas}
-dimension = [100]
-"""
+DIMENSION = 100
+"""Dimension of the suite, which theory does not depend on."""
 
 
 def sample_ratios(value: Any) -> list[float]:
@@ -70,7 +63,7 @@ def _between(low: str, high: str, count: str) -> Host:
 
 
 def suite_of_items(
-    items: Mapping[str, str | None], parameters: JsonObject, alphas: Sequence[float]
+    items: Mapping[str, str | None], parameters: Parameters, alphas: Sequence[float]
 ) -> tuple[str, str, list[str]]:
     """Name and text of the suite of one problem, and its parameters as for ``--set``.
 
@@ -89,47 +82,42 @@ def suite_of_items(
             f"alpha {missing('alpha', parameters)}; give sample ratios: 0.1, or 0.1:0.3:20"
         )
     kinds = KINDS if items.get("inputs") is None else (*KINDS, "inputs")
-    entries = {
-        kind: get_registry().get(kind, str(items[kind]), items["model"])
-        for kind in kinds
+    named = {kind: str(items[kind]) for kind in kinds}
+    accepted = {
+        kind: _accepted(kind, name, named["model"]) for kind, name in named.items()
     }
-    names_of = {
-        kind: [
-            name
-            for name in signature_of(entry.item)
-            if name not in ENGINE_FILLED.get(kind, ())
-        ]
-        for kind, entry in entries.items()
+    settings = [_setting(name, value, accepted) for name, value in parameters.items()]
+    problem: dict[str, Parameters] = {
+        kind: {"name": name} for kind, name in named.items()
     }
-    settings = []
-    for name, value in parameters.items():
-        text = (
-            value if isinstance(value, str) else json.dumps(value, default=plain_value)
+    if "tokens" in accepted["model"]:
+        problem["model"]["tokens"] = TOKENS
+    short_names = [name.rpartition(":")[2] for name in named.values()]
+    document = {
+        "suite": {"title": ", ".join(short_names)},
+        "problem": problem,
+        "grid": {"alpha": list(alphas), "dimension": [DIMENSION]},
+    }
+    return "-".join(short_names), tomli_w.dumps(document), settings
+
+
+def _accepted(kind: str, name: str, model: str) -> list[str]:
+    """Parameters of an item that can be set."""
+    filled = ENGINE_FILLED.get(kind, ())
+    names = signature_of(get_registry().get(kind, name, model).item)
+    return [name for name in names if name not in filled]
+
+
+def _setting(name: str, value: Any, accepted: Mapping[str, Sequence[str]]) -> str:
+    """A parameter as for ``--set``, of the one item that accepts it."""
+    text = value if isinstance(value, str) else json.dumps(value, default=plain_value)
+    kinds = [kind for kind, names in accepted.items() if name in names]
+    if not kinds:
+        words = [*accepted, "alpha", *itertools.chain(*accepted.values())]
+        raise ValueError(
+            f"{name} is no option and no parameter of this problem; {suggestion(name, words)}"
         )
-        owners = [kind for kind in kinds if name in names_of[kind]]
-        if not owners:
-            words = [
-                *kinds,
-                "alpha",
-                *(word for kind in kinds for word in names_of[kind]),
-            ]
-            raise ValueError(
-                f"{name} is no option and no parameter of this problem; {suggestion(name, words)}"
-            )
-        if len(owners) > 1:
-            raise ValueError(
-                f"{' and '.join(owners)} have {name}: set problem.{owners[0]}.{name}={text}"
-            )
-        settings.append(f"problem.{owners[0]}.{name}={text}")
-    names = {kind: json.dumps(items[kind]) for kind in KINDS}
-    names["inputs"] = (
-        f"inputs  = {{ name = {json.dumps(items['inputs'])} }}\n"
-        if "inputs" in kinds
-        else ""
-    )
-    short_names = [str(items[kind]).rpartition(":")[2] for kind in kinds]
-    tokens = f", tokens = {TOKENS}" if "tokens" in names_of["model"] else ""
-    text = TEXT.format(
-        title=", ".join(short_names), alphas=list(alphas), tokens=tokens, **names
-    )
-    return "-".join(short_names), text, settings
+    assignment = f"problem.{kinds[0]}.{name}={text}"
+    if len(kinds) > 1:
+        raise ValueError(f"{' and '.join(kinds)} have {name}: set {assignment}")
+    return assignment

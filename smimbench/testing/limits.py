@@ -117,7 +117,7 @@ def lands_on_theory(
         measured = [
             np.array(
                 [
-                    instance.measure([name], result.estimate, result.V)[0][name]
+                    instance.measure([name], result.estimate, result.V).values[name]
                     for instance, result in results
                 ]
             )
