@@ -290,7 +290,7 @@ def theory(
     with tempfile.TemporaryDirectory() as temporary, _bar(progress) as show_progress:
 
         def on_progress(problem: Problem, state: Progress) -> None:
-            show_progress(f"theory of {labels[problem]}", state.done, state.total)
+            show_progress(f"theory of {labels[problem]}", state.solved, state.total)
 
         def solver_in(
             folder: Path | None, memory: Memory | None = None

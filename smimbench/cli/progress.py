@@ -285,11 +285,11 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
     def on_progress(self, problem: Problem, progress: Progress) -> None:
         """Show how far the theory of a problem is."""
         for index, plan in enumerate(self._plans):
-            if plan.problem is problem and progress.done < progress.total:
+            if plan.problem is problem and progress.solved < progress.total:
                 # A curve that has all of its sample ratios may still lack thresholds: the bar is full at the very end.
-                share = 0.9 * progress.done / progress.total
+                share = 0.9 * progress.solved / progress.total
                 self._reached = max(self._reached, index + share)
-                count = f"{progress.done} / {progress.total}{_position(progress)}"
+                count = f"{progress.solved} / {progress.total}{_position(progress)}"
                 self._show(index, count)
 
     def _show(self, index: int, count: str) -> None:

@@ -137,6 +137,10 @@ MODELS: dict[str, Any] = {
 }
 
 
+FIELDS = {"problem", "answer", "digest"}
+"""What every file of an answer has."""
+
+
 def check_answer(kind: str, answer: Any, components: int | None) -> None:
     """Raise ValueError unless a theory result (its kind is a key of ``MODELS``) has the right structure."""
     if kind not in MODELS:
@@ -178,8 +182,7 @@ def read_answer(file: Path, question: JsonObject | None = None) -> JsonObject:
         If it was changed, or answers another question than this.
     """
     document = read_json(file)
-    needed = {"problem", "answer", "digest"}
-    if not isinstance(document, dict) or not needed <= document.keys():
+    if not isinstance(document, dict) or not document.keys() >= FIELDS:
         raise ValueError("this is not a stored theory result")
     if digest_of(document) != document.pop("digest"):
         raise ValueError("changed after it was written (digest does not match)")

@@ -204,9 +204,14 @@ class Answers:
         fields = question.conditions._asdict() | {
             "starts": np.asarray(question.conditions.starts).tolist()
         }
-        asked = [question.algorithm, *fields.values()]
-        bare = [] if self.predictions else ["without errors of prediction"]
-        text = canonical_json([question.problem.spec, asked, PREDICTION_VERSION, *bare])
+        identity = [
+            question.problem.spec,
+            [question.algorithm, *fields.values()],
+            PREDICTION_VERSION,
+        ]
+        if not self.predictions:
+            identity.append("without errors of prediction")
+        text = canonical_json(identity)
         return AnswerKey("own", text, float(question.alpha))
 
     def _stored(self, problem: Problem, key: AnswerKey) -> Answer:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from smimbench.files import JsonObject
 from smimbench.problem.problem import Problem, ProblemError
@@ -43,60 +43,48 @@ def _solve_in_parallel(
 
     def progress(problem: Problem) -> Progress:
         alphas, thresholds = work[problem]
-        kept = solver.count_stored([(problem, alphas)])
-        return Progress(
-            kept.points + thresholds * kept.thresholds,
-            len(alphas) + thresholds,
-            kept.nodes,
-        )
+        points, has_thresholds, nodes = solver.count_stored([(problem, alphas)])
+        solved = points + thresholds * has_thresholds
+        return Progress(solved, len(alphas) + thresholds, nodes)
 
-    def on_event(problem: Problem, event: JsonObject) -> None:
-        if "progress" in event:
-            solver.on_progress(problem, Progress(*event["progress"]))
+    def is_unsolved(problem: Problem) -> bool:
+        solved, total, *_ = progress(problem)
+        return solved < total
 
-    unsolved = []
-    for problem in work:
-        done, total, *_ = progress(problem)
-        if done < total:
-            unsolved.append(problem)
-    executor = Executor(workers, 1, get_registry(), folder=str(solver.folder))
-    last_look = time.monotonic()
+    unsolved = list(filter(is_unsolved, work))
+    last_report = time.monotonic()
 
     def on_progress(underway: object) -> None:
-        """Report how far all are: parts of a curve say nothing until they end."""
-        nonlocal last_look
-        if time.monotonic() > last_look + 1:
-            last_look = time.monotonic()
+        """Report every second how far all are: nodes of a curve say nothing until they end."""
+        nonlocal last_report
+        if time.monotonic() > last_report + 1:
+            last_report = time.monotonic()
             for problem in unsolved:
                 solver.on_progress(problem, progress(problem))
 
+    def task_of(problem: Problem, kind: str, *arguments: Any) -> Task:
+        def on_event(event: JsonObject) -> None:
+            if "progress" in event:
+                solver.on_progress(problem, Progress(*event["progress"]))
+
+        question = kind, problem.spec, solver.predictions, *arguments
+        return Task(question, frozenset(), on_event=on_event)
+
+    executor = Executor(workers, 1, get_registry(), folder=str(solver.folder))
     try:
+        nodes, curves = {}, {}
         for problem in unsolved:
             solver.begin(problem)
             solver.on_progress(problem, progress(problem))
-        parts = [
-            (problem, ("part", part))
-            for problem in unsolved
-            for part in independent_parts(problem, work[problem][0])
-        ]
-        whole = [
-            (problem, ("whole", list(work[problem][0]), work[problem][1]))
-            for problem in unsolved
-        ]
-        for stage in (parts, whole):
-            tasks = {}
-            for problem, (kind, *arguments) in stage:
-                question = kind, problem.spec, solver.predictions, *arguments
-                tasks[
-                    Task(
-                        question,
-                        frozenset(),
-                        on_event=functools.partial(on_event, problem),
-                    )
-                ] = problem
+            alphas, thresholds = work[problem]
+            for part in independent_parts(problem, alphas):
+                nodes[task_of(problem, "part", part)] = problem
+            curves[task_of(problem, "whole", list(alphas), thresholds)] = problem
+        for tasks in (nodes, curves):
             for ended in executor.run(tasks, on_progress=on_progress):
                 answer_of(ended)
-                solver.on_progress(tasks[ended.task], progress(tasks[ended.task]))
+                problem = tasks[ended.task]
+                solver.on_progress(problem, progress(problem))
     finally:
         executor.end()
 
@@ -112,10 +100,8 @@ def _work_by_problem(
             continue
         alphas, thresholds = work.get(problem, ((), False))
         if isinstance(question, PointsQuestion):
-            work[problem] = (
-                tuple(dict.fromkeys((*alphas, *question.alphas))),
-                thresholds,
-            )
+            ratios = dict.fromkeys((*alphas, *question.alphas))
+            work[problem] = tuple(ratios), thresholds
         elif isinstance(question, ThresholdsQuestion):
             work[problem] = alphas, True
     return work

@@ -24,9 +24,20 @@ PATIENCE = 900.0
 
 
 class Progress(NamedTuple):
-    """Progress of a problem's theory: answers solved and requested, nodes in use, position on the curve, and a note."""
+    """Progress of a problem's theory.
 
-    done: int
+    Attributes
+    ----------
+    solved, total : int
+        Answers that are known, and asked for.
+    nodes : int
+        Nodes in use.
+    alpha : float or None
+        Sample ratio to which the curve has been followed.
+    note : str
+    """
+
+    solved: int
     total: int
     nodes: int = 0
     alpha: float | None = None
@@ -84,7 +95,7 @@ class TheoryProcess:
         kind: str,
         problem: Problem,
         predicts: bool,
-        *more: Any,
+        *arguments: Any,
         on_event: Callable[[JsonObject], object],
     ) -> Any:
         """The answer of a ``TheoryWorker`` to a question.
@@ -97,11 +108,11 @@ class TheoryProcess:
         TheoryError
             What a plugin raised.
         """
-        algorithms = more[:1] if kind == "own" else ()
+        algorithms = arguments[:1] if kind == "own" else ()
         name = canonical_json([kind, problem.spec, *algorithms])
         if name in self._given_up:  # not again at every sample ratio, for every figure
             raise self._given_up[name]
-        question = kind, problem.spec, predicts, *more
+        question = kind, problem.spec, predicts, *arguments
         task = Task(
             question,
             distributions_of(problem, *algorithms),

@@ -169,19 +169,19 @@ class TheorySolver(Answers):
         keys = [key_of_point(problem, alpha) for alpha in alphas]
         distinct = list(dict.fromkeys(keys))
         missing = [key for key in distinct if not self._suffices(problem, key)]
-        done, total = len(distinct) - len(missing), len(distinct)
+        solved, total = len(distinct) - len(missing), len(distinct)
 
         def on_node(nodes: int, alpha: float | None) -> None:
-            self.on_progress(problem, Progress(done, total, nodes, alpha))
+            self.on_progress(problem, Progress(solved, total, nodes, alpha))
 
-        self.on_progress(problem, Progress(done, total))
+        self.on_progress(problem, Progress(solved, total))
         if missing:
             with self._solving(problem, missing, on_node):
                 ratios = [cast(float, key.ratio) for key in missing]
                 branches = self.solve("points", problem, ratios)
                 for key, alpha, document in zip(missing, ratios, branches):
                     self._remember(problem, key, document)
-                    done += 1
+                    solved += 1
                     on_node(self._nodes(problem).count, alpha)
         return [cast(Branches, self.memory.answers[key]) for key in keys]
 
@@ -274,13 +274,13 @@ class TheorySolver(Answers):
         except (KeyboardInterrupt, StoreError):
             raise
         except Exception as error:
-            kept = error
+            theory_error = error
             if not isinstance(error, THEORY_ERRORS):
                 name, _, message = error_line(error).partition(": ")
-                kept = TheoryError.named(name, message)
-            self.memory.errors.update(
-                (key, kept) for key in keys if key not in self.memory.answers
-            )
+                theory_error = TheoryError.named(name, message)
+            for key in keys:
+                if key not in self.memory.answers:
+                    self.memory.errors[key] = theory_error
             raise
 
     def solve(self, kind: str, problem: Problem, *arguments: Any) -> Iterator[Any]:
@@ -397,26 +397,20 @@ class TheorySolver(Answers):
 
     def _compare_code(self, problem: Problem) -> None:
         """Report which stored results belong to this problem except for the code of its items."""
-        kinds = [kind for kind, spec in problem.spec.items() if "source" in spec]
-        bare, count, changed = without("source", problem.spec), 0, set()
-        for _, other in self._stored_problems() if kinds else ():
-            if (
-                isinstance(other, dict)
-                and other != problem.spec
-                and without("source", other) == bare
-            ):
+        spec = problem.spec
+        kinds = [kind for kind, item in spec.items() if "source" in item]
+        count, changed = 0, set()
+        for _, stored in self._stored_problems() if kinds else ():
+            if not isinstance(stored, dict) or stored == spec:
+                continue
+            if without("source", stored) == without("source", spec):
                 count += 1
-                changed |= {
-                    kind
-                    for kind in kinds
-                    if other[kind].get("source") != problem.spec[kind]["source"]
-                }
+                for kind in kinds:
+                    if stored[kind].get("source") != spec[kind]["source"]:
+                        changed.add(kind)
         for kind in kinds:
             if kind in changed:
-                name, version = (
-                    problem.spec[kind]["name"],
-                    problem.spec[kind]["version"],
-                )
+                name, version = spec[kind]["name"], spec[kind]["version"]
                 self.on_remark(
                     f"{kind} {name!r} has other code under the same version {version} than when {count} answers of theory were "
                     "kept: they are not used; raise its version when its numbers change"

@@ -309,8 +309,8 @@ class _SolverAgain:
         return document_of(points[self.alphas.index(document["alpha"])])
 
     def _prediction(self, document: JsonObject) -> Any:
-        _, asked, _, *brief = document["problem"]
-        spec, dimension, start, starts, iterations, _, trajectory = asked
+        _, asked_of, _, *brief = document["problem"]
+        spec, dimension, start, starts, iterations, _, trajectory = asked_of
         overlaps = tuple(Overlaps(*matrices) for matrices in starts)
         conditions = Conditions(
             dimension, start, overlaps, iterations, trajectory=trajectory

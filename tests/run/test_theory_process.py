@@ -116,7 +116,7 @@ def test_the_numbers_are_those_of_this_process(plugin, tmp_path):
     points = document_of(here.points(problem, ratios))
     assert document_of(there.points(problem, ratios)) == points
     assert there.thresholds(problem) == here.thresholds(problem)
-    assert [one for one in seen if one.done == 2]
+    assert [one for one in seen if one.solved == 2]
     assert there.process.executor.workers
     again = TheorySolver(
         tmp_path / "theory", isolated=True

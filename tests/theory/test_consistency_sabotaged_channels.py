@@ -167,7 +167,7 @@ def test_check_says_what_it_can_and_cannot_see():
 
 @pytest.mark.slow
 def test_hardmax_of_vectors_is_slower_and_seen_as_well():
-    with pytest.raises(ProblemError, match="is seen here"):
+    with pytest.raises(ProblemError, match="detects a step"):
         require_consistent(
             problem_of(LOW, with_moments(SequenceHardmax, far(1.02))), clock=no_clock
         )
