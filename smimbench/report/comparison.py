@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -160,7 +159,7 @@ def _counterparts(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[Pai
     parameters that both have: a version may have more of them, use more samples, and be in a file of another name.
     """
     unmatched = {_measured(row): row for row in baseline}
-    pairs: dict[Any, Pair] = {
+    pairs: dict[tuple[object, ...], Pair] = {
         key: (unmatched.pop(key, None), row)
         for key, row in {_measured(row): row for row in candidate}.items()
     }
@@ -182,7 +181,7 @@ def _items(row: Row) -> JsonObject:
     return {**row.identity.problem, "algorithm": row.identity.algorithm}
 
 
-def _measured(row: Row) -> tuple[Any, ...]:
+def _measured(row: Row) -> tuple[object, ...]:
     """Key of a row without labels: problem and algorithm without versions and code, and grid point."""
     at, oracle = row.place, row.place.settings == ORACLE
     items = canonical_json(without("source", _items(row)))
@@ -208,7 +207,7 @@ def _changed_code(baseline: Row, candidate: Row) -> list[str]:
     ]
 
 
-def _sources(item: Any) -> list[Any]:
+def _sources(item: object) -> list[object]:
     """Hashes of the code of an item and of those inside it."""
     if not isinstance(item, dict):
         return []
@@ -329,7 +328,7 @@ def overall_changes(changes: Sequence[RowChange]) -> list[OverallChange]:
     A change that no row shows for certain may be clear in all of them together.
     """
 
-    def line(change: RowChange) -> tuple[Any, ...]:
+    def line(change: RowChange) -> tuple[object, ...]:
         at = change.place
         return at.problem, at.algorithm, at.backend, change.metric, change.component
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -115,14 +114,13 @@ def extrapolated_rows(rows: Sequence[Row], target: float = 1e-3) -> list[Limit]:
     return [limit for limit in limits if limit is not None]
 
 
-def _line(row: Row) -> tuple[Any, ...]:
+def _line(row: Row) -> tuple[object, ...]:
     """Key that rows share which differ only in their dimension."""
-    problem: Any = row.identity.problem
-    if "features" in problem.get("inputs", {}):  # one problem at every dimension
-        problem = {**problem, "inputs": {**problem["inputs"], "features": None}}
-    else:
-        problem = [row.place.problem, problem]
-    at, items = row.place, canonical_json([problem, row.identity.algorithm])
+    at, problem = row.place, row.identity.problem
+    inputs, label = problem.get("inputs", {}), at.problem
+    if "features" in inputs:  # one problem at every dimension
+        problem, label = {**problem, "inputs": {**inputs, "features": None}}, ""
+    items = canonical_json([label, problem, row.identity.algorithm])
     line = at.algorithm, at.backend, at.nominal_alpha, row.metric, row.component
     return *line, items
 

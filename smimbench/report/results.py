@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -122,7 +121,7 @@ def paired_by_name(
     def contender(cell: Cell) -> tuple[str, str, str]:
         return cell.problem_label, cell.algorithm_label, cell.backend
 
-    def code(record: Record) -> list[Any]:
+    def code(record: Record) -> list[object]:
         return [record.cell.get(key) for key in OF_CODE]
 
     keys = {record.key for record in records.values()}

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -145,7 +145,7 @@ class PlaceRuns:
 def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns]]:
     """Runs by what was run, never by its label, each with one of its cells, which differ in their replicates alone."""
 
-    def identity(pair: Pair) -> tuple[Any, ...]:
+    def identity(pair: Pair) -> tuple[object, ...]:
         cell = pair[0]
         items = canonical_json(cell.problem), canonical_json(cell.algorithm)
         return *items, cell.backend, *cell.place

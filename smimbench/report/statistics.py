@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, get_args
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from smimbench.interfaces import Host
 from smimbench.numerics.statistics import ROUNDING, quantile
 from smimbench.report.row import (
     Comparison,
+    Epsilon,
     Finding,
     HalfOverlap,
     LearnedSequence,
@@ -37,7 +38,7 @@ K = TypeVar("K")
 ZERO = 1e-3
 """A Bayes-optimal error below this part of the target counts as 0: no ratio is formed. Doubled, a few more ratios are blank."""
 
-EPSILONS = (0.05, 0.2, 0.5)
+EPSILONS = tuple(map(float, get_args(Epsilon)))
 """How near to the Bayes-optimal error a run has to come, relative: the columns of the runtime tables."""
 
 
@@ -209,10 +210,9 @@ def mean_change(changes: Sequence[Change]) -> Change:
 # -- time -----------------------------------------------------------------------------------------------------------------
 
 
-def near_goal(bayes: Any, epsilon: float, target: float) -> Host:
+def near_goal(bayes: Host, epsilon: float, target: float) -> Host:
     """Errors (P,) within ``1 + epsilon`` of the Bayes-optimal ones; the target where those are below it."""
-    expected = np.atleast_1d(np.asarray(bayes, dtype=float))
-    return np.where(expected > target, (1 + epsilon) * expected, target)
+    return np.where(bayes > target, (1 + epsilon) * bayes, target)
 
 
 class TracedRun(NamedTuple):
@@ -250,28 +250,35 @@ def time_near(trajectory: Trajectory | None, goal: Host) -> FirstTime:
     return first_time(trajectory, (trajectory["mse"] <= goal).all(axis=1))
 
 
+def _nearness(
+    runs: Sequence[TracedRun],
+    goals: Sequence[Host] | None,
+    epsilon: float,
+    target: float,
+) -> Nearness:
+    """Medians until the errors of a run are within ``1 + epsilon`` of its goals."""
+    if goals is None:
+        return Nearness(None, None, None)
+    seconds, iterations = [], []
+    for run, goal in zip(runs, goals):
+        hit = time_near(run.trajectory, near_goal(goal, epsilon, target))
+        # An attempt that was given up counts in the time to get there.
+        seconds.append(hit.seconds + run.record.timing.lost_seconds)
+        iterations.append(hit.iteration)
+    share = mean_of(map(math.isfinite, seconds))
+    return Nearness(_median_time(seconds), _median_time(iterations), share)
+
+
 def runtime(
     runs: Sequence[TracedRun], goals: Sequence[Host] | None, target: float
 ) -> RunCost:
     """Times, iterations and memory for the runtime tables; ``goals`` are optimal errors (P,) per run."""
     records = [run.record for run in runs]
     timings = [r.timing for r in records if r.timing.seconds is not None]
-    near: dict[Any, Nearness] = {}
-    for epsilon in EPSILONS:
-        nearness = Nearness(None, None, None)
-        if goals is not None:
-            seconds, iterations = [], []
-            for run, goal in zip(runs, goals):
-                hit = time_near(run.trajectory, near_goal(goal, epsilon, target))
-                # An attempt that was given up counts in the time to get there.
-                seconds.append(hit.seconds + run.record.timing.lost_seconds)
-                iterations.append(hit.iteration)
-            nearness = Nearness(
-                _median_time(seconds),
-                _median_time(iterations),
-                mean_of(map(math.isfinite, seconds)),
-            )
-        near[f"{epsilon:g}"] = nearness
+    near: dict[Epsilon, Nearness] = {
+        epsilon: _nearness(runs, goals, float(epsilon), target)
+        for epsilon in get_args(Epsilon)
+    }
     ceiling_fraction, ceiling = efficiency(records)
     return RunCost(
         seconds=mean_of((t.seconds or 0.0) + t.lost_seconds for t in timings),

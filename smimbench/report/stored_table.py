@@ -10,7 +10,6 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -182,22 +181,26 @@ def rerun_values(
     return verification
 
 
-def verified_table(path: Path, written: ResultsTable, made: ResultsTable) -> list[str]:
+def verified_table(
+    path: Path, written: ResultsTable, computed: ResultsTable
+) -> list[str]:
     """Differences, in words, between a stored table and the one made from the records."""
 
-    def key(row: Row) -> tuple[Any, ...]:
+    def key(row: Row) -> tuple[object, ...]:
         return (*place(row), row.metric, row.component)
 
-    about_written, about_made = (
+    about_written, about_computed = (
         {**table.about(), "other_versions": [], "left_out": []}
-        for table in (written, made)
+        for table in (written, computed)
     )
-    lines = [f"{path}: {line}" for line in differences(about_written, about_made, 0.0)]
-    made_rows = {key(row): row for row in made.rows}
+    lines = [
+        f"{path}: {line}" for line in differences(about_written, about_computed, 0.0)
+    ]
+    made_rows = {key(row): row for row in computed.rows}
     for row in written.rows:
         made_row = made_rows.get(key(row))
         if made_row is None:
-            lines.append(f"{_where(path, row)}: it has no records")
+            lines.append(f"{_label(path, row)}: it has no records")
         else:
             document = plain(made_row.document())
             lines += _differences(path, row, row.document(), document, OTHER_MACHINE)
@@ -205,13 +208,13 @@ def verified_table(path: Path, written: ResultsTable, made: ResultsTable) -> lis
 
 
 def _differences(
-    path: Path, row: Row, written: JsonObject, made: JsonObject, tolerance: float
+    path: Path, row: Row, written: JsonObject, computed: JsonObject, tolerance: float
 ) -> list[str]:
     """What differs in a row, in words, three lines at the most."""
-    differing = itertools.islice(differences(written, made, tolerance), 3)
-    return [f"{_where(path, row)}: {line}" for line in differing]
+    differing = itertools.islice(differences(written, computed, tolerance), 3)
+    return [f"{_label(path, row)}: {line}" for line in differing]
 
 
-def _where(path: Path, row: Row) -> str:
+def _label(path: Path, row: Row) -> str:
     at = row.place
     return f"{path}: {at.problem} {at.algorithm} at alpha {at.alpha:.5g}, D = {at.dimension}, {row.metric}"
