@@ -157,12 +157,12 @@ class Averaged(Algorithm):
         between, self_overlap = np.asarray(student.between_students), cross
         if student.own_overlap is not None:
             self_overlap = np.asarray(student.own_overlap)
-        spread = (self_overlap - between) / self.students
+        excess = (self_overlap - between) / self.students
         error = np.diag(np.atleast_1d(student.mse_error))
         return limit_point(
             problem,
             alpha,
-            [[Overlaps(truth, cross, between + spread)]],
+            [[Overlaps(truth, cross, between + excess)]],
             method=f"mean of {self.students} students; {student.method}",
             branch=student.branch,
             uncertain=Overlaps(0 * error, 0 * error, error),

@@ -115,15 +115,15 @@ class RidgeShares(NamedTuple):
         Means of ``lambda s``, of ``lambda (1 - s)^2`` and of ``lambda s^2``.
     fitted : float
         ``v / (1 + v)`` of the susceptibility v, the mean of ``s`` over the ratio: how far a label pulls its latent.
-    spread, denominator : float
-        Mean of ``s^2`` over the ratio, and 1 minus that: the error is ``(missing T + spread * noise) / denominator``.
+    noise_share, denominator : float
+        Mean of ``s^2`` over the ratio, and 1 minus that: the error is ``(missing T + noise_share * noise) / denominator``.
     """
 
     learned: float
     missing: float
     square: float
     fitted: float
-    spread: float
+    noise_share: float
     denominator: float
 
 
@@ -152,7 +152,7 @@ def ridge_shares(
         missing=unseen**2,
         square=learned**2,
         fitted=fitted,
-        spread=learned * fitted,
+        noise_share=learned * fitted,
         denominator=unseen * fitted + free,
     )
 
@@ -179,7 +179,7 @@ def _shares_of_features(ratio: float, penalty: float, features: Host) -> RidgeSh
         missing=float(np.mean(features * unseen**2)),
         square=float(np.mean(features * learned**2)),
         fitted=float(np.mean(learned)) / ratio,
-        spread=float(np.mean(learned**2)) / ratio,
+        noise_share=float(np.mean(learned**2)) / ratio,
         denominator=(unfitted + float(np.mean(learned * unseen))) / ratio,
     )
 
@@ -197,7 +197,7 @@ def ridge_overlaps(
     shares = ridge_shares(ratio, penalty, features)
     blur = shares.missing * T + noise
     if shares.denominator:
-        blur = shares.spread / shares.denominator * blur
+        blur = shares.noise_share / shares.denominator * blur
     elif blur.any():
         raise ValueError(
             "least squares without a penalty has an infinite error where there are just as many labels as directions "

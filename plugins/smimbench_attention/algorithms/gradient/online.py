@@ -91,7 +91,7 @@ class DescentRule:
     decay, momentum : float
         lambda and m.
     nesterov, spherical : bool
-    spread : float
+    inverse_rows : float
         ``1 / (B C)``, by which the square of the mean gradient of linear labels is larger in a batch; 0 in the limit.
     direction : callable or None
         ``direction(along, metric)``: what the student moves along in place of the velocity, in the same coordinates.
@@ -103,7 +103,7 @@ class DescentRule:
     momentum: float = 0.0
     nesterov: bool = False
     spherical: bool = False
-    spread: float = 0.0
+    inverse_rows: float = 0.0
     direction: Callable[[Host, Host | None], Host] | None = None
 
     @classmethod
@@ -112,7 +112,7 @@ class DescentRule:
         algorithm: MomentumDescent,
         steps: int,
         fraction: float,
-        spread: float = 0.0,
+        inverse_rows: float = 0.0,
     ) -> DescentRule:
         """The rule of a run of so many steps."""
         return cls(
@@ -122,7 +122,7 @@ class DescentRule:
             algorithm.momentum,
             algorithm.nesterov,
             algorithm.spherical,
-            spread,
+            inverse_rows,
         )
 
 
@@ -300,7 +300,7 @@ def solve(
         mean = np.zeros((*gram.shape[:-2], P, gram.shape[-1]))
         mean[..., :P], mean[..., student] = averages.on_teacher, averages.on_student
         drift = mean @ gram @ transposed(mean)
-        noise = averages.square / rule.fraction + rule.spread * drift
+        noise = averages.square / rule.fraction + rule.inverse_rows * drift
         return gram_after_noise(rule, gram, mean, noise, step)
 
     grams = np.stack([begin] * evaluations(problem, loss))

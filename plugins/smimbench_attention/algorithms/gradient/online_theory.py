@@ -87,8 +87,8 @@ def online_theory(
         return "descent on a sphere has no closed equations feature by feature"
     if by_feature and not is_linear:
         return "equations of single features are closed for linear labels of tokens that are independent only"
-    spread = 1 / (batch * problem.model.sites) if is_linear else 0.0
-    rule = DescentRule.of(algorithm, steps, batch / D, spread)
+    inverse_rows = 1 / (batch * problem.model.sites) if is_linear else 0.0
+    rule = DescentRule.of(algorithm, steps, batch / D, inverse_rows)
     starts = conditions.starts or typical_starts(
         problem, D, algorithm.spherical, online_fields.ACCURACY.starts
     )
