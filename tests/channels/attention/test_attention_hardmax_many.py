@@ -7,10 +7,6 @@ import numpy as np
 import pytest
 from scipy import stats
 from smimbench_attention.channels.attention.hardmax import AttentionHardmax
-from smimbench_attention.channels.attention.hardmax.curve import (
-    information_curve,
-    small_error_constant,
-)
 from smimbench_attention.channels.attention.hardmax.exact import (
     label_classes,
     row_posterior,
@@ -19,6 +15,10 @@ from smimbench_attention.channels.attention.hardmax.gibbs import (
     chain_moments,
     gibbs_moments,
     truncated_normal,
+)
+from smimbench_attention.channels.attention.hardmax.information import (
+    information_curve,
+    small_error_constant,
 )
 
 from smimbench.backend.arrays import to_host

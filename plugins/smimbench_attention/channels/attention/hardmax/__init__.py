@@ -14,11 +14,6 @@ from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_whole
 from smimbench.numerics import gauss_hermite, half_plane_hermite, monte_carlo_rng
 from smimbench_attention.channels.attention.hardmax import two_tokens as pair
-from smimbench_attention.channels.attention.hardmax.curve import (
-    EXACT,
-    SCRAMBLES,
-    information_curve,
-)
 from smimbench_attention.channels.attention.hardmax.exact import (
     check_labels,
     row_posterior,
@@ -27,6 +22,11 @@ from smimbench_attention.channels.attention.hardmax.gibbs import (
     SWEEPS,
     exact_moments,
     gibbs_moments,
+)
+from smimbench_attention.channels.attention.hardmax.information import (
+    EXACT,
+    SCRAMBLES,
+    information_curve,
 )
 from smimbench_attention.channels.bases import AttentionChannel, HardmaxChannel
 from smimbench_attention.channels.batches import (
