@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
     from smimbench.problem.problem import Problem
-    from smimbench.report.notebook import Loaded, Rows
+    from smimbench.report.notebook import Loaded, Rows, Theory
     from smimbench.report.results import Results
-    from smimbench.report.solved_theory import Theory
     from smimbench.run.answers import Memory
     from smimbench.run.record import Record
     from smimbench.run.store import Store
@@ -256,7 +255,7 @@ def theory(
     from inspect import signature
 
     from smimbench.files import suggestion
-    from smimbench.report.solved_theory import Theory
+    from smimbench.report.notebook import Theory
     from smimbench.report.theory_document import (
         theory_of_suite,
         theory_questions,

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
     from smimbench.report.comparison import RowChange
+    from smimbench.report.notebook import Theory
     from smimbench.report.results import Results, ResultsTable
     from smimbench.report.row import Row
-    from smimbench.report.solved_theory import Theory
     from smimbench.report.theory_document import ProblemTheory
     from smimbench.suite.cells import Suite
 
@@ -146,7 +146,7 @@ def theory(
     """
     from smimbench.cli.progress import TheoryProgress
     from smimbench.report.figures import chart_questions, drawn_ratios, theory_charts
-    from smimbench.report.solved_theory import Theory
+    from smimbench.report.notebook import Theory
     from smimbench.report.theory_document import (
         algorithm_questions,
         theory_of_suite,
