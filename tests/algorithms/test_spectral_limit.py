@@ -108,9 +108,9 @@ def test_nothing_is_claimed_below_the_transition(channel, threshold, kind):
     problem = pair_problem(channel)
     below = spectral_theory(problem, 0.95 * threshold, kind)
     above = spectral_theory(problem, 1.3 * threshold, kind)
-    assert np.diagonal(below.overlap).max() == 0
+    assert below.squared_cosine.max() == 0
     assert list(below.mse) == [1, 1]
-    assert np.diagonal(above.overlap).min() > 0.02
+    assert above.squared_cosine.min() > 0.02
     # The directions are sum and difference, so both components are found equally well.
     assert np.allclose(
         np.abs(np.stack([mode.direction for mode in above.modes])), np.sqrt(0.5)
@@ -119,7 +119,7 @@ def test_nothing_is_claimed_below_the_transition(channel, threshold, kind):
 
 def test_both_components_of_a_product_are_found():
     problem = pair_problem(SignProduct())
-    expected = np.diagonal(spectral_theory(problem, 6.0).overlap)
+    expected = spectral_theory(problem, 6.0).squared_cosine
     runs = []
     for replicate in range(3):
         instance, data = data_of(problem, 6.0, 300, replicate)
@@ -171,11 +171,11 @@ def test_asymmetric_overlap_and_outlier_have_closed_forms(tokens):
     K3 = M * (M + 2) * (M + 4) - 3 * M * (M + 2) + 3 * M - 1 - (M - 1)
     alpha = 2.5 / F
     found = spectral_theory(sequence(tokens=M), alpha, "asymmetric")
-    assert found.overlap[0, 0] == pytest.approx(
+    assert found.squared_cosine[0] == pytest.approx(
         (alpha - 1 / F) / (alpha + K3 / F**2), abs=0.01
     )
     assert found.modes[0].eigenvalue == pytest.approx(alpha * F, rel=0.02)
-    assert abs(found.mse[0] - 1 + found.overlap[0, 0]) < 1e-12
+    assert abs(found.mse[0] - 1 + found.squared_cosine[0]) < 1e-12
 
 
 @pytest.mark.parametrize("alpha", [0.25, 0.6])
@@ -191,7 +191,9 @@ def test_symmetric_overlap_solves_the_equation_of_the_optimal_matrix(alpha):
 
     chi = brentq(excess, 1e-6, 1 - 1e-9)
     found = spectral_theory(sequence(), alpha, regularisation=1e-5)
-    assert found.overlap[0, 0] == pytest.approx(1 - chi, abs=4 * found.error[0] + 1e-3)
+    assert found.squared_cosine[0] == pytest.approx(
+        1 - chi, abs=4 * found.error[0] + 1e-3
+    )
     assert found.modes[0].eigenvalue == pytest.approx(1, abs=1e-3)
 
 
@@ -222,7 +224,7 @@ def test_regularisation_costs_what_the_general_formula_says():
     step = 1e-4
     slope = (signal(eigenvalue + step) - signal(eigenvalue - step)) / (2 * step)
     assert found.modes[0].eigenvalue == pytest.approx(eigenvalue, rel=2e-3)
-    assert found.overlap[0, 0] == pytest.approx(1 / slope, abs=0.005)
+    assert found.squared_cosine[0] == pytest.approx(1 / slope, abs=0.005)
 
 
 def dense_pieces(problem, data):
@@ -246,7 +248,7 @@ def test_leading_vector_is_that_of_the_dense_symmetric_matrix():
     assert found.outliers[0] == pytest.approx(values[-1], rel=1e-6)
     unit = found.estimate[0] / np.linalg.norm(found.estimate[0])
     assert abs(unit @ vectors[:, -1]) == pytest.approx(1, abs=1e-8)
-    scale = spectral_theory(problem, data.sample_ratio).overlap[0, 0]
+    scale = spectral_theory(problem, data.sample_ratio).squared_cosine[0]
     assert (found.estimate[0] ** 2).mean() == pytest.approx(scale)
     assert found.V[0, 0] == pytest.approx(1 - scale)
 
@@ -377,7 +379,7 @@ def test_a_longer_signal_is_a_longer_estimate(kind):
     unit = spectral_theory(one, 1.5, kind)
     with stretched({"name": "linear", "noise": 4.5}, scale=3.0) as three:
         wide = spectral_theory(three, 1.5, kind)
-        assert np.allclose(wide.overlap, unit.overlap, rtol=1e-3)
+        assert np.allclose(wide.squared_cosine, unit.squared_cosine, rtol=1e-3)
         assert np.allclose(wide.mse, 9 * unit.mse, rtol=1e-3)
         assert np.allclose(wide.gram, 9 * unit.gram, rtol=1e-3)
         errors = []
@@ -433,10 +435,7 @@ def test_correlated_components_of_any_length_land_on_theory(kind):
         errors.append(problem.model.squared_error(signal, found.estimate))
         cosines.append(problem.model.overlap(signal, found.estimate))
         assert np.allclose(np.diagonal(found.V), theory.mse, rtol=0.02, atol=0.02)
-    for runs, expected in (
-        (errors, theory.mse),
-        (cosines, np.diagonal(theory.overlap)),
-    ):
+    for runs, expected in ((errors, theory.mse), (cosines, theory.squared_cosine)):
         spread = np.std(runs, axis=0, ddof=1) / np.sqrt(len(runs))
         assert np.all(
             np.abs(np.mean(runs, axis=0) - expected) < 4 * spread + 0.05 * expected

@@ -237,7 +237,7 @@ class Spectral(Algorithm):
             overlap, gram, V = limit.cross, limit.gram, np.diag(limit.mse)
             error, second = limit.error, np.diagonal(prior_moments(problem)[0])
             method = f"Monte Carlo over labels, spectral theory ({kind})"
-            details["squared_cosine"] = np.diagonal(limit.overlap).tolist()
+            details["squared_cosine"] = limit.squared_cosine.tolist()
             details["squared_cosine_error"] = (error / second).tolist()
             if limit.modes:
                 details["leading_eigenvalues"] = [

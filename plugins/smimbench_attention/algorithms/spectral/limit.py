@@ -147,8 +147,8 @@ class SpectralTheory:
     ----------
     modes : tuple of Mode
         Strongest first.
-    overlap : ndarray (P, P)
-        Squared cosine of every component on the diagonal; zero elsewhere.
+    squared_cosine : ndarray (P,)
+        Of every component of the estimate with the signal.
     mse : ndarray (P,)
         Of the estimate at its best scale, the second moment for an estimate of zero.
     error : ndarray (P,)
@@ -160,7 +160,7 @@ class SpectralTheory:
     """
 
     modes: tuple[Mode, ...]
-    overlap: Host
+    squared_cosine: Host
     mse: Host
     error: Host
     gram: Host
@@ -256,7 +256,7 @@ def _solve_modes(
     with np.errstate(divide="ignore", invalid="ignore"):
         cosine = np.where(Q > 0, M**2 / (Q * T), 0.0)
     mse = T - 2 * M + Q
-    return SpectralTheory(tuple(modes), np.diag(cosine), mse, np.zeros(P), gram, cross)
+    return SpectralTheory(tuple(modes), cosine, mse, np.zeros(P), gram, cross)
 
 
 def direction_mode(
