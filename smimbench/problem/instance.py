@@ -280,45 +280,59 @@ def draw_on(
     dtype: str,
 ) -> tuple[Array, Array]:
     """Inputs and labels drawn on a device; inputs that do not fit are discarded and drawn again when they are read."""
-    xp, model, channel, law = device.xp, problem.model, problem.channel, problem.inputs
+    xp, model = device.xp, problem.model
     shape = (n, model.tokens, signal.shape[-1])
     number, wide = (getattr(xp, name) for name in stored_types(dtype))
-    stays = fits(math.prod(shape) * (xp.finfo(number).bits // 8), device)
     teacher = device.asarray(signal, dtype="float64")
-    labels = []
     # One seed per block, of a size that depends on the shape alone: how the rest is chunked changes no bit.
     size = max(1, DEVICE_BLOCK // math.prod(shape[1:]))
-    host: Any = None
-    if law.transform is None:  # all at once: samples of a file are different ones
-        rng_of_block = np.random.Generator(np.random.PCG64DXSM(block_seed(0)))
-        host = checked_array(
-            f"inputs {law.name!r}: draw", law.draw(rng_of_block, *shape), shape
-        )
+    tokens_of = _block_drawer(device, problem.inputs, shape, size, block_seed)
 
     def draw(block: int) -> Array:
-        start = block * size
-        if law.transform is None:
-            x = device.asarray(host[start : start + size], dtype="float64")
-        else:
-            normal = device.standard_normal(block_seed(block))
-            x = law.transform(normal((min(size, n - start), *shape[1:])))
-        return xp.astype(x, number, copy=False)
+        return xp.astype(tokens_of(block), number, copy=False)
 
-    inputs = xp.empty(
-        shape if stays else (0, *shape[1:]), dtype=number, device=device.device
-    )
+    stays = fits(math.prod(shape) * (xp.finfo(number).bits // 8), device)
+    stored = shape if stays else (0, *shape[1:])
+    inputs = xp.empty(stored, dtype=number, device=device.device)
     if not stays:
         inputs = DrawnInputs(shape, size, draw, xp.astype(inputs, wide))
+    labels = []
     for block, start in enumerate(range(0, n, size)):
         x = draw(block)
         if stays:
             inputs[start : start + x.shape[0], ...] = x
         z = model.forward(xp.astype(x, xp.float64, copy=False), teacher)
-        y = channel.forward(z, rng=rng)
+        y = problem.channel.forward(z, rng=rng)
         if xp.isdtype(y.dtype, "real floating"):
             y = xp.astype(y, wide, copy=False)
         labels.append(y)
     return inputs, labels[0] if len(labels) == 1 else xp.concat(labels, axis=0)
+
+
+def _block_drawer(
+    device: Backend,
+    law: Inputs,
+    shape: tuple[int, int, int],
+    size: int,
+    block_seed: Callable[[int], np.random.SeedSequence],
+) -> Callable[[int], Array]:
+    """Function from the number of a block to its tokens, in float64 on a device."""
+    n, *sample_shape = shape
+    transform = law.transform
+    if transform is None:  # all at once: samples of a file are different ones
+        rng = np.random.Generator(np.random.PCG64DXSM(block_seed(0)))
+        tokens = checked_array(
+            f"inputs {law.name!r}: draw", law.draw(rng, *shape), shape
+        )
+        return lambda block: device.asarray(
+            tokens[block * size : (block + 1) * size], dtype="float64"
+        )
+
+    def draw(block: int) -> Array:
+        normal = device.standard_normal(block_seed(block))
+        return transform(normal((min(size, n - block * size), *sample_shape)))
+
+    return draw
 
 
 def stored_types(dtype: str) -> tuple[str, str]:

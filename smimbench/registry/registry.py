@@ -233,49 +233,49 @@ class Registry:
             f"loading {plugin.name} of {plugin.distribution} from {plugin.origin}"
         )
         self.plugins.append(plugin)
-        environment, path = dict(os.environ), list(sys.path)
         try:
-            with _no_exit():
-                module = load()
-            _require_hooks(module)
-            loaded_before = self._manager.get_plugins()
-            self._manager.register(
-                module, name=f"{plugin.distribution}:{plugin.name}:{plugin.origin}"
-            )
-            for kind in KINDS:
-                hook = self._manager.subset_hook_caller(
-                    f"smimbench_register_{PLURALS[kind]}", loaded_before
+            with self._restored_process(plugin):
+                with _no_exit():
+                    module = load()
+                _require_hooks(module)
+                loaded_before = self._manager.get_plugins()
+                self._manager.register(
+                    module, name=f"{plugin.distribution}:{plugin.name}:{plugin.origin}"
                 )
-                hook(register=functools.partial(self._register, plugin, kind))
+                for kind in KINDS:
+                    hook = self._manager.subset_hook_caller(
+                        f"smimbench_register_{PLURALS[kind]}", loaded_before
+                    )
+                    hook(register=functools.partial(self._register, plugin, kind))
         except KeyboardInterrupt:
             raise
-        except (
-            BaseException
-        ) as error:  # a plugin may raise anything, and must harm nothing else
+        # A plugin may raise anything, and must harm nothing else.
+        except BaseException as error:
             plugin.failed = True
-            plugin.problems.append(
-                _moved_module(error)
-                or error_line(error).removeprefix("RegistryError: ")
-            )
-            self._entries = [
-                entry for entry in self._entries if entry not in plugin.entries
-            ]
+            reason = error_line(error).removeprefix("RegistryError: ")
+            plugin.problems.append(_moved_module(error) or reason)
+            self._entries = [e for e in self._entries if e not in plugin.entries]
             plugin.entries.clear()
-        finally:
-            added = [entry for entry in sys.path if entry not in path]
-            self.foreign_path.update(added)
-            sys.path[:] = [*path, *added]
-            if (
-                self._only is None
-                and plugin.distribution != BUILT_IN
-                and dict(os.environ) != environment
-            ):
-                os.environ.clear()  # what it wants to find there is set again in processes of its own
-                os.environ.update(environment)
         for problem in plugin.problems:
             self._trace(f"  {problem}")
         for entry in plugin.entries:
             self._trace(f"  {entry.kind} {entry.name}")
+
+    @contextmanager
+    def _restored_process(self, plugin: Plugin) -> Iterator[None]:
+        """Context in which a plugin may change ``sys.path`` and the environment: what it adds goes last, or is undone."""
+        environment, path = dict(os.environ), list(sys.path)
+        try:
+            yield
+        finally:
+            added = [entry for entry in sys.path if entry not in path]
+            self.foreign_path.update(added)
+            sys.path[:] = [*path, *added]
+            # What a third-party plugin wants to find there is set again in processes of its own.
+            is_guest = self._only is None and plugin.distribution != BUILT_IN
+            if is_guest and dict(os.environ) != environment:
+                os.environ.clear()
+                os.environ.update(environment)
 
     def _register(self, plugin: Plugin, kind: str, item: type[Any]) -> None:
         if kind == "algorithm":
