@@ -15,30 +15,15 @@ from smimbench_attention.algorithms.gamp.step_size import (
 
 from smimbench.backend.device import get_backend
 from smimbench.problem.instance import Instance
-from smimbench.run.loop import Status, run_algorithm
-from smimbench.suite.schema import RunOptions
+from smimbench.run.loop import Status
 from smimbench.theory.predictions import solve
-from tests.helpers import attention, sequence
+from tests.helpers import attention, run_once, sequence
 
 
 def run(problem, alpha, dimension, replicate=0, algorithm=None, **settings):
     """One run through the engine's loop."""
-    backend = get_backend("numpy")
     instance = problem.instance(alpha, dimension, replicate)
-
-    def make_rng(attempt):
-        return np.random.default_rng([replicate, attempt])
-
-    data = instance.data(backend)
-    return run_algorithm(
-        problem,
-        instance,
-        data,
-        algorithm or Gamp(),
-        make_rng,
-        RunOptions(**settings),
-        backend,
-    )
+    return run_once(problem, instance, algorithm or Gamp(), seed=replicate, **settings)
 
 
 def iterate(problem, instance, steps, start=None, algorithm=None):
