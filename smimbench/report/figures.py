@@ -308,7 +308,7 @@ def metric_chart(
     if sources:
         notes.append(f"Crosses: published values: {'; '.join(sorted(sources))}.")
     if len(panels) > PANELS:
-        notes.append(f"{len(panels) - PANELS} further panels are left out.")
+        notes.append(f"{len(panels) - PANELS} more panels are not shown.")
     return Chart(
         metric,
         suite.title,

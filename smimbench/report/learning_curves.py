@@ -112,7 +112,7 @@ def learning_charts(results: Results) -> list[Chart]:
     A sample that is processed again counts again. Nothing where no algorithm counts samples (message passing does not) and no
     path is predicted.
     """
-    note = "A sample that is processed again counts again; an iteration of what takes no batches counts all samples."
+    note = "Reused samples count every time; without batches, an iteration counts all samples."
     trajectories = (results.store.trajectory(record) for _, record in results.pairs)
     is_drawn = any(_counts(trajectory or {}) for trajectory in trajectories)
     charts = []
@@ -170,8 +170,8 @@ def course_chart(
         panel = _CoursePanel(results, place, find_metric(metric), xlabel, runs[place])
         panels.append(panel.draw(cells))
     key = (
-        f"{metric_label(metric)} against {xlabel}. Lines: median over runs; bands: quartiles, of fewer than four runs all "
-        "of them; dashed: predicted."
+        f"{metric_label(metric)} against {xlabel}. Lines: median over runs; bands: quartiles, or the range of fewer "
+        "than four runs; dashed: predicted."
     )
     return Chart(name, results.suite.title, panels, (note + left_out).strip(), key)
 
@@ -200,14 +200,19 @@ def _range(runs: Sequence[Run]) -> tuple[float, float]:
     return min(run.x[0] for run in runs), max(run.x[-1] for run in runs)
 
 
-def _fresh_samples(runs: Sequence[Run]) -> Any:
-    """Numbers of samples at which the best that is possible with fresh samples is drawn; empty where no run draws any."""
+def _fresh_grid(
+    problem: Problem, dimension: int, runs: Sequence[Run]
+) -> tuple[Any, tuple[float, ...]]:
+    """Numbers of samples, and their ratios, at which the best that is possible with fresh samples is drawn.
+
+    Empty where no run draws any, or theory takes long.
+    """
     ends = [run.x[-1] for run in runs if used_fresh(run.record)]
-    return np.geomspace(_range(runs)[0], max(ends), 40) if ends else np.array([])
-
-
-def _fresh_ratios(problem: Problem, dimension: int, samples: Any) -> list[float]:
-    return [problem.model.sample_ratio(max(1, round(n)), dimension) for n in samples]
+    if not ends or not is_cheap(problem):
+        return (), ()
+    samples = np.geomspace(_range(runs)[0], max(ends), 40)
+    ratio = problem.model.sample_ratio
+    return samples, tuple(ratio(max(1, round(n)), dimension) for n in samples)
 
 
 def course_questions(results: Results) -> Iterator[Question]:
@@ -217,10 +222,9 @@ def course_questions(results: Results) -> Iterator[Question]:
         for metric in _drawn_metrics(results):
             runs_by_place = _runs_by_place(results, metric, _samples)
             for (label, _, dimension), runs in runs_by_place.items():
-                problem, samples = problems[label], _fresh_samples(runs)
-                if len(samples) and is_cheap(problem):
-                    ratios = _fresh_ratios(problem, dimension, samples)
-                    yield LineQuestion(problem, tuple(ratios))
+                _, ratios = _fresh_grid(problems[label], dimension, runs)
+                if ratios:
+                    yield LineQuestion(problems[label], ratios)
     spectra = grouped(_pairs_with_spectra(results), lambda pair: pair[0].place)
     for (label, _, alpha, dimension), pairs in spectra.items():
         problem, records = problems[label], [record for _, record in pairs]
@@ -268,9 +272,8 @@ class _CoursePanel:
             names = ["every sample once"]
             columns = {"samples": [self.sample_count], "algorithm": names}
             panel.series.append(Series("", columns, None, "upright"))
-            samples = _fresh_samples(runs)
-            if len(samples) and is_cheap(problem):
-                ratios = _fresh_ratios(problem, dimension, samples)
+            samples, ratios = _fresh_grid(problem, dimension, runs)
+            if ratios:
                 self._add_optimum("Bayes-optimal, fresh samples", ":", samples, ratios)
         looks = looks_of(self.results.suite)
         by_algorithm = grouped(runs, lambda run: run.algorithm)
@@ -384,7 +387,7 @@ def spectrum_chart(results: Results) -> Chart | None:
     if not groups:
         return None
     places, left_out = chosen_panels(groups)
-    note = "Bars: eigenvalues of the estimates of all runs, without those that are zero; lines: predicted."
+    note = "Bars: nonzero eigenvalues of the estimates of all runs; lines: predicted."
     panels = [_spectrum_panel(results, groups[place]) for place in places]
     return Chart("spectrum", results.suite.title, panels, note + left_out)
 

@@ -26,9 +26,9 @@ CUT = 4.0
 """Where the performance profile ends: what is further from the best is no contender. Doubled, its interesting part shrinks."""
 
 READING = (
-    f"Higher is better. First three: share of (instance, nearness) reached, within {', '.join(f'{e:.0%}' for e in EPSILONS)} of "
-    "optimal; a curve is level once its runs have ended. Last: share of instances on which its error is at most x times the "
-    f"least of all; cut off at {CUT:g}. Without algorithms that draw samples of their own."
+    f"Higher is better. First three: share of targets reached, errors within {', '.join(f'{e:.0%}' for e in EPSILONS)} of the "
+    "optimum on every instance; a curve is flat once its runs have ended. Last: share of instances on which the error is at "
+    f"most x times the smallest one, up to {CUT:g}. Algorithms that draw their own samples are left out."
 )
 """How to read a profile."""
 
