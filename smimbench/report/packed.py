@@ -107,11 +107,12 @@ def write_packed(
         If the file cannot be written.
     """
     _ = results.rows  # so that all theory that they need has been asked for
-    stems = {
-        record.file_stem: results.store
+    store = results.store
+    stems = dict.fromkeys(
+        record.file_stem
         for cell, record in results.pairs
-        if (cell.problem_label, cell.algorithm_label) not in left_out
-    }
+        if cell.place[:2] not in left_out
+    )
     theory: dict[str, list[JsonObject]] = {}
     for kind, answer in results.answers.stored_answers():
         theory.setdefault(kind, []).append(answer)
@@ -119,15 +120,13 @@ def write_packed(
         "packed": FORMAT,
         "run": shared,
         "theory": theory,
-        "records": [
-            _whole_record(store, stem, trajectories) for stem, store in stems.items()
-        ],
-        "scored": [] if left_out else documents_of(scores_of(results.store)),
+        "records": [_whole_record(store, stem, trajectories) for stem in stems],
+        "scored": [] if left_out else documents_of(scores_of(store)),
     }
     text = _text_of(pack)
-    write_atomically(
-        path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text
-    )
+    if path.suffix == ".gz":
+        text = gzip.compress(text, mtime=0)
+    write_atomically(path, text)
 
 
 def documents_of(store: Store) -> list[JsonObject]:
@@ -145,14 +144,8 @@ def _whole_record(store: Store, stem: str, trajectories: bool) -> JsonObject:
     columns = store.trajectory(record)
     if columns is None:
         raise SuiteError(store.complaints[-1], "", "so it cannot be packed")
-    return sealed(
-        {
-            **record.document,
-            "trajectory": plain(
-                {name: column.tolist() for name, column in columns.items()}
-            ),
-        }
-    )
+    lists = {name: column.tolist() for name, column in columns.items()}
+    return sealed({**record.document, "trajectory": plain(lists)})
 
 
 def _text_of(pack: JsonObject) -> bytes:
@@ -220,16 +213,9 @@ def read_pack(path: Path) -> JsonObject:
         If it is no such file, or was changed after it was written.
     """
     try:
-        data = _text_at(path, LARGEST + 1)
-        if len(data) > LARGEST:
-            raise ValueError(f"larger than {LARGEST >> 20} MB")
-        pack = json.loads(data)
-    except (OSError, ValueError, RecursionError) as error:
-        why = (
-            error_line(error)
-            if isinstance(error, OSError)
-            else "the file is incomplete or not JSON"
-        )
+        pack = _parsed(path)
+    except (OSError, ValueError) as error:
+        why = error_line(error) if isinstance(error, OSError) else str(error)
         raise SuiteError(
             str(path), "", f"cannot be read as packed results: {why}"
         ) from None
@@ -251,6 +237,17 @@ def read_pack(path: Path) -> JsonObject:
             raise ValueError("changed after it was written (digest does not match)")
         check_model(SharedDocument, pack.get("run"), "packed results of smimbench")
     return pack
+
+
+def _parsed(path: Path) -> Any:
+    """The JSON in a file; ValueError if there is none, or more than ``LARGEST`` bytes."""
+    text = _text_at(path, LARGEST + 1)
+    if len(text) > LARGEST:
+        raise ValueError(f"the file is larger than {LARGEST >> 20} MB")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("the file is incomplete or not JSON") from None
 
 
 def _text_at(path: Path, count: int) -> bytes:

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from smimbench.report import packed
 from smimbench.report.stored_table import text_of_table
 from smimbench.run.record import sealed, text_of
 from tests.helpers import SUITE, call, write_suite
@@ -169,6 +170,13 @@ def test_every_kind_of_bad_file_is_one_line(made, tmp_path, capsys, name, verb):
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_file_that_is_too_large_is_said_to_be(made, capsys, monkeypatch):
+    monkeypatch.setattr(packed, "LARGEST", 1000)
+    code, out, err = call(capsys, "show", made / "small.json")
+    assert (code, out) == (2, "")
+    assert "cannot be read as packed results: the file is larger than 0 MB" in err
 
 
 def test_a_finished_table_cannot_be_changed(made, capsys):
