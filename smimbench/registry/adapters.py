@@ -140,15 +140,14 @@ def _class_of(function: Callable[..., Array]) -> type[Any]:
         offered = {"problem": problem, "rng": rng, **vars(self)}
         return function(data, **{p.name: offered[p.name] for p in parameters[1:]})
 
-    fields = [
-        (
-            p.name,
-            Any if p.annotation is p.empty else p.annotation,
-            *(() if p.default is p.empty else (p.default,)),
-        )
-        for p in parameters[1:]
-        if p.name not in OFFERED
-    ]
+    fields: list[Any] = []
+    for parameter in parameters[1:]:
+        if parameter.name in OFFERED:
+            continue
+        hint = Any if parameter.annotation is parameter.empty else parameter.annotation
+        required = parameter.default is parameter.empty
+        default = () if required else (parameter.default,)
+        fields.append((parameter.name, hint, *default))
     body = {
         "__doc__": documentation(function) or f"The function {function.__name__}.",
         "__module__": function.__module__,

@@ -526,12 +526,11 @@ def contract_violation(kind: str, cls: type[Any]) -> str | None:
     if missing:
         return f"lacks {', '.join(missing)}"
     if choices:
-        sets = [set(choice) for choice in choices]
-        smallest = [
-            ", ".join(choice)
-            for choice in choices
-            if not any(names < set(choice) for names in sets)
-        ]
+        # Of two sets of which one contains the other, the smaller is enough.
+        smallest = []
+        for choice in choices:
+            if not any(set(smaller) < set(choice) for smaller in choices):
+                smallest.append(", ".join(choice))
         return f"needs {' or '.join(smallest)}"
     name, reference = cls.name, cls.reference
     rules: list[tuple[Any, str, Any]] = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -136,10 +136,11 @@ def selects(only: Sequence[Condition], **cell: Any) -> bool:
     alpha, dimension, seed : float
         Conditions on keys that are not given are left out.
     """
-    return all(
-        any(_meets(k, value, cell[key]) for k, value in only if k == key)
-        for key in {k for k, _ in only} & cell.keys()
-    )
+    for key in {key for key, _ in only} & cell.keys():
+        values = [value for k, value in only if k == key]
+        if not any(_meets(key, value, cell[key]) for value in values):
+            return False
+    return True
 
 
 def _meets(key: str, value: str, of_cell: Any) -> bool:
@@ -371,21 +372,17 @@ class Suite:
 
     def require_conditions(self) -> None:
         """Raise SuiteError for a condition of ``--only`` that no label, name or number of the suite meets."""
+        plans, algorithms = self.plans, self.algorithms
+        labels: list[str] = []
+        for algorithm in algorithms:
+            labels += [algorithm.label, algorithm.entry]
+        names = [algorithm.spec["name"] for algorithm in algorithms]
+        problems = [plan.label for plan in plans]
         words: dict[str, list[Any]] = {
-            "algorithm": [
-                *(
-                    word
-                    for plan in self.algorithms
-                    for word in (plan.label, plan.entry)
-                ),
-                *(plan.spec["name"] for plan in self.algorithms),
-            ],
-            "problem": [
-                *(plan.label for plan in self.plans),
-                *(problem.label for problem in self.unmade),
-            ],
-            "alpha": sorted({alpha for plan in self.plans for alpha in plan.alphas}),
-            "dimension": sorted({D for plan in self.plans for D in plan.dimensions}),
+            "algorithm": labels + names,
+            "problem": problems + [problem.label for problem in self.unmade],
+            "alpha": sorted({alpha for plan in plans for alpha in plan.alphas}),
+            "dimension": sorted({D for plan in plans for D in plan.dimensions}),
             "seed": list(range(self.seeds)),
         }
         for key, value in self.only:
@@ -411,25 +408,16 @@ class Suite:
         SuiteError
             If every problem has a theory only.
         """
-        only = self.only
-        points = [
-            (plan, dimension, seeds, alpha)
-            for plan in self.plans_with_data()
-            for dimension, seeds in zip(plan.dimensions, plan.seeds)
-            for alpha in plan.alphas
-            if selects(only, problem=plan.label, dimension=dimension, alpha=alpha)
-        ]
         # Metrics of the trajectory are always measured; only the others make another cell.
         run = self.run.of_cell(names_in_key(self.run.metrics))
-        algorithms = [
-            (algorithm, run.model_copy(update={"start": algorithm.start}))
-            if algorithm.start
-            else (algorithm, run)
-            for algorithm in self.chosen_algorithms
-        ]
+        algorithms = []
+        for algorithm in self.chosen_algorithms:
+            start = {"start": algorithm.start} if algorithm.start else {}
+            algorithms.append((algorithm, run.model_copy(update=start)))
+        points = list(self._chosen_points())
         cells = []
         for replicate in range(self.seeds):
-            if not selects(only, seed=replicate):
+            if not selects(self.only, seed=replicate):
                 continue
             for plan, dimension, seeds, alpha in points:
                 if replicate >= seeds:
@@ -453,6 +441,15 @@ class Suite:
                         )
                     )
         return cells
+
+    def _chosen_points(self) -> Iterator[tuple[ProblemPlan, int, int, float]]:
+        """Problem, dimension, replicates and sample ratio of all points that ``--only`` selects."""
+        for plan in self.plans_with_data():
+            for dimension, seeds in zip(plan.dimensions, plan.seeds):
+                if selects(self.only, problem=plan.label, dimension=dimension):
+                    for alpha in plan.alphas:
+                        if selects(self.only, alpha=alpha):
+                            yield plan, dimension, seeds, alpha
 
     def _setting(
         self, plan: ProblemPlan, algorithm: AlgorithmPlan
