@@ -350,7 +350,6 @@ def show(
     """
     from smimbench.report import text_files
     from smimbench.report.columns import latex_table
-    from smimbench.report.packed import write_packed
     from smimbench.report.tables import contender_tables
 
     if request.as_json + request.as_csv + markdown + latex > 1:
@@ -361,6 +360,8 @@ def show(
             f"{'--pack' if pack else '--figures'} needs the results and plugins themselves, not only their table"
         )
     if pack and results:
+        from smimbench.report.packed import write_packed
+
         write_packed(pack, results, shared)
     if request.as_csv or markdown:
         text = text_files.as_csv if request.as_csv else text_files.as_markdown
@@ -386,7 +387,7 @@ def _read_table(
     request: Request, backends: Sequence[str]
 ) -> tuple[ResultsTable, JsonObject, Path, Results | None]:
     """The requested table, ``run.json``, its path, and the results unless only the table is there."""
-    from smimbench.report.packed import is_packed, read_packed
+    from smimbench.report.results import is_packed
     from smimbench.run.store import Store
     from smimbench.suite import SuiteError
 
@@ -396,6 +397,8 @@ def _read_table(
             raise click.UsageError(
                 f"{path} is a finished table: --set, --add, --only and --backend cannot change it"
             )
+        from smimbench.report.packed import read_packed
+
         table, shared, remarks = read_packed(path)
         request.remark(*(f"{path}: {remark}" for remark in remarks))
         return table, shared, path, None

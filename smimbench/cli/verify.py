@@ -47,7 +47,7 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
     SUITE|DIR may also be a packed file. Whatever does not agree or is missing is listed, one line each; the exit code is then 1.
     Nothing is written.
     """
-    from smimbench.report.packed import is_packed
+    from smimbench.report.results import is_packed
     from smimbench.run.verification import NOT_VERIFIED
 
     check = _verify_pack if is_packed(Path(request.name)) else _verify_folder

@@ -26,7 +26,7 @@ from smimbench.files import (
     write_atomically,
 )
 from smimbench.report import stored_table
-from smimbench.report.results import Results, ResultsTable
+from smimbench.report.results import Results, ResultsTable, is_packed
 from smimbench.run.answers import Answers, answer_name
 from smimbench.run.external import scores_of
 from smimbench.run.record import (
@@ -155,11 +155,6 @@ def _text_of(pack: JsonObject) -> bytes:
 
 
 # -- reading --------------------------------------------------------------------------------------------------------------
-
-
-def is_packed(path: Path) -> bool:
-    """Whether a path is a file that may hold packed results."""
-    return path.suffix in (".json", ".gz") and path.is_file()
 
 
 def packed_under(path: Path) -> list[Path]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +21,11 @@ from smimbench.run.campaign import made_by_other_code, other_versions
 from smimbench.run.record import Record
 from smimbench.run.store import Store, settings_folder, theory_folder
 from smimbench.suite.cells import Cell, Suite
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a path is a file that may hold packed results."""
+    return path.suffix in (".json", ".gz") and path.is_file()
 
 
 @dataclass(frozen=True)
