@@ -173,26 +173,30 @@ def test_draws_become_the_equations_as_the_dimension_grows():
         assert abs(wanted.mean() - found.mean()) < 4 * error + 2e-3
 
 
+def states_of(algorithm, instance, rng, factor=None):
+    """States of a run from its first factor or a given one, before the first step and after each."""
+    data = instance.data(get_backend())
+    states = [algorithm.init(SOFTMAX, data, rng)]
+    if factor is not None:
+        states = [states[0]._replace(factor=factor, signal=factor)]
+    for _ in range(algorithm.steps):
+        states.append(algorithm.step(SOFTMAX, data, states[-1])[0])
+    return states
+
+
 def test_runs_that_escape_from_nothing_follow_the_draws():
     """From a random start at D = 60 the equations are far off, the mean of draws is that of runs."""
-    D, batch, steps, runs = 60, 6, 50, 24
-    algorithm = Sgd(
-        learning_rate=0.08, batch=batch, steps=steps, online=True, loss="squared"
-    )
-    starts, ends = [], []
-    for run in range(runs):
+    D, starts, ends = 60, [], []
+    algorithm = Sgd(learning_rate=0.08, batch=6, steps=50, online=True, loss="squared")
+    for run in range(24):
         instance = SOFTMAX.instance(0.01, D, run)
-        data = instance.data(get_backend())
-        state = algorithm.init(SOFTMAX, data, np.random.default_rng(run))
-        starts.append(instance.overlaps(state.factor))
-        for _ in range(steps):
-            state, _ = algorithm.step(SOFTMAX, data, state)
-        ends.append(instance.metrics(state.factor)["mse"][0])
-    point = algorithm.theory(
-        SOFTMAX, 180.0, Conditions(dimension=D, starts=tuple(starts))
-    )
+        first, *_, last = states_of(algorithm, instance, np.random.default_rng(run))
+        starts.append(instance.overlaps(first.factor))
+        ends.append(instance.metrics(last.factor)["mse"][0])
+    conditions = Conditions(dimension=D, starts=tuple(starts))
+    point = algorithm.theory(SOFTMAX, 180.0, conditions)
     assert "draws" in point.method
-    error = np.hypot(np.std(ends) / np.sqrt(runs), point.mse_error)
+    error = np.hypot(np.std(ends) / np.sqrt(len(ends)), point.mse_error)
     assert abs(np.mean(ends) - point.mse) < 3.5 * error
     assert error < 0.15 * point.mse
 
@@ -200,28 +204,19 @@ def test_runs_that_escape_from_nothing_follow_the_draws():
 def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
     """One softmax layer from an overlap of 0.3, large batches: within 4% from the start until 99% of the error is gone."""
     accuracy(monkeypatch, draws=(16, 16))
-    D, steps, curves, starts = 200, 30, [], []
+    D, curves, starts = 200, [], []
     algorithm = Sgd(
-        learning_rate=0.2, batch=1200, steps=steps, online=True, loss="squared"
+        learning_rate=0.2, batch=1200, steps=30, online=True, loss="squared"
     )
     for run in range(4):
-        instance = SOFTMAX.instance(0.01, D, run)
-        data, rng = instance.data(get_backend()), np.random.default_rng(run)
-        factor = 0.3 * instance.signal + np.sqrt(1 - 0.3**2) * rng.standard_normal(
-            instance.signal.shape
-        )
-        state = algorithm.init(SOFTMAX, data, rng)._replace(
-            factor=factor, signal=factor
-        )
+        instance, rng = SOFTMAX.instance(0.01, D, run), np.random.default_rng(run)
+        noise = rng.standard_normal(instance.signal.shape)
+        factor = 0.3 * instance.signal + np.sqrt(1 - 0.3**2) * noise
         starts.append(instance.overlaps(factor))
-        curve = [instance.metrics(factor)["mse"][0]]
-        for _ in range(steps):
-            state, _ = algorithm.step(SOFTMAX, data, state)
-            curve.append(instance.metrics(state.factor)["mse"][0])
-        curves.append(curve)
-    path = algorithm.theory(
-        SOFTMAX, 180.0, Conditions(dimension=D, starts=tuple(starts))
-    ).trajectory
+        states = states_of(algorithm, instance, rng, factor)
+        curves.append([instance.metrics(state.factor)["mse"][0] for state in states])
+    conditions = Conditions(dimension=D, starts=tuple(starts))
+    path = algorithm.theory(SOFTMAX, 180.0, conditions).trajectory
     theory, mean = np.ravel(path["mse"]), np.mean(curves, axis=0)[path["iteration"]]
     assert theory[0] == pytest.approx(mean[0])
     assert theory[-1] < 0.01 * theory[0]
