@@ -540,7 +540,7 @@ def differences(
             is_close = math.isclose(a, b, rel_tol=tolerance, abs_tol=allowed)
             is_same = are_nan or is_close
         if not is_same:
-            yield f"{path} is {b!r}, stored is {a!r}"
+            yield f"{path or 'it'} is {b!r}, stored is {a!r}"
 
 
 def _leaves(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
