@@ -73,6 +73,13 @@ class Judgment:
     interval: list[float] | None = None
     z: float | None = None
 
+    @property
+    def relative(self) -> Change | None:
+        """The relative change with its standard error, in percent, if both are known."""
+        if self.percent is None or self.error_percent is None or self.dof is None:
+            return None
+        return Change(self.percent, self.error_percent, self.dof)
+
 
 @dataclass(frozen=True, slots=True)
 class RowChange(OfRow):
@@ -333,18 +340,14 @@ def overall_changes(changes: Sequence[RowChange]) -> list[OverallChange]:
         return at.problem, at.algorithm, at.backend, change.metric, change.component
 
     overall = []
-    known_changes = [c for c in changes if c.judgment.error_percent is not None]
+    known_changes = [change for change in changes if change.judgment.relative]
     for same in grouped(known_changes, line).values():
         direction = find_metric(same[0].metric).direction
         # A change of the mean is no distance from 1.
         if len(same) < 2 or direction == "one":
             continue
-        mean = mean_change(
-            [
-                Change(c.judgment.percent, c.judgment.error_percent, c.judgment.dof)
-                for c in same
-            ]
-        )
+        relative = (change.judgment.relative for change in same)
+        mean = mean_change([change for change in relative if change])
         half = mean.half_width(LEVEL)
         verdict = "worse" if (mean.value > 0) == (direction == "lower") else "better"
         if abs(mean.value) <= half:

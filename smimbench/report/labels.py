@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from smimbench.files import JsonObject, canonical_json
 from smimbench.run.external import EXTERNAL
@@ -15,8 +15,14 @@ if TYPE_CHECKING:
     from smimbench.report.row import OfRow, Row
     from smimbench.run.record import Record
 
+T = TypeVar("T")
+K = TypeVar("K")
 
-def place(row: Row) -> tuple[Any, ...]:
+RowPlace = tuple[str, str, str, float, int]
+"""Problem, algorithm, backend, sample ratio asked for, and dimension."""
+
+
+def place(row: Row | OfRow) -> RowPlace:
     """Place of a row: problem, algorithm, backend and grid point, without metric and component."""
     at = row.place
     return at.problem, at.algorithm, at.backend, at.nominal_alpha, at.dimension
@@ -54,9 +60,9 @@ def kind_of(reason: str) -> str:
     return failed[1] if failed else re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", reason)
 
 
-def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Rows grouped by their ``key``, in the order of first appearance."""
-    groups: dict[Any, list[Any]] = {}
+    groups: dict[K, list[T]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
     return groups

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -145,7 +146,7 @@ def paired_by_name(
             if code(record) == code(newest)
         }
         for cell, record in by_key.values():
-            items = {key: record.cell.get(key) for key in OF_CODE[:3]}
+            items: dict[str, Any] = {key: record.cell.get(key) for key in OF_CODE[:3]}
             pairs.append((replace(cell, **items), record))
     return pairs
 

@@ -145,14 +145,14 @@ class PlaceRuns:
 def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns]]:
     """Runs by what was run, never by its label, each with one of its cells, which differ in their replicates alone."""
 
-    def identity(pair: Pair) -> tuple[object, ...]:
+    def identity(pair: Pair) -> tuple[str, tuple[object, ...]]:
         cell = pair[0]
-        items = canonical_json(cell.problem), canonical_json(cell.algorithm)
-        return *items, cell.backend, *cell.place
+        place = canonical_json(cell.algorithm), cell.backend, *cell.place
+        return canonical_json(cell.problem), place
 
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
     places = []
-    for (spec, *_), members in grouped(pairs, identity).items():
+    for (spec, _), members in grouped(pairs, identity).items():
         cell, records = members[0][0], [record for _, record in members]
         # Cells of other code have the problem of their label.
         problem = problems.get(spec) or suite.problems[cell.problem_label]

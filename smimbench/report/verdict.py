@@ -330,7 +330,8 @@ def _contender(label: str, rows: Rows, all_rows: Rows, alphas: int) -> Contender
             errors.append(math.hypot(*sems))
     ratio = math.exp(math.fsum(logs) / len(logs)) if logs else None
     error = ratio * math.hypot(*errors) / len(logs) if ratio else math.inf
-    times = [near.seconds for near in nearest]
+    times = [near.seconds for near in nearest if near.seconds is not None]
+    is_near = bool(nearest) and len(times) == len(nearest)
     firsts = [components[0] for components in places]
     costs = [row.cost for row in firsts]
     return Contender(
@@ -342,7 +343,7 @@ def _contender(label: str, rows: Rows, all_rows: Rows, alphas: int) -> Contender
         zero_reached=max(zeros) <= target if zeros else None,
         points=points,
         missing=alphas - points,
-        near_seconds=None if None in times or not times else float(np.median(times)),
+        near_seconds=float(np.median(times)) if is_near else None,
         near_fraction=mean_of(near.fraction or 0.0 for near in nearest if points),
         seconds=mean_of(cost.seconds for cost in costs),
         iterations=mean_of(cost.iterations for cost in costs),
