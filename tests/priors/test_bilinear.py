@@ -177,15 +177,6 @@ def test_small_width_is_that_of_spikes():
         assert 1 - overlap == pytest.approx(expected, abs=0.06)
 
 
-def test_overlap_has_several_components_and_batches():
-    Qhat = np.array([[[2.0, 0.3], [0.3, 1.0]], [[4.0, 0.0], [0.0, 0.5]]])
-    found = Bilinear(0.5).overlap(Qhat)
-    np.testing.assert_allclose(found.V[1], np.diag(mmse([0.25, 2.0], 0.5)))
-    noise = np.diagonal(np.linalg.inv(Qhat[0]))
-    np.testing.assert_allclose(found.V[0], np.diag(mmse(noise, 0.5)), rtol=1e-10)
-    np.testing.assert_allclose(found.Q + found.V, np.eye(2)[None].repeat(2, 0))
-
-
 def test_fluctuation_of_the_norm():
     prior = Bilinear(0.25)
     rng = np.random.default_rng(4)

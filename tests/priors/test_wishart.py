@@ -467,14 +467,6 @@ def test_compose_is_the_definition_with_leading_axes(rng):
     )
 
 
-def test_a_sample_is_a_composed_factor():
-    prior = Wishart(0.4)
-    assert isinstance(Wishart(2).rho, float)
-    S = prior.sample(np.random.default_rng(1), 2, 10)
-    W = prior.factor.draw(np.random.default_rng(1), 2, 10)
-    np.testing.assert_array_equal(S, prior.factor.compose(W))
-
-
 def test_divergence_is_reported_as_nan():
     R = np.full((1, 4, 4), np.nan)
     assert np.isnan(Wishart(0.5).denoise(R, np.eye(1)).estimate).all()
