@@ -4,6 +4,7 @@ Plugins import the names of this page from here.
 """
 
 from smimbench.numerics.bivariate_normal import log_cdf
+from smimbench.numerics.chebyshev import ChebyshevFit, chebyshev_fit, lobatto_points
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.linalg import (
     diagonal_at_least,
@@ -40,8 +41,10 @@ from smimbench.numerics.token_pairs import (
 )
 
 __all__ = [
+    "ChebyshevFit",
     "FreeConvolution",
     "by_value",
+    "chebyshev_fit",
     "controlled_mean",
     "diagonal_at_least",
     "entry_sites",
@@ -51,6 +54,7 @@ __all__ = [
     "half_plane_hermite",
     "inverse_root",
     "is_diagonal",
+    "lobatto_points",
     "log_cdf",
     "monte_carlo_rng",
     "normal_points",

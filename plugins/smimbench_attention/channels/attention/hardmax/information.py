@@ -15,13 +15,15 @@ import numpy as np
 
 from smimbench.interfaces import Array
 from smimbench.numerics import (
+    ChebyshevFit,
+    chebyshev_fit,
     entry_sites,
     gauss_legendre,
+    lobatto_points,
     monte_carlo_rng,
     normal_scrambles,
     site_scales,
 )
-from smimbench.numerics.chebyshev import ChebyshevFit, chebyshev_fit, lobatto_points
 from smimbench_attention.channels.attention.hardmax.exact import (
     label_classes,
     row_posterior,

@@ -25,8 +25,14 @@ import numpy as np
 
 from smimbench.backend import special
 from smimbench.interfaces import Host
-from smimbench.numerics import gauss_legendre, log_cdf, normal_points
-from smimbench.numerics.chebyshev import ChebyshevFit, chebyshev_fit, lobatto_points
+from smimbench.numerics import (
+    ChebyshevFit,
+    chebyshev_fit,
+    gauss_legendre,
+    lobatto_points,
+    log_cdf,
+    normal_points,
+)
 from smimbench_attention.channels.batches import normal_density
 from smimbench_attention.channels.sequence.hardmax.posterior import posterior_moments
 
