@@ -294,8 +294,8 @@ class IntegratedChannel(DerivedChannel):
         if labels is None:
             return super()._mean_label(z)
         xp = namespace(z)
-        total: Any = 0.0
-        norm: Any = 0.0
+        total: Array = 0.0
+        norm: Array = 0.0
         for value in labels:
             label = xp.asarray(value, device=array_api_compat.device(z))
             y = xp.broadcast_to(label, (z.shape[0], *label.shape))

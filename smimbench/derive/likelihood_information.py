@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -231,7 +230,7 @@ class LikelihoodInformation:
             axes /= np.linalg.norm(axes, axis=2, keepdims=True)
             sets = [_wide_points(d, 2 * scramble + half) for half in range(2)]
             step = max(1, BLOCK // sets[0][0].size)
-            total: Any = 0.0
+            total: Array = 0.0
             for start in range(0, points, step):
                 chunk = slice(start, start + step)
                 total = total + self._squares(
@@ -250,7 +249,7 @@ class LikelihoodInformation:
         Two independent sets of points give two means of each: noise has mean zero in their product, but not in a square.
         """
         n, P, C = omega.shape
-        labels: Any = self.labels
+        labels: Array = self.labels
         masses = []
         means = []
         for (u, weight), axis in zip(sets, axes):
@@ -272,7 +271,7 @@ class LikelihoodInformation:
 
     def _by_quadrature(self, Q: Host, V: Host) -> tuple[Host, Host]:
         """Information in one dimension for all (Q, V) at once, by nested adaptive quadrature over omega and z."""
-        labels: Any = self.labels
+        labels: Array = self.labels
         scale = np.sqrt(Q)
         width = np.sqrt(V)
         tolerance = ONE_LINE / 10
@@ -297,7 +296,7 @@ class LikelihoodInformation:
 
     def _mean_squares(self, omega: Host, width: Host, tolerance: float) -> Host:
         """Sum over labels ``sum_y P(y | omega) E[u | y, omega]^2`` (M,) of whitened scalars, by quadrature over u."""
-        labels: Any = self.labels
+        labels: Array = self.labels
 
         def log_weight(u: Array, lines: Array) -> Array:
             at = lines // len(labels)

@@ -18,7 +18,7 @@ comes from two independent runs: noise has mean zero in their product, but not i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -246,7 +246,7 @@ def sampled_moments(
         ):  # optional for channels whose labels depend on signs
             has_moments = False
             return Labels(normal[:, 0], normal[:, 1], (mean, mean))
-        full: Any = checked_posterior(
+        full: Array = checked_posterior(
             posterior, omega, second_moment=True
         ).second_moment
         responses = np.zeros((POINTS, len(free), sites, sites))

@@ -468,5 +468,5 @@ def _weighted_sums(weights: Array, x: Array) -> Array:
     return gx
 
 
-def _itemsize(xp: Any, dtype: Any) -> int:
+def _itemsize(xp: ModuleType, dtype: Any) -> int:
     return int(xp.finfo(dtype).bits) // 8

@@ -216,7 +216,7 @@ def _cut(
     """Value ``e = s - base`` in a range at which the eigenvalue is x; None if x is outside."""
     from scipy.optimize import brentq
 
-    def above(e: Any) -> float:
+    def above(e: Array) -> float:
         s, _, q, r = _curves(e, base, rho)
         return float(math.sqrt(rho) * (root * root - q * r + (root / s) ** 2) - x)
 

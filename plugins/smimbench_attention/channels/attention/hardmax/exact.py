@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable
 from functools import cache
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import array_api_compat
 import numpy as np
@@ -311,10 +311,10 @@ def _posterior_of_pattern(
 
     def integrals(
         steps: Iterable[tuple[int, int, int]], start: int, matrix: Array
-    ) -> Any:
+    ) -> tuple[dict[int, Array], dict[int, dict[int, Array]]]:
         """Nested integrals for every set of placed units, in the order of the steps (source to target)."""
         nested = {start: xp.ones_like(m)}
-        terms: dict[int, dict[int, Any]] = {}
+        terms: dict[int, dict[int, Array]] = {}
         for source, target, u in steps:
             if source not in nested:
                 nested[source], _ = cumulate(sum(terms[source].values()), matrix)
@@ -329,8 +329,8 @@ def _posterior_of_pattern(
     _, terms = integrals(reversed_moves, (1 << K) - 1, below)
     _, partition = cumulate(sum(terms[0].values()), below)
     # densities of the maximum of a unit, or of the lower one of two
-    of_unit: list[Any] = [0.0] * K
-    of_pair: dict[tuple[int, int], Any] = {}
+    of_unit: list[Array] = [0.0] * K
+    of_pair: dict[tuple[int, int], Array] = {}
     for target, placed, u in reversed_moves:
         density = terms[placed][target] * above_of[placed]
         of_unit[u] = of_unit[u] + density

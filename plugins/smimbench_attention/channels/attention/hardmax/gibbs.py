@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import array_api_compat
 import numpy as np
@@ -244,8 +244,8 @@ def chain_moments(
     mean = xp.concat([mean] * chains, axis=0)
     labels = xp.concat([xp.matrix_transpose(y)] * chains, axis=1)
     rounds = [_round(partner, labels, mean) for partner in _rounds(tokens)]
-    totals: list[Any] = [0.0] * len(rounds)
-    products: Any = 0.0
+    totals: list[Array] = [0.0] * len(rounds)
+    products: Array = 0.0
     for sweep in range(burn_in + sweeps):
         for k, (
             sites,
@@ -345,7 +345,7 @@ def _response(y: Array, omega: Array, V: Array, tokens: int, variance: Array) ->
     step, root = 0.05, xp.sqrt(V)  # in prior widths; the error is of order 4
     rows = []
     for c in range(omega.shape[1]):
-        slope: Any = 0.0
+        slope: Array = 0.0
         for steps, weight in ((1, 2 / 3), (2, -1 / 12)):
             for sign in (1, -1):
                 moved = omega + (sign * steps * step) * root * eye[c, :][None, :]

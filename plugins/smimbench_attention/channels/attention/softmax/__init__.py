@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import array_api_compat
 import numpy as np
@@ -478,7 +477,9 @@ def _two_token_errors(q: float, v: float, beta: float, count: int) -> Host:
     return 4 * np.array([bayes, plugin, constant])
 
 
-def _logistic_spread(m: Host, width: float, beta: float, count: int) -> tuple[Any, Any]:
+def _logistic_spread(
+    m: Host, width: float, beta: float, count: int
+) -> tuple[Host, Host]:
     """Variance of ``s(beta u)`` and ``E (s(beta u) - s(beta m))^2`` for ``u ~ N(m, width^2)``; m is (k,)."""
     from scipy.special import expit
 

@@ -16,7 +16,8 @@ Newton's method.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 import array_api_compat
 import numpy as np
@@ -63,7 +64,7 @@ def posterior_moments(y: Array, a: Array, full: bool) -> TokenMoments:
     )
 
 
-def _block_moments(xp: Any, y: Array, a: Array, full: bool) -> TokenMoments:
+def _block_moments(xp: ModuleType, y: Array, a: Array, full: bool) -> TokenMoments:
     """Moments summed over the overall sign: first group above zero and second below, or the other way round."""
     n, M = a.shape
     place = xp.arange(M, dtype=y.dtype, device=array_api_compat.device(y))[None, :]
@@ -110,7 +111,7 @@ def _block_moments(xp: Any, y: Array, a: Array, full: bool) -> TokenMoments:
 
 
 def _group_moments(
-    xp: Any, a: Array, member: Array, leader: Array, full: bool
+    xp: ModuleType, a: Array, member: Array, leader: Array, full: bool
 ) -> TokenMoments:
     """Moments of one group of each sample, above zero: ``z ~ N(a, I)`` given ``0 < z_m < z_leader`` for other members.
 
@@ -144,7 +145,7 @@ def _log_density(x: Array) -> Array:
     return -0.5 * math.log(2 * math.pi) - x * x / 2
 
 
-def _truncated(xp: Any, low: Array, high: Array) -> tuple[Array, Array, Array]:
+def _truncated(xp: ModuleType, low: Array, high: Array) -> tuple[Array, Array, Array]:
     """Standard normal variable between ``low`` and ``high``: log-probability, and relative density at both ends."""
     # evaluated on the side where probabilities are small
     mirror = low + high > 0
@@ -162,7 +163,7 @@ def _truncated(xp: Any, low: Array, high: Array) -> tuple[Array, Array, Array]:
 
 
 def _leader_interval(
-    xp: Any, a: Array, member: Array, followers: Array, top: Array
+    xp: ModuleType, a: Array, member: Array, followers: Array, top: Array
 ) -> tuple[Array, Array]:
     """Ends of the relevant integration interval in t, (n,) each; ``top`` is the leader's mean."""
 
@@ -199,7 +200,7 @@ def _leader_interval(
 
 
 def _integrate_interval(
-    xp: Any, a: Array, member: Array, leader: Array, full: bool
+    xp: ModuleType, a: Array, member: Array, leader: Array, full: bool
 ) -> TokenMoments:
     """Moments of groups with followers, by Gauss-Legendre quadrature in ``t = z_leader - a_leader``."""
     followers = member & ~leader

@@ -9,7 +9,6 @@ too. Checked by tests/channels/sequence/test_softmax_information.py.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -64,7 +63,7 @@ def means_over_labels(
     errors = []
     methods = []
     for q, v in zip(*(array.reshape(-1, *Q.shape[-2:]) for array in on_host(Q, V))):
-        means: Any = np.nan
+        means: Array = np.nan
         if _has_table(network, q, v):
             with np.errstate(invalid="ignore", divide="ignore"):
                 means = last_layer.evaluate(q, v, network.skip, accuracy)

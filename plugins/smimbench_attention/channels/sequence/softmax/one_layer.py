@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 from numpy.random import Generator
@@ -16,7 +16,7 @@ from smimbench_attention.channels.batches import blocks, on_host, uncertain_like
 from smimbench_attention.channels.sequence.softmax.network import output_of_label
 
 
-def _sech_squared(xp: Any, t: Array) -> Array:
+def _sech_squared(xp: ModuleType, t: Array) -> Array:
     decay = xp.exp(-2.0 * xp.abs(t))
     return 4.0 * decay / ((1.0 + decay) * (1.0 + decay))
 
