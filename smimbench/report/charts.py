@@ -31,13 +31,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from smimbench.interfaces import Host
     from smimbench.report.style import ToSvg
 
 Kind = Literal["line", "marks", "bars", "upright"]
 CsvRow = dict[str, Any]
 """Numbers and texts by column."""
 
-UPRIGHTS: Sequence[Any] = ("--", ":", "-.", (0, (8, 2)), (0, (1, 3)))
+Dashes = str | tuple[int, tuple[int, ...]]
+
+UPRIGHTS: Sequence[Dashes] = ("--", ":", "-.", (0, (8, 2)), (0, (1, 3)))
 """Dashes of upright lines, in the order of their names in a figure."""
 
 
@@ -82,7 +85,7 @@ class Series:
                 rows.append(row)
         return rows
 
-    def numbers(self, column: str) -> Any:
+    def numbers(self, column: str) -> Host:
         """A column as an array of floats; NaN where there is no number."""
         return np.asarray(self.columns[column], dtype=float)
 
@@ -221,7 +224,7 @@ def show(chart: Chart, width: str | None = None) -> Any:
     return axes[0] if len(axes) == 1 else np.array(axes)
 
 
-def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Any]) -> None:
+def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Dashes]) -> None:
     if panel.xlog:
         axis.set_xscale("log")
     if panel.ylog or panel.floor:
@@ -359,7 +362,7 @@ class PageFigure:
     svg: str
     series: list[PageSeries]
 
-    def document(self) -> list[dict[str, Any]]:
+    def document(self) -> list[CsvRow]:
         """The series as JSON for the script of the page."""
         return [asdict(series) for series in self.series]
 

@@ -198,7 +198,7 @@ def _generalization(
 # -- columns --------------------------------------------------------------------------------------------------------------
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """A value as text; blank for none."""
     return "" if value is None else str(value)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.registry.metrics import find_metric, metric_label, theory_of
-from smimbench.report.charts import Chart, CsvRow, Kind, Panel, Series
+from smimbench.report.charts import Chart, CsvRow, Dashes, Kind, Panel, Series
 from smimbench.report.labels import (
     component_word,
     grouped,
@@ -25,6 +25,7 @@ from smimbench.theory.questions import LineQuestion, PointsQuestion, ThresholdsQ
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from smimbench.interfaces import Host
     from smimbench.problem.problem import Problem
     from smimbench.report.row import Row
     from smimbench.run.answers import Answers
@@ -44,9 +45,9 @@ UNINFORMED = "uninformed branch (reached by algorithms)"
 class Line(NamedTuple):
     """Theory of one component: sample ratios, values and numerical errors."""
 
-    alpha: Any
-    value: Any
-    error: Any
+    alpha: Host
+    value: Host
+    error: Host
 
 
 def is_cheap(problem: Problem) -> bool:
@@ -143,7 +144,7 @@ def _theory_of(
 
 
 def theory_lines(
-    answers: Answers, plan: ProblemPlan, metric: str, used: Sequence[float], k: int
+    answers: Answers, plan: ProblemPlan, metric: str, used: Iterable[float], k: int
 ) -> dict[str, Line]:
     """Theory of a component by branch: on a fine grid, or smooth between the sample ratios that are used.
 
@@ -181,7 +182,7 @@ def theory_lines(
     return lines
 
 
-def _evenly_spaced(low: float, high: float) -> Any:
+def _evenly_spaced(low: float, high: float) -> Host:
     """Points of a line that are evenly spaced on the axis drawn."""
     space = np.geomspace if low > 0 and _spans_decades([low, high]) else np.linspace
     return space(low, high, 120)
@@ -198,7 +199,7 @@ def smooth(line: Line, breaks: Iterable[float]) -> Line:
     ends = np.searchsorted(line.alpha, sorted(breaks), side="right")
     for x, *columns in zip(*(np.split(column, ends) for column in line)):
         if len(x) and stretches:
-            stretches.append(Line(x[:1], [np.nan], [np.nan]))
+            stretches.append(Line(x[:1], *np.full((2, 1), np.nan)))
         if len(x) > 2:
             fine = _evenly_spaced(x[0], x[-1])
             curves = [PchipInterpolator(x, column)(fine) for column in columns]
@@ -244,7 +245,12 @@ def threshold_marks(
 
 
 def theory_series(
-    line: Line, name: str, color: str, dashes: Any, about: CsvRow, algorithm: str = ""
+    line: Line,
+    name: str,
+    color: str,
+    dashes: Dashes,
+    about: CsvRow,
+    algorithm: str = "",
 ) -> Series:
     """A line with a band of its numerical error; horizontal bars for one or two points, alone or between two gaps."""
     style: dict[str, Any] = {"zorder": 2}
@@ -388,7 +394,7 @@ class _MetricPanel:
             self._scale(panel, lines["Bayes-optimal"], used)
         return panel
 
-    def _about(self, kind: str, algorithm: str = "") -> dict[str, Any]:
+    def _about(self, kind: str, algorithm: str = "") -> CsvRow:
         """Columns of the CSV with one value."""
         about = {"problem": self.plan.label, "component": self.component, "what": kind}
         return about | ({"algorithm": algorithm} if algorithm else {})

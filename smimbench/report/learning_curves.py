@@ -12,7 +12,7 @@ import numpy as np
 from smimbench.interfaces import ParameterError
 from smimbench.registry.metrics import find_metric, metric_label, theory_of
 from smimbench.registry.registry import RegistryError
-from smimbench.report.charts import Chart, Kind, Panel, Series
+from smimbench.report.charts import Chart, Dashes, Kind, Panel, Series
 from smimbench.report.columns import FEW
 from smimbench.report.figures import PANELS, is_cheap
 from smimbench.report.labels import component_word, grouped, letter
@@ -39,7 +39,7 @@ from smimbench.theory.questions import LineQuestion
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from smimbench.interfaces import Metric
+    from smimbench.interfaces import Host, Metric
     from smimbench.problem.problem import Problem
     from smimbench.report.results import Results
     from smimbench.report.style import Look
@@ -55,17 +55,17 @@ class Run(NamedTuple):
 
     algorithm: str
     record: Record
-    x: Any
-    values: Any
+    x: Host
+    values: Host
 
 
 Place = tuple[str, float, int]
 """Label of a problem, sample ratio, dimension."""
 
-Trajectory = dict[str, Any]
+Trajectory = dict[str, "Host"]
 """Arrays by name, all of one length (t,)."""
 
-Clock = Callable[["Record", Trajectory], Any]
+Clock = Callable[["Record", Trajectory], "Host"]
 """Times of a record and its trajectory."""
 
 Cells = dict[tuple[Any, ...], list[Pair]]
@@ -95,14 +95,14 @@ def _counts(trajectory: Trajectory) -> bool:
     return bool(np.isfinite(samples).any())
 
 
-def _samples(record: Record, trajectory: Trajectory) -> Any:
+def _samples(record: Record, trajectory: Trajectory) -> Host:
     if _counts(trajectory):
         return trajectory["samples"]
     count = np.nan if record.samples is None else record.samples
     return trajectory["iteration"] * count
 
 
-def _seconds(record: Record, trajectory: Trajectory) -> Any:
+def _seconds(record: Record, trajectory: Trajectory) -> Host:
     return trajectory["seconds"] + record.timing.lost_seconds
 
 
@@ -202,14 +202,14 @@ def _range(runs: Sequence[Run]) -> tuple[float, float]:
 
 def _fresh_grid(
     problem: Problem, dimension: int, runs: Sequence[Run]
-) -> tuple[Any, tuple[float, ...]]:
+) -> tuple[Host, tuple[float, ...]]:
     """Numbers of samples, and their ratios, at which the best that is possible with fresh samples is drawn.
 
     Empty where no run draws any, or theory takes long.
     """
     ends = [run.x[-1] for run in runs if used_fresh(run.record)]
     if not ends or not is_cheap(problem):
-        return (), ()
+        return np.array([]), ()
     samples = np.geomspace(_range(runs)[0], max(ends), 40)
     ratio = problem.model.sample_ratio
     return samples, tuple(ratio(max(1, round(n)), dimension) for n in samples)
@@ -264,7 +264,7 @@ class _CoursePanel:
         label, alpha, dimension = self.place
         ratio = sample_ratio(problem, alpha, dimension)
         is_error = self.metric.direction == "lower"
-        self._add_optimum("Bayes-optimal", "--", _range(runs), [ratio] * 2)
+        self._add_optimum("Bayes-optimal", "--", np.array(_range(runs)), [ratio] * 2)
         if is_error:  # a run that diverges leaves the panel
             start = max(float(run.values[0].max()) for run in runs)
             panel.ylog, panel.cap = True, 3.0 * start
@@ -292,8 +292,8 @@ class _CoursePanel:
         algorithm: str,
         color: str,
         style: Mapping[str, Any],
-        x: Any,
-        **values: Any,
+        x: Host,
+        **values: Host,
     ) -> None:
         """Add a line for each component, from values (t, P)."""
         place = dict(zip(("problem", "alpha", "dimension"), self.place))
@@ -309,7 +309,7 @@ class _CoursePanel:
             self.panel.series.append(line)
 
     def _add_optimum(
-        self, name: str, dashes: str, x: Any, ratios: Sequence[float]
+        self, name: str, dashes: str, x: Host, ratios: Sequence[float]
     ) -> None:
         """Add the Bayes-optimal line, at these sample ratios where it is stored."""
         answers, problem = self.results.answers, self.problem
@@ -327,7 +327,7 @@ class _CoursePanel:
                 self.panel.floor = floor_of(values[values > 0][:1], target)
 
     def _add_median(
-        self, name: str, runs: Sequence[Run], look: Look, dashes: Any
+        self, name: str, runs: Sequence[Run], look: Look, dashes: Dashes
     ) -> None:
         """Add the median over the runs of an algorithm, with a band."""
         start = max(run.x[0] for run in runs)
@@ -360,7 +360,7 @@ class _CoursePanel:
         )
 
 
-DASHES: Sequence[Any] = ("-", "-.", ":", (0, (5, 1)))
+DASHES: Sequence[Dashes] = ("-", "-.", ":", (0, (5, 1)))
 """Dashes of algorithms, where colors tell components apart."""
 
 
@@ -371,7 +371,9 @@ def _predicted_path(
     ratio, records = ratio_of_runs(problem, pairs), [record for _, record in pairs]
     theory = prediction_of(results.answers, problem, pairs[0][0], ratio, records)
     predicted = None if isinstance(theory, str) else theory.trajectory
-    return {} if predicted is None or isinstance(predicted, str) else predicted
+    if predicted is None or isinstance(predicted, str):
+        return {}
+    return {name: np.asarray(column) for name, column in predicted.items()}
 
 
 # -- spectra --------------------------------------------------------------------------------------------------------------
@@ -416,7 +418,7 @@ def _spectrum_panel(results: Results, pairs: Sequence[Pair]) -> Panel:
     title = f"{label}: {algorithm}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}; zero: {zero:.1%}"
 
     def spectrum(
-        name: str, kind: Kind, color: str, edges: Any, density: Any, zero: float
+        name: str, kind: Kind, color: str, edges: Host, density: Host, zero: float
     ) -> Series:
         columns = {"from": edges[:-1], "to": edges[1:], "density": density}
         return Series(name, columns, {**about, "what": name, "zero": zero}, kind, color)
