@@ -123,7 +123,7 @@ def missing_values(rows: Sequence[Row]) -> list[str]:
         for reason in row.runs.blank:
             blanks[f"{algorithm}: {row.metric} is blank: {reason}"] = None
     predictions = [
-        f"{', '.join(names)}: no prediction: {reason}"
+        f"{'; '.join(names)}: no prediction: {reason}"
         for reason, names in algorithms.items()
     ]
     return [*predictions, *blanks]
