@@ -141,7 +141,9 @@ def _recompute(
     chunks = [rows[i : min(i + 128, count)] for i in range(0, count, 128)]
     recomputed = _joined([method(block.take(chunk)) for chunk in chunks])
     columns = zip(moments, recomputed)
-    return PosteriorMoments(*(put_at_mask(old, mask, new) for old, new in columns))
+    return PosteriorMoments(
+        *(put_at_mask(column, mask, rows) for column, rows in columns)
+    )
 
 
 def _on_one_line(block: Samples) -> PosteriorMoments:

@@ -232,8 +232,8 @@ def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
     """Points (..., K, d) reflected so that the first unit vector maps to ``axis`` (..., d), up to sign."""
     numbers = xp.arange(axis.shape[-1], device=matching(axis)["device"])
     unit = xp.astype(numbers == 0, axis.dtype)
-    ones = xp.ones_like(unit)
-    normal = axis - unit * xp.where(axis[..., :1] > 0, -ones, ones)
+    plus = xp.ones_like(unit)
+    normal = axis - unit * xp.where(axis[..., :1] > 0, -plus, plus)
     normal = normal / xp.linalg.vector_norm(normal, axis=-1, keepdims=True)
     return points - 2 * xp.matmul(points, normal[..., None]) * normal[..., None, :]
 

@@ -127,8 +127,8 @@ class SimulatedPrior(DerivedPrior):
             learned = estimate - mean
             squared = np.asarray(self.model.inner(difference, difference))
             unlearned = variances[k] - np.asarray(self.model.inner(learned, learned))
-            both = unlearned + signal_to_noise * squared
-            errors.append(both / (1 + signal_to_noise))
+            combined = unlearned + signal_to_noise * squared
+            errors.append(combined / (1 + signal_to_noise))
         return np.stack(errors)
 
 

@@ -66,9 +66,9 @@ class WeightedModel(Delegate):
         """Whitened signal: every feature (last axis) times the root of its variance."""
         return signal * self._weights(signal)
 
-    def inner(self, left: Array, right: Array) -> Array:
+    def inner(self, signal_1: Array, signal_2: Array) -> Array:
         """Overlaps ``sum_k lambda_k A_k B_k^T / D``."""
-        return self.model.inner(self.weighted(left), self.weighted(right))
+        return self.model.inner(self.weighted(signal_1), self.weighted(signal_2))
 
     def squared_error(self, signal: Array, estimate: Array) -> Array:
         """Squared error of each component, weighted."""

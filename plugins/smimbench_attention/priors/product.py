@@ -154,10 +154,12 @@ class ProductPrior(Prior):
         if not all_finite:
             return Denoised(xp.full_like(R, math.nan), V)
         estimate = []
-        for spectrum, delta, (left, _, right) in zip(spectra, noise, decompositions):
+        for spectrum, delta, (left_vectors, _, right_vectors) in zip(
+            spectra, noise, decompositions
+        ):
             shrunk = self._shrink(spectrum, float(delta), rho, continued=continued)
             gains = xp.asarray(shrunk, **matching(R))
-            estimate.append(xp.matmul(left * gains[None, :], right))
+            estimate.append(xp.matmul(left_vectors * gains[None, :], right_vectors))
         return Denoised(xp.stack(estimate), V)
 
     def _decompose(self, matrix: Array) -> tuple[Array, Array, Array]:

@@ -98,8 +98,10 @@ class Bilinear(ProductPrior):
         return np.zeros((components, components))
 
     def _decompose(self, matrix: Array) -> tuple[Array, Array, Array]:
-        left, singular_values, right = namespace(matrix).linalg.svd(matrix)
-        return left, singular_values, right
+        left_vectors, singular_values, right_vectors = namespace(matrix).linalg.svd(
+            matrix
+        )
+        return left_vectors, singular_values, right_vectors
 
     def _observed_law(
         self, noise: float, breaks: Sequence[float]
