@@ -32,7 +32,8 @@ from smimbench.run.loop import READINGS, Status
 from smimbench.run.record import Record
 from smimbench.theory.types import Thresholds
 
-Trajectory = JsonObject
+Trajectory = dict[str, Host]
+"""Columns (t,) or (t, P) by name: ``iteration``, ``samples``, ``seconds``, metrics."""
 K = TypeVar("K")
 
 ZERO = 1e-3
@@ -247,7 +248,7 @@ def time_near(trajectory: Trajectory | None, goal: Host) -> FirstTime:
     """When the errors of all components were first within their goals."""
     if trajectory is None or not {"mse", "iteration", "seconds"} <= trajectory.keys():
         return FirstTime()
-    return first_time(trajectory, (trajectory["mse"] <= goal).all(axis=1))
+    return first_time(trajectory, np.all(trajectory["mse"] <= goal, axis=1))
 
 
 def _nearness(
@@ -519,7 +520,7 @@ def learning_order(
         LearnedSequence(list(learned), count)
         for learned, count in sequences.most_common()
     ]
-    complete = np.array([np.isfinite(run).all() for run in iterations_of], dtype=bool)
+    complete = np.all(np.isfinite(iterations_of), axis=1)
     factor = _last_over_first(times[complete])
     return layers, LearningOrder(counted, mean_of(complete.tolist()), factor)
 

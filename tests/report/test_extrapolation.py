@@ -44,13 +44,18 @@ def only(limits):
     return limits[0].document()
 
 
+def limit_of(*args, **more):
+    """The only limit of rows on a line."""
+    return only(extrapolated_rows(rows(*args, **more)))
+
+
 def table(rows, limits):
     """What CSV and Markdown are made of."""
     return [row.document() for row in rows], [limit.document() for limit in limits]
 
 
 def test_a_correction_of_order_1_over_D_leaves_theory():
-    entry = only(extrapolated_rows(rows()))
+    entry = limit_of()
     assert entry["value"] == pytest.approx(0.4)
     assert entry["coefficient"] == pytest.approx(2.0)
     assert entry["refusal"] == ""
@@ -60,14 +65,14 @@ def test_a_correction_of_order_1_over_D_leaves_theory():
 
 
 def test_what_is_wrong_in_the_limit_is_seen_though_every_row_is_near_theory():
-    entry = only(extrapolated_rows(rows(limit=0.408)))
+    entry = limit_of(limit=0.408)
     assert entry["z"] > 4
     assert entry["difference"] == pytest.approx(0.008)
 
 
 def test_the_error_of_theory_counts():
-    exact = only(extrapolated_rows(rows(limit=0.408)))
-    unsure = only(extrapolated_rows(rows(limit=0.408, theory_error=0.004)))
+    exact = limit_of(limit=0.408)
+    unsure = limit_of(limit=0.408, theory_error=0.004)
     assert 0 < unsure["z"] < exact["z"]
     assert 0.008 / math.hypot(unsure["error"], 0.004) == pytest.approx(
         unsure["z"], rel=0.1
@@ -91,7 +96,7 @@ def test_runs_whose_samples_differ_by_far_are_moved_in_proportion():
         changed(r, mean=r.estimate.mean * k, sem=r.estimate.sem * k, theory=0.4 * k)
         for r, k in zip(rows(), (1 / 64, 1 / 16, 1 / 4, 1))
     ]
-    entry, same = only(extrapolated_rows(far)), only(extrapolated_rows(rows()))
+    entry, same = only(extrapolated_rows(far)), limit_of()
     assert (entry["value"], entry["error"]) == pytest.approx(
         (same["value"], same["error"])
     )
@@ -135,24 +140,20 @@ def test_two_dimensions_or_single_runs_give_nothing():
 
 
 def test_without_theory_there_is_a_value_and_no_score():
-    entry = only(extrapolated_rows(rows(theory=None)))
+    entry = limit_of(theory=None)
     assert entry["value"] == pytest.approx(0.4)
     assert (entry["z"], entry["difference"]) == (None, None)
 
 
 def test_where_theory_is_zero_the_target_is_an_error():
     """What has reached zero to within the stated precision is no deviation; what has not, is."""
-    assert (
-        abs(only(extrapolated_rows(rows(limit=2e-4, b=0.0, sd=1e-6, theory=0.0)))["z"])
-        < 1
-    )
-    assert (
-        only(extrapolated_rows(rows(limit=2e-2, b=0.0, sd=1e-6, theory=0.0)))["z"] > 3
-    )
+    exact = {"b": 0.0, "sd": 1e-6, "theory": 0.0}
+    assert abs(limit_of(limit=2e-4, **exact)["z"]) < 1
+    assert limit_of(limit=2e-2, **exact)["z"] > 3
 
 
 def test_runs_that_agree_to_the_last_digit_have_the_error_of_rounding():
-    entry = only(extrapolated_rows(rows(sd=0.0)))
+    entry = limit_of(sd=0.0)
     assert entry["value"] == pytest.approx(0.4)
     assert math.isfinite(entry["z"])
 
@@ -211,25 +212,18 @@ def test_what_is_drawn_lies_beside_the_figure(tmp_path):
     assert float(theory["value"]) == 0.4
 
 
-def test_a_dimension_is_called_as_its_model_calls_it(tmp_path):
-    for letter, other in (("d", "D"), ("D", "d")):
-        entries = extrapolated_rows(
-            rows(component_word="component", dimension_letter=letter)
-        )
-        svg = save(size_charts(SimpleNamespace(title="Sizes"), entries)[0], tmp_path)[
-            1
-        ].read_text(encoding="utf-8")
-        assert f"1 / {letter}<" in svg
-        assert f"1 / {other}<" not in svg
-        text = printed(
-            [
-                *extrapolated_tables(entries),
-                *error_tables(rows(dimension_letter=letter)[:1]),
-            ],
-            100,
-        )
-        assert f"at infinite {letter}" in text
-        assert f", {letter} = {SIZES[0]}" in text
+@pytest.mark.parametrize(("letter", "other"), [("d", "D"), ("D", "d")])
+def test_a_dimension_is_called_as_its_model_calls_it(tmp_path, letter, other):
+    about = {"component_word": "component", "dimension_letter": letter}
+    limits = extrapolated_rows(rows(**about))
+    (chart,) = size_charts(SimpleNamespace(title="Sizes"), limits)
+    svg = save(chart, tmp_path)[1].read_text(encoding="utf-8")
+    assert f"1 / {letter}<" in svg
+    assert f"1 / {other}<" not in svg
+    tables = [*extrapolated_tables(limits), *error_tables(rows(**about)[:1])]
+    text = printed(tables, 100)
+    assert f"at infinite {letter}" in text
+    assert f", {letter} = {SIZES[0]}" in text
 
 
 def test_csv_holds_the_limits_at_infinite_dimension():

@@ -66,7 +66,7 @@ def numbered(values):
     return {f"0/{k}": value for k, value in enumerate(values.tolist())}
 
 
-def answers(count=300, **how):
+def answers(count=200, **how):
     rng = np.random.default_rng(7)
     return [agreement(simulated(rng, **how), "mse") for _ in range(count)]
 
