@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -347,7 +347,9 @@ def record_from(document: JsonObject) -> Record:
         raise ValueError(
             "not a record of smimbench: sample_ratio is missing where fresh_samples are counted"
         )
-    return replace(record, cell=document["cell"], document=document)
+    object.__setattr__(record, "cell", document["cell"])
+    object.__setattr__(record, "document", document)
+    return record
 
 
 def read_record(file: Path, *, digests: bool = True) -> Record:

@@ -167,12 +167,13 @@ class Store:
                     or name == "run.json"
                 ):
                     continue
-                path = self.folder / name
+                stem = name.removesuffix(".json")
                 try:
-                    record = self.read(path.stem, digests)
-                    records[path.stem] = _compacted(record, shared, digests)
+                    record = self.read(stem, digests)
+                    records[stem] = _compacted(record, shared, digests)
                 except (OSError, ValueError, KeyError, TypeError) as error:
-                    self._complain(path, str(error) or type(error).__name__, set_aside)
+                    reason = str(error) or type(error).__name__
+                    self._complain(self.folder / name, reason, set_aside)
         finally:
             if collecting:
                 gc.enable()
