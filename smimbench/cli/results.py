@@ -41,7 +41,7 @@ def stored_results(
     ``any_code``: those of other code too, where the present code has run nothing.
     """
     from smimbench.report.results import Results
-    from smimbench.run.campaign import changed_code
+    from smimbench.run.store import changed_code
     from smimbench.run.tuning import range_end_remarks
 
     suite = request.suite()

@@ -18,9 +18,14 @@ from smimbench.report.row import Row
 from smimbench.report.rows import Optima, Pair, error_rows, find_optima, scored_rows
 from smimbench.report.verdict import AlgorithmSummary, Verdict, summary, verdicts
 from smimbench.run.answers import Answers
-from smimbench.run.campaign import made_by_other_code, other_versions
 from smimbench.run.record import Record
-from smimbench.run.store import Store, settings_folder, theory_folder
+from smimbench.run.store import (
+    Store,
+    made_by_other_code,
+    other_versions,
+    settings_folder,
+    theory_folder,
+)
 from smimbench.suite.cells import Cell, Suite
 
 

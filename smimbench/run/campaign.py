@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
 from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
-from smimbench.files import JsonObject, canonical_json, remove_leftovers
-from smimbench.problem.problem import CODE, ProblemError
-from smimbench.registry.registry import KINDS, get_registry
+from smimbench.files import JsonObject, remove_leftovers
+from smimbench.problem.problem import ProblemError
+from smimbench.registry.registry import get_registry
 from smimbench.run.answers import TheoryError
 from smimbench.run.cell import run_cell
 from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
@@ -24,11 +21,18 @@ from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.executor import NO_LIMITS, Limits, OnProgress
 from smimbench.run.processes import Claims, OnWait, in_processes
 from smimbench.run.record import Record
-from smimbench.run.store import Store, changes_of, settings_folder, theory_folder
+from smimbench.run.store import (
+    Store,
+    changed_code,
+    changes_of,
+    other_versions,
+    settings_folder,
+    theory_folder,
+)
 from smimbench.run.theory_process import is_third_party
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite import SuiteError
-from smimbench.suite.cells import Cell, Suite, agree
+from smimbench.suite.cells import Cell, Suite
 
 
 @dataclass(frozen=True)
@@ -297,79 +301,6 @@ def missing_cells(
         return [cell for cell in cells if f"{cell.key}{suffix}" not in records]
     keys = {stem.partition(".")[0] for stem in records}
     return [cell for cell in cells if cell.key not in keys]
-
-
-def other_versions(
-    cells: Sequence[Cell], records: Iterable[Record]
-) -> list[JsonObject]:
-    """How many records of these cells were made with another version, or other code, of an item.
-
-    Returns
-    -------
-    list of dict
-        ``item``, its version ``then`` and ``now`` (equal where only its code differs), and the number of ``cells``.
-    """
-    counts: Counter[tuple[str, int, int]] = Counter()
-    for cell, record in made_by_other_code(cells, records):
-        current = _items(cell.identity())
-        for kind, recorded in _items(record.cell).items():
-            item = current[kind]
-            if any(recorded.get(key) != item.get(key) for key in CODE):
-                name = f"{kind} {recorded['name']!r}"
-                counts[name, recorded["version"], item["version"]] += 1
-    return [
-        {"item": item, "then": recorded, "now": current, "cells": count}
-        for (item, recorded, current), count in counts.items()
-    ]
-
-
-def made_by_other_code(
-    cells: Sequence[Cell], records: Iterable[Record]
-) -> list[tuple[Cell, Record]]:
-    """Records that another version, or other code, of an item has made of these cells, each with its cell."""
-    keys = {cell.key for cell in cells}
-    unmatched = [record for record in records if record.key not in keys]
-    if not unmatched:
-        return []
-    candidates: dict[str, list[tuple[JsonObject, Cell]]] = {}
-    for cell in cells:
-        identity = json.loads(canonical_json(cell.identity()))
-        name = _without_parameters(identity)
-        candidates.setdefault(name, []).append((identity, cell))
-    pairs = []
-    for record in unmatched:
-        for identity, cell in candidates.get(_without_parameters(record.cell), ()):
-            if agree(identity, record.cell):
-                pairs.append((cell, record))
-                break
-    return pairs
-
-
-def _items(cell: Mapping[str, Any]) -> dict[str, JsonObject]:
-    """The items of a cell by their kinds."""
-    problem = cell["problem"]
-    items = {kind: problem[kind] for kind in KINDS if kind in problem}
-    return {**items, "algorithm": cell["algorithm"]}
-
-
-def _without_parameters(cell: Mapping[str, Any]) -> str:
-    """A cell's grid point, settings and names of items."""
-    left_out = ("problem", "algorithm", "metrics")
-    settings = {key: cell[key] for key in cell if key not in left_out}
-    return canonical_json([settings, [item["name"] for item in _items(cell).values()]])
-
-
-def changed_code(versions: Sequence[JsonObject]) -> list[str]:
-    """One line for every item of ``other_versions`` whose code has changed without a new version."""
-    lines = []
-    for change in versions:
-        if change["then"] == change["now"]:
-            count = f"{change['cells']} cell{'' if change['cells'] == 1 else 's'}"
-            lines.append(
-                f"{change['item']} has other code under the same version {change['now']} than when {count} "
-                "of this suite ran: they are kept apart; raise its version when its numbers change"
-            )
-    return lines
 
 
 def run_cells(

@@ -141,6 +141,18 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
         seconds_lost = time.perf_counter() - begin
 
 
+def answerer(
+    setup: JsonObject, report: Callable[..., None]
+) -> Callable[[Cell], JsonObject]:
+    """Function of a worker process that runs a cell and returns its record as JSON."""
+
+    def answer(cell: Cell) -> JsonObject:
+        record = run_cell(cell, timing=setup["timing"], threads=setup["threads"])
+        return record.document
+
+    return answer
+
+
 def is_user_interrupt(error: BaseException) -> bool:
     """Whether an interrupt is the user's Ctrl-C; workers ignore that, so there a plugin has raised it."""
     return (

@@ -22,7 +22,7 @@ from smimbench.files import JsonObject, error_line, unless
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
 from smimbench.run.executor import NO_LIMITS, Executor, Limits
-from smimbench.run.processes import cell_task, record_of
+from smimbench.run.processes import WORKER, cell_task, record_of
 from smimbench.run.record import Record
 from smimbench.suite.cells import Cell
 
@@ -192,7 +192,7 @@ def _work_anywhere(
         reason = f"the worker has smimbench {installed}, the client {version}; install the same"
         return lost_record(cell, threads, reason)
     registry = SimpleNamespace(paths=paths, foreign_path=set())
-    executor = _take_idle(run) or Executor(1, threads, registry, timing=False)
+    executor = _take_idle(run) or Executor(1, threads, registry, WORKER, timing=False)
     (ended,) = executor.run(
         [cell_task(cell, distributions)], Limits(limits.seconds, limits.memory)
     )

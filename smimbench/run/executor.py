@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import json
 import math
 import os
@@ -139,17 +140,20 @@ class Executor:
         BLAS threads of each.
     registry : Registry
         Anything with its ``paths`` and ``foreign_path``.
+    module : str
+        Name of the module that answers tasks: its ``answerer(setup, report)`` is called once in each process and returns a
+        function of the arguments of a task; ``report`` sends an event to the parent.
     setup : dict
-        ``timing`` of cells, or the ``folder`` of theory that the processes solve (see ``main``).
+        Plain values for ``answerer``, besides ``threads``.
     """
 
     def __init__(
-        self, max_workers: int, threads: int, registry: Any, **setup: Any
+        self, max_workers: int, threads: int, registry: Any, module: str, **setup: Any
     ) -> None:
         self.workers: list[_Worker] = []
         self._max_workers = max_workers
         self._registry = registry
-        self._setup = {**setup, "threads": threads}
+        self._setup = {**setup, "module": module, "threads": threads}
         self._events: Events = queue.Queue()
 
     def run(
@@ -513,23 +517,12 @@ def main() -> None:
             os._exit(0)
         send(outbox, message)
 
-    work: Callable[..., Any]
-    if "folder" in setup:
-        from smimbench.run.theory_worker import TheoryWorker
-
-        work = TheoryWorker(setup["folder"], report).answer
-    else:
-        from smimbench.run.cell import run_cell
-
-        def work(cell: Any) -> JsonObject:
-            record = run_cell(cell, timing=setup["timing"], threads=setup["threads"])
-            return record.document
-
+    answer_to = importlib.import_module(setup["module"]).answerer(setup, report)
     while True:
         arguments = pickle.loads(inbox.get())
         report(begun=True)
         try:
-            answer = work(*arguments)
+            answer = answer_to(*arguments)
             for stream in (sys.stdout, sys.stderr):
                 if (
                     stream is not None and not stream.closed

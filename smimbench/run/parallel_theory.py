@@ -12,7 +12,7 @@ from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import get_registry
 from smimbench.run.answers import Answers
 from smimbench.run.executor import Executor, Task
-from smimbench.run.theory_process import Progress, answer_of, is_third_party
+from smimbench.run.theory_process import WORKER, Progress, answer_of, is_third_party
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.theory.predictions import independent_parts
 from smimbench.theory.questions import PointsQuestion, Question, ThresholdsQuestion
@@ -70,7 +70,7 @@ def _solve_in_parallel(
         question = kind, problem.spec, solver.predictions, *arguments
         return Task(question, frozenset(), on_event=on_event)
 
-    executor = Executor(workers, 1, get_registry(), folder=str(solver.folder))
+    executor = Executor(workers, 1, get_registry(), WORKER, folder=str(solver.folder))
     try:
         nodes, curves = {}, {}
         for problem in unsolved:

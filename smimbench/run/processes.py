@@ -34,6 +34,9 @@ from smimbench.suite.cells import Cell
 
 OnWait = Callable[[str], None]
 
+WORKER = "smimbench.run.cell"
+"""Module that runs cells in the processes."""
+
 STALE = 60.0
 """Seconds after which an untouched claim belongs to nobody; doubled, the cells of a killed run are taken up that much later."""
 
@@ -80,7 +83,7 @@ def in_processes(
                     f"waiting: all remaining cells are claimed by {', '.join(sorted(owners))}"
                 )
 
-    executor = Executor(workers, threads, get_registry(), timing=timing)
+    executor = Executor(workers, threads, get_registry(), WORKER, timing=timing)
     try:
         tasks = [cell_task(cell, cell.distributions()) for cell in cells]
         for ended in executor.run(tasks, limits, may_begin=may_begin, on_progress=look):

@@ -13,12 +13,14 @@ from __future__ import annotations
 import gc
 import hashlib
 import io
+import json
 import os
 import re
 import shlex
 import uuid
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +30,7 @@ import numpy as np
 from smimbench.files import (
     JsonObject,
     StoreError,
+    canonical_json,
     read_json,
     read_npz,
     sync_folder,
@@ -35,6 +38,8 @@ from smimbench.files import (
     write_atomically,
 )
 from smimbench.interfaces import Array
+from smimbench.problem.problem import CODE
+from smimbench.registry.registry import KINDS
 from smimbench.run.record import (
     FORMAT,
     LongTrajectory,
@@ -47,7 +52,7 @@ from smimbench.run.record import (
     sealed,
     text_of,
 )
-from smimbench.suite.cells import Suite
+from smimbench.suite.cells import Cell, Suite, agree
 
 T = TypeVar("T")
 Columns = dict[str, Array]
@@ -407,3 +412,79 @@ def why_none(folder: Path) -> str:
     except OSError:
         pass
     return "not a results folder (it has no readable run.json)"
+
+
+# -- records made by other code --------------------------------------------------------------------------------------------
+
+
+def other_versions(
+    cells: Sequence[Cell], records: Iterable[Record]
+) -> list[JsonObject]:
+    """How many records of these cells were made with another version, or other code, of an item.
+
+    Returns
+    -------
+    list of dict
+        ``item``, its version ``then`` and ``now`` (equal where only its code differs), and the number of ``cells``.
+    """
+    counts: Counter[tuple[str, int, int]] = Counter()
+    for cell, record in made_by_other_code(cells, records):
+        current = _items(cell.identity())
+        for kind, recorded in _items(record.cell).items():
+            item = current[kind]
+            if any(recorded.get(key) != item.get(key) for key in CODE):
+                name = f"{kind} {recorded['name']!r}"
+                counts[name, recorded["version"], item["version"]] += 1
+    return [
+        {"item": item, "then": recorded, "now": current, "cells": count}
+        for (item, recorded, current), count in counts.items()
+    ]
+
+
+def made_by_other_code(
+    cells: Sequence[Cell], records: Iterable[Record]
+) -> list[tuple[Cell, Record]]:
+    """Records that another version, or other code, of an item has made of these cells, each with its cell."""
+    keys = {cell.key for cell in cells}
+    unmatched = [record for record in records if record.key not in keys]
+    if not unmatched:
+        return []
+    candidates: dict[str, list[tuple[JsonObject, Cell]]] = {}
+    for cell in cells:
+        identity = json.loads(canonical_json(cell.identity()))
+        name = _without_parameters(identity)
+        candidates.setdefault(name, []).append((identity, cell))
+    pairs = []
+    for record in unmatched:
+        for identity, cell in candidates.get(_without_parameters(record.cell), ()):
+            if agree(identity, record.cell):
+                pairs.append((cell, record))
+                break
+    return pairs
+
+
+def _items(cell: Mapping[str, Any]) -> dict[str, JsonObject]:
+    """The items of a cell by their kinds."""
+    problem = cell["problem"]
+    items = {kind: problem[kind] for kind in KINDS if kind in problem}
+    return {**items, "algorithm": cell["algorithm"]}
+
+
+def _without_parameters(cell: Mapping[str, Any]) -> str:
+    """A cell's grid point, settings and names of items."""
+    left_out = ("problem", "algorithm", "metrics")
+    settings = {key: cell[key] for key in cell if key not in left_out}
+    return canonical_json([settings, [item["name"] for item in _items(cell).values()]])
+
+
+def changed_code(versions: Sequence[JsonObject]) -> list[str]:
+    """One line for every item of ``other_versions`` whose code has changed without a new version."""
+    lines = []
+    for change in versions:
+        if change["then"] == change["now"]:
+            count = f"{change['cells']} cell{'' if change['cells'] == 1 else 's'}"
+            lines.append(
+                f"{change['item']} has other code under the same version {change['now']} than when {count} "
+                "of this suite ran: they are kept apart; raise its version when its numbers change"
+            )
+    return lines

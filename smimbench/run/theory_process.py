@@ -19,6 +19,9 @@ from smimbench.run.executor import Ended, Executor, Limits, Task
 from smimbench.run.record import LONGEST
 from smimbench.suite.cells import assumed_entries
 
+WORKER = "smimbench.run.theory_worker"
+"""Module that answers questions in the processes."""
+
 PATIENCE = 900.0
 """Seconds without any new number after which theory is given up; doubled, one that never returns is noticed that much later."""
 
@@ -82,7 +85,9 @@ class TheoryProcess:
     def __init__(self, folder: Path | None, deadline: float | None) -> None:
         self.deadline = deadline
         self.is_late = False
-        self.executor = Executor(1, 1, get_registry(), folder=folder and str(folder))
+        self.executor = Executor(
+            1, 1, get_registry(), WORKER, folder=folder and str(folder)
+        )
         self._given_up: dict[str, ProblemError] = {}
         weakref.finalize(self, self.executor.end)
 

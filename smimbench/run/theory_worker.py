@@ -73,3 +73,8 @@ class TheoryWorker:
             (document,) = solver.solve(kind, problem, *arguments)
             return document
         return None
+
+
+def answerer(setup: JsonObject, report: Callable[..., None]) -> Callable[..., Any]:
+    """Function of a worker process that answers a question."""
+    return TheoryWorker(setup["folder"], report).answer

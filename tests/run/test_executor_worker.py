@@ -20,6 +20,7 @@ def test_a_worker_ends_with_its_parent_while_it_imports_a_plugin(tmp_path):
         "third_party": True,
         "only": ["slow"],
         "heartbeat": str(tmp_path / "pulse"),
+        "module": "smimbench.run.cell",
         "timing": True,
         "threads": 1,
     }
