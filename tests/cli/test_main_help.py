@@ -1,4 +1,4 @@
-"""Help texts and refusals as the user reads them. ``pytest tests/cli/test_help.py --snapshot-update`` writes them again."""
+"""Help texts and refusals as the user reads them. ``pytest tests/cli/test_main_help.py --snapshot-update`` writes them again."""
 
 from __future__ import annotations
 
