@@ -26,9 +26,10 @@ class TheoryWorker:
     """
 
     def __init__(self, folder: str | None, tell: Callable[..., None]) -> None:
+        path = None if folder is None else Path(folder)
         self._solvers = {
             predictions: TheorySolver(
-                None if folder is None else Path(folder),
+                path,
                 predictions=predictions,
                 on_progress=lambda problem, progress: tell(progress=list(progress)),
                 on_remark=lambda line: tell(remark=line),

@@ -130,12 +130,9 @@ class ComponentRatios:
         self.response_error = (
             next_order / np.where(self.response > 0, self.response, 1.0) + 1e-11
         )
-        self.critical = np.array(
-            [
-                0.0 if slope else self._critical(a)
-                for a, slope in enumerate(self.response)
-            ]
-        )
+        self.critical = np.zeros(len(self.response))
+        for a in np.flatnonzero(self.response == 0):
+            self.critical[a] = self._critical(int(a))
 
     def _gained(self, qhat: float) -> Host:
         """Overlap minus its lowest value (P,) when all components have this Qhat."""

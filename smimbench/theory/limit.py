@@ -121,13 +121,10 @@ def limit_point(
         Whether errors of prediction are wanted too (sampled, some 10 ms each).
     """
     # Matrices of all evaluations and starts, (E, S, P, P) each.
-    stacked = (
-        np.array(
-            [[overlaps[k] for overlaps in starts] for starts in evaluations],
-            dtype=float,
-        )
-        for k in range(3)
-    )
+    stacked = []
+    for k in range(3):
+        matrices = [[overlaps[k] for overlaps in starts] for starts in evaluations]
+        stacked.append(np.array(matrices, dtype=float))
     overlaps = aligned(problem, Overlaps(*stacked))
     metrics = {name: value.mean(axis=1) for name, value in scores(overlaps).items()}
     values = {name: value.mean(axis=0) for name, value in metrics.items()}
