@@ -31,12 +31,10 @@ def test_perfect_recovery_is_where_equations_are_as_many_as_degrees_of_freedom(
     freedom = (
         2 * rho - rho**2 if rho < 1 else 1.0
     )  # of a D x D matrix of rank r, over D^2
-    found = thresholds(untied(channel, tokens, rho)).document()
-    assert found["perfect_recovery"]["value"] == pytest.approx(
-        freedom / equations, rel=1e-5
-    )
+    found = thresholds(untied(channel, tokens, rho))
+    assert found.perfect_recovery.value == pytest.approx(freedom / equations, rel=1e-5)
     assert (
-        found["weak_recovery"]["value"] == 0
+        found.weak_recovery.value == 0
     )  # a little is learned from any number of samples
 
 
@@ -64,9 +62,9 @@ def test_curve_is_that_published_of_bilinear_sequence_regression():
 def test_small_width_is_solved_by_hand(channel, tokens, equations):
     """``V = t (2 - t)`` and ``1/t = alpha C / V`` without noise: nothing below 1 / C, all from 2 / C on."""
     problem = untied(channel, tokens, 0.0)
-    found = thresholds(problem).document()
-    assert found["weak_recovery"]["value"] == pytest.approx(1 / equations, rel=1e-6)
-    assert found["perfect_recovery"]["value"] == pytest.approx(2 / equations, rel=1e-5)
+    found = thresholds(problem)
+    assert found.weak_recovery.value == pytest.approx(1 / equations, rel=1e-6)
+    assert found.perfect_recovery.value == pytest.approx(2 / equations, rel=1e-5)
     for c in (0.5, 1.3, 1.8):
         (point,) = competing(problem, [c / equations])[0]
         assert point.mse[0] == pytest.approx(1.0 if c < 1 else c * (2 - c), abs=1e-6)

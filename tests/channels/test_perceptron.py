@@ -49,9 +49,9 @@ def test_overlap_is_the_fixed_point_by_quadrature(alpha, noise):
 
 
 def test_learning_starts_at_once_and_never_ends():
-    found = thresholds(smimbench.Problem(MODEL, "sign", "gaussian")).document()
-    assert found["weak_recovery"]["value"] == 0
-    assert found["perfect_recovery"] is None
+    found = thresholds(smimbench.Problem(MODEL, "sign", "gaussian"))
+    assert found.weak_recovery.value == 0
+    assert found.perfect_recovery is None
 
 
 def test_several_tokens_are_as_many_samples():

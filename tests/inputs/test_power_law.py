@@ -195,10 +195,9 @@ def test_gamp_and_ridge_end_at_the_posterior_mean(exponent):
 def test_weak_recovery_is_earlier_by_the_mean_square_of_the_variances(exponent):
     # Linearized, Q -> <lambda^2> Qhat: at alpha_c = 1 / (M (M + 1) <lambda^2>) for one layer of attention over M tokens.
     problem = problem_of(power_law(exponent, 90), "softmax")
-    found = thresholds(problem).document()["weak_recovery"]
-    assert found["value"] == pytest.approx(
-        1 / (6 * np.mean(variances_of(exponent, 90) ** 2)), rel=1e-3
-    )
+    found = thresholds(problem).weak_recovery
+    expected = 1 / (6 * np.mean(variances_of(exponent, 90) ** 2))
+    assert found.value == pytest.approx(expected, rel=1e-3)
 
 
 LOGISTIC = Erm(loss="logistic", penalty=0.5, length="loss")

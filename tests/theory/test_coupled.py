@@ -90,19 +90,16 @@ LINES = {
 def test_independent_components_are_learned_in_order(names):
     ends = [LINES[name] for name in names]
     problem = apart(*(line(*pair) for pair in ends))
-    found = thresholds(problem).document()
+    found = thresholds(problem)
     order = sorted(range(len(names)), key=lambda a: ends[a][0])
-    assert [step["layer"] for step in found["sequential"]] == [a + 1 for a in order]
-    for step, a in zip(found["sequential"], order):
-        assert step["value"] == pytest.approx(ends[a][0], rel=1e-6)
-        assert step["error"] < 1e-6
-    assert found["weak_recovery"] == {
-        k: found["sequential"][0][k] for k in ("value", "error")
-    }
-    assert found["perfect_recovery"]["value"] == pytest.approx(
-        max(end for _, end in ends), rel=1e-4
-    )
-    assert found["hard_phase"] is None
+    assert [step.component for step in found.sequential] == order
+    for step, a in zip(found.sequential, order):
+        assert step.alpha == pytest.approx(ends[a][0], rel=1e-6)
+        assert step.error < 1e-6
+    assert found.weak_recovery == found.sequential[0].threshold
+    end = max(end for _, end in ends)
+    assert found.perfect_recovery.value == pytest.approx(end, rel=1e-4)
+    assert found.hard_phase is None
     alphas = [0.05, 0.12, 0.18, 0.25, 0.31, 0.45, 0.6, 0.75, 0.9]
     for alpha, predictions in zip(alphas, competing(problem, alphas)):
         assert [p.branch for p in predictions] == ["unique"]
@@ -130,15 +127,12 @@ def test_a_jump_is_reported_with_its_hard_phase(others):
     # alpha climbs to 1.21 and falls to 1: between the two, recovery is possible but not from the prior mean.
     problem = apart(hill, *others)
     curve = FixedPointCurve(problem)
-    found = curve.thresholds().document()
-    assert {s["layer"]: s["value"] for s in found["sequential"]}[1] == pytest.approx(
-        0.5, rel=1e-6
-    )
-    assert found["hard_phase"] == pytest.approx([1.0, PEAK], abs=1e-4)
-    assert found["perfect_recovery"]["value"] == pytest.approx(PEAK, abs=1e-4)
-    assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(
-        1.0, abs=1e-4
-    )
+    found = curve.thresholds()
+    learned = {step.component: step.alpha for step in found.sequential}
+    assert learned[0] == pytest.approx(0.5, rel=1e-6)
+    assert found.hard_phase.ends == pytest.approx([1.0, PEAK], abs=1e-4)
+    assert found.late_recovery.value == pytest.approx(PEAK, abs=1e-4)
+    assert found.perfect_recovery.value == pytest.approx(1.0, abs=1e-4)
     for alpha in (0.7, 0.95, 1.05, 1.2, 1.25):
         predictions = curve.competing([alpha])[0]
         if not 1 < alpha < PEAK:
@@ -185,14 +179,13 @@ def test_the_better_of_two_imperfect_branches_has_the_larger_free_entropy():
 
     low = alpha.min()
     equal = optimize.brentq(lead, low * 1.01, 0.99)
-    found = thresholds(problem).document()
-    assert [s["layer"] for s in found["sequential"]] == [2, 1]
-    assert [s["value"] for s in found["sequential"]] == pytest.approx(
-        [0.0, 1.0], abs=1e-7
-    )
-    assert found["weak_recovery"]["value"] == 0.0
-    assert found["perfect_recovery"] is None
-    assert found["hard_phase"] == pytest.approx([equal, 1.0], rel=1e-3)
+    found = thresholds(problem)
+    assert [step.component for step in found.sequential] == [1, 0]
+    ratios = [step.alpha for step in found.sequential]
+    assert ratios == pytest.approx([0.0, 1.0], abs=1e-7)
+    assert found.weak_recovery.value == 0.0
+    assert found.perfect_recovery is None
+    assert found.hard_phase.ends == pytest.approx([equal, 1.0], rel=1e-3)
     for a in (0.5 * (low + equal), 0.5 * (equal + 1)):
         pair = competing(problem, [a])[0]
         assert [p.branch for p in pair] == (
@@ -279,10 +272,10 @@ def test_linear_labels_with_closed_form(noise):
         np.testing.assert_allclose(found[0].Q, np.eye(2) - V, rtol=1e-3, atol=1e-5)
         assert np.all(np.abs(np.diagonal(found[0].V - V)) < 5 * found[0].error + 1e-7)
         np.testing.assert_allclose(iterate(problem, alpha, 1e-6), V, atol=1e-7)
-    found = thresholds(problem).document()
-    assert found["weak_recovery"]["value"] == 0.0
-    assert found["perfect_recovery"] is None
-    assert found["hard_phase"] is None
+    found = thresholds(problem)
+    assert found.weak_recovery.value == 0.0
+    assert found.perfect_recovery is None
+    assert found.hard_phase is None
 
 
 def test_coupled_noiseless_labels_count_their_equations():
@@ -331,12 +324,11 @@ def test_matrices_of_small_width_leave_the_prior_mean_at_a_finite_information():
     counts = (2.0, 5.0)
     problem = Problem(Noiseless(*counts), 2, 3, Wishart(0.0), kappa=2.0)
     assert components_decouple(problem)
-    found = thresholds(problem).document()
-    assert [s["layer"] for s in found["sequential"]] == [2, 1]
-    assert [s["value"] for s in found["sequential"]] == pytest.approx(
-        [1 / 10, 1 / 4], rel=1e-7
-    )
-    assert found["perfect_recovery"]["value"] == pytest.approx(2 / 4, rel=1e-4)
+    found = thresholds(problem)
+    assert [step.component for step in found.sequential] == [1, 0]
+    ratios = [step.alpha for step in found.sequential]
+    assert ratios == pytest.approx([1 / 10, 1 / 4], rel=1e-7)
+    assert found.perfect_recovery.value == pytest.approx(2 / 4, rel=1e-4)
     for alpha in (0.05, 0.12, 0.18, 0.24, 0.3, 0.4, 0.49, 0.6):
         prediction = competing(problem, [alpha])[0][0]
         c = 2 * alpha * np.array(counts)

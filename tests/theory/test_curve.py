@@ -7,6 +7,7 @@ from smimbench.interfaces import Uncertain
 from smimbench.theory.curve import Potential, Segment, aitken
 from smimbench.theory.fixed_point_curve import FixedPointCurve
 from smimbench.theory.scalar import GridCurve, ScalarCurve, scalar_curve
+from smimbench.theory.types import HARD_PHASE
 from tests.theory.test_coupled import Apart, Problem
 
 
@@ -44,28 +45,21 @@ def test_makers_are_those_that_are_meant(curves):
 
 @pytest.mark.parametrize("maker", ["grid", "followed"])
 def test_thresholds_do_not_depend_on_the_maker(curves, maker):
-    exact, found = (
-        curves["closed form"].thresholds().document(),
-        curves[maker].thresholds().document(),
-    )
-    for name in ("weak_recovery", "spinodal", "information_theoretic", "algorithmic"):
-        assert found[name]["value"] == pytest.approx(exact[name]["value"], rel=3e-3), (
-            name
-        )
-    assert (
-        exact["spinodal"]["value"]
-        < exact["information_theoretic"]["value"]
-        < exact["algorithmic"]["value"]
-    )
-    assert found["perfect_recovery"] is exact["perfect_recovery"] is None
+    exact, found = curves["closed form"].thresholds(), curves[maker].thresholds()
+    places = exact.by_name()
+    for name, threshold in found.by_name().items():
+        if name == "perfect_recovery":
+            assert threshold is places[name] is None
+        else:
+            assert threshold.value == pytest.approx(places[name].value, rel=3e-3), name
+    ratios = [getattr(exact.hard_phase, name).value for name in HARD_PHASE]
+    assert ratios == sorted(set(ratios))
 
 
 @pytest.mark.parametrize("maker", ["grid", "followed"])
 def test_branches_and_their_free_entropy_do_not_depend_on_the_maker(curves, maker):
-    spinodal, optimal, end = (
-        curves["closed form"].thresholds().document()[name]["value"]
-        for name in ("spinodal", "information_theoretic", "algorithmic")
-    )
+    hard = curves["closed form"].thresholds().hard_phase
+    spinodal, optimal, end = (getattr(hard, name).value for name in HARD_PHASE)
     inside = [(spinodal + optimal) / 2, (optimal + end) / 2]
     alphas = [0.8 * spinodal, *inside, 1.2 * end]
     for exact, points in zip(

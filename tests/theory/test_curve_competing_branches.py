@@ -15,7 +15,7 @@ from smimbench.theory.curve import TurningPoint, perfect_limit
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.predictions import competing, thresholds
 from smimbench.theory.scalar import turns
-from smimbench.theory.types import Prediction, Threshold
+from smimbench.theory.types import HARD_PHASE, Prediction, Threshold
 from tests.theory.test_predictions import two_point_information
 
 
@@ -170,9 +170,9 @@ def test_phase_retrieval_is_the_two_point_integral_of_one_token(q):
 
 
 def test_phase_retrieval_has_its_weak_recovery():
-    assert thresholds(Problem(Modulus(), Gaussian())).document()["weak_recovery"][
-        "value"
-    ] == pytest.approx(0.5, abs=1e-5)
+    assert thresholds(
+        Problem(Modulus(), Gaussian())
+    ).weak_recovery.value == pytest.approx(0.5, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -188,19 +188,18 @@ def test_phase_retrieval_has_its_weak_recovery():
 def test_noiseless_equations_are_solved_as_soon_as_there_are_enough(
     problem, begins, ends
 ):
-    found = thresholds(problem).document()
-    assert found["hard_phase"] == pytest.approx([begins, ends], abs=1e-4)
-    for name, value in (
-        ("spinodal", begins),
-        ("information_theoretic", begins),
-        ("algorithmic", ends),
+    found = thresholds(problem)
+    hard = found.hard_phase
+    assert hard.ends == pytest.approx([begins, ends], abs=1e-4)
+    for threshold, value in (
+        (hard.spinodal, begins),
+        (hard.information_theoretic, begins),
+        (hard.algorithmic, ends),
     ):
         # three digits of the cruder quadratures of this file, on top of what is stated
-        assert abs(found[name]["value"] - value) < 3 * found[name]["error"] + 6e-5
-    assert found["perfect_recovery"]["value"] == found["algorithmic"]["value"]
-    assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(
-        begins, abs=1e-4
-    )
+        assert abs(threshold.value - value) < 3 * threshold.error + 6e-5
+    assert found.late_recovery == hard.algorithmic
+    assert found.perfect_recovery.value == pytest.approx(begins, abs=1e-4)
     (after,) = competing(problem, [1.1 * ends])[0]
     assert after.branch == "unique"
     assert float(after.mse[0]) < 1e-6
@@ -223,7 +222,7 @@ def test_binary_perceptron_has_a_transition_of_its_own():
             assert point.free_entropy == pytest.approx(
                 (point.alpha - 1) * math.log(2), abs=1e-7
             )
-    found = thresholds(problem).document()
+    found = thresholds(problem)
 
     def potential(q, alpha):
         """Replica-symmetric free entropy of the overlap q, less that of q = 0."""
@@ -241,10 +240,10 @@ def test_binary_perceptron_has_a_transition_of_its_own():
         low = next(p for p in stuck if p.branch == "uninformed")
         return (alpha - 1) * math.log(2) - potential(float(low.Q[0, 0]), alpha)
 
-    assert found["information_theoretic"]["value"] == pytest.approx(
+    assert found.hard_phase.information_theoretic.value == pytest.approx(
         optimize.brentq(lead, 1.2, 1.3, xtol=1e-6), abs=2e-5
     )
-    assert found["information_theoretic"]["error"] < 1e-6
+    assert found.hard_phase.information_theoretic.error < 1e-6
 
 
 def test_none_has_a_reason():
@@ -293,10 +292,10 @@ def test_an_error_that_is_not_zero_is_not_perfect_recovery(monkeypatch):
 )
 def test_both_branches_are_found_just_before_either_ends(problem, below):
     """Between two nodes the curve may turn: the end of a branch is a node, too."""
-    found = thresholds(problem).document()
+    found = thresholds(problem)
     for alpha in (
-        found["algorithmic"]["value"] * (1 - below),
-        found["spinodal"]["value"] * (1 + below),
+        found.hard_phase.algorithmic.value * (1 - below),
+        found.hard_phase.spinodal.value * (1 + below),
     ):
         if alpha > 0:
             assert {point.branch for point in competing(problem, [alpha])[0]} == {
@@ -311,7 +310,7 @@ def test_both_branches_are_found_just_before_either_ends(problem, below):
 )
 def test_noise_however_little_leaves_no_perfect_recovery(channel, noise):
     problem = Problem(channel(tokens=1, noise=noise), Binary())
-    assert thresholds(problem).document()["perfect_recovery"] is None
+    assert thresholds(problem).perfect_recovery is None
     best = competing(problem, [0.9])[0][0]
     assert best.V[0, 0] > 0
 
@@ -344,13 +343,11 @@ def test_sampled_information_leads_to_the_same_branches_within_its_error(pair, a
 
 
 def test_thresholds_of_sampled_information_are_right_to_their_error(pair):
-    sampled, exact = (thresholds(problem).document() for problem in pair)
-    for name in ("spinodal", "information_theoretic", "algorithmic"):
-        assert (
-            abs(sampled[name]["value"] - exact[name]["value"])
-            < 4 * sampled[name]["error"]
-        )
-    assert sampled["perfect_recovery"] is exact["perfect_recovery"] is None
+    sampled, exact = map(thresholds, pair)
+    for name in HARD_PHASE:
+        found, other = (getattr(t.hard_phase, name) for t in (sampled, exact))
+        assert abs(found.value - other.value) < 4 * found.error
+    assert sampled.perfect_recovery is exact.perfect_recovery is None
 
 
 def test_turns_are_told_from_noise(rng):

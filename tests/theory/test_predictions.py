@@ -100,14 +100,14 @@ def test_softmax_is_on_its_closed_curve(wishart_table, tokens, rho):
 @pytest.mark.parametrize("tokens", [2, 4])
 def test_softmax_recovers_perfectly_at_the_count_of_unknowns(tokens, rho):
     expected = (2 * rho - rho**2 if rho <= 1 else 1.0) / (tokens**2 + tokens - 2)
-    found = thresholds(attention(tokens, rho)).document()
-    assert found["perfect_recovery"]["value"] == pytest.approx(expected, abs=1e-6)
+    found = thresholds(attention(tokens, rho))
+    assert found.perfect_recovery.value == pytest.approx(expected, abs=1e-6)
     assert (
-        abs(found["perfect_recovery"]["value"] - expected)
-        <= 10 * found["perfect_recovery"]["error"] + 1e-9
+        abs(found.perfect_recovery.value - expected)
+        <= 10 * found.perfect_recovery.error + 1e-9
     )
-    assert found["weak_recovery"] is None
-    assert found["sequential"] == []
+    assert found.weak_recovery is None
+    assert found.sequential == ()
     below, above = solve(attention(tokens, rho), [0.99 * expected, 1.01 * expected])
     assert 0 < float(below.mse[0]) < 0.1
     assert float(above.mse[0]) == 0
@@ -120,8 +120,8 @@ def test_noiseless_linear_labels_need_fewer_samples_by_the_shift_that_softmax_hi
     tokens, rho
 ):
     m = 2 * rho - rho**2 if rho <= 1 else 1.0
-    found = thresholds(attention(tokens, rho, "linear")).document()
-    assert found["perfect_recovery"]["value"] == pytest.approx(
+    found = thresholds(attention(tokens, rho, "linear"))
+    assert found.perfect_recovery.value == pytest.approx(
         m / (tokens**2 + tokens), abs=1e-6
     )
 
@@ -144,9 +144,7 @@ def test_noisy_linear_labels_in_both_conventions(wishart_table, tokens, rho):
             assert float(point(problem, alpha).mse[0]) == pytest.approx(v, abs=1e-6)
             assert point(problem, alpha).method.startswith("closed form")
     assert (
-        thresholds(attention(tokens, rho, "linear", noise=label_noise)).document()[
-            "perfect_recovery"
-        ]
+        thresholds(attention(tokens, rho, "linear", noise=label_noise)).perfect_recovery
         is None
     )
 
@@ -165,9 +163,9 @@ def test_the_small_width_limit(tokens):
         (2.5, 0.0),
     ):
         assert float(point(problem, c / k).mse[0]) == pytest.approx(error, abs=1e-6)
-    found = thresholds(problem).document()
-    assert found["weak_recovery"]["value"] == pytest.approx(1 / k, abs=1e-8)
-    assert found["perfect_recovery"]["value"] == pytest.approx(2 / k, abs=1e-6)
+    found = thresholds(problem)
+    assert found.weak_recovery.value == pytest.approx(1 / k, abs=1e-8)
+    assert found.perfect_recovery.value == pytest.approx(2 / k, abs=1e-6)
 
 
 @pytest.mark.parametrize("rho", [1e3, 1e5])
@@ -205,13 +203,10 @@ def test_sequence_linear_is_ridge_regression(tokens, noise):
 
 
 def test_sequence_linear_has_the_threshold_of_linear_algebra():
-    found = thresholds(sequence(4, "linear")).document()
-    assert found["weak_recovery"]["value"] == 0
-    assert found["perfect_recovery"]["value"] == pytest.approx(0.25, abs=1e-8)
-    assert (
-        thresholds(sequence(4, "linear", noise=0.1)).document()["perfect_recovery"]
-        is None
-    )
+    found = thresholds(sequence(4, "linear"))
+    assert found.weak_recovery.value == 0
+    assert found.perfect_recovery.value == pytest.approx(0.25, abs=1e-8)
+    assert thresholds(sequence(4, "linear", noise=0.1)).perfect_recovery is None
 
 
 def two_point_information(q: float, tokens: int) -> float:
@@ -262,24 +257,19 @@ def test_sequence_softmax_is_on_its_curve(tokens):
 
 @pytest.mark.parametrize("tokens", [2, 3, 4])
 def test_sequence_softmax_thresholds(tokens):
-    found = thresholds(sequence(tokens)).document()
-    assert found["weak_recovery"]["value"] == pytest.approx(
-        1 / (tokens * (tokens + 1)), abs=1e-6
-    )
-    assert found["perfect_recovery"]["value"] == pytest.approx(1 / tokens, abs=1e-5)
-    assert found["sequential"] == [{"layer": 1, **found["weak_recovery"]}]
-    assert found["hard_phase"] is None
+    found = thresholds(sequence(tokens))
     low, high = 1 / (tokens * (tokens + 1)), 1 / tokens
+    assert found.weak_recovery.value == pytest.approx(low, abs=1e-6)
+    assert found.perfect_recovery.value == pytest.approx(high, abs=1e-5)
+    (step,) = found.sequential
+    assert (step.component, step.threshold) == (0, found.weak_recovery)
+    assert found.hard_phase is None
     below, inside, above = solve(
         sequence(tokens), [0.99 * low, 1.02 * low, 1.02 * high]
     )
     assert float(below.Q[0, 0]) == 0
     assert 0.001 < float(inside.Q[0, 0]) < 0.1
     assert float(above.mse[0]) < 1e-6
-
-
-def test_a_known_value():
-    assert float(point(sequence(2), 0.3).Q[0, 0]) == pytest.approx(0.26801, abs=6e-6)
 
 
 class Bare(Channel):
@@ -356,9 +346,9 @@ def test_a_curve_that_was_sampled_says_so_and_holds_its_error():
         assert b.method.startswith("Monte Carlo")
         assert abs(float(a.mse[0] - b.mse[0])) <= 4 * float(b.error[0]) + 1e-6
         assert 0 < float(b.error[0]) < 0.02
-    found = thresholds(bare).document()
-    assert found["weak_recovery"]["value"] == pytest.approx(
-        1 / 6, abs=max(0.01, 4 * found["weak_recovery"]["error"])
+    found = thresholds(bare)
+    assert found.weak_recovery.value == pytest.approx(
+        1 / 6, abs=max(0.01, 4 * found.weak_recovery.error)
     )
 
 
@@ -413,8 +403,8 @@ def test_branches_and_their_free_entropies_follow_the_potential(s_shaped):
         return channel.free_entropy(high, alpha) - channel.free_entropy(low, alpha)
 
     transition = optimize.brentq(lead, bottom * 1.0001, top * 0.9999)
-    found = thresholds(s_shaped).document()
-    assert found["hard_phase"] == pytest.approx([transition, top], abs=1e-4)
+    found = thresholds(s_shaped)
+    assert found.hard_phase.ends == pytest.approx([transition, top], abs=1e-4)
     curve = scalar_curve(s_shaped)
     for alpha, first in (
         (0.5 * (bottom + transition), "uninformed"),

@@ -268,11 +268,8 @@ def test_weak_recovery_has_a_formula():
     problem = Problem(
         {"name": "sequence-multi-index", "tokens": 2}, "hardmax", "gaussian"
     )
-    assert (
-        thresholds(problem).document()["perfect_recovery"] is None
-    )  # labels are discrete
-    found = thresholds(problem).document()["weak_recovery"]
-    assert found["value"] == pytest.approx(
-        math.pi**2 / 12, abs=max(found["error"], 1e-15)
-    )
-    assert found["error"] < 1e-10
+    assert thresholds(problem).perfect_recovery is None  # labels are discrete
+    found = thresholds(problem).weak_recovery
+    allowed = max(found.error, 1e-15)
+    assert found.value == pytest.approx(math.pi**2 / 12, abs=allowed)
+    assert found.error < 1e-10

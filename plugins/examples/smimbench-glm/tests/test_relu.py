@@ -56,6 +56,4 @@ def test_gaussian_signals_are_found_from_twice_as_many_labels():
     problem = smimbench.Problem(
         {"name": "sequence-multi-index", "tokens": 1}, "relu", "gaussian"
     )
-    assert thresholds(problem).document()["perfect_recovery"]["value"] == pytest.approx(
-        2.0, abs=1e-6
-    )
+    assert thresholds(problem).perfect_recovery.value == pytest.approx(2.0, abs=1e-6)

@@ -37,25 +37,19 @@ def test_it_is_registered():
 
 
 def test_thresholds_are_those_of_the_literature():
-    found = thresholds(PROBLEM).document()
-    assert found["weak_recovery"]["value"] == pytest.approx(0.5, abs=1e-6)
-    assert found["perfect_recovery"]["value"] == pytest.approx(1.128, abs=1e-3)
-    assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(
-        1.0, abs=1e-6
-    )
-    assert found["hard_phase"] == pytest.approx([1.0, 1.128], abs=1e-3)
+    found = thresholds(PROBLEM)
+    assert found.weak_recovery.value == pytest.approx(0.5, abs=1e-6)
+    assert found.late_recovery.value == pytest.approx(1.128, abs=1e-3)
+    assert found.perfect_recovery.value == pytest.approx(1.0, abs=1e-6)
+    assert found.hard_phase.ends == pytest.approx([1.0, 1.128], abs=1e-3)
 
 
 def test_two_tokens_need_half_the_samples():
     two = smimbench.Problem(
         {"name": "sequence-multi-index", "tokens": 2}, "modulus", "gaussian"
     )
-    assert thresholds(two).document()["weak_recovery"]["value"] == pytest.approx(
-        0.25, abs=1e-6
-    )
-    assert thresholds(two).document()["perfect_recovery"]["value"] == pytest.approx(
-        0.564, abs=1e-3
-    )
+    assert thresholds(two).weak_recovery.value == pytest.approx(0.25, abs=1e-6)
+    assert thresholds(two).late_recovery.value == pytest.approx(0.564, abs=1e-3)
 
 
 @pytest.mark.parametrize("q", [0.05, 0.5, 0.95])

@@ -118,12 +118,10 @@ def test_compressed_sensing():
         method="bounded",
         options={"xatol": 1e-4},
     )
-    found = thresholds(problem).document()
-    assert found["perfect_recovery"]["value"] == pytest.approx(-best.fun, abs=1e-4)
-    assert found["perfect_recovery"]["value"] == pytest.approx(0.589, abs=1e-3)
-    assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(
-        rho, abs=1e-4
-    )
+    found = thresholds(problem)
+    assert found.late_recovery.value == pytest.approx(-best.fun, abs=1e-4)
+    assert found.late_recovery.value == pytest.approx(0.589, abs=1e-3)
+    assert found.perfect_recovery.value == pytest.approx(rho, abs=1e-4)
     assert solve(problem, [0.62])[0].mse[0] < 1e-6
     assert solve(problem, [0.55])[0].mse[0] > 0.1
 
@@ -188,12 +186,12 @@ def test_binary_perceptron():
     """Perfect recovery from 1.493 by message passing; from 1.245, where the entropy of all other solutions is negative."""
     problem = smimbench.Problem(MODEL, "linear", "rademacher")
     problem.channel = _Signs()
-    found = thresholds(problem).document()
-    assert found["perfect_recovery"]["value"] == pytest.approx(1.493, abs=1e-3)
-    assert found["perfect_recovery"]["informed"]["value"] == 0
+    found = thresholds(problem)
+    assert found.late_recovery.value == pytest.approx(1.493, abs=1e-3)
+    assert found.perfect_recovery.value == 0
     possible = brentq(entropy, 1.23, 1.26, xtol=1e-4)
     assert possible == pytest.approx(1.245, abs=1e-3)
-    assert found["hard_phase"] == pytest.approx([possible, 1.493], abs=1e-3)
+    assert found.hard_phase.ends == pytest.approx([possible, 1.493], abs=1e-3)
 
 
 @pytest.mark.parametrize("rho", [0.0, 1.5, math.nan])
