@@ -92,7 +92,7 @@ def drawn_ratios(
 ) -> dict[str, set[float]]:
     """Sample ratios of a figure by label of the problem: those of the rows, and others (default: those of the suite)."""
     used = {plan.label: set(alphas or plan.alphas) for plan in suite.plans}
-    for row in rows:
+    for row in of_largest_dimension(r for r in rows if r.estimate.mean is not None):
         used[row.place.problem].add(row.place.alpha)
     return used
 
