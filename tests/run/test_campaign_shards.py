@@ -18,6 +18,7 @@ from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, call, command, environment, write_suite
 from tests.records import numbers_in
+from tests.run.test_store_kill import age_claims
 
 TEXT = SUITE.replace("seeds     = 2", "seeds     = 4").replace(
     "steps = 5", "steps = 200"
@@ -102,8 +103,10 @@ def test_shards_two_of_them_killed_are_the_serial_run(tmp_path):
             and time.monotonic() < limit
         ):
             time.sleep(0.01)
-        os.killpg(running[number].pid, signal.SIGKILL)
-        running.pop(number).communicate()
+        process = running.pop(number)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        age_claims(folder, process)
     kept = {path.name: path.read_bytes() for path in folder.glob("*.json")}
     for number in (2, 3):
         running[number] = shard(suite, tmp_path / "shards", number)
