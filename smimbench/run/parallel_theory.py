@@ -77,8 +77,8 @@ def _solve_in_parallel(
             solver.begin(problem)
             solver.on_progress(problem, progress(problem))
             alphas, thresholds = work[problem]
-            for part in independent_parts(problem, alphas):
-                nodes[task_of(problem, "part", part)] = problem
+            for batch in independent_parts(problem, alphas):
+                nodes[task_of(problem, "part", batch)] = problem
             curves[task_of(problem, "whole", list(alphas), thresholds)] = problem
         for tasks in (nodes, curves):
             for ended in executor.run(tasks, on_progress=on_progress):

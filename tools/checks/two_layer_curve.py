@@ -94,9 +94,8 @@ def drawn_overlap(
 def main(draws: int, index: int = 1, count: int = 1) -> int:
     """Print the table; 1 if a difference is larger than ``WITHIN`` by more than twice its standard error."""
     alphas = ALPHAS[index - 1 :: count].tolist()
-    points = theory("smi-two-layers", alphas, results="results", thresholds=False)[0][
-        "points"
-    ]
+    solved = theory("smi-two-layers", alphas, results="results", thresholds=False)
+    points = solved.problems[0].points
     model = {"name": "sequence-multi-index", "tokens": 2}
     problem = Problem(
         model,
@@ -106,20 +105,20 @@ def main(draws: int, index: int = 1, count: int = 1) -> int:
     worst, failed = 0.0, False
     print("alpha    layer  overlap  drawn    error of the draws  difference  z")
     for point in points:
-        printed = np.diagonal(np.array(point["overlap"]))
+        printed = np.diagonal(point.overlap)
         overlap, error = drawn_overlap(
             problem,
-            point["alpha"],
+            point.alpha,
             printed,
             math.ceil(draws / CHUNK),
-            round(1e4 * point["alpha"]),
+            round(1e4 * point.alpha),
         )
         for layer in np.flatnonzero(error):
-            gap, stated = printed[layer] - overlap[layer], point["mse_error"][layer]
+            gap, stated = printed[layer] - overlap[layer], point.mse_error[layer]
             worst = max(worst, abs(gap))
             failed = failed or abs(gap) > WITHIN + 2 * error[layer]
             print(
-                f"{point['alpha']:.4f}   {layer + 1}      {printed[layer]:.4f}   {overlap[layer]:.4f}   "
+                f"{point.alpha:.4f}   {layer + 1}      {printed[layer]:.4f}   {overlap[layer]:.4f}   "
                 f"{error[layer]:.4f}              {gap:+.4f}     {gap / math.hypot(error[layer], stated):+.2f}",
                 flush=True,
             )
