@@ -29,7 +29,7 @@ LEVEL = 0.997
 
 GONE = "no estimate any more"
 FAILS_MORE = "more runs fail"
-ONE_SIDED = ("only before", "only after")
+ONE_SIDED = ONLY_BEFORE, ONLY_AFTER = "only before", "only after"
 
 ORDER = (GONE, FAILS_MORE, "worse", *ONE_SIDED, "differs", "within noise")
 """Verdicts, worst first; all others come after them."""
@@ -149,8 +149,11 @@ def compare_rows(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[RowC
     )
     changes = []
     for row, (old_row, new_row) in zip(rows, pairs):
-        if old_row is None or new_row is None:
-            judgment, time, code = Judgment(ONE_SIDED[old_row is None]), None, []
+        time, code = None, []
+        if new_row is None:
+            judgment = Judgment(ONLY_BEFORE)
+        elif old_row is None:
+            judgment = Judgment(ONLY_AFTER)
         else:
             judgment = _judge_change(old_row, new_row)
             time = _time_change(old_row, new_row)
