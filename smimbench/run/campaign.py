@@ -19,7 +19,7 @@ from smimbench.run.cell import run_cell
 from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.executor import NO_LIMITS, Limits, OnProgress
-from smimbench.run.processes import Claims, OnWait, in_processes
+from smimbench.run.processes import ClaimFiles, OnWait, in_processes
 from smimbench.run.record import Record
 from smimbench.run.store import (
     Store,
@@ -181,8 +181,8 @@ def plan_campaign(
         If a backend is not there.
     """
     # With Dask the device is that of the workers.
-    here = [backend for backend in backends if not (dask and backend in DEVICES)]
-    devices = [get_backend(name, suite.run.dtype) for name in here]
+    local = [backend for backend in backends if not (dask and backend in DEVICES)]
+    devices = [get_backend(name, suite.run.dtype) for name in local]
     device = next((device.name for device in devices if device.accelerated), None)
     if not suite.algorithms:
         reason = "is empty, so there is nothing to run; 'smimbench theory' needs none"
@@ -359,7 +359,7 @@ def run_cells(
     ):
         source = (run_cell(cell, timing=timing, threads=threads) for cell in cells)
     else:
-        claims = None if timing else Claims(store.folder)
+        claims = None if timing else ClaimFiles(store.folder)
         source = in_processes(
             cells,
             max(1, workers),

@@ -98,23 +98,28 @@ def run_algorithm(
         Seconds that the start handed in has cost; the clock begins with them.
     """
     data = metered(data)  # all attempts have one count
-    first = LoopRun(
-        problem, instance, data, algorithm, make_rng(0), settings, backend, head_start
-    )
-    version = None
-    if not first.restarts and first.status in (Status.DIVERGED, Status.NOT_CONVERGED):
-        version = first.clock.time(
-            lambda: algorithm.retry(problem, first.status), backend
+
+    def run(version: Any, number: int) -> LoopRun:
+        rng = make_rng(number)
+        return LoopRun(
+            problem, instance, data, version, rng, settings, backend, head_start
         )
-    if version is None:
-        return first
-    second = LoopRun(
-        problem, instance, data, version, make_rng(1), settings, backend, head_start
+
+    original = run(algorithm, 0)
+    is_bad = original.status in (Status.DIVERGED, Status.NOT_CONVERGED)
+    if original.restarts or not is_bad:
+        return original
+    version = original.clock.time(
+        lambda: algorithm.retry(problem, original.status), backend
     )
-    second.warnings = list(dict.fromkeys(first.warnings + second.warnings))
-    second.restarts, second.restart_reason = 1, f"{first.status}: {first.reason}"
-    second.lost_seconds = first.clock.seconds
-    return second
+    if version is None:
+        return original
+    restarted = run(version, 1)
+    restarted.warnings = list(dict.fromkeys(original.warnings + restarted.warnings))
+    restarted.restarts = 1
+    restarted.restart_reason = f"{original.status}: {original.reason}"
+    restarted.lost_seconds = original.clock.seconds
+    return restarted
 
 
 class FreshSamples:
@@ -169,16 +174,14 @@ def planned(algorithm: Any, data: Data) -> tuple[Plan, Data]:
 def _without_numbers(data: Data) -> Data:
     """The same shapes and types, all numbers NaN (0 where labels are whole numbers); they take no memory."""
 
-    def blank(array: Array) -> Array:
+    def empty_like(array: Array) -> Array:
         xp = namespace(array)
-        nothing = (
-            math.nan
-            if xp.isdtype(array.dtype, ("real floating", "complex floating"))
-            else 0
-        )
-        return xp.broadcast_to(xp.full((), nothing, **matching(array)), array.shape)
+        is_real = xp.isdtype(array.dtype, ("real floating", "complex floating"))
+        value = xp.full((), math.nan if is_real else 0, **matching(array))
+        return xp.broadcast_to(value, array.shape)
 
-    return replace(data, inputs=blank(data.inputs), labels=blank(data.labels))
+    inputs, labels = empty_like(data.inputs), empty_like(data.labels)
+    return replace(data, inputs=inputs, labels=labels)
 
 
 class LoopRun:
@@ -282,11 +285,9 @@ class LoopRun:
     def _take(self, info: Info) -> None:
         """Record a step and its report, and decide whether it was the last."""
         settings, iteration, steps = self._settings, self.iterations, self._steps
-        if info.warning is not None and (said := printable(info.warning, 2000)) not in (
-            "",
-            *self.warnings,
-        ):
-            self.warnings.append(said)
+        warning = "" if info.warning is None else printable(info.warning, 2000)
+        if warning and warning not in self.warnings:
+            self.warnings.append(warning)
         self._over = iteration >= self._last
         if self._readings.divergence:
             self._end(
@@ -352,8 +353,8 @@ class LoopRun:
                     f"{settled}, after {self._last} iterations",
                 )
                 spread = self._course.spread()
-        found, remarks = _findings(algorithm, self._state)
-        self.final = {**self._readings.final(), **spread, **found}
+        findings, remarks = _findings(algorithm, self._state)
+        self.final = {**self._readings.final(), **spread, **findings}
         self.warnings += self._readings.warnings() + remarks
         self.metrics, self.blank, self.trajectory = (
             self._course.metrics,

@@ -48,7 +48,7 @@ def in_processes(
     *,
     timing: bool = False,
     limits: Limits = NO_LIMITS,
-    claims: Claims | None = None,
+    claims: ClaimFiles | None = None,
     on_progress: OnProgress | None = None,
     on_wait: OnWait | None = None,
 ) -> Iterator[Record]:
@@ -133,7 +133,7 @@ def record_of(ended: Ended, threads: int) -> Record:
     return replace(record, output=ended.output, document=document)
 
 
-class Claims:
+class ClaimFiles:
     """Claim files in a store's folder, by which several runs share its cells.
 
     Parameters

@@ -86,7 +86,7 @@ class _FromMapping:
 
 
 @_OPEN
-class Item(TypedDict):
+class ItemIdentity(TypedDict):
     """An item of a problem: its name, its version and (as further keys) all its parameters."""
 
     name: str
@@ -97,9 +97,9 @@ class Item(TypedDict):
 class Specification(TypedDict):
     """Model, channel and prior."""
 
-    model: Item
-    channel: Item
-    prior: Item
+    model: ItemIdentity
+    channel: ItemIdentity
+    prior: ItemIdentity
 
 
 @_OPEN
@@ -107,7 +107,7 @@ class Identity(TypedDict):
     """All settings that can change a cell's result; the key is the SHA-256 of its canonical JSON."""
 
     problem: Specification
-    algorithm: Item
+    algorithm: ItemIdentity
     alpha: float
     dimension: int
     replicate: int
@@ -156,7 +156,7 @@ class LongTrajectory(_FromMapping):
 class Tuning(Open):
     """How the setting of an algorithm was chosen: the algorithm as written, the space, and the digest of the search."""
 
-    of: Item
+    of: ItemIdentity
     tune: JsonObject
     trials: int
     search: str
@@ -167,7 +167,7 @@ class Choice(Open):
 
     problem: str
     label: str
-    algorithm: Item
+    algorithm: ItemIdentity
     tuning: Tuning
 
 
@@ -187,7 +187,7 @@ class SearchResult(Open):
     rounds: Annotated[list[SearchRound], Field(min_length=1)]
     runs: int
     chosen: int | None
-    algorithm: Item | None
+    algorithm: ItemIdentity | None
 
 
 class SharedDocument(Open):

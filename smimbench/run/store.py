@@ -389,8 +389,8 @@ def settings_under(folder: Path) -> list[Settings]:
 
 def settings_of_suite(folder: Path) -> list[Settings]:
     """All settings under which a suite was run, unchanged settings first."""
-    others = folder / FOLDER
-    folders = [folder, *(sorted(others.iterdir()) if others.is_dir() else ())]
+    changed = folder / FOLDER
+    folders = [folder, *(sorted(changed.iterdir()) if changed.is_dir() else ())]
     return [settings for settings in map(_read_settings, folders) if settings]
 
 

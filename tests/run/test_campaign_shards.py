@@ -13,7 +13,7 @@ import pytest
 
 from smimbench.run import processes
 from smimbench.run.campaign import Shard, run_cells
-from smimbench.run.processes import STALE, Claims
+from smimbench.run.processes import STALE, ClaimFiles
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, call, command, environment, write_suite
@@ -166,7 +166,7 @@ def test_two_runs_into_one_folder_share_the_cells(tmp_path):
 
 
 def test_a_claim_is_one_runs_until_it_is_stale(tmp_path):
-    one, other = Claims(tmp_path), Claims(tmp_path)
+    one, other = ClaimFiles(tmp_path), ClaimFiles(tmp_path)
     assert one.take("a")
     assert one.take("a")
     assert not other.take("a")
@@ -184,13 +184,13 @@ def test_a_claim_is_one_runs_until_it_is_stale(tmp_path):
 @pytest.mark.parametrize("age", [-1e9, -STALE - 5, STALE + 5, 1e9])
 def test_a_claim_of_another_time_is_nobodys(tmp_path, age):
     """The clock of a machine, or of a file server, may be ahead of this one for years."""
-    ours, theirs = Claims(tmp_path), Claims(tmp_path)
+    ours, theirs = ClaimFiles(tmp_path), ClaimFiles(tmp_path)
     assert theirs.take("a")
     os.utime(tmp_path / "claims" / "a", (time.time() - age,) * 2)
     assert ours.take("a")
     for age in (-STALE / 2, STALE / 2):
         os.utime(tmp_path / "claims" / "a", (time.time() - age,) * 2)
-        assert not Claims(tmp_path).take("a")
+        assert not ClaimFiles(tmp_path).take("a")
 
 
 def test_a_run_says_for_whom_it_waits_and_does_not_wait_for_the_future(
@@ -228,7 +228,7 @@ def test_a_run_says_for_whom_it_waits_and_does_not_wait_for_the_future(
 
 
 def test_a_claim_says_whose_it_is(tmp_path):
-    ours, theirs = Claims(tmp_path), Claims(tmp_path)
+    ours, theirs = ClaimFiles(tmp_path), ClaimFiles(tmp_path)
     assert ours.take("a")
     assert not theirs.take("a")
     assert theirs.others == {"a": f"process {os.getpid()} on {platform.node()}"}
