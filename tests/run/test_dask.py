@@ -154,21 +154,21 @@ def test_a_record_that_goes_before_it_is_fetched_was_lost_and_is_no_traceback():
 
         record, why = dask._outcome(SimpleNamespace(status="finished", result=result))
         assert record is None
-        assert type(why).__name__ in dask.LOST
+        assert type(why).__name__ in dask.LOST_ERRORS
 
 
-def test_the_cells_of_a_run_share_a_process_that_rests_between_them(
+def test_the_cells_of_a_run_share_a_process_that_is_idle_between_them(
     tmp_path, monkeypatch
 ):
     """Beside a Dask worker: the same run meets the same process, another run a new one, and none is left for ever."""
-    resting = {}
-    monkeypatch.setattr(dask, "_RESTING", resting)
+    idle = {}
+    monkeypatch.setattr(dask, "_IDLE", idle)
     cell = load_suite(write_suite(tmp_path)).cells()[0]
     version = dask.machine.versions().get("smimbench")
 
     def work(run):
         dask._work_anywhere(cell, 1, (), frozenset(), version, dask.Limits(), run)
-        return list(resting)[-1].workers[0].process
+        return list(idle)[-1].workers[0].process
 
     monkeypatch.setattr(dask, "IDLE_TIMEOUT", 60.0)
     first = work("a")
@@ -180,7 +180,7 @@ def test_the_cells_of_a_run_share_a_process_that_rests_between_them(
     monkeypatch.setattr(dask, "IDLE_TIMEOUT", 0.1)
     assert work("a") is second
     assert second.wait(20) is not None
-    ((other, (run, timer)),) = resting.items()
+    ((other, (run, timer)),) = idle.items()
     assert run == "b"
     timer.cancel()
     other.end()
