@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Host
     from smimbench.theory.component_ratios import ComponentRatios
+
+
+Interpolant = Callable[..., "Host"]
+"""A curve as a function of its length; with 1 as second argument its derivative."""
 
 
 @dataclass
@@ -70,7 +75,7 @@ class Stage:
         """Root mean square over the moving components of the error of ``log_alpha`` at a node."""
         return float(np.sqrt((node.total_error[self.moving] ** 2).mean()))
 
-    def interpolants(self) -> tuple[Any, Any]:
+    def interpolants(self) -> tuple[Interpolant, Interpolant]:
         """The curve (x and log alpha) as a function of its length: a smooth interpolant, and a cautious one for comparison."""
         from scipy.interpolate import CubicSpline, PchipInterpolator
 
@@ -116,7 +121,9 @@ def lengths(nodes: list[Node]) -> Host:
     )
 
 
-def polynomial(t: Host, values: Any, end: float) -> Host:
+def polynomial(
+    t: Host, values: Host | Sequence[float] | Sequence[Host], end: float
+) -> Host:
     """Value at ``end`` of the polynomial through all points ``(t_k, values_k)``."""
     from scipy.interpolate import krogh_interpolate
 

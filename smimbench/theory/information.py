@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -269,12 +269,15 @@ def diagonals(uncertain: Uncertain) -> tuple[Host, Host]:
     return np.diagonal(matrix), np.diagonal(error)
 
 
-def inverse_map(problem: Problem, Q: Host, V: Host, learned: Any) -> Host:
+def inverse_map(
+    problem: Problem, Q: Host, V: Host, learned: Sequence[int] | Host
+) -> Host:
     """The Qhat (P, P) at which the prior's map gives the overlap Q and the error V; 0 for components that are not learned."""
     from scipy.optimize import root
 
     second, bottom = prior_moments(problem)
-    block = np.ix_(learned, learned)
+    index = np.asarray(learned, dtype=int)
+    block = np.ix_(index, index)
     upper = np.triu_indices(len(learned))
     diagonal = not (
         np.abs(Q - bottom)[block] * (1 - np.eye(len(learned))) > NOTHING

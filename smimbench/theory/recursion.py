@@ -8,7 +8,7 @@ is then found again, until the accurate map agrees there.
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -251,7 +251,7 @@ class Recursion:
         return FixedPoint(exponential(x), relative, residual, method)
 
 
-def _relative(information: Any) -> float:
+def _relative(information: Uncertain) -> float:
     value, error = diagonals(information)
     return float(np.max(error / np.maximum(value, 1e-300)))
 
