@@ -155,7 +155,7 @@ def theory(
         with_predictions,
     )
     from smimbench.run.parallel_theory import answer_in_parallel
-    from smimbench.run.plain_draws import draw_checks, draws_agree
+    from smimbench.run.plain_draws import draw_checks
     from smimbench.run.store import settings_folder
 
     items = {"model": model, "channel": channel, "prior": prior, "inputs": inputs}
@@ -200,7 +200,7 @@ def theory(
         request.remark(
             "no figure, because a problem is not solved; --only problem=LABEL draws the others"
         )
-    agrees = all(draws_agree(theory.checks or ()) for theory in theories)
+    agrees = all(theory.agrees for theory in theories)
     if request.as_json:
         print_json([theory.document() for theory in theories])
     elif request.as_csv:

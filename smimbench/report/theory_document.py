@@ -157,6 +157,11 @@ class ProblemTheory:
             if not isinstance(entry.prediction, str)
         ]
 
+    @property
+    def agrees(self) -> bool:
+        """Whether all checked numbers agree with plain draws."""
+        return all(check.agrees for check in self.checks or ())
+
     def document(self) -> JsonObject:
         """An element of the JSON of ``smimbench theory``."""
         document: JsonObject = {

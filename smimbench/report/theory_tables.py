@@ -22,7 +22,7 @@ from smimbench.report.theory_document import (
     PublishedValue,
 )
 from smimbench.theory.types import Bifurcation, TheoryPoint, Threshold, Thresholds
-from smimbench.theory.verification import LARGEST_DRAWS, LARGEST_Z, SECONDS, Check
+from smimbench.theory.verification import LARGEST_DRAWS, SECONDS, Check
 
 ALPHA = Column("alpha", "{:.5g}".format, fields="alpha")
 
@@ -336,7 +336,7 @@ def _z(check: Check) -> str:
         return "few"
     if check.bound and not check.z:
         return "holds"
-    return f"{check.z:+z.2f}" + (" !" if abs(check.z) > LARGEST_Z else "")
+    return f"{check.z:+z.2f}" + ("" if check.agrees else " !")
 
 
 def _quantity(check: Check) -> str:

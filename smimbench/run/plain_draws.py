@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from smimbench.run.theory_solver import OnProgress
 from smimbench.suite.cells import ProblemPlan, Suite, build_algorithm
 from smimbench.theory.limit import own_theory
 from smimbench.theory.types import TheoryPoint
-from smimbench.theory.verification import LARGEST_Z, RESOLVE, Check, verify_point
+from smimbench.theory.verification import RESOLVE, Check, verify_point
 
 
 class DrawnTheory(Protocol):
@@ -96,8 +96,3 @@ def _checks_of_assumptions(
         if not isinstance(prediction, str) and prediction.draws is not None:
             for check in prediction.draws():
                 yield replace(check, alpha=alpha, branch=label)
-
-
-def draws_agree(checks: Iterable[Check]) -> bool:
-    """Whether every printed number is within ``LARGEST_Z`` standard errors of its Monte Carlo value."""
-    return all(abs(check.z) <= LARGEST_Z for check in checks)

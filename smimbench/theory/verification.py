@@ -138,6 +138,11 @@ class Check:
         gap = self.drawn - self.printed
         return 0.0 if self.bound and gap < 0 else gap / self.width
 
+    @property
+    def agrees(self) -> bool:
+        """Whether the printed number is within ``LARGEST_Z`` combined errors of its Monte Carlo value."""
+        return abs(self.z) <= LARGEST_Z
+
     def missing(self, resolve: float) -> float:
         """Factor by which the number of draws must grow to detect such a relative deviation; 1 where it suffices."""
         if not self.decided:
