@@ -14,48 +14,36 @@ import numpy as np
 import pytest
 
 from smimbench.files import LEFTOVER, StoreError, remove_leftovers, write_atomically
-from smimbench.run.record import LongTrajectory, plain, record_from, sealed
+from smimbench.run.record import LongTrajectory, plain, sealed
 from smimbench.run.store import ASIDE, LONG, Store
 from smimbench.suite.cells import key_of
+from tests import records
 from tests.helpers import environment
 
 
 def cell(name: str = "a1b2") -> dict:
-    """What a cell is, cut down to what the store looks at."""
-    item = {"name": "any", "version": 1}
-    problem = {"model": item, "channel": item, "prior": {**item, "name": name}}
-    where = {
-        "alpha": 0.1,
-        "dimension": 30,
-        "replicate": 0,
-        "seed": 0,
-        "backend": "numpy",
-    }
-    return {"problem": problem, "algorithm": item, **where}
+    """A cell whose prior has this name."""
+    problem = {**records.CELL["problem"], "prior": {"name": name, "version": 1}}
+    return {**records.CELL, "problem": problem}
 
 
 def key(name: str = "a1b2") -> str:
     return key_of(cell(name))
 
 
-def record(name: str = "a1b2", **more):
-    """A record as the runner makes them, cut down to what the store looks at."""
-    found = {
-        "key": key(name),
-        "cell": cell(name),
-        **dict.fromkeys(("problem", "algorithm", "reason"), ""),
-        "machine": {},
-        "versions": {},
-        "status": "ok",
-        "metrics": {"mse": [0.1 + 0.2, 1e-17]},
-        "trajectory": {
-            "iteration": [0, 1],
-            "mse": [[1.0, 1.0], [0.3, 0.2]],
-            "residual": [math.inf, 0.5],
-        },
-        "timing": {"trusted": False, "machine": "here", "seconds": 0.25},
+def record(name: str = "a1b2", **changes):
+    """A record with two components and two measured iterations."""
+    trajectory = {
+        "iteration": [0, 1],
+        "mse": [[1.0, 1.0], [0.3, 0.2]],
+        "residual": [math.inf, 0.5],
     }
-    return record_from(plain({**found, **more}))
+    usual = {
+        "metrics": {"mse": [0.1 + 0.2, 1e-17]},
+        "trajectory": trajectory,
+        "timing": {"trusted": False, "seconds": 0.25},
+    }
+    return records.record(cell=cell(name), **{**usual, **changes})
 
 
 def files(store: Store) -> list[str]:
