@@ -86,7 +86,7 @@ class Task:
         Makes of the answer what ``Ended.answer`` is; raises ValueError if it is none.
     on_event : callable
         Called with what the process reports on the way.
-    chances : int
+    processes_allowed : int
         Processes that it may lose before it is given up.
     timeout : float or None
         Seconds on the algorithm's clock; a step that does not return may take half as long again, at least 1 s.
@@ -98,7 +98,7 @@ class Task:
     distributions: frozenset[str]
     accept: Callable[[Any], Any] = lambda answer: answer
     on_event: Callable[[JsonObject], object] = lambda event: None
-    chances: int = 1
+    processes_allowed: int = 1
     timeout: float | None = None
     patience: float | None = None
     processes_lost: int = field(default=0, init=False)
@@ -118,7 +118,7 @@ class Ended(NamedTuple):
     def may_retry(self) -> bool:
         """Whether its process died, and the task may have another."""
         died = self.event is None and self.status is None
-        return died and self.task.processes_lost < self.task.chances
+        return died and self.task.processes_lost < self.task.processes_allowed
 
 
 class RunningTask(NamedTuple):
@@ -165,6 +165,9 @@ class Executor:
         on_progress: OnProgress = lambda running: None,
     ) -> Iterator[Ended]:
         """Run tasks in order as processes become free; yields each as it ends.
+
+        If a process dies by itself (killed, out of memory), its task is the next to begin, up to
+        ``processes_allowed`` times in all. A task that is stopped at a limit ends there.
 
         Parameters
         ----------

@@ -73,7 +73,7 @@ class Status(enum.StrEnum):
 
 
 FAILED_STATUSES = (Status.DIVERGED, Status.FAILED)
-"""How runs end that have no estimate."""
+"""Outcomes of runs whose estimate enters no mean: the error diverged, or the algorithm failed."""
 
 
 def run_algorithm(

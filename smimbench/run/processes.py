@@ -98,7 +98,9 @@ def in_processes(
 def cell_task(cell: Cell, distributions: frozenset[str]) -> Task:
     """The task of running a cell in a worker process."""
     accept = partial(_record_of_cell, cell)
-    return Task((cell,), distributions, accept, chances=2, timeout=cell.run.timeout)
+    return Task(
+        (cell,), distributions, accept, processes_allowed=2, timeout=cell.run.timeout
+    )
 
 
 def _record_of_cell(cell: Cell, document: Any) -> Record:

@@ -116,7 +116,7 @@ def test_attention_steps_are_the_dense_iteration(damping, monkeypatch):
         fell = old_V > 2 * V
         np.testing.assert_allclose(algorithm.estimate(state)[0], S, atol=1e-7)
         assert float(state.V[0, 0]) == pytest.approx(V, rel=1e-8)
-        assert float(state.onsager[0, 0]) == pytest.approx(onsager, rel=1e-7)
+        assert float(state.Gamma[0, 0]) == pytest.approx(onsager, rel=1e-7)
         assert float(info.predicted_overlap[0]) == pytest.approx(1.5 - V, abs=1e-8)
         assert float(info.self_overlap[0]) == pytest.approx(
             np.trace(S @ S) / d, rel=1e-7

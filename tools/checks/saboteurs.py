@@ -154,13 +154,13 @@ class Onsager(Gamp):
         """The matrix in front of the old ``g`` is another one, in this step only."""
         if state.g is None:
             return super().step(problem, data, state)
-        onsager = state.V if state.onsager is None else state.onsager
+        onsager = state.V if state.Gamma is None else state.Gamma
         next_state, info = super().step(
-            problem, data, state._replace(onsager=self.factor * onsager)
+            problem, data, state._replace(Gamma=self.factor * onsager)
         )
-        if next_state.onsager is not None:  # what damping has kept of it
+        if next_state.Gamma is not None:  # what damping has kept of it
             next_state = next_state._replace(
-                onsager=next_state.onsager
+                Gamma=next_state.Gamma
                 + (1 - state.step.weight) * (1 - self.factor) * onsager
             )
         return next_state, info

@@ -73,8 +73,8 @@ class GampState(NamedTuple):
         For channels that integrate by sampling.
     Qhat : array (P, P) or None
         The information.
-    onsager : array (P, P) or None
-        Matrix in front of ``g`` in the Onsager term; None, as always for low rank: V.
+    Gamma : array (P, P) or None
+        Matrix that multiplies ``g_{t-1}`` in the Onsager term; None stands for V, as always for low rank.
     step : StepState or None
         Data from which the size of the next step is computed.
     strength : array (n,) or None
@@ -90,7 +90,7 @@ class GampState(NamedTuple):
     g: Array | None
     rng: np.random.Generator
     Qhat: Host | None = None
-    onsager: Host | None = None
+    Gamma: Host | None = None
     step: StepState | None = None
     strength: Array | None = None
     falls_fast: bool = False
@@ -120,7 +120,8 @@ class Gamp(Algorithm):
     ``s^2 = LARGEST_EXCESS / excess``, and the Onsager term, in the limit ``E[d denoise / dR] Qhat^{-1} g``, has
     ``Gamma = V Q Qhat^{-1}``.
 
-    A step of weight b takes ``b new + (1 - b) old`` of all of g, Qhat, the estimate and V. In the limit b = 1 converges fastest.
+    A step of weight b takes ``b new + (1 - b) old`` of all of g, Qhat, the estimate, V and Gamma.
+    In the limit b = 1 converges fastest.
     At finite D some samples have longer tokens than others: the squared norm of ``x x^T``, for x in the span of the tokens, is up
     to ``t D^2``. The Onsager term cancels what a sample's g adds to its own latents if t = 1; otherwise ``1 - t`` of it is left,
     and g alternates in sign. So with adaptive damping a sample's g has a weight ``b_mu`` of its own, which moves no fixed point.
@@ -247,7 +248,8 @@ class Gamp(Algorithm):
         step = state.step or self._first_step(model.rank, V)
         strength = None if state.falls_fast else state.strength
 
-        # omega = forward(X, W) - Gamma g_{t-1}, Gamma = V rho;  g = V^{-1} (E[z | y, omega, V] - omega)
+        # The Onsager term Gamma g_{t-1} is subtracted in message_pass, as V rho g_{t-1}:
+        # omega = forward(X, W) - Gamma g_{t-1};  g = V^{-1} (E[z | y, omega, V] - omega)
         messages = message_pass(
             problem,
             data,
@@ -255,9 +257,7 @@ class Gamp(Algorithm):
             V,
             state.rng,
             previous_g=state.g,
-            reaction=None
-            if state.onsager is None
-            else np.linalg.inv(V) @ state.onsager,
+            reaction=None if state.Gamma is None else np.linalg.inv(V) @ state.Gamma,
             weights=sample_weights(float(step.weight), strength, V, state.Qhat),
         )
         covariance, undamped_square, square, *integration_errors = read_together(
@@ -304,12 +304,12 @@ class Gamp(Algorithm):
             *(reversal_overlaps(problem, step, change) if is_adaptive else ()),
         )
         next_V = diagonal_at_least(damped(step.weight, denoised_V, V), SMALLEST_V)
-        onsager = None
+        Gamma = None
         if is_extensive:
-            onsager = damped(
+            Gamma = damped(
                 step.weight,
                 denoised_V @ (Q @ np.linalg.inv(Qhat)),
-                V if state.onsager is None else state.onsager,
+                V if state.Gamma is None else state.Gamma,
             )
 
         squared_step = np.diagonal(squared_step)
@@ -342,7 +342,7 @@ class Gamp(Algorithm):
             messages.g,
             state.rng,
             Qhat,
-            onsager,
+            Gamma,
             step,
             state.strength,
             bool(falls_fast),
