@@ -295,7 +295,7 @@ COLUMNS: dict[str, list[Column]] = {
         Column("as predicted", meaning="Result of a test (level 1%) that the errors at all sample ratios, sizes and metrics "
                "agree with theory. yes: they do; the percentage in brackets is the relative deviation that the test would "
                "have found with a probability of 99%. no: they do not (largest deviation and its z). finite size?: add larger "
-               "D to see whether the deviation is due to finite D. 3 of 60 runs are far off: the others agree with theory. "
+               "D to see whether the deviation is due to finite D. 3 of 60 runs are outliers: the others agree with theory. "
                "too few runs: a deviation of 50% could go unnoticed."),
         Column("instances", "{}/{}".format, "Number of instances (data sets) on which the algorithm "
                "gave an estimate, out of all instances. Algorithms that draw their own samples are left out.", "instances all"),

@@ -1,4 +1,4 @@
-"""Comparison of two tables for ``compare``: changes of error and time, worst first, and whether a limit is exceeded."""
+"""Comparison of two results tables: changes of errors and times, worst first, and whether a change exceeds a limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smimbench.files import JsonObject, canonical_json
 from smimbench.problem.problem import without
 from smimbench.registry.metrics import find_metric, is_worse
 from smimbench.report.labels import distinguish, grouped
-from smimbench.report.row import OfRow, Row
+from smimbench.report.row import Row, RowEntry
 from smimbench.report.statistics import (
     Change,
     change_between,
@@ -25,23 +25,23 @@ from smimbench.suite.cells import agree
 from smimbench.suite.schema import ORACLE
 
 LEVEL = 0.997
-"""Level of the intervals by which a change is clear. At 0.9985, with half as many false alarms, they are a tenth wider."""
+"""Confidence level at which a change counts as clear. At 0.9985 there are half as many false alarms, with 10% wider intervals."""
 
-GONE = "no estimate any more"
+LOST_ESTIMATE = "no estimate any more"
 FAILS_MORE = "more runs fail"
 ONE_SIDED = ONLY_BEFORE, ONLY_AFTER = "only before", "only after"
 
-ORDER = (GONE, FAILS_MORE, "worse", *ONE_SIDED, "differs", "within noise")
-"""Verdicts, worst first; all others come after them."""
+ORDER = (LOST_ESTIMATE, FAILS_MORE, "worse", *ONE_SIDED, "differs", "within noise")
+"""Verdicts on a change in the order in which they are listed, worst first; all others follow."""
 
 
-SHARED = (
+SHARED_KEYS = (
     "problem", "algorithm", "backend", "alpha", "dimension", "metric", "component", "component_word",
     "dimension_letter", "theory", "own_theory", "own_theory_error", "no_theory", "bayes", "identity",
 )  # fmt: skip
-"""Keys of a row that an entry has once, from the second table where that has the row."""
+"""Keys of a row that a change holds once; they come from the candidate where it has the row."""
 
-OF_BOTH = {
+COMPARED_KEYS = {
     "": "mean",
     "_sem": "sem",
     "_seconds": "per_iteration",
@@ -49,19 +49,19 @@ OF_BOTH = {
     "_ratio_to_bayes": "ratio_to_bayes",
     "_n": "n",
 }
-"""Keys that an entry has of both tables, by the ending of their keys there."""
+"""Keys of a row that a change holds for both tables, by the suffix that follows ``before`` or ``after``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgment:
-    """The change of a mean.
+    """Change of a mean over runs between two tables, with its verdict.
 
     Attributes
     ----------
     percent, error_percent : float or None
         The change relative to the mean of the baseline, and its standard error, with ``dof`` degrees of freedom.
     interval : list of float or None
-        Of the change itself.
+        Confidence interval of the absolute change.
     z : float or None
         The change in standard errors.
     """
@@ -75,27 +75,27 @@ class Judgment:
 
     @property
     def relative(self) -> Change | None:
-        """The relative change with its standard error, in percent, if both are known."""
+        """The relative change with its standard error, both in percent; None if one of them is unknown."""
         if self.percent is None or self.error_percent is None or self.dof is None:
             return None
         return Change(self.percent, self.error_percent, self.dof)
 
 
 @dataclass(frozen=True, slots=True)
-class RowChange(OfRow):
-    """Rows of two tables that belong together.
+class RowChange(RowEntry):
+    """Change between a row of the baseline and the row of the candidate for the same runs.
 
     Attributes
     ----------
     row : Row
-        Of the second table where that has the row, without hashes of code.
+        The candidate's row, or else the baseline's, without hashes of code.
     baseline, candidate : Row or None
     judgment : Judgment
-        Of the mean.
+        Change of the mean.
     time_percent : float or None
-        Change of the time of an iteration, where both times can be compared.
+        Change of the time per iteration, where the times are comparable.
     changed_code : list of str
-        Items whose code differs, as ``algorithm sgd``.
+        Items whose code differs, such as ``algorithm sgd``.
     """
 
     baseline: Row | None
@@ -105,12 +105,12 @@ class RowChange(OfRow):
     changed_code: list[str]
 
     def document(self) -> JsonObject:
-        """The change as JSON has it."""
+        """Return the JSON document of the change."""
         row, judgment = self.row.document(), asdict(self.judgment)
-        document = {key: row[key] for key in SHARED}
+        document = {key: row[key] for key in SHARED_KEYS}
         baseline = self.baseline.document() if self.baseline else {}
         candidate = self.candidate.document() if self.candidate else {}
-        for ending, key in OF_BOTH.items():
+        for ending, key in COMPARED_KEYS.items():
             document[f"before{ending}"] = baseline.get(key)
             document[f"after{ending}"] = candidate.get(key)
         verdict = judgment.pop("verdict")
@@ -125,21 +125,20 @@ class RowChange(OfRow):
 
 
 Pair = tuple[Row | None, Row | None]
-"""Row of the first table, the baseline, and of the second, the candidate; None where that has no counterpart."""
+"""Row of the baseline and row of the candidate; None in the table that lacks the row."""
 
 
 def compare_rows(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[RowChange]:
-    """Match rows of two tables by what was run and judge the change of each error and of each time.
+    """Match rows of two tables by problem, algorithm and grid point, and judge the changes of errors and times.
 
-    Rows belong together that have the same problem, algorithm, parameters and grid point, whatever the version or the code
-    of their items: ``changed_code`` names the items whose code differs. A label may have changed, and two different things
-    may have one label: neither decides what is compared with what.
+    Rows match if problem, algorithm, parameters and grid point are equal; versions and code of items may differ
+    (``changed_code`` names the items whose code does). Labels play no role.
 
-    A change is clear where its interval does not hold 0: of the differences on the same instances, or (another root seed)
-    of two independent means. A clear change is ``better`` or ``worse`` by the direction of the metric. One that is not
-    ``differs`` if it is for the worse on every shared instance, or if there is a single run. A larger share of runs
-    without an estimate is ``more runs fail``. Where theory is 0, errors that both reached the suite's target are ``both at
-    0``. Times are compared only when both are trusted and of one machine.
+    A change is clear if its confidence interval excludes 0; differences are paired where both ran the same instances,
+    otherwise (other root seed) the two means are independent. A clear change is ``better`` or ``worse``. An unclear one
+    ``differs`` if it is for the worse on every shared instance, or if there is a single run. A larger share of runs without
+    an estimate is ``more runs fail``. Where theory is 0, errors that both reached the suite's target are ``both at 0``. Times
+    are compared only when both are trusted and of one machine.
     """
     pairs = _counterparts(baseline, candidate)
     rows = distinguish(
@@ -159,19 +158,19 @@ def compare_rows(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[RowC
             time = _time_change(old_row, new_row)
             code = _changed_code(old_row, new_row)
         changes.append(RowChange(row, old_row, new_row, judgment, time, code))
-    return sorted(changes, key=_badness)
+    return sorted(changes, key=_sort_key)
 
 
 def _counterparts(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[Pair]:
-    """Rows of both tables that belong together, and those of one table that have no counterpart.
+    """Pair the rows of two tables; a row without a counterpart is paired with None.
 
-    A row without a counterpart of the same parameters belongs to the only one of the other table that agrees with it in all
-    parameters that both have: a version may have more of them, use more samples, and be in a file of another name.
+    A row without a counterpart of the same parameters is paired with the only row of the other table that agrees in all
+    parameters that both have: another version of an item may have more parameters or use more samples.
     """
-    unmatched = {_measured(row): row for row in baseline}
+    unmatched = {_match_key(row): row for row in baseline}
     pairs: dict[tuple[object, ...], Pair] = {
         key: (unmatched.pop(key, None), row)
-        for key, row in {_measured(row): row for row in candidate}.items()
+        for key, row in {_match_key(row): row for row in candidate}.items()
     }
     for key, (old_row, row) in pairs.items():
         if old_row is not None or row is None:
@@ -187,12 +186,12 @@ def _counterparts(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[Pai
 
 
 def _items(row: Row) -> JsonObject:
-    """Items of a row by their kind."""
+    """Return the items of a row (model, inputs, ..., algorithm) by their kind."""
     return {**row.identity.problem, "algorithm": row.identity.algorithm}
 
 
-def _measured(row: Row) -> tuple[object, ...]:
-    """Key of a row without labels: problem and algorithm without versions and code, and grid point."""
+def _match_key(row: Row) -> tuple[object, ...]:
+    """Return the key by which rows match: problem and algorithm without labels, versions and code, and grid point."""
     at, oracle = row.place, row.place.settings == ORACLE
     items = canonical_json(without("source", _items(row)))
     return (
@@ -208,7 +207,7 @@ def _measured(row: Row) -> tuple[object, ...]:
 
 
 def _changed_code(baseline: Row, candidate: Row) -> list[str]:
-    """Items, as ``algorithm sgd``, whose code is not that of the baseline."""
+    """List the items, such as ``algorithm sgd``, whose code differs from the baseline's."""
     old_items = _items(baseline)
     return [
         f"{kind} {item['name']}"
@@ -218,7 +217,7 @@ def _changed_code(baseline: Row, candidate: Row) -> list[str]:
 
 
 def _sources(item: object) -> list[object]:
-    """Hashes of the code of an item and of those inside it."""
+    """Return the hashes of the code of an item and of the items nested in it."""
     if not isinstance(item, dict):
         return []
     return [
@@ -231,7 +230,7 @@ def _sources(item: object) -> list[object]:
 
 
 def _judge_change(baseline: Row, candidate: Row) -> Judgment:
-    """Change of a mean, and its verdict."""
+    """Judge the change of a mean; a larger share of failed runs takes precedence."""
     judgment = _judge_means(baseline, candidate)
     fails_more = _failed_share(candidate) > _failed_share(baseline)
     has_means = None not in (baseline.estimate.mean, candidate.estimate.mean)
@@ -241,12 +240,12 @@ def _judge_change(baseline: Row, candidate: Row) -> Judgment:
 
 
 def _judge_means(baseline: Row, candidate: Row) -> Judgment:
-    """Judge the means alone, whatever share of the runs failed."""
+    """Judge the change of a mean without regard to failed runs."""
     if baseline.estimate.mean is None:
         is_none = candidate.estimate.mean is None
         return Judgment("unchanged" if is_none else "estimates now")
     if candidate.estimate.mean is None:
-        return Judgment(GONE)
+        return Judgment(LOST_ESTIMATE)
     values, new_values = baseline.estimate.values, candidate.estimate.values
     shared = shared_instances(values, new_values)
     mean, new_mean = _mean_on(shared, baseline), _mean_on(shared, candidate)
@@ -280,7 +279,7 @@ def _judge_means(baseline: Row, candidate: Row) -> Judgment:
 
 
 def _mean_on(instances: Sequence[str], row: Row) -> float:
-    """Mean of a row over these instances (none: over all of its own)."""
+    """Mean of a row over the given instances; over all instances of the row if none are given."""
     values, mean = row.estimate.values, row.estimate.mean
     if len(instances) in (0, len(values)) and mean is not None:
         return mean
@@ -302,25 +301,25 @@ def _time_change(baseline: Row, candidate: Row) -> float | None:
     return 100 * (new_cost.per_iteration / old_cost.per_iteration - 1)
 
 
-def _badness(change: RowChange) -> tuple[float, float]:
+def _sort_key(change: RowChange) -> tuple[float, float]:
     verdict = change.judgment.verdict
     rank = ORDER.index(verdict) if verdict in ORDER else len(ORDER)
     return rank, -abs(change.judgment.percent or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class OverallChange(OfRow):
-    """Mean change over ``rows`` rows of an algorithm, of which ``row`` is the first, with half of its interval."""
+class OverallChange(RowEntry):
+    """Mean change of one metric of an algorithm over ``rows`` rows, with the half-width of its confidence interval."""
 
     rows: int
     judgment: Judgment
     half_width: float
 
     def document(self) -> JsonObject:
-        """The change as JSON has it."""
+        """Return the JSON document of the change."""
         row, judgment = self.row.document(), self.judgment
         return {
-            **{key: row[key] for key in OF_OVERALL},
+            **{key: row[key] for key in OVERALL_KEYS},
             "rows": self.rows,
             "change_percent": judgment.percent,
             "half_width": self.half_width,
@@ -328,14 +327,14 @@ class OverallChange(OfRow):
         }
 
 
-OF_OVERALL = ("problem", "algorithm", "backend", "metric", "component")
-"""Keys of a row that a mean over several rows has."""
+OVERALL_KEYS = ("problem", "algorithm", "backend", "metric", "component")
+"""Keys of a row that the JSON document of an overall change holds."""
 
 
 def overall_changes(changes: Sequence[RowChange]) -> list[OverallChange]:
-    """Mean change of every metric of an algorithm over the sample ratios and dimensions of a problem, where there are several.
+    """Average the changes of each metric of an algorithm over the sample ratios and dimensions of a problem.
 
-    A change that no row shows for certain may be clear in all of them together.
+    A change that is unclear in every single row may be clear in their mean. Metrics with a single row are omitted.
     """
 
     def line(change: RowChange) -> tuple[object, ...]:
@@ -363,8 +362,8 @@ def overall_changes(changes: Sequence[RowChange]) -> list[OverallChange]:
 def exceeds(
     judgment: Judgment, percent: float, time_percent: float | None = None
 ) -> bool:
-    """Whether a change fails a limit: an error worse, or a time slower, by more than ``percent``; or no counterpart."""
-    if judgment.verdict in (GONE, FAILS_MORE, *ONE_SIDED):
+    """Return whether an error is worse, or a time slower, by more than ``percent``, or the row exists in one table only."""
+    if judgment.verdict in (LOST_ESTIMATE, FAILS_MORE, *ONE_SIDED):
         return True
     if (time_percent or 0.0) > percent:
         return True

@@ -1,7 +1,7 @@
-"""Extrapolation of rows from several dimensions to infinite dimension, where theory holds.
+"""Extrapolation of means over runs from several dimensions D to the limit D -> infinity.
 
-Theory is a statement about D -> infinity; at finite D a mean differs from it by its finite-size correction. A row at one D says
-how far it is from theory, and the extrapolation whether that is a correction or a mistake.
+Theory describes D -> infinity; at finite D a mean differs from it by a finite-size correction. A single D shows the difference
+from theory, the extrapolation shows whether that difference is a finite-size correction or an error.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from smimbench.numerics.size_laws import (
 )
 from smimbench.numerics.statistics import normal_score
 from smimbench.report.labels import grouped, summed_statuses
-from smimbench.report.row import OfRow, Row
+from smimbench.report.row import Row, RowEntry
 
 ONE_SAMPLE = 4.0
-"""Allowance for matrices from few samples, in units of one of them: ``1 / n = 1 / (alpha d^2)`` is of second order, and a ratio
-within a run, as the Nishimori ratio, is off by one to three times that. Doubled, limits from less than 30 samples are half as
-sure."""
+"""Allowance for the 1/n correction of matrix signals, in units of ``1 / n = 1 / (alpha d^2)``, which is of second order in 1/d.
+
+Ratios within a run, like the Nishimori ratio, are off by 1/n to 3/n. Doubled, limits from fewer than 30 samples are half as
+accurate."""
 
 FEWEST = 3
-"""Dimensions from which on rows are extrapolated: with two there is a line through both, and nothing tests it."""
+"""Smallest number of dimensions for an extrapolation: a line through two of them would leave nothing to test the fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """The mean of a row at a dimension, what it is ``moved`` to at the common sample ratio, and the error of that."""
+    """Mean over runs at one dimension, and its value ``moved`` to the common sample ratio with the standard error ``error``."""
 
     dimension: int
     n: int
@@ -44,18 +45,18 @@ class SizePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit(OfRow):
-    """Extrapolation of rows that differ in their dimension.
+class Limit(RowEntry):
+    """Extrapolation to infinite D of one quantity, from rows that differ only in their dimension.
 
     Attributes
     ----------
     row : Row
-        Of the largest dimension, at the sample ratio asked for, with the distance of the limit from theory and the runs of all
-        dimensions; the distance is None where there is no limit.
+        Row of the largest dimension at the nominal sample ratio, with the difference between limit and theory (None if the fit
+        was rejected) and the statuses of the runs of all dimensions.
     fit : Extrapolation
-        With the reason for its refusal where there is no limit.
+        Fit to the means; ``fit.refusal`` says why it was rejected.
     points : list of SizePoint
-        What was fitted.
+        The means that were fitted.
     """
 
     fit: Extrapolation
@@ -63,15 +64,18 @@ class Limit(OfRow):
 
     @property
     def solved(self) -> Extrapolation | None:
-        """The fit where there is a limit."""
+        """The fit, or None if it was rejected."""
         return None if self.fit.refusal else self.fit
 
     def document(self) -> JsonObject:
-        """The limit as JSON has it."""
+        """Return the JSON document of the limit."""
         row, fit = self.row.document(), self.fit
         return {
-            **{key: row[key] for key in OF_ROW},
-            **{key: getattr(self.solved, name, None) for key, name in SOLVED.items()},
+            **{key: row[key] for key in ROW_KEYS},
+            **{
+                key: getattr(self.solved, name, None)
+                for key, name in FIT_FIELDS.items()
+            },
             **{key: row[key] for key in ("difference", "z", "own_z")},
             "refusal": fit.refusal,
             "chi2": fit.chi2,
@@ -83,28 +87,31 @@ class Limit(OfRow):
         }
 
 
-OF_ROW = ("problem", "algorithm", "backend", "metric", "component", "bayes", "identity", "component_word", "dimension_letter",
+ROW_KEYS = ("problem", "algorithm", "backend", "metric", "component", "bayes", "identity", "component_word", "dimension_letter",
           "own_theory", "own_theory_error", "no_theory", "own_coefficient", "theory", "theory_error", "alpha")  # fmt: skip
-"""Keys of its JSON that a limit has as its row."""
+"""Keys of the JSON document of a limit that are copied from its row."""
 
-SOLVED = {"value": "limit", "error": "error", "error_dof": "dof", "coefficient": "coefficient",
+FIT_FIELDS = {"value": "limit", "error": "error", "error_dof": "dof", "coefficient": "coefficient",
           "coefficient_error": "coefficient_error", "second": "second"}  # fmt: skip
-"""Keys of its JSON with fields of the fit, where there is a limit."""
+"""Keys of the JSON document of a limit and the fields of the fit that they hold."""
 
 
 def extrapolated_rows(rows: Sequence[Row], target: float = 1e-3) -> list[Limit]:
-    """The limit of every problem, algorithm, backend, nominal sample ratio, metric and component of three dimensions or more.
+    """Extrapolate every quantity that was measured at three dimensions or more to infinite D.
+
+    A quantity is a metric of a component, for one problem, algorithm, backend and nominal sample ratio.
 
     Parameters
     ----------
     target : float
-        Absolute error that counts as reached where theory says 0 (``run.target`` of the suite): there ``z`` takes it for an
-        additional error. ``z`` is the difference in units of all errors together, as likely as a normal variable of that size.
+        Error below which an optimal error of 0 counts as reached (``run.target`` of the suite). Where theory is 0, the target is
+        added in quadrature to the errors in ``z``. ``z`` is the difference from theory over the combined error, converted from
+        Student's law to the normal score of the same probability.
 
     Notes
     -----
-    The number of samples is rounded, so that the sample ratio really used depends a little on D. What is fitted are the values at
-    the sample ratio of the largest D: the others are moved there by the ratio of theory at the two.
+    The number of samples is an integer, so the actual sample ratio depends slightly on D. Means at smaller D are moved to the
+    sample ratio of the largest D: they are multiplied by the ratio of theory at the two sample ratios.
     """
     lines = grouped(rows, _line).values()
     limits = (
@@ -115,7 +122,7 @@ def extrapolated_rows(rows: Sequence[Row], target: float = 1e-3) -> list[Limit]:
 
 
 def _line(row: Row) -> tuple[object, ...]:
-    """Key that rows share which differ only in their dimension."""
+    """Return a key that is equal for rows that differ only in their dimension."""
     at, problem = row.place, row.identity.problem
     inputs, label = problem.get("inputs", {}), at.problem
     if "features" in inputs:  # one problem at every dimension
@@ -177,6 +184,6 @@ def _limit(line: Sequence[Row], target: float) -> Limit | None:
 
 
 def _z(fit: Extrapolation, difference: float, *errors: float) -> float:
-    """A difference in units of all errors: by Student's law, as the normal score that is as unlikely."""
+    """Return a difference over its combined error, converted from Student's law to the equally likely normal score."""
     score = difference / math.hypot(fit.error, *errors)
     return math.copysign(normal_score(abs(score), fit.dof), score)

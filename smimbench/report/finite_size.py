@@ -1,4 +1,4 @@
-"""Figures of mean values against the dimension, with their extrapolated limit and theory."""
+"""Finite-size figures: means over runs against 1/D, with the limit extrapolated to infinite D and theory."""
 
 from __future__ import annotations
 
@@ -22,27 +22,35 @@ VIRIDIS = (
     (0.17, 0.69, 0.49),
     (0.61, 0.85, 0.24),
 )
-"""Red, green and blue of a map of colors from dark to light; between them, colors are interpolated."""
+"""RGB colors of the viridis color map, from dark to light; colors in between are interpolated."""
 
 
 Shade = tuple[float, ...]
 
 
-def size_charts(suite: Suite, entries: Sequence[Limit]) -> list[Chart]:
-    """One figure per problem, a panel for every metric, algorithm and component; color and marker stand for a sample ratio."""
+def size_charts(suite: Suite, limits: Sequence[Limit]) -> list[Chart]:
+    """Make one figure per problem, with a panel for each metric, algorithm and component.
+
+    Color and marker stand for the sample ratio.
+    """
     charts = []
-    problems = grouped(entries, lambda limit: limit.place.problem)
-    for number, (problem, limits) in enumerate(problems.items(), 1):
-        alphas = sorted({limit.place.alpha for limit in limits})
+    problems = grouped(limits, lambda limit: limit.place.problem)
+    for number, (problem, problem_limits) in enumerate(problems.items(), 1):
+        alphas = sorted({limit.place.alpha for limit in problem_limits})
         groups = grouped(
-            limits,
-            lambda e: (e.metric, e.place.algorithm, e.place.backend, e.component),
+            problem_limits,
+            lambda limit: (
+                limit.metric,
+                limit.place.algorithm,
+                limit.place.backend,
+                limit.component,
+            ),
         )
-        d = letter_of(limits)
+        d = letter_of(problem_limits)
         note = (
-            f"Means over runs, at the sample ratio of the largest {d}. Lines: fitted corrections of order 1/{d} and 1/{d}², none "
-            "where there is no limit. Diamonds: predicted, or optimal where there is no prediction. Bars: standard errors, from "
-            "the scatter of all sizes together where one power describes it."
+            f"Means over runs, at the sample ratio of the largest {d}. Lines: fits with corrections of order 1/{d} and 1/{d}² "
+            "(none if the fit was rejected). Diamonds: theory for the algorithm, or the Bayes optimum where the algorithm has no "
+            "theory. Bars: standard errors, pooled over all {d} where the scatter follows a power law."
         )
         name = "finite-size" if len(problems) == 1 else f"finite-size-{number}"
         panels = [_size_panel(group, alphas) for group in groups.values()]
@@ -80,7 +88,7 @@ def _size_panel(limits: Sequence[Limit], alphas: Sequence[float]) -> Panel:
 
 
 def _limit_series(limit: Limit, shade: Shade, marker: str) -> list[Series]:
-    """Means, fit, limit and theory at one sample ratio."""
+    """Make the marks and lines of one sample ratio: means over runs, fit, extrapolated limit and theory."""
     about = {
         "problem": limit.place.problem,
         "metric": limit.metric,

@@ -12,7 +12,7 @@ from smimbench.run.external import EXTERNAL
 from smimbench.run.loop import Status
 
 if TYPE_CHECKING:
-    from smimbench.report.row import OfRow, Row
+    from smimbench.report.row import Row, RowEntry
     from smimbench.run.record import Record
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ RowPlace = tuple[str, str, str, float, int]
 """Problem, algorithm, backend, sample ratio asked for, and dimension."""
 
 
-def place(row: Row | OfRow) -> RowPlace:
+def place(row: Row | RowEntry) -> RowPlace:
     """Place of a row: problem, algorithm, backend and grid point, without metric and component."""
     at = row.place
     return at.problem, at.algorithm, at.backend, at.nominal_alpha, at.dimension
@@ -76,7 +76,9 @@ def summed_statuses(rows: Iterable[Row]) -> dict[str, int]:
     return dict(statuses)
 
 
-def names_with_backend(rows: Sequence[Row | OfRow]) -> Callable[[Row | OfRow], str]:
+def names_with_backend(
+    rows: Sequence[Row | RowEntry],
+) -> Callable[[Row | RowEntry], str]:
     """Names of the algorithms of rows, with the backend if rows of several backends are shown together.
 
     An estimate from elsewhere has none; it is told apart only from an algorithm of the same name that was run here.
@@ -84,7 +86,7 @@ def names_with_backend(rows: Sequence[Row | OfRow]) -> Callable[[Row | OfRow], s
     several = len({row.place.backend for row in rows} - {EXTERNAL}) > 1
     local = {row.place.algorithm for row in rows if row.place.backend != EXTERNAL}
 
-    def name(row: Row | OfRow) -> str:
+    def name(row: Row | RowEntry) -> str:
         algorithm, backend = row.place.algorithm, row.place.backend
         apart = algorithm in local if backend == EXTERNAL else several
         return f"{algorithm}@{backend}" if apart else algorithm
@@ -102,7 +104,7 @@ def letter(model: Any) -> str:
     return "d" if model.rank == "extensive" else "D"
 
 
-def letter_of(rows: Iterable[Row | OfRow]) -> str:
+def letter_of(rows: Iterable[Row | RowEntry]) -> str:
     """Letter for the dimension of rows: that of their model, or D if models differ or are unknown."""
     letters = {row.dimension_letter for row in rows}
     return letters.pop() or "D" if len(letters) == 1 else "D"

@@ -1,6 +1,6 @@
-r"""The Bayes-optimal error at the dimension that was run: its limit, corrected by ``b / D``.
+r"""Bayes-optimal error at finite dimension: the infinite-D limit plus a correction ``b / D``.
 
-At finite D the best that is possible differs from the limit, by 10% at d = 80, and no algorithm can do better. The coefficient
+At finite D the smallest possible error differs from the limit, by 10% at d = 80. The coefficient
 b is known in closed form, or measured from runs, on the same grid, of a shipped algorithm that is Bayes-optimal as D grows.
 """
 
@@ -17,11 +17,11 @@ from smimbench.report.prediction import FINITE
 from smimbench.theory.types import TheoryPoint
 
 LIMIT = "limit"
-"""Where the optimum is from if nothing is known but its limit."""
+"""Source of an optimum of which only the infinite-D limit is known."""
 
 
 class Optimum(NamedTuple):
-    """Bayes-optimal errors (P,) at one size with their standard errors, where they are from, and those of single instances."""
+    """Bayes-optimal errors (P,) at one dimension with standard errors (P,), their source, and the errors on single instances."""
 
     value: Host
     error: Host
@@ -29,12 +29,12 @@ class Optimum(NamedTuple):
     runs: Mapping[str, Host]
 
     def goal(self, instance: str) -> Host:
-        """Error that an algorithm can reach on an instance, which may be harder than others."""
+        """Errors (P,) that an algorithm can reach on an instance: the mean optimum, or more if the instance is harder."""
         return np.maximum(self.value, self.runs.get(instance, 0.0))
 
 
 class Reference(NamedTuple):
-    """Runs of a Bayes-optimal algorithm at one size: limit (P,), errors by instance, coefficients of 1/D or None."""
+    """Runs of a Bayes-optimal algorithm at one dimension: limit (P,), errors by instance, coefficients of 1/D if known."""
 
     dimension: int
     algorithm: str
@@ -44,12 +44,12 @@ class Reference(NamedTuple):
 
 
 def limit_of(point: TheoryPoint) -> Optimum:
-    """The optimum in the infinite-D limit, where no finite-size correction is known."""
+    """Optimum without a finite-size correction: the infinite-D limit at a theory point."""
     return Optimum(point.mse, point.mse_error, LIMIT, {})
 
 
 def optima(references: Sequence[Reference]) -> dict[int, Optimum]:
-    """The optimum at every dimension of one problem and sample ratio.
+    """Compute the optimum at every dimension for one problem and sample ratio.
 
     Without a closed form, ``limit + b / D + c / D^2`` is fitted to all dimensions together. Relative to the limit, c is a normal
     variable around 0 with a third of ``SECOND`` as its standard deviation. What is twice as far above the limit as finite size
@@ -70,7 +70,7 @@ def optima(references: Sequence[Reference]) -> dict[int, Optimum]:
 
 
 def _fitted_optima(references: Sequence[Reference]) -> dict[int, Optimum]:
-    """The optimum at every dimension from the runs of a Bayes-optimal algorithm."""
+    """Fit the optimum at every dimension to the runs of a Bayes-optimal algorithm."""
     if not references:
         return {}
     sizes = np.array([r.dimension for r in references], dtype=float)

@@ -1,4 +1,4 @@
-"""Packs: the records of a run and the answers of theory that its table needs, in one file (format 3).
+"""Packed results: the records of a run and the solved theory that its table needs, in one file (format 3).
 
 Nothing in it is derived: rows are made when it is read, as they are from a folder of results. A file whose name ends with ``.gz``
 is compressed.
@@ -47,31 +47,37 @@ from smimbench.suite import SuiteError
 from smimbench.suite.reader import parse_suite
 
 FORMAT = 3
-"""Layout of the file; raised when older readers could not understand it."""
+"""Version of the file format; increased when older readers could no longer read the file."""
 HEAD = b'{"packed":'
-"""How the text of every file of packed results begins."""
+"""First bytes of every file of packed results."""
 LARGEST = 1 << 28
-"""Bytes of a pack once it is unpacked; doubled, a hostile one takes twice the memory before it is refused."""
+"""Largest allowed size of decompressed packed results, in bytes. Doubled, a hostile file can use twice the memory."""
 
 
 class _Timing(Open):
+    """Timing fields that name the file of a record."""
+
     trusted: bool = False
     machine: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,64}$")]
 
 
 class _Record(Open):
-    """Fields that name the file of a record; the reader of a folder checks the others."""
+    """Fields that name the file of a record; the other fields are checked when the record is read."""
 
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
     timing: _Timing
 
 
 class _Answer(Open):
+    """Fields that name the file of a stored answer of theory."""
+
     problem: Any
     alpha: Any
 
 
 class _Pack(Open):
+    """Structure of a file of packed results."""
+
     packed: Literal[3]
     run: SharedDocument
     theory: dict[Literal["point", "thresholds", "own", "curve"], list[_Answer]]
@@ -90,7 +96,7 @@ def write_packed(
     left_out: Collection[tuple[str, str]] = (),
     trajectories: bool = True,
 ) -> None:
-    """Write the records of results, ``run.json`` and the theory that their table needs into one file.
+    """Write records, ``run.json`` and the solved theory that the table needs into one file.
 
     Parameters
     ----------
@@ -106,7 +112,7 @@ def write_packed(
     StoreError
         If the file cannot be written.
     """
-    _ = results.rows  # so that all theory that they need has been asked for
+    _ = results.rows  # making the rows looks up all theory that they need
     store = results.store
     stems = dict.fromkeys(
         record.file_stem
@@ -120,7 +126,7 @@ def write_packed(
         "packed": FORMAT,
         "run": shared,
         "theory": theory,
-        "records": [_whole_record(store, stem, trajectories) for stem in stems],
+        "records": [_complete_record(store, stem, trajectories) for stem in stems],
         "scored": [] if left_out else documents_of(scores_of(store)),
     }
     text = _text_of(pack)
@@ -130,12 +136,12 @@ def write_packed(
 
 
 def documents_of(store: Store) -> list[JsonObject]:
-    """All records of a store as their files hold them."""
+    """Return the JSON documents of all records of a store."""
     return [store.read(stem).document for stem in store.load()]
 
 
-def _whole_record(store: Store, stem: str, trajectories: bool) -> JsonObject:
-    """A record as its file holds it, with a trajectory from another file in it, or without one."""
+def _complete_record(store: Store, stem: str, trajectories: bool) -> JsonObject:
+    """Return the JSON document of a record, with its trajectory inlined or, on request, removed."""
     record = store.read(stem)
     if not trajectories:
         return sealed({**record.document, "trajectory": None})
@@ -143,13 +149,13 @@ def _whole_record(store: Store, stem: str, trajectories: bool) -> JsonObject:
         return record.document
     columns = store.trajectory(record)
     if columns is None:
-        raise SuiteError(store.complaints[-1], "", "so it cannot be packed")
+        raise SuiteError(store.complaints[-1], "", "this record cannot be packed")
     lists = {name: column.tolist() for name, column in columns.items()}
     return sealed({**record.document, "trajectory": plain(lists)})
 
 
 def _text_of(pack: JsonObject) -> bytes:
-    """Text of the file, one line for each record, so that a change of one record changes one line."""
+    """Return the text of the file, with one line per record so that a change of one record changes one line."""
     text = json.dumps(sealed(pack), allow_nan=False, separators=(",", ":"))
     return text.replace('{"format":', '\n{"format":').encode() + b"\n"
 
@@ -158,7 +164,7 @@ def _text_of(pack: JsonObject) -> bytes:
 
 
 def packed_under(path: Path) -> list[Path]:
-    """The file itself, or all files of packed results in a folder, by name."""
+    """Return the file itself, or all files of packed results in a folder, sorted by name."""
     if not path.is_dir():
         return [path] if path.is_file() else []
     return [
@@ -171,7 +177,7 @@ def packed_under(path: Path) -> list[Path]:
 
 
 class PackedTable(NamedTuple):
-    """A table, ``run.json``, and what a reader should know of the file, in a line each."""
+    """Results table from a file of packed results, with its ``run.json`` and remarks on the file."""
 
     table: ResultsTable
     shared: JsonObject
@@ -179,12 +185,12 @@ class PackedTable(NamedTuple):
 
 
 def read_packed(path: Path) -> PackedTable:
-    """The table of a pack, or of a file of format 2.
+    """Read the results table from a file of packed results, of format 3 or 2.
 
     Raises
     ------
     SuiteError
-        If it is no such file, or was changed after it was written.
+        If the file does not hold packed results, or was changed after it was written.
     """
     pack = read_pack(path)
     if pack["packed"] == stored_table.FORMAT:
@@ -195,17 +201,17 @@ def read_packed(path: Path) -> PackedTable:
     with unpacked(path, pack, any_code=True) as results:
         table, remarks = results.table, [*results.suite.remarks]
         if results.answers.is_missing:
-            remarks.append("not all theory of its rows is in the file")
+            remarks.append("the file lacks some of the theory that its rows need")
         return PackedTable(table, pack["run"], remarks)
 
 
 def read_pack(path: Path) -> JsonObject:
-    """Content of a file of packed results of any format, to the last byte what was written.
+    """Read the JSON of a file of packed results, of format 3 or 2, and check its digest.
 
     Raises
     ------
     SuiteError
-        If it is no such file, or was changed after it was written.
+        If the file does not hold packed results, or was changed after it was written.
     """
     try:
         pack = _parsed(path)
@@ -225,20 +231,22 @@ def read_pack(path: Path) -> JsonObject:
         raise SuiteError(
             str(path),
             "packed",
-            f"the file has format {version}, this smimbench reads 2 and {FORMAT}",
+            f"the file has format {version}, but this version of smimbench reads formats 2 and {FORMAT}",
         )
     with _refused(path):
         if pack.pop("digest", None) != digest_of(pack):
-            raise ValueError("changed after it was written (digest does not match)")
+            raise ValueError(
+                "the file was changed after it was written (its digest does not match)"
+            )
         check_model(SharedDocument, pack.get("run"), "packed results of smimbench")
     return pack
 
 
 def _parsed(path: Path) -> Any:
-    """The JSON in a file; ValueError if there is none, or more than ``LARGEST`` bytes."""
+    """Parse the JSON of a file; raise ValueError if it is not JSON or is larger than ``LARGEST`` bytes."""
     text = _text_at(path, LARGEST + 1)
     if len(text) > LARGEST:
-        raise ValueError(f"the file is larger than {LARGEST >> 20} MB")
+        raise ValueError(f"the file is larger than the limit of {LARGEST >> 20} MB")
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -246,17 +254,17 @@ def _parsed(path: Path) -> Any:
 
 
 def _text_at(path: Path, count: int) -> bytes:
-    """First ``count`` bytes of a file, decompressed if its name ends with .gz; ValueError if that fails."""
+    """Read the first ``count`` bytes of a file, decompressed if its name ends with .gz; raise ValueError if that fails."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return file.read(count)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"cannot be decompressed: {error}") from None
+        raise ValueError(f"the file cannot be decompressed: {error}") from None
 
 
 @contextlib.contextmanager
 def _refused(path: Path) -> Iterator[None]:
-    """Turn what is wrong with the content of a file into a SuiteError."""
+    """Convert errors in the content of a file to SuiteErrors that name the file."""
     try:
         yield
     except SuiteError:
@@ -269,12 +277,12 @@ def _refused(path: Path) -> Iterator[None]:
 def unpacked(
     path: Path, pack: JsonObject, *, any_code: bool = False
 ) -> Iterator[Results]:
-    """Results of a pack as ``run`` leaves them, of any code if asked so, in a folder that lasts as long as the context.
+    """Unpack a file of packed results into a temporary results folder, which is removed at the end of the context.
 
     Raises
     ------
     SuiteError
-        If a record or an answer is not what smimbench writes, or the suite needs what is not installed.
+        If a record or an answer has the wrong structure, or the suite needs a plugin that is not installed.
     """
     shared = pack["run"]
     changes = shared.get("overrides", []), shared.get("only", [])
@@ -304,6 +312,7 @@ def unpacked(
 
 
 def _write_files(pack: JsonObject, store: Store, theory: Path) -> None:
+    """Write the records, ``run.json`` and theory of packed results as the files of a results folder."""
     files = {store.folder / "run.json": text_of(sealed(pack["run"]))}
     for records, folder in (
         (pack["records"], store.folder),
@@ -325,7 +334,7 @@ def _write_files(pack: JsonObject, store: Store, theory: Path) -> None:
 
 
 def verified_files(paths: Iterable[Path]) -> Verification:
-    """Check that these files are unchanged since they were written, to the last byte: ``1.0`` and ``1.00`` are one number."""
+    """Check that these files are byte for byte what smimbench wrote; ``1.00`` instead of ``1.0`` counts as a change."""
     verification = Verification()
     for path in paths:
         try:

@@ -1,4 +1,4 @@
-r"""Statistical test whether runs agree with theory: deviations, standard errors, finite-size allowances, power.
+r"""Statistical test of agreement between runs and theory: deviations, standard errors, finite-size allowances, power.
 
 The deviation of a mean over runs from its prediction is measured at every size D and continued to infinite D, where the
 prediction holds. Numbers of several sample ratios, metrics and components are tested together: each has the share ``LEVEL / N``
@@ -24,52 +24,67 @@ from smimbench.report.row import PredictedNumber, Row
 from smimbench.report.statistics import ZERO
 
 LEVEL = 0.01
-"""Probability that an algorithm that does exactly what theory says is refused. Halved, deviations have to be 5% larger."""
+"""Significance level: probability that an algorithm is said to disagree with theory although it agrees exactly.
+
+Halved, deviations have to be 5% larger."""
 
 IMPOSSIBLE = 0.001
-"""Probability that an algorithm that reaches the optimum is reported to be below it."""
+"""Probability that an algorithm that exactly reaches the Bayes optimum is reported to be below it."""
 
 POWER = 0.99
-"""Probability with which a deviation of the printed size is detected. At 0.95 that size is an eighth smaller."""
+"""Probability of detecting a deviation of the size that is called detectable. At 0.95 that size is an eighth smaller."""
 
 VAGUE = 0.5
-"""Deviation that has to be detectable for a yes. Halved, four times as many runs are needed."""
+"""Relative deviation that must be detectable before runs can agree with theory. Halved, four times as many runs are needed."""
 
 FINITE = {"lower": 20.0, "higher": 10.0, "one": 10.0}
-"""Allowance for a correction of finite size whose coefficient is not known, times D, by the direction of a metric: corrections of
-errors are between -6 / D and 20 / D, the largest near perfect recovery, those of overlaps up to 5 / D, of Nishimori ratios up to
-3 / D, of the calibration up to 10 / D (matrices from few samples). Doubled, runs at a single size say less."""
+"""Allowance for an unknown finite-size correction, times D, by the direction of a metric.
+
+Corrections of errors are between -6 / D and 20 / D, the largest near perfect recovery, those of overlaps up to 5 / D, of
+Nishimori ratios up to 3 / D, of the calibration up to 10 / D (matrices from few samples). Doubled, runs at a single size say
+less."""
 
 SPECTRAL = 3.0
-"""Factor of ``FINITE`` for spectral estimates, whose corrections go with D / n: up to 47 / D for errors and 20 / D for overlaps
-of matrices from few samples or of small width. Doubled, runs at a single size say less. Their Nishimori ratios are below 1 by
-1 to 2 D / n (linear and softmax labels), which is no small number at usual sizes: they are not tested."""
+"""Factor by which ``FINITE`` is larger for spectral estimates, whose corrections are proportional to D / n.
+
+They are up to 47 / D for errors and 20 / D for overlaps of matrices from few samples or of small width. Doubled, runs at a
+single size say less. Their Nishimori ratios are below 1 by 1 to 2 D / n (linear and softmax labels), which is no small number
+at usual sizes: they are not tested."""
 
 SCATTER = 30.0
-"""Relative variance of single runs times D from which on finite size may explain any deviation: 1 to 10 away from thresholds, 20
-to 1e5 near them. Doubled, twice as many verdicts near thresholds are wrong."""
+"""Relative variance of single runs, times D, above which finite size may explain any deviation from theory.
+
+It is 1 to 10 away from thresholds, and 20 to 1e5 near them. Doubled, twice as many verdicts near thresholds are wrong."""
 
 FEWEST = 4
-"""Fewest runs for a verdict: near a threshold two runs may agree by chance, and their scatter is then far too small. Doubled,
-four seeds at one size say nothing."""
+"""Smallest number of runs for a verdict on agreement: near a threshold two runs may be close to each other by chance.
+
+Doubled, four seeds at one size are too few."""
 
 RESOLUTION = 1e-3
-"""Deviation below which nothing is refused: runs stop at a tolerance. Halved: the same, at the default tolerance."""
+"""Relative deviation from theory that always passes, because runs stop at a tolerance.
+
+Halved, nothing changes at the default tolerance."""
 
 
 FAR = 8.0
-"""Robust standard deviations of the log error from which on a run is far off. Doubled, errors three times the usual are not."""
+"""Distance of a run's log error from the median, in robust standard deviations, above which the run is an outlier.
+
+Doubled, errors three times the usual are no outliers."""
 
 FACTOR = 1.5
-"""Ratio to the median error below which no run is far off. Doubled, a run with twice the error of the others is not."""
+"""Smallest ratio to the median error at which a run is an outlier. Doubled, twice the error of the others is no outlier."""
 
 RARE = 0.1
-"""Largest share of runs that are rare exceptions, of a row twice that: more are a threshold. Doubled, so are runs near one."""
+"""Largest fraction of runs that may be outliers (twice that within a row); more are the sign of a threshold.
+
+Doubled, runs near a threshold are taken for outliers."""
 
 
 class Deviation(NamedTuple):
-    """A relative deviation from theory as D grows: its standard error, which rests on ``dof`` degrees of freedom, and what
-    corrections of finite size may add to it.
+    """Relative deviation from theory at infinite D, with its standard error and the allowance for finite-size corrections.
+
+    The standard error has ``dof`` degrees of freedom.
     """
 
     value: float
@@ -78,19 +93,20 @@ class Deviation(NamedTuple):
     allowance: float
 
     def detectable(self, level: float) -> float:
-        """Smallest deviation that a test at this level detects with the probability ``POWER``."""
+        """Return the smallest deviation that a test at this significance level detects with probability ``POWER``."""
         quantiles = quantile(1 - level / 2, self.dof) + quantile(POWER, self.dof)
         return self.allowance + quantiles * self.error
 
     def score(self, allowance: float = 0.0) -> float:
-        """Deviation beyond an allowance in standard errors, as the normal score of the same probability."""
+        """Return the normal score of the part of the deviation that exceeds an allowance."""
         excess = max(abs(self.value) - allowance, 0.0)
         return math.copysign(normal_score(excess / self.error, self.dof), self.value)
 
 
 class SizeRuns(NamedTuple):
-    """Runs at one size: values, the relative excess of the squared lengths of their teachers (NaN: not known), the
-    prediction and its error, and the unit of deviations.
+    """Values of one quantity over runs at one dimension, with the prediction, its error and the unit of deviations.
+
+    ``teacher_excess`` is the relative excess of each teacher's squared norm over its mean; NaN where unknown.
     """
 
     dimension: int
@@ -102,7 +118,7 @@ class SizeRuns(NamedTuple):
 
 
 class SizeSeries(NamedTuple):
-    """Runs of all sizes for one quantity, with the coefficient of its 1/D correction and the direction of its metric."""
+    """Runs at all dimensions for one quantity, with the coefficient of its 1/D correction and the direction of its metric."""
 
     direction: str
     coefficient: float | None
@@ -110,14 +126,14 @@ class SizeSeries(NamedTuple):
 
     @property
     def measured(self) -> list[SizeRuns]:
-        """Sizes with a standard error."""
+        """Dimensions with at least two runs, so that the mean has a standard error."""
         return [size for size in self.sizes if len(size.values) > 1]
 
 
 def deviation(
     series: SizeSeries, scatter: float = 0.0, factor: float = 1.0
 ) -> Deviation | None:
-    r"""Deviation of runs from their prediction, at every size in its unit; None where there are fewer than four runs.
+    r"""Estimate the deviation of runs from their prediction at infinite D; None for fewer than four runs.
 
     The mean at size D is ``prediction + deviation + b / D + c / D^2``, fitted by generalized least squares. An unknown b or c is
     a normal variable around 0, with a third of ``factor`` times ``FINITE`` or of ``SECOND`` as its standard deviation. What the
@@ -153,9 +169,9 @@ def deviation(
 
 
 def _residuals(sizes: Sequence[SizeRuns]) -> list[Host]:
-    """Differences from the prediction, with the variance due to the teachers' lengths removed by regression.
+    """Subtract the prediction from each run's value, and the variation with the teacher's norm, found by regression.
 
-    A signal that is longer by chance has a larger error. One slope for all sizes.
+    A signal that is longer by chance has a larger error. One slope is fitted for all dimensions.
     """
     residuals = [
         (np.asarray(size.values) - size.prediction) / size.unit for size in sizes
@@ -175,7 +191,7 @@ def _residuals(sizes: Sequence[SizeRuns]) -> list[Host]:
 
 
 class PredictedQuantity(NamedTuple):
-    """A metric of a component at a sample ratio, and ``at`` a share of the steps if during the run."""
+    """Key of a predicted quantity: a metric of a component at a sample ratio, and ``at`` a fraction of the steps."""
 
     alpha: float
     metric: str
@@ -185,7 +201,7 @@ class PredictedQuantity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Whether the runs of an algorithm agree with theory.
+    """Result of the test whether the runs of an algorithm agree with its theory.
 
     Attributes
     ----------
@@ -213,7 +229,7 @@ class Agreement:
     far_off: list[int] | None = None
 
     def document(self) -> JsonObject:
-        """JSON of this object."""
+        """Return the agreement as a JSON object."""
         document = asdict(self)
         if self.far_off is None:
             del document["far_off"]
@@ -221,7 +237,7 @@ class Agreement:
 
 
 def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
-    """Whether the runs of an algorithm agree with its prediction, all together or all but a few that are far off.
+    """Test whether the runs of an algorithm agree with its prediction, first all runs, then without outliers.
 
     Parameters
     ----------
@@ -248,11 +264,11 @@ def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
 
 
 RunName = tuple[tuple[object, ...], str]
-"""Place of a row, and instance."""
+"""Identifier of a run: the place of its row, and the instance."""
 
 
 def _far_off(rows: Sequence[Row]) -> tuple[set[RunName], int]:
-    """Runs whose error is far from the median of their row, if they are few; and the number of all runs.
+    """Find the outliers among runs, and count all runs; there are none if too many runs are far from the median.
 
     Logarithms of errors scatter about the median of a row by a robust standard deviation, that of the row or of all rows
     together, whichever is larger.
@@ -279,7 +295,7 @@ def _far_off(rows: Sequence[Row]) -> tuple[set[RunName], int]:
 def _agreement(
     rows: Sequence[Row], metric: str | None, outliers: Collection[RunName] = ()
 ) -> Agreement:
-    """Whether the runs that are no outliers agree with their prediction."""
+    """Test whether the runs, without the given outliers, agree with their prediction."""
     numbers = [(row, number) for row in rows for number in _predicted_numbers(row)]
     predicted = _series(numbers, outliers)
     is_incomplete = any(
@@ -335,14 +351,14 @@ def _agreement(
 
 
 def _predicted_numbers(row: Row) -> list[PredictedNumber]:
-    """All numbers of a row that theory predicts for the algorithm."""
+    """List all quantities of a row that have a prediction for the algorithm."""
     theory = row.prediction
     at_end = _at_end(row, theory.coefficient, theory.value, theory.error)
     return [at_end, *(theory.also_predicted or ())]
 
 
 def _at_end(row: Row, *theory: float | None) -> PredictedNumber:
-    """The value of the row's metric as a predicted number; ``theory``: coefficient, prediction and its error."""
+    """Return the row's metric at the end of the run as a predicted quantity; ``theory`` is coefficient, prediction and error."""
     return PredictedNumber(
         row.metric, row.component, None, row.estimate.values, *theory
     )
@@ -351,7 +367,7 @@ def _at_end(row: Row, *theory: float | None) -> PredictedNumber:
 def _series(
     numbers: Iterable[tuple[Row, PredictedNumber]], outliers: Collection[RunName] = ()
 ) -> dict[PredictedQuantity, SizeSeries]:
-    """Runs of several rows by the quantity that they measure, without outliers and without quantities that lack a prediction."""
+    """Collect the runs of several rows by predicted quantity, without outliers."""
     numbers = list(numbers)
     teachers = {
         place(row): row.prediction.teachers
@@ -400,7 +416,7 @@ def _series(
 def _scatters(
     predicted: Mapping[PredictedQuantity, SizeSeries],
 ) -> dict[PredictedQuantity, float]:
-    """Scatter of single runs by quantity, at least that of others which tell that the runs are near a threshold.
+    """Estimate the relative variance of single runs for each quantity; a large one of a related quantity counts, too.
 
     There the error that an algorithm claims is right in some runs and far off in others: a claim that scatters counts for all
     quantities of its sample ratio, and the scatter of an error for the claim about it.
@@ -419,8 +435,9 @@ def _scatters(
 
 
 def _scatter(series: SizeSeries) -> float:
-    """Relative variance of single runs at the largest size, times D; of overlaps, which may be predicted to be 0, relative to the
-    larger of mean and prediction.
+    """Relative variance of single runs at the largest dimension, times D.
+
+    For overlaps, whose prediction may be 0, it is relative to the larger of mean and prediction.
     """
     sizes = series.measured
     if not sizes:
@@ -443,7 +460,7 @@ def _scatter(series: SizeSeries) -> float:
 def _means(
     deviations: Mapping[PredictedQuantity, Deviation],
 ) -> dict[PredictedQuantity, Deviation]:
-    """Means over sample ratios, whose runs are independent, of quantities known at several."""
+    """Average the deviations of each quantity over sample ratios, where there are several; their runs are independent."""
     means: dict[PredictedQuantity, Deviation] = {}
     for quantity, same in grouped(
         deviations, lambda q: q._replace(alpha=math.nan)
@@ -465,7 +482,7 @@ def _means(
 
 
 def is_below_optimum(rows: Sequence[Row], metric: str | None) -> bool:
-    """Whether an error is below the Bayes-optimal one by more than chance and finite size allow, which no algorithm can be."""
+    """Test whether an error is impossibly low: below the Bayes-optimal one by more than chance and finite size explain."""
     series = _series(
         (row, _at_end(row, None, row.optimum.limit, row.optimum.limit_error))
         for row in rows

@@ -1,4 +1,4 @@
-"""All theory that the tables, verdicts and figures of results need, as questions."""
+"""List the theory questions whose answers the tables, verdicts and figures of a suite's results need."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from smimbench.theory.questions import PointsQuestion, Question, ThresholdsQuest
 
 
 def table_questions(results: Results) -> Iterator[Question]:
-    """What rows and verdicts need: points at the sample ratios really used, predictions of algorithms, thresholds near which runs
-    did not converge.
+    """Yield the questions of tables and verdicts: Bayes-optimal points, predictions for the algorithms, and thresholds.
+
+    Points are asked for at the sample ratios that the runs used, thresholds only where a run did not converge.
     """
     places = places_of(results.pairs, results.suite)
     alphas: dict[str, set[float]] = {plan.label: set() for plan in results.suite.plans}
@@ -40,7 +41,7 @@ def table_questions(results: Results) -> Iterator[Question]:
 
 
 def point_questions(points: Iterable[Point]) -> Iterator[Question]:
-    """Questions that rows of external estimates need answered."""
+    """Yield the Bayes-optimal points that rows of external estimates are compared with."""
     for point in points:
         problem = point.plan.problem
         ratio = sample_ratio(problem, point.alpha, point.dimension)
@@ -48,7 +49,7 @@ def point_questions(points: Iterable[Point]) -> Iterator[Question]:
 
 
 def figure_questions(results: Results) -> Iterator[Question]:
-    """Further questions of all figures; each may depend on the answers to those before."""
+    """Yield the questions that figures need besides those of tables; later ones may depend on answers to earlier ones."""
     suite = results.suite
     used = drawn_ratios(suite, results.rows)
     yield from chart_questions(suite, results.answers, used, suite.run.metrics)

@@ -1,4 +1,4 @@
-"""All that was run of a suite, with its theory: what tables, figures, the page and the Python functions are made of."""
+"""Stored results of a suite with their theory: the source of tables, figures, HTML page and the Python API."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ from smimbench.suite.cells import Cell, Suite
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a path is a file that may hold packed results."""
+    """Return whether a path is a file whose name may be that of packed results (.json or .gz)."""
     return path.suffix in (".json", ".gz") and path.is_file()
 
 
 @dataclass(frozen=True)
 class ResultsTable:
-    """All rows of a suite with what follows from them: what ``show`` prints.
+    """Results table of a suite: all rows, and verdicts, summary and limits computed from them.
+
+    It is what ``smimbench show`` prints.
 
     Attributes
     ----------
@@ -45,9 +47,9 @@ class ResultsTable:
     status_counts : dict
         Number of cells per status, and how many are ``missing``.
     other_versions : list of dict
-        Stored cells that other versions of an item made.
+        Numbers of stored cells that other versions of an item computed.
     left_out : sequence of str
-        Problems and algorithms that cannot be made here.
+        Problems and algorithms that this installation cannot create.
     against : str or None
         Algorithm that verdicts compare others with; None: the best.
     """
@@ -68,28 +70,28 @@ class ResultsTable:
         over="ignore", invalid="ignore"
     )  # values may be as large as numbers go
     def verdicts(self) -> list[Verdict]:
-        """A verdict on every problem."""
+        """The verdict on each problem."""
         return verdicts(self.rows, self.against)
 
     @cached_property
     @np.errstate(over="ignore", invalid="ignore")
     def summary(self) -> list[AlgorithmSummary]:
-        """All problems together."""
+        """The summary of each algorithm over all problems."""
         return summary(self.rows)
 
     @cached_property
     @np.errstate(over="ignore", invalid="ignore")
     def extrapolated(self) -> list[Limit]:
-        """Limits at infinite dimension, where there are three dimensions or more."""
+        """Extrapolations to infinite dimension of quantities measured at three dimensions or more."""
         return extrapolated_rows(self.rows, self.target)
 
     def about(self) -> JsonObject:
-        """What does not follow from the rows."""
+        """Return the JSON fields of the table that cannot be computed from its rows."""
         about = {key: getattr(self, key) for key in (*HEAD, *COUNTS)}
         return about | ({"left_out": list(self.left_out)} if self.left_out else {})
 
     def document(self) -> JsonObject:
-        """The document that ``show --json`` prints."""
+        """Return the JSON document that ``show --json`` prints."""
         about = self.about()
         return {
             **{key: about.pop(key) for key in HEAD},
@@ -103,11 +105,11 @@ class ResultsTable:
 
 HEAD = ("suite", "title", "description")
 COUNTS = ("status_counts", "missing", "other_versions")
-"""Fields of a table that are the same in its JSON."""
+"""Fields of the table that its JSON document holds unchanged, together with ``HEAD``."""
 
 
 def paired(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Pair]:
-    """Pairs of a cell and its record, by file stem; errors from any machine, trusted times preferred."""
+    """Pair each cell with its stored record, from any machine; records with trusted times are preferred."""
     trusted_last = sorted(records.values(), key=lambda record: record.timing.trusted)
     by_key = {record.key: record for record in trusted_last}
     labeled = {
@@ -118,23 +120,23 @@ def paired(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Pair]:
     return [(cell, by_key[cell.key]) for cell in labeled.values()]
 
 
-OF_CODE = ("problem", "algorithm", "tuning", "metrics")
-"""Parts of a cell's identity that name versions and code."""
+CODE_KEYS = ("problem", "algorithm", "tuning", "metrics")
+"""Keys of a cell's identity that contain versions and hashes of code."""
 
 
 def paired_by_name(
     cells: Sequence[Cell], store: Store, records: Mapping[str, Record]
 ) -> list[Pair]:
-    """Pairs for algorithms whose records were all made by other code of an item: each cell is then that of its record.
+    """Pair cells with records that another version of the code computed, for algorithms without any up-to-date record.
 
-    Of several codes the one that wrote the newest record.
+    Each cell gets the identity of its record. If several versions have records, the one that wrote the newest is used.
     """
 
     def contender(cell: Cell) -> tuple[str, str, str]:
         return cell.problem_label, cell.algorithm_label, cell.backend
 
     def code(record: Record) -> list[object]:
-        return [record.cell.get(key) for key in OF_CODE]
+        return [record.cell.get(key) for key in CODE_KEYS]
 
     keys = {record.key for record in records.values()}
     up_to_date = {contender(cell) for cell in cells if cell.key in keys}
@@ -151,20 +153,20 @@ def paired_by_name(
             if code(record) == code(newest)
         }
         for cell, record in by_key.values():
-            items: dict[str, Any] = {key: record.cell.get(key) for key in OF_CODE[:3]}
+            items: dict[str, Any] = {key: record.cell.get(key) for key in CODE_KEYS[:3]}
             pairs.append((replace(cell, **items), record))
     return pairs
 
 
 class Results:
-    """Results of a suite on some backends (default: all that there are).
+    """Results of a suite on the given backends (default: every backend with stored records).
 
     Parameters
     ----------
     answers : Answers or None
-        Theory; default: what is stored.
+        Solved theory; default: the stored answers.
     any_code : bool
-        Count what other code has run, too, where the present code has run nothing of an algorithm.
+        Include records of other versions of the code for algorithms that the installed version has not run.
     """
 
     def __init__(
@@ -194,7 +196,7 @@ class Results:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Rows of the error table."""
+        """The rows of the error table, including external estimates."""
         return [
             *error_rows(self.pairs, self.suite, self.store, self.answers, self.optima),
             *self.scored,
@@ -202,27 +204,27 @@ class Results:
 
     @cached_property
     def scored(self) -> list[Row]:
-        """Rows of estimates from elsewhere."""
+        """The rows of external estimates, stored by ``smimbench score``."""
         return scored_rows(self.suite, self.store, self.answers, self.optima)
 
     @cached_property
     def optima(self) -> Optima:
-        """The Bayes-optimal error at finite size, where it is known."""
+        """The Bayes-optimal errors at finite dimension, where they are known."""
         return find_optima(self.pairs, self.suite, self.answers)
 
     @cached_property
     def other_versions(self) -> list[JsonObject]:
-        """Number of stored cells that other versions of an item made, which no table counts."""
+        """Numbers of stored cells that other versions of an item computed; no table includes them."""
         return other_versions(self.cells, self.records.values())
 
     def missing(self, backends: Iterable[str]) -> int:
-        """Cells on these backends that have no record."""
+        """Count the cells on these backends that have no record."""
         cells = sum(len(self.suite.cells(backend)) for backend in backends)
         return cells - len(self.pairs)
 
     @property
     def table(self) -> ResultsTable:
-        """Rows with what follows from them."""
+        """The results table of all rows."""
         return ResultsTable(
             self.suite.name,
             self.suite.title,

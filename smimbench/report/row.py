@@ -1,4 +1,4 @@
-"""A row of the error table, as a typed value; JSON holds it flat, see ``Row.document`` and ``row_of``."""
+"""Rows of the error table as typed values, and their conversion to and from flat JSON."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Component = Annotated[int, Field(ge=1)] | None
 """Number of a component, from 1; None for a metric of all components together."""
 Count = Annotated[int, Field(ge=0)]
 Epsilon = Literal["0.05", "0.2", "0.5"]
-"""How near to the optimal error, relative."""
+"""Relative distance from the optimal error within which a run counts as near it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Labels of problem and algorithm, and the grid point, of a run or row.
+    """Labels of problem and algorithm and the grid point (backend, sample ratio, dimension) of a run or row.
 
     Attributes
     ----------
     alpha, nominal_alpha : float
-        Sample ratio really used, and the one asked for.
+        Sample ratio actually used, and the one in the suite's grid.
     settings : str
-        Where the parameters of the algorithm are from.
+        Origin of the algorithm's parameters.
     """
 
     problem: Text
@@ -67,16 +67,16 @@ class MeanOfRuns:
 
 @dataclass(frozen=True, slots=True)
 class PredictedNumber:
-    """A quantity that theory predicts for an algorithm and no row is about: another metric, or one during the run.
+    """A predicted quantity without its own row: a metric that the suite does not list, or an error during the run.
 
     Attributes
     ----------
     at : float or None
-        Share of the steps after which it is taken; None: at the end.
+        Fraction of the steps after which the quantity is measured; None: at the end.
     values : dict
         Value of each run, by instance.
     coefficient : float or None
-        Coefficient of 1/D.
+        Coefficient of the 1/D correction.
     """
 
     metric: Text
@@ -90,22 +90,23 @@ class PredictedNumber:
 
 @dataclass(frozen=True, slots=True)
 class PredictedValue:
-    """What theory predicts for the algorithm.
+    """Theoretical prediction for the algorithm that was run, or the reason why there is none.
 
     Attributes
     ----------
     coefficient : float or None
-        Coefficient of the 1/D term.
+        Coefficient of the 1/D correction.
     z : float or None
-        Distance of the mean from it in units of the combined error.
+        Difference between mean and prediction in units of their combined error.
     reason : str or None
-        Why there is none.
+        Why there is no prediction.
     method, branch : str or None
         How theory was solved, and which solution it is.
     also_predicted : list of PredictedNumber or None
-        Further predicted quantities, in the first row of a place.
+        Predicted quantities without their own row; only in the first row of a place.
     teachers : dict or None
-        Relative excess of the squared length of the teacher of each instance, per component, in the first row of a place.
+        Relative excess of the squared norm of each instance's teacher over its mean, per component; only in the first row of
+        a place.
     """
 
     value: Number
@@ -121,18 +122,18 @@ class PredictedValue:
 
 @dataclass(frozen=True, slots=True)
 class OptimalValue:
-    """The Bayes-optimal value: its limit at infinite dimension, and at the dimension of the runs.
+    """Bayes-optimal value of a metric at infinite dimension, and at the dimension of the runs.
 
     Attributes
     ----------
     limit, limit_error : float or None
-        From state evolution.
+        Infinite-dimensional value from state evolution, and its error.
     value, error : float or None
-        At this dimension where that is known, otherwise the limit.
+        Value at the dimension of the runs where it is known, otherwise the limit.
     source : str
-        Where ``value`` is from.
+        Origin of ``value``: limit, closed form, or runs of an algorithm.
     ratio : float or None
-        The mean error over ``value``.
+        Ratio of the mean error to ``value``.
     """
 
     limit: Number
@@ -145,7 +146,7 @@ class OptimalValue:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The mean against theory: the prediction for the algorithm where there is one, otherwise the Bayes-optimal value."""
+    """Difference of the mean from the algorithm's prediction, or from the Bayes-optimal value if there is no prediction."""
 
     value: Number
     error: Number
@@ -155,7 +156,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Nearness:
-    """Median time and iterations until a run is near the optimal error, and the share of runs that come so near."""
+    """Median time and iterations until a run is near the optimal error, and the fraction of runs that reach it."""
 
     seconds: Number
     iterations: Number
@@ -164,16 +165,16 @@ class Nearness:
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """Cost of a run: means over runs, and the largest memory.
+    """Cost of a run: mean times and iterations, and the largest memory use.
 
     Attributes
     ----------
     ceiling, ceiling_fraction : str or None, float or None
-        What limits an iteration, ``products`` or ``reads``, and the share of the machine's peak that is reached.
+        What bounds the speed of an iteration (``products`` or ``reads``), and the fraction of the machine's peak reached.
     trusted : bool
-        Whether cells ran one after the other, warmed up.
+        Whether the times come from serial, warmed-up runs.
     near : dict
-        Time until a run is within this share of the optimal error.
+        Time until a run is within this relative distance of the optimal error.
     """
 
     seconds: Number
@@ -192,7 +193,7 @@ class RunCost:
 
 @dataclass(frozen=True, slots=True)
 class StillMoving:
-    """Runs whose error still changed at the last step, the median change, and the lowest error over the last one."""
+    """Number of runs whose error still changed at the last step, with the median change and the ratio lowest / final error."""
 
     runs: int
     change: float
@@ -201,7 +202,7 @@ class StillMoving:
 
 @dataclass(frozen=True, slots=True)
 class HalfOverlap:
-    """When a component reaches half of its optimal overlap ``target``: share of runs and medians over them."""
+    """Median times at which runs reach half of a component's optimal overlap (``target``), and the fraction that do."""
 
     target: Number = None
     fraction: Number = None
@@ -213,7 +214,7 @@ class HalfOverlap:
 
 @dataclass(frozen=True, slots=True)
 class LearnedSequence:
-    """One order in which components were learned, and the number of runs with it."""
+    """An order in which components were learned, and the number of runs that followed it."""
 
     layers: list[int]
     runs: int
@@ -221,7 +222,7 @@ class LearnedSequence:
 
 @dataclass(frozen=True, slots=True)
 class LearningFactor:
-    """Learning time of the last component over that of the first, in samples or iterations."""
+    """Ratio of the learning times of the last and the first component, in samples or iterations."""
 
     mean: Number
     sem: Number
@@ -231,7 +232,7 @@ class LearningFactor:
 
 @dataclass(frozen=True, slots=True)
 class LearningOrder:
-    """The order in which runs learn components, most frequent first, and the share of runs that learn all."""
+    """Orders in which runs learn the components, most frequent first, and the fraction of runs that learn all of them."""
 
     sequences: list[LearnedSequence]
     success: Number
@@ -240,7 +241,7 @@ class LearningOrder:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A further number that ``found`` of the runs report, with its theory."""
+    """Mean of a diagnostic that algorithms report, over the ``found`` of ``runs`` runs that report it, with its theory."""
 
     mean: Number
     sem: Number
@@ -251,14 +252,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """How the runs of a row ended, and the numbers that they report besides errors.
+    """Outcome of the runs of a row: statuses, warnings, learning order and reported diagnostics.
 
     Attributes
     ----------
     reasons, warnings, blank : list of str
-        Why runs did not end well, what they warned of, and why the metric is blank.
+        Why runs failed, what they warned of, and why the metric is blank.
     restarts : int
-        Runs that were restarted once, more cautiously.
+        Number of runs that were restarted once with more cautious settings.
     """
 
     status_counts: dict[str, int]
@@ -273,32 +274,32 @@ class Runs:
 
     @property
     def moving(self) -> int:
-        """Runs whose error still changed at the last step."""
+        """Number of runs whose error still changed at the last step."""
         return self.still_moving.runs if self.still_moving else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Problem and algorithm with all parameters, without versions."""
+    """Problem and algorithm of a row with all parameters, without versions."""
 
     problem: JsonObject
     algorithm: JsonObject
 
     def without(self, key: str) -> Setup:
-        """The same without a key, also of the items inside."""
+        """Return a copy without a key, which is removed from nested items, too."""
         return Setup(without(key, self.problem), without(key, self.algorithm))
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The runs of an algorithm at one place, for one metric and component, with theory.
+    """Row of the error table: one metric and component over all runs at one place, with theory.
 
     Attributes
     ----------
     target : float
         Error that counts as reached where the optimum is 0.
     component_word, dimension_letter : str
-        What a component is called, and the letter for the dimension.
+        Word for a component of the signal (such as layer), and the letter for the dimension.
     """
 
     place: Place
@@ -316,7 +317,7 @@ class Row:
     dimension_letter: Text
 
     def document(self) -> JsonObject:
-        """The row as JSON has it: flat."""
+        """Return the row as a flat JSON object."""
         read = operator.attrgetter(*PATHS.values())
         flat = dict(zip(PATHS, map(_copied, read(self))))
         for key in _OPTIONAL:
@@ -325,66 +326,66 @@ class Row:
         return flat
 
     def labeled(self, problem: str, algorithm: str) -> Self:
-        """The row with other labels of its problem and algorithm."""
+        """Return a copy with other labels of problem and algorithm."""
         return replace(
             self, place=replace(self.place, problem=problem, algorithm=algorithm)
         )
 
 
 @dataclass(frozen=True, slots=True)
-class OfRow:
+class RowEntry:
     """Base class of table entries that show a row's labels, theory and estimate."""
 
     row: Row
 
     @property
     def place(self) -> Place:
-        """The same attribute of the row."""
+        """Labels and grid point of the row."""
         return self.row.place
 
     @property
     def metric(self) -> str:
-        """The same attribute of the row."""
+        """Name of the row's metric."""
         return self.row.metric
 
     @property
     def component(self) -> int | None:
-        """The same attribute of the row."""
+        """Number of the row's component."""
         return self.row.component
 
     @property
     def estimate(self) -> MeanOfRuns:
-        """The same attribute of the row."""
+        """Mean over the row's runs."""
         return self.row.estimate
 
     @property
     def prediction(self) -> PredictedValue:
-        """The same attribute of the row."""
+        """Theoretical prediction for the row's algorithm."""
         return self.row.prediction
 
     @property
     def optimum(self) -> OptimalValue:
-        """The same attribute of the row."""
+        """Bayes-optimal value of the row's metric."""
         return self.row.optimum
 
     @property
     def theory(self) -> Comparison:
-        """The same attribute of the row."""
+        """Difference of the row's mean from theory."""
         return self.row.theory
 
     @property
     def runs(self) -> Runs:
-        """The same attribute of the row."""
+        """Outcome of the row's runs."""
         return self.row.runs
 
     @property
     def component_word(self) -> str:
-        """The same attribute of the row."""
+        """Word for a component of the row's signal."""
         return self.row.component_word
 
     @property
     def dimension_letter(self) -> str:
-        """The same attribute of the row."""
+        """Letter for the dimension of the row's problem."""
         return self.row.dimension_letter
 
 
@@ -403,13 +404,13 @@ _FLAT = """
     theory.value=theory theory.error=theory_error theory.difference theory.z prediction.z=own_z
     optimum.ratio=ratio_to_bayes prediction.also_predicted prediction.teachers
 """
-"""Where in a row the keys of its JSON are, in their order; a key of another name than its field stands after ``=``."""
+"""Path of each JSON key in a row, in the order of the JSON; ``=KEY`` follows where the key differs from the field's name."""
 
 _OPTIONAL = ("also_predicted", "teachers")
 
 
 def _paths() -> dict[str, str]:
-    """Path in a row by key of JSON."""
+    """Parse ``_FLAT`` into the path in a row for each JSON key."""
     paths = {}
     for text in _FLAT.split():
         path, _, key = text.partition("=")
@@ -421,7 +422,7 @@ PATHS = _paths()
 
 
 def _copied(value: Any) -> Any:
-    """A copy in dicts and lists; ``dataclasses.asdict`` copies every number, which takes three times as long."""
+    """Copy a value into dicts and lists, three times faster than ``dataclasses.asdict``, which copies every number."""
     if dataclasses.is_dataclass(value):
         names = (field.name for field in dataclasses.fields(value))
         return {name: _copied(getattr(value, name)) for name in names}
@@ -431,7 +432,7 @@ def _copied(value: Any) -> Any:
 
 
 def row_of(document: JsonObject) -> Row:
-    """The row that a flat JSON object describes.
+    """Make a row from a flat JSON object.
 
     Raises
     ------
@@ -448,7 +449,7 @@ def row_of(document: JsonObject) -> Row:
         text = json.dumps(nested, allow_nan=False)
     except ValueError:
         raise ValueError(
-            "not a row of smimbench: a number is infinite or NaN; null stands for such numbers"
+            "not a row of smimbench: it contains an infinite number or NaN; such numbers must be null"
         ) from None
     try:
         return _row_type().validate_json(text, strict=True)
@@ -456,7 +457,7 @@ def row_of(document: JsonObject) -> Row:
         example = error.errors(include_url=False)[0]
         path = ".".join(map(str, example["loc"]))
         raise ValueError(
-            f"not a row of smimbench: {path}: {example['msg']}, got {shown(example['input'])}"
+            f"not a row of smimbench: the field {path} is wrong: {example['msg']}, got {shown(example['input'])}"
         ) from None
 
 

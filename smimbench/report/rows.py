@@ -1,4 +1,7 @@
-"""Makes rows from records, with theory: one per problem, algorithm, backend, sample ratio, dimension, metric and component."""
+"""Make the rows of the error table from records and solved theory.
+
+There is one row per problem, algorithm, backend, sample ratio, dimension, metric and component.
+"""
 
 from __future__ import annotations
 
@@ -71,17 +74,17 @@ from smimbench.theory.questions import NO_THEORY, PredictionQuestion
 from smimbench.theory.types import TheoryPoint
 
 Pair = tuple[Cell, Record]
-"""A cell and its record."""
+"""A cell of the suite and its stored record."""
 
 Optima = Mapping[tuple[str, float, int], Optimum]
-"""The Bayes-optimal error at finite size by problem, sample ratio asked for and dimension."""
+"""Bayes-optimal errors at finite dimension, by problem, nominal sample ratio and dimension."""
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
 def draws_fresh(algorithm: JsonObject) -> bool:
-    """Whether an algorithm draws its own samples instead of the cell's; False if it is not installed here."""
+    """Return whether an algorithm draws fresh samples instead of using the cell's; False if it is not installed."""
     try:
         plan = plan_of(build_algorithm(algorithm, None), sizes(1, 1, 1))
     except (RegistryError, ParameterError):
@@ -90,19 +93,19 @@ def draws_fresh(algorithm: JsonObject) -> bool:
 
 
 def used_fresh(record: Record) -> bool:
-    """Whether a run used fresh samples."""
+    """Return whether a run used fresh samples."""
     return bool(record.fresh_samples)
 
 
 def sample_ratio(problem: Problem, alpha: float, dimension: int) -> float:
-    """Sample ratio of the whole number of samples that is nearest to ``alpha``."""
+    """Return the sample ratio nearest to ``alpha`` for which the number of samples is an integer."""
     model = problem.model
     count = model.sample_count(alpha, dimension)
     return float(model.sample_ratio(count, dimension))
 
 
 def planned_ratio(problem: Problem, cell: Cell) -> float:
-    """Sample ratio that the algorithm of a cell will use: of the data set, or of all fresh samples of its steps."""
+    """Return the sample ratio that a cell's algorithm will use: of the data set, or of the fresh samples of all steps."""
     model = problem.model
     count = model.sample_count(cell.alpha, cell.dimension)
     if draws_fresh(cell.algorithm):
@@ -113,7 +116,7 @@ def planned_ratio(problem: Problem, cell: Cell) -> float:
 
 
 def ratio_of_runs(problem: Problem, pairs: Sequence[Pair]) -> float:
-    """Sample ratio actually used, the largest among the runs; the planned ratio if the records do not contain it."""
+    """Return the sample ratio actually used, the largest of all runs; the planned ratio if the records lack it."""
     metered = [
         record.sample_ratio
         for _, record in pairs
@@ -124,7 +127,7 @@ def ratio_of_runs(problem: Problem, pairs: Sequence[Pair]) -> float:
 
 @dataclass(frozen=True)
 class PlaceRuns:
-    """All runs of an algorithm on a problem at one sample ratio (really used), dimension and backend."""
+    """All runs of an algorithm on a problem at one (actual) sample ratio, dimension and backend."""
 
     place: Place
     problem: Problem
@@ -133,17 +136,20 @@ class PlaceRuns:
 
     @property
     def measured(self) -> list[Record]:
-        """Those that have an estimate and did not diverge."""
+        """Records of runs that have an estimate and did not diverge."""
         return [r for r in self.records if r.metrics and r.status != Status.DIVERGED]
 
     @property
     def are_fresh(self) -> bool:
-        """Whether any used fresh samples."""
+        """Whether any of the runs used fresh samples."""
         return any(map(used_fresh, self.records))
 
 
 def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns]]:
-    """Runs by what was run, never by its label, each with one of its cells, which differ in their replicates alone."""
+    """Group runs by problem, algorithm and grid point, regardless of labels, each with one of its cells.
+
+    The cells of a group differ only in seed and replicate.
+    """
 
     def identity(pair: Pair) -> tuple[str, tuple[object, ...]]:
         cell = pair[0]
@@ -170,7 +176,7 @@ def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns
 
 
 def bayes_point(answers: Answers, problem: Problem, ratio: float) -> TheoryPoint | None:
-    """The Bayes-optimal theory point at a sample ratio; None if it is not stored."""
+    """Return the Bayes-optimal theory at a sample ratio; None if it is not stored."""
     branches = at_hand(answers.points, problem, [ratio])
     return branches[0][0] if branches else None
 
@@ -178,7 +184,7 @@ def bayes_point(answers: Answers, problem: Problem, ratio: float) -> TheoryPoint
 def prediction_question(
     problem: Problem, cell: Cell, ratio: float, records: Sequence[Record] = ()
 ) -> PredictionQuestion:
-    """What theory predicts for the algorithm of a cell under the conditions of its runs, with its trajectory.
+    """Ask for the theory of a cell's algorithm, including its trajectory, under the conditions of its runs.
 
     Raises
     ------
@@ -202,7 +208,7 @@ def prediction_question(
 
 
 def _is_complete(start: Overlaps, components: int) -> bool:
-    """Whether overlap matrices have this number of components and no missing number."""
+    """Return whether overlap matrices have this number of components and only finite numbers."""
     if {np.shape(matrix) for matrix in start} != {(components, components)}:
         return False
     return bool(np.isfinite(np.array(start, dtype=float)).all())
@@ -215,11 +221,11 @@ def prediction_of(
     ratio: float,
     records: Sequence[Record] = (),
 ) -> AlgorithmPrediction | str:
-    """Answer to ``prediction_question``; or why there is none."""
+    """Return the theory of a cell's algorithm, or the reason why there is none."""
     try:
         return answers.prediction(prediction_question(problem, cell, ratio, records))
     except (RegistryError, ParameterError) as error:
-        return f"it is not installed here: {error}"
+        return f"the algorithm is not installed: {error}"
     except NotStored:
         return "not stored"
     except THEORY_ERRORS as error:  # the rows of others stay
@@ -227,7 +233,7 @@ def prediction_of(
 
 
 class TheoryOfPlace(NamedTuple):
-    """What is known of a place.
+    """Solved theory of a place: the Bayes-optimal point and the prediction for the algorithm.
 
     Attributes
     ----------
@@ -250,7 +256,7 @@ class TheoryOfPlace(NamedTuple):
 
 
 def _theory(cell: Cell, runs: PlaceRuns, answers: Answers) -> TheoryOfPlace:
-    """What is stored of the theory of a place."""
+    """Look up the stored theory of a place."""
     problem, ratio = runs.problem, runs.place.alpha
     if problem.no_theory is not None:
         return TheoryOfPlace(reason=problem.no_theory)
@@ -262,7 +268,7 @@ def _theory(cell: Cell, runs: PlaceRuns, answers: Answers) -> TheoryOfPlace:
     if isinstance(prediction, str):
         return TheoryOfPlace(bayes, None, prediction, near)
     if prediction.of_ok_runs and any(r.status != Status.OK for r in runs.records):
-        reason = "its prediction holds only if every run ends ok, and not all did"
+        reason = "the theory assumes that every run ends ok, but some did not"
         return TheoryOfPlace(bayes, None, reason, near)
     return TheoryOfPlace(
         bayes, prediction, "its theory does not predict this metric", near
@@ -270,7 +276,7 @@ def _theory(cell: Cell, runs: PlaceRuns, answers: Answers) -> TheoryOfPlace:
 
 
 def _near(runs: PlaceRuns, answers: Answers) -> str | None:
-    """Name of the threshold near which runs did not converge; computed only where one did not."""
+    """Describe the threshold near which runs did not converge; None if all converged."""
     problem, ratio, count = runs.problem, runs.place.alpha, runs.place.dimension
     if all(record.status != Status.NOT_CONVERGED for record in runs.records):
         return None
@@ -284,9 +290,9 @@ def _near(runs: PlaceRuns, answers: Answers) -> str | None:
 
 
 def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima:
-    """The Bayes-optimal error at finite size by problem, sample ratio asked for and dimension, where it is known.
+    """Find the Bayes-optimal errors at finite dimension, by problem, nominal sample ratio and dimension.
 
-    It comes from the ``ok`` runs of the first shipped algorithm that is predicted to reach the Bayes-optimal point.
+    They come from the ``ok`` runs of the first shipped algorithm that is predicted to reach the Bayes-optimal point.
     """
     references: dict[tuple[str, float], list[Reference]] = {}
     shipped = [
@@ -314,7 +320,7 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima
 def _references(
     problem: Problem, cell: Cell, records: Sequence[Record], answers: Answers
 ) -> Iterator[Reference]:
-    """The runs of an algorithm, if it is predicted to be Bayes-optimal."""
+    """Yield the runs of an algorithm, by dimension, if theory predicts that it is Bayes-optimal."""
     ratio = sample_ratio(problem, cell.alpha, cell.dimension)
     try:
         bayes = bayes_point(answers, problem, ratio)
@@ -342,7 +348,7 @@ def _references(
 def error_rows(
     pairs: Sequence[Pair], suite: Suite, store: Store, answers: Answers, sized: Optima
 ) -> list[Row]:
-    """Rows of the error table, in the order of the suite.
+    """Make the rows of the error table, in the order of the suite.
 
     A row stands for one problem, algorithm, backend, sample ratio, dimension, metric and component. Its estimate is over all
     cells that ended with a finite one, whatever their status. Its theory is the prediction for the algorithm where there is one,
@@ -385,9 +391,9 @@ def rows_of_points(
     answers: Answers,
     sized: Optima,
 ) -> list[Row]:
-    """Rows for externally computed estimates (see ``smimbench.run.external``); replicates of one point share a row.
+    """Make the rows of external estimates (see ``smimbench.run.external``); replicates of one point share a row.
 
-    They have all metrics that can be measured of an estimate alone.
+    They have all metrics that can be computed from an estimate alone.
     """
 
     def contender(pair: tuple[Point, Record]) -> tuple[str, str, float, int]:
@@ -416,7 +422,7 @@ def rows_of_points(
 def scored_rows(
     suite: Suite, store: Store, answers: Answers, sized: Optima
 ) -> list[Row]:
-    """Rows of externally computed estimates stored by ``smimbench score``, for the metrics of the suite."""
+    """Make the rows of external estimates stored by ``smimbench score``, for the metrics of the suite."""
     rows = rows_of_points(suite, *kept_scores(suite, store), answers, sized)
     return [row for row in rows if row.metric in suite.run.metrics]
 
@@ -428,7 +434,7 @@ def _rows_of_place(
     store: Store,
     metrics: Sequence[str] = (),
 ) -> list[Row]:
-    """One row per metric (those of the suite, or others) and component for the runs of one place."""
+    """Make one row per metric (by default those of the suite) and component for the runs at one place."""
     problem, records = runs.problem, runs.records
     bayes, prediction, reason, _, optimum = theory
     metrics = metrics or suite.run.metrics
@@ -510,7 +516,7 @@ def _rows_of_place(
 
 
 def _outcomes(runs: PlaceRuns, theory: TheoryOfPlace) -> Runs:
-    """How runs ended and what they report, apart from what their trajectories show."""
+    """Summarize statuses, warnings and diagnostics of runs, without what their trajectories show."""
     records, prediction = runs.records, theory.prediction
     reasons = {reason_of(r, theory.near) for r in records if r.status != Status.OK}
     warnings = {line for record in records for line in record.warnings}
@@ -533,7 +539,7 @@ def _outcomes(runs: PlaceRuns, theory: TheoryOfPlace) -> Runs:
 def _learning_order(
     runs: PlaceRuns, traced: Sequence[TracedRun], bayes: TheoryPoint | None
 ) -> tuple[list[HalfOverlap], LearningOrder | None]:
-    """When components were learned and in what order, where there are several."""
+    """Determine when and in which order components were learned; None if there is a single one."""
     problem = runs.problem
     if bayes is None or problem.components == 1:
         return [], None
@@ -548,7 +554,10 @@ def _learning_order(
 def _coefficients(
     prediction: AlgorithmPrediction | None, metric: str, count: int
 ) -> Sequence[float | None]:
-    """Coefficients of the 1/D terms of a metric; a prediction for the starts of the runs is one for their size."""
+    """Return the coefficients (P,) of the 1/D corrections of a predicted metric.
+
+    They are 0 for a prediction from the initial points of the runs, which holds at their dimension.
+    """
     if prediction is None:
         return [None] * count
     coefficients = (prediction.finite_size or {}).get(metric)
@@ -556,13 +565,13 @@ def _coefficients(
 
 
 CHECKPOINTS = (0.125, 0.25, 0.5)
-"""Shares of the steps at which runs are compared with a predicted trajectory, besides their end."""
+"""Fractions of the steps at which runs are compared with a predicted trajectory, besides the end."""
 
 
 def _unlisted_metrics(
     runs: PlaceRuns, prediction: AlgorithmPrediction, listed: Sequence[str]
 ) -> Iterator[PredictedNumber]:
-    """Metrics of an algorithm's account of its own error that have no row."""
+    """Yield the predicted metrics, measured by the algorithm's own error estimate, that the suite does not list."""
     problem = runs.problem
     coefficient = 0.0 if prediction.at_size else None
     for name in metrics_of_accounts(problem.model.name):
@@ -582,7 +591,7 @@ def _unlisted_metrics(
 def _checkpoints(
     problem: Problem, runs: Sequence[TracedRun], prediction: AlgorithmPrediction
 ) -> Iterator[PredictedNumber]:
-    """Errors at points of the predicted trajectory."""
+    """Yield the errors at checkpoints of the predicted trajectory."""
     path, components = prediction.trajectory, problem.components
     runs = [
         run
@@ -618,9 +627,10 @@ def _checkpoints(
 
 
 def errors_at(run: TracedRun, clock: str, time: float) -> list[float]:
-    """Errors of a run at a time on its clock. After its end: the last ones if it ended ok, else NaN.
+    """Return the errors of a run at a time on its clock (iterations or samples).
 
-    Leaving out runs that converged earlier would keep the slow ones.
+    After the end they are the last errors if the run ended ok, else NaN: dropping runs that converged early would favor slow
+    ones.
     """
     trajectory = run.trajectory or {}
     # Before the first step nothing has been counted.
@@ -635,7 +645,7 @@ def errors_at(run: TracedRun, clock: str, time: float) -> list[float]:
 def _teachers(
     runs: PlaceRuns, prediction: AlgorithmPrediction
 ) -> dict[str, list[float]]:
-    """Relative excess of the squared length of every instance's teacher over its mean, per component.
+    """Compute the relative excess of the squared norm of each instance's teacher over its mean, per component.
 
     A prediction for the starts of these very runs has their teachers in it: only differences between them count then.
     """

@@ -1,4 +1,4 @@
-"""Statistics over the runs of a row: means, distance from theory, time to the optimum, learning order, nearest threshold."""
+"""Statistics over runs: means, difference from theory, time to reach the optimum, learning order, nearest threshold."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from smimbench.run.record import Record
 from smimbench.theory.types import Thresholds
 
 Trajectory = dict[str, Host]
-"""Columns (t,) or (t, P) by name: ``iteration``, ``samples``, ``seconds``, metrics."""
+"""Columns (t,) or (t, P) of a trajectory by name: ``iteration``, ``samples``, ``seconds``, and metrics."""
 K = TypeVar("K")
 
 ZERO = 1e-3
-"""A Bayes-optimal error below this part of the target counts as 0: no ratio is formed. Doubled, a few more ratios are blank."""
+"""Fraction of the target below which a Bayes-optimal error counts as 0, so that no ratio to it is formed."""
 
 EPSILONS = tuple(map(float, get_args(Epsilon)))
-"""How near to the Bayes-optimal error a run has to come, relative: the columns of the runtime tables."""
+"""Relative distances from the Bayes-optimal error for which runtime tables show the time needed."""
 
 
 # -- means ----------------------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ EPSILONS = tuple(map(float, get_args(Epsilon)))
 def values_of(
     records: Sequence[Record], metric: str, component: int
 ) -> dict[str, float]:
-    """Finite values of a metric, component from 0, by instance (root seed and replicate), over the records that have one."""
+    """Return the finite values of a metric by instance; ``component`` counts from 0."""
     values = {}
     for record in records:
         components = record.metrics.get(metric, ())
@@ -60,26 +60,26 @@ def values_of(
 
 
 def instance_of(record: Record) -> str:
-    """Instance of a run: its root seed and replicate."""
+    """Return the key of a run's instance: its root seed and replicate."""
     return f"{record.cell['seed']}/{record.cell['replicate']}"
 
 
 def count_runs(status_counts: Mapping[str, int]) -> int:
-    """Runs that were not skipped."""
+    """Count the runs that were not skipped."""
     return sum(
         count for status, count in status_counts.items() if status != Status.SKIPPED
     )
 
 
 def failed_runs(row: Row) -> int:
-    """Runs of a row that have no value because of how they ended."""
+    """Count the runs of a row without a value: they failed, diverged or were stopped."""
     counts = row.runs.status_counts
     runs = count_runs(counts)
     return max(0, min(runs - len(row.estimate.values), runs - counts.get(Status.OK, 0)))
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
-    """Mean of the values that are known; None if there are none."""
+    """Mean of the values that are not None; None if there are none."""
     known_values = [value for value in values if value is not None]
     return float(np.mean(known_values)) if known_values else None
 
@@ -93,7 +93,7 @@ class MeanAndError(NamedTuple):
 
 @np.errstate(over="ignore")
 def mean_and_error(values: Host) -> MeanAndError:
-    """Mean of values, and its standard error if there are at least two."""
+    """Compute the mean of values, and its standard error if there are at least two."""
     n = len(values)
     sem = float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else None
     return MeanAndError(float(values.mean()) if n else None, sem)
@@ -102,7 +102,7 @@ def mean_and_error(values: Host) -> MeanAndError:
 def against_theory(
     estimate: MeanAndError, expected: float | None, error: float | None
 ) -> Comparison:
-    """A mean against theory; ``z`` is their difference in units of both errors together."""
+    """Compare a mean with theory; ``z`` is their difference in units of the combined error."""
     mean, sem = estimate
     if mean is None or expected is None:
         return Comparison(expected, error, None, None)
@@ -116,7 +116,7 @@ def against_theory(
 def ratio_to_bayes(
     mean: float | None, bayes: float | None, target: float, optimum: float | None = None
 ) -> float | None:
-    """Ratio of the mean to the Bayes-optimal error (at this size if known); None where theory says 0."""
+    """Ratio of the mean to the Bayes-optimal error (at this dimension if known); None where the latter is 0."""
     if mean is None or bayes is None or bayes <= target * ZERO:
         return None
     return mean / (optimum or bayes)
@@ -125,7 +125,7 @@ def ratio_to_bayes(
 def mean_diagnostics(
     records: Sequence[Record], theory: JsonObject
 ) -> dict[str, list[Finding]]:
-    """Further numbers that runs report, one entry for each number, with its theory."""
+    """Average the diagnostics that runs report, with their theory; a vector has one entry per component."""
     reported: dict[str, list[list[float | None]]] = {}
     for record in records:
         for name, numbers in record.final.items():
@@ -149,19 +149,19 @@ def mean_diagnostics(
 
 
 class Change(NamedTuple):
-    """A difference of two means, and its standard error, which rests on ``dof`` degrees of freedom."""
+    """Difference of two means with its standard error, which has ``dof`` degrees of freedom."""
 
     value: float
     error: float
     dof: float
 
     def half_width(self, level: float) -> float:
-        """Half of its confidence interval by Student's t."""
+        """Half-width of the confidence interval by Student's t."""
         return quantile((1 + level) / 2, self.dof) * self.error if self.error else 0.0
 
     @property
     def z(self) -> float:
-        """The difference in standard errors."""
+        """The difference in units of its standard error."""
         if self.error:
             return self.value / self.error
         return math.copysign(math.inf, self.value) if self.value else 0.0
@@ -170,7 +170,7 @@ class Change(NamedTuple):
 def shared_instances(
     baseline: Mapping[K, float], candidate: Mapping[K, float]
 ) -> list[K]:
-    """Instances on which both have a value, in the order of the first; none unless there are at least two."""
+    """List the instances for which both tables have a value, in the baseline's order; empty if fewer than two."""
     shared = [key for key in baseline if key in candidate]
     return shared if len(shared) > 1 else []
 
@@ -178,9 +178,9 @@ def shared_instances(
 def change_between(
     baseline: Mapping[K, float], candidate: Mapping[K, float]
 ) -> Change | None:
-    """Change of a mean from values by instance.
+    """Compute the change of a mean from the values by instance.
 
-    Runs on the same instances (at least two) are compared pair by pair, others by Welch's test. None for a single run.
+    Runs on the same instances (at least two) are compared in pairs, others by Welch's test. None for a single run.
     """
     shared = shared_instances(baseline, candidate)
     if shared:
@@ -199,7 +199,7 @@ def change_between(
 
 
 def mean_change(changes: Sequence[Change]) -> Change:
-    """Mean of independent changes, with the degrees of freedom of Welch and Satterthwaite."""
+    """Average independent changes, with the degrees of freedom by Welch and Satterthwaite."""
     count, variances = len(changes), [change.error**2 for change in changes]
     total = math.fsum(variances)
     squares = math.fsum(v**2 / change.dof for v, change in zip(variances, changes))
@@ -212,19 +212,22 @@ def mean_change(changes: Sequence[Change]) -> Change:
 
 
 def near_goal(bayes: Host, epsilon: float, target: float) -> Host:
-    """Errors (P,) within ``1 + epsilon`` of the Bayes-optimal ones; the target where those are below it."""
+    """Errors (P,) that count as near the optimum: ``1 + epsilon`` times the Bayes-optimal ones, at least the target."""
     return np.where(bayes > target, (1 + epsilon) * bayes, target)
 
 
 class TracedRun(NamedTuple):
-    """A run with its trajectory; None for a run that was lost, or has none."""
+    """Record of a run with its trajectory; None if the run failed or has no trajectory."""
 
     record: Record
     trajectory: Trajectory | None
 
 
 class FirstTime(NamedTuple):
-    """When a condition first holds along a trajectory; infinity where it never does, NaN for samples that are not counted."""
+    """Iteration, samples and seconds at which a condition first holds along a trajectory.
+
+    All are infinite if it never does; samples are NaN if the algorithm does not count them.
+    """
 
     iteration: float = math.inf
     samples: float = math.inf
@@ -232,7 +235,7 @@ class FirstTime(NamedTuple):
 
 
 def first_time(trajectory: Trajectory | None, reached: Host | None) -> FirstTime:
-    """When a condition first holds along a trajectory."""
+    """Find when a condition first holds along a trajectory."""
     if trajectory is None or reached is None or not reached.any():
         return FirstTime()
     step = int(np.argmax(reached))
@@ -245,7 +248,7 @@ def first_time(trajectory: Trajectory | None, reached: Host | None) -> FirstTime
 
 
 def time_near(trajectory: Trajectory | None, goal: Host) -> FirstTime:
-    """When the errors of all components were first within their goals."""
+    """Find when the errors of all components first reach their goals (P,)."""
     if trajectory is None or not {"mse", "iteration", "seconds"} <= trajectory.keys():
         return FirstTime()
     return first_time(trajectory, np.all(trajectory["mse"] <= goal, axis=1))
@@ -257,7 +260,7 @@ def _nearness(
     epsilon: float,
     target: float,
 ) -> Nearness:
-    """Medians until the errors of a run are within ``1 + epsilon`` of its goals."""
+    """Compute median times until the errors of a run are within a factor ``1 + epsilon`` of its goals."""
     if goals is None:
         return Nearness(None, None, None)
     seconds, iterations = [], []
@@ -273,7 +276,7 @@ def _nearness(
 def runtime(
     runs: Sequence[TracedRun], goals: Sequence[Host] | None, target: float
 ) -> RunCost:
-    """Times, iterations and memory for the runtime tables; ``goals`` are optimal errors (P,) per run."""
+    """Compute times, iterations and memory for the runtime tables; ``goals`` are the optimal errors (P,) of each run."""
     records = [run.record for run in runs]
     timings = [r.timing for r in records if r.timing.seconds is not None]
     near: dict[Epsilon, Nearness] = {
@@ -298,7 +301,7 @@ def runtime(
 
 
 def clock_remarks(records: Sequence[Record]) -> list[str]:
-    """At most one line: how the trusted times of a row and its CPU time disagree."""
+    """Return a remark if the trusted wall-clock time of runs disagrees with their CPU time."""
     timings = [record.timing for record in records if record.timing.trusted]
     if not timings or any(timing.device_seconds for timing in timings):
         return []
@@ -308,22 +311,24 @@ def clock_remarks(records: Sequence[Record]) -> list[str]:
     extra_threads = (timings[0].threads or 1) - 1
     # BLAS threads may work for the engine while the clock stands still.
     if cpu > 1.1 * (clock + extra_threads * total) + 0.02:
-        reason = "threads worked outside of the time that was measured"
+        reason = "other threads computed outside the timed section"
     elif cpu < 0.5 * clock - 0.02:
-        reason = "the algorithm waited, or the machine was busy"
+        reason = "the algorithm was idle, or the machine was busy with other work"
     else:
         return []
-    return [f"a run took {clock:.3g} s, and {cpu:.3g} s of CPU time: {reason}"]
+    return [
+        f"a run took {clock:.3g} s of wall time but {cpu:.3g} s of CPU time: {reason}"
+    ]
 
 
 def _median_time(times: Sequence[float] | Host) -> float | None:
-    """Median time, with runs that never reach the goal counted as infinite; None if infinite or unknown."""
+    """Median time, where runs that never reach the goal count as infinite; None if it is infinite or unknown."""
     median = float(np.median(times)) if len(times) else math.inf
     return median if math.isfinite(median) else None
 
 
 def efficiency(records: Sequence[Record]) -> tuple[float | None, str | None]:
-    """Mean fraction of the ceiling that bounds an iteration, and which ceiling that is; None where it is not known."""
+    """Return the mean fraction of the machine's peak that iterations reach, and which peak bounds them (products or reads)."""
     shares = []
     for record in records:
         timing, cell = record.timing, record.cell
@@ -343,13 +348,13 @@ def efficiency(records: Sequence[Record]) -> tuple[float | None, str | None]:
 # -- the end of a run -----------------------------------------------------------------------------------------------------
 
 BLOCK = 0.15
-"""Share of the steps whose mean error is compared with that of the share before. Doubled, older progress counts as movement."""
+"""Fraction of the steps per block; the mean errors of the last blocks are compared to see whether a run converged."""
 
 
 def still_moving(runs: Iterable[TracedRun], target: float) -> StillMoving | None:
-    """Runs of one row whose error was still changing; None if fewer than three in four were.
+    """Summarize the runs of a row whose error was still changing at the end; None if fewer than three in four were.
 
-    Only runs that ended because their steps were over can: the others were ended by a rule. A run moves where the mean error of
+    Only runs that used all their steps count; the others were stopped by a rule. A run still changes if the mean error of
     its last ``BLOCK`` of steps differs from that of the block before by 5% and by 4 standard errors of the noise within them, and
     the block before those in the same direction; errors below ``target`` count as 0.
     """
@@ -368,9 +373,9 @@ def still_moving(runs: Iterable[TracedRun], target: float) -> StillMoving | None
 
 
 def _late_changes(trajectory: Trajectory, target: float) -> list[tuple[float, float]]:
-    """Relative change of the error at the end of a run, 0 where it is noise, and its lowest error over the last one.
+    """Return the relative change of the error at the end of a run (0 if it is noise) and the ratio lowest / final error.
 
-    Nothing of a run that is too short to tell.
+    The list is empty if the run is too short.
     """
     steps = np.asarray(trajectory["iteration"])
     error = np.asarray(trajectory["mse"], dtype=float).sum(axis=1)
@@ -398,9 +403,9 @@ def _late_changes(trajectory: Trajectory, target: float) -> list[tuple[float, fl
 
 
 def _noise(block: Host) -> float:
-    """Standard error of the mean of a block of a trajectory about its straight line.
+    """Standard error of the mean of a block of a trajectory, after a linear trend is removed.
 
-    By means of its quarters: neighbors in time are alike, and count as few points, not as all that were measured.
+    It uses the means of the block's quarters, because errors at neighboring steps are correlated.
     """
     steps = np.arange(len(block))
     residual = block - np.polyval(np.polyfit(steps, block, 1), steps)
@@ -416,13 +421,13 @@ NAMES = {
     "spinodal": "spinodal",
     "information_theoretic": "information-theoretic threshold",
 }
-"""Thresholds of a problem by their key, in words; those of components are under ``sequential``."""
+"""Names of thresholds by their key; thresholds of single components are in ``sequential``."""
 
 
 def near_threshold(
     thresholds: Thresholds, alpha: float, count: int, word: str = "component"
 ) -> str | None:
-    """The nearest threshold, if it is so close that a run of this size may fail to converge; otherwise None.
+    """Describe the nearest threshold if it is so close that runs of this size may not converge; otherwise return None.
 
     The rate at which an overlap grows out of nothing, or falls to it, is ``alpha / alpha_c`` up to a fluctuation of order
     ``1 / sqrt(count)`` from one draw of the data to the next, with ``count = D`` directions for low rank, and n samples for
@@ -432,11 +437,11 @@ def near_threshold(
     ----------
     thresholds : Thresholds
     alpha : float
-        Sample ratio that was really used.
+        Sample ratio that was actually used.
     count : int
-        What fluctuates so: D for low rank, n for extensive rank.
+        Number whose inverse square root sets the fluctuations: D for low rank, n for extensive rank.
     word : str
-        What a component is called.
+        Word for a component of the signal.
     """
     named = [
         (f"threshold of {word} {step.component + 1}", step.alpha)
@@ -466,9 +471,9 @@ def near_threshold(
 def learning_order(
     trajectories: Sequence[Trajectory | None], bayes: Sequence[float], samples: float
 ) -> tuple[list[HalfOverlap], LearningOrder]:
-    """When each layer was learned, and in what order.
+    """Determine when each component was learned, and in which order.
 
-    A layer counts as learned when its overlap first reaches half of the Bayes-optimal one. Layers count from 1.
+    A component counts as learned when its overlap first reaches half of the Bayes-optimal one. Components count from 1.
 
     Parameters
     ----------
@@ -526,7 +531,7 @@ def learning_order(
 
 
 def _last_over_first(times: Host) -> LearningFactor | None:
-    """Learning time of the last component over that of the first, in samples where these are counted."""
+    """Ratio of the learning times of the last and the first component, in samples where these are counted."""
     is_counted = not np.isnan(times[..., 1]).any()
     spans = times[..., 1 if is_counted else 0]
     spans = spans[(spans > 0).all(axis=1)]

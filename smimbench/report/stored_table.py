@@ -1,4 +1,4 @@
-"""The table of a run in one file (format 2): rows as they were made, shown where the plugin that made them is missing.
+"""The results table of a run in one file (format 2), which can be shown without the plugins that produced it.
 
 ``run`` keeps one next to ``run.json``; packs were of this format, too. Only values of runs can be verified:
 numbers derived from them are as the author wrote them.
@@ -25,11 +25,13 @@ from smimbench.suite.cells import Suite
 
 FORMAT = 2
 TABLE = "table/rows.json"
-"""The table of a finished run, next to its ``run.json``: in a folder of its own, because files there are records."""
-UNVERIFIABLE = "format 2: only the values of runs can be verified; numbers derived from them are as the author wrote them"
+"""Path of the stored table, relative to the folder with ``run.json``; it has its own folder, since files there are records."""
+UNVERIFIABLE = "format 2: only metric values of single runs can be verified; means and other derived numbers are shown as stored"
 
 
 class _OtherVersion(Open):
+    """Number of stored cells that an older version of an item computed."""
+
     item: Text
     then: int
     now: int
@@ -37,7 +39,7 @@ class _OtherVersion(Open):
 
 
 class _About(Open):
-    """Contents of a table besides its rows."""
+    """Fields of a results table besides its rows."""
 
     suite: Text
     title: Text
@@ -49,13 +51,15 @@ class _About(Open):
 
 
 class _RowsOfPlace(Open):
-    """Rows of one place: their shared fields, and the remaining fields of each."""
+    """Rows of one place: the fields that are equal in all of them, and the other fields of each row."""
 
     common: JsonObject
     rows: list[JsonObject]
 
 
 class _Table(Open):
+    """Structure of the file of a stored table."""
+
     packed: int
     run: SharedDocument
     document: _About
@@ -63,10 +67,10 @@ class _Table(Open):
 
 
 def write_table(path: Path, table: ResultsTable, shared: JsonObject) -> None:
-    """Write a table and ``run.json`` into one file.
+    """Write a results table and ``run.json`` into one file.
 
-    What all rows of one place (problem, algorithm, backend, sample ratio, dimension) have in common is written once. What follows
-    from the rows is left out.
+    Fields that all rows of one place (problem, algorithm, backend, sample ratio, dimension) share are written once. Whatever can
+    be computed from the rows is omitted.
 
     Raises
     ------
@@ -74,7 +78,7 @@ def write_table(path: Path, table: ResultsTable, shared: JsonObject) -> None:
         If the file cannot be written.
     """
     places = [
-        _pack([row.document() for row in same])
+        _factor_out([row.document() for row in same])
         for same in grouped(table.rows, place).values()
     ]
     stored = {
@@ -86,7 +90,8 @@ def write_table(path: Path, table: ResultsTable, shared: JsonObject) -> None:
     write_atomically(path, text_of_table(plain(stored)).encode())
 
 
-def _pack(rows: Sequence[JsonObject]) -> JsonObject:
+def _factor_out(rows: Sequence[JsonObject]) -> JsonObject:
+    """Separate the fields that are equal in all rows from the fields that differ."""
     common = {
         key: value
         for key, value in rows[0].items()
@@ -99,18 +104,18 @@ def _pack(rows: Sequence[JsonObject]) -> JsonObject:
 
 
 def text_of_table(table: JsonObject) -> str:
-    """Text of the file, one line per place, so that a change of one place changes one line."""
+    """Return the text of the file, with one line per place so that a change of one place changes one line."""
     lines = json.dumps(sealed(table), allow_nan=False, separators=(",", ":"))
     return lines.replace('{"common":', '\n{"common":') + "\n"
 
 
 def table_of(stored: JsonObject) -> ResultsTable:
-    """The table in a file whose digest is sound.
+    """Read the results table from the JSON of a file whose digest was checked.
 
     Raises
     ------
     ValueError
-        If it has another structure.
+        If the JSON has another structure.
     """
     check_model(_Table, stored, "packed results of smimbench")
     rows = [
@@ -127,7 +132,7 @@ def table_of(stored: JsonObject) -> ResultsTable:
             teachers = row.prediction.teachers or {}
             if any(len(excess) < max(components) for excess in teachers.values()):
                 raise ValueError(
-                    "not a table of smimbench: teachers must have a number for each component"
+                    "not a table of smimbench: 'teachers' must list one number per component of the signal"
                 )
     target = max((row.target for row in rows), default=0.0)
     document = stored["document"]
@@ -144,7 +149,7 @@ def rerun_values(
     count: int,
     seed: int,
 ) -> Verification:
-    """So many of the cells of a table, drawn at random, run again: the values of their runs."""
+    """Rerun ``count`` randomly drawn cells of a table and compare their metric values with the stored ones."""
     verification = Verification(remarks=[UNVERIFIABLE])
     is_here = (
         shared["fingerprint"] == machine.fingerprint()
@@ -184,7 +189,7 @@ def rerun_values(
 def verified_table(
     path: Path, written: ResultsTable, computed: ResultsTable
 ) -> list[str]:
-    """Differences, in words, between a stored table and the one made from the records."""
+    """Describe the differences between a stored table and the table computed from the records."""
 
     def key(row: Row) -> tuple[object, ...]:
         return (*place(row), row.metric, row.component)
@@ -196,13 +201,13 @@ def verified_table(
     lines = [
         f"{path}: {line}" for line in differences(about_written, about_computed, 0.0)
     ]
-    made_rows = {key(row): row for row in computed.rows}
+    computed_rows = {key(row): row for row in computed.rows}
     for row in written.rows:
-        made_row = made_rows.get(key(row))
-        if made_row is None:
-            lines.append(f"{_label(path, row)}: it has no records")
+        computed_row = computed_rows.get(key(row))
+        if computed_row is None:
+            lines.append(f"{_label(path, row)}: no record belongs to this row")
         else:
-            document = plain(made_row.document())
+            document = plain(computed_row.document())
             lines += _differences(path, row, row.document(), document, OTHER_MACHINE)
     return lines
 
@@ -210,7 +215,7 @@ def verified_table(
 def _differences(
     path: Path, row: Row, written: JsonObject, computed: JsonObject, tolerance: float
 ) -> list[str]:
-    """What differs in a row, in words, three lines at the most."""
+    """Describe up to three differences between the stored and the computed fields of a row."""
     differing = itertools.islice(differences(written, computed, tolerance), 3)
     return [f"{_label(path, row)}: {line}" for line in differing]
 

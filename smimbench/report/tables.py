@@ -34,7 +34,7 @@ from smimbench.report.labels import (
     of_largest_dimension,
     place,
 )
-from smimbench.report.row import Finding, HalfOverlap, OfRow, Row
+from smimbench.report.row import Finding, HalfOverlap, Row, RowEntry
 from smimbench.report.verdict import (
     TIE,
     AlgorithmSummary,
@@ -68,7 +68,7 @@ def _shortened(rows: Sequence[Row], full: bool, note: str) -> tuple[Sequence[Row
 # -- errors ---------------------------------------------------------------------------------------------------------------
 
 
-def differs(row: Row | OfRow) -> bool:
+def differs(row: Row | RowEntry) -> bool:
     """Whether the prediction for the algorithm differs from the optimal value, or is missing."""
     prediction = row.prediction
     if prediction.value is None:
@@ -76,7 +76,7 @@ def differs(row: Row | OfRow) -> bool:
     return prediction.value != row.optimum.limit
 
 
-def _theory_columns(rows: Sequence[Row | OfRow], *further: str) -> Columns:
+def _theory_columns(rows: Sequence[Row | RowEntry], *further: str) -> Columns:
     """Predicted value for each algorithm and the optimal value, shown once with its error if both are equal."""
     if any(map(differs, rows)):
         return ["predicted", "z", "optimal"]
@@ -282,7 +282,7 @@ def _half(layers: Mapping[Any, Sequence[Row]], index: int, unit: str, row: Row) 
 
 
 @dataclass(frozen=True, slots=True)
-class FindingOfRow(OfRow):
+class FindingEntry(RowEntry):
     """A number that the runs of a row report, and its position in their list."""
 
     finding: Finding
@@ -291,13 +291,13 @@ class FindingOfRow(OfRow):
 
 def diagnostic_tables(rows: Sequence[Row]) -> list[RenderableType]:
     """Other numbers that runs report: one table per problem and kind, from rows of the metric that comes first."""
-    groups: dict[tuple[str, str], list[FindingOfRow]] = {}
+    groups: dict[tuple[str, str], list[FindingEntry]] = {}
     for row in rows:
         if row.metric != rows[0].metric or row.component not in (None, 1):
             continue
         for name, findings in row.runs.findings.items():
             group = groups.setdefault((row.place.problem, name), [])
-            group += [FindingOfRow(row, f, i) for i, f in enumerate(findings, 1)]
+            group += [FindingEntry(row, f, i) for i, f in enumerate(findings, 1)]
     mean = Column(
         "mean ± s.e.m.",
         lambda mean, sem: measured(mean, sem) or "none",

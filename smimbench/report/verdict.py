@@ -1,4 +1,4 @@
-"""Verdict per problem: which algorithm is closest to the Bayes-optimal error, by what ratio, and at what cost; and a summary."""
+"""Verdict on each problem: which algorithm comes closest to the Bayes-optimal error, its ratio to it, and its cost."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ AGREEMENT = {
     "too few runs": "too few runs to test the prediction",
     None: "no prediction",
 }
-"""Whether an algorithm agrees with theory, in words."""
+"""Text for each answer to the question whether an algorithm agrees with theory."""
 
 REFUSED = ("no", "far off")
-"""Answers that say that something is wrong."""
+"""Answers that say that an algorithm disagrees with theory."""
 
 BELOW = "below the Bayes optimum: check samples, teacher or code"
-"""Remark on an algorithm that is better than possible."""
+"""Remark on an algorithm whose error is impossibly low."""
 
 TIE = 0.95
-"""Level of the intervals of paired differences: within it two algorithms are not told apart. Nearer to 1, more are tied."""
+"""Confidence level of the intervals of paired differences; two algorithms are tied if the interval contains 0."""
 
 Rows = list[Row]
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Geometric mean ``ratio`` of an error to that of a ``reference``, with its interval by Student's t on the logarithms."""
+    """Geometric mean of the ratio of an algorithm's error to that of a reference algorithm, with its confidence interval."""
 
     reference: str
     ratio: float
@@ -65,12 +65,12 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """An algorithm among those that were run on a problem.
+    """Scores of one algorithm on a problem: its error relative to the optimum, cost, failures and agreement with theory.
 
     Attributes
     ----------
     settings : str
-        Where its parameters are from.
+        Origin of its parameters.
     ratio_to_bayes, ratio_error : float or None
         Geometric mean over the sample ratios whose Bayes-optimal error is not 0 of the error (summed over components) over the
         Bayes-optimal one, at this size where that is known, with its standard error.
@@ -81,7 +81,7 @@ class Contender:
     near_seconds, near_fraction : float or None
         Median time to within 5% of the optimum (None: never at one of them), and the share of runs that get there.
     seconds, iterations : float or None
-        Of a run.
+        Mean time and iterations of a run.
     failed : int
         Runs without an estimate, which ratios and ties count as ``with_failures`` does.
     moving : int
@@ -89,7 +89,7 @@ class Contender:
     below_optimum : bool
         Whether its error is smaller than possible.
     compared : Compared or None
-        With the algorithm that was asked for, or the best; None: no two runs on the same instances.
+        Ratio to the reference algorithm (the one asked for, or the best); None if they share fewer than two instances.
     mean_error : MeanAndError or None
         Only where the optimal error is known nowhere: the geometric mean of the errors, by which algorithms are ranked then.
     """
@@ -117,22 +117,22 @@ class Contender:
 
     @property
     def error(self) -> float | None:
-        """Ratio to the optimal error; the error itself where no optimum is known."""
+        """Ratio of its error to the optimal error; the error itself where no optimum is known."""
         return self.mean_error.mean if self.mean_error else self.ratio_to_bayes
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Sort key: algorithms with valid estimates everywhere first, then by error / optimal, then by error where theory is 0.
+        """Sort key: complete algorithms first, then by error / optimal error, then by the error where the optimal error is 0.
 
-        What was run only where theory is 0 has no ratio and comes after those that have one: an online run is there often, at
-        the sample ratio of all its fresh samples, which the others never had.
+        An algorithm run only where theory is 0 has no ratio and follows those that have one. This is common for online
+        algorithms, which stand at the sample ratio of all their fresh samples.
         """
         default = math.inf if self.error is None else 0.0
         where_zero = default if self.where_zero is None else self.where_zero
         return self.below_optimum, self.missing, self.error or default, where_zero
 
     def document(self) -> JsonObject:
-        """JSON of this object."""
+        """Return the scores as a JSON object."""
         document = asdict(self)
         comparison = document.pop("compared")
         if comparison:
@@ -154,17 +154,16 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """All algorithms that were run on a problem, best first.
+    """Ranking of all algorithms that were run on a problem, best first.
 
     Attributes
     ----------
     metric : str or None
-        The first of the rows of which less is better; None: there is none.
+        Metric of the ranking, of which lower is better; None if no metric of the suite is such.
     dimension : int
-        The largest.
+        Dimension of the ranking, the largest that was run.
     tied : list of str
-        Those that the runs do not tell apart from the first: 0 is within the interval of the difference of logarithms, paired
-        by instance.
+        Algorithms that are tied with the best: the interval of the difference of log errors, paired by instance, contains 0.
     """
 
     problem: str
@@ -175,19 +174,19 @@ class Verdict:
     tied: list[str]
 
     def document(self) -> JsonObject:
-        """JSON of this object."""
+        """Return the verdict as a JSON object."""
         contenders = [contender.document() for contender in self.contenders]
         return {**asdict(replace(self, contenders=[])), "contenders": contenders}
 
 
 def verdicts(rows: Sequence[Row], against: str | None = None) -> list[Verdict]:
-    """One verdict per problem; ``against``: the algorithm with which others are compared, by default the best."""
+    """Make one verdict per problem; others are compared with the algorithm ``against``, by default the best."""
     groups = grouped(contenders(rows), lambda row: row.place.problem)
     return [_verdict(problem, members, against) for problem, members in groups.items()]
 
 
 def contenders(rows: Sequence[Row]) -> list[Row]:
-    """Rows of algorithms that did not start near the teacher."""
+    """Select the rows of algorithms that did not start from the teacher (oracle start)."""
     return [row for row in rows if row.place.settings != ORACLE]
 
 
@@ -226,7 +225,7 @@ def _verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
 
 
 def _without_optimum(contender: Contender) -> Contender:
-    """A contender whose ratios to ``UNIT`` are its errors."""
+    """Convert scores relative to ``UNIT`` to errors, for a problem whose optimal error is unknown."""
     return replace(
         contender,
         ratio_to_bayes=None,
@@ -238,13 +237,13 @@ def _without_optimum(contender: Contender) -> Contender:
 
 
 UNIT = OptimalValue(1.0, None, 1.0, None, "")
-"""What stands for the optimum where none is known: ratios to it are the errors themselves."""
+"""Placeholder 1 for an unknown optimal error, so that ratios to it are the errors themselves."""
 
 
 def with_failures(rows: Rows) -> Rows:
-    """Rows in which failed runs, counted as ``failed``, have a value: the largest of all algorithms at that point.
+    """Give failed runs the largest error of all algorithms at the same grid point, so that failures count in the ranking.
 
-    A squared error is then at least 1, that of the prior mean. Of an algorithm without any estimate there is nothing to rank.
+    For the MSE it is at least 1, the error of the prior mean. Algorithms without any estimate stay without values.
     """
     points = grouped(rows, _point)
     estimated = {_algorithm(row) for row in rows if row.estimate.values}
@@ -279,7 +278,7 @@ def _point(row: Row) -> tuple[object, ...]:
 
 
 def _is_tied(logs: LogRatios, best: Contender, contender: Contender) -> bool:
-    """Whether runs do not tell an algorithm from the best; one that fails more often is not tied."""
+    """Return whether an algorithm is tied with the best; one that fails more often is not."""
     if None in (contender.error, best.error) or contender.missing != best.missing:
         return False
     if contender.failed > best.failed:
@@ -289,7 +288,7 @@ def _is_tied(logs: LogRatios, best: Contender, contender: Contender) -> bool:
 
 
 def _compared(logs: LogRatios, reference: str, name: str) -> Compared | None:
-    """Ratio of the errors of two algorithms, with its interval."""
+    """Return the ratio of the errors of two algorithms on shared instances, with its interval."""
     if reference == name or not (logs[reference] and logs[name]):
         return None
     change = change_between(logs[reference], logs[name])
@@ -301,9 +300,10 @@ def _compared(logs: LogRatios, reference: str, name: str) -> Compared | None:
 
 
 def _contender(label: str, rows: Rows, all_rows: Rows, alphas: int) -> Contender:
-    """A contender, from an algorithm's rows at the largest dimension; its agreement with theory is that of all its rows.
+    """Compute the scores of an algorithm from its rows at the largest dimension.
 
-    A sample ratio of ``alphas`` at which only others were run is no estimate, either.
+    Agreement with theory is tested with the rows of all dimensions. A sample ratio at which only other algorithms were run
+    counts as one without estimate.
     """
     target, metric = rows[0].target, rows[0].metric
     places = [*grouped(rows, place).values()]  # components together
@@ -364,7 +364,7 @@ def _is_solved(components: Rows) -> bool:
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """One line: the best algorithm, its error over the optimal one, whether it agrees with theory, seconds."""
+    """Return the first line of a verdict: the best algorithm, its error / optimal error, agreement with theory, and time."""
     problem, ranking = verdict.problem, verdict.contenders
     if verdict.metric is None:
         return f"{problem}: no verdict, because no metric of this suite is an error"
@@ -400,7 +400,7 @@ def verdict_line(verdict: Verdict) -> str:
 
 
 def contender_line(contender: Contender) -> str:
-    """One line of another algorithm: its error over that of the one it is compared with, and over the optimal one."""
+    """Return the line of another algorithm: its error relative to the reference algorithm and to the optimal error."""
     phrases = []
     if contender.compared:
         phrases.append(compared_words(contender.compared))
@@ -413,7 +413,7 @@ def contender_line(contender: Contender) -> str:
 
 
 def _error_phrases(contender: Contender) -> list[str]:
-    """The error where no optimal error is known, and how many runs have no estimate."""
+    """Return the phrases on the error, if no optimal error is known, and on the number of failed runs."""
     phrases = []
     if contender.mean_error and contender.mean_error.mean is not None:
         phrases.append(f"error {measured(*contender.mean_error)}")
@@ -426,7 +426,7 @@ def _error_phrases(contender: Contender) -> list[str]:
 
 
 def _zero_phrases(contender: Contender, digits: int) -> list[str]:
-    """The error where the optimal error is 0, unless it is reached and there is a ratio to show."""
+    """Return the phrase on the error where the optimal error is 0, unless 0 is reached and there is a ratio to show."""
     if contender.where_zero is None:
         return []
     if contender.zero_reached:
@@ -436,13 +436,13 @@ def _zero_phrases(contender: Contender, digits: int) -> list[str]:
 
 
 def compared_words(comparison: Compared) -> str:
-    """The ratio of two errors with its interval."""
+    """Return the text for the ratio of two errors with its interval."""
     low, high = comparison.interval
     return f"{comparison.ratio:.3g} x {comparison.reference} ({low:.3g} to {high:.3g})"
 
 
 def prediction_words(contender: Contender) -> str:
-    """Whether an algorithm agrees with theory, with its deviation, or the one that would have been detected."""
+    """Return the phrase on agreement with theory, with the measured or the detectable deviation."""
     answer = contender.agreement.prediction
     return _prediction(
         contender,
@@ -452,43 +452,43 @@ def prediction_words(contender: Contender) -> str:
 
 
 def prediction_cell(contender: Contender) -> str:
-    """Whether an algorithm agrees with theory, as a table entry."""
+    """Return the table cell on agreement with theory."""
     answer = contender.agreement.prediction or "none"
     return _prediction(contender, answer.replace("size", "size?"), "{} detectable")
 
 
 def _prediction(contender: Contender, words: str, detectable: str) -> str:
-    """The answer in words, with the deviation that runs show, or would have shown."""
+    """Return the text on agreement with theory, with the measured or the detectable deviation in parentheses."""
     agreement = contender.agreement
     if contender.below_optimum:
         return BELOW
     if agreement.far_off is not None:
         count, runs = agreement.far_off
-        return f"{count} of {runs} runs {'is' if count == 1 else 'are'} far off"
+        return f"{count} of {runs} runs {'is an outlier' if count == 1 else 'are outliers'}"
     if agreement.prediction == "yes" and agreement.would_have_seen is not None:
-        return f"{words} ({detectable.format(_share(agreement.would_have_seen)[1:])})"
+        return f"{words} ({detectable.format(_percent(agreement.would_have_seen)[1:])})"
     if agreement.prediction == "no" and agreement.deviation_of is not None:
         metric = agreement.deviation_of
         label = "" if metric == "mse" else f"{metric_label(metric)} "
-        deviation = _share(agreement.deviation or 0.0)
+        deviation = _percent(agreement.deviation or 0.0)
         return f"{words} ({label}{deviation}, z {agreement.deviation_z:.3g})"
     return words
 
 
-def _share(deviation: float) -> str:
-    """A relative deviation to two digits."""
+def _percent(deviation: float) -> str:
+    """Format a relative deviation in percent, to two digits."""
     return f"{deviation:+z.0%}" if abs(deviation) >= 0.095 else f"{deviation:+z.1%}"
 
 
 def tied_words(verdict: Verdict) -> str:
-    """Names of the algorithms that are tied with the best, or the first of them and how many more there are."""
+    """Return the names of the algorithms tied with the best; of more than two, the first and a count."""
     if len(verdict.tied) <= 2:
         return " and ".join(verdict.tied)
     return f"{verdict.tied[0]} and {len(verdict.tied) - 1} more"
 
 
 def near_words(contender: Contender) -> str:
-    """Text in place of a time to within 5% of the optimum (never or partly); blank if nothing was run."""
+    """Return the text shown if there is no time to reach within 5% of the optimum: never, partly, or blank if nothing was run."""
     if contender.near_fraction is None:
         return ""
     return "partly" if contender.near_fraction else "never"
@@ -498,17 +498,17 @@ def near_words(contender: Contender) -> str:
 
 
 Instance = tuple[str, float, int, str]
-"""Problem, nominal sample ratio, dimension, and root seed with replicate."""
+"""Key of an instance: problem, nominal sample ratio, dimension, and root seed with replicate."""
 
 Errors = dict[str, dict[Instance, tuple[float, float]]]
-"""Errors with the Bayes-optimal ones, by algorithm and instance."""
+"""Pairs (error, Bayes-optimal error) by algorithm and instance."""
 
 LogRatios = Mapping[str, Mapping[Instance, float]]
 """Logarithms of ratios to the Bayes-optimal error, by algorithm and instance."""
 
 
 def errors(rows: Sequence[Row]) -> Errors:
-    """Error and Bayes-optimal error, both summed over components, of each algorithm (on each backend) on each instance."""
+    """Compute error and Bayes-optimal error, summed over components, for each algorithm (and backend) and instance."""
     errors: Errors = {}
     name = names_with_backend(rows)
     for components in filter(_is_solved, grouped(rows, place).values()):
@@ -524,8 +524,9 @@ def errors(rows: Sequence[Row]) -> Errors:
 
 
 def on_their_data(rows: Sequence[Row]) -> list[Row]:
-    """Rows of the error without algorithms that draw samples of their own, and stand at a sample ratio well above the one that
-    was asked for: they saw other data, and more of it, than the instance has.
+    """Select the MSE rows of algorithms that learned from the samples of the instance.
+
+    Algorithms that draw fresh samples, and so exceed the nominal sample ratio by far, saw other and more data.
     """
     ranked = contenders(rows)
     return [row for row in ranked if row.metric == "mse" and _is_on_its_data(row)]
@@ -536,7 +537,7 @@ def _is_on_its_data(row: Row) -> bool:
 
 
 def _log_ratios(rows: Sequence[Row]) -> LogRatios:
-    """Logarithm of the ratio to the Bayes-optimal error where that error is not 0."""
+    """Compute the log of error / Bayes-optimal error for each algorithm and instance, where that error is not 0."""
     zero = ZERO * max((row.target for row in rows), default=0.0)
     logs: defaultdict[str, dict[Instance, float]] = defaultdict(dict)
     for name, of_algorithm in errors(rows).items():
@@ -550,14 +551,14 @@ def _log_ratios(rows: Sequence[Row]) -> LogRatios:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmSummary:
-    """An algorithm (on a backend) over all problems of a suite: the fields of its JSON.
+    """Scores of an algorithm (on a backend) over all problems of a suite.
 
     Attributes
     ----------
     instances, all : int
-        Those that it has an estimate on, and those that any algorithm has.
+        Number of instances for which it, or any algorithm, has an estimate.
     ratio_to_bayes : float or None
-        Geometric mean over the instances whose Bayes-optimal error is not 0.
+        Geometric mean of error / Bayes-optimal error over the instances where the latter is not 0.
     to_best, interval : float or None, list or None
         Geometric mean of its error over that of the first algorithm on the same instances, with its interval by Student's t
         on the paired logarithms (None for the first).
@@ -572,7 +573,7 @@ class AlgorithmSummary:
 
 
 def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
-    """Summarize every algorithm over all problems of a suite, best first; empty for a single one."""
+    """Summarize every algorithm over all problems of a suite, best first; empty if there is a single problem."""
     rows = on_their_data(rows)
     instances, logs = errors(rows), _log_ratios(with_failures(rows))
     if len(instances) < 2:

@@ -23,8 +23,8 @@ from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.numerics.statistics import controlled_mean
 from smimbench.problem.problem import Problem
 from smimbench.theory.curve import (
-    HELD,
     NEVER,
+    PRIOR_OVERLAP,
     Curve,
     bayes_optimal_first,
     perfect_prediction,
@@ -182,7 +182,7 @@ class CoupledCurve(Curve):
                 Threshold(0.0, 0.0) if informative else self._spectral_threshold(Q, V)
             )
         reasons = {
-            "weak_recovery": HELD if bottom.any() else NEVER,
+            "weak_recovery": PRIOR_OVERLAP if bottom.any() else NEVER,
             "sequential": "components mix, so they are not learned one after the other",
         }
         if perfect is not None and perfect.value > 0:

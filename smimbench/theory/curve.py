@@ -37,9 +37,9 @@ from smimbench.theory.types import (
     Thresholds,
 )
 
-HELD = "learned from alpha = 0 on, because the prior mean already has an overlap"
+PRIOR_OVERLAP = "the prior mean already overlaps with the signal"
 NEVER = "labels carry no information about a signal without an overlap, at any alpha"
-NOISY = "labels are noisy or rounded: equations run out as the error falls"
+NEVER_PERFECT = "with noisy or discrete labels the error never reaches zero"
 
 
 class TurningPoint(NamedTuple):
@@ -325,7 +325,7 @@ def thresholds_with_reasons(
         **dict.fromkeys(HARD_PHASE, "there is one branch only"),
         **reasons,
     }
-    every.setdefault("perfect_recovery", NOISY)
+    every.setdefault("perfect_recovery", NEVER_PERFECT)
     document = thresholds.document()
     missing = [name for name in (*every, "weak_recovery") if not document[name]]
     return replace(thresholds, reasons={name: every[name] for name in missing})

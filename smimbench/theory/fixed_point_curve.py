@@ -12,8 +12,8 @@ from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import components_decouple
 from smimbench.theory.continuation import Continuation
 from smimbench.theory.curve import (
-    HELD,
     NEVER,
+    PRIOR_OVERLAP,
     Curve,
     Segment,
     TurningPoint,
@@ -337,7 +337,9 @@ class FixedPointCurve(Continuation, Curve):
         ]
         is_weak = bool(learned) and learned[0] in sequential
         weak = learned[0].threshold if is_weak else None
-        reasons = {"weak_recovery": HELD if weak is None and learned else NEVER}
+        reasons = {
+            "weak_recovery": PRIOR_OVERLAP if weak is None and learned else NEVER
+        }
         if len(learned) < P:
             reasons["sequential"] = (
                 f"{P - len(learned)} of {P} components are not learned before the curve ends"

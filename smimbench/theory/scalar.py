@@ -23,8 +23,8 @@ from smimbench.numerics.roots import bracketed_roots
 from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.curve import (
-    HELD,
     NEVER,
+    PRIOR_OVERLAP,
     Curve,
     Segment,
     TurningPoint,
@@ -292,7 +292,7 @@ class ScalarCurve(Curve):
     def thresholds(self) -> Thresholds:
         """All critical sample ratios."""
         weak = self.weak_limit()
-        reasons = {"weak_recovery": HELD if self.bottom > 0 else NEVER}
+        reasons = {"weak_recovery": PRIOR_OVERLAP if self.bottom > 0 else NEVER}
         sequential = [Bifurcation(0, weak.value, weak.error)] if weak else []
         if len(self.identity) > 1:
             sequential = []

@@ -229,7 +229,7 @@ def test_a_table_whose_rows_do_not_fit_each_other_is_one_line(
     code, out, err = call(capsys, verb, path, *([path] if verb == "compare" else []))
     assert (code, out) == (2, "")
     assert err.endswith(
-        "odd.json: not a table of smimbench: teachers must have a number for each component\n"
+        "odd.json: not a table of smimbench: 'teachers' must list one number per component of the signal\n"
     )
 
 
@@ -239,10 +239,10 @@ def test_a_table_is_shown_and_marked(made, capsys):
     assert json.loads(out) == json.loads(
         call(capsys, "show", made / "small.json", "--json")[1]
     )
-    assert (code, "format 2: only the values of runs can be verified" in err) == (
-        0,
-        True,
-    )
+    assert (
+        code,
+        "format 2: only metric values of single runs can be verified" in err,
+    ) == (0, True)
     code, out, _ = call(capsys, "verify", table, "--cells", 2)
     assert code == 0
     assert "2 cells run again: all agree; format 2" in " ".join(out.split())

@@ -165,7 +165,7 @@ def test_a_wrong_sign_in_one_run_of_twenty_is_no_threshold(how, factor):
         ]
     )
     assert (
-        f"{len(rows)} of {20 * len(rows)} runs {'are' if len(rows) > 1 else 'is'} far off"
+        f"{len(rows)} of {20 * len(rows)} runs {'are outliers' if len(rows) > 1 else 'is an outlier'}"
         in verdict_line(verdict)
     )
     assert "finite" not in verdict_line(verdict)

@@ -56,7 +56,7 @@ def test_every_problem_has_a_table_of_its_contenders(suite, capsys):
     )
     assert code == 0
     assert err.endswith(
-        ": format 2: only the values of runs can be verified; numbers derived from them are as the author wrote them\n"
+        ": format 2: only metric values of single runs can be verified; means and other derived numbers are shown as stored\n"
     )
     tables = [read(text) for text in out.strip().split("\n\n")]
     code, out, _ = call(

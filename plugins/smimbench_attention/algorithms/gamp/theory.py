@@ -97,10 +97,10 @@ def gamp_theory(
     if not conditions.trajectory:
         return prediction
     if damped:
-        why_not = "it is damped, which moves no fixed point but has no recursion; give damping = 0"
+        why_not = "state evolution describes the undamped iteration only; set damping = 0 (fixed points do not change)"
         return replace(prediction, trajectory=why_not)
     if conditions.start not in ("uninformed", "informed"):
-        why_not = f"its start, {conditions.start!r}, depends on the data"
+        why_not = f"the start {conditions.start!r} depends on the data"
         return replace(prediction, trajectory=why_not)
     trajectory = _trajectory(problem, alpha, conditions, V, prediction)
     return replace(prediction, trajectory=trajectory)
