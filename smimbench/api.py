@@ -212,7 +212,7 @@ def theory(
     workers: int = 1,
     progress: bool = True,
     verify: float = 0.0,
-    **parameters: Any,
+    **parameters: object,
 ) -> Theory:
     """The Bayes-optimal curve and the thresholds of a suite, or of one problem that is named here.
 
@@ -392,7 +392,7 @@ def plot(
     results: str | Path = "results",
     backends: Sequence[str] = ("numpy",),
     width: str | None = None,
-) -> Any:
+) -> object:
     """Draw a metric of what has been run, as the command line does; its curve is solved where it is not stored.
 
     Parameters

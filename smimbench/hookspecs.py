@@ -16,7 +16,6 @@ Examples
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pluggy
 
@@ -38,32 +37,32 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec
-def smimbench_register_models(register: Callable[[type[Any]], None]) -> None:
+def smimbench_register_models(register: Callable[[type[object]], None]) -> None:
     """Register models: how signal and inputs form the latents (see ``smimbench.interfaces.Model``)."""
 
 
 @hookspec
-def smimbench_register_inputs(register: Callable[[type[Any]], None]) -> None:
+def smimbench_register_inputs(register: Callable[[type[object]], None]) -> None:
     """Register inputs: laws of the tokens (see ``smimbench.interfaces.Inputs``)."""
 
 
 @hookspec
-def smimbench_register_channels(register: Callable[[type[Any]], None]) -> None:
+def smimbench_register_channels(register: Callable[[type[object]], None]) -> None:
     """Register channels: how the latents determine the label (see ``smimbench.interfaces.Channel``)."""
 
 
 @hookspec
-def smimbench_register_priors(register: Callable[[type[Any]], None]) -> None:
+def smimbench_register_priors(register: Callable[[type[object]], None]) -> None:
     """Register priors: distributions of the signal (see ``smimbench.interfaces.Prior``)."""
 
 
 @hookspec
-def smimbench_register_metrics(register: Callable[[type[Any]], None]) -> None:
+def smimbench_register_metrics(register: Callable[[type[object]], None]) -> None:
     """Register metrics: numbers that measure the quality of an estimate (see ``smimbench.interfaces.Metric``)."""
 
 
 @hookspec
-def smimbench_register_algorithms(register: Callable[[type[Any]], None]) -> None:
+def smimbench_register_algorithms(register: Callable[[type[object]], None]) -> None:
     """Register algorithms: anything from data to an estimate (see ``smimbench.interfaces.Algorithm``), a class or a function.
 
     A function ``fit(data, *, parameter=value)`` becomes an algorithm of its name; see ``smimbench.registry.adapters``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -39,7 +40,7 @@ def clip(
     return x if upper is None else xp.minimum(x, upper)
 
 
-def matching(array: Array, dtype: Any = None) -> dict[str, Any]:
+def matching(array: Array, dtype: object = None) -> dict[str, Any]:
     """Device and dtype of an array as keywords, as in ``xp.zeros(shape, **matching(array))``; ``dtype`` overrides the dtype."""
     return {
         "dtype": array.dtype if dtype is None else dtype,
@@ -52,7 +53,7 @@ def dtype_name(array: Array) -> str:
     return str(array.dtype).rpartition(".")[2]
 
 
-def on_device(value: Any) -> bool:
+def on_device(value: object) -> bool:
     """Whether a value is an array of another library than NumPy, so that reading it may wait for a device."""
     return not isinstance(value, (np.ndarray, np.generic)) and bool(
         array_api_compat.is_array_api_obj(value)
@@ -81,10 +82,10 @@ class _ThroughTheHost:
     def __init__(self, module: ModuleType, xp: ModuleType) -> None:
         self._module, self._xp = module, xp
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., Array]:
         function = getattr(self._module, name)
 
-        def call(*arguments: Any, **options: Any) -> Any:
+        def call(*arguments: Array, **options: object) -> Array:
             arrays = [a for a in arguments if on_device(a)]
             on_host = [to_host(a) if on_device(a) else a for a in arguments]
             output = function(*on_host, **options)
@@ -115,7 +116,7 @@ def send(host: Host, like: Array) -> Array:
     return sent
 
 
-def read_together(*arrays: Any) -> list[Any]:
+def read_together(*arrays: Array) -> list[Array]:
     """Copy several arrays and numbers to the host, with one transfer for all that live on a device."""
     copies = list(arrays)
     remote = []

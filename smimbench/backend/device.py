@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,9 +64,9 @@ class Backend:
     """
 
     name: str
-    xp: Any
+    xp: ModuleType
     dtype: str = "float64"
-    device: Any = field(default=None)
+    device: object = field(default=None)
     tf32: bool = False
     storage: str | None = None
 

@@ -16,9 +16,12 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from smimbench.files import canonical_json, unless
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 
 class Driver(NamedTuple):
@@ -34,7 +37,7 @@ class Driver(NamedTuple):
 
 
 @functools.cache
-def machine_info() -> dict[str, Any]:
+def machine_info() -> dict[str, object]:
     """Processor, memory, system and the BLAS that NumPy uses."""
     import numpy as np  # the BLAS is only visible once NumPy has loaded it
     import psutil
@@ -95,14 +98,14 @@ def cpu_quota(
     return quota
 
 
-def blas_threads(limit: int) -> contextlib.AbstractContextManager[Any]:
+def blas_threads(limit: int) -> contextlib.AbstractContextManager[object]:
     """Context manager that sets the number of threads of every BLAS library in this process."""
     # Finding the libraries takes a millisecond; none can have come without a module that brought it.
     return _controller(len(sys.modules)).limit(limits=limit)  # type: ignore[no-any-return]
 
 
 @functools.lru_cache(maxsize=1)
-def _controller(modules: int) -> Any:
+def _controller(modules: int) -> ThreadpoolController:
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
 
 from smimbench.interfaces import Array, Host
 
@@ -28,11 +28,11 @@ class Prefetch:
     def __init__(
         self,
         length: int,
-        begin: Callable[[int, int], tuple[Array, Any]],
-        finish: Callable[[Any], None],
+        begin: Callable[[int, int], tuple[Array, object]],
+        finish: Callable[[object], None],
     ) -> None:
         self._length, self._begin, self._finish = length, begin, finish
-        self._ahead: tuple[tuple[int, int], tuple[Array, Any]] | None = None
+        self._ahead: tuple[tuple[int, int], tuple[Array, object]] | None = None
         self._first = 0
 
     def __call__(self, samples: slice) -> Array:
@@ -66,7 +66,7 @@ class Prefetch:
 _PINNED: set[int] = set()
 
 
-def pinned_transfers(cupy: Any, host: Host) -> Prefetch:
+def pinned_transfers(cupy: ModuleType, host: Host) -> Prefetch:
     """Transfers to a GPU from a host array with locked pages, on a stream of their own.
 
     Raises whatever CUDA raises where pages cannot be locked: limits of the system, memory that is not the process's own.
@@ -74,7 +74,7 @@ def pinned_transfers(cupy: Any, host: Host) -> Prefetch:
     _pin(cupy.cuda.runtime, host)
     stream = cupy.cuda.Stream(non_blocking=True)
 
-    def begin(start: int, stop: int) -> tuple[Array, Any]:
+    def begin(start: int, stop: int) -> tuple[Array, object]:
         array = cupy.empty((stop - start, *host.shape[1:]), dtype=host.dtype)
         # The pool may have given memory that is still read by what has been queued so far.
         stream.wait_event(cupy.cuda.get_current_stream().record())
@@ -86,7 +86,7 @@ def pinned_transfers(cupy: Any, host: Host) -> Prefetch:
     )
 
 
-def _pin(runtime: Any, host: Host) -> None:
+def _pin(runtime: ModuleType, host: Host) -> None:
     name, address = id(host), host.ctypes.data
     if name in _PINNED:
         return

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -120,7 +120,7 @@ def fraction(
     return Fraction(times[bound] / seconds, bound)
 
 
-def _least_seconds(backend: Backend, threads: int, work: Callable[[], Any]) -> float:
+def _least_seconds(backend: Backend, threads: int, work: Callable[[], object]) -> float:
     work()  # the first time pays for pages, plans and libraries
     times = []
     for _ in range(REPEATS):

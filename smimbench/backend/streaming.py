@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import Backend
 from smimbench.backend.memory import caution
-from smimbench.interfaces import Array, Host
+from smimbench.interfaces import Array, Host, Model
 from smimbench.interfaces.item import takes
 
 _SLICES_ONLY = "these inputs do not fit the device and are streamed: take slices of the samples, inputs[a:b, ...]"
@@ -60,19 +59,19 @@ class StreamedInputs:
         return len(self.shape)
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> object:
         """Data type of the slices."""
         return self.like.dtype
 
     @property
-    def device(self) -> Any:
+    def device(self) -> object:
         """Device of the slices."""
         return self.like.device
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, key: Any) -> Array:
+    def __getitem__(self, key: object) -> Array:
         samples = key[0] if isinstance(key, tuple) and key else key
         if not isinstance(samples, slice) or samples == slice(None):
             raise TypeError(_SLICES_ONLY)
@@ -85,7 +84,7 @@ class StreamedInputs:
         del api_version
         return namespace(self.like)
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Host:
+    def __array__(self, *args: object, **kwargs: object) -> Host:
         raise TypeError(_SLICES_ONLY)
 
 
@@ -153,17 +152,17 @@ class NarrowInputs(StreamedInputs):
         Data type of what a slice gives.
     """
 
-    def __init__(self, stored: Array, wide: Any) -> None:
+    def __init__(self, stored: Array, wide: object) -> None:
         self.stored = stored
         like = namespace(stored).astype(stored[:0, ...], wide)
         self._begin(stored.shape, like, lambda samples: stored[samples, ...])
         self.itemsize = 4
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Host:
+    def __array__(self, *args: object, **kwargs: object) -> Host:
         return np.asarray(to_host(self.stored), dtype=np.float64)
 
 
-def take_samples(model: Any, inputs: Array, samples: slice) -> Array:
+def take_samples(model: Model, inputs: Array, samples: slice) -> Array:
     """Inputs of a slice of samples, for the model's ``forward`` and ``adjoint``.
 
     A model with the data type ``mixed`` reads what is stored in float32 as it is, where that is faster: on a device.
@@ -183,7 +182,7 @@ def fits(size: int, backend: Backend) -> bool:
     return free is None or size <= SHARE_OF_MEMORY * caution() * free
 
 
-def sample_chunks(model: Any, inputs: Array, components: int) -> Iterable[slice]:
+def sample_chunks(model: Model, inputs: Array, components: int) -> Iterable[slice]:
     """Slices of samples for one pass over the inputs: forward, posterior and adjoint for each in turn.
 
     The model's ``chunks`` decides; it is told the bytes of a number and where the work is done, if it asks for them.

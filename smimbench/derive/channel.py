@@ -226,7 +226,7 @@ class IntegratedChannel(DerivedChannel):
         return self._information(Q, V)
 
     @property
-    def susceptibility(self) -> Any:
+    def susceptibility(self) -> object:
         """The channel's ``susceptibility``, or the information's slope for one component with sign-blind labels, or None."""
         information = self._information
         derivable = information.blind_to_signs and not information.is_exact

@@ -22,6 +22,7 @@ tests/inputs/test_correlated.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -238,7 +239,9 @@ class WhitenedModel(Delegate):
         return gradient + scale * by_trace[..., None, None] * identity
 
     @property
-    def forward_gram(self) -> Any:
+    def forward_gram(
+        self,
+    ) -> Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None:
         """The model's ``forward_gram`` for whitened latents; None without one."""
         return self._forward_gram if self.model.forward_gram else None
 
@@ -314,7 +317,7 @@ class MixedChannel(Delegate, Channel):
         return self.apply(self.mixing.T, gradient)
 
 
-def mixed_channel(channel: Channel, mixing: Host) -> Any:
+def mixed_channel(channel: Channel, mixing: Host) -> Channel:
     """The channel of whitened latents, in closed form where the channel has one.
 
     Raises

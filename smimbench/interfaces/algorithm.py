@@ -39,8 +39,8 @@ class Plan(NamedTuple):
     batch: int | None = None
     students: int = 1
     draws_fresh: bool = False
-    cost: Callable[[Any, Data], Cost | None] | None = None
-    stopping_rule: Callable[[Any, int], StoppingRule] | None = None
+    cost: Callable[[ProblemLike, Data], Cost | None] | None = None
+    stopping_rule: Callable[[ProblemLike, int], StoppingRule] | None = None
 
 
 class Overlaps(NamedTuple):
@@ -136,7 +136,7 @@ class AlgorithmPrediction:
     more: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of_point(cls, point: dict[str, Any], **changes: Any) -> AlgorithmPrediction:
+    def of_point(cls, point: dict[str, Any], **changes: object) -> AlgorithmPrediction:
         """Build a prediction from a point of the JSON of ``smimbench theory``, with some fields changed."""
         names = {field.name for field in fields(cls)}
         stated = {name: entry for name, entry in point.items() if name in names}
@@ -199,15 +199,15 @@ class Info(NamedTuple):
         Weight of the old in this step, in [0, 1), on the host; recorded in the trajectory. None where nothing is damped.
     """
 
-    residual: Any
+    residual: Array | float
     predicted_overlap: Array | None = None
     self_overlap: Array | None = None
     squared_step: Array | None = None
     log_information_ratio: Array | None = None
     warning: str | None = None
     samples: float | None = None
-    integration_error: Any = None
-    damping: Any = None
+    integration_error: Array | None = None
+    damping: float | None = None
 
 
 class StoppingRule:
@@ -312,7 +312,7 @@ def plan_of(algorithm: Any, data: Data) -> Plan:
     return Plan()
 
 
-def refusal(algorithm: Any, problem: ProblemLike) -> str | None:
+def refusal(algorithm: Algorithm, problem: ProblemLike) -> str | None:
     """Reason why an algorithm cannot solve a problem (wrong model, or the algorithm's own reason), or None."""
     models, model = (
         getattr(algorithm, "capabilities", Capabilities()).models,

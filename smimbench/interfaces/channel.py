@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.interfaces.basics import Array, Uncertain
+from smimbench.interfaces.basics import Array, Host, Uncertain
 from smimbench.interfaces.item import Item
 
 SYMMETRIES = (
@@ -56,7 +56,7 @@ class Sampling(NamedTuple):
     """
 
     rough_labels: Callable[[Array, Array], int] | None = None
-    resampled: Callable[[int], Any] | None = None
+    resampled: Callable[[int], Channel] | None = None
 
 
 class Channel(Item):
@@ -90,7 +90,7 @@ class Channel(Item):
     integrates, in up to 12 latent dimensions, to about 1e-2 of its width. A continuous label without noise has none. With few
     labels give normalized probabilities: sums over labels are then exact. Without it: there must be a posterior."""
 
-    mixed: Callable[[Any], Any] | None = None
+    mixed: Callable[[Host], Channel] | None = None
     """``mixed(A)``: the channel of latents ``z = A u`` with u (n, P, C) independent over sites and A (C, C) invertible, on the
     host: a ``smimbench.derive.MixedChannel`` with a posterior, for correlated tokens. Derived: `log_likelihood` is integrated;
     without either, there are no correlated tokens."""

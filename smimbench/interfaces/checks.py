@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import Any
 
 import numpy as np
 
@@ -75,7 +74,7 @@ def not_finite(array: Host) -> str:
     return f"{' and '.join(f'{count} {name}' for name, count in counts.items() if count)}, first at {position}"
 
 
-def type_of_numbers(array: Any) -> str:
+def type_of_numbers(array: Array) -> str:
     """Data type of an array in any namespace, as ``"float64"``; ``"masked array"`` for one that may hide some of its numbers."""
     return (
         "masked array"
@@ -84,12 +83,12 @@ def type_of_numbers(array: Any) -> str:
     )
 
 
-def is_real(array: Any) -> bool:
+def is_real(array: Array) -> bool:
     """Whether an array is made of real numbers, truth values included, all of which are there."""
     return type_of_numbers(array).startswith(("float", "bfloat", "int", "uint", "bool"))
 
 
-def checked_array(source: str, values: Any, shape: tuple[int, ...]) -> Host:
+def checked_array(source: str, values: Array, shape: tuple[int, ...]) -> Host:
     """The array that an item has drawn.
 
     Raises
@@ -116,7 +115,7 @@ def check_latents(z: Array, components: int, sites: int) -> None:
 
 
 def checked_posterior(
-    returned: Any, omega: Array, *, second_moment: bool = False
+    returned: Posterior, omega: Array, *, second_moment: bool = False
 ) -> Posterior:
     """Check shapes and types of what a channel's ``posterior`` returned for latents ``omega`` (n, P, C), and return it.
 
@@ -130,7 +129,7 @@ def checked_posterior(
     if second_moment:
         shapes["second_moment"] = (n, P, C, P, C)
     for name, shape in shapes.items():
-        value: Any = getattr(returned, name, None)
+        value: Array = getattr(returned, name, None)
         kind = str(getattr(value, "dtype", type(value).__name__))
         if not kind.rpartition(".")[2].startswith(("float", "bfloat")):
             got = f"{type(returned).__name__} whose {name} is {'missing' if value is None else kind}"

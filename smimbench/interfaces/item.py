@@ -6,11 +6,12 @@ import ast
 import functools
 import inspect
 import textwrap
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 from smimbench.interfaces.basics import Capabilities
 
-Class = TypeVar("Class", bound=type[Any])
+Class = TypeVar("Class", bound=type[object])
 DERIVED: Any = None
 """Default of what the engine works out where an item leaves it out."""
 DECLARED = ("name", "version", "reference", "capabilities")
@@ -39,13 +40,13 @@ class Item:
     """Parameters for the published checks. Without it: the checks make it with its defaults."""
 
 
-def has(item: Any, name: str) -> bool:
+def has(item: object, name: str) -> bool:
     """Whether an item, or a class, has a method, an attribute or a field of that name."""
     # A field of a dataclass without a default is no attribute of the class.
     return hasattr(item, name) or name in getattr(item, "__dataclass_fields__", {})
 
 
-def gives(base: type[Item], cls: Any, name: str) -> bool:
+def gives(base: type[Item], cls: object, name: str) -> bool:
     """Whether a class defines a member itself instead of inheriting the contract's default."""
     inherited = getattr(cls, name, cls) is getattr(base, name, base)
     return has(cls, name) and (
@@ -53,18 +54,18 @@ def gives(base: type[Item], cls: Any, name: str) -> bool:
     )
 
 
-def takes(method: Any, name: str) -> bool:
+def takes(method: Callable[..., object], name: str) -> bool:
     """Whether a method takes an argument of that name; optional arguments are passed only to methods that take them."""
     return name in _arguments(getattr(method, "__func__", method))
 
 
 @functools.cache
-def _arguments(function: Any) -> frozenset[str]:
+def _arguments(function: Callable[..., object]) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
 def missing_members(
-    base: type[Item], cls: Any
+    base: type[Item], cls: object
 ) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
     """Required members that a class lacks, and the alternative sets of methods if none of them is complete."""
     lacking = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -78,7 +78,7 @@ class Law(NamedTuple):
 
     log_density: Callable[[Array], Array] | None = None
     quantile: Callable[[Array], Array] | None = None
-    eigenvalues: Any = None
+    eigenvalues: Array | None = None
     spectral_means: Callable[..., Uncertain] | None = None
     fluctuation: Callable[[int], float] | None = None
     eigenvalue_map: Callable[[Array, float], Array] | None = None

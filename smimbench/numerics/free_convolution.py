@@ -29,6 +29,7 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from smimbench.backend.arrays import clip, matching, namespace
 from smimbench.interfaces import Array, Host, Uncertain
@@ -69,8 +70,8 @@ class FreeConvolution:
 
     def __init__(
         self,
-        atoms: Any,
-        weights: Any = None,
+        atoms: ArrayLike,
+        weights: ArrayLike | None = None,
         *,
         law: Literal["exact", "quantiles"] = "exact",
     ) -> None:

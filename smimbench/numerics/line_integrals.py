@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def line_moments(
     log_weight: Callable[[Array, Array], Array],
     count: int,
     xp: ModuleType,
-    device: Any,
+    device: object,
     *,
     tolerance: float,
     reach: float = 38.0,

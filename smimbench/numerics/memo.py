@@ -39,7 +39,7 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
         @lru_cache(maxsize=maxsize)
-        def remembered(*arguments: Any) -> T:
+        def remembered(*arguments: object) -> T:
             return function(
                 *(a.array if isinstance(a, _Array) else a for a in arguments)
             )
@@ -60,7 +60,9 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     return decorate
 
 
-def cached_on(owner: Any, name: str, make: Callable[[], T], key: Hashable = None) -> T:
+def cached_on(
+    owner: object, name: str, make: Callable[[], T], key: Hashable = None
+) -> T:
     """Return the cached result of the first ``make()`` for ``name`` and ``key``, stored as long as ``owner`` lives."""
     memory: dict[Hashable, T] = vars(owner).setdefault(f"_cached_{name}", {})
     if key not in memory:

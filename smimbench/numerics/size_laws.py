@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from smimbench.interfaces import Host
 from smimbench.numerics.statistics import ROUNDING
@@ -115,7 +116,11 @@ class Extrapolation:
 
 
 def extrapolate(
-    sizes: Any, values: Any, errors: Any, dof: float = math.inf, second: float = SECOND
+    sizes: ArrayLike,
+    values: ArrayLike,
+    errors: ArrayLike,
+    dof: float = math.inf,
+    second: float = SECOND,
 ) -> Extrapolation:
     r"""The limit of values at three or more sizes, by ``fit_sizes``.
 
@@ -185,7 +190,9 @@ def extrapolate(
     return Extrapolation(limit, error, dof, b, b_error, c, fit.chi2, free, p, refusal)
 
 
-def pooled_errors(sizes: Any, deviations: Any, counts: Any) -> tuple[Host, float]:
+def pooled_errors(
+    sizes: ArrayLike, deviations: ArrayLike, counts: ArrayLike
+) -> tuple[Host, float]:
     r"""Standard errors of means over few runs, from all of them together.
 
     The standard deviation of one run is a power of the size, fitted to all sizes by maximum likelihood (the variance over n runs

@@ -9,6 +9,7 @@ import numpy as np
 
 from smimbench.derive.prior import why_theory_only
 from smimbench.files import canonical_json
+from smimbench.interfaces import Algorithm
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.problem.problem import Problem, ProblemError, as_table
 
@@ -79,7 +80,7 @@ class Assuming:
         See ``assumed_problem``.
     """
 
-    def __init__(self, algorithm: Any, tables: Mapping[str, Any]) -> None:
+    def __init__(self, algorithm: Algorithm, tables: Mapping[str, Any]) -> None:
         self._algorithm, self._tables = algorithm, tables
         self._problems: dict[str, Problem] = {}
 

@@ -21,6 +21,7 @@ from smimbench.interfaces import (
     Data,
     Host,
     Inputs,
+    Metric,
     NotMeasured,
     Overlaps,
     Start,
@@ -96,7 +97,7 @@ class Instance:
             stream = isinstance(self.inputs, np.ndarray) and not fits(
                 self.inputs.size * width, backend
             )
-        inputs: Any = self.inputs
+        inputs = self.inputs
         if not isinstance(inputs, DrawnInputs):
             if stream:
                 inputs = StreamedInputs(locked(inputs), backend)
@@ -174,7 +175,7 @@ class Instance:
         return values
 
     def _measured(
-        self, metrics: dict[str, Any], estimate: Array, claims: Claims
+        self, metrics: dict[str, Metric], estimate: Array, claims: Claims
     ) -> tuple[Values, dict[str, str]]:
         """Values of the metrics, and the reasons for those without a value."""
         values: Values = {}
@@ -242,7 +243,7 @@ class Instance:
             raise ValueError(
                 f"an estimate must be made of real numbers, got {type_of_numbers(estimate)}"
             )
-        model: Any = self.problem.model
+        model = self.problem.model
         teacher = _teacher_like(self, estimate)
         aligned = model.align(teacher, estimate, self.problem.channel.symmetry)
         if V is None:

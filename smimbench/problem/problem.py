@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class ProblemError(ForeseenError, ValueError):
         self.key = key
         self.message = message
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
         return type(self), (
             self.key,
             self.message,
@@ -105,7 +105,7 @@ def explained(kind: str, refusal: type[ProblemError] = ProblemError) -> Iterator
         ) from None
 
 
-def specification(entry: Entry, item: Any) -> Specification:
+def specification(entry: Entry, item: object) -> Specification:
     """Name, version and parameters of an item; for third-party items also the distribution and a hash of the code."""
     spec = {"name": entry.name, **version_of(entry), **parameters_of(entry.kind, item)}
     if entry.distribution != "smimbench":
@@ -194,10 +194,10 @@ class Problem:
 
     def __init__(
         self,
-        model: str | Mapping[str, Any],
-        channel: str | Mapping[str, Any],
-        prior: str | Mapping[str, Any],
-        inputs: str | Mapping[str, Any] = DEFAULT_INPUTS,
+        model: str | Mapping[str, object],
+        channel: str | Mapping[str, object],
+        prior: str | Mapping[str, object],
+        inputs: str | Mapping[str, object] = DEFAULT_INPUTS,
     ) -> None:
         self.spec: dict[str, Specification] = {}
         self._defaults: dict[str, Parameters] = {}
@@ -268,7 +268,9 @@ class Problem:
         values = self.variances(gradient.shape[-1])
         return gradient / namespace(gradient).asarray(values, **matching(gradient))
 
-    def _make(self, kind: str, item: str | Mapping[str, Any], **provided: Any) -> Any:
+    def _make(
+        self, kind: str, item: str | Mapping[str, object], **provided: object
+    ) -> Any:
         table = {"name": item} if isinstance(item, str) else dict(item)
         name = table.pop("name", None)
         if name is None:
@@ -434,7 +436,7 @@ class Problem:
         self, signal: Host, n: int, rng: np.random.Generator, dtype: str = "float64"
     ) -> tuple[Host, Host]:
         """Inputs (n, T, D) and labels (n, ...) of n samples of a teacher, on the host."""
-        model: Any = self.model
+        model = self.model
         stored, wide = stored_types(dtype)
         inputs = np.empty((n, model.tokens, signal.shape[-1]), dtype=stored)
         fill(inputs, self.inputs, rng)

@@ -100,7 +100,7 @@ def _like(data: Data, values: Any) -> Array:
     )
 
 
-def algorithm_class(item: Any) -> Any:
+def algorithm_class(item: object) -> Any:
     """A class with ``init``, ``step`` and ``estimate`` made from a class with ``fit``, or from a function.
 
     A class that has ``init`` or no ``fit`` is returned as it is. A function ``fit(data, *, parameter=value, ...)`` gives an
@@ -124,7 +124,7 @@ def algorithm_class(item: Any) -> Any:
     return _class_of(item) if inspect.isfunction(item) else item
 
 
-def _class_of(function: Callable[..., Array]) -> type[Any]:
+def _class_of(function: Callable[..., Array]) -> type[object]:
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise TypeError(f"{function.__name__} must take the data as its first argument")
@@ -136,7 +136,9 @@ def _class_of(function: Callable[..., Array]) -> type[Any]:
             f"{function.__name__} must list its parameters by name, not as *args or **kwargs"
         )
 
-    def fit(self: Any, data: Data, problem: Any = None, rng: Any = None) -> Array:
+    def fit(
+        self: object, data: Data, problem: object = None, rng: object = None
+    ) -> Array:
         offered = {"problem": problem, "rng": rng, **vars(self)}
         return function(data, **{p.name: offered[p.name] for p in parameters[1:]})
 

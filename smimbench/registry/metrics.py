@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from smimbench.files import attempt, error_line
-from smimbench.interfaces import Metric
+from smimbench.interfaces import Metric, ProblemLike
 from smimbench.registry.registry import get_registry
 
 
@@ -80,7 +80,7 @@ def is_worse(metric: Metric, previous: float, score: float) -> bool:
 
 def theory_of(
     metric: Metric,
-    problem: Any,
+    problem: ProblemLike,
     point: Described | None,
     components: int,
     complaints: list[str] | None = None,
@@ -109,7 +109,7 @@ def theory_of(
     return nothing, nothing
 
 
-def _numbers(values: Iterable[Any], count: int) -> list[float | None]:
+def _numbers(values: Iterable[float | None], count: int) -> list[float | None]:
     numbers = [None if value is None else float(value) for value in values]
     if len(numbers) != count:
         raise ValueError(f"{len(numbers)} values in place of {count}")

@@ -9,11 +9,14 @@ import json
 import math
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from smimbench.files import JsonObject, missing, plain_value, suggestion
+from smimbench.files import missing, plain_value, suggestion
 from smimbench.interfaces import ParameterError
 from smimbench.interfaces.checks import shown
+
+if TYPE_CHECKING:
+    import pydantic
 
 Parameters = dict[str, Any]
 """Parameters of an item by name, as a suite or a record has them; an algorithm within another is a table of its own."""
@@ -22,20 +25,20 @@ ENGINE_FILLED = {"channel": ("tokens", "symmetric"), "prior": ("symmetric",)}
 """Parameters that the engine takes from the model and a suite may not set."""
 
 
-def _signature(cls: Any) -> Mapping[str, inspect.Parameter]:
+def _signature(cls: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
     """Parameters of a class's constructor, without ``self`` and catch-alls."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(cls).parameters.values()
     return {p.name: p for p in parameters if p.kind in kinds}
 
 
-signature_of: Callable[[Any], Mapping[str, inspect.Parameter]] = functools.cache(
-    _signature
+signature_of: Callable[[Callable[..., object]], Mapping[str, inspect.Parameter]] = (
+    functools.cache(_signature)
 )
 """The same, found once for each class: every cell builds its items again."""
 
 
-def ignored_default(cls: Any) -> str | None:
+def ignored_default(cls: type[object]) -> str | None:
     """Error message for a dataclass subclass whose new default has no annotation and would be ignored, or None."""
     for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
         value = inspect.getattr_static(cls, field.name, field.default)
@@ -57,8 +60,8 @@ def ignored_default(cls: Any) -> str | None:
 def build(
     cls: Any,
     kind: str,
-    params: Mapping[str, Any],
-    provided: Mapping[str, Any] | None = None,
+    params: Mapping[str, object],
+    provided: Mapping[str, object] | None = None,
 ) -> Any:
     """Make an item from parameters as written in a suite (without ``name``), checking names and types strictly.
 
@@ -99,7 +102,7 @@ def build(
     return cls(**values, **supplied)
 
 
-def _numbers_in(value: Any) -> Iterator[float]:
+def _numbers_in(value: object) -> Iterator[float]:
     """All floats of a parameter, which may be a list or a table."""
     if isinstance(value, float):
         yield value
@@ -111,7 +114,9 @@ def _numbers_in(value: Any) -> Iterator[float]:
 
 
 @functools.cache
-def _schema(cls: Any, kind: str) -> tuple[tuple[str, ...], JsonObject, Any]:
+def _schema(
+    cls: Any, kind: str
+) -> tuple[tuple[str, ...], dict[str, type], type[pydantic.BaseModel]]:
     """Parameter names that a suite may set, their types and a validator; cached, because every cell builds its items again."""
     import pydantic
 
@@ -124,7 +129,7 @@ def _schema(cls: Any, kind: str) -> tuple[tuple[str, ...], JsonObject, Any]:
         hints = typing.get_type_hints(cls.__init__)
     except NameError:  # an annotation that only a type checker can resolve: the type of the default will do
         hints = {}
-    fields: JsonObject = {}
+    fields: dict[str, Any] = {}
     for name, parameter in accepted.items():
         required = parameter.default is inspect.Parameter.empty
         hint = hints.get(
@@ -160,15 +165,16 @@ def takes_lists(cls: Any, kind: str, name: str) -> bool:
     )
 
 
-def is_value(cls: Any, kind: str, name: str, value: Any) -> bool:
+def is_value(cls: Any, kind: str, name: str, value: object) -> bool:
     """Whether a list can be one value of a parameter, by its annotation; False where there is none."""
     import pydantic
 
     field = _schema(cls, kind)[2].model_fields.get(name)
     if field is None or field.annotation is Any:
         return False
+    annotation: Any = field.annotation
     adapter = pydantic.TypeAdapter(
-        field.annotation,
+        annotation,
         config=pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True),
     )
     try:
@@ -178,7 +184,7 @@ def is_value(cls: Any, kind: str, name: str, value: Any) -> bool:
     return True
 
 
-def parameters_of(kind: str, item: Any) -> Parameters:
+def parameters_of(kind: str, item: object) -> Parameters:
     """Parameters of an item with defaults, as plain JSON values; parameters set by the engine are left out."""
     parameters = {
         name: getattr(item, name)
@@ -189,7 +195,7 @@ def parameters_of(kind: str, item: Any) -> Parameters:
     return document
 
 
-def explain_validation(error: Any) -> tuple[str, str]:
+def explain_validation(error: pydantic.ValidationError) -> tuple[str, str]:
     """Key and one clear line from a pydantic ValidationError (its first and most specific problem)."""
     errors = error.errors(include_url=False)
     # A union reports each member it tried; the one that got furthest into the value is the one that was meant.
@@ -253,7 +259,7 @@ def require_known(names: Iterable[str], choices: Collection[str], *way: str) -> 
             raise ParameterError(".".join((*way, name)), unknown_key(name, choices))
 
 
-def _tuples(params: Parameters, hints: dict[str, Any]) -> Parameters:
+def _tuples(params: Parameters, hints: Mapping[str, object]) -> Parameters:
     """Convert lists (TOML has no tuples) to the tuples that the annotations ask for."""
     for key, value in params.items():
         hint = hints.get(key)

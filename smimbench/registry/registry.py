@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pluggy
@@ -228,7 +229,7 @@ class Registry:
     def _is_allowed(self, distribution: str) -> bool:
         return self._only is None or distribution in self._only
 
-    def _load(self, plugin: Plugin, load: Callable[[], Any]) -> None:
+    def _load(self, plugin: Plugin, load: Callable[[], ModuleType]) -> None:
         self._trace(
             f"loading {plugin.name} of {plugin.distribution} from {plugin.origin}"
         )
@@ -277,7 +278,7 @@ class Registry:
                 os.environ.clear()
                 os.environ.update(environment)
 
-    def _register(self, plugin: Plugin, kind: str, item: type[Any]) -> None:
+    def _register(self, plugin: Plugin, kind: str, item: type[Item]) -> None:
         if kind == "algorithm":
             item = algorithm_class(item)
         if not isinstance(item, type):
@@ -486,7 +487,7 @@ def _name_and_version(
     return str(name or folder), str(version or "")
 
 
-def _import_file(file: Path, stem: str) -> Any:
+def _import_file(file: Path, stem: str) -> ModuleType:
     name = f"{DROP_IN}{re.sub(r'[^0-9A-Za-z_]', '_', stem)}"
     search = [str(file.parent)] if file.name == "__init__.py" else None
     spec = importlib.util.spec_from_file_location(
@@ -507,7 +508,7 @@ def _import_file(file: Path, stem: str) -> Any:
     return module
 
 
-def _require_hooks(module: Any) -> None:
+def _require_hooks(module: ModuleType) -> None:
     """Reject a module without hooks, or with a hook that would never be called."""
     specified = [name for name in dir(hookspecs) if name.startswith("smimbench_")]
     hooks = [name for name in dir(module) if name.startswith("smimbench_register")]
@@ -533,7 +534,7 @@ def contract_violation(kind: str, cls: type[Any]) -> str | None:
                 smallest.append(", ".join(choice))
         return f"needs {' or '.join(smallest)}"
     name, reference = cls.name, cls.reference
-    rules: list[tuple[Any, str, Any]] = [
+    rules: list[tuple[object, str, object]] = [
         (
             isinstance(name, str) and re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name),
             "name must be lower-case letters, digits, '.', '_' or '-'",

@@ -10,7 +10,6 @@ import io
 import sys
 import tokenize
 from pathlib import Path
-from typing import Any
 
 LENGTH = 12
 """Digits of the hash."""
@@ -20,7 +19,7 @@ DROP_IN = "smimbench_dropin_"
 """Start of the module names of drop-in plugins."""
 
 
-def source_of(item: type[Any]) -> str | None:
+def source_of(item: type[object]) -> str | None:
     """Hash of the source files of an item's package; for a drop-in file, of that file and the neighbors that it imports.
 
     Comments, blank lines and spaces at the end of lines do not count. What another package, smimbench included, changes is

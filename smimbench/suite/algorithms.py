@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 
 from smimbench.files import attempt, canonical_json
-from smimbench.interfaces import ParameterError
+from smimbench.interfaces import Algorithm, ParameterError
 from smimbench.interfaces.algorithm import plan_of
 from smimbench.interfaces.problem import sizes
 from smimbench.problem.assumed import assumed_problem
@@ -209,7 +209,9 @@ def axes_of_table(table: AlgorithmTable) -> dict[Key, list[Any]]:
     return dict(_axes(entry.item, table.parameters()))
 
 
-def _axes(item: Any, parameters: Parameters) -> Iterator[tuple[Key, list[Any]]]:
+def _axes(
+    item: Callable[..., object], parameters: Parameters
+) -> Iterator[tuple[Key, list[Any]]]:
     """Lists where the algorithm takes no list; where it takes one, as two temperatures, a list of lists."""
     for name, value in parameters.items():
         if isinstance(value, list):
@@ -259,7 +261,7 @@ def setting_words(setting: Setting) -> str:
     return ", ".join(words)
 
 
-def budget(algorithm: Any, plan: ProblemPlan) -> list[Any]:
+def budget(algorithm: Algorithm, plan: ProblemPlan) -> list[Any]:
     """Steps, batch, students and fresh samples of every run: what belongs to the problem and not to its solver."""
     model = plan.problem.model
     budgets = []
@@ -271,7 +273,9 @@ def budget(algorithm: Any, plan: ProblemPlan) -> list[Any]:
     return budgets
 
 
-def by_hand(item: Any, parameters: Parameters, plan: ProblemPlan) -> bool:
+def by_hand(
+    item: Callable[..., object], parameters: Parameters, plan: ProblemPlan
+) -> bool:
     """Whether somebody has chosen a parameter that is not part of the budget."""
     algorithm = build(item, "algorithm", parameters)
     for name in parameters:
@@ -289,8 +293,8 @@ def by_hand(item: Any, parameters: Parameters, plan: ProblemPlan) -> bool:
 
 def tune_of(
     table: TuneTable,
-    axes: Mapping[Key, Any],
-    item: Any,
+    axes: Mapping[Key, object],
+    item: Callable[..., object],
     parameters: Parameters,
     plan: ProblemPlan,
 ) -> SearchSpace | None:

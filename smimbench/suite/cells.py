@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from smimbench.files import JsonObject, canonical_json, suggestion
+from smimbench.interfaces import Algorithm
 from smimbench.problem.assumed import Assuming
 from smimbench.problem.problem import (
     CODE,
@@ -124,7 +125,7 @@ def read_condition(text: str) -> Condition:
     return key, value
 
 
-def selects(only: Sequence[Condition], **cell: Any) -> bool:
+def selects(only: Sequence[Condition], **cell: object) -> bool:
     """Whether a cell meets the conditions: those on one key are alternatives, those on different keys must all be true.
 
     Parameters
@@ -228,7 +229,7 @@ class Cell:
             distributions.add(entry.distribution)
         return frozenset(distributions - {BUILT_IN})
 
-    def rebuild(self) -> tuple[Problem, Any]:
+    def rebuild(self) -> tuple[Problem, Algorithm]:
         """Build the cell's problem and algorithm from names and parameters.
 
         Raises
@@ -461,12 +462,12 @@ class Suite:
         return spec, None, algorithm.origin
 
 
-def key_of(document: Any) -> str:
+def key_of(document: object) -> str:
     """Content address of what has this canonical JSON: a cell's identity, a question of a search or of theory."""
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:24]
 
 
-def agree(description: Any, reference: Any) -> bool:
+def agree(description: object, reference: object) -> bool:
     """Whether two descriptions of a run have the same items with the same values of all parameters that both have.
 
     Versions, code and packages do not count: a version may have other parameters, and a plugin's file another name.
@@ -491,7 +492,7 @@ def build_problem(spec: dict[str, Specification]) -> Problem:
     return Problem(**{kind: as_table(item) for kind, item in spec.items()})
 
 
-def build_algorithm(spec: Specification, problem: Problem | None) -> Any:
+def build_algorithm(spec: Specification, problem: Problem | None) -> Algorithm:
     """Build an algorithm from its name and parameters, for a problem's model or (None) for any model it supports.
 
     One that works for other models only is made as well, and ``smimbench.interfaces.algorithm.refusal`` says why it is of no use.
@@ -502,7 +503,8 @@ def build_algorithm(spec: Specification, problem: Problem | None) -> Any:
     """
     table = as_table(spec)
     del table["name"]
-    return make_algorithm(_algorithm_entry(spec, problem), table)[0]
+    algorithm: Algorithm = make_algorithm(_algorithm_entry(spec, problem), table)[0]
+    return algorithm
 
 
 def make_algorithm(entry: Entry, parameters: Parameters) -> tuple[Any, Specification]:

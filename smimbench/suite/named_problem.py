@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tomli_w
@@ -24,7 +23,7 @@ DIMENSION = 100
 """Dimension of the suite, which theory does not depend on."""
 
 
-def sample_ratios(value: Any) -> list[float]:
+def sample_ratios(value: object) -> list[float]:
     """Sample ratios from a number, several, or a text: ``0.1``, ``0.1,0.2,0.5`` or ``0.1:0.3:20`` (equal distances).
 
     Raises
@@ -108,7 +107,7 @@ def _accepted(kind: str, name: str, model: str) -> list[str]:
     return [name for name in names if name not in filled]
 
 
-def _setting(name: str, value: Any, accepted: Mapping[str, Sequence[str]]) -> str:
+def _setting(name: str, value: object, accepted: Mapping[str, Sequence[str]]) -> str:
     """A parameter as for ``--set``, of the one item that accepts it."""
     text = value if isinstance(value, str) else json.dumps(value, default=plain_value)
     kinds = [kind for kind, names in accepted.items() if name in names]

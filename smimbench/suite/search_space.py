@@ -64,14 +64,14 @@ class SearchSpace:
         return settings
 
 
-def _value_of(written: Any, path: Key) -> Any:
+def _value_of(written: object, path: Key) -> object:
     """The value of a parameter as written, or None."""
     for name in path:
         written = written.get(name) if isinstance(written, dict) else None
     return written
 
 
-def _value_at(values: list[Any] | Range, u: float, written: Any) -> Any:
+def _value_at(values: list[Any] | Range, u: float, written: object) -> object:
     """The value at a number between 0 and 1, to four digits; of a range of integers, an integer."""
     if isinstance(values, list):
         return values[int(u * len(values))]

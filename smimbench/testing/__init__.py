@@ -18,7 +18,6 @@ import difflib
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from smimbench.files import JsonObject, suggestion
 from smimbench.interfaces import Algorithm
@@ -89,7 +88,7 @@ class BoundCheck:
         return f"<check {self.id}>"
 
 
-def bound_checks(items: Any, *, seed: int = 0) -> Iterator[BoundCheck]:
+def bound_checks(items: object, *, seed: int = 0) -> Iterator[BoundCheck]:
     """All checks of several items: objects, classes, functions or names, as for ``check``.
 
     Raises
@@ -103,7 +102,9 @@ def bound_checks(items: Any, *, seed: int = 0) -> Iterator[BoundCheck]:
                 yield BoundCheck(check, context)
 
 
-def parametrize_with_checks(items: Sequence[Any] | Any, *, seed: int = 0) -> Any:
+def parametrize_with_checks(
+    items: Sequence[object] | object, *, seed: int = 0
+) -> object:
     """Decorator for pytest that makes one test for every check of every item, named ``item-check``.
 
     The test takes one argument, ``check``, and calls it. Checks that do not apply are skipped with their reason.
@@ -123,7 +124,7 @@ def parametrize_with_checks(items: Sequence[Any] | Any, *, seed: int = 0) -> Any
 
 
 def check(
-    item: Any,
+    item: object,
     *,
     only: Iterable[str] | None = None,
     seed: int = 0,
@@ -198,7 +199,7 @@ def refuse_unknown(ids: Iterable[str], subjects: Iterable[CheckContext]) -> None
 
 
 def contexts(
-    item: Any, *, seed: int = 0, parameters: JsonObject | None = None
+    item: object, *, seed: int = 0, parameters: JsonObject | None = None
 ) -> list[CheckContext]:
     """Everything to be checked for an item: itself, one of its class, or one of every item of a name.
 

@@ -271,7 +271,7 @@ def _shifted_generators() -> Iterator[None]:
     original = np.random.default_rng
     derived = (np.random.Generator, np.random.BitGenerator, np.random.SeedSequence)
 
-    def shifted(seed: Any = None) -> np.random.Generator:
+    def shifted(seed: object = None) -> np.random.Generator:
         return original(seed if isinstance(seed, derived) else [977, 978])
 
     with mock.patch.object(np.random, "default_rng", shifted):

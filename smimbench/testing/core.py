@@ -69,7 +69,7 @@ class Check:
     id: str
     kind: str
     meaning: str
-    function: Callable[[Any], None] = field(repr=False, compare=False)
+    function: Callable[[object], None] = field(repr=False, compare=False)
     required: bool = False
 
     def __call__(self, context: Any) -> None:
@@ -120,7 +120,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
         yield
         return
 
-    def ring(number: int, frame: Any) -> None:
+    def ring(number: int, frame: object) -> None:
         raise _TimeIsUp
 
     begin, handler = time.monotonic(), signal.signal(signal.SIGALRM, ring)
@@ -165,7 +165,7 @@ def run_check(check: Check, context: Any) -> Outcome:
     return Outcome(context.label, check.id, status, message, check.meaning, seconds)
 
 
-def capabilities_of(item: Any) -> Capabilities:
+def capabilities_of(item: object) -> Capabilities:
     """Capabilities of an item, or default ones if it states none."""
     capabilities: Capabilities = getattr(item, "capabilities", Capabilities())
     return capabilities
@@ -198,7 +198,7 @@ def published(
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
-        def check(context: Any) -> None:
+        def check(context: object) -> None:
             for case in cases(context):
                 function(context, *case)
 
@@ -210,19 +210,19 @@ def published(
     return decorate
 
 
-def each_model(context: Any) -> Iterator[tuple[Any]]:
+def each_model(context: Any) -> Iterator[tuple[object]]:
     """Test cases: the models that the item works for."""
     for model in context.models:
         yield (model,)
 
 
-def require_single_precision(item: Any) -> None:
+def require_single_precision(item: object) -> None:
     """Skip the check for items that do not promise float32."""
     if "float32" not in capabilities_of(item).dtypes:
         raise CheckSkipped("capabilities.dtypes does not promise float32")
 
 
-def on_another_device(item: Any, run: Callable[[Backend], None]) -> None:
+def on_another_device(item: object, run: Callable[[Backend], None]) -> None:
     """Run with the strict reference implementation of the array API, on a device that is not its default.
 
     SciPy's special functions take its arrays on the default device only, and CuPy's have no such limit: what fails for that
@@ -254,7 +254,7 @@ chance is that far off more often than once in 10^9 numbers, but less often than
 
 
 def expect_mean(
-    name: str, samples: Any, target: Any = 0.0, allowance: float = 0.0
+    name: str, samples: object, target: object = 0.0, allowance: float = 0.0
 ) -> None:
     """Check that the means of independent samples (n, ...) are ``target`` within ``allowance``."""
     samples = np.asarray(samples, dtype=float)
@@ -296,7 +296,7 @@ class Call(NamedTuple):
     """
 
     name: str
-    function: Callable[..., Any]
+    function: Callable[..., object]
     arguments: tuple[Array, ...]
     scale: float = 0.0
     slack: float = 0.0

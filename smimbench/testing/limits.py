@@ -11,9 +11,10 @@ import numpy as np
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import Conditions, Overlaps
 from smimbench.numerics.size_laws import extrapolate, pooled_errors
+from smimbench.problem import Instance
 from smimbench.problem.problem import Problem
 from smimbench.registry.metrics import find_metric, theory_of
-from smimbench.run.loop import Status, run_algorithm
+from smimbench.run.loop import LoopRun, Status, run_algorithm
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.schema import RunOptions
 from smimbench.testing.context import CheckContext
@@ -69,7 +70,7 @@ def _begins_at_chance(problem: Problem) -> bool:
 
 def _runs(
     context: CheckContext, problem: Problem, alpha: float, D: int, count: int
-) -> Iterator[tuple[Any, Any]]:
+) -> Iterator[tuple[Instance, LoopRun]]:
     """Random instances, and the final result of the engine's loop on each."""
     backend = get_backend("numpy")
     for run in range(count):

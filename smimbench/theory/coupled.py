@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from smimbench.derive.sampled_information import SCRAMBLES
-from smimbench.interfaces import Host
+from smimbench.interfaces import Array, Host
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.numerics.qmc import normal_points
@@ -328,8 +328,10 @@ def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
         posterior = channel.posterior(
             y, np.zeros_like(z), V, second_moment=True, rng=rng
         )
-        moment: Any = checked_posterior(posterior, z, second_moment=True).second_moment
-        G: Any = np.einsum("pq,nqcrd,rs->npcsd", inverse, moment, inverse)
+        moment: Array = checked_posterior(
+            posterior, z, second_moment=True
+        ).second_moment
+        G: Array = np.einsum("pq,nqcrd,rs->npcsd", inverse, moment, inverse)
         G[:, :, range(sites), :, range(sites)] -= inverse
         samples.append(np.einsum("nakcl,nbkdl->nabcd", G, G).reshape(points, -1))
         controls.append(np.einsum("npcqc->npq", G).reshape(points, -1))

@@ -13,7 +13,7 @@ Where f is known as a mean of draws of noisy labels alone, every square is a pro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.polynomial import Chebyshev
@@ -194,7 +194,7 @@ def _not_negative(errors: Errors) -> Errors:
 def _errors_of_samples(
     problem: Problem, joint: Array, V: Array, faint: float = 0.0
 ) -> Errors:
-    channel: Any = problem.channel
+    channel = problem.channel
     P, C = problem.components, problem.model.sites
     mixing, spread = symmetric_root(joint), symmetric_root(V)
     sums: dict[str, list[float]] = {kind: [] for kind in KINDS}

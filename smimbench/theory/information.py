@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from smimbench.derive.sampled_information import sampled_moments
-from smimbench.interfaces import Array, Host, Model, Uncertain
+from smimbench.interfaces import Array, Channel, Host, Model, Uncertain
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.numerics.memo import cached_on
 from smimbench.problem.problem import Problem, ProblemError
@@ -136,7 +136,9 @@ def nodes_of(problem: Problem, make: Callable[[], Nodes] = Nodes) -> Nodes:
     return cached_on(problem, "nodes", make)
 
 
-def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncertain:
+def channel_information(
+    channel: Channel, model: Model, Q: Array, V: Array
+) -> Uncertain:
     r"""``I(Q) = E \sum_c g_c g_c^T`` with ``omega ~ N(0, Q (x) I_C)``, ``z | omega ~ N(omega, V (x) I_C)``.
 
     Parameters

@@ -245,7 +245,7 @@ def own_theory(
     return prediction
 
 
-def _complaint(prediction: Any, P: int) -> str | None:
+def _complaint(prediction: object, P: int) -> str | None:
     """A sentence on what is wrong with a prediction, or None."""
     if not isinstance(prediction, AlgorithmPrediction):
         kind = type(prediction).__name__

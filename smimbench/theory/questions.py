@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Conditions
-    from smimbench.problem.problem import Problem
+    from smimbench.problem.problem import Problem, Specification
 
 
 NO_THEORY = "it brings no theory of its own"
@@ -46,6 +46,6 @@ class ThresholdsQuestion(Question):
 class PredictionQuestion(Question):
     """Question for the prediction of an algorithm (its specification) at a sample ratio, under the conditions of its runs."""
 
-    algorithm: dict[str, Any]
+    algorithm: Specification
     alpha: float
     conditions: Conditions

@@ -11,10 +11,10 @@ identity, so that its lowest and its highest fixed point are such multiples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -46,6 +46,9 @@ from smimbench.theory.types import (
     Threshold,
     Thresholds,
 )
+
+if TYPE_CHECKING:
+    from scipy.interpolate import CubicSpline
 
 UNSURE = 0.5
 """Relative error of sampled information with which a curve ends; doubled, it ends later, at values that may be wrong."""
@@ -473,7 +476,7 @@ class GridCurve(ScalarCurve):
         return nodes, alpha, np.hypot(error, uncertain)
 
     @cached_property
-    def _interpolants(self) -> tuple[Any, Any]:
+    def _interpolants(self) -> tuple[CubicSpline, Callable[[Array], Array]]:
         """Log alpha and its error as functions of log Qhat."""
         from scipy.interpolate import CubicSpline
 

@@ -310,7 +310,7 @@ class PointByDraws:
     # -- draws of the channel -----------------------------------------------------------------------------------------
 
     def _posteriors(
-        self, Q: Host, V: Host, **options: Any
+        self, Q: Host, V: Host, **options: object
     ) -> Iterator[tuple[Host, Host, Posterior]]:
         """Chunks of draws: omega, latents less omega, and the posterior of the label, sampled with new points for every chunk."""
         shape = (self.problem.components, self.problem.model.sites)

@@ -16,7 +16,7 @@ from smimbench.numerics import places_at_mask, put_at_mask
 T = TypeVar("T", bound=tuple[Any, ...])
 
 
-def array_like(values: Any, like: Array) -> Array:
+def array_like(values: object, like: Array) -> Array:
     """Array of the given numbers with the namespace, device and dtype of ``like``."""
     xp = namespace(like)
     return xp.asarray(values, dtype=like.dtype, device=array_api_compat.device(like))
@@ -52,7 +52,7 @@ def joined(batches: Sequence[T]) -> T:
     return batch
 
 
-def put_tuple(target: T, mask: Array, replacement: Sequence[Any]) -> T:
+def put_tuple(target: T, mask: Array, replacement: Sequence[object]) -> T:
     """Apply ``put_at_mask`` to every array of a named tuple, along the first axis."""
     places = places_at_mask(mask)
     fields = []
@@ -72,7 +72,7 @@ def uncentered(mean: Array, covariance: Array) -> Array:
 
 
 def shifted_second_moment(
-    center: Array, shift: Array, outer: Array, dtype: Any
+    center: Array, shift: Array, outer: Array, dtype: object
 ) -> Array:
     """Second moment ``E[z z^T]`` (n, 1, C, 1, C) of ``z = center + e`` (n, C) from ``E[e]`` and ``E[e e^T]``."""
     xp = namespace(center)
@@ -90,6 +90,6 @@ def on_host(*arrays: Array) -> list[Host]:
     )
 
 
-def uncertain_like(like: Array, value: Any, error: Any, method: str) -> Uncertain:
+def uncertain_like(like: Array, value: object, error: object, method: str) -> Uncertain:
     """Convert a host result to the namespace, device and dtype of ``like``."""
     return Uncertain(array_like(value, like), array_like(error, like), method)

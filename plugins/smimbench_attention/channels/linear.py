@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -367,7 +366,9 @@ class MixedLinear(MixedChannel, LinearChannel):
         s and N.
     """
 
-    def __init__(self, channel: Any, mixing: Host, scales: Host, noise: Host) -> None:
+    def __init__(
+        self, channel: LinearChannel, mixing: Host, scales: Host, noise: Host
+    ) -> None:
         super().__init__(channel, mixing)
         unit = np.sqrt(noise / noise.max()) if noise.max() > 0 else np.ones(len(noise))
         U, width, self._modes = np.linalg.svd(self.mixing / unit[:, None])

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import array_api_compat
 
@@ -381,7 +381,7 @@ class AttentionIndexed(TokenModel):
         return z, pull
 
     def _sites_of_forms(
-        self, xp: ModuleType, dimension: int, dtype: Any, device: Any
+        self, xp: ModuleType, dimension: int, dtype: object, device: object
     ) -> tuple[Array, Array, Array]:
         """Positions of sites among the T^2 bilinear forms, scale ``1 / sqrt(d (1 + delta))``, and 1 on the diagonal, else 0."""
         values = (
@@ -397,7 +397,7 @@ class AttentionIndexed(TokenModel):
         )
 
     def _sites_of_entries(
-        self, xp: ModuleType, dtype: Any, device: Any
+        self, xp: ModuleType, dtype: object, device: object
     ) -> tuple[Array, Array]:
         """Site of every entry of the T x T matrix G, and the factor that turns g_z into G."""
         if self.symmetric:
@@ -468,5 +468,5 @@ def _weighted_sums(weights: Array, x: Array) -> Array:
     return gx
 
 
-def _itemsize(xp: ModuleType, dtype: Any) -> int:
+def _itemsize(xp: ModuleType, dtype: object) -> int:
     return int(xp.finfo(dtype).bits) // 8

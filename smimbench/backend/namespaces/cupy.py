@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from importlib.resources import files
+from types import ModuleType
 from typing import Any
 
 import array_api_compat
@@ -128,7 +129,7 @@ def normals_source() -> str:
     return files(__package__).joinpath("philox.cu").read_text(encoding="utf-8")
 
 
-def free_memory(cupy: Any) -> int:
+def free_memory(cupy: ModuleType) -> int:
     """Bytes still available for arrays on the current GPU."""
     pool = cupy.get_default_memory_pool()
     free, _ = cupy.cuda.runtime.memGetInfo()
@@ -177,7 +178,7 @@ def _installed_cupy() -> list[str]:
     )
 
 
-def _load_cupy() -> tuple[Any, bool]:
+def _load_cupy() -> tuple[ModuleType, bool]:
     """Import CuPy and report whether it finds a device; a build for another CUDA or NumPy may fail at either step."""
     import cupy
 

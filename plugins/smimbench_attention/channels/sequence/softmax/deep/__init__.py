@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -117,7 +116,7 @@ def _sets(
     scrambles: int,
     seed: int,
     runs: int,
-) -> Any:
+) -> object:
     """Points and their numbers for ``kernel.integrate_samples``.
 
     Its two estimates use ``trial_points`` and ``all_points`` of a scramble. The first axis counts ``runs``. Rows are normal

@@ -5,8 +5,6 @@ Checked on any machine in Numba's simulator, and against the host on a device by
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import cuda
 
@@ -35,7 +33,7 @@ def _integrate_samples(u, omega, reach, level, rule, totals, error):
 
 
 def device_sums(
-    u: Array, omega: Array, rule: Any, reach: Array, level: Array
+    u: Array, omega: Array, rule: object, reach: Array, level: Array
 ) -> tuple[Array, Array]:
     """Integrals on a CUDA device, one thread per sample; arrays stay on the device (see ``host_sums``)."""
     xp = namespace(u)

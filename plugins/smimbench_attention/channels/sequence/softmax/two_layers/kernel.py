@@ -24,7 +24,6 @@ The scheme is derived, checked by tests/channels/sequence/test_softmax_posterior
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from numba import njit
@@ -522,7 +521,7 @@ _host_kernel = compiled(_integrate_block)
 
 
 def host_sums(
-    u: Array, omega: Array, rule: Any, reach: Array, level: Array
+    u: Array, omega: Array, rule: object, reach: Array, level: Array
 ) -> tuple[Array, Array]:
     """Integrals over the boxes of a block of samples, for NumPy arrays.
 
