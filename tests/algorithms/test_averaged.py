@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from smimbench_attention.algorithms.adam import Adam
 from smimbench_attention.algorithms.averaged import Averaged, mean_signal
 from smimbench_attention.algorithms.sgd import Sgd
@@ -235,8 +236,8 @@ def test_eigenvectors_of_several_starts_are_one_up_to_their_sign(problem, parame
         mean.theory(problem, 3.0, Conditions()).document(),
     )
     for key in ("mse", "mse_error"):
-        np.testing.assert_allclose(averaged[key], alone[key], rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(
+        assert_allclose(averaged[key], alone[key], rtol=1e-9, atol=1e-9)
+    assert_allclose(
         averaged.get("squared_cosine", 0), alone.get("squared_cosine", 0), rtol=1e-9
     )
     instance = problem.instance(3.0, 60 if problem.model.rank == "low" else 20, 0)
@@ -248,7 +249,7 @@ def test_eigenvectors_of_several_starts_are_one_up_to_their_sign(problem, parame
                 algorithm.estimate(algorithm.step(problem, data, state)[0])
             )["mse"]
         )
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+    assert_allclose(found[1], found[0], rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +264,5 @@ def test_the_same_for_signals_of_another_length(channel, scale):
             .theory(problem, 3.0, Conditions())
             .document()
         )
-    np.testing.assert_allclose(mean["mse"], alone["mse"], rtol=1e-9)
-    np.testing.assert_allclose(
-        mean["squared_cosine"], alone["squared_cosine"], rtol=1e-9
-    )
+    assert_allclose(mean["mse"], alone["mse"], rtol=1e-9)
+    assert_allclose(mean["squared_cosine"], alone["squared_cosine"], rtol=1e-9)

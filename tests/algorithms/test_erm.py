@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from scipy.integrate import quad
 from scipy.optimize import minimize_scalar
 from smimbench_attention.algorithms.averaged import Averaged
@@ -66,9 +67,9 @@ def test_slopes_are_derivatives(name):
     for y in (-1.0, 1.0):
         step = 1e-5
         numeric = (loss.value(y, z + step) - loss.value(y, z - step)) / (2 * step)
-        np.testing.assert_allclose(loss.slope(y, z), numeric, atol=1e-9)
+        assert_allclose(loss.slope(y, z), numeric, atol=1e-9)
         numeric = (loss.slope(y, z + step) - loss.slope(y, z - step)) / (2 * step)
-        np.testing.assert_allclose(loss.curvature(y, z), numeric, atol=1e-9)
+        assert_allclose(loss.curvature(y, z), numeric, atol=1e-9)
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.45, 1.3])
@@ -103,9 +104,7 @@ def test_noiseless_labels_leave_what_they_do_not_span(components):
     for alpha, left in ((0.2, 0.6), (0.49, 0.02), (0.7, 0.0), (50.0, 0.0)):
         for algorithm in (Erm(), Erm(penalty=1e-9)):
             found = algorithm.theory(problem, alpha, Conditions()).mse
-            np.testing.assert_allclose(
-                found, left * np.ones(np.shape(found)), atol=1e-8
-            )
+            assert_allclose(found, left * np.ones(np.shape(found)), atol=1e-8)
 
 
 def test_best_ridge_of_signs_is_known():
@@ -152,14 +151,14 @@ def test_sampled_integrals_agree_with_quadrature(monkeypatch):
     monkeypatch.setattr(integrals, "_sites_are_independent", lambda problem: False)
     sampled = minima(PROBIT, 1.0, "logistic", 0.20000001)[1]
     for one, other in zip(exact.overlaps, sampled.overlaps):
-        np.testing.assert_allclose(one, other, rtol=0.05)
+        assert_allclose(one, other, rtol=0.05)
     assert sampled.training_loss == pytest.approx(exact.training_loss, rel=0.05)
 
 
 def test_several_components_are_as_many_problems():
     two = sequence("linear", noise=0.3, components=2)
     one = Erm(penalty=0.1).theory(LINE, 0.6, Conditions())
-    np.testing.assert_allclose(
+    assert_allclose(
         Erm(penalty=0.1).theory(two, 0.6, Conditions()).mse, one.mse[0], rtol=1e-9
     )
 

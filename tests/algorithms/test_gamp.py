@@ -5,6 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from smimbench_attention.algorithms.gamp import LARGEST_EXCESS, Gamp
 from smimbench_attention.algorithms.gamp.step_size import (
     CONTROLS,
@@ -114,7 +115,7 @@ def test_attention_steps_are_the_dense_iteration(damping, monkeypatch):
         )
         S, V, onsager, *_ = dense
         fell = old_V > 2 * V
-        np.testing.assert_allclose(algorithm.estimate(state)[0], S, atol=1e-7)
+        assert_allclose(algorithm.estimate(state)[0], S, atol=1e-7)
         assert float(state.V[0, 0]) == pytest.approx(V, rel=1e-8)
         assert float(state.Gamma[0, 0]) == pytest.approx(onsager, rel=1e-7)
         assert float(info.predicted_overlap[0]) == pytest.approx(1.5 - V, abs=1e-8)
@@ -144,8 +145,8 @@ def test_sequence_steps_are_the_dense_iteration():
         B = np.einsum("npm,nmd->pd", g, x) + A @ W
         V = np.linalg.inv(np.eye(2) + A)
         W = V @ B
-        np.testing.assert_allclose(algorithm.estimate(state), W, atol=1e-10)
-        np.testing.assert_allclose(state.V, V, atol=1e-12)
+        assert_allclose(algorithm.estimate(state), W, atol=1e-10)
+        assert_allclose(state.V, V, atol=1e-12)
 
 
 @pytest.mark.parametrize(("components", "tokens"), [(1, 1), (1, 3), (2, 2)])
@@ -158,10 +159,10 @@ def test_gaussian_everything_ends_at_the_exact_posterior_mean(components, tokens
     x = instance.inputs.reshape(-1, D) / math.sqrt(D)
     y = np.moveaxis(instance.labels, 1, 2).reshape(-1, components)
     exact = np.linalg.solve(x.T @ x + noise * np.eye(D), x.T @ y).T
-    np.testing.assert_allclose(estimate, exact, atol=1e-9)
+    assert_allclose(estimate, exact, atol=1e-9)
     through_the_loop = run(problem, 0.9, D)
     assert through_the_loop.status is Status.OK
-    np.testing.assert_allclose(through_the_loop.estimate, exact, atol=2e-3)
+    assert_allclose(through_the_loop.estimate, exact, atol=2e-3)
 
 
 def test_a_wrong_account_of_its_own_error_shows_in_the_information_ratio():
@@ -329,7 +330,7 @@ def test_a_strong_sample_neither_oscillates_nor_moves_the_fixed_point():
     )
     assert float(info.residual) < 1e-5
     assert info.damping == pytest.approx(1 - CONTROLS["extensive"].largest)
-    np.testing.assert_allclose(own, damped, atol=1e-4)
+    assert_allclose(own, damped, atol=1e-4)
     _, alike = iterate(problem, instance, 150, algorithm=Gamp(damping=info.damping))
     assert float(alike.residual) > 0.1
 
@@ -411,8 +412,8 @@ def test_slow_aligned_steps_are_extrapolated(dtype, angle):
             problem, step, change, overlaps, squared, error, np.sqrt(squared[0])
         )
     assert factors[:-1] == [1.0] * (5)
-    np.testing.assert_allclose(factors[-1], 1.0 if angle else 1 / 0.03, rtol=1e-4)
-    np.testing.assert_allclose(x, where(t) if angle else end, atol=1e-3)
+    assert_allclose(factors[-1], 1.0 if angle else 1 / 0.03, rtol=1e-4)
+    assert_allclose(x, where(t) if angle else end, atol=1e-3)
     assert step.weight.dtype == dtype
 
 
@@ -457,7 +458,7 @@ def test_an_informed_start_is_taken_and_stays(rng):
     )
     assert float(state.V[0, 0]) == pytest.approx(0.1)
     ends = [iterate(problem, instance, 200, s)[0] for s in (start, None)]
-    np.testing.assert_allclose(ends[0], ends[1], atol=1e-9)
+    assert_allclose(ends[0], ends[1], atol=1e-9)
 
 
 def test_where_the_prior_mean_is_blind_the_start_is_random_and_small():

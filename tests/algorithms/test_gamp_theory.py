@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from smimbench_attention.algorithms.gamp import Gamp
 from smimbench_attention.algorithms.gamp import theory as gamp_theory
 from smimbench_attention.algorithms.gamp.assumed import (
@@ -42,7 +43,7 @@ def test_it_ends_at_the_fixed_point(problem):
     found = path(problem, alpha)
     expected = solve(problem, [alpha])[0]
     assert found["iteration"] == list(range(len(found["mse"])))
-    np.testing.assert_allclose(found["mse"][-1], expected.mse, rtol=0.02)
+    assert_allclose(found["mse"][-1], expected.mse, rtol=0.02)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_matrices_start_and_end_where_theory_does():
     )
     assert (np.diff(found) < 0).all()
     assert 0 <= found[-1] < 1e-9
-    np.testing.assert_allclose(
+    assert_allclose(
         found,
         np.ravel(path(WISHART, alpha, iterations=40)["mse"]),
         rtol=1e-9,
@@ -146,7 +147,7 @@ def test_matrices_start_and_end_where_theory_does():
             iterations=40,
         )["mse"]
     )
-    np.testing.assert_allclose(
+    assert_allclose(
         found[0], float(WISHART.prior.overlap(np.array([[4.0]])).V[0, 0]), rtol=0.1
     )
     assert (np.diff(found) < 0).all()
@@ -183,7 +184,7 @@ def test_on_the_line_sampled_steps_are_those_of_the_line():
             Orders.bayes_optimal(one, V)
         )
         for sampled, exact in zip(step, line):
-            np.testing.assert_allclose(sampled, exact, atol=10 * SMALLEST_ERROR)
+            assert_allclose(sampled, exact, atol=10 * SMALLEST_ERROR)
 
 
 def test_a_path_that_is_not_known_is_refused(monkeypatch):

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from smimbench_attention.algorithms.adam import Adam, AdamW
 from smimbench_attention.algorithms.gradient.loss import loss_gradient, surrogate
 from smimbench_attention.algorithms.sgd import Sgd
@@ -407,7 +408,7 @@ def test_loss_and_gradient_are_those_of_the_loss_written_out(problem, rng):
         step = np.zeros_like(W)
         step[index] = 1e-5
         numeric[index] = (loss(step) - loss(-step)) / 2e-5
-    np.testing.assert_allclose(
+    assert_allclose(
         found.gradient.reshape(W.shape),
         numeric,
         rtol=1e-5,
@@ -444,7 +445,7 @@ def test_steps_are_those_of_the_textbook(problem, loss, descended):
         m, v = b1 * m + (1 - b1) * gradient, b2 * v + (1 - b2) * gradient**2
         before = W
         W = W - eta * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + epsilon)
-        np.testing.assert_allclose(state.factor, W, rtol=1e-9, atol=1e-11)
+        assert_allclose(state.factor, W, rtol=1e-9, atol=1e-11)
         assert np.isfinite(float(info.residual))
         assert float(info.residual) > 0
     assert not np.allclose(before, W)
@@ -453,7 +454,7 @@ def test_steps_are_those_of_the_textbook(problem, loss, descended):
         if problem.model.kappa == 2
         else W
     )
-    np.testing.assert_allclose(algorithm.estimate(state), signal, atol=1e-10)
+    assert_allclose(algorithm.estimate(state), signal, atol=1e-10)
 
 
 def test_the_start_is_standard_normal_and_as_wide_as_asked():

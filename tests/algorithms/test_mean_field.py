@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import ndtr
 from smimbench_attention.algorithms.adam import Adam
 from smimbench_attention.algorithms.gradient import mean_field
@@ -134,13 +135,9 @@ def test_linear_labels_follow_the_spectrum(alpha, noise, rule, tokens):
     )
     error, residual = linear(alpha * tokens, noise, steps, eta, m, nesterov, decay)
     path, at = found.trajectory, np.array(found.trajectory["iteration"])
-    np.testing.assert_allclose(np.ravel(path["mse"]), error[at], rtol=1e-6)
-    np.testing.assert_allclose(
-        path["train_error"], tokens * residual[at], rtol=1e-6, atol=1e-12
-    )
-    np.testing.assert_allclose(
-        path["test_error"], tokens * (error[at] + noise), rtol=1e-6
-    )
+    assert_allclose(np.ravel(path["mse"]), error[at], rtol=1e-6)
+    assert_allclose(path["train_error"], tokens * residual[at], rtol=1e-6, atol=1e-12)
+    assert_allclose(path["test_error"], tokens * (error[at] + noise), rtol=1e-6)
     assert found.mse == pytest.approx(error[-1], rel=1e-6)
     assert not found.mse_error.any()
 
@@ -161,7 +158,7 @@ def test_linear_labels_stay_where_they_have_converged(tokens, steps):
         problem, 2.0, Conditions()
     )
     error, _ = linear(2.0 * tokens, 0.3, steps, 0.3)
-    np.testing.assert_allclose(
+    assert_allclose(
         np.ravel(found.trajectory["mse"]),
         error[found.trajectory["iteration"]],
         rtol=1e-6,
@@ -425,7 +422,7 @@ def test_predictions_for_runs_of_the_algorithm(problem, algorithm, monkeypatch):
     found = algorithm.theory(problem, 2.0, Conditions(40, starts=starts))
     assert found.at_size
     at = np.array(found.trajectory["iteration"])
-    np.testing.assert_array_equal(found.trajectory["samples"], np.array(samples)[at])
+    assert_array_equal(found.trajectory["samples"], np.array(samples)[at])
     mean, spread = (
         errors.mean(axis=0)[at],
         errors.std(axis=0, ddof=1)[at] / math.sqrt(60),

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from scipy import stats
 from scipy.special import ndtr
 from smimbench_attention.algorithms.gradient import online, online_fields
@@ -46,14 +47,12 @@ def test_phase_retrieval_has_its_closed_form():
     fields = online_fields.local_fields(Retrieval(), "squared", np.full((1, 1, 1), T))
     found = fields(np.full((2, 1, 1, 1), M), np.full((2, 1, 1, 1), Q))
     on_teacher, on_student, square = (part.ravel() for part in found)
-    np.testing.assert_allclose(
+    assert_allclose(
         on_teacher * M + on_student * Q, 4 * (3 * Q**2 - Q * T - 2 * M**2), rtol=1e-10
     )
-    np.testing.assert_allclose(
-        on_teacher * T + on_student * M, 12 * M * (Q - T), rtol=1e-10
-    )
+    assert_allclose(on_teacher * T + on_student * M, 12 * M * (Q - T), rtol=1e-10)
     sixth, mixed = 15 * Q**3, 3 * Q**2 * T + 12 * Q * M**2
-    np.testing.assert_allclose(
+    assert_allclose(
         square, 16 * (sixth - 2 * mixed + 3 * T**2 * Q + 12 * T * M**2), rtol=1e-10
     )
 

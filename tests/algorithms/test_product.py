@@ -6,6 +6,7 @@ import itertools
 import array_api_compat
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
@@ -101,11 +102,9 @@ def test_it_runs_and_stays_where_it_was_put(backend, model, channel, prior, algo
     metrics = instance.metrics(estimate)
     assert all(np.isfinite(v) for values in metrics.values() for v in values)
     for array, kept in zip((data.inputs, data.labels), before):
-        np.testing.assert_array_equal(to_host(array), kept)
+        assert_array_equal(to_host(array), kept)
     plain, _ = estimate_after(problem, item, instance.data(get_backend()), 2)
-    np.testing.assert_allclose(
-        unsigned(estimate), unsigned(plain), rtol=1e-5, atol=1e-7
-    )
+    assert_allclose(unsigned(estimate), unsigned(plain), rtol=1e-5, atol=1e-7)
 
 
 LINE, LAYER = sequence("linear", noise=0.3), sequence()
@@ -143,13 +142,11 @@ def test_streams_and_single_precision_change_little(name, parameters, problem, h
             problem.instance(alpha, D).data(get_backend(), stream=True),
             3,
         )
-        np.testing.assert_allclose(
-            unsigned(found), unsigned(expected), rtol=1e-6, atol=1e-9
-        )
+        assert_allclose(unsigned(found), unsigned(expected), rtol=1e-6, atol=1e-9)
     else:
         data = problem.instance(alpha, D, dtype="float32").data(
             get_backend("numpy", "float32")
         )
         found, _ = estimate_after(problem, item, data, 3)
         assert found.dtype == np.float32
-        np.testing.assert_allclose(unsigned(found), unsigned(expected), atol=1e-2)
+        assert_allclose(unsigned(found), unsigned(expected), atol=1e-2)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from smimbench_attention.channels.attention.hardmax import AttentionHardmax
 from smimbench_attention.channels.attention.softmax import AttentionSoftmax
 from smimbench_attention.channels.linear import AttentionLinear, SequenceLinear
@@ -247,14 +248,12 @@ def test_every_namespace_and_float32_give_the_same(channel, v, backend, rng):
     shapes = (20, P, C), (P, P), (20, P, C, P, C)
     for one, other, shape in zip(found[: 2 + full], expected[: 2 + full], shapes):
         assert_placed(one, backend, shape)
-        np.testing.assert_allclose(to_host(one), other, atol=1e-8)
+        assert_allclose(to_host(one), other, atol=1e-8)
     assert float(found.error) == pytest.approx(float(expected.error), rel=1e-6)
     if full:
         log_z = channel.log_partition(*arrays)
         assert_placed(log_z, backend, (20,))
-        np.testing.assert_allclose(
-            to_host(log_z), channel.log_partition(y, omega, V), atol=1e-8
-        )
+        assert_allclose(to_host(log_z), channel.log_partition(y, omega, V), atol=1e-8)
     batch = [np.stack([a, scale * a]) for a, scale in ((Q, 0.5), (V, 0.2))]
     several = information(channel, *(backend.asarray(a) for a in batch))
     for part in (
@@ -264,7 +263,7 @@ def test_every_namespace_and_float32_give_the_same(channel, v, backend, rng):
         assert tuple(part.shape) == (2, P, P)
     assert_placed(several.value, backend, (2, P, P))
     alone = information(channel, batch[0][1], batch[1][1]).value
-    np.testing.assert_allclose(to_host(several.value)[1], alone, rtol=1e-12)
+    assert_allclose(to_host(several.value)[1], alone, rtol=1e-12)
     if backend.name != "numpy":
         return
     short = [
@@ -277,7 +276,7 @@ def test_every_namespace_and_float32_give_the_same(channel, v, backend, rng):
     )
     for one, other in zip(found[: 2 + full], exact[: 2 + full]):
         assert one.dtype == np.float32
-        np.testing.assert_allclose(one, other, atol=1e-4)
+        assert_allclose(one, other, atol=1e-4)
 
 
 @pytest.mark.parametrize(

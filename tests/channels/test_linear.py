@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import multivariate_normal
 from smimbench_attention.channels.linear import AttentionLinear, SequenceLinear
 
@@ -74,15 +75,15 @@ def test_posterior_and_log_partition_are_gaussian_conditioning(
     gain = prior @ A.T @ np.linalg.inv(marginal)
     covariance = prior - gain @ A @ prior
     blocks = covariance.reshape(P, C, P, C)
-    np.testing.assert_allclose(
+    assert_allclose(
         to_host(found.covariance), np.einsum("pcqc->pq", blocks) / C, atol=1e-12
     )
     for mu in range(n):
         expected = A @ omega[mu].ravel()
         mean = omega[mu].ravel() + gain @ (y[mu].ravel() - expected)
-        np.testing.assert_allclose(to_host(found.mean)[mu].ravel(), mean, atol=1e-12)
+        assert_allclose(to_host(found.mean)[mu].ravel(), mean, atol=1e-12)
         moment = np.outer(mean, mean) + covariance
-        np.testing.assert_allclose(
+        assert_allclose(
             to_host(found.second_moment)[mu].reshape(moment.shape), moment, atol=1e-12
         )
         logarithm = multivariate_normal(expected, marginal).logpdf(y[mu].ravel())
@@ -100,9 +101,7 @@ def test_information_of_a_batch(backend, channel):
     _, noise = observation(channel)
     A, _ = observation(channel)
     expected = np.sum(1 / (V + noise / np.diag(A) ** 2), axis=-1, keepdims=True)
-    np.testing.assert_allclose(
-        to_host(found), np.broadcast_to(expected, (2, 3, 1, 1)), rtol=1e-12
-    )
+    assert_allclose(to_host(found), np.broadcast_to(expected, (2, 3, 1, 1)), rtol=1e-12)
 
 
 def test_information_of_several_components_in_a_batch(backend, rng):
@@ -110,7 +109,7 @@ def test_information_of_several_components_in_a_batch(backend, rng):
     channel = SequenceLinear(3, components=2, noise=0.0)
     found = channel.information(backend.asarray(np.eye(2)), backend.asarray(V)).value
     assert_placed(found, backend, (2, 2, 2))
-    np.testing.assert_allclose(to_host(found), 3 * np.linalg.inv(V), rtol=1e-9)
+    assert_allclose(to_host(found), 3 * np.linalg.inv(V), rtol=1e-9)
 
 
 @pytest.mark.parametrize(("channel", "P"), CASES)
@@ -120,14 +119,12 @@ def test_noiseless_and_small_V_limits(rng, channel, P):
     omega, z, y = draw(rng, channel, 30, positive(rng, P), V)
     found = channel.posterior(y, omega, V)
     target = z if channel.noise == 0 else omega
-    np.testing.assert_allclose(
-        found.mean, target, atol=2e-15 if channel.noise == 0 else 1e-10
-    )
+    assert_allclose(found.mean, target, atol=2e-15 if channel.noise == 0 else 1e-10)
     if channel.noise == 0:
-        np.testing.assert_array_equal(found.covariance, np.zeros((P, P)))
+        assert_array_equal(found.covariance, np.zeros((P, P)))
         assert np.all((z != omega).any(axis=(0, 2)))
     else:
-        np.testing.assert_allclose(found.covariance, V, rtol=1e-9)
+        assert_allclose(found.covariance, V, rtol=1e-9)
 
 
 def test_a_component_that_is_known_does_not_break_the_posterior(rng):
@@ -135,8 +132,8 @@ def test_a_component_that_is_known_does_not_break_the_posterior(rng):
     y = rng.standard_normal((4, 2, 3))
     omega = rng.standard_normal((4, 2, 3))
     found = SequenceLinear(3, components=2, noise=0.5).posterior(y, omega, V)
-    np.testing.assert_array_equal(found.mean[:, 0], omega[:, 0])
-    np.testing.assert_allclose(found.mean[:, 1], omega[:, 1] + (y - omega)[:, 1] / 1.5)
+    assert_array_equal(found.mean[:, 0], omega[:, 0])
+    assert_allclose(found.mean[:, 1], omega[:, 1] + (y - omega)[:, 1] / 1.5)
     assert np.isfinite(
         SequenceLinear(3, components=2).posterior(y, omega, V).mean
     ).all()
@@ -162,4 +159,4 @@ def test_generalization_error_is_that_of_predictions(rng, channel, P):
         )
         assert found[key].error == 0
     batch = channel.generalization_error(np.stack([Q, Q]), np.stack([V, 0 * V]))
-    np.testing.assert_allclose(batch["bayes"].value, [float(found["bayes"].value), 0])
+    assert_allclose(batch["bayes"].value, [float(found["bayes"].value), 0])

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
@@ -136,11 +137,9 @@ def test_errors_of_prediction(noise, Q, V):
     omega = math.sqrt(Q) * nodes
     bayes = mean(omega, math.sqrt(V + noise))
     plugin = mean(omega, math.sqrt(noise))
-    np.testing.assert_allclose(found["constant"], 2 * square, rtol=1e-9)
-    np.testing.assert_allclose(
-        found["bayes"], 2 * (square - weights @ bayes**2), rtol=1e-6
-    )
-    np.testing.assert_allclose(
+    assert_allclose(found["constant"], 2 * square, rtol=1e-9)
+    assert_allclose(found["bayes"], 2 * (square - weights @ bayes**2), rtol=1e-6)
+    assert_allclose(
         found["plugin"],
         2 * (square + weights @ (plugin**2 - 2 * bayes * plugin)),
         rtol=1e-4,
@@ -152,11 +151,9 @@ def test_errors_of_prediction_as_the_error_vanishes():
     V = 1e-13
     signs = _errors(0.0, 1.0, V)
     slope = V / (0.3 * math.sqrt(1 + 2 / 0.3))
-    np.testing.assert_allclose(signs["plugin"], 8 / math.pi * math.sqrt(V), rtol=1e-10)
-    np.testing.assert_allclose(
-        signs["bayes"], 8 / math.pi * math.sqrt(V / 2), rtol=1e-10
-    )
-    np.testing.assert_allclose(
+    assert_allclose(signs["plugin"], 8 / math.pi * math.sqrt(V), rtol=1e-10)
+    assert_allclose(signs["bayes"], 8 / math.pi * math.sqrt(V / 2), rtol=1e-10)
+    assert_allclose(
         [_errors(0.3, 1.0, V)[kind] for kind in ("bayes", "plugin")],
         4 / math.pi * slope,
         rtol=1e-10,

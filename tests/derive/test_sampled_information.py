@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from smimbench.derive.sampled_information import Labels, label_means
 from smimbench.numerics.linalg import symmetric_root
@@ -44,13 +45,13 @@ def test_information_of_a_gaussian_channel(components, correlation, noise_of_mea
     if (
         noise_of_means == 0.0 and components == 1
     ):  # with the posterior's second moment the control variates leave no noise
-        np.testing.assert_allclose(found.information, expected, rtol=1e-9)
+        assert_allclose(found.information, expected, rtol=1e-9)
     else:
         assert (
             np.abs(found.information - expected) < 4.5 * found.information_error + 1e-12
         ).all()
         assert found.information_error.max() < 0.05 * expected.max()
-    np.testing.assert_array_equal(found.information, found.information.T)
+    assert_array_equal(found.information, found.information.T)
     assert (found.effective > 100).all()
     assert not found.susceptibility.any()
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import smimbench
 from smimbench.backend.arrays import to_host
@@ -70,7 +71,7 @@ def test_labels_are_those_of_the_correlated_tokens(law, rng):
     C = matrix_of(law)
     D = 12
     one = problem_of(SEQUENCE, "linear", law).instance(1.0, D)
-    np.testing.assert_allclose(
+    assert_allclose(
         one.labels,
         np.einsum("ntd,pd->npt", one.inputs, one.signal) / np.sqrt(D),
         atol=1e-12,
@@ -81,7 +82,7 @@ def test_labels_are_those_of_the_correlated_tokens(law, rng):
         np.einsum("nad,de,nbe->nab", two.inputs, S, two.inputs) - C * np.trace(S)
     ) / np.sqrt(D)
     y = h - np.log(np.exp(h).sum(-1, keepdims=True))
-    np.testing.assert_allclose(two.labels, y, atol=1e-11)
+    assert_allclose(two.labels, y, atol=1e-11)
 
 
 @pytest.mark.parametrize("model", [SEQUENCE, ATTENTION])
@@ -102,17 +103,17 @@ def test_latents_are_whitened_and_the_adjoint_is_the_transpose(model, rng):
     )
     assert np.all(np.abs(z.mean(0)) < 5 * z.std(0) / np.sqrt(n))
     u = np.linalg.solve(np.linalg.cholesky(THREE), x)
-    np.testing.assert_allclose(z, problem.model.model.forward(u, S)[:, 0], atol=1e-12)
+    assert_allclose(z, problem.model.model.forward(u, S)[:, 0], atol=1e-12)
     g = rng.standard_normal((n, 1, problem.model.sites))
-    np.testing.assert_allclose(
+    assert_allclose(
         problem.model.adjoint(x, g), problem.model.model.adjoint(u, g), atol=1e-9
     )
     if model == ATTENTION:
         F = rng.standard_normal((1, D, 2))
         z, pull = problem.model.forward_gram(x, F)
         same, other = problem.model.model.forward_gram(u, F)
-        np.testing.assert_allclose(z, same, atol=1e-11)
-        np.testing.assert_allclose(pull(g), other(g), atol=1e-9)
+        assert_allclose(z, same, atol=1e-11)
+        assert_allclose(pull(g), other(g), atol=1e-9)
 
 
 def gaussian_posterior(problem, y, omega, V):
@@ -167,22 +168,18 @@ def test_gaussian_posteriors(model, channel, law, rng):
     )
     found = problem.channel.posterior(y, omega, V, second_moment=True)
     exact = [gaussian_posterior(problem, *each, V) for each in zip(y, omega)]
-    np.testing.assert_allclose(found.mean, [mean for mean, _ in exact], atol=1e-9)
+    assert_allclose(found.mean, [mean for mean, _ in exact], atol=1e-9)
     moments = [covariance + np.outer(mean, mean) for mean, covariance in exact]
-    np.testing.assert_allclose(
+    assert_allclose(
         np.reshape(found.second_moment, (4, P * C, P * C)), moments, atol=1e-9
     )
     covariance = np.reshape(exact[0][1], (P, C, P, C))
-    np.testing.assert_allclose(
-        found.covariance, np.einsum("pcqc->pq", covariance) / C, atol=1e-9
-    )
+    assert_allclose(found.covariance, np.einsum("pcqc->pq", covariance) / C, atol=1e-9)
     inverse = np.linalg.inv(V)
     information = (
         C * inverse - inverse @ np.einsum("pcqc->pq", covariance) @ inverse
     )  # E sum g g^T = - E sum dg/domega
-    np.testing.assert_allclose(
-        problem.channel.information(0 * V, V).value, information, rtol=1e-9
-    )
+    assert_allclose(problem.channel.information(0 * V, V).value, information, rtol=1e-9)
 
 
 @pytest.mark.parametrize("law", COVARIANCES)
@@ -205,8 +202,8 @@ def test_two_points_of_one_layer_on_tokens(law, rng):
             for s in (1, -1)
         ]
         mean.append(zeta * np.tanh((logs[0] - logs[1]) / 2))
-    np.testing.assert_allclose(found.mean[:, 0], mean, rtol=1e-9)
-    np.testing.assert_allclose(
+    assert_allclose(found.mean[:, 0], mean, rtol=1e-9)
+    assert_allclose(
         found.second_moment[:, 0, :, 0], z[:, 0, :, None] * z[:, 0, None, :], rtol=1e-9
     )
 
@@ -506,4 +503,4 @@ def test_a_device_gives_the_same_numbers(backend, rng):
             *map(backend.asarray, (y, omega, V)), second_moment=True
         )
         for one, other in zip(host[:3], there[:3]):
-            np.testing.assert_allclose(one, to_host(other), atol=1e-10)
+            assert_allclose(one, to_host(other), atol=1e-10)

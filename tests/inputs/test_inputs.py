@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
 from smimbench.backend.arrays import to_host
@@ -42,7 +43,7 @@ def test_the_default_is_the_stream_of_normal_numbers_and_not_part_of_a_key():
     signal, shape = np.ones((1, 333)), (900, 3, 333)  # several blocks
     for dtype in ("float64", "float32"):
         x, _ = plain.draw(signal, 900, np.random.default_rng(5), dtype)
-        np.testing.assert_array_equal(
+        assert_array_equal(
             x, np.random.default_rng(5).standard_normal(shape).astype(dtype)
         )
 
@@ -61,7 +62,7 @@ def test_heavy_tails_are_student_t_of_variance_one(degrees):
 
 def test_tokens_on_the_sphere_have_its_radius_and_the_law_of_its_coordinates():
     x = problem_of("sphere").instance(200.0, 4).inputs
-    np.testing.assert_allclose(np.sum(x * x, axis=-1), 4, rtol=1e-12)
+    assert_allclose(np.sum(x * x, axis=-1), 4, rtol=1e-12)
     # x_1^2 / D is Beta(1/2, (D - 1)/2)
     assert (
         stats.kstest(np.ravel(x[:, :, 0] ** 2) / 4, stats.beta(0.5, 1.5).cdf).pvalue
@@ -260,14 +261,14 @@ def test_they_are_drawn_everywhere(backend, name, model):
     there = np.asarray(device.inputs) if backend.device is None else None
     for x in (host.inputs, fresh, there):
         if x is not None and name == "sphere":
-            np.testing.assert_allclose(np.sum(x * x, axis=-1), 16, rtol=1e-12)
+            assert_allclose(np.sum(x * x, axis=-1), 16, rtol=1e-12)
         if x is not None and name == "heavy-tails":
             assert (
                 stats.kstest(np.ravel(x), stats.t(5, scale=np.sqrt(0.6)).cdf).pvalue
                 > 1e-3
             )
     exact = problem.channel.forward(problem.model.forward(fresh, host.signal))
-    np.testing.assert_array_equal(labels, exact)
+    assert_array_equal(labels, exact)
 
 
 def test_no_theory_is_claimed_where_none_is_known(tmp_path, capsys):
@@ -331,10 +332,10 @@ def test_a_wrong_name_or_parameter_is_one_line(tmp_path):
 def test_one_hot_tokens_have_one_entry_the_identity_and_no_gaussian_sums():
     x = problem_of("one-hot").instance(400.0, 6).inputs
     assert (np.count_nonzero(x, axis=-1) == 1).all()
-    np.testing.assert_allclose(np.sum(x * x, axis=-1), 6)
+    assert_allclose(np.sum(x * x, axis=-1), 6)
     flat = x.reshape(-1, 6)
-    np.testing.assert_allclose(flat.T @ flat / len(flat), np.eye(6), atol=0.3)
-    np.testing.assert_allclose(flat.mean(axis=0), 0, atol=0.15)
+    assert_allclose(flat.T @ flat / len(flat), np.eye(6), atol=0.3)
+    assert_allclose(flat.mean(axis=0), 0, atol=0.15)
     assert {one.status for one in check(problem_of("one-hot").inputs)} == {
         "passed",
         "skipped",
@@ -352,11 +353,11 @@ def test_all_inputs_meet_the_same_teachers():
     )
     signals = [problem_of(name).instance(1.0, 12, 2).signal for name in names]
     for signal in signals[1:]:
-        np.testing.assert_array_equal(signal, signals[0])
+        assert_array_equal(signal, signals[0])
     gaussian, sphere = (
         problem_of(name).instance(1.0, 12, 2).inputs for name in names[:2]
     )
-    np.testing.assert_allclose(
+    assert_allclose(
         sphere, gaussian * np.sqrt(12 / np.sum(gaussian**2, axis=-1, keepdims=True))
     )
     assert not np.array_equal(

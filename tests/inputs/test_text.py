@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from smimbench_attention.inputs.text import Text, _embedded, mutual_information
 
 from smimbench.problem.problem import Problem, ProblemError
@@ -52,7 +53,7 @@ def test_mutual_information_by_hand():
     """Sentences "a b a" and "b c": at a distance of one N_ab = N_ba = 2, N_bc = N_cb = 1, and a never meets c."""
     P = mutual_information([np.array([0, 1, 0]), np.array([1, 2])], 3, 1).toarray()
     # N = 6, N_a = 2, N_b = 3, N_c = 1
-    np.testing.assert_allclose(
+    assert_allclose(
         P, math.log(2) * np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]]), atol=1e-15
     )
     # At two, "a b a" adds N_aa = 2: N = 8, N_a = 4, and log(2 * 8 / 4^2) = 0 as well.
@@ -60,7 +61,7 @@ def test_mutual_information_by_hand():
     wanted = np.zeros((3, 3))
     wanted[0, 1] = wanted[1, 0] = math.log(2 * 8 / (4 * 3))
     wanted[1, 2] = wanted[2, 1] = math.log(1 * 8 / (3 * 1))
-    np.testing.assert_allclose(P, wanted, atol=1e-15)
+    assert_allclose(P, wanted, atol=1e-15)
 
 
 @pytest.mark.parametrize("window", [1, 4])
@@ -77,9 +78,7 @@ def test_mutual_information_counts_pairs(window):
         P = np.nan_to_num(
             np.maximum(np.log(N * N.sum() / np.outer(N.sum(0), N.sum(0))), 0), nan=0
         )
-    np.testing.assert_allclose(
-        mutual_information(sentences, 12, window).toarray(), P, atol=1e-14
-    )
+    assert_allclose(mutual_information(sentences, 12, window).toarray(), P, atol=1e-14)
 
 
 def test_vectors_span_the_leading_singular_space(tmp_path):
@@ -102,14 +101,10 @@ def test_vectors_span_the_leading_singular_space(tmp_path):
     ).toarray()
     U = np.linalg.svd(P)[0][:, :6]
     basis = np.column_stack([vectors, np.ones(len(vectors))])  # less their mean
-    np.testing.assert_allclose(
-        basis @ np.linalg.lstsq(basis, U, rcond=None)[0], U, atol=1e-8
-    )
+    assert_allclose(basis @ np.linalg.lstsq(basis, U, rcond=None)[0], U, atol=1e-8)
     weights = np.array([flat.count(word) for word in number]) / len(flat)
-    np.testing.assert_allclose(weights @ vectors, 0, atol=1e-10)
-    np.testing.assert_allclose(
-        vectors.T @ (weights[:, None] * vectors), np.eye(6), atol=1e-9
-    )
+    assert_allclose(weights @ vectors, 0, atol=1e-10)
+    assert_allclose(vectors.T @ (weights[:, None] * vectors), np.eye(6), atol=1e-9)
 
 
 def test_what_is_used_is_nearly_white():
@@ -134,9 +129,7 @@ def test_the_halves_of_the_vocabulary_have_no_word_in_common(tmp_path):
     for i, word in enumerate(ranked):
         weights[i] = flat.count(word) * (i % 4 in (0, 3))
     weights /= weights.sum()
-    np.testing.assert_allclose(
-        vectors.T @ (weights[:, None] * vectors), np.eye(6), atol=1e-9
-    )
+    assert_allclose(vectors.T @ (weights[:, None] * vectors), np.eye(6), atol=1e-9)
 
 
 def test_samples_are_consecutive_words_of_the_other_sentences(tmp_path):
@@ -155,9 +148,7 @@ def test_samples_are_consecutive_words_of_the_other_sentences(tmp_path):
         np.random.default_rng(1), len(samples), 3, 5
     )
     rows = (x.reshape(len(samples), -1) for x in (vectors[samples], drawn))
-    np.testing.assert_array_equal(
-        *(x[np.lexsort(x.T)] for x in rows)
-    )  # each of them once
+    assert_array_equal(*(x[np.lexsort(x.T)] for x in rows))  # each of them once
 
 
 @pytest.mark.parametrize("normalized", [False, True])
@@ -169,12 +160,12 @@ def test_shuffling_keeps_the_words_and_ends_their_correlation(normalized):
     D = 32
     plain, shuffled = (text.draw(np.random.default_rng(3), n, 2, D) for text in texts)
     for feature in (0, 31):
-        np.testing.assert_array_equal(
+        assert_array_equal(
             np.sort(plain[:, :, feature].ravel()),
             np.sort(shuffled[:, :, feature].ravel()),
         )
     if normalized:
-        np.testing.assert_allclose(np.sum(plain**2, axis=-1), D, rtol=1e-12)
+        assert_allclose(np.sum(plain**2, axis=-1), D, rtol=1e-12)
     centre = plain.mean(axis=(0, 1))
     products = [
         np.sum((x[:, 0] - centre) * (x[:, 1] - centre), axis=-1) / D
@@ -188,7 +179,7 @@ def test_shuffling_keeps_the_words_and_ends_their_correlation(normalized):
         products[0].mean() / np.mean(np.sum((plain - centre) ** 2, axis=-1) / D),
         rel=0.02,
     )
-    np.testing.assert_array_equal(texts[1].covariance(2, D), np.eye(2))
+    assert_array_equal(texts[1].covariance(2, D), np.eye(2))
 
 
 def test_its_covariance_is_one_of_correlated_tokens():
@@ -208,8 +199,8 @@ def test_the_same_text_gives_the_same_bits_and_another_is_refused(tmp_path):
     _embedded.cache_clear()
     again = problem_of(table).instance(10.0, 8, 1)
     for other in (two, again):
-        np.testing.assert_array_equal(one.inputs, other.inputs)
-        np.testing.assert_array_equal(one.labels, other.labels)
+        assert_array_equal(one.inputs, other.inputs)
+        assert_array_equal(one.labels, other.labels)
     spec = problem_of(table).spec["inputs"]
     assert len(spec["digest"]) == 16
     file.write_text(generated(300, seed=2))

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from smimbench_attention.models.attention_indexed import AttentionIndexed
 
 from smimbench.backend.arrays import to_host
@@ -42,7 +43,7 @@ def test_forward_is_the_definition(backend, rng, tokens, components, n, d):
     S = symmetric(rng, components, d, d)
     z = AttentionIndexed(tokens).forward(backend.asarray(x), backend.asarray(S))
     assert_placed(z, backend, (n, components, tokens * (tokens + 1) // 2))
-    np.testing.assert_allclose(to_host(z), slow_latents(x, S), rtol=1e-12, atol=1e-12)
+    assert_allclose(to_host(z), slow_latents(x, S), rtol=1e-12, atol=1e-12)
 
 
 def test_adjoint_normalisation_is_that_of_the_effective_channel(rng):
@@ -74,7 +75,7 @@ def test_chunking_does_not_show(rng):
     assert len(model.chunks(n, d, P)) > 1
     z = model.forward(x, S)
     for mu in (0, 1, 700, n - 1):
-        np.testing.assert_allclose(
+        assert_allclose(
             z[mu], slow_latents(x[mu : mu + 1], S)[0], rtol=1e-10, atol=1e-11
         )
     parts = sum(model.adjoint(x[s], g[s]) for s in model.chunks(n, d, P))
@@ -89,10 +90,8 @@ def test_chunking_does_not_show(rng):
                 * (g[mu, :, c] / math.sqrt(d * (1 + (a == b))))[:, None, None]
                 * Z
             )
-    np.testing.assert_allclose(
-        model.adjoint(x, g), single, atol=1e-10 * np.max(np.abs(single))
-    )
-    np.testing.assert_allclose(parts, single, atol=1e-10 * np.max(np.abs(single)))
+    assert_allclose(model.adjoint(x, g), single, atol=1e-10 * np.max(np.abs(single)))
+    assert_allclose(parts, single, atol=1e-10 * np.max(np.abs(single)))
 
 
 def test_overlap_and_alignment(backend, rng):
@@ -101,11 +100,11 @@ def test_overlap_and_alignment(backend, rng):
     B = symmetric(rng, 2, 7, 7)
     a = backend.asarray(A)
     b = backend.asarray(B)
-    np.testing.assert_allclose(
+    assert_allclose(
         to_host(model.overlap(a, b)),
         [np.trace(A[p] @ B[p]) / 7 for p in range(2)],
         rtol=1e-12,
     )
     swapped = backend.asarray(A[::-1].copy())
-    np.testing.assert_allclose(to_host(model.align(a, swapped, "permutations")), A)
-    np.testing.assert_allclose(to_host(model.align(a, swapped, "none")), A[::-1])
+    assert_allclose(to_host(model.align(a, swapped, "permutations")), A)
+    assert_allclose(to_host(model.align(a, swapped, "none")), A[::-1])

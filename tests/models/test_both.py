@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from smimbench_attention.models.attention_indexed import AttentionIndexed
 from smimbench_attention.models.sequence_multi_index import SequenceMultiIndex
 
@@ -56,12 +57,8 @@ def test_several_students_are_the_students_one_by_one(model, backend, rng):
     assert_placed(z, backend, (4, 5, 9, 3, sites))
     assert_placed(back, backend, S.shape)
     for place in np.ndindex(4, 5):
-        np.testing.assert_allclose(
-            to_host(z)[place], model.forward(x, S[place]), atol=1e-12
-        )
-        np.testing.assert_allclose(
-            to_host(back)[place], model.adjoint(x, g[place]), atol=1e-12
-        )
+        assert_allclose(to_host(z)[place], model.forward(x, S[place]), atol=1e-12)
+        assert_allclose(to_host(back)[place], model.adjoint(x, g[place]), atol=1e-12)
 
 
 @BOTH
@@ -76,14 +73,14 @@ def test_products_and_errors_are_sums_over_entries(model, backend, rng):
         (model.squared_error(a, b), np.sum((one - other) ** 2, axis=1) / 7),
     ):
         assert_placed(found, backend, expected.shape)
-        np.testing.assert_allclose(to_host(found), expected, rtol=1e-12)
+        assert_allclose(to_host(found), expected, rtol=1e-12)
 
 
 @BOTH
 def test_no_samples(model, rng):
     S = signals(rng, model, 1, 4)
     assert model.forward(np.empty((0, 2, 4)), S).shape == (0, 1, model.sites)
-    np.testing.assert_array_equal(
+    assert_array_equal(
         model.adjoint(np.empty((0, 2, 4)), np.empty((0, 1, model.sites))), 0 * S
     )
 

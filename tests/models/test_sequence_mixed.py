@@ -6,6 +6,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from smimbench_attention.models import sequence_mixed
 
 COMPILER = next(
@@ -43,8 +44,8 @@ def test_products_keep_the_digits_of_double_precision(tmp_path, rng, components)
 
     call(kernels.project, x, w, rows, size, z)
     call(kernels.push, x, g, rows, size, share, parts)
-    np.testing.assert_allclose(z, x.astype(float) @ w.T, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(parts.sum(0), g.T @ x.astype(float), rtol=0, atol=1e-12)
+    assert_allclose(z, x.astype(float) @ w.T, rtol=0, atol=1e-12)
+    assert_allclose(parts.sum(0), g.T @ x.astype(float), rtol=0, atol=1e-12)
 
 
 def test_the_source_has_the_sizes_that_the_callers_launch():

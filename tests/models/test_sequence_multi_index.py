@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from smimbench_attention.models.sequence_multi_index import SequenceMultiIndex
 
 from smimbench.backend.arrays import to_host
@@ -24,10 +25,10 @@ def test_forward_and_adjoint_are_the_definition(backend, rng, tokens, components
     back = model.adjoint(backend.asarray(x), backend.asarray(g))
     assert_placed(z, backend, (n, components, tokens))
     assert_placed(back, backend, (components, D))
-    np.testing.assert_allclose(
+    assert_allclose(
         to_host(z), np.einsum("pd,nmd->npm", W, x) / math.sqrt(D), atol=1e-12
     )
-    np.testing.assert_allclose(
+    assert_allclose(
         to_host(back), np.einsum("npm,nmd->pd", g, x) / math.sqrt(D), atol=1e-11
     )
     transpose = model.adjoint_scale(D) * np.sum(g * to_host(z))
@@ -79,7 +80,7 @@ def test_rotations_are_undone(backend, rng):
     R = np.linalg.qr(rng.standard_normal((3, 3)))[0]
     aligned = model.align(backend.asarray(W), backend.asarray(R @ W), "rotations")
     assert_placed(aligned, backend, (3, 40))
-    np.testing.assert_allclose(to_host(aligned), W, atol=1e-12)
+    assert_allclose(to_host(aligned), W, atol=1e-12)
     noisy = R @ W + rng.standard_normal((3, 40))
     error = np.sum((W - model.align(W, noisy, "rotations")) ** 2)
     for _ in range(200):
@@ -90,7 +91,7 @@ def test_rotations_are_undone(backend, rng):
 def test_aligning_an_orthogonal_estimate_keeps_it():
     W = np.array([[1.0, 0.0]])
     guess = np.array([[0.0, 2.0]])
-    np.testing.assert_array_equal(SequenceMultiIndex(1).align(W, guess, "signs"), guess)
+    assert_array_equal(SequenceMultiIndex(1).align(W, guess, "signs"), guess)
 
 
 def test_overlap_is_a_squared_cosine(backend, rng):
@@ -101,8 +102,8 @@ def test_overlap_is_a_squared_cosine(backend, rng):
     b = backend.asarray(B)
     cosine = np.diag(A @ B.T) / np.linalg.norm(A, axis=1) / np.linalg.norm(B, axis=1)
     assert_placed(model.overlap(a, b), backend, (2,))
-    np.testing.assert_allclose(to_host(model.overlap(a, b)), cosine**2, rtol=1e-12)
-    np.testing.assert_array_equal(to_host(model.overlap(a, b * 0)), [0, 0])
+    assert_allclose(to_host(model.overlap(a, b)), cosine**2, rtol=1e-12)
+    assert_array_equal(to_host(model.overlap(a, b * 0)), [0, 0])
 
 
 def test_no_dimension_has_no_scale():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from smimbench_attention.models.attention_indexed import AttentionIndexed
 from smimbench_attention.priors.bilinear import Bilinear
 
@@ -26,7 +27,7 @@ def test_latents_adjoint_and_factor_against_plain_sums(T):
     expected = np.stack(
         [np.einsum("ni,spij,nj->snp", x[:, a], S, x[:, b]) for a, b in pairs], axis=-1
     ) / np.sqrt(d)
-    np.testing.assert_allclose(z, expected, rtol=1e-12, atol=1e-12)
+    assert_allclose(z, expected, rtol=1e-12, atol=1e-12)
     g = rng.standard_normal(z.shape)
     back = (
         sum(
@@ -35,15 +36,15 @@ def test_latents_adjoint_and_factor_against_plain_sums(T):
         )
         / d**1.5
     )
-    np.testing.assert_allclose(model.adjoint(x, g), back, rtol=1e-11, atol=1e-12)
+    assert_allclose(model.adjoint(x, g), back, rtol=1e-11, atol=1e-12)
     latents, pull = model.forward_gram(x, factor)
-    np.testing.assert_allclose(latents, expected, rtol=1e-12, atol=1e-12)
+    assert_allclose(latents, expected, rtol=1e-12, atol=1e-12)
     dS = back / model.adjoint_scale(d)
     gradient = np.concatenate(
         [dS @ factor[..., half:, :], dS.swapaxes(-1, -2) @ factor[..., :half, :]],
         axis=-2,
     )
-    np.testing.assert_allclose(pull(g), gradient, rtol=1e-11, atol=1e-11)
+    assert_allclose(pull(g), gradient, rtol=1e-11, atol=1e-11)
     assert (model.kappa, model.sites) == (1.0, T * (T - 1))
 
 

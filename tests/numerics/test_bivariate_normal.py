@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from scipy import integrate
 from scipy.special import log_ndtr, ndtr, owens_t
 
@@ -73,17 +74,17 @@ def test_closed_forms():
         )
     x = np.linspace(-30, 8, 77)
     independent = log_cdf(x, x[::-1].copy(), 0.0)
-    np.testing.assert_allclose(
+    assert_allclose(
         independent.value, log_ndtr(x) + log_ndtr(x[::-1]), rtol=1e-12, atol=1e-15
     )
-    np.testing.assert_allclose(
+    assert_allclose(
         log_cdf(x, np.full_like(x, np.inf), 0.4).value,
         log_ndtr(x),
         rtol=1e-12,
         atol=1e-15,
     )
     both = np.exp(log_cdf(x, x - 1, 0.4).value) + np.exp(log_cdf(x, 1 - x, -0.4).value)
-    np.testing.assert_allclose(both, ndtr(x), rtol=1e-9, atol=1e-16)
+    assert_allclose(both, ndtr(x), rtol=1e-9, atol=1e-16)
 
 
 def difference(f, x, step):
@@ -108,9 +109,7 @@ def test_derivatives_are_those_of_the_value(r, width, rng):
         difference(lambda x: log_cdf(h, x, r).first, k, step),
     ]
     for found, expected in zip((exact.first, exact.second, *exact.hessian), numeric):
-        np.testing.assert_allclose(
-            found, expected, rtol=1e-8, atol=3e-9 * max(1, width / 4)
-        )
+        assert_allclose(found, expected, rtol=1e-8, atol=3e-9 * max(1, width / 4))
 
 
 @pytest.mark.parametrize("distance", [1e2, 1e4, 1e8, 1e15, 1e30])
@@ -122,11 +121,9 @@ def test_far_outside_only_the_corner_and_the_faces_matter(distance):
     inverse = np.linalg.inv([[1, r], [r, 1]])
     pull = inverse @ [distance, 0.9 * distance]
     first = corner.first[0], corner.second[0]
-    np.testing.assert_allclose(first, pull, rtol=5 / distance**2 + 1e-12)
+    assert_allclose(first, pull, rtol=5 / distance**2 + 1e-12)
     h11, h22, h12 = (float(v[0]) for v in corner.hessian)
-    np.testing.assert_allclose(
-        [[h11, h12], [h12, h22]], -inverse, atol=5 / distance**2 + 1e-12
-    )
+    assert_allclose([[h11, h12], [h12, h22]], -inverse, atol=5 / distance**2 + 1e-12)
     face = log_cdf(np.array([-distance]), np.array([0.5 * distance]), -r, hessian=True)
     assert face.first[0] == pytest.approx(distance, rel=2 / distance**2 + 1e-13)
     assert face.second[0] == 0 or face.second[0] < 1e-20
@@ -156,9 +153,7 @@ def test_sign_flips_the_correlation_elementwise(backend, rng):
         for one, other in zip(
             (*found[:3], *found.hessian), (*apart[:3], *apart.hessian)
         ):
-            np.testing.assert_allclose(
-                to_host(one)[pick], other[pick], rtol=1e-11, atol=1e-12
-            )
+            assert_allclose(to_host(one)[pick], other[pick], rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("r", [0.95, -1.0, 2.0, float("nan")])

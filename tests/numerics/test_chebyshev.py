@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from smimbench.numerics.chebyshev import NODES, values_by_panels
 
@@ -26,7 +27,7 @@ def test_smooth_functions_take_few_evaluations(rng, scale):
     x = scale * rng.standard_normal(20_000)
     found = values_by_panels(function, x, np.array([1e-9, 1e-9]))
     assert function.count < 1500
-    np.testing.assert_allclose(found, function(x), atol=1e-8)
+    assert_allclose(found, function(x), atol=1e-8)
 
 
 def test_a_narrow_step_is_found_between_smooth_parts(rng):
@@ -34,13 +35,13 @@ def test_a_narrow_step_is_found_between_smooth_parts(rng):
     x = rng.uniform(-2, 3, 50_000)
     found = values_by_panels(function, x, np.array([1e-6, 1e-6]))
     assert function.count < len(x) / 10
-    np.testing.assert_allclose(found, function(x), atol=1e-5)
+    assert_allclose(found, function(x), atol=1e-5)
 
 
 def test_what_no_polynomial_follows_is_evaluated(rng):
     function = Counted(lambda x: np.sign(x - 0.3), lambda x: np.sin(1e9 * x))
     x = rng.uniform(0, 1, 3000)
-    np.testing.assert_array_equal(
+    assert_array_equal(
         values_by_panels(function, x, np.array([1e-6, 1e-6])), function(x)
     )
 
@@ -48,7 +49,7 @@ def test_what_no_polynomial_follows_is_evaluated(rng):
 def test_equal_points_at_a_jump(rng):
     x = np.concatenate([np.full(100, 0.3), rng.uniform(0, 1, 500)])
     function = Counted(lambda x: np.sign(x - 0.3), np.cos)
-    np.testing.assert_allclose(
+    assert_allclose(
         values_by_panels(function, x, np.array([1e-6, 1e-6])), function(x), atol=1e-5
     )
 
@@ -61,4 +62,4 @@ def test_few_points_and_equal_ones(x):
     x = np.array(x, dtype=float)
     found = values_by_panels(function, x, np.array([1e-9, 1e-9]))
     assert found.shape == (len(x), 2)
-    np.testing.assert_allclose(found, function(x), atol=1e-8)
+    assert_allclose(found, function(x), atol=1e-8)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 from smimbench.backend.arrays import to_host
 from smimbench.numerics.free_convolution import FreeConvolution, _intervals
@@ -56,14 +57,10 @@ def test_semicircle_is_linear(noise):
     law = FreeConvolution(*semicircle_rule(400))
     width = 2 * math.sqrt(1 + noise)
     inside = np.linspace(-0.99, 0.99, 51) * width
-    np.testing.assert_allclose(
-        law.rie(inside, noise), inside / (1 + noise), rtol=1e-9, atol=1e-10
-    )
+    assert_allclose(law.rie(inside, noise), inside / (1 + noise), rtol=1e-9, atol=1e-10)
     outside = np.array([1.01, 1.5, 10.0]) * width
     g = (outside - np.sqrt(outside**2 - width**2)) / (2 * (1 + noise))
-    np.testing.assert_allclose(
-        law.rie(-outside, noise), -outside + 2 * noise * g, rtol=1e-8
-    )
+    assert_allclose(law.rie(-outside, noise), -outside + 2 * noise * g, rtol=1e-8)
     F = law.mmse(noise)
     assert abs(F.value - noise / (1 + noise)) <= F.error < 1e-9
 
@@ -75,7 +72,7 @@ def test_the_map_solves_the_polynomial(noise, rng):
     x = np.concatenate([x, rng.uniform(-5, 5, 20) * (1 + root)])
     g = np.array([stieltjes_by_roots(v, noise, ATOMS, WEIGHTS) for v in x])
     xi = three.rie(x, noise)
-    np.testing.assert_allclose(xi, x - 2 * noise * g.real, rtol=1e-6, atol=3e-6 * root)
+    assert_allclose(xi, x - 2 * noise * g.real, rtol=1e-6, atol=3e-6 * root)
 
 
 @pytest.mark.parametrize(
@@ -131,16 +128,14 @@ def test_far_atoms_have_a_bulk_each():
     F = three.mmse(noise)
     assert F.value == pytest.approx(noise * (1 - (WEIGHTS**2).sum()), rel=1e-5)
     ends = support(three, noise)
-    np.testing.assert_allclose(ends.mean(1), ATOMS, atol=1e-12)
-    np.testing.assert_allclose(
-        np.diff(ends)[:, 0], 4 * np.sqrt(noise * WEIGHTS), rtol=1e-4
-    )
+    assert_allclose(ends.mean(1), ATOMS, atol=1e-12)
+    assert_allclose(np.diff(ends)[:, 0], 4 * np.sqrt(noise * WEIGHTS), rtol=1e-4)
 
 
 def test_nothing_to_know():
     law = FreeConvolution([0.7])
     assert law.mmse(0.3).value == pytest.approx(0, abs=1e-15)
-    np.testing.assert_allclose(law.rie(np.array([0.7, 1.2]), 0.3), 0.7, rtol=1e-12)
+    assert_allclose(law.rie(np.array([0.7, 1.2]), 0.3), 0.7, rtol=1e-12)
 
 
 def test_limits():
@@ -207,9 +202,7 @@ def test_backends(backend, rng):
     x = rng.uniform(-4, 4, 30)
     found = three.rie(backend.asarray(x), 0.4)
     assert_placed(found, backend, (30,))
-    np.testing.assert_allclose(
-        to_host(found), three.rie(x, 0.4), rtol=1e-12, atol=1e-14
-    )
+    assert_allclose(to_host(found), three.rie(x, 0.4), rtol=1e-12, atol=1e-14)
     assert_placed(three.rie(backend.asarray(x[:0]), 0.4), backend, (0,))
 
 
@@ -217,22 +210,20 @@ def test_float32(rng):
     x = rng.uniform(-4, 4, 30).astype(np.float32)
     found = three.rie(x, 0.4)
     assert found.dtype == np.float32
-    np.testing.assert_allclose(
-        found, three.rie(x.astype(float), 0.4), rtol=1e-6, atol=1e-7
-    )
+    assert_allclose(found, three.rie(x.astype(float), 0.4), rtol=1e-6, atol=1e-7)
 
 
 def test_order_scale_and_duplicates_of_atoms_do_not_matter():
     same = FreeConvolution([1.1, -1.5, 0.2, 1.1, -1.5], [1.0, 4.0, 2.0, 2.0, 1.0])
     assert same.mmse(0.3).value == pytest.approx(three.mmse(0.3).value, rel=1e-13)
-    np.testing.assert_allclose(same.weights, three.weights, rtol=1e-14)
+    assert_allclose(same.weights, three.weights, rtol=1e-14)
 
 
 def test_chunks_do_not_matter():
     """More points than one chunk holds."""
     law = FreeConvolution(*semicircle_rule(400))
     x = np.linspace(-3, 3, 1001)
-    np.testing.assert_allclose(
+    assert_allclose(
         law.rie(x, 0.5)[::100], law.rie(x[::100].copy(), 0.5), rtol=1e-13, atol=1e-14
     )
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.linalg
+from numpy.testing import assert_allclose, assert_array_equal
 
 from smimbench.backend.arrays import to_host
 from smimbench.numerics.linalg import (
@@ -27,17 +28,15 @@ def test_roots_of_a_batch(backend, rng):
     assert_placed(root, backend, (4, 3, 3))
     root = to_host(root)
     inverse = to_host(inverse)
-    np.testing.assert_allclose(root @ root, matrix, atol=1e-12)
-    np.testing.assert_allclose(
-        inverse @ root, np.broadcast_to(np.eye(3), root.shape), atol=1e-9
-    )
-    np.testing.assert_allclose(root, np.swapaxes(root, 1, 2), atol=1e-13)
+    assert_allclose(root @ root, matrix, atol=1e-12)
+    assert_allclose(inverse @ root, np.broadcast_to(np.eye(3), root.shape), atol=1e-9)
+    assert_allclose(root, np.swapaxes(root, 1, 2), atol=1e-13)
 
 
 def test_a_function_of_a_matrix_is_scipys(rng):
     matrix = rng.standard_normal((3, 3))
     matrix = matrix + matrix.T
-    np.testing.assert_allclose(
+    assert_allclose(
         spectral_function(matrix, np.exp), scipy.linalg.expm(matrix), rtol=1e-12
     )
 
@@ -46,13 +45,11 @@ def test_eigenvalues_that_are_negative_or_small(backend):
     turn = np.array([[0.6, 0.8], [-0.8, 0.6]])
     matrix = backend.asarray(turn @ np.diag([-1e-3, 4.0]) @ turn.T)
     root = to_host(symmetric_root(matrix))
-    np.testing.assert_allclose(turn.T @ root @ turn, np.diag([0.0, 2.0]), atol=1e-14)
+    assert_allclose(turn.T @ root @ turn, np.diag([0.0, 2.0]), atol=1e-14)
     floored = to_host(with_floor(matrix, 0.25))
-    np.testing.assert_allclose(
-        turn.T @ floored @ turn, np.diag([0.25, 4.0]), atol=1e-14
-    )
+    assert_allclose(turn.T @ floored @ turn, np.diag([0.25, 4.0]), atol=1e-14)
     inverse = to_host(inverse_root(matrix, 0.25))
-    np.testing.assert_allclose(turn.T @ inverse @ turn, np.diag([2.0, 0.5]), atol=1e-14)
+    assert_allclose(turn.T @ inverse @ turn, np.diag([2.0, 0.5]), atol=1e-14)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -62,7 +59,7 @@ def test_floor_of_the_diagonal_leaves_the_rest(backend, size):
     assert_placed(found, backend, (size, size))
     expected = matrix.copy()
     np.fill_diagonal(expected, np.maximum(np.diagonal(matrix), 2.0))
-    np.testing.assert_array_equal(to_host(found), expected)
+    assert_array_equal(to_host(found), expected)
 
 
 def test_is_diagonal():

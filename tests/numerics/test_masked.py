@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from smimbench.backend.arrays import to_host
 from smimbench.numerics.masked import put_at_mask, spread_at_mask
@@ -25,11 +26,9 @@ def test_put_is_assignment(backend, rng, mask, ndim):
     asked = put_at_mask(*here)
     assert_placed(asked, backend, tuple(shape))
     whole[mask] = part
-    np.testing.assert_array_equal(to_host(asked), whole)
+    assert_array_equal(to_host(asked), whole)
 
 
 def test_spread_repeats_in_between():
     mask = np.array([False, True, False, True, False])
-    np.testing.assert_array_equal(
-        spread_at_mask(np.array([3, 7]), mask), [3, 3, 3, 7, 7]
-    )
+    assert_array_equal(spread_at_mask(np.array([3, 7]), mask), [3, 3, 3, 7, 7])

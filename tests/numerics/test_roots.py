@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from smimbench.numerics.roots import bracketed_roots
 
@@ -25,7 +26,7 @@ def test_roots_are_found_for_all_brackets_at_once(name):
         return function(x, TARGETS[index])
 
     found = bracketed_roots(of, np.full(6, low), np.full(6, high))
-    np.testing.assert_allclose(
+    assert_allclose(
         found, root(TARGETS), rtol=1e-13, atol=1e-13 if name != "flat" else 1e-2
     )
     # Bisection to 1e-14 takes 50 steps; smooth functions must do much better.
@@ -39,7 +40,7 @@ def test_ends_may_be_roots_and_brackets_may_hold_none():
         np.array([0.0, -1.0, 2.0, 0.5]),
         np.array([0.5, 0.0, 3.0, 4.0]),
     )
-    np.testing.assert_allclose(found, [0.0, 0.0, np.nan, 1.0], atol=1e-15)
+    assert_allclose(found, [0.0, 0.0, np.nan, 1.0], atol=1e-15)
 
 
 def test_known_ends_are_not_asked_for():
@@ -55,7 +56,7 @@ def test_known_ends_are_not_asked_for():
         np.array([1.0]),
         values=(np.array([-1.0]), np.array([np.e - 2])),
     )
-    np.testing.assert_allclose(found, np.log(2.0), rtol=1e-13)
+    assert_allclose(found, np.log(2.0), rtol=1e-13)
     assert 0.0 not in asked
     assert 1.0 not in asked
 
@@ -72,4 +73,4 @@ def test_it_agrees_with_scipy():
         (np.zeros(40), np.full(40, 3.0)),
         args=(targets,),
     )
-    np.testing.assert_allclose(found, reference.x, rtol=1e-12)
+    assert_allclose(found, reference.x, rtol=1e-12)

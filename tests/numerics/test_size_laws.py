@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from scipy.stats import kstest
 from scipy.stats import t as student
 
@@ -140,10 +141,10 @@ def test_errors_of_few_runs_help_each_other():
 def test_errors_that_are_no_power_of_the_size_stay_their_own():
     s = np.array([0.1, 0.5, 0.01, 0.2])
     errors, _ = pooled_errors(D, s, [40] * 4)
-    np.testing.assert_allclose(errors, s / math.sqrt(40))
+    assert_allclose(errors, s / math.sqrt(40))
     errors, dof = pooled_errors(D, [0.1, math.nan, math.nan, math.nan], [5, 1, 1, 1])
     assert errors[0] == pytest.approx(0.1 / math.sqrt(5))
-    np.testing.assert_allclose(
+    assert_allclose(
         errors[1:], 0.1 * (D[1:] / D[0]) ** -0.75
     )  # between vectors and matrices
     assert 0.5 < dof < 4
@@ -161,16 +162,14 @@ def test_a_single_known_size_gives_errors_at_all_others_whatever_its_last_bit():
             2 + seed,
         )
         errors, dof = pooled_errors(D, s, counts)
-        np.testing.assert_allclose(
-            errors, s[known] * (D / D[known]) ** -0.75 / np.sqrt(counts)
-        )
+        assert_allclose(errors, s[known] * (D / D[known]) ** -0.75 / np.sqrt(counts))
         assert dof > 0
 
 
 def test_scatter_that_is_rounding_is_no_scatter():
     errors, dof = pooled_errors(D, [0.1, 0.05, 1e-17, 0.02], [5] * 4)
     none, same = pooled_errors(D, [0.1, 0.05, 0.0, 0.02], [5] * 4)
-    np.testing.assert_allclose(errors, none, atol=1e-16)
+    assert_allclose(errors, none, atol=1e-16)
     assert dof == pytest.approx(same)
     assert pooled_errors(D, [0.0] * 4, [5] * 4)[1] == 16
 

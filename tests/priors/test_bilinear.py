@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from smimbench_attention.priors.bilinear import (
     Bilinear,
     mmse,
@@ -51,10 +52,8 @@ def test_error_and_map_are_those_of_the_density_found_by_the_quartic(rho, noise)
     g = resolvent(inner, noise, rho)
     there = g.imag > 1e-3
     expected = inner - 2 * noise * g.real
-    np.testing.assert_allclose(
-        singular_map(inner, noise, rho)[there], expected[there], atol=1e-9
-    )
-    np.testing.assert_allclose(
+    assert_allclose(singular_map(inner, noise, rho)[there], expected[there], atol=1e-9)
+    assert_allclose(
         singular_map(inner, noise, rho, continued=True)[there],
         expected[there],
         atol=1e-9,
@@ -76,23 +75,23 @@ def test_moments_are_those_of_free_cumulants(rho, noise):
 def test_limits():
     noise = np.array([[0.0, np.inf, np.nan, -1.0], [1e-6, 1e-3, 1e3, 1e20]])
     found = mmse(noise, 0.3)
-    np.testing.assert_array_equal(found[0], [0, 1, np.nan, np.nan])
+    assert_array_equal(found[0], [0, 1, np.nan, np.nan])
     assert found[1, 0] == pytest.approx(
         1e-6 * (2 * 0.3 - 0.09), rel=1e-5
     )  # degrees of freedom of a matrix of rank r
     assert mmse(1e-9, 2.0) == pytest.approx(1e-9, rel=1e-4)
     # Of large width S is a Gaussian matrix, whose posterior mean is linear.
-    np.testing.assert_allclose(
+    assert_allclose(
         mmse([0.1, 1.0, 10.0], 1e6),
         np.array([0.1, 1, 10]) / np.array([1.1, 2, 11]),
         rtol=1e-5,
     )
-    np.testing.assert_allclose(
+    assert_allclose(
         singular_map(np.array([0.5, 1.5]), 0.6, 1e6),
         np.array([0.5, 1.5]) / 1.6,
         rtol=1e-4,
     )
-    np.testing.assert_array_equal(singular_map(np.array([0.5]), 0.0, 0.3), [0.5])
+    assert_array_equal(singular_map(np.array([0.5]), 0.0, 0.3), [0.5])
     assert singular_map(np.array([0.5]), np.inf, 0.3)[0] == 0
     assert np.isnan(singular_map(np.array([0.5]), -1.0, 0.3)[0])
 
@@ -161,9 +160,7 @@ def test_small_width_is_that_of_spikes():
     t = np.array([0.05, 0.3, 0.7, 0.95, 1.5])
     limit = Bilinear(0.0).overlap(1 / t[:, None, None]).V[:, 0, 0]
     # A finite width approaches it as rho^(1/3) at the transition, faster elsewhere.
-    np.testing.assert_allclose(
-        mmse(t / 1e-8, 1e-8)[[0, 1, 2, 4]], limit[[0, 1, 2, 4]], rtol=2e-3
-    )
+    assert_allclose(mmse(t / 1e-8, 1e-8)[[0, 1, 2, 4]], limit[[0, 1, 2, 4]], rtol=2e-3)
     # One spike of a large matrix, without the formulas: overlaps of its singular vectors, and the error at the best scale.
     rng = np.random.default_rng(3)
     D = 500
@@ -191,7 +188,7 @@ def test_factor_and_its_gradient():
     rng = np.random.default_rng(5)
     factor = prior.factor.draw(rng, 2, 6)
     assert factor.shape == (2, 12, 3)
-    np.testing.assert_allclose(
+    assert_allclose(
         prior.factor.compose(factor)[1], factor[1, :6] @ factor[1, 6:].T / math.sqrt(18)
     )
     G = rng.standard_normal((2, 6, 6))

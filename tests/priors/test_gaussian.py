@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 from smimbench_attention.priors.gaussian import Gaussian
 
 from smimbench.interfaces import ParameterError
@@ -66,12 +67,12 @@ def test_overlap_is_the_exact_inverse(components, scales, rng):
             Qhat / np.sqrt(np.outer(np.diag(Qhat), np.diag(Qhat)))
         )
         assert (np.abs(V - exact_V) <= 1e-14 * condition * size_V).all()
-        np.testing.assert_allclose(np.diag(Q), np.diag(exact_Q), rtol=1e-14 * condition)
+        assert_allclose(np.diag(Q), np.diag(exact_Q), rtol=1e-14 * condition)
         assert (
             np.abs(Q - exact_Q) <= 1e-14 * condition * np.maximum(size_V, size_Q)
         ).all()
-        np.testing.assert_array_equal(Q, Q.T)
-        np.testing.assert_array_equal(V, V.T)
+        assert_array_equal(Q, Q.T)
+        assert_array_equal(V, V.T)
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e-3, 1.0, 1e12, 1e300])
@@ -86,19 +87,19 @@ def test_scalar_keeps_its_digits(size):
 def test_singular_information_leaves_the_unseen_direction_alone():
     # Only the sum of the two components is observed.
     Q, V = prior.overlap(np.full((2, 2), 3.0))
-    np.testing.assert_allclose(V @ [1, -1], [1, -1], rtol=1e-14)
-    np.testing.assert_allclose(V @ [1, 1], np.array([1, 1]) / 7, rtol=1e-14)
-    np.testing.assert_allclose(Q @ [1, -1], [0, 0], atol=1e-15)
+    assert_allclose(V @ [1, -1], [1, -1], rtol=1e-14)
+    assert_allclose(V @ [1, 1], np.array([1, 1]) / 7, rtol=1e-14)
+    assert_allclose(Q @ [1, -1], [0, 0], atol=1e-15)
 
 
 def test_nothing_and_everything_known(rng):
     R = rng.standard_normal((2, 7))
     nothing = prior.denoise(R, np.zeros((2, 2)))
-    np.testing.assert_array_equal(nothing.estimate, np.zeros((2, 7)))
-    np.testing.assert_array_equal(nothing.V, np.eye(2))
+    assert_array_equal(nothing.estimate, np.zeros((2, 7)))
+    assert_array_equal(nothing.V, np.eye(2))
     everything = prior.denoise(R, np.diag([np.inf, 3.0]))
-    np.testing.assert_allclose(everything.estimate, [R[0], 0.75 * R[1]], rtol=1e-15)
-    np.testing.assert_allclose(everything.V, np.diag([0, 0.25]), rtol=1e-15)
+    assert_allclose(everything.estimate, [R[0], 0.75 * R[1]], rtol=1e-15)
+    assert_allclose(everything.V, np.diag([0, 0.25]), rtol=1e-15)
 
 
 def test_denoise_is_the_conditional_mean(rng):
@@ -108,8 +109,8 @@ def test_denoise_is_the_conditional_mean(rng):
     covariance = np.eye(3) + np.linalg.inv(Qhat)
     expected = np.linalg.solve(covariance, R)
     found = prior.denoise(R, Qhat)
-    np.testing.assert_allclose(found.estimate, expected, rtol=1e-9)
-    np.testing.assert_allclose(
+    assert_allclose(found.estimate, expected, rtol=1e-9)
+    assert_allclose(
         found.V, np.eye(3) - np.linalg.inv(covariance), rtol=1e-9, atol=1e-12
     )
 
@@ -123,8 +124,8 @@ def test_batch_is_a_loop_and_parts_add_up(components, seed):
     Q, V = prior.overlap(Qhat)
     assert Q.shape == V.shape == Qhat.shape
     one = prior.overlap(Qhat[1, 2])
-    np.testing.assert_allclose(Q[1, 2], one.Q, rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(
+    assert_allclose(Q[1, 2], one.Q, rtol=1e-12, atol=1e-14)
+    assert_allclose(
         Q + V, np.broadcast_to(prior.second_moment(components), Q.shape), atol=1e-8
     )
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 from smimbench_attention.priors.wishart import (
     Wishart,
     continued_map,
@@ -128,7 +129,7 @@ def test_mmse_is_smooth_through_the_merger(rho):
     noise = merger(rho) * (1 + h * np.arange(-2, 3))
     F = mmse(noise, rho)
     slope = np.diff(F) / np.diff(noise)
-    np.testing.assert_allclose(slope, slope.mean(), rtol=1e-4)
+    assert_allclose(slope, slope.mean(), rtol=1e-4)
 
 
 @pytest.mark.parametrize("rho", [0.05, 0.5, 1.0, 2.0, 10.0])
@@ -139,7 +140,7 @@ def test_agrees_with_subordination(rho, noise):
     edges = support(law, noise)
     width = edges[-1, 1] - edges[0, 0]
     x = np.linspace(edges[0, 0] - width, edges[-1, 1] + width, 290)
-    np.testing.assert_allclose(
+    assert_allclose(
         eigenvalue_map(x, noise, rho), law.rie(x, noise), rtol=1e-7, atol=3e-11 * width
     )
 
@@ -149,29 +150,23 @@ def test_moments_of_the_observed_law(rho):
     noise = 10.0 ** np.arange(-10, 11)
     weights, x, mean, variance = observed_law(noise, rho)
     size = 1 + rho + noise
-    np.testing.assert_allclose(weights.sum(-1), 1, rtol=3e-10)
-    np.testing.assert_allclose(
+    assert_allclose(weights.sum(-1), 1, rtol=3e-10)
+    assert_allclose(
         (weights * x).sum(-1), math.sqrt(rho), atol=1e-10 * np.sqrt(size).max()
     )
-    np.testing.assert_allclose((weights * x**2).sum(-1), size, rtol=1e-9)
+    assert_allclose((weights * x**2).sum(-1), size, rtol=1e-9)
     # The eigenvalues of the posterior mean have the mean of the prior, and E S^2 = E xi^2 + F (Nishimori).
-    np.testing.assert_allclose((weights * mean).sum(-1), math.sqrt(rho), rtol=1e-9)
-    np.testing.assert_allclose(
-        (weights * (mean**2 + variance)).sum(-1), 1 + rho, rtol=1e-9
-    )
-    np.testing.assert_allclose(
-        (weights * x * mean).sum(-1), 1 + rho, rtol=1e-8, atol=1e-5
-    )
-    np.testing.assert_allclose(
-        (weights * variance).sum(-1), mmse(noise, rho), rtol=1e-9
-    )
+    assert_allclose((weights * mean).sum(-1), math.sqrt(rho), rtol=1e-9)
+    assert_allclose((weights * (mean**2 + variance)).sum(-1), 1 + rho, rtol=1e-9)
+    assert_allclose((weights * x * mean).sum(-1), 1 + rho, rtol=1e-8, atol=1e-5)
+    assert_allclose((weights * variance).sum(-1), mmse(noise, rho), rtol=1e-9)
 
 
 @pytest.mark.parametrize("rho", [0.01, 0.3, 0.9, 1.0, 1.5, 10.0])
 def test_small_noise_law(rho):
     expected = 2 * rho - rho**2 if rho < 1 else 1.0
     noise = np.array([1e-25, 1e-15])
-    np.testing.assert_allclose(mmse(noise, rho) / noise, expected, rtol=3e-4)
+    assert_allclose(mmse(noise, rho) / noise, expected, rtol=3e-4)
     assert mmse(1e-60, rho) == pytest.approx(expected * 1e-60, rel=1e-10)
 
 
@@ -205,13 +200,11 @@ def test_mmse_is_bounded_and_concave(log_rho, log_noise):
 
 def test_shapes_and_special_values():
     noise = np.array([[0.0, np.inf], [np.nan, -1.0]])
-    np.testing.assert_array_equal(mmse(noise, 0.5), [[0, 1], [np.nan, np.nan]])
+    assert_array_equal(mmse(noise, 0.5), [[0, 1], [np.nan, np.nan]])
     assert mmse(0.3, 0.5).shape == ()
     grid = np.logspace(-9, 9, 60)
     one_by_one = [float(mmse(v, 0.3)) for v in grid]
-    np.testing.assert_allclose(
-        mmse(grid.reshape(3, 20), 0.3).ravel(), one_by_one, rtol=1e-13
-    )
+    assert_allclose(mmse(grid.reshape(3, 20), 0.3).ravel(), one_by_one, rtol=1e-13)
 
 
 @pytest.mark.parametrize("rho", RHOS)
@@ -233,7 +226,7 @@ def test_map_is_x_minus_twice_the_hilbert_transform(rho, exponent, rng):
     expected = x - 2 * noise * stieltjes(x, noise, rho).real
     order = rng.permutation(x.size)
     found = eigenvalue_map(x[order], noise, rho)
-    np.testing.assert_allclose(
+    assert_allclose(
         found, expected[order], rtol=1e-8, atol=1e-10 * max(1, math.sqrt(noise))
     )
 
@@ -279,10 +272,10 @@ def test_map_is_continuous_at_the_edges(rho, noise):
 
 def test_map_without_and_with_infinite_noise():
     x = np.array([-1.0, 0.0, 2.5])
-    np.testing.assert_array_equal(eigenvalue_map(x, 0.0, 0.5), x)
-    np.testing.assert_array_equal(eigenvalue_map(x, math.inf, 0.25), np.full(3, 0.5))
+    assert_array_equal(eigenvalue_map(x, 0.0, 0.5), x)
+    assert_array_equal(eigenvalue_map(x, math.inf, 0.25), np.full(3, 0.5))
     assert np.isnan(eigenvalue_map(x, math.nan, 0.5)).all()
-    np.testing.assert_array_equal(
+    assert_array_equal(
         np.isnan(eigenvalue_map(np.array([np.nan, 1.0]), 0.01, 0.5)), [True, False]
     )
 
@@ -338,9 +331,9 @@ def test_coupled_components_claim_their_true_error():
         S + np.einsum("pq,qij->pij", root, goe(rng, 2, D)), Qhat
     )
     error = ((estimate - S) ** 2).sum((1, 2)) / D
-    np.testing.assert_allclose(error, np.diag(V), rtol=0.02)
+    assert_allclose(error, np.diag(V), rtol=0.02)
     assert (np.diag(V) > 1.5 * mmse(1 / np.diag(Qhat), 0.5)).all()
-    np.testing.assert_allclose(np.diag(prior.overlap(Qhat).V), np.diag(V), rtol=1e-12)
+    assert_allclose(np.diag(prior.overlap(Qhat).V), np.diag(V), rtol=1e-12)
 
 
 def test_the_width_really_drawn_counts(rng):
@@ -348,13 +341,13 @@ def test_the_width_really_drawn_counts(rng):
     prior = Wishart(0.123)
     D = 60
     assert prior.factor.draw(rng, 1, D).shape == (1, D, 7)
-    np.testing.assert_allclose(
+    assert_allclose(
         prior.mean(2, D), np.stack([math.sqrt(7 / 60) * np.eye(D)] * 2), rtol=1e-15
     )
     R = goe(rng, 1, D)
     same = Wishart(7 / 60).denoise(R, np.array([[0.7]]))
     found = prior.denoise(R, np.array([[0.7]]))
-    np.testing.assert_array_equal(found.estimate, same.estimate)
+    assert_array_equal(found.estimate, same.estimate)
     assert Wishart(1e-4).factor.draw(rng, 1, D).shape == (1, D, 1)
 
 
@@ -363,28 +356,24 @@ def test_overlap_layer_by_layer():
     Qhat = np.zeros((5, 2, 2))
     Qhat[:, 0, 0], Qhat[:, 1, 1] = 10.0 ** np.arange(5), 2.0
     Q, V = prior.overlap(Qhat)
-    np.testing.assert_allclose(
-        V[:, 0, 0], mmse(10.0 ** -np.arange(5.0), 0.4), rtol=1e-12
-    )
-    np.testing.assert_allclose(V[:, 1, 1], float(mmse(0.5, 0.4)), rtol=1e-12)
-    np.testing.assert_array_equal(V[:, 0, 1], 0)
-    np.testing.assert_allclose(
-        Q + V, np.broadcast_to(prior.second_moment(2), Q.shape), rtol=1e-14
-    )
-    np.testing.assert_array_equal(prior.second_moment(2), [[1.4, 0.4], [0.4, 1.4]])
-    np.testing.assert_array_equal(prior.mean_overlap(2), np.full((2, 2), 0.4))
+    assert_allclose(V[:, 0, 0], mmse(10.0 ** -np.arange(5.0), 0.4), rtol=1e-12)
+    assert_allclose(V[:, 1, 1], float(mmse(0.5, 0.4)), rtol=1e-12)
+    assert_array_equal(V[:, 0, 1], 0)
+    assert_allclose(Q + V, np.broadcast_to(prior.second_moment(2), Q.shape), rtol=1e-14)
+    assert_array_equal(prior.second_moment(2), [[1.4, 0.4], [0.4, 1.4]])
+    assert_array_equal(prior.mean_overlap(2), np.full((2, 2), 0.4))
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.4, 2.0])
 def test_nothing_and_everything_known(rho):
     prior = Wishart(rho)
     Q, V = prior.overlap(np.array([[[0.0]], [[np.inf]]]))
-    np.testing.assert_array_equal(V[:, 0, 0], [1, 0])
-    np.testing.assert_array_equal(Q[:, 0, 0], [rho, rho + 1])
+    assert_array_equal(V[:, 0, 0], [1, 0])
+    assert_array_equal(Q[:, 0, 0], [rho, rho + 1])
     Qhat = np.diag([np.inf, 0.0, 3.0, 2.0])
     Qhat[2, 3] = Qhat[3, 2] = Qhat[0, 2] = Qhat[2, 0] = 1.0
     expected = prior.overlap(np.diag([np.inf, 0.0, 5 / 2, 5 / 3])).V
-    np.testing.assert_allclose(prior.overlap(Qhat).V, expected, rtol=1e-13)
+    assert_allclose(prior.overlap(Qhat).V, expected, rtol=1e-13)
     assert np.isnan(prior.overlap(np.array([[1.0, np.nan], [np.nan, 1.0]])).V[0, 0])
 
 
@@ -406,15 +395,15 @@ def test_infinitely_thin_matrices():
     t = np.array([1e-12, 1e-3, 0.3, 0.8, 0.95, 1.05, 1.5, 30.0])
     Q, V = Wishart(0).overlap((1 / t)[:, None, None])
     limit = np.where(t < 1, t * (2 - t), 1)
-    np.testing.assert_allclose(V[:, 0, 0], limit, rtol=1e-14)
-    np.testing.assert_allclose(
+    assert_allclose(V[:, 0, 0], limit, rtol=1e-14)
+    assert_allclose(
         Q[:, 0, 0], np.where(t < 1, (1 - t) ** 2, 0), rtol=1e-12, atol=1e-30
     )
-    np.testing.assert_allclose(V[:, 0, 0], mmse(t / 1e-7, 1e-7), rtol=1e-3)
-    np.testing.assert_array_equal(Wishart(0).second_moment(2), np.eye(2))
-    np.testing.assert_array_equal(Wishart(0).mean_overlap(2), np.zeros((2, 2)))
+    assert_allclose(V[:, 0, 0], mmse(t / 1e-7, 1e-7), rtol=1e-3)
+    assert_array_equal(Wishart(0).second_moment(2), np.eye(2))
+    assert_array_equal(Wishart(0).mean_overlap(2), np.zeros((2, 2)))
     two = Wishart(0).overlap(np.diag([4.0, 0.5]))
-    np.testing.assert_allclose(two.V, np.diag([7 / 16, 1]), rtol=1e-14)
+    assert_allclose(two.V, np.diag([7 / 16, 1]), rtol=1e-14)
 
 
 def test_infinitely_thin_matrices_cannot_be_drawn(rng):
@@ -458,9 +447,9 @@ def test_compose_is_the_definition_with_leading_axes(rng):
     W = rng.standard_normal((3, 2, 6, 4))
     S = prior.factor.compose(W)
     assert S.shape == (3, 2, 6, 6)
-    np.testing.assert_allclose(S[2, 1], W[2, 1] @ W[2, 1].T / math.sqrt(24), rtol=1e-14)
+    assert_allclose(S[2, 1], W[2, 1] @ W[2, 1].T / math.sqrt(24), rtol=1e-14)
     G = rng.standard_normal(S.shape)
-    np.testing.assert_allclose(
+    assert_allclose(
         prior.factor.pullback(W, G)[2, 1],
         prior.factor.pullback(W[2, 1], G[2, 1]),
         rtol=1e-12,
@@ -488,7 +477,7 @@ def test_the_continued_map_is_the_map_inside_and_never_steep_outside(rho, noise)
     assert differ[-1]
     assert x.min() < values[~differ].min() + 1e-2
     assert x.max() > values[~differ].max() - 1e-2
-    np.testing.assert_allclose(
+    assert_allclose(
         continued_map(x, noise, rho),
         eigenvalue_map(x, noise, rho),
         rtol=1e-7,
@@ -525,9 +514,9 @@ def test_the_continued_denoiser_predicts_the_same_error_and_shrinks_outliers():
     R = np.diag(np.linspace(-1.0, 6.0, d))[None]
     usual = prior.denoise(R, np.eye(1))
     continued = prior.denoise(R, np.eye(1), continued=True)
-    np.testing.assert_array_equal(usual.V, continued.V)
+    assert_array_equal(usual.V, continued.V)
     assert continued.estimate[0, -1, -1] < usual.estimate[0, -1, -1]
     middle = slice(d // 4, d // 2)
-    np.testing.assert_allclose(
+    assert_allclose(
         continued.estimate[0, middle, middle], usual.estimate[0, middle, middle]
     )

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from scipy import optimize
 from smimbench_attention.channels.sequence.softmax import one_layer as one_layer
 from smimbench_attention.priors.gaussian import Gaussian
@@ -107,7 +108,7 @@ def test_independent_components_are_learned_in_order(names):
         expected = np.array(
             [np.clip((alpha - start) / (end - start), 0, 1) for start, end in ends]
         )
-        np.testing.assert_allclose(overlap, expected, atol=2e-4)
+        assert_allclose(overlap, expected, atol=2e-4)
         assert np.all(np.abs(overlap - expected) < 3 * predictions[0].error + 1e-5)
         assert predictions[0].error.max() < 2e-3
         assert predictions[0].free_entropy is None
@@ -268,10 +269,10 @@ def test_linear_labels_with_closed_form(noise):
     for alpha, found in zip(alphas, competing(problem, alphas)):
         assert [p.branch for p in found] == ["unique"]
         V = exact_mixed(noise, 2, alpha)
-        np.testing.assert_allclose(found[0].V, V, rtol=2e-4, atol=1e-6)
-        np.testing.assert_allclose(found[0].Q, np.eye(2) - V, rtol=1e-3, atol=1e-5)
+        assert_allclose(found[0].V, V, rtol=2e-4, atol=1e-6)
+        assert_allclose(found[0].Q, np.eye(2) - V, rtol=1e-3, atol=1e-5)
         assert np.all(np.abs(np.diagonal(found[0].V - V)) < 5 * found[0].error + 1e-7)
-        np.testing.assert_allclose(iterate(problem, alpha, 1e-6), V, atol=1e-7)
+        assert_allclose(iterate(problem, alpha, 1e-6), V, atol=1e-7)
     found = thresholds(problem)
     assert found.weak_recovery.value == 0.0
     assert found.perfect_recovery is None
@@ -333,7 +334,7 @@ def test_matrices_of_small_width_leave_the_prior_mean_at_a_finite_information():
         prediction = competing(problem, [alpha])[0][0]
         c = 2 * alpha * np.array(counts)
         expected = np.where(c < 1, 1, np.where(c < 2, c * (2 - c), 0))
-        np.testing.assert_allclose(np.diagonal(prediction.V), expected, atol=2e-4)
+        assert_allclose(np.diagonal(prediction.V), expected, atol=2e-4)
 
 
 class Sampled(Channel):

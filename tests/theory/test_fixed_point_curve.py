@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from smimbench.interfaces import Channel, Posterior, Sampling, Uncertain
 from smimbench.problem.problem import Problem
@@ -261,5 +262,5 @@ def test_noise_of_a_correction_is_that_of_noisy_sample_ratios():
         for _ in range(20_000)
     ]
     found = corrector._noise(moving, error, slope, tangent)
-    np.testing.assert_allclose(found, np.std(steps, axis=0).max(), rtol=0.03)
+    assert_allclose(found, np.std(steps, axis=0).max(), rtol=0.03)
     assert corrector._noise([2], error, slope, tangent) == 0.0

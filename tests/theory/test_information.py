@@ -1,6 +1,7 @@
 """The memory of nodes: handed in with its disk and its clock, asked once for every overlap, and watched."""
 
 import numpy as np
+from numpy.testing import assert_array_equal
 
 from smimbench.interfaces import Uncertain
 from smimbench.theory.information import Nodes, information_at, nodes_of
@@ -28,9 +29,7 @@ def test_nodes_are_read_from_what_was_handed_in_and_evaluated_as_it_says():
     assert not evaluated
     exact = Mixed(NOISES[1]).information(2 * Q, V - Q).value
     for _ in range(3):  # not worth remembering at first, then it is
-        np.testing.assert_array_equal(
-            information_at(problem, 2 * Q, V - Q).value, exact
-        )
+        assert_array_equal(information_at(problem, 2 * Q, V - Q).value, exact)
     assert len(evaluated) == 2
     assert len(reads) == 1
     assert nodes.count == 3

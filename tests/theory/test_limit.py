@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from smimbench.interfaces import Algorithm, AlgorithmPrediction, Conditions, Overlaps
 from smimbench.registry.metrics import find_metric, theory_of
@@ -38,7 +39,7 @@ def test_metrics_are_those_of_an_estimate_with_these_overlaps(problem):
         metric = find_metric(name, problem.model.name)
         values, errors = theory_of(metric, problem, point, problem.components)
         sampled = name.startswith("generalization")
-        np.testing.assert_allclose(
+        assert_allclose(
             values, measured[name], rtol=0.02 if sampled else 1e-9, err_msg=name
         )
         assert len(errors) == len(values)
@@ -71,8 +72,8 @@ def test_rounding_leaves_no_error_below_zero_and_hides_no_wrong_overlap():
 def test_symmetry_is_removed():
     cross = np.array([[-0.7, 0.0], [0.0, 0.2]])
     found = aligned(DEEP, Overlaps(np.eye(2), cross, np.eye(2)))
-    np.testing.assert_allclose(found.cross, np.abs(cross), atol=1e-12)
-    np.testing.assert_array_equal(
+    assert_allclose(found.cross, np.abs(cross), atol=1e-12)
+    assert_array_equal(
         aligned(LINEAR, Overlaps(np.eye(2), cross, np.eye(2))).cross, cross
     )
 

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 from scipy import integrate, optimize
 from scipy.stats import chi
 
@@ -330,7 +331,7 @@ def test_several_components_are_sampled_as_matrices():
         Bare(problem.channel), problem.model, np.stack([Q, Q]), np.stack([V, V])
     )
     assert found.value.shape == (2, 2, 2)
-    np.testing.assert_array_equal(found.value[0], found.value[1])
+    assert_array_equal(found.value[0], found.value[1])
     assert (np.abs(found.value[0] - exact) <= 5 * found.error[0] + 1e-9).all()
     assert float(np.max(found.error)) < 0.05
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from smimbench_attention.algorithms.gamp.theory import information_along
 
 from smimbench.interfaces import Sampling, Uncertain
@@ -50,9 +51,7 @@ def test_rough_values_lead_to_the_accurate_fixed_point(bias):
         recursion = Recursion(problem, alpha)
         found = recursion.fixed_point(start, offset=offset)
         V = overlap_at(problem, found.qhat)[1]
-        np.testing.assert_allclose(
-            V, exact_mixed(channel.noise, 2, alpha), rtol=2e-5, atol=1e-8
-        )
+        assert_allclose(V, exact_mixed(channel.noise, 2, alpha), rtol=2e-5, atol=1e-8)
         log = symmetric_logarithm(found.qhat)
         left = np.abs(recursion.image(log)[0] - log).max()
         assert left <= 2 * found.residual + 1e-9
@@ -91,7 +90,7 @@ def test_both_branches_arrive_at_one_point():
     assert channel.asked[False] == before
     for low, high in zip(lower, upper):
         assert high.prediction.branch == "informed"
-        np.testing.assert_array_equal(low.prediction.V, high.prediction.V)
+        assert_array_equal(low.prediction.V, high.prediction.V)
     assert [
         [point.branch for point in found] for found in competing(problem, ALPHAS)
     ] == [["unique"]] * len(ALPHAS)
@@ -132,21 +131,19 @@ def test_information_along_joins_the_accurate_ends(end):
     way = information_along(problem, Q[0], V[0], Q[2] if end else None)
     accurate = [information_at(problem, *pair).value for pair in zip(Q, V)]
     found = [way(*pair) for pair in zip(Q, V)]
-    np.testing.assert_allclose(found[0], accurate[0], rtol=1e-12)
+    assert_allclose(found[0], accurate[0], rtol=1e-12)
     rough = information_at(problem, Q[1], V[1], rough=True).value
     assert (
         np.abs(found[1] - accurate[1]).max() < 0.5 * np.abs(rough - accurate[1]).max()
     )
     if end:
-        np.testing.assert_allclose(found[2], accurate[2], rtol=1e-12)
+        assert_allclose(found[2], accurate[2], rtol=1e-12)
         assert (
             np.abs(found[1] - accurate[1]).max()
             < 0.1 * np.abs(rough - accurate[1]).max()
         )
     plain = Problem(Mixed(NOISES[1]), 2, 2)
-    np.testing.assert_array_equal(
-        information_along(plain, Q[0], V[0])(Q[1], V[1]), accurate[1]
-    )
+    assert_array_equal(information_along(plain, Q[0], V[0])(Q[1], V[1]), accurate[1])
 
 
 class Tied(Mixed):
@@ -181,5 +178,5 @@ def test_a_fixed_point_does_not_depend_on_the_other_sample_ratios():
     )
     for points in competing(problem, alphas.tolist()):
         (alone,) = competing(Problem(Rough(NOISES[1]), 2, 2), [points[0].alpha])[0]
-        np.testing.assert_array_equal(alone.V, points[0].V)
-        np.testing.assert_array_equal(alone.error, points[0].error)
+        assert_array_equal(alone.V, points[0].V)
+        assert_array_equal(alone.error, points[0].error)

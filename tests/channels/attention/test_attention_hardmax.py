@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy import integrate
 from smimbench_attention.channels.attention.hardmax import AttentionHardmax
 
@@ -84,11 +85,11 @@ def test_labels_are_the_row_maxima(tokens, rng, backend):
     pairs = [(a, b) for a in range(tokens) for b in range(a, tokens)]
     for c, (a, b) in enumerate(pairs):
         h[:, a, b] = h[:, b, a] = z[:, 0, c] * (ROOT2 if a == b else 1)
-    np.testing.assert_array_equal(to_host(y), h.argmax(-1))
+    assert_array_equal(to_host(y), h.argmax(-1))
     hot = to_host(channel.observable(y))
     assert hot.dtype == np.float64
-    np.testing.assert_array_equal(hot.argmax(-1), h.argmax(-1))
-    np.testing.assert_array_equal(hot.sum(-1), 1)
+    assert_array_equal(hot.argmax(-1), h.argmax(-1))
+    assert_array_equal(hot.sum(-1), 1)
     with pytest.raises(ValueError, match="shape"):
         channel.forward(backend.asarray(z[:, :, 1:]))
 
@@ -108,13 +109,9 @@ def test_posterior_agrees_with_a_dense_integral(q, v, rng, backend):
     spread = 0.0
     for i in range(60):
         total, mean, second = integrated(y[i], omega[i, 0], v)
-        np.testing.assert_allclose(log_z[i], math.log(total), atol=1e-10)
-        np.testing.assert_allclose(
-            to_host(found.mean)[i, 0], mean, atol=1e-9 * math.sqrt(v)
-        )
-        np.testing.assert_allclose(
-            to_host(found.second_moment)[i, 0, :, 0], second, atol=1e-9
-        )
+        assert_allclose(log_z[i], math.log(total), atol=1e-10)
+        assert_allclose(to_host(found.mean)[i, 0], mean, atol=1e-9 * math.sqrt(v))
+        assert_allclose(to_host(found.second_moment)[i, 0, :, 0], second, atol=1e-9)
         spread += np.trace(second - np.outer(mean, mean)) / 3 / 60
     assert to_host(found.covariance)[0, 0] == pytest.approx(
         spread, rel=1e-7 if v > 1e-3 else 1e-5
@@ -132,12 +129,12 @@ def test_deep_in_the_tail_the_mean_is_the_projection():
     projected = omega[0, 0] - (normal @ omega[0, 0]) * normal
     for v in (1e-4, 1e-8, 1e-16):
         found = PAIR.posterior(y, omega, scalar(v), second_moment=True)
-        np.testing.assert_allclose(found.mean[0, 0], projected, atol=3 * v)
+        assert_allclose(found.mean[0, 0], projected, atol=3 * v)
         centred = found.second_moment[0, 0, :, 0] - np.outer(
             found.mean[0, 0], found.mean[0, 0]
         )
         if v == 1e-4:
-            np.testing.assert_allclose(
+            assert_allclose(
                 centred / v, np.eye(3) - np.outer(normal, normal), atol=1e-3
             )
         assert found.covariance[0, 0] == pytest.approx(v * 2 / 3, rel=1e-3)
@@ -254,7 +251,7 @@ def test_information_of_a_batch(backend):
     assert_placed(found.value, backend, (42, 1, 1))
     assert_placed(found.error, backend, (42, 1, 1))
     alone = [PAIR.information(scalar(a), scalar(b)).value[0, 0] for a, b in zip(q, v)]
-    np.testing.assert_allclose(to_host(found.value)[:, 0, 0], alone, rtol=1e-13)
+    assert_allclose(to_host(found.value)[:, 0, 0], alone, rtol=1e-13)
     assert np.all(to_host(found.error) <= 1e-9 * to_host(found.value))
     assert np.all(np.diff(to_host(found.value)[:40, 0, 0]) < 0)
     # nothing happens where one rule takes over from the other
@@ -273,13 +270,11 @@ def test_generalization_error_in_closed_form(backend):
     bayes, plugin, constant = (
         to_host(found[k].value) for k in ("bayes", "plugin", "constant")
     )
-    np.testing.assert_allclose(
-        bayes[:3], 2 * np.arccos(q / (q + v))[:3] / math.pi, rtol=1e-12
-    )
-    np.testing.assert_allclose(
+    assert_allclose(bayes[:3], 2 * np.arccos(q / (q + v))[:3] / math.pi, rtol=1e-12)
+    assert_allclose(
         plugin[:3], 4 * np.arccos(np.sqrt(q / (q + v)))[:3] / math.pi, rtol=1e-12
     )
-    np.testing.assert_allclose(constant, 1, rtol=1e-12)
+    assert_allclose(constant, 1, rtol=1e-12)
     # at large alpha the ratio is 1 / sqrt 2, and neither loses its digits
     assert plugin[3] == pytest.approx(4 * math.sqrt(1e-14 / 1.5) / math.pi, rel=1e-10)
     assert bayes[3] / plugin[3] == pytest.approx(math.sqrt(0.5), rel=1e-10)

@@ -5,6 +5,7 @@ from itertools import permutations, product
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 from smimbench_attention.channels.attention.hardmax import AttentionHardmax
 from smimbench_attention.channels.attention.hardmax.exact import (
@@ -93,8 +94,8 @@ def test_truncated_normal_is_the_inverse_of_its_distribution(centre, rng):
         / 2
     )
     total = f.sum(1)
-    np.testing.assert_allclose(mean, (f * t).sum(1) / total, rtol=1e-8, atol=1e-9)
-    np.testing.assert_allclose(second, (f * t * t).sum(1) / total, rtol=1e-8, atol=1e-9)
+    assert_allclose(mean, (f * t).sum(1) / total, rtol=1e-8, atol=1e-9)
+    assert_allclose(second, (f * t * t).sum(1) / total, rtol=1e-8, atol=1e-9)
     until = np.clip(draw, a, b)
     t = (a + until)[:, None] / 2 + (until - a)[:, None] / 2 * x
     f = (
@@ -105,7 +106,7 @@ def test_truncated_normal_is_the_inverse_of_its_distribution(centre, rng):
     )
     share = f.sum(1) / total
     # the draw rises with u on the side of small probabilities, and falls after mirroring
-    np.testing.assert_allclose(np.where(low + high > 0, 1 - share, share), u, atol=2e-7)
+    assert_allclose(np.where(low + high > 0, 1 - share, share), u, atol=2e-7)
 
 
 @pytest.mark.parametrize(("tokens", "v"), [(3, 1.0), (3, 0.05), (4, 0.5), (5, 1.0)])
@@ -185,10 +186,10 @@ def test_two_tokens_agree_with_the_closed_form(rng):
     channel, y, omega, _ = labelled(rng, 500, 1.0, 0.3, 2)
     closed = channel.posterior(y, omega, scalar(0.3))
     nested = row_posterior(y, omega[:, 0], np.asarray(0.3), 2)
-    np.testing.assert_allclose(
+    assert_allclose(
         omega[:, 0] + math.sqrt(0.3) * nested.shift, closed.mean[:, 0], atol=1e-5
     )
-    np.testing.assert_allclose(
+    assert_allclose(
         nested.log_partition, channel.log_partition(y, omega, scalar(0.3)), atol=1e-5
     )
 
@@ -229,11 +230,11 @@ def test_gibbs_agrees_with_integration_within_its_error(tokens, v, rng):
 def test_gibbs_is_reproducible(rng):
     channel, y, omega, _ = labelled(rng, 50, 1.0, 0.5, 6)
     first = channel.posterior(y, omega, scalar(0.5)).mean
-    np.testing.assert_array_equal(first, channel.posterior(y, omega, scalar(0.5)).mean)
+    assert_array_equal(first, channel.posterior(y, omega, scalar(0.5)).mean)
     other = channel.posterior(y, omega, scalar(0.5), rng=np.random.default_rng(5)).mean
     assert np.abs(other - first).max() > 1e-3
     again = channel.posterior(y, omega, scalar(0.5), rng=np.random.default_rng(5)).mean
-    np.testing.assert_array_equal(other, again)
+    assert_array_equal(other, again)
 
 
 def test_true_start_leaves_the_posterior_invariant(rng):
@@ -354,7 +355,7 @@ def test_only_the_ratio_of_overlap_and_error_matters(backend):
     assert_placed(found.value, backend, (3, 1, 1))
     assert_placed(found.error, backend, (3, 1, 1))
     scaled = to_host(found.value)[:, 0, 0] * (q + v)
-    np.testing.assert_allclose(scaled, scaled[0], rtol=1e-12)
+    assert_allclose(scaled, scaled[0], rtol=1e-12)
     assert np.all(to_host(found.error) > 0)
 
 

@@ -7,6 +7,7 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from smimbench_attention.channels.attention.softmax import AttentionSoftmax
 
 from smimbench.backend.arrays import to_host
@@ -65,15 +66,11 @@ def test_posterior_is_gaussian_conditioning_on_the_log_odds(backend, rng, T, bet
     traces = []
     for mu in range(6):
         mean, covariance = condition(to_host(y)[mu], omega[mu, 0], V, T, beta)
-        np.testing.assert_allclose(to_host(found.mean)[mu, 0], mean, atol=1e-11)
+        assert_allclose(to_host(found.mean)[mu, 0], mean, atol=1e-11)
         moment = np.outer(mean, mean) + covariance
-        np.testing.assert_allclose(
-            to_host(found.second_moment)[mu, 0, :, 0], moment, atol=1e-11
-        )
+        assert_allclose(to_host(found.second_moment)[mu, 0, :, 0], moment, atol=1e-11)
         traces.append(np.trace(covariance) / C)
-    np.testing.assert_allclose(
-        to_host(found.covariance), [[np.mean(traces)]], rtol=1e-9
-    )
+    assert_allclose(to_host(found.covariance), [[np.mean(traces)]], rtol=1e-9)
     bare = channel.posterior(y, backend.asarray(omega), backend.asarray([[V]]))
     assert bare.second_moment is None
 
@@ -107,7 +104,7 @@ def test_small_V_keeps_its_digits(rng, T, beta):
     mean = channel.posterior(channel.forward(z), omega, np.array([[V]])).mean
     u = np.array([1 / math.sqrt(1 + (a == b)) for a in range(T) for b in range(a, T)])
     missing = (z - omega)[:, 0] @ u / (u @ u)
-    np.testing.assert_allclose(
+    assert_allclose(
         (mean - omega)[:, 0], (z - omega)[:, 0] - missing[:, None] * u, atol=1e-7 * 1e-6
     )
 
@@ -121,8 +118,8 @@ def test_several_students_share_a_call(backend, rng):
     assert_placed(y, backend, (3, 5, 2, 2))
     assert_placed(back, backend, (3, 5, 1, 3))
     for k in range(3):
-        np.testing.assert_allclose(to_host(y)[k], channel.forward(z[k]), rtol=1e-13)
-        np.testing.assert_allclose(
+        assert_allclose(to_host(y)[k], channel.forward(z[k]), rtol=1e-13)
+        assert_allclose(
             to_host(back)[k], channel.vjp(z[k], G[k]), rtol=1e-12, atol=1e-15
         )
 
@@ -215,9 +212,7 @@ def test_generalization_error_at_small_V_is_linear_in_it():
     found = AttentionSoftmax(2, beta=beta).generalization_error(q - batch, batch)
     for key in ("bayes", "plugin"):
         assert found[key].value.shape == (2,)
-        np.testing.assert_allclose(
-            found[key].value / batch[:, 0, 0], first_order, rtol=1e-5
-        )
+        assert_allclose(found[key].value / batch[:, 0, 0], first_order, rtol=1e-5)
     perfect = AttentionSoftmax(2).generalization_error(
         np.array([[1.5]]), np.array([[0.0]])
     )

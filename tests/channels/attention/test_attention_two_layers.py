@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from smimbench_attention.algorithms.gamp.theory import information_along
 from smimbench_attention.channels.attention.softmax.two_layers import TwoLayerAttention
 
@@ -134,8 +135,8 @@ def test_labels_follow_the_definition(beta, skip, backend, rng):
     for i in range(20):
         B = skip * np.eye(2) + softmax(beta * matrix_of(z[i, 0] * SCALE))
         expected = softmax(beta * (B @ matrix_of(z[i, 1] * SCALE) @ B.T))
-        np.testing.assert_allclose(np.exp(to_host(y)[i]), expected, rtol=1e-12)
-        np.testing.assert_allclose(to_host(channel.observable(y))[i].sum(-1), 1)
+        assert_allclose(np.exp(to_host(y)[i]), expected, rtol=1e-12)
+        assert_allclose(to_host(channel.observable(y))[i].sum(-1), 1)
 
 
 def test_margins_survive_saturation(rng):
@@ -145,7 +146,7 @@ def test_margins_survive_saturation(rng):
     for i in range(50):
         B = np.eye(2) + softmax(matrix_of(z[i, 0] * SCALE))
         M = B @ matrix_of(z[i, 1] * SCALE) @ B.T
-        np.testing.assert_allclose(
+        assert_allclose(
             phi[i], [M[0, 0] - M[0, 1], M[1, 1] - M[0, 1]], rtol=1e-9, atol=1e-9
         )
 
@@ -182,7 +183,7 @@ def test_posterior_agrees_with_a_dense_integral(beta, skip, v1, v2, rng):
         )
         scale = np.sqrt(np.outer(*[np.repeat(unit[:, 0], 3)] * 2))
         moment = found.second_moment[i].reshape(6, 6) - np.outer(mean, mean)
-        np.testing.assert_allclose(
+        assert_allclose(
             moment / scale**2, (second - np.outer(mean, mean)) / scale**2, atol=2e-2
         )
     gaps = np.array(gaps)
@@ -278,7 +279,7 @@ def test_one_layer_known_leaves_a_linear_problem(rng):
         expected = omega[i, 1] + C.T @ np.linalg.solve(
             C @ C.T, phi[i] - C @ omega[i, 1]
         )
-        np.testing.assert_allclose(found.mean[i, 1], expected, atol=2e-3)
+        assert_allclose(found.mean[i, 1], expected, atol=2e-3)
     assert found.covariance[1, 1] == pytest.approx(0.7 / 3, rel=1e-3)
 
 
@@ -288,11 +289,9 @@ def test_common_shift_of_the_last_layer_is_invisible(rng):
     y, omega, z = labelled(rng, channel, 50, np.eye(2), V)
     shift = np.zeros((2, 3))
     shift[1] = 5 / SCALE
-    np.testing.assert_allclose(channel.forward(z + shift), y, atol=1e-12)
+    assert_allclose(channel.forward(z + shift), y, atol=1e-12)
     moved = channel.posterior(y, omega + shift, V).mean
-    np.testing.assert_allclose(
-        moved, channel.posterior(y, omega, V).mean + shift, atol=1e-9
-    )
+    assert_allclose(moved, channel.posterior(y, omega, V).mean + shift, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -378,7 +377,7 @@ def test_theory_from_few_accurate_values(skip, alpha, share):
     between = (bottom + point.Q) / 2
     rest = np.diag(np.diagonal(prior_moments(problem)[0] - between))
     accurate = np.diagonal(information_at(problem, between, rest).value)
-    np.testing.assert_allclose(
+    assert_allclose(
         np.diagonal(way(between, rest)), accurate, rtol=0.02 if skip == 1 else 0.05
     )
 
@@ -390,4 +389,4 @@ def test_shared_mean_of_the_layers_gives_a_coupling():
     shared = channel.information(np.array([[0.5, 0.5], [0.5, 0.5]]), V, labels=1 << 13)
     assert abs(apart.value[0, 1]) < 4 * apart.error[0, 1]
     assert shared.value[0, 1] > 4 * shared.error[0, 1]
-    np.testing.assert_array_equal(shared.value, shared.value.T)
+    assert_array_equal(shared.value, shared.value.T)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from smimbench_attention.channels.attention.softmax import AttentionSoftmax
 from smimbench_attention.channels.linear import AttentionLinear
 
@@ -19,18 +20,16 @@ def test_posterior_and_information_are_those_of_differences_in_rows(T, beta):
     y = channel.forward(z)
     rows = z.reshape(6, T, T - 1)
     p = np.exp(beta * rows) / np.exp(beta * rows).sum(-1, keepdims=True)
-    np.testing.assert_allclose(channel.observable(y), p, rtol=1e-12)
+    assert_allclose(channel.observable(y), p, rtol=1e-12)
     # All differences of neighbors in a row, and nothing else.
     A = np.kron(np.eye(T), np.diff(np.eye(T - 1), axis=0))
     gain = V * A.T @ np.linalg.inv(V * A @ A.T)
     found = channel.posterior(y, omega, np.array([[V]]), second_moment=True)
     mean = omega[:, 0] + (z[:, 0] - omega[:, 0]) @ (gain @ A).T
-    np.testing.assert_allclose(found.mean[:, 0], mean, atol=1e-12)
+    assert_allclose(found.mean[:, 0], mean, atol=1e-12)
     covariance = V * np.eye(C) - V * gain @ A
     outer = mean[:, :, None] * mean[:, None, :]
-    np.testing.assert_allclose(
-        found.second_moment[:, 0, :, 0, :], covariance + outer, atol=1e-12
-    )
+    assert_allclose(found.second_moment[:, 0, :, 0, :], covariance + outer, atol=1e-12)
     assert found.covariance[0, 0] == pytest.approx(np.trace(covariance) / C)
     assert channel.information(np.eye(1), np.array([[V]])).value[0, 0] == pytest.approx(
         np.trace(gain @ A) / V
@@ -46,7 +45,7 @@ def test_posterior_and_information_are_those_of_differences_in_rows(T, beta):
             for s in (1, -1)
         ]
         slopes[:, 0, c] = (ends[0] - ends[1]) / (2 * h)
-    np.testing.assert_allclose(channel.vjp(z, G), slopes, atol=1e-8)
+    assert_allclose(channel.vjp(z, G), slopes, atol=1e-8)
 
 
 @pytest.mark.parametrize("convention", ["scaled", "plain"])
@@ -58,9 +57,7 @@ def test_linear_labels_have_one_noise(convention):
     z, omega = rng.standard_normal((2, 4, 1, 6))
     y = channel.forward(z, rng=np.random.default_rng(1))
     found = channel.posterior(y, omega, np.array([[0.5]]))
-    np.testing.assert_allclose(
-        found.mean[:, 0], omega[:, 0] + 0.5 / 0.8 * (y - omega[:, 0])
-    )
+    assert_allclose(found.mean[:, 0], omega[:, 0] + 0.5 / 0.8 * (y - omega[:, 0]))
     assert found.covariance[0, 0] == pytest.approx(0.5 * 0.3 / 0.8)
     assert channel.information(np.eye(1), np.array([[0.5]])).value[
         0, 0

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from scipy.special import ndtr
 from smimbench_attention.channels.sequence.hardmax import SequenceHardmax
 from smimbench_attention.channels.sequence.hardmax.information import (
@@ -81,10 +82,8 @@ def test_posterior_equals_a_grid(tokens, rng):
         assert math.exp(log[k]) == pytest.approx(mass, rel=3 * tolerance)
         mean = weight @ here / weight.sum()
         second = np.einsum("n,na,nb->ab", weight, here, here) / weight.sum()
-        np.testing.assert_allclose(found.mean[k, 0], mean, atol=tolerance)
-        np.testing.assert_allclose(
-            found.second_moment[k, 0, :, 0], second, atol=tolerance
-        )
+        assert_allclose(found.mean[k, 0], mean, atol=tolerance)
+        assert_allclose(found.second_moment[k, 0, :, 0], second, atol=tolerance)
         spread += np.trace(second - np.outer(mean, mean)) / tokens / len(y)
     assert found.covariance[0, 0] == pytest.approx(spread, abs=tolerance)
 
@@ -107,10 +106,10 @@ def test_labels_exhaust_all_and_bayes_holds(tokens, q, v, rng):
         total = total + p
         mean = mean + p[:, None] * (found.mean - omega)[:, 0]
         second = second + p[:, None, None] * found.second_moment[:, 0, :, 0]
-    np.testing.assert_allclose(total, 1, atol=1e-8)
-    np.testing.assert_allclose(mean, 0, atol=1e-8 * math.sqrt(v) + 1e-12)
+    assert_allclose(total, 1, atol=1e-8)
+    assert_allclose(mean, 0, atol=1e-8 * math.sqrt(v) + 1e-12)
     prior = omega[:, 0, :, None] * omega[:, 0, None, :] + v * np.eye(tokens)
-    np.testing.assert_allclose(second, prior, atol=1e-8)
+    assert_allclose(second, prior, atol=1e-8)
 
 
 def test_two_tokens_of_equal_sign_have_an_orthant(rng):
@@ -118,14 +117,14 @@ def test_two_tokens_of_equal_sign_have_an_orthant(rng):
     channel = SequenceHardmax(tokens=2)
     y = np.array([[0, 0], [1, 1], [0, 1]])
     p = np.exp(channel.log_partition(y, np.zeros((3, 1, 2)), scalar(2.0)))
-    np.testing.assert_allclose(p, [0.25, 0.25, 0.5], rtol=1e-12)
+    assert_allclose(p, [0.25, 0.25, 0.5], rtol=1e-12)
     # tokens of opposite sign: products of one-dimensional probabilities
     omega = rng.standard_normal((40, 1, 2))
     a, b = omega[:, 0].T
     p = np.exp(
         channel.log_partition(np.broadcast_to([0, 1], (40, 2)), omega, scalar(1.0))
     )
-    np.testing.assert_allclose(p, ndtr(a) * ndtr(-b) + ndtr(-a) * ndtr(b), rtol=1e-12)
+    assert_allclose(p, ndtr(a) * ndtr(-b) + ndtr(-a) * ndtr(b), rtol=1e-12)
 
 
 def test_unlikely_labels_stay_finite(rng):

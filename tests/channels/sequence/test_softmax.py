@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from scipy import integrate
 from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
 from smimbench_attention.channels.sequence.softmax.network import (
@@ -58,7 +59,7 @@ def test_forward_matches_loops(backend, rng, layers, tokens, skip):
     observed = channel.observable(y)
     assert_placed(observed, backend, (7, tokens, tokens))
     expected = np.stack([reference_probabilities(sample, skip) for sample in z])
-    np.testing.assert_allclose(to_host(observed), expected, rtol=1e-12)
+    assert_allclose(to_host(observed), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("layers", "tokens", "skip"), SIZES)
@@ -74,7 +75,7 @@ def test_vjp_is_the_complex_step_gradient(backend, rng, layers, tokens, skip):
         shifted[layer, m] += 1e-30j
         value = (cotangent[n] * reference_probabilities(shifted, skip)).sum()
         expected[n, layer, m] = value.imag / 1e-30
-    np.testing.assert_allclose(to_host(gradient), expected, rtol=1e-11, atol=1e-13)
+    assert_allclose(to_host(gradient), expected, rtol=1e-11, atol=1e-13)
 
 
 def aligned(u, truth):
@@ -91,9 +92,7 @@ def test_output_is_recovered_up_to_sign(backend, rng, tokens, scale):
     )  # probabilities alone would not do
     found = output_of_label(y)
     assert_placed(found, backend, u.shape)
-    np.testing.assert_allclose(
-        aligned(to_host(found), u), u, rtol=1e-9, atol=1e-9 * scale
-    )
+    assert_allclose(aligned(to_host(found), u), u, rtol=1e-9, atol=1e-9 * scale)
 
 
 def test_label_without_contrast_is_finite():
@@ -122,12 +121,12 @@ def test_one_layer_posterior_has_two_points(backend, rng, tokens, v):
     assert_placed(result.mean, backend, mean.shape)
     assert_placed(result.covariance, backend, (1, 1))
     assert_placed(result.second_moment, backend, (50, 1, tokens, 1, tokens))
-    np.testing.assert_allclose(to_host(result.mean), mean, atol=1e-6 * np.sqrt(v))
-    np.testing.assert_allclose(
+    assert_allclose(to_host(result.mean), mean, atol=1e-6 * np.sqrt(v))
+    assert_allclose(
         to_host(result.covariance)[0, 0], variance.mean(), rtol=1e-6, atol=1e-12
     )
     second = z[:, :, :, None, None] * z[:, None, None, :, :]
-    np.testing.assert_allclose(to_host(result.second_moment), second, atol=1e-8)
+    assert_allclose(to_host(result.second_moment), second, atol=1e-8)
     assert result.error == 0.0
 
 

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from smimbench_attention.channels.sequence.softmax import two_layers
 from smimbench_attention.channels.sequence.softmax.two_layers import IntegrationRule
 from smimbench_attention.channels.sequence.softmax.two_layers.kernel import (
@@ -43,8 +44,8 @@ def block(skip, V, full, count):
 
 def assert_same(found, expected):
     (sums, error), (other, other_error) = found, expected
-    np.testing.assert_allclose(sums / other[0], other / other[0], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(error, other_error, rtol=1e-6)
+    assert_allclose(sums / other[0], other / other[0], rtol=0, atol=1e-12)
+    assert_allclose(error, other_error, rtol=1e-6)
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -98,7 +99,7 @@ def test_the_kernel_agrees_on_the_device(skip, V, full):
     assert all(isinstance(a, cupy.ndarray) for a in found)
     shift = cupy.asnumpy(found.shift)
     scale = np.sqrt(np.diagonal(V))
-    np.testing.assert_allclose(
+    assert_allclose(
         cupy.asnumpy(found.log_partition), expected.log_partition, rtol=0, atol=1e-9
     )
     # decisions on the edge may fall either way: then the two differ by the accuracy that was asked for

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from smimbench_attention.channels.sequence.softmax import SequenceSoftmax, one_layer
 from smimbench_attention.channels.sequence.softmax import last_layer as tables
 from smimbench_attention.channels.sequence.softmax.last_layer.posterior import (
@@ -120,7 +121,7 @@ def test_two_layers_against_a_dense_grid(rng, skip, q, v):
     assert found.shape == (4, 2, 2, 2)
     for k in range(4):
         expected = brute_force(np.sqrt(v[0]) * z, weight, u[k], omega[k], v[1], skip)
-        np.testing.assert_allclose(
+        assert_allclose(
             found[k], expected, rtol=5e-3, atol=5e-3 if skip == 0.0 else 2e-3
         )
 
@@ -165,7 +166,7 @@ def test_no_layer_beats_the_bound(layers, skip):
     assert np.argmax(diagonal) == layers - 1
     # Cauchy and Schwarz: the mixed modes are never first
     assert np.all(found.value**2 <= np.outer(diagonal, diagonal) * (1 + 1e-6))
-    np.testing.assert_array_equal(information.value, 0.0)
+    assert_array_equal(information.value, 0.0)
 
 
 def test_a_dominant_skip_connection_leaves_one_layer():
@@ -343,7 +344,7 @@ def test_weights_are_exact_down_to_the_last_that_counts_and_none_is_denormal():
     weight = _gaussian(square)
     expected = np.exp(-0.5 * square.astype(float))
     counts = square <= 2 * DARKEST
-    np.testing.assert_allclose(weight[counts], expected[counts], rtol=2e-5)
+    assert_allclose(weight[counts], expected[counts], rtol=2e-5)
     assert weight.dtype == np.float32
     assert np.all(weight[~counts] == 0)
     assert np.all(weight[counts] >= np.finfo(np.float32).tiny)

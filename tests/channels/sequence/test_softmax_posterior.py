@@ -4,6 +4,7 @@ import decimal
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from smimbench_attention.channels.sequence.softmax import (
     SequenceSoftmax,
     deep,
@@ -68,18 +69,16 @@ def test_quadrature_against_brute_force(rng, skip, variances, correlation):
         )
         expected, mean, second = brute_force(u, omega[n], V, skip, points)
         assert log_partition[n] == pytest.approx(expected, abs=2e-5)
-        np.testing.assert_allclose(
-            (result.mean[n] - mean).ravel() / scale, 0.0, atol=2e-5
-        )
+        assert_allclose((result.mean[n] - mean).ravel() / scale, 0.0, atol=2e-5)
         difference = (result.second_moment[n].reshape(4, 4) - second) / np.outer(
             scale, scale
         )
-        np.testing.assert_allclose(
+        assert_allclose(
             difference, 0.0, atol=2e-5 * (1 + np.abs(mean.ravel() / scale).max() ** 2)
         )
         centred = (second - np.outer(mean, mean)).reshape(2, 2, 2, 2)
         spread = spread + np.einsum("ambm->ab", centred) / 6
-    np.testing.assert_allclose(
+    assert_allclose(
         (result.covariance - spread) / np.sqrt(np.outer(variances, variances)),
         0.0,
         atol=2e-5,
@@ -310,7 +309,7 @@ def test_labels_far_from_the_expected(rng, layers, distance):
         assert result.error < 1e-4
         for n, u in enumerate(outputs(z[:3], 1.0)):
             _, mean, _ = brute_force(u, omega[n], V, 1.0, grid(omega[n], V, 400, 12.0))
-            np.testing.assert_allclose(result.mean[n], mean, atol=1e-3 * np.sqrt(v))
+            assert_allclose(result.mean[n], mean, atol=1e-3 * np.sqrt(v))
     # The mean explains the label much better than omega does, up to the sign of u.
     found, start, truth = (outputs(s, 1.0) for s in (result.mean, omega, z))
     after, before = (
@@ -331,7 +330,7 @@ def test_saturated_labels(rng):
     result = channel.posterior(y, omega, V)
     for n, u in enumerate(outputs(z, 6.0)):
         _, mean, _ = brute_force(u, omega[n], V, 6.0, grid(omega[n], V, 300, 7.0))
-        np.testing.assert_allclose(result.mean[n], mean, atol=2e-4)
+        assert_allclose(result.mean[n], mean, atol=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -376,12 +375,12 @@ def test_backends(backend, rng, layers, tokens):
         (*result[:3], channel.log_partition(*there)), (*expected[:3], log), shapes
     ):
         assert_placed(array, backend, shape)
-        np.testing.assert_allclose(to_host(array), other, rtol=1e-8, atol=1e-9)
+        assert_allclose(to_host(array), other, rtol=1e-8, atol=1e-9)
     assert float(result.error) == pytest.approx(float(expected.error), rel=1e-6)
     spread = np.einsum("nambm->ab", expected.second_moment) - np.einsum(
         "nam,nbm->ab", expected.mean, expected.mean
     )
-    np.testing.assert_allclose(expected.covariance, spread / (3 * tokens), rtol=1e-6)
+    assert_allclose(expected.covariance, spread / (3 * tokens), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("layers", "n", "part"), [(2, 700, 100), (3, 5, 5)])
@@ -395,7 +394,7 @@ def test_equal_inputs_give_equal_results(rng, layers, n, part):
         channel.posterior(y[k : k + part], omega[k : k + part], V).mean
         for k in range(0, n, part)
     ]
-    np.testing.assert_array_equal(together, np.concatenate(apart))
+    assert_array_equal(together, np.concatenate(apart))
 
 
 def test_what_has_diverged_stays_diverged(backend, rng):
@@ -462,7 +461,7 @@ def test_resampled_posteriors_have_points_of_their_own():
         other.posterior(y, omega, V).mean
         for other in (channel, *map(channel.sampling.resampled, (0, 1, 1, 7)))
     ]
-    np.testing.assert_array_equal(means[2], means[3])
+    assert_array_equal(means[2], means[3])
     exact = np.mean(
         [
             channel.sampling.resampled(k).posterior(y, omega, V).mean
