@@ -1,4 +1,4 @@
-"""Helpers for arrays of any namespace: detection, special functions, and transfers between host and device."""
+"""Helpers for arrays of any library: namespaces, special functions, transfers between host and device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMPY = array_api_compat.array_namespace(np.empty(0))
 
 
 def namespace(*arrays: Array) -> ModuleType:
-    """Array API namespace of the arrays (array-api-compat's wrapper for NumPy and CuPy)."""
+    """Array API namespace (library module) of some arrays, wrapped by array-api-compat."""
     for array in arrays:
         if type(array) is not np.ndarray:
             break
@@ -30,7 +30,7 @@ def namespace(*arrays: Array) -> ModuleType:
 def clip(
     x: Array, lower: Array | float | None = None, upper: Array | float | None = None
 ) -> Array:
-    """Clip every entry to ``min(max(x, lower), upper)``; NaN stays NaN, and a bound of None is ignored.
+    """Clip every entry of an array to ``min(max(x, lower), upper)``; NaN stays NaN, a bound of None is ignored.
 
     The ``clip`` of array-api-compat assigns through boolean masks, and a device has to count those before it can go on.
     """
@@ -41,7 +41,7 @@ def clip(
 
 
 def matching(array: Array, dtype: object = None) -> dict[str, Any]:
-    """Device and dtype of an array as keywords, as in ``xp.zeros(shape, **matching(array))``; ``dtype`` overrides the dtype."""
+    """Device and dtype of an array as keyword arguments, as in ``xp.zeros(shape, **matching(array))``."""
     return {
         "dtype": array.dtype if dtype is None else dtype,
         "device": array_api_compat.device(array),
@@ -54,14 +54,14 @@ def dtype_name(array: Array) -> str:
 
 
 def on_device(value: object) -> bool:
-    """Whether a value is an array of another library than NumPy, so that reading it may wait for a device."""
+    """Whether a value is an array of a library other than NumPy, which may live on a device."""
     return not isinstance(value, (np.ndarray, np.generic)) and bool(
         array_api_compat.is_array_api_obj(value)
     )
 
 
 def special(xp: ModuleType) -> Any:
-    """Special functions (``ndtr``, ``log_ndtr``, ``erfcx``, ``logsumexp``, ...) that accept arrays of ``xp`` and return such.
+    """Module of special functions (``ndtr``, ``erfcx``, ``logsumexp``, ...) for arrays of the namespace ``xp``.
 
     SciPy's module for NumPy, CuPy's for CuPy. Arrays of other namespaces go through the host, whether or not this SciPy was
     told to accept them.
@@ -77,7 +77,7 @@ def special(xp: ModuleType) -> Any:
 
 
 class _ThroughTheHost:
-    """Applies functions of host arrays to arrays of another namespace by copying them to the host and back."""
+    """Module wrapper that applies NumPy functions to arrays of another library by copying to the host and back."""
 
     def __init__(self, module: ModuleType, xp: ModuleType) -> None:
         self._module, self._xp = module, xp
@@ -103,7 +103,7 @@ _SENT: deque[tuple[Array, Host]] = deque(maxlen=16)
 
 
 def send(host: Host, like: Array) -> Array:
-    """Copy a small host array to the device and dtype of ``like``; ``to_host`` of the result does not wait for the device.
+    """Copy a small host array to the device and dtype of ``like``, and remember it for a fast ``to_host``.
 
     For matrices between components, which are computed on the host: a launch for each operation on four numbers costs
     more than the numbers. The result must not be written to.
@@ -117,7 +117,7 @@ def send(host: Host, like: Array) -> Array:
 
 
 def read_together(*arrays: Array) -> list[Array]:
-    """Copy several arrays and numbers to the host, with one transfer for all that live on a device."""
+    """Copy several arrays and numbers to the host in a single transfer."""
     copies = list(arrays)
     remote = []
     for k, array in enumerate(arrays):
@@ -149,7 +149,7 @@ def _host_copy(array: Array) -> Host | None:
 
 
 def to_host(array: Array) -> Host:
-    """Convert an array to NumPy; all transfers from a device to the host go through this function."""
+    """Convert an array of any library to NumPy, copying it from the device if necessary."""
     if isinstance(array, np.ndarray):
         return array
     host = _host_copy(array)

@@ -22,11 +22,11 @@ from smimbench.files import ForeseenError
 from smimbench.interfaces import Array, Host
 
 NAMESPACES = Path(__file__).with_name("namespaces")
-"""Folder of the backends."""
+"""Folder with one file per backend."""
 
 
 class BackendError(ForeseenError, RuntimeError):
-    """The requested backend cannot be used on this machine."""
+    """Error raised when a requested backend cannot be used on this machine."""
 
 
 class Elapsed(NamedTuple):
@@ -42,7 +42,7 @@ class Elapsed(NamedTuple):
 
 @dataclass(frozen=True)
 class Backend:
-    """One array namespace on one device with one real data type.
+    """Backend for array computations: an array library on one device with one real data type.
 
     This class is right for every namespace that computes in the memory of the host. One with a device of its own is a subclass
     that says how to wait for it, what memory it has and how it draws random numbers.
@@ -71,7 +71,7 @@ class Backend:
     storage: str | None = None
 
     def asarray(self, array: Array, *, dtype: str | None = None) -> Array:
-        """Copy a host array to this backend; floating-point arrays get the backend's dtype, others keep theirs.
+        """Copy a host array to this backend; floating-point arrays are converted to the backend's dtype.
 
         An array that lives here already is returned as it is, in the right dtype.
         """
@@ -89,18 +89,18 @@ class Backend:
 
     @property
     def accelerated(self) -> bool:
-        """Whether this backend is a device with its own memory, such as a GPU."""
+        """Whether this backend computes on a device with its own memory, such as a GPU."""
         return False
 
     @property
     def processor(self) -> str:
-        """Name of the processor if the machine's fingerprint lacks it (a GPU): letters, digits and ``-``."""
+        """Name of the GPU, in letters, digits and ``-``; empty for the host, which the fingerprint identifies."""
         return self.name
 
     def standard_normal(
         self, seed: np.random.SeedSequence
     ) -> Callable[[tuple[int, ...]], Array]:
-        """A stream of iid N(0, 1) numbers in float64, drawn on this backend's device.
+        """Generator of iid N(0, 1) numbers in float64, drawn on this backend's device.
 
         Calls continue one stream; equal seeds give equal streams on one kind of device, different ones on another.
         """
@@ -108,7 +108,7 @@ class Backend:
         return lambda shape: self.asarray(host.standard_normal(shape), dtype="float64")
 
     def reader(self, host: Host) -> Callable[[slice], Array]:
-        """Function from a slice of samples to a copy of them on this backend, in the host's data type."""
+        """Function that copies a slice of samples of a host array to this backend, in the host's data type."""
         return lambda samples: self.asarray(host[samples], dtype=host.dtype.name)
 
     def free_memory(self) -> int | None:
@@ -116,21 +116,21 @@ class Backend:
         return None
 
     def ran_out(self, error: BaseException) -> bool:
-        """Whether an error means that the device is out of memory; always False on the host."""
+        """Whether an exception means that the device is out of memory; always False on the host."""
         return False
 
     def release(self) -> None:
-        """Return cached device memory, so that the next measurement finds all memory free."""
+        """Release cached device memory, so that the next measurement starts with all memory free."""
 
     def peak_memory(self) -> int | None:
-        """Largest device memory in bytes used since ``release``; None for the host."""
+        """Peak device memory in bytes since the last ``release``; None for the host."""
         return None
 
     def synchronize(self) -> None:
         """Wait until all queued operations of the device are done."""
 
     def clock(self) -> float:
-        """Seconds on a monotonic clock, read when the device is idle."""
+        """Read a monotonic clock, in seconds, after waiting until the device is idle."""
         self.synchronize()
         return time.perf_counter()
 
@@ -154,7 +154,7 @@ def _keep_freed_memory() -> None:
 
 @functools.cache
 def backend_names() -> tuple[str, ...]:
-    """Names of all backends, whether usable here or not: one for each file in ``smimbench/backend/namespaces``."""
+    """Names of all backends, whether usable on this machine or not."""
     return tuple(
         sorted(module.name for module in pkgutil.iter_modules([str(NAMESPACES)]))
     )
@@ -163,7 +163,7 @@ def backend_names() -> tuple[str, ...]:
 def get_backend(
     name: str = "numpy", dtype: str = "float64", *, tf32: bool = False
 ) -> Backend:
-    """Open the backend of a name from ``backend_names()`` in ``"float64"``, ``"float32"`` or ``"mixed"``.
+    """Open a backend by its name, with the data type ``"float64"``, ``"float32"`` or ``"mixed"``.
 
     ``"mixed"`` stores the inputs in float32 and computes in float64.
     ``tf32`` allows TF32 in matrix products of float32; it is without effect on processors and in float64.
@@ -176,7 +176,7 @@ def get_backend(
     _keep_freed_memory()
     if name not in backend_names():
         raise BackendError(
-            f"backend {name}: unknown; choose one of {', '.join(backend_names())}"
+            f"unknown backend {name!r}; choose one of {', '.join(backend_names())}"
         )
     module = importlib.import_module(f"smimbench.backend.namespaces.{name}")
     mixed = dtype == "mixed"

@@ -1,4 +1,4 @@
-"""Description of the machine of a run: processor, BLAS threads, driver, versions, git commit, peak memory."""
+"""Description of the machine that runs the benchmark: processor, BLAS threads, driver, versions, peak memory."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 
 class Driver(NamedTuple):
-    """An NVIDIA driver: its version and the newest CUDA that it supports (``"?"`` if it does not say)."""
+    """Version of an NVIDIA driver and the newest CUDA version it supports (``"?"`` if unknown)."""
 
     version: str
     cuda: str
 
     @property
     def extra(self) -> str:
-        """Name of the optional dependency group of smimbench whose CuPy fits this driver."""
+        """Optional dependency group of smimbench (``cuda12`` or ``cuda13``) whose CuPy fits this driver."""
         return "cuda13" if self.cuda.startswith("13") else "cuda12"
 
 
 @functools.cache
 def machine_info() -> dict[str, object]:
-    """Processor, memory, system and the BLAS that NumPy uses."""
+    """Description of this machine: processor, cores, memory, system and the BLAS that NumPy uses."""
     import numpy as np  # the BLAS is only visible once NumPy has loaded it
     import psutil
     from threadpoolctl import threadpool_info
@@ -62,9 +62,9 @@ def machine_info() -> dict[str, object]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, which can be fewer than the machine has under a batch system or in a container.
+    """Number of cores that this process may use, under a batch system or in a container often less than all.
 
-    The least of its affinity, of the processor time that its control groups allow, and of ``SLURM_CPUS_PER_TASK``.
+    The minimum of its affinity, of the processor time that its control groups allow, and of ``SLURM_CPUS_PER_TASK``.
     """
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
@@ -79,7 +79,7 @@ def usable_cores() -> int:
 def cpu_quota(
     membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> float:
-    """Processors whose time the control groups of this process allow it, of version 1 or 2; infinity without a limit."""
+    """Number of processors that the Linux control groups (cgroups v1 or v2) allow; infinity without a limit."""
     quota = math.inf
     for line in (unless(OSError, membership.read_text) or "").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -113,7 +113,7 @@ def _controller(modules: int) -> ThreadpoolController:
 
 @functools.cache
 def fingerprint() -> str:
-    """Short name of this machine: timings are comparable only where it is equal."""
+    """Hash that identifies this machine; timings are comparable only between equal fingerprints."""
     # Without its memory: what a container or a virtual machine calls its memory moves with what others take.
     document = {**machine_info(), "node": platform.node()}
     del document["memory_gib"]
@@ -137,7 +137,7 @@ def versions() -> dict[str, str]:
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
-    """Versions of the installed packages among these."""
+    """Versions of those of the given packages that are installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     versions = {name: unless(PackageNotFoundError, version, name) for name in names}
@@ -154,7 +154,7 @@ def git_commit() -> str | None:
 
 
 def _output_of(command: list[str], seconds: float) -> str | None:
-    """What a program prints, or None where it fails, is missing or takes longer."""
+    """Output of an external program, or None if it fails, is missing or exceeds the time limit."""
     try:
         return subprocess.run(
             command, capture_output=True, text=True, timeout=seconds, check=True
@@ -199,7 +199,7 @@ def peak_memory() -> int:
 
 
 def wait_for_threads(count: int, patience: float = 10.0) -> float:
-    """Wait up to ``patience`` seconds until Python threads beyond this number are idle or ended; return their CPU time."""
+    """Wait until extra threads of this process are idle or ended (at most ``patience`` s); return their CPU time."""
     begin = _cpu_of_other_threads()
     end = time.monotonic() + patience
     while threading.active_count() > count and time.monotonic() < end:
@@ -215,7 +215,7 @@ def _cpu_of_other_threads() -> float:
 
 
 def seconds_of_children() -> float:
-    """CPU time of processes that this one has started and that have ended."""
+    """CPU time in seconds of finished child processes."""
     times = os.times()
     return times.children_user + times.children_system
 
@@ -226,7 +226,7 @@ def _processor() -> str:
 
 
 def _line_of(file: str, name: str) -> str:
-    """What stands after ``name:`` in a file of the system; empty where there is no such line."""
+    """Value after ``name:`` in a system file such as ``/proc/cpuinfo``; empty if there is no such line."""
     for line in (unless(OSError, Path(file).read_text) or "").splitlines():
         if line.startswith(name):
             return line.partition(":")[2].strip()

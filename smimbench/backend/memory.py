@@ -12,13 +12,13 @@ import numpy as np
 from smimbench.interfaces import Array
 
 SHARE_OF_CHUNK = 8
-"""Free memory over a chunk's bytes: streaming holds three chunks of inputs, and models make temporaries of that size.
+"""Ratio of free memory to the size of a chunk: streaming holds three chunks of inputs, and models make temporaries of that size.
 Doubled: twice as many chunks where memory is short."""
 LARGEST_CHUNK = 1 << 30
-"""Sufficient size of a chunk in bytes: its products take a hundred times as long as its calls. Doubled: larger
+"""Maximum size of a chunk in bytes: its products take a hundred times as long as its calls. Doubled: larger
 temporaries, no time won."""
 SMALLEST_CHUNK = 1 << 20
-"""Initial size of a chunk in bytes, regardless of the free memory. Doubled: out of memory a little earlier."""
+"""Minimum size of a chunk in bytes, regardless of the free memory. Doubled: out of memory a little earlier."""
 
 
 _caution: ContextVar[float] = ContextVar("caution", default=1.0)
@@ -26,9 +26,9 @@ _caution: ContextVar[float] = ContextVar("caution", default=1.0)
 
 @contextlib.contextmanager
 def cautious(share: float) -> Iterator[None]:
-    """Context manager that reduces chunk sizes, and the memory for inputs kept on a device, to this fraction.
+    """Context manager that reduces chunk sizes and the memory for resident inputs to this fraction.
 
-    For what has run out of the memory of a device: what is free beforehand does not tell what an algorithm will take.
+    It is used after a run ran out of device memory: free memory beforehand does not tell how much an algorithm will take.
     """
     token = _caution.set(share)
     try:
@@ -38,7 +38,7 @@ def cautious(share: float) -> Iterator[None]:
 
 
 def caution() -> float:
-    """Current chunk size as a fraction of the normal chunk size."""
+    """Current chunk size as a fraction of the normal chunk size, set by ``cautious``."""
     return _caution.get()
 
 

@@ -1,4 +1,4 @@
-"""Prefetching: the next slice of a host array is sent to the device while the current one is in use."""
+"""Prefetching: transfer of the next slice of a host array to the device while the current one is in use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smimbench.interfaces import Array, Host
 
 
 class Prefetch:
-    """Double buffering: returns the requested slice and starts the transfer of the next one.
+    """Double-buffered reader: returns the requested slice of samples and starts the transfer of the next one.
 
     An algorithm goes through the samples in slices of one length, and again from the beginning. Two slices are on the device
     at a time, three while the old one has not been let go of.
@@ -18,7 +18,7 @@ class Prefetch:
     Parameters
     ----------
     length : int
-        Of the host array's first axis.
+        Length of the host array's first axis.
     begin : callable
         ``begin(start, stop) -> (array, ticket)`` starts a transfer and does not wait for it.
     finish : callable
@@ -69,7 +69,7 @@ _PINNED: set[int] = set()
 def pinned_transfers(cupy: ModuleType, host: Host) -> Prefetch:
     """Transfers to a GPU from a host array with locked pages, on a stream of their own.
 
-    Raises whatever CUDA raises where pages cannot be locked: limits of the system, memory that is not the process's own.
+    Raises the CUDA error if pages cannot be locked: limits of the system, memory that is not the process's own.
     """
     _pin(cupy.cuda.runtime, host)
     stream = cupy.cuda.Stream(non_blocking=True)

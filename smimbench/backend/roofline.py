@@ -1,4 +1,4 @@
-"""Speed limits of this machine (matrix products, memory reads), measured once, and the fraction of them an iteration reaches.
+"""Roofline of this machine: peak rates of matrix products and memory reads, and the fraction an iteration reaches.
 
 An iteration cannot be faster than its matrix products at the rate of a large one, nor than reading its inputs at the
 bandwidth of memory. Whichever of the two takes longer is the ceiling that bounds an algorithm, and the time it needs
@@ -34,7 +34,7 @@ class Fraction(NamedTuple):
 
 
 def cache_folder() -> Path:
-    """Folder where measurements of this machine are stored: ``$SMIMBENCH_CACHE``, or the user's cache folder."""
+    """Folder that stores measured peak rates: ``$SMIMBENCH_CACHE``, or the user's cache folder."""
     configured = os.environ.get("SMIMBENCH_CACHE")
     if configured:
         return Path(configured)
@@ -42,8 +42,8 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "smimbench"
 
 
-def _file_of(backend: str, threads: int) -> Path:
-    """File of a measurement, named after machine, processor and BLAS threads (0 where the host's threads do not matter)."""
+def _rates_file(backend: str, threads: int) -> Path:
+    """File of the stored peak rates, named after machine, processor and BLAS threads (0 for a GPU)."""
     device = get_backend(backend)
     count = 0 if device.accelerated else threads
     name = f"ceilings-{machine.fingerprint()}-{device.processor}-{count}.json"
@@ -51,9 +51,9 @@ def _file_of(backend: str, threads: int) -> Path:
 
 
 def remembered(backend: str = "numpy", threads: int = 1) -> dict[str, float] | None:
-    """Rates measured earlier on this machine, or None."""
+    """Stored peak rates of this machine from an earlier measurement, or None."""
     try:
-        stored = json.loads(_file_of(backend, threads).read_text())
+        stored = json.loads(_rates_file(backend, threads).read_text())
         if stored["version"] != VERSION:
             return None
         rates = stored["rates"]
@@ -75,7 +75,7 @@ def ceilings(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
 
 
 def measure(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
-    """Measure the peak rates and store them; takes about two seconds.
+    """Measure the peak rates of this machine and store them; takes about two seconds.
 
     The best of several trials counts, and with one thread the processor's time, not the wall's: others on the machine
     should not lower a ceiling.
@@ -97,7 +97,7 @@ def measure(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
         rates["bandwidth"] = _bandwidth(get_backend(backend), threads)
     text = json.dumps({"version": VERSION, "rates": rates}, indent=1) + "\n"
     # A home folder without write permission costs two seconds per run, no more.
-    unless(StoreError, write_atomically, _file_of(backend, threads), text.encode())
+    unless(StoreError, write_atomically, _rates_file(backend, threads), text.encode())
     return rates
 
 
@@ -109,7 +109,7 @@ def fraction(
     *,
     tf32: bool = False,
 ) -> Fraction | None:
-    """Fraction of the limiting peak rate reached by an iteration of this duration; None if it is not known."""
+    """Fraction of the limiting peak rate that an iteration of this duration reaches; None if unknown."""
     dtype = "float64" if dtype == "mixed" else dtype  # what is computed with
     products = rates.get("tf32" if tf32 and "tf32" in rates else dtype)
     bandwidth = rates.get("bandwidth")

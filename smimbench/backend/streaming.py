@@ -13,14 +13,14 @@ from smimbench.backend.memory import caution
 from smimbench.interfaces import Array, Host, Model
 from smimbench.interfaces.item import takes
 
-_SLICES_ONLY = "these inputs do not fit the device and are streamed: take slices of the samples, inputs[a:b, ...]"
+_SLICES_ONLY = "the inputs do not fit the device and are streamed: read them in slices of samples, inputs[a:b, ...]"
 
 SHARE_OF_MEMORY = 0.6
-"""Part of the free device memory that the inputs may take; the rest is for what is computed from them."""
+"""Fraction of the free device memory that the inputs may take; the rest is for intermediate results."""
 
 
 class StreamedInputs:
-    """Inputs (n, T, D) kept in host memory; a slice of the samples is moved to the device on request.
+    """Inputs (n, T, D) that stay in host memory; slices of samples are copied to the device on request.
 
     It stands in for the array where the array does not fit the device: it has its shape, dtype, device and namespace, and
     ``inputs[part, ...]`` is an ordinary array of the backend. Any algorithm that goes through the samples chunk by chunk
@@ -34,7 +34,7 @@ class StreamedInputs:
     Raises
     ------
     TypeError
-        When it is used as a whole.
+        When all samples are requested at once.
     """
 
     def __init__(self, host: Host, backend: Backend) -> None:
@@ -60,12 +60,12 @@ class StreamedInputs:
 
     @property
     def dtype(self) -> object:
-        """Data type of the slices."""
+        """Data type of the slices on the device."""
         return self.like.dtype
 
     @property
     def device(self) -> object:
-        """Device of the slices."""
+        """Device to which slices are copied."""
         return self.like.device
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class StreamedInputs:
 
 
 class DrawnInputs(StreamedInputs):
-    """Inputs (n, T, D) too large for the device's memory, drawn again whenever they are read.
+    """Random inputs (n, T, D) too large for device memory, generated again from their seeds whenever they are read.
 
     Drawing takes a GPU less time than reading the same numbers from the host.
 
@@ -132,7 +132,7 @@ class DrawnInputs(StreamedInputs):
         self._begin(shape, like, read)
 
     def whole_blocks(self, chunks: Iterable[slice]) -> list[slice]:
-        """Slices of similar length that start at block boundaries, so that no block is drawn twice."""
+        """Move the boundaries of sample slices to block boundaries, so that no block is drawn twice in a pass."""
         longest = max((chunk.stop - chunk.start for chunk in chunks), default=1)
         step = max(1, longest // self.block) * self.block
         return [
@@ -147,9 +147,9 @@ class NarrowInputs(StreamedInputs):
     Parameters
     ----------
     stored : array (n, T, D)
-        In float32.
+        Inputs in float32.
     wide : dtype
-        Data type of what a slice gives.
+        Data type of the slices.
     """
 
     def __init__(self, stored: Array, wide: object) -> None:
@@ -163,7 +163,7 @@ class NarrowInputs(StreamedInputs):
 
 
 def take_samples(model: Model, inputs: Array, samples: slice) -> Array:
-    """Inputs of a slice of samples, for the model's ``forward`` and ``adjoint``.
+    """Take the inputs of a slice of samples, for the model's ``forward`` and ``adjoint``.
 
     A model with the data type ``mixed`` reads what is stored in float32 as it is, where that is faster: on a device.
     """
@@ -177,13 +177,13 @@ def take_samples(model: Model, inputs: Array, samples: slice) -> Array:
 
 
 def fits(size: int, backend: Backend) -> bool:
-    """Whether inputs of this size in bytes may be kept on the device."""
+    """Whether inputs of this size in bytes fit the memory of the device."""
     free = backend.free_memory()
     return free is None or size <= SHARE_OF_MEMORY * caution() * free
 
 
 def sample_chunks(model: Model, inputs: Array, components: int) -> Iterable[slice]:
-    """Slices of samples for one pass over the inputs: forward, posterior and adjoint for each in turn.
+    """Split the samples into slices for one pass (forward, posterior, adjoint) over the inputs.
 
     The model's ``chunks`` decides; it is told the bytes of a number and where the work is done, if it asks for them.
     ``components`` is P, or P times the number of students.

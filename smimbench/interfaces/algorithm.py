@@ -14,16 +14,16 @@ from smimbench.interfaces.problem import Data, ProblemLike, Start
 
 
 class Plan(NamedTuple):
-    """What an algorithm will do, stated before anything is drawn.
+    """Plan of an algorithm for a run: steps, batch size, students, cost; stated before any data are drawn.
 
     Attributes
     ----------
     steps : int or None
-        Steps after which it is done by its own account; None: the stopping rule decides.
+        Steps after which the algorithm ends by itself; None: the stopping rule decides.
     batch : int or None
         Samples that a step reads; None: all of them.
     students : int
-        Estimates that are learned side by side: every product with the inputs is made so many times.
+        Estimates learned side by side: every product with the inputs is computed this many times.
     draws_fresh : bool
         Whether it learns from samples of its own (``Data.fresh``): its rows stand at the sample ratio of all that were handed
         out, and of the data set it sees the shapes only, no numbers. Without it ``Data.fresh`` raises.
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
 
 
 class Overlaps(NamedTuple):
-    """Overlap matrices (P, P) of a signal ``S`` and an estimate ``S_hat``, as the model's ``inner`` forms them.
+    """Overlap matrices (P, P) of a signal ``S`` and an estimate ``S_hat``, computed by the model's ``inner``.
 
     Attributes
     ----------
@@ -62,20 +62,20 @@ class Overlaps(NamedTuple):
 
 
 class Conditions(NamedTuple):
-    """The conditions of the runs that ``Algorithm.theory`` predicts.
+    """Conditions of the runs that ``Algorithm.theory`` predicts: dimension, start, iterations.
 
     Attributes
     ----------
     dimension : int or None
-        D, where steps and batches are counted in samples; None: only what does not depend on it is asked for.
+        Dimension D of the runs; None: only predictions that do not depend on it are wanted.
     start : str
         ``start`` of the table ``[run]``: ``"uninformed"``, ``"informed"`` or the name of an algorithm.
     starts : tuple of Overlaps
-        What each run began with; empty where nothing has been run.
+        Overlaps at the start of each run; empty before anything has been run.
     iterations : int or None
         ``max_iterations`` of the table ``[run]``.
     points : tuple of dict
-        What theory says of the problem at this sample ratio: the Bayes-optimal point first, then other branches.
+        Theory of the problem at this sample ratio: the Bayes-optimal point first, then other branches.
     trajectory : bool
         Whether the trajectory is wanted, too.
     """
@@ -90,7 +90,9 @@ class Conditions(NamedTuple):
 
 @dataclass(frozen=True)
 class AlgorithmPrediction:
-    """Theory's prediction for an algorithm at one sample ratio; ``smimbench.theory.limit_point`` makes it from overlaps.
+    """Prediction of theory for an algorithm at one sample ratio.
+
+    ``smimbench.theory.limit_point`` makes it from overlaps.
 
     Attributes
     ----------
@@ -137,7 +139,7 @@ class AlgorithmPrediction:
 
     @classmethod
     def of_point(cls, point: dict[str, Any], **changes: object) -> AlgorithmPrediction:
-        """Build a prediction from a point of the JSON of ``smimbench theory``, with some fields changed."""
+        """Build a prediction from one point in the JSON of ``smimbench theory``, with some fields changed."""
         names = {field.name for field in fields(cls)}
         stated = {name: entry for name, entry in point.items() if name in names}
         for name in ("mse", "mse_error"):
@@ -152,7 +154,7 @@ class AlgorithmPrediction:
         return cls(**stated | {"more": further} | changes)
 
     def document(self) -> dict[str, Any]:
-        """The prediction as JSON; ``mse`` and ``mse_error`` are single numbers if there is one component."""
+        """Convert the prediction to JSON; ``mse`` and ``mse_error`` are single numbers if there is one component."""
         entries = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -172,22 +174,22 @@ class AlgorithmPrediction:
 
 
 class Info(NamedTuple):
-    """What a step reports to the engine's loop; the iteration itself does not use it.
+    """Report of one step to the engine's loop: residual, predicted overlap, warnings; not used by the iteration itself.
 
     Attributes
     ----------
     residual : float or 0-d array
         Undamped relative change of the iterate; the tolerance applies to it. NaN or inf means divergence.
     predicted_overlap : array (P,) or None
-        Overlap of each component with the signal according to the algorithm's own account, ``diag(second_moment - V)``.
-        None for algorithms without such an account: then only the residual and the number of steps end a run.
+        Overlap of each component with the signal that the algorithm itself predicts, ``diag(second_moment - V)``.
+        None for algorithms that predict none: then only the residual and the number of steps end a run.
     self_overlap : array (P,) or None
         Overlap of each component of the estimate with itself; on the Nishimori line it equals ``predicted_overlap``.
     squared_step : array (P,) or None
         Undamped squared change of each component in this step, in units of an overlap.
     log_information_ratio : array (P,) or None
         Logarithm of the ratio of two independent estimates of the information that the data carry; 0 when the
-        algorithm's account of its own error is right.
+        algorithm predicts its own error correctly.
     warning : str or None
         Something the user should know about this run; the engine stores each different one once.
     samples : float or None
@@ -196,7 +198,8 @@ class Info(NamedTuple):
     integration_error : float, 0-d array or None
         Largest ``Posterior.error`` of this step. It may stay on the device: the engine reads it with the rest and warns.
     damping : float or None
-        Weight of the old in this step, in [0, 1), on the host; recorded in the trajectory. None where nothing is damped.
+        Weight of the previous iterate in this step, in [0, 1), on the host; recorded in the
+        trajectory. None where nothing is damped.
     """
 
     residual: Array | float
@@ -211,14 +214,14 @@ class Info(NamedTuple):
 
 
 class StoppingRule:
-    """When a run may end, and whether its end can be trusted; an algorithm may bring one in its ``Plan``."""
+    """Rule that decides when a run ends and whether its result can be trusted; a ``Plan`` may contain one."""
 
     def watch(self, info: Info) -> None:
-        """Receive what a step reported, on the host: ``residual`` a float, the rest float64 arrays or None."""
+        """Receive the report of a step, on the host: ``residual`` is a float, other fields are float64 arrays or None."""
         raise NotImplementedError
 
     def ending(self, tolerance: float) -> str | None:
-        """Reason why the run may stop now, or None. Not called where the algorithm plans a number of steps."""
+        """Reason why the run may stop now, or None; not called if the algorithm plans a number of steps."""
         raise NotImplementedError
 
     def complaint(self) -> str | None:
@@ -226,14 +229,14 @@ class StoppingRule:
         raise NotImplementedError
 
     def settled(self) -> str | None:
-        """Reason why a run that has used all its iterations is ``ok`` nevertheless, or None."""
+        """Reason why a run that used all its iterations still counts as ``ok``, or None."""
         raise NotImplementedError
 
 
 class Algorithm(Item):
-    """Anything that maps data to an estimate of the signal.
+    """Algorithm that maps data to an estimate of the signal, in steps or with a single ``fit``.
 
-    In place of the three methods one is enough, ``fit(data) -> estimate``, of a class or alone: a function
+    Instead of ``init``, ``step`` and ``estimate`` a single ``fit(data) -> estimate`` is enough, of a class or alone: a function
     ``fit(data, *, parameter=value)`` can be registered as it is. It may name ``problem`` and ``rng`` as arguments; see
     ``smimbench.registry.adapters``.
 
@@ -245,45 +248,51 @@ class Algorithm(Item):
     _alternatives = (("init", "step", "estimate"), ("fit",))
 
     def init(self, problem: Any, data: Data, rng: np.random.Generator) -> Any:
-        """Initial state. ``rng`` is a host generator of its own for every run. With an argument ``students``: so many
-        independent starts as one state with one more axis in front, which ``step`` and ``estimate`` keep; `averaged` uses it.
+        """Initial state of a run.
+
+        ``rng`` is a host generator of its own for every run. With an argument ``students``: that many independent starts as one
+        state with one more axis in front, which ``step`` and ``estimate`` keep; `averaged` uses it.
         """
         raise NotImplementedError
 
     def step(self, problem: Any, data: Data, state: Any) -> tuple[Any, Info]:
-        """One iteration: returns the new state and a report (``Info``)."""
+        """Run one iteration and return the new state and a report (``Info``)."""
         raise NotImplementedError
 
     def estimate(self, state: Any) -> Array:
-        """Estimate held by a state, in the shape of the signal."""
+        """Estimate of the signal that a state contains, in the shape of the signal."""
         raise NotImplementedError
 
     def plan(self, data: Data) -> Plan:
-        """``Plan(steps, batch, students, draws_fresh, cost, stopping_rule)``, from the shapes of ``data``, which has no numbers
-        yet. Without it: as many steps as a parameter `steps` says, or until the engine's stopping rule ends it, each on all
-        samples.
+        """Plan a run from the shapes of ``data``, which has no numbers yet.
+
+        Returns ``Plan(steps, batch, students, draws_fresh, cost, stopping_rule)``. Without it: as many steps as a
+        parameter `steps` says, or until the engine's stopping rule ends it, each on all samples.
         """
         return Plan(steps=getattr(self, "steps", None))
 
     start: Callable[[Any, Data, np.random.Generator], Start] | None = None
-    """``start(problem, data, rng)``: where others may begin: an estimate with its error. Without it: it is no `start`."""
+    """``start(problem, data, rng)``: starting point for other algorithms, an estimate with its error. Without it: none can start
+    there."""
 
     def retry(self, problem: Any, outcome: str) -> Any:
-        """The algorithm for one more attempt, or None. After ``"diverged"`` or ``"not-converged"`` it starts over; after
-        ``"unsettled"`` (all iterations are used, the run still moves) it goes on from its state for as many again. Without it:
-        there is no second attempt.
+        """Algorithm for a second attempt after a failed run, or None.
+
+        After ``"diverged"`` or ``"not-converged"`` it starts over; after ``"unsettled"`` (all iterations are used, the run still
+        moves) it goes on from its state for as many again. Without it: there is no second attempt.
         """
         return None
 
     def refuses(self, problem: Any) -> str | None:
-        """Why a problem cannot be solved, in words: its cells are ``skipped``. Without it: all that its capabilities allow are
-        tried.
+        """Reason why the algorithm cannot solve a problem, or None.
+
+        Cells of a refused problem are ``skipped``. Without it: all problems that its capabilities allow are tried.
         """
         return None
 
     theory: Callable[..., AlgorithmPrediction | str] | None = None
-    """``theory(problem, alpha, conditions)``: what theory says of this algorithm, optimal or not: an ``AlgorithmPrediction``
-    (``smimbench.theory.limit_point`` makes it from overlaps), or in words why there is none. ``conditions``, a ``Conditions``,
+    """``theory(problem, alpha, conditions)``: prediction of theory for this algorithm, an ``AlgorithmPrediction``
+    (``smimbench.theory.limit_point`` makes it from overlaps), or the reason why there is none. ``conditions``, a ``Conditions``,
     may be left out. With an argument ``assumed``: a problem that all methods are given while data are from ``problem``; None if
     that is the same. Without it: its rows are compared with the Bayes-optimal value only."""
 
@@ -291,15 +300,17 @@ class Algorithm(Item):
     """``variance(state)``: the error V (P, P) that it predicts for its estimate. Without it: no Bayes predictor of the label."""
 
     def findings(self, state: Any) -> dict[str, Any]:
-        """Lists of numbers (None: not found) by name, shown as means next to entries of the same names of
-        ``theory``. ``spectrum``, the eigenvalues of the estimate, is a histogram next to ``theory``'s ``spectrum``, a dict:
-        ``edges`` of bins, ``mass`` in each and that of ``zeros``. Without it: nothing but the errors is kept.
+        """Additional measured quantities of a finished run: lists of numbers by name.
+
+        They are shown as means next to those of the same name in ``theory``; None: not found. ``spectrum``, the eigenvalues of
+        the estimate, is a histogram next to ``theory``'s ``spectrum``, a dict: ``edges`` of bins, ``mass`` in each and that of
+        ``zeros``. Without it: nothing but the errors is kept.
         """
         return {}
 
 
 def plan_of(algorithm: Any, data: Data) -> Plan:
-    """Plan of an algorithm, for tables and cost estimates; an empty plan where its ``plan`` fails, as its runs then do."""
+    """Plan of an algorithm, for tables and cost estimates; an empty plan if its ``plan`` fails."""
     try:
         plan = algorithm.plan(data)
     except (Exception, SystemExit):

@@ -1,4 +1,4 @@
-"""Types used by all contracts: capabilities, errors, numbers with an error, and the cost of an iteration."""
+"""Types used by all contracts: capabilities, parameter errors, numbers with an error, cost of an iteration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Host: TypeAlias = "np.ndarray[Any, Any]"
 
 
 class ParameterError(ValueError):
-    """A parameter of an item has an invalid value.
+    """Error raised when a parameter of an item has an invalid value.
 
     Parameters
     ----------
@@ -29,14 +29,14 @@ class ParameterError(ValueError):
 
 
 def require(item: Any, key: str, holds: bool, rule: str) -> None:
-    """Raise ParameterError, ``must be <rule>, got ...``, unless ``holds``."""
+    """Raise a ParameterError that says ``must be <rule>, got ...`` unless the condition ``holds`` is true."""
     if not holds:
         raise ParameterError(key, f"must be {rule}, got {getattr(item, key)!r}")
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an item can be combined with.
+    """Models, backends and data types that an item can be combined with.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Capabilities:
 
 
 class Uncertain(NamedTuple):
-    """A computed number (or array) with its numerical error and the method that gave it.
+    """Computed number (or array) with its numerical error and the method that computed it.
 
     ``error`` is one standard error for Monte Carlo and an estimate of the absolute error for quadrature; it has the
     shape of ``value`` or is a scalar. ``method`` is ``"closed form"``, ``"quadrature"`` or ``"Monte Carlo"``, or a
@@ -68,7 +68,7 @@ class Uncertain(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The least work that one iteration needs on any machine; efficiency is measured relative to it.
+    """Minimum work of one iteration on any machine, in operations and bytes; efficiency is measured relative to it.
 
     Attributes
     ----------

@@ -19,11 +19,11 @@ SYMMETRIES = (
     "signed-permutations",
     "rotations",
 )
-"""What a channel's labels may not see of the signal: the values of ``symmetry``."""
+"""Values of ``symmetry``: the transformations of the signal that leave a channel's labels unchanged."""
 
 
 class Posterior(NamedTuple):
-    """Posterior of the latents of every sample.
+    """Posterior of the latents of every sample given its label: mean, covariance, second moment.
 
     Attributes
     ----------
@@ -44,15 +44,15 @@ class Posterior(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How a channel draws random labels for its information, and random points for its posterior.
+    """Monte Carlo settings of a channel: labels drawn for its information, points drawn for its posterior.
 
     Attributes
     ----------
     rough_labels : callable or None
-        ``rough_labels(Q, V)``: so many labels are enough for differences: ``information(Q, V, labels=...)`` takes them, and the
+        ``rough_labels(Q, V)``: number of labels that is enough for differences of ``information(Q, V, labels=...)`` and of the
         channel's own ``susceptibility``.
     resampled : callable or None
-        ``resampled(index)``: the channel, whose sampled posterior takes other points for every index.
+        ``resampled(index)``: the same channel with other random points in its sampled posterior, different for every index.
     """
 
     rough_labels: Callable[[Array, Array], int] | None = None
@@ -60,7 +60,7 @@ class Sampling(NamedTuple):
 
 
 class Channel(Item):
-    """How the latents determine the label, y = g(z), and what a label says about them.
+    """Channel from latents to label, y = g(z), and the posterior of the latents given the label.
 
     A channel has ``forward`` and either ``posterior`` or ``log_likelihood``. Dataclass fields named ``tokens`` and ``symmetric``
     are filled in from the model; a parameter ``layers`` makes tables call its components layers.
@@ -70,7 +70,7 @@ class Channel(Item):
     _alternatives = (("posterior",), ("log_likelihood",))
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
-        """Labels of the latents ``z`` (n, P, C); ``rng`` is for noise."""
+        """Draw the labels of the latents ``z`` (n, P, C); ``rng`` is for the noise."""
         raise NotImplementedError
 
     def posterior(
@@ -82,7 +82,10 @@ class Channel(Item):
         second_moment: bool = False,
         rng: np.random.Generator | None = None,
     ) -> Posterior:
-        """Posterior of z ~ N(omega, V (x) I_C) given y; ``rng`` is for sampling. Derived: from `log_likelihood`."""
+        """Posterior of latents z ~ N(omega, V (x) I_C) given the labels y. Derived: from `log_likelihood`.
+
+        ``rng`` is for channels that integrate by sampling.
+        """
         raise NotImplementedError
 
     log_likelihood: Callable[[Array, Array], Array] | None = None
@@ -99,8 +102,8 @@ class Channel(Item):
     """P, the number of directions or layers. Derived: 1."""
 
     symmetry: Any = None
-    """The transformations of the signal that no label can see, one of ``SYMMETRIES``, as ``"signs"`` of each component or one
-    ``"common-sign"``. Derived: found by trying; state it."""
+    """Transformations of the signal that leave all labels unchanged, one of ``SYMMETRIES``, such as ``"signs"`` of each
+    component or one ``"common-sign"``. Derived: found by trial; better stated."""
 
     information: Callable[[Array, Array], Uncertain] | None = None
     """``information(Q, V)``: ``E sum_c g_c g_c^T`` (..., P, P) with ``omega ~ N(0, Q (x) I_C)``; leading axes are a batch.

@@ -1,4 +1,4 @@
-"""Validation of parameters and latents, shared by items."""
+"""Validation of parameters, latents and returned arrays, shared by items."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_number(
 
 
 def shown(value: object) -> str:
-    """A value as text for messages, shortened if it is long."""
+    """Format a value for error messages, shortened if it is long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # thousands of digits, thousands of brackets
@@ -64,7 +64,7 @@ def shown(value: object) -> str:
 
 
 def not_finite(array: Host) -> str:
-    """How many numbers of an array are NaN or infinite, and where the first is; empty if all are finite."""
+    """Describe the NaN and infinite numbers of an array (counts, position of the first); empty if all are finite."""
     infinite = ~np.isfinite(array)
     if not infinite.any():
         return ""
@@ -75,7 +75,7 @@ def not_finite(array: Host) -> str:
 
 
 def type_of_numbers(array: Array) -> str:
-    """Data type of an array in any namespace, as ``"float64"``; ``"masked array"`` for one that may hide some of its numbers."""
+    """Name of an array's data type, such as ``"float64"``, or ``"masked array"`` for NumPy's masked arrays."""
     return (
         "masked array"
         if np.ma.isMaskedArray(array)
@@ -84,12 +84,12 @@ def type_of_numbers(array: Array) -> str:
 
 
 def is_real(array: Array) -> bool:
-    """Whether an array is made of real numbers, truth values included, all of which are there."""
+    """Whether an array has a real or boolean data type and no masked numbers."""
     return type_of_numbers(array).startswith(("float", "bfloat", "int", "uint", "bool"))
 
 
 def checked_array(source: str, values: Array, shape: tuple[int, ...]) -> Host:
-    """The array that an item has drawn.
+    """Check that an array drawn by an item has this shape and finite real numbers, and return it.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def checked_array(source: str, values: Array, shape: tuple[int, ...]) -> Host:
 
 
 def check_latents(z: Array, components: int, sites: int) -> None:
-    """Raise ValueError unless ``z`` is (..., n, components, sites)."""
+    """Raise ValueError unless latents ``z`` have the shape (..., n, components, sites)."""
     if z.ndim < 3 or tuple(z.shape[-2:]) != (components, sites):
         raise ValueError(
             f"latents must have shape (..., n, {components}, {sites}), got {tuple(z.shape)}"
@@ -117,7 +117,7 @@ def check_latents(z: Array, components: int, sites: int) -> None:
 def checked_posterior(
     returned: Posterior, omega: Array, *, second_moment: bool = False
 ) -> Posterior:
-    """Check shapes and types of what a channel's ``posterior`` returned for latents ``omega`` (n, P, C), and return it.
+    """Check shapes and data types of the posterior that a channel returned for means ``omega`` (n, P, C), and return it.
 
     Raises
     ------
@@ -138,11 +138,11 @@ def checked_posterior(
             )
         if kind.rpartition(".")[2] in HALF_PRECISION:
             raise ValueError(
-                f"posterior: {name} must be float32 or float64, got {kind}"
+                f"posterior must return a {name} in float32 or float64, got {kind}"
             )
         if tuple(value.shape) != shape:
             raise ValueError(
-                f"posterior: {name} must have shape {shape}, got {tuple(value.shape)}"
+                f"posterior must return a {name} of shape {shape}, got {tuple(value.shape)}"
             )
     checked: Posterior = returned
     return checked

@@ -1,4 +1,4 @@
-"""The contract of inputs: the law of the tokens."""
+"""The contract of inputs: the distribution of the tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smimbench.interfaces.item import Item
 
 
 class Inputs(Item):
-    """The law of the tokens, n samples of T tokens in D dimensions, of mean 0 and mean variance 1.
+    """Distribution of the inputs: n samples of T tokens in D dimensions, of mean 0 and mean variance 1.
 
     Inputs have ``draw``, or ``transform``, from which the engine draws. Samples are independent.
     """
@@ -30,8 +30,8 @@ class Inputs(Item):
     it: ``draw`` is needed; ``run.draw = "device"`` draws all samples on the host and moves them."""
 
     shape: tuple[int | None, int | None] = (None, None)
-    """``(T, D)`` of tokens that exist in one size only; where variances are not all 1, theory is for this D, and a parameter
-    ``features`` takes it from a suite. Without it: any."""
+    """``(T, D)`` of inputs that exist in one size only, such as real data; where variances are not all 1,
+    theory is for this D, and a parameter ``features`` takes it from a suite. Without it: any."""
 
     gaussian: ClassVar[bool] = False
     """Whether tokens are Gaussian with ``E x_s,k x_t,l = C_st delta_kl v_k``, the two members below, so that theory is exact.

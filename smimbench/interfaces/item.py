@@ -1,4 +1,4 @@
-"""Base class of all items, and the optional members of the contracts: attributes of a base class that have a default."""
+"""Base class of all items (models, channels, ...), and functions that read the members of their contracts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smimbench.interfaces.basics import Capabilities
 
 Class = TypeVar("Class", bound=type[object])
 DERIVED: Any = None
-"""Default of what the engine works out where an item leaves it out."""
+"""Default of members that the engine derives if an item does not define them."""
 DECLARED = ("name", "version", "reference", "capabilities")
 
 
@@ -27,21 +27,21 @@ class Item:
     _alternatives: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     name: ClassVar[str]
-    """Lower-case letters, digits, ``.``, ``_`` and ``-``."""
+    """Name of the item in suites: lower-case letters, digits, ``.``, ``_`` and ``-``."""
     version: ClassVar[int]
-    """Integer, raised when the numbers change; part of the key of a result. ``smimbench show`` counts cells of another version,
-    or of other code of the item, in one line and in no table."""
+    """Version of the item, an integer that is raised when its numbers change; part of the key of a result. ``smimbench
+    show`` counts cells of another version, or of other code of the item, in one line and in no table."""
     reference: ClassVar[str]
-    """Where the equations are from."""
+    """Publication that the equations come from."""
     capabilities: ClassVar[Capabilities]
-    """``smimbench.Capabilities(models, backends, dtypes)``: what it can be combined with."""
+    """``smimbench.Capabilities(models, backends, dtypes)``: what the item can be combined with."""
 
     example: ClassVar[dict[str, Any]] = {}
-    """Parameters for the published checks. Without it: the checks make it with its defaults."""
+    """Parameters with which the published checks create the item. Without it: its defaults."""
 
 
 def has(item: object, name: str) -> bool:
-    """Whether an item, or a class, has a method, an attribute or a field of that name."""
+    """Whether an item or a class has a method, attribute or dataclass field of this name."""
     # A field of a dataclass without a default is no attribute of the class.
     return hasattr(item, name) or name in getattr(item, "__dataclass_fields__", {})
 
@@ -55,7 +55,7 @@ def gives(base: type[Item], cls: object, name: str) -> bool:
 
 
 def takes(method: Callable[..., object], name: str) -> bool:
-    """Whether a method takes an argument of that name; optional arguments are passed only to methods that take them."""
+    """Whether a method has an argument of this name; optional arguments are passed only to methods that take them."""
     return name in _arguments(getattr(method, "__func__", method))
 
 
@@ -67,7 +67,7 @@ def _arguments(function: Callable[..., object]) -> frozenset[str]:
 def missing_members(
     base: type[Item], cls: object
 ) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
-    """Required members that a class lacks, and the alternative sets of methods if none of them is complete."""
+    """List the required members that a class lacks, and the alternative method sets if none of them is complete."""
     lacking = [
         name for name in (*DECLARED, *base._required) if not gives(base, cls, name)
     ]
@@ -78,7 +78,7 @@ def missing_members(
 
 
 def optional_members(base: type[Item]) -> tuple[str, ...]:
-    """Optional attributes of a base class: neither required nor in the first of its sets of methods."""
+    """Names of the optional members of a contract's base class."""
     required = {*base._required, *(base._alternatives or ((),))[0]}
     return tuple(
         name for name in vars(base) if not name.startswith("_") and name not in required
@@ -86,7 +86,7 @@ def optional_members(base: type[Item]) -> tuple[str, ...]:
 
 
 def with_defaults(base: type[Item], cls: Class) -> Class:
-    """The class, completed with the defaults of the base class if it does not inherit from it."""
+    """Add the contract's default members to a class that does not inherit from the base class."""
     if not issubclass(cls, base):
         for owner in (Item, base):
             for name, default in vars(owner).items():
@@ -97,7 +97,7 @@ def with_defaults(base: type[Item], cls: Class) -> Class:
 
 
 def describe(base: type[Item]) -> dict[str, str]:
-    """Documentation of a base class's members, from its source; for methods it starts with the signature."""
+    """Documentation of the members of a contract by name, read from the source of its base class."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
     body = tree.body if isinstance(tree, ast.ClassDef) else []
     text: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The contract of a metric (a number that measures the quality of an estimate), and an algorithm's claims on its estimate."""
+"""The contract of a metric, a number that measures the quality of an estimate."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from smimbench.interfaces.basics import Array
 from smimbench.interfaces.item import Item
 
 DIRECTIONS = ("lower", "higher", "one")
-"""Which values of a metric are better: the values of ``direction``; ``"one"`` stands for closer to 1."""
+"""Values of ``Metric.direction``: which values of a metric are better; ``"one"`` means closer to 1."""
 
 
 class NotMeasured(Exception):
-    """A metric has no value for this estimate; the message says why, and tables show it."""
+    """Raised by a metric that has no value for an estimate; tables show the reason."""
 
 
 @dataclass
 class Claims:
-    """An estimate with the error that the algorithm claims for it, and what the engine knows about it.
+    """Error that an algorithm claims for its estimate, with the teacher and the aligned estimate for comparison.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Claims:
     remarks : list of str
         A metric appends what the user should know; it is stored with the record as a warning.
     memory : dict
-        For what several metrics need of one estimate, so that it is computed once.
+        Cache for quantities of one estimate that several metrics need.
     """
 
     V: Array | None
@@ -46,7 +46,7 @@ class Claims:
 
 
 class Metric(Item):
-    """A number, or one number per component, that says how good an estimate is.
+    """Metric that measures how good an estimate is, by one number or one number per component.
 
     A metric is measured once, on the final estimate and outside the clock, in the cells of suites that list it
     in ``run.metrics``; its name is part of the key of these cells.
@@ -55,16 +55,16 @@ class Metric(Item):
     _required = ("label", "unit", "direction", "per_component", "measure")
 
     label: ClassVar[str]
-    """Its name in tables and figures."""
+    """Label of the metric in tables and figures."""
     unit: ClassVar[str]
-    """What a value of 1 means, in a few words."""
+    """Meaning of the value 1, in a few words."""
     direction: ClassVar[str]
-    """``lower``, ``higher`` or ``one`` (closer to 1) is better."""
+    """Which values are better: ``lower``, ``higher`` or ``one`` (closer to 1)."""
     per_component: ClassVar[bool]
     """Whether ``measure`` returns one number for every component."""
 
     def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
-        """Values of the metric: P of them if ``per_component``, otherwise one; NaN for a component that has none.
+        """Measure an estimate: P values if ``per_component``, otherwise one; NaN for a component without a value.
 
         Parameters
         ----------

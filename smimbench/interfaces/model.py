@@ -12,7 +12,7 @@ from smimbench.interfaces.item import Item
 
 
 class Model(Item):
-    """How the signal and the inputs form the latents.
+    """Model of the latents as a function of signal and inputs, with matrix products only.
 
     A model of matrices without symmetry has an attribute ``symmetric = False``. Channels and priors for it have a dataclass field
     of that name, which is filled in from the model.
@@ -37,11 +37,11 @@ class Model(Item):
     )
 
     tokens: int
-    """T, the tokens of a sample."""
+    """Number T of tokens per sample."""
     kappa: ClassVar[float]
     """Factor of ``Qhat = kappa alpha E sum_c g_c g_c^T``: 1 (low rank) or 2 (extensive rank; 1 without symmetry)."""
     rank: ClassVar[Literal["low", "extensive"]]
-    """``"low"`` (P vectors, ``n = alpha D``) or ``"extensive"`` (P matrices D x D, ``n = alpha D^2``)."""
+    """Rank of the signal: ``"low"`` (P vectors, ``n = alpha D``) or ``"extensive"`` (P matrices D x D, ``n = alpha D^2``)."""
 
     @property
     def sites(self) -> int:
@@ -63,21 +63,22 @@ class Model(Item):
     def draw_noise(
         self, rng: np.random.Generator, components: int, dimension: int
     ) -> Array:
-        """The unit noise Z of the effective channel ``R = S + Qhat^(-1/2) Z``, signal-shaped, on the host."""
+        """Draw unit noise Z, signal-shaped, for the effective channel ``R = S + Qhat^(-1/2) Z``, on the host."""
         raise NotImplementedError
 
     def forward(self, inputs: Array, signal: Array) -> Array:
-        """Latents z (n, P, C) of the signal. Matrix products only."""
+        """Latents z (n, P, C) of a signal on the inputs, by matrix products only."""
         raise NotImplementedError
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
-        """Signal-shaped sum over samples, so normalized that ``R = W_hat + Qhat^{-1} adjoint(g)``; over features of other
-        variances than 1 with ``problem.per_variance(adjoint(g))``.
+        """Adjoint of ``forward``: signal-shaped sum of messages g over samples, for ``R = W_hat + Qhat^{-1} adjoint(g)``.
+
+        For features of other variances than 1 it becomes ``problem.per_variance(adjoint(g))``.
         """
         raise NotImplementedError
 
     def adjoint_scale(self, dimension: int) -> float:
-        """Factor between ``adjoint`` and the transpose of ``forward``: 1, or kappa / D for extensive rank."""
+        """Ratio of ``adjoint`` to the transpose of ``forward``: 1, or kappa / D for extensive rank."""
         raise NotImplementedError
 
     def inner(self, a: Array, b: Array) -> Array:
@@ -85,7 +86,7 @@ class Model(Item):
         raise NotImplementedError
 
     def chunks(self, n: int, dimension: int, components: int) -> Iterable[slice]:
-        """Slices of the samples whose inputs and intermediate results fit the cache.
+        """Split the samples into slices whose inputs and intermediate results fit the cache.
 
         With arguments of these names: ``itemsize``, the bytes of a number, ``like``, an array on the device that does the work,
         ``streamed``, whether inputs are moved there by the slice.
@@ -97,7 +98,7 @@ class Model(Item):
         raise NotImplementedError
 
     def squared_error(self, signal: Array, estimate: Array) -> Array:
-        """Squared error (P,) of every component, scaled so that the prior mean has 1 in the limit."""
+        """Squared error (P,) of every component, scaled so that the prior mean has error 1 in the limit."""
         raise NotImplementedError
 
     def overlap(self, signal: Array, estimate: Array) -> Array:
@@ -105,7 +106,7 @@ class Model(Item):
         raise NotImplementedError
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
-        """Cost of one ``forward`` and one ``adjoint`` in one pass over the inputs, and of a typical prior's ``denoise``."""
+        """Cost of one pass over the inputs (``forward`` and ``adjoint``) and of one typical ``denoise``."""
         raise NotImplementedError
 
     forward_gram: (
@@ -117,5 +118,5 @@ class Model(Item):
 
 
 def is_symmetric(model: Model) -> bool:
-    """Whether the matrices of a model's signals are symmetric, as they are if it does not say."""
+    """Whether the signal matrices of a model are symmetric; true unless the model sets ``symmetric = False``."""
     return bool(getattr(model, "symmetric", True))

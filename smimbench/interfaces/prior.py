@@ -12,7 +12,7 @@ from smimbench.interfaces.item import DERIVED, Item
 
 
 class Overlap(NamedTuple):
-    """Order parameters of an estimate: ``Q`` and ``V = second_moment - Q``, both ``(..., P, P)``.
+    """Order parameters of a posterior mean: overlap ``Q`` and error ``V = second_moment - Q``, both ``(..., P, P)``.
 
     ``V`` is given apart because the difference would lose all digits when ``Q`` is close to the second moment.
     """
@@ -22,14 +22,14 @@ class Overlap(NamedTuple):
 
 
 class Denoised(NamedTuple):
-    """Posterior mean of the signal and its error ``V`` (P, P), as claimed by the prior's own theory."""
+    """Denoised estimate: posterior mean of the signal and its error ``V`` (P, P) according to the prior."""
 
     estimate: Array
     V: Array
 
 
 class Factor(NamedTuple):
-    """The factor of the signal that gradient methods optimize, and how the signal is formed from it.
+    """Parametrization of the signal by the factor that gradient methods optimize.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Factor(NamedTuple):
 
 
 class Law(NamedTuple):
-    """Distribution of one number of the signal: an entry for low rank, an eigenvalue for extensive rank.
+    """Distribution of a single entry (low rank) or a single eigenvalue (extensive rank) of the signal.
 
     One of the first three is enough for a prior. Laws are scaled to unit variance unless the prior has a ``sample`` too.
 
@@ -85,7 +85,7 @@ class Law(NamedTuple):
 
 
 class Prior(Item):
-    """The distribution of the signal.
+    """Prior distribution of the signal, with its denoiser and state-evolution map.
 
     A complete prior has ``sample``, ``mean``, ``second_moment``, ``mean_overlap``, ``denoise`` and ``overlap``. Less is enough:
     ``sample`` and ``denoise``, or the ``law`` of one number, from which ``smimbench.derive.prior`` makes the rest.
@@ -100,8 +100,9 @@ class Prior(Item):
         raise NotImplementedError
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
-        """Posterior mean of the signal given ``R = S + Qhat^{-1/2} Z``, and its error V. With an argument ``continued``: the same
-        in the limit, with no slope above 1 at finite size. Derived: from the law.
+        """Denoise a signal observed as ``R = S + Qhat^{-1/2} Z``: posterior mean and its error V.
+
+        With an argument ``continued``: the same in the limit, with no slope above 1 at finite size. Derived: from the law.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""A problem, its data and a start, as seen by an item."""
+"""Problem, data and starting point, as items see them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from smimbench.interfaces.prior import Prior
 
 
 class Start(NamedTuple):
-    """Initial estimate for an algorithm, in the signal's shape, and the error ``V`` (P, P) to claim for it."""
+    """Starting point of an algorithm: an initial estimate, shaped like the signal, and its error ``V`` (P, P)."""
 
     estimate: Array
     V: Array
@@ -24,7 +24,7 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class Data:
-    """What an algorithm may see: the inputs, the labels and the sizes. Never the teacher.
+    """Data set that an algorithm learns from: inputs, labels and sizes, never the teacher.
 
     Attributes
     ----------
@@ -59,14 +59,14 @@ class Data:
 def sizes(
     samples: int, tokens: int, dimension: int, sample_ratio: float = math.nan
 ) -> Data:
-    """Placeholder data that have shapes but no numbers, for ``Algorithm.plan`` before anything is drawn."""
+    """Create placeholder data with shapes but without numbers, for ``Algorithm.plan``."""
     zero = np.float64(0)
     inputs = np.broadcast_to(zero, (samples, tokens, dimension))
     return Data(inputs, np.broadcast_to(zero, (samples,)), sample_ratio)
 
 
 class ProblemLike(Protocol):
-    """A problem as an item sees it; implemented by ``smimbench.Problem``.
+    """Interface of a problem as items see it, implemented by ``smimbench.Problem``.
 
     Attributes
     ----------
@@ -83,5 +83,5 @@ class ProblemLike(Protocol):
     components: int
 
     def pass_cost(self, data: Data, samples: int | None = None) -> Cost:
-        """Cost of one pass (forward and adjoint) over so many samples (default: all)."""
+        """Cost of one pass (forward and adjoint) over a number of samples (default: all)."""
         ...

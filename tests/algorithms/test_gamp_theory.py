@@ -212,7 +212,7 @@ def test_a_path_that_rests_elsewhere_is_refused():
     found = Gamp(damping=0.0).theory(
         NOISY_LINE, 0.5, Conditions(trajectory=True, points=(point,))
     )
-    assert "comes to rest at" in found.trajectory
+    assert "trajectory ends at" in found.trajectory
 
 
 @pytest.mark.parametrize(

@@ -400,7 +400,7 @@ def test_long_runs_get_fewer_points_and_a_larger_error(monkeypatch):
     assert abs(rough.mse - exact.mse) <= 5 * rough.mse_error
     accuracy(monkeypatch, latents=1e5)
     reason = algorithm.theory(SOFTMAX, 1.0, conditions)
-    assert "1200 steps take longer than a minute" in reason
+    assert "1200 steps takes longer than a minute" in reason
 
 
 def test_a_long_memory_does_not_count_as_divergence():

@@ -263,16 +263,16 @@ def test_where_equations_do_not_close_the_prediction_says_why():
         (
             softmax,
             Sgd(**online),
-            "of single features are closed for linear labels of tokens that are independent only",
+            "of single features are closed only for linear labels of independent tokens",
         ),
-        (sequence("softmax"), SignSgd(**online), "closed for linear labels"),
+        (sequence("softmax"), SignSgd(**online), "closed only for linear labels"),
         (correlated, Muon(**online), "of tokens that are independent only"),
         (
             linear,
             SignSgd(spherical=True, **online),
             "on a sphere has no closed equations feature by feature",
         ),
-        (linear, SignSgd(**online | {"steps": 10**6}), "take longer than a minute"),
+        (linear, SignSgd(**online | {"steps": 10**6}), "takes longer than a minute"),
         (
             linear,
             Muon(momentum=0.0, nesterov=False, **online),

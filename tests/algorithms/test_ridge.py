@@ -189,7 +189,7 @@ def test_least_squares_without_a_penalty(tokens):
         found = Ridge(0.0).theory(problem, (1 - gap) / tokens).mse
         assert found == pytest.approx(gap + noise * (1 - gap) / gap, rel=1e-6)
     reason = Ridge(0.0).theory(problem, 1 / tokens)
-    assert "infinite error where there are just as many labels as directions" in reason
+    assert "infinite error on noisy labels where there are as many labels" in reason
     assert (
         Ridge(0.0).theory(sequence("linear", tokens=tokens, noise=0.0), 1 / tokens).mse
         == 0
@@ -210,4 +210,4 @@ def test_any_noise_of_a_channel_is_seen(noise):
         seen = seen_by_labels(sequence("linear", noise=noise, components=components))
         assert len(seen.rows) == 2 * components
         assert seen.noise == pytest.approx(noise, rel=1e-6)
-        assert seen.alike
+        assert seen.has_equal_noise

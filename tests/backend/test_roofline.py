@@ -62,7 +62,7 @@ def test_a_measurement_belongs_to_a_machine_and_a_number_of_threads(quick, monke
 )
 def test_a_torn_measurement_is_none(quick, text):
     quick.mkdir()
-    ceilings._file_of("numpy", 1).write_text(text)
+    ceilings._rates_file("numpy", 1).write_text(text)
     assert remembered() is None
 
 

@@ -23,7 +23,7 @@ REFUSED = [
     ("info", "Missing argument 'NAME'"),
     ("run quickstart --fly", "No such option"),
     ("run quickstart --workers 0", "0 is not in the range"),
-    ("run quickstart --backend abacus", "backend abacus: unknown; choose one of"),
+    ("run quickstart --backend abacus", "unknown backend 'abacus'; choose one of"),
     ("theory quickstart --alpha many", "or look like 0.1, 0.1,0.2,0.5 or 0.1:0.3:20"),
     ("list colors", "'colors' is not one of"),
     ("info wishert", "did you mean 'wishart'"),

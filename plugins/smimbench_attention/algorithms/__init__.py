@@ -1,1 +1,1 @@
-"""Algorithms, one per file or folder."""
+"""The algorithms that ship with smimbench, one per file or folder."""

@@ -1,4 +1,4 @@
-"""Adam and AdamW on the factor of the signal: on all samples, minibatches or a stream."""
+"""Adam and AdamW: gradient descent on the factor of the signal, with all samples, minibatches or fresh samples."""
 
 from __future__ import annotations
 
@@ -92,9 +92,10 @@ class Adam(Descent):
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
-        """With weight decay, full batches and a wide matrix factor: the minimum of the penalized loss; otherwise no theory.
+        """Predict the minimum of the penalized loss, or return the reason why there is no theory.
 
-        Labels have to be linear in the matrix, and the steps enough to get there. There is none for minibatches, for streams,
+        Theory exists for full batches, weight decay and a wide matrix factor. Labels have to be linear in the matrix, and the
+        steps enough to reach the minimum. There is none for minibatches, for streams,
         without weight decay or for ``adamw``, nor of the way: every step depends on all earlier ones. Tables then stay blank and
         say why.
         """
@@ -105,7 +106,7 @@ class Adam(Descent):
     _decays_in_the_loss = True
 
     def penalty(self, data: Data) -> float:
-        """Weight decay, as a penalty within the loss."""
+        """Coefficient of the weight-decay penalty ``|W|^2 / 2`` in the loss."""
         return self.weight_decay / data.dimension if self._decays_in_the_loss else 0.0
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
@@ -114,7 +115,7 @@ class Adam(Descent):
         return zero, zero
 
     def normalisation(self, problem: Problem, data: Data, size: int) -> float:
-        """Factor of the gradient: 1 over the dimension; the gradient of a batch is scaled up to that of all samples."""
+        """Factor that scales the gradient of a batch up to that of all samples and divides it by the dimension."""
         scale = 1.0 if self.online else data.inputs.shape[0] / size
         return scale / data.dimension
 
@@ -126,7 +127,7 @@ class Adam(Descent):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """One Adam step: along the first moment over the root of the second, both corrected for bias."""
+        """Take one Adam step, along the first moment over the root of the second, both corrected for bias."""
         xp = namespace(factor)
         m = self.beta1 * memory[0] + (1 - self.beta1) * gradient
         v = self.beta2 * memory[1] + ((1 - self.beta2) * gradient) * gradient
@@ -166,7 +167,7 @@ class AdamW(Adam):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """One AdamW step: weight decay, then a step of Adam."""
+        """Take one AdamW step: apply the weight decay, then a step of Adam."""
         return super().move(
             (1 - rate * self.weight_decay) * factor, gradient, memory, rate, count
         )

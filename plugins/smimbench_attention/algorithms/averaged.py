@@ -86,7 +86,7 @@ class Averaged(Algorithm):
             message = f"must be the name of an algorithm, got {name!r}"
             raise ParameterError("of.name", message)
         if name == self.name:
-            message = f"must not be {name!r} itself; raise students instead"
+            message = f"must name an algorithm other than {name!r}; to average more runs, increase students"
             raise ParameterError("of.name", message)
         qualified_name = f"{package}:{name}" if package else name
         try:
@@ -111,11 +111,11 @@ class Averaged(Algorithm):
 
     @property
     def _is_batched(self) -> bool:
-        """Whether all students are one state of the inner algorithm."""
+        """Whether the inner algorithm runs all students together, as one batched state."""
         return takes(self._inner.init, "students")
 
     def plan(self, data: Data) -> Plan:
-        """The plan of the inner algorithm, with all students."""
+        """Plan (steps, batch size, cost) of the inner algorithm for all students."""
         inner = self._inner.plan(data)
         return inner._replace(students=inner.students * self.students, cost=None)
 
@@ -126,7 +126,7 @@ class Averaged(Algorithm):
         return self._inner.refuses(problem)
 
     def retry(self, problem: Problem, outcome: str) -> Averaged | None:
-        """The same average over the version that the inner algorithm offers for a second attempt, or None."""
+        """Averaged algorithm for a second attempt, if the inner algorithm offers one; otherwise None."""
         if outcome == "unsettled":
             return None
         cautious = self._inner.retry(problem, outcome)
@@ -138,7 +138,7 @@ class Averaged(Algorithm):
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
-        r"""Theory of the mean of K students, from the theory of one.
+        r"""Predict the error of the mean of K students from the theory of a single student.
 
         With M the overlap of a student with the signal, Q with itself and Q' with another student,
 
@@ -152,7 +152,7 @@ class Averaged(Algorithm):
         if isinstance(student, str) or self.students == 1:
             return student
         if student.between_students is None:
-            return f"the theory of {self._entry.name} does not contain the overlap between two of its students"
+            return f"the theory of {self._entry.name} does not predict the overlap between two independent students"
         truth, cross = prior_moments(problem)[0], np.asarray(student.overlap)
         between, self_overlap = np.asarray(student.between_students), cross
         if student.own_overlap is not None:
@@ -218,7 +218,7 @@ def _equal_up_to_sign(estimate: Array, other_estimate: Array) -> bool:
 
 
 def _info_of_students(infos: Sequence[Info], remark: str) -> Info:
-    """Combine the reports of several students: the mean of their overlaps, and the maximum of all other numbers."""
+    """Combine the step reports of several students: the mean of their overlaps, the maximum of every other number."""
     combined: dict[str, Any] = {}
     for name, values in zip(Info._fields, zip(*infos)):
         if name == "warning" or any(value is None for value in values):
@@ -236,7 +236,7 @@ def mean_signal(problem: Problem, signals: Array) -> Array:
 
 
 def aligned_signals(problem: Problem, signals: Array) -> Array:
-    """Signals (K, P, ...), each brought closest to the first one, then to the mean of all, by the symmetry of the channel."""
+    """Align the signals (K, P, ...) of K students by the symmetry of the channel: to the first one, then to their mean."""
     xp = namespace(signals)
     symmetry = problem.channel.symmetry
     if symmetry == "none" or signals.shape[0] == 1:

@@ -1,4 +1,4 @@
-"""Shared by the convex baselines: labels linear in the signal plus noise, least squares, held-out samples."""
+"""Least squares for labels that are linear in the signal plus noise, shared by the convex baselines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAME = 1e-6
 
 
 class Linear(NamedTuple):
-    """Linear combinations of latents that a label observes, on the host.
+    """Linear combinations of the latents that a label observes, and their noise; on the host.
 
     Attributes
     ----------
@@ -41,13 +41,13 @@ class Linear(NamedTuple):
     noise: Host
 
     @property
-    def alike(self) -> bool:
+    def has_equal_noise(self) -> bool:
         """Whether all observed combinations have the same noise, up to rounding."""
         return bool(np.ptp(self.noise) <= SAME * self.noise.max())
 
 
 def seen_by_labels(problem: Problem) -> Linear | str:
-    r"""The linear observation that a channel is equivalent to, or the reason why there is none.
+    r"""Linear observation of the latents that a channel is equivalent to, or the reason why there is none.
 
     A label amounts to ``A z + noise`` exactly if the posterior of ``z ~ N(omega, I)`` is Gaussian with a covariance
     Sigma that depends on neither label nor omega, and a mean that is ``Sigma omega`` plus a function of the label.
@@ -87,25 +87,31 @@ def seen_by_labels(problem: Problem) -> Linear | str:
     if not is_identifiable.any():
         return f"labels of channel {channel.name!r} contain no information about the signal"
     if (noise == 0).any() and (noise > 0).any():
-        return f"channel {channel.name!r} mixes labels with and without noise"
+        return f"channel {channel.name!r} gives some labels with noise and some without, which least squares cannot weigh"
     return Linear(vectors[:, is_identifiable].T, noise)
 
 
 def noise_of_identity(problem: Problem) -> Host | None:
-    """Noise variances (P C,) of labels ``z + noise`` if they are equal up to rounding; None for all other labels."""
+    """Noise variances (P C,) of labels ``z + noise`` with equal variances; None for all other labels."""
     rng = monte_carlo_rng("convex losses: what labels are")
     z = rng.standard_normal((4, problem.components, problem.model.sites))
     output = np.asarray(predict(problem.channel, z))
     if output.shape != z.shape or not np.allclose(output, z, rtol=0, atol=1e-12):
         return None
     linear = seen_by_labels(problem)
-    if isinstance(linear, str) or not linear.alike or len(linear.rows) != z[0].size:
+    if (
+        isinstance(linear, str)
+        or not linear.has_equal_noise
+        or len(linear.rows) != z[0].size
+    ):
         return None
     return linear.noise
 
 
 class RidgeShares(NamedTuple):
-    """Shares of the signal and of noise in ridge regression, means over features whose variances lambda have mean 1.
+    """Means over the features that determine the overlaps of ridge regression: learned signal, bias and noise.
+
+    The variances lambda of the features have mean 1.
 
     A feature is learned to the share ``s = lambda / (kappa + lambda)``, with ``penalty / kappa + mean of s = ratio``.
 
@@ -130,7 +136,7 @@ class RidgeShares(NamedTuple):
 def ridge_shares(
     ratio: float, penalty: float, features: Host | None = None
 ) -> RidgeShares:
-    """Ridge shares for any penalty >= 0, with ``ratio`` observed latents per direction.
+    """Compute the learned shares of ridge regression at a penalty >= 0, with ``ratio`` observed latents per direction.
 
     From a quadratic equation for features of variance 1, otherwise from the one equation for kappa
     (arXiv:1903.08560, theorem 5).
@@ -158,7 +164,7 @@ def ridge_shares(
 
 
 def _shares_of_features(ratio: float, penalty: float, features: Host) -> RidgeShares:
-    """Ridge shares for features of given variances."""
+    """Learned shares of ridge regression for features of given variances."""
     from scipy.optimize import brentq
 
     def excess(x: float) -> float:
@@ -187,12 +193,12 @@ def _shares_of_features(ratio: float, penalty: float, features: Host) -> RidgeSh
 def ridge_overlaps(
     T: Host, noise: Host, ratio: float, penalty: float, features: Host | None = None
 ) -> Overlaps:
-    """Overlaps of ridge regression on labels ``z + noise``, ``noise`` its covariance (P, P), for any penalty >= 0.
+    """Overlaps in the limit of ridge regression on labels ``z + noise`` with noise covariance (P, P), at a penalty >= 0.
 
     Raises
     ------
     ValueError
-        Without a penalty, where there are just as many labels as directions: noise makes the error infinite.
+        Without a penalty and with noise, if the number of labels equals the number of directions: the error is infinite.
     """
     shares = ridge_shares(ratio, penalty, features)
     blur = shares.missing * T + noise
@@ -200,8 +206,8 @@ def ridge_overlaps(
         blur = shares.noise_share / shares.denominator * blur
     elif blur.any():
         raise ValueError(
-            "least squares without a penalty has an infinite error where there are just as many labels as directions "
-            "(alpha = 1 / sites) and noise; any penalty above 0 has a finite one"
+            "least squares without a penalty has an infinite error on noisy labels where there are as many labels as directions "
+            "(alpha = 1 / sites); any penalty above 0 gives a finite error"
         )
     return Overlaps(T, shares.learned * T, shares.square * T + blur)
 
@@ -212,13 +218,13 @@ class LinearRegression(Algorithm):
     chosen = "; regularisation chosen by validation on a fifth of the samples"
 
     def refuses(self, problem: Problem) -> str | None:
-        """Reason why a channel's labels are not linear in the signal, or None."""
+        """Reason why linear regression does not apply: labels are not linear in the signal; otherwise None."""
         linear = seen_by_labels(problem)
         return linear if isinstance(linear, str) else None
 
     @staticmethod
     def observed(problem: Problem) -> tuple[Linear, str]:
-        """The linear observation that labels make, and its description; ValueError if labels are not linear."""
+        """Linear observation of the latents by the labels, and its description; ValueError if labels are not linear."""
         linear = seen_by_labels(problem)
         if isinstance(linear, str):
             raise ValueError(linear)
@@ -251,7 +257,7 @@ class LinearRegression(Algorithm):
 
 
 class LeastSquares:
-    r"""``(1/2) sum_i w_i (t_i - (A S)_i)^2`` for the labels of a data set, matrix-free.
+    r"""Weighted least-squares loss ``(1/2) sum_i w_i (t_i - (A S)_i)^2`` of a data set, matrix-free.
 
     ``A`` maps a signal to the combinations of latents that labels show; ``w_i`` is the smallest noise over that of the
     entry (1 without noise). Gradients are in the units of the model's ``adjoint``.
@@ -287,13 +293,13 @@ class LeastSquares:
         self.targets = xp.concat(targets, axis=0)
 
     def _along(self, z: Array) -> Array:
-        """Combinations of latents that labels show."""
+        """Project latents to the linear combinations that the labels observe."""
         xp = namespace(z)
         flat = xp.reshape(z, (*z.shape[:-2], self.P * self.C))
         return xp.matmul(flat, xp.matrix_transpose(self.rows))
 
     def normal(self, signal: Array, *, targets: bool = False) -> tuple[Array, Array]:
-        """Normal-matrix product ``A^T w (A S)`` (or ``A^T w (t - A S)``) in units of ``adjoint``, and the sum of ``w (.)^2``.
+        """Product ``A^T w (A S)``, or ``A^T w (t - A S)``, in units of ``adjoint``, and the weighted sum of squares.
 
         Leading axes of the signal (..., P, ...) are several candidates.
         """
@@ -313,7 +319,7 @@ class LeastSquares:
         return product, square
 
     def lipschitz(self, rng: np.random.Generator) -> float:
-        """Upper bound of the eigenvalues of ``A^T w A`` in units of ``adjoint``: 2% above the result of 30 power iterations."""
+        """Upper bound of the eigenvalues of ``A^T w A`` (units of ``adjoint``): 2% above the result of 30 power iterations."""
         xp = namespace(self.inputs)
         start = self.problem.prior.sample(rng, self.P, self.inputs.shape[-1])
         v = xp.asarray(start, **matching(self.inputs))

@@ -1,4 +1,4 @@
-"""Ridge regression on the signal by conjugate gradients, for linear labels; penalties are chosen on held-out samples."""
+"""The algorithm ``ridge``: ridge regression on the signal by conjugate gradients, for linear labels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ UNEQUAL_PENALTIES = "theory needs one penalty for all components"
 
 
 class RidgeState(NamedTuple):
-    """State of conjugate gradients: deviation from the prior mean, residual, direction; and constants of the run.
+    """State of conjugate gradients: deviation from the prior mean, residual, search direction, constants of the run.
 
     The first axis of the arrays counts penalties that are solved for together.
     """
@@ -104,7 +104,7 @@ class Ridge(LinearRegression):
     def init(
         self, problem: Problem, data: Data, rng: np.random.Generator
     ) -> RidgeState:
-        """Initial state at the prior mean; with validation, lambda is chosen first."""
+        """Initial state at the prior mean; the penalty lambda is first chosen by validation if requested."""
         linear, note = self.observed(problem)
         if self.regularisation == "validation":
             penalty: float | Host = _validated(problem, data, linear)
@@ -120,31 +120,31 @@ class Ridge(LinearRegression):
     def step(
         self, problem: Problem, data: Data, state: RidgeState
     ) -> tuple[RidgeState, Info]:
-        """One step of conjugate gradients."""
+        """Take one step of conjugate gradients."""
         next_state, relative = _conjugate_gradient_step(state)
         return next_state, Info(residual=relative[0], warning=state.note, samples=None)
 
     def estimate(self, state: RidgeState) -> Array:
-        """The prior mean plus the computed deviation."""
+        """Estimate of the signal: the prior mean plus the computed deviation."""
         return state.base + state.deviation[0, ...]
 
     def theory(
         self, problem: Problem, alpha: float, assumed: Problem | None = None
     ) -> AlgorithmPrediction | str:
-        """Error of the estimate in the limit, or the reason why there is no theory.
+        """Predict the error of the estimate in the limit, or return the reason why there is no theory.
 
         Low rank: the fixed point of ``erm`` with the square loss in closed form. Extensive rank, or latents of unlike noise (as
         of correlated tokens): for lambda of theory,
         ``V = 1 / (1 / V_0 + kappa alpha I(V))``, ``I`` the channel's information and ``V_0`` the variance around the mean.
         """
         if self.regularisation == "validation":
-            return "a penalty chosen on held-out samples has no closed form"
+            return "there is no theory for a penalty chosen by validation"
         if assumed is not None:
             return self._mismatched(problem, assumed, alpha)
         best = self.regularisation == "theory" and problem.components == 1
         if problem.model.rank == "low":
             linear, _ = self.observed(problem)
-            if linear.alike or not best or problem.features is not None:
+            if linear.has_equal_noise or not best or problem.features is not None:
                 return self._low_rank_theory(problem, alpha)
         elif not best:
             return "theory for matrices exists for one component and regularisation = 'theory' only"
@@ -153,7 +153,7 @@ class Ridge(LinearRegression):
     def _mismatched(
         self, problem: Problem, assumed: Problem, alpha: float
     ) -> AlgorithmPrediction | str:
-        """Theory with the penalty that is best for ``assumed``, whose labels are linear in the same latents."""
+        """Predict ridge regression with the penalty that is best for another, assumed problem."""
         is_same_channel = (
             problem.spec["channel"]["name"] == assumed.spec["channel"]["name"]
         )
@@ -172,11 +172,13 @@ class Ridge(LinearRegression):
     def _low_rank_theory(
         self, problem: Problem, alpha: float
     ) -> AlgorithmPrediction | str:
-        """Fixed point for latents that are all observed with the same noise, or the reason why it does not apply."""
+        """Predict low-rank ridge regression for latents with equal noise, or return why the theory does not apply."""
         linear, _ = self.observed(problem)
         second, mean_overlap = prior_moments(problem)
         sites = problem.model.sites
-        sees_all = len(linear.rows) == problem.components * sites and linear.alike
+        sees_all = (
+            len(linear.rows) == problem.components * sites and linear.has_equal_noise
+        )
         if mean_overlap.any() or not sees_all:
             return "theory needs latents that are all observed with the same noise, and signals of mean zero"
         if isinstance(self.regularisation, str):
@@ -203,14 +205,14 @@ class Ridge(LinearRegression):
 
 
 def _common_penalty(penalties: Host) -> float | None:
-    """The penalty of all components, or None if they differ."""
+    """Common penalty of all components, or None if the components have different penalties."""
     if np.ptp(penalties) > SAME * penalties.max():
         return None
     return float(penalties[0])
 
 
 def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
-    """Error of the best linear estimate, for one component."""
+    """Error of the best linear estimate, from its fixed point, for one component."""
     kappa = problem.model.kappa
     second, mean_overlap = (float(moment[0, 0]) for moment in prior_moments(problem))
     start = second - mean_overlap
@@ -241,7 +243,7 @@ def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
 def _begin_ridge(
     problem: Problem, squares: LeastSquares, penalty: float | Host, note: str = ""
 ) -> RidgeState:
-    """Initial state for ``penalty``: a number, one per component, or one row of these per candidate."""
+    """Initial state for one penalty, one per component, or several candidates (one row each)."""
     xp, place = namespace(squares.inputs), matching(squares.inputs)
     mean = problem.prior.mean(problem.components, squares.inputs.shape[-1])
     base = xp.asarray(mean, **place)
@@ -257,7 +259,7 @@ def _begin_ridge(
 
 
 def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
-    """One step for every candidate on the first axis; converged candidates no longer change."""
+    """Take one conjugate-gradient step for every candidate penalty; converged candidates stay unchanged."""
     xp, direction = namespace(state.residual), state.direction
     axes = tuple(range(1, direction.ndim))
     by_candidate = (-1, *[1] * len(axes))
@@ -289,7 +291,7 @@ def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
 
 
 def _validated(problem: Problem, data: Data, linear: Linear) -> float:
-    """Penalty with the smallest error on held-out samples; all candidates are solved together."""
+    """Choose the penalty with the smallest error on held-out samples; all candidates are solved together."""
     fit, validation = LinearRegression.held_out(problem, data, linear)
     state = _begin_ridge(problem, fit, np.array(CANDIDATES)[:, None])
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent on the factor of the signal: on minibatches, a stream, or all samples."""
+"""Stochastic gradient descent on the factor of the signal, with minibatches, fresh samples or all samples."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Sgd(MomentumDescent):
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
-        """Theory of descent on low-rank signals: overlaps at finite dimension from the runs' initial overlaps, or in the limit.
+        """Predict descent on low-rank signals: overlaps at finite dimension, from those of the initial states, or in the limit.
 
         Online: the mean over the starts of all runs; without runs over 16 random starts, as runs have them. Fluctuations of order
         ``1/sqrt(D)`` are drawn where that takes seconds. For linear labels the mean squared error follows closed equations at
@@ -78,15 +78,17 @@ class Sgd(MomentumDescent):
         return mean_field_theory(self, problem, alpha, conditions)
 
 
-class _FixedLength(Sgd):
-    """Base class of methods whose step length does not depend on that of the gradient."""
+class _FixedStepLength(Sgd):
+    """Base class of methods whose step length does not depend on the length of the gradient."""
 
     example: ClassVar[dict[str, Any]] = {"steps": 100}
 
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
-        """Theory of one pass over linear labels of low rank, feature by feature or, for ``signsgd``, from draws of its steps
+        """Predict one pass over linear labels of low rank, or return the reason why there is no theory.
+
+        Feature by feature or, for ``signsgd``, from draws of its steps
         (``smimbench_attention.algorithms.gradient.online_spectrum``); of ``muon``, also where samples are reused, as for ``sgd``.
         """
         if self.online:
@@ -97,8 +99,8 @@ class _FixedLength(Sgd):
 
 
 @dataclass(frozen=True)
-class SignSgd(_FixedLength):
-    r"""Stochastic gradient descent along signs.
+class SignSgd(_FixedStepLength):
+    r"""Stochastic gradient descent along the signs of the gradient's entries.
 
     ``W <- W - eta sign(v)`` with the velocity v of ``sgd``: every entry moves by eta.
 
@@ -130,8 +132,8 @@ class SignSgd(_FixedLength):
 
 
 @dataclass(frozen=True)
-class Muon(_FixedLength):
-    r"""Momentum orthogonalized: descent along the polar factor of the velocity.
+class Muon(_FixedStepLength):
+    r"""Muon: gradient descent along the polar factor (orthogonalization) of the velocity.
 
     .. math:: W \leftarrow W - \eta \sqrt{\max(m, n)}\, U V^T, \qquad v = U \Sigma V^T,
 

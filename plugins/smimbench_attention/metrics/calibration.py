@@ -20,15 +20,15 @@ SMALLEST = 1e-9
 
 
 class Calibration(PerComponent):
-    """Claimed squared error of each component divided by the true one, ``V_pp D / |S_p - S_hat_p|^2``.
+    """Squared error that the algorithm claims over its true squared error, ``V_pp D / |S_p - S_hat_p|^2``.
 
-    1 for an honest account, below 1 for one that is too sure of itself. Blank for algorithms that claim no error.
+    1 if the claim is right, below 1 if the algorithm is overconfident. Blank for algorithms that claim no error.
     """
 
     name = "calibration"
     reference = "Nishimori identity: on the Bayes-optimal line the claimed error is the real one"
     label = "claimed over real squared error"
-    unit = "the claim is right"
+    unit = "the claimed error is right"
     direction = "one"
 
     def _values(self, problem: Problem, claims: Claims) -> Array:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PerComponent(Metric):
-    """A metric with one number per component; larger is better unless a metric says otherwise."""
+    """Base class of metrics with one number per component; larger is better unless a subclass says otherwise."""
 
     version = 1
     capabilities = Capabilities()
@@ -23,7 +23,7 @@ class PerComponent(Metric):
     def measure(
         self, instance: Instance, estimate: Array, claims: Claims
     ) -> list[float]:
-        """Values of the metric for the aligned estimate."""
+        """Measure every component of the estimate after the symmetry is removed."""
         return [
             float(value) for value in to_host(self._values(instance.problem, claims))
         ]

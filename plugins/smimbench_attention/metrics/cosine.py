@@ -35,9 +35,9 @@ class Cosine(PerComponent):
     def theory(
         self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float], list[float]]:
-        """Theoretical cosine ``sqrt(Q_pp / second moment)`` of a posterior mean, whose overlap with the signal equals its
-        self-overlap.
+        """Theoretical cosine ``sqrt(Q_pp / second moment)`` of a posterior mean.
 
+        The overlap of a posterior mean with the signal equals its self-overlap.
         An estimate of another length (spectral methods) comes with its ``squared_cosine``.
         """
         second = np.diagonal(prior_moments(problem)[0])

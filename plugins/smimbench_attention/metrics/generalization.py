@@ -15,7 +15,7 @@ MEMORY = "generalization errors"
 
 
 class _PredictionError(Metric):
-    """Base class of generalization errors: a Monte Carlo integral over fresh latents, made once per estimate."""
+    """Base class of generalization errors, computed once per estimate by a Monte Carlo integral over fresh latents."""
 
     kind: ClassVar[str]
     version = 2
@@ -28,13 +28,13 @@ class _PredictionError(Metric):
     def measure(
         self, instance: Instance, estimate: Array, claims: Claims
     ) -> list[float]:
-        """Expected squared error over fresh samples, given the overlaps of teacher and estimate."""
+        """Expected squared error on fresh samples, from the overlaps of teacher and estimate."""
         return [float(_errors(instance, estimate, claims)[self.kind].value)]
 
     def theory(
         self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float | None], list[float | None]]:
-        """Theoretical generalization error; None where theory does not give one, as for algorithms with their own theory."""
+        """Theoretical generalization error, or None where theory gives none."""
         errors = point.get("generalization_error") or {}
         kind = "plugin" if self.kind == "bayes" and "bayes" not in errors else self.kind
         value = errors.get(kind)
@@ -48,7 +48,7 @@ def _errors(
 ) -> dict[str, Uncertain]:
     if MEMORY not in claims.memory:
         if (why := instance.problem.no_theory) is not None:
-            raise NotMeasured(f"it needs Gaussian latents: {why}")
+            raise NotMeasured(f"generalization errors need Gaussian latents: {why}")
         inner, signal = instance.problem.model.inner, instance.signal
         claims.memory[MEMORY] = measured_error(
             instance.problem,
@@ -62,7 +62,10 @@ def _errors(
 
 
 class BayesError(_PredictionError):
-    """Error of the prediction ``E[f(z) | estimate, V]``, with the error V that the algorithm claims (else the plug-in error)."""
+    """Bayes generalization error: error of ``E[f(z) | estimate, V]``, with the error V that the algorithm claims.
+
+    For algorithms that claim no error it is the plug-in error.
+    """
 
     name = "generalization_error_bayes"
     label = "Bayes generalization error"
@@ -81,7 +84,7 @@ class BayesError(_PredictionError):
 
 
 class PluginError(_PredictionError):
-    """Error of the prediction ``f(omega)``, the channel applied to the latents of the estimate."""
+    """Plug-in generalization error: error of ``f(omega)``, the channel applied to the latents of the estimate."""
 
     name = "generalization_error_plugin"
     label = "plug-in generalization error"
@@ -89,7 +92,7 @@ class PluginError(_PredictionError):
 
 
 class ConstantError(_PredictionError):
-    """Error of the constant prediction ``E f(z)``, the best one that ignores the input."""
+    """Generalization error of the constant predictor ``E f(z)``, the best one that ignores the input."""
 
     name = "generalization_error_constant"
     label = "error of the constant predictor"

@@ -1,4 +1,4 @@
-"""Mean squared error of the signal."""
+"""Mean squared error of the estimate of the signal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MSE(PerComponent):
-    """Squared error of the signal with the symmetry removed: ``|S_p - S_hat_p|^2 / D``, 1 for the prior mean."""
+    """Squared error ``|S_p - S_hat_p|^2 / D`` of each component, with the symmetry removed; 1 for the prior mean."""
 
     name = "mse"
     reference = "the definition; theory is diag(second_moment - Q), arXiv:2506.01582"

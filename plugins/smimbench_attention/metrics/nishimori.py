@@ -23,8 +23,9 @@ Doubled: the same, unless an algorithm's own theory is that near to Bayes-optima
 
 
 class Nishimori(PerComponent):
-    """Overlap with the signal divided by self-overlap, ``<S_hat_p, S_p> / <S_hat_p, S_hat_p>``, both less the prior mean.
+    """Overlap of the estimate with the signal over its self-overlap, ``<S_hat_p, S_p> / <S_hat_p, S_hat_p>``.
 
+    The prior mean is subtracted from both.
     It is 1 for a posterior mean, above 1 for an estimate that is too short, below 1 for one that is too long. The squared
     error is stationary at the posterior mean: where posteriors are wrong by 2%, it is larger by a few tenths of a per cent,
     which takes hundreds of runs to see; the ratio is wrong by a per cent or two, and fluctuates little.
@@ -39,7 +40,7 @@ class Nishimori(PerComponent):
     direction = "one"
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
-        """Nishimori ratio of each component; NaN for a component that is estimated as the prior mean."""
+        """Nishimori ratio of each component; NaN for a component whose estimate is the prior mean."""
         model, aligned = problem.model, np.asarray(claims.aligned, dtype=float)
         mean = np.asarray(
             problem.prior.mean(problem.components, aligned.shape[-1]), dtype=float

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class OverlapMetric(PerComponent):
-    """Low rank: squared cosine between each component and its teacher. Extensive rank: ``q = tr(S_hat S) / D``."""
+    """Overlap with the signal: squared cosine of each component (low rank), or ``tr(S_hat S) / D`` (extensive rank)."""
 
     name = "overlap"
     reference = "the definition; theory is diag Q (over the second moment for low rank)"

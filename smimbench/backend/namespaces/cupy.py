@@ -22,7 +22,7 @@ THREADS = 256
 
 
 class CupyBackend(Backend):
-    """One GPU, with CuPy's memory pool and its Philox generator."""
+    """CuPy backend on one GPU, with CuPy's memory pool and a Philox generator."""
 
     @property
     def accelerated(self) -> bool:
@@ -38,7 +38,7 @@ class CupyBackend(Backend):
     def standard_normal(
         self, seed: np.random.SeedSequence
     ) -> Callable[[tuple[int, ...]], Array]:
-        """A stream of iid N(0, 1) numbers of Philox4x64-10, drawn on the GPU in float64; its key is 128 bits of the seed.
+        """Generator of iid N(0, 1) numbers (Philox4x64-10), drawn on the GPU in float64 with a 128-bit key.
 
         CuPy's own generators keep 32 bits of a seed: of as many blocks as a large run has, two would be alike.
         """
@@ -61,7 +61,7 @@ class CupyBackend(Backend):
         return draw
 
     def reader(self, host: Host) -> Callable[[slice], Array]:
-        """Read slices of samples in the background while earlier ones are used, if the host's pages can be locked."""
+        """Function that copies slices of samples to the GPU, prefetched if the host's pages can be locked."""
         import cupy
 
         try:
@@ -73,7 +73,7 @@ class CupyBackend(Backend):
             return super().reader(host)
 
     def free_memory(self) -> int | None:
-        """Bytes still available for arrays on the device, within the limit of its memory pool."""
+        """Bytes still available for arrays on the GPU, within the limit of CuPy's memory pool."""
         return free_memory(self.xp)
 
     def ran_out(self, error: BaseException) -> bool:
@@ -94,7 +94,7 @@ class CupyBackend(Backend):
         self.xp.get_default_pinned_memory_pool().free_all_blocks()
 
     def peak_memory(self) -> int | None:
-        """Size in bytes of CuPy's memory pool, which never shrinks by itself, so that it equals the peak."""
+        """Peak GPU memory in bytes: the size of CuPy's memory pool, which never shrinks by itself."""
         return int(self.xp.get_default_memory_pool().total_bytes())
 
     def synchronize(self) -> None:
@@ -102,7 +102,7 @@ class CupyBackend(Backend):
         self.xp.cuda.get_current_stream().synchronize()
 
     def stopwatch(self) -> Callable[[], Elapsed]:
-        """Measure time by two events on the current CUDA stream and by the wall clock."""
+        """Start a time measurement by CUDA events and by the wall clock; the returned function stops it."""
         begin = self.clock()
         start_event, end_event = self.xp.cuda.Event(), self.xp.cuda.Event()
         start_event.record()
@@ -140,7 +140,7 @@ def free_memory(cupy: ModuleType) -> int:
 
 
 def _set_tf32(allowed: bool) -> None:
-    """Set for the whole process whether CuPy may multiply float32 matrices in TF32, overriding the environment variable."""
+    """Allow or forbid TF32 in CuPy's float32 matrix products, for the whole process."""
     import importlib
 
     products = importlib.import_module("cupy._core._routines_linalg")
@@ -151,7 +151,7 @@ def _set_tf32(allowed: bool) -> None:
 
 
 def cupy_advice() -> str:
-    """Advice on the CuPy package that works with this machine's driver, or why none does."""
+    """Advice to the user on which CuPy package to install for this machine's driver."""
     from smimbench.backend.machine import nvidia_driver
 
     driver = nvidia_driver()
@@ -179,7 +179,7 @@ def _installed_cupy() -> list[str]:
 
 
 def _load_cupy() -> tuple[ModuleType, bool]:
-    """Import CuPy and report whether it finds a device; a build for another CUDA or NumPy may fail at either step."""
+    """Import CuPy and report whether it finds a usable device; either step may fail for a wrong build."""
     import cupy
 
     return cupy, cupy.is_available()
@@ -210,7 +210,7 @@ def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
 
 
 def describe_gpu() -> dict[str, Any]:
-    """Driver, CuPy and GPUs of this machine, and advice where they do not fit, as plain data."""
+    """Driver, CuPy version and GPUs of this machine, with advice if they do not fit together, as JSON."""
     from smimbench.backend.machine import nvidia_driver
 
     driver, devices, advice = nvidia_driver(), [], None

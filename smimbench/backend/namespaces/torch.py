@@ -14,7 +14,7 @@ from smimbench.interfaces import Array
 
 
 class TorchBackend(Backend):
-    """PyTorch tensors on the host; NumPy draws the random numbers, so that data are the same as for NumPy."""
+    """PyTorch backend on the host; NumPy draws the random numbers, so that data are the same as for NumPy."""
 
     def asarray(self, array: Array, *, dtype: str | None = None) -> Array:
         """Copy a host array to a tensor: PyTorch cannot share read-only memory, such as the data of an instance."""

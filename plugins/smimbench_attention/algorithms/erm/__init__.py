@@ -1,4 +1,4 @@
-"""Empirical risk minimization with a convex loss and a quadratic penalty, to a tolerance."""
+"""The algorithm ``erm``: empirical risk minimization with a convex loss and a quadratic penalty."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LENGTHS = ("posterior", "loss")
 
 
 class ErmState(NamedTuple):
-    """The minimizer (P, D) so far, on the host, and constants of the run.
+    """State of ``erm``: the current weights (P, D), on the host, and constants of the run.
 
     ``length`` rescales it to the ``estimate``; ``scale`` is the norm of the gradient at zero.
     """
@@ -97,7 +97,7 @@ class Erm(Algorithm):
             is_valid = self.penalty == "optimal"
         else:
             is_valid = smallest <= self.penalty <= largest
-        rule = f"a number from {smallest:g}, as good as no penalty, to {largest:g}, an estimate of zero, or 'optimal'"
+        rule = f"a number from {smallest:g}, (effectively no penalty) to {largest:g}, an estimate of zero, or 'optimal'"
         require(self, "penalty", is_valid, rule)
         is_known = self.length in (None, *LENGTHS)
         require(self, "length", is_known, f"one of {', '.join(LENGTHS)}")
@@ -106,8 +106,10 @@ class Erm(Algorithm):
         """Reason why a problem's labels have no loss that is convex in the latents, or None."""
         return why_not(problem, LOSSES.get(self.loss or ""))
 
-    def _chosen(self, problem: Problem, alpha: float) -> tuple[Loss, float, float]:
-        """Loss, penalty and the factor that rescales the estimate."""
+    def _loss_penalty_length(
+        self, problem: Problem, alpha: float
+    ) -> tuple[Loss, float, float]:
+        """Loss, penalty and length factor of the estimate, with defaults that fit the labels."""
         signs = labels_of(problem) == "signs"
         loss = LOSSES[self.loss or ("logistic" if signs else "square")]
         length = self.length or ("posterior" if signs else "loss")
@@ -123,7 +125,7 @@ class Erm(Algorithm):
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> ErmState:
         """Initial weights of zero."""
-        loss, penalty, length = self._chosen(problem, data.sample_ratio)
+        loss, penalty, length = self._loss_penalty_length(problem, data.sample_ratio)
         xp = namespace(data.inputs)
         weights = np.zeros((problem.components, data.dimension))
         estimate = xp.asarray(weights, **matching(data.inputs))
@@ -170,11 +172,11 @@ class Erm(Algorithm):
         return next_state, Info(residual=residual, warning=state.note)
 
     def estimate(self, state: ErmState) -> Array:
-        """The minimizer, rescaled to the chosen length."""
+        """Estimate of the signal: the minimizer, rescaled to the chosen length."""
         return state.estimate
 
     def findings(self, state: ErmState) -> dict[str, list[float | None]]:
-        """Mean loss per sample on the data, without the penalty; theory predicts an entry of the same name."""
+        """Mean training loss per sample, without the penalty; theory predicts it under the same name."""
         return {"training_loss": [state.training_loss]}
 
     def theory(
@@ -184,12 +186,12 @@ class Erm(Algorithm):
         conditions: Conditions,
         assumed: Problem | None = None,
     ) -> AlgorithmPrediction | str:
-        """Overlaps of the minimizer in the limit: the replica-symmetric fixed point (``fixed_point.py``).
+        """Predict the overlaps of the minimizer in the limit, by the replica-symmetric fixed point (``fixed_point.py``).
 
         Penalty and length are those that are best for ``assumed``.
         """
         try:
-            loss, penalty, length = self._chosen(assumed or problem, alpha)
+            loss, penalty, length = self._loss_penalty_length(assumed or problem, alpha)
             fixed_points = minima(problem, alpha, loss.name, penalty)
         except ValueError as error:
             return str(error)
@@ -229,14 +231,14 @@ class Erm(Algorithm):
 
 
 def _scaled(overlaps: Overlaps, length: float) -> Overlaps:
-    """Overlaps of an estimate multiplied by ``length``."""
+    """Overlaps after the estimate is multiplied by ``length``."""
     return Overlaps(overlaps.truth, length * overlaps.cross, length**2 * overlaps.own)
 
 
 def _empirical_risk(
     problem: Problem, data: Data, state: ErmState, weights: Host
 ) -> tuple[float, Host]:
-    """Loss summed over the samples, and its gradient (P, D), on the host."""
+    """Empirical risk, the loss summed over the samples, and its gradient (P, D), on the host."""
     xp, model, loss = namespace(data.inputs), problem.model, state.loss
     signal = xp.asarray(weights, **matching(data.inputs))
     gradient, risk = xp.zeros_like(signal), 0.0

@@ -69,13 +69,13 @@ class Minimum(NamedTuple):
 
 
 def best_length(overlaps: Sequence[Overlaps]) -> float:
-    """Factor that brings an estimate closest to the signal, ``tr M / tr Q`` of means over evaluations."""
+    """Factor ``tr M / tr Q`` that rescales an estimate to the smallest squared error."""
     cross = sum(float(np.trace(evaluation.cross)) for evaluation in overlaps)
     return cross / sum(float(np.trace(evaluation.own)) for evaluation in overlaps)
 
 
 def why_not(problem: Problem, loss: Loss | None) -> str | None:
-    """Reason why a problem's labels have no loss that is convex in the latents, or None; ``loss`` None allows any loss."""
+    """Reason why convex risk minimization does not apply to a problem with this loss, or with any loss if None; else None."""
     if problem.model.rank != "low":
         return "erm is for low-rank signals; nuclear and ridge fit matrices"
     if problem.channel.symmetry != "none":
@@ -94,7 +94,7 @@ def why_not(problem: Problem, loss: Loss | None) -> str | None:
 
 @functools.lru_cache(maxsize=256)
 def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Minimum]:
-    """Fixed points at one penalty > 0, one for every independent evaluation of the integrals (a single one if exact).
+    """Minima of the risk in the limit at one penalty > 0, one for every independent evaluation of the integrals.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Mi
 def _paths(
     problem: Problem, alpha: float, loss: Loss
 ) -> Sequence[ClosedForm | PenaltyPath]:
-    """Fixed points as functions of the penalty, for every independent evaluation of the integrals."""
+    """Solvers of the fixed point at any penalty, one for every independent evaluation of the integrals."""
     noise = noise_of_identity(problem) if loss.name == "square" else None
     if noise is not None:
         return [ClosedForm(problem, alpha, noise[0] * np.eye(problem.components))]
@@ -126,11 +126,11 @@ class ClosedForm:
         self.ratio, self.features = alpha * self.sites, problem.features
 
     def overlaps(self, penalty: float) -> Overlaps:
-        """Overlaps at the minimum."""
+        """Overlaps of signal and estimate at the minimum of the risk."""
         return ridge_overlaps(self.T, self.noise, self.ratio, penalty, self.features)
 
     def minimum(self, penalty: float) -> Minimum:
-        """Exact minimum at a given penalty. A fitted label keeps ``1 / (1 + v)`` of its residual."""
+        """Exact minimum of the risk at a given penalty; a fitted label keeps ``1 / (1 + v)`` of its residual."""
         T, M, Q = overlaps = self.overlaps(penalty)
         test = self.sites * float(np.trace(T - M - M.T + Q + self.noise)) / 2
         residual_share = 1 - ridge_shares(self.ratio, penalty, self.features).fitted
@@ -141,7 +141,7 @@ class ClosedForm:
 def order_parameters(
     parameters: Host, T: Host, penalty: float = 0.0, features: Host | None = None
 ) -> OrderParameters:
-    """Order parameters V, m_hat and Q_hat (3, P, P), computed without cancellation; for features see ``PenaltyPath``."""
+    """Overlaps M, Q and susceptibility V that follow from V, m_hat and Q_hat (3, P, P), without cancellation."""
     V, m_hat, Q_hat = parameters
     gains, variances = V[None], np.ones((1, 1, 1))
     identity = np.eye(len(T))
@@ -162,7 +162,7 @@ def order_parameters(
 
 
 def stiffness(V: Host, penalty: float, features: Host) -> Host:
-    """The V_hat at which the mean of ``lambda / (penalty + lambda V_hat)`` over the features is V (P, P); at least 0."""
+    """Stiffness V_hat >= 0 that gives the susceptibility V (P, P): the mean of ``lambda / (penalty + lambda V_hat)``."""
     from scipy.optimize import brentq
 
     def scalar_stiffness(v: float) -> float:
@@ -183,7 +183,7 @@ def stiffness(V: Host, penalty: float, features: Host) -> Host:
 
 
 class PenaltyPath:
-    r"""Fixed points of one problem along penalties; each search starts from an extrapolation of the known fixed points.
+    r"""Fixed points of one problem as a function of the penalty; known fixed points give the next initial guess.
 
     Features of variance lambda have ``G = (penalty + lambda V_hat)^{-1}``, and means over them,
 
@@ -203,11 +203,11 @@ class PenaltyPath:
 
     @property
     def easy(self) -> float:
-        """A penalty at which the iteration always converges; smaller penalties are reached from there in steps of at most 10."""
+        """Large penalty at which the iteration always converges; smaller ones are reached in factors of at most 10."""
         return max(self.alpha, 1.0)
 
     def minimum(self, penalty: float) -> Minimum:
-        """The minimum at a given penalty, with its losses and errors."""
+        """Minimum of the risk at a given penalty, with its losses and numerical errors."""
         steps = int(np.ceil(np.log10(self.easy / penalty)))
         if steps > 0:
             for larger in np.geomspace(self.easy, penalty, steps + 1)[:-1]:
@@ -223,7 +223,7 @@ class PenaltyPath:
         )
 
     def overlaps(self, penalty: float) -> Overlaps:
-        """Overlaps at the fixed point."""
+        """Overlaps of signal and estimate at the fixed point."""
         orders = self._orders(self.solve(penalty), penalty)
         return Overlaps(orders.T, orders.M, orders.Q)
 
@@ -257,7 +257,7 @@ class PenaltyPath:
         return parameters, gap
 
     def _orders(self, parameters: Host, penalty: float) -> OrderParameters:
-        """Overlaps and susceptibility from V, m_hat and Q_hat."""
+        """Overlaps and susceptibility that follow from V, m_hat and Q_hat."""
         return order_parameters(parameters, self.T, penalty, self.features)
 
     def _susceptibility(self, V_hat: Host, penalty: float) -> Host:
@@ -278,14 +278,14 @@ class PenaltyPath:
     def _equations(
         self, penalty: float, parameters: Host
     ) -> tuple[Host, Callable[[Host], Host], Callable[[Host], Host]]:
-        """The fixed-point equations as a root problem: scaled unknowns, the map from unknowns to a point, and the residual."""
+        """Root problem of the fixed point: initial unknowns, the map from unknowns to order parameters, the residual."""
         is_positive = self.P == 1 and bool((parameters > 0).all())
         size = np.abs(parameters).max(axis=(1, 2), keepdims=True)
         size = size * np.ones_like(parameters)
         impossible = np.full(parameters.size, 1e3)
 
         def point(x: Host) -> Host:
-            """Order parameters; of one component from logarithms, so that every step stays possible."""
+            """Order parameters from the unknowns, which for one component are logarithms, so that all values are valid."""
             if is_positive:
                 positive = np.exp(np.clip(x, -100.0, 100.0))
                 return np.asarray(positive.reshape(parameters.shape))
@@ -319,7 +319,7 @@ class PenaltyPath:
         return begin.ravel(), point, gap
 
     def _root(self, penalty: float, parameters: Host) -> tuple[Host, float]:
-        """A nearby fixed point from a root finder and the residual of its equations; the input point if none is found."""
+        """Find a nearby fixed point with a root finder; return it (or the input, if none is found) and its residual."""
         from scipy.optimize import root
 
         begin, point, gap = self._equations(penalty, parameters)
@@ -332,7 +332,7 @@ class PenaltyPath:
         return parameters, initial_gap
 
     def uncertain(self, penalty: float, parameters: Host) -> Overlaps:
-        """Distance of this point's overlaps from those of the fixed point, by one step of Newton's method."""
+        """Numerical errors of the overlaps: their change in one Newton step towards the fixed point."""
         x, point, gap = self._equations(penalty, parameters)
         residual, nudge = gap(x), 1e-5
         columns = [
@@ -363,12 +363,12 @@ class PenaltyPath:
 
 @functools.lru_cache(maxsize=256)
 def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> float:
-    """Penalty with the smallest MSE in the limit, summed over components, of the estimate rescaled by ``length``.
+    """Penalty that minimizes the predicted MSE, summed over components, of the rescaled estimate.
 
     Parameters
     ----------
     length : {"posterior", "loss"}
-        Whether the estimate is given its best length, or has that of the minimizer.
+        Whether the estimate is rescaled to its best length, or keeps the length of the minimizer.
 
     Raises
     ------
@@ -383,7 +383,7 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> floa
     reasons = ["the error is not finite"]
 
     def excess(x: float) -> float:
-        """MSE minus that of an estimate of zero, at the logarithm of a penalty; infinite where no fixed point is found."""
+        """MSE minus the MSE of a zero estimate, at the log-penalty x; infinite where no fixed point is found."""
         try:
             overlaps = [path.overlaps(float(np.exp(x))) for path in paths]
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Losses convex in the latents, and the integrals over ``(z*, omega)`` in the equations of their minimum."""
+"""Losses that are convex in the latents, and the integrals in the fixed-point equations of their minimum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDING = 4 * float(np.finfo(float).eps)
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss ``l(y, z)`` of one label and one latent, convex in z; the loss of a sample is the sum over its entries.
+    """Loss ``l(y, z)`` of one label and one latent, convex in z; a sample's loss is the sum over its entries.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _short_of_margin(y: Array, z: Array) -> Array:
-    """Amount by which a prediction falls short of a margin of 1."""
+    """Amount ``max(0, 1 - y z)`` by which a prediction falls short of a margin of 1."""
     gap = 1 - y * z
     return namespace(gap).maximum(gap, namespace(gap).zeros_like(gap))
 
@@ -82,7 +82,7 @@ LOSSES = {
 
 
 def proximal(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
-    """``argmin_z l(y, z) + (z - omega)^2 / (2 v)``, elementwise, on the host; y and v > 0 broadcast with omega.
+    """Proximal operator ``argmin_z l(y, z) + (z - omega)^2 / (2 v)`` of a loss, elementwise, for v > 0.
 
     Solves ``z + v l'(z) = omega`` by Newton steps in a bracket: the slope increases, so z is between omega and its step.
     """
@@ -110,14 +110,15 @@ def proximal(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
 
 
 def pull(loss: Loss, y: Host, omega: Host, z: Host, v: Host) -> Host:
-    """Proximal force ``(z - omega) / v`` at the proximal point z, or minus the loss's slope, whichever has less rounding
-    error.
+    """Proximal force ``(z - omega) / v`` at the proximal point z.
+
+    It equals minus the slope of the loss; of the two the one with less rounding error is taken.
     """
     return np.where(v < 1, -loss.slope(y, z), (z - omega) / v)
 
 
 class IntegrationAccuracy(NamedTuple):
-    """Numerical choices of the limit of convex risk minimization.
+    """Numerical settings of the theory of convex risk minimization.
 
     Attributes
     ----------
@@ -133,7 +134,7 @@ class IntegrationAccuracy(NamedTuple):
     close, stalled : float
         Relative change at which the fixed point is found; the second where a root finder achieves no less.
     weight : float
-        Weight of the new in every iteration; at 1 some fixed points are circled.
+        Damping: weight of the new order parameters in every iteration; at 1 some iterations circle the fixed point.
     """
 
     nodes: int = 20
@@ -153,7 +154,7 @@ ACCURACY = IntegrationAccuracy()
 
 
 class OrderParameters(NamedTuple):
-    """Order parameters on which the integrals depend, (P, P) each.
+    """Order parameters (P, P) on which the integrals of the fixed-point equations depend.
 
     Attributes
     ----------
@@ -176,7 +177,10 @@ class OrderParameters(NamedTuple):
 
 
 class RiskMoments(NamedTuple):
-    """``-E dg/domega``, ``E dg/dz*``, ``E g g^T`` and ``E g z*^T`` (P, P), summed over sites; mean losses of a sample."""
+    """Integrals of the fixed-point equations, and the mean losses of a sample.
+
+    ``-E dg/domega``, ``E dg/dz*``, ``E g g^T`` and ``E g z*^T`` (P, P) are summed over sites.
+    """
 
     V_hat: Host
     m_hat: Host
@@ -187,7 +191,7 @@ class RiskMoments(NamedTuple):
 
 
 def labels_of(problem: Problem) -> str | None:
-    """Type of the labels: ``"signs"`` or ``"numbers"``; None if a label depends on more than one site."""
+    """Type of a problem's labels: ``"signs"`` or ``"numbers"``; None if a label depends on more than one site."""
     rng = monte_carlo_rng("convex losses: what labels are")
     z = rng.standard_normal((64, problem.components, problem.model.sites))
 
@@ -208,11 +212,11 @@ def labels_of(problem: Problem) -> str | None:
 
 
 Integrals = Callable[[OrderParameters], RiskMoments]
-"""The integrals as a function of the order parameters."""
+"""The integrals of the fixed-point equations as a function of the order parameters."""
 
 
 def integrals_of(problem: Problem, loss: Loss) -> Sequence[Integrals]:
-    """The most accurate integrals available for a problem: one by quadrature, or several independent sampled ones."""
+    """Integrals of a problem and a loss: one by quadrature where possible, otherwise several independent samples."""
     has_signs = problem.components == 1 and labels_of(problem) == "signs"
     if has_signs and _sites_are_independent(problem):
         return [SignIntegrals(problem, loss)]
@@ -235,7 +239,7 @@ def _sites_are_independent(problem: Problem) -> bool:
 
 
 class SignIntegrals:
-    """Integrals for labels -1 and +1 that each depend on one latent: sum over the label, quadrature over omega."""
+    """Integrals for binary labels of a single latent, by quadrature over omega and a sum over the label."""
 
     def __init__(self, problem: Problem, loss: Loss) -> None:
         self.channel = problem.channel
@@ -243,8 +247,9 @@ class SignIntegrals:
         self.panel = np.polynomial.legendre.leggauss(ACCURACY.nodes)
 
     def _nodes(self, step: float, edges: list[float]) -> tuple[Host, Host]:
-        """Gauss-Legendre nodes on panels that halve towards zero, down to the width over which the label's probability
-        changes.
+        """Gauss-Legendre nodes and weights on panels that halve towards zero.
+
+        The smallest panel is as wide as the range of omega over which the label's probability changes.
         """
         reach = ACCURACY.reach
         finest = min(max(step, ACCURACY.finest), reach / 2)
@@ -259,7 +264,7 @@ class SignIntegrals:
         return nodes.ravel(), weights.ravel()
 
     def _posterior_mean(self, y: float, omega: Host, V: Host) -> Host:
-        """Posterior mean of a latent of mean omega and variance V whose label is y."""
+        """Posterior mean of a latent given its label y, for the prior N(omega, V)."""
         means = np.repeat(omega[:, None, None], self.C, axis=2)
         labels = y * np.ones_like(means)
         return np.asarray(self.channel.posterior(labels, means, V).mean)[:, 0, 0]
@@ -316,7 +321,7 @@ class SignIntegrals:
 
 
 class SampledIntegrals:
-    """Integrals for any other labels: randomized Sobol points for z* and for omega around its mean, labels drawn once.
+    """Integrals for any labels, sampled with randomized Sobol points for z* and omega and with labels drawn once.
 
     Neither z* nor its labels move with the overlaps, so that the integrals are as smooth as the loss and a fixed point is found
     to rounding: what is left is the spread between sets of points.

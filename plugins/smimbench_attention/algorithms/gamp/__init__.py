@@ -62,7 +62,7 @@ FAST_FALL = 0.5
 
 
 class GampState(NamedTuple):
-    """The state of a run.
+    """State of GAMP after an iteration: estimate, error, messages and step size.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ class Gamp(Algorithm):
         )
 
     def retry(self, problem: Problem, outcome: str) -> Gamp | None:
-        """The version for a second attempt, or None.
+        """GAMP with other settings for a second attempt, or None.
 
         After a failure: with damping moved half way to 1, or with another random start. After a run with adaptive damping that
         has not converged: the version that continues with all noise counted.
@@ -196,13 +196,13 @@ class Gamp(Algorithm):
         return None if self.damping is None else replace(self, damping=0.5)
 
     def refuses(self, problem: Problem) -> str | None:
-        """Reason why there is no denoiser for the features of a problem, or None."""
+        """Reason why a problem with a feature spectrum has no denoiser, or None."""
         if problem.variances is not None and not hasattr(problem.prior, "variances"):
             return "features with a spectrum need a Gaussian signal, which is denoised feature by feature"
         return None
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
-        """Initial state: the prior mean, a small random start where the prior mean is a fixed point, or the given start."""
+        """Initial state at the given start, at the prior mean or, where that is a fixed point, at a small random estimate."""
         P, D, prior = problem.components, data.dimension, problem.prior
         if data.start is not None:
             estimate, V = data.start
@@ -221,7 +221,7 @@ class Gamp(Algorithm):
     def _random_start(
         self, problem: Problem, data: Data, rng: np.random.Generator
     ) -> tuple[Array, Array]:
-        """A draw of the prior with noise, denoised, and the error that the prior predicts for it."""
+        """Random start: a denoised noisy draw from the prior, and the error that the prior predicts for it."""
         xp, place, P = namespace(data.inputs), matching(data.inputs), problem.components
         information = self._initial_information(data.dimension)
         draw = problem.prior.sample(rng, P, data.dimension)
@@ -233,7 +233,7 @@ class Gamp(Algorithm):
         return denoised.estimate, denoised.V
 
     def _initial_information(self, dimension: int) -> float:
-        """Information of a random start, computed from its predicted overlap."""
+        """Information ``Qhat`` of the noisy draw of a random start, from its predicted overlap."""
         overlap = self.initial_overlap
         if overlap is None:
             overlap = 1e-3 / dimension
@@ -242,7 +242,7 @@ class Gamp(Algorithm):
     def step(
         self, problem: Problem, data: Data, state: GampState
     ) -> tuple[GampState, Info]:
-        """One iteration of GAMP: the four equations of the class, then the size of the next step."""
+        """Run one iteration of GAMP, the four equations of the class, and choose the size of the next step."""
         model, prior, V, n = problem.model, problem.prior, state.V, data.inputs.shape[0]
         is_extensive, is_adaptive = model.rank == "extensive", self.damping is None
         step = state.step or self._first_step(model.rank, V)
@@ -351,19 +351,19 @@ class Gamp(Algorithm):
         return next_state, info
 
     def _first_step(self, rank: str, V: Host) -> StepState:
-        """Step with the initial weight, in the precision of V."""
+        """State of the step-size control before the first step, in the precision of V."""
         if self.damping is None:
             return StepState(V.dtype.type(CONTROLS[rank].initial))
         return StepState(V.dtype.type(1 - self.damping))
 
     def _with_excess_noise(self, Qhat: Host, noise: Host) -> Host:
-        """Qhat, reduced where the noise of ``adjoint(X, g)`` exceeds it by more than is allowed."""
+        """Reduce the information Qhat where the noise of ``adjoint(X, g)`` exceeds it by more than is allowed."""
         excess = np.diagonal(noise) / (self.largest_excess * np.diagonal(Qhat))
         s = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
         return np.asarray(Qhat * s[:, None] * s[None, :])
 
     def plan(self, data: Data) -> Plan:
-        """Plan of one pass per step (forward and adjoint), until overlaps are stationary and agree with the predicted error."""
+        """Plan one pass (forward and adjoint) per step, until overlaps are stationary and match the predicted error."""
         plan = super().plan(data)
         return plan._replace(cost=lambda problem, data: problem.pass_cost(data))
 
@@ -378,7 +378,7 @@ class Gamp(Algorithm):
         conditions: Conditions,
         assumed: Problem | None = None,
     ) -> AlgorithmPrediction | str:
-        """State-evolution fixed point reached from the algorithm's start, with the trajectory if ``damping = 0``.
+        """Predict the state-evolution fixed point reached from the algorithm's start, and the trajectory if undamped.
 
         ``finite_size``: by metric the coefficient of 1/D of every component, where it is known in closed form. Damping changes
         no fixed point, but a damped trajectory has no closed recursion, nor has one from a start that depends on the data:
@@ -403,13 +403,13 @@ class Gamp(Algorithm):
 
 
 class _GampAllNoise(Gamp):
-    """GAMP whose effective-noise covariance includes all the noise carried by ``g``."""
+    """GAMP whose effective noise always includes all the noise of the messages ``g``, for second attempts."""
 
     largest_excess = 1.0
 
 
 def damped(weight: float | Number, target: Array, previous: Array | None) -> Array:
-    """Damped step ``weight target + (1 - weight) previous``, or the target where there is nothing previous."""
+    """Damped update ``weight target + (1 - weight) previous``, or the target itself in the first step."""
     if previous is None:
         return target
     return float(weight) * target + float(1 - weight) * previous

@@ -1,5 +1,7 @@
-r"""State evolution of GAMP off the Bayes-optimal line: with wrong assumptions, for data of another channel or prior than it
-knows, and from a random start, whose overlap with the signal is chance and not what it claims.
+r"""State evolution of GAMP off the Bayes-optimal line: with a mismatched prior or channel, or from a random start.
+
+Wrong assumptions are data of another channel or prior than GAMP knows. The overlap of a random start with the signal is
+chance and not what it claims.
 
 Order parameters are the overlap M of the estimate with the signal (rows: estimate), Q with itself, and V, its mean posterior
 variance under the assumptions. With latents ``z`` of the signal and ``omega`` of the estimate, jointly Gaussian with covariances
@@ -90,7 +92,9 @@ PROBE = 1e-3
 def measured_variance(
     problem: Problem, R: Array, Qhat: Host, estimate: Array, probe: Host
 ) -> Host:
-    """Mean posterior variance ``E[d denoise / dR] Qhat^{-1}`` (P, P) at what was observed, from the response to a probe.
+    """Mean posterior variance (P, P) of an estimate, measured by the response of the denoiser to a random probe.
+
+    It is ``E[d denoise / dR] Qhat^{-1}`` at what was observed.
 
     The prior's own V is a mean over observations that would be made if the assumptions were right.
     """
@@ -106,7 +110,7 @@ def measured_variance(
 
 
 class RecursionAccuracy(NamedTuple):
-    """Numerical settings of the recursion.
+    """Numerical settings of mismatched state evolution.
 
     Attributes
     ----------
@@ -140,7 +144,7 @@ ACCURACY = RecursionAccuracy()
 
 
 class Orders(NamedTuple):
-    """Overlaps M with the signal and Q with itself, and the claimed error V of the estimate, (P, P) each."""
+    """Order parameters (P, P) of the estimate: overlap M with the signal, self-overlap Q, claimed error V."""
 
     M: Host
     Q: Host
@@ -148,17 +152,17 @@ class Orders(NamedTuple):
 
     @classmethod
     def bayes_optimal(cls, T: Host, V: Host) -> Orders:
-        """The point of the Bayes-optimal line with the error V, for a signal of overlap T with itself."""
+        """Order parameters on the Bayes-optimal line, ``M = Q = T - V``, for a signal of self-overlap T."""
         Q = with_floor(T - V, 0.0)
         return cls(Q, Q, V)
 
     def overlaps(self, T: Host) -> Overlaps:
-        """Overlaps of signal and estimate, all three pairs."""
+        """Overlaps signal-signal (T), estimate-signal (M) and estimate-estimate (Q)."""
         return Overlaps(T, self.M, self.Q)
 
 
 class Conjugates(NamedTuple):
-    """Conjugate order parameters Qhat, m and chi, (P, P) each: what the labels tell the prior."""
+    """Conjugate order parameters Qhat, m and chi (P, P) of the effective channel ``R = Qhat^{-1} (m S + chi^{1/2} Z)``."""
 
     Qhat: Host
     m: Host
@@ -169,7 +173,7 @@ Parameters = TypeVar("Parameters", Orders, Conjugates)
 
 
 class NoFixedPoint(ValueError):
-    """The recursion leaves the domain of its equations or does not converge."""
+    """State evolution leaves the domain of its equations or does not converge."""
 
 
 class Observed(NamedTuple):
@@ -203,7 +207,7 @@ class DenoisedSpectrum(NamedTuple):
 
 
 class MismatchedRecursion:
-    """The recursion of a problem and the one that GAMP assumes, with one set of points."""
+    """State evolution of GAMP that assumes another problem, with expectations over one set of random points."""
 
     def __init__(
         self, problem: Problem, assumed: Problem, alpha: float, seed: int
@@ -223,7 +227,7 @@ class MismatchedRecursion:
             self.signal, self.noise = self._entries()
 
     def start(self, overlap: float) -> Orders:
-        """Order parameters of the prior mean that is assumed, or of a small overlap where labels do not see that."""
+        """Initial order parameters: those of the assumed prior mean, or of a small overlap where that is a fixed point."""
         second, mean_overlap = prior_moments(self.assumed)
         P = self.problem.components
         if self.problem.channel.symmetry != "none" and not mean_overlap.any():
@@ -236,7 +240,7 @@ class MismatchedRecursion:
         return Orders(M, mean_overlap, second - mean_overlap)
 
     def observed(self, orders: Orders) -> Iterator[tuple[Observed, Observed]]:
-        """Labels as GAMP sees them and as the true posterior does, at the points and at their negatives."""
+        """Labels with the latent means of GAMP and with those of the true posterior, at the points and their negatives."""
         root = symmetric_root(orders.Q)
         slope = orders.M.T @ np.linalg.pinv(root, rcond=1e-12)
         covariance = symmetric(self.T - slope @ slope.T)
@@ -245,7 +249,7 @@ class MismatchedRecursion:
             or np.linalg.eigvalsh(covariance)[0] < -1e-9
         ):
             raise NoFixedPoint(
-                "the recursion reached overlaps that no estimate can have"
+                "state evolution reached overlaps that no estimate can have"
             )
         covariance = covariance + SMALLEST_ERROR * np.eye(len(covariance))
         channel = self.problem.channel
@@ -260,7 +264,7 @@ class MismatchedRecursion:
             )
 
     def _messages(self, labels: Observed) -> tuple[Host, Host]:
-        """The messages g (n, P, C) of labels and their information (P, P)."""
+        """Messages g (n, P, C) that GAMP computes from labels, and the information (P, P) that it infers."""
         y, channel, omega, V = labels
         rng = monte_carlo_rng("wrong assumptions: posterior", self.seed)
         posterior = channel.posterior(y, omega, V, rng=rng)
@@ -269,7 +273,7 @@ class MismatchedRecursion:
         return g, self.problem.model.sites * symmetric(information)
 
     def conjugates(self, orders: Orders) -> Conjugates:
-        """Conjugate order parameters at these order parameters."""
+        """Conjugate order parameters Qhat, m and chi as a function of the order parameters M, Q and V."""
         halves = []
         for assumed, true in self.observed(orders):
             g, information = self._messages(assumed)
@@ -283,7 +287,9 @@ class MismatchedRecursion:
             np.mean(matrices, axis=0) for matrices in zip(*halves)
         )
         if not _all_finite(information, m, chi):
-            raise NoFixedPoint("the information of the labels is not finite")
+            raise NoFixedPoint(
+                "the information of the labels under the assumed channel is not finite"
+            )
         # Corrected by what is known of the true posterior: its sampled information is off by the same chance.
         covariance = true.V
         exact = information_at(
@@ -306,7 +312,7 @@ class MismatchedRecursion:
         )
 
     def denoised(self, conjugates: Conjugates) -> Orders:
-        """Order parameters of the assumed prior's estimate."""
+        """Order parameters M, Q and V of the assumed prior's estimate as a function of the conjugate ones."""
         Qhat, m, chi = conjugates
         if self.problem.model.rank == "extensive":
             return self._denoised_matrix(conjugates)
@@ -324,7 +330,7 @@ class MismatchedRecursion:
         )
 
     def _entries(self) -> tuple[Host, Host]:
-        """Entries (P, size) of the signal, with their second moment, and white noise orthogonal to them."""
+        """Sampled signal entries (P, size) with the exact second moment, and white noise orthogonal to them."""
         P, size = self.problem.components, ACCURACY.entries
         rng = monte_carlo_rng("wrong assumptions: signal", self.seed)
         signal = self.problem.prior.sample(rng, P, size)
@@ -337,7 +343,7 @@ class MismatchedRecursion:
         return exact[:P], exact[P:]
 
     def _observed_signal(self, conjugates: Conjugates) -> Host:
-        """``R = Qhat^{-1} (m S + chi^{1/2} Z)`` (P, size) for the entries of the signal."""
+        """Observed signal entries ``R = Qhat^{-1} (m S + chi^{1/2} Z)`` (P, size) of the effective channel."""
         Qhat, m, chi = conjugates
         blurred = m @ self.signal + symmetric_root(chi) @ self.noise
         return np.linalg.solve(Qhat, blurred)
@@ -345,22 +351,26 @@ class MismatchedRecursion:
     def _denoised_entries(
         self, problem: Problem, Qhat: Host, R: Host, chi: Host
     ) -> Orders:
-        """Order parameters of a prior's estimate from the entries R."""
+        """Order parameters of a prior's estimate from the observed signal entries R."""
         estimate, size = np.asarray(problem.prior.denoise(R, Qhat).estimate), R.shape[1]
         # Stein: E[f Z^T] = E[f'] Qhat^{-1} chi^{1/2}.
         V = symmetric(estimate @ self.noise.T / size @ inverse_root(chi, 1e-12))
         return Orders(estimate @ self.signal.T / size, estimate @ estimate.T / size, V)
 
     def _denoised_matrix(self, conjugates: Conjugates) -> Orders:
-        """Order parameters of the assumed prior's estimate of a matrix."""
+        """Order parameters of the assumed prior's estimate of a matrix of extensive rank."""
         scale, _, x, xi, weights, f = self.spectrum(conjugates)
-        slope = f * (x - xi) / (_noise(conjugates) * scale * conjugates.Qhat[0, 0])
+        slope = (
+            f
+            * (x - xi)
+            / (_effective_noise(conjugates) * scale * conjugates.Qhat[0, 0])
+        )
         return Orders(
             *(np.array([[values @ weights]]) for values in (f * xi, f * f, slope))
         )
 
     def spectrum(self, conjugates: Conjugates) -> DenoisedSpectrum:
-        """Spectrum of the observed matrix, and its values after denoising by the assumed prior."""
+        """Spectrum of the observed noisy matrix, before and after denoising by the assumed prior."""
         nodes: list[Host] = []
 
         def node_values(x: Host, mean: Host, variance: Host) -> Host:
@@ -371,28 +381,28 @@ class MismatchedRecursion:
         scale = float(conjugates.m[0, 0] / conjugates.Qhat[0, 0])
         means = self.problem.prior.law.spectral_means
         assert means is not None  # mismatched_theory
-        weights = np.asarray(means(node_values, _noise(conjugates)).value)
+        weights = np.asarray(means(node_values, _effective_noise(conjugates)).value)
         x, xi = nodes
         return DenoisedSpectrum(
             scale, noise, x, xi, weights, self._shrunk(scale * x, noise)
         )
 
     def _shrunk(self, eigenvalues: Host, noise: float) -> Host:
-        """Eigenvalues denoised by the assumed prior."""
+        """Eigenvalues of a noisy matrix after denoising by the assumed prior."""
         eigenvalue_map = self.assumed.prior.law.eigenvalue_map
         assert eigenvalue_map is not None  # mismatched_theory
         return np.asarray(eigenvalue_map(eigenvalues, noise))
 
     def step(self, orders: Orders) -> Orders:
-        """Order parameters after one undamped iteration."""
+        """Run one undamped iteration of state evolution and return the new order parameters."""
         denoised = self.denoised(self.conjugates(orders))
         if not _all_finite(*denoised):
-            raise NoFixedPoint("its order parameters are not finite")
+            raise NoFixedPoint("the order parameters of state evolution are not finite")
         V = symmetric(denoised.V) + SMALLEST_ERROR * np.eye(len(denoised.V))
         return denoised._replace(V=V)
 
     def fixed_point(self, orders: Orders) -> Orders:
-        """Limit of damped iterations; raises NoFixedPoint where they do not converge."""
+        """Fixed point of state evolution by damped iterations; raises NoFixedPoint where they do not converge."""
         is_rough = offers_rough(self.problem)
         for _ in range(ACCURACY.iterations):
             target = self.step(orders)
@@ -412,10 +422,10 @@ class MismatchedRecursion:
                 return orders
             if change < ROUGH_CHANGE and (is_known or is_rough):
                 return orders
-        raise NoFixedPoint("its state evolution does not converge")
+        raise NoFixedPoint("state evolution does not reach a fixed point")
 
     def growth(self, orders: Orders, conjugates: Conjugates) -> float:
-        """Factor by which the square of a small error of the estimate is multiplied in one iteration."""
+        """Growth factor per iteration of the squared norm of a small perturbation of the estimate; stable below 1."""
         P = self.problem.components
         squares = []
         for (y, channel, omega, V), _ in self.observed(orders):
@@ -437,7 +447,7 @@ class MismatchedRecursion:
         return float(np.abs(np.linalg.eigvals(map_of_covariances)).max())
 
     def _squared_slopes(self, conjugates: Conjugates) -> Host:
-        """Mean products ``J_ab J_ef`` (a, e, b, f) of slopes of the assumed denoiser."""
+        """Mean products ``J_ab J_ef`` (a, e, b, f) of the derivatives J of the assumed denoiser."""
         if self.problem.model.rank == "extensive":
             scale, noise, x, _, weights, f = self.spectrum(conjugates)
             eigenvalues = scale * x
@@ -462,8 +472,8 @@ class MismatchedRecursion:
         return np.asarray(np.einsum("abi,efi->aebf", J, J) / R.shape[1])
 
 
-def _noise(conjugates: Conjugates) -> float:
-    """``Delta = chi / m^2`` of a matrix."""
+def _effective_noise(conjugates: Conjugates) -> float:
+    """Effective noise ``Delta = chi / m^2`` of the observed matrix, for one component."""
     return float(conjugates.chi[0, 0] / conjugates.m[0, 0] ** 2)
 
 
@@ -472,7 +482,7 @@ def _all_finite(*matrices: Host) -> bool:
 
 
 def _correction(exact: Host, sampled: Host) -> Host:
-    """Matrix c with ``c sampled c^T = exact``; where both are next to nothing, none."""
+    """Matrix c that corrects a sampled covariance, ``c sampled c^T = exact``; identity where they are too different."""
     ratio = np.diagonal(exact) / np.maximum(np.diagonal(sampled), 1e-300)
     if not (np.maximum(ratio, 1 / np.maximum(ratio, 1e-300)) < 2).all():
         return np.eye(len(exact))
@@ -480,12 +490,12 @@ def _correction(exact: Host, sampled: Host) -> Host:
 
 
 def _mean(samples: Sequence[Parameters]) -> Parameters:
-    """Mean of order parameters over sets of points."""
+    """Mean of order parameters over independent sets of random points."""
     return type(samples[0])(*(np.mean(matrices, axis=0) for matrices in zip(*samples)))
 
 
 def _standard_error(samples: Sequence[Parameters]) -> Parameters:
-    """Standard error of the mean of each order parameter."""
+    """Standard error of the mean of each order parameter over independent sets of points."""
     deviations = (np.std(matrices, axis=0, ddof=1) for matrices in zip(*samples))
     root = len(samples) ** 0.5
     return type(samples[0])(*(deviation / root for deviation in deviations))
@@ -494,7 +504,7 @@ def _standard_error(samples: Sequence[Parameters]) -> Parameters:
 def mismatched_theory(
     problem: Problem, assumed: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
-    """The fixed point of GAMP for ``assumed`` on data of ``problem``, or why there is none."""
+    """Predict GAMP that assumes ``assumed`` on data of ``problem``, or return the reason why theory does not."""
     if problem.features is not None or problem.mixing is not None:
         return "with wrong assumptions, theory exists for independent tokens only"
     if conditions.start not in ("uninformed", "informed"):
@@ -541,7 +551,7 @@ def mismatched_theory(
 def _ridge(
     problem: Problem, assumed: Problem, alpha: float
 ) -> tuple[Orders, Conjugates] | None:
-    """Fixed point in closed form where labels are linear and the assumed signal is Gaussian: GAMP is then ridge regression.
+    """Closed-form fixed point where GAMP is ridge regression: linear labels and an assumed Gaussian signal.
 
     None for other problems, and where components have penalties of their own.
 
@@ -587,7 +597,7 @@ DRAWS, BATCHES, DIMENSION = 500, 40, 120
 
 
 class Solution(NamedTuple):
-    """Fixed points of the recursion for every set of points, and the prediction that is made from them."""
+    """Fixed points of state evolution, one for every set of random points, and the prediction made from them."""
 
     problem: Problem
     assumed: Problem
@@ -598,12 +608,12 @@ class Solution(NamedTuple):
 
     @property
     def stream(self) -> str:
-        """Name of the random numbers of the draws."""
+        """Name of the random-number stream of the draws that check this solution."""
         return f"{self.problem.identity} {self.assumed.identity} {self.limit.more['alpha']!r}"
 
 
 def checks_by_draws(solution: Solution) -> list[Check]:
-    """Compare a prediction with plain draws: information of the labels, and error and V of the denoised signal.
+    """Check a prediction against Monte Carlo draws of labels and of denoised signals.
 
     m is the mean product of g with the latents of the signal less their mean given omega, without the true posterior. V is
     what a run measures, the response of the denoiser to a probe, without the spectral law or Stein's lemma.
@@ -628,7 +638,7 @@ def checks_by_draws(solution: Solution) -> list[Check]:
 def _checks(
     name: str, predicted: Host, error: Host, draws: Host, draw_error: Host
 ) -> list[Check]:
-    """Checks of one quantity (P,), component by component, against draws (n, P)."""
+    """Compare a predicted quantity (P,), component by component, with its mean over Monte Carlo draws (n, P)."""
     return [
         compare(
             name,
@@ -644,7 +654,7 @@ def _checks(
 
 
 def _drawn_messages(solution: Solution, orders: Orders) -> Host:
-    """Diagonals of Qhat, m and chi (BATCHES, 3, P) from batches of labels."""
+    """Diagonals of Qhat, m and chi (BATCHES, 3, P), estimated from random batches of labels."""
     problem, (M, Q, V) = solution.problem, orders
     P, sites = problem.components, problem.model.sites
     slope = M.T @ np.linalg.inv(Q)
@@ -668,7 +678,7 @@ def _drawn_messages(solution: Solution, orders: Orders) -> Host:
 
 
 def _drawn_errors(solution: Solution, conjugates: Conjugates) -> Host:
-    """Error and V (2, BATCHES, 2, P) of denoised draws, at half the size and at the full size."""
+    """True and claimed error (2, BATCHES, 2, P) of denoised random signals, at half and at full dimension."""
     problem, assumed, (Qhat, m, chi) = solution.problem, solution.assumed, conjugates
     model, P, inverse = problem.model, problem.components, np.linalg.inv(Qhat)
     size = DIMENSION if model.rank == "extensive" else DRAWS * DIMENSION

@@ -1,4 +1,4 @@
-"""Forward, posterior and adjoint of message passing, chunk by chunk, so that the inputs are read once."""
+"""One pass of message passing (forward, posterior, adjoint) over the samples, in chunks, reading the inputs once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def message_pass(
     reaction: Host | None = None,
     weights: float | Array = 1.0,
 ) -> Messages:
-    r"""Messages of all samples at an estimate with the error V (P, P).
+    r"""Compute the messages of all samples at an estimate with the error V (P, P).
 
     .. math:: \omega = \mathrm{forward}(X, \hat W) - V \rho\, g_{t-1}, \qquad
         g = V^{-1} (E[z | y, \omega, V] - \omega)
@@ -114,7 +114,7 @@ def message_pass(
 
 
 def label_information(V: Host, covariance: Host) -> Host:
-    """Information ``V^{-1} - V^{-1} Cov V^{-1}`` (P, P) of a site's label, ``Cov`` the mean posterior covariance."""
+    """Information ``V^{-1} - V^{-1} Cov V^{-1}`` (P, P) of a label on its latents, with mean posterior covariance Cov."""
     inverse = np.linalg.inv(V)
     return np.asarray(inverse - inverse @ (covariance @ inverse))
 

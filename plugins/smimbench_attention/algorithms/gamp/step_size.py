@@ -1,4 +1,4 @@
-"""How far GAMP moves in a step: one weight for all samples, and a smaller one for strong samples."""
+"""Step size (damping) of GAMP: one weight for all samples, smaller for samples with unusually large inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Number = np.floating[Any]
 
 
 class StepControl(NamedTuple):
-    """How the weight of a step is chosen: it shrinks after a step that was too large and grows after any other.
+    """Settings of adaptive damping: the weight shrinks after a step that was too large and grows otherwise.
 
     Attributes
     ----------
@@ -57,12 +57,12 @@ LARGEST_COMMON = 0.7
 
 
 class StepState(NamedTuple):
-    """Data from which the next step's weight is computed.
+    """State of adaptive damping: the weight of the next step and what it is computed from.
 
     Attributes
     ----------
     weight, extrapolation : NumPy number
-        Weight of the new in the next step, and the factor by which the estimate moves further than everything else.
+        Weight of the new messages in the next step, and the factor by which the estimate moves further than everything else.
     slow_steps : int
         Slow, aligned steps since the last extrapolation.
     change : array (P, ...) or None
@@ -81,7 +81,7 @@ class StepState(NamedTuple):
 def reversal_overlaps(
     problem: Problem, step: StepState, change: Array
 ) -> tuple[Array, ...]:
-    """Overlaps (P, P) of the previous change with this one and with itself, for low rank."""
+    """Overlaps (P, P) of the estimate's previous change with the current one and with itself, for low rank."""
     if step.change is None or problem.model.rank == "extensive":
         return ()
     inner = problem.model.inner
@@ -97,7 +97,7 @@ def next_step(
     error: Host,
     residual: Number,
 ) -> StepState:
-    """Weight and extrapolation for the next step.
+    """Choose the weight and the extrapolation of the next step.
 
     Low-rank steps that follow one another in the same direction, each shorter by the same factor r, converge to a known point:
     the estimate is extrapolated there, by ``1 / (1 - r)`` times its step (Aitken). This matters for labels such as ``hardmax``
@@ -143,18 +143,20 @@ def next_step(
 
 
 def limited(step: StepState, V: Host, Qhat: Host, strength: Array | None) -> StepState:
-    """The step with the largest weight that is stable for matrices: see ``Gamp``."""
+    """Limit the weight of a step to the largest value that is stable for extensive-rank matrices; see ``Gamp``."""
     largest = LARGEST_COMMON if strength is None else 0.8 + 0.4 * mean_slope(V, Qhat)
     return step._replace(weight=np.minimum(step.weight, V.dtype.type(largest)))
 
 
 def mean_slope(V: Host, Qhat: Host) -> float:
-    """Mean slope ``V Qhat`` of the denoiser, at most 1, of the component with the smallest."""
+    """Smallest mean slope ``V Qhat`` of the denoiser over the components, at most 1."""
     return min(1.0, float(np.min(np.diagonal(V) * np.diagonal(Qhat))))
 
 
 def sample_strength(problem: Problem, data: Data) -> Array | None:
-    """Strength t of every sample (n,), 1 in the limit: the squared largest eigenvalue of ``X X^T / D`` of its tokens X (T, D).
+    """Strength (n,) of every sample: the squared largest eigenvalue of ``X X^T / D`` of its tokens X (T, D).
+
+    It is 1 in the limit.
 
     None where their mean is above ``LARGEST_TYPICAL``: then all samples take the same weight.
     """
@@ -171,7 +173,7 @@ def sample_strength(problem: Problem, data: Data) -> Array | None:
 def sample_weights(
     weight: float, strength: Array | None, V: Host, Qhat: Host | None
 ) -> float | Array:
-    """Weights of the new ``g`` of samples in a step of this weight: one for all, or (n,) where ``strength`` is given."""
+    """Damping weight of the new messages: one for all samples, or one per sample (n,) if ``strength`` is given."""
     if strength is None or Qhat is None:
         return weight
     xp = namespace(strength)

@@ -38,11 +38,11 @@ from smimbench_attention.algorithms.gamp.assumed import (
     Orders,
 )
 
-UNRESOLVED = "its trajectory from a random start is not known: it changes with the points that it is sampled with"
+UNRESOLVED = "the trajectory from a random start is not known: the numerical errors of its integrals are too large"
 
 
 class PathAccuracy(NamedTuple):
-    """Numerical settings of a trajectory.
+    """Numerical settings of predicted GAMP trajectories.
 
     Attributes
     ----------
@@ -77,7 +77,9 @@ def gamp_theory(
     *,
     damped: bool,
 ) -> AlgorithmPrediction:
-    """Theory's prediction for GAMP, with its trajectory or the reason why there is none; ``V``: see ``_trajectory``.
+    """Predict the fixed point of GAMP and its trajectory (or the reason why there is no trajectory).
+
+    ``V`` is the error that a random start predicts for itself; see ``_trajectory``.
 
     Where two branches compete, a run that begins at the prior mean, or near it, ends on the uninformed one, and one that begins
     near the signal on the informed one. Students that start alike agree.
@@ -107,13 +109,15 @@ def gamp_theory(
 
 
 def random_start_error(problem: Problem, information: float) -> Host:
-    """Error V (P, P) that a random start of this information predicts for itself."""
+    """Error V (P, P) that the prior predicts for a random start with this information."""
     V: Host = overlap_at(problem, information * np.eye(problem.components))[1]
     return V
 
 
 def first_correction(problem: Problem, alpha: float) -> list[float] | None:
-    r"""Coefficients b of ``MSE = limit + b / D`` per component, for Gaussian signals and linear labels; otherwise None.
+    r"""Finite-size coefficient b of ``MSE = limit + b / D`` per component, for Gaussian signals and linear labels.
+
+    None for other problems.
 
     There GAMP ends at the posterior mean of every instance, and its error is the Stieltjes transform of a real Wishart matrix at
     minus the noise. With N = T n rows, ``r = N / D`` and ``S(z) = E tr (X^T X / D - z)^{-1} / D``, integration by parts gives
@@ -151,12 +155,12 @@ def _trajectory(
     V: Host | None,
     end: AlgorithmPrediction,
 ) -> dict[str, list[Any]] | str:
-    """Trajectory of undamped iterations (``iteration``, ``mse``, ``mse_error``, ``overlap``), or the reason why there is none.
+    """Trajectory of undamped GAMP (``iteration``, ``mse``, ``mse_error``, ``overlap``), or why there is none.
 
     ``V`` (P, P): error that a random start predicts for itself; None: the start is on the Bayes-optimal line.
     """
     if problem.variances is not None and V is not None:
-        return "its trajectory from a random start is not known for features with a spectrum"
+        return "the trajectory from a random start is not known for features with a spectrum"
     start, T = _start(problem, conditions, V), prior_moments(problem)[0]
     second = np.diagonal(T)
     iterations = min(conditions.iterations or ACCURACY.iterations, ACCURACY.iterations)
@@ -186,7 +190,7 @@ def _trajectory(
             ", ".join(f"{number:.3g}" for number in errors)
             for errors in (mse[-1], end_mse)
         )
-        return f"its trajectory comes to rest at the error {end_of_path}, not at its fixed point, which has {fixed}"
+        return f"the predicted trajectory ends at the error {end_of_path}, not at that of the fixed point, {fixed}"
     return {
         "iteration": list(range(len(mse))),
         "mse": mse.tolist(),
@@ -196,7 +200,7 @@ def _trajectory(
 
 
 def _summary(problem: Problem, paths: list[list[Overlaps]]) -> tuple[Host, Host, Host]:
-    """Mean error, its standard error and mean overlap (iterations, P), in the units of the metrics.
+    """Mean MSE, its standard error and mean overlap (iterations, P) over the paths, in the units of the metrics.
 
     A path at rest stays where it is. One path has no error; numbers that are not finite have an infinite one.
     """
@@ -215,7 +219,7 @@ def _summary(problem: Problem, paths: list[list[Overlaps]]) -> tuple[Host, Host,
 
 
 def _start(problem: Problem, conditions: Conditions, V: Host | None) -> Orders:
-    """Order parameters of the initial states as D grows.
+    """Order parameters of the initial states of the runs in the limit of large D.
 
     Their norms differ from the second moment by chance, which the limit does not contain. An informed start enters by its overlap
     with itself. A random one has an overlap with the signal that is chance alone, but grows from there: it is that of the runs.
@@ -243,7 +247,7 @@ def _start(problem: Problem, conditions: Conditions, V: Host | None) -> Orders:
 def _line_step(
     problem: Problem, alpha: float, start: Orders, end: Host
 ) -> Callable[[Orders], Orders]:
-    """One iteration on the Bayes-optimal line, on the way from a start to the overlap where theory ends."""
+    """Function that runs one iteration of Bayes-optimal state evolution, with the information tabulated in advance."""
     T = prior_moments(problem)[0]
     information = information_along(problem, start.Q, start.V, end.reshape(T.shape))
 
@@ -257,7 +261,7 @@ def _line_step(
 def _path(
     problem: Problem, orders: Orders, steps: int, step: Callable[[Orders], Orders]
 ) -> tuple[list[Orders], bool]:
-    """Order parameters before the first iteration and after each one, and whether they became stationary."""
+    """Iterate state evolution; return the order parameters of all iterations and whether they became stationary."""
     second = np.diagonal(prior_moments(problem)[0])
     at_rest = ACCURACY.roughly_at_rest if offers_rough(problem) else ACCURACY.at_rest
     path = [orders]
@@ -275,7 +279,7 @@ def _path(
 def information_along(
     problem: Problem, Q: Host, V: Host, end: Host | None = None
 ) -> Callable[[Host, Host], Host]:
-    """Information as a function of overlap and error (P, P), tabulated for many steps from Q, V to the overlap ``end``.
+    """Information as a function of overlap and error (P, P), tabulated between Q, V and the overlap ``end``.
 
     Where a channel offers rough values, these are used, shifted to the accurate ones at both ends: the logarithm of their ratio
     hardly varies, and is interpolated in the trace of Q.

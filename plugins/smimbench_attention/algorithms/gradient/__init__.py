@@ -1,4 +1,4 @@
-"""Base class of gradient methods (batches, schedules, constraints, students); each method adds its rule for a step."""
+"""Base class of gradient methods: batches, schedules, constraints and students; a subclass adds the update rule."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ NO_REUSE_THEORY = (
 
 
 class DescentState(NamedTuple):
-    """State of a gradient method; with students, factor and signal have one more axis in front.
+    """State of a gradient method during a run.
+
+    With students, factor and signal have one more axis in front.
 
     Attributes
     ----------
@@ -151,7 +153,7 @@ class Descent(Algorithm):
     # -- contract --------------------------------------------------------------------------------------------------
 
     def refuses(self, problem: Problem) -> str | None:
-        """Reason why this problem cannot be learned by gradients, or None."""
+        """Reason why gradient descent cannot learn this problem, or None."""
         differentiable = problem.channel.vjp is not None
         if not differentiable and surrogate(problem, 1.0) is None:
             return f"channel {problem.channel.name!r} has no derivative"
@@ -168,26 +170,28 @@ class Descent(Algorithm):
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
-        """None: with a separate step size per entry, the equations of ``sgd`` do not apply."""
+        """Return the reason why there is no theory: with adaptive step sizes the equations of ``sgd`` do not apply."""
         if self.online:
-            return "steps of adaptive size have no closed equations"
+            return "gradient descent with adaptive step sizes has no closed equations"
         return NO_REUSE_THEORY
 
     def _minimum(
         self, problem: Problem, alpha: float, conditions: Conditions, decay: float
     ) -> AlgorithmPrediction | str:
-        """Theory's minimum of ``[sum_mu l + (decay/2) |W|^2] / D`` for full-batch descent, or why there is no theory."""
+        """Predict the minimum of the penalized loss for full-batch descent, or return why there is no theory."""
         full_batch = not self.online and self.batch is None and not self.spherical
         if not (decay and full_batch and problem.model.rank == "extensive"):
             return NO_REUSE_THEORY
         if (self.loss or fitting_loss(problem)) != "squared":
-            return "the minimum of its loss has no theory here: it is not the squared error"
+            return (
+                "theory for the minimum of the loss exists for the squared error only"
+            )
         return wide_factor_point(
             problem, alpha, decay, conditions.dimension, self.width
         )
 
     def plan(self, data: Data) -> Plan:
-        """Number of steps of a run on this data, and what a step reads."""
+        """Plan the number of steps of a run on this data, the batch size and the cost of a step."""
         n = data.inputs.shape[0]
         size = self.batch or n
         if not self.online:
@@ -210,10 +214,10 @@ class Descent(Algorithm):
         rng: np.random.Generator,
         students: int | None = None,
     ) -> DescentState:
-        """Initial iid N(0, 1) factor; with ``students``, that many along a leading axis, all trained on the same samples."""
+        """Initial state with an iid N(0, 1) factor; ``students`` adds a leading axis of independent factors."""
         if self.online and data.fresh is None:
             raise ValueError(
-                "online learning needs fresh samples, but none are available for this data set"
+                "online = true needs fresh samples, but this data set is fixed; set online = false"
             )
         xp, place, P = namespace(data.inputs), matching(data.inputs), problem.components
         basis = factor_of(problem)
@@ -246,7 +250,7 @@ class Descent(Algorithm):
     def step(
         self, problem: Problem, data: Data, state: DescentState
     ) -> tuple[DescentState, Info]:
-        """One gradient step; the residual is the relative change of the factor (of the student that moves most)."""
+        """Take one gradient step; the residual is the relative change of the factor (largest over students)."""
         xp = namespace(state.factor)
         basis = factor_of(problem)
         axes = _component_axes(problem, data)
@@ -320,7 +324,7 @@ class Descent(Algorithm):
         )
 
     def findings(self, state: DescentState) -> dict[str, Any]:
-        """Spectrum of a matrix under weight decay, where theory may exist (see ``_minimum``); otherwise nothing."""
+        """Eigenvalue spectrum of the estimated matrix, reported if there is weight decay (theory may predict it)."""
         shape = state.signal.shape
         is_matrix = len(shape) >= 3 and shape[-1] == shape[-2]
         if not is_matrix or not getattr(self, "weight_decay", 0):
@@ -343,7 +347,7 @@ class Descent(Algorithm):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """One step: ``move`` along one gradient of ``objective``, which counts its samples, so that a method may take several."""
+        """Evaluate the gradient of ``objective`` and take one step with ``move``; methods with several gradients override it."""
         return self.move(factor, objective(factor).gradient, memory, rate, count)
 
     def move(
@@ -354,7 +358,7 @@ class Descent(Algorithm):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """Rule for one step, to be defined by each method.
+        """Apply the update rule of the method once; to be defined by each subclass.
 
         Parameters
         ----------
@@ -377,11 +381,11 @@ class Descent(Algorithm):
         )
 
     def normalisation(self, problem: Problem, data: Data, size: int) -> float:
-        """Factor of the gradient of the loss summed over a batch of ``size`` samples: 1 over its sample ratio."""
+        """Factor that normalizes the summed gradient of a batch of ``size`` samples: 1 over the sample ratio of the batch."""
         return 1 / problem.model.sample_ratio(size, data.dimension)
 
     def penalty(self, data: Data) -> float:
-        """Factor of the penalty ``|W|^2 / 2`` in the objective."""
+        """Coefficient of the penalty ``|W|^2 / 2`` in the objective."""
         return 0.0
 
     # -- the parts of a step ---------------------------------------------------------------------------------------
@@ -389,7 +393,7 @@ class Descent(Algorithm):
     def _batch(
         self, problem: Problem, data: Data, state: DescentState
     ) -> tuple[Array, Array, Host]:
-        """Inputs and targets of this step, and the remaining samples of the epoch."""
+        """Inputs and targets of the batch of this step, and the remaining samples of the epoch."""
         xp, n = namespace(data.inputs), data.inputs.shape[0]
         if self.online:
             assert data.fresh is not None
@@ -415,7 +419,7 @@ class Descent(Algorithm):
     def _channel(
         self, problem: Problem, progress: float
     ) -> tuple[Channel | None, list[str]]:
-        """The channel to differentiate, with warnings."""
+        """Channel to differentiate at this point of the run (annealed softmax for hardmax), and warnings about it."""
         notes = []
         if self.online:
             notes.append(
@@ -431,7 +435,7 @@ class Descent(Algorithm):
         return surrogate(problem, low * (high / low) ** progress), [note, *notes]
 
     def learning_rate_at(self, step: float, total: int) -> float:
-        """Learning rate of step 0, 1, ... of a run, by the schedule."""
+        """Learning rate of a step (0, 1, ...) according to the schedule."""
         rate = self.learning_rate
         if self.schedule == "step":
             exponent = step // int(self.decay_steps or 1)
@@ -444,11 +448,11 @@ class Descent(Algorithm):
 
 
 def _component_axes(problem: Problem, data: Data) -> tuple[int, ...]:
-    """Axes of one component in the signal, (D,) or (D, D), and in the factor, (D,) or (D, width)."""
+    """Array axes of one component in the signal and in the factor."""
     return tuple(range(1 - len(problem.model.signal_shape(1, data.dimension)), 0))
 
 
 def _on_sphere(factor: Array, axes: tuple[int, ...]) -> Array:
-    """Scale every component to the norm of iid N(0, 1) entries."""
+    """Project every component to the sphere with the norm of iid N(0, 1) entries."""
     xp = namespace(factor)
     return factor / xp.sqrt(xp.mean(factor * factor, axis=axes, keepdims=True))

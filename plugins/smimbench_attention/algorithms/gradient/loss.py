@@ -28,7 +28,7 @@ def fitting_loss(problem: Problem) -> str:
 
 
 class LossGradient(NamedTuple):
-    """The loss summed over samples, one number per student, and its gradient with respect to the factor."""
+    """Loss summed over samples, one number per student, and its gradient with respect to the factor."""
 
     loss: Array
     gradient: Array
@@ -94,7 +94,7 @@ def latent_gradient(
     local: Callable[[slice, Array, tuple[int, ...]], tuple[Array, Array]],
     signal: Array | None = None,
 ) -> LossGradient:
-    """Sum of a function of the latents over all samples, and its gradient with respect to the factor.
+    """Sum a function of the latents over all samples, and compute its gradient with respect to the factor.
 
     ``local(chunk, z, students)`` gives the values (students, samples, ...) and their gradient, shaped like ``z``, of the samples
     ``chunk``, whose latents stand in ``z`` (students times samples, P, C) student by student; for the rest see ``loss_gradient``.
@@ -132,7 +132,9 @@ def latent_gradient(
         losses = loss if losses is None else losses + loss
         gradient = pulled if gradient is None else gradient + pulled
     if gradient is None:
-        raise ValueError("there are no samples to learn from")
+        raise ValueError(
+            "gradient descent needs at least one sample, but the data set is empty"
+        )
     if scaled is not None:
         return LossGradient(losses, root * gradient)
     gradient = gradient / model.adjoint_scale(dimension)
@@ -140,19 +142,19 @@ def latent_gradient(
 
 
 def factor_of(problem: Problem) -> Factor:
-    """The factor that is descended on; ``refuses`` turns away priors without one."""
+    """Factor of the signal that gradient descent optimizes, as declared by the prior."""
     assert problem.prior.factor is not None
     return problem.prior.factor
 
 
 def latent_slopes(channel: Channel, z: Array, cotangent: Array) -> Array:
-    """Gradient with respect to the latents from that with respect to the output, for a channel that has one."""
+    """Backpropagate a gradient from the channel output to the latents, by the channel's ``vjp``."""
     assert channel.vjp is not None
     return channel.vjp(z, cotangent)
 
 
 def loss_of(xp: Any, name: str, output: Array, target: Array) -> tuple[Array, Array]:
-    """Loss of every entry and its derivative with respect to the output."""
+    """Loss of every output entry and its derivative with respect to the output."""
     if name == "squared":
         difference = output - target
         return difference * difference, 2 * difference
@@ -183,7 +185,7 @@ class _Tempered(Channel):
 
 
 def surrogate(problem: Problem, beta: float) -> Channel | None:
-    """The softmax channel of inverse temperature ``beta`` that replaces the hardmax channel of a problem, or None.
+    """Softmax channel with inverse temperature ``beta`` that replaces a hardmax channel, or None for other channels.
 
     Attention-indexed matrices are linear in the latents, so beta multiplies them; those of one sequence layer are
     ``z z^T``, so its root does.
@@ -201,7 +203,7 @@ def surrogate(problem: Problem, beta: float) -> Channel | None:
 
 @functools.lru_cache(maxsize=32)
 def _softmax(model: str, tokens: int) -> Channel | None:
-    """The softmax channel of a model, or None if there is none."""
+    """Softmax channel of a model, or None if the model has none."""
     try:
         entry = get_registry().get("channel", "softmax", model)
     except RegistryError:

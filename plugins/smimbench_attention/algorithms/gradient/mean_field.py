@@ -1,4 +1,4 @@
-r"""Mean-field dynamics of descent on reused samples: the law of all overlaps at every D, and its limit.
+r"""Mean-field dynamics of gradient descent on reused samples: the law of the overlaps at finite D and in the limit.
 
 Descent on n samples meets the data X (rows ``x_mu / sqrt(D)``) only in products ``X w`` and ``X^T g``. Let ``q_k`` be
 orthonormal vectors of features (teacher, start, then what a gradient adds), and ``p_j`` of samples (what the ``g_s`` of step
@@ -69,7 +69,9 @@ if TYPE_CHECKING:
 
 
 class MeanFieldAccuracy(NamedTuple):
-    """Numerical settings of mean-field dynamics; a row is a site of a sample.
+    """Numerical settings of mean-field dynamics.
+
+    A row is a site of a sample.
 
     Attributes
     ----------
@@ -107,7 +109,7 @@ EVERYTHING = slice(None)
 
 
 class System(NamedTuple):
-    """Numbers of samples and of samples per batch, and D; noise of linear labels if second moments are those of the limit."""
+    """Sizes of the simulated system: samples, batch size, dimension D; label noise for the exact linear limit."""
 
     samples: int
     batch: int
@@ -123,11 +125,11 @@ class _Columns:
 
     @property
     def filled(self) -> Host:
-        """All vectors so far, a view."""
+        """View of all columns stored so far."""
         return self._storage[:, : self.count]
 
     def of(self, n: int, samples: slice | Host) -> Host:
-        """Entries (rows, count) of the vectors that belong to some of the n samples."""
+        """Entries (rows, count) of the stored vectors at a subset of the n samples."""
         rows = self.filled.reshape(n, len(self._storage) // n, self.count)[samples]
         return np.asarray(rows.reshape(len(rows) * rows.shape[1], self.count))
 
@@ -143,7 +145,7 @@ class _Columns:
 
 
 class Directions:
-    """Directions of samples and what the data make of directions of features: ``p_j`` and ``h_k`` of the module.
+    """Orthonormal directions ``p_j`` of samples and the images ``h_k`` of feature directions under the data.
 
     ``is_exact``: all vectors are orthonormal, as in the limit of linear labels.
     """
@@ -160,7 +162,7 @@ class Directions:
         self.h, self.p = _Columns(normals[:, : 2 * P]), _Columns(normals[:, :0].copy())
 
     def add(self, g: Host, samples: slice | Host) -> bool:
-        """Add the direction of a gradient of the given samples; False if it has none, or all features are used."""
+        """Add the direction of a gradient to the basis; return False if it is not new or the features are exhausted."""
         norm = np.linalg.norm(g)
         remainder = self._perpendicular(g, samples)
         if np.linalg.norm(remainder) < norm / 2:  # rounding along the p would grow
@@ -180,14 +182,14 @@ class Directions:
         return True
 
     def _perpendicular(self, vector: Host, samples: slice | Host = EVERYTHING) -> Host:
-        """Remove the components along all p from a vector that vanishes outside the given samples."""
+        """Remove the components along all p_j from a vector that vanishes outside the given samples."""
         remainder: Host = -(self.p.filled @ (self.p.of(self.n, samples).T @ vector))
         by_sample = remainder.reshape(self.n, -1)
         by_sample[samples] += vector.reshape(-1, by_sample.shape[1])
         return remainder
 
     def _fresh(self) -> Host:
-        """Draw a column ``a_k``, orthogonal to all p, or if exact to all previous vectors."""
+        """Draw a new Gaussian column ``a_k`` orthogonal to all p_j (in the exact limit, to all previous vectors)."""
         a = self.rng.standard_normal(self.rows)
         if not self.is_exact:
             return self._perpendicular(a)
@@ -206,7 +208,7 @@ def descend(
     system: System,
     rng: np.random.Generator,
 ) -> tuple[Host, Host]:
-    """Gram matrices (steps, R, R) of teacher, student and velocity, and the mean loss (steps,) of the samples, at given steps.
+    """Simulate descent; return Gram matrices (steps, R, R) of teacher, student, velocity, and the training loss (steps,).
 
     Parameters
     ----------
@@ -278,7 +280,7 @@ def descend(
 
 
 def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
-    """Mean losses (draws, steps) of fresh samples for Gram matrices (draws, steps, R, R) of teacher and student."""
+    """Mean test loss (draws, steps) on fresh samples, from Gram matrices (draws, steps, R, R) of teacher and student."""
     channel = problem.channel
     P, C = problem.components, problem.model.sites
     count, losses = ACCURACY.fresh // len(grams), []
@@ -296,7 +298,7 @@ def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
 
 
 class Draws(NamedTuple):
-    """Number of draws, their starts, and a description of the method.
+    """Random draws of the mean-field dynamics: system, number of draws, initial overlaps, method.
 
     ``in_limit``: what is drawn is the limit and not the law at the dimension of the runs; then no draw may diverge.
     """
@@ -311,7 +313,7 @@ class Draws(NamedTuple):
 def mean_field_theory(
     algorithm: MomentumDescent, problem: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
-    """Prediction for descent on reused samples, with its trajectory, or the reason why there is none.
+    """Predict descent on reused samples, with its trajectory, or return the reason why there is no theory.
 
     With all samples in every step, and labels that leave no sign open, it is the limit. Else the law at the dimension of the
     runs, from their starts: it decides how large the overlap of a random start is, and how random a batch.
@@ -321,13 +323,15 @@ def mean_field_theory(
     if (why := no_equations(problem)) is not None:
         return why
     if problem.variances is not None:
-        return "features of different variances have other equations"
+        return (
+            "the equations of descent on reused samples need features of equal variance"
+        )
     if alpha <= 0:
-        return "without samples there is no descent"
+        return "gradient descent needs at least one sample"
     D = conditions.dimension
     sign_is_open = problem.channel.symmetry != "none"
     if D is None and (sign_is_open or algorithm.batch is not None):
-        return "its random starts or batches are counted in samples: it needs the dimension of the runs"
+        return "random starts or batches change with the dimension: theory needs the dimension D of the runs"
     n = problem.model.sample_count(alpha, D) if D else 0
     batch = min(algorithm.batch or n, n)
     steps = algorithm.steps
@@ -344,7 +348,7 @@ def mean_field_theory(
             algorithm, problem, System(n, batch, D or 0), steps, conditions
         )
     advice = ", or larger batches" if algorithm.epochs and batch < n else ""
-    too_long = f"its {steps} steps need more than a minute, or too much memory; ask for fewer steps{advice}"
+    too_long = f"theory of {steps} steps takes more than a minute or too much memory; ask for fewer steps{advice}"
     if draws is None:
         return too_long
     recorded_steps = recorded_steps_of(steps)
@@ -353,11 +357,11 @@ def mean_field_theory(
     except TooLong:
         return too_long
     except Diverges:
-        return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
+        return f"the equations diverge at learning rate {algorithm.learning_rate:g}; a smaller rate may converge"
     method = f"mean-field dynamics, {draws.method}"
     if len(grams) < draws.repeats:
         diverged_share = 1 - len(grams) / draws.repeats
-        method += f"; {diverged_share:.1%} of them diverge and are left out"
+        method += f"; {diverged_share:.1%} of the draws diverged and were left out"
     path = Path.of(recorded_steps, grams[:, :, None], problem.components)
     ends = zip(path.truth[:, -1, 0], path.cross[:, -1, 0], path.self_overlap[:, -1, 0])
     overlaps = [[Overlaps(*matrices)] for matrices in ends]
@@ -387,7 +391,7 @@ def _draw_all(
     draws: Draws,
     recorded_steps: Sequence[int],
 ) -> tuple[Host, Host]:
-    """Gram matrices (draws, steps, R, R) and mean losses (draws, steps) of all draws but, at a finite size, diverged ones."""
+    """Gram matrices (draws, steps, R, R) and losses (draws, steps) of all draws, without diverged ones at finite D."""
     drawn = []
     for i in range(draws.repeats):
         start = draws.starts[i % len(draws.starts)]
@@ -403,14 +407,14 @@ def _draw_all(
 
 
 def _polar(algorithm: MomentumDescent, along: Host) -> Host:
-    """Direction of ``muon`` in coordinates that are orthonormal."""
+    """Direction of a ``muon`` step, the polar factor, in orthonormal coordinates."""
     return np.asarray(algorithm.direction(along) / max(along.shape) ** 0.5)
 
 
 def _draws_of_limit(
     problem: Problem, alpha: float, loss: str, steps: int
 ) -> Draws | None:
-    """Draws for the limit: one exact system for linear labels, else several large ones; None if these are too small."""
+    """Draws for the limit: one exact system for linear labels, else several large systems; None if too costly."""
     P, C = problem.components, problem.model.sites
     second = np.asarray(problem.prior.second_moment(P))
     starts = [Overlaps(second, 0 * second, np.eye(P))]
@@ -437,7 +441,7 @@ def _draws_at_size(
     steps: int,
     conditions: Conditions,
 ) -> Draws | None:
-    """Draws at the dimension of runs, the same number for every start; None if they take too long."""
+    """Draws at the dimension of the runs, equally many for every initial state; None if they take too long."""
     P, rows = problem.components, system.samples * problem.model.sites
     columns = min(P * steps, rows)
     work = rows * columns * (steps - columns / (2 * P)) + ACCURACY.overhead * steps

@@ -1,4 +1,4 @@
-"""Base class of gradient methods that step along a velocity; its predictions are in ``online_theory`` and ``mean_field``."""
+"""Base class of gradient methods with momentum, which step along a velocity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smimbench_attention.algorithms.gradient import Descent
 
 @dataclass(frozen=True)
 class MomentumDescent(Descent):
-    """Descent along a velocity; the parameters are those of ``sgd``."""
+    """Gradient descent along a velocity (momentum); the parameters are those of ``sgd``."""
 
     momentum: float = 0.0
     nesterov: bool = False
@@ -36,7 +36,7 @@ class MomentumDescent(Descent):
         return (namespace(factor).zeros_like(factor),) if self.momentum else ()
 
     def penalty(self, data: Data) -> float:
-        """Weight decay, as a penalty within the loss."""
+        """Coefficient of the weight-decay penalty ``|W|^2 / 2`` in the loss."""
         return self.weight_decay
 
     def move(
@@ -47,7 +47,7 @@ class MomentumDescent(Descent):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """One step along the velocity."""
+        """Update the velocity and take one step along it."""
         if not self.momentum:
             return factor - rate * self.direction(gradient), ()
         velocity = self.momentum * memory[0] + gradient
@@ -55,5 +55,5 @@ class MomentumDescent(Descent):
         return factor - rate * self.direction(along), (velocity,)
 
     def direction(self, along: Array) -> Array:
-        """Direction of a step for a given velocity: the velocity itself."""
+        """Direction of a step for a given velocity; by default the velocity itself."""
         return along

@@ -1,4 +1,4 @@
-r"""Online gradient descent for low-rank signals: closed equations of the overlaps in the limit, and their law at finite D.
+r"""Theory of online gradient descent for low-rank signals: closed equations of the overlaps, and draws at finite D.
 
 A step of ``sgd`` on B fresh samples moves the student W (P, D) by
 
@@ -114,7 +114,7 @@ class DescentRule:
         fraction: float,
         inverse_rows: float = 0.0,
     ) -> DescentRule:
-        """The rule of a run of so many steps."""
+        """Update rule of an algorithm for a run with this number of steps."""
         return cls(
             lambda step: algorithm.learning_rate_at(step, steps),
             fraction,
@@ -133,7 +133,7 @@ def recorded_steps_of(steps: int) -> list[int]:
 
 
 class Path(NamedTuple):
-    """Overlaps at the recorded steps: arrays (sets of points or draws, steps, starts, P, P)."""
+    """Overlaps along a run at the recorded steps: arrays (sets of points or draws, steps, starts, P, P)."""
 
     steps: Host
     truth: Host
@@ -163,7 +163,7 @@ def vectors_after(
     step: int,
     metric: Host | None = None,
 ) -> Host:
-    """Teacher, student and velocity (..., R, K) after one more step, not yet on a sphere.
+    """Update teacher, student and velocity (..., R, K) by one step, before the projection to a sphere.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def gram_after(
     step: int,
     metric: Host | None = None,
 ) -> Host:
-    """Gram matrix (..., R, R) of teacher, student and velocity after one more step; arguments as of ``vectors_after``."""
+    """Gram matrix (..., R, R) of teacher, student and velocity after one more step; see ``vectors_after``."""
     P = gradient.shape[-2]
     vectors = vectors_after(rule, vectors, gradient, step, metric)
     products = vectors if metric is None else vectors @ metric
@@ -233,7 +233,9 @@ def follow(
     surviving_share: float,
     readout: Callable[[Host], Host] = lambda gram: gram,
 ) -> Path:
-    """Iterate Gram matrices (sets, starts, R, R); diverged ones are NaN. The path records ``readout(gram)``.
+    """Iterate Gram matrices (sets, starts, R, R) with ``advance`` and record the overlaps at the given steps.
+
+    Diverged ones are NaN. The path records ``readout(gram)``.
 
     Raises
     ------
@@ -260,7 +262,7 @@ def follow(
 
 
 def latents_of_all_steps(problem: Problem, loss: str, steps: int, starts: int) -> float:
-    """Cost of computing all steps one by one, in numbers of latents; a step costs 500 latents of overhead."""
+    """Cost of computing all steps one by one, in evaluated latents; the overhead of a step counts as 500 latents."""
     return steps * (starts * latents_of_a_step(problem, loss) + 500)
 
 
@@ -271,7 +273,7 @@ def solve(
     starts: Sequence[Overlaps],
     recorded_steps: Sequence[int],
 ) -> Path:
-    """Overlaps at given steps by the closed equations, with fewer points of the integrals if there are many steps.
+    """Solve the closed equations for the overlaps at given steps, with fewer integration points for many steps.
 
     Parameters
     ----------
@@ -336,7 +338,7 @@ def draw_paths(
     batch: int,
     dimension: int,
 ) -> Path:
-    """Random overlaps at given steps, several draws for every start (first axis of the path); see ``solve``.
+    """Draw random overlap trajectories at finite dimension, several for every initial state; see ``solve``.
 
     Raises
     ------
@@ -351,7 +353,7 @@ def draw_paths(
     degrees = dimension - R - np.arange(P)
 
     def advance(gram: Host, step: int) -> Host:
-        """Coordinates of the student after a step: a frame of the previous vectors, and P new directions for the gradient."""
+        """Gram matrix after one random step, in a basis of the previous vectors and P new directions of the gradient."""
         frame = triangle(gram.reshape(n, R, R))
         u = rng.standard_normal((n, R, B * C))
         fields = frame[:, : 2 * P] @ u
@@ -385,7 +387,7 @@ def wishart_root(rng: np.random.Generator, degrees: Host, *shape: int) -> Host:
 
 
 def triangle(gram: Host) -> Host:
-    """Triangular roots (..., R, R) of Gram matrices; a linearly dependent vector gets no new direction."""
+    """Triangular (Cholesky) roots (..., R, R) of Gram matrices; linearly dependent vectors are allowed."""
     root = np.zeros_like(gram)
     for k in range(gram.shape[-1]):
         remainder = gram[..., k:, k] - np.einsum(

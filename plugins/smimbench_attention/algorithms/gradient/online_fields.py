@@ -93,7 +93,7 @@ ACCURACY = FieldAccuracy()
 
 
 class LocalFields(NamedTuple):
-    """Mean gradient, ``on_teacher W* + on_student W``, and ``square = E sum_c g_c g_c^T`` (sets, starts, P, P)."""
+    """Mean gradient ``on_teacher W* + on_student W`` and its mean square ``E sum_c g_c g_c^T`` (sets, starts, P, P)."""
 
     on_teacher: Host
     on_student: Host
@@ -101,7 +101,10 @@ class LocalFields(NamedTuple):
 
 
 class _Points(NamedTuple):
-    """White fields ``u`` (n, 2 P, C) and weights, in one copy or in two that share labels (the second has ``u_2`` mirrored)."""
+    """Integration points: white Gaussian fields ``u`` (n, 2 P, C) and weights, optionally with a mirrored copy.
+
+    The mirrored copy shares the labels and has ``u_2`` reversed.
+    """
 
     fields: Host
     weights: Host
@@ -111,7 +114,7 @@ class _Points(NamedTuple):
 def local_fields(
     problem: Problem, loss: str, truth: Host, points: int | None = None
 ) -> Callable[[Host, Host], LocalFields]:
-    """Mean effect of a batch on a student, as a function of the overlaps.
+    """Build the function that maps overlaps to the mean gradient of a batch and its mean square.
 
     Parameters
     ----------
@@ -134,7 +137,7 @@ def local_fields(
     slope = 2.0 * sites * identity
 
     def fields(cross: Host, gram: Host) -> LocalFields:
-        """Local fields of linear labels, ``g = 2 (z - z* - noise)``, in closed form."""
+        """Mean gradient and mean square in closed form, for linear labels with ``g = 2 (z - z* - noise)``."""
         square = gram - cross - transposed(cross) + label_square
         return LocalFields(-slope, slope, 4 * sites * square)
 
@@ -142,14 +145,14 @@ def local_fields(
 
 
 def evaluations(problem: Problem, loss: str) -> int:
-    """Number of independent evaluations of the expectations; one if they have a closed form."""
+    """Number of independent Monte Carlo evaluations of the expectations; one if they have a closed form."""
     if loss == "squared" and noise_of_identity(problem) is not None:
         return 1
     return len(_counts(problem, ACCURACY.points))
 
 
 def latents_of_a_step(problem: Problem, loss: str) -> float:
-    """Number of latents used to evaluate the fields once for one start; 0 if they have a closed form."""
+    """Number of sampled latents per evaluation and initial state; 0 if the expectations have a closed form."""
     if evaluations(problem, loss) == 1:
         return 0.0
     latents = problem.components * problem.model.sites
@@ -157,7 +160,7 @@ def latents_of_a_step(problem: Problem, loss: str) -> float:
 
 
 class _SampledFields:
-    """Local fields as weighted sums over points; see ``local_fields``."""
+    """Mean gradient and mean square as weighted sums over sampled points; see ``local_fields``."""
 
     def __init__(self, problem: Problem, loss: str, truth: Host, points: int) -> None:
         self.channel = problem.channel
@@ -196,7 +199,7 @@ class _SampledFields:
             return np.asarray(loss_of(np, self.loss, output, targets)[1])
 
         def gradient(cotangent: Host) -> Host:
-            """Gradient with respect to the latents (starts, P, points and sites)."""
+            """Gradient of the loss with respect to the latents (starts, P, points and sites)."""
             g = np.asarray(latent_slopes(self.channel, z, cotangent))
             return g.reshape(starts, -1, P, C).swapaxes(1, 2).reshape(starts, P, -1)
 
@@ -211,8 +214,9 @@ class _SampledFields:
         return g @ (u * weight).T, square
 
     def _labels(self, points: _Points, index: int) -> tuple[Host, Host | None]:
-        """Mean labels (starts, points, ...) of the first copy of the points, and random vectors with the labels' noise
-        covariance (None without noise).
+        """Mean labels (starts, points, ...) at the points, and random vectors with the covariance of the label noise.
+
+        Labels are those of the first copy of the points; the vectors are None without noise.
         """
         unmirrored = points.fields[: len(points.fields) // points.copies]
         truth = np.einsum("kij,njc->knic", self.root, unmirrored[:, : self.P])
@@ -245,7 +249,7 @@ class _SampledFields:
 
 
 def _noisy(channel: Channel, P: int, C: int) -> bool:
-    """Whether repeated labels of the same latents differ."""
+    """Whether the channel is noisy: repeated labels of the same latents differ."""
     z = monte_carlo_rng("online descent: latents").standard_normal((64, P, C))
     labels = []
     for draw in range(2):
@@ -255,7 +259,7 @@ def _noisy(channel: Channel, P: int, C: int) -> bool:
 
 
 def _counts(problem: Problem, points: int) -> list[int]:
-    """Number of points of every set, from the number per latent; a single latent without noise uses Gauss rules instead."""
+    """Number of integration points of every set; Gauss rules replace random points for one noiseless latent."""
     size = problem.components * problem.model.sites
     if size == 1 and not _noisy(problem.channel, 1, 1):
         return [count**2 for count in ACCURACY.nodes]
@@ -263,7 +267,7 @@ def _counts(problem: Problem, points: int) -> list[int]:
 
 
 def _points_of_fields(problem: Problem, points: int) -> list[_Points]:
-    """Sets of points: two Gauss rules, or scrambled random ones."""
+    """Sets of integration points: two Gauss rules, or several scrambled Sobol sets."""
     P, C = problem.components, problem.model.sites
     counts, point_sets = _counts(problem, points), []
     if len(counts) == len(ACCURACY.nodes):
@@ -287,11 +291,11 @@ def _points_of_fields(problem: Problem, points: int) -> list[_Points]:
 
 
 def _root(matrix: Host) -> tuple[Host, Host]:
-    """Symmetric root (..., P, P) and its inverse, with 0 along directions of zero eigenvalue."""
+    """Symmetric root (..., P, P) of matrices and its pseudo-inverse."""
     root = np.asarray(symmetric_root(matrix))
     return root, np.linalg.pinv(root, rcond=1e-5, hermitian=True)
 
 
 def transposed(matrix: Host) -> Host:
-    """Transpose of matrices (..., P, R)."""
+    """Transpose the last two axes of matrices (..., P, R)."""
     return np.swapaxes(matrix, -1, -2)

@@ -1,4 +1,4 @@
-r"""One pass of ``sgd``, ``signsgd`` and ``muon`` over linear labels ``y = z + noise``, feature by feature.
+r"""Theory of one pass of ``sgd``, ``signsgd`` or ``muon`` over linear labels ``y = z + noise``, feature by feature.
 
 Feature k has variance ``lambda_k``, the inputs are Gaussian, C tokens make B C independent rows of a batch. With
 ``delta = W - W*`` and the residuals ``r = delta x / sqrt(D) - noise`` of covariance ``S = sum_k lambda_k delta_k delta_k^T / D +
@@ -75,7 +75,9 @@ def solve_features(
     begin: Host,
     recorded_steps: Sequence[int],
 ) -> Path:
-    """Overlaps at given steps, in the metric of the latents: products of features k weigh ``lambda_k / D``.
+    """Solve the equations of single features for the overlaps of the latents at given steps.
+
+    Products of features k weigh ``lambda_k / D``.
 
     Parameters
     ----------
@@ -105,7 +107,7 @@ def solve_features(
     fluctuations = [0.0]
 
     def polar(along: Host, metric: Host | None) -> Host:
-        """Polar factor, of the mean second moments and of the means behind them, next on the same axis."""
+        """Map the velocity to its polar factor, for the second moments and for the means on the same axis."""
         assert metric is not None
         square = along @ metric @ transposed(along)
         root = inverse_root(np.sum(share * square[:, :starts], axis=0))
@@ -135,7 +137,9 @@ def solve_features(
         begin = np.concatenate([begin, begin], axis=1)
     path = follow(advance, begin, P, recorded_steps, 1.0, weighted_mean)
     if np.mean(fluctuations) > FLUCTUATION:
-        raise Fluctuates(f"relative variance {np.mean(fluctuations):.2g}")
+        raise Fluctuates(
+            f"relative variance of the step length {np.mean(fluctuations):.2g}"
+        )
     return path
 
 
@@ -148,7 +152,7 @@ def draw_signs(
     recorded_steps: Sequence[int],
     rng: np.random.Generator,
 ) -> Path:
-    """Overlaps of draws of ``signsgd`` at given steps, in the metric of the latents.
+    """Simulate random draws of ``signsgd`` and return the overlaps of the latents at given steps.
 
     Parameters
     ----------
@@ -171,7 +175,7 @@ def draw_signs(
     degrees = np.maximum(rows - np.arange(P), 0)
 
     def gradient(vectors: Host) -> Host:
-        """Gradients of one batch for every draw."""
+        """Random gradient of one batch for every draw."""
         u = (vectors[..., P : 2 * P, :] - vectors[..., :P, :]) * (scale / np.sqrt(D))
         covariance = u @ transposed(u) + noise * identity
         whitening = inverse_root(covariance, 1e-30)

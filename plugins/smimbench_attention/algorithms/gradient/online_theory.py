@@ -1,4 +1,4 @@
-"""Theory of online ``sgd``: the prediction with its trajectory, from parameters and initial states."""
+"""Prediction for online ``sgd``: final errors and trajectory, from its parameters and initial states."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ Trajectory = dict[str, list[Any]]
 
 
 class OnlinePaths(NamedTuple):
-    """Overlaps along a run.
+    """Predicted overlaps along an online run, and how they were obtained.
 
     Attributes
     ----------
     path : Path
-        The predicted ones.
+        Predicted overlaps.
     draws : Path or None
         Draws at the dimension of the runs, where these are affordable.
     method : str
@@ -63,7 +63,7 @@ class OnlinePaths(NamedTuple):
 def online_theory(
     algorithm: MomentumDescent, problem: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
-    """Prediction for online ``sgd`` with its trajectory, or the reason why there is none."""
+    """Predict online ``sgd`` with its trajectory, or return the reason why there is no theory."""
     if problem.model.rank != "low":
         return (
             "online descent on matrices of extensive rank has no closed equations here"
@@ -71,9 +71,7 @@ def online_theory(
     if (why := no_equations(problem)) is not None:
         return why
     if conditions.dimension is None:
-        return (
-            "its steps are counted in samples / D: it needs the dimension of the runs"
-        )
+        return "the number of steps is counted in samples / D: theory needs the dimension D of the runs"
     D, steps, batch = (
         conditions.dimension,
         int(algorithm.steps or 0),
@@ -86,7 +84,7 @@ def online_theory(
     if by_feature and algorithm.spherical:
         return "descent on a sphere has no closed equations feature by feature"
     if by_feature and not is_linear:
-        return "equations of single features are closed for linear labels of tokens that are independent only"
+        return "the equations of single features are closed only for linear labels of independent tokens"
     inverse_rows = 1 / (batch * problem.model.sites) if is_linear else 0.0
     rule = DescentRule.of(algorithm, steps, batch / D, inverse_rows)
     starts = conditions.starts or typical_starts(
@@ -113,11 +111,11 @@ def online_theory(
                 has_runs,
             )
     except TooLong:
-        return f"its {steps} steps take longer than a minute to solve; ask for fewer steps, or smaller batches"
+        return f"theory of {steps} steps takes longer than a minute; ask for fewer steps, or smaller batches"
     except Diverges:
-        return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
+        return f"the equations diverge at learning rate {algorithm.learning_rate:g}; a smaller rate may converge"
     except Fluctuates as error:
-        return f"few features or samples carry its steps, which are random at any dimension ({error})"
+        return f"too few features or samples determine a step, so its length stays random at any dimension ({error})"
     trajectory = trajectory_of(problem, paths.path, batch)
     prediction = _prediction_at_end(problem, alpha, paths, algorithm.moves == "sign")
     if is_linear and algorithm.moves != "sign":
@@ -150,7 +148,7 @@ def _of_overlaps(
     is_linear: bool,
     has_runs: bool,
 ) -> OnlinePaths:
-    """Paths from the equations of the overlaps, or from draws where these are affordable."""
+    """Predicted overlaps from the closed equations, or from draws at finite dimension where these are affordable."""
     count = len(starts) * (8 if is_linear else 1)
     draws = affordable_draws(problem, recorded_steps[-1], batch, count, D)
     drawn = None
@@ -164,7 +162,7 @@ def _of_overlaps(
         finite = np.isfinite(path.cross[:, -1]).all(axis=(-2, -1))
         diverged_share = 1 - finite.sum() / finite.size
         if diverged_share:
-            method += f"; {diverged_share:.1%} of them diverge and are left out"
+            method += f"; {diverged_share:.1%} of the draws diverged and were left out"
     else:
         # Equations that are linear in the overlaps start from their mean.
         begin = [mean_start(problem)] if is_linear and not has_runs else starts
@@ -178,7 +176,7 @@ def _of_overlaps(
 def _prediction_at_end(
     problem: Problem, alpha: float, paths: OnlinePaths, by_draws_of_signs: bool
 ) -> AlgorithmPrediction:
-    """The prediction at the last step."""
+    """Prediction (errors, overlaps) at the last step of the run."""
     path, _, method = paths
     prediction = limit_point(
         problem,
@@ -212,7 +210,7 @@ def _add_errors_of_ratios(
     metrics: dict[str, Any],
     trajectory: Trajectory,
 ) -> None:
-    """Add the errors of cosines: means of overlaps are exact, those of their ratios are not; draws show the difference."""
+    """Add the error of predicted cosines, which are ratios of mean overlaps instead of mean ratios."""
     ratios = course = None
     # With unequal variances few features carry an overlap, which fluctuates as if there were only that many.
     features = 1.0 if problem.features is None else np.mean(problem.features**2)
@@ -229,10 +227,10 @@ def _add_errors_of_ratios(
 def no_equations(problem: Problem) -> str | None:
     """Reason why the equations of gradient descent on a low-rank factor do not apply to this problem, or None."""
     if problem.channel.vjp is None:
-        return "hardmax is replaced by an annealed softmax, whose equations are not those of the labels"
+        return "descent replaces hardmax by an annealed softmax, for which there is no theory"
     probe = np.arange(2.0 * problem.components).reshape(problem.components, 2)
     if not np.array_equal(factor_of(problem).compose(probe), probe):
-        return f"the factor of prior {problem.prior.name!r} is not the signal"
+        return f"prior {problem.prior.name!r} has a factor that is not the signal itself, for which there is no theory"
     return None
 
 
@@ -244,7 +242,7 @@ def _by_feature(
     recorded_steps: list[int],
     D: int,
 ) -> OnlinePaths:
-    """Path from the equations of single features; several starts are on its first axis, and their spread is the error.
+    """Predicted overlaps from the equations of single features; the error is the spread over initial states.
 
     The equations of a gradient are linear: they start from the mean over all teachers and students.
     """
@@ -294,7 +292,7 @@ def _by_feature(
 def _by_draws_of_signs(
     problem: Problem, rule: DescentRule, recorded_steps: list[int], D: int
 ) -> OnlinePaths:
-    """Path of ``signsgd`` from complete draws of teacher, start and steps, as many as the time limit allows."""
+    """Predicted overlaps of ``signsgd`` from random draws of teacher, start and steps, as many as time allows."""
     accuracy, P = online_fields.ACCURACY, problem.components
     smallest, largest = accuracy.sign_draws
     count = min(largest, int(accuracy.sign_entries / (recorded_steps[-1] * P * D)))
@@ -321,25 +319,25 @@ def _by_draws_of_signs(
 def _signal_and_factor(
     problem: Problem, rng: np.random.Generator, D: int
 ) -> tuple[Host, Host]:
-    """A signal and an independent draw of its factor, (P, D) each."""
+    """Random signal and independent random factor, (P, D) each."""
     P = problem.components
     signal = np.asarray(problem.prior.sample(rng, P, D))
     return signal, np.asarray(factor_of(problem).draw(rng, P, D, None))
 
 
 def by_start(path: Path) -> Path:
-    """The path with its random starts on the first axis: their spread is then the error, and evaluations are averaged."""
+    """Move the random starts to the first axis of a path, so that their spread counts as the error."""
     return Path(path.steps, *(np.swapaxes(overlaps, 0, 2) for overlaps in path[1:]))
 
 
 def mean_start(problem: Problem) -> Overlaps:
-    """Mean overlaps of a signal and an independent draw of its factor."""
+    """Mean initial overlaps of a random signal and an independent random factor."""
     second = np.asarray(problem.prior.second_moment(problem.components))
     return Overlaps(second, 0 * second, second)
 
 
 def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:
-    """Overlaps at the end of a run, for every evaluation and all starts, without draws that diverged."""
+    """Overlaps at the end of a run, for every evaluation and initial state, without diverged draws."""
     ends = []
     for matrices in zip(path.truth[:, -1], path.cross[:, -1], path.self_overlap[:, -1]):
         starts = [Overlaps(*overlaps) for overlaps in zip(*matrices)]
@@ -350,7 +348,7 @@ def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:
 
 
 def _solver(problem: Problem, sets: int, starts: Sequence[Overlaps], D: int) -> str:
-    """How the equations were solved, with a note where randomness of the start matters."""
+    """Description of how the equations were solved, with a note where the randomness of the start matters."""
     solver = "Monte Carlo"
     if sets == 1:
         solver = "closed form"
@@ -358,14 +356,14 @@ def _solver(problem: Problem, sets: int, starts: Sequence[Overlaps], D: int) -> 
         solver = "quadrature"
     largest = max(np.abs(start.cross).max() for start in starts)
     if problem.channel.symmetry != "none" and largest < 5.0 / np.sqrt(D):
-        solver += ", from overlaps of order 1/sqrt(D): when a run escapes from these is chance, too"
+        solver += ", from initial overlaps of order 1/sqrt(D), so that the time of escape is random"
     return f"recursion of online descent, {solver}"
 
 
 def _error_of_ratio(
     name: str, means: dict[str, Any], drawn: dict[str, Any] | None, D: float
 ) -> list[Any]:
-    """Error from taking a ratio of mean overlaps instead of the mean ratio: from draws, or its order in 1/D."""
+    """Error of a ratio of mean overlaps compared with the mean ratio, from draws or from its order in 1/D."""
     ratio = np.asarray(means[name])
     if drawn is None:
         square = ratio**2 if name == "cosine" else ratio
@@ -377,7 +375,7 @@ def _error_of_ratio(
 def typical_starts(
     problem: Problem, D: int, spherical: bool, count: int
 ) -> list[Overlaps]:
-    """Initial overlaps of typical runs at this size: a signal, and an independent draw of its factor."""
+    """Initial overlaps of typical runs at dimension D, for random signals and independent random factors."""
     rng = monte_carlo_rng("online descent: typical starts", D)
     starts = []
     for _ in range(count):
@@ -390,7 +388,7 @@ def typical_starts(
 
 
 def trajectory_of(problem: Problem, path: Path, batch: int) -> Trajectory:
-    """Trajectory averaged over starts and evaluations, with the standard error over evaluations."""
+    """Predicted trajectory, averaged over starts and evaluations, with the standard error over evaluations."""
     P = problem.components
     # Evaluations, steps, starts: as many as there are, in one batch.
     flat = [

@@ -1,4 +1,4 @@
-"""Nuclear-norm regression on the matrix of an attention-indexed model, for labels that are linear in the matrix."""
+"""The algorithm ``nuclear``: nuclear-norm regression for labels that are linear in an attention matrix."""
 
 from __future__ import annotations
 
@@ -120,17 +120,17 @@ class Nuclear(LinearRegression):
         require(self, "regularisation", is_valid, rule)
 
     def refuses(self, problem: Problem) -> str | None:
-        """Reason why a problem cannot be solved (labels not linear; for the best penalty, a prior without theory), or None."""
+        """Reason why nuclear-norm regression cannot solve a problem (e.g. labels that are not linear), or None."""
         if self.regularisation == "optimal" and (why := no_theory(problem)):
-            return f"regularisation = 'optimal' needs a theory: {why}"
+            return f"regularisation = 'optimal' is computed from theory, which does not exist here: {why}"
         if self.positive and not is_symmetric(problem.model):
-            return "matrices without symmetry cannot be positive: give positive = false"
+            return "positive = true applies to symmetric matrices only; set positive = false"
         return super().refuses(problem)
 
     def init(
         self, problem: Problem, data: Data, rng: np.random.Generator
     ) -> NuclearState:
-        """Initial state at the prior mean; with validation, tau is chosen first."""
+        """Initial state at the prior mean; the penalty tau is first chosen by validation if requested."""
         linear, note = self.observed(problem)
         squares = LeastSquares(problem, linear, data.inputs, data.labels)
         mean = problem.prior.mean(problem.components, data.dimension)
@@ -168,7 +168,7 @@ class Nuclear(LinearRegression):
         return state.estimate
 
     def findings(self, state: NuclearState) -> dict[str, Any]:
-        """The penalty, an upper bound of the objective's relative distance from its minimum, and the spectrum."""
+        """Report the penalty, a bound on the relative distance of the objective from its minimum, and the spectrum."""
         eigenvalues = spectrum(state.estimate, state.is_symmetric)
         return {
             "regularisation": [state.threshold],
@@ -177,9 +177,9 @@ class Nuclear(LinearRegression):
         }
 
     def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction | str:
-        """Prediction for the minimum in the limit, with its penalty, or the reason why there is no theory."""
+        """Predict the minimum in the limit, with its penalty, or return the reason why there is no theory."""
         if self.regularisation == "validation":
-            return "its penalty is chosen by validation on held-out samples, which has no theory; give a number, or 'optimal'"
+            return "there is no theory for a penalty chosen by validation; set regularisation to a number or 'optimal'"
         if why := no_theory(problem):
             return f"nuclear-norm regression has no theory here: {why}"
         linear, _ = self.observed(problem)
@@ -201,7 +201,7 @@ class Nuclear(LinearRegression):
         return replace(point, more=point.more | details)
 
     def _proximal(self, state: NuclearState) -> tuple[NuclearState, Array]:
-        """One proximal gradient step, and its relative length."""
+        """Take one proximal gradient step and compute its relative length."""
         xp = namespace(state.point)
         slope, _ = state.squares.normal(state.point, targets=True)
         threshold = state.next_threshold / state.lipschitz
@@ -236,8 +236,7 @@ class Nuclear(LinearRegression):
     def _duality_gap(
         self, estimate: Array, slope: Array, state: NuclearState
     ) -> tuple[float, float]:
-        r"""Duality gap ``(primal - dual) / primal`` of an estimate, from the loss gradient G, and its possible rounding
-        error.
+        r"""Relative duality gap ``(primal - dual) / primal`` of an estimate, and its rounding error.
 
         The residuals times ``s = min(1, tau / |G|)`` are feasible for the dual problem, whose value is below the minimum:
         ``gap = (1 - s)^2 loss + tau |S|_* - s <G, S>``.
@@ -269,7 +268,7 @@ class Nuclear(LinearRegression):
         start: Array,
         rng: np.random.Generator,
     ) -> float:
-        """Penalty tau with the smallest error on held-out samples, along a path from large to small."""
+        """Choose the penalty tau with the smallest error on held-out samples, along a path from large to small."""
         xp = namespace(data.inputs)
         fit, validation = LinearRegression.held_out(problem, data, linear)
         slope, _ = fit.normal(xp.zeros_like(start), targets=True)

@@ -75,7 +75,7 @@ class Shrunk(NamedTuple):
 
 
 def shrink(x: Array, threshold: float, positive: bool) -> Array:
-    """Eigenvalues of the proximal map, for eigenvalues x of any shape."""
+    """Soft-threshold eigenvalues x (any shape): the proximal map of the nuclear norm."""
     moved = clip(x - threshold, 0.0, None)
     return moved if positive else moved - clip(-x - threshold, 0.0, None)
 
@@ -102,13 +102,15 @@ def _spectral_means(
     noise: float,
     breaks: Sequence[float] = (),
 ) -> Uncertain:
-    """Means over the eigenvalues of ``S + sqrt(noise) Z``; ``no_theory`` refuses priors without them."""
+    """Mean of a function over the eigenvalues of the noisy matrix ``S + sqrt(noise) Z``."""
     assert prior.law.spectral_means is not None
     return prior.law.spectral_means(function, noise, breaks)
 
 
 def shrunk(prior: Prior, noise: float, threshold: float, positive: bool) -> Shrunk:
-    r"""Shrinkage denoiser of ``R = S + sqrt(noise) Z``, noise > 0, for a prior whose ``law`` has ``spectral_means``.
+    r"""Error, overlap and norms in the limit of the shrinkage denoiser of ``R = S + sqrt(noise) Z``, noise > 0.
+
+    The prior needs a ``law`` with ``spectral_means``.
 
     The proximal map of ``theta |S|_*`` keeps the eigenvectors of R and moves its eigenvalues towards zero by theta,
 
@@ -139,7 +141,7 @@ def shrunk(prior: Prior, noise: float, threshold: float, positive: bool) -> Shru
 def shrunk_spectrum(
     prior: Prior, noise: float, threshold: float, positive: bool
 ) -> dict[str, Any]:
-    """Spectrum of the denoised matrix f(R): ``mass`` between 61 ``edges``, and separately the mass of ``zeros``."""
+    """Eigenvalue histogram of the denoised matrix f(R): ``mass`` between 61 ``edges``, and the mass of ``zeros``."""
     top = spectral_end(prior, noise, 1) - threshold
     bottom = 0.0 if positive else -(spectral_end(prior, noise, -1) - threshold)
     edges = np.linspace(min(bottom, 0.0), max(top, 1e-3), 61)
@@ -159,7 +161,7 @@ def shrunk_spectrum(
 
 
 def spectral_end(prior: Prior, noise: float, sign: int) -> float:
-    """Largest ``sign x`` among the eigenvalues x of ``S + sqrt(noise) Z``, except for a fraction 1e-9."""
+    """Upper edge (``sign`` 1) or negative lower edge (-1) of the spectrum of ``S + sqrt(noise) Z``, up to a mass 1e-9."""
     from scipy.optimize import brentq
 
     def excess(end: float) -> float:
@@ -179,7 +181,7 @@ def spectral_end(prior: Prior, noise: float, sign: int) -> float:
 
 
 def null_eigenvalues(prior: Prior) -> float:
-    """Fraction of zero eigenvalues of S, counted as those hidden by a tiny noise."""
+    """Fraction of zero eigenvalues of the signal S, counted as eigenvalues below a tiny noise."""
     noise = 1e-18
     size = 3 * math.sqrt(noise)
 
@@ -199,14 +201,14 @@ too small to go on for. Doubled, the error is twice as far above its least value
 
 @dataclass(frozen=True)
 class Observations:
-    """Linear observations made by a sample: ``weights`` and ``noise`` (k,), ``c = kappa alpha``."""
+    """Linear observations of a sample: weights (k,), noise variances (k,), and ``c = kappa alpha``."""
 
     weights: Host
     noise: Host
     c: float
 
     def stiffness(self, v: float) -> float:
-        """Effective information ``Qhat`` at susceptibility v."""
+        """Effective information ``Qhat`` of the labels at susceptibility v."""
         return float(self.c * (self.weights / (1 + v * self.weights)).sum())
 
     def susceptibility(self, freedom: float) -> float:
@@ -232,7 +234,7 @@ class Observations:
         return float(brentq(equation, low, high, xtol=1e-300, rtol=1e-14))
 
     def effective_noise(self, error: float, v: float) -> float:
-        """Effective noise ``Delta`` at error E and susceptibility v, finite also for infinite v."""
+        """Effective noise ``Delta`` of the observed matrix at error E and susceptibility v, which may be infinite."""
         if math.isinf(v):
             gains, stiffness = np.ones_like(self.weights), self.c * len(self.weights)
         else:
@@ -244,7 +246,7 @@ class Observations:
 
 @dataclass(frozen=True)
 class NuclearFixedPoint:
-    """Solution of state evolution: noise Delta, threshold theta, susceptibility v, and properties of the estimate.
+    """Fixed point of state evolution: noise Delta, threshold theta, susceptibility v, properties of the estimate.
 
     ``fit`` is the loss that remains, ``sum_mu sum_k w_k r^2 / d^2``.
     """
@@ -257,19 +259,19 @@ class NuclearFixedPoint:
 
     @property
     def uncertain(self) -> float:
-        """Numerical error of the predicted error, from the solver and from the means over the spectrum."""
+        """Numerical uncertainty of the predicted error, from the solver and from the means over the spectrum."""
         return 1e-8 * self.error + self.estimate.uncertain
 
     @property
     def error(self) -> float:
-        """Predicted error ``|S_hat - S|_F^2 / D``."""
+        """Predicted squared error ``|S_hat - S|_F^2 / D`` of the estimate."""
         return self.estimate.error
 
 
 def no_theory(problem: Problem) -> str | None:
-    """Reason why there is no theory of nuclear-norm regression for this problem, or None."""
+    """Reason why there is no theory of nuclear-norm regression for a problem, or None."""
     if problem.model.rank == "low" or problem.components != 1:
-        return "it is for attention-indexed models of one component"
+        return "theory exists for attention-indexed models with one component only"
     if problem.prior.law.spectral_means is None:
         name = problem.prior.name
         return f"prior {name!r} does not give the eigenvalues of its matrices under noise (law.spectral_means)"
@@ -279,7 +281,7 @@ def no_theory(problem: Problem) -> str | None:
 def minimum_point(
     problem: Problem, alpha: float, minimum: NuclearFixedPoint, positive: bool
 ) -> AlgorithmPrediction:
-    """The prediction at a fixed point, with the spectrum. The minimum is unique, so all starts end there."""
+    """Prediction at a fixed point, with the spectrum of the estimate; the minimum is unique, so all starts end there."""
     truth = np.asarray(problem.prior.second_moment(1), dtype=float)
     cross, gram = (
         np.array([[value]])
@@ -307,7 +309,7 @@ def minimum_point(
 
 
 def observations(problem: Problem, linear: Linear, alpha: float) -> Observations:
-    """Observations made by labels linear in the signal, with the weights of ``LeastSquares``."""
+    """Convert linear labels to observations with the weights of ``LeastSquares``."""
     smallest = float(linear.noise.min())
     weights = np.ones_like(linear.noise) if smallest == 0 else smallest / linear.noise
     return Observations(weights, linear.noise, problem.model.kappa * alpha)
@@ -320,7 +322,7 @@ def fixed_point(
     positive: bool,
     near: NuclearFixedPoint | None = None,
 ) -> NuclearFixedPoint:
-    r"""Fixed point of state evolution at penalty tau >= 0; 0 means the limit of a vanishing penalty.
+    r"""Find the fixed point of state evolution at penalty tau >= 0; 0 means the limit of a vanishing penalty.
 
     At tau = 0 the estimate is the one of least nuclear norm among those of least loss. For a given Delta the threshold is
     unique, because ``theta Qhat`` increases with theta; then Delta is the root of ``Delta - c sum (...) / Qhat^2``. ``near``, the
@@ -329,7 +331,7 @@ def fixed_point(
     from scipy.optimize import brentq
 
     if near is not None and penalty > 0 and near.threshold > 0:
-        neighbor = _fixed_point_close_by(prior, observed, penalty, positive, near)
+        neighbor = _fixed_point_near(prior, observed, penalty, positive, near)
         if neighbor is not None:
             return neighbor
     second = float(prior.second_moment(1)[0, 0])
@@ -374,14 +376,14 @@ def _point(
     return NuclearFixedPoint(noise, threshold, v, estimate, fit)
 
 
-def _fixed_point_close_by(
+def _fixed_point_near(
     prior: Prior,
     observed: Observations,
     penalty: float,
     positive: bool,
     near: NuclearFixedPoint,
 ) -> NuclearFixedPoint | None:
-    """Fixed point by Powell's method in ``log Delta`` and ``log theta``, started at a nearby one; None if it fails."""
+    """Find a fixed point with a root finder in log Delta and log theta, started at a nearby one; None if it fails."""
     from scipy.optimize import root
 
     def state(x: Host) -> tuple[float, float, float, Shrunk]:
@@ -408,7 +410,7 @@ def _fixed_point_close_by(
 def _theta_of_penalty(
     prior: Prior, observed: Observations, noise: float, penalty: float, positive: bool
 ) -> float:
-    """Threshold theta with ``theta Qhat(theta) = tau`` at given noise; for tau = 0 the least that labels can resolve."""
+    """Threshold theta that solves ``theta Qhat(theta) = tau`` at a given effective noise."""
     from scipy.optimize import brentq
 
     available = observed.c * len(observed.weights)
@@ -430,7 +432,7 @@ def _theta_of_penalty(
 
 
 def vanishing_penalty(prior: Prior, observed: Observations, positive: bool) -> float:
-    """Smallest tau for which the estimate is zero, at the edge of the spectrum of ``Qhat (S + sqrt(Delta) Z)``."""
+    """Smallest penalty tau for which the estimate is zero: the spectral edge of ``Qhat (S + sqrt(Delta) Z)``."""
     noise = observed.effective_noise(float(prior.second_moment(1)[0, 0]), 0.0)
     signs = (1,) if positive else (1, -1)
     edge = max(0.0, *(spectral_end(prior, noise, sign) for sign in signs))
@@ -440,7 +442,7 @@ def vanishing_penalty(prior: Prior, observed: Observations, positive: bool) -> f
 def best_penalty(
     prior: Prior, observed: Observations, positive: bool
 ) -> tuple[float, NuclearFixedPoint]:
-    """Penalty tau with the smallest error, and the fixed point there; small ``ENOUGH`` where a vanishing penalty is best."""
+    """Find the penalty tau with the smallest predicted error, and its fixed point."""
     from scipy.optimize import minimize_scalar
 
     fixed_points: dict[float, NuclearFixedPoint] = {}
@@ -471,7 +473,7 @@ def best_penalty(
 def perfect_recovery(
     prior: Prior, observations: int, kappa: float, positive: bool
 ) -> float:
-    r"""Sample ratio above which labels without noise and a vanishing penalty recover the signal.
+    r"""Sample ratio above which noiseless labels and a vanishing penalty recover the signal perfectly.
 
     With a fraction p of eigenvalues zero and the semicircle sigma, ``kappa alpha K`` is
 
@@ -504,7 +506,7 @@ def perfect_recovery(
 
 
 def label_observations(problem: Problem, alpha: float) -> Observations | str:
-    """Observations weighted as in the squared error of the label, or the reason why it has no such form.
+    """Observations weighted as in the squared error of the label, or the reason why that loss is not convex.
 
     The label has to be linear in the latents, one entry for each: ``y_c = b_c z_c + noise``; the weight is ``b_c^2``.
     """
@@ -525,7 +527,7 @@ def label_observations(problem: Problem, alpha: float) -> Observations | str:
         or not _is_diagonal(noise)
         or not np.allclose(of_random, random[0] @ gains, atol=SAME)
     ):
-        return "some entry of the label is not a latent"
+        return "theory needs labels that are single latents plus noise"
     scale = problem.model.kappa * alpha
     return Observations(np.diag(gains) ** 2, np.diag(noise), scale)
 
@@ -541,7 +543,7 @@ def wide_factor_point(
     dimension: int | None,
     width: int | None,
 ) -> AlgorithmPrediction | str:
-    r"""Minimum of ``(1/D) [sum_mu |y - y_hat|^2 + (decay/2) |W|^2]`` in the limit, or why there is no theory of it.
+    r"""Predict the minimum of ``(1/D) [sum_mu |y - y_hat|^2 + (decay/2) |W|^2]``, or return why there is no theory.
 
     For ``S = s W W^T`` the squared norm of the factor is a trace, ``|W|^2 = tr(S) / s``: with a loss that is convex in S and a
     factor at least as wide as the rank of the minimum, every local minimum in W is the minimum over matrices ``S >= 0`` with the
@@ -564,9 +566,7 @@ def wide_factor_point(
             f"prior {problem.prior.name!r} does not make its signals of W W^T, or Q K^T"
         )
     if dimension is None:
-        return (
-            "the minimum depends on the width of the factor over D, and D is not known"
-        )
+        return "the minimum depends on the width of the factor over D: theory needs the dimension D of the runs"
     observed = label_observations(problem, alpha)
     if isinstance(observed, str):
         return observed

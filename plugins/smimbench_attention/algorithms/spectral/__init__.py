@@ -1,5 +1,6 @@
-"""The algorithm ``spectral``: eigenvectors of linearized message passing (low rank), or one message-passing step (extensive
-rank).
+"""The algorithm ``spectral``: leading eigenvectors of linearized message passing, or its first step.
+
+Eigenvectors are for low rank, the first step for extensive rank.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ ORIGINS = ("prior-mean", "zero")
 
 
 def _origin(problem: Problem, origin: str) -> tuple[Host, Host]:
-    """Overlap Q and error V of the starting point."""
+    """Overlap Q and error V (P, P) of the starting point S_0, the prior mean or zero."""
     second, mean_overlap = prior_moments(problem)
     Q = mean_overlap if origin == "prior-mean" else np.zeros_like(second)
     return Q, second - Q
@@ -60,7 +61,7 @@ def _origin(problem: Problem, origin: str) -> tuple[Host, Host]:
 def first_order(
     problem: Problem, data: Data, origin: str, rng: np.random.Generator | None = None
 ) -> Denoised:
-    r"""One step of message passing from a start S_0, denoised by the prior: ``denoise(S_0 + Qhat^{-1} adjoint(g), Qhat)``.
+    r"""Run one step of message passing from a start S_0: ``denoise(S_0 + Qhat^{-1} adjoint(g), Qhat)``.
 
     Where the prior has it, by the ``continued`` denoiser. With a few samples a direction the largest eigenvalues of the step lie
     outside the bulk by chance; taken for spikes of the signal, they would make the error at D = 40 a fifth larger.
@@ -102,7 +103,7 @@ def first_order(
 def first_order_theory(
     problem: Problem, alpha: float, origin: str
 ) -> tuple[Host, Host, Host, str]:
-    """Overlap Q (P, P), error V (P, P), numerical error of diag V (P,), and method of ``first_order`` in the limit."""
+    """Predict ``first_order`` in the limit: overlap Q (P, P), error V (P, P), numerical error of diag V (P,), method."""
     information = information_at(problem, *_origin(problem, origin))
     scale = problem.model.kappa * alpha
     Qhat = scale * information.value
@@ -113,7 +114,7 @@ def first_order_theory(
 
 
 class SpectralState(NamedTuple):
-    """State: the estimate, the random generator for initial vectors, and the outliers found (low rank)."""
+    """State of ``spectral``: the estimate, the random generator for initial vectors, the outlier eigenvalues."""
 
     estimate: Array
     rng: np.random.Generator
@@ -122,7 +123,7 @@ class SpectralState(NamedTuple):
 
 @dataclass(frozen=True)
 class Spectral(Algorithm):
-    r"""Leading eigenvectors of linearized message passing, or its first step.
+    r"""Spectral estimate: leading eigenvectors of linearized message passing, or its first step.
 
     Low rank: the leading eigenvector (one per component) of
 
@@ -172,12 +173,12 @@ class Spectral(Algorithm):
             require(self, "regularisation", is_used, rule)
 
     def refuses(self, problem: Problem) -> str | None:
-        """Reason why a parameter belongs to the other kind of model, or None."""
+        """Reason why a problem cannot be solved with these parameters (wrong rank or feature spectrum), or None."""
         if problem.model.rank == "low":
             if self.origin is not None:
                 return "origin applies to attention-indexed models only; remove it"
             if problem.variances is not None:
-                return "features have unequal variances: leading eigenvectors are those of large features, not of the signal"
+                return "spectral needs features of equal variance: leading eigenvectors otherwise follow large features"
             return why_not(problem)
         for key in ("kind", "regularisation"):
             if getattr(self, key) is not None:
@@ -185,7 +186,7 @@ class Spectral(Algorithm):
         return None
 
     def start(self, problem: Problem, data: Data, rng: np.random.Generator) -> Start:
-        """Start for iterative algorithms: the spectral estimate with its error, or the first step from the prior mean."""
+        """Starting point for iterative algorithms: the spectral estimate and its error."""
         if problem.model.rank == "low":
             spectral = spectral_estimate(problem, data, rng, *self._low_rank())
             return Start(spectral.estimate, spectral.V)
@@ -202,7 +203,7 @@ class Spectral(Algorithm):
     def step(
         self, problem: Problem, data: Data, state: SpectralState
     ) -> tuple[SpectralState, Info]:
-        """Compute the whole estimate in one step, with residual 0."""
+        """Compute the complete estimate in a single step, with residual 0."""
         n = data.inputs.shape[0]
         if problem.model.rank == "low":
             spectral = spectral_estimate(problem, data, state.rng, *self._low_rank())
@@ -218,15 +219,15 @@ class Spectral(Algorithm):
         return state.estimate
 
     def plan(self, data: Data) -> Plan:
-        """A single step."""
+        """Plan a single step on all samples."""
         return Plan(1)
 
     def findings(self, state: SpectralState) -> dict[str, list[float | None]]:
-        """Eigenvalues of the eigenvectors used, strongest first; None where the matrix has no real outlier."""
+        """Report the outlier eigenvalues, strongest first; None where the matrix has no real outlier."""
         return {"leading_eigenvalues": list(state.outliers)} if state.outliers else {}
 
     def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction:
-        """Theory of the spectral estimate as D goes to infinity.
+        """Predict the spectral estimate as D goes to infinity.
 
         Students of one data set find the same eigenvectors up to signs, which the labels determine or ``averaged`` removes.
         """
@@ -257,6 +258,6 @@ class Spectral(Algorithm):
         return self.origin or ORIGINS[0]
 
     def _low_rank(self) -> tuple[str, float]:
-        """Kind and regularisation of the matrix."""
+        """Kind (symmetric or asymmetric) and regularisation of the low-rank matrix, with defaults filled in."""
         epsilon = self.regularisation
         return self.kind or KINDS[0], REGULARISATION if epsilon is None else epsilon

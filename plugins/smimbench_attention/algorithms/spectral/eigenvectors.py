@@ -1,4 +1,4 @@
-"""Estimates of a low-rank signal from the leading eigenvectors of linearized message passing."""
+"""Spectral estimate of a low-rank signal from the leading eigenvectors of linearized message passing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RIGHTMOST = 8
 
 
 class SpectralEstimate(NamedTuple):
-    """Spectral estimate (P, D), the error V (P, P) that theory predicts for it, and remarks.
+    """Spectral estimate (P, D) with its predicted error V (P, P), outlier eigenvalues and remarks.
 
     ``outliers`` are those of the matrix that was asked for, None where it has no real one.
     """
@@ -46,7 +46,7 @@ def spectral_estimate(
     kind: str = "symmetric",
     regularisation: float = REGULARISATION,
 ) -> SpectralEstimate:
-    r"""Estimate of a low-rank signal from the leading eigenvectors.
+    r"""Estimate a low-rank signal from the leading eigenvectors of linearized message passing.
 
     An eigenvector has no scale. It is given the one at which its squared error is smallest, ``sqrt(q D)`` with q the
     overlap that theory predicts, so that the estimate has the size of a posterior mean and ``1 - q`` is its error; where
@@ -126,7 +126,7 @@ def spectral_estimate(
 
 
 def _same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
-    """The mode of a theory whose direction is closest to that of the given mode."""
+    """Find the mode of another spectral theory whose direction is closest to that of a given mode."""
     if mode.direction is None:
         return theory.modes[0]
 
@@ -170,26 +170,26 @@ class LinearizedMatrices:
         self.chunks = list(sample_chunks(self.model, self.inputs, self.P))
 
     def _weigh(self, weights: Array, z: Array) -> Array:
-        """Multiply the latents of every sample by its matrix."""
+        """Multiply the latents of every sample by the weight matrix of that sample."""
         xp = self.xp
         flat = xp.reshape(z, (self.n, self.P * self.C, 1))
         return xp.reshape(xp.matmul(weights, flat), (self.n, self.P, self.C))
 
     def _project(self, u: Array) -> Array:
-        """Remove the directions that have been found."""
+        """Project out the eigenvectors that have been found so far."""
         for v in self.removed:
             u = u - self.xp.matmul(u, v[:, None]) * v[None, :]
         return u
 
     def _latents(self, u: Array) -> Array:
-        """Latents of all samples."""
+        """Latents of all samples for a signal vector u."""
         latents = [
             self.model.forward(self.inputs[chunk, ...], u) for chunk in self.chunks
         ]
         return self.xp.concat(latents)
 
     def _signal(self, z: Array) -> Array:
-        """Signal from latents, without the directions that have been found."""
+        """Map latents back to a signal (adjoint), without the eigenvectors found so far."""
         signal = sum(
             self.model.adjoint(self.inputs[chunk, ...], z[chunk, ...])
             for chunk in self.chunks
@@ -228,7 +228,7 @@ class LinearizedMatrices:
             values, vectors = eigsh(operator, k=1, which="LA", **options)
         except ArpackNoConvergence as error:
             raise ArithmeticError(
-                f"Lanczos' method did not converge: {error}"
+                f"Lanczos' method for the leading eigenvector of the symmetric matrix did not converge: {error}"
             ) from None
         return float(values[0]), self._device(vectors[:, 0], shape)
 

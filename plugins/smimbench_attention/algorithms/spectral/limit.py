@@ -1,4 +1,4 @@
-r"""Limit of the eigenvectors of linearized message passing for low-rank signals: modes, outliers and overlaps.
+r"""Theory of the spectral estimate of low-rank signals: outliers and overlaps of linearized message passing.
 
 With ``M_mu = E[z z^T | y_mu]`` at ``omega = 0, V = I`` and ``G_mu = M_mu - I`` (both act on components times sites),
 the posterior of the signal in the Gaussian approximation that ``M`` suggests has the precision ``I - T``,
@@ -67,12 +67,12 @@ def why_not(problem: Problem) -> str | None:
     """Reason why linearized message passing does not apply to a low-rank problem, or None."""
     second, mean_overlap = prior_moments(problem)
     if np.abs(mean_overlap).max() > 1e-9 * np.abs(second).max():
-        return "the low-rank matrices are linearized around zero, and this prior has a mean that is not zero; use gamp"
+        return "spectral linearizes around zero and needs a low-rank prior of mean zero; use gamp for this prior"
     return None
 
 
 def second_moment_root(problem: Problem) -> Host:
-    """Symmetric root of the prior's second moment (P, P)."""
+    """Symmetric square root of the prior's second moment (P, P)."""
     root = np.asarray(symmetric_root(prior_moments(problem)[0]))
     identity = np.eye(len(root))
     return identity if np.allclose(root, identity, rtol=0, atol=1e-12) else root
@@ -86,7 +86,7 @@ def label_matrices(
     rng: np.random.Generator,
     like: Array,
 ) -> Array:
-    """Matrices ``G`` (n, P, C, P, C) of labels, on the device of ``like``, for components of unit second moment."""
+    """Matrices ``G = E[z z^T | y] - I`` (n, P, C, P, C) of labels, for components of unit second moment."""
     xp, place, P = namespace(like), matching(like), len(root)
     omega = xp.zeros((labels.shape[0], P, C), **place)
     V = xp.asarray(root @ root, **place)
@@ -105,8 +105,9 @@ def label_matrices(
 
 @dataclass(frozen=True)
 class Mode:
-    """One eigenvector ``U`` (P, D), of unit norm, in the limit: ``U sqrt(D) = A W + noise``, where W is ``M^(-1/2)`` times the
-    signal, M its second moment.
+    """Leading eigenvector ``U`` (P, D) of unit norm in the limit: its outlier and its overlap A with the signal.
+
+    ``U sqrt(D) = A W + noise``, where W is ``M^(-1/2)`` times the signal, M its second moment.
 
     Attributes
     ----------
@@ -130,18 +131,18 @@ class Mode:
 
     @property
     def is_outlier(self) -> bool:
-        """Whether the eigenvector is correlated with the signal."""
+        """Whether the eigenvalue is an outlier, so that the eigenvector is correlated with the signal."""
         return bool(np.isfinite(self.eigenvalue))
 
     @property
     def scale(self) -> float:
-        """Norm per ``sqrt(D)`` of the rescaled eigenvector with the smallest squared error, ``tr A``."""
+        """Norm per ``sqrt(D)`` at which the rescaled eigenvector has the smallest squared error, ``tr A``."""
         return max(float(np.trace(self.A)), 0.0)
 
 
 @dataclass(frozen=True)
 class SpectralTheory:
-    """Overlaps and errors of the spectral estimate as D goes to infinity.
+    """Predicted overlaps and errors of the spectral estimate as D goes to infinity.
 
     Attributes
     ----------
@@ -174,7 +175,7 @@ def spectral_theory(
     kind: str = "symmetric",
     regularisation: float = REGULARISATION,
 ) -> SpectralTheory:
-    """Overlap, error and outliers of the spectral estimate for a low-rank problem.
+    """Predict overlap, error and outliers of the spectral estimate for a low-rank problem.
 
     Expectations over the labels are means over scrambled Sobol points; the error is the standard error over
     ``SCRAMBLES`` independent scrambles.
@@ -199,7 +200,7 @@ def spectral_theory(
 
 @functools.lru_cache(maxsize=8)
 def _sampled_labels(problem: Problem) -> Host:
-    """``G = E[z z^T | y] - I`` (scrambles, points, P, C, P, C) for labels drawn at random."""
+    """Matrices ``G = E[z z^T | y] - I`` (scrambles, points, P, C, P, C) of randomly drawn labels."""
     P, C, root = problem.components, problem.model.sites, second_moment_root(problem)
     matrices = []
     for scramble in range(SCRAMBLES):
@@ -213,7 +214,7 @@ def _sampled_labels(problem: Problem) -> Host:
 
 @functools.lru_cache(maxsize=8)
 def _common_basis(problem: Problem) -> Host | None:
-    """Rows e_k that diagonalize all G in the space of components, or None if there is no such basis."""
+    """Basis (rows e_k) of the components in which all matrices G are diagonal, or None if there is none."""
     G = _sampled_labels(problem)[0]
     P = G.shape[1]
     if P == 1:
@@ -241,7 +242,7 @@ def _solve_modes(
     regularisation: float,
     root: Host,
 ) -> SpectralTheory:
-    """Theory from label matrices G (n, P, C, P, C), direction by direction or all components at once."""
+    """Predict all modes from label matrices G (n, P, C, P, C), direction by direction or jointly."""
     P = G.shape[1]
     if basis is None:
         modes = [joint_mode(G, alpha, kind, regularisation)]
@@ -262,7 +263,7 @@ def _solve_modes(
 def direction_mode(
     G: Host, e: Host, alpha: float, kind: str, regularisation: float
 ) -> Mode:
-    """Mode of one common eigenvector e, computed from the eigenvalues of ``e^T G e`` (C, C)."""
+    """Predict the mode along a common eigenvector e of all G, from the eigenvalues of ``e^T G e`` (C, C)."""
     block = along_direction(G, e)[:, 0, :, 0]
     g = np.linalg.eigvalsh(symmetric(block))
 
@@ -311,7 +312,7 @@ def along_direction(G: Array, e: Array) -> Array:
 
 
 def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
-    r"""Mode of the leading eigenvector of all components together.
+    r"""Predict the mode of the leading eigenvector of all components together.
 
     Matrix-valued version of the equations above, ``X`` (P, P) in place of chi and ``A`` the overlap with the signal:
 
@@ -363,7 +364,9 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
 def _joint_outlier(
     flat: Host, alpha: float, P: int, resolvent: Callable[[Host], Host]
 ) -> tuple[Host, float] | None:
-    """Matrix ``X`` and the outlier, by Newton's method from the known solution without epsilon, or None.
+    """Solve for the matrix ``X`` and the outlier eigenvalue by Newton's method; None if there is no outlier.
+
+    It starts from the known solution without epsilon.
 
     Without epsilon ``lambda = 1`` and ``X = I - Q``, where ``Q (I - Q)^{-1} = alpha E sum_mm' J_mm' Q G_m'm`` with
     ``J = G (I + Q G)^{-1}`` is iterated from above.
@@ -404,7 +407,7 @@ def _joint_outlier(
 
 
 def _overlap_of_information(information: Host) -> Host:
-    """Overlap ``Qhat / (1 + Qhat)`` of a Gaussian signal, elementwise; none where the information is negative."""
+    """Overlap ``Qhat / (1 + Qhat)`` of a Gaussian signal, elementwise; 0 where the information is negative."""
     positive = np.clip(information, 0, None)
     return np.asarray(positive / (1 + positive))
 
