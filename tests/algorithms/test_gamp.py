@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from smimbench_attention.algorithms.gamp import LARGEST_EXCESS, Gamp
-from smimbench_attention.algorithms.gamp.step_size import (
-    CONTROLS,
-    StepState,
-    next_step,
-    reversal_overlaps,
-)
+from smimbench_attention.algorithms.gamp.step_size import CONTROLS
 
 from smimbench.backend.device import get_backend
 from smimbench.problem.instance import Instance
@@ -219,31 +214,6 @@ def test_a_few_samples_a_direction_are_enough_to_come_to_rest(
     assert np.mean(errors) == pytest.approx(float(prediction.mse[0]), rel=0.25)
 
 
-class Other:
-    """The prior, with another denoiser."""
-
-    def __init__(self, prior, denoise):
-        self._prior, self.denoise = prior, denoise
-
-    def __getattr__(self, name):
-        return getattr(self._prior, name)
-
-
-def test_continuing_from_inside_a_bulk_is_no_worse_than_taking_outliers_for_spikes():
-    """Paired: the same instances, with the eigenvalue map beyond the bulk exchanged."""
-    gains = []
-    for seed in range(6):
-        problem = attention()
-        errors = [run(problem, 0.08, 40, seed, max_iterations=60).metrics["mse"][0]]
-        problem.prior = Other(
-            problem.prior,
-            lambda R, Qhat, denoise=problem.prior.denoise: denoise(R, Qhat),
-        )
-        errors.append(run(problem, 0.08, 40, seed, max_iterations=60).metrics["mse"][0])
-        gains.append(errors[1] - errors[0])
-    assert np.mean(gains) > 0
-
-
 class Once(Gamp):
     """It does not go on after its iterations."""
 
@@ -290,27 +260,6 @@ def test_the_scale_is_not_overshot_where_labels_do_not_show_it():
     assert found.final["self_overlap"][0] == pytest.approx(1.1, abs=0.2)
 
 
-def test_a_step_that_was_too_large_is_followed_by_a_shorter_one():
-    problem = attention(tokens=4, rho=0.1)
-    data = problem.instance(0.005, 50).data(get_backend("numpy"))
-    algorithm, control = Gamp(), CONTROLS["extensive"]
-    state = algorithm.init(problem, data, np.random.default_rng(0))
-    seen = []
-    for _ in range(60):
-        before = state.step
-        state, info = algorithm.step(problem, data, state)
-        assert before is None or info.damping == pytest.approx(1 - before.weight)
-        if before is not None and before.weight <= control.largest:
-            grown = state.step.residual > 1.3 * before.residual
-            smaller = (
-                state.step.weight < 0.9 * before.weight
-            )  # its bound moves a little
-            assert bool(smaller) == bool(grown) or before.weight <= control.smallest
-            seen.append(bool(grown))
-    assert any(seen)
-    assert not all(seen)
-
-
 def with_a_strong_sample(problem, alpha, dimension, factor):
     """An instance with the tokens of one sample longer by a factor, and its label."""
     instance = problem.instance(alpha, dimension)
@@ -353,30 +302,6 @@ def test_many_tokens_in_few_dimensions_are_recovered(channel, tokens, alpha, dim
         assert result.metrics["mse"][0] < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("problem", "alpha", "dimension"),
-    [(attention(), 0.1, 100), (attention("hardmax"), 0.2, 80)],
-    ids=str,
-)
-def test_a_step_per_sample_comes_to_rest_sooner_at_the_same_error(
-    problem, alpha, dimension, monkeypatch
-):
-    """Against one weight for all samples that is small enough for the strongest."""
-    after = run(problem, alpha, dimension, 0)
-    monkeypatch.setattr(
-        "smimbench_attention.algorithms.gamp.sample_strength", lambda *_: None
-    )
-    monkeypatch.setitem(
-        CONTROLS, "extensive", CONTROLS["extensive"]._replace(largest=0.7)
-    )
-    before = run(problem, alpha, dimension, 0)
-    assert (after.status, before.status) == (Status.OK, Status.OK)
-    assert after.iterations < 0.9 * before.iterations
-    assert after.metrics["mse"][0] == pytest.approx(
-        before.metrics["mse"][0], rel=0.02, abs=1e-5
-    )
-
-
 def test_a_tiny_estimate_grows_undamped_whatever_it_turns():
     """Growth of alternating sign turns back every step; damped, two layers would never leave chance."""
     problem = sequence(layers=2)
@@ -388,33 +313,6 @@ def test_a_tiny_estimate_grows_undamped_whatever_it_turns():
         if float(info.residual) > 0.1:
             break
         assert float(state.step.weight) == 1.0
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("angle", [0.0, 0.3])
-def test_slow_aligned_steps_are_extrapolated(dtype, angle):
-    """On a straight line that shrinks by 0.97 per step; not on a spiral."""
-    problem, rng = sequence(), np.random.default_rng(5)
-    end, away, aside = rng.standard_normal((3, 1, 50))
-
-    def where(t):
-        return end + 0.97**t * (np.cos(t * angle) * away + np.sin(t * angle) * aside)
-
-    step, error = StepState(dtype(1)), np.ones(1, dtype=dtype)
-    x, factors = where(0), []
-    for t in range(1, 7):  # two steps make a ratio
-        factors.append(step.extrapolation)
-        change = (where(t) - where(t - 1)).astype(dtype)
-        x = x + step.weight * step.extrapolation * change
-        squared = np.diagonal(problem.model.inner(change, change))
-        overlaps = reversal_overlaps(problem, step, change)
-        step = next_step(
-            problem, step, change, overlaps, squared, error, np.sqrt(squared[0])
-        )
-    assert factors[:-1] == [1.0] * (5)
-    assert_allclose(factors[-1], 1.0 if angle else 1 / 0.03, rtol=1e-4)
-    assert_allclose(x, where(t) if angle else end, atol=1e-3)
-    assert step.weight.dtype == dtype
 
 
 def test_a_scale_that_labels_do_not_show_is_found_in_few_steps():

@@ -267,18 +267,6 @@ def test_online_learning_needs_a_source(rng):
         Sgd(online=True, batch=2, steps=3).init(problem, bare, rng)
 
 
-def test_fresh_samples_are_reproducible_and_typed():
-    problem = PROBLEMS["attention softmax"]
-    instance = problem.instance(0.2, 8, dtype="float32")
-    data = instance.data(get_backend("numpy", "float32"))
-    first = data.fresh(np.random.default_rng(5), 7)
-    again = data.fresh(np.random.default_rng(5), 7)
-    assert first[0].dtype == first[1].dtype == np.float32
-    assert first[0].shape == (7, 2, 8)
-    assert np.array_equal(first[0], again[0])
-    assert np.array_equal(first[1], again[1])
-
-
 @pytest.mark.parametrize("name", ["two layers", "attention softmax"])
 def test_spherical_constraint_fixes_every_component(name):
     problem = PROBLEMS[name]

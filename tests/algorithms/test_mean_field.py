@@ -142,14 +142,6 @@ def test_linear_labels_follow_the_spectrum(alpha, noise, rule, tokens):
     assert not found.mse_error.any()
 
 
-def test_a_thousand_steps_of_linear_labels():
-    found = Sgd(steps=1000, learning_rate=0.1).theory(
-        sequence({"name": "linear", "noise": 0.5}), 1.0, Conditions(300)
-    )
-    error, _ = linear(1.0, 0.5, 1000, 0.1)
-    assert found.mse == pytest.approx(error[-1], rel=1e-6)
-
-
 @pytest.mark.parametrize(("tokens", "steps"), [(1, 400), (1, 1000), (4, 700)])
 def test_linear_labels_stay_where_they_have_converged(tokens, steps):
     """What later steps add is rounding, which must not grow."""

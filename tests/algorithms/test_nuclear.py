@@ -97,45 +97,6 @@ def test_denoiser_of_a_large_random_matrix(rng, rho, noise, threshold, positive)
     assert zeros == pytest.approx((f == 0).mean(), abs=0.004)
 
 
-@pytest.mark.parametrize("positive", [True, False])
-def test_proximal_map_minimises(rng, positive):
-    """``shrink`` against a search: no matrix close by, commuting or not, has a lower ``|S - R|^2 / 2 + theta |S|_*``."""
-    R = rng.standard_normal((6, 6))
-    R = R + R.T
-    x, U = np.linalg.eigh(R)
-    f = shrink(x, 0.7, positive)
-
-    def objective(S):
-        return ((S - R) ** 2).sum() / 2 + 0.7 * np.abs(np.linalg.eigvalsh(S)).sum()
-
-    best = objective((U * f) @ U.T)
-    for size in (1e-3, 1e-1, 1.0):
-        for _ in range(200):
-            move = rng.standard_normal((6, 6))
-            S = (U * f) @ U.T + size * (move + move.T)
-            if positive:
-                values, vectors = np.linalg.eigh(S)
-                S = (vectors * values.clip(0)) @ vectors.T
-            assert objective(S) >= best - 1e-12
-
-
-def test_both_laws_of_the_same_spectrum_agree():
-    """The Wishart rule with breaks against subordination over many atoms."""
-    rho = 2.0
-    u, weights = np.polynomial.legendre.leggauss(400)
-    angle = math.pi / 2 * (u + 1)
-    low, high = (1 - rho**-0.5) ** 2, (1 + rho**-0.5) ** 2
-    x = (low + high) / 2 + (high - low) / 2 * np.cos(angle)
-    density = np.sqrt((high - x) * (x - low)) / x * np.sin(angle) * weights
-    law = OfEigenvalues(math.sqrt(rho) * x, density)
-    for noise, threshold in ((0.5, 0.7), (0.05, 1.0)):
-        assert np.allclose(
-            shrunk(law, noise, threshold, True)[:6],
-            shrunk(Wishart(rho), noise, threshold, True)[:6],
-            atol=1e-6,
-        )
-
-
 def test_least_squares_in_closed_form():
     """Without a penalty, on both signs: ``E = nu / (c K - 1)`` above the dense count of equations."""
     seen = Observations(np.ones(3), np.full(3, 0.3), 0.6)
@@ -150,17 +111,6 @@ def test_semicircle_in_closed_form():
     prior = OfEigenvalues([-1e-6, 1e-6])
     assert vanishing_penalty(prior, seen, False) == pytest.approx(
         2 * math.sqrt(0.4 * 1.5), rel=1e-4
-    )
-
-
-@pytest.mark.parametrize("penalty", [0.0, 0.05, 0.8])
-@pytest.mark.parametrize("positive", [True, False])
-def test_equal_weights_solve_the_short_equations(penalty, positive):
-    seen = Observations(np.ones(2), np.full(2, 0.2), 0.35)
-    found = fixed_point(Wishart(0.4), seen, penalty, positive)
-    assert 0.7 * found.noise == pytest.approx(found.error + 0.2, rel=1e-8)
-    assert found.threshold * (0.7 - found.estimate.freedom) == pytest.approx(
-        penalty, abs=1e-8
     )
 
 
@@ -389,21 +339,6 @@ def test_solution_satisfies_the_optimality_conditions(positive, channel):
         assert (values > -1e-12).all()
     else:
         assert rest.min() >= -tau - 1e-5
-
-
-def test_power_iteration_bounds_the_curvature(rng):
-    problem = attention()
-    data = problem.instance(0.4, 9).data(get_backend())
-    squares = LeastSquares(problem, seen_by_labels(problem), data.inputs, data.labels)
-    columns = []
-    for i in range(9):
-        for j in range(i, 9):
-            unit = np.zeros((1, 9, 9))
-            unit[0, i, j] = unit[0, j, i] = 1 if i == j else np.sqrt(0.5)
-            columns.append((unit, squares.normal(unit)[0]))
-    dense = np.array([[float((a * b).sum()) for _, b in columns] for a, _ in columns])
-    top = np.linalg.eigvalsh((dense + dense.T) / 2)[-1]
-    assert 0.98 * top < squares.lipschitz(rng) < 1.05 * top
 
 
 def test_low_rank_is_recovered_where_least_squares_cannot():

@@ -154,24 +154,6 @@ def test_draws_have_the_law_of_the_algorithm(problem, parameters):
     assert stats.ks_2samp(runs.sum(axis=1), drawn.sum(axis=1)).pvalue > 1e-3
 
 
-def test_draws_become_the_equations_as_the_dimension_grows():
-    rule, start = (
-        online.DescentRule(lambda step: 0.2, 0.1),
-        Overlaps(*(np.array([[value]]) for value in (1.0, 0.2, 0.9))),
-    )
-    solved = solve(SOFTMAX, "squared", rule, [start], [0, 20])
-    drawn = online.draw_paths(
-        SOFTMAX, "squared", rule, [start], [0, 20], 16, 2000, 20_000
-    )
-    for name in ("cross", "self_overlap"):
-        wanted, found = (
-            getattr(solved, name)[:, -1].ravel(),
-            getattr(drawn, name)[:, -1].ravel(),
-        )
-        error = np.hypot(wanted.std() / 2, found.std() / 4)
-        assert abs(wanted.mean() - found.mean()) < 4 * error + 2e-3
-
-
 def states_of(algorithm, instance, rng, factor=None):
     """States of a run from its first factor or a given one, before the first step and after each."""
     data = instance.data(get_backend())

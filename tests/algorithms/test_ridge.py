@@ -124,18 +124,6 @@ def test_it_is_the_gaussian_posterior_mean_of_a_matrix(convention):
     )
 
 
-@pytest.mark.parametrize("tokens", [2, 3])
-def test_softmax_labels_are_seen_up_to_a_common_shift(tokens):
-    problem = attention("softmax", tokens=tokens, beta=2.0)
-    seen = seen_by_labels(problem)
-    C = tokens * (tokens + 1) // 2
-    assert seen.rows.shape == (C - 1, C)
-    assert np.array_equal(seen.noise, np.zeros(C - 1))
-    pairs = [(a, b) for a in range(tokens) for b in range(a, tokens)]
-    shift = np.array([math.sqrt(0.5) if a == b else 1.0 for a, b in pairs])
-    assert np.allclose(seen.rows @ shift, 0, atol=1e-6)
-
-
 def test_noiseless_softmax_is_fitted_exactly_and_closest_to_the_prior_mean():
     d = 7
     problem = attention("softmax", beta=2.0)

@@ -24,7 +24,6 @@ from smimbench_attention.algorithms.spectral.limit import (
 )
 
 from smimbench.backend.device import Backend, get_backend
-from smimbench.derive import complete_channel
 from smimbench.interfaces import Capabilities, Data, Posterior
 from smimbench.problem.problem import Problem
 from tests.helpers import attention, sequence
@@ -127,31 +126,6 @@ def test_both_components_of_a_product_are_found():
         found = spectral_estimate(problem, data, np.random.default_rng(replicate))
         runs.append(instance.metrics(found.estimate)["overlap"])
     assert np.mean(runs, axis=0) == pytest.approx(expected, abs=0.06)
-
-
-class Likely(TwoDirections):
-    """The sign of z_1 z_2 as a third party writes it: a likelihood and nothing else, in labels of any type."""
-
-    def __init__(self, name, convert):
-        self.name, self.convert = name, convert
-
-    def forward(self, z, *, rng=None):
-        return self.convert(z[:, 0, :] * z[:, 1, :] > 0)
-
-    def log_likelihood(self, y, z):
-        return np.where(self.forward(z)[:, 0] == y[:, 0], 0.0, -np.inf)
-
-
-@pytest.fixture(params=["bool", "int"])
-def likely(request):
-    convert = {
-        "bool": lambda flag: flag,
-        "int": lambda flag: 2 * flag.astype(np.int64) - 1,
-    }[request.param]
-    channel = Likely(f"likely-{request.param}", convert)
-    problem = pair_problem(channel)
-    problem.channel = complete_channel(channel, problem.model)
-    return problem
 
 
 @pytest.mark.parametrize(("tokens", "threshold"), [(2, 0.8224670), (3, 0.26431)])
@@ -365,37 +339,6 @@ def test_first_order_theory_has_a_closed_form():
     assert V[0, 0] == pytest.approx(expected, rel=1e-6)
     assert Q[0, 0] == pytest.approx(1.5 - V[0, 0])
     assert error[0] < 1e-6
-
-
-@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
-def test_a_longer_signal_is_a_longer_estimate(kind):
-    """With the noise scaled along, nothing changes but the unit."""
-    from tests.stretched import stretched
-
-    one = Problem(
-        {"name": "sequence-multi-index", "tokens": 2},
-        {"name": "linear", "noise": 0.5},
-        "gaussian",
-    )
-    unit = spectral_theory(one, 1.5, kind)
-    with stretched({"name": "linear", "noise": 4.5}, scale=3.0) as three:
-        wide = spectral_theory(three, 1.5, kind)
-        assert np.allclose(wide.squared_cosine, unit.squared_cosine, rtol=1e-3)
-        assert np.allclose(wide.mse, 9 * unit.mse, rtol=1e-3)
-        assert np.allclose(wide.gram, 9 * unit.gram, rtol=1e-3)
-        errors = []
-        for replicate in range(6):
-            instance = three.instance(1.5, 400, replicate)
-            data = instance.data(get_backend("numpy"))
-            found = spectral_estimate(
-                three, data, np.random.default_rng(replicate), kind
-            )
-            errors.append(three.model.squared_error(instance.signal, found.estimate)[0])
-            assert found.V[0, 0] == pytest.approx(wide.mse[0], rel=0.02)
-        assert (
-            abs(np.mean(errors) - wide.mse[0])
-            < 3 * np.std(errors, ddof=1) / 6**0.5 + 0.1 * wide.mse[0]
-        )
 
 
 class Correlated:

@@ -33,6 +33,10 @@ GIBBS = AttentionHardmax(6, samples=1 << 8)
 ONE_LAYER = SequenceSoftmax(3)
 DEEP = SequenceSoftmax(2, layers=2)
 SIGNS = SequenceHardmax(3)
+SAMPLED = [
+    SequenceSoftmax(tokens, layers=layers, skip=0.8, points=256)
+    for tokens, layers in ((2, 3), (3, 2))
+]
 VECTORS = [
     SequenceLinear(2, components=2, noise=0.3),
     Sign(2),
@@ -233,6 +237,7 @@ def test_bayes(channel, q, v, n, rng):
         ),
         *((channel, 0.3) for channel in (HARDMAX[1], SIGNS)),
         (GIBBS, 0.05),
+        *((channel, 0.3) for channel in (LINEAR, VECTORS[0], *SAMPLED)),
     ],
     ids=str,
 )

@@ -91,27 +91,6 @@ def test_posterior_and_log_partition_are_gaussian_conditioning(
     assert channel.posterior(*arrays).second_moment is None
 
 
-@pytest.mark.parametrize("channel", [c for c, P in CASES if P == 1])
-def test_information_of_a_batch(backend, channel):
-    V = np.array([1.0, 1e-12, 3.0]).reshape(3, 1, 1)
-    found = channel.information(
-        backend.asarray(np.ones((2, 1, 1, 1))), backend.asarray(V)
-    ).value
-    assert_placed(found, backend, (2, 3, 1, 1))
-    _, noise = observation(channel)
-    A, _ = observation(channel)
-    expected = np.sum(1 / (V + noise / np.diag(A) ** 2), axis=-1, keepdims=True)
-    assert_allclose(to_host(found), np.broadcast_to(expected, (2, 3, 1, 1)), rtol=1e-12)
-
-
-def test_information_of_several_components_in_a_batch(backend, rng):
-    V = np.stack([positive(rng, 2), np.diag([1e-12, 2.0])])
-    channel = SequenceLinear(3, components=2, noise=0.0)
-    found = channel.information(backend.asarray(np.eye(2)), backend.asarray(V)).value
-    assert_placed(found, backend, (2, 2, 2))
-    assert_allclose(to_host(found), 3 * np.linalg.inv(V), rtol=1e-9)
-
-
 @pytest.mark.parametrize(("channel", "P"), CASES)
 def test_noiseless_and_small_V_limits(rng, channel, P):
     """V = 1e-12: without noise z is known exactly, with noise nothing but omega is."""

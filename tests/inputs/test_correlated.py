@@ -309,24 +309,6 @@ def test_theory_holds_against_plain_draws(model, channel, law):
             assert abs(one.z) < 4, one
 
 
-def test_generalization_errors_of_linear_labels_against_draws(rng):
-    for model in (SEQUENCE, ATTENTION):
-        problem = problem_of(
-            model, {"name": "linear", "noise": 0.2}, {"covariance": THREE}
-        )
-        sites = problem.model.sites
-        Q = np.array([[0.7]])
-        V = np.array([[0.4]])
-        found = problem.channel.generalization_error(Q, V)
-        gap = problem.channel.predict(
-            np.sqrt(0.4) * rng.standard_normal((20_000, 1, sites))
-        ).reshape(20_000, -1)
-        squares = np.sum(gap**2, axis=1)
-        assert abs(squares.mean() - found["bayes"].value) < 5 * squares.std() / np.sqrt(
-            20_000
-        )
-
-
 @pytest.mark.parametrize(("model", "channel", "alpha", "D"), [
     (SEQUENCE, {"name": "linear", "noise": 0.2}, 0.5, 500),
     pytest.param(SEQUENCE, "softmax", 0.3, 1000, marks=pytest.mark.slow),

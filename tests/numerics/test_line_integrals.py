@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
+from scipy import stats
 from scipy.special import log_ndtr, logsumexp
 
 from smimbench.backend.arrays import namespace, to_host
@@ -114,25 +114,6 @@ def test_a_smooth_weight_far_out_in_the_tail(rng):
     mean = slope / np.sqrt(1 + slope**2) * ratio
     square = 1 - slope**2 / (1 + slope**2) * x * ratio
     near(found, near_norm, mean, square)
-
-
-def test_a_wild_weight_against_quadrature():
-    def weight(t):
-        return np.sin(7 * t) ** 4 * np.exp(-np.abs(t - 0.3)) + (t > 1.1)
-
-    exact = [
-        integrate.quad(
-            lambda t, k=k: weight(t) * t**k * stats.norm.pdf(t),
-            -12,
-            12,
-            limit=2000,
-            points=[0.3, 1.1],
-        )[0]
-        for k in range(3)
-    ]
-    with np.errstate(divide="ignore"):
-        found = moments(lambda t, lines: np.log(weight(t)), 1, 1e-4, rounds=200)
-    near(found, math.log(exact[0]), exact[1] / exact[0], exact[2] / exact[0], 1e-4)
 
 
 def test_what_is_impossible_everywhere_is_said_to_be_so():

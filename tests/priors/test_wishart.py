@@ -16,8 +16,6 @@ from smimbench_attention.priors.wishart import (
 )
 
 from smimbench.interfaces import ParameterError
-from smimbench.numerics.free_convolution import FreeConvolution
-from tests.numerics.test_free_convolution import support
 
 RHOS = [0.01, 0.1, 0.5, 0.97, 1.0, 1.2, 10.0]
 
@@ -85,26 +83,6 @@ def reference_mmse(noise, rho, nodes=160):
     return noise - 4 * math.pi**2 / 3 * noise**2 * cube, mass
 
 
-def marchenko_pastur(rho, nodes=300):
-    """Atoms and weights of the law of S itself."""
-    a = rho**-0.5
-    low = a * (1 - math.sqrt(rho)) ** 2
-    high = a * (1 + math.sqrt(rho)) ** 2
-    angle, weight = np.polynomial.legendre.leggauss(nodes)
-    s = (low + high) / 2 + (high - low) / 2 * np.sin(np.pi / 2 * angle)
-    p = (
-        np.sqrt((high - s) * (s - low))
-        / (2 * np.pi * a * s)
-        * np.cos(np.pi / 2 * angle)
-        * weight
-    )
-    p *= (high - low) / 2 * np.pi / 2
-    if rho < 1:
-        s = np.append(s, 0.0)
-        p = np.append(p, 1 - rho)
-    return s, p
-
-
 @pytest.mark.parametrize("rho", RHOS)
 def test_mmse_is_the_cube_of_the_density(rho):
     for noise in [1e-3, 0.03, 0.4, 1.0, 7.0]:
@@ -120,29 +98,6 @@ def test_mmse_around_the_merger(rho, offset):
     noise = merger(rho) * (1 + offset)
     expected, _ = reference_mmse(noise, rho, nodes=600)
     assert mmse(noise, rho) == pytest.approx(expected, abs=1e-9 * max(1, noise))
-
-
-@pytest.mark.parametrize("rho", [0.01, 0.3, 0.99])
-def test_mmse_is_smooth_through_the_merger(rho):
-    """One bulk or two is decided by floating-point numbers; the integral may not notice."""
-    h = 1e-9
-    noise = merger(rho) * (1 + h * np.arange(-2, 3))
-    F = mmse(noise, rho)
-    slope = np.diff(F) / np.diff(noise)
-    assert_allclose(slope, slope.mean(), rtol=1e-4)
-
-
-@pytest.mark.parametrize("rho", [0.05, 0.5, 1.0, 2.0, 10.0])
-@pytest.mark.parametrize("noise", [4.0, 30.0, 1e4, 1e9])
-def test_agrees_with_subordination(rho, noise):
-    law = FreeConvolution(*marchenko_pastur(rho))
-    assert mmse(noise, rho) == pytest.approx(law.mmse(noise).value, rel=2e-10)
-    edges = support(law, noise)
-    width = edges[-1, 1] - edges[0, 0]
-    x = np.linspace(edges[0, 0] - width, edges[-1, 1] + width, 290)
-    assert_allclose(
-        eigenvalue_map(x, noise, rho), law.rie(x, noise), rtol=1e-7, atol=3e-11 * width
-    )
 
 
 @pytest.mark.parametrize("rho", RHOS)
@@ -418,42 +373,6 @@ def test_infinitely_thin_matrices_cannot_be_drawn(rng):
         with pytest.raises(ParameterError, match=r"rho: must be > 0"):
             call()
     assert prior.factor.draw(rng, 1, 5, 2).shape == (1, 5, 2)
-
-
-@pytest.mark.parametrize("width", [None, 1, 9])
-def test_pullback_is_the_gradient(rng, width):
-    prior = Wishart(0.5)
-    P = 2
-    D = 6
-    W = prior.factor.draw(rng, P, D, width)
-    assert W.shape == (P, D, width or 3)
-    G = rng.standard_normal((P, D, D))
-    direction = rng.standard_normal(W.shape)
-    gradient = prior.factor.pullback(W, G)
-    assert gradient.shape == W.shape
-    h = 1e-6
-    numeric = (
-        (
-            prior.factor.compose(W + h * direction)
-            - prior.factor.compose(W - h * direction)
-        )
-        * G
-    ).sum() / (2 * h)
-    assert (gradient * direction).sum() == pytest.approx(numeric, rel=1e-8)
-
-
-def test_compose_is_the_definition_with_leading_axes(rng):
-    prior = Wishart(0.5)
-    W = rng.standard_normal((3, 2, 6, 4))
-    S = prior.factor.compose(W)
-    assert S.shape == (3, 2, 6, 6)
-    assert_allclose(S[2, 1], W[2, 1] @ W[2, 1].T / math.sqrt(24), rtol=1e-14)
-    G = rng.standard_normal(S.shape)
-    assert_allclose(
-        prior.factor.pullback(W, G)[2, 1],
-        prior.factor.pullback(W[2, 1], G[2, 1]),
-        rtol=1e-12,
-    )
 
 
 def test_divergence_is_reported_as_nan():

@@ -13,7 +13,6 @@ from smimbench_attention.channels.attention.hardmax.exact import (
     row_posterior,
 )
 from smimbench_attention.channels.attention.hardmax.gibbs import (
-    chain_moments,
     gibbs_moments,
     truncated_normal,
 )
@@ -21,9 +20,6 @@ from smimbench_attention.channels.attention.hardmax.information import (
     information_curve,
     small_error_constant,
 )
-
-from smimbench.backend.arrays import to_host
-from tests.conftest import assert_placed
 
 
 def scalar(value):
@@ -237,26 +233,7 @@ def test_gibbs_is_reproducible(rng):
     assert_array_equal(other, again)
 
 
-def test_true_start_leaves_the_posterior_invariant(rng):
-    """Short chains without burn-in from the true latents reproduce the mean over (y, z)."""
-    _, y, omega, z = labelled(rng, 4000, 0.8, 0.5, 3)
-    chains = chain_moments(
-        y,
-        omega[:, 0],
-        np.asarray(0.5),
-        3,
-        sweeps=2,
-        burn_in=0,
-        chains=1,
-        rng=rng,
-        start=z[:, 0],
-    )
-    exact = row_posterior(y, omega[:, 0], np.asarray(0.5), 3)
-    gap = chains.shift[0] - exact.shift
-    assert np.abs(gap.mean(0) / gap.std(0) * math.sqrt(4000)).max() < 4.5
-
-
-@pytest.mark.parametrize("tokens", [3, 7])
+@pytest.mark.parametrize("tokens", [2, 3, 7])
 @pytest.mark.parametrize("v", [1e-2, 1e-6, 1e-12])
 def test_labels_against_all_odds_give_the_projection(tokens, v):
     """One row that contradicts omega: its maximum and the entry above it meet where that costs least."""
@@ -284,7 +261,7 @@ def test_labels_against_all_odds_give_the_projection(tokens, v):
     assert (
         1 - 2.2 / channel.sites < found.covariance[0, 0] / v < 1 - 0.8 / channel.sites
     )
-    assert tokens > 5 or found.error >= 0.1
+    assert tokens != 3 or found.error >= 0.1
 
 
 def test_curve_of_two_tokens_agrees_with_quadrature():
@@ -345,18 +322,6 @@ def test_small_error_law_is_met(rng):
         limit = small_error_constant(3) / math.sqrt(second * 1e-10)
         assert found.value[0, 0] == pytest.approx(limit, rel=1e-3)
     assert np.isinf(channel.information(scalar(1), scalar(0)).value[0, 0])
-
-
-def test_only_the_ratio_of_overlap_and_error_matters(backend):
-    channel = AttentionHardmax(tokens=3, samples=1 << 11)
-    q = np.array([0.3, 0.6, 3.0])
-    v = np.array([0.2, 0.4, 2.0])
-    found = channel.information(*(backend.asarray(a[:, None, None]) for a in (q, v)))
-    assert_placed(found.value, backend, (3, 1, 1))
-    assert_placed(found.error, backend, (3, 1, 1))
-    scaled = to_host(found.value)[:, 0, 0] * (q + v)
-    assert_allclose(scaled, scaled[0], rtol=1e-12)
-    assert np.all(to_host(found.error) > 0)
 
 
 @pytest.mark.parametrize("tokens", [3, 6])

@@ -109,21 +109,6 @@ def test_small_V_keeps_its_digits(rng, T, beta):
     )
 
 
-def test_several_students_share_a_call(backend, rng):
-    channel = AttentionSoftmax(2)
-    z = rng.standard_normal((3, 5, 1, 3))
-    G = rng.standard_normal((3, 5, 2, 2))
-    y = channel.forward(backend.asarray(z))
-    back = channel.vjp(backend.asarray(z), backend.asarray(G))
-    assert_placed(y, backend, (3, 5, 2, 2))
-    assert_placed(back, backend, (3, 5, 1, 3))
-    for k in range(3):
-        assert_allclose(to_host(y)[k], channel.forward(z[k]), rtol=1e-13)
-        assert_allclose(
-            to_host(back)[k], channel.vjp(z[k], G[k]), rtol=1e-12, atol=1e-15
-        )
-
-
 def test_the_log_partition_is_normalised():
     """Integral over the hyperplane of labels, by a plain grid."""
     channel = AttentionSoftmax(2, beta=0.8)

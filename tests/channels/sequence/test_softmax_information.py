@@ -49,25 +49,6 @@ def test_labels_of_two_layers_are_as_many_as_their_error_takes():
     )
 
 
-def test_scrambles_of_sampled_posteriors_share_no_points(monkeypatch):
-    # labels of one call share the points of their posteriors: the spread of scrambles shows that error if theirs are others
-    seeds = []
-    integrate = deep.integrate
-
-    def watched(*args, seed, **options):
-        seeds.append(seed)
-        return integrate(*args, seed=seed, **options)
-
-    monkeypatch.setattr(deep, "integrate", watched)
-    Q, V = diagonal(0.3, 0.5, 0.8)
-    means = [
-        over_labels._draw(Network(3, 2, 1.0), Q, V, 16, scramble).means
-        for scramble in range(4)
-    ]
-    assert len(set(seeds)) == 4
-    assert all(np.any(one != two) for one, two in means)
-
-
 def test_runs_of_a_sampled_posterior_have_independent_errors():
     # they share their Gaussians, not their points: the mean product of their errors is far below the mean square
     z = np.random.default_rng(3).standard_normal((200, 3, 2))
@@ -165,20 +146,6 @@ def test_table_and_integration_agree(skip, q, labels):
         assert np.all(difference <= 4.5 * np.hypot(error, table.error) + 1e-12)
         assert np.max(error) < 0.15 * np.max(value)
         assert "quadrature" in table.method
-
-
-def test_susceptibility_of_one_layer_is_its_bound():
-    for tokens in (2, 3, 5):
-        found = SequenceSoftmax(tokens=tokens).susceptibility(
-            np.zeros((1, 1)), np.eye(1)
-        )
-        assert found.value[0, 0] == tokens * (tokens + 1)
-    assert (
-        SequenceSoftmax(tokens=2)
-        .susceptibility(0.3 * np.eye(1), 0.7 * np.eye(1))
-        .value[0, 0]
-        == 0.0
-    )
 
 
 def test_susceptibility_of_three_tokens():
