@@ -3,7 +3,6 @@
 import gc
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 # SciPy reads this once, at import; it lets scipy.special dispatch to array-api-strict. Tests only, never the library.
@@ -40,7 +39,7 @@ class ReadOnlyNumpy(Backend):
         return result
 
 
-def _make_backend(name: str) -> Backend:
+def _make_backend(name):
     if name == "numpy":
         return get_backend("numpy")
     if name == "numpy-readonly":
@@ -56,7 +55,7 @@ def _make_backend(name: str) -> Backend:
     raise AssertionError(name)
 
 
-def _why_no_gpu() -> str | None:
+def _why_no_gpu():
     try:
         import cupy
     except ImportError:
@@ -73,36 +72,36 @@ _BACKENDS = [
 ]
 
 
-def pytest_report_header() -> str:
+def pytest_report_header():
     """Say once, instead of in a skip for every test, that the GPU's share was left out."""
     return f"array namespaces: NumPy, read-only NumPy, array-api-strict, {f'no CuPy ({_NO_GPU})' if _NO_GPU else 'CuPy'}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Begin with the test that takes minutes: one process is at it while the others do the rest."""
     items.sort(key=lambda item: "smi-three-layers]" not in item.name)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Never look for garbage among the tests themselves."""
     gc.freeze()
 
 
 @pytest.fixture(params=_BACKENDS)
-def backend(request) -> Backend:
+def backend(request):
     """Every array namespace of this machine; CuPy only where there is a GPU."""
     return _make_backend(request.param)
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory) -> Path:
+def shared(tmp_path_factory):
     """A folder of all processes of ``pytest -n``."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture(scope="session")
-def solved(shared) -> Path:
+def solved(shared):
     """Results with the theory of shipped suites, as far as a test has solved it: many suites share a problem."""
     return shared / "solved"
 
@@ -118,7 +117,7 @@ KERNELS = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compiled_once() -> None:
+def _compiled_once():
     channels = (
         Path(__file__).parent.parent / "plugins" / "smimbench_attention" / "channels"
     )
@@ -135,7 +134,7 @@ def _compiled_once() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_core() -> Iterator[None]:
+def _one_core():
     """Runs of this process take one worker, unless asked for more: the other cores have tests of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
@@ -152,7 +151,7 @@ def _plugins_of_one_test():
 
 
 @pytest.fixture
-def svg_alone(monkeypatch) -> None:
+def svg_alone(monkeypatch):
     """Of all pictures only the SVG is rendered, which is text; PNG and PDF, empty here, take longer than the rest of a figure."""
     from matplotlib.figure import Figure
 
@@ -165,12 +164,12 @@ def svg_alone(monkeypatch) -> None:
 
 
 @pytest.fixture
-def rng() -> np.random.Generator:
+def rng():
     """A generator with a fixed seed."""
     return np.random.default_rng(20261120)
 
 
-def assert_placed(array, backend: Backend, shape=None, dtype=None) -> None:
+def assert_placed(array, backend, shape=None, dtype=None):
     """Check namespace, device, dtype and shape of a result."""
     assert array_api_compat.array_namespace(array) is backend.xp
     if backend.device is not None:

@@ -193,6 +193,27 @@ def call(capsys, *arguments: str) -> tuple[int, str, str]:
     return int(code or 0), out, err
 
 
+def output(capsys, *arguments):
+    """What a command that succeeds prints."""
+    code, out, err = call(capsys, *arguments)
+    assert code == 0, out + err
+    return out
+
+
+def silent(capsys, *arguments):
+    """The same of a command that has nothing to remark."""
+    code, out, err = call(capsys, *arguments)
+    assert (code, err) == (0, "")
+    return out
+
+
+def refusal(capsys, *arguments):
+    """The one line in which a command says what is wrong, in place of any output."""
+    code, out, err = call(capsys, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    return err
+
+
 def ends_with(*arguments: str) -> int:
     """Run the command line in this process, for fixtures of a whole module: its exit code."""
     from smimbench.cli.main import main

@@ -2,7 +2,7 @@
 
 import json
 
-from smimbench.run.record import Record, plain, record_from
+from smimbench.run.record import plain, record_from
 from smimbench.suite.cells import key_of
 
 ITEM = {"name": "any", "version": 1}
@@ -18,7 +18,7 @@ CELL = {
 ELSEWHERE = ("timing", "machine", "versions", "digest", "format")
 
 
-def record(*, cell=None, timing=None, **changes) -> Record:
+def record(*, cell=None, timing=None, **changes):
     """A record in which these fields, and these parts of its cell and its times, differ from the usual ones."""
     cell = {**CELL, **(cell or {})}
     usual = {
@@ -34,7 +34,7 @@ def record(*, cell=None, timing=None, **changes) -> Record:
     return record_from(plain({**usual, **changes}))
 
 
-def numbers(document) -> str:
+def numbers(document):
     """Everything of a record's JSON that must not depend on where and when it was made."""
     kept = {k: v for k, v in document.items() if k not in ELSEWHERE}
     steps = kept.get("trajectory") or {}
@@ -42,7 +42,7 @@ def numbers(document) -> str:
     return json.dumps(kept, sort_keys=True, default=str)
 
 
-def numbers_in(store) -> dict[str, str]:
+def numbers_in(store):
     """The same of all records in a store, by key."""
     documents = [store.read(stem).document for stem in store.load()]
     return {document["key"]: numbers(document) for document in documents}

@@ -12,7 +12,7 @@ import pytest
 import smimbench
 from smimbench.report import notebook
 from smimbench.suite import SuiteError
-from tests.helpers import SUITE, attention, call, write_suite
+from tests.helpers import SUITE, attention, output, write_suite
 
 
 @pytest.fixture(scope="module")
@@ -172,8 +172,7 @@ def test_theory_is_the_same_as_that_of_the_command(tmp_path, capsys):
         tmp_path, SUITE.replace('"linear", noise', '"linear", components = 2, noise')
     )
     found = smimbench.theory(suite)
-    code, out, _ = call(capsys, "theory", suite, "--results", tmp_path / "r", "--json")
-    assert code == 0
+    out = output(capsys, "theory", suite, "--results", tmp_path / "r", "--json")
     (document,) = json.loads(out)
     rows = as_rows(found.table)
     assert [(row["alpha"], row["component"]) for row in rows] == [

@@ -11,7 +11,7 @@ from tests.helpers import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def name_of(requirement: str) -> str:
+def name_of(requirement):
     return re.match(r"[\w.-]+", requirement)[0].lower()
 
 

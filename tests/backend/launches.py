@@ -4,8 +4,6 @@ A call counts where it would start a kernel or a copy on a GPU: views, shapes an
 are its own affair. Memory is as large as a test says; the default makes every model take its path for accelerators.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from functools import wraps
@@ -68,12 +66,12 @@ SHAPED_BY_DATA = (
 class Counts:
     """Launches and waits since ``clear``, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.launches: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
         self._depth = 0
 
-    def clear(self) -> None:
+    def clear(self):
         """Start over."""
         self.launches.clear()
         self.waits.clear()
@@ -87,7 +85,7 @@ class Counts:
         finally:
             self._depth -= 1
 
-    def leave_out(self, monkeypatch, owner, name) -> None:
+    def leave_out(self, monkeypatch, owner, name):
         """Count nothing that happens within a method."""
         plain = getattr(owner, name)
 
@@ -98,7 +96,7 @@ class Counts:
 
         monkeypatch.setattr(owner, name, quiet)
 
-    def watch(self, monkeypatch, free: int = 1 << 36) -> Counts:
+    def watch(self, monkeypatch, free=1 << 36):
         """Count from now on; the device has so many bytes free."""
 
         def counted(owner, name):
@@ -133,7 +131,7 @@ class Counts:
         return self
 
 
-def _nothing_to_do(name, arguments, options) -> bool:
+def _nothing_to_do(name, arguments, options):
     """A conversion to what it is already."""
     if name == "astype":
         return options.get("copy") is False and arguments[0].dtype == arguments[1]

@@ -16,17 +16,17 @@ from smimbench.backend.machine import Driver
 from smimbench.backend.namespaces import cupy as module
 
 
-def driver(monkeypatch, found: Driver | None) -> None:
+def driver(monkeypatch, found):
     monkeypatch.setattr(machine, "nvidia_driver", lambda: found)
 
 
-def cupy_that(monkeypatch, **attributes) -> None:
+def cupy_that(monkeypatch, **attributes):
     fake = types.ModuleType("cupy")
     vars(fake).update(attributes)
     monkeypatch.setitem(sys.modules, "cupy", fake)
 
 
-def complaint() -> str:
+def complaint():
     with pytest.raises(BackendError) as caught:
         get_backend("cupy")
     message = str(caught.value)

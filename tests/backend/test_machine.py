@@ -11,7 +11,7 @@ VERSION_1 = f"9:memory:/elsewhere\n4:cpu,cpuacct:{OWN}\n3:cpuset:/\n0::/\n"
 VERSION_2 = f"0::{OWN}\n"
 
 
-def control_groups(folder, version: int, quotas: dict[str, str]):
+def control_groups(folder, version, quotas):
     """Files of control groups with these quotas by path, ``"150000 100000"``."""
     membership = folder / "cgroup"
     membership.write_text({1: VERSION_1, 2: VERSION_2}[version])

@@ -63,7 +63,7 @@ def device(monkeypatch):
     return limit, lengths
 
 
-def cell_of(tmp_path, algorithm: str):
+def cell_of(tmp_path, algorithm):
     text = SUITE.replace("[0.5, 1.0]", "[20.0]")  # 600 samples
     (cell, *_) = load_suite(
         write_suite(tmp_path, text), [], [f"algorithm={algorithm}"]

@@ -16,7 +16,7 @@ from smimbench.report.statistics import efficiency as _efficiency
 from smimbench.report.tables import runtime_tables
 from smimbench.suite.reader import load_suite
 from tests import records
-from tests.helpers import call, write_suite
+from tests.helpers import call, output, write_suite
 from tests.report.rows import printed, row
 
 RATES = {"float64": 100.0, "float32": 200.0, "tf32": 800.0, "bandwidth": 10.0}
@@ -179,7 +179,7 @@ def test_timing_mode_measures_and_records_them(quick, tmp_path, capsys):
         "--only",
         "seed=0",
     ]
-    assert call(capsys, "run", suite, "--results", tmp_path / "r", *options)[0] == 0
+    output(capsys, "run", suite, "--results", tmp_path / "r", *options)
     assert (
         "peak"
         in call(capsys, "show", suite, "--results", tmp_path / "r", *options[2:])[1]
@@ -194,12 +194,10 @@ def test_timing_mode_measures_and_records_them(quick, tmp_path, capsys):
 
 
 def test_doctor_measures_on_request(quick, capsys):
-    code, out, _ = call(capsys, "doctor")
-    assert code == 0
+    out = output(capsys, "doctor")
     assert "smimbench doctor --ceilings" in out
-    code, out, _ = call(capsys, "doctor", "--ceilings", "--json")
-    assert code == 0
+    out = output(capsys, "doctor", "--ceilings", "--json")
     measured = json.loads(out)["ceilings"]
     assert measured["1 thread"] == remembered("numpy", 1)
-    code, out, _ = call(capsys, "doctor")
+    _, out, _ = call(capsys, "doctor")
     assert "GFLOP/s; reading" in out

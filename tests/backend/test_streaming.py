@@ -31,7 +31,7 @@ class Small(Backend):
         return self.limit
 
 
-def small(limit: int, dtype: str = "float64") -> Small:
+def small(limit, dtype="float64"):
     backend = Small("numpy", get_backend("numpy").xp, dtype)
     object.__setattr__(backend, "limit", limit)
     return backend

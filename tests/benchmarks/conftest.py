@@ -10,6 +10,6 @@ SMOKE = not JUDGED and "SMIMBENCH_BENCH_NUMBERS" not in os.environ
 
 
 @pytest.fixture
-def judge() -> bool:
+def judge():
     """Whether times may be judged here; a shared machine says no by SMIMBENCH_NO_TIME_LIMITS=1."""
     return JUDGED

@@ -37,7 +37,7 @@ def _one_core():
         yield
 
 
-def turns(*works, rounds: int = 5) -> list[float]:
+def turns(*works, rounds=5):
     """Best CPU seconds of each piece of work, done in turns so that all see the same machine."""
     found = [[] for _ in works]
     for _ in range(2 if SMOKE else rounds + 1):
@@ -192,7 +192,7 @@ def test_two_layers(benchmark, judge):
         assert max(times) <= 0.060
 
 
-def child_seconds(*call, rounds=5) -> float:
+def child_seconds(*call, rounds=5):
     """Least CPU seconds of a child process."""
     times = []
     for _ in range(1 if SMOKE else rounds):

@@ -17,7 +17,7 @@ from tests.benchmarks.conftest import SMOKE
 PARTS = ("forward", "posterior", "adjoint", "denoise", "step")
 
 
-def part_of(suite: str, part: str):
+def part_of(suite, part):
     """A call of one part of an iteration of GAMP, or of the whole, on the first problem of a suite."""
     problem = next(name for name in problems() if name.startswith(f"{suite}:"))
     if part == "step":
@@ -36,7 +36,7 @@ def test_part(benchmark, suite, part):
         benchmark(part_of(suite, part))
 
 
-def least_ratio(call, unit) -> float:
+def least_ratio(call, unit):
     """CPU time of a call over that of a unit of work in turns with it, the least of many of each: what others do is left out."""
     times = []
     for _ in range(2 if SMOKE else 200):

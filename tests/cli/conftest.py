@@ -1,7 +1,5 @@
 """A suite that was run once, and the registry of plugins as it was before every test."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """The command line as a whole: what each command is for, start-up, and readers that stop reading."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

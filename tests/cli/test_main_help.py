@@ -1,7 +1,5 @@
 """Help texts and refusals as the user reads them. ``pytest tests/cli/test_main_help.py --snapshot-update`` writes them again."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -10,7 +8,7 @@ import sys
 import pytest
 
 from smimbench.cli.main import cli
-from tests.helpers import ROOT, call, environment
+from tests.helpers import ROOT, environment, silent
 
 
 @pytest.fixture(autouse=True)
@@ -31,21 +29,18 @@ def test_sentences_are_there_without_docstrings():
 
 
 def test_the_first_page(capsys, snapshot):
-    code, out, err = call(capsys, "--help")
-    assert (code, err) == (0, "")
+    out = silent(capsys, "--help")
     assert out == snapshot
 
 
 @pytest.mark.parametrize("name", list(cli.commands))
 def test_help(capsys, snapshot, name):
-    code, out, err = call(capsys, name, "--help")
-    assert (code, err) == (0, "")
+    out = silent(capsys, name, "--help")
     assert out == snapshot
 
 
 def test_every_column_of_the_tables_is_explained(capsys):
-    code, out, err = call(capsys, "help", "columns", "--json")
-    assert (code, err) == (0, "")
+    out = silent(capsys, "help", "columns", "--json")
     document = json.loads(out)
     known = {
         head
@@ -70,6 +65,5 @@ def test_every_column_of_the_tables_is_explained(capsys):
         "quantity",
     }
     assert {name for head in heads for name in head.split(", ")} - own - known == set()
-    code, out, err = call(capsys, "help", "columns")
-    assert (code, err) == (0, "")
+    out = silent(capsys, "help", "columns")
     assert set(document) <= set(out.splitlines())

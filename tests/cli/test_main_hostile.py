@@ -1,7 +1,5 @@
 """Texts, plugins, folders and files of others: whatever they hold, one line is said, and nothing of it is obeyed."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -19,6 +17,7 @@ from tests.helpers import (
     ends_with,
     environment,
     install_package,
+    output,
     write_suite,
 )
 
@@ -64,10 +63,7 @@ def test_no_text_steers_a_terminal_a_spreadsheet_a_page_or_a_figure(
     assert len({line.replace("\\|", "").count("|") for line in out.splitlines()}) == 1
     for path in (tmp_path / "results" / "small" / "figures").glob("*.svg"):
         assert "\x1b" not in path.read_text()
-    assert (
-        call(capsys, "report", evil, *results, "--output", tmp_path / "page.html")[0]
-        == 0
-    )
+    output(capsys, "report", evil, *results, "--output", tmp_path / "page.html")
     assert "<b>" not in (tmp_path / "page.html").read_text()
 
 
@@ -175,7 +171,7 @@ def test_a_folder_does_not_take_the_name_of_a_shipped_suite(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").mkdir()
-    code, out, err = call(
+    out = output(
         capsys,
         "run",
         "quickstart",
@@ -185,15 +181,13 @@ def test_a_folder_does_not_take_the_name_of_a_shipped_suite(
         "--only",
         "alpha=0.2",
     )
-    assert code == 0, err
     assert "cells" in out
 
 
 @pytest.mark.parametrize("columns", ["abc", "", "-1", "0", "9" * 30])
 def test_columns_that_are_no_number_are_80(columns, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", columns)
-    code, out, err = call(capsys, "list", "channels")
-    assert code == 0, err
+    out = output(capsys, "list", "channels")
     assert max(map(len, out.splitlines())) <= 80
 
 

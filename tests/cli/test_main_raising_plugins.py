@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests import raising_items
-from tests.helpers import LINE, ROOT, call, ends_with, suite_text, write_suite
+from tests.helpers import LINE, ROOT, call, ends_with, output, suite_text, write_suite
 
 PLUGIN = ROOT / "tests" / "raising_items.py"
 OURS = [
@@ -67,8 +67,7 @@ def untimed(text):
 def test_rows_of_what_ships_are_those_without_it(capsys, folder):
     clean = write_suite(folder, suite_of(OURS), "clean")
     options = ("--results", folder / "clean", "--workers", "1", "--no-figure", "--json")
-    code, expected, err = call(capsys, "run", clean, *options)
-    assert code == 0, err
+    expected = output(capsys, "run", clean, *options)
     _, shown, _ = call(capsys, *arguments(folder, "show", "--json"))
     assert untimed(shown) == untimed(expected)
 
@@ -105,8 +104,7 @@ def test_no_command_ends_for_it(capsys, folder, monkeypatch, command):
 
 def test_compare_does_not_end_for_it(capsys, folder):
     results = folder / "results" / "raising"
-    code, out, err = call(capsys, "compare", results, results, "--plugins", PLUGIN)
-    assert code == 0, err
+    out = output(capsys, "compare", results, results, "--plugins", PLUGIN)
     assert "gamp" in out
 
 

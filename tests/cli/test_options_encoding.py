@@ -1,7 +1,5 @@
 """Data on standard output are UTF-8, whatever the encoding of the terminal is."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,13 +1,10 @@
 """What a run says of itself while it runs."""
 
-from __future__ import annotations
-
 import io
 import re
 import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +27,7 @@ class Terminal:
 
     stream: io.StringIO = field(default_factory=io.StringIO)
 
-    def console(self, **_: Any) -> Console:
+    def console(self, **_):
         return Console(
             file=self.stream,
             force_terminal=True,
@@ -40,7 +37,7 @@ class Terminal:
         )
 
     @property
-    def text(self) -> str:
+    def text(self):
         return self.stream.getvalue()
 
 
@@ -49,11 +46,11 @@ def cells(tmp_path):
     return load_suite(write_suite(tmp_path)).cells()
 
 
-def underway(cell, seconds: float, iterations: int) -> RunningTask:
+def underway(cell, seconds, iterations):
     return RunningTask(Task((cell,), frozenset()), seconds, iterations)
 
 
-def campaign(cells: Any) -> Any:
+def campaign(cells):
     return SimpleNamespace(
         missing=cells, dask=None, workers=2, suite=SimpleNamespace(name="small")
     )

@@ -1,12 +1,9 @@
 """``smimbench run``: what it prints and writes, exit codes, and what cells that end badly leave."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import types
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +12,7 @@ from tests.helpers import ROOT, SUITE, call, ends_with, one_document, write_suit
 TROUBLE = str(ROOT / "tests" / "faulty_algorithms.py")
 
 
-def with_algorithm(folder: Path, *names: str) -> Path:
+def with_algorithm(folder, *names):
     tables = "".join(f'\n[[algorithms]]\nname = "{name}"\n' for name in names)
     return write_suite(folder, SUITE.partition("[[algorithms]]")[0] + tables)
 

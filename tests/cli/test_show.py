@@ -1,7 +1,5 @@
 """``smimbench show``: tables, figures, CSV, Markdown and the published names of its JSON."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -11,17 +9,14 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from tests.helpers import call, one_document
+from tests.helpers import call, one_document, output
 
 
 def test_show_has_tables_and_all_figures(ran, tmp_path, capsys):
     folder, done = ran
     results = tmp_path / "results"
     shutil.copytree(folder / "results", results)
-    code, out, _ = call(
-        capsys, "show", results / "small", "--results", results, "--figures"
-    )
-    assert code == 0
+    out = output(capsys, "show", results / "small", "--results", results, "--figures")
     assert (
         out.splitlines()[:3] == done.stdout.splitlines()[:3]
     )  # title, and the verdict with the ratios of all algorithms
@@ -119,8 +114,7 @@ def test_show_as_csv_and_markdown(ran, capsys):
     folder, _ = ran
     results = folder / "results" / "small"
     rows = one_document(call(capsys, "show", results, "--json")[1])["rows"]
-    code, out, _ = call(capsys, "show", results, "--csv")
-    assert code == 0
+    out = output(capsys, "show", results, "--csv")
     table = list(csv.DictReader(io.StringIO(out)))
     assert len(table) == len(rows)
     for line, row in zip(table, rows):
@@ -128,8 +122,7 @@ def test_show_as_csv_and_markdown(ran, capsys):
             assert float(line[field]) == row[field]
         assert line["component"] == ""
         assert line["status_counts"] == "2 ok"
-    code, out, _ = call(capsys, "show", results, "--markdown")
-    assert code == 0
+    out = output(capsys, "show", results, "--markdown")
     lines = out.splitlines()
     assert len(lines) == 2 + len(rows)
     assert {line.count(" | ") for line in lines if "---" not in line} == {

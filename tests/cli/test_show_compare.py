@@ -42,7 +42,7 @@ FORMS = ("folder", "packed")
 KINDS = ("installed", "file")
 
 
-def code(variant: str) -> str:
+def code(variant):
     """The algorithm in one of its versions; ``equal`` has other code with the same numbers."""
     text = ALGORITHM.replace("BLUR", str(BLURS[variant])).replace(
         "VERSION", "2" if variant == "raised" else "1"

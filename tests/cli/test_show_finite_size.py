@@ -1,7 +1,5 @@
 """Values at infinite dimension in everything that shows results of a suite with three dimensions."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

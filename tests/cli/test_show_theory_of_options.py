@@ -1,7 +1,5 @@
 """``theory`` of a problem that options describe, in place of a suite."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """``smimbench theory``: what is solved is said and kept, and only what is asked for is solved."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -8,7 +8,7 @@ import pytest
 
 from smimbench.cli.main import cli
 from smimbench.registry.registry import set_registry
-from tests.helpers import ROOT, call
+from tests.helpers import ROOT, call, output
 
 PAGES = [
     ROOT / "README.md",
@@ -30,7 +30,7 @@ ELSEWHERE = ("report", "check")
 """Verbs of the start page that take long and have tests of their own (the page in a browser, every published check)."""
 
 
-def commands(text: str) -> list[list[str]]:
+def commands(text):
     """Every line of a block that begins with smimbench, or has it after ``&&``; continued lines are joined."""
     lines = [
         line
@@ -47,7 +47,7 @@ def commands(text: str) -> list[list[str]]:
     ]
 
 
-def inline(text: str) -> list[list[str]]:
+def inline(text):
     """Commands in a sentence, where they are whole: with an argument, and without a word that stands for one."""
     found = re.findall(r"`smimbench ([^`\n]+)`", text)
     return [
@@ -117,7 +117,7 @@ def test_the_commands_of_the_start_page_run(tmp_path, monkeypatch, capsys):
                     "--results",
                     folder,
                 ]
-                assert call(capsys, "run", "quickstart", *more)[0] == 0
+                output(capsys, "run", "quickstart", *more)
         code, out, err = call(capsys, *words, *extra)
         # adam has not run, and so show says that cells are missing; a doctor may find something.
         assert code in ((0, 1) if words[0] in ("show", "doctor") else (0,)), (

@@ -11,7 +11,7 @@ SECTIONS = re.findall(r"<!-- files: (.*?) -->\n(.*?)(?=\n\n)", PAGE, re.DOTALL)
 WALKS = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
-def files(folder: str) -> set[str]:
+def files(folder):
     """Names of the files in a folder and below it; of ``smimbench`` itself, the folder alone."""
     top = ROOT / folder
     paths = top.glob("*.py") if folder == "smimbench" else top.rglob("*.py")

@@ -13,7 +13,7 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def modules_with_examples() -> list[str]:
+def modules_with_examples():
     """Every module whose source has a doctest."""
     found = []
     for name in PACKAGES:

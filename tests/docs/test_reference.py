@@ -67,7 +67,7 @@ def test_optional_members_are_few_and_say_what_happens_without_them():
 ITEMS = ("smimbench", "plugins/smimbench_attention")
 
 
-def probed(tree: ast.AST) -> set[str]:
+def probed(tree):
     """Names that code asks for with hasattr, or with getattr and a default."""
     found = set()
     for node in ast.walk(tree):

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from smimbench.registry.registry import set_registry
-from tests.helpers import ROOT, call, importable
+from tests.helpers import ROOT, importable, output
 
 LEAST = {
     "writing-a-channel": (3, 2, 1),
@@ -24,7 +24,7 @@ BLOCK = re.compile(
 )
 
 
-def blocks(name: str) -> list[tuple[str, str, str]]:
+def blocks(name):
     """Mark, language and text of all blocks of a page."""
     text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     return [
@@ -59,8 +59,7 @@ def test_every_block_runs(name, here, capsys):
                 extra = (
                     ["--no-figure", "--workers", "1"] if arguments[0] == "run" else []
                 )
-                code, out, err = call(capsys, *arguments, *extra)
-                assert code == 0, f"{line}\n{out}\n{err}"
+                output(capsys, *arguments, *extra)
                 commands += 1
         else:
             assert (mark, language) == ("", "python"), (

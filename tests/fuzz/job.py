@@ -148,7 +148,7 @@ DOCUMENTS = st.fixed_dictionaries(
 )
 
 
-def toml(value) -> str:
+def toml(value):
     """A value as TOML writes it; what TOML has no word for becomes one that is wrong."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -165,7 +165,7 @@ def toml(value) -> str:
     return str(value)
 
 
-def read_suite(text: str, folder: Path) -> None:
+def read_suite(text, folder):
     """A suite is read and priced, or refused by an error of our own."""
     try:
         suite = parse_suite(folder / "fuzz.toml", text)
@@ -199,7 +199,7 @@ EDITS = (
 )
 
 
-def mutated(data: bytes, dice: random.Random) -> bytes:
+def mutated(data, dice):
     """The same with a few bytes changed, left out, doubled or moved."""
     for _ in range(dice.choice([1, 1, 2, 4, 16])):
         if data:
@@ -208,7 +208,7 @@ def mutated(data: bytes, dice: random.Random) -> bytes:
     return data
 
 
-def changed(value, dice: random.Random, nasty=None):
+def changed(value, dice, nasty=None):
     """A document with one value replaced by something nasty, or one key by another or a misspelled one."""
     if isinstance(value, dict) and value and dice.random() < 0.9:
         key = dice.choice(list(value))
@@ -231,7 +231,7 @@ def changed(value, dice: random.Random, nasty=None):
     )
 
 
-def misspelled(word: str, dice: random.Random) -> str:
+def misspelled(word, dice):
     """A word with a letter left out, doubled, exchanged or of another kind."""
     i = dice.randrange(len(word) + 1)
     before, letters, after = word[:i], word[i : i + 2], word[i + 2 :]
@@ -251,7 +251,7 @@ ENCODINGS = [
 ]  # fmt: skip
 
 
-def read_file(data: bytes, folder: Path) -> None:
+def read_file(data, folder):
     """A file is read as a suite that was never run, or refused in one line."""
     (folder / "fuzz.toml").write_bytes(data)
     run_line(
@@ -265,7 +265,7 @@ def read_file(data: bytes, folder: Path) -> None:
     )
 
 
-def change_structure(file: Path, dice: random.Random) -> None:
+def change_structure(file, dice):
     """Another structure in a pack, an answer of theory or a trajectory, with the digest that belongs to it."""
     if file.suffix == ".npz":
         with np.load(file) as packed:
@@ -298,7 +298,7 @@ def change_structure(file: Path, dice: random.Random) -> None:
     write_resealed(file, document)
 
 
-def write_resealed(file: Path, document) -> None:
+def write_resealed(file, document):
     """A document with the digest that belongs to it, where it can have one."""
     if isinstance(document, dict):
         with contextlib.suppress(ValueError, TypeError):
@@ -307,7 +307,7 @@ def write_resealed(file: Path, document) -> None:
 
 
 @contextlib.contextmanager
-def restored(*files: Path):
+def restored(*files):
     """Afterwards the files are what they were."""
     kept = {path: path.read_bytes() for path in files}
     yield
@@ -315,13 +315,13 @@ def restored(*files: Path):
         path.write_bytes(data)
 
 
-def read_npz(file: Path) -> None:
+def read_npz(file):
     """An estimate is read, or refused by an error of our own."""
     with contextlib.suppress(*OWN):
         read_estimate(file, (1, 30))
 
 
-def read_store(folder: Path, cache: TheorySolver | None = None) -> None:
+def read_store(folder, cache=None):
     """Everything that readers do with records: load, trajectories, rows, tables that harm nobody who opens them."""
     store = Store(folder)
     for record in store.load().values():
@@ -341,11 +341,11 @@ def read_store(folder: Path, cache: TheorySolver | None = None) -> None:
 
 
 @functools.cache
-def _parsed(file: Path):
+def _parsed(file):
     return parse_suite(file, file.read_text())
 
 
-def tame(text: str) -> None:
+def tame(text):
     """Raise AssertionError if a terminal would do anything but print it."""
     steers = {
         *map(chr, (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))
@@ -360,7 +360,7 @@ def tame(text: str) -> None:
         )
 
 
-def _is_number(text: str) -> bool:
+def _is_number(text):
     with contextlib.suppress(ValueError):
         float(text)
         return True
@@ -388,7 +388,7 @@ WHOLE = [
 """Commands that end well as they stand (``score`` lacks its file)."""
 
 
-def run_line(words: list[str]) -> None:
+def run_line(words):
     """A command ends with an exit code of ours, and with one line if it is not a good one."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -404,19 +404,19 @@ def run_line(words: list[str]) -> None:
 # -- the job ----------------------------------------------------------------------------------------------------------
 
 
-def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
+def job(cases, number, folder):
     """So many cases; how many of each kind, and what was found."""
     done: Counter = Counter()
     findings: list[str] = []
     dice = random.Random(number)
 
-    def note(kind: str, problem: str | None, case: object) -> None:
+    def note(kind, problem, case):
         done[kind] += 1
         if problem:
             findings.append(f"{kind}: {case!r:.2000}\n{problem}")
             print(findings[-1], end="\n\n", flush=True)
 
-    def suite(kind: str, document: object) -> None:
+    def suite(kind, document):
         text = toml(document)
         if isinstance(document, dict):
             text = "\n".join(
@@ -542,7 +542,7 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
     return done, findings
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder):
     """Two suites that were run, one with a trajectory in a file of its own, so that there is something to change."""
     small = SUITE.replace("[0.5, 1.0]", "[0.5]")
     (folder / "small.toml").write_text(small)
@@ -569,7 +569,7 @@ def prepare(folder: Path) -> None:
     os.chdir(here)
 
 
-def outside(folder: Path) -> list[str]:
+def outside(folder):
     """Files other than what the job itself and the results folders may make."""
     allowed = {"results", "out", "small.toml", "long.toml", "fuzz.toml", "fuzz.npz"}
     # A word after --output names a file, whose folder is made: "[/]" is the file "]" in the folder "[".

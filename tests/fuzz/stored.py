@@ -64,7 +64,7 @@ NEAR = {
 """Other values of the type of a value, which a schema alone may let through."""
 
 
-def changed_somewhere(document, dice: random.Random):
+def changed_somewhere(document, dice):
     """The document with one of its values changed, each as likely: into another of its type, or into something nasty."""
     places = [(None, None)]
     holders = [document]
@@ -88,7 +88,7 @@ def changed_somewhere(document, dice: random.Random):
     return document
 
 
-def change_pack(file: Path, dice: random.Random) -> None:
+def change_pack(file, dice):
     """One value of a pack of either format becomes something else, under digests that fit as far as there are any."""
     pack = json.loads(file.read_text())
     name = dice.choice(
@@ -115,7 +115,7 @@ def change_pack(file: Path, dice: random.Random) -> None:
     file.write_text(json.dumps(sealed(pack)))
 
 
-def change_file(file: Path, dice: random.Random) -> None:
+def change_file(file, dice):
     """Bytes of a file are changed, or its structure under a digest that fits."""
     if dice.random() < 0.25:
         file.write_bytes(mutated(file.read_bytes(), dice))
@@ -130,7 +130,7 @@ def change_file(file: Path, dice: random.Random) -> None:
         file.write_text(json.dumps(document))
 
 
-def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
+def job(cases, number, folder):
     """So many cases of each kind, and what was found."""
     dice, done, findings = random.Random(number), Counter(), []
     results = folder / "results"

@@ -7,8 +7,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
 from unittest import mock
 
 import cupy as cp
@@ -25,12 +23,7 @@ SCALE = float(os.environ.get("PROBE_SCALE", "1"))
 FOUND: dict[str, float] = {}
 
 
-def timed(
-    name: str,
-    work: Callable[[], Any],
-    repeats: int = 5,
-    per: Callable[[float], float] = lambda seconds: seconds,
-) -> None:
+def timed(name, work, repeats=5, per=lambda seconds: seconds):
     """Shortest of some repetitions, from idle device to idle device."""
     stream = cp.cuda.get_current_stream()
     seconds = []
@@ -44,7 +37,7 @@ def timed(
     print(f"# {name}: {FOUND[name]:.4g}", file=sys.stderr, flush=True)
 
 
-def normal(*shape: int, dtype: str = "float64") -> Any:
+def normal(*shape, dtype="float64"):
     """Normal numbers on the device."""
     return (
         get_backend("cupy")
@@ -53,7 +46,7 @@ def normal(*shape: int, dtype: str = "float64") -> Any:
     )
 
 
-def parts() -> None:
+def parts():
     """Linear algebra, reading, drawing, transfers."""
     d, size = int(2000 * SCALE), int(8192 * SCALE)
     for dtype in ("float64", "float32"):
@@ -86,7 +79,7 @@ def parts() -> None:
     )
 
 
-def chunk() -> None:
+def chunk():
     """One chunk of the attention-indexed model, and its bands."""
     d, model = int(2000 * SCALE), extensive.AttentionIndexed(2)
     n = max(1, int(SCALE * (chunk_bytes(cp.zeros(1)) or 0)) // (16 * d))
@@ -109,7 +102,7 @@ def chunk() -> None:
         extensive._FEW_TOKENS = keep
 
 
-def narrow() -> None:
+def narrow():
     """Both products of the sequence model, with inputs in float32 and in float64."""
     size = int(30_000 * SCALE)
     flat, w = normal(int(20_000 * SCALE), size, dtype="float32"), normal(2, size)
@@ -121,13 +114,7 @@ def narrow() -> None:
     timed("push float64 s", lambda: g @ wide)
 
 
-def iterations(
-    parts: tuple[Any, ...],
-    alpha: float,
-    dimension: int,
-    dtype: str = "float64",
-    bits: int = 30,
-) -> None:
+def iterations(parts, alpha, dimension, dtype="float64", bits=30):
     """A whole iteration of GAMP with chunks of 2^bits bytes at most."""
     backend, problem = get_backend("cupy", dtype), Problem(*parts)
     data = problem.instance(alpha, dimension, dtype=dtype, device=backend).data(backend)
@@ -142,7 +129,7 @@ def iterations(
         backend.release()
 
 
-def small(parts: tuple[Any, ...], alpha: float, dimension: int) -> None:
+def small(parts, alpha, dimension):
     """An iteration of one small instance."""
     backend, problem = get_backend("cupy"), Problem(*parts)
     gamp = get_registry().get("algorithm", "gamp").item()
@@ -152,7 +139,7 @@ def small(parts: tuple[Any, ...], alpha: float, dimension: int) -> None:
     timed(name, lambda: states.append(gamp.step(problem, data, states.pop())[0]), 20)
 
 
-def main() -> None:
+def main():
     """All of it; what does not fit the device is said, and the rest goes on."""
     sequence, attention = (
         {"name": "sequence-multi-index", "tokens": 2},

@@ -13,7 +13,6 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 from smimbench.backend.namespaces.cupy import describe_gpu
 from smimbench.backend.roofline import fraction
@@ -33,7 +32,7 @@ COLUMNS = (
 )
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
+def records(folder):
     """All records of trusted times on a device, in the order of problem and precision."""
     found = []
     for path in sorted(folder.rglob("*.json")):
@@ -51,7 +50,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
     )
 
 
-def row(record: dict[str, Any], probe: dict[str, float]) -> list[str]:
+def row(record, probe):
     """One line of the table."""
     cell, timing = record["cell"], record["timing"]
     dtype, seconds = cell.get("dtype", "float64"), timing.get("per_iteration")
@@ -86,7 +85,7 @@ def row(record: dict[str, Any], probe: dict[str, float]) -> list[str]:
     ]
 
 
-def document(found: list[dict[str, Any]], probe: dict[str, float]) -> str:
+def document(found, probe):
     """The page: machine, versions, ceilings, table, probe."""
     machine, versions = found[0]["machine"], found[0]["versions"]
     ceilings = found[0]["timing"].get("ceilings") or {}
@@ -123,7 +122,7 @@ def document(found: list[dict[str, Any]], probe: dict[str, float]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
+def main():
     """Print the table; 1 where there is nothing to show."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("results", type=Path)

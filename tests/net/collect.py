@@ -15,8 +15,6 @@ change, and the commit says why. What is collected is named by meaning, so that 
 that knows what a column or key is called.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import hashlib
@@ -27,7 +25,6 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -78,7 +75,7 @@ PUBLIC = (
 )
 
 
-def collect(slow: bool = False) -> dict[str, Any]:
+def collect(slow=False):
     """Everything, as JSON."""
     found: dict[str, Any] = {
         "cells": cell_keys(),
@@ -96,7 +93,7 @@ def collect(slow: bool = False) -> dict[str, Any]:
     return found
 
 
-def _shipped() -> list[str]:
+def _shipped():
     from smimbench.suite.document import shipped_suites
 
     # The keys of universality hold a digest of a text that differs between versions of Python; what the theory of
@@ -106,12 +103,12 @@ def _shipped() -> list[str]:
     )
 
 
-def _solved() -> list[str]:
+def _solved():
     """Shipped suites whose theory is held; that of smi-sgd-order is of the problem of smi-two-layers, beyond its thresholds."""
     return [name for name in _shipped() if name != "smi-sgd-order"]
 
 
-def cell_keys() -> dict[str, list[Any]]:
+def cell_keys():
     """Number of cells of every shipped suite and a digest of their keys in order."""
     import smimbench
 
@@ -122,19 +119,19 @@ def cell_keys() -> dict[str, list[Any]]:
     return found
 
 
-def check_ids() -> list[str]:
+def check_ids():
     """Kinds and ids of all published checks."""
     from smimbench.testing import all_checks
 
     return sorted(f"{check.kind} {check.id}" for check in all_checks())
 
 
-def public_names() -> dict[str, list[str]]:
+def public_names():
     """What the public modules export."""
     return {name: sorted(importlib.import_module(name).__all__) for name in PUBLIC}
 
 
-def theory_of(name: str, results: Path) -> list[dict[str, Any]]:
+def theory_of(name, results):
     """What ``smimbench theory --json`` says of a suite: points, thresholds, published values, theory of its algorithms."""
     found = []
     changes = [word for change in LIGHTER.get(name, ()) for word in ("--set", change)]
@@ -170,7 +167,7 @@ def theory_of(name: str, results: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _point(point: dict[str, Any]) -> list[Any]:
+def _point(point):
     errors = point.get("generalization_error") or {}
     return [
         *_known(
@@ -180,7 +177,7 @@ def _point(point: dict[str, Any]) -> list[Any]:
     ]
 
 
-def run_of(name: str) -> dict[str, Any]:
+def run_of(name):
     """A suite of ``suites/`` as it is run by the command line: rows and verdicts, records, and the CSV of its figures."""
     with tempfile.TemporaryDirectory() as folder:
         drawn = ("--figures",) if name == "figures" else ()
@@ -209,7 +206,7 @@ def run_of(name: str) -> dict[str, Any]:
     return found
 
 
-def _rows(document: dict[str, Any]) -> dict[str, list[Any]]:
+def _rows(document):
     """Rows by problem, algorithm, sample ratio, metric and component."""
     found = {}
     for row in document["rows"]:
@@ -231,7 +228,7 @@ def _rows(document: dict[str, Any]) -> dict[str, list[Any]]:
     return found
 
 
-def _verdicts(document: dict[str, Any]) -> list[list[Any]]:
+def _verdicts(document):
     return [
         [
             verdict["problem"],
@@ -243,7 +240,7 @@ def _verdicts(document: dict[str, Any]) -> list[list[Any]]:
     ]
 
 
-def _records(folder: Path) -> dict[str, list[Any]]:
+def _records(folder):
     """Of every record the status, counts, and all numbers but clocks, sorted so that their keys may be renamed."""
     found = {}
     for path in folder.glob("*.json"):
@@ -271,7 +268,7 @@ def _records(folder: Path) -> dict[str, list[Any]]:
     return dict(sorted(found.items()))
 
 
-def _leaves(value: Any, key: str = "") -> Iterator[float]:
+def _leaves(value, key=""):
     if "seconds" in key or value is None or isinstance(value, (bool, str)):
         return
     if isinstance(value, dict):
@@ -284,7 +281,7 @@ def _leaves(value: Any, key: str = "") -> Iterator[float]:
         yield float(value)
 
 
-def _csv(folder: Path) -> dict[str, Any]:
+def _csv(folder):
     """What is drawn against samples or the sample ratio, file by file; clocks differ."""
     found = {}
     for path in sorted(folder.glob("*.csv")):
@@ -297,7 +294,7 @@ def _csv(folder: Path) -> dict[str, Any]:
     return found
 
 
-def drawn_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def drawn_of(rows):
     """Numbers of every kind of mark, in the order of first appearance, so that kinds may be renamed."""
     kinds: dict[str, dict[str, list[float]]] = {}
     for row in rows:
@@ -317,7 +314,7 @@ def drawn_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(kinds.values())
 
 
-def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
+def reference_figure(name, results):
     """What the figure of ``results/reference`` shows, drawn from the packed rows and the theory kept in ``results``."""
     from smimbench import load_suite
     from smimbench.report.figures import chart_questions, drawn_ratios, metric_chart
@@ -345,7 +342,7 @@ def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
     return drawn_of(drawn.rows)
 
 
-def _known(entry: dict[str, Any] | None, *meanings: str) -> list[Any]:
+def _known(entry, *meanings):
     """Entries by meaning; None where there is none."""
     entry = entry or {}
     return [
@@ -354,7 +351,7 @@ def _known(entry: dict[str, Any] | None, *meanings: str) -> list[Any]:
     ]
 
 
-def _command(*words: str) -> Any:
+def _command(*words):
     """A command of ``smimbench`` in this process and the JSON document that it prints; cells may fail."""
     from smimbench.cli.main import main
 
@@ -368,7 +365,7 @@ def _command(*words: str) -> Any:
     return json.loads(printed.getvalue())
 
 
-def condensed(value: Any) -> Any:
+def condensed(value):
     """The same with long lists of numbers as their count, sum and sum of squares, on the scale of asinh."""
     if isinstance(value, dict):
         return {name: condensed(inner) for name, inner in value.items()}
@@ -384,9 +381,7 @@ def condensed(value: Any) -> Any:
     return [condensed(inner) for inner in value]
 
 
-def differences(
-    found: Any, wanted: Any, rounding: float, where: str = ""
-) -> Iterator[str]:
+def differences(found, wanted, rounding, where=""):
     """Where two collections differ by more than rounding, in words."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         for key in {**wanted, **found}:
@@ -414,7 +409,7 @@ def differences(
         yield f"{where}: {str(found)[:80]}, not {str(wanted)[:80]}"
 
 
-def _lines(value: Any, depth: int = 3) -> str:
+def _lines(value, depth=3):
     """JSON with a line for each entry of the outermost levels."""
     if isinstance(value, dict) and value and depth:
         inner = (
@@ -425,7 +420,7 @@ def _lines(value: Any, depth: int = 3) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def read_reference() -> dict[str, Any]:
+def read_reference():
     """What the files of ``reference/`` hold, as ``collect`` returns it."""
     reference: dict[str, Any] = json.loads((REFERENCE / "contract.json").read_text())
     reference |= {"cells": {}, "theory": {}, "figures": {}, "runs": {}}
@@ -437,7 +432,7 @@ def read_reference() -> dict[str, Any]:
     return reference
 
 
-def write_reference(collected: dict[str, Any]) -> None:
+def write_reference(collected):
     """Write what was collected; a file that needs ``--slow`` keeps the numbers that were not collected."""
     contract = {"checks": collected["checks"], "names": collected["names"]}
     files: dict[Path, Any] = {REFERENCE / "contract.json": contract}
@@ -456,7 +451,7 @@ def write_reference(collected: dict[str, Any]) -> None:
         path.write_text(_lines(document) + "\n")
 
 
-def main(words: list[str]) -> int:
+def main(words):
     """See the module's docstring."""
     if words[:1] == ["--compare"]:
         before, after = (json.loads(Path(path).read_text()) for path in words[1:3])

@@ -3,11 +3,7 @@
 Half of it takes over three seconds: ``pytest tests/net -m ''`` holds all of it.
 """
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,12 +14,12 @@ ROUNDING = 1e-7
 """Relative; processors add up matrix products in different orders, and iterations carry that on."""
 
 
-def _assert_same(found: Any, wanted: Any) -> None:
+def _assert_same(found, wanted):
     found = collect.condensed(json.loads(json.dumps(found)))
     assert not list(collect.differences(found, wanted, ROUNDING))
 
 
-def test_keys_of_cells() -> None:
+def test_keys_of_cells():
     _assert_same(collect.cell_keys(), REFERENCE["cells"])
 
 
@@ -40,17 +36,17 @@ RUNS = [
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_theory_and_figure(name: str, solved: Path) -> None:
+def test_theory_and_figure(name, solved):
     _assert_same(collect.theory_of(name, solved), REFERENCE["theory"][name])
     _assert_same(collect.reference_figure(name, solved), REFERENCE["figures"][name])
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_runs(name: str) -> None:
+def test_runs(name):
     _assert_same(collect.run_of(name), REFERENCE["runs"][name])
 
 
-def test_names_and_checks() -> None:
+def test_names_and_checks():
     assert collect.check_ids() == REFERENCE["checks"]
     for module, names in collect.public_names().items():
         assert set(REFERENCE["names"][module]) <= set(names), module

@@ -31,11 +31,11 @@ PROBLEMS = [LINEAR, SIGNLESS, ATTENTION]
 
 
 @pytest.fixture(params=PROBLEMS, ids=["linear", "softmax", "attention"])
-def problem(request) -> Problem:
+def problem(request):
     return Problem(*request.param)
 
 
-def bits(instance) -> str:
+def bits(instance):
     """Digest of everything an algorithm may see, and of the teacher."""
     parts = [
         np.ascontiguousarray(a).tobytes()

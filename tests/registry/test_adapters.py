@@ -12,7 +12,7 @@ from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry, set_registry
 from smimbench.suite.cells import build_algorithm
-from tests.helpers import call
+from tests.helpers import output
 
 LITTLE = '''
 import numpy as np
@@ -123,8 +123,7 @@ def test_everything_that_gives_little_runs_to_the_table(little, tmp_path, capsys
     suite = tmp_path / "mine.toml"
     suite.write_text(SUITE)
     where = ("--results", tmp_path, "--workers", 1, "--no-figure", "--plugins", file)
-    code, out, err = call(capsys, "run", suite, "--json", *where)
-    assert code == 0, err
+    out = output(capsys, "run", suite, "--json", *where)
     rows = [row for row in json.loads(out)["rows"] if row["metric"] == "mse"]
     found = {row["algorithm"].split("(")[0]: row for row in rows}
     assert set(found) == {"gamp", "spectral", "adam", "mean-input", "noise"}
@@ -134,8 +133,7 @@ def test_everything_that_gives_little_runs_to_the_table(little, tmp_path, capsys
     # E[y x] = sqrt(2 / pi / 1.25) w: half the gain leaves a mean square that anyone can compute.
     assert 0.3 < found["mean-input"]["mean"] < 1.2
     assert 1.0 < found["noise"]["mean"] < 3.0
-    code, out, err = call(capsys, "info", "noisy-sign", "--plugins", file)
-    assert code == 0, err
+    out = output(capsys, "info", "noisy-sign", "--plugins", file)
     assert "posterior: from log_likelihood" in " ".join(out.split())
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.helpers import CHANNEL, SUITE, call, write_suite
+from tests.helpers import CHANNEL, SUITE, call, refusal, write_suite
 
 TWICE = SUITE.replace('name = "linear", noise = 0.2', 'name = "twice"')
 ASKING = TWICE.replace("[suite]", "[suite]\nplugins = true")
@@ -61,8 +61,7 @@ def test_what_nobody_asks_for_or_is_not_there_does_not_run(
     if text == ASKING and not options:
         (folder / "empty").mkdir()
         monkeypatch.chdir(folder / "empty")
-    code, _, err = call(capsys, "theory", write_suite(folder, text), *options)
-    assert code == 2
+    err = refusal(capsys, "theory", write_suite(folder, text), *options)
     assert said in err
     call(capsys, "plugins", *options)
     assert not (folder / "it-ran").exists()

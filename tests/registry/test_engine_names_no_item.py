@@ -17,7 +17,7 @@ WORDS = {
 """Where a word that is also the name of an item means something else."""
 
 
-def strings(tree: ast.Module) -> set[str]:
+def strings(tree):
     """String constants of code, without docstrings and texts that stand alone."""
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     constants = (

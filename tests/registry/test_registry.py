@@ -23,13 +23,13 @@ def site(tmp_path, monkeypatch):
         yield folder
 
 
-def plugin_of(registry: Registry, name: str):
+def plugin_of(registry, name):
     """The plugin of a name, which must be there exactly once."""
     (found,) = [plugin for plugin in registry.plugins if plugin.name == name]
     return found
 
 
-def built_in_names(registry: Registry) -> set[tuple[str, str]]:
+def built_in_names(registry):
     return {
         (entry.kind, entry.name)
         for entry in registry.entries()

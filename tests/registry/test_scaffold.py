@@ -11,7 +11,7 @@ import pytest
 from smimbench.registry.registry import Registry, set_registry
 from smimbench.suite.reader import load_suite
 from smimbench.testing import check
-from tests.helpers import call
+from tests.helpers import call, output, refusal, silent
 
 KINDS = ("inputs", "channel", "prior", "algorithm")
 
@@ -26,8 +26,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_complete_package(kind, folder, capsys):
-    code, out, err = call(capsys, "new", kind, "my_own", "--json")
-    assert (code, err) == (0, "")
+    out = silent(capsys, "new", kind, "my_own", "--json")
     document = json.loads(out)
     package = folder / "smimbench-my-own"
     assert document["folder"] == "smimbench-my-own"
@@ -99,10 +98,7 @@ def test_from_a_new_algorithm_to_a_row(folder, capsys):
         "--no-figure",
         "--json",
     )
-    code, out, err = call(
-        capsys, "run", "smimbench-fresh/fresh.toml", *plugin, *options
-    )
-    assert code == 0, err
+    out = output(capsys, "run", "smimbench-fresh/fresh.toml", *plugin, *options)
     rows = [r for r in json.loads(out)["rows"] if r["metric"] == "mse"]
     assert [r["n"] for r in rows] == [2, 2]
     found = {r["algorithm"]: r["mean"] for r in rows}
@@ -114,11 +110,9 @@ def test_from_a_new_algorithm_to_a_row(folder, capsys):
 
 def test_a_folder_that_exists_is_left_alone(folder, capsys):
     (folder / "smimbench-mine").mkdir()
-    code, _, err = call(capsys, "new", "channel", "mine")
-    assert code == 2
+    err = refusal(capsys, "new", "channel", "mine")
     assert "smimbench-mine exists already" in err
     assert list((folder / "smimbench-mine").iterdir()) == []
-    code, out, _ = call(capsys, "new", "channel", "mine", "--output", "else where/mine")
-    assert code == 0
+    out = output(capsys, "new", "channel", "mine", "--output", "else where/mine")
     assert "'./else where/mine[test]'" in out
     assert (folder / "else where" / "mine" / "pyproject.toml").is_file()

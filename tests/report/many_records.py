@@ -3,8 +3,6 @@
 ``python3 -m tests.report.many_records FOLDER N`` writes ``many.toml`` and N records under ``FOLDER/results``.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -14,7 +12,7 @@ from smimbench.suite.reader import load_suite
 from tests.helpers import LINE
 
 
-def write(folder: Path, count: int, seeds: int = 50) -> Path:
+def write(folder, count, seeds=50):
     """The suite, next to records of all its cells: half descent, half ridge."""
     points = max(1, count // (2 * seeds))
     alphas = [round(0.3 + 0.002 * i, 6) for i in range(points)]

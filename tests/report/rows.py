@@ -1,7 +1,5 @@
 """A row of the error table made by hand, and what tables look like on a screen."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np
@@ -55,14 +53,14 @@ def values_of(mean, sem, n, root=0):
     return {f"{root}/{k}": float(mean + scale * step) for k, step in enumerate(steps)}
 
 
-def on_screen(print_to, width=80) -> str:
+def on_screen(print_to, width=80):
     """What a function prints to a console of that width."""
     stream = io.StringIO()
     print_to(Console(file=stream, width=width))
     return stream.getvalue()
 
 
-def printed(tables, width=80) -> str:
+def printed(tables, width=80):
     """Tables as the commands print them."""
     return on_screen(
         lambda console: [console.print(table, crop=False) for table in tables], width

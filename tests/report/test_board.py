@@ -17,6 +17,7 @@ from tests.helpers import (
     ends_with,
     importable,
     install_package,
+    silent,
     suite_text,
     write_suite,
 )
@@ -51,7 +52,7 @@ TEXT = suite_text(
 COMMIT = "0123456789ab"
 
 
-def smimbench(folder, *words, code=0) -> str:
+def smimbench(folder, *words, code=0):
     """What a command says where the package of ``folder`` is installed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
@@ -60,7 +61,7 @@ def smimbench(folder, *words, code=0) -> str:
     return " ".join((done.stdout + done.stderr).split())
 
 
-def made_by(results, **changes) -> None:
+def made_by(results, **changes):
     """Change what ``run.json`` says of the run; the tests run in a checkout, which may have changes."""
     path = results / "small" / "run.json"
     path.write_text(
@@ -112,7 +113,7 @@ def plugin(made, monkeypatch):
         yield
 
 
-def changed(made, path, change) -> None:
+def changed(made, path, change):
     """A copy of the submission with a change of its document, under digests that fit."""
     pack = json.loads((made / "a.json").read_text())
     change(pack)
@@ -120,7 +121,7 @@ def changed(made, path, change) -> None:
     path.write_bytes(_text_of(pack))
 
 
-def records_of(pack, algorithm, alpha=1.0) -> list[dict]:
+def records_of(pack, algorithm, alpha=1.0):
     """Records of a place in a pack, one for each instance."""
     return [
         r
@@ -145,11 +146,6 @@ def test_what_was_packed_agrees_when_it_is_run_again(made, said):
     )
     assert [one["trials"] for one in run["searches"]] == [run["searches"][0]["trials"]]
     assert run["choices"][0]["tuning"]["search"] == run["searches"][0]["digest"]
-
-
-def test_two_cells_drawn_at_random_agree(made, said):
-    text = said("verify", made / "a.json", "--cells", 2, "--seed", 1, "--no-theory")
-    assert "2 cells run again: all agree" in text
 
 
 FORGED = {
@@ -193,7 +189,7 @@ LIES = {
 }  # fmt: skip
 
 
-def renamed(records, name, new) -> None:
+def renamed(records, name, new):
     """Other records of another algorithm, under keys that fit."""
     for record in records:
         record["cell"]["algorithm"] = {**record["cell"]["algorithm"], name: new}
@@ -338,8 +334,7 @@ def test_what_diverges_is_packed_and_run_again_and_what_is_for_other_problems_is
         {"ok": 2},
         {"diverged": 2},
     ]
-    code, out, err = call(capsys, "verify", tmp_path / "a.json", "--cells", 6)
-    assert (code, err) == (0, "")
+    out = silent(capsys, "verify", tmp_path / "a.json", "--cells", 6)
     assert "4 cells run again: all agree" in out
 
 

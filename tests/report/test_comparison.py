@@ -1,7 +1,5 @@
 """Two result folders side by side."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

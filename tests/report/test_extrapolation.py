@@ -1,9 +1,6 @@
 """Rows of several dimensions continued to infinite dimension: what is fitted together, what is compared, what is said."""
 
-from __future__ import annotations
-
 import csv
-import io
 import math
 from types import SimpleNamespace
 
@@ -14,7 +11,7 @@ from smimbench.report.charts import save
 from smimbench.report.extrapolation import extrapolated_rows
 from smimbench.report.finite_size import size_charts
 from smimbench.report.tables import error_tables, extrapolated_tables
-from smimbench.report.text_files import as_csv, as_markdown
+from smimbench.report.text_files import as_markdown
 from tests.report.rows import changed, printed, row
 
 pytestmark = pytest.mark.usefixtures("svg_alone")
@@ -224,14 +221,3 @@ def test_a_dimension_is_called_as_its_model_calls_it(tmp_path, letter, other):
     text = printed(tables, 100)
     assert f"at infinite {letter}" in text
     assert f", {letter} = {SIZES[0]}" in text
-
-
-def test_csv_holds_the_limits_at_infinite_dimension():
-    plain = rows()
-    found = list(
-        csv.DictReader(io.StringIO(as_csv(*table(plain, extrapolated_rows(plain)))))
-    )
-    assert [r["dimension"] for r in found] == [*map(str, SIZES), "inf"]
-    assert float(found[-1]["mean"]) == pytest.approx(0.4)
-    assert (found[-1]["dof"], found[0]["dof"]) == ("2", "")
-    assert "refusal" not in as_csv(*table(plain, []))

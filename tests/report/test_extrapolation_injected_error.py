@@ -1,7 +1,5 @@
 """A posterior mean that is wrong by 2%, found by the extrapolated Nishimori ratio."""
 
-from __future__ import annotations
-
 import pytest
 from smimbench_attention.channels.linear import AttentionLinear, SequenceLinear
 

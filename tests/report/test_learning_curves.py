@@ -1,7 +1,5 @@
 """Courses of learning: what is on the axes, where the Bayes-optimal line goes, and when nothing is drawn."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -145,23 +143,6 @@ def test_components_have_a_line_each(tmp_path, drawn):
         for name in ("sgd", "sgd, predicted", "Bayes-optimal")
         for k in (1, 2)
     } == set(lines_of(axis)) - {"every sample once"}
-
-
-def test_message_passing_stands_beside_those_that_count_samples(tmp_path, drawn):
-    """An iteration goes through all samples, and counts them."""
-    _, store, pairs, _ = draw(
-        tmp_path, (ATTENTION + LEARNERS).replace("[0.1, 0.3]", "[0.1]")
-    )
-    lines = lines_of(drawn[0].axes[0])
-    runs = [
-        store.trajectory(record)
-        for cell, record in pairs
-        if cell.algorithm_label == "gamp"
-    ]
-    x, y = lines["gamp"].get_data()
-    assert x[0] == round(0.1 * D * D)
-    assert x[-1] == max(run["iteration"][-1] for run in runs) * x[0]
-    assert y[0] == pytest.approx(np.median([run["mse"][1, 0] for run in runs]))
 
 
 def test_algorithms_that_count_no_samples_leave_no_figure(tmp_path, drawn):

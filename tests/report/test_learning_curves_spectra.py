@@ -1,7 +1,5 @@
 """Spectra of estimates: bars of the runs, the line of theory, and no figure where nobody tells a spectrum."""
 
-from __future__ import annotations
-
 import csv
 
 import numpy as np

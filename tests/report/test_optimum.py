@@ -1,7 +1,5 @@
 """The optimum at the size that was run: closed form, fitted from runs, limit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

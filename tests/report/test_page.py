@@ -1,7 +1,5 @@
 """The HTML page in a browser: it draws, sorts, filters, fetches nothing and complains of nothing."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

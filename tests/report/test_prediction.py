@@ -1,7 +1,5 @@
 """Whether runs match their prediction: false alarms, power and finite size of the test, by simulated runs of known laws."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

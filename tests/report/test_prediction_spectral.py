@@ -1,7 +1,5 @@
 """The verdict of one step of message passing on matrices: right claims are never refused, wrong ones are where sizes decide."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from smimbench_attention.algorithms.spectral import Spectral

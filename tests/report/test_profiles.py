@@ -1,7 +1,5 @@
 """Profiles: shares of targets, performance against the best, geometric means paired by instance."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -17,7 +15,7 @@ from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from tests.helpers import SUITE, write_suite
-from tests.report.rows import changed, printed, row
+from tests.report.rows import printed, row
 
 pytestmark = pytest.mark.usefixtures("svg_alone")
 
@@ -44,32 +42,6 @@ def test_the_summary_is_paired_by_instance():
     assert second.interval == pytest.approx([1.5, 1.5])
     assert first.to_best is None
     assert "good" in printed(summary_tables([first, second]))
-
-
-def test_backends_are_told_apart():
-    """An algorithm that ran on two backends is two entries, each with its own instances and ratio."""
-    rows = [of("a", [0.5, 0.6]), of("b", [0.8, 0.9])]
-    found = summary(
-        [
-            *rows,
-            *(
-                changed(
-                    row,
-                    backend="cupy",
-                    values={k: 2 * v for k, v in row.estimate.values.items()},
-                )
-                for row in rows
-            ),
-        ]
-    )
-    assert [entry.algorithm for entry in found] == [
-        "a@numpy",
-        "b@numpy",
-        "a@cupy",
-        "b@cupy",
-    ]
-    assert found[2].ratio_to_bayes == pytest.approx(2 * found[0].ratio_to_bayes)
-    assert {entry.instances for entry in found} == {2}
 
 
 def test_noise_has_an_interval_and_what_is_missing_comes_last():

@@ -1,7 +1,5 @@
 """What a command does once however many records there are."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from dataclasses import replace
@@ -9,11 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from smimbench.run import record as record_module
-from smimbench.run.cost import memory_of_a_cell
 from smimbench.run.store import Store
 from smimbench.suite import cells as cells_module
-from smimbench.suite.reader import load_suite
-from tests.helpers import call
+from tests.helpers import call, output
 from tests.report.many_records import write
 
 
@@ -21,7 +17,7 @@ def test_show_reads_the_records_once_and_lists_the_cells_once(
     tmp_path, capsys, monkeypatch
 ):
     suite, loads, listed = write(tmp_path, 8, seeds=2), [], []
-    assert call(capsys, "theory", suite, "--results", tmp_path / "results")[0] == 0
+    output(capsys, "theory", suite, "--results", tmp_path / "results")
     load, cells = Store.load, cells_module.Suite.cells
     monkeypatch.setattr(
         Store,
@@ -38,22 +34,6 @@ def test_show_reads_the_records_once_and_lists_the_cells_once(
     )
     assert (code, err, out.count("\nline,")) == (0, "", 8)
     assert (loads.count(tmp_path / "results" / "many"), len(listed)) == (1, 1)
-
-
-def test_only_looks_at_every_axis_and_not_at_every_cell(tmp_path, monkeypatch):
-    suite = load_suite(
-        str(write(tmp_path, 400, seeds=10)),
-        only=("alpha=0.3", "seed=3", "algorithm=adam"),
-    )
-    asked, selects = [], cells_module.selects
-    monkeypatch.setattr(
-        cells_module, "selects", lambda *a, **k: asked.append(1) or selects(*a, **k)
-    )
-    (cell,) = suite.cells()
-    assert (cell.alpha, cell.replicate, cell.algorithm_label) == (0.3, 3, "adam")
-    assert (
-        len(asked) < 60
-    )  # 20 sample ratios, 10 seeds and what they are of, not 400 cells
 
 
 def test_a_loaded_folder_says_the_same_as_its_files_in_half_of_the_memory(tmp_path):
@@ -73,18 +53,6 @@ def test_a_loaded_folder_says_the_same_as_its_files_in_half_of_the_memory(tmp_pa
         for name, values in store.trajectory(record).items():
             assert np.array_equal(values, store.trajectory(other)[name], equal_nan=True)
         assert replace(record, trajectory=None) == replace(other, trajectory=None)
-
-
-def test_the_memory_of_cells_is_found_without_making_each_of_them(
-    tmp_path, monkeypatch
-):
-    suite, made = load_suite(str(write(tmp_path, 400, seeds=10))), []
-    rebuild = cells_module.Cell.rebuild
-    monkeypatch.setattr(
-        cells_module.Cell, "rebuild", lambda self: made.append(1) or rebuild(self)
-    )
-    assert memory_of_a_cell(suite.cells()) > 0
-    assert len(made) == len(suite.algorithms)
 
 
 def test_a_dry_run_checks_the_structure_of_records_and_no_digest(

@@ -1,7 +1,5 @@
 """A metric of somebody else goes through suites, tables, figures and comparison like those that ship."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -9,7 +7,7 @@ import pytest
 
 from smimbench.registry.metrics import find_metric, names_in_key, trajectory_metrics
 from smimbench.registry.registry import Registry, RegistryError, set_registry, using
-from tests.helpers import ATTENTION, SUITE, call, write_suite
+from tests.helpers import ATTENTION, SUITE, call, output, refusal, write_suite
 
 pytestmark = pytest.mark.usefixtures("svg_alone")
 
@@ -89,10 +87,7 @@ def test_it_appears_in_rows_tables_figures_and_comparison(tmp_path, share, capsy
     )
     (folder,) = (out / "small" / "settings").iterdir()
     assert "found share" in (folder / "figures" / "share.svg").read_text()
-    code, text, _ = call(
-        capsys, "compare", out / "small", out / "small", "--plugins", share
-    )
-    assert code == 0
+    text = output(capsys, "compare", out / "small", out / "small", "--plugins", share)
     assert "line: found share" in text
     _, text, _ = call(capsys, "list", "metrics", "--plugins", share)
     assert "Part of the signal's length" in text
@@ -127,8 +122,7 @@ def test_a_reason_stands_where_there_is_no_value(tmp_path, share, capsys):
 
 def test_an_unknown_metric_is_refused_with_its_key(tmp_path, capsys):
     suite = write_suite(tmp_path, ATTENTION)
-    code, _, err = call(capsys, "run", suite, "--set", 'run.metrics=["mse", "overlp"]')
-    assert code == 2
+    err = refusal(capsys, "run", suite, "--set", 'run.metrics=["mse", "overlp"]')
     assert "run.metrics[1]: unknown metric 'overlp'; did you mean 'overlap'?" in err
 
 

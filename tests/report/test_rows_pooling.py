@@ -1,7 +1,5 @@
 """Runs are pooled and matched by what was run; a label is only what it is called."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -15,7 +13,7 @@ from smimbench.report.results import Results
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
-from tests.helpers import SUITE, call, write_suite
+from tests.helpers import SUITE, output, silent, write_suite
 from tests.records import record
 from tests.report.rows import row
 
@@ -133,18 +131,16 @@ def test_a_comparison_matches_what_was_run_not_what_it_is_called():
 def test_an_estimate_of_two_components_from_elsewhere_is_scored(tmp_path, capsys):
     suite = write_suite(tmp_path, COMPONENTS)
     data, found = tmp_path / "data.npz", tmp_path / "found.npz"
-    assert call(capsys, "data", suite, "--output", data)[0] == 0
+    output(capsys, "data", suite, "--output", data)
     with np.load(data) as arrays:
         shape = json.loads(str(arrays["about"]))["estimate_shape"]
     np.savez(found, estimate=np.ones(shape))
-    code, text, err = call(
+    text = silent(
         capsys, "score", suite, "--estimate", found, "--label", "mine", "--json"
     )
-    assert (code, err) == (0, "")
     rows = json.loads(text)["rows"]
     assert [(r["metric"], r["component"], r["n"]) for r in rows] == [
         ("mse", 1, 1), ("mse", 2, 1), ("overlap", 1, 1), ("overlap", 2, 1),
     ]  # fmt: skip
-    code, text, _ = call(capsys, "score", suite, "--estimate", found)
-    assert code == 0
+    text = output(capsys, "score", suite, "--estimate", found)
     assert "component" in text

@@ -1,7 +1,5 @@
 """What runs report next to their estimate: means over the runs that found it, next to theory."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import pytest

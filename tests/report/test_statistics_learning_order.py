@@ -1,7 +1,5 @@
 """Order of learning from trajectories made by hand, and the tables that show it."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, astuple

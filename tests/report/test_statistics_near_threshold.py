@@ -1,7 +1,5 @@
 """Reasons of runs that do not converge name the threshold they stand near."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

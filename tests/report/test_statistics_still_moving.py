@@ -1,7 +1,5 @@
 """A run that made all its steps says whether its error still moved at the end, and noise is no movement."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from smimbench.report.charts import Chart, Panel, Series, draw, save
+from smimbench.report.charts import Chart, Panel, Series, draw
 
 
 def drawn(panels):
@@ -68,14 +68,3 @@ def test_a_long_title_is_broken_and_meets_no_other():
     assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
     assert min(box.x0 for box in boxes) >= 0
     assert max(box.x1 for box in boxes) <= figure.bbox.width
-
-
-def test_a_figure_is_laid_out_once_for_all_its_files(tmp_path, monkeypatch):
-    engine, calls = type(draw(CHART).get_layout_engine()), []
-    execute = engine.execute
-    monkeypatch.setattr(
-        engine, "execute", lambda self, fig: (calls.append(fig), execute(self, fig))
-    )
-    paths = save(CHART, tmp_path)
-    assert [path.suffix for path in paths] == [".png", ".svg", ".pdf", ".csv"]
-    assert len(calls) == 2  # once when drawn, once for all files

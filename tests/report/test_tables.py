@@ -1,13 +1,10 @@
 """Tables stay readable whatever stands in their rows."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
 import pytest
 
-from smimbench.api import run
 from smimbench.report.columns import marked_z, number, seconds, uncertain
 from smimbench.report.results import Results
 from smimbench.report.row import Nearness
@@ -282,40 +279,6 @@ def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):
     assert rows["plain"] == Nearness(0.25, 1.0, 1.0)
     assert rows["restarted"] == Nearness(5.25, 1.0, 1.0)
     assert rows["diverged"] == Nearness(None, None, 0.0)
-
-
-def test_an_online_row_stands_at_the_samples_that_it_used(tmp_path):
-    learner = '[[algorithms]]\nname = "sgd"\nonline = true\nbatch = 60\nsteps = 5\nlearning_rate = 0.001\n'
-    path = write_suite(tmp_path, ATTENTION + learner)
-    rows = [
-        row
-        for row in run(path, results=tmp_path / "results")
-        if row["algorithm"] == "sgd" and row["metric"] == "mse"
-    ]
-    assert [row["alpha"] for row in rows] == pytest.approx(
-        [300 / 900, 300 / 900]
-    )  # 90 and 270 were asked for
-    problem = load_suite(path).plans[0].problem
-    assert rows[0]["bayes"] == pytest.approx(
-        TheorySolver().points(problem, [300 / 900])[0][0].mse[0], rel=1e-9
-    )
-
-
-@pytest.mark.parametrize("width", [20, 40, 60])
-def test_a_narrow_screen_hides_no_column(width):
-    """A table reaches beyond the screen rather than to lose who is spoken of."""
-    text = printed(
-        error_tables(
-            [
-                row(algorithm="averaged", own_theory=0.41, no_theory=None),
-                row(dimension=50),
-            ]
-        ),
-        width,
-    )
-    body = [line for line in text.splitlines() if line.startswith(("gamp", "averaged"))]
-    assert len(body) == 2
-    assert all("0.5000±0.01" in line and line.rstrip().endswith("ok") for line in body)
 
 
 def test_lines_of_thresholds_hang_below_their_beginning():

@@ -1,7 +1,5 @@
 """What tables look like at 80 columns, letter by letter; the option ``--snapshot-update`` writes them again."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -26,7 +24,7 @@ from smimbench.theory.types import (
 from tests.report.rows import on_screen, printed, row
 
 
-def near(fast: float) -> dict[str, dict[str, float]]:
+def near(fast):
     """Times to come within 50, 20 and 5% of theory."""
     return {
         epsilon: {

@@ -1,7 +1,5 @@
 """Two verdicts: the algorithm's own theory in rows, in the document of theory and in figures."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -12,10 +10,8 @@ import pytest
 
 import smimbench
 from smimbench.report.charts import save
-from smimbench.report.figures import metric_chart
 from smimbench.report.learning_curves import learning_charts
 from smimbench.report.results import Results
-from smimbench.report.row import row_of
 from smimbench.report.rows import errors_at
 from smimbench.report.statistics import TracedRun
 from smimbench.report.theory_document import (
@@ -28,7 +24,7 @@ from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.theory.predictions import solve, theory_point
 from tests import records
-from tests.helpers import LINE, call, suite_text, write_suite
+from tests.helpers import LINE, call, output, suite_text, write_suite
 from tests.report.rows import printed
 from tests.stretched import stretched
 
@@ -152,10 +148,8 @@ def test_theory_is_solved_in_run_and_theory_and_only_read_elsewhere(
                 None,
             )
             assert row["warnings"] == known["warnings"]
-        assert (
-            call(capsys, "report", *where, "--output", tmp_path / "page.html")[0] == 0
-        )
-    assert call(capsys, *words, "--quiet", "--json")[0] == 0
+        output(capsys, "report", *where, "--output", tmp_path / "page.html")
+    output(capsys, *words, "--quiet", "--json")
     monkeypatch.setattr(
         TheorySolver,
         "solve",
@@ -276,18 +270,3 @@ def test_trajectories_are_drawn(results):
                     ]
                     assert at[1] == pytest.approx(at[0], rel=0.25, abs=0.05)
         assert predicted == {"gamp", "sgd"}
-
-
-def test_own_theory_of_one_sample_ratio_can_be_seen(results):
-    """A dashed line through one point has no length: a mark stands for it."""
-    pytest.importorskip("matplotlib")
-    suite, rows, *_ = results
-    (panel, *_) = metric_chart(
-        suite, [row_of(row) for row in rows], TheorySolver(), "mse"
-    ).panels
-    (series,) = [one for one in panel.series if one.name == "erm, predicted"]
-    (row,) = [
-        row for row in rows if row["algorithm"] == "erm" and row["metric"] == "mse"
-    ]
-    assert (series.kind, series.style["marker"]) == ("marks", "_")
-    assert series.numbers("value").tolist() == [row["own_theory"]]

@@ -1,7 +1,5 @@
 """The verdict: who is best, by what ratio, and whether it agrees with theory."""
 
-from __future__ import annotations
-
 import math
 import re
 

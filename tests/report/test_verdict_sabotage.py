@@ -1,7 +1,5 @@
 """Mistakes that the mean error at one size hardly shows, and errors that no algorithm can make, in the verdict of real runs."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The job that sabotages algorithms: what is not changed is the intact algorithm, and differences are measured right."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np

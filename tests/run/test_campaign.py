@@ -21,7 +21,7 @@ from tests.helpers import ATTENTION, SUITE, environment, write_suite
 from tests.records import numbers, numbers_in
 
 
-def cells_of(tmp_path, registry, *algorithms: str, text: str = SUITE, **overrides):
+def cells_of(tmp_path, registry, *algorithms, text=SUITE, **overrides):
     tables = "".join(f'\n[[algorithms]]\nname = "{name}"\n' for name in algorithms)
     suite = load_suite(
         write_suite(tmp_path, text.partition("[[algorithms]]")[0] + tables),
@@ -248,7 +248,7 @@ def test_serial_and_parallel_agree_bit_for_bit(tmp_path, registry):
     assert set(stored) == set(by_key)
 
 
-def _is_fatal(cell, registry) -> bool:
+def _is_fatal(cell, registry):
     problem, _ = cell.rebuild()
     return (
         problem.instance(

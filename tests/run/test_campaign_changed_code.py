@@ -8,7 +8,16 @@ import pytest
 
 from smimbench.registry.registry import Registry
 from smimbench.registry.source import source_of
-from tests.helpers import CHANNEL, SUITE, call, importable, install_package, write_suite
+from tests.helpers import (
+    CHANNEL,
+    SUITE,
+    call,
+    importable,
+    install_package,
+    output,
+    refusal,
+    write_suite,
+)
 
 HONEST = CHANNEL.replace("0 * V", "1e-12 * V")
 TEXT = SUITE.replace('name = "linear", noise = 0.2', 'name = "twice"').replace(
@@ -65,8 +74,7 @@ def test_changed_code_is_said_and_not_mixed(tmp_path, capsys, arguments):
             "y / self.gain", "y / (self.gain + 1e-3)"
         )
     )
-    code, out, err = call(capsys, "show", *given)
-    assert (code, out) == (2, "")
+    err = refusal(capsys, "show", *given)
     assert err.count(SAID) == 1
     assert "2 cells of this suite" in err
     assert "2 of the stored cells were made by other code and are not counted" in err
@@ -89,8 +97,8 @@ def test_changed_code_is_said_and_not_mixed(tmp_path, capsys, arguments):
 def test_retry_solves_theory_again(tmp_path, capsys, arguments):
     _, given = arguments
     run = ("run", *given, "--workers", "1", "--no-figure")
-    assert call(capsys, *run)[0] == 0
-    assert call(capsys, *run, "--retry", "theory")[0] == 0
+    output(capsys, *run)
+    output(capsys, *run, "--retry", "theory")
     assert list((tmp_path / "r" / "theory" / "set-aside").iterdir())
 
 

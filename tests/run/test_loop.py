@@ -17,12 +17,12 @@ D = 50
 
 
 @pytest.fixture(scope="module")
-def problem() -> Problem:
+def problem():
     return Problem({"name": "sequence-multi-index", "tokens": 2}, "linear", "gaussian")
 
 
 @pytest.fixture(scope="module")
-def instance(problem) -> Instance:
+def instance(problem):
     return problem.instance(1.0, D)
 
 

@@ -15,7 +15,7 @@ from smimbench.run.executor import NO_LIMITS, Limits
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
-from tests.helpers import LINE, call, sequence, suite_text, write_suite
+from tests.helpers import LINE, call, output, sequence, suite_text, write_suite
 from tests.records import numbers
 
 TEMPLATE = '''
@@ -102,7 +102,7 @@ CLOCKS = ("timing", "digest")
 """What of a record comes from a clock: its times (with load, peak memory and ceilings), and what is computed from them."""
 
 
-def hostile(folder, names) -> list[str]:
+def hostile(folder, names):
     """A plugin in a file of its own for each of these acts."""
     paths = []
     for name in names:
@@ -251,7 +251,7 @@ def test_a_budget_bounds_theory_and_says_what_is_left(tmp_path, capsys):
         tmp_path, suite_text(LINE, [0.5], 20, 1, 'name = "adam"\nsteps = 2')
     )
     options = ("--results", tmp_path / "r", "--no-figure", "--workers", "1")
-    assert call(capsys, "run", suite, *options)[0] == 0
+    output(capsys, "run", suite, *options)
     shutil.rmtree(tmp_path / "r" / "theory")
     code, _, err = call(capsys, "run", suite, *options, "--budget", "0.01s")
     assert code == 75

@@ -21,17 +21,17 @@ from tests import records
 from tests.helpers import environment
 
 
-def cell(name: str = "a1b2") -> dict:
+def cell(name="a1b2"):
     """A cell whose prior has this name."""
     problem = {**records.CELL["problem"], "prior": {"name": name, "version": 1}}
     return {**records.CELL, "problem": problem}
 
 
-def key(name: str = "a1b2") -> str:
+def key(name="a1b2"):
     return key_of(cell(name))
 
 
-def record(name: str = "a1b2", **changes):
+def record(name="a1b2", **changes):
     """A record with two components and two measured iterations."""
     trajectory = {
         "iteration": [0, 1],
@@ -46,7 +46,7 @@ def record(name: str = "a1b2", **changes):
     return records.record(cell=cell(name), **{**usual, **changes})
 
 
-def files(store: Store) -> list[str]:
+def files(store):
     """Names of everything in the folder, hidden files included."""
     return sorted(os.listdir(store.folder))
 
@@ -82,7 +82,7 @@ def test_numbers_that_json_cannot_hold_become_null_and_come_back_as_nan(tmp_path
     assert path["residual"][1] == 0.5
 
 
-def long_path(count: int = LONG + 1):
+def long_path(count=LONG + 1):
     rng = np.random.default_rng(1)
     return {
         "iteration": list(range(count)),

@@ -29,7 +29,7 @@ ERRORS = (
 )  # fmt: skip
 
 
-def finished(folder) -> dict[str, bytes]:
+def finished(folder):
     """Records on disk, by name."""
     return {
         path.name: path.read_bytes()
@@ -38,7 +38,7 @@ def finished(folder) -> dict[str, bytes]:
     }
 
 
-def start(suite, results, workers: int) -> subprocess.Popen[bytes]:
+def start(suite, results, workers):
     return subprocess.Popen(
         command("run", suite, "--results", results, "--workers", workers, *QUIETLY),
         stdout=subprocess.DEVNULL,
@@ -48,7 +48,7 @@ def start(suite, results, workers: int) -> subprocess.Popen[bytes]:
     )
 
 
-def interruptible(*arguments) -> subprocess.Popen[str]:
+def interruptible(*arguments):
     """The command in a group of its own, with Ctrl-C as in a terminal: a test run in the background has it ignored."""
     return subprocess.Popen(
         command(*arguments),
@@ -61,9 +61,7 @@ def interruptible(*arguments) -> subprocess.Popen[str]:
     )
 
 
-def kill_after(
-    process: subprocess.Popen[bytes], folder, records: int, delay: float
-) -> bool:
+def kill_after(process, folder, records, delay):
     """Kill the whole group once ``records`` files are there and ``delay`` has passed; whether it was still running."""
     limit = time.monotonic() + 60
     while (
@@ -81,14 +79,14 @@ def kill_after(
     return running
 
 
-def age_claims(folder, process) -> None:
+def age_claims(folder, process):
     """Let the minute pass after which claims of a killed run belong to nobody."""
     for claim in (folder / "claims").glob("*"):
         if claim.read_text().startswith(f"process {process.pid} "):
             os.utime(claim, (0, 0))
 
 
-def table(capsys, suite, results) -> list[dict]:
+def table(capsys, suite, results):
     """Rows as a user reads them, without what a clock says."""
     code, out, err = call(capsys, "show", suite, "--results", results, "--json")
     assert code in (0, 1), err

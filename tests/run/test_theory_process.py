@@ -97,7 +97,7 @@ def plugin(tmp_path_factory):
     set_registry(None)
 
 
-def problem_of(mood: str) -> Problem:
+def problem_of(mood):
     model = {"name": "sequence-multi-index", "tokens": 2}
     return Problem(
         model, {"name": "moody", "noise": 0.2, "mood": mood}, {"name": "gaussian"}

@@ -29,6 +29,8 @@ from tests.helpers import (
     command,
     ends_with,
     environment,
+    output,
+    refusal,
     suite_text,
     write_suite,
 )
@@ -40,19 +42,18 @@ TEXT = suite_text(LINE, [0.5, 1.0], 20, 3, 'name = "ridge"', SGD)
 POINTS = 2
 
 
-def files(folder) -> dict[str, bytes]:
+def files(folder):
     """Results of searches by name."""
     return {path.name: path.read_bytes() for path in folder.glob("choices/*.json")}
 
 
-def tune(capsys, path, results, *more) -> list[dict]:
+def tune(capsys, path, results, *more):
     """Tune, and the results of all searches."""
-    code, out, err = call(capsys, "tune", path, "--results", results, "--json", *more)
-    assert code == 0, err
+    out = output(capsys, "tune", path, "--results", results, "--json", *more)
     return json.loads(out)
 
 
-def run(capsys, path, results, *more) -> tuple[dict, str]:
+def run(capsys, path, results, *more):
     """Run, the document, and what was said."""
     code, out, err = call(
         capsys, "run", path, "--results", results, "--json", "--no-figure", *more
@@ -121,7 +122,7 @@ def test_the_data_of_tuning_are_independent_of_those_of_every_seed_that_a_suite_
 # -- the trials -----------------------------------------------------------------------------------------------------------
 
 
-def trials(count: int, written: dict, **space) -> list[dict]:
+def trials(count, written, **space):
     """Settings that are tried."""
     parameters = {
         tuple(name.split(".")): Range(**values) if isinstance(values, dict) else values
@@ -206,7 +207,7 @@ def test_the_setting_as_written_is_one_of_the_trials_once(
 # -- the search -----------------------------------------------------------------------------------------------------------
 
 
-def search_of(tmp_path, trials: int):
+def search_of(tmp_path, trials):
     """A search that was not run."""
     suite = load_suite(
         write_suite(tmp_path, TEXT), [f"algorithms.sgd.tune.trials={trials}"]
@@ -214,7 +215,7 @@ def search_of(tmp_path, trials: int):
     return searches(suite)[0]
 
 
-def finish(search, error) -> tuple[dict, int]:
+def finish(search, error):
     """Result of a search whose runs end with the errors ``error(trial, seed)``, and the number of runs."""
     names = [spec["learning_rate"] for _, spec in search.trials]
     log_errors: dict[str, float] = {}
@@ -335,8 +336,7 @@ def test_a_dry_run_counts_what_the_search_then_runs(done, tmp_path, capsys):
     asked = ("tune", path, "--results", tmp_path / "results")
 
     def counted():
-        code, out, err = call(capsys, *asked, "--dry-run", "--json")
-        assert code == 0, err
+        out = output(capsys, *asked, "--dry-run", "--json")
         return json.loads(out)
 
     before = counted()
@@ -395,10 +395,9 @@ def test_a_run_says_that_tuning_was_not_done_and_uses_what_is_written(tmp_path, 
         in err
     )
     assert {row["settings"] for row in document["rows"]} == {"default"}
-    code, out, _ = call(
+    out = output(
         capsys, "show", tmp_path / "small.toml", "--results", tmp_path / "results"
     )
-    assert code == 0
     assert " default " in out
 
 
@@ -458,8 +457,7 @@ def test_a_run_uses_the_choice_and_its_key_holds_the_search(done, capsys):
         assert (
             cell["tuning"]["of"]["learning_rate"] != cell["algorithm"]["learning_rate"]
         )
-    code, out, _ = call(capsys, "show", path, "--results", results)
-    assert code == 0
+    out = output(capsys, "show", path, "--results", results)
     assert "tuned, 8 trials" in " ".join(out.split())
 
 
@@ -468,21 +466,16 @@ def test_results_with_choices_are_shown_packed_and_verified(done, tmp_path, caps
     whole, _ = run(capsys, path, results)
     for name in (results / "small", tmp_path / "packed.json"):
         if not name.exists():
-            assert (
-                call(capsys, "show", path, "--results", results, "--pack", name)[0] == 0
-            )
-        code, out, err = call(capsys, "show", name, "--json")
-        assert code == 0, err
+            output(capsys, "show", path, "--results", results, "--pack", name)
+        out = output(capsys, "show", name, "--json")
         assert json.loads(out)["rows"] == whole["rows"]
-        code, out, err = call(capsys, "verify", name, "--cells", 4)
-        assert code == 0, err
+        out = output(capsys, "verify", name, "--cells", 4)
         assert "4 cells run again: all agree" in out
 
 
 def test_a_choice_that_its_trials_do_not_give_is_found(done, tmp_path, capsys):
     path, results = done
-    code, out, err = call(capsys, "verify", path, "--results", results)
-    assert code == 0, err
+    out = output(capsys, "verify", path, "--results", results)
     assert "1 choices: all agree" in out
     shutil.copytree(results, tmp_path / "results")
     (choice,) = (tmp_path / "results" / "small" / "tuning" / "choices").glob("*.json")
@@ -565,7 +558,7 @@ def test_only_picks_what_is_tuned(tmp_path, capsys):
         "tune searches over all runs of a problem; --only alpha does not narrow this"
         in err
     )
-    code, _, err = call(
+    err = refusal(
         capsys,
         "tune",
         path,
@@ -574,7 +567,6 @@ def test_only_picks_what_is_tuned(tmp_path, capsys):
         "--only",
         "algorithm=ridge",
     )
-    assert code == 2
     assert (
         "algorithms: no algorithm says what to tune; add a table [algorithms.tune]"
         in err
@@ -589,8 +581,7 @@ def test_a_choice_that_was_changed_is_not_used(done, tmp_path, capsys):
     changed.parent.mkdir(parents=True)
     changed.write_bytes(text.replace(b'"chosen": ', b'"chosen": 1'))
     for word in ("tune", "run", "show"):
-        code, _, err = call(capsys, word, path, "--results", tmp_path / "results")
-        assert code == 2
+        err = refusal(capsys, word, path, "--results", tmp_path / "results")
         assert (
             err
             == f"smimbench: {changed}: changed after it was written (digest does not match); remove it and tune again\n"
@@ -612,8 +603,7 @@ def test_a_choice_from_anybody_is_no_reason_to_break(done, tmp_path, capsys, bod
         else body
     )
     for word in ("tune", "run", "show"):
-        code, _, err = call(capsys, word, path, "--results", tmp_path / "results")
-        assert code == 2
+        err = refusal(capsys, word, path, "--results", tmp_path / "results")
         assert err.startswith(f"smimbench: {choice}: ")
         assert err.count("\n") == 1
 

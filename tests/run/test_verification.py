@@ -14,7 +14,17 @@ from smimbench.run.record import document_text, sealed, text_of
 from smimbench.run.store import Store
 from smimbench.run.verification import untimed
 from smimbench.suite.reader import load_suite
-from tests.helpers import LINE, ROOT, SUITE, call, ends_with, suite_text, write_suite
+from tests.helpers import (
+    LINE,
+    ROOT,
+    SUITE,
+    call,
+    ends_with,
+    output,
+    refusal,
+    suite_text,
+    write_suite,
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +69,7 @@ def prepared(flips, tmp_path_factory):
 
 def test_sound_results_agree_to_the_last_bit(results, capsys):
     before = {path: path.read_bytes() for path in results.rglob("*") if path.is_file()}
-    code, out, err = call(capsys, "verify", results / "small", "--cells", "3", "--json")
-    assert code == 0, out + err
+    out = output(capsys, "verify", results / "small", "--cells", "3", "--json")
     found = json.loads(out)
     assert found["wrong"] == []
     assert found["missing"] == []
@@ -160,8 +169,7 @@ def test_fewer_seeds_in_run_json_are_named(results, capsys):
     path = results / "small" / "run.json"
     path.write_text(path.read_text().replace("seeds     = 2", "seeds     = 1"))
     for words in (("show",), ("verify",), ("verify", "--cells", "0")):
-        code, _, err = call(capsys, words[0], results / "small", *words[1:])
-        assert code == 2
+        err = refusal(capsys, words[0], results / "small", *words[1:])
         assert "run.json cannot be used: changed after it was written" in err
     document = json.loads(path.read_text())
     path.write_text(
@@ -257,6 +265,5 @@ def test_an_online_run_at_two_sample_ratios_is_two_rows(tmp_path, capsys):
     online = 'name = "sgd"\nlearning_rate = 0.05\nsteps = 30\nbatch = 4\nonline = true'
     suite = write_suite(tmp_path, suite_text(LINE, [1.0, 2.0], 20, 2, online))
     at = (suite, "--results", tmp_path / "results")
-    assert call(capsys, "run", *at, "--workers", 1, "--no-figure")[0] == 0
-    code, out, err = call(capsys, "verify", *at, "--cells", 4)
-    assert code == 0, out + err
+    output(capsys, "run", *at, "--workers", 1, "--no-figure")
+    output(capsys, "verify", *at, "--cells", 4)

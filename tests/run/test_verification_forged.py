@@ -113,7 +113,7 @@ def records_in(folder):
     return sorted(path for path in folder.glob("*.json") if path.name != "run.json")
 
 
-def verified(capsys, place, *words) -> dict:
+def verified(capsys, place, *words):
     code, out, err = call(capsys, "verify", place, "--json", "--no-theory", *words)
     document = json.loads(out)
     assert code == bool(document["wrong"] or document["missing"]), err

@@ -7,15 +7,15 @@ import pytest
 
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
-from tests.helpers import LINE, SUITE, call, suite_text, write_suite
+from tests.helpers import LINE, SUITE, call, output, suite_text, write_suite
 
 
-def written(tmp_path, table: str):
+def written(tmp_path, table):
     """A suite with one more algorithm."""
     return load_suite(write_suite(tmp_path, f"{SUITE}\n[[algorithms]]\n{table}\n"))
 
 
-def more(suite) -> list[str]:
+def more(suite):
     """Labels of the settings of the added algorithm."""
     return [algorithm.label for algorithm in suite.algorithms[2:]]
 
@@ -69,8 +69,7 @@ def test_a_function_without_annotations_has_axes_too(tmp_path, capsys):
         "--no-figure",
         "--json",
     )
-    code, out, err = call(capsys, "run", path, *how)
-    assert code == 0, err
+    out = output(capsys, "run", path, *how)
     names = {row["algorithm"] for row in json.loads(out)["rows"]}
     assert names == {"nothing, rate 0.1", "nothing, rate 0.2"}
 
@@ -142,10 +141,7 @@ def test_a_run_shows_every_setting(tmp_path, capsys):
         tmp_path,
         f'{SUITE}\n[[algorithms]]\nname = "sgd"\nsteps = 9\nlearning_rate = [0.001, 0.02, 0.05]\n',
     )
-    code, out, err = call(
-        capsys, "run", path, "--results", tmp_path / "results", "--no-figure"
-    )
-    assert code == 0, err
+    out = output(capsys, "run", path, "--results", tmp_path / "results", "--no-figure")
     assert "sgd, learning_rate 0.001: " in out
     names = {
         row["algorithm"]

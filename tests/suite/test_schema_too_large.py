@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.helpers import ATTENTION, SUITE, call, call_outside, write_suite
+from tests.helpers import ATTENTION, SUITE, call_outside, refusal, write_suite
 
 TOO_LARGE = {
     "tokens": (ATTENTION, "problem.model.tokens=3000", "problem.model.tokens: must be at most 512"),
@@ -35,7 +35,7 @@ def test_what_is_too_large_is_refused_at_once(tmp_path, capsys, name):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin = time.process_time()
     for options in (("--dry-run",), ()):
-        code, out, err = call(
+        err = refusal(
             capsys,
             "run",
             write_suite(tmp_path, text),
@@ -45,7 +45,6 @@ def test_what_is_too_large_is_refused_at_once(tmp_path, capsys, name):
             setting,
             *options,
         )
-        assert (code, out, len(err.splitlines())) == (2, "", 1)
         assert message in err
     assert (
         time.process_time() - begin < 20

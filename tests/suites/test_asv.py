@@ -50,11 +50,11 @@ def benchmarks():
         del sys.modules[name]
 
 
-def flagged(before: float, after: float) -> bool:
+def flagged(before, after):
     return after > (1 + THRESHOLD) * before
 
 
-def quickstart(benchmarks) -> str:
+def quickstart(benchmarks):
     return next(
         name for name in benchmarks["cases"].problems() if name.startswith("quickstart")
     )

@@ -22,7 +22,7 @@ MOST = 3
 """Sample ratios of a problem that are solved again; all of them would take a minute."""
 
 
-def sizes() -> dict[str, list[str]]:
+def sizes():
     spec = importlib.util.spec_from_file_location(
         "reference", ROOT / "tools" / "reference.py"
     )
