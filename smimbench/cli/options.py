@@ -277,7 +277,7 @@ class Request:
         # Results may come from anybody: to look at them must not run code in the working folder.
         path = Path(f"{settings.suite}.toml")
         suite = parse_suite(path, shared["text"], overrides, only, stored=True)
-        return suite.with_choices(shared)
+        return suite.with_choices(shared.get("choices", []))
 
     def _suite_of_options(self) -> Suite:
         """The suite that options describe; a mistake names the option, since there is no file."""

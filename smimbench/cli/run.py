@@ -445,7 +445,7 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     keep_scores(store, records)
     # A folder of results says which suite it is of.
     settings = Store(settings_folder(suite, store))
-    if not settings.read_shared():
+    if "suite" not in settings.read_shared():
         settings.write_shared(shared_document(suite))
     if not request.silent:
         click.echo(

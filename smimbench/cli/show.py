@@ -45,12 +45,12 @@ from smimbench.cli.results import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from smimbench.files import JsonObject
     from smimbench.report.comparison import RowChange
     from smimbench.report.notebook import Theory
     from smimbench.report.results import Results, ResultsTable
     from smimbench.report.row import Row
     from smimbench.report.theory_document import ProblemTheory
+    from smimbench.run.record import SharedDocument
     from smimbench.suite.cells import Suite
 
 
@@ -385,7 +385,7 @@ def show(
 
 def _read_table(
     request: Request, backends: Sequence[str]
-) -> tuple[ResultsTable, JsonObject, Path, Results | None]:
+) -> tuple[ResultsTable, SharedDocument, Path, Results | None]:
     """The requested table, ``run.json``, its path, and the results unless only the table is there."""
     from smimbench.report.results import is_packed
     from smimbench.run.store import Store

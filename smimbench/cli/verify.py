@@ -118,7 +118,7 @@ def _verify_folder(request: Request, effort: _Effort) -> dict[str, Verification]
     store = request.store(suite)
     folder = settings_folder(suite, store)
     if chosen := Store(folder).read_shared().get("choices"):
-        suite = suite.with_choices({"choices": chosen})
+        suite = suite.with_choices(chosen)
     records = files(store)
     verifications = {"files": records}
     complaints = shared_documents(suite, folder)
@@ -223,7 +223,7 @@ def _verify_pack(request: Request, effort: _Effort) -> dict[str, Verification]:
             path,
             read_packed(path).table.rows,
             shared,
-            suite.with_choices(shared),
+            suite.with_choices(shared.get("choices", [])),
             count=effort.cells,
             seed=effort.seed,
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smimbench.backend.machine import installed
-from smimbench.files import JsonObject, canonical_json
+from smimbench.files import canonical_json
+from smimbench.problem.problem import Specification
 from smimbench.report.labels import grouped
-from smimbench.run.record import digest_of, plain
+from smimbench.run.record import SearchResult, SharedDocument, digest_of, plain
 from smimbench.run.tuning import read_choice, searches
 from smimbench.run.verification import Verification
 from smimbench.suite import SuiteError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Cell, Suite
 
 
-def obstacle(row: Row, shared: JsonObject) -> str:
+def obstacle(row: Row, shared: SharedDocument) -> str:
     """Reason why others cannot run a row again; empty if they can.
 
     Parameters
@@ -52,7 +53,7 @@ def obstacle(row: Row, shared: JsonObject) -> str:
     return ""
 
 
-def _third_party(identity: Any) -> list[JsonObject]:
+def _third_party(identity: object) -> list[Specification]:
     """Specifications of the items of third parties in nested tables."""
     if isinstance(identity, list):
         return [item for table in identity for item in _third_party(table)]
@@ -63,8 +64,8 @@ def _third_party(identity: Any) -> list[JsonObject]:
 
 
 def submission(
-    results: Results, shared: JsonObject, by: str
-) -> tuple[JsonObject, dict[tuple[str, str], str]]:
+    results: Results, shared: SharedDocument, by: str
+) -> tuple[SharedDocument, dict[tuple[str, str], str]]:
     """``run.json`` of a submission, and why some rows are not in it, by the labels of problem and algorithm.
 
     Raises
@@ -107,7 +108,7 @@ def submission(
 
 
 def verified(
-    path: Path, rows: Sequence[Row], shared: JsonObject, suite: Suite
+    path: Path, rows: Sequence[Row], shared: SharedDocument, suite: Suite
 ) -> Verification:
     """Check that others can run all rows again, and that tuned settings are those of the searches in the file."""
     verification = Verification()
@@ -134,7 +135,7 @@ def verified(
 
 
 def _search_mistakes(
-    cell: Cell, search: JsonObject | None, question: JsonObject | None
+    cell: Cell, search: SearchResult | None, question: object
 ) -> list[str]:
     if search is None or cell.tuning is None:
         return ["the search that chose its parameters is not in the file"]
@@ -149,6 +150,7 @@ def _search_mistakes(
         or search["question"] != question
         or search["algorithm"] != cell.algorithm
         or best is None
+        or chosen is None
         or chosen not in range(len(errors))
     ):
         return ["its parameters are not those of the search in the file"]

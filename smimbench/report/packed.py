@@ -11,7 +11,7 @@ import gzip
 import json
 import tempfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -91,7 +91,7 @@ class _Pack(Open):
 def write_packed(
     path: Path,
     results: Results,
-    shared: JsonObject,
+    shared: SharedDocument,
     *,
     left_out: Collection[tuple[str, str]] = (),
     trajectories: bool = True,
@@ -154,7 +154,7 @@ def _complete_record(store: Store, stem: str, trajectories: bool) -> JsonObject:
     return sealed({**record.document, "trajectory": plain(lists)})
 
 
-def _text_of(pack: JsonObject) -> bytes:
+def _text_of(pack: Mapping[str, object]) -> bytes:
     """Return the text of the file, with one line per record so that a change of one record changes one line."""
     text = json.dumps(sealed(pack), allow_nan=False, separators=(",", ":"))
     return text.replace('{"format":', '\n{"format":').encode() + b"\n"
@@ -180,7 +180,7 @@ class PackedTable(NamedTuple):
     """Results table from a file of packed results, with its ``run.json`` and remarks on the file."""
 
     table: ResultsTable
-    shared: JsonObject
+    shared: SharedDocument
     remarks: list[str]
 
 
@@ -298,7 +298,11 @@ def unpacked(
             check_model(_Pack, pack, "packed results of smimbench")
             _write_files(pack, store, Path(temporary) / "theory")
             results = Results(
-                suite.with_choices(shared), store, (), answers, any_code=any_code
+                suite.with_choices(shared.get("choices", [])),
+                store,
+                (),
+                answers,
+                any_code=any_code,
             )
             scores = scores_of(store)
             scores.load()

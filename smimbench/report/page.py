@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,12 +24,12 @@ from smimbench.report.notebook import ROW
 from smimbench.report.tables import CONTENDER, LIMIT, SUMMARY, missing_values
 from smimbench.report.text_files import as_csv
 from smimbench.report.verdict import prediction_words, tied_words, verdict_line
+from smimbench.run.record import SharedDocument
 from smimbench.run.store import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from smimbench.files import JsonObject
     from smimbench.report.charts import Chart
     from smimbench.report.results import Results
     from smimbench.report.row import Row
@@ -39,7 +40,9 @@ NEEDS = ("jinja2", "matplotlib")
 """Packages that a page needs besides smimbench: extra ``report``."""
 
 
-def render_page(results: Results, charts: Iterable[Chart], shared: JsonObject) -> str:
+def render_page(
+    results: Results, charts: Iterable[Chart], shared: SharedDocument
+) -> str:
     """The page as HTML text.
 
     Raises
@@ -152,34 +155,36 @@ def _shown(verdict: Verdict) -> _ShownVerdict:
     return _ShownVerdict(verdict.problem, best, ties, line, agreement, ratio)
 
 
-def _when(shared: JsonObject) -> str:
+def _when(shared: SharedDocument) -> str:
     written = shared.get("written")
     if not written:
         return ""
     return f"Run on {datetime.datetime.fromtimestamp(written, datetime.UTC):%Y-%m-%d %H:%M} UTC."
 
 
-def _made_with(suite: Suite, rows: Sequence[Row], shared: JsonObject) -> dict[str, str]:
+def _made_with(
+    suite: Suite, rows: Sequence[Row], shared: SharedDocument
+) -> dict[str, str]:
     """Software and machine that made the numbers."""
 
-    def listed(table: str) -> str:
-        entries = (shared.get(table) or {}).items()
-        texts = (f"{k} {v}" for k, v in entries if isinstance(v, (str, int, float)))
+    def listed(table: Mapping[str, object]) -> str:
+        shown = ((k, v) for k, v in table.items() if isinstance(v, (str, int, float)))
+        texts = (f"{k} {v}" for k, v in shown)
         return ", ".join(texts) or "unknown"
 
     machines: set[str] = set()
     machines.update(*(row.cost.machines for row in rows))
     return {
-        "machine": listed("machine"),
+        "machine": listed(shared.get("machine") or {}),
         "machines of the times": ", ".join(sorted(machines)) or "none",
-        "versions": listed("versions"),
+        "versions": listed(shared.get("versions") or {}),
         "commit": str(shared.get("git_commit") or "none"),
         "seeds": f"{suite.seeds} replicates of root seed {suite.seed}",
         "precision": suite.run.dtype,
     }
 
 
-def _reproduce(suite: Suite, shared: JsonObject) -> str:
+def _reproduce(suite: Suite, shared: SharedDocument) -> str:
     # "-dirty" marks a checkout with changes of its own; Git knows the commit below it.
     commit = (shared.get("git_commit") or "").removesuffix("-dirty")
     run = f"smimbench run {suite.name} {options_of(suite)}".strip()

@@ -20,6 +20,7 @@ from smimbench.report.verdict import AlgorithmSummary, Verdict, summary, verdict
 from smimbench.run.answers import Answers
 from smimbench.run.record import Record
 from smimbench.run.store import (
+    OtherVersion,
     Store,
     made_by_other_code,
     other_versions,
@@ -61,7 +62,7 @@ class ResultsTable:
     rows: Sequence[Row]
     status_counts: dict[str, int]
     missing: int
-    other_versions: list[JsonObject]
+    other_versions: list[OtherVersion]
     left_out: Sequence[str] = ()
     against: str | None = None
 
@@ -213,7 +214,7 @@ class Results:
         return find_optima(self.pairs, self.suite, self.answers)
 
     @cached_property
-    def other_versions(self) -> list[JsonObject]:
+    def other_versions(self) -> list[OtherVersion]:
         """Numbers of stored cells that other versions of an item computed; no table includes them."""
         return other_versions(self.cells, self.records.values())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -53,8 +53,8 @@ class _About(Open):
 class _RowsOfPlace(Open):
     """Rows of one place: the fields that are equal in all of them, and the other fields of each row."""
 
-    common: JsonObject
-    rows: list[JsonObject]
+    common: dict[str, object]
+    rows: list[dict[str, object]]
 
 
 class _Table(Open):
@@ -66,7 +66,7 @@ class _Table(Open):
     places: list[_RowsOfPlace]
 
 
-def write_table(path: Path, table: ResultsTable, shared: JsonObject) -> None:
+def write_table(path: Path, table: ResultsTable, shared: SharedDocument) -> None:
     """Write a results table and ``run.json`` into one file.
 
     Fields that all rows of one place (problem, algorithm, backend, sample ratio, dimension) share are written once. Whatever can
@@ -90,7 +90,7 @@ def write_table(path: Path, table: ResultsTable, shared: JsonObject) -> None:
     write_atomically(path, text_of_table(plain(stored)).encode())
 
 
-def _factor_out(rows: Sequence[JsonObject]) -> JsonObject:
+def _factor_out(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Separate the fields that are equal in all rows from the fields that differ."""
     common = {
         key: value
@@ -103,7 +103,7 @@ def _factor_out(rows: Sequence[JsonObject]) -> JsonObject:
     return {"common": common, "rows": differing}
 
 
-def text_of_table(table: JsonObject) -> str:
+def text_of_table(table: Mapping[str, object]) -> str:
     """Return the text of the file, with one line per place so that a change of one place changes one line."""
     lines = json.dumps(sealed(table), allow_nan=False, separators=(",", ":"))
     return lines.replace('{"common":', '\n{"common":') + "\n"
@@ -143,7 +143,7 @@ def table_of(stored: JsonObject) -> ResultsTable:
 def rerun_values(
     path: Path,
     rows: Sequence[Row],
-    shared: JsonObject,
+    shared: SharedDocument,
     suite: Suite,
     *,
     count: int,
@@ -213,7 +213,11 @@ def verified_table(
 
 
 def _differences(
-    path: Path, row: Row, written: JsonObject, computed: JsonObject, tolerance: float
+    path: Path,
+    row: Row,
+    written: Mapping[str, object],
+    computed: Mapping[str, object],
+    tolerance: float,
 ) -> list[str]:
     """Describe up to three differences between the stored and the computed fields of a row."""
     differing = itertools.islice(differences(written, computed, tolerance), 3)

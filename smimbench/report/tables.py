@@ -43,6 +43,7 @@ from smimbench.report.verdict import (
     prediction_cell,
     tied_words,
 )
+from smimbench.run.store import OtherVersion
 from smimbench.run.tuning import range_ends
 
 Columns = list[str | Column]
@@ -220,7 +221,7 @@ def _slowest_first(row: Row) -> tuple[float, float]:
 
 
 def other_version_lines(
-    entries: Sequence[JsonObject], missing: bool = True
+    entries: Sequence[OtherVersion], missing: bool = True
 ) -> list[str]:
     """One line for every item of which another version, or other code, made stored cells; ``missing``: more are to run."""
     lines = []
@@ -356,7 +357,7 @@ def search_table(search: JsonObject) -> RenderableType:
         columns.append(Column(heading, number, fields=f"round{k}"))
     columns.append(Column("", fields="chosen"))
     title = f"{search['problem']}: {search['label']}, {len(rows)} trials, {search['runs']} runs; mean error"
-    note = "; ".join(range_ends(search))
+    note = "; ".join(range_ends(trials, chosen))
     if chosen is None:
         note = "no trial has an estimate in all of its runs: try other parameters"
     return make_table(title, columns, sorted(rows, key=best_first), note)

@@ -11,7 +11,7 @@ import psutil
 from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
-from smimbench.files import JsonObject, remove_leftovers
+from smimbench.files import remove_leftovers
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.registry import get_registry
 from smimbench.run.answers import TheoryError
@@ -20,7 +20,7 @@ from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.executor import NO_LIMITS, Limits, OnProgress
 from smimbench.run.processes import ClaimFiles, OnWait, in_processes
-from smimbench.run.record import Record
+from smimbench.run.record import Record, SharedDocument
 from smimbench.run.store import (
     Store,
     changed_code,
@@ -32,7 +32,7 @@ from smimbench.run.store import (
 from smimbench.run.theory_process import is_third_party
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite import SuiteError
-from smimbench.suite.cells import Cell, Suite
+from smimbench.suite.cells import Cell, Choice, Suite
 
 
 @dataclass(frozen=True)
@@ -382,22 +382,31 @@ def run_cells(
     return records
 
 
-def shared_document(suite: Suite) -> JsonObject:
+def shared_document(suite: Suite) -> SharedDocument:
     """Content of ``run.json``."""
-    choices = [
-        {"problem": problem, "label": label, **choice._asdict()}
+    choices: list[Choice] = [
+        {
+            "problem": problem,
+            "label": label,
+            "algorithm": choice.algorithm,
+            "tuning": choice.tuning,
+        }
         for (problem, label), choice in suite.choices.items()
     ]
-    return {
+    changes = changes_of(suite)
+    document: SharedDocument = {
         "suite": suite.name,
         "title": suite.title,
         "text": suite.text,
-        **changes_of(suite),
+        "overrides": changes["overrides"],
+        "only": changes["only"],
         "run": suite.run.model_dump(mode="json"),
         "versions": machine.versions(),
         "machine": machine.machine_info(),
         "fingerprint": machine.fingerprint(),
         "git_commit": machine.git_commit(),
         "written": time.time(),
-        **({"choices": choices} if choices else {}),
     }
+    if choices:
+        document["choices"] = choices
+    return document

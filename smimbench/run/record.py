@@ -6,10 +6,10 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NotRequired, Required, TypeVar
 
 import numpy as np
 import pydantic
@@ -22,7 +22,7 @@ from smimbench.backend import machine
 from smimbench.files import JsonObject, plain_value, printable, read_json
 from smimbench.interfaces.checks import shown
 from smimbench.run.loop import Status
-from smimbench.suite.cells import key_of
+from smimbench.suite.cells import Choice, ItemIdentity, StoredItem, key_of
 
 FORMAT = 1
 """Layout of a record; raised when older readers could not understand it, and then every cell runs again."""
@@ -86,14 +86,6 @@ class _FromMapping:
 
 
 @_OPEN
-class ItemIdentity(TypedDict):
-    """An item of a problem: its name, its version and (as further keys) all its parameters."""
-
-    name: str
-    version: int
-
-
-@_OPEN
 class Specification(TypedDict):
     """Model, channel and prior."""
 
@@ -153,66 +145,59 @@ class LongTrajectory(_FromMapping):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Tuning(Open):
-    """How the setting of an algorithm was chosen: the algorithm as written, the space, and the digest of the search."""
-
-    of: ItemIdentity
-    tune: JsonObject
-    trials: int
-    search: str
-
-
-class Choice(Open):
-    """The setting of an algorithm that was chosen for a problem, by their labels."""
-
-    problem: str
-    label: str
-    algorithm: ItemIdentity
-    tuning: Tuning
-
-
-class SearchRound(Open):
+class SearchRound(TypedDict):
     """Errors of all trials of one round; None for a trial that was eliminated or has no estimate."""
 
     seeds: int
     errors: list[Number]
 
 
-class SearchResult(Open):
-    """Result of ``smimbench tune``: the errors of all trials in every round, and the chosen one."""
+class SearchOutcome(TypedDict):
+    """Errors of all trials of a search in every round, and the chosen trial with the algorithm that it makes."""
 
-    question: JsonObject
     backend: str
-    trials: list[JsonObject]
+    trials: list[dict[str, Any]]
     rounds: Annotated[list[SearchRound], Field(min_length=1)]
     runs: int
     chosen: int | None
-    algorithm: ItemIdentity | None
+    algorithm: StoredItem | None
 
 
-class SharedDocument(Open):
+class SearchResult(SearchOutcome):
+    """Stored result of ``smimbench tune``, with all that was asked."""
+
+    question: dict[str, object]
+    digest: NotRequired[str]
+
+
+class Changes(TypedDict, total=False):
+    """What ``--set`` and ``--only`` changed in a suite."""
+
+    overrides: list[str]
+    only: list[str]
+
+
+class SharedDocument(Changes, total=False):
     """Content of ``run.json``, shared by all cells of a run: text of the suite, options, versions and machine.
 
     A submission says ``by`` whom, with the versions of ``packages`` of third parties, all ``searches``, and the labels of
     problem and algorithm of rows that were ``left_out``.
     """
 
-    suite: str
-    title: str = ""
-    text: str
-    overrides: list[str] = []
-    only: list[str] = []
-    choices: list[Choice] = []
-    run: JsonObject = {}
-    versions: dict[str, str] = {}
-    machine: JsonObject = {}
-    fingerprint: str = ""
-    git_commit: str | None = None
-    written: float | int = 0
-    by: str = ""
-    packages: dict[str, str] = {}
-    searches: list[SearchResult] = []
-    left_out: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = []
+    suite: Required[str]
+    title: str
+    text: Required[str]
+    choices: list[Choice]
+    run: dict[str, object]
+    versions: dict[str, str]
+    machine: dict[str, object]
+    fingerprint: str
+    git_commit: str | None
+    written: float | int
+    by: str
+    packages: dict[str, str]
+    searches: list[SearchResult]
+    left_out: list[Annotated[list[str], Field(min_length=2, max_length=2)]]
 
 
 Column = Annotated[list[Number] | list[Numbers], Field(union_mode="left_to_right")]
@@ -279,7 +264,7 @@ class Record(_FromMapping):
         ),
     ] = None
     timing: Timing
-    machine: JsonObject
+    machine: dict[str, object]
     versions: dict[str, str]
     digest: Annotated[
         str,
@@ -305,7 +290,10 @@ def file_stem(key: str, machine: str, trusted: bool) -> str:
 
 
 def new_record(
-    cell: JsonObject, problem: str, algorithm: str, outcome: JsonObject
+    cell: Mapping[str, object],
+    problem: str,
+    algorithm: str,
+    outcome: Mapping[str, object],
 ) -> Record:
     """Record of a cell with the fields that all records have, from its identity, labels and outcome.
 
@@ -410,19 +398,19 @@ _adapter: Any = functools.cache(pydantic.TypeAdapter)
 """Made once for each type."""
 
 
-def digest_of(document: JsonObject) -> str:
+def digest_of(document: Mapping[str, object]) -> str:
     """SHA-256 of a document without its digest, as JSON with sorted keys; NaN and infinity are allowed."""
     body = {key: value for key, value in document.items() if key != "digest"}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), default=plain_value)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def sealed(document: JsonObject) -> JsonObject:
+def sealed(document: Mapping[str, object]) -> JsonObject:
     """A document with its digest added."""
     return {**document, "digest": digest_of(document)}
 
 
-def text_of(record: JsonObject) -> str:
+def text_of(record: Mapping[str, object]) -> str:
     """Exact text of a record's file."""
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
 

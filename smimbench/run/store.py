@@ -23,12 +23,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 import numpy as np
 
 from smimbench.files import (
-    JsonObject,
     StoreError,
     canonical_json,
     read_json,
@@ -38,10 +37,11 @@ from smimbench.files import (
     write_atomically,
 )
 from smimbench.interfaces import Array
-from smimbench.problem.problem import CODE
+from smimbench.problem.problem import CODE, Specification
 from smimbench.registry.registry import KINDS
 from smimbench.run.record import (
     FORMAT,
+    Changes,
     LongTrajectory,
     Record,
     SharedDocument,
@@ -105,13 +105,13 @@ class Store:
         """Make all record files durable; after an earlier power cut the latest cells just run again."""
         sync_folder(self.folder)
 
-    def write_shared(self, document: JsonObject) -> None:
+    def write_shared(self, document: SharedDocument) -> None:
         """Write ``run.json``, which holds what all cells share."""
         write_atomically(
             self.folder / "run.json", text_of(sealed(plain(document))).encode()
         )
 
-    def read_shared(self) -> JsonObject:
+    def read_shared(self) -> SharedDocument:
         """Read ``run.json``; empty if there is none, or (with a complaint) if it cannot be trusted."""
         try:
             return self.check_shared()
@@ -119,9 +119,9 @@ class Store:
             pass
         except (OSError, ValueError) as error:
             self.complaints.append(f"{self.folder / 'run.json'}: {error}; not used")
-        return {}
+        return cast(SharedDocument, {})
 
-    def check_shared(self) -> JsonObject:
+    def check_shared(self) -> SharedDocument:
         """Read ``run.json``; raise an error if it cannot be trusted.
 
         Raises
@@ -131,7 +131,7 @@ class Store:
         ValueError
             If it was changed after it was written, or is something else.
         """
-        document: JsonObject = read_json(self.folder / "run.json")
+        document: Any = read_json(self.folder / "run.json")
         if not isinstance(document, dict) or "digest" not in document:
             raise ValueError("this is not a run.json written by smimbench")
         if digest_of(document) != document.pop("digest"):
@@ -139,7 +139,7 @@ class Store:
                 "changed after it was written (digest does not match); the same 'smimbench run' writes it again"
             )
         check_model(SharedDocument, document, "a run.json of smimbench")
-        return document
+        return cast(SharedDocument, document)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Store:
         """
         self.complaints = []
         records: dict[str, Record] = {}
-        shared: JsonObject = {}
+        shared: dict[str, Any] = {}
         if not self.folder.is_dir():
             return records
         collecting = gc.isenabled()
@@ -254,7 +254,7 @@ def move_aside(path: Path, folder: Path) -> Path:
     return target
 
 
-def _compacted(record: Record, shared: JsonObject, trajectories: bool) -> Record:
+def _compacted(record: Record, shared: dict[str, Any], trajectories: bool) -> Record:
     """A record for ``load``, without its document; ``shared`` holds parts of earlier records."""
 
     def common(table: T) -> T:
@@ -276,7 +276,7 @@ def _compacted(record: Record, shared: JsonObject, trajectories: bool) -> Record
     )
 
 
-def _check_columns(arrays: Columns, metrics: JsonObject) -> None:
+def _check_columns(arrays: Columns, metrics: Mapping[str, Sequence[object]]) -> None:
     """Raise ValueError unless these arrays are the columns of a trajectory."""
     if not len(arrays.get("iteration", ())):
         raise ValueError("has no iterations")
@@ -316,7 +316,7 @@ class Settings:
 
     folder: Path
     store: Store
-    shared: JsonObject
+    shared: SharedDocument
 
     @property
     def suite(self) -> str:
@@ -329,7 +329,7 @@ class Settings:
         return words_of(self.shared)
 
 
-def changes_of(suite: Suite) -> JsonObject:
+def changes_of(suite: Suite) -> Changes:
     """What ``--set`` and ``--only`` changed in a suite, from ``run.json``."""
     return {
         "overrides": list(suite.overrides),
@@ -342,14 +342,14 @@ def options_of(suite: Suite) -> str:
     return words_of(changes_of(suite))
 
 
-def words_of(shared: JsonObject) -> str:
+def words_of(shared: Changes) -> str:
     """Options named in ``run.json``, as typed."""
     return " ".join(
         f"{option} {shlex.quote(text)}" for option, text in _sorted_options(shared)
     )
 
 
-def _sorted_options(shared: JsonObject) -> list[tuple[str, str]]:
+def _sorted_options(shared: Changes) -> list[tuple[str, str]]:
     """Options in a fixed order, independent of how they were given.
 
     Of a key that is set twice the last counts, of what is appended everything.
@@ -417,9 +417,18 @@ def why_none(folder: Path) -> str:
 # -- records made by other code --------------------------------------------------------------------------------------------
 
 
+class OtherVersion(TypedDict):
+    """Number of stored cells that another version, or other code, of an item made."""
+
+    item: str
+    then: int
+    now: int
+    cells: int
+
+
 def other_versions(
     cells: Sequence[Cell], records: Iterable[Record]
-) -> list[JsonObject]:
+) -> list[OtherVersion]:
     """How many records of these cells were made with another version, or other code, of an item.
 
     Returns
@@ -449,7 +458,7 @@ def made_by_other_code(
     unmatched = [record for record in records if record.key not in keys]
     if not unmatched:
         return []
-    candidates: dict[str, list[tuple[JsonObject, Cell]]] = {}
+    candidates: dict[str, list[tuple[dict[str, Any], Cell]]] = {}
     for cell in cells:
         identity = json.loads(canonical_json(cell.identity()))
         name = _without_parameters(identity)
@@ -463,7 +472,7 @@ def made_by_other_code(
     return pairs
 
 
-def _items(cell: Mapping[str, Any]) -> dict[str, JsonObject]:
+def _items(cell: Mapping[str, Any]) -> dict[str, Specification]:
     """The items of a cell by their kinds."""
     problem = cell["problem"]
     items = {kind: problem[kind] for kind in KINDS if kind in problem}
@@ -477,7 +486,7 @@ def _without_parameters(cell: Mapping[str, Any]) -> str:
     return canonical_json([settings, [item["name"] for item in _items(cell).values()]])
 
 
-def changed_code(versions: Sequence[JsonObject]) -> list[str]:
+def changed_code(versions: Sequence[OtherVersion]) -> list[str]:
     """One line for every item of ``other_versions`` whose code has changed without a new version."""
     lines = []
     for change in versions:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,11 +24,15 @@ from smimbench.files import (
 from smimbench.interfaces import ParameterError
 from smimbench.interfaces.algorithm import refusal
 from smimbench.numerics.seeds import TUNING
+from smimbench.problem.problem import Specification
+from smimbench.registry.parameters import Parameters
 from smimbench.registry.registry import get_registry
 from smimbench.run.loop import FAILED_STATUSES
 from smimbench.run.record import (
     Record,
+    SearchOutcome,
     SearchResult,
+    SearchRound,
     check_model,
     digest_of,
     plain,
@@ -44,6 +48,7 @@ from smimbench.suite.cells import (
     ProblemPlan,
     Suite,
     TunedAlgorithm,
+    Tuning,
     build_algorithm,
     key_of,
     make_algorithm,
@@ -70,7 +75,7 @@ class Search:
         return self.plan.label, self.algorithm.label
 
     @cached_property
-    def question(self) -> JsonObject:
+    def question(self) -> dict[str, object]:
         """All that the choice depends on; seeds of the suite are excluded."""
         plan, algorithm, run = self.plan, self.algorithm, self.suite.run
         spec = with_versions(algorithm.spec, plan.problem.model.name)
@@ -83,11 +88,11 @@ class Search:
         return f"{key_of(self.question)}.json"
 
     @cached_property
-    def trials(self) -> list[tuple[Setting, JsonObject]]:
+    def trials(self) -> list[tuple[Setting, Specification]]:
         """Settings that are tried, each with the algorithm that it makes; ``AS_WRITTEN`` is the first."""
         algorithm = self.algorithm
         entry = get_registry().get("algorithm", algorithm.name)
-        trials: dict[str, tuple[Setting, JsonObject]] = {}
+        trials: dict[str, tuple[Setting, Specification]] = {}
         for setting in self.space.settings(algorithm.spec):
             try:
                 parameters = with_setting(algorithm.parameters, setting)
@@ -114,7 +119,7 @@ class Search:
 
     def proceed(
         self, log_errors: Mapping[str, float], backend: str
-    ) -> tuple[list[Cell], JsonObject | None]:
+    ) -> tuple[list[Cell], SearchOutcome | None]:
         """Cells that have to run next, or the result of the search, from the errors of all that ran (by key of their cell).
 
         In every round the better half of the trials goes on, with twice as many seeds: successive halving, from as many seeds
@@ -123,7 +128,7 @@ class Search:
         """
         trials = range(len(self.trials))
         candidates, count = list(trials), len(trials)
-        rounds: list[JsonObject] = []
+        rounds: list[SearchRound] = []
         runs = 0
         seeds = max(1, 8 >> (count - 1).bit_length())
         while True:
@@ -247,7 +252,7 @@ def search_all(
     if retry:
         stored = trials.load().items()
         trials.retire(stem for stem, record in stored if record.status in retry)
-    results: dict[Search, JsonObject | None] = {
+    results: dict[Search, SearchOutcome | None] = {
         search: None if retry else read_choice(search, store) for search in selected
     }
     while True:
@@ -265,7 +270,7 @@ def search_all(
     documents = []
     for search, result in results.items():
         problem, label = search.place
-        documents.append({"problem": problem, "label": label, **(result or {})})
+        documents.append({"problem": problem, "label": label, **dict(result or {})})
     return documents
 
 
@@ -305,14 +310,16 @@ def tuning_store(store: Store) -> Store:
     return Store(store.folder / TRIALS)
 
 
-def keep_choice(search: Search, store: Store, result: JsonObject) -> JsonObject | None:
+def keep_choice(
+    search: Search, store: Store, result: SearchOutcome
+) -> SearchResult | None:
     """Store the result of a search and return its choice."""
     document = sealed(plain({"question": search.question, **result}))
     write_atomically(choice_file(search, store), text_of(document).encode())
     return read_choice(search, store)
 
 
-def read_choice(search: Search, store: Store) -> JsonObject | None:
+def read_choice(search: Search, store: Store) -> SearchResult | None:
     """The stored result of a search, if there is one.
 
     Raises
@@ -322,7 +329,7 @@ def read_choice(search: Search, store: Store) -> JsonObject | None:
     """
     path = choice_file(search, store)
     try:
-        document: JsonObject = read_json(path)
+        document: Any = read_json(path)
         is_table = isinstance(document, dict)
         if not is_table or digest_of(document) != document.get("digest"):
             raise ValueError("changed after it was written (digest does not match)")
@@ -331,7 +338,8 @@ def read_choice(search: Search, store: Store) -> JsonObject | None:
         return None
     except (OSError, ValueError) as error:
         raise SuiteError(str(path), "", f"{error}; remove it and tune again") from None
-    return document
+    result: SearchResult = document
+    return result
 
 
 def choice_file(search: Search, store: Store) -> Path:
@@ -341,7 +349,7 @@ def choice_file(search: Search, store: Store) -> Path:
 
 def tuned(suite: Suite, store: Store) -> Suite:
     """The suite with the settings that ``smimbench tune`` has chosen, as far as it was called."""
-    choices: dict[tuple[str, str], Any] = {}
+    choices: dict[tuple[str, str], TunedAlgorithm] = {}
     for search in searches(suite):
         stored = read_choice(search, store)
         if stored and stored["algorithm"]:
@@ -349,14 +357,14 @@ def tuned(suite: Suite, store: Store) -> Suite:
     return replace(suite, choices=choices)
 
 
-def range_ends(search: JsonObject) -> list[str]:
+def range_ends(trials: Sequence[Parameters], chosen_trial: int | None) -> list[str]:
     """One line for each parameter whose chosen value is the smallest or largest number that a stored search has tried."""
     lines = []
-    chosen = {} if search["chosen"] is None else search["trials"][search["chosen"]]
+    chosen = {} if chosen_trial is None else trials[chosen_trial]
     for name, value in chosen.items():
-        tried = {
+        tried: set[Any] = {
             trial.get(name)
-            for trial in search["trials"]
+            for trial in trials
             if isinstance(trial.get(name), (int, float))
         }
         if len(tried) > 2 and value in (min(tried), max(tried)):
@@ -377,13 +385,16 @@ def range_end_remarks(suite: Suite, store: Store) -> list[str]:
             and choice["digest"] == suite.choices[search.place].tuning["search"]
         ):
             lines += [
-                f"{': '.join(search.place)}: {line}" for line in range_ends(choice)
+                f"{': '.join(search.place)}: {line}"
+                for line in range_ends(choice["trials"], choice["chosen"])
             ]
     return lines
 
 
-def choice_of(search: Search, stored: JsonObject) -> TunedAlgorithm:
+def choice_of(search: Search, stored: SearchResult) -> TunedAlgorithm:
     """The setting chosen by a stored search and how it was found, in the form that cells store."""
-    tuning = {"of": search.algorithm.spec, "tune": search.space.document(), "trials": len(stored["trials"]),
+    algorithm = stored["algorithm"]
+    assert algorithm is not None
+    tuning: Tuning = {"of": search.algorithm.spec, "tune": search.space.document(), "trials": len(stored["trials"]),
               "runs": stored["runs"], "search": stored["digest"]}  # fmt: skip
-    return TunedAlgorithm(stored["algorithm"], tuning)
+    return TunedAlgorithm(algorithm, tuning)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NotRequired
+
+import pydantic
+from typing_extensions import TypedDict
 
 from smimbench.files import JsonObject, canonical_json, suggestion
 from smimbench.interfaces import Algorithm
@@ -89,11 +92,44 @@ class AlgorithmPlan:
     start: str | None
 
 
+@pydantic.with_config(pydantic.ConfigDict(extra="allow", strict=True))
+class ItemIdentity(TypedDict):
+    """An item of a problem: its name, its version and (as further keys) all its parameters."""
+
+    name: str
+    version: int
+
+
+StoredItem = Annotated[
+    Specification, pydantic.GetPydanticSchema(lambda _, handler: handler(ItemIdentity))
+]
+"""Specification of an item as files hold it, which is checked to be an ``ItemIdentity``."""
+
+
+class Tuning(TypedDict):
+    """How the setting of an algorithm was chosen: the algorithm as written, the space, and the digest of the search."""
+
+    of: StoredItem
+    tune: dict[str, object]
+    trials: int
+    runs: NotRequired[int]
+    search: str
+
+
+class Choice(TypedDict):
+    """The setting of an algorithm that was chosen for a problem, by their labels."""
+
+    problem: str
+    label: str
+    algorithm: StoredItem
+    tuning: Tuning
+
+
 class TunedAlgorithm(NamedTuple):
     """A setting chosen by ``smimbench tune``: the algorithm's specification, and how it was found."""
 
     algorithm: Specification
-    tuning: JsonObject
+    tuning: Tuning
 
 
 Condition = tuple[str, str]
@@ -168,7 +204,7 @@ class Cell:
     run: RunOptions
     problem_label: str = field(compare=False, default="")
     algorithm_label: str = field(compare=False, default="")
-    tuning: JsonObject | None = None
+    tuning: Tuning | None = None
     origin: str = field(compare=False, default="default")
 
     def identity(self) -> JsonObject:
@@ -193,7 +229,7 @@ class Cell:
         return self.problem_label, self.algorithm_label, self.alpha, self.dimension
 
     @property
-    def described(self) -> JsonObject:
+    def described(self) -> Specification:
         """The algorithm, the same for all problems: a tuned one as it is written, with its search in place of the result."""
         return (
             self.algorithm
@@ -298,13 +334,13 @@ class Suite:
         algorithms = ", ".join(algorithm.label for algorithm in self.algorithms)
         return f"Suite({self.name!r}; {problems}; {algorithms or 'theory only'})"
 
-    def with_choices(self, shared: JsonObject) -> Suite:
+    def with_choices(self, stored_choices: Iterable[Choice]) -> Suite:
         """With the settings that were chosen for a run, from its ``run.json``."""
         choices = {
             (stored["problem"], stored["label"]): TunedAlgorithm(
                 stored["algorithm"], stored["tuning"]
             )
-            for stored in shared.get("choices", [])
+            for stored in stored_choices
         }
         return replace(self, choices=choices)
 
@@ -454,7 +490,7 @@ class Suite:
 
     def _setting(
         self, plan: ProblemPlan, algorithm: AlgorithmPlan
-    ) -> tuple[Specification, JsonObject | None, str]:
+    ) -> tuple[Specification, Tuning | None, str]:
         """The algorithm of a cell as specified, how its setting was tuned, and where it is from."""
         if choice := self.choices.get((plan.label, algorithm.label)):
             return (*choice, f"tuned, {choice.tuning['trials']} trials")

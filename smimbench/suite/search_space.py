@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from smimbench.files import JsonObject
 from smimbench.suite.schema import Range
 
 Key = tuple[str, ...]
@@ -24,7 +23,7 @@ class SearchSpace:
     trials: int
     parameters: dict[Key, list[Any] | Range]
 
-    def document(self) -> JsonObject:
+    def document(self) -> dict[str, object]:
         """As JSON, with the parameters by names such as ``of.learning_rate``."""
         space = {
             ".".join(path): values.model_dump() if isinstance(values, Range) else values
