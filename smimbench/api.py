@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.report.notebook import Loaded, Rows, Theory
     from smimbench.report.results import Results
+    from smimbench.report.row import RowDocument
     from smimbench.run.answers import Memory
     from smimbench.run.record import Record
     from smimbench.run.store import Store
@@ -171,7 +172,7 @@ def _solved(
 
 
 def extrapolate(
-    rows: Sequence[JsonObject], *, target: float = 1e-3
+    rows: Sequence[RowDocument], *, target: float = 1e-3
 ) -> list[JsonObject]:
     """Rows of three or more dimensions extrapolated to infinite dimension, where theory holds.
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from smimbench.files import JsonObject
+    from smimbench.registry.parameters import Parameters
     from smimbench.testing import Outcome
     from smimbench.testing.context import CheckContext
 
@@ -184,13 +185,13 @@ def doctor(request: Request, ceilings: bool) -> int:
     return OK if document["healthy"] else NOT_OK
 
 
-def _read_parameters(settings: Iterable[str]) -> JsonObject:
+def _read_parameters(settings: Iterable[str]) -> Parameters:
     """Parse ``KEY=VALUE`` options with values as in a suite; a value that is not TOML is taken as a string."""
     import tomllib
 
     from smimbench.testing import CheckError
 
-    parameters: JsonObject = {}
+    parameters: Parameters = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
@@ -209,7 +210,7 @@ def _run_checks(
     names: Sequence[str],
     only: Sequence[str],
     seed: int,
-    parameters: JsonObject,
+    parameters: Parameters,
 ) -> list[JsonObject]:
     """Run checks and return one object per item with all outcomes; each is printed at once if there is a console."""
     from smimbench import testing

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
     from smimbench.report.figures import Line
-    from smimbench.report.published import PublishedLine
+    from smimbench.report.published import PublishedLine, ShippedFigure
     from smimbench.suite.cells import Suite
     from smimbench.suite.schema import FigureTable
 
@@ -191,10 +191,10 @@ def _solve_and_draw(
     return ours, draw_figures([chart], folder, request)
 
 
-def _print_list(console: Console, figures: list[JsonObject]) -> None:
+def _print_list(console: Console, figures: list[ShippedFigure]) -> None:
     from smimbench.report.columns import Column, make_table
 
-    def duration(figure: JsonObject) -> str:
+    def duration(figure: ShippedFigure) -> str:
         return "has no numbers" if "no_numbers" in figure else figure["duration"]
 
     columns = [

@@ -24,7 +24,6 @@ from smimbench.derive.whitening import (
 )
 from smimbench.files import (
     ForeseenError,
-    JsonObject,
     canonical_json,
     error_line,
     error_place,
@@ -130,7 +129,7 @@ def as_table(spec: Specification) -> Parameters:
     return table
 
 
-def without(key: str, table: JsonObject) -> JsonObject:
+def without(key: str, table: Parameters) -> Parameters:
     """Specifications in a nested table without ``"source"``, the hashes of code, or without ``"version"``: a fix makes no other
     item.
     """

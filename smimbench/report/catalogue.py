@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from smimbench.files import JsonObject, documentation, suggestion
+from smimbench.files import documentation, suggestion
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import PLURALS, Entry, RegistryError, get_registry
 from smimbench.report.columns import Column, make_table
@@ -26,9 +26,74 @@ _INFO = (
 )  # fmt: skip
 
 
-def item_documents(kind: str | None) -> dict[str, list[JsonObject]]:
+class Parameter(TypedDict):
+    """A parameter of an item, with the text of its type."""
+
+    name: str
+    type: str
+    required: bool
+    default: object
+
+
+class Description(TypedDict, total=False):
+    """What ``list`` and ``info`` say of an item or a suite."""
+
+    name: Required[str]
+    kind: Required[str]
+    summary: Required[str]
+    models: list[str]
+    backends: list[str]
+    dtypes: list[str]
+    version: int
+    reference: str
+    distribution: str
+    derived: list[str]
+    title: str
+    duration: str
+    problems: list[str]
+    algorithms: list[str]
+    seeds: int
+    parameters: list[Parameter]
+    documentation: str
+    theory: str
+
+
+class PluginDescription(TypedDict):
+    """What ``plugins`` says of a plugin."""
+
+    name: str
+    distribution: str
+    version: str
+    origin: str
+    status: str
+    items: list[str]
+    problems: list[str]
+
+
+class LoadedPlugins(TypedDict):
+    """Number of plugins that were loaded, and why others were not."""
+
+    loaded: int
+    failed: list[str]
+
+
+class Diagnosis(TypedDict):
+    """What ``doctor`` says of this machine."""
+
+    versions: dict[str, str]
+    machine: dict[str, object]
+    fingerprint: str
+    git_commit: str | None
+    gpu: dict[str, Any]
+    ceilings: dict[str, dict[str, float]]
+    plugins: LoadedPlugins
+    advice: list[str]
+    healthy: bool
+
+
+def item_documents(kind: str | None) -> dict[str, list[Description]]:
     """Items of a kind given in the plural (None: all kinds, and suites), as JSON."""
-    documents: dict[str, list[JsonObject]] = {}
+    documents: dict[str, list[Description]] = {}
     for name, plural in PLURALS.items():
         if kind in (None, plural):
             entries = get_registry().entries(name)
@@ -38,16 +103,15 @@ def item_documents(kind: str | None) -> dict[str, list[JsonObject]]:
     return documents
 
 
-def _item_document(entry: Entry) -> JsonObject:
+def _item_document(entry: Entry) -> Description:
     capabilities = entry.item.capabilities
     return {
         "name": entry.name,
         "kind": entry.kind,
         "summary": entry.summary,
-        **{
-            key: list(getattr(capabilities, key))
-            for key in ("models", "backends", "dtypes")
-        },
+        "models": list(capabilities.models),
+        "backends": list(capabilities.backends),
+        "dtypes": list(capabilities.dtypes),
         "version": entry.item.version,
         "reference": entry.item.reference,
         "distribution": entry.distribution,
@@ -55,7 +119,7 @@ def _item_document(entry: Entry) -> JsonObject:
     }
 
 
-def _suite_document(name: str) -> JsonObject:
+def _suite_document(name: str) -> Description:
     try:
         suite = load_suite(name)
     except SuiteError as error:  # one that needs a missing plugin hides no other
@@ -73,17 +137,16 @@ def _suite_document(name: str) -> JsonObject:
     }
 
 
-def info_documents(name: str) -> list[JsonObject]:
+def info_documents(name: str) -> list[Description]:
     """Full description of all items and suites of a name, which may stand for several kinds or models."""
-    documents = [
-        {
-            **_item_document(e),
-            "parameters": _parameters(e),
-            "documentation": documentation(e.item),
-            **_own_theory(e),
-        }
-        for e in get_registry().named(name)
-    ]
+    documents: list[Description] = []
+    for entry in get_registry().named(name):
+        description = _item_document(entry)
+        description["parameters"] = _parameters(entry)
+        description["documentation"] = documentation(entry.item)
+        if entry.kind == "algorithm":
+            description["theory"] = _own_theory(entry)
+        documents.append(description)
     if name in shipped_suites():
         suite = load_suite(name)
         documents.append(
@@ -98,19 +161,15 @@ def info_documents(name: str) -> list[JsonObject]:
     return documents
 
 
-def _own_theory(entry: Entry) -> dict[str, str]:
+def _own_theory(entry: Entry) -> str:
     """Documentation of an algorithm's prediction, or the reason why it has none."""
-    if entry.kind != "algorithm":
-        return {}
     ask = entry.item.theory
-    return {
-        "theory": (documentation(ask) or "see its documentation")
-        if ask
-        else f"None: {NO_THEORY}."
-    }
+    if not ask:
+        return f"None: {NO_THEORY}."
+    return documentation(ask) or "see its documentation"
 
 
-def _parameters(entry: Entry) -> list[JsonObject]:
+def _parameters(entry: Entry) -> list[Parameter]:
     return [
         {
             "name": name,
@@ -123,7 +182,7 @@ def _parameters(entry: Entry) -> list[JsonObject]:
     ]
 
 
-def _type(annotation: Any) -> str:
+def _type(annotation: object) -> str:
     if isinstance(annotation, str):
         return annotation
     return (
@@ -131,14 +190,15 @@ def _type(annotation: Any) -> str:
     )
 
 
-def plugin_documents() -> list[JsonObject]:
+def plugin_documents() -> list[PluginDescription]:
     """All plugins with status and reasons."""
     return [
         {
-            **{
-                key: getattr(plugin, key)
-                for key in ("name", "distribution", "version", "origin", "status")
-            },
+            "name": plugin.name,
+            "distribution": plugin.distribution,
+            "version": plugin.version,
+            "origin": plugin.origin,
+            "status": plugin.status,
             "items": [f"{entry.kind} {entry.name}" for entry in plugin.entries],
             "problems": plugin.problems,
         }
@@ -146,7 +206,7 @@ def plugin_documents() -> list[JsonObject]:
     ]
 
 
-def print_items(console: Console, documents: dict[str, list[JsonObject]]) -> None:
+def print_items(console: Console, documents: dict[str, list[Description]]) -> None:
     """Print a short table of items per kind."""
     for kind, items in documents.items():
         console.print(
@@ -156,7 +216,7 @@ def print_items(console: Console, documents: dict[str, list[JsonObject]]) -> Non
     console.print("smimbench info NAME says more.", style="dim")
 
 
-def _models(item: JsonObject) -> str:
+def _models(item: Description) -> str:
     return (
         ""
         if item["kind"] == "model"
@@ -164,7 +224,7 @@ def _models(item: JsonObject) -> str:
     )
 
 
-def _name(item: JsonObject) -> str:
+def _name(item: Description) -> str:
     package = item.get("distribution", "smimbench")
     return item["name"] if package == "smimbench" else f"{item['name']} ({package})"
 
@@ -182,13 +242,14 @@ SUITES = [
 ]
 
 
-def print_info(console: Console, documents: list[JsonObject]) -> None:
+def print_info(console: Console, documents: list[Description]) -> None:
     """Print one page per item."""
     for document in documents:
         console.rule(f"{document['kind']} {document['name']}", align="left")
         for key in _INFO:
-            if document.get(key) not in (None, "", []):
-                text = _text_of(document[key], "; " if key == "derived" else ", ")
+            entry = document.get(key)
+            if entry not in (None, "", []):
+                text = _text_of(entry, "; " if key == "derived" else ", ")
                 console.print(f"{key:13s} {text}".replace(" *", " all"), soft_wrap=True)
         if document["parameters"]:
             console.print("\nparameters", style="bold")
@@ -205,7 +266,7 @@ def print_info(console: Console, documents: list[JsonObject]) -> None:
         console.print()
 
 
-def print_plugins(console: Console, documents: list[JsonObject]) -> None:
+def print_plugins(console: Console, documents: list[PluginDescription]) -> None:
     """Print for each plugin whether it was loaded."""
     styles = {"loaded": "green", "failed": "bold red"}
     for document in documents:
@@ -224,7 +285,7 @@ def print_plugins(console: Console, documents: list[JsonObject]) -> None:
 # -- doctor -------------------------------------------------------------------------------------------------------------
 
 
-def diagnose(*, ceilings: bool = False) -> JsonObject:
+def diagnose(*, ceilings: bool = False) -> Diagnosis:
     """Versions, BLAS, GPU and plugins, with the command that fixes each problem.
 
     Parameters
@@ -260,14 +321,14 @@ def diagnose(*, ceilings: bool = False) -> JsonObject:
     }
 
 
-def _ceilings(again: bool, gpu: bool) -> JsonObject:
+def _ceilings(again: bool, gpu: bool) -> dict[str, dict[str, float]]:
     """Rates by backend and number of threads: one core, all cores, and the GPU if there is one."""
     from smimbench.backend import machine
     from smimbench.backend.roofline import measure, remembered
 
     backends = [("numpy", 1), ("numpy", machine.usable_cores())]
     backends += [("cupy", 1)] if gpu else []
-    ceilings: JsonObject = {}
+    ceilings: dict[str, dict[str, float]] = {}
     for backend, threads in sorted(set(backends)):
         rates = measure(backend, threads) if again else remembered(backend, threads)
         name = f"{threads} thread{'s' if threads > 1 else ''}"
@@ -276,7 +337,7 @@ def _ceilings(again: bool, gpu: bool) -> JsonObject:
     return ceilings
 
 
-def print_diagnosis(console: Console, document: JsonObject) -> None:
+def print_diagnosis(console: Console, document: Diagnosis) -> None:
     """The diagnosis as a page."""
     rates = {name: _rates(rates) for name, rates in document["ceilings"].items()}
     loaded = document["plugins"]["loaded"]
@@ -303,7 +364,7 @@ def _rates(rates: dict[str, float]) -> str:
     return f"{products} GFLOP/s; reading {rates['bandwidth'] / 1e9:.1f} GB/s"
 
 
-def _text_of(entry: Any, separator: str = ", ") -> str:
+def _text_of(entry: object, separator: str = ", ") -> str:
     """A number, a text, or a list of them, as text."""
     if isinstance(entry, dict):
         entry = [f"{key} {number}" for key, number in entry.items()]

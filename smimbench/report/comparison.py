@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from smimbench.files import JsonObject, canonical_json
-from smimbench.problem.problem import without
+from smimbench.problem.problem import Specification, without
 from smimbench.registry.metrics import find_metric, is_worse
 from smimbench.report.labels import distinguish, grouped
 from smimbench.report.row import Row, RowEntry
@@ -185,7 +185,7 @@ def _counterparts(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[Pai
     return [*pairs.values(), *((row, None) for row in unmatched.values())]
 
 
-def _items(row: Row) -> JsonObject:
+def _items(row: Row) -> dict[str, Specification]:
     """Return the items of a row (model, inputs, ..., algorithm) by their kind."""
     return {**row.identity.problem, "algorithm": row.identity.algorithm}
 

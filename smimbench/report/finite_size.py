@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.files import JsonObject
 from smimbench.registry.metrics import metric_label
 from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.extrapolation import Limit
@@ -99,7 +98,11 @@ def _limit_series(limit: Limit, shade: Shade, marker: str) -> list[Series]:
     }
 
     def marks(
-        kind: str, style: JsonObject, columns: JsonObject, name: str = "", **flags: Any
+        kind: str,
+        style: dict[str, object],
+        columns: dict[str, Any],
+        name: str = "",
+        **flags: Any,
     ) -> Series:
         columns["inverse"] = 1 / np.asarray(columns["dimension"], dtype=float)
         about_marks = {**about, "what": kind}

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from smimbench.files import JsonObject, canonical_json
+from smimbench.files import canonical_json
 from smimbench.run.external import EXTERNAL
 from smimbench.run.loop import Status
 
@@ -114,7 +114,7 @@ def distinguish(rows: Iterable[Row]) -> list[Row]:
     """Rows with labels extended where different problems or algorithms share one."""
     rows = list(rows)
     for key in ("problem", "algorithm"):
-        meanings: dict[str, dict[str, JsonObject]] = {}
+        meanings: dict[str, dict[str, dict[str, object]]] = {}
         for row in rows:
             spec = getattr(row.identity, key)
             meanings.setdefault(getattr(row.place, key), {})[canonical_json(spec)] = (
@@ -132,8 +132,8 @@ def distinguish(rows: Iterable[Row]) -> list[Row]:
     return rows
 
 
-def _flat(table: JsonObject, prefix: str = "") -> JsonObject:
-    flat: JsonObject = {}
+def _flat(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
     for key, entry in table.items():
         if isinstance(entry, dict):
             flat |= _flat(entry, f"{prefix}{key}.")
@@ -142,7 +142,7 @@ def _flat(table: JsonObject, prefix: str = "") -> JsonObject:
     return flat
 
 
-def _difference(meanings: Mapping[str, JsonObject], identity: str) -> str:
+def _difference(meanings: Mapping[str, Mapping[str, object]], identity: str) -> str:
     """Text `` (channel.beta=2)``: the parameters in which one item differs from another of the same label."""
     keys = sorted({key for flat in meanings.values() for key in flat})
     words = []

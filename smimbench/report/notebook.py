@@ -7,12 +7,14 @@ import importlib
 import importlib.util
 import itertools
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import JsonObject
+from smimbench.interfaces import Array
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.columns import Column, html_table
 from smimbench.report.figures import (
@@ -22,7 +24,7 @@ from smimbench.report.figures import (
     named_thresholds,
 )
 from smimbench.report.labels import component_word
-from smimbench.report.row import row_of
+from smimbench.report.row import RowDocument, row_of
 from smimbench.report.text_files import flat_rows
 from smimbench.report.verdict import verdict_line, verdicts
 from smimbench.run.external import scores_of
@@ -45,7 +47,7 @@ ROW: list[str | Column] = [
 """Columns of a row in HTML."""
 
 
-class Rows(list[JsonObject]):
+class Rows(list[RowDocument]):
     """A list of rows, as ``show --json`` has them, that a notebook shows as a verdict and a table."""
 
     @property
@@ -110,8 +112,8 @@ def load_folder(folder: Path) -> Loaded:
     runs = settings_under(folder)
     if not runs:
         raise SuiteError(str(folder), "", why_none(folder))
-    values: list[JsonObject] = []
-    steps: list[JsonObject] = []
+    values: list[dict[str, object]] = []
+    steps: list[dict[str, object]] = []
     stores = {run.store.folder: (run.suite, run.store) for run in runs}.values()
     scores = [(suite, scores_of(store)) for suite, store in stores]
     for suite, store in [*stores, *scores]:
@@ -121,7 +123,7 @@ def load_folder(folder: Path) -> Loaded:
     return Loaded(frame(values), frame(steps))
 
 
-def _values(suite: str, key: str, record: Record) -> list[JsonObject]:
+def _values(suite: str, key: str, record: Record) -> list[dict[str, object]]:
     """A row for each metric and component of a record, or one without."""
     cell = record.cell
     ratio = cell["alpha"] if record.sample_ratio is None else record.sample_ratio
@@ -138,7 +140,7 @@ def _values(suite: str, key: str, record: Record) -> list[JsonObject]:
         "iterations": record.iterations,
         "key": key,
     }
-    rows: list[JsonObject] = []
+    rows: list[dict[str, object]] = []
     for metric, numbers in record.metrics.items():
         for component, number in enumerate(numbers, 1):
             measured = {"metric": metric, "component": component, "value": number}
@@ -147,14 +149,14 @@ def _values(suite: str, key: str, record: Record) -> list[JsonObject]:
     return rows or [{**about, **no_metric, **cost}]
 
 
-def _steps(key: str, trajectory: JsonObject) -> list[JsonObject]:
+def _steps(key: str, trajectory: Mapping[str, Array]) -> list[dict[str, object]]:
     """A row for each step, metric and component of a trajectory."""
     rows = []
     for metric, course in trajectory.items():
         if getattr(course, "ndim", 0) != 2:
             continue
         for k, i in itertools.product(*map(range, course.shape[::-1])):
-            row: JsonObject = {"key": key}
+            row: dict[str, object] = {"key": key}
             for name in AXES:
                 axis = trajectory.get(name)
                 row[name] = None if axis is None else float(axis[i])
@@ -163,7 +165,7 @@ def _steps(key: str, trajectory: JsonObject) -> list[JsonObject]:
     return rows
 
 
-def frame(rows: list[JsonObject]) -> Any:
+def frame(rows: Sequence[Mapping[str, object]]) -> Any:
     """Flat rows as a frame of pandas, of polars where there is no pandas, or as they are where there is neither."""
     for name in ("pandas", "polars"):
         if importlib.util.find_spec(name) is not None:
@@ -206,7 +208,7 @@ class Theory:
         return frame(self.rows)
 
     @cached_property
-    def rows(self) -> list[JsonObject]:
+    def rows(self) -> list[dict[str, object]]:
         """One row per problem, sample ratio, branch and component.
 
         Columns: ``problem``, ``alpha``, ``branch``, ``component`` (from 1; None where there is one), each metric with its
@@ -225,7 +227,10 @@ class Theory:
                     for name in metrics
                 }
                 for k in range(count):
-                    row: JsonObject = {"problem": plan.label, "alpha": point.alpha}
+                    row: dict[str, object] = {
+                        "problem": plan.label,
+                        "alpha": point.alpha,
+                    }
                     row["branch"] = point.branch
                     row["component"] = k + 1 if count > 1 else None
                     for name, (values, errors) in numbers.items():

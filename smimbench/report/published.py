@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import tomllib
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import numpy as np
 
@@ -105,13 +105,23 @@ class PublishedLine:
         return {float(alpha / self.factor) for alpha in x}
 
 
-def figure_list() -> list[JsonObject]:
+class ShippedFigure(TypedDict):
+    """A shipped figure: its suite, how long it takes, its tables, or why it has no numbers."""
+
+    name: str
+    title: str
+    duration: str
+    tables: list[str]
+    no_numbers: NotRequired[str]
+
+
+def figure_list() -> list[ShippedFigure]:
     """Every shipped figure; those without published tables say why in ``no_numbers``."""
     figures = []
     for name, path in shipped_figures().items():
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         suite, curves = document["suite"], document.get("figure", {}).get("curves", ())
-        figure = {
+        figure: ShippedFigure = {
             "name": name,
             "title": suite["title"],
             "duration": suite.get("duration", ""),

@@ -12,15 +12,16 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import Field
 
-from smimbench.files import JsonObject
 from smimbench.interfaces.checks import shown
-from smimbench.problem.problem import without
+from smimbench.problem.problem import Specification, without
 
 Number = float | None
 Text = Annotated[str, Field(max_length=100_000)]
 Component = Annotated[int, Field(ge=1)] | None
 """Number of a component, from 1; None for a metric of all components together."""
 Count = Annotated[int, Field(ge=0)]
+RowDocument = dict[str, Any]
+"""A row as a flat JSON object, as ``show --json`` has it."""
 Epsilon = Literal["0.05", "0.2", "0.5"]
 """Relative distance from the optimal error within which a run counts as near it."""
 
@@ -282,8 +283,8 @@ class Runs:
 class Setup:
     """Problem and algorithm of a row with all parameters, without versions."""
 
-    problem: JsonObject
-    algorithm: JsonObject
+    problem: dict[str, Specification]
+    algorithm: Specification
 
     def without(self, key: str) -> Setup:
         """Return a copy without a key, which is removed from nested items, too."""
@@ -316,7 +317,7 @@ class Row:
     component_word: Text
     dimension_letter: Text
 
-    def document(self) -> JsonObject:
+    def document(self) -> RowDocument:
         """Return the row as a flat JSON object."""
         read = operator.attrgetter(*PATHS.values())
         flat = dict(zip(PATHS, map(_copied, read(self))))
@@ -431,7 +432,7 @@ def _copied(value: Any) -> Any:
     return [*map(_copied, value)] if isinstance(value, list) else value
 
 
-def row_of(document: JsonObject) -> Row:
+def row_of(document: RowDocument) -> Row:
     """Make a row from a flat JSON object.
 
     Raises

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.files import JsonObject, canonical_json, error_line
+from smimbench.files import canonical_json, error_line
 from smimbench.interfaces import (
     AlgorithmPrediction,
     Conditions,
@@ -22,7 +22,7 @@ from smimbench.interfaces import (
 )
 from smimbench.interfaces.algorithm import plan_of
 from smimbench.interfaces.problem import sizes
-from smimbench.problem.problem import Problem, ProblemError
+from smimbench.problem.problem import Problem, ProblemError, Specification
 from smimbench.registry.metrics import (
     find_metric,
     metrics_of_accounts,
@@ -83,7 +83,7 @@ Optima = Mapping[tuple[str, float, int], Optimum]
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-def draws_fresh(algorithm: JsonObject) -> bool:
+def draws_fresh(algorithm: Specification) -> bool:
     """Return whether an algorithm draws fresh samples instead of using the cell's; False if it is not installed."""
     try:
         plan = plan_of(build_algorithm(algorithm, None), sizes(1, 1, 1))

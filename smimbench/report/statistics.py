@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeVar, get_args
 import numpy as np
 
 from smimbench.backend.roofline import fraction
-from smimbench.files import JsonObject
 from smimbench.interfaces import Host
 from smimbench.numerics.statistics import ROUNDING, quantile
 from smimbench.report.row import (
@@ -123,7 +122,7 @@ def ratio_to_bayes(
 
 
 def mean_diagnostics(
-    records: Sequence[Record], theory: JsonObject
+    records: Sequence[Record], theory: Mapping[str, Sequence[float | None] | None]
 ) -> dict[str, list[Finding]]:
     """Average the diagnostics that runs report, with their theory; a vector has one entry per component."""
     reported: dict[str, list[list[float | None]]] = {}

@@ -6,11 +6,11 @@ import csv
 import html
 import io
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
-from smimbench.files import JsonObject, printable
+from smimbench.files import printable
 from smimbench.report.columns import number
+from smimbench.report.row import RowDocument
 
 _ROW = [
     "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",
@@ -19,7 +19,7 @@ _ROW = [
 ]  # fmt: skip
 
 
-def as_csv(rows: Sequence[JsonObject], limits: Sequence[JsonObject]) -> str:
+def as_csv(rows: Sequence[RowDocument], limits: Sequence[RowDocument]) -> str:
     """Rows as CSV, all digits; then, at dimension ``inf``, their limits at infinite dimension, if there are any.
 
     The columns ``refusal``, ``chi2`` and ``dof`` are there only then: they are blank for rows of a finite dimension.
@@ -29,8 +29,8 @@ def as_csv(rows: Sequence[JsonObject], limits: Sequence[JsonObject]) -> str:
 
 
 def flat_rows(
-    rows: Sequence[JsonObject], fields: Sequence[str] = _ROW
-) -> list[JsonObject]:
+    rows: Sequence[RowDocument], fields: Sequence[str] = _ROW
+) -> list[dict[str, object]]:
     """Rows as dicts of numbers and texts."""
     return [
         {field: row.get(field) for field in fields}
@@ -39,14 +39,14 @@ def flat_rows(
     ]
 
 
-def as_markdown(rows: Sequence[JsonObject], limits: Sequence[JsonObject]) -> str:
+def as_markdown(rows: Sequence[RowDocument], limits: Sequence[RowDocument]) -> str:
     """The same rows as a Markdown table, rounded."""
     return markdown_table(*_with_limits(rows, limits))
 
 
 def _with_limits(
-    rows: Sequence[JsonObject], limits: Sequence[JsonObject]
-) -> tuple[list[str], Sequence[JsonObject]]:
+    rows: Sequence[RowDocument], limits: Sequence[RowDocument]
+) -> tuple[list[str], Sequence[RowDocument]]:
     if not limits:
         return _ROW, rows
     infinite = [
@@ -56,7 +56,7 @@ def _with_limits(
     return [*_ROW, "refusal", "chi2", "dof"], [*rows, *infinite]
 
 
-def markdown_table(fields: Sequence[str], rows: Sequence[JsonObject]) -> str:
+def markdown_table(fields: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
     """Selected fields of rows as a Markdown table, rounded."""
     lines = [_markdown_line(fields), "|" + "---|" * len(fields)]
     for row in rows:
@@ -74,7 +74,7 @@ def _literal(text: str) -> str:
     return re.sub(r"([\\`*\[\]|~!#])", r"\\\1", html.escape(_flat(text), quote=False))
 
 
-def _rounded(cell: Any) -> str:
+def _rounded(cell: object) -> str:
     if isinstance(cell, dict):
         return _counts(cell)
     if isinstance(cell, float):
@@ -86,7 +86,7 @@ def _counts(counts: dict[str, int]) -> str:
     return " ".join(f"{count} {name}" for name, count in counts.items())
 
 
-def csv_text(rows: Iterable[JsonObject], fields: Sequence[str]) -> str:
+def csv_text(rows: Iterable[Mapping[str, object]], fields: Sequence[str]) -> str:
     """Selected fields of rows with all digits; blank where a row has none.
 
     Text is one printable line, with an apostrophe in front where a spreadsheet would take it for a formula.
@@ -98,7 +98,7 @@ def csv_text(rows: Iterable[JsonObject], fields: Sequence[str]) -> str:
     return buffer.getvalue()
 
 
-def _harmless(cell: Any) -> Any:
+def _harmless(cell: object) -> object:
     if not isinstance(cell, str):
         return cell
     text = _flat(cell)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 
 from smimbench.files import JsonObject, error_line
 from smimbench.interfaces import AlgorithmPrediction, ParameterError
-from smimbench.problem.problem import Problem, ProblemError
+from smimbench.problem.problem import Problem, ProblemError, Specification
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.registry.registry import RegistryError
 from smimbench.report.labels import component_word, grouped, letter
@@ -139,7 +139,7 @@ class ProblemTheory:
     """
 
     label: str
-    spec: JsonObject
+    spec: dict[str, Specification]
     points: Sequence[TheoryPoint] = ()
     thresholds: Thresholds | None = None
     no_theory: str = ""

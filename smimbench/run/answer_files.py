@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -160,7 +161,7 @@ def check_answer(kind: str, answer: Any, components: int | None) -> None:
         )
 
 
-def write_answer(file: Path, question: JsonObject, answer: Any) -> None:
+def write_answer(file: Path, question: Mapping[str, object], answer: Any) -> None:
     """Write a theory result with its question, machine and versions."""
     document = {
         **question,
@@ -171,7 +172,7 @@ def write_answer(file: Path, question: JsonObject, answer: Any) -> None:
     write_atomically(file, document_text(sealed(document)).encode())
 
 
-def read_answer(file: Path, question: JsonObject | None = None) -> JsonObject:
+def read_answer(file: Path, question: Mapping[str, object] | None = None) -> JsonObject:
     """Read a theory result as it was written, without its digest.
 
     Raises

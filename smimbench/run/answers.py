@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
@@ -235,7 +235,7 @@ class Answers:
         return answers.get(key)
 
     def _sound_answer(
-        self, kind: str, file: Path, question: JsonObject, components: int
+        self, kind: str, file: Path, question: Mapping[str, object], components: int
     ) -> Any:
         """Read a stored answer as JSON; None, with a remark, if its file cannot be trusted."""
         try:
@@ -313,7 +313,7 @@ def nodes_name(key: str, version: int = THEORY_VERSION) -> str:
     return key_of([version, key])
 
 
-def node_answer(node: Uncertain) -> JsonObject:
+def node_answer(node: Uncertain) -> dict[str, object]:
     """A node in the form in which its file stores it."""
     value, error = (
         np.asarray(matrix, dtype=float).tolist() for matrix in (node.value, node.error)

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -169,7 +169,7 @@ def lost_record(
     return _record(cell, {"status": status.value, "reason": reason, "timing": timing})
 
 
-def _record(cell: Cell, outcome: JsonObject) -> Record:
+def _record(cell: Cell, outcome: Mapping[str, object]) -> Record:
     return new_record(
         cell.identity(), cell.problem_label, cell.algorithm_label, outcome
     )

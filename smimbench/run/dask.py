@@ -18,7 +18,7 @@ from typing import Any
 
 from smimbench.backend import machine
 from smimbench.backend.device import BackendError
-from smimbench.files import JsonObject, error_line, unless
+from smimbench.files import error_line, unless
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
 from smimbench.run.executor import NO_LIMITS, Executor, Limits
@@ -152,7 +152,7 @@ class _Watch:
             f"dask: the scheduler at {self._address} is gone; finished cells are kept"
         )
 
-    def workers(self) -> JsonObject | None:
+    def workers(self) -> dict[str, dict[str, Any]] | None:
         """Workers known to the scheduler; None if it does not respond."""
         if self._client.status != "running":
             return None

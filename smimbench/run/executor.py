@@ -36,6 +36,8 @@ from smimbench.files import JsonObject, printable, unless
 from smimbench.run.loop import STILL, Status, read_beat
 from smimbench.run.record import LONGEST
 
+WorkerMessage = JsonObject
+"""What a worker process sends: progress, a remark, its answer or an error."""
 Events = queue.Queue[tuple["_Worker", bytes | None]]
 OnProgress = Callable[[list["RunningTask"]], None]
 
@@ -97,7 +99,7 @@ class Task:
     arguments: tuple[Any, ...]
     distributions: frozenset[str]
     accept: Callable[[Any], Any] = lambda answer: answer
-    on_event: Callable[[JsonObject], object] = lambda event: None
+    on_event: Callable[[WorkerMessage], object] = lambda event: None
     processes_allowed: int = 1
     timeout: float | None = None
     patience: float | None = None
@@ -109,7 +111,7 @@ class Ended(NamedTuple):
 
     task: Task
     output: str
-    event: JsonObject | None = None
+    event: WorkerMessage | None = None
     reason: str = ""
     status: Status | None = None
     answer: Any = None

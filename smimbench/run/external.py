@@ -187,7 +187,7 @@ def score_record(suite: Suite, point: Point, path: Path, label: str) -> Record:
     return new_record(cell, point.plan.label, label, outcome)
 
 
-def _identity(suite: Suite, point: Point) -> JsonObject:
+def _identity(suite: Suite, point: Point) -> dict[str, object]:
     """The part of a cell's identity that determines the instance."""
     return {
         "problem": point.plan.problem.spec,

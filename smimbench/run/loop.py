@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smimbench.backend.device import Backend
-    from smimbench.files import JsonObject
     from smimbench.interfaces import Array, Data, Host, Plan
     from smimbench.problem.instance import Instance, Values
     from smimbench.problem.problem import Problem
@@ -459,7 +458,7 @@ class Readings:
             f"posterior integrals were accurate to {self._coarsest:.0e} of their width only"
         ]
 
-    def final(self) -> JsonObject:
+    def final(self) -> dict[str, object]:
         """Last readings in the form stored in a record."""
         readings = {name: getattr(self.latest, name) for name in READINGS}
         reported = {k: v.tolist() for k, v in readings.items() if v is not None}

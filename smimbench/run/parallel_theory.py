@@ -7,11 +7,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from smimbench.files import JsonObject
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import get_registry
 from smimbench.run.answers import Answers
-from smimbench.run.executor import Executor, Task
+from smimbench.run.executor import Executor, Task, WorkerMessage
 from smimbench.run.theory_process import WORKER, Progress, answer_of, is_third_party
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.theory.predictions import independent_parts
@@ -63,7 +62,7 @@ def _solve_in_parallel(
                 solver.on_progress(problem, progress(problem))
 
     def task_of(problem: Problem, kind: str, *arguments: Any) -> Task:
-        def on_event(event: JsonObject) -> None:
+        def on_event(event: WorkerMessage) -> None:
             if "progress" in event:
                 solver.on_progress(problem, Progress(*event["progress"]))
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smimbench.files import JsonObject, canonical_json, printable
-from smimbench.problem.problem import Problem, ProblemError
+from smimbench.files import canonical_json, printable
+from smimbench.problem.problem import Problem, ProblemError, Specification
 from smimbench.registry.registry import BUILT_IN, get_registry
 from smimbench.run.answers import TheoryError
-from smimbench.run.executor import Ended, Executor, Limits, Task
+from smimbench.run.executor import Ended, Executor, Limits, Task, WorkerMessage
 from smimbench.run.record import LONGEST
 from smimbench.suite.cells import assumed_entries
 
@@ -47,12 +47,12 @@ class Progress(NamedTuple):
     note: str = ""
 
 
-def is_third_party(*specs: JsonObject) -> bool:
+def is_third_party(*specs: Specification) -> bool:
     """Whether any of these items comes from a package other than smimbench."""
     return any("distribution" in spec for spec in specs)
 
 
-def distributions_of(problem: Problem, *algorithms: JsonObject) -> frozenset[str]:
+def distributions_of(problem: Problem, *algorithms: Specification) -> frozenset[str]:
     """Third-party packages that the theory of a problem, or of algorithms on it, runs code of."""
     specs = [*problem.spec.values(), *algorithms]
     assumed = [
@@ -91,7 +91,7 @@ class TheoryProcess:
         self._given_up: dict[str, ProblemError] = {}
         weakref.finalize(self, self.executor.end)
 
-    def takes(self, problem: Problem, *algorithms: JsonObject) -> bool:
+    def takes(self, problem: Problem, *algorithms: Specification) -> bool:
         """Whether this is solved in the process: it needs third-party code, or has a deadline."""
         return self.deadline is not None or bool(distributions_of(problem, *algorithms))
 
@@ -101,7 +101,7 @@ class TheoryProcess:
         problem: Problem,
         predicts: bool,
         *arguments: Any,
-        on_event: Callable[[JsonObject], object],
+        on_event: Callable[[WorkerMessage], object],
     ) -> Any:
         """The answer of a ``TheoryWorker`` to a question.
 

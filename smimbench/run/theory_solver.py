@@ -14,7 +14,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numpy as np
 
 from smimbench.files import (
-    JsonObject,
     StoreError,
     canonical_json,
     error_line,
@@ -39,6 +38,7 @@ from smimbench.run.answers import (
     key_of_thresholds,
     node_answer,
 )
+from smimbench.run.executor import WorkerMessage
 from smimbench.run.record import LONGEST, document_text
 from smimbench.run.store import move_aside
 from smimbench.run.theory_process import Progress, TheoryProcess
@@ -336,7 +336,7 @@ class TheorySolver(Answers):
             for branches in solved
         ]
 
-    def _report(self, problem: Problem, event: JsonObject) -> None:
+    def _report(self, problem: Problem, event: WorkerMessage) -> None:
         """Pass on what the other process reports."""
         if "progress" in event:
             self.on_progress(problem, Progress(*event["progress"]))

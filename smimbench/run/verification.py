@@ -18,7 +18,7 @@ from smimbench.backend import machine
 from smimbench.backend.device import BackendError, get_backend
 from smimbench.files import JsonObject, canonical_json, error_line, read_json
 from smimbench.interfaces import Conditions, Overlaps
-from smimbench.problem.problem import Problem
+from smimbench.problem.problem import Problem, Specification
 from smimbench.run.answer_files import check_answer, read_answer
 from smimbench.run.answers import (
     THEORY_ERRORS,
@@ -187,7 +187,7 @@ class StoredAnswer:
     document: JsonObject
 
     @property
-    def problem(self) -> JsonObject:
+    def problem(self) -> dict[str, Specification]:
         """Specification of its problem."""
         question = self.document["problem"]
         return question[0] if self.kind == "own" else question  # type: ignore[no-any-return]
@@ -475,7 +475,7 @@ NOT_VERIFIED = "times, memory and load; machine, versions and where inputs lay; 
 """What no second run can confirm."""
 
 
-def _reproducible(record: Record, store: Store, *, exact: bool) -> JsonObject:
+def _reproducible(record: Record, store: Store, *, exact: bool) -> dict[str, Any]:
     """The part of a record that follows from suite, seed and code; without the numbers in texts unless ``exact``."""
     columns = store.trajectory(record) or {}
     fields = {name: getattr(record, name) for name in REPRODUCIBLE}
@@ -497,8 +497,8 @@ def _reproducible(record: Record, store: Store, *, exact: bool) -> JsonObject:
 
 
 def _until_the_clock(
-    stopped: JsonObject, full: JsonObject
-) -> tuple[JsonObject, JsonObject]:
+    stopped: dict[str, Any], full: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Part that a run ended by a clock shares with the full run: its start, and the steps that both recorded.
 
     The values at its end are those of its last step.

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, NotRequired
 import pydantic
 from typing_extensions import TypedDict
 
-from smimbench.files import JsonObject, canonical_json, suggestion
+from smimbench.files import canonical_json, suggestion
 from smimbench.interfaces import Algorithm
 from smimbench.problem.assumed import Assuming
 from smimbench.problem.problem import (
@@ -207,7 +207,7 @@ class Cell:
     tuning: Tuning | None = None
     origin: str = field(compare=False, default="default")
 
-    def identity(self) -> JsonObject:
+    def identity(self) -> dict[str, object]:
         """All settings that can change the cell's result; the key is a hash of them."""
         identity = {
             "problem": self.problem,

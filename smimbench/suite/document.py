@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ def _toml_value(value_text: str, path: str, text: str) -> Any:
         return word
 
 
-def _require_problem_table(document: JsonObject, key: str, text: str) -> None:
+def _require_problem_table(document: Mapping[str, object], key: str, text: str) -> None:
     """Raise SuiteError for ``problem`` in a suite of several problems, or ``problems`` in a suite of one."""
     problems = document.get("problems")
     if key == "problem" and "problem" not in document and isinstance(problems, list):

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from smimbench.files import JsonObject
 from smimbench.interfaces.checks import LARGEST
 from smimbench.problem.problem import DEFAULT_INPUTS
 from smimbench.registry.parameters import Parameters
@@ -409,7 +408,7 @@ class RunOptions(Table):
     reference: ListOf[ReferenceTable] = ()
     """Values of others; see `[[run.reference]]`."""
 
-    def identity(self) -> JsonObject:
+    def identity(self) -> dict[str, object]:
         """Run options that are part of a cell's identity, as plain values."""
         options = {}
         for name, mark in in_key().items():

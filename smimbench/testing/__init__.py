@@ -19,11 +19,11 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from smimbench.files import JsonObject, suggestion
+from smimbench.files import suggestion
 from smimbench.interfaces import Algorithm
 from smimbench.interfaces.item import gives, with_defaults
 from smimbench.registry.adapters import algorithm_class
-from smimbench.registry.parameters import parameters_of, signature_of
+from smimbench.registry.parameters import Parameters, parameters_of, signature_of
 from smimbench.registry.registry import BASES, Entry, get_registry
 
 # Publishing a check is what importing these is for; the order is that in which checks are run.
@@ -128,7 +128,7 @@ def check(
     *,
     only: Iterable[str] | None = None,
     seed: int = 0,
-    parameters: JsonObject | None = None,
+    parameters: Parameters | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
     """Run the published checks of an item.
@@ -199,7 +199,7 @@ def refuse_unknown(ids: Iterable[str], subjects: Iterable[CheckContext]) -> None
 
 
 def contexts(
-    item: object, *, seed: int = 0, parameters: JsonObject | None = None
+    item: object, *, seed: int = 0, parameters: Parameters | None = None
 ) -> list[CheckContext]:
     """Everything to be checked for an item: itself, one of its class, or one of every item of a name.
 
@@ -238,7 +238,7 @@ def contexts(
     return [CheckContext(kind, item, seed)]
 
 
-def _named(name: str, parameters: JsonObject | None) -> list[Entry]:
+def _named(name: str, parameters: Parameters | None) -> list[Entry]:
     """Registered items of this name that take the parameters: a name may stand for several items."""
     entries = get_registry().named(name)
     if not entries:

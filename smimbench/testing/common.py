@@ -16,11 +16,12 @@ import numpy as np
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import Backend
-from smimbench.files import JsonObject, attempt, canonical_json, error_line
+from smimbench.files import attempt, canonical_json, error_line
 from smimbench.interfaces import Array, Host, Model, ParameterError, Prior
 from smimbench.interfaces.item import gives
 from smimbench.registry.parameters import (
     ENGINE_FILLED,
+    Parameters,
     build,
     parameters_of,
     signature_of,
@@ -65,7 +66,7 @@ def declaration(context: CheckContext) -> None:
         raise CheckFailed(f"capabilities.dtypes must be among {DTYPES}, got {dtypes}")
 
 
-def _rebuilt(context: CheckContext, parameters: JsonObject) -> Any:
+def _rebuilt(context: CheckContext, parameters: Parameters) -> Any:
     """Create an item of the same class with these parameters and those that the engine takes from the model."""
     item, kind = context.item, context.kind
     filled = {

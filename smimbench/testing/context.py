@@ -13,7 +13,7 @@ import numpy as np
 
 from smimbench.derive import complete_channel
 from smimbench.derive.prior import complete_prior
-from smimbench.files import JsonObject, attempt, error_line
+from smimbench.files import attempt, error_line
 from smimbench.interfaces import Channel, Model, ParameterError, is_symmetric
 from smimbench.interfaces.item import with_defaults
 from smimbench.numerics.memo import cached_on
@@ -22,6 +22,7 @@ from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.parameters import (
     ENGINE_FILLED,
+    Parameters,
     build,
     parameters_of,
     signature_of,
@@ -271,7 +272,7 @@ def kind_of(item: Any) -> str:
     )
 
 
-def instantiate(cls: type[Any], kind: str, parameters: JsonObject | None = None) -> Any:
+def instantiate(cls: type[Any], kind: str, parameters: Parameters | None = None) -> Any:
     """Create one instance of an item's class.
 
     Raises
