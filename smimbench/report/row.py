@@ -283,7 +283,7 @@ class Runs:
 class Setup:
     """Problem and algorithm of a row with all parameters, without versions."""
 
-    problem: dict[str, Specification]
+    problem: dict[str, Any]
     algorithm: Specification
 
     def without(self, key: str) -> Setup:
