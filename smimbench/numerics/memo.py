@@ -30,6 +30,14 @@ class _Array:
         return hash(self.key)
 
 
+def _hashable(argument: object) -> object:
+    return _Array(argument) if isinstance(argument, np.ndarray) else argument
+
+
+def _unwrapped(argument: object) -> object:
+    return argument.array if isinstance(argument, _Array) else argument
+
+
 def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """``functools.lru_cache`` for functions whose arguments may be small host arrays, compared by their entries.
 
@@ -40,15 +48,11 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
         @lru_cache(maxsize=maxsize)
         def remembered(*arguments: object) -> T:
-            return function(
-                *(a.array if isinstance(a, _Array) else a for a in arguments)
-            )
+            return function(*map(_unwrapped, arguments))
 
         @wraps(function)
         def call(*arguments: Any) -> T:
-            keys = tuple(
-                _Array(a) if isinstance(a, np.ndarray) else a for a in arguments
-            )
+            keys = tuple(map(_hashable, arguments))
             try:
                 hash(keys)
             except TypeError:

@@ -6,6 +6,7 @@ ordered pairs of different tokens, row by row: 12, .., 1T, 21, 23, .., T(T-1).
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import cache
 
@@ -13,8 +14,9 @@ from functools import cache
 @cache
 def site_pairs(tokens: int, symmetric: bool = True) -> tuple[tuple[int, int], ...]:
     """Token pairs in the order of the sites (counted from 0)."""
-    pairs = ((a, b) for a in range(tokens) for b in range(tokens))
-    return tuple((a, b) for a, b in pairs if (a <= b if symmetric else a != b))
+    if symmetric:
+        return tuple(itertools.combinations_with_replacement(range(tokens), 2))
+    return tuple(itertools.permutations(range(tokens), 2))
 
 
 @cache
@@ -22,9 +24,8 @@ def site_values(
     tokens: int, diagonal: float, off_diagonal: float, symmetric: bool = True
 ) -> tuple[float, ...]:
     """One number for every site: the first argument for ``a = b``, the second for all others."""
-    return tuple(
-        diagonal if a == b else off_diagonal for a, b in site_pairs(tokens, symmetric)
-    )
+    by_kind = {True: diagonal, False: off_diagonal}
+    return tuple(by_kind[a == b] for a, b in site_pairs(tokens, symmetric))
 
 
 def site_scales(tokens: int, symmetric: bool = True) -> tuple[float, ...]:

@@ -321,7 +321,8 @@ def _draw_series(
             bars = axis.errorbar(x, y, (y - low, high - y), fmt="none", **style)
             artists += [*bars.lines[1], *bars.lines[2]]
         if len(hollow):
-            marks.set_facecolor(["white" if empty else color for empty in hollow])
+            fills = {True: "white", False: color}
+            marks.set_facecolor([fills[bool(empty)] for empty in hollow])
             artists += [_triangle(axis, at, floor, color, below) for at in x[under]]
     if series.algorithm and axis.figure.get_layout_engine() is None:
         # The page hides what belongs to an algorithm.

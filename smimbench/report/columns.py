@@ -543,7 +543,8 @@ def latex_table(
     def line(cells: Iterable[str | Text]) -> str:
         return " & ".join(map(literal, cells)) + r" \\"
 
-    form = "".join("l" if column.words else "r" for column, *_ in laid_out)
+    alignments = {True: "l", False: "r"}
+    form = "".join(alignments[column.words] for column, *_ in laid_out)
     return "\n".join(
         [
             r"\begin{table}",

@@ -424,10 +424,11 @@ class Suite:
         }
         for key, value in self.only:
             choices = list(dict.fromkeys(words[key]))
-            if any(
-                _meets(key, value, (word,) if key == "algorithm" else word)
-                for word in choices
-            ):
+            if key == "algorithm":
+                is_met = value in choices
+            else:
+                is_met = any(_meets(key, value, choice) for choice in choices)
+            if is_met:
                 continue
             # A number that is close to one of the suite was meant as it is.
             close_to = value if key in ("problem", "algorithm") else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable
 from importlib.resources import files
 from types import ModuleType
@@ -33,7 +34,7 @@ class CupyBackend(Backend):
     def processor(self) -> str:
         """Name of the GPU."""
         properties = self.xp.cuda.runtime.getDeviceProperties(self.xp.cuda.Device().id)
-        return "".join(c if c.isalnum() else "-" for c in properties["name"].decode())
+        return re.sub(r"[\W_]", "-", properties["name"].decode())
 
     def standard_normal(
         self, seed: np.random.SeedSequence
