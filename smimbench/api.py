@@ -81,12 +81,12 @@ def run(
     """
     from smimbench.run.campaign import plan_campaign
 
-    suite, store = _opened(suite, results, overrides, only)
+    suite, store = _open_suite(suite, results, overrides, only)
     campaign = plan_campaign(suite, store, (backend,), workers=workers, timing=timing)
     for remark in (*suite.remarks, *campaign.remarks):
         warnings.warn(remark, stacklevel=2)
     total = len(campaign.missing)
-    with _bar(progress) as show_progress:
+    with _progress_bar(progress) as show_progress:
         count = itertools.count(1)
 
         def report(record: Record) -> None:
@@ -97,7 +97,7 @@ def run(
         show_progress(suite.name, 0, total)
         campaign.run(report, on_wait=warnings.warn)
         show_progress(f"theory of {suite.name}", 0, None)
-        return _public(_solved(suite, store, (backend,))[0])
+        return _json_rows(_load_and_solve(suite, store, (backend,))[0])
 
 
 def tune(
@@ -109,14 +109,14 @@ def tune(
     overrides: Iterable[str] = (),
     only: Iterable[str] = (),
 ) -> list[JsonObject]:
-    """Search the parameters that ``[algorithms.tune]`` names, on seeds that no score uses; ``run`` then uses the choice.
+    """Tune the parameters that ``[algorithms.tune]`` names, on seeds that no score uses; ``run`` then uses the best setting.
 
     The arguments are those of ``run``; see ``smimbench.run.tuning.search_all`` for what is returned.
     """
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.tuning import search_all
 
-    suite, store = _opened(suite, results, overrides, only)
+    suite, store = _open_suite(suite, results, overrides, only)
 
     def work(cells: list[Cell], trials: Store) -> bool:
         campaign = plan_campaign(
@@ -134,30 +134,30 @@ def show(
     results: str | Path = "results",
     backends: Sequence[str] = ("numpy",),
 ) -> Rows:
-    """Rows of what has been run, with the theory that is stored; see ``run``."""
+    """Return the table of all stored runs of a suite, with stored theory; see ``run`` for its rows."""
     from smimbench.report.results import Results
 
-    suite, store = _opened(suite, results)
+    suite, store = _open_suite(suite, results)
     stored = Results(suite, store, backends)
     if stored.rows and stored.answers.is_missing:
         warnings.warn(
-            f"not all theory of {suite.name} is stored; smimbench.run solves it",
+            f"some theory of {suite.name} is not stored; smimbench.run solves it",
             stacklevel=2,
         )
-    return _public(stored)
+    return _json_rows(stored)
 
 
-def _public(results: Results) -> Rows:
-    """Rows as ``show --json`` has them."""
+def _json_rows(results: Results) -> Rows:
+    """Return the table as ``show --json`` prints it, one dictionary per row."""
     from smimbench.report.notebook import Rows
 
     return Rows(row.document() for row in results.rows)
 
 
-def _solved(
+def _load_and_solve(
     suite: Suite, store: Store, backends: Sequence[str]
 ) -> tuple[Results, TheorySolver]:
-    """Stored results, with all theory that their rows need, and the solver that has answered it."""
+    """Load the stored results of a suite and solve the theory that their rows need; return both results and solver."""
     from smimbench.report.questions import table_questions
     from smimbench.report.results import Results
     from smimbench.run.store import theory_folder
@@ -174,7 +174,7 @@ def _solved(
 def extrapolate(
     rows: Sequence[RowDocument], *, target: float = 1e-3
 ) -> list[JsonObject]:
-    """Rows of three or more dimensions extrapolated to infinite dimension, where theory holds.
+    """Extrapolate measured errors from three or more dimensions to infinite dimension, where theory holds.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def theory(
     verify: float = 0.0,
     **parameters: object,
 ) -> Theory:
-    """The Bayes-optimal curve and the thresholds of a suite, or of one problem that is named here.
+    """Solve the Bayes-optimal error curve and the thresholds of a suite, or of one problem given by its items.
 
     Parameters
     ----------
@@ -272,22 +272,27 @@ def theory(
     items = {"model": model, "channel": channel, "prior": prior, "inputs": inputs}
     if suite is None:
         if not any(items.values()):
-            raise ValueError("give a suite, or the names of model, channel and prior")
+            raise ValueError(
+                "theory needs a suite, or the names of model, channel and prior"
+            )
         name, text, settings = suite_of_items(items, parameters, alphas or ())
         suite = parse_suite(Path(f"{name}.toml"), text, [*settings, *overrides])
     elif parameters:
         name, arguments = next(iter(parameters)), list(signature(theory).parameters)
         raise ValueError(
-            f"theory of a suite has no argument {name!r}; {suggestion(name, arguments)}"
+            f"theory of a suite takes no argument {name!r}; {suggestion(name, arguments)}"
         )
     elif named := [key for key, value in items.items() if value is not None]:
         raise ValueError(
-            f"{', '.join(named)}: name a problem or give a suite, not both"
+            f"{', '.join(named)}: give either a suite or the items of a problem, not both"
         )
     else:
-        suite = _loaded(suite, overrides)
+        suite = _as_suite(suite, overrides)
     labels = {plan.problem: plan.label for plan in suite.plans}
-    with tempfile.TemporaryDirectory() as temporary, _bar(progress) as show_progress:
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        _progress_bar(progress) as show_progress,
+    ):
 
         def on_progress(problem: Problem, state: Progress) -> None:
             show_progress(f"theory of {labels[problem]}", state.solved, state.total)
@@ -318,7 +323,8 @@ def theory(
     for problem in theories:
         if problem.unsolved:
             warnings.warn(
-                f"{problem.label}: not solved: {problem.unsolved}", stacklevel=2
+                f"the theory of {problem.label} was not solved: {problem.unsolved}",
+                stacklevel=2,
             )
     if results is None:
         solver = solver_in(None, solver.memory)
@@ -326,8 +332,8 @@ def theory(
 
 
 @contextlib.contextmanager
-def _bar(is_shown: bool) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Function that shows progress (task, done, total): a bar in a terminal or a notebook."""
+def _progress_bar(is_shown: bool) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Return a function ``(task, done, total)`` that shows a progress bar in a terminal or a notebook."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -359,7 +365,7 @@ def _bar(is_shown: bool) -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 def load(results: str | Path) -> Loaded:
-    """Everything that was run under a folder: one tidy table of values and one of trajectories.
+    """Load everything that was run under a folder, as one tidy table of values and one of trajectories.
 
     Parameters
     ----------
@@ -394,7 +400,7 @@ def plot(
     backends: Sequence[str] = ("numpy",),
     width: str | None = None,
 ) -> object:
-    """Draw a metric of what has been run, as the command line does; its curve is solved where it is not stored.
+    """Draw a metric of all stored runs with its theory curve, which is solved if it is not stored.
 
     Parameters
     ----------
@@ -416,12 +422,12 @@ def plot(
     from smimbench.report import charts
     from smimbench.report.figures import chart_questions, drawn_ratios, metric_chart
 
-    suite, store = _opened(suite, results)
+    suite, store = _open_suite(suite, results)
     if metric not in suite.run.metrics:
         raise ValueError(
-            f"{suite.name} does not report {metric!r}; choose from {', '.join(suite.run.metrics)}"
+            f"suite {suite.name} does not report the metric {metric!r}; choose from {', '.join(suite.run.metrics)}"
         )
-    results_of_suite, solver = _solved(suite, store, backends)
+    results_of_suite, solver = _load_and_solve(suite, store, backends)
     rows = results_of_suite.rows
     solver.answer(
         chart_questions(
@@ -430,26 +436,26 @@ def plot(
     )
     chart = metric_chart(suite, rows, results_of_suite.answers, metric)
     if chart is None:
-        raise ValueError(f"{suite.name} has no problem to draw")
+        raise ValueError(f"suite {suite.name} has no problem to draw")
     return charts.show(chart, width)
 
 
-def _opened(
+def _open_suite(
     suite: Suite | str | Path,
     results: str | Path,
     overrides: Iterable[str] = (),
     only: Iterable[str] = (),
 ) -> tuple[Suite, Store]:
-    """The suite, with the settings that were tuned under ``results``, and its store there."""
+    """Load a suite with the settings that were tuned under ``results``, and open its store of records there."""
     from smimbench.run.store import Store
     from smimbench.run.tuning import tuned
 
-    suite = _loaded(suite, overrides, only)
+    suite = _as_suite(suite, overrides, only)
     store = Store(Path(results) / suite.name)
     return tuned(suite, store), store
 
 
-def _loaded(
+def _as_suite(
     suite: Suite | str | Path, overrides: Iterable[str] = (), only: Iterable[str] = ()
 ) -> Suite:
     from smimbench.suite.cells import Suite
@@ -459,6 +465,6 @@ def _loaded(
         return load_suite(suite, overrides, only)
     if tuple(overrides) or tuple(only):
         raise ValueError(
-            "overrides need a suite given by name or path; for a loaded suite pass them to load_suite"
+            "overrides need a suite given by name or path; for a suite that is already loaded, pass them to load_suite"
         )
     return suite

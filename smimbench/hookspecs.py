@@ -1,4 +1,4 @@
-"""The hooks through which all items, shipped and third-party, are registered.
+"""Hooks through which shipped and third-party items are registered.
 
 A plugin is a module (or package) that implements one or more of these functions with the marker ``hookimpl`` and is
 found through an entry point of the group ``smimbench``, or handed over as a file. Each hook receives ``register``; call
@@ -38,32 +38,32 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def smimbench_register_models(register: Callable[[type[object]], None]) -> None:
-    """Register models: how signal and inputs form the latents (see ``smimbench.interfaces.Model``)."""
+    """Register models, which map signal and inputs to the latents (see ``smimbench.interfaces.Model``)."""
 
 
 @hookspec
 def smimbench_register_inputs(register: Callable[[type[object]], None]) -> None:
-    """Register inputs: laws of the tokens (see ``smimbench.interfaces.Inputs``)."""
+    """Register inputs, the distributions of the tokens (see ``smimbench.interfaces.Inputs``)."""
 
 
 @hookspec
 def smimbench_register_channels(register: Callable[[type[object]], None]) -> None:
-    """Register channels: how the latents determine the label (see ``smimbench.interfaces.Channel``)."""
+    """Register channels, which map the latents to the label (see ``smimbench.interfaces.Channel``)."""
 
 
 @hookspec
 def smimbench_register_priors(register: Callable[[type[object]], None]) -> None:
-    """Register priors: distributions of the signal (see ``smimbench.interfaces.Prior``)."""
+    """Register priors, the distributions of the signal (see ``smimbench.interfaces.Prior``)."""
 
 
 @hookspec
 def smimbench_register_metrics(register: Callable[[type[object]], None]) -> None:
-    """Register metrics: numbers that measure the quality of an estimate (see ``smimbench.interfaces.Metric``)."""
+    """Register metrics, which measure the quality of an estimate (see ``smimbench.interfaces.Metric``)."""
 
 
 @hookspec
 def smimbench_register_algorithms(register: Callable[[type[object]], None]) -> None:
-    """Register algorithms: anything from data to an estimate (see ``smimbench.interfaces.Algorithm``), a class or a function.
+    """Register algorithms, classes or functions that compute an estimate from data (see ``smimbench.interfaces.Algorithm``).
 
     A function ``fit(data, *, parameter=value)`` becomes an algorithm of its name; see ``smimbench.registry.adapters``.
     """

@@ -246,21 +246,21 @@ def test_the_frame_of_results_is_flat(ran):
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    ({}, "give a suite, or the names of model, channel and prior"),
-    ({"suite": "quickstart", "alphas": [0.2]}, "theory of a suite has no argument 'alphas'"),
-    ({"suite": "quickstart", "alhpa": 0.1}, "has no argument 'alhpa'; did you mean 'alpha'"),
+    ({}, "theory needs a suite, or the names of model, channel and prior"),
+    ({"suite": "quickstart", "alphas": [0.2]}, "theory of a suite takes no argument 'alphas'"),
+    ({"suite": "quickstart", "alhpa": 0.1}, "takes no argument 'alhpa'; did you mean 'alpha'"),
     ({"model": "attention-indexed", "prior": "wishart", "chanel": "softmax"}, "channel is missing ('chanel' looks like a typo)"),
     ({**PHASES, "alhpa": 0.1}, "alpha is missing ('alhpa' looks like a typo)"),
-    ({**PHASES, "alpha": 0.1, "bta": 2.0}, "bta is no option and no parameter of this problem; did you mean 'beta'?"),
+    ({**PHASES, "alpha": 0.1, "bta": 2.0}, "bta is neither an option nor a parameter of this problem; did you mean 'beta'?"),
     ({"suite": "quickstart", "alpha": []}, "give at least one sample ratio"),
-    ({"suite": "quickstart", "model": "attention-indexed"}, "model: name a problem or give a suite"),
-    ({**PHASES, "alpha": 0.1, "rhoo": 0.3}, "rhoo is no option and no parameter of this problem"),
+    ({"suite": "quickstart", "model": "attention-indexed"}, "model: give either a suite or the items of a problem"),
+    ({**PHASES, "alpha": 0.1, "rhoo": 0.3}, "rhoo is neither an option nor a parameter of this problem"),
     ({**PHASES}, "alpha is missing; give sample ratios"),
     ({**PHASES, "alpha": [0.1, -1]}, "a sample ratio must be > 0 and finite, got -1.0"),
     ({"suite": "quickstart", "alpha": "0.1:0.3"}, "or look like 0.1, 0.1,0.2,0.5 or 0.1:0.3:20"),
     ({"suite": "quickstart", "alpha": [0.1, "x"]}, "sample ratios must be numbers"),
     ({"suite": "quickstart", "alpha": "0.1:0.3:1"}, "(2 to 10,000 of them), got '0.1:0.3:1'"),
-    ({"model": "attention-indexed", "alpha": 1}, "channel is missing; a problem without a suite needs model, channel, prior"),
+    ({"model": "attention-indexed", "alpha": 1}, "channel is missing; without a suite, give model, channel, prior"),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_question_is_said(given, message):
     with pytest.raises(ValueError, match=re.escape(message)):

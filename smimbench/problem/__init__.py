@@ -1,4 +1,4 @@
-"""Problems (model, channel, prior), their instances, and their random seeds.
+"""Learning problems (model, channel, prior, inputs), their instances, and their random seeds.
 
 Plugins import the names of this page from here.
 """

@@ -1,4 +1,4 @@
-"""Wrong assumptions: an algorithm that takes the problem for another one than its data are from."""
+"""Mismatched inference: an algorithm that assumes another channel or prior than the data were drawn from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
-    """The problem with the channel or prior that ``assumed`` of a suite names; the same object where nothing differs.
+    """Return the problem with the assumed channel or prior in place of the true one; the same object if they are equal.
 
     Parameters
     ----------
@@ -38,20 +38,20 @@ def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
     if assumed.components != problem.components:
         raise ProblemError(
             "channel",
-            f"must have {problem.components} components, as the data, got {assumed.components}",
+            f"the assumed channel must have {problem.components} components, as the signal of the data, got {assumed.components}",
         )
     if assumed.identity == problem.identity:
         return problem
     if why := why_theory_only(assumed.prior, assumed.components):
-        raise ProblemError("prior", f"cannot be assumed: {why}")
-    if "channel" in tables and (why := _foreign_labels(problem, assumed)):
+        raise ProblemError("prior", f"this prior cannot be assumed: {why}")
+    if "channel" in tables and (why := _label_mismatch(problem, assumed)):
         raise ProblemError("channel", why)
     assumed.is_assumed = True
     return assumed
 
 
-def _foreign_labels(problem: Problem, assumed: Problem) -> str | None:
-    """Why labels of the data cannot be labels of the assumed channel, or None."""
+def _label_mismatch(problem: Problem, assumed: Problem) -> str | None:
+    """Reason why the assumed channel cannot produce the labels of the data, or None."""
     z = monte_carlo_rng("wrong assumptions: labels").standard_normal(
         (64, problem.components, problem.model.sites)
     )
@@ -71,7 +71,7 @@ def _foreign_labels(problem: Problem, assumed: Problem) -> str | None:
 
 
 class Assuming:
-    """An algorithm whose methods are given the assumed problem; all that it does not take from a problem is its own.
+    """Wraps an algorithm so that its methods are passed the assumed problem instead of the true one.
 
     Parameters
     ----------
@@ -90,22 +90,22 @@ class Assuming:
         return getattr(self._algorithm, name)
 
     def assumed(self, problem: Problem) -> Problem:
-        """The problem that it takes this one for."""
+        """Return the problem that the algorithm assumes instead of the true ``problem``."""
         key = canonical_json(problem.spec)
         if key not in self._problems:
             self._problems[key] = assumed_problem(problem, self._tables)
         return self._problems[key]
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> Any:
-        """Initial state for the assumed problem."""
+        """Return the initial state for the assumed problem."""
         return self._algorithm.init(self.assumed(problem), data, rng)
 
     def step(self, problem: Problem, data: Data, state: Any) -> Any:
-        """One iteration for the assumed problem."""
+        """Run one iteration for the assumed problem."""
         return self._algorithm.step(self.assumed(problem), data, state)
 
     def refuses(self, problem: Problem) -> str | None:
-        """Reason why the assumption cannot be made, or the assumed problem cannot be solved, or None."""
+        """Reason why the assumption is impossible or the algorithm cannot solve the assumed problem, or None."""
         try:
             reason: str | None = self._algorithm.refuses(self.assumed(problem))
         except ProblemError as error:
@@ -113,6 +113,6 @@ class Assuming:
         return reason
 
     def retry(self, problem: Problem, outcome: str) -> Assuming | None:
-        """The algorithm for one more attempt, with the same assumption."""
+        """Return the algorithm to use for one more attempt, with the same assumption."""
         version = self._algorithm.retry(self.assumed(problem), outcome)
         return None if version is None else Assuming(version, self._tables)

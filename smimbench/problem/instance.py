@@ -1,4 +1,4 @@
-"""An instance is one draw of teacher and data; this file also has its checksum, device copies and error metrics."""
+"""Instances (one draw of teacher and data each), with their checksums, device copies and error metrics."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ UNNOTICED, UNLIKELY = 0.1, 1e-6
 """Deviation of mean and variance of the inputs that is not worth a remark, and probability that chance adds more. Doubled, inputs
 twice as far off are passed over; twice as many right ones get a remark."""
 Values = dict[str, list[float]]
-"""Of metrics by name: one for each component, or one for all."""
+"""Values of metrics, by name: one for each component, or a single one."""
 
 
 class Measurement(NamedTuple):
-    """Metrics of a final estimate: values, the reason for each metric without one, and what metrics want the user to know."""
+    """Metrics of a final estimate: values, reasons for missing values, and remarks for the user."""
 
     values: Values
     reasons: dict[str, str]
@@ -51,7 +51,7 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """One draw of teacher and data, on the host: the same bits for every algorithm and every backend.
+    """One draw of teacher and data, bit-identical for every algorithm and backend.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Instance:
         *,
         stream: bool | None = None,
     ) -> Data:
-        """Data that an algorithm may see, moved to a backend. On the host nothing is copied; NumPy views are locked.
+        """Return the data that an algorithm may see, on a backend; on the host, as read-only views instead of copies.
 
         Parameters
         ----------
@@ -120,13 +120,13 @@ class Instance:
         return Data(inputs, labels, self.sample_ratio, start, fresh)
 
     def fresh(self, rng: np.random.Generator, n: int, dtype: str) -> tuple[Host, Host]:
-        """So many new samples of the same teacher, on the host."""
+        """Draw n new samples of the same teacher, on the host."""
         samples: tuple[Host, Host] = self.problem.draw(self.signal, n, rng, dtype)
         return samples
 
     @functools.cached_property
     def remarks(self) -> list[str]:
-        """Remarks on inputs whose mean is not 0 or whose variance is not 1."""
+        """Warnings about inputs whose mean is not 0 or whose variance is not 1."""
         size = math.prod(self.inputs.shape[1:])
         tokens = np.asarray(
             to_host(self.inputs[: max(1, HOST_BLOCK // size)]), dtype=float
@@ -146,7 +146,7 @@ class Instance:
         return []
 
     def checksum(self) -> tuple[float, ...]:
-        """Checksum of teacher, inputs and labels, to detect changes to them; reads all of them once."""
+        """Checksum of teacher, inputs and labels, to detect whether an algorithm changed them."""
         arrays = [self.signal, self.labels]
         # Drawn inputs are drawn again whenever they are read.
         if not isinstance(self.inputs, DrawnInputs):
@@ -154,7 +154,7 @@ class Instance:
         return tuple(map(_checksum, arrays))
 
     def metrics(self, estimate: Array, broken: dict[str, str] | None = None) -> Values:
-        """Metrics that are recorded along a run (``mse`` and ``overlap``, and those that plugins add), by name.
+        """Measure the metrics recorded at each iteration: ``mse``, ``overlap``, and those that plugins add.
 
         Parameters
         ----------
@@ -177,7 +177,7 @@ class Instance:
     def _measured(
         self, metrics: dict[str, Metric], estimate: Array, claims: Claims
     ) -> tuple[Values, dict[str, str]]:
-        """Values of the metrics, and the reasons for those without a value."""
+        """Measure metrics: their values, and the reason for each missing value."""
         values: Values = {}
         reasons: dict[str, str] = {}
         for name, metric in metrics.items():
@@ -194,7 +194,7 @@ class Instance:
         return values, reasons
 
     def overlaps(self, estimate: Array) -> Overlaps:
-        """Overlap matrices (P, P) between an estimate and the signal on the host, before alignment by symmetry."""
+        """Overlap matrices (P, P) between estimate and teacher, and of each with itself, before alignment by symmetry."""
         teacher, inner = _teacher_like(self, estimate), self.problem.model.inner
         pairs = ((teacher, teacher), (estimate, teacher), (estimate, estimate))
         return Overlaps(
@@ -204,7 +204,7 @@ class Instance:
     def measure(
         self, names: Sequence[str], estimate: Array, V: Array | None = None
     ) -> Measurement:
-        """Metrics of a final estimate, measured on the host.
+        """Measure metrics of a final estimate on the host.
 
         Parameters
         ----------
@@ -228,7 +228,7 @@ class Instance:
         return Measurement(values, reasons, claims.remarks)
 
     def claims(self, estimate: Array, V: Array | None = None) -> Claims:
-        """Arguments passed to metrics: the teacher on the estimate's device, the aligned estimate, the claimed error.
+        """Build the arguments of metrics: teacher, aligned estimate, and the error that the algorithm claims.
 
         Raises
         ------
@@ -256,15 +256,15 @@ class Instance:
 
 
 def fill(out: Host, inputs: Inputs, rng: np.random.Generator) -> None:
-    """Draw tokens (n, T, D) into ``out``; in float64 whatever its dtype, so that all dtypes see the same instance, rounded."""
+    """Draw tokens (n, T, D) into the array ``out``, in float64 before rounding to its dtype."""
     if inputs.transform is None:
         out[...] = checked_array(
             f"inputs {inputs.name!r}: draw", inputs.draw(rng, *out.shape), out.shape
         )
         return
-    step = max(1, HOST_BLOCK // max(1, math.prod(out.shape[1:])))
-    for start in range(0, len(out), step):
-        block = out[start : start + step]
+    block_size = max(1, HOST_BLOCK // max(1, math.prod(out.shape[1:])))
+    for start in range(0, len(out), block_size):
+        block = out[start : start + block_size]
         tokens = inputs.transform(rng.standard_normal(block.shape))
         block[...] = checked_array(
             f"inputs {inputs.name!r}: transform", tokens, block.shape
@@ -280,7 +280,7 @@ def draw_on(
     rng: np.random.Generator,
     dtype: str,
 ) -> tuple[Array, Array]:
-    """Inputs and labels drawn on a device; inputs that do not fit are discarded and drawn again when they are read."""
+    """Draw inputs and labels on a device; inputs that do not fit its memory are redrawn whenever they are read."""
     xp, model = device.xp, problem.model
     shape = (n, model.tokens, signal.shape[-1])
     number, wide = (getattr(xp, name) for name in stored_types(dtype))
@@ -292,15 +292,15 @@ def draw_on(
     def draw(block: int) -> Array:
         return xp.astype(tokens_of(block), number, copy=False)
 
-    stays = fits(math.prod(shape) * (xp.finfo(number).bits // 8), device)
-    stored = shape if stays else (0, *shape[1:])
+    fits_device = fits(math.prod(shape) * (xp.finfo(number).bits // 8), device)
+    stored = shape if fits_device else (0, *shape[1:])
     inputs = xp.empty(stored, dtype=number, device=device.device)
-    if not stays:
+    if not fits_device:
         inputs = DrawnInputs(shape, size, draw, xp.astype(inputs, wide))
     labels = []
     for block, start in enumerate(range(0, n, size)):
         x = draw(block)
-        if stays:
+        if fits_device:
             inputs[start : start + x.shape[0], ...] = x
         z = model.forward(xp.astype(x, xp.float64, copy=False), teacher)
         y = problem.channel.forward(z, rng=rng)
@@ -317,7 +317,7 @@ def _block_drawer(
     size: int,
     block_seed: Callable[[int], np.random.SeedSequence],
 ) -> Callable[[int], Array]:
-    """Function from the number of a block to its tokens, in float64 on a device."""
+    """Return a function that draws a block of tokens, given its number, in float64 on a device."""
     n, *sample_shape = shape
     transform = law.transform
     if transform is None:  # all at once: samples of a file are different ones
@@ -337,19 +337,19 @@ def _block_drawer(
 
 
 def stored_types(dtype: str) -> tuple[str, str]:
-    """Data types of stored inputs and real labels: float32 and float64 where ``dtype`` is ``"mixed"``."""
+    """Data types in which inputs and real-valued labels are stored: for ``"mixed"``, float32 and float64."""
     return ("float32", "float64") if dtype == "mixed" else (dtype, dtype)
 
 
 def locked(array: Array) -> Array:
-    """Copy of an array as a read-only NumPy view that cannot be made writable."""
+    """Return a read-only view of a NumPy array that cannot be made writable; other arrays are returned unchanged."""
     if not isinstance(array, np.ndarray) or not array.size:
         return array
     return np.asarray(array.data.toreadonly())
 
 
 def _checksum(array: Array) -> float:
-    """Checksum of an array: CRC-32 on the host, sums that change with nearly every write on a device."""
+    """Checksum of an array: CRC-32 on the host, a few sums over the elements on a device."""
     if isinstance(array, np.ndarray):
         return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     xp = namespace(array)
@@ -359,7 +359,7 @@ def _checksum(array: Array) -> float:
 
 
 def _teacher_like(instance: Instance, estimate: Array) -> Array:
-    """Teacher signal on the device of the estimate, cached there because metrics are computed often."""
+    """Teacher signal with the dtype and device of an estimate, cached because metrics are computed often."""
     if isinstance(estimate, np.ndarray):
         return instance.signal.astype(estimate.dtype, copy=False)
     placement = matching(estimate)

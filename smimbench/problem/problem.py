@@ -1,4 +1,4 @@
-"""A problem combines a model, inputs, a channel and a prior; it defines their specification, instances and initial estimates."""
+"""The learning problem: a model, inputs, a channel and a prior, with its specification, instances and informed starts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ HASHED = 2**62
 
 
 class ProblemError(ForeseenError, ValueError):
-    """A problem cannot be built; ``key`` names the wrong part, and the message says what would be right."""
+    """Raised if a problem cannot be built; ``key`` names the wrong parameter, and the message says what would be right."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(f"{key}: {message}")
@@ -77,16 +77,16 @@ class ProblemError(ForeseenError, ValueError):
 
 
 class NoTheoryError(ProblemError):
-    """No theory is known for the inputs of a problem."""
+    """Raised if no theory is known for the inputs of a problem."""
 
 
 class ItemError(ProblemError):
-    """An item cannot be built with any parameters: its code raises, or its result is invalid."""
+    """Raised if the code of an item fails or returns something invalid, so that no parameters would help."""
 
 
 @contextmanager
 def explained(kind: str, refusal: type[ProblemError] = ProblemError) -> Iterator[None]:
-    """Convert errors of an item into a ProblemError that names the key, and a ParameterError into ``refusal``."""
+    """Context that turns errors of an item into a ProblemError naming the key; a ParameterError becomes ``refusal``."""
     try:
         yield
     except ProblemError:
@@ -100,12 +100,12 @@ def explained(kind: str, refusal: type[ProblemError] = ProblemError) -> Iterator
             raise
         raise ItemError(
             f"{kind}.name",
-            f"cannot be made: {error_line(error)} ({error_place(error)})",
+            f"this {kind} cannot be built: {error_line(error)} ({error_place(error)})",
         ) from None
 
 
 def specification(entry: Entry, item: object) -> Specification:
-    """Name, version and parameters of an item; for third-party items also the distribution and a hash of the code."""
+    """Specification of an item: its name, version and parameters; if third-party, also its package and a hash of its code."""
     spec = {"name": entry.name, **version_of(entry), **parameters_of(entry.kind, item)}
     if entry.distribution != "smimbench":
         spec["distribution"] = entry.distribution
@@ -113,14 +113,14 @@ def specification(entry: Entry, item: object) -> Specification:
 
 
 def version_of(entry: Entry) -> Specification:
-    """The version of an item; for third-party items also a hash of the code."""
+    """Version of an item; if third-party, also a hash of its code."""
     return {"version": entry.item.version} | (
         {} if entry.source is None else {"source": entry.source}
     )
 
 
 def as_table(spec: Specification) -> Parameters:
-    """An item as written in a suite: parameters, and its package if that is not smimbench."""
+    """Return a specification as the table of a suite: name (with its package, if third-party) and parameters."""
     table = {
         key: value for key, value in spec.items() if key not in (*CODE, "distribution")
     }
@@ -130,8 +130,9 @@ def as_table(spec: Specification) -> Parameters:
 
 
 def without(key: str, table: Parameters) -> Parameters:
-    """Specifications in a nested table without ``"source"``, the hashes of code, or without ``"version"``: a fix makes no other
-    item.
+    """Return a nested table with one key removed at every level.
+
+    Without ``"source"`` (hashes of code) or ``"version"``, an item equals itself after a fix.
     """
     return {
         k: without(key, v) if isinstance(v, dict) else v
@@ -140,13 +141,15 @@ def without(key: str, table: Parameters) -> Parameters:
     }
 
 
-def _parameters(spec: Specification, usual: Parameters) -> str:
-    """Text ``name=value`` of every parameter that differs from its default."""
+def _parameter_text(spec: Specification, defaults: Parameters) -> str:
+    """Text ``name=value, ...`` of the parameters that differ from their defaults."""
     parameters = {
         k: v for k, v in spec.items() if k not in (*CODE, "name", "distribution")
     }
     return ", ".join(
-        f"{k}={v}" for k, v in parameters.items() if k not in usual or v != usual[k]
+        f"{k}={v}"
+        for k, v in parameters.items()
+        if k not in defaults or v != defaults[k]
     )
 
 
@@ -200,22 +203,22 @@ class Problem:
     ) -> None:
         self.spec: dict[str, Specification] = {}
         self._defaults: dict[str, Parameters] = {}
-        self.model = self._make("model", model)
+        self.model = self._make_item("model", model)
         with explained("model", ItemError):
             symmetric = is_symmetric(self.model)
         if symmetric:
             self.spec["model"].pop("symmetric", None)  # keys of results do not change
-        self.channel = self._make(
+        self.channel = self._make_item(
             "channel", channel, tokens=self.model.tokens, symmetric=symmetric
         )
-        self.prior = self._make("prior", prior, symmetric=symmetric)
-        self.inputs = self._make("inputs", inputs)
+        self.prior = self._make_item("prior", prior, symmetric=symmetric)
+        self.inputs = self._make_item("inputs", inputs)
         with explained("inputs", ItemError):
             tokens = self.inputs.shape[0]
         if tokens not in (None, self.model.tokens):
             raise ProblemError(
                 "model.tokens",
-                f"must be {tokens}, as of the inputs, got {self.model.tokens}",
+                f"must be {tokens}, the number of tokens of the inputs, got {self.model.tokens}",
             )
         if (
             self.spec["inputs"]["name"] == DEFAULT_INPUTS
@@ -240,14 +243,14 @@ class Problem:
 
     @cached_property
     def spectral(self) -> bool:
-        """Whether features are known to have different variances."""
+        """Whether the features of the inputs are known to have different variances (a spectrum)."""
         variances = self.inputs.feature_variances
         if variances is None:
             return False
         return not (np.asarray(variances(self.inputs.shape[1] or 8)) == 1).all()
 
     def _weigh_features(self) -> None:
-        """Products of low-rank signals, and a Gaussian prior, over features that have a spectrum."""
+        """Weight the model's inner products and the prior by the feature variances, for low-rank signals over a spectrum."""
         law = self.inputs
         if (
             law.feature_variances is None
@@ -261,13 +264,13 @@ class Problem:
         self.model, self.prior = weighted(self.model, self.prior, law)
 
     def per_variance(self, gradient: Array) -> Array:
-        """A gradient with respect to a signal, over the variances of the features: that in the metric of the latents."""
+        """Divide a gradient with respect to the signal by the feature variances: the gradient in the metric of the latents."""
         if self.variances is None:
             return gradient
         values = self.variances(gradient.shape[-1])
         return gradient / namespace(gradient).asarray(values, **matching(gradient))
 
-    def _make(
+    def _make_item(
         self, kind: str, item: str | Mapping[str, object], **provided: object
     ) -> Any:
         table = {"name": item} if isinstance(item, str) else dict(item)
@@ -275,7 +278,9 @@ class Problem:
         if name is None:
             raise ProblemError(f"{kind}.name", missing("name", table))
         if not isinstance(name, str):
-            raise ProblemError(f"{kind}.name", f"must be a string, got {name!r}")
+            raise ProblemError(
+                f"{kind}.name", f"must be a string, the name of a {kind}, got {name!r}"
+            )
         with explained(kind):
             model = None if kind == "model" else self.model.name
             entry = get_registry().get(kind, name, model)
@@ -283,7 +288,7 @@ class Problem:
             if provided.get("symmetric") is False and "symmetric" not in signature:
                 raise ParameterError(
                     "name",
-                    f"{name!r} is for symmetric matrices only, unlike those of the model",
+                    f"{name!r} supports symmetric matrices only, but the matrices of this model are not symmetric",
                 )
             built = build(entry.item, kind, table, provided)
         self.spec[kind] = specification(entry, built)
@@ -291,7 +296,7 @@ class Problem:
         return built
 
     def _whiten(self) -> None:
-        """Replace model and channel by those of whitened latents where Gaussian tokens are correlated."""
+        """Replace model and channel by their versions for whitened latents, if Gaussian tokens are correlated."""
         C = self.inputs.token_covariance if self.inputs.gaussian else None
         covariance = (
             np.eye(self.model.tokens)
@@ -307,7 +312,7 @@ class Problem:
         self.model = cast("Model", WhitenedModel(self.model, self.mixing))
 
     def __eq__(self, problem: object) -> bool:
-        """Whether names, parameters and versions are the same, so that caches recognize problems that cells build anew."""
+        """Whether two problems have equal names, parameters and versions, so that caches recognize a rebuilt problem."""
         return isinstance(problem, Problem) and self.spec == problem.spec
 
     def __hash__(self) -> int:
@@ -317,21 +322,21 @@ class Problem:
         return f"Problem({self.label})"
 
     def _repr_html_(self) -> str:
-        """A table of the items and their parameters, for notebooks."""
+        """HTML table of the items and their parameters, for notebooks."""
         from html import escape
 
         rows = ""
         for kind, spec in self.spec.items():
-            texts = map(escape, (kind, spec["name"], _parameters(spec, {})))
+            texts = map(escape, (kind, spec["name"], _parameter_text(spec, {})))
             rows += f"<tr><td>{'</td><td>'.join(texts)}</td></tr>"
         return f"<table>{rows}</table>"
 
     @property
     def label(self) -> str:
-        """Short human-readable name of the problem; parameters with default values are left out."""
+        """Short readable name of the problem, without parameters that have their default values."""
         words = []
         for kind, spec in self.spec.items():
-            parameters = _parameters(spec, self._defaults[kind])
+            parameters = _parameter_text(spec, self._defaults[kind])
             words.append(spec["name"] + (f"({parameters})" if parameters else ""))
         return " ".join(words)
 
@@ -361,7 +366,7 @@ class Problem:
 
     @property
     def identity(self) -> str:
-        """Canonical text of item names and parameters, without versions: a fix of a posterior does not change the data."""
+        """Canonical JSON of names and parameters of the items, without versions, so that a fix does not change the data."""
         tables = {
             k: {n: v for n, v in spec.items() if n not in CODE}
             for k, spec in self.spec.items()
@@ -370,7 +375,7 @@ class Problem:
 
     @property
     def seed_name(self) -> str:
-        """Text that seeds are made of: the identity without inputs, so that all inputs meet the same teachers and starts."""
+        """Text that random seeds derive from, without the inputs, so that all inputs meet the same teachers and starts."""
         return canonical_json(
             without("source", without("version", without("inputs", self.spec)))
         )
@@ -385,7 +390,7 @@ class Problem:
         dtype: str = "float64",
         device: Backend | None = None,
     ) -> Instance:
-        """Draw teacher and data.
+        """Draw an instance: a teacher signal and its training data.
 
         Parameters
         ----------
@@ -434,7 +439,7 @@ class Problem:
     def draw(
         self, signal: Host, n: int, rng: np.random.Generator, dtype: str = "float64"
     ) -> tuple[Host, Host]:
-        """Inputs (n, T, D) and labels (n, ...) of n samples of a teacher, on the host."""
+        """Draw inputs (n, T, D) and labels (n, ...) of n samples of a teacher, on the host."""
         model = self.model
         stored, wide = stored_types(dtype)
         inputs = np.empty((n, model.tokens, signal.shape[-1]), dtype=stored)
@@ -451,7 +456,7 @@ class Problem:
         return inputs, labels
 
     def teacher(self, rng: np.random.Generator, dimension: int) -> Host:
-        """A signal drawn from the prior."""
+        """Draw a teacher signal from the prior."""
         shape = tuple(self.model.signal_shape(self.components, dimension))
         return checked_array(
             f"prior {self.prior.name!r}: sample",
@@ -460,14 +465,14 @@ class Problem:
         )
 
     def labels(self, z: Host, rng: np.random.Generator) -> Host:
-        """Labels (n, ...) of latents, on the host."""
+        """Draw labels (n, ...) from the channel, given latents z, on the host."""
         y = np.asarray(self.channel.forward(z, rng=rng))
         return checked_array(
             f"channel {self.channel.name!r}: forward", y, (len(z), *y.shape[1:])
         )
 
     def pass_cost(self, data: Data, samples: int | None = None) -> Cost:
-        """Cost of one pass (forward and adjoint) over ``samples`` samples, default all."""
+        """Cost of one forward and adjoint pass over ``samples`` samples (default: all)."""
         n, _, dimension = data.inputs.shape
         if isinstance(data.inputs, StreamedInputs):
             itemsize = data.inputs.itemsize
@@ -484,7 +489,7 @@ class Problem:
         rng: np.random.Generator,
         backend: Backend,
     ) -> Start:
-        """Informed start, with a known error: ``denoise(S + information^(-1/2) Z)`` of the teacher S."""
+        """Informed start with a known error: the denoised noisy teacher, ``denoise(S + information^(-1/2) Z)``."""
         noise = self.model.draw_noise(rng, self.components, instance.dimension)
         R = backend.asarray(instance.signal + noise / np.sqrt(information))
         Qhat = backend.asarray(information * np.eye(self.components))
@@ -501,7 +506,9 @@ def seed_sequence(
     stream: str,
     *extra: str,
 ) -> np.random.SeedSequence:
-    """Seed of (problem, alpha, D, replicate, stream) in the tree with root ``seed``; ``extra`` names children.
+    """Random seed of one stream of an instance (problem, alpha, D, replicate), derived from the root ``seed``.
+
+    ``extra`` names children of the stream.
 
     Parameters
     ----------

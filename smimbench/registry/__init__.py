@@ -1,4 +1,4 @@
-"""The registry of plugins: discovery, validation of parameters, and templates of new packages.
+"""The registry of plugins, with validation of their parameters and templates for new packages.
 
 Plugins import the names of this page from here.
 """

@@ -21,14 +21,14 @@ OFFERED = ("problem", "rng")
 
 
 class FittedState(NamedTuple):
-    """State of a fitted algorithm: the estimate, the random generator, and whether ``fit`` has been called."""
+    """State of an algorithm with ``fit``: its estimate, and the random generator of the run."""
 
     estimate: Array
     rng: np.random.Generator
 
 
 class Fitted(Algorithm):
-    """Adapter that gives a class with ``fit(data)`` the iterative interface; one step does the whole fit.
+    """Adapter from a class with ``fit(data)`` to an iterative algorithm, whose only step runs the whole fit.
 
     ``fit`` may name ``problem`` and ``rng`` (a host generator of the run's own) as further arguments. It returns the
     signal-shaped estimate, ``(P, D)`` or ``(P, D, D)``, in any array or nested list that NumPy or the data's namespace
@@ -41,20 +41,23 @@ class Fitted(Algorithm):
     def init(
         self, problem: ProblemLike, data: Data, rng: np.random.Generator
     ) -> FittedState:
-        """Initial state, with the prior mean as the estimate."""
+        """Return the initial state, with the prior mean as the estimate."""
         return FittedState(
-            _like(data, problem.prior.mean(problem.components, data.dimension)), rng
+            _as_data_array(
+                data, problem.prior.mean(problem.components, data.dimension)
+            ),
+            rng,
         )
 
     def step(
         self, problem: ProblemLike, data: Data, state: FittedState
     ) -> tuple[FittedState, Info]:
-        """Run the whole fit; the residual is the relative distance from the start, which exposes values that are not finite.
+        """Run the whole fit and report the relative distance of its estimate from the prior mean as the residual.
 
         Raises
         ------
         ValueError
-            If the fit returns something else than numbers in the shape of the signal.
+            If the fit returns anything but real numbers in the shape of the signal.
         """
         offered = {"problem": problem, "rng": state.rng}
         returned = self.fit(
@@ -62,7 +65,7 @@ class Fitted(Algorithm):
         )
         if returned is None:
             raise ValueError("fit must return the estimate, but it returned nothing")
-        estimate = _like(data, returned)
+        estimate = _as_data_array(data, returned)
         shape = problem.model.signal_shape(problem.components, data.dimension)
         if tuple(estimate.shape) != tuple(shape):
             raise ValueError(
@@ -82,8 +85,8 @@ class Fitted(Algorithm):
         return state.estimate
 
 
-def _like(data: Data, values: Any) -> Array:
-    """Convert numbers to an array of the same type and device as the data."""
+def _as_data_array(data: Data, values: Any) -> Array:
+    """Convert numbers to an array with the dtype and device of the data."""
     xp = namespace(data.labels)
     device = array_api_compat.device(data.labels)
     is_foreign = array_api_compat.is_array_api_obj(values) and not isinstance(
@@ -101,7 +104,7 @@ def _like(data: Data, values: Any) -> Array:
 
 
 def algorithm_class(item: object) -> Any:
-    """A class with ``init``, ``step`` and ``estimate`` made from a class with ``fit``, or from a function.
+    """Make an algorithm class, with ``init``, ``step`` and ``estimate``, from a class with ``fit`` or a function.
 
     A class that has ``init`` or no ``fit`` is returned as it is. A function ``fit(data, *, parameter=value, ...)`` gives an
     algorithm of that name (``_`` written as ``-``) with these parameters; attributes ``name``, ``version``, ``reference`` and
@@ -121,19 +124,21 @@ def algorithm_class(item: object) -> Any:
             key: getattr(item, key) for key in ("__doc__", "__module__", "__qualname__")
         }
         return type(item.__name__, (item, Fitted), named)
-    return _class_of(item) if inspect.isfunction(item) else item
+    return _class_from_function(item) if inspect.isfunction(item) else item
 
 
-def _class_of(function: Callable[..., Array]) -> type[object]:
+def _class_from_function(function: Callable[..., Array]) -> type[object]:
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
-        raise TypeError(f"{function.__name__} must take the data as its first argument")
+        raise TypeError(
+            f"algorithm function {function.__name__} must take the data as its first argument"
+        )
     if any(
         parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         for parameter in parameters
     ):
         raise TypeError(
-            f"{function.__name__} must list its parameters by name, not as *args or **kwargs"
+            f"algorithm function {function.__name__} must list its parameters by name, not as *args or **kwargs"
         )
 
     def fit(

@@ -1,4 +1,4 @@
-"""Lookup of metrics by name, with their role in runs and cell keys, their theory values and their direction."""
+"""Looks up metrics by name and evaluates their theory; lists those in trajectories and in cell keys."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from smimbench.registry.registry import get_registry
 
 
 class Described(Protocol):
-    """A point of theory that can be written as JSON: a ``TheoryPoint`` or an ``AlgorithmPrediction``."""
+    """Theory at one sample ratio that can be written as JSON: a ``TheoryPoint`` or an ``AlgorithmPrediction``."""
 
     def document(self) -> dict[str, Any]:
-        """The point as JSON, which metrics read."""
+        """Return the theory as JSON, the form that metrics read."""
         ...
 
 
 def find_metric(name: str, model: str | None = None) -> Metric:
-    """Find the metric of this name.
+    """Create the metric registered under a name.
 
     Raises
     ------
@@ -31,13 +31,13 @@ def find_metric(name: str, model: str | None = None) -> Metric:
 
 
 def metric_label(name: str) -> str:
-    """Label of a metric in tables and figures; its name where the label cannot be read."""
+    """Label of a metric in tables and figures, or its name if the label cannot be read."""
     label, _ = attempt(lambda: find_metric(name).label)
     return label if isinstance(label, str) else name
 
 
 def trajectory_metrics(model: str | None = None) -> dict[str, Metric]:
-    """Metrics that are measured at every recorded iteration, by name, those that ship first."""
+    """Return the metrics measured at every recorded iteration, by name, those shipped with smimbench first."""
     metrics: dict[str, Metric] = {}
     for entry in get_registry().entries("metric"):
         if entry.fits(model) and entry.item.in_trajectory:
@@ -46,7 +46,7 @@ def trajectory_metrics(model: str | None = None) -> dict[str, Metric]:
 
 
 def metrics_of_accounts(model: str | None = None) -> list[str]:
-    """Shipped metrics that test an algorithm's own error estimate; measured in every run and not part of a cell's key."""
+    """Names of shipped metrics that compare an algorithm's claimed error with its true error; measured in every run."""
     entries = get_registry().entries("metric")
     return [
         entry.name
@@ -56,7 +56,7 @@ def metrics_of_accounts(model: str | None = None) -> list[str]:
 
 
 def names_in_key(names: Iterable[str]) -> tuple[str, ...]:
-    """Sorted names of metrics that count in a cell's key: third-party ones, and those not in every trajectory.
+    """Return the metric names that are part of a cell's key: third-party metrics and those outside the trajectory.
 
     A version above 1 is written ``name@version``, one of another package ``name@version.code`` with a hash of its code.
     """
@@ -72,7 +72,7 @@ def names_in_key(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_worse(metric: Metric, previous: float, score: float) -> bool:
-    """Whether a metric's change is for the worse; for ``direction = "one"``, further away from 1."""
+    """Whether a metric got worse; for ``direction = "one"``, whether it moved away from 1."""
     if metric.direction == "one":
         return abs(score - 1) > abs(previous - 1)
     return score < previous if metric.direction == "higher" else score > previous
@@ -85,32 +85,33 @@ def theory_of(
     components: int,
     complaints: list[str] | None = None,
 ) -> tuple[list[float | None], list[float | None]]:
-    """Theoretical values of a metric and their errors, one per component or a single one.
+    """Return the theoretical values of a metric and their errors, one per component or a single one.
 
-    None without theory, or where it fails: its ``complaints`` then say how.
+    They are None without theory, or if it fails; the reason is then appended to ``complaints``.
     """
     count = components if metric.per_component else 1
-    nothing: list[float | None] = [None] * count
+    no_values: list[float | None] = [None] * count
     theory = metric.theory
     if theory is None or point is None:
-        return nothing, nothing
+        return no_values, no_values
     numbers, error = attempt(
         lambda: [
-            _numbers(values, count) for values in theory(problem, point.document())
+            _require_count(values, count)
+            for values in theory(problem, point.document())
         ]
     )
     if error is None and len(numbers) == 2:
         return numbers[0], numbers[1]
     if complaints is not None:
-        reason = "it must give values and errors"
+        reason = "it must return two lists, values and errors"
         if error is not None:
             reason = error_line(error)
         complaints.append(f"the theory of metric {metric.name!r} failed: {reason}")
-    return nothing, nothing
+    return no_values, no_values
 
 
-def _numbers(values: Iterable[float | None], count: int) -> list[float | None]:
+def _require_count(values: Iterable[float | None], count: int) -> list[float | None]:
     numbers = [None if value is None else float(value) for value in values]
     if len(numbers) != count:
-        raise ValueError(f"{len(numbers)} values in place of {count}")
+        raise ValueError(f"it returned {len(numbers)} values instead of {count}")
     return numbers

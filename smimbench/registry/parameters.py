@@ -1,4 +1,4 @@
-"""Builds items from the tables of a suite: validates parameters against the constructor's signature and explains errors."""
+"""Builds items from the tables of a suite, checking parameters against the constructor's signature and explaining errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENGINE_FILLED = {"channel": ("tokens", "symmetric"), "prior": ("symmetric",)}
 
 
 def _signature(cls: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
-    """Parameters of a class's constructor, without ``self`` and catch-alls."""
+    """Named parameters of a class's constructor, without ``self``, ``*args`` and ``**kwargs``."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(cls).parameters.values()
     return {p.name: p for p in parameters if p.kind in kinds}
@@ -35,23 +35,23 @@ def _signature(cls: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
 signature_of: Callable[[Callable[..., object]], Mapping[str, inspect.Parameter]] = (
     functools.cache(_signature)
 )
-"""The same, found once for each class: every cell builds its items again."""
+"""Named parameters of a class's constructor, cached because every cell builds its items again."""
 
 
 def ignored_default(cls: type[object]) -> str | None:
-    """Error message for a dataclass subclass whose new default has no annotation and would be ignored, or None."""
+    """Error message if a dataclass overrides a default without annotation, which Python would ignore; otherwise None."""
     for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
         value = inspect.getattr_static(cls, field.name, field.default)
         if value is field.default or inspect.ismemberdescriptor(value):
             continue
         kind = getattr(field.type, "__name__", field.type)
-        usual = (
-            "it has no default"
+        actual_default = (
+            "the parameter has no default"
             if field.default is dataclasses.MISSING
-            else f"its default stays {field.default!r}"
+            else f"the default stays {field.default!r}"
         )
         return (
-            f"{field.name} = {value!r} has no effect, {usual}: write {field.name}: {kind} = {value!r}, "
+            f"{field.name} = {value!r} has no effect, {actual_default}: write {field.name}: {kind} = {value!r}, "
             "and @dataclass(frozen=True) above the class"
         )
     return None
@@ -63,7 +63,7 @@ def build(
     params: Mapping[str, object],
     provided: Mapping[str, object] | None = None,
 ) -> Any:
-    """Make an item from parameters as written in a suite (without ``name``), checking names and types strictly.
+    """Build an item from the parameters in a suite, checking their names and types strictly.
 
     Types come from the annotations of the class, defaults from its signature. ``provided`` are values that the engine
     supplies; those that the class does not take are left out.
@@ -82,11 +82,11 @@ def build(
         if key not in accepted:
             if key in supplied:
                 raise ParameterError(
-                    key, "is set by the model and cannot be set here; remove it"
+                    key, "is taken from the model and cannot be set here; remove it"
                 )
             raise ParameterError(key, unknown_key(key, accepted))
     try:
-        checked = schema.model_validate(_tuples(dict(params), hints))
+        checked = schema.model_validate(_lists_as_tuples(dict(params), hints))
     except pydantic.ValidationError as error:
         key, message = explain_validation(error)
         raise ParameterError(key, message) from None
@@ -96,28 +96,28 @@ def build(
         if name in checked.model_fields_set
     }
     for key, value in values.items():
-        for number in _numbers_in(value):
+        for number in _floats_in(value):
             if not math.isfinite(number):
                 raise ParameterError(key, f"must be a finite number, got {number}")
     return cls(**values, **supplied)
 
 
-def _numbers_in(value: object) -> Iterator[float]:
-    """All floats of a parameter, which may be a list or a table."""
+def _floats_in(value: object) -> Iterator[float]:
+    """Yield all floats in the value of a parameter, which may be a list or a table."""
     if isinstance(value, float):
         yield value
     elif isinstance(value, Mapping):
-        yield from _numbers_in(list(value.values()))
+        yield from _floats_in(list(value.values()))
     elif isinstance(value, (list, tuple)):
         for entry in value:
-            yield from _numbers_in(entry)
+            yield from _floats_in(entry)
 
 
 @functools.cache
 def _schema(
     cls: Any, kind: str
 ) -> tuple[tuple[str, ...], dict[str, type], type[pydantic.BaseModel]]:
-    """Parameter names that a suite may set, their types and a validator; cached, because every cell builds its items again."""
+    """Return the parameters of an item that a suite may set: names, types, and a pydantic validator."""
     import pydantic
 
     accepted = {
@@ -151,7 +151,7 @@ def _schema(
 
 
 def takes_lists(cls: Any, kind: str, name: str) -> bool:
-    """Whether a list can be the value of a parameter, by its annotation, or its default; True where neither says."""
+    """Whether a parameter accepts a list, judged by its annotation or its default; True if neither tells."""
     field = _schema(cls, kind)[2].model_fields.get(name)
     if field is None:  # an unknown key
         return True
@@ -166,7 +166,7 @@ def takes_lists(cls: Any, kind: str, name: str) -> bool:
 
 
 def is_value(cls: Any, kind: str, name: str, value: object) -> bool:
-    """Whether a list can be one value of a parameter, by its annotation; False where there is none."""
+    """Whether a list is valid as a single value of a parameter, by its annotation; False without annotation."""
     import pydantic
 
     field = _schema(cls, kind)[2].model_fields.get(name)
@@ -178,14 +178,16 @@ def is_value(cls: Any, kind: str, name: str, value: object) -> bool:
         config=pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True),
     )
     try:
-        adapter.validate_python(_tuples({name: value}, {name: field.annotation})[name])
+        adapter.validate_python(
+            _lists_as_tuples({name: value}, {name: field.annotation})[name]
+        )
     except pydantic.ValidationError:
         return False
     return True
 
 
 def parameters_of(kind: str, item: object) -> Parameters:
-    """Parameters of an item with defaults, as plain JSON values; parameters set by the engine are left out."""
+    """All parameters of an item, defaults included, as JSON values, except those that the engine takes from the model."""
     parameters = {
         name: getattr(item, name)
         for name in signature_of(type(item))
@@ -196,14 +198,14 @@ def parameters_of(kind: str, item: object) -> Parameters:
 
 
 def explain_validation(error: pydantic.ValidationError) -> tuple[str, str]:
-    """Key and one clear line from a pydantic ValidationError (its first and most specific problem)."""
+    """Return key and one-line message of the first mistake in a pydantic ValidationError."""
     errors = error.errors(include_url=False)
     # A union reports each member it tried; the one that got furthest into the value is the one that was meant.
-    place = _written(errors[0]["loc"])
-    same_place = [e for e in errors if _written(e["loc"])[: len(place)] == place]
-    mistake = max(same_place, key=lambda e: len(_written(e["loc"])))
+    place = _user_location(errors[0]["loc"])
+    same_place = [e for e in errors if _user_location(e["loc"])[: len(place)] == place]
+    mistake = max(same_place, key=lambda e: len(_user_location(e["loc"])))
     key = ""
-    for step in _written(mistake["loc"]):
+    for step in _user_location(mistake["loc"]):
         key += f"[{step}]" if isinstance(step, int) else f".{step}"
     key = key[1:]
     kind, message = mistake["type"], str(mistake["msg"])
@@ -213,16 +215,16 @@ def explain_validation(error: pydantic.ValidationError) -> tuple[str, str]:
         return key, message.removeprefix("Value error, ")
     context = mistake.get("ctx", {})
     if kind == "too_short" and context["min_length"] == 1:
-        return key, "must not be empty"
-    if kind in _WORDS:
-        message = _WORDS[kind].format_map(context)
+        return key, "must list at least one value"
+    if kind in _SUITE_MESSAGES:
+        message = _SUITE_MESSAGES[kind].format_map(context)
     else:
         message = message.replace("Input should be", "must be")
         message = message.replace("must be a valid", "must be a")
     return key, f"{message}, got {shown(mistake['input'])}"
 
 
-_WORDS = {
+_SUITE_MESSAGES = {
     "greater_than": "must be > {gt:g}",
     "less_than_equal": "must be at most {le:.12g}",
     "greater_than_equal": "must be at least {ge}",
@@ -236,8 +238,8 @@ _WORDS = {
 """Messages of pydantic in the words of a suite; the others need no translation."""
 
 
-def _written(location: tuple[int | str, ...]) -> list[int | str]:
-    """The part of a validation error's location that the user wrote, without names of union members."""
+def _user_location(location: tuple[int | str, ...]) -> list[int | str]:
+    """Keys and positions in a validation error's location, without pydantic's names of union members."""
     members = ("int", "float", "str", "bool", "list", "dict")
     return [
         p for p in location if isinstance(p, int) or ("[" not in p and p not in members)
@@ -245,22 +247,24 @@ def _written(location: tuple[int | str, ...]) -> list[int | str]:
 
 
 def unknown_key(key: str, choices: Iterable[str]) -> str:
-    """Error message for an unknown key, with suggestions."""
+    """Error message for an unknown key, suggesting similar ones."""
     names = sorted(choices)
     return (
         f"unknown key, {suggestion(key, names) if names else 'it takes no parameters'}"
     )
 
 
-def require_known(names: Iterable[str], choices: Collection[str], *way: str) -> None:
-    """Raise ParameterError for the first unknown name; ``way`` is the path of the tables that hold it."""
+def require_known(
+    names: Iterable[str], choices: Collection[str], *parents: str
+) -> None:
+    """Raise ParameterError for the first unknown name; ``parents`` are the names of the enclosing tables."""
     for name in names:
         if name not in choices:
-            raise ParameterError(".".join((*way, name)), unknown_key(name, choices))
+            raise ParameterError(".".join((*parents, name)), unknown_key(name, choices))
 
 
-def _tuples(params: Parameters, hints: Mapping[str, object]) -> Parameters:
-    """Convert lists (TOML has no tuples) to the tuples that the annotations ask for."""
+def _lists_as_tuples(params: Parameters, hints: Mapping[str, object]) -> Parameters:
+    """Convert lists to tuples where a parameter is annotated as one (TOML has no tuples)."""
     for key, value in params.items():
         hint = hints.get(key)
         if isinstance(value, list) and any(

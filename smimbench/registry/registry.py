@@ -1,4 +1,4 @@
-"""The registry: imports built-in, installed and drop-in plugins and records their items, after checking their methods.
+"""The registry of items: imports shipped, installed and drop-in plugins and checks the classes that they register.
 
 Each plugin is loaded in its own ``try``: one that fails is kept with its reason and harms nothing else.
 """
@@ -61,12 +61,12 @@ BUILT_IN = "smimbench"
 
 
 class RegistryError(ForeseenError, LookupError):
-    """An item name is unknown, ambiguous or does not fit; the message says what would be right."""
+    """Raised if the name of an item is unknown or ambiguous, or the item does not fit; the message says what would be right."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered item: its class, its distribution, and a hash of its code if it is third-party."""
+    """One registered item: its class, its package, and, if third-party, a hash of its code."""
 
     kind: str
     name: str
@@ -76,17 +76,17 @@ class Entry:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names of the models that the item works for."""
+        """Names of the models that the item supports."""
         capabilities: Capabilities = self.item.capabilities
         return capabilities.models
 
     def fits(self, model: str | None) -> bool:
-        """Whether the item works for this model (None: for any model)."""
+        """Whether the item supports a model (None: any model)."""
         return model is None or "*" in self.models or model in self.models
 
     @property
     def derived(self) -> tuple[str, ...]:
-        """Members of the item that the engine derives, and how."""
+        """Methods that the item lacks and the engine derives, and how it derives them."""
         base = BASES[self.kind]
         members = []
         for name, text in describe(base).items():
@@ -105,7 +105,7 @@ class Entry:
 
 @dataclass
 class Plugin:
-    """One plugin and its status, ``loaded`` or ``failed``, with reasons."""
+    """One plugin: its origin, its items, and the problems found when it was loaded."""
 
     name: str
     distribution: str
@@ -168,7 +168,7 @@ class Registry:
         if missing:
             raise RegistryError(
                 f"the {' and '.join(missing)} of smimbench are not registered; "
-                "install the package (pip install .) instead of running from a bare folder, or again after an update"
+                "install the package with pip install ., also after an update, instead of running it from the source folder"
             )
 
     def _load_installed(self) -> None:
@@ -189,7 +189,7 @@ class Registry:
                 self._load(plugin, point.load)
 
     def _readable_entry_points(self) -> list[importlib.metadata.EntryPoint]:
-        """Entry points of all packages whose metadata can be read; each of the others becomes a failed plugin."""
+        """Entry points of all packages with readable metadata; any other package is recorded as a failed plugin."""
         points: list[importlib.metadata.EntryPoint] = []
         for package in importlib.metadata.distributions():
             listed, error = attempt(getattr, package, "entry_points")
@@ -205,7 +205,7 @@ class Registry:
         return points
 
     def _load_path(self, path: Path) -> None:
-        """Load a file, a package, or all files of a folder."""
+        """Load drop-in plugins from a file, a package, or all files of a folder."""
         files = [path] if path.exists() else []
         if (path / "__init__.py").exists():
             files = [path / "__init__.py"]
@@ -213,7 +213,9 @@ class Registry:
             files = sorted(path.glob("[!.]*.py"))
         if not files:
             plugin = Plugin(path.name, path.name, "", str(path), failed=True)
-            plugin.problems.append(f"{path} is no file, and no folder with a *.py file")
+            plugin.problems.append(
+                f"{path} is neither a file nor a folder with a *.py file"
+            )
             self.plugins.append(plugin)
         for file in files:
             stem = file.parent.name if file.name == "__init__.py" else file.stem
@@ -264,7 +266,7 @@ class Registry:
 
     @contextmanager
     def _restored_process(self, plugin: Plugin) -> Iterator[None]:
-        """Context in which a plugin may change ``sys.path`` and the environment: what it adds goes last, or is undone."""
+        """Context that moves a plugin's additions to ``sys.path`` to its end and undoes its changes to the environment."""
         environment, path = dict(os.environ), list(sys.path)
         try:
             yield
@@ -298,7 +300,7 @@ class Registry:
                 continue
             if clashing.distribution == entry.distribution:
                 raise RegistryError(
-                    f"{kind} {entry.name!r} is registered twice by {entry.distribution!r}"
+                    f"{kind} {entry.name!r} is registered twice by {entry.distribution!r}; give each item its own name"
                 )
             packages = [clashing.distribution, entry.distribution]
             names = " or ".join(f"'{package}:{entry.name}'" for package in packages)
@@ -329,11 +331,11 @@ class Registry:
         return self.plugins[count:]
 
     def entries(self, kind: str | None = None) -> list[Entry]:
-        """All registered items of a kind (None: all kinds), built-in ones first."""
+        """Registered items of a kind (None: all kinds), those shipped with smimbench first."""
         return [entry for entry in self._entries if kind is None or entry.kind == kind]
 
     def named(self, name: str, kind: str | None = None) -> list[Entry]:
-        """All registered items of a name, ``"name"`` or ``"distribution:name"``, of a kind (None: of all kinds)."""
+        """Registered items with a name, given as ``"name"`` or ``"distribution:name"``, of a kind (None: any kind)."""
         distribution, _, item_name = name.rpartition(":")
         return [
             e
@@ -342,7 +344,7 @@ class Registry:
         ]
 
     def get(self, kind: str, name: str, model: str | None = None) -> Entry:
-        """Find a registered item by name.
+        """Find a registered item by kind and name.
 
         Parameters
         ----------
@@ -351,7 +353,7 @@ class Registry:
         name : str
             ``"name"`` or ``"distribution:name"``.
         model : str or None
-            Name of the model it has to work for.
+            Name of the model that it must support.
 
         Raises
         ------
@@ -363,12 +365,12 @@ class Registry:
         if not fitting:
             names = sorted({e.name for e in self.entries(kind) if e.fits(model)})
             if not entries:
-                hint = "" if self.paths else " (one of your own: --plugins FILE)"
+                hint = "" if self.paths else " (load your own with --plugins FILE)"
                 raise RegistryError(
                     f"unknown {kind} {name!r}; {suggestion(plain_name, names)}{hint}"
                 )
             raise RegistryError(
-                f"{kind} {name!r} belongs to model {_models(entries)}, not to {model!r}; "
+                f"{kind} {name!r} belongs to model {_model_names(entries)}, not to {model!r}; "
                 f"{PLURALS[kind]} of {model!r}: {', '.join(names) or 'none'}"
             )
         # What ships keeps its plain name: an added package must not change what an old suite means.
@@ -380,17 +382,17 @@ class Registry:
             )
         if len(fitting) > 1 and model is None:
             raise RegistryError(
-                f"{kind} {plain_name!r} exists for several models ({_models(fitting)}); also name the model"
+                f"{kind} {plain_name!r} exists for several models ({_model_names(fitting)}); name the model as well"
             )
         return fitting[0]
 
 
-def _models(entries: Iterable[Entry]) -> str:
+def _model_names(entries: Iterable[Entry]) -> str:
     return ", ".join(sorted({model for entry in entries for model in entry.models}))
 
 
 def get_registry() -> Registry:
-    """The registry of this process, made on first use from installed plugins and SMIMBENCH_PLUGINS."""
+    """Return the registry of this process, created on first use from installed plugins and SMIMBENCH_PLUGINS."""
     global _current
     if _current is None:
         _current = make_registry()
@@ -400,7 +402,7 @@ def get_registry() -> Registry:
 
 
 def complaints_of(plugins: Iterable[Plugin]) -> list[str]:
-    """One line for each plugin that could not be loaded, and for each name that exists twice."""
+    """Return one warning for each plugin that could not be loaded and each item name that exists twice."""
     lines = []
     for plugin in plugins:
         prefix = f"plugin {plugin.name} ({plugin.origin})"
@@ -430,7 +432,7 @@ def make_registry(
 
 
 def set_registry(registry: Registry | None) -> None:
-    """Use ``registry`` in this process (None: make a new one on next use)."""
+    """Make ``registry`` the registry of this process; None creates a new one on next use."""
     global _current
     _current = registry
 
@@ -440,7 +442,7 @@ _current: Registry | None = None
 
 @contextmanager
 def using(registry: Any) -> Iterator[None]:
-    """Context manager that uses another registry in this process."""
+    """Context in which this process uses another registry."""
     previous = _current
     set_registry(registry)
     try:
@@ -451,35 +453,35 @@ def using(registry: Any) -> Iterator[None]:
 
 @contextmanager
 def _no_exit() -> Iterator[None]:
-    """Context manager that turns a module's attempt to end the process during import into an ordinary error."""
-    leave, process, loading = os._exit, os.getpid(), True
+    """Context that turns a plugin's call of ``os._exit`` during import into an ordinary error."""
+    os_exit, process, loading = os._exit, os.getpid(), True
 
     def refuse(status: int = 0) -> None:
         if loading and os.getpid() == process:
             raise SystemExit(f"os._exit({status})")
-        leave(status)
+        os_exit(status)
 
     os._exit = refuse  # type: ignore[assignment]
     try:
         yield
     finally:
-        os._exit, loading = leave, False
+        os._exit, loading = os_exit, False
 
 
 def _moved_module(error: BaseException) -> str | None:
-    """Advice on an import that was valid before smimbench 0.2; None for any other error."""
+    """Advice on a failed import of a module that smimbench 0.2 renamed; None for any other error."""
     module = error.name if isinstance(error, ModuleNotFoundError) else None
     for plural in PLURALS.values():
         if module == f"{GROUP}_{plural}":
             moved = f"smimbench_attention.{plural}"
-            return f"it was written for smimbench 0.1: {module} is {moved} now; install a newer version, or change its imports"
+            return f"it was written for smimbench 0.1: {module} is now {moved}; install a newer version, or change its imports"
     return None
 
 
 def _name_and_version(
     package: importlib.metadata.Distribution | None,
 ) -> tuple[str, str]:
-    """Name and version of an installed package, by the name of its folder where its METADATA cannot be read."""
+    """Name and version of an installed package; its folder's name if the metadata cannot be read."""
     metadata, _ = attempt(getattr, package, "metadata")
     name = metadata["Name"] if metadata else None
     version = metadata["Version"] if metadata else None
@@ -509,30 +511,36 @@ def _import_file(file: Path, stem: str) -> ModuleType:
 
 
 def _require_hooks(module: ModuleType) -> None:
-    """Reject a module without hooks, or with a hook that would never be called."""
+    """Raise RegistryError if a plugin has no hook, or one that would never be called."""
     specified = [name for name in dir(hookspecs) if name.startswith("smimbench_")]
     hooks = [name for name in dir(module) if name.startswith("smimbench_register")]
     if not hooks:
-        raise RegistryError(f"no hook found; implement one of {', '.join(specified)}")
+        raise RegistryError(
+            f"the plugin has no hook; implement one of {', '.join(specified)}"
+        )
     for name in hooks:
         if name not in specified:
-            raise RegistryError(f"unknown hook {name}; {suggestion(name, specified)}")
+            raise RegistryError(
+                f"the plugin has an unknown hook {name}; {suggestion(name, specified)}"
+            )
         if not hasattr(getattr(module, name), f"{hookspecs.PROJECT}_impl"):
-            raise RegistryError(f"{name} is not marked with @smimbench.hookimpl")
+            raise RegistryError(
+                f"hook {name} must be decorated with @smimbench.hookimpl"
+            )
 
 
 def contract_violation(kind: str, cls: type[Any]) -> str | None:
-    """Reason why a class cannot be registered, worded to follow the class name; None if it can."""
+    """Reason why a class cannot be registered as an item, phrased to follow its name; None if it can."""
     missing, choices = missing_members(BASES[kind], cls)
     if missing:
-        return f"lacks {', '.join(missing)}"
+        return f"the class lacks {', '.join(missing)}"
     if choices:
         # Of two sets of which one contains the other, the smaller is enough.
         smallest = []
         for choice in choices:
             if not any(set(smaller) < set(choice) for smaller in choices):
                 smallest.append(", ".join(choice))
-        return f"needs {' or '.join(smallest)}"
+        return f"the class needs {' or '.join(smallest)}"
     name, reference = cls.name, cls.reference
     rules: list[tuple[object, str, object]] = [
         (
@@ -543,7 +551,7 @@ def contract_violation(kind: str, cls: type[Any]) -> str | None:
         (type(cls.version) is int, "version must be an integer", cls.version),
         (
             isinstance(reference, str) and reference.strip(),
-            "reference must say where the equations are from",
+            "reference must name the source of the equations",
             reference,
         ),
         (
@@ -571,5 +579,7 @@ def contract_violation(kind: str, cls: type[Any]) -> str | None:
     if kind == "metric":
         _, error = attempt(cls)
         if error is not None:
-            return f"cannot be made: {error_line(error)}"
+            return (
+                f"the metric cannot be created without arguments: {error_line(error)}"
+            )
     return ignored_default(cls)

@@ -1,4 +1,4 @@
-"""Creates packages for new plugins: working inputs, a channel, a prior or an algorithm to edit."""
+"""Creates the package of a new plugin, with a working item (inputs, channel, prior or algorithm) to edit."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from smimbench.registry.registry import get_registry
 
 
 class ScaffoldError(ForeseenError):
-    """A new package cannot be written with this name or in this place; the message says what would be right."""
+    """Raised if a new package cannot be written under this name or in this folder; the message says what would be right."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """Result of creating a package: its files, relative to the folder, and the commands to run next."""
+    """A newly created package: its folder, its files, and the commands to run next."""
 
     folder: Path
     files: list[str]
@@ -48,13 +48,13 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
     ------
     ScaffoldError
     """
-    _check_name(kind, name)
+    _require_free_name(kind, name)
     slug, item = name.replace("-", "_"), name.replace("_", "-")
     module, distribution = f"smimbench_{slug}", f"smimbench-{item}"
     folder = output if output is not None else Path(distribution)
     if folder.exists() or folder.is_symlink():
         raise ScaffoldError(
-            f"{folder} exists already; choose another name, or another folder with --output"
+            f"folder {folder} already exists; choose another name, or another folder with --output"
         )
     location = folder.as_posix() if folder.is_absolute() else f"./{folder.as_posix()}"
     steps = [
@@ -84,7 +84,7 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
     }
     templates = importlib.resources.files("smimbench.registry") / "templates"
     folder_of_kind, common = templates / kind, templates / "common"
-    values["advice"] = _filled(folder_of_kind / "advice.md.tmpl", values).strip()
+    values["advice"] = _fill_template(folder_of_kind / "advice.md.tmpl", values).strip()
     files = {
         "pyproject.toml": common / "pyproject.toml.tmpl",
         "README.md": common / "README.md.tmpl",
@@ -92,22 +92,23 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
         f"tests/test_{slug}.py": folder_of_kind / "test_item.py.tmpl",
         f"{slug}.toml": folder_of_kind / "suite.toml.tmpl",
     }
-    _write(
-        folder, {path: _filled(template, values) for path, template in files.items()}
+    _write_files(
+        folder,
+        {path: _fill_template(template, values) for path, template in files.items()},
     )
     return Package(folder, sorted(files), commands[1:])
 
 
-def _check_name(kind: str, name: str) -> None:
+def _require_free_name(kind: str, name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*", name):
         close = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")
         hint = (
-            f"; {close!r} would do"
+            f"; {close!r} would be valid"
             if re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", close)
             else ""
         )
         raise ScaffoldError(
-            f"{name!r} cannot be a name: it must be lower-case letters, digits, '_' or '-' and begin with a letter{hint}"
+            f"{name!r} is not a valid name: use lower-case letters, digits, '_' or '-', beginning with a letter{hint}"
         )
     item = name.replace("_", "-")
     same_name = [
@@ -117,21 +118,21 @@ def _check_name(kind: str, name: str) -> None:
     ]
     if same_name:
         raise ScaffoldError(
-            f"{kind} {item!r} exists in package {same_name[0].distribution!r} already; choose another name"
+            f"{kind} {item!r} already exists in package {same_name[0].distribution!r}; choose another name"
         )
     module = f"smimbench_{name.replace('-', '_')}"
     if importlib.util.find_spec(module) is not None:
         raise ScaffoldError(
-            f"a Python package {module} is installed already; choose another name"
+            f"a Python package {module} is already installed; choose another name"
         )
 
 
-def _filled(template: Traversable, values: dict[str, str]) -> str:
+def _fill_template(template: Traversable, values: dict[str, str]) -> str:
     return Template(template.read_text(encoding="utf-8")).substitute(values)
 
 
-def _write(folder: Path, files: dict[str, str]) -> None:
-    """Write all files of a new package, or none if one fails."""
+def _write_files(folder: Path, files: dict[str, str]) -> None:
+    """Write all files of a new package, or none of them if one fails."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
@@ -145,5 +146,5 @@ def _write(folder: Path, files: dict[str, str]) -> None:
             shutil.move(built, folder)
     except OSError as error:
         raise ScaffoldError(
-            f"{folder} cannot be written: {error.strerror or error}"
+            f"folder {folder} cannot be written: {error.strerror or error}"
         ) from None

@@ -1,4 +1,4 @@
-"""Hash of an item's source code, to detect changes."""
+"""Hashes the source code of third-party items, to detect changes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,22 @@ DROP_IN = "smimbench_dropin_"
 
 
 def source_of(item: type[object]) -> str | None:
-    """Hash of the source files of an item's package; for a drop-in file, of that file and the neighbors that it imports.
+    """Return a hash of the source files of an item's package; for a drop-in file, of it and the neighbors that it imports.
 
-    Comments, blank lines and spaces at the end of lines do not count. What another package, smimbench included, changes is
-    that package's version. None where there is no code to look at, as for a class typed in at a prompt.
+    Comments, blank lines and trailing spaces do not count, nor does the code of other packages, which have versions of their own.
+    None if there is no source code, as for a class defined in an interactive session.
 
     Parameters
     ----------
     item : type
     """
     module = next(
-        (cls.__module__ for cls in item.__mro__ if not _is_foreign(cls.__module__)), ""
+        (
+            cls.__module__
+            for cls in item.__mro__
+            if not _has_no_plugin_code(cls.__module__)
+        ),
+        "",
     )
     path = Path(getattr(sys.modules.get(module), "__file__", None) or "").resolve()
     if not path.is_file():
@@ -38,12 +43,14 @@ def source_of(item: type[object]) -> str | None:
             text = inspect.getsource(item)
         except (OSError, TypeError):
             return None
-        return hashlib.sha256(_code(text.encode())).hexdigest()[:LENGTH]
+        return hashlib.sha256(_code_without_comments(text.encode())).hexdigest()[
+            :LENGTH
+        ]
     package = _package_folder(module, path)
     files = (
         _package_files(package)
         if package
-        else _with_neighbors(path)
+        else _imported_files(path)
         if module.startswith(DROP_IN)
         else {path}
     )
@@ -52,13 +59,14 @@ def source_of(item: type[object]) -> str | None:
         content = file.read_bytes()
         name = file.relative_to(package or path.parent).as_posix()
         digest.update(
-            f"{name}\n".encode() + (_code(content) if file.suffix == ".py" else content)
+            f"{name}\n".encode()
+            + (_code_without_comments(content) if file.suffix == ".py" else content)
         )
     return digest.hexdigest()[:LENGTH]
 
 
-def _is_foreign(module: str) -> bool:
-    """Whether a class belongs to smimbench, to Python, or to a module without a file."""
+def _has_no_plugin_code(module: str) -> bool:
+    """Whether a module belongs to smimbench, to Python's library, or has no file."""
     return module.partition(".")[0] in (
         *OWN_PACKAGES,
         "__main__",
@@ -76,7 +84,7 @@ def _package_folder(module: str, path: Path) -> Path | None:
 
 
 def _package_files(folder: Path) -> set[Path]:
-    """Python sources and compiled modules."""
+    """Python sources and compiled modules of a package."""
     return {
         path
         for path in folder.rglob("*")
@@ -84,8 +92,8 @@ def _package_files(folder: Path) -> set[Path]:
     }
 
 
-def _with_neighbors(path: Path) -> set[Path]:
-    """A file, and the modules and packages next to it that it or they import."""
+def _imported_files(path: Path) -> set[Path]:
+    """A drop-in file, with the neighboring modules and packages that it imports, directly or indirectly."""
     files: set[Path] = set()
     waiting = {path}
     while waiting:
@@ -101,7 +109,7 @@ def _with_neighbors(path: Path) -> set[Path]:
 
 
 def _imported_names(source: bytes) -> set[str]:
-    """First parts of the names of modules that Python source imports."""
+    """Top-level names of the modules that Python source code imports."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
@@ -121,8 +129,8 @@ def _imported_names(source: bytes) -> set[str]:
 
 
 @functools.cache  # many items of one package have the same files
-def _code(source: bytes) -> bytes:
-    """Python source without comments, blank lines and trailing spaces."""
+def _code_without_comments(source: bytes) -> bytes:
+    """Python source code without comments, blank lines and trailing spaces."""
     try:
         lines = source.decode("utf-8-sig").splitlines()
         for token in tokenize.generate_tokens(

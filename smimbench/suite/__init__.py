@@ -1,4 +1,4 @@
-"""Suites: reading a TOML file and turning it into problems, algorithms and cells."""
+"""Reads suites: TOML files that define problems, algorithms and the runs (cells) to make."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["SuiteError"]
 
 
 class SuiteError(ForeseenError, ValueError):
-    """A suite has a mistake; the message names the file and the key, and says what would be right."""
+    """Raised for a mistake in a suite; the message names file and key, and says what would be right."""
 
     def __init__(self, file: str, key: str, message: str) -> None:
         file, key = printable(file, 300), printable(key, 200)

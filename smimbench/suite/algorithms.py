@@ -1,4 +1,4 @@
-"""Algorithms of a suite: one for every setting of the lists of each ``[[algorithms]]``, and the space that it is tuned in."""
+"""Reads the algorithms of a suite: the settings that each ``[[algorithms]]`` table lists, and the search space of its tuning."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from smimbench.suite.schema import (
 )
 from smimbench.suite.search_space import Key, SearchSpace, Setting
 
-LIST_OR_RANGE = "must be a list, or a range as { low = 0.01, high = 1.0, log = true }"
+LIST_OR_RANGE = "must be a list of values, or a range such as { low = 0.01, high = 1.0, log = true }"
 
 
 def read_algorithms(
@@ -45,12 +45,12 @@ def read_algorithms(
     file: str,
     leave_out: Callable[[ProblemError, str], None],
 ) -> tuple[AlgorithmPlan, ...]:
-    """Check the entries of ``[[algorithms]]`` and list the algorithms that they stand for.
+    """Check the ``[[algorithms]]`` tables and return one algorithm for each combination of listed parameter values.
 
     Parameters
     ----------
     file : str
-        Of the suite, for messages.
+        Path of the suite, for error messages.
     leave_out : callable
         ``leave_out(error, key)``: skips an entry that cannot be built, or raises.
 
@@ -62,24 +62,27 @@ def read_algorithms(
     for i, table in enumerate(tables):
         key = f"algorithms[{i}]"
         try:
-            plans_of_entry = _read_entry(table, key, plans, file)
+            algorithms_of_table = _read_table(table, key, plans, file)
         except ProblemError as error:
             _, _, place = error.key.partition(".")
             leave_out(error, f"{key}.{place}".rstrip("."))
             continue
-        entry = plans_of_entry[0].entry
+        entry = algorithms_of_table[0].entry
         if any(entry == algorithm.entry for algorithm in algorithms):
-            raise _used_twice(file, key, entry)
-        for algorithm in plans_of_entry:
+            raise _repeated_label_error(file, key, entry)
+        for algorithm in algorithms_of_table:
             _refuse_repeated(algorithm, algorithms, file, key)
             algorithms.append(algorithm)
     return tuple(algorithms)
 
 
-def _read_entry(
+def _read_table(
     table: AlgorithmTable, key: str, plans: Sequence[ProblemPlan], file: str
 ) -> list[AlgorithmPlan]:
-    """The algorithms of one entry; ProblemError where it cannot be built, and could be left out."""
+    """Return the algorithms of one ``[[algorithms]]`` table.
+
+    Raises ProblemError if the algorithm cannot be built; the caller may then skip it.
+    """
     label = table.label or table.name
     if table.start:
         label += ", from the teacher"
@@ -87,7 +90,7 @@ def _read_entry(
             raise SuiteError(
                 file,
                 f"{key}.tune",
-                "cannot be used with start = 'informed': an oracle is not ranked",
+                "cannot be used with start = 'informed': an algorithm that starts near the teacher is not ranked or tuned",
             )
     axes = axes_of_table(table)
     for path, values in axes.items():
@@ -104,9 +107,9 @@ def _read_entry(
             parameters = with_setting(table.parameters(), setting)
             _, spec = make_algorithm(entry, parameters)
             settings.append((setting, parameters, spec))
-    plan = _fitting_plan(entry, table.name, plans)
+    plan = _first_supported_problem(entry, table.name, plans)
     if table.assumed:
-        _require_possible(
+        _require_possible_assumptions(
             [parameters["assumed"] for _, parameters, _ in settings], plans
         )
     tune = None
@@ -141,8 +144,10 @@ def _read_entry(
     return algorithms
 
 
-def _fitting_plan(entry: Entry, name: str, plans: Sequence[ProblemPlan]) -> ProblemPlan:
-    """The first problem that an algorithm works for; on the others it is skipped."""
+def _first_supported_problem(
+    entry: Entry, name: str, plans: Sequence[ProblemPlan]
+) -> ProblemPlan:
+    """Return the first problem that an algorithm supports, or raise ProblemError if it supports none."""
     for plan in plans:
         if entry.fits(plan.problem.model.name):
             return plan
@@ -153,10 +158,13 @@ def _fitting_plan(entry: Entry, name: str, plans: Sequence[ProblemPlan]) -> Prob
     )
 
 
-def _require_possible(
+def _require_possible_assumptions(
     assumptions: Sequence[Parameters], plans: Sequence[ProblemPlan]
 ) -> None:
-    """Raise ProblemError for assumptions that can be made of no problem; on some problems an algorithm may be skipped."""
+    """Raise ProblemError if an assumed channel or prior is possible for none of the problems.
+
+    If it is impossible for only some problems, the algorithm is skipped on those.
+    """
     for tables in assumptions:
         errors = [attempt(assumed_problem, plan.problem, tables)[1] for plan in plans]
         error = errors[0]
@@ -167,28 +175,30 @@ def _require_possible(
 def _refuse_repeated(
     algorithm: AlgorithmPlan, algorithms: Sequence[AlgorithmPlan], file: str, key: str
 ) -> None:
-    """Raise SuiteError for a label that is used already, or for the same algorithm under two labels."""
-    runs = _runs_of(algorithm)
+    """Raise SuiteError if a label is already used, or if the same algorithm appears under two labels."""
+    runs = _run_signature(algorithm)
     for j, previous in enumerate(algorithms):
         if algorithm.label == previous.label:
-            raise _used_twice(file, key, algorithm.label)
-        if runs == _runs_of(previous):
+            raise _repeated_label_error(file, key, algorithm.label)
+        if runs == _run_signature(previous):
             raise SuiteError(
                 file,
                 key,
-                f"is the same as algorithms[{j}], {previous.label!r}; remove one",
+                f"is the same algorithm as algorithms[{j}], {previous.label!r}; remove one of the two",
             )
 
 
-def _runs_of(algorithm: AlgorithmPlan) -> str:
-    """Canonical text of what tells the runs and the search of an algorithm from those of others."""
+def _run_signature(algorithm: AlgorithmPlan) -> str:
+    """Canonical JSON of an algorithm's settings, search space and start; equal for algorithms that would run identically."""
     tune = algorithm.tune and algorithm.tune.document()
     return canonical_json([algorithm.spec, tune, algorithm.start])
 
 
-def _used_twice(file: str, key: str, label: str) -> SuiteError:
+def _repeated_label_error(file: str, key: str, label: str) -> SuiteError:
     return SuiteError(
-        file, f"{key}.label", f"{label!r} is used twice; give each a label of its own"
+        file,
+        f"{key}.label",
+        f"{label!r} is used twice; give each algorithm its own label",
     )
 
 
@@ -196,23 +206,26 @@ def _used_twice(file: str, key: str, label: str) -> SuiteError:
 
 
 def without_assumed(parameters: Parameters) -> Parameters:
-    """Parameters of the algorithm itself."""
+    """Parameters of an algorithm without ``assumed``, its table of assumptions on channel and prior."""
     return {name: value for name, value in parameters.items() if name != "assumed"}
 
 
 def axes_of_table(table: AlgorithmTable) -> dict[Key, list[Any]]:
-    """Parameters of an entry whose values are to be run one after the other; none of an unknown algorithm."""
+    """Parameters of an ``[[algorithms]]`` table that list several values to run; empty for an unknown algorithm."""
     try:
         entry = get_registry().get("algorithm", table.name)
-    except RegistryError:  # building it says so
+    except RegistryError:  # reported when the algorithm is built
         return {}
-    return dict(_axes(entry.item, table.parameters()))
+    return dict(_listed_parameters(entry.item, table.parameters()))
 
 
-def _axes(
+def _listed_parameters(
     item: Callable[..., object], parameters: Parameters
 ) -> Iterator[tuple[Key, list[Any]]]:
-    """Lists where the algorithm takes no list; where it takes one, as two temperatures, a list of lists."""
+    """Yield path and values of each parameter that lists several values to run.
+
+    For a parameter whose value is itself a list (two temperatures, say), that is a list of lists.
+    """
     for name, value in parameters.items():
         if isinstance(value, list):
             of_lists = value and all(isinstance(entry, list) for entry in value)
@@ -227,15 +240,15 @@ def _axes(
             # An algorithm within this one.
             try:
                 inner = get_registry().get("algorithm", value["name"]).item
-            except RegistryError:  # building it says so
+            except RegistryError:  # reported when the algorithm is built
                 continue
             table = {key: entry for key, entry in value.items() if key != "name"}
-            for path, values in _axes(inner, table):
+            for path, values in _listed_parameters(inner, table):
                 yield (name, *path), values
 
 
 def with_setting(parameters: Parameters, setting: Setting) -> Parameters:
-    """Parameters of an algorithm, replaced by those of a setting."""
+    """Return the parameters of an algorithm with the values of a setting put in."""
     changed = dict(parameters)
     for (name, *inner), value in setting.items():
         if not inner:
@@ -249,7 +262,7 @@ def with_setting(parameters: Parameters, setting: Setting) -> Parameters:
 
 
 def setting_words(setting: Setting) -> str:
-    """A setting in short: ``learning_rate 0.3, beta1 0.8``."""
+    """Short text of a setting, such as ``learning_rate 0.3, beta1 0.8``."""
     words = []
     for path, value in setting.items():
         if isinstance(value, float):
@@ -262,7 +275,10 @@ def setting_words(setting: Setting) -> str:
 
 
 def budget(algorithm: Algorithm, plan: ProblemPlan) -> list[Any]:
-    """Steps, batch, students and fresh samples of every run: what belongs to the problem and not to its solver."""
+    """Steps, batch size, students and fresh samples of an algorithm's run at every grid point of a problem.
+
+    These belong to the problem and not to its solver, so they are not tuned.
+    """
     model = plan.problem.model
     budgets = []
     for alpha, dimension in itertools.product(plan.alphas, plan.dimensions):
@@ -276,7 +292,7 @@ def budget(algorithm: Algorithm, plan: ProblemPlan) -> list[Any]:
 def by_hand(
     item: Callable[..., object], parameters: Parameters, plan: ProblemPlan
 ) -> bool:
-    """Whether somebody has chosen a parameter that is not part of the budget."""
+    """Whether a parameter differs from its default without changing the budget of steps and samples."""
     algorithm = build(item, "algorithm", parameters)
     for name in parameters:
         without_it = {key: value for key, value in parameters.items() if key != name}
@@ -298,9 +314,9 @@ def tune_of(
     parameters: Parameters,
     plan: ProblemPlan,
 ) -> SearchSpace | None:
-    """What is searched for an algorithm.
+    """Return the search space that ``[algorithms.tune]`` describes for an algorithm.
 
-    Parameters that the algorithm itself has as lists, its ``axes``, are not tuned; None if nothing else is.
+    Parameters that the algorithm itself lists, its ``axes``, are not tuned; None if no other parameter is.
 
     Raises
     ------
@@ -311,7 +327,7 @@ def tune_of(
     require_known(
         table.model_extra or (), [*signature_of(item), *TuneTable.model_fields]
     )
-    space = dict(_space(table.model_extra or {}))
+    space = dict(_ranges_or_values(table.model_extra or {}))
     if not space:
         raise ParameterError(
             "",
@@ -331,10 +347,15 @@ def tune_of(
     return SearchSpace(table.trials, space) if space else None
 
 
-def _space(table: Parameters, *inside: str) -> Iterator[tuple[Key, list[Any] | Range]]:
-    """Values, or the ends of a range, by parameter; ``inside`` names the tables that this one is in."""
+def _ranges_or_values(
+    table: Parameters, *parents: str
+) -> Iterator[tuple[Key, list[Any] | Range]]:
+    """Yield path and list of values, or range, of each parameter in a search space.
+
+    ``parents`` are the names of the tables that enclose this one.
+    """
     for name, value in table.items():
-        path = (*inside, name)
+        path = (*parents, name)
         key = ".".join(path)
         if isinstance(value, list):
             try:
@@ -344,7 +365,7 @@ def _space(table: Parameters, *inside: str) -> Iterator[tuple[Key, list[Any] | R
         elif not isinstance(value, dict):
             raise ParameterError(key, f"{LIST_OR_RANGE}, got {value!r}")
         elif not value.keys() & Range.model_fields.keys():
-            yield from _space(value, *path)
+            yield from _ranges_or_values(value, *path)
         else:
             require_known(value, Range.model_fields, *path)
             try:

@@ -1,4 +1,4 @@
-"""A checked suite: problems, algorithms, conditions (``--only``) and cells; a cell's key, and how it is rebuilt from it."""
+"""A validated suite (problems, algorithms, ``--only`` conditions) and its cells: one run of one algorithm each."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from smimbench.suite.search_space import SearchSpace
 
 @dataclass(frozen=True)
 class ProblemPlan:
-    """One problem of a suite with the grid it is run on; ``seeds`` are the replicates at each of its dimensions.
+    """One problem of a suite, with the grid of sample ratios and dimensions that it is run on.
 
-    ``key`` is where it is written, ``references`` are the published values of exactly this problem; ``theory_only`` says why it
-    cannot be run.
+    ``seeds`` are the numbers of replicates at each dimension, ``key`` is where the suite defines the problem, ``references`` are
+    the published values of exactly this problem, and ``theory_only`` is the reason why it cannot be run, if there is one.
     """
 
     key: str
@@ -126,7 +126,7 @@ class Choice(TypedDict):
 
 
 class TunedAlgorithm(NamedTuple):
-    """A setting chosen by ``smimbench tune``: the algorithm's specification, and how it was found."""
+    """An algorithm with the setting that ``smimbench tune`` chose, and a record of that search."""
 
     algorithm: Specification
     tuning: Tuning
@@ -151,7 +151,7 @@ def read_condition(text: str) -> Condition:
         raise SuiteError(
             "--only",
             text,
-            f"must look like algorithm=gamp; {suggestion(key, CONDITIONS)}",
+            f"a condition must look like algorithm=gamp; {suggestion(key, CONDITIONS)}",
         )
     if key in ("alpha", "dimension", "seed"):
         try:
@@ -162,7 +162,9 @@ def read_condition(text: str) -> Condition:
 
 
 def selects(only: Sequence[Condition], **cell: object) -> bool:
-    """Whether a cell meets the conditions: those on one key are alternatives, those on different keys must all be true.
+    """Whether a cell meets the ``--only`` conditions.
+
+    Conditions on the same key are alternatives; conditions on different keys must all hold.
 
     Parameters
     ----------
@@ -175,15 +177,15 @@ def selects(only: Sequence[Condition], **cell: object) -> bool:
     """
     for key in {key for key, _ in only} & cell.keys():
         values = [value for k, value in only if k == key]
-        if not any(_meets(key, value, cell[key]) for value in values):
+        if not any(_meets_condition(key, value, cell[key]) for value in values):
             return False
     return True
 
 
-def _meets(key: str, value: str, of_cell: Any) -> bool:
+def _meets_condition(key: str, value: str, cell_value: Any) -> bool:
     if key in ("problem", "algorithm"):
-        return value in of_cell
-    return math.isclose(of_cell, float(value), rel_tol=1e-12)
+        return value in cell_value
+    return math.isclose(cell_value, float(value), rel_tol=1e-12)
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ class Cell:
     origin: str = field(compare=False, default="default")
 
     def identity(self) -> dict[str, object]:
-        """All settings that can change the cell's result; the key is a hash of them."""
+        """All settings that can change the result of the run; the cell's key is a hash of them."""
         identity = {
             "problem": self.problem,
             "algorithm": self.algorithm,
@@ -225,12 +227,15 @@ class Cell:
 
     @property
     def place(self) -> tuple[str, str, float, int]:
-        """Key of the cell's row: labels of problem and algorithm, sample ratio, dimension."""
+        """Table row that the cell belongs to: problem label, algorithm label, sample ratio, dimension."""
         return self.problem_label, self.algorithm_label, self.alpha, self.dimension
 
     @property
     def described(self) -> Specification:
-        """The algorithm, the same for all problems: a tuned one as it is written, with its search in place of the result."""
+        """Specification of the algorithm as the suite writes it, the same for all problems.
+
+        For a tuned algorithm it holds the search space instead of the setting that was chosen.
+        """
         return (
             self.algorithm
             if self.tuning is None
@@ -239,11 +244,11 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """Content address of the cell."""
+        """Content address of the cell: a hash of its identity."""
         return key_of(self.identity())
 
     def distributions(self) -> frozenset[str]:
-        """Third-party packages whose code the cell runs, through its items, metrics and start."""
+        """Third-party packages whose code the run uses: those of its items, metrics and starting algorithm."""
         model = self.problem["model"]["name"]
         inner_algorithms = [
             value
@@ -258,7 +263,7 @@ class Cell:
         for kind, name in named:
             try:
                 entry = get_registry().get(kind, name, model)
-            except RegistryError:  # its record will say so
+            except RegistryError:  # reported in the record of the run
                 continue
             distributions.add(entry.distribution)
         for entry in assumed_entries(self.algorithm, model).values():
@@ -288,16 +293,16 @@ class Cell:
 
 
 def _require_code(kind: str, spec: Specification, installed: Specification) -> None:
-    """Raise RegistryError if an item is installed in another version, or with other code, than a cell asks for."""
-    needed_code, installed_code = _code_words(spec), _code_words(installed)
+    """Raise RegistryError unless an item is installed with the version and code that a cell requires."""
+    needed_code, installed_code = _version_text(spec), _version_text(installed)
     if installed_code != needed_code:
         raise RegistryError(
             f"{kind} {spec['name']!r} is {installed_code} here, but the cell needs {needed_code}; "
-            "install the same packages on all machines, and restart after changing one"
+            "install the same packages on all machines, and restart smimbench after changing one"
         )
 
 
-def _code_words(spec: Specification) -> str:
+def _version_text(spec: Specification) -> str:
     source = f" with the code {spec['source']}" if "source" in spec else ""
     return f"version {spec['version']}{source}"
 
@@ -335,7 +340,7 @@ class Suite:
         return f"Suite({self.name!r}; {problems}; {algorithms or 'theory only'})"
 
     def with_choices(self, stored_choices: Iterable[Choice]) -> Suite:
-        """With the settings that were chosen for a run, from its ``run.json``."""
+        """Return the suite with the tuned settings that ``run.json`` stores for a run."""
         choices = {
             (stored["problem"], stored["label"]): TunedAlgorithm(
                 stored["algorithm"], stored["tuning"]
@@ -346,7 +351,7 @@ class Suite:
 
     @property
     def needs_prediction_errors(self) -> bool:
-        """Whether a metric or a published value needs errors of prediction."""
+        """Whether a metric or a published value needs generalization errors from theory."""
         published = {reference.metric for reference in self.run.reference} - {
             "mse",
             "overlap",
@@ -364,12 +369,12 @@ class Suite:
 
     @property
     def problems(self) -> dict[str, Problem]:
-        """Problems by their labels."""
+        """The problems of the suite, in a dictionary keyed by label."""
         return {plan.label: plan.problem for plan in self.plans}
 
     @property
     def theory_only(self) -> str | None:
-        """Reason why the suite cannot be run (every problem has only a theory), or None."""
+        """Reason why the suite cannot be run, if only theory exists for every problem; otherwise None."""
         reasons = [plan.theory_only for plan in self.plans]
         return reasons[0] if all(reasons) else None
 
@@ -392,7 +397,10 @@ class Suite:
 
     @property
     def chosen_algorithms(self) -> list[AlgorithmPlan]:
-        """Algorithms selected by ``--only algorithm=...``: by label, label of the entry, or a name that is no label."""
+        """Algorithms that ``--only algorithm=...`` selects.
+
+        It may give the label of an algorithm, the label of its ``[[algorithms]]`` table, or a name that is not a label.
+        """
         labels = {
             label
             for algorithm in self.algorithms
@@ -408,7 +416,7 @@ class Suite:
         return chosen
 
     def require_conditions(self) -> None:
-        """Raise SuiteError for a condition of ``--only`` that no label, name or number of the suite meets."""
+        """Raise SuiteError if an ``--only`` condition selects nothing in the suite."""
         plans, algorithms = self.plans, self.algorithms
         labels: list[str] = []
         for algorithm in algorithms:
@@ -427,7 +435,7 @@ class Suite:
             if key == "algorithm":
                 is_met = value in choices
             else:
-                is_met = any(_meets(key, value, choice) for choice in choices)
+                is_met = any(_meets_condition(key, value, choice) for choice in choices)
             if is_met:
                 continue
             # A number that is close to one of the suite was meant as it is.
@@ -439,12 +447,14 @@ class Suite:
             )
 
     def cells(self, backend: str = "numpy") -> list[Cell]:
-        """All cells, replicates outermost, so that a run that is stopped early covers every point with few seeds.
+        """Return all cells of the suite, ordered by replicate.
+
+        A run that is stopped early has therefore covered every grid point with a few seeds.
 
         Raises
         ------
         SuiteError
-            If every problem has a theory only.
+            If only theory exists for every problem.
         """
         # Metrics of the trajectory are always measured; only the others make another cell.
         run = self.run.of_cell(names_in_key(self.run.metrics))
@@ -481,7 +491,7 @@ class Suite:
         return cells
 
     def _chosen_points(self) -> Iterator[tuple[ProblemPlan, int, int, float]]:
-        """Problem, dimension, replicates and sample ratio of all points that ``--only`` selects."""
+        """Yield problem, dimension, number of replicates and sample ratio of each grid point that ``--only`` selects."""
         for plan in self.plans_with_data():
             for dimension, seeds in zip(plan.dimensions, plan.seeds):
                 if selects(self.only, problem=plan.label, dimension=dimension):
@@ -492,7 +502,7 @@ class Suite:
     def _setting(
         self, plan: ProblemPlan, algorithm: AlgorithmPlan
     ) -> tuple[Specification, Tuning | None, str]:
-        """The algorithm of a cell as specified, how its setting was tuned, and where it is from."""
+        """Specification of the algorithm of a cell, the record of its tuning (or None), and the origin of its setting."""
         if choice := self.choices.get((plan.label, algorithm.label)):
             return (*choice, f"tuned, {choice.tuning['trials']} trials")
         spec = with_versions(algorithm.spec, plan.problem.model.name)
@@ -500,12 +510,12 @@ class Suite:
 
 
 def key_of(document: object) -> str:
-    """Content address of what has this canonical JSON: a cell's identity, a question of a search or of theory."""
+    """Content address of a JSON document: a hash of its canonical text."""
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:24]
 
 
 def agree(description: object, reference: object) -> bool:
-    """Whether two descriptions of a run have the same items with the same values of all parameters that both have.
+    """Whether two descriptions of a run name the same items, with equal values of all parameters that both list.
 
     Versions, code and packages do not count: a version may have other parameters, and a plugin's file another name.
     """
@@ -525,14 +535,15 @@ def agree(description: object, reference: object) -> bool:
 
 
 def build_problem(spec: dict[str, Specification]) -> Problem:
-    """Build a problem from the names and parameters of its items; raises what ``Problem`` raises."""
+    """Build a problem from the names and parameters of its model, channel, prior and inputs."""
     return Problem(**{kind: as_table(item) for kind, item in spec.items()})
 
 
 def build_algorithm(spec: Specification, problem: Problem | None) -> Algorithm:
-    """Build an algorithm from its name and parameters, for a problem's model or (None) for any model it supports.
+    """Build an algorithm from its name and parameters.
 
-    One that works for other models only is made as well, and ``smimbench.interfaces.algorithm.refusal`` says why it is of no use.
+    Of several algorithms with this name, the one for the problem's model is preferred. An algorithm that works for other models
+    only is built as well; ``smimbench.interfaces.algorithm.refusal`` then gives the reason why it cannot be run.
 
     Raises
     ------
@@ -545,7 +556,7 @@ def build_algorithm(spec: Specification, problem: Problem | None) -> Algorithm:
 
 
 def make_algorithm(entry: Entry, parameters: Parameters) -> tuple[Any, Specification]:
-    """An algorithm from its parameters and ``assumed`` as a suite has them, and its specification."""
+    """Build an algorithm from its parameters in a suite, ``assumed`` included, and return it with its specification."""
     parameters = dict(parameters)
     assumed = parameters.pop("assumed", None)
     item = build(entry.item, "algorithm", parameters)
@@ -566,20 +577,20 @@ def _algorithm_entry(spec: Specification, problem: Problem | None) -> Entry:
 
 
 def assumed_entries(algorithm: Specification, model: str) -> dict[str, Entry]:
-    """Registered items that the ``assumed`` of an algorithm's specification names, by kind."""
+    """Registered channel and prior that an algorithm assumes by name, keyed by kind."""
     entries = {}
     for kind, table in algorithm.get("assumed", {}).items():
         name = table if isinstance(table, str) else table.get("name")
         if isinstance(name, str):
             try:
                 entries[kind] = get_registry().get(kind, name, model)
-            except RegistryError:  # its record will say so
+            except RegistryError:  # reported in the record of the run
                 continue
     return entries
 
 
 def with_versions(algorithm: Specification, model: str) -> Specification:
-    """An algorithm's specification with the version and the code of the items that its ``assumed`` names."""
+    """Return an algorithm's specification, with version and code hash of the channel and prior that it assumes."""
     if "assumed" not in algorithm:
         return algorithm
     tables = dict(algorithm["assumed"])

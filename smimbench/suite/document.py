@@ -1,4 +1,4 @@
-"""Finds suites and reads their TOML into tables, with ``extends`` and ``--set``; ``reader`` says what the tables mean."""
+"""Finds suites and reads their TOML into tables, applying ``extends`` and ``--set``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def find_suite(name: str) -> Path:
     if path.suffix == ".toml":
         neighbors = sorted(map(str, path.parent.glob("[!.]*.toml")))
         hint = f"; {suggestion(name, neighbors, 8)}" if neighbors else ""
-        raise SuiteError(name, "", f"no such file{hint}")
+        raise SuiteError(name, "", f"there is no such file{hint}")
     shipped = shipped_suites() | shipped_figures()
     if name in shipped:
         return shipped[name]
@@ -46,10 +46,12 @@ def find_suite(name: str) -> Path:
     else:
         files = (path.name for path in Path().glob("[!.]*.toml"))
         hint = suggestion(name, [*shipped_suites(), *files, *shipped_figures()])
-    raise SuiteError(name, "", f"no such file and no shipped suite; {hint}")
+    raise SuiteError(
+        name, "", f"there is neither a file nor a shipped suite of this name; {hint}"
+    )
 
 
-def text_of(path: Path) -> str:
+def suite_text(path: Path) -> str:
     """Text of a suite file."""
     try:
         return read_text(path)
@@ -62,9 +64,9 @@ def parse_toml(file: str, text: str) -> JsonObject:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        reason = f"not valid TOML: {error}"
+        reason = f"this is not valid TOML: {error}"
         if file.endswith(".json"):
-            reason = "a file of results, not a suite; smimbench show, verify and compare read it"
+            reason = "this is a file of results, not a suite; read it with smimbench show, verify or compare"
         raise SuiteError(file, "", reason) from None
 
 
@@ -74,7 +76,10 @@ def parse_toml(file: str, text: str) -> JsonObject:
 def with_base(
     path: Path, document: JsonObject, extending: tuple[Path, ...] = ()
 ) -> JsonObject:
-    """Merge a suite into the suite that it extends, recursively; ``extending`` are the suites that extend this one."""
+    """Merge a suite into the suite that it ``extends``, recursively.
+
+    ``extending`` holds the paths of the suites that extend this one, to detect cycles.
+    """
     if "extends" not in document:
         return document
     file, name = str(path), document.pop("extends")
@@ -85,7 +90,7 @@ def with_base(
         )
     try:
         base = find_suite(str(path.parent / name) if name.endswith(".toml") else name)
-        text = text_of(base)
+        text = suite_text(base)
     except (OSError, SuiteError) as error:
         raise SuiteError(file, "extends", printable(error, 300)) from None
     if base.resolve() in extending:
@@ -98,7 +103,7 @@ def with_base(
 
 
 def _merged(base: JsonObject, extension: JsonObject) -> JsonObject:
-    """Merge a suite into the suite that it extends.
+    """Merge the tables of a suite into those of the suite that it extends.
 
     Keys of tables override, problems replace those of the base, algorithms are appended. The duration of the base no longer
     holds; with other problems neither do published values, which belong to the problems of the base.
@@ -129,7 +134,7 @@ def _merged(base: JsonObject, extension: JsonObject) -> JsonObject:
 
 
 def _drop_unread_axes(grid: JsonObject, extension: JsonObject) -> None:
-    """Leave out grid axes of the extended suite that none of the new problems uses."""
+    """Remove grid axes of the extended suite that every new problem sets for itself."""
     problems = extension.get("problems", [extension.get("problem")])
     if not isinstance(problems, list) or not problems:
         return
@@ -146,7 +151,7 @@ def _drop_unread_axes(grid: JsonObject, extension: JsonObject) -> None:
 
 
 def override(document: JsonObject, text: str, file: str) -> None:
-    """Apply one ``--set``: set a key of a parsed suite from ``path.to.key=value``, or append by ``path.to.list+=value``.
+    """Apply one ``--set`` to a parsed suite: ``path.to.key=value`` sets a key, ``path.to.list+=value`` appends to a list.
 
     The value is TOML, a bare word a string. Entries of lists are found by position from 0 (``problems[0]`` or
     ``problems.0``), by label or by name (``algorithms.adam.steps``).
@@ -158,7 +163,9 @@ def override(document: JsonObject, text: str, file: str) -> None:
     path, equals, value_text = text.partition("=")
     keys = [key.strip() for key in re.sub(r"\[(\d+)\]", r".\1", path).split(".")]
     if not equals or not all(keys):
-        raise SuiteError("--set", text, "must look like problem.prior.rho=0.2")
+        raise SuiteError(
+            "--set", text, "a setting must look like problem.prior.rho=0.2"
+        )
     value = _toml_value(value_text, path, text)
     _require_problem_table(document, keys[0], text)
     table = _table_at(document, keys[:-1], text, file)
@@ -167,7 +174,7 @@ def override(document: JsonObject, text: str, file: str) -> None:
         raise SuiteError(
             file,
             ".".join(keys),
-            f"is a list of {len(table)} entries; name the entry to change",
+            f"is a list of {len(table)} entries; give the name or the position of the entry to change",
         )
     if key.endswith("+"):
         _append(table, key.removesuffix("+").strip(), value, text, file)
@@ -176,7 +183,7 @@ def override(document: JsonObject, text: str, file: str) -> None:
 
 
 def _toml_value(value_text: str, path: str, text: str) -> Any:
-    """The value of a ``--set``, in TOML; a bare word is a string, so that a shell needs no nested quotes."""
+    """Parse the value of a ``--set`` as TOML; a bare word is a string, so that a shell needs no nested quotes."""
     try:
         return tomllib.loads(f"value = {value_text}")["value"]
     except (ValueError, RecursionError) as error:
@@ -184,12 +191,14 @@ def _toml_value(value_text: str, path: str, text: str) -> Any:
         # What begins as a table, a list or a string was meant as one.
         if word.startswith(("{", "[", '"', "'")):
             place = ("--add", word) if path == "algorithms+" else ("--set", text)
-            raise SuiteError(*place, f"not valid TOML: {error_line(error)}") from None
+            raise SuiteError(
+                *place, f"the value is not valid TOML: {error_line(error)}"
+            ) from None
         return word
 
 
 def _require_problem_table(document: Mapping[str, object], key: str, text: str) -> None:
-    """Raise SuiteError for ``problem`` in a suite of several problems, or ``problems`` in a suite of one."""
+    """Raise SuiteError if ``--set`` names ``problem`` in a suite of several, or ``problems`` in a suite of one."""
     problems = document.get("problems")
     if key == "problem" and "problem" not in document and isinstance(problems, list):
         labels = [
@@ -198,23 +207,28 @@ def _require_problem_table(document: Mapping[str, object], key: str, text: str) 
         ]
         choices = ", ".join(f"problems.{label}" for label in labels)
         raise SuiteError(
-            f"--set {text}", key, f"this suite has several; choose from {choices}"
+            f"--set {text}",
+            key,
+            f"this suite has several problems; choose from {choices}",
         )
     if key == "problems" and "problems" not in document and "problem" in document:
         raise SuiteError(
             f"--set {text}",
             key,
-            "this suite has a single one; write problem.prior.rho=0.2",
+            "this suite has a single problem; write problem.prior.rho=0.2",
         )
 
 
 def _table_at(document: JsonObject, keys: list[str], text: str, file: str) -> Any:
-    """The table (or list) at a path of keys, made where there is none; an item given by its name becomes a table."""
+    """Return the table or list at a path of keys, creating it if it does not exist.
+
+    An item that is given by its name alone becomes a table.
+    """
     table: Any = document
     for i, key in enumerate(keys):
         place = ".".join(keys[: i + 1])
         if isinstance(table, list):
-            table = _entry(table, key, f"--set {text}", place)
+            table = _table_in_list(table, key, f"--set {text}", place)
         else:
             if key in ("model", "inputs", "channel", "prior") and isinstance(
                 table.get(key), str
@@ -228,7 +242,7 @@ def _table_at(document: JsonObject, keys: list[str], text: str, file: str) -> An
     return table
 
 
-def _entry(tables: list[Any], key: str, file: str, place: str) -> Any:
+def _table_in_list(tables: list[Any], key: str, file: str, place: str) -> Any:
     """Find an entry of a list of tables by its name or label, or by its position from 0."""
     names = []
     for table in tables:
@@ -238,11 +252,13 @@ def _entry(tables: list[Any], key: str, file: str, place: str) -> Any:
             names.append(str(table.get("label", table.get("name"))))
     if key.isdigit() and int(key) < len(tables):
         return tables[int(key)]
-    raise SuiteError(file, place, f"no such entry; {suggestion(key, names)}")
+    raise SuiteError(
+        file, place, f"the list has no such entry; {suggestion(key, names)}"
+    )
 
 
 def _append(table: JsonObject, key: str, value: Any, text: str, file: str) -> None:
-    """Append to a list; of tables, a word is the name of another one."""
+    """Append a value to a list of the suite; in a list of tables, a bare word becomes the name of a new table."""
     entries = table.setdefault(key, []) if key == "algorithms" else table.get(key)
     if not isinstance(entries, list):
         raise SuiteError(

@@ -1,4 +1,4 @@
-"""A problem that names and parameters describe in place of a suite, as ``--model M --channel C --prior P --PARAMETER VALUE``."""
+"""Builds the suite of one problem from command-line options: ``--model M --channel C --prior P --PARAMETER VALUE``."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ DIMENSION = 100
 
 
 def sample_ratios(value: object) -> list[float]:
-    """Sample ratios from a number, several, or a text: ``0.1``, ``0.1,0.2,0.5`` or ``0.1:0.3:20`` (equal distances).
+    """Parse sample ratios: a number, several numbers, or a text such as ``0.1,0.2,0.5`` or ``0.1:0.3:20`` (equally spaced).
 
     Raises
     ------
     ValueError
-        For anything else, or where one is not positive and finite.
+        For anything else, or if a ratio is not positive and finite.
     """
     try:
         if not isinstance(value, str):
             ratios = np.asarray(value, dtype=float).ravel()
         elif ":" in value:
-            ratios = _between(*value.split(":"))
+            ratios = _equally_spaced(*value.split(":"))
         else:
             ratios = np.array([float(number) for number in value.split(",")])
     except (TypeError, ValueError):
@@ -50,8 +50,8 @@ def sample_ratios(value: object) -> list[float]:
     return sorted(set(map(float, ratios)))
 
 
-def _between(low: str, high: str, count: str) -> Host:
-    """So many numbers at equal distances; ValueError if there are too few or too many, or an end is not finite."""
+def _equally_spaced(low: str, high: str, count: str) -> Host:
+    """Return ``count`` equally spaced sample ratios; ValueError unless 2 <= count <= 10,000 and both ends are finite."""
     ends = float(low), float(high)
     if not (2 <= int(count) <= 10_000 and all(map(math.isfinite, ends))):
         raise ValueError
@@ -64,7 +64,7 @@ def _between(low: str, high: str, count: str) -> Host:
 def suite_of_items(
     items: Mapping[str, str | None], parameters: Parameters, alphas: Sequence[float]
 ) -> tuple[str, str, list[str]]:
-    """Name and text of the suite of one problem, and its parameters as for ``--set``.
+    """Return name and TOML text of the suite of one problem, and its parameters as ``--set`` assignments.
 
     Raises
     ------
@@ -74,18 +74,21 @@ def suite_of_items(
     for kind in KINDS:
         if items.get(kind) is None:
             raise ValueError(
-                f"{kind} {missing(kind, parameters)}; a problem without a suite needs {', '.join(KINDS)}, alpha"
+                f"{kind} {missing(kind, parameters)}; without a suite, give {', '.join(KINDS)} and alpha"
             )
     if not alphas:
         raise ValueError(
-            f"alpha {missing('alpha', parameters)}; give sample ratios: 0.1, or 0.1:0.3:20"
+            f"alpha {missing('alpha', parameters)}; give sample ratios, such as 0.1 or 0.1:0.3:20"
         )
     kinds = KINDS if items.get("inputs") is None else (*KINDS, "inputs")
     named = {kind: str(items[kind]) for kind in kinds}
     accepted = {
-        kind: _accepted(kind, name, named["model"]) for kind, name in named.items()
+        kind: _settable_parameters(kind, name, named["model"])
+        for kind, name in named.items()
     }
-    settings = [_setting(name, value, accepted) for name, value in parameters.items()]
+    settings = [
+        _assignment(name, value, accepted) for name, value in parameters.items()
+    ]
     problem: dict[str, Parameters] = {
         kind: {"name": name} for kind, name in named.items()
     }
@@ -100,23 +103,25 @@ def suite_of_items(
     return "-".join(short_names), tomli_w.dumps(document), settings
 
 
-def _accepted(kind: str, name: str, model: str) -> list[str]:
-    """Parameters of an item that can be set."""
+def _settable_parameters(kind: str, name: str, model: str) -> list[str]:
+    """Names of the parameters of an item that a user may set."""
     filled = ENGINE_FILLED.get(kind, ())
     names = signature_of(get_registry().get(kind, name, model).item)
     return [name for name in names if name not in filled]
 
 
-def _setting(name: str, value: object, accepted: Mapping[str, Sequence[str]]) -> str:
-    """A parameter as for ``--set``, of the one item that accepts it."""
+def _assignment(name: str, value: object, accepted: Mapping[str, Sequence[str]]) -> str:
+    """Return the ``--set`` assignment of a parameter to the only item that accepts it; ValueError if there is not exactly one."""
     text = value if isinstance(value, str) else json.dumps(value, default=plain_value)
     kinds = [kind for kind, names in accepted.items() if name in names]
     if not kinds:
         words = [*accepted, "alpha", *itertools.chain(*accepted.values())]
         raise ValueError(
-            f"{name} is no option and no parameter of this problem; {suggestion(name, words)}"
+            f"{name} is neither an option nor a parameter of this problem; {suggestion(name, words)}"
         )
     assignment = f"problem.{kinds[0]}.{name}={text}"
     if len(kinds) > 1:
-        raise ValueError(f"{' and '.join(kinds)} have {name}: set {assignment}")
+        raise ValueError(
+            f"{' and '.join(kinds)} both have a parameter {name}; choose one, as with --set {assignment}"
+        )
     return assignment

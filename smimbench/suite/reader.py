@@ -1,4 +1,4 @@
-"""Reads the tables of a suite into problems, algorithms, grid axes and seeds; each mistake is reported with file and key."""
+"""Reads the tables of a suite into problems, algorithms, grid axes and seeds, reporting each mistake with file and key."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from smimbench.suite.document import (
     find_suite,
     override,
     parse_toml,
-    text_of,
+    suite_text,
     with_base,
 )
 from smimbench.suite.schema import (
@@ -82,7 +82,7 @@ def load_suite(
         In one line: file, key, what would be right.
     """
     path = find_suite(str(name))
-    return parse_suite(path, text_of(path), overrides, only)
+    return parse_suite(path, suite_text(path), overrides, only)
 
 
 def parse_suite(
@@ -93,10 +93,10 @@ def parse_suite(
     *,
     stored: bool = False,
 ) -> Suite:
-    """Check the text of a suite; ``path`` gives its name and appears in error messages. See ``load_suite``.
+    """Parse and check the text of a suite; ``path`` gives its name and appears in error messages. See ``load_suite``.
 
-    ``stored`` is for the text in a folder of results, which may come from anybody, or from before a plugin was taken away: no
-    code of the working folder is run, and what cannot be made here is left out and named in ``Suite.remarks``.
+    ``stored`` marks the text of a suite in a folder of results, which may come from anybody, or use a plugin that is no longer
+    installed: no code of the working folder is run, and items that cannot be built are left out and named in ``Suite.remarks``.
     """
     file = str(path)
     _require_name(path)
@@ -124,17 +124,23 @@ def parse_suite(
         document = _validated(tables, file)
         return _Reader(path, document, stored).suite(text, overrides, conditions)
     except RecursionError:
-        raise SuiteError(file, "", "lists or tables are nested too deep") from None
+        raise SuiteError(
+            file, "", "the suite nests lists or tables too deeply"
+        ) from None
     except OverflowError:
-        raise SuiteError(file, "", "contains a number that is too large") from None
+        raise SuiteError(
+            file, "", "the suite contains a number that is too large"
+        ) from None
     except (SuiteError, ProblemError):
         raise
     except ValueError as error:  # more digits than Python reads
-        raise SuiteError(file, "", f"not valid TOML: {printable(error, 200)}") from None
+        raise SuiteError(
+            file, "", f"this is not valid TOML: {printable(error, 200)}"
+        ) from None
 
 
 def _require_name(path: Path) -> None:
-    """Raise SuiteError for a suite whose name cannot be that of a folder of results."""
+    """Raise SuiteError unless a suite's name can also name its folder of results."""
     name = path.stem
     is_folder_name = re.fullmatch(r"[^.][^/\\]*", name) and printable(name) == name
     if not is_folder_name or name in RESERVED:
@@ -142,12 +148,12 @@ def _require_name(path: Path) -> None:
         raise SuiteError(
             str(path),
             "",
-            f"the results folder has the suite's name, so the name must not start with a dot or be {reserved}",
+            f"the folder of results is named after the suite, so its name must not start with a dot or be one of {reserved}",
         )
 
 
 def _validated(tables: JsonObject, file: str) -> Document:
-    """The document, with keys, types and limits as ``schema`` has them; the first mistake is described in one line."""
+    """Check keys, types and limits of a parsed suite against ``schema``; SuiteError for the first mistake."""
     try:
         return Document.model_validate(tables)
     except pydantic.ValidationError as error:
@@ -157,13 +163,13 @@ def _validated(tables: JsonObject, file: str) -> Document:
             *table, name = mistake["loc"]
             message = unknown_key(str(name), table_at(table).model_fields)
             if name == "extends":
-                message = "must stand above the first table"
+                message = "must be written above the first table of the suite"
         raise SuiteError(file, key, message) from None
 
 
 @dataclass(frozen=True)
 class _Variant:
-    """A problem with one value for each parameter that is given as a list, and ``differing``, these values by name."""
+    """One problem of a grid over listed parameters; ``differing`` holds its values of these parameters, by name."""
 
     tables: dict[str, Parameters]
     differing: Parameters
@@ -172,7 +178,7 @@ class _Variant:
 
 
 class _Reader:
-    """Turns a document into a suite, with the checks that ``schema`` cannot do: of items, and across keys."""
+    """Builds a suite from a parsed document, checking its items and the consistency between its keys."""
 
     def __init__(self, path: Path, document: Document, stored: bool) -> None:
         self.path, self.document, self.stored = path, document, stored
@@ -227,14 +233,14 @@ class _Reader:
         return replace(suite, unmade=tuple(chosen))
 
     def _load_drop_ins(self) -> None:
-        """Load ``./plugins/*.py`` of the working folder if the suite asks for it, and is not from stored results."""
+        """Load ``./plugins/*.py`` of the working folder if the suite asks for it, except for a suite in stored results."""
         if not self.document.suite.plugins:
             return
         folder = Path("plugins")
         if self.stored:
             if not get_registry().paths:
                 self.remarks.append(
-                    "its suite asks for ./plugins, which are not run for stored results: --plugins does that"
+                    "the suite asks for ./plugins, which are not loaded for stored results; load them with --plugins ./plugins"
                 )
         elif any(folder.glob("[!.]*.py")):
             get_registry().add(folder)
@@ -245,8 +251,9 @@ class _Reader:
             )
 
     def _leave_out(self, error: ProblemError, key: str) -> None:
-        """Skip an item that cannot be built if its own code is at fault or the suite comes from stored results; otherwise
-        raise.
+        """Skip an item that cannot be built, or raise SuiteError.
+
+        It is skipped if its own code is at fault or the suite comes from stored results.
         """
         failure = self.error(key, error.message)
         if isinstance(error, ItemError):
@@ -258,7 +265,7 @@ class _Reader:
     # -- problems -------------------------------------------------------------------------------------------------
 
     def _plans(self) -> list[ProblemPlan]:
-        """All problems of the suite, each with its grid."""
+        """Return all problems of the suite, each with its grid."""
         algorithms = sum(
             math.prod(map(len, axes_of_table(table).values()))
             for table in self.document.algorithms
@@ -275,17 +282,18 @@ class _Reader:
                 if features and algorithms and set(plan.dimensions) != {features}:
                     raise self.error(
                         "grid.dimension",
-                        f"must be {features}, the number of features of {key}.inputs",
+                        f"must be {features}, because {key}.inputs has this number of features",
                     )
                 plans.append(plan)
         return plans
 
     def _problem_tables(self) -> dict[str, ProblemTable]:
-        """``[problem]`` or ``[[problems]]``, by their keys."""
+        """Return the ``[problem]`` or ``[[problems]]`` tables of the suite, by key."""
         document = self.document
         if bool(document.problem) == bool(document.problems):
             raise self.error(
-                "problem", "give either one [problem] or several [[problems]]"
+                "problem",
+                "a suite needs either one [problem] table or several [[problems]] tables",
             )
         tables = {f"problems[{i}]": table for i, table in enumerate(document.problems)}
         if document.problem:
@@ -303,21 +311,27 @@ class _Reader:
         return tables
 
     def _grid(self, key: str, table: ProblemTable) -> GridTable:
-        """The grid of a problem, with the axes of ``[grid]`` that it leaves out, and replicates for every dimension."""
+        """Return the grid of a problem, with axes that it omits taken from ``[grid]``, and replicates for every dimension."""
         shared = self.document.grid
         alphas = table.grid.alpha or shared.alpha
         dimensions = table.grid.dimension or shared.dimension
         seeds = table.grid.seeds or shared.seeds or (1,)
         if not alphas:
-            raise self.error("grid.alpha", "is missing")
+            raise self.error(
+                "grid.alpha",
+                "is missing; list the sample ratios, as in alpha = [0.5, 1.0]",
+            )
         if not dimensions:
-            raise self.error("grid.dimension", "is missing")
+            raise self.error(
+                "grid.dimension",
+                "is missing; list the dimensions, as in dimension = [100, 200]",
+            )
         if len(seeds) == 1:
             seeds = seeds * len(dimensions)
         elif len(seeds) != len(dimensions):
             raise self.error(
                 f"{key}.grid.seeds" if table.grid.seeds else "grid.seeds",
-                f"has {len(seeds)} numbers for {len(dimensions)} dimensions; give one for each dimension, or one for all",
+                f"has {len(seeds)} numbers for {len(dimensions)} dimensions; give one number for each dimension, or one for all",
             )
         return shared.model_copy(
             update={"alpha": alphas, "dimension": dimensions, "seeds": seeds}
@@ -326,7 +340,10 @@ class _Reader:
     def _variants(
         self, key: str, table: ProblemTable, grid: GridTable, cells: int
     ) -> Iterator[_Variant]:
-        """All combinations of parameters given as lists; inputs whose spectrum changes with D are a problem at each D."""
+        """Yield one problem for each combination of listed parameters.
+
+        If the spectrum of the inputs changes with the dimension D, each D is a problem of its own.
+        """
         tables = table.tables()
         axes = {
             (kind, name): values
@@ -338,7 +355,7 @@ class _Reader:
         if size > grid.max_cells:
             raise self.error(
                 "grid",
-                f"{size:,} cells are more than grid.max_cells = {grid.max_cells:,}; shorten a grid axis or raise the limit",
+                f"the suite has {size:,} cells, above grid.max_cells = {grid.max_cells:,}; shorten an axis or raise the limit",
             )
         for (kind, name), values in axes.items():
             require_distinct(values, self.file, f"{key}.{kind}.{name}")
@@ -353,15 +370,18 @@ class _Reader:
                 continue
             for D, count in zip(dimensions, seeds):
                 inputs = chosen["inputs"] | {"features": D}
-                at_size = {"features": D} if len(dimensions) > 1 else {}
+                features_setting = {"features": D} if len(dimensions) > 1 else {}
                 yield _Variant(
-                    chosen | {"inputs": inputs}, differing | at_size, (D,), (count,)
+                    chosen | {"inputs": inputs},
+                    differing | features_setting,
+                    (D,),
+                    (count,),
                 )
 
     def _plan(
         self, key: str, label: str, grid: GridTable, variant: _Variant
     ) -> ProblemPlan | None:
-        """A problem with its grid; None where it cannot be made and is left out."""
+        """Build a problem with its grid; None if it cannot be built and is left out."""
         if label and variant.differing:
             words = (f"{name}={value}" for name, value in variant.differing.items())
             label += f" ({', '.join(words)})"
@@ -389,14 +409,14 @@ class _Reader:
         )
 
     def _refuse_same_cells(self, plans: Sequence[ProblemPlan]) -> None:
-        """Reject two problems with the same label, or the same point under two labels."""
+        """Raise SuiteError for two problems with the same label, or the same problem and grid point under two labels."""
         keys: dict[str, str] = {}
         points: dict[tuple[str, float, int], str] = {}
         for plan in plans:
             if plan.label in keys:
                 raise self.error(
                     f"{plan.key}.label",
-                    f"{plan.label!r} is the label of {keys[plan.label]} too; give each a label of its own",
+                    f"{plan.label!r} is also the label of {keys[plan.label]}; give each problem its own label",
                 )
             keys[plan.label] = plan.key
             for alpha, dimension in itertools.product(plan.alphas, plan.dimensions):
@@ -406,11 +426,11 @@ class _Reader:
                     raise self.error(
                         plan.key,
                         f"is the same problem as {label!r} ({keys[label]}) at alpha = {alpha:g}, "
-                        f"dimension = {dimension}; remove one",
+                        f"dimension = {dimension}; remove one of the two",
                     )
 
     def _with_references(self, plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
-        """Add to each problem its published values; warn of published values that fit no problem here."""
+        """Attach published values to their problems; a remark names those that belong to no problem of the suite."""
         published: dict[str, list[ReferenceTable]] = {
             plan.problem.identity: [] for plan in plans
         }
@@ -427,7 +447,7 @@ class _Reader:
                 unused.append(f"{reference.label!r} of {problem.label}")
         if unused:
             self.remarks.append(
-                f"published values of another problem are left out: {'; '.join(dict.fromkeys(unused))}"
+                f"published values that belong to no problem of this suite are left out: {'; '.join(dict.fromkeys(unused))}"
             )
         return [
             replace(plan, references=tuple(published[plan.problem.identity]))
@@ -437,7 +457,7 @@ class _Reader:
     # -- run options and figure -----------------------------------------------------------------------------------
 
     def _check_metrics_and_start(self, models: set[str]) -> None:
-        """Check that metrics exist and work for every model, and that ``run.start`` is known and fits every model."""
+        """Check that every metric, and the algorithm that ``run.start`` names, exists and supports every model."""
         run, figure = self.document.run, self.document.figure
         metrics = {f"run.metrics[{i}]": name for i, name in enumerate(run.metrics)}
         for i, reference in enumerate(run.reference):
@@ -472,7 +492,7 @@ class _Reader:
     def _check_figure(
         self, plans: Sequence[ProblemPlan], algorithms: Sequence[AlgorithmPlan]
     ) -> None:
-        """Check that curves name problems, components, algorithms and measured metrics of the suite."""
+        """Check that the curves of a figure name problems, components, algorithms and metrics of the suite."""
         if self.document.figure is None:
             return
         components = {plan.label: plan.problem.components for plan in plans}
@@ -487,13 +507,16 @@ class _Reader:
         components: Mapping[str, int],
         algorithms: Collection[str],
     ) -> None:
-        """Check one curve; ``components`` of the problems and ``algorithms`` are those of the suite, by label."""
+        """Check one curve of a figure.
+
+        ``components`` holds the number of components of each problem by label, ``algorithms`` the labels of the algorithms.
+        """
 
         def require(field: str, name: str, choices: Collection[str]) -> None:
             if name not in choices:
                 raise self.error(
                     f"{key}.{field}",
-                    f"there is no {name!r}; {suggestion(name, choices)}",
+                    f"the suite has no {name!r}; {suggestion(name, choices)}",
                 )
 
         for label in curve.problems:
@@ -510,30 +533,33 @@ class _Reader:
             if len(values) not in (1, len(labels)):
                 raise self.error(
                     f"{key}.{field}",
-                    f"must have one number, or {len(labels)} for its problems",
+                    f"must have one number, or {len(labels)} numbers, one for each problem of the curve",
                 )
         fewest = min(components[label] for label in labels)
         if (curve.component or 1) > fewest:
-            raise self.error(f"{key}.component", f"must be at most {fewest}")
+            raise self.error(
+                f"{key}.component",
+                f"must be at most {fewest}, the number of components of the signal",
+            )
 
 
 def _is_value(kind: str, tables: Mapping[str, Parameters], name: str) -> bool:
-    """Whether a list is one value of a parameter, and no axis of the grid."""
+    """Whether a list is a single value of a parameter and not an axis of the grid."""
     try:
         model = None if kind == "model" else str(tables["model"].get("name"))
         item = get_registry().get(kind, str(tables[kind].get("name")), model).item
-    except RegistryError:  # said when the problem is made
+    except RegistryError:  # reported when the problem is built
         return False
     return is_value(item, kind, name, tables[kind][name])
 
 
 def _needs_features(tables: Mapping[str, Parameters]) -> bool:
-    """Whether the spectrum of the inputs changes with the dimension, which a problem then has to know."""
+    """Whether the spectrum of the inputs changes with D, so that a problem needs its number of features."""
     inputs = tables.get("inputs", {})
     if {"features", "spectrum"} & inputs.keys():
         return False
     try:
         law = get_registry().get("inputs", str(inputs.get("name"))).item
-    except RegistryError:  # said when the problem is made
+    except RegistryError:  # reported when the problem is built
         return False
     return "features" in signature_of(law)

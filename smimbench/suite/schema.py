@@ -1,4 +1,4 @@
-"""All keys of a suite, by table (problem, grid, algorithms, run options, references, figure): type, default, constraint, meaning.
+"""All keys of a suite, by table (problem, grid, algorithms, run, figure), with type, default, constraint and meaning.
 
 Reading, ``--set``, the key of a cell and the page docs/suite.md are derived from these tables. To add a run option, add a field
 to ``RunOptions``: its meaning below it, ``InKey`` if it can change a result; read it as ``cell.run.NAME``.
@@ -29,7 +29,7 @@ ORACLE = "oracle"
 
 @dataclass(frozen=True)
 class InKey:
-    """Marks a run option that can change a result and therefore belongs to a cell's key.
+    """Marks a run option that can change a result and is therefore part of a cell's key.
 
     Attributes
     ----------
@@ -41,30 +41,32 @@ class InKey:
     left_out_at_default: bool = False
 
 
-def _tuple(value: Any) -> Any:
-    """Convert TOML lists to tuples."""
+def _list_as_tuple(value: Any) -> Any:
+    """Convert a TOML list to a tuple."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def as_axis(value: Any) -> Any:
     """Turn a single value into a grid axis of length 1."""
-    return _tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    return _list_as_tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-def _unlimited(value: Any) -> Any:
-    """An infinite limit is no limit."""
+def _infinity_as_none(value: Any) -> Any:
+    """Replace an infinite limit by None, which means no limit."""
     return None if value == math.inf else value
 
 
 def distinct(values: Sequence[Any]) -> Sequence[Any]:
-    """Check that the values are distinct: a repeated one would count its runs twice and make the standard error too small.
+    """Return the values of a grid axis; ValueError if one is listed twice.
+
+    A repeated value would count its runs twice and make the standard error too small.
 
     Raises
     ------
     ValueError
     """
     if not values:
-        raise ValueError("must not be empty")
+        raise ValueError("must list at least one value")
     positions: dict[str, int] = {}
     for i, value in enumerate(values):
         number = isinstance(value, int) and not isinstance(
@@ -76,20 +78,20 @@ def distinct(values: Sequence[Any]) -> Sequence[Any]:
         )
         if position != i:
             raise ValueError(
-                f"{value!r} is listed twice, as entries {position} and {i}; remove one"
+                f"{value!r} is listed twice, as entries {position} and {i}; remove one of them"
             )
     return values
 
 
 def require_distinct(values: Sequence[Any], file: str, key: str) -> None:
-    """Raise SuiteError unless the values of an axis are distinct."""
+    """Raise SuiteError if a grid axis lists a value twice."""
     try:
         distinct(values)
     except ValueError as error:
         raise SuiteError(file, key, str(error)) from None
 
 
-def _one_for_each_alpha(
+def _require_one_value_per_alpha(
     values: tuple[float, ...], fields: pydantic.ValidationInfo
 ) -> tuple[float, ...]:
     count = len(fields.data.get("alpha", values))
@@ -100,23 +102,23 @@ def _one_for_each_alpha(
     return values
 
 
-def _of_overlap(
+def _require_overlap_entry(
     entry: tuple[int, ...], fields: pydantic.ValidationInfo
 ) -> tuple[int, ...]:
     if entry and (len(entry) != 2 or fields.data.get("metric") != "overlap"):
         raise ValueError(
-            'must be a row and a column of the overlap matrix, so it needs metric = "overlap"'
+            'must be a row and a column of the overlap matrix, and is allowed with metric = "overlap" only'
         )
     return entry
 
 
-def _of_float32(tf32: bool, fields: pydantic.ValidationInfo) -> bool:
+def _require_float32(tf32: bool, fields: pydantic.ValidationInfo) -> bool:
     if tf32 and fields.data.get("dtype") != "float32":
-        raise ValueError('needs run.dtype = "float32"')
+        raise ValueError('TF32 matrix products need run.dtype = "float32"')
     return tf32
 
 
-ListOf = Annotated[tuple[T, ...], BeforeValidator(_tuple)]
+ListOf = Annotated[tuple[T, ...], BeforeValidator(_list_as_tuple)]
 Axis = Annotated[tuple[T, ...], BeforeValidator(as_axis), Field(min_length=1)]
 SampleRatio = Annotated[float, Field(gt=0, le=LARGEST)]
 Dimension = Annotated[int, Field(ge=2, le=10**8)]
@@ -125,7 +127,7 @@ Item = str | dict[str, Any]
 
 
 class Table(pydantic.BaseModel):
-    """Base class of the tables of a suite; unknown keys and values of the wrong type are rejected."""
+    """Base class of the tables of a suite, which rejects unknown keys and values of the wrong type."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid", strict=True, frozen=True, defer_build=True, allow_inf_nan=False
@@ -181,7 +183,7 @@ class Items(Table):
     """The law of the tokens; default: independent Gaussian ones."""
 
     def tables(self) -> dict[str, Parameters]:
-        """Model, channel and prior, each as a table, and inputs that are not the default."""
+        """Return model, channel and prior as tables with a ``name``, and the inputs if they are not the default."""
         written = {"model": self.model, "channel": self.channel, "prior": self.prior}
         if self.inputs != DEFAULT_INPUTS:
             written["inputs"] = self.inputs
@@ -274,11 +276,11 @@ class AlgorithmTable(OpenTable):
         if value is not None and (
             not value or any(table in ({}, "") for table in value.values())
         ):
-            raise ValueError("must name a channel or a prior, or parameters of one")
+            raise ValueError("must name a channel or a prior, or set parameters of one")
         return value
 
     def parameters(self) -> Parameters:
-        """Parameters as written, and ``assumed``."""
+        """Parameters of the algorithm as written in the suite, ``assumed`` included."""
         return {
             **(self.model_extra or {}),
             **({"assumed": dict(self.assumed)} if self.assumed else {}),
@@ -297,13 +299,13 @@ class ReferenceTable(Table):
     suite has exactly these parameters."""
     alpha: ListOf[float]
     """Sample ratios."""
-    value: Annotated[ListOf[float], AfterValidator(_one_for_each_alpha)]
+    value: Annotated[ListOf[float], AfterValidator(_require_one_value_per_alpha)]
     """Values, one for each sample ratio."""
     metric: str = "mse"
     """Metric of the values."""
     component: int | None = None
     """Component of the signal, counted from 1; left out: all of them."""
-    entry: Annotated[ListOf[int], AfterValidator(_of_overlap)] = ()
+    entry: Annotated[ListOf[int], AfterValidator(_require_overlap_entry)] = ()
     """Row and column, counted from 1, of an entry of the overlap matrix, instead of a component."""
     branch: Literal["optimal", "uninformed", "informed"] = "optimal"
     """Branch that the values belong to where branches compete: `optimal`, `uninformed` or `informed`."""
@@ -383,8 +385,8 @@ class RunOptions(Table):
     """An algorithm without a number of steps of its own stops when its undamped relative residual is below this."""
     max_iterations: Annotated[int, InKey()] = Field(default=300, ge=1)
     """Iterations after which it is not converged; an algorithm may start over or continue once."""
-    timeout: Annotated[float | None, BeforeValidator(_unlimited), InKey()] = Field(
-        default=None, gt=0
+    timeout: Annotated[float | None, BeforeValidator(_infinity_as_none), InKey()] = (
+        Field(default=None, gt=0)
     )
     """Seconds per cell on the algorithm's clock; left out or `inf`: no limit."""
     metrics: Annotated[ListOf[str], AfterValidator(distinct), InKey()] = Field(
@@ -399,7 +401,7 @@ class RunOptions(Table):
     dtype: Annotated[Literal["float64", "float32", "mixed"], InKey()] = "float64"
     """Precision of all arrays; `mixed`: inputs in float32, all else in float64."""
     tf32: Annotated[
-        bool, AfterValidator(_of_float32), InKey(left_out_at_default=True)
+        bool, AfterValidator(_require_float32), InKey(left_out_at_default=True)
     ] = False
     """Allow TF32 in the matrix products of float32 on an accelerator."""
     draw: Annotated[Literal["host", "device"], InKey(left_out_at_default=True)] = "host"
@@ -409,7 +411,7 @@ class RunOptions(Table):
     """Values of others; see `[[run.reference]]`."""
 
     def identity(self) -> dict[str, object]:
-        """Run options that are part of a cell's identity, as plain values."""
+        """Values of the run options that are part of a cell's identity."""
         options = {}
         for name, mark in in_key().items():
             value = getattr(self, name)
@@ -421,13 +423,13 @@ class RunOptions(Table):
         return options
 
     def of_cell(self, metrics: tuple[str, ...]) -> RunOptions:
-        """Options that a cell needs: those of its identity, with the metrics that are part of it."""
+        """Return the run options of a cell: those in its identity, with the given metrics."""
         options = {name: getattr(self, name) for name in in_key()}
         return RunOptions.model_construct(**options | {"metrics": metrics})
 
 
 def in_key() -> dict[str, InKey]:
-    """Names of run options that are part of a cell's identity."""
+    """Return the run options that are part of a cell's identity: their names and ``InKey`` marks."""
     fields = RunOptions.model_fields.items()
     return {
         name: mark
@@ -460,11 +462,11 @@ class Document(Table):
 
 
 def table_at(location: Sequence[int | str]) -> type[Table]:
-    """Find the table that holds a key, from a path of names and list positions."""
+    """Return the class of the table that holds a key, given as a path of names and list positions."""
     table: type[Table] = Document
     for name in location:
         if isinstance(name, str):
-            kinds = _types(table.model_fields[name].annotation)
+            kinds = _nested_types(table.model_fields[name].annotation)
             table = next(
                 kind
                 for kind in kinds
@@ -473,8 +475,8 @@ def table_at(location: Sequence[int | str]) -> type[Table]:
     return table
 
 
-def _types(annotation: Any) -> Iterator[Any]:
-    """All types that a type annotation is made of, including itself."""
+def _nested_types(annotation: Any) -> Iterator[Any]:
+    """Yield a type annotation and all types nested in it."""
     yield annotation
     for inner in get_args(annotation):
-        yield from _types(inner)
+        yield from _nested_types(inner)

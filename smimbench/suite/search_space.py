@@ -1,4 +1,4 @@
-"""The space that ``smimbench tune`` searches, and the settings that it tries."""
+"""The parameter space that ``smimbench tune`` searches, and the settings that it tries."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Setting = dict[Key, Any]
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What is searched: for each parameter a list of values, or the ends of a range, and how many settings are tried."""
+    """Search space of a tuning: a list of values or a range for each parameter, and the number of settings to try."""
 
     trials: int
     parameters: dict[Key, list[Any] | Range]
 
     def document(self) -> dict[str, object]:
-        """As JSON, with the parameters by names such as ``of.learning_rate``."""
+        """Return the search space as JSON, with parameters under dotted names such as ``of.learning_rate``."""
         space = {
             ".".join(path): values.model_dump() if isinstance(values, Range) else values
             for path, values in self.parameters.items()
@@ -32,20 +32,21 @@ class SearchSpace:
         return {"trials": self.trials, "space": space}
 
     def settings(self, written: dict[str, Any]) -> list[Setting]:
-        """The setting as written, and scrambled Sobol points of the space, the same for all algorithms.
+        """Return the settings to try: the one in the suite, and scrambled Sobol points of the space.
 
-        Where lists have no more combinations than there may be trials, all are tried. Two settings may be the same.
+        The points are the same for all algorithms. If every parameter has a list and there are no more combinations than trials,
+        all combinations are tried instead. Two settings may be equal.
 
         Parameters
         ----------
         written : dict
-            The parameters of the algorithm as it is, which also say where a range is one of integers.
+            The parameters of the algorithm in the suite; a float among them makes its range one of floats.
         """
         from smimbench.numerics.qmc import uniform_points
 
         as_written: Setting = {}
         for path in self.parameters:
-            value = _value_of(written, path)
+            value = _suite_value(written, path)
             if value is not None:
                 as_written[path] = value
         lists = [v for v in self.parameters.values() if isinstance(v, list)]
@@ -58,20 +59,22 @@ class SearchSpace:
         for point in points:
             setting: Setting = {}
             for u, (path, values) in zip(point, self.parameters.items()):
-                setting[path] = _value_at(values, float(u), as_written.get(path))
+                setting[path] = _value_at_quantile(
+                    values, float(u), as_written.get(path)
+                )
             settings.append(setting)
         return settings
 
 
-def _value_of(written: object, path: Key) -> object:
-    """The value of a parameter as written, or None."""
+def _suite_value(written: object, path: Key) -> object:
+    """Return the value of a parameter in the suite, or None if it is not set."""
     for name in path:
         written = written.get(name) if isinstance(written, dict) else None
     return written
 
 
-def _value_at(values: list[Any] | Range, u: float, written: object) -> object:
-    """The value at a number between 0 and 1, to four digits; of a range of integers, an integer."""
+def _value_at_quantile(values: list[Any] | Range, u: float, written: object) -> object:
+    """Map u in [0, 1) to a value of a list or range: to four digits, or to an integer in a range of integers."""
     if isinstance(values, list):
         return values[int(u * len(values))]
     low, high = values.low, values.high

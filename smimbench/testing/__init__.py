@@ -1,4 +1,4 @@
-"""Published checks of models, inputs, channels, priors, metrics and algorithms, for the authors of plugins.
+"""Published checks of models, inputs, channels, priors, metrics and algorithms, for authors of plugins.
 
 In a test of your own, with pytest:
 
@@ -58,18 +58,18 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class BoundCheck:
-    """A check bound to the item that it tests; call it in a test."""
+    """A check together with the item that it tests; call it in a test."""
 
     check: Check
     context: CheckContext
 
     @property
     def id(self) -> str:
-        """Name of the test, such as ``phase_retrieval-nishimori``."""
+        """Name of the test: item and check, such as ``phase_retrieval-nishimori``."""
         return f"{self.context.label}-{self.check.id}"
 
     def __call__(self) -> None:
-        """Run the check.
+        """Run the check on its item.
 
         Raises
         ------
@@ -89,12 +89,12 @@ class BoundCheck:
 
 
 def bound_checks(items: object, *, seed: int = 0) -> Iterator[BoundCheck]:
-    """All checks of several items: objects, classes, functions or names, as for ``check``.
+    """Yield all checks of one or several items, given as objects, classes, functions or names.
 
     Raises
     ------
     CheckError
-        For what is no item, or cannot be made.
+        If an object is not an item, or an item cannot be created.
     """
     for item in items if isinstance(items, (list, tuple, set)) else (items,):
         for context in contexts(item, seed=seed):
@@ -105,7 +105,7 @@ def bound_checks(items: object, *, seed: int = 0) -> Iterator[BoundCheck]:
 def parametrize_with_checks(
     items: Sequence[object] | object, *, seed: int = 0
 ) -> object:
-    """Decorator for pytest that makes one test for every check of every item, named ``item-check``.
+    """Decorator that makes one pytest test, named ``item-check``, for every check of every item.
 
     The test takes one argument, ``check``, and calls it. Checks that do not apply are skipped with their reason.
 
@@ -180,7 +180,7 @@ GENERAL = ("declaration", "parameters", "bad_parameters")
 
 
 def all_checks(kind: str | None = None) -> tuple[Check, ...]:
-    """All published checks for a kind of item (None: all kinds), in the order in which they run."""
+    """Return the published checks for a kind of item (None: all kinds), in the order in which they run."""
     checks = [check for check in PUBLISHED.values() if kind in (None, check.kind)]
     return tuple(
         sorted(checks, key=lambda check: (check.id not in GENERAL, not check.required))
@@ -188,7 +188,7 @@ def all_checks(kind: str | None = None) -> tuple[Check, ...]:
 
 
 def refuse_unknown(ids: Iterable[str], subjects: Iterable[CheckContext]) -> None:
-    """Raise CheckError for a check id that does not exist for these items."""
+    """Raise CheckError if one of the ids names no check of these items."""
     existing: set[str] = set()
     for context in subjects:
         existing |= {check.id for check in all_checks(context.kind)}
@@ -201,7 +201,7 @@ def refuse_unknown(ids: Iterable[str], subjects: Iterable[CheckContext]) -> None
 def contexts(
     item: object, *, seed: int = 0, parameters: Parameters | None = None
 ) -> list[CheckContext]:
-    """Everything to be checked for an item: itself, one of its class, or one of every item of a name.
+    """Return what to check for an item: the instance itself, an instance of the class, or one for each item of that name.
 
     Parameters as for ``smimbench.testing.check``; a class is made with its defaults or its attribute ``example`` (a dict
     of parameters), a name may be written ``"distribution:name"``.
@@ -221,7 +221,7 @@ def contexts(
                 seed,
                 entry.distribution,
             )
-            for entry in _named(item, parameters)
+            for entry in _items_named(item, parameters)
         ]
     if isinstance(item, types.FunctionType):
         item = algorithm_class(item)
@@ -230,7 +230,7 @@ def contexts(
         return [CheckContext(kind, instantiate(item, kind, parameters), seed)]
     if parameters:
         raise CheckError(
-            "parameters need a class or a name, not an instance: set them when you create the instance"
+            "parameters can be given for a class or a name, not for an instance; set them when you create the instance"
         )
     if kind == "algorithm" and not gives(Algorithm, type(item), "step"):
         item = instantiate(type(item), kind, parameters_of(kind, item))
@@ -238,8 +238,8 @@ def contexts(
     return [CheckContext(kind, item, seed)]
 
 
-def _named(name: str, parameters: Parameters | None) -> list[Entry]:
-    """Registered items of this name that take the parameters: a name may stand for several items."""
+def _items_named(name: str, parameters: Parameters | None) -> list[Entry]:
+    """Return the registered items of a name (there may be several) that accept the parameters."""
     entries = get_registry().named(name)
     if not entries:
         names = {entry.name for entry in get_registry().entries()}
@@ -247,10 +247,12 @@ def _named(name: str, parameters: Parameters | None) -> list[Entry]:
         hint = "see 'smimbench list'"
         if close:
             hint = f"did you mean {' or '.join(map(repr, close))}?"
-        raise CheckError(f"nothing is called {name!r}; {hint}")
+        raise CheckError(f"no item is called {name!r}; {hint}")
     written = set(parameters or ())
-    taking = [entry for entry in entries if written <= set(signature_of(entry.item))]
-    if not taking:
+    accepting_items = [
+        entry for entry in entries if written <= set(signature_of(entry.item))
+    ]
+    if not accepting_items:
         accepted: set[str] = set()
         for entry in entries:
             accepted |= set(signature_of(entry.item))
@@ -259,6 +261,6 @@ def _named(name: str, parameters: Parameters | None) -> list[Entry]:
                 f"{name!r} has no parameter {parameter}; {suggestion(parameter, sorted(accepted))}"
             )
         raise CheckError(
-            f"no item called {name!r} takes all of {', '.join(sorted(written))}; give those of one of them"
+            f"no item called {name!r} takes all of {', '.join(sorted(written))}; give parameters of one item only"
         )
-    return taking
+    return accepting_items

@@ -1,4 +1,4 @@
-"""Checks of algorithms: shapes, seeds, no access to the teacher, unchanged data and states, records of runs.
+"""Checks of algorithms: shapes, seeds, unchanged data and states, precision, array namespaces, records of runs.
 
 They run on every model that their capabilities name, with the channels that ship for it, at sizes of milliseconds. Whether an
 algorithm is good is for a suite to say; these checks say whether its results mean what they seem to mean.
@@ -47,12 +47,12 @@ REPORTED = (
     "squared_step",
     "log_information_ratio",
 )
-"""What ``Info`` reports for every component."""
+"""Fields of ``Info`` that hold one number for each component."""
 
 
 @dataclass(frozen=True, eq=False)
 class SmallProblem:
-    """A problem of about twenty samples that the algorithm under test does not refuse."""
+    """A problem with an instance of about twenty samples, which the algorithm under test can solve."""
 
     context: CheckContext
     problem: Problem
@@ -64,49 +64,49 @@ class SmallProblem:
         return self.problem.label
 
     def data(self, dtype: str = "float64") -> Data:
-        """Data that the algorithm may see."""
+        """Return the data of the instance that the algorithm may see."""
         return self.instance.data(get_backend("numpy", dtype))
 
     def estimate(
         self, data: Data, rng: np.random.Generator, max_steps: int = STEPS
     ) -> Array:
-        """Run a few steps and return the estimate, where the algorithm leaves it."""
+        """Run the algorithm for a few steps and return its estimate, on its own device."""
         algorithm = self.context.item
         state = algorithm.init(self.problem, data, rng)
         state = self.proceed(data, state, max_steps)
         return algorithm.estimate(state)
 
     def proceed(self, data: Data, state: Any, max_steps: int = STEPS) -> Any:
-        """The state a few steps later."""
+        """Run a few more steps from a state and return the new state."""
         for _ in range(steps_of(self.context.item, data, max_steps)):
             state, _ = self.context.item.step(self.problem, data, state)
         return state
 
     def run(self, seed: int, data: Data | None = None, max_steps: int = STEPS) -> Host:
-        """Run the algorithm and copy its estimate to the host."""
+        """Run the algorithm from a seed and return a copy of its estimate on the host."""
         rng = self.context.rng(seed)
         return np.array(to_host(self.estimate(data or self.data(), rng, max_steps)))
 
 
 def steps_of(algorithm: Algorithm, data: Data, max_steps: int = STEPS) -> int:
-    """Number of steps to run: the algorithm's own number, limited to a few."""
+    """Number of steps to run: the number that the algorithm plans, but at most ``max_steps``."""
     steps = algorithm.plan(data).steps
     return max_steps if steps is None else max(1, min(int(steps), max_steps))
 
 
-def _size(model: Model) -> tuple[float, int]:
-    """Sample ratio and dimension that give about twenty samples."""
+def _sample_ratio_and_dimension(model: Model) -> tuple[float, int]:
+    """Sample ratio and dimension that give about twenty samples of a model."""
     return (1.5, 16) if model.rank == "low" else (0.4, 10)
 
 
 @lru_cache(maxsize=4)
 def small_problems(context: CheckContext) -> tuple[tuple[SmallProblem], ...]:
-    """Test cases: all small problems that the algorithm does not refuse.
+    """Return one small problem for each shipped problem that the algorithm does not refuse.
 
     Raises
     ------
     CheckSkipped
-        If it refuses all.
+        If it refuses all of them.
     """
     cases: list[tuple[SmallProblem]] = []
     reasons: list[str] = []
@@ -114,7 +114,9 @@ def small_problems(context: CheckContext) -> tuple[tuple[SmallProblem], ...]:
         if reason := context.item.refuses(problem):
             reasons.append(reason)
         else:
-            instance = problem.instance(*_size(problem.model), seed=context.seed)
+            instance = problem.instance(
+                *_sample_ratio_and_dimension(problem.model), seed=context.seed
+            )
             cases.append((SmallProblem(context, problem, instance),))
     if not cases:
         raise CheckSkipped(
@@ -124,7 +126,7 @@ def small_problems(context: CheckContext) -> tuple[tuple[SmallProblem], ...]:
 
 
 def _one_per_model(context: CheckContext) -> Iterable[tuple[SmallProblem]]:
-    """Test cases: one small problem for every model."""
+    """Return one small problem for every model."""
     by_model: dict[str, tuple[SmallProblem]] = {}
     for case in small_problems(context):
         by_model.setdefault(case[0].problem.model.name, case)
@@ -136,17 +138,17 @@ once_per_model = partial(published, ("algorithm",), cases=_one_per_model)
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Check that all randomness in estimates comes from the generator passed to ``init``."""
+    """Yield the estimates of short runs, as functions of the generator passed to ``init``."""
     for (small,) in small_problems(context):
         yield Draw(f"estimate ({small.name})", partial(small.estimate, small.data()))
 
 
 @algorithm_check(
-    "The estimate is no signal: it has another shape or holds numbers that are none, at the start or after some steps.",
+    "The estimate is not a signal: it has a wrong shape or contains NaN or infinity, at the start or after some steps.",
     required=True,
 )
 def shapes(context: CheckContext, small: SmallProblem) -> None:
-    """Check that estimates are finite and have the signal's shape, and that reports have the form the loop reads."""
+    """Check that estimates are finite and have the signal's shape, and that every step returns a valid ``Info``."""
     problem, data, algorithm = small.problem, small.data(), context.item
     P = problem.components
     shape = tuple(problem.model.signal_shape(P, data.dimension))
@@ -171,14 +173,14 @@ def shapes(context: CheckContext, small: SmallProblem) -> None:
             "float64",
             data.inputs,
         )
-        _expect_report(info, P, small.name)
+        _expect_valid_info(info, P, small.name)
     if algorithm.variance is not None:
         variance = algorithm.variance(state)
         expect_array("variance", variance, (P, P), "float64", data.inputs)
 
 
-def _expect_report(info: Info, components: int, name: str) -> None:
-    """Check the residual and the numbers that a step reports for every component."""
+def _expect_valid_info(info: Info, components: int, name: str) -> None:
+    """Check that ``Info`` has a finite residual >= 0 and one number per component in each of its other fields."""
     residual: Any = info.residual
     if hasattr(residual, "dtype"):
         residual = to_host(residual)
@@ -195,7 +197,7 @@ def _expect_report(info: Info, components: int, name: str) -> None:
 
 
 @algorithm_check(
-    "It modifies its data: every algorithm that runs later on the same instance solves another problem."
+    "The algorithm modifies its data, so every algorithm that runs later on the same instance solves another problem."
 )
 def data_unchanged(context: CheckContext, small: SmallProblem) -> None:
     """Check that inputs and labels are unchanged after a run, and that read-only inputs are accepted."""
@@ -208,7 +210,7 @@ def data_unchanged(context: CheckContext, small: SmallProblem) -> None:
     ):
         if not np.array_equal(array, original):
             raise CheckFailed(
-                f"modifies its input: data.{name} has changed ({small.name}); work on a copy"
+                f"the algorithm modifies its input: data.{name} has changed ({small.name}); work on a copy"
             )
     try:
         small.run(11)
@@ -216,16 +218,16 @@ def data_unchanged(context: CheckContext, small: SmallProblem) -> None:
         if "read-only" not in str(error):
             raise
         raise CheckFailed(
-            f"writes into its input data, which is read-only in a run: {error}"
+            f"the algorithm writes into its input data, which is read-only in a run: {error}"
         ) from error
 
 
 @algorithm_check(
-    "It ignores its seed: random numbers come from somewhere else, so that repeated runs are one run, and the "
-    "standard errors of its rows are wrong."
+    "The algorithm ignores its seed: its random numbers come from elsewhere, so that repeated runs are identical and the "
+    "standard errors in tables are wrong."
 )
 def seed(context: CheckContext, small: SmallProblem) -> None:
-    """Check that seeds matter; without randomness no coordinate may be special and no generator may be made.
+    """Check that the seed changes the estimate, unless the algorithm draws no random numbers at all.
 
     An algorithm without random numbers cannot tell one coordinate from another: permuting them in the inputs permutes the
     estimate, up to the symmetry of the labels. One that starts from random numbers of its own does not do that. What its own
@@ -239,7 +241,8 @@ def seed(context: CheckContext, small: SmallProblem) -> None:
     def expect_same(gap: Host, tolerance: float, reason: str) -> None:
         if not np.linalg.norm(gap) <= tolerance * np.linalg.norm(estimate):
             raise CheckFailed(
-                f"ignores its seed: every seed gives the same estimate, {reason} ({small.name}); use the rng passed to init"
+                f"the algorithm ignores its seed: every seed gives the same estimate, {reason} "
+                f"({small.name}); use the rng passed to init"
             )
 
     with _shifted_generators():
@@ -251,12 +254,12 @@ def seed(context: CheckContext, small: SmallProblem) -> None:
     data = small.data()
     order = context.rng(33).permutation(data.dimension)
     inputs = np.ascontiguousarray(data.inputs[:, :, order])
-    of_permuted = small.run(31, replace(data, inputs=inputs, fresh=None))
+    estimate_of_permuted = small.run(31, replace(data, inputs=inputs, fresh=None))
     permuted = estimate[..., order]
     if estimate.ndim == 3:  # matrices
         permuted = permuted[:, order]
     aligned = small.problem.model.align(
-        permuted, of_permuted, small.problem.channel.symmetry
+        permuted, estimate_of_permuted, small.problem.channel.symmetry
     )
     expect_same(
         to_host(aligned) - permuted,
@@ -267,7 +270,7 @@ def seed(context: CheckContext, small: SmallProblem) -> None:
 
 @contextmanager
 def _shifted_generators() -> Iterator[None]:
-    """Context in which generators have other streams, unless they are derived from a given one."""
+    """Context in which ``np.random.default_rng`` gives another stream, unless it wraps an existing generator."""
     original = np.random.default_rng
     derived = (np.random.Generator, np.random.BitGenerator, np.random.SeedSequence)
 
@@ -279,10 +282,10 @@ def _shifted_generators() -> Iterator[None]:
 
 
 @once_per_model(
-    "It moves away from the signal: its error grows to twice that of an estimate that knows nothing."
+    "The algorithm moves away from the signal: its error grows to twice the error of the prior mean."
 )
 def learns(context: CheckContext, small: SmallProblem) -> None:
-    """Check that with many samples some steps reduce the error below that of the start and of the prior mean."""
+    """Check that, with many samples, some steps do not raise the error to twice the start's or the prior mean's."""
     problem, algorithm = small.problem, context.item
     alpha, D = (4.0, 20) if problem.model.rank == "low" else (1.5, 12)
     instance = problem.instance(alpha, D, 1, seed=context.seed)
@@ -296,23 +299,23 @@ def learns(context: CheckContext, small: SmallProblem) -> None:
     final = error(larger.run(35, max_steps=STEPS_TO_LEARN))
     if not final <= 2 * max(1.0, initial):
         raise CheckFailed(
-            f"its error is {initial:.3g} at the start and {final:.3g} after some steps; the prior mean has 1 ({small.name}, "
-            f"alpha = {alpha:g}, D = {D}): a step in the wrong direction, or a rate that is too large"
+            f"its error is {initial:.3g} at the start and {final:.3g} after some steps, and 1 at the prior mean ({small.name}, "
+            f"alpha = {alpha:g}, D = {D}): the steps go in the wrong direction, or the learning rate is too large"
         )
 
 
 @once_per_model(
-    "A state does not stand for itself: a copy of it goes on differently, or later steps change what an "
-    "earlier state said."
+    "A state does not contain all that the algorithm iterates: a copy continues differently, or later steps change "
+    "the estimate of an earlier state."
 )
 def state_copies(context: CheckContext, small: SmallProblem) -> None:
-    """Check that a deep copy of a state continues to the same estimate and leaves earlier estimates unchanged."""
+    """Check that a deep copy of a state leads to the same estimate, and that steps leave earlier estimates unchanged."""
     algorithm, data = context.item, small.data()
     state = algorithm.init(small.problem, data, context.rng(51))
     state_copy = copy.deepcopy(state)
     estimate = to_host(algorithm.estimate(state))
     estimate_copy = np.array(estimate)
-    reread = algorithm.estimate(state)
+    estimate_read_again = algorithm.estimate(state)
     final, final_of_copy = (
         np.array(to_host(algorithm.estimate(small.proceed(data, begin))))
         for begin in (state, state_copy)
@@ -325,21 +328,25 @@ def state_copies(context: CheckContext, small: SmallProblem) -> None:
     expect_equal(
         estimate,
         estimate_copy,
-        "a step changes the estimate that was handed out before; make a new array in step",
+        "a step changes an estimate that was returned before it; create a new array in step",
     )
-    expect_equal(estimate_copy, reread, "reading the estimate twice gives two answers")
+    expect_equal(
+        estimate_copy,
+        estimate_read_again,
+        "reading the estimate of a state twice gives two different arrays",
+    )
     expect_equal(
         final,
         final_of_copy,
-        "a copy of the state goes on to another estimate; keep all that is iterated in it",
+        "a copy of the state leads to another estimate; keep everything that the algorithm iterates in its state",
     )
 
 
 @once_per_model(
-    "Single precision does not stay single precision: it takes twice the memory and time that a table says."
+    "The algorithm converts float32 data to float64: it takes twice the memory and time that tables state."
 )
 def dtypes(context: CheckContext, small: SmallProblem) -> None:
-    """Check that estimates of float32 data are float32 and finite."""
+    """Check that estimates from float32 data are float32 and finite."""
     require_single_precision(context.item)
     estimate = small.estimate(small.data("float32"), context.rng(61))
     shape = small.instance.signal.shape
@@ -347,10 +354,10 @@ def dtypes(context: CheckContext, small: SmallProblem) -> None:
 
 
 @once_per_model(
-    "It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.namespace(data.inputs)."
+    "The algorithm needs NumPy arrays and cannot run on a GPU. Use the functions of smimbench.backend.namespace(data.inputs)."
 )
 def namespace(context: CheckContext, small: SmallProblem) -> None:
-    """Check that the strict array API on another device gives the same numbers as NumPy."""
+    """Check that strict array-API arrays on another device give the same estimate as NumPy arrays."""
 
     def compare(backend: Backend) -> None:
         data = small.instance.data(backend)
@@ -363,20 +370,20 @@ def namespace(context: CheckContext, small: SmallProblem) -> None:
         gap = np.abs(to_host(estimate) - with_numpy).max()
         if not gap <= 1e-6 * (1 + np.abs(with_numpy).max()):
             raise CheckFailed(
-                f"the estimate differs between array namespaces by {gap:.2g} ({small.name})"
+                f"the estimate differs between NumPy and another array namespace by {gap:.2g} ({small.name})"
             )
 
     on_another_device(context.item, compare)
 
 
-def _record(context: CheckContext, small: SmallProblem) -> Record:
-    """Record of one cell run through the engine's own loop."""
+def _run_cell_record(context: CheckContext, small: SmallProblem) -> Record:
+    """Run one cell as a suite does and return its record."""
     from smimbench.run.cell import run_cell
     from smimbench.suite.cells import Cell
     from smimbench.suite.schema import RunOptions
 
     item, problem = context.item, small.problem
-    alpha, dimension = _size(problem.model)
+    alpha, dimension = _sample_ratio_and_dimension(problem.model)
     cell = Cell(
         problem=problem.spec,
         algorithm={"name": item.name, "version": item.version, **parameters_of("algorithm", item)},
@@ -394,28 +401,26 @@ def _record(context: CheckContext, small: SmallProblem) -> Record:
 
 
 @algorithm_check(
-    "A cell of a suite fails or cannot be stored: it does not work for every problem that its capabilities name and that it does "
-    "not refuse, or reports what is not made of plain numbers and strings."
+    "A run in a suite fails or cannot be stored: the algorithm does not work for every problem that its capabilities name and "
+    "that it does not refuse, or it reports values that are not plain numbers and strings."
 )
 def runs(context: CheckContext, small: SmallProblem) -> None:
-    """Check that one cell for every channel of every supported model runs through the engine's own loop, and that its record is
-    equal when read back, as JSON and arrays without pickles.
-    """
+    """Check that one cell for every channel of every supported model runs, and that its stored record reads back equal."""
     from smimbench.run.store import Store
 
-    record = _record(context, small)
+    record = _run_cell_record(context, small)
     if record.status == "failed":
-        raise CheckFailed(f"fails on {small.name}: {record.reason}")
+        raise CheckFailed(f"the algorithm fails on {small.name}: {record.reason}")
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "check")
         try:
             store.write(record)
         except (TypeError, ValueError) as error:
             raise CheckFailed(
-                f"the record of a run cannot be written: {error} ({small.name})"
+                f"the record of a run cannot be stored: {error} ({small.name})"
             ) from error
         stored = store.load().get(record.key)
         if stored is None or stored.metrics != record.metrics:
             raise CheckFailed(
-                f"a stored record is changed when read back ({small.name}): {store.complaints}"
+                f"the stored record of a run differs when it is read back ({small.name}): {store.complaints}"
             )

@@ -32,11 +32,11 @@ from smimbench.testing.core import (
 from smimbench.theory.item_tests import require_likelihood
 
 OVERLAP, ERROR = 0.8, 0.4
-"""Overlap and error of a component; any such numbers do."""
+"""Overlap and posterior variance of a component in the tests; any such numbers do."""
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Model, Channel]]:
-    """Every model, with the channel completed as in the engine."""
+    """Yield each supported model with the channel, completed by the methods that the engine derives."""
     for model in context.models:
         yield model, context.completed(model)
 
@@ -47,7 +47,7 @@ channel_check = partial(published, ("channel",), cases=_cases)
 def drawn(
     context: CheckContext, model: Model, n: int, *key: int
 ) -> tuple[Array, Array, Array, Array]:
-    """Draw ``V, omega, z, y`` for n samples: ``omega ~ N(0, OVERLAP I)``, ``z ~ N(omega, V)``."""
+    """Draw covariance V, means omega, latents ``z ~ N(omega, V)`` and labels y of n samples."""
     P, rng = int(context.item.components), context.rng(*key)
     V = ERROR * (0.3 + 0.7 * np.eye(P))  # components are correlated
     omega = math.sqrt(OVERLAP) * rng.standard_normal((n, P, model.sites))
@@ -63,7 +63,7 @@ def _posterior(
     omega: Array,
     V: Array,
 ) -> Array:
-    """One field of the posterior, always computed with the same random numbers."""
+    """Return one field of the channel's posterior, always computed with the same random numbers."""
     posterior = channel.posterior(
         y, omega, V, second_moment=field == "second_moment", rng=context.rng(42)
     )
@@ -71,7 +71,7 @@ def _posterior(
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
-    """Methods of a channel that take arrays."""
+    """Yield calls of all methods of a channel that take arrays."""
     for model, channel in _cases(context):
         V, omega, z, y = drawn(context, model, 30, 41)
         forward = partial(_seeded_labels, context, channel)
@@ -100,12 +100,12 @@ def calls(context: CheckContext) -> Iterator[Call]:
 
 
 def _seeded_labels(context: CheckContext, channel: Channel, z: Array) -> Array:
-    """Labels, always drawn with the same random numbers."""
+    """Draw the labels of latents z, always with the same random numbers."""
     return _labels(channel, z, context.rng(42))
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Methods of a channel that draw random numbers: labels, and the posterior if it is sampled."""
+    """Yield the methods of a channel that draw random numbers: labels, and the posterior if it is sampled."""
     for model, channel in _cases(context):
         V, omega, z, y = drawn(context, model, 30, 31)
         yield Draw("forward: labels", partial(_labels, channel, z))
@@ -123,7 +123,7 @@ def _mean(
 
 
 def refused(context: CheckContext) -> Iterator[Refused]:
-    """Calls that must be rejected with an error: noise without a generator, and fewer labels than samples."""
+    """Yield calls that must raise an error: noise without a generator, and fewer labels than samples."""
     for model, channel in _cases(context):
         V, omega, z, y = drawn(context, model, 6, 71)
         if is_noisy(channel, z):
@@ -141,7 +141,7 @@ def refused(context: CheckContext) -> Iterator[Refused]:
     required=True,
 )
 def labels(context: CheckContext, model: Model) -> None:
-    """Check labels (n, ...), also of a single sample."""
+    """Check that labels have shape (n, ...) and are finite real numbers, also for a single sample."""
     for n in (5, 1):
         y = drawn(context, model, n, n)[3]
         if y.shape[:1] != (n,) or not is_real(y) or not_finite(y):
@@ -153,12 +153,12 @@ def labels(context: CheckContext, model: Model) -> None:
 
 @published(
     ("channel",),
-    "log_likelihood does not give one real number for each sample: there is nothing to integrate.",
+    "log_likelihood does not return one real number for each sample, so it cannot be integrated.",
     cases=each_model,
     required=True,
 )
 def log_likelihood(context: CheckContext, model: Model) -> None:
-    """Check the shape of the likelihood: (n,) for n samples."""
+    """Check that ``log_likelihood`` returns real numbers of shape (n,) for n samples."""
     channel = context.item
     if channel.log_likelihood is None:
         return
@@ -173,22 +173,22 @@ def log_likelihood(context: CheckContext, model: Model) -> None:
 
 @published(
     ("channel",),
-    "log_likelihood is not that of the labels that forward draws: a wrong sign, a wrong variance of the noise, a missing factor. "
+    "log_likelihood does not match the labels that forward draws: a wrong sign, a wrong noise variance, or a missing factor. "
     "Numerical integration may not converge. 'smimbench run' makes the same test.",
     cases=each_model,
     required=True,
 )
 def likelihood(context: CheckContext, model: Model) -> None:
-    """Check the likelihood: ``E p(y | z') / p(y | z) = 1`` over labels y of z, whatever its normalization in y."""
+    """Check that ``E p(y | z') / p(y | z) = 1`` over labels y drawn given z, whatever the normalization in y."""
     context.consistent(model, require_likelihood)
 
 
 @channel_check(
-    "posterior returns arrays of another shape or type than the contract says, or cannot take a single sample.",
+    "posterior returns arrays of the wrong shape or type, or fails for a single sample.",
     required=True,
 )
 def shapes(context: CheckContext, model: Model, channel: Channel) -> None:
-    """Check shapes: mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C)."""
+    """Check the posterior's shapes: mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C)."""
     for n in (5, 1):
         V, omega, _, y = drawn(context, model, n, n)
         posterior = channel.posterior(
@@ -207,34 +207,34 @@ def shapes(context: CheckContext, model: Model, channel: Channel) -> None:
         error_estimate, covariance = posterior.error, posterior.covariance
         if not isinstance(error_estimate, float) or not 0 <= error_estimate < math.inf:
             raise CheckFailed(
-                f"posterior: error must be a float >= 0, got {error_estimate!r}"
+                f"posterior: the field error must be a float >= 0, got {error_estimate!r}"
             )
         symmetric = np.allclose(covariance, covariance.T)
         if not symmetric or np.linalg.eigvalsh(covariance).min() < -1e-9:
             raise CheckFailed(
-                "posterior: covariance must be symmetric and positive semidefinite"
+                "posterior: the covariance must be symmetric and positive semidefinite"
             )
 
 
 @channel_check(
-    "The symmetry that it states is not the one that its labels have: errors are measured after removing that "
+    "The channel declares another symmetry than its labels have: errors are measured after removing the declared "
     "symmetry, so they would be wrong, and algorithms would start where nothing can be learned."
 )
 def symmetry(context: CheckContext, model: Model, channel: Channel) -> None:
-    """Check that the stated symmetry is the one that the engine finds in labels of latents whose components are moved."""
+    """Check that the declared symmetry is the one found by flipping and permuting components of the latents."""
     stated = channel.symmetry
     if stated not in SYMMETRIES:
         raise CheckFailed(
-            f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out to be found, got {stated!r}"
+            f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out so that the engine finds it, got {stated!r}"
         )
     measured = symmetry_of_labels(channel, model.sites)
-    # Whether signs are known is all there is to a single component.
-    unsigned = ("none", "permutations")
-    if (stated in unsigned) != (measured in unsigned) or (
+    # A single component has no permutations: only whether its sign can be seen matters.
+    symmetries_with_signs = ("none", "permutations")
+    if (stated in symmetries_with_signs) != (measured in symmetries_with_signs) or (
         stated != measured and channel.components > 1
     ):
         raise CheckFailed(
-            f"symmetry is {stated!r}, but that of the labels is {measured!r}"
+            f"the channel declares symmetry {stated!r}, but its labels have symmetry {measured!r}"
         )
 
 
@@ -251,7 +251,7 @@ def _expect_slope(
     error: float,
     tolerance: float,
 ) -> None:
-    """Check that ``slope`` (n,), stated for a small step (n, P, C), is that of differences."""
+    """Check directional derivatives ``slope`` (n,) along a small step (n, P, C) against finite differences."""
     differences = np.zeros(len(at))
     for k, weight in DIFFERENCES.items():
         values = np.asarray(function(at + k * step), dtype=float)
@@ -260,20 +260,20 @@ def _expect_slope(
     size = np.sqrt(np.mean(differences**2))
     if not gap <= tolerance * size + error:
         raise CheckFailed(
-            f"{name}: in a small step it changes by {size:.4g}, the derivative is off by {gap:.2g}"
+            f"{name} changes by {size:.4g} along a small step, but its derivative is off by {gap:.2g}"
         )
 
 
 @published(
     ("channel",),
-    "g = V^-1 (mean - omega) is not the gradient of log_partition: mean and partition function belong to different laws.",
+    "V^-1 (mean - omega) is not the gradient of log_partition: posterior mean and partition function belong to different models.",
     cases=each_model,
 )
 def gradient(context: CheckContext, model: Model) -> None:
-    """Check gradients against differences, also for labels that are improbable under omega."""
+    """Check that ``V^-1 (mean - omega)`` is the gradient of ``log_partition``, by finite differences."""
     channel, width = context.item, math.sqrt(ERROR)
     if channel.log_partition is None:
-        raise CheckSkipped("the channel has no log_partition")
+        raise CheckSkipped("the channel has no method log_partition")
     V, omega, _, y = drawn(context, model, 24, 91)
     omega = omega + 0.5 * width * context.rng(92).standard_normal(omega.shape)
     posterior = channel.posterior(y, omega, V, rng=context.rng(93))
@@ -291,22 +291,22 @@ def gradient(context: CheckContext, model: Model) -> None:
     )
 
 
-@channel_check("The derivative of the label that gradient methods use is wrong.")
+@channel_check("vjp, the derivative of the label that gradient methods use, is wrong.")
 def vjp(context: CheckContext, model: Model, channel: Channel) -> None:
-    """Check ``vjp(z, cotangent)`` against differences of the noiseless observable label along random directions."""
+    """Check ``vjp(z, cotangent)`` against finite differences of the noiseless label along random directions."""
     if channel.vjp is None:
         raise CheckSkipped("the channel has no vjp, and its labels have no derivative")
     z = drawn(context, model, 40, 111)[2]
     step = 1e-4 * context.rng(112).standard_normal(z.shape)
     cotangent = context.rng(113).standard_normal(np.shape(predict(channel, z)))
-    pulled = channel.vjp(z, cotangent)
-    expect_array("vjp", pulled, z.shape, "float64", z)
+    product = channel.vjp(z, cotangent)
+    expect_array("vjp", product, z.shape, "float64", z)
     _expect_slope(
         "vjp",
         lambda at: predict(channel, at) * cotangent,
         z,
         step,
-        (pulled * step).sum((1, 2)),
+        (product * step).sum((1, 2)),
         error=1e-16,
         tolerance=1e-5,
     )

@@ -47,11 +47,11 @@ DTYPES = ("float64", "float32", "mixed")
 
 @published(
     KINDS,
-    "It does not say what it is: results cannot be stored under a name and a version, or it is combined with what it "
-    "was not made for.",
+    "The item does not declare itself correctly: results cannot be stored under its name and version, or combined with items "
+    "that it does not support.",
 )
 def declaration(context: CheckContext) -> None:
-    """Check what an item declares: name, version, reference, capabilities."""
+    """Check the name, version, reference and capabilities that an item declares."""
     item = context.item
     if mistake := contract_violation(context.kind, type(item)):
         raise CheckFailed(mistake)
@@ -59,7 +59,8 @@ def declaration(context: CheckContext) -> None:
     unknown_models = set(item.capabilities.models) - registered - {"*"}
     if context.kind != "model" and unknown_models:
         raise CheckFailed(
-            f"capabilities.models names {', '.join(sorted(unknown_models))}; registered are {', '.join(sorted(registered))}"
+            f"capabilities.models names unknown {', '.join(sorted(unknown_models))}; "
+            f"registered are {', '.join(sorted(registered))}"
         )
     dtypes = item.capabilities.dtypes
     if not dtypes or not set(dtypes) <= set(DTYPES):
@@ -67,7 +68,7 @@ def declaration(context: CheckContext) -> None:
 
 
 def _rebuilt(context: CheckContext, parameters: Parameters) -> Any:
-    """Create an item of the same class with these parameters and those that the engine takes from the model."""
+    """Build an item of the same class from parameters, with those that the engine takes from the model."""
     item, kind = context.item, context.kind
     filled = {
         name: getattr(item, name)
@@ -79,55 +80,59 @@ def _rebuilt(context: CheckContext, parameters: Parameters) -> Any:
 
 @published(
     KINDS,
-    "Its parameters cannot be written to a suite or a record and read back: results could not be told"
-    " apart, and other processes could not rebuild it.",
+    "The item's parameters cannot be written to a suite or a record and read back: results could not be told"
+    " apart, and worker processes could not rebuild the item.",
 )
 def parameters(context: CheckContext) -> None:
-    """Check that parameters are plain JSON and suffice to rebuild the item."""
+    """Check that an item's parameters are JSON values and suffice to rebuild it."""
     item, kind = context.item, context.kind
     missing = [name for name in signature_of(type(item)) if not hasattr(item, name)]
     if missing:
         raise CheckFailed(
-            f"takes the parameter {missing[0]!r} but has no attribute of that name"
+            f"the item takes the parameter {missing[0]!r} but has no attribute of that name"
         )
     try:
         text = canonical_json(parameters_of(kind, item))
     except (TypeError, ValueError) as error:
-        raise CheckFailed(f"a parameter is not a plain JSON value: {error}") from error
+        raise CheckFailed(
+            f"a parameter of the item is not a JSON value: {error}"
+        ) from error
     try:
         again = parameters_of(kind, _rebuilt(context, json.loads(text)))
     except ParameterError as error:
         raise CheckFailed(
-            f"cannot be rebuilt from its own parameters {text}: {error}"
+            f"the item cannot be rebuilt from its own parameters {text}: {error}"
         ) from error
     if canonical_json(again) != text:
-        raise CheckFailed(f"rebuilt from the parameters {text}, the item has {again}")
+        raise CheckFailed(
+            f"the item was rebuilt from the parameters {text}, but then has {again}"
+        )
 
 
 @published(
     KINDS,
-    "A wrong parameter is not refused in one clear line (ParameterError with the key), so that a "
-    "typing error in a suite ends in a traceback or in numbers that mean nothing.",
+    "A wrong parameter is not rejected by a one-line ParameterError that names the key, so that a "
+    "typing error in a suite ends in a traceback or in meaningless numbers.",
 )
 def bad_parameters(context: CheckContext) -> None:
     """Check that unknown keys, wrong types and wrong values of parameters are rejected."""
-    usual = parameters_of(context.kind, context.item)
+    valid_parameters = parameters_of(context.kind, context.item)
     cases: list[tuple[str, float]] = [("no_such_parameter", 1)]
-    for name, value in usual.items():
+    for name, value in valid_parameters.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             cases += [(name, type(value)(number)) for number in (-1, -1.5, 0, 10**9)]
     for name, value in cases:
-        item, error = attempt(_rebuilt, context, {**usual, name: value})
+        item, error = attempt(_rebuilt, context, {**valid_parameters, name: value})
         if error is None:
-            if name not in usual:
+            if name not in valid_parameters:
                 raise CheckFailed(
-                    "accepts unknown parameters; list all parameters in __init__ by name"
+                    "the item accepts unknown parameters; list all parameters in __init__ by name"
                 )
             if value < 10**9:
                 _expect_usable(context, item, f"{name} = {value:g}")
         elif not isinstance(error, ParameterError):
             raise CheckFailed(
-                f"{ {name: value} } raises {error_line(error)}; "
+                f"building the item with { {name: value} } raises {error_line(error)}; "
                 "raise smimbench.ParameterError(key, 'must be ..., got ...')"
             ) from error
         elif name not in str(error) and "must" not in str(error):
@@ -137,7 +142,7 @@ def bad_parameters(context: CheckContext) -> None:
 
 
 def _expect_usable(context: CheckContext, item: Any, parameter: str) -> None:
-    """Check that inputs, a channel or a prior with an accepted parameter give finite numbers."""
+    """Check that inputs, a channel or a prior give finite numbers with a parameter that they accepted."""
     draw: Callable[[], Host]
     rng = context.rng(3)
     if context.kind == "channel":
@@ -154,7 +159,7 @@ def _expect_usable(context: CheckContext, item: Any, parameter: str) -> None:
     # A ParameterError says that nothing can be drawn, as a limit of theory does.
     if isinstance(error, ParameterError):
         return
-    advice = "refuse it in __post_init__ with smimbench.ParameterError"
+    advice = "reject it in __post_init__ with smimbench.ParameterError"
     if error is not None:
         raise CheckFailed(
             f"{parameter} is accepted but later raises {error_line(error)}; {advice}"
@@ -177,7 +182,7 @@ MODULES: dict[str, ModuleType] = {
 def _cases_of_kind(
     function: str, context: CheckContext
 ) -> Iterator[tuple[Call | Draw | Refused]]:
-    """Test cases of an item: its ``calls``, its ``draws`` or its ``refused`` calls."""
+    """Yield the test cases of an item that the module of its kind lists under ``calls``, ``draws`` or ``refused``."""
     for case in getattr(MODULES[context.kind], function)(context):
         yield (case,)
 
@@ -191,12 +196,12 @@ array_check = partial(
 
 @published(
     tuple(MODULES),
-    "The same seed does not give the same numbers, or another seed the same inputs or signals, or noise is drawn from somewhere "
-    "else than the rng handed over: runs cannot be repeated, or all are one run.",
+    "The same seed gives different numbers, another seed gives the same inputs or signals, or noise is not drawn from the rng "
+    "that is passed in: runs cannot be repeated, or all runs are identical.",
     cases=partial(_cases_of_kind, "draws"),
 )
 def determinism(context: CheckContext, draw: Draw) -> None:
-    """Check that equal seeds give equal numbers, different seeds different ones, and no global generator is used."""
+    """Check that equal seeds give equal draws, different seeds different ones, and that no global generator is used."""
     with private_randomness(draw.name):
         numbers = np.asarray(draw.function(context.rng(31)))
         again = np.asarray(draw.function(context.rng(31)))
@@ -212,11 +217,11 @@ def determinism(context: CheckContext, draw: Draw) -> None:
 
 @published(
     ("model", "channel", "prior"),
-    "Arguments that do not fit together end in numbers that mean nothing.",
+    "Arguments that do not fit together give meaningless numbers instead of an error.",
     cases=partial(_cases_of_kind, "refused"),
 )
 def bad_input(_: CheckContext, refused: Refused) -> None:
-    """Check that wrong shapes, and a noisy channel without rng, raise an error."""
+    """Check that wrong shapes, and a noisy channel without a generator, raise an error."""
     mistake, function = refused
     array, error = attempt(function)
     if error is None:
@@ -227,16 +232,17 @@ def bad_input(_: CheckContext, refused: Refused) -> None:
 
 @published(
     ("channel", "prior"),
-    "The posterior is not the one that belongs to forward, or the denoiser not the one that belongs to sample: the error of the "
-    "mean must be uncorrelated with everything known, and as large as is claimed; or moments and formulas are not those of "
-    "draws. Algorithms that use it are not Bayes-optimal and miss the theory. 'smimbench run' makes the same test.",
+    "The posterior does not belong to forward, or the denoiser does not belong to sample: the error of the "
+    "posterior mean must be uncorrelated with everything observed and as large as claimed; or moments and formulas disagree "
+    "with draws. Algorithms that use it are not Bayes-optimal and miss the theory. 'smimbench run' makes the same test.",
     cases=lambda context: product(
         context.models, (1, 2) if context.kind == "prior" else (None,)
     ),
 )
 def nishimori(context: CheckContext, model: Model, components: int | None) -> None:
-    """Check the identities ``E[f(known) (x - mean)] = 0``, the claimed covariance, moments and formulas, at three levels of
-    information.
+    """Check the Nishimori identities of a posterior: errors uncorrelated with the data and as large as claimed.
+
+    Tests ``E[f(data) (x - mean)] = 0``, covariance, moments and formulas at three levels of information.
     """
     context.consistent(
         model,
@@ -246,16 +252,18 @@ def nishimori(context: CheckContext, model: Model, components: int | None) -> No
     )
 
 
-@array_check("It writes into its arguments: algorithms that run later get other data.")
+@array_check(
+    "The item writes into its arguments, so algorithms that run later get other data."
+)
 def purity(_: CheckContext, call: Call) -> None:
-    """Check that arguments are unchanged by a call, and that read-only arguments are accepted."""
+    """Check that a method leaves its arguments unchanged and accepts read-only arrays."""
     expect_pure(call.name, call.function, *call.arguments)
 
 
 def _expect_close(
     call: Call, array: Array, exact: Host, dtype: str, like: Array | None = None
 ) -> None:
-    """Check that an array of another precision or namespace has the type and the numbers that it must have."""
+    """Check type and accuracy of an array computed in another precision or array namespace."""
     numbers = exact.dtype.kind == "f"  # labels may be true or false
     expect_array(call.name, array, exact.shape, dtype if numbers else None, like)
     gap = np.abs(np.subtract(to_host(array), exact, dtype=float))
@@ -264,15 +272,15 @@ def _expect_close(
     deviation /= call.scale or float(np.abs(exact).max()) or 1.0
     if deviation > (call.single if single else call.double) + call.slack:
         raise CheckFailed(
-            f"{call.name}: {dtype} of another precision or array namespace is off by {deviation:.2g}"
+            f"{call.name}: in {dtype} with another precision or array namespace, numbers are off by {deviation:.2g}"
         )
 
 
 @array_check(
-    "Single precision does not stay single precision, or is far less accurate than it should be."
+    "float32 arguments do not give float32 results, or give far less accurate ones than they should."
 )
 def dtypes(context: CheckContext, call: Call) -> None:
-    """Check that float32 input gives float32 output, close to float64."""
+    """Check that float32 arguments give float32 results close to those in float64."""
     require_single_precision(context.item)
     if call.any_namespace:
         single = [
@@ -287,10 +295,10 @@ def dtypes(context: CheckContext, call: Call) -> None:
 
 
 @array_check(
-    "It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.device.namespace(x)."
+    "The item needs NumPy arrays and cannot run on a GPU. Use the functions of smimbench.backend.device.namespace(x)."
 )
 def namespace(context: CheckContext, call: Call) -> None:
-    """Check that the strict array API on another device gives the same numbers as NumPy."""
+    """Check that strict array-API arrays on another device give the same numbers as NumPy arrays."""
 
     def compare(backend: Backend) -> None:
         arrays = [backend.asarray(array) for array in call.arguments]

@@ -1,4 +1,4 @@
-"""The subject of a check: an item, with the models, channels and priors that it is combined with."""
+"""The item under test in a check, with the models, channels and priors that it is combined with."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ TOKENS = (2, 1, 3, 4)
 
 @dataclass(frozen=True, eq=False)
 class CheckContext:
-    """An item (an instance) under test, its kind, what it is combined with, and the seed of all random numbers.
+    """An item under test (an instance), with its kind and the seed of all random numbers in its checks.
 
     Attributes
     ----------
     distribution : str
-        The package that registered the item; empty for one that was handed over.
+        The package that registered the item; empty for an item that was passed as an object.
     """
 
     kind: str
@@ -76,35 +76,35 @@ class CheckContext:
         return re.sub(r"[^0-9A-Za-z_.]+", "_", "_".join(words)).strip("_")
 
     def rng(self, *key: int) -> np.random.Generator:
-        """A new random generator for every use."""
+        """Return a new random generator, derived from the seed and a key."""
         return np.random.default_rng([self.seed, *key])
 
     @cached_property
     def model_names(self) -> tuple[str, ...]:
-        """Models that the item's capabilities name, as far as they are registered."""
+        """Names of the registered models that the item's capabilities include."""
         supported = capabilities_of(self.item).models
         names = (entry.name for entry in get_registry().entries("model"))
         return tuple(n for n in names if "*" in supported or n in supported)
 
     @cached_property
     def models(self) -> tuple[Model, ...]:
-        """One model of every kind that the item works for, with as many tokens as it takes."""
+        """One instance of each model that the item supports, with a number of tokens that it accepts."""
         if self.kind == "model":
             return (self.item,)
         refusals: list[str] = []
-        candidates = [self._model(name, refusals) for name in self.model_names]
+        candidates = [self._accepted_model(name, refusals) for name in self.model_names]
         models = [model for model in candidates if model is not None]
         if refusals and not models:
             raise CheckFailed(refusals[0])
         if not models:
             raise CheckFailed(
-                f"there is no model to check the item with: none of {capabilities_of(self.item).models} "
-                "(its capabilities) is registered"
+                f"the item cannot be checked: none of the models in its capabilities, {capabilities_of(self.item).models}, "
+                "is registered"
             )
         return tuple(models)
 
-    def _model(self, name: str, refusals: list[str]) -> Model | None:
-        """The model of this name with as many tokens as the item accepts; None, and the reasons, if it accepts no number."""
+    def _accepted_model(self, name: str, refusals: list[str]) -> Model | None:
+        """Return the named model with a number of tokens that the item accepts, or None after adding to ``refusals``."""
         entry = get_registry().get("model", name)
         is_channel = self.kind == "channel"
         fixed = getattr(self.item, "tokens", None) if is_channel else None
@@ -123,7 +123,7 @@ class CheckContext:
         return None
 
     def completed(self, model: Model) -> Any:
-        """The item as the engine uses it with a model, with all derived members; computed once."""
+        """Return the item as the engine completes it for a model, with all derived methods; computed once."""
         completions: dict[str, Callable[[Any, Model], Any]] = {
             "channel": complete_channel,
             "prior": complete_prior,
@@ -139,7 +139,7 @@ class CheckContext:
             raise CheckFailed(str(error)) from None
 
     def problems(self, model: Model | None = None) -> Iterator[Problem]:
-        """Problems that contain the item: one for every other shipped part that fits."""
+        """Yield problems that contain the item, combined with shipped items that fit."""
         models = self.models if model is None else (model,)
         for model in models:
             channels, priors = [self.item], [self.item]
@@ -148,7 +148,7 @@ class CheckContext:
             if self.kind != "prior":
                 priors = shipped("prior", model)[:1]
             for channel, prior in itertools.product(channels, priors):
-                yield _assembled(model=model, channel=channel, prior=prior)
+                yield _problem_from_instances(model=model, channel=channel, prior=prior)
 
     def consistent(
         self,
@@ -156,7 +156,7 @@ class CheckContext:
         test: Callable[..., None] = require_consistent,
         **options: Any,
     ) -> None:
-        """Run a consistency test that theory makes of an item before using it.
+        """Run one of the consistency tests that theory applies to an item before using it.
 
         Raises
         ------
@@ -170,16 +170,16 @@ class CheckContext:
             ) from None
 
     def problem(self, model: Model) -> Problem:
-        """The first problem that contains the item."""
+        """Return the first problem that contains the item; CheckSkipped if there is none."""
         for problem in self.problems(model):
             return problem
         raise CheckSkipped(
-            f"there are no other items to combine this one with for model {model.name!r}"
+            f"there are no other items for model {model.name!r} to combine this item with"
         )
 
 
-def _assembled(**items: Any) -> Problem:
-    """Build a problem from instances as a suite does, from names and parameters."""
+def _problem_from_instances(**items: Any) -> Problem:
+    """Build a problem from item instances, through their names and parameters, as a suite does."""
     tables = {
         kind: {"name": item.name, **parameters_of(kind, item)}
         for kind, item in items.items()
@@ -192,24 +192,22 @@ class OverlayRegistry:
     """A registry in which the items under test take precedence over registered items of the same name."""
 
     def __init__(self, items: Mapping[str, Any]) -> None:
-        self.items, self.below = items, get_registry()
+        self.items, self.registry = items, get_registry()
 
     def get(self, kind: str, name: str, model: str | None = None) -> Entry:
-        """The item under test if the name is its own, otherwise the registered item."""
+        """Return the item under test if it has this name, otherwise the registered item."""
         item = self.items.get(kind)
         if item is not None and name.rpartition(":")[2] == item.name:
             return Entry(kind, item.name, type(item), BUILT_IN)
-        return self.below.get(kind, name, model)
+        return self.registry.get(kind, name, model)
 
     def entries(self, kind: str | None = None) -> list[Entry]:
-        """All registered items of a kind."""
-        return self.below.entries(kind)
+        """Return all registered items of a kind."""
+        return self.registry.entries(kind)
 
 
 def _with_engine_parameters(entry: Entry, filled: Mapping[str, Any]) -> Any:
-    """Instance with the class's suggested parameters for checks (``example``) and those that it takes from a model, or None if
-    it needs others.
-    """
+    """Create an item from its class's ``example`` parameters and those taken from the model; None if it needs others."""
     parameters = signature_of(entry.item)
     accepted = {name: value for name, value in filled.items() if name in parameters}
     try:
@@ -219,7 +217,7 @@ def _with_engine_parameters(entry: Entry, filled: Mapping[str, Any]) -> Any:
 
 
 def shipped(kind: str, model: Model) -> list[Any]:
-    """Shipped items for a model, with default parameters; for a third-party model, all that fit."""
+    """Return shipped items for a model, with default parameters; for a third-party model, all that fit."""
     symmetric = is_symmetric(model)
     filled = {"tokens": getattr(model, "tokens", 2), "symmetric": symmetric}
     entries = [e for e in get_registry().entries(kind) if e.fits(model.name)]
@@ -248,12 +246,12 @@ def _why_refused(channel: Channel, model: Model) -> str:
 
 
 def kind_of(item: Any) -> str:
-    """Kind of an item (model, inputs, channel, prior, metric or algorithm), from the methods it has.
+    """Return the kind of an item (model, inputs, channel, prior, metric or algorithm), judged by its methods.
 
     Raises
     ------
     CheckError
-        If it is none of them.
+        If it has none of their methods.
     """
     signs = {
         "model": ("adjoint",),
@@ -268,7 +266,7 @@ def kind_of(item: Any) -> str:
             return kind
     listed = "; ".join(f"{kind}: {' or '.join(names)}" for kind, names in signs.items())
     raise CheckError(
-        f"{item!r} is no model, inputs, channel, prior, metric or algorithm, which have ({listed})"
+        f"{item!r} is not an item: it has none of the methods that tell the kind ({listed})"
     )
 
 
@@ -293,8 +291,8 @@ def instantiate(cls: type[Any], kind: str, parameters: Parameters | None = None)
     name = getattr(cls, "name", cls.__name__)
     if required:
         raise CheckError(
-            f"{kind} {name!r} needs {', '.join(required)}: give it with --set {required[0]}=VALUE, or give the class an "
-            f"attribute example = {{'{required[0]}': ...}}"
+            f"{kind} {name!r} needs a value for {', '.join(required)}: set it with --set {required[0]}=VALUE, or give the class "
+            f"an attribute example = {{'{required[0]}': ...}}"
         )
     attempts = [written]
     if "tokens" in signature and "tokens" not in written:
@@ -307,4 +305,4 @@ def instantiate(cls: type[Any], kind: str, parameters: Parameters | None = None)
             return build(cls, kind, chosen, filled)
         except ParameterError as error:
             reasons.append(str(error))
-    raise CheckError(f"{kind} {name!r} cannot be made: {reasons[0]}")
+    raise CheckError(f"{kind} {name!r} cannot be created: {reasons[0]}")

@@ -1,4 +1,4 @@
-"""Framework of published checks: how a check is defined and run, time limits, outcomes, means of draws, array tests."""
+"""Defines and runs published checks of items, with time limits, outcomes, and tests of arrays and sample means."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ FALSE_ALARM = 1e-4
 """Upper bound of the probability that a right item fails one check with another seed."""
 
 NOT_RUN = "not run, because"
-"""How the message begins of a check that needs another one."""
+"""First words of the message of a check that was skipped because a required check failed."""
 
 TIME_LIMIT = 120.0
 """Seconds that a check may take, where signals can end it; doubled, an item that never returns is noticed that much later."""
 
 
 class CheckFailed(AssertionError):
-    """An item does not fulfill its contract."""
+    """Raised if an item violates its contract."""
 
 
 class CheckSkipped(unittest.SkipTest):
-    """A check does not apply to this item, or cannot be run here; the message says why."""
+    """Raised if a check does not apply to an item or cannot be run here; the message says why."""
 
 
 class CheckError(ForeseenError):
-    """The requested item does not exist or cannot be created; the message says what would be right."""
+    """Raised if the requested item does not exist or cannot be created; the message says what would be right."""
 
 
 class _TimeIsUp(KeyboardInterrupt):
-    """Raised at the time limit; not an ``Exception``, so that code which catches everything does not stop it."""
+    """Raised at the time limit of a check; not an ``Exception``, so that an item cannot catch it by accident."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One named, published check.
+    """One published check of items, identified by kind and id.
 
     Attributes
     ----------
@@ -104,26 +104,28 @@ class Check:
             if isinstance(error, CheckFailed):
                 raise
             if isinstance(error, _TimeIsUp):
-                raise CheckFailed(f"took longer than {TIME_LIMIT:g} s") from None
+                raise CheckFailed(
+                    f"the check took longer than {TIME_LIMIT:g} s"
+                ) from None
             line = traceback.extract_tb(error.__traceback__)[-1]
             raise CheckFailed(
-                f"raised {error_line(error)} ({line.name}, {line.filename}:{line.lineno})"
+                f"the item raised {error_line(error)} ({line.name}, {line.filename}:{line.lineno})"
             ) from error
 
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Context that raises after this many seconds and every second after that (main thread only, by signals)."""
+    """Context that raises after a number of seconds, and again every second (by signals, in the main thread only)."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(
         signal, "SIGALRM"
     ):
         yield
         return
 
-    def ring(number: int, frame: object) -> None:
+    def raise_at_limit(number: int, frame: object) -> None:
         raise _TimeIsUp
 
-    begin, handler = time.monotonic(), signal.signal(signal.SIGALRM, ring)
+    begin, handler = time.monotonic(), signal.signal(signal.SIGALRM, raise_at_limit)
     remaining, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
@@ -137,10 +139,10 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one check of one item.
+    """Outcome of one check of one item.
 
-    ``status`` is ``"passed"``, ``"failed"`` or ``"skipped"``; ``message`` says what was found, or why it was skipped, and is
-    empty if passed.
+    ``status`` is ``"passed"``, ``"failed"`` or ``"skipped"``; ``message`` says why it failed or was skipped, and is empty if it
+    passed.
     """
 
     item: str
@@ -166,7 +168,7 @@ def run_check(check: Check, context: Any) -> Outcome:
 
 
 def capabilities_of(item: object) -> Capabilities:
-    """Capabilities of an item, or default ones if it states none."""
+    """Return the capabilities of an item, or the default ones if it declares none."""
     capabilities: Capabilities = getattr(item, "capabilities", Capabilities())
     return capabilities
 
@@ -211,31 +213,31 @@ def published(
 
 
 def each_model(context: Any) -> Iterator[tuple[object]]:
-    """Test cases: the models that the item works for."""
+    """Yield the models that the item supports, as test cases."""
     for model in context.models:
         yield (model,)
 
 
 def require_single_precision(item: object) -> None:
-    """Skip the check for items that do not promise float32."""
+    """Raise CheckSkipped unless the item's capabilities promise float32."""
     if "float32" not in capabilities_of(item).dtypes:
-        raise CheckSkipped("capabilities.dtypes does not promise float32")
+        raise CheckSkipped("the item's capabilities.dtypes does not promise float32")
 
 
 def on_another_device(item: object, run: Callable[[Backend], None]) -> None:
-    """Run with the strict reference implementation of the array API, on a device that is not its default.
+    """Run a test with the strict reference implementation of the array API, on a device that is not its default.
 
     SciPy's special functions take its arrays on the default device only, and CuPy's have no such limit: what fails for that
     reason alone is tried there.
     """
     promised = capabilities_of(item).backends
     if "*" not in promised:
-        raise CheckSkipped(f"the item supports only {', '.join(promised)}")
+        raise CheckSkipped(f"the item supports only the backends {', '.join(promised)}")
     try:
         import array_api_strict as strict
     except ImportError:
         raise CheckSkipped(
-            "array-api-strict is not installed: pip install array-api-strict"
+            "array-api-strict is not installed; run pip install array-api-strict"
         ) from None
     name = "array_api_strict"
     try:
@@ -244,7 +246,9 @@ def on_another_device(item: object, run: Callable[[Backend], None]) -> None:
         if "Can't convert array" not in str(error):
             raise
         if "scipy" not in traceback.format_exc():
-            raise CheckFailed(f"converts its arrays to NumPy: {error}") from error
+            raise CheckFailed(
+                f"the item converts its arrays to NumPy: {error}"
+            ) from error
         run(Backend(name, strict, "float64"))
 
 
@@ -256,7 +260,7 @@ chance is that far off more often than once in 10^9 numbers, but less often than
 def expect_mean(
     name: str, samples: object, target: object = 0.0, allowance: float = 0.0
 ) -> None:
-    """Check that the means of independent samples (n, ...) are ``target`` within ``allowance``."""
+    """Check that the mean of n independent samples (n, ...) equals ``target`` within standard errors and ``allowance``."""
     samples = np.asarray(samples, dtype=float)
     error = samples.std(axis=0, ddof=1) / math.sqrt(len(samples))
     expect_value(name, samples.mean(axis=0), target, error, allowance)
@@ -265,7 +269,7 @@ def expect_mean(
 def expect_value(
     name: str, value: Any, target: Any, error: Any, allowance: float = 0.0
 ) -> None:
-    """Check numbers with standard errors, all of which may be arrays, against what they must be within ``allowance``."""
+    """Check that ``value`` equals ``target`` within a number of standard errors and ``allowance``; all may be arrays."""
     value, target, error = map(np.ravel, np.broadcast_arrays(value, target, error))
     # Numbers of order one: less than 1e-12 is rounding.
     within = np.abs(value - target) <= BEYOND * error + allowance + 1e-12
@@ -279,7 +283,7 @@ def expect_value(
 
 
 class Call(NamedTuple):
-    """A method and the arrays with which checks call it.
+    """A method of an item, and the arrays with which checks call it.
 
     Attributes
     ----------
@@ -307,7 +311,7 @@ class Call(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Something that an item draws with a given generator, and whether another seed must give different numbers."""
+    """A random draw of an item from a given generator, and whether another seed must give different numbers."""
 
     name: str
     function: Callable[[np.random.Generator], Array]
@@ -315,11 +319,11 @@ class Draw(NamedTuple):
 
 
 Refused = tuple[str, Callable[[], Array]]
-"""What is wrong with a call, and the call, which must raise an error."""
+"""A mistake in the arguments of a method, and the call with that mistake, which must raise an error."""
 
 
 def expect_pure(name: str, function: Callable[..., Any], *arrays: Any) -> None:
-    """Check that a method accepts read-only arrays and leaves them unchanged (compiled code may ignore the flag)."""
+    """Check that a method accepts read-only arrays and leaves them unchanged."""
     arguments = [np.array(array) for array in arrays]
     for argument in arguments:
         argument.flags.writeable = False
@@ -342,32 +346,32 @@ def expect_array(
     dtype: str | None = None,
     like: Array | None = None,
 ) -> None:
-    """Check an array's shape and dtype, and that its namespace and device are those of ``like``."""
+    """Check that an array has the given shape and dtype, finite numbers, and the namespace and device of ``like``."""
     if not array_api_compat.is_array_api_obj(array):
         raise CheckFailed(f"{name} must be an array, got {type(array).__name__}")
     if tuple(array.shape) != shape:
         raise CheckFailed(f"{name} must have shape {shape}, got {tuple(array.shape)}")
-    if like is not None and _library(array) != _library(like):
+    if like is not None and _namespace_and_device(array) != _namespace_and_device(like):
         raise CheckFailed(
-            f"{name} is an array of {_library(array)}, but its inputs are of {_library(like)}"
+            f"{name} is an array of {_namespace_and_device(array)}, but its inputs are of {_namespace_and_device(like)}"
         )
     xp = namespace(array)
     if dtype is not None and array.dtype != getattr(xp, dtype):
         raise CheckFailed(f"{name} must be {dtype} like its inputs, got {array.dtype}")
     floating = xp.isdtype(array.dtype, "real floating")
     if floating and not np.isfinite(to_host(array)).all():
-        raise CheckFailed(f"{name} contains numbers that are not finite")
+        raise CheckFailed(f"{name} contains NaN or infinity")
 
 
-def _library(array: Array) -> str:
-    """Namespace and device of an array, in words."""
+def _namespace_and_device(array: Array) -> str:
+    """Text that names the namespace and the device of an array."""
     name = array_api_compat.array_namespace(array).__name__
     return f"{name} on {array_api_compat.device(array)}"
 
 
 @contextmanager
 def private_randomness(name: str) -> Iterator[None]:
-    """Context in which the global generators of NumPy and Python must not be used."""
+    """Context that raises CheckFailed if code inside it uses a global generator of NumPy or Python."""
 
     def states() -> dict[str, str]:
         numpy: Any = np.random.get_state()  # noqa: NPY002 - looked at, never drawn from

@@ -1,4 +1,4 @@
-"""Checks of inputs: shapes, and the covariance and the Gaussian law that they state against their own draws."""
+"""Checks of inputs: shapes, and draws against the covariance and Gaussian distribution that they declare."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ inputs_check = partial(published, ("inputs",), cases=lambda context: [(context.i
 
 
 def size(item: Inputs) -> tuple[int, int]:
-    """Tokens and dimensions of the draws."""
+    """Number of tokens T and dimension D that checks draw."""
     return item.shape[0] or 3, item.shape[1] or 8
 
 
 def tokens(
     item: Inputs, n: int, rng: np.random.Generator, dtype: str = "float64"
 ) -> Array:
-    """Draw tokens as the engine does."""
+    """Draw tokens (n, T, D) as the engine does."""
     out = np.empty((n, *size(item)), dtype=dtype)
     fill(out, item, rng)
     return out
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
-    """Methods of inputs that take arrays."""
+    """Yield calls of all methods of inputs that take arrays."""
     item = context.item
     if item.transform is not None:
         noise = context.rng(1).standard_normal((6, *size(item)))
@@ -46,22 +46,24 @@ def calls(context: CheckContext) -> Iterator[Call]:
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Tokens of a data set."""
+    """Yield the draw of tokens, whose randomness is checked."""
     yield Draw("tokens", partial(tokens, context.item, 6), varies=True)
 
 
 @inputs_check(
-    "A method returns arrays of another shape than the contract says.", required=True
+    "A method of the inputs returns arrays of the wrong shape.", required=True
 )
 def shapes(context: CheckContext, item: Inputs) -> None:
-    """Check shapes of tokens (n, T, D), their covariance (T, T) and the variances (D,), and that these can be whitened."""
+    """Check shapes of tokens (n, T, D), token covariance (T, T) and feature variances (D,), and that both are positive."""
     T, D = size(item)
     expect_array("draw", tokens(item, 5, context.rng(2)), (5, T, D), "float64")
     if item.token_covariance is not None:
         C = np.asarray(item.token_covariance(T))
         expect_array("token_covariance", C, (T, T), "float64")
         if not (np.allclose(C, C.T) and np.linalg.eigvalsh(C)[0] > 0):
-            raise CheckFailed("token_covariance is not symmetric and positive definite")
+            raise CheckFailed(
+                "token_covariance must return a symmetric and positive definite matrix"
+            )
     if item.feature_variances is not None:
         v = np.asarray(item.feature_variances(D))
         expect_array("feature_variances", v, (D,), "float64")
@@ -71,12 +73,14 @@ def shapes(context: CheckContext, item: Inputs) -> None:
             )
 
 
-def _stated(item: Inputs) -> tuple[Array, Array]:
-    """Covariance of the tokens and variances of the features, as far as they are stated."""
+def _declared_covariance(item: Inputs) -> tuple[Array, Array]:
+    """Return the token covariance and the feature variances that inputs declare; identity if they declare none."""
     if not item.gaussian and (
         item.token_covariance is None or item.feature_variances is None
     ):
-        raise CheckSkipped("no covariance is stated, and no theory is claimed")
+        raise CheckSkipped(
+            "the inputs declare neither a covariance nor Gaussian tokens, so no theory is claimed"
+        )
     T, D = size(item)
     C, v = item.token_covariance, item.feature_variances
     covariance = np.eye(T) if C is None else np.asarray(C(T))
@@ -85,11 +89,11 @@ def _stated(item: Inputs) -> tuple[Array, Array]:
 
 
 @inputs_check(
-    "Tokens do not have the mean 0 and the covariance that are stated: theory is made for other inputs."
+    "Tokens do not have mean 0 and the covariance that the inputs declare: theory is solved for other inputs."
 )
 def covariance(context: CheckContext, item: Inputs) -> None:
-    """Check ``E x = 0`` and ``E x_s,k x_t,l = C_st delta_kl v_k``."""
-    C, v = _stated(item)
+    """Check that tokens have mean 0 and covariance ``E x_s,k x_t,l = C_st delta_kl v_k``."""
+    C, v = _declared_covariance(item)
     X = tokens(item, 20_000, context.rng(3))
     expect_mean("mean of the tokens", X)
     flat = X.reshape(len(X), -1)
@@ -101,13 +105,13 @@ def covariance(context: CheckContext, item: Inputs) -> None:
 
 
 @inputs_check(
-    "Tokens are not Gaussian although that is stated: theory is claimed where none is known."
+    "Tokens are declared Gaussian but are not: theory is claimed although none is known."
 )
 def gaussianity(context: CheckContext, item: Inputs) -> None:
-    """Check moments of whitened tokens: the square of their length, and fourth powers of random projections."""
+    """Check Gaussian moments of whitened tokens: variance of the squared length, fourth power of random projections."""
     if not item.gaussian:
-        raise CheckSkipped("the tokens are not said to be Gaussian")
-    C, v = _stated(item)
+        raise CheckSkipped("the inputs do not declare their tokens Gaussian")
+    C, v = _declared_covariance(item)
     X = tokens(item, 20_000, context.rng(4))
     flat = (np.linalg.solve(np.linalg.cholesky(C), X) / np.sqrt(v)).reshape(len(X), -1)
     N = flat.shape[1]

@@ -1,4 +1,4 @@
-"""Check of algorithms that compares runs at several sizes with their theory."""
+"""Check that an algorithm's runs, extrapolated to infinite dimension, agree with its own theory."""
 
 from __future__ import annotations
 
@@ -22,32 +22,34 @@ from smimbench.testing.core import CheckFailed, CheckSkipped, expect_value, publ
 from smimbench.theory.information import information_at, prior_moments
 from smimbench.theory.limit import own_theory
 
-PLACES = {
+SIZES = {
     "extensive": (0.16, {28: 12, 40: 8, 56: 6}),
     "low": (0.35, {40: 24, 80: 16, 160: 12}),
 }
 """By rank: sample ratio, and the runs at each dimension. No threshold is near. Twice the runs show a bias half as large."""
 
 METRICS = ("mse", "nishimori")
-"""What must land on theory: the error, and for posterior means the ratio that shows at first order what the error shows at
-second."""
+"""Metrics that must agree with theory: the error, and for posterior means the Nishimori ratio, which a mistake changes at first
+order where it changes the error at second."""
 
 LIMITS = RunOptions(max_iterations=200, timeout=6.0)
-"""Of a run; doubled, slow algorithms come nearer to their end."""
+"""Limits of each run; if they are doubled, slow algorithms come closer to convergence."""
 
 
-def _problems(context: CheckContext) -> Iterator[tuple[Problem, Conditions]]:
-    """Test cases: one problem per model for which the algorithm has a theory, and its conditions."""
+def _problems_with_theory(
+    context: CheckContext,
+) -> Iterator[tuple[Problem, Conditions]]:
+    """Yield one problem per model for which the algorithm has a theory, with the conditions of its runs."""
     if context.item.theory is None:
-        raise CheckSkipped("the algorithm has no theory")
-    reason = "it refuses all shipped problems"
+        raise CheckSkipped("the algorithm has no method theory")
+    reason = "the algorithm refuses all shipped problems"
     checked = 0
     for model in context.models:
-        if model.rank not in PLACES:
+        if model.rank not in SIZES:
             continue
-        alpha, sizes = PLACES[model.rank]
+        alpha, sizes = SIZES[model.rank]
         problems = [p for p in context.problems(model) if not context.item.refuses(p)]
-        for problem in sorted(problems, key=_begins_at_chance)[:1]:
+        for problem in sorted(problems, key=_is_uninformative_at_start)[:1]:
             branches = TheorySolver().points(problem, [alpha])[0]
             points = tuple(point.document() for point in branches)
             conditions = Conditions(dimension=max(sizes), points=points)
@@ -58,20 +60,22 @@ def _problems(context: CheckContext) -> Iterator[tuple[Problem, Conditions]]:
                 checked += 1
                 yield problem, conditions
     if not checked:
-        raise CheckSkipped(f"the algorithm has no theory for these problems: {reason}")
+        raise CheckSkipped(
+            f"the algorithm has no theory for the problems of this check: {reason}"
+        )
 
 
-def _begins_at_chance(problem: Problem) -> bool:
-    """Whether labels tell nothing as long as nothing is known: runs then stay at their start up to a threshold."""
+def _is_uninformative_at_start(problem: Problem) -> bool:
+    """Whether labels carry no information at the prior mean, so that runs learn nothing below a threshold."""
     moment, overlap = prior_moments(problem)
     information = information_at(problem, overlap, moment - overlap).value
     return float(np.diagonal(information).min()) < 1e-6
 
 
-def _runs(
+def _runs_at_dimension(
     context: CheckContext, problem: Problem, alpha: float, D: int, count: int
 ) -> Iterator[tuple[Instance, LoopRun]]:
-    """Random instances, and the final result of the engine's loop on each."""
+    """Yield random instances, each with the outcome of running the algorithm on it."""
     backend = get_backend("numpy")
     for run in range(count):
         instance = problem.instance(alpha, D, run, seed=context.seed)
@@ -87,24 +91,25 @@ def _runs(
         )
         if result.status is Status.DIVERGED:
             raise CheckFailed(
-                f"diverges at D = {D} ({problem.label}, alpha = {alpha:g}): {result.reason}"
+                f"the algorithm diverges at D = {D} ({problem.label}, alpha = {alpha:g}): {result.reason}"
             )
         yield instance, result
 
 
 @published(
     ("algorithm",),
-    "Its runs, continued to infinite size, do not agree with its own prediction: the prediction is that of another algorithm, or "
-    "its code has a mistake, and the verdict that compares them means nothing.",
-    cases=_problems,
+    "The algorithm's runs, extrapolated to infinite dimension, disagree with its own theory: the theory describes another "
+    "algorithm or the code has a mistake, and verdicts that compare them are meaningless.",
+    cases=_problems_with_theory,
 )
 def lands_on_theory(
     context: CheckContext, problem: Problem, conditions: Conditions
 ) -> None:
-    """Check that error and Nishimori ratio at three sizes, extrapolated in 1/D, match the algorithm's theory."""
-    alpha, sizes = PLACES[problem.model.rank]
+    """Check that error and Nishimori ratio, extrapolated in 1/D from three dimensions, match the algorithm's theory."""
+    alpha, sizes = SIZES[problem.model.rank]
     runs = {
-        D: list(_runs(context, problem, alpha, D, count)) for D, count in sizes.items()
+        D: list(_runs_at_dimension(context, problem, alpha, D, count))
+        for D, count in sizes.items()
     }
     starts = tuple(Overlaps(*result.start.values()) for _, result in runs[max(sizes)])
     conditions = conditions._replace(starts=starts)

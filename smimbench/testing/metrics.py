@@ -1,4 +1,4 @@
-"""Checks of metrics: type of the values, invariance under symmetry, best value at the truth, theory."""
+"""Checks of metrics: type of the values, invariance under symmetry, at_teacher value at the teacher, theory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SYMMETRY_TOLERANCE = 0.05
 
 
 def _instances(context: CheckContext) -> Iterator[tuple[Instance]]:
-    """Instances for every model: one of the first problem, one of the first problem with a symmetry."""
+    """Yield for each model one instance of the first problem and one of the first problem with a symmetry."""
     for model in context.models:
         problems = list(context.problems(model))
         symmetric = [p for p in problems if p.channel.symmetry != "none"]
@@ -36,42 +36,44 @@ def _instances(context: CheckContext) -> Iterator[tuple[Instance]]:
 metric_check = partial(published, ("metric",), cases=_instances)
 
 
-def _estimate(instance: Instance, context: CheckContext) -> tuple[Array, Array]:
-    """Equal mixture of the teacher and another draw of the prior, with a claimed error between 0 and 1."""
+def _partial_estimate(instance: Instance, context: CheckContext) -> tuple[Array, Array]:
+    """Return an estimate halfway between the teacher and another draw of the prior, and a claimed error (P, P)."""
     P = instance.problem.components
     draw = instance.problem.prior.sample(context.rng(1), P, DIMENSION)
     estimate = 0.5 * instance.signal + 0.5 * np.asarray(draw, dtype=float)
     return estimate, 0.3 * np.eye(P)
 
 
-def _measured(
+def _measure(
     metric: Metric, instance: Instance, estimate: Array, V: Array | None
 ) -> list[float] | None:
-    """Values of the metric; None if it gives a reason instead."""
+    """Measure a metric and return its values; None if it raises NotMeasured with a reason."""
     try:
         return list(metric.measure(instance, estimate, instance.claims(estimate, V)))
     except NotMeasured as reason:
         if not str(reason).strip():
-            raise CheckFailed("raises NotMeasured without saying why") from None
+            raise CheckFailed(
+                "the metric raises NotMeasured without a reason; say why it has no value"
+            ) from None
         return None
 
 
 @metric_check(
-    "It does not return what tables expect: one finite number, or one per component, that JSON can hold.",
+    "The metric does not return what tables need: one finite number, or one per component, that JSON can hold.",
     required=True,
 )
 def values(context: CheckContext, instance: Instance) -> None:
-    """Check number, type and range of the metric's values, with and without a claimed error."""
+    """Check that a metric returns the right number of finite values, with and without a claimed error."""
     count = instance.problem.components if context.item.per_component else 1
-    estimate, claim = _estimate(instance, context)
+    estimate, claim = _partial_estimate(instance, context)
     for V in (None, claim):
         argument = estimate.copy()
-        numbers = _measured(context.item, instance, argument, V)
+        numbers = _measure(context.item, instance, argument, V)
         if not np.array_equal(estimate, argument):
-            raise CheckFailed("measure writes to the estimate")
+            raise CheckFailed("measure writes into the estimate; work on a copy")
         if numbers is not None and len(numbers) != count:
             raise CheckFailed(
-                f"measure returns {len(numbers)} numbers, per_component says {count}"
+                f"measure returns {len(numbers)} numbers, but per_component asks for {count}"
             )
         try:
             json.dumps(numbers, allow_nan=False)
@@ -81,15 +83,15 @@ def values(context: CheckContext, instance: Instance) -> None:
             ) from None
 
 
-def _moved(context: CheckContext) -> Iterator[tuple[Instance, Array]]:
-    """Instances whose labels have a symmetry, with the opposite sign or the reverse order of components."""
+def _symmetric_instances(context: CheckContext) -> Iterator[tuple[Instance, Array]]:
+    """Yield instances whose labels have a symmetry, each with a matrix (P, P) that flips or permutes components."""
     symmetric = [
         instance
         for (instance,) in _instances(context)
         if instance.problem.channel.symmetry != "none"
     ]
     if not symmetric:
-        raise CheckSkipped("no channel that this metric works with has a symmetry")
+        raise CheckSkipped("no channel that this metric supports has a symmetry")
     for instance in symmetric:
         identity = np.eye(instance.problem.components)
         permutes = instance.problem.channel.symmetry.startswith("permutations")
@@ -98,16 +100,16 @@ def _moved(context: CheckContext) -> Iterator[tuple[Instance, Array]]:
 
 @published(
     ("metric",),
-    "It changes when the estimate is moved by a symmetry of the labels, which no data can tell apart: the same estimate "
-    "would get two different scores.",
-    cases=_moved,
+    "The metric changes under a symmetry of the labels, although no data can tell the two estimates apart: equivalent estimates "
+    "would get different scores.",
+    cases=_symmetric_instances,
 )
 def invariance(context: CheckContext, instance: Instance, move: Array) -> None:
-    """Check that values do not change under sign change or reordering allowed by the channel's symmetry."""
-    estimate, V = _estimate(instance, context)
-    score = _measured(context.item, instance, estimate, V)
+    """Check that a metric is invariant under sign flips or permutations that the channel's symmetry allows."""
+    estimate, V = _partial_estimate(instance, context)
+    score = _measure(context.item, instance, estimate, V)
     moved = np.tensordot(move, estimate, axes=1)
-    moved_score = _measured(context.item, instance, moved, move @ V @ move.T)
+    moved_score = _measure(context.item, instance, moved, move @ V @ move.T)
     if not np.allclose(
         score or np.nan,
         moved_score or np.nan,
@@ -117,38 +119,43 @@ def invariance(context: CheckContext, instance: Instance, move: Array) -> None:
     ):
         symmetry = instance.problem.channel.symmetry
         raise CheckFailed(
-            f"{score} becomes {moved_score} when the estimate is moved by a symmetry ({symmetry})"
+            f"the metric changes from {score} to {moved_score} when the symmetry {symmetry!r} is applied to the estimate"
         )
 
 
-def _scores(context: CheckContext) -> Iterator[tuple[float, float]]:
-    """Values of the metric at the truth and at the prior mean."""
+def _teacher_and_mean_scores(context: CheckContext) -> Iterator[tuple[float, float]]:
+    """Yield the values of a metric at the teacher and at the prior mean."""
     compared = 0
     for (instance,) in _instances(context):
         prior, P = instance.problem.prior, instance.problem.components
         mean = np.asarray(prior.mean(P, DIMENSION), dtype=float)
         V = np.asarray(prior.second_moment(P), dtype=float)
-        best = _measured(context.item, instance, instance.signal, 0 * V)
-        blind = _measured(context.item, instance, mean, V)
-        for pair in zip(best or (), blind or ()):
+        at_teacher = _measure(context.item, instance, instance.signal, 0 * V)
+        at_mean = _measure(context.item, instance, mean, V)
+        for pair in zip(at_teacher or (), at_mean or ()):
             if all(map(math.isfinite, pair)):
                 compared += 1
                 yield pair
     if not compared:
-        raise CheckSkipped("the metric has no value at the truth or at the prior mean")
+        raise CheckSkipped(
+            "the metric has no value at the teacher or at the prior mean"
+        )
 
 
 @published(
     ("metric",),
-    "The prior mean scores better than the truth: the direction is wrong, or the metric does not measure what it says.",
-    cases=_scores,
+    "The prior mean scores better than the teacher: the metric's direction is wrong, or it does not measure what it claims.",
+    cases=_teacher_and_mean_scores,
 )
-def truth(context: CheckContext, best: float, blind: float) -> None:
-    """Check that the value at the truth is not worse than that at the prior mean."""
-    gap = abs(best - blind)
-    if is_worse(context.item, blind, best) and gap > SYMMETRY_TOLERANCE * abs(blind):
+def truth(context: CheckContext, at_teacher: float, at_mean: float) -> None:
+    """Check that a metric does not score the teacher worse than the prior mean."""
+    gap = abs(at_teacher - at_mean)
+    if is_worse(context.item, at_mean, at_teacher) and gap > SYMMETRY_TOLERANCE * abs(
+        at_mean
+    ):
         raise CheckFailed(
-            f"{best:.4g} at the truth is worse than {blind:.4g} at the prior mean ({context.item.direction} is better)"
+            f"the metric is {at_teacher:.4g} at the teacher, worse than {at_mean:.4g} at the prior mean "
+            f"({context.item.direction} is better)"
         )
 
 
@@ -156,9 +163,9 @@ def truth(context: CheckContext, best: float, blind: float) -> None:
     "What it says of theory does not fit what it measures: a table would compare different things, or break."
 )
 def theory(context: CheckContext, instance: Instance) -> None:
-    """Check that theory gives as many finite values and errors as are measured."""
+    """Check that a metric's theory returns as many finite values and errors as it measures."""
     if context.item.theory is None:
-        raise CheckSkipped("the metric has no theory")
+        raise CheckSkipped("the metric has no method theory")
     problem, P = instance.problem, instance.problem.components
     second, low = prior_moments(problem)
     V = np.diagonal(second - low) / 2
@@ -175,10 +182,12 @@ def theory(context: CheckContext, instance: Instance) -> None:
     count = P if context.item.per_component else 1
     if len(numbers) != count or len(errors) != count:
         raise CheckFailed(
-            f"theory returns {len(numbers)} values and {len(errors)} errors instead of {count} each"
+            f"the metric's theory returns {len(numbers)} values and {len(errors)} errors instead of {count} each"
         )
     for number, error in zip(numbers, errors):
         if number is None:
             continue
         if not math.isfinite(number) or not (error is None or error >= 0):
-            raise CheckFailed(f"theory says {number} with the error {error}")
+            raise CheckFailed(
+                f"the metric's theory must return finite values and errors >= 0, got {number} with the error {error}"
+            )

@@ -27,7 +27,7 @@ model_check = partial(published, ("model",), cases=lambda context: [(context.ite
 def signal(
     model: Model, components: int, dimension: int, rng: np.random.Generator
 ) -> Array:
-    """A signal of the right shape: a draw of a prior of this model, or the model's noise."""
+    """Draw a signal from a shipped prior of the model, or from the model's noise if there is none."""
     draws = [*(prior.sample for prior in shipped("prior", model)), model.draw_noise]
     return np.asarray(draws[0](rng, components, dimension), dtype=float)
 
@@ -35,7 +35,7 @@ def signal(
 def drawn(
     context: CheckContext, n: int, P: int, D: int, seed: int
 ) -> tuple[Array, Array, Array]:
-    """Random inputs (n, T, D), a signal, and numbers (n, P, C) in place of latents."""
+    """Draw inputs (n, T, D), a signal, and random numbers (n, P, C) that play the role of latents."""
     model = context.item
     X = context.rng(seed).standard_normal((n, model.tokens, D))
     S = signal(model, P, D, context.rng(seed + 1))
@@ -43,7 +43,7 @@ def drawn(
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
-    """Methods of a model that take arrays."""
+    """Yield calls of all methods of a model that take arrays."""
     model = context.item
     X, S, g = drawn(context, 8, 2, 9, 71)
     yield Call("forward", model.forward, (X, S))
@@ -54,13 +54,13 @@ def calls(context: CheckContext) -> Iterator[Call]:
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Methods of a model that draw random numbers; single precision must get the same numbers."""
+    """Yield the methods of a model that draw random numbers."""
     model = context.item
     yield Draw("draw_noise", lambda rng: model.draw_noise(rng, 1, 5), varies=True)
 
 
 def refused(context: CheckContext) -> Iterator[Refused]:
-    """Calls that must be rejected with an error: wrong numbers of dimensions, tokens and axes."""
+    """Yield calls that must raise an error: inputs with a wrong number of dimensions, tokens or axes."""
     X, S, _ = drawn(context, 8, 1, 9, 111)
     for axis, inputs in (
         ("dimensions", X[:, :, :5]),
@@ -68,16 +68,14 @@ def refused(context: CheckContext) -> Iterator[Refused]:
         ("axes", X[0]),
     ):
         yield (
-            f"forward takes inputs with the wrong number of {axis}",
+            f"forward accepts inputs with the wrong number of {axis}",
             partial(context.item.forward, inputs, S),
         )
 
 
-@model_check(
-    "A method returns arrays of another shape than the contract says.", required=True
-)
+@model_check("A method of the model returns arrays of the wrong shape.", required=True)
 def shapes(context: CheckContext, model: Model) -> None:
-    """Check shapes: latents (n, P, C), signals, overlaps (P, P), errors (P,)."""
+    """Check shapes of latents (n, P, C), signals, inner products (P, P), and errors and overlaps (P,)."""
     for P, n, D in ((1, 5, 7), (2, 1, 6)):
         X, S, g = drawn(context, n, P, D, 1)
         of_signal = tuple(model.signal_shape(P, D))
@@ -96,14 +94,14 @@ def shapes(context: CheckContext, model: Model) -> None:
         ):
             expect_array(name, array, shape, "float64", X)
         if float(np.abs(model.squared_error(S, S)).max()) > 1e-12:
-            raise CheckFailed("squared_error of the signal itself is not 0")
+            raise CheckFailed("squared_error between the signal and itself must be 0")
 
 
 @model_check(
-    "sample_count and sample_ratio do not belong together: curves are drawn at another alpha than was used."
+    "sample_count and sample_ratio are not inverse to each other: curves are drawn at another alpha than was used."
 )
 def sample_ratio(context: CheckContext, model: Model) -> None:
-    """Check that the number of samples is the nearest integer, at least one."""
+    """Check that ``sample_count`` is the integer >= 1 whose sample ratio is closest to alpha."""
     del context
     for D in (10, 37):
         unit = model.sample_ratio(1, D)
@@ -113,7 +111,7 @@ def sample_ratio(context: CheckContext, model: Model) -> None:
             is_nearest = unit > 0 and abs(ratio - max(alpha, unit)) <= 0.5001 * unit
             if not (isinstance(n, int) and n >= 1 and is_nearest):
                 raise CheckFailed(
-                    f"sample_count({alpha}, {D}) is {n}, whose ratio is {ratio}"
+                    f"sample_count({alpha}, {D}) must be the integer with the closest sample ratio, got {n} with ratio {ratio}"
                 )
 
 
@@ -121,7 +119,7 @@ def sample_ratio(context: CheckContext, model: Model) -> None:
     "adjoint is not the transpose of forward: gradients and message passing move in the wrong direction."
 )
 def transpose(context: CheckContext, model: Model) -> None:
-    """Check that ``<g, forward(S)> = <adjoint(g), S> / adjoint_scale`` and that forward is linear."""
+    """Check that ``adjoint`` is the transpose of ``forward`` up to ``adjoint_scale``, and that ``forward`` is linear."""
     for P, n, D in ((1, 9, 8), (2, 6, 11)):
         X, _, g = drawn(context, n, P, D, 11)
         S, Z = (np.asarray(model.draw_noise(context.rng(14, k), P, D)) for k in (0, 1))
@@ -130,40 +128,44 @@ def transpose(context: CheckContext, model: Model) -> None:
         transposed = np.sum(model.adjoint(X, g) * S) / model.adjoint_scale(D)
         if not math.isclose(product, transposed, rel_tol=1e-9, abs_tol=1e-9):
             raise CheckFailed(
-                f"<g, forward(S)> is {product:.6g}, <adjoint(g), S> / adjoint_scale is {transposed:.6g}"
+                f"<g, forward(S)> is {product:.6g}, but <adjoint(g), S> / adjoint_scale is {transposed:.6g}; they must be equal"
             )
         combined = model.forward(X, S - 2 * Z)
         if not np.allclose(combined, latents - 2 * latents_of_Z, rtol=1e-9, atol=1e-9):
-            raise CheckFailed("forward is not linear in the signal")
+            raise CheckFailed("forward must be linear in the signal")
 
 
 @model_check(
-    "What is computed depends on how the samples are cut into chunks, or chunks leave samples out."
+    "Results depend on how the samples are split into chunks, or chunks leave samples out."
 )
 def chunks(context: CheckContext, model: Model) -> None:
-    """Check that chunks cover every sample once, and that latents and adjoint do not depend on them."""
+    """Check that chunks cover every sample once, and that latents and adjoint do not depend on chunks."""
     for n, D, P in ((0, 5, 1), (1, 5, 1), (10_000, 300, 2), (12_345, 7, 1)):
         rows = [row for chunk in model.chunks(n, D, P) for row in range(n)[chunk]]
         if rows != list(range(n)):
             raise CheckFailed(
-                f"chunks({n}, {D}, {P}) does not cover every sample once and in order"
+                f"chunks({n}, {D}, {P}) must cover every sample once and in order"
             )
     X, S, g = drawn(context, 30, 2, 9, 21)
     cuts = (slice(0, 11), slice(11, 12), slice(12, 30))
     latents = np.concatenate([model.forward(X[cut], S) for cut in cuts])
     if not np.allclose(latents, model.forward(X, S), atol=1e-11):
-        raise CheckFailed("forward of a chunk differs from the chunk of forward")
+        raise CheckFailed(
+            "forward of a chunk of samples differs from the same rows of forward of all samples"
+        )
     total = sum(model.adjoint(X[cut], g[cut]) for cut in cuts)
     if not np.allclose(total, model.adjoint(X, g), atol=1e-11):
-        raise CheckFailed("adjoint is not the sum over chunks")
+        raise CheckFailed(
+            "adjoint of all samples differs from the sum of adjoint over chunks of samples"
+        )
 
 
 @model_check(
-    "Latents do not have the overlap as their covariance, the same at all sites: every channel and all of "
-    "theory is built on that."
+    "The covariance of the latents is not the overlap of the signal at every site, which every channel and all "
+    "theory assumes."
 )
 def latents(context: CheckContext, model: Model) -> None:
-    """Check ``E z_pc = 0`` and ``E z_pc z_qc' = inner(S_p, S_q) delta_cc'`` over inputs, for a fixed signal."""
+    """Check that latents have mean 0 and covariance ``E z_pc z_qc' = inner(S_p, S_q) delta_cc'`` for a fixed signal."""
     X, S, _ = drawn(context, 20_000, 2, 40, 31)
     flat = np.asarray(model.forward(X, S)).reshape(len(X), -1)
     overlap = np.kron(np.asarray(model.inner(S, S)), np.eye(model.sites))
@@ -177,10 +179,10 @@ def latents(context: CheckContext, model: Model) -> None:
 
 
 @model_check(
-    "draw_noise has not unit size: denoisers are checked and started at another noise than they are told."
+    "draw_noise does not have unit variance: denoisers are tested and started at another noise level than they are given."
 )
 def noise(context: CheckContext, model: Model) -> None:
-    """Check ``E inner(Z, Z) = I``, up to what vanishes with D."""
+    """Check that noise Z from ``draw_noise`` has ``E inner(Z, Z) = I``, up to terms of order 1/D."""
     D = 60
     rows = [model.draw_noise(context.rng(41, k), 2, D) for k in range(40)]
     expect_mean(
@@ -189,10 +191,10 @@ def noise(context: CheckContext, model: Model) -> None:
 
 
 @model_check(
-    "A symmetry is not removed, or something else is: errors are wrong for every algorithm."
+    "align does not remove a symmetry, or removes too much: errors are wrong for every algorithm."
 )
 def align(context: CheckContext, model: Model) -> None:
-    """Check that ``align`` undoes sign changes, permutations and rotations, and does nothing without symmetry."""
+    """Check that ``align`` undoes sign flips, permutations and rotations, and does nothing without symmetry."""
     S = signal(model, 3, 30, context.rng(51))
     signs, order = np.diag([1.0, -1.0, -1.0]), np.eye(3)[[2, 0, 1]]
     moves = {
@@ -207,7 +209,9 @@ def align(context: CheckContext, model: Model) -> None:
     for name, move in moves.items():
         aligned = model.align(S, np.tensordot(move, S, axes=1), name)
         if not np.allclose(aligned, S, rtol=1e-8, atol=1e-8):
-            raise CheckFailed(f"align does not undo what symmetry {name!r} allows")
+            raise CheckFailed(
+                f"align does not undo a transformation that symmetry {name!r} allows"
+            )
     if not np.array_equal(model.align(S, -S, "none"), -S):
         raise CheckFailed("align changes an estimate although there is no symmetry")
     try:
@@ -218,10 +222,10 @@ def align(context: CheckContext, model: Model) -> None:
 
 
 @model_check(
-    "It makes arrays as large as x x^T of every sample: problems of ordinary size will not fit into memory."
+    "The model creates arrays as large as x x^T for every sample: problems of ordinary size will not fit into memory."
 )
 def memory(context: CheckContext, model: Model) -> None:
-    """Check the peak memory of forward and adjoint in addition to inputs, latents and signal."""
+    """Check the peak memory that ``forward`` and ``adjoint`` need beyond inputs, latents and signal."""
     X, S, g = drawn(context, 3000, 1, 64, 61)
     allowed = 4 * (X.nbytes + g.nbytes + S.nbytes) + (16 << 20)
     for name, array, ten_rows in (("forward", S, S), ("adjoint", g, g[:10])):
@@ -236,7 +240,7 @@ def memory(context: CheckContext, model: Model) -> None:
 
 
 def _peak_memory(function: Callable[[], Array]) -> int:
-    """Bytes that a call allocates at its peak."""
+    """Peak memory, in bytes, that a function call allocates."""
     was_tracing = tracemalloc.is_tracing()
     tracemalloc.start()
     tracemalloc.reset_peak()

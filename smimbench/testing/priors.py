@@ -1,4 +1,4 @@
-"""Checks of priors: shapes, and moments, denoiser and state-evolution map against the prior's own samples."""
+"""Checks of priors: shapes of signals, moments, estimates and order parameters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def information_matrix(components: int, size: float) -> Array:
 def observation(
     context: CheckContext, model: Model, P: int, seed: int, dimension: int = 12
 ) -> tuple[Array, Array]:
-    """Noisy observation ``R = S + Qhat^(-1/2) Z`` of a signal, and Qhat."""
+    """Draw a noisy observation ``R = S + Qhat^(-1/2) Z`` of a signal S, and return R and Qhat."""
     Qhat, rng = information_matrix(P, 1.3), context.rng(seed)
     signal = np.asarray(context.completed(model).sample(rng, P, dimension), dtype=float)
     noise = np.asarray(model.draw_noise(rng, P, dimension))
@@ -55,7 +55,7 @@ def _overlap_error(prior: Prior, Qhat: Array) -> Array:
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
-    """Methods of a prior that take arrays."""
+    """Yield calls of all methods of a prior that take arrays."""
     for model, prior, P in _cases(context):
         arguments = observation(context, model, P, 21, 16)
         for field in ("estimate", "V"):
@@ -75,29 +75,30 @@ def _drawn(prior: Prior, P: int, rng: np.random.Generator) -> Array:
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Signals drawn from the prior."""
+    """Yield the draws of signals from the prior."""
     for _, prior, P in _cases(context):
         yield Draw("sample", partial(_drawn, prior, P), varies=True)
 
 
 def refused(context: CheckContext) -> Iterator[Refused]:
-    """Calls that must be rejected with an error: an information matrix of the wrong size."""
+    """Yield calls that must raise an error: an information matrix of the wrong size."""
     if not gives(Prior, type(context.item), "denoise"):
-        raise CheckSkipped("the prior's denoiser is derived by the engine")
+        raise CheckSkipped(
+            "the prior has no method denoise of its own; the engine derives it"
+        )
     for model in context.models:
         R, _ = observation(context, model, 2, 51)
         denoise = partial(
             _denoised, context.completed(model), "V", R, information_matrix(3, 1.3)
         )
-        yield "denoise takes an R of 2 components with a Qhat of 3", denoise
+        yield "denoise accepts R of 2 components with Qhat of 3", denoise
 
 
 @prior_check(
-    "It is no law, or a method returns arrays of another shape or type than the contract says.",
-    required=True,
+    "A method of the prior returns arrays of the wrong shape or type.", required=True
 )
 def shapes(context: CheckContext, model: Model, prior: Prior, P: int) -> None:
-    """Check shapes of signals, moments, estimates and order parameters."""
+    """Check shapes of the prior's signals, moments, estimates and order parameters."""
     D = 12
     of_signal = tuple(model.signal_shape(P, D))
     R, Qhat = observation(context, model, P, 2)
@@ -120,5 +121,5 @@ def shapes(context: CheckContext, model: Model, prior: Prior, P: int) -> None:
     for of_batch, matrix in zip(overlaps, overlap):
         if not np.allclose(of_batch[1], matrix, rtol=1e-6, atol=1e-9):
             raise CheckFailed(
-                "overlap of one matrix depends on the other matrices in its batch"
+                "overlap of one information matrix depends on the other matrices in its batch"
             )

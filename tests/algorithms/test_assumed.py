@@ -225,7 +225,7 @@ def test_an_assumption_that_cannot_be_made_is_explained():
     with pytest.raises(ProblemError, match=r"channel.beta: unknown key"):
         assumed_problem(problem, {"channel": {"beta": 2.0}})
     with pytest.raises(
-        ProblemError, match="must have 1 components, as the data, got 2"
+        ProblemError, match="must have 1 components, as the signal of the data, got 2"
     ):
         assumed_problem(problem, {"channel": {"components": 2}})
     assert "does not fit this problem" in Assuming(

@@ -114,7 +114,7 @@ def test_nuclear_norm_recovers_from_the_statistical_dimension_on():
     [
         (
             {"prior": "wishart"},
-            r"prior\.name: 'wishart' is for symmetric matrices only",
+            r"prior\.name: 'wishart' supports symmetric matrices only",
         ),
         (
             {"symmetric": True},
@@ -122,7 +122,7 @@ def test_nuclear_norm_recovers_from_the_statistical_dimension_on():
         ),
         (
             {"channel": "hardmax"},
-            r"channel\.name: 'hardmax' is for symmetric matrices only",
+            r"channel\.name: 'hardmax' supports symmetric matrices only",
         ),
         ({"channel": "softmax"}, r"channel\.tokens: must be at least 3"),
         ({"channel": "softmax", "layers": 2}, r"channel\.layers: must be 1"),

@@ -88,7 +88,10 @@ def test_its_own_rows_say_what_failed(capsys, folder):
         "the theory of metric 'theory-raises' failed: KeyError"
         in rows["gamp", "theory-raises"]["no_theory"]
     )
-    assert "2 values in place of 1" in rows["gamp", "theory-of-two"]["no_theory"]
+    assert (
+        "it returned 2 values instead of 1"
+        in rows["gamp", "theory-of-two"]["no_theory"]
+    )
 
 
 @pytest.mark.parametrize("command", [

@@ -208,8 +208,14 @@ def test_a_prior_without_a_mean_and_an_algorithm_that_cannot_be_made_leave_the_o
     found = one_document(out)
     assert found["status_counts"] == {"ok": 8}
     first, second = found["left_out"]
-    assert "problems[0].prior.name: cannot be made: ZeroDivisionError: no (" in first
-    assert "algorithms[2].name: cannot be made: ZeroDivisionError: none (" in second
+    assert (
+        "problems[0].prior.name: this prior cannot be built: ZeroDivisionError: no ("
+        in first
+    )
+    assert (
+        "algorithms[2].name: this algorithm cannot be built: ZeroDivisionError: none ("
+        in second
+    )
 
 
 def test_the_small_width_limit_has_a_theory_and_no_data(tmp_path, capsys):

@@ -71,9 +71,9 @@ def test_parameters_reach_their_items_and_figures_are_drawn(ask, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ((*SOFTMAX, "--rhoo", "0.3", "--alpha", "1"), "rhoo is no option and no parameter of this problem"),
-    ((*SOFTMAX[:4], "--alpha", "1"), "prior is missing; a problem without a suite needs model, channel, prior, alpha"),
-    (SOFTMAX, "alpha is missing; give sample ratios: 0.1, or 0.1:0.3:20"),
+    ((*SOFTMAX, "--rhoo", "0.3", "--alpha", "1"), "rhoo is neither an option nor a parameter of this problem"),
+    ((*SOFTMAX[:4], "--alpha", "1"), "prior is missing; without a suite, give model, channel, prior and alpha"),
+    (SOFTMAX, "alpha is missing; give sample ratios, such as 0.1 or 0.1:0.3:20"),
     ((*SOFTMAX, "--alpha", "1:2"), "or look like 0.1, 0.1,0.2,0.5 or 0.1:0.3:20"),
     ((*SOFTMAX, "--alpha", "1", "--rho"), "--rho needs a value"),
     ((*SOFTMAX, "--alpha", "-1"), "must be > 0 and finite"),
@@ -81,7 +81,7 @@ def test_parameters_reach_their_items_and_figures_are_drawn(ask, tmp_path):
     (("quickstart", "--figre"), "No such option '--figre'. Did you mean '--figure'?"),
     ((*SOFTMAX, "--rho", "0.3", "--alpha", "1", "--quite"), "--quite needs a value. Did you mean '--quiet'?"),
     ((*SOFTMAX, "--quite", "--rho", "0.3", "--alpha", "1"), "--quite needs a value. Did you mean '--quiet'?"),
-    ((*SOFTMAX, "--roh", "0.3", "--alpha", "1"), "roh is no option and no parameter of this problem; did you mean 'rho'?"),
+    ((*SOFTMAX, "--roh", "0.3", "--alpha", "1"), "roh is neither an option nor a parameter of this problem; did you mean 'rho'?"),
     ((*SOFTMAX[:2], "--chanel", "softmax", *SOFTMAX[4:], "--alpha", "1"), "channel is missing ('chanel' looks like a typo)"),
     ((*SOFTMAX, "--rho", "0.3", "--aplha", "1"), "alpha is missing ('aplha' looks like a typo)"),
     (("quickstart", "spectral"), "give one suite"),

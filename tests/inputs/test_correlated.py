@@ -404,7 +404,10 @@ def test_a_matrix_is_a_value_and_a_list_of_decays_an_axis(tmp_path):
             "covariance = [[1, 0.5], [0.5, 2]]",
             "inputs.covariance: must have mean 1 along its diagonal, got 1.5",
         ),
-        ("covariance = [[1.0]]", "model.tokens: must be 1, as of the inputs, got 2"),
+        (
+            "covariance = [[1.0]]",
+            "model.tokens: must be 1, the number of tokens of the inputs, got 2",
+        ),
         ("covariance = [1.0, 0.5]", "inputs.covariance"),
         (
             "covariance = [[1, 0.5], [0.5]]",

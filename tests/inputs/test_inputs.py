@@ -94,7 +94,8 @@ def test_an_array_that_does_not_fit_or_has_changed_is_refused(tmp_path):
     table = {"name": "array", "path": str(file)}
     spec = problem_of(table).spec["inputs"]
     with pytest.raises(
-        ProblemError, match=r"model\.tokens: must be 3, as of the inputs, got 2"
+        ProblemError,
+        match=r"model\.tokens: must be 3, the number of tokens of the inputs, got 2",
     ):
         problem_of(table, {**MODEL, "tokens": 2})
     for alpha, dimension in ((1.0, 7), (2.0, 8)):

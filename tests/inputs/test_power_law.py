@@ -310,7 +310,8 @@ def test_bad_parameters_are_one_line(inputs, words):
 def test_the_dimension_of_a_suite_is_that_of_a_given_spectrum(tmp_path):
     text = SUITE.replace("exponent = [0.5, 1.0, 1.5]", "spectrum = [1.0, 2.0, 3.0]")
     with pytest.raises(
-        SuiteError, match=r"must be 3, the number of features of problem\.inputs"
+        SuiteError,
+        match=r"must be 3, because problem\.inputs has this number of features",
     ):
         load_suite(write_suite(tmp_path, text))
 

@@ -249,10 +249,14 @@ def smimbench_register_{kind}s(register):
 @pytest.mark.parametrize(
     ("kind", "body", "message"),
     [
-        ("prior", "denoise = 1", "prior Mine: needs sample, denoise or law"),
-        ("prior", "sample = 1", "prior Mine: needs sample, denoise or law"),
-        ("algorithm", "step = 1", "algorithm Mine: needs init, step, estimate or fit"),
-        ("model", "forward = 1", "model Mine: lacks rank, sample_count"),
+        ("prior", "denoise = 1", "prior Mine: the class needs sample, denoise or law"),
+        ("prior", "sample = 1", "prior Mine: the class needs sample, denoise or law"),
+        (
+            "algorithm",
+            "step = 1",
+            "algorithm Mine: the class needs init, step, estimate or fit",
+        ),
+        ("model", "forward = 1", "model Mine: the class lacks rank, sample_count"),
     ],
 )
 def test_an_item_that_lacks_something_is_refused_in_one_line(

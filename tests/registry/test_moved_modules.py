@@ -13,6 +13,6 @@ def test_plugin_that_imports_the_former_packages_is_told_the_new_one(tmp_path, p
     stale = next(p for p in registry.plugins if p.distribution == "stale")
     assert stale.failed
     assert (
-        f"smimbench_{plural} is smimbench_attention.{plural} now" in stale.problems[0]
+        f"smimbench_{plural} is now smimbench_attention.{plural}" in stale.problems[0]
     )
     assert {entry.kind for entry in registry.entries()} == {*KINDS}

@@ -119,13 +119,13 @@ BROKEN = {
     "leaves": ("raise SystemExit(3)", "SystemExit: 3"),
     "says_nothing": ("raise ValueError", "ValueError: no message"),
     "misspelled": (CHANNEL.replace("register_channels", "register_chanels"), "did you mean 'smimbench_register_channels'"),
-    "unmarked": (CHANNEL.replace("@hookimpl", ""), "not marked with @smimbench.hookimpl"),
-    "no_hook": ("x = 1", "no hook found; implement one of smimbench_register_"),
+    "unmarked": (CHANNEL.replace("@hookimpl", ""), "must be decorated with @smimbench.hookimpl"),
+    "no_hook": ("x = 1", "the plugin has no hook; implement one of smimbench_register_"),
     "wrong_argument": (CHANNEL.replace("(register):", "(registry):"), "registry"),
     "instance": (CHANNEL.replace("register(Twice)", "register(Twice())"), "not a class"),
-    "no_reference": (CHANNEL.replace('    reference: ClassVar[str] = "none"\n', ""), "channel Twice: lacks reference"),
+    "no_reference": (CHANNEL.replace('    reference: ClassVar[str] = "none"\n', ""), "channel Twice: the class lacks reference"),
     "no_posterior": (CHANNEL.replace("def posterior", "def _posterior"), "needs posterior or log_likelihood"),
-    "no_forward": (CHANNEL.replace("def forward", "def _forward"), "channel Twice: lacks forward"),
+    "no_forward": (CHANNEL.replace("def forward", "def _forward"), "channel Twice: the class lacks forward"),
     "bad_name": (CHANNEL.replace('"twice"', '"Two Times"'), "name must be lower-case"),
     "bad_version": (CHANNEL.replace("[int] = 1", '[int] = "1.0"'), "version must be an integer, got '1.0'"),
     "bad_capabilities": (CHANNEL.replace("= Capabilities(models=", "= dict(models="), "capabilities must be"),
@@ -333,11 +333,11 @@ def test_a_wrong_name_is_answered_with_what_would_be_right(kind, name, model, wo
     [
         (
             "    learning_rate = 0.02\n",
-            "learning_rate = 0.02 has no effect, its default stays 0.1: write learning_rate: float",
+            "learning_rate = 0.02 has no effect, the default stays 0.1: write learning_rate: float",
         ),
         (
             "    steps: int = 3\n",
-            "steps = 3 has no effect, its default stays None: write steps: ",
+            "steps = 3 has no effect, the default stays None: write steps: ",
         ),
         (
             "    name, learning_rate = 'mine', 0.02\n",

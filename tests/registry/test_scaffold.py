@@ -111,7 +111,7 @@ def test_from_a_new_algorithm_to_a_row(folder, capsys):
 def test_a_folder_that_exists_is_left_alone(folder, capsys):
     (folder / "smimbench-mine").mkdir()
     err = refusal(capsys, "new", "channel", "mine")
-    assert "smimbench-mine exists already" in err
+    assert "smimbench-mine already exists" in err
     assert list((folder / "smimbench-mine").iterdir()) == []
     out = output(capsys, "new", "channel", "mine", "--output", "else where/mine")
     assert "'./else where/mine[test]'" in out

@@ -100,7 +100,7 @@ def test_the_words_that_pick_settings(tmp_path):
 
 BAD = {
     "learning_rate = [0.1, 0.1]": ("algorithms[2].learning_rate", "listed twice"),
-    "learning_rate = []": ("algorithms[2].learning_rate", "must not be empty"),
+    "learning_rate = []": ("algorithms[2].learning_rate", "must list at least one value"),
     "learning_rate = [0.1, 'x']": ("algorithms[2].learning_rate", "must be a"),
     "learning_rate = [0.1, -1.0]": ("algorithms[2].learning_rate", "-1.0"),
     "rate = [0.1, 1.0]": ("algorithms[2].rate", "unknown key"),
@@ -132,7 +132,7 @@ def test_two_entries_with_lists_need_two_labels(tmp_path):
 
 
 def test_settings_that_another_entry_has_too_are_refused(tmp_path):
-    with pytest.raises(SuiteError, match="is the same as"):
+    with pytest.raises(SuiteError, match="is the same algorithm as"):
         written(tmp_path, 'name = "adam"\nlabel = "b"\nsteps = [5, 6]')
 
 

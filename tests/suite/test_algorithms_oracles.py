@@ -42,7 +42,7 @@ def test_an_oracle_is_no_contender(tmp_path):
 
 def test_an_oracle_is_not_tuned(tmp_path):
     tuned = f'{ADAM}start = "informed"\n[algorithms.tune]\nlearning_rate = [0.1, 0.2]'
-    with pytest.raises(SuiteError, match="an oracle is not ranked"):
+    with pytest.raises(SuiteError, match="is not ranked or tuned"):
         load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 12, 1, tuned)))
     with pytest.raises(SuiteError, match="start"):
         load_suite(

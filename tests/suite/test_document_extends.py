@@ -82,11 +82,11 @@ def test_a_chain_is_followed_and_a_circle_refused(tmp_path):
     [
         ('extends = "optimizer"', r"extends: .*did you mean 'optimizers'"),
         ('extends = "missing.toml"', r"extends: .*no such file"),
-        ('extends = "broken.toml"', r"broken\.toml: not valid TOML"),
+        ('extends = "broken.toml"', r"broken\.toml: this is not valid TOML"),
         ("extends = 3", r"extends: must be the name or path of a suite"),
         (
             '[suite]\nextends = "optimizers"',
-            r"suite\.extends: must stand above the first table",
+            r"suite\.extends: must be written above the first table",
         ),
     ],
 )

@@ -51,7 +51,7 @@ unknown key of a problem | rho = 0.5 } | rho = 0.5 }; noise = 1 | problem.noise 
 unknown parameter of a prior | rho = 0.5 | rho = 0.5, rank = 3 | problem.prior.rank | unknown key
 misspelled parameter | beta | betta | problem.channel.betta | did you mean 'beta'
 parameter of no algorithm | name = "gamp" | name = "gamp"; dampening = 0.1 | algorithms[0].dampening | 'damping'
-tokens in the channel | beta = 1.0 | tokens = 3 | problem.channel.tokens | set by the model
+tokens in the channel | beta = 1.0 | tokens = 3 | problem.channel.tokens | taken from the model
 text for a number | rho = 0.5 | rho = "half" | problem.prior.rho | number
 float for an integer | tokens = 2 | tokens = 2.5 | problem.model.tokens | int
 true for an integer | tokens = 2 | tokens = true | problem.model.tokens | int
@@ -64,7 +64,7 @@ alpha zero | [0.1, 0.3] | [0.1, 0.0] | grid.alpha[1] | must be > 0
 alpha negative | [0.1, 0.3] | -1.0 | grid.alpha | must be > 0
 alpha infinite | [0.1, 0.3] | [inf] | grid.alpha[0] | must be a finite number
 alpha nan | [0.1, 0.3] | [nan] | grid.alpha[0] | must be a finite number
-no alpha | [0.1, 0.3] | [] | grid.alpha | must not be empty
+no alpha | [0.1, 0.3] | [] | grid.alpha | must list at least one value
 dimension too small | [30] | [1] | grid.dimension[0] | at least 2
 no seeds | seeds     = 2 | seeds = 0 | grid.seeds | at least 1
 negative seed | seeds     = 2 | seed = -1 | grid.seed | at least 0
@@ -87,7 +87,7 @@ a sample ratio twice | [0.1, 0.3] | [0.1, 0.3, 0.1] | grid.alpha | 0.1 is listed
 a dimension twice | [30] | [30, 30] | grid.dimension | 30 is listed twice
 a parameter twice | rho = 0.5 | rho = [1, 1.0] | problem.prior.rho | 1.0 is listed twice
 an empty axis | rho = 0.5 | rho = [] | problem.prior.rho | empty
-a date for a name | name = "attention-indexed" | name = [1979-05-27] | problem.model.name | must be a string, got datetime.date
+a date for a name | name = "attention-indexed" | name = [1979-05-27] | problem.model.name | must be a string, the name of a model
 the same time twice | tokens = 2 | tokens = [07:32:00, 07:32:00] | problem.model.tokens | datetime.time(7, 32) is listed twice
 a million cells | seeds     = 2 | seeds = 1_000_000 | grid | 2,000,000 cells
 """
@@ -98,7 +98,7 @@ unknown key of run | tolerence = 1e-3 | run.tolerence | did you mean 'tolerance'
 metrics unknown | metrics = ["mae"] | run.metrics[0] | 'mse'
 start unknown | start = "warm" | run.start | 'informed'
 dtype unknown | dtype = "float16" | run.dtype | 'float32'
-no metric | metrics = [] | run.metrics | must not be empty
+no metric | metrics = [] | run.metrics | must list at least one value
 tolerance zero | tolerance = 0.0 | run.tolerance | must be > 0
 timeout negative | timeout = -3.0 | run.timeout | must be > 0
 timeout nan | timeout = nan | run.timeout | must be a finite number, got nan
@@ -126,9 +126,9 @@ BAD = {
     "no algorithm name": (ATTENTION + "[[algorithms]]\nsteps = 3\n", "algorithms[1].name", "is missing"),
     "no problem": (GAMP + "\n[grid]\nalpha = 1.0\ndimension = 5\n", "problem", "[problem]"),
     "problem and problems": (ATTENTION + f"[[problems]]\n{MODEL}\n{SOFTMAX}\n{WISHART}\n", "problem", "either"),
-    "an algorithm twice": (ATTENTION + GAMP + '\nlabel = "again"\n', "algorithms[1]", "the same as algorithms[0], 'gamp'"),
+    "an algorithm twice": (ATTENTION + GAMP + '\nlabel = "again"\n', "algorithms[1]", "the same algorithm as algorithms[0]"),
     "two problems with one label": (two_problems('label = "a"', 'channel = "linear"\nlabel = "a"'), "problems[1].label",
-        "'a' is the label of problems[0] too"),
+        "'a' is also the label of problems[0]"),
     "one problem under two labels": (two_problems('label = "a"', f'{SOFTMAX}\nlabel = "b"'), "problems[1]",
         "is the same problem as 'a' (problems[0]) at alpha = 0.1, dimension = 20"),
     "metric of a reference": (REFERENCE.replace("source", 'metric = "mae"\nsource'), "run.reference[0].metric",
@@ -643,7 +643,7 @@ regularisation = 0.5
 
 def test_published_values_go_with_the_problem_they_were_made_for(tmp_path):
     file = write_suite(tmp_path, REFERENCE)
-    remark = "published values of another problem are left out: 'published' of "
+    remark = "published values that belong to no problem of this suite are left out: 'published' of "
     for overrides, counts, remarks in (
         ((), [0], 1),
         (("problem.prior.rho=0.7",), [1], 0),
@@ -679,7 +679,12 @@ def test_shipped_references_disappear_where_a_parameter_differs(
     assert not any(plan.references for plan in suite.plans)
     assert len(suite.remarks) == 1
     _, _, err = call(capsys, "show", name, "--set", override, "--results", tmp_path)
-    assert err.count("published values of another problem are left out") == 1
+    assert (
+        err.count(
+            "published values that belong to no problem of this suite are left out"
+        )
+        == 1
+    )
 
 
 def test_a_long_name_is_not_repeated_whole(tmp_path):

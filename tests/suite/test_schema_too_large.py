@@ -25,7 +25,7 @@ TOO_LARGE = {
     "alpha": (SUITE, "grid.alpha=1e300", "grid.alpha[0]: must be at most 1000000000"),
     "samples of all": (SUITE, "grid.alpha=1e9", "grid: a cell needs up to"),
     "components": (SUITE, "problem.channel.components=100000", "problem.channel.components: must be at most 64"),
-    "seeds": (SUITE, "grid.seeds=1000000000000", "are more than grid.max_cells"),
+    "seeds": (SUITE, "grid.seeds=1000000000000", "above grid.max_cells"),
 }  # fmt: skip
 
 

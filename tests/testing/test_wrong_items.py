@@ -269,7 +269,7 @@ SEED = "ignores its seed: every seed gives the same estimate"
 
 @pytest.mark.parametrize(("item", "messages", "others"), [
     # channels
-    (HARDMAX, {"nishimori": LAW, "gradient": "log_partition: in a small step it changes by"}, ()),
+    (HARDMAX, {"nishimori": LAW, "gradient": "log_partition changes by"}, ()),
     (
         spoiled(LINEAR, posterior=lambda p, *_: p._replace(covariance=0.9 * p.covariance)),
         {"nishimori": "its covariance differs by 0.036 of V from what its own second moments say"},
@@ -281,9 +281,9 @@ SEED = "ignores its seed: every seed gives the same estimate"
         (),
     ),
     (spoiled(LINEAR, information=lambda u, *_: u._replace(value=1.05 * u.value)), {"nishimori": "information at V = "}, ()),
-    (spoiled(SequenceSoftmax(tokens=2), vjp=lambda g, *_: 0.5 * g), {"vjp": "vjp: in a small step it changes by"}, ()),
-    (spoiled(SequenceSoftmax(tokens=2), symmetry="none"), {"symmetry": "but that of the labels is 'signs'"}, ()),
-    (spoiled(LINEAR, symmetry="signs"), {"symmetry": "symmetry is 'signs', but that of the labels is 'none'"}, ()),
+    (spoiled(SequenceSoftmax(tokens=2), vjp=lambda g, *_: 0.5 * g), {"vjp": "vjp changes by"}, ()),
+    (spoiled(SequenceSoftmax(tokens=2), symmetry="none"), {"symmetry": "but its labels have symmetry 'signs'"}, ()),
+    (spoiled(LINEAR, symmetry="signs"), {"symmetry": "declares symmetry 'signs', but its labels have symmetry 'none'"}, ()),
     (WorkedOver(wrong="factor"), {"likelihood": "log_likelihood is not that of forward"}, ()),
     (WorkedOver(wrong="sign"), {"likelihood": "log_likelihood is not that of forward"}, ()),
     (WorkedOver(wrong="shape"), {"log_likelihood": "must return real numbers of shape (6,), got float64 (6, 1)"}, ()),
@@ -344,19 +344,19 @@ SEED = "ignores its seed: every seed gives the same estimate"
     (OwnOrder(), {"seed": SEED}, ("determinism", "data_unchanged")),
     (spoiled(Plain(), start=lambda *_: np.random.default_rng()), {"determinism": "the same seed gives different"}, ()),
     (spoiled(Plain(), start=lambda *_: np.random), {"determinism": "NumPy's global generator"}, ()),
-    (Climber(), {"learns": "a step in the wrong direction, or a rate that is too large"}, ("determinism",)),
+    (Climber(), {"learns": "the steps go in the wrong direction, or the learning rate"}, ("determinism",)),
     (Adam(), {}, ("learns",)),
-    (InPlace(), {"state_copies": "changes the estimate that was handed out before"}, ()),
+    (InPlace(), {"state_copies": "changes an estimate that was returned before"}, ()),
     (spoiled(Plain(), estimate=lambda w, *_: w[:, 1:]), {"shapes": "must have shape"}, ()),
     (Fragile(), {"runs": "ZeroDivisionError: nothing to divide by"}, ()),
-    (Opaque(), {"parameters": "not a plain JSON value"}, ()),
+    (Opaque(), {"parameters": "not a JSON value"}, ()),
     # metrics
     (MSE(), {}, "all"),
     (spoiled(MSE(), measure=lambda found, *_: [*found, 0.0]), {"values": "per_component says"}, ()),
     (spoiled(MSE(), measure=lambda found, *_: [math.inf for _ in found]), {"values": "JSON cannot hold"}, ()),
-    (spoiled(MSE(), measure=written_to), {"values": "writes to the estimate"}, ()),
+    (spoiled(MSE(), measure=written_to), {"values": "writes into the estimate"}, ()),
     (Silent(), {"values": "without saying why"}, ()),
-    (Raw(), {"invariance": "moved by a symmetry"}, ()),
+    (Raw(), {"invariance": "is applied to the estimate"}, ()),
     (spoiled(MSE(), direction="higher"), {"truth": "worse than"}, ()),
     (spoiled(MSE(), theory=lambda *_: ([], [])), {"theory": "theory returns 0 values"}, ()),
     (
