@@ -1,4 +1,4 @@
-"""A channel in one file: add ``--plugins drop_in.py`` to any command, and a suite may say ``name = "large"``."""
+"""A channel in one file: with ``--plugins drop_in.py``, suites can use it as ``name = "large"``."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from smimbench import Capabilities, hookimpl
 
 @dataclass(frozen=True)
 class Large:
-    """Label 1 with probability Phi((|z| - width) / 0.3), else 0."""
+    """Channel with label 1 with probability Phi((|z| - width) / 0.3), otherwise 0."""
 
     width: float = 1.0
     name, version, reference, symmetry, components = "large", 1, "this file", "signs", 1

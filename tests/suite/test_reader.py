@@ -86,7 +86,7 @@ no dimension | dimension = [30] | | grid.dimension | is missing
 a sample ratio twice | [0.1, 0.3] | [0.1, 0.3, 0.1] | grid.alpha | 0.1 is listed twice, as entries 0 and 2
 a dimension twice | [30] | [30, 30] | grid.dimension | 30 is listed twice
 a parameter twice | rho = 0.5 | rho = [1, 1.0] | problem.prior.rho | 1.0 is listed twice
-an empty axis | rho = 0.5 | rho = [] | problem.prior.rho | empty
+an empty axis | rho = 0.5 | rho = [] | problem.prior.rho | must list at least one value
 a date for a name | name = "attention-indexed" | name = [1979-05-27] | problem.model.name | must be a string, the name of a model
 the same time twice | tokens = 2 | tokens = [07:32:00, 07:32:00] | problem.model.tokens | datetime.time(7, 32) is listed twice
 a million cells | seeds     = 2 | seeds = 1_000_000 | grid | 2,000,000 cells

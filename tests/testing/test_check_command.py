@@ -190,7 +190,7 @@ def test_list(capsys):
     }
     code, out, _ = call(capsys, "check", "--list")
     assert "data_unchanged" in out
-    assert "It modifies its data" in " ".join(out.split())
+    assert "The algorithm modifies its data" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_one_check_of_one_item_in_python():
     found["gaussian-nishimori"]()
     with pytest.raises(CheckError, match="is not an item: it has none of the methods"):
         list(bound_checks([object()]))
-    with pytest.raises(CheckError, match="needs rho"):
+    with pytest.raises(CheckError, match="needs a value for rho"):
         check(type("Bare", (), {"denoise": None, "__init__": lambda self, rho: None}))
 
 

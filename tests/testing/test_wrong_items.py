@@ -352,10 +352,10 @@ SEED = "ignores its seed: every seed gives the same estimate"
     (Opaque(), {"parameters": "not a JSON value"}, ()),
     # metrics
     (MSE(), {}, "all"),
-    (spoiled(MSE(), measure=lambda found, *_: [*found, 0.0]), {"values": "per_component says"}, ()),
+    (spoiled(MSE(), measure=lambda found, *_: [*found, 0.0]), {"values": "per_component asks"}, ()),
     (spoiled(MSE(), measure=lambda found, *_: [math.inf for _ in found]), {"values": "JSON cannot hold"}, ()),
     (spoiled(MSE(), measure=written_to), {"values": "writes into the estimate"}, ()),
-    (Silent(), {"values": "without saying why"}, ()),
+    (Silent(), {"values": "NotMeasured without a reason"}, ()),
     (Raw(), {"invariance": "is applied to the estimate"}, ()),
     (spoiled(MSE(), direction="higher"), {"truth": "worse than"}, ()),
     (spoiled(MSE(), theory=lambda *_: ([], [])), {"theory": "theory returns 0 values"}, ()),

@@ -1,4 +1,4 @@
-"""Time of one full-batch step of Adam: smimbench's own, those of PyTorch and optax with its gradient, and plain PyTorch.
+"""Times a full-batch step of Adam: smimbench's own, PyTorch's and optax's with its gradient, and plain PyTorch.
 
     python benchmark_step.py [dimension] [alpha] [threads]
 
@@ -26,14 +26,14 @@ from smimbench.registry import build, get_registry
 LIBRARY = ("torch.adam", "optax.adam")
 
 
-class TorchByHand:
-    """What one would write without smimbench: a forward map, ``backward()`` and ``torch.optim.Adam``."""
+class PlainTorchAdam:
+    """The same training in plain PyTorch: a forward map, ``backward()`` and ``torch.optim.Adam``."""
 
     def __init__(self, loss):
         self.loss = loss
 
     def init(self, problem, data, rng):
-        """Tensors, parameter and optimizer."""
+        """Create the tensors of the data, the parameter and the optimizer."""
         self.d = data.dimension
         self.factor = torch.nn.Parameter(
             torch.tensor(problem.prior.factor.draw(rng, 1, self.d, None)[0])
@@ -44,11 +44,11 @@ class TorchByHand:
         return self
 
     def signal(self):
-        """The matrix that the factor stands for."""
+        """Return the matrix that the factor represents."""
         return self.factor @ self.factor.T / math.sqrt(self.factor.shape[1] * self.d)
 
     def step(self, problem, data, state):
-        """Zero, forward, backward, step."""
+        """Make one step of Adam on the loss over all samples."""
         self.optimizer.zero_grad()
         scale = math.sqrt(self.factor.shape[1] * self.d)
         z = self.inputs @ self.factor
@@ -63,25 +63,25 @@ class TorchByHand:
         return self, None
 
     def estimate(self, state):
-        """The same on the host."""
+        """Return the signal (1, D, D) on the host."""
         return self.signal().detach().numpy()[None]
 
 
 def seconds(problem, data, item, clock, steps=300):
-    """Best and median duration of a step, and the estimate after the first five."""
+    """Return best and median duration of a step, and the estimate after five steps."""
     state = item.init(problem, data, np.random.default_rng(0))
-    durations, early = [], None
+    durations, early_estimate = [], None
     for count in range(steps):
         begin = clock()
         state, _ = item.step(problem, data, state)
         durations.append(clock() - begin)
         if count == 4:
-            early = np.array(item.estimate(state))
-    return min(durations), float(np.median(durations)), early
+            early_estimate = np.array(item.estimate(state))
+    return min(durations), float(np.median(durations)), early_estimate
 
 
 def main() -> None:
-    """Print one line for each."""
+    """Print the durations of a step for each implementation and loss."""
     dimension = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     alpha = float(sys.argv[2]) if len(sys.argv) > 2 else 0.1
     threads = int(sys.argv[3]) if len(sys.argv) > 3 else 1
@@ -106,15 +106,18 @@ def main() -> None:
                     )
                     for name in LIBRARY
                 },
-                "plain torch": TorchByHand(loss),
+                "plain torch": PlainTorchAdam(loss),
             }
             reference = None
             for name, item in contenders.items():
-                best, median, early = seconds(problem, data, item, clock)
-                reference = early if reference is None else reference
-                if np.abs(early - reference).max() > 1e-4 * np.abs(reference).max():
+                best, median, early_estimate = seconds(problem, data, item, clock)
+                reference = early_estimate if reference is None else reference
+                if (
+                    np.abs(early_estimate - reference).max()
+                    > 1e-4 * np.abs(reference).max()
+                ):
                     raise SystemExit(
-                        f"{name} took other steps than {next(iter(contenders))} on the loss {loss}"
+                        f"{name} and {next(iter(contenders))} must take the same steps, but differ on the loss {loss}"
                     )
                 print(
                     f"{loss:13s} {name:14s} best {1e3 * best:.2f} ms, median {1e3 * median:.2f} ms"

@@ -1,4 +1,4 @@
-"""Rectified projections and small two-layer networks as channels of smimbench. The perceptrons themselves ship with smimbench."""
+"""Rectified projections, a periodic neuron and small two-layer networks as channels of smimbench."""
 
 from typing import Any
 
@@ -14,6 +14,6 @@ __all__ = ["Committee", "Periodic", "Probit", "Relu", "Sign", "SignProduct"]
 
 @hookimpl
 def smimbench_register_channels(register: Any) -> None:
-    """Called by smimbench when it looks for channels."""
+    """Register the channels of this package with smimbench."""
     for channel in (Relu, Committee, SignProduct, Periodic):
         register(channel)

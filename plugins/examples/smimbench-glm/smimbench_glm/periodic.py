@@ -1,4 +1,4 @@
-"""A periodic neuron with noise, given by its likelihood: a smooth posterior with a hard phase."""
+"""A noisy periodic neuron, given by its likelihood, which has a hard phase although its posterior is smooth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Periodic"]
 
 @dataclass(frozen=True)
 class Periodic:
-    r"""The sine of the projection of one token minus a line, with Gaussian noise.
+    r"""Periodic neuron: the sine of a projection minus a linear term, with Gaussian noise.
 
     .. math:: y = \sin(k z) - c z + \sqrt{\Delta}\, \xi
 
@@ -50,19 +50,21 @@ class Periodic:
         check_number("noise", self.noise, positive=True)
         check_number("slope", self.slope, positive=False)
         if self.tokens != 1:
-            raise ParameterError("tokens", f"must be 1, got {self.tokens}")
+            raise ParameterError(
+                "tokens", f"must be 1 for this channel, got {self.tokens}"
+            )
 
     def predict(self, z: Any) -> Any:
-        """The label without its noise."""
+        """Noiseless label ``sin(k z) - c z`` of the latents z."""
         return namespace(z).sin(self.frequency * z) - self.slope * z
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
-        """Labels (..., n, 1, 1) of the latents; ``rng`` draws the noise."""
+        """Labels (..., n, 1, 1) of the latents, with noise drawn from ``rng``."""
         check_latents(z, 1, 1)
         noise = namespace(z).asarray(rng.standard_normal(tuple(z.shape)), **matching(z))
         return self.predict(z) + math.sqrt(self.noise) * noise
 
     def log_likelihood(self, y: Any, z: Any) -> Any:
-        """``log p(y | z)`` (n,)."""
+        """Log-likelihood ``log p(y | z)`` (n,) of the labels y given the latents z."""
         square = (y - self.predict(z))[..., 0, 0] ** 2
         return -square / (2 * self.noise) - math.log(2 * math.pi * self.noise) / 2

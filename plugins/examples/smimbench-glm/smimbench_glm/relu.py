@@ -1,4 +1,4 @@
-r"""The rectifier: half of the labels tell the latent, the others its sign.
+r"""The rectifier as a channel: positive labels reveal the latent, zero labels only its sign.
 
 With ``u = omega / sqrt(V)`` and the hazard ``r = phi(u) / Phi(-u)`` of the normal law, a label 0 has
 
@@ -29,7 +29,7 @@ __all__ = ["Relu"]
 
 @dataclass(frozen=True)
 class Relu:
-    r"""Positive parts of the projections of all tokens, without noise.
+    r"""Rectifier channel: positive parts of the projections of all tokens, without noise.
 
     .. math:: y_m = \max(z_m, 0)
 
@@ -59,7 +59,7 @@ class Relu:
 
     @property
     def equations(self) -> float:
-        """Half of the labels fix their latent."""
+        """Number of equations that the labels of one sample give: half of the latents are revealed."""
         return self.tokens / 2
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
@@ -69,7 +69,7 @@ class Relu:
         return xp.where(z > 0, z, xp.zeros_like(z))
 
     def vjp(self, z: Any, cotangent: Any) -> Any:
-        """Gradient of ``sum(cotangent * y)``: the cotangent where z is positive."""
+        """Gradient of ``sum(cotangent * y)`` with respect to the latents: the cotangent where z > 0, else 0."""
         return namespace(z).where(z > 0, cotangent, 0 * cotangent)
 
     def posterior(
@@ -104,7 +104,7 @@ class Relu:
         return Posterior(mean, covariance, moment[:, None, :, None, :])
 
     def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
-        """Logarithm (n,) of the density of the labels; of those that are 0, of their probability."""
+        """Logarithm (n,) of the density of the labels, or of the probability of labels that are 0."""
         xp = namespace(y, omega, V)
         log_density = -((y - omega) ** 2) / (2 * V) - xp.log(2 * math.pi * V) / 2
         return xp.sum(
@@ -113,9 +113,10 @@ class Relu:
         )
 
     def information(self, Q: Any, V: Any) -> Uncertain:
-        r"""``M / V E [Phi(u) - u phi(u) + phi(u)^2 / Phi(-u)]``, u normal of variance ``Q / V``, (..., 1, 1), on the host.
+        r"""Fisher information (..., 1, 1) for ``omega ~ N(0, Q)``; Q and V (..., 1, 1), on the host.
 
-        Of each pair u and -u the sum is taken, which is 1 far out.
+        It is ``M / V E [Phi(u) - u phi(u) + phi(u)^2 / Phi(-u)]`` with u normal of variance ``Q / V``. The values at u and -u are
+        summed: for large u the sum is 1.
         """
         from scipy.special import log_ndtr
 

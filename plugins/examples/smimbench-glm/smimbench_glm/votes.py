@@ -1,4 +1,4 @@
-"""Several hidden signs, one label: channels that are given by their likelihood alone, which smimbench integrates."""
+"""Committee and parity machines: channels given by their likelihood alone, which smimbench integrates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Committee", "SignProduct"]
 
 
 class _Votes:
-    """A label for every token, a function of the signs of its P latents; none is random."""
+    """Base class of noiseless channels whose labels, one for each token, are functions of the signs of its P latents."""
 
     version = 1
     reference = "derived, checked by tests/test_votes.py"
@@ -28,20 +28,20 @@ class _Votes:
         if self.tokens * self.components > 12:
             raise ParameterError(
                 "components",
-                f"times tokens must be at most 12, got {self.components} * {self.tokens}",
+                f"components * tokens must be at most 12, got {self.components} * {self.tokens}",
             )
 
     def _score(self, signs: Any) -> Any:
         raise NotImplementedError
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
-        """Labels +1, -1 and, of a tie, 0 (..., n, M) of the latents (..., n, P, M); ``rng`` is not needed."""
+        """Labels (..., n, M) of the latents (..., n, P, M): +1, -1, or 0 for a tie; ``rng`` is not needed."""
         check_latents(z, self.components, self.tokens)
         xp = namespace(z)
         return xp.sign(self._score(xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z))))
 
     def log_likelihood(self, y: Any, z: Any) -> Any:
-        """0 where the latents (n, P, M) have the label (n, M), minus infinity where they have not; (n,)."""
+        """Log-likelihood (n,): 0 if the latents (n, P, M) give the label (n, M), otherwise minus infinity."""
         xp = namespace(y, z)
         zero = xp.zeros_like(z[..., 0, 0])
         return xp.where(xp.all(self.forward(z) == y, axis=-1), zero, zero - math.inf)
@@ -49,7 +49,7 @@ class _Votes:
 
 @dataclass(frozen=True)
 class Committee(_Votes):
-    r"""The majority of P hidden signs: the committee machine.
+    r"""Committee machine: the majority of P hidden signs.
 
     .. math:: y_m = \mathrm{sign} \sum_p \mathrm{sign}(z_{pm})
 
@@ -80,7 +80,7 @@ class Committee(_Votes):
 
 @dataclass(frozen=True)
 class SignProduct(_Votes):
-    r"""The product of P hidden signs: the parity machine.
+    r"""Parity machine: the product of P hidden signs.
 
     .. math:: y_m = \prod_p \mathrm{sign}(z_{pm})
 
@@ -102,7 +102,7 @@ class SignProduct(_Votes):
 
     @property
     def symmetry(self) -> str:
-        """Components can change places, and an even number of them the sign of all."""
+        """Symmetry of the labels: permutations of components, and a common sign if their number is even."""
         return "permutations" if self.components % 2 else "permutations-common-sign"
 
     def _score(self, signs: Any) -> Any:

@@ -17,7 +17,7 @@ optax_optimizer = OptaxOptimizer.registered
 
 @hookimpl
 def smimbench_register_algorithms(register: Any) -> None:
-    """Register what the installed libraries offer, and ``torch`` and ``optax``, which take any optimizer by its path."""
+    """Register optimizers of the installed libraries, and ``torch`` and ``optax``, which take any optimizer by its path."""
     contenders = {
         "torch": [
             TorchOptimizer.any_path("torch", "torch.optim.Adam"),

@@ -1,4 +1,4 @@
-"""What both libraries share: an optimizer that makes the step of smimbench's own gradient descent."""
+"""Base class of PyTorch and optax optimizers, which replace the step of smimbench's own gradient descent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LibraryOptimizer(Descent):
-    """Gradient descent whose step is made by an optimizer of a library.
+    """Gradient descent in which an optimizer of PyTorch or optax makes the step.
 
     Losses, gradients, batches, schedules and what replaces hardmax are those of ``adam``; the loss is summed over the samples
     and divided by D. Matrices are one parameter each, the directions of low-rank signals one matrix (directions, D).
@@ -58,7 +58,7 @@ class LibraryOptimizer(Descent):
         reference: str = "",
         **usual: Any,
     ) -> type[Any]:
-        """Make an algorithm from an optimizer, to be given to ``register`` in ``smimbench_register_algorithms``.
+        """Make an algorithm from an optimizer, to be registered in ``smimbench_register_algorithms``.
 
         Parameters
         ----------
@@ -88,7 +88,7 @@ class LibraryOptimizer(Descent):
             else staticmethod(optimizer),
             "usual": usual,
         }
-        return cls._class_of(
+        return cls._make_class(
             body,
             ("learning_rate", float, learning_rate),
             sys._getframe(1).f_globals["__name__"],
@@ -96,19 +96,19 @@ class LibraryOptimizer(Descent):
 
     @classmethod
     def any_path(cls, name: str, example: str) -> type[Any]:
-        """Make the algorithm that takes the path of its optimizer as a parameter."""
+        """Make an algorithm whose parameter ``optimizer`` is the import path of any optimizer."""
         body = {
             "__doc__": f"{inspect.getdoc(LibraryOptimizer)}\noptimizer : str\n    Path to import it from, {example!r}.",
             "name": name,
             "reference": "the library that is named",
             "example": {"optimizer": example},
         }
-        return cls._class_of(
+        return cls._make_class(
             body, ("optimizer", str, field(kw_only=True)), cls.__module__
         )
 
     @classmethod
-    def _class_of(
+    def _make_class(
         cls, body: dict[str, Any], parameter: tuple[str, type, Any], module: str
     ) -> type[Any]:
         body |= {"__module__": __name__}  # where the annotations mean something
@@ -129,7 +129,7 @@ class LibraryOptimizer(Descent):
         if self.rate_name not in names:
             raise ParameterError(
                 "optimizer",
-                f"{self.optimizer} is no optimizer: it takes no {self.rate_name}",
+                f"{self.optimizer} is not an optimizer: it takes no parameter {self.rate_name}",
             )
         names = [
             name for name in names if name not in ("self", "params", self.rate_name)
@@ -138,7 +138,7 @@ class LibraryOptimizer(Descent):
         for key in options:
             if key not in names:
                 hint = (
-                    "write it as learning_rate, above"
+                    "set the parameter learning_rate of the algorithm instead"
                     if key == self.rate_name
                     else unknown_key(key, names)
                 )
@@ -151,12 +151,13 @@ class LibraryOptimizer(Descent):
         except (ValueError, TypeError, RuntimeError, AttributeError) as error:
             message = " ".join(str(error).split())
             raise ParameterError(
-                "options", f"are not accepted by {self.optimizer}: {message}"
+                "options",
+                f"the optimizer {self.optimizer} rejects these options: {message}",
             ) from None
 
     @property
     def factory(self) -> Callable[..., Any]:
-        """The optimizer's class or function, imported if it is named by its path."""
+        """Class or function of the optimizer, imported if it is given by its path."""
         if not isinstance(self.optimizer, str):
             return self.optimizer
         try:
@@ -168,7 +169,7 @@ class LibraryOptimizer(Descent):
         return optimizer
 
     def seeded(self, seed: int) -> dict[str, Any]:
-        """The options, with a seed where the optimizer draws random numbers and none is given."""
+        """Return the options, with a seed added if the optimizer draws random numbers and none is set."""
         options, parameters = (
             self.options or {},
             inspect.signature(self.factory).parameters,
@@ -183,13 +184,13 @@ class LibraryOptimizer(Descent):
         )
 
     def plan(self, data: Data) -> Plan:
-        """Steps and batch; an optimizer may call for several gradients in one step, so that its cost is not known."""
+        """Plan steps and batches without a cost, because an optimizer may evaluate several gradients in one step."""
         return super().plan(data)._replace(cost=None)
 
     normalisation = Adam.normalisation
 
     def init(self, problem: Any, data: Data, rng: np.random.Generator) -> Any:
-        """As for ``adam``, one student at a time: optimizers of matrices would mix several."""
+        """Initialize a run as for ``adam``, with one student, because optimizers of matrices would mix several."""
         state = super().init(problem, data, rng)
         memory = self.initial_state(state.factor, int(rng.spawn(1)[0].integers(2**31)))
         return state._replace(memory=(memory, None, problem.prior.factor))
@@ -202,13 +203,13 @@ class LibraryOptimizer(Descent):
         rate: float,
         count: int,
     ) -> Any:
-        """One step of the optimizer."""
+        """Make one step of the optimizer and return the new factor and its memory."""
         inner, _, basis = memory
         factor, inner, evaluated = self.call(objective, factor, inner, rate)
         return factor, (inner, evaluated, basis)
 
     def estimate(self, state: Any) -> Array:
-        """Signal of the factor, or of the average of its iterates where the optimizer says that this is what it has learned."""
+        """Signal of the current factor, or of the average of iterates if the optimizer evaluates at that average."""
         _, evaluated, basis = state.memory
         return super().estimate(
             state
@@ -219,22 +220,22 @@ class LibraryOptimizer(Descent):
     # -- what a library adds -----------------------------------------------------------------------------------------
 
     def try_out(self, options: dict[str, Any]) -> None:
-        """Make the optimizer once, so that options that it does not accept are found before a run."""
+        """Create the optimizer once, so that invalid options raise an error before a run."""
         raise NotImplementedError
 
     def initial_state(self, factor: Array, seed: int) -> Any:
-        """Memory of the optimizer at the start."""
+        """State of the optimizer at the start of a run."""
         raise NotImplementedError
 
     def call(
         self, objective: Any, factor: Array, memory: Any, rate: float
     ) -> tuple[Array, Any, Array | None]:
-        """Factor and memory after a step, and the factor to be judged if that is another one."""
+        """Make one step; return factor and state, and the factor at which the estimate is evaluated if it differs."""
         raise NotImplementedError
 
 
-def parts_of(factor: Array) -> list[Array]:
-    """Parameters: components that are matrices are one each."""
+def split_parameters(factor: Array) -> list[Array]:
+    """Split a factor into the optimizer's parameters: one for each component that is a matrix."""
     return (
         [factor[k, ...] for k in range(factor.shape[0])]
         if factor.ndim == 3
@@ -242,8 +243,8 @@ def parts_of(factor: Array) -> list[Array]:
     )
 
 
-def joined(parameters: list[Array], factor: Array) -> Array:
-    """The inverse of ``parts_of``, in new memory of the device and type of ``factor``."""
+def join_parameters(parameters: list[Array], factor: Array) -> Array:
+    """Join the optimizer's parameters to a new array with the device and dtype of ``factor``."""
     xp = namespace(factor)
     return xp.asarray(
         xp.stack(parameters) if factor.ndim == 3 else parameters[0],

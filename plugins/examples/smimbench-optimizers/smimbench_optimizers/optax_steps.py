@@ -1,4 +1,4 @@
-"""Steps of optax and of any function that returns a ``GradientTransformation``; JAX is imported when one is made."""
+"""Steps of optax, or of any function that returns a ``GradientTransformation``; JAX is imported on first use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend import namespace
-from smimbench_optimizers.base import LibraryOptimizer, joined, parts_of
+from smimbench_optimizers.base import (
+    LibraryOptimizer,
+    join_parameters,
+    split_parameters,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,24 +38,24 @@ def sam(learning_rate: float, rho: float = 0.05, optimizer: str = "optax.adam") 
 
 
 class OptaxOptimizer(LibraryOptimizer):
-    """Steps of a function of a learning rate that returns a ``GradientTransformation``."""
+    """Gradient descent with the update of an optax ``GradientTransformation``, made by a function of the learning rate."""
 
     rate_name = "learning_rate"
 
     def try_out(self, options: dict[str, Any]) -> None:
-        """Trace one update."""
-        _ = _transformation(self.factory, json.dumps(options)).asks
+        """Trace one update, so that invalid options raise an error before a run."""
+        _ = _transformation(self.factory, json.dumps(options)).needs_objective
 
     def initial_state(self, factor: Array, seed: int) -> Any:
-        """The transformation and its state; what can be compiled is, so that steps take what steps take."""
+        """Return transformation and initial state, compiled beforehand so that timed steps do not include compilation."""
         transformation = _transformation(self.factory, json.dumps(self.seeded(seed)))
         with _double_precision(factor):
-            tree = _tree(factor)
+            tree = _parameter_tree(factor)
             state = transformation.at_rate(self.learning_rate).init(tree)
-            if not transformation.asks:
+            if not transformation.needs_objective:
                 transformation.step(
                     tree,
-                    (_array(namespace(factor).sum(factor)), tree),
+                    (_jax_array(namespace(factor).sum(factor)), tree),
                     state,
                     self.learning_rate,
                     None,
@@ -61,19 +65,19 @@ class OptaxOptimizer(LibraryOptimizer):
     def call(
         self, objective: Any, factor: Array, memory: Any, rate: float
     ) -> tuple[Array, Any, Array | None]:
-        """One update, or several where it needs gradients at other points (SAM); each is counted as a pass over the samples."""
+        """Make one update, or several if it needs gradients at other points (SAM); each counts as a pass over the samples."""
         (transformation, state), xp, waiting = memory, namespace(factor), True
 
         def array(tree: list[Any]) -> Array:
-            return joined([xp.from_dlpack(leaf) for leaf in tree], factor)
+            return join_parameters([xp.from_dlpack(leaf) for leaf in tree], factor)
 
         def evaluate(point: Array) -> tuple[Any, list[Any]]:
             evaluation = objective(point)
-            return _array(evaluation.loss), _tree(evaluation.gradient)
+            return _jax_array(evaluation.loss), _parameter_tree(evaluation.gradient)
 
         with _double_precision(factor):
             while waiting:
-                tree = _tree(factor)
+                tree = _parameter_tree(factor)
                 tree, state, evaluated, waiting = transformation.step(
                     tree,
                     evaluate(factor),
@@ -89,16 +93,16 @@ class OptaxOptimizer(LibraryOptimizer):
             )
 
 
-class _AskedError(Exception):
-    """A transformation asks for the objective at another point."""
+class _ObjectiveNeededError(Exception):
+    """Raised if a transformation evaluates the objective at another point."""
 
 
-def _ask(tree: Any) -> Any:
-    raise _AskedError
+def _require_objective(tree: Any) -> Any:
+    raise _ObjectiveNeededError
 
 
 class Transformation:
-    """The update of an optax transformation, compiled once for all learning rates; its state is elsewhere.
+    """Update of an optax transformation, compiled once for all learning rates; it holds no state.
 
     One that evaluates the objective while it updates (a line search) is not compiled, for the objective is not JAX's.
     """
@@ -121,7 +125,7 @@ class Transformation:
         return self
 
     def at_rate(self, rate: Any) -> Any:
-        """The transformation at a learning rate."""
+        """Return the optax transformation at a learning rate."""
         import optax
 
         return optax.with_extra_args_support(
@@ -129,8 +133,8 @@ class Transformation:
         )
 
     @functools.cached_property
-    def asks(self) -> bool:
-        """Whether it evaluates the objective at other points."""
+    def needs_objective(self) -> bool:
+        """Whether the transformation evaluates the objective at other points."""
         import jax
 
         tree = [jax.numpy.zeros((2, 2))]
@@ -138,15 +142,15 @@ class Transformation:
             jax.eval_shape(
                 self._update, tree, (0.0, tree), self.at_rate(1.0).init(tree), 1.0
             )
-        except _AskedError:
+        except _ObjectiveNeededError:
             return True
         return False
 
     def step(self, tree: Any, evaluation: Any, state: Any, rate: float, at: Any) -> Any:
-        """Parameters and state after an update, the parameters to be judged if others, and whether the step goes on."""
+        """Make an update; return parameters, state, averaged parameters (or None), and whether the step continues."""
         import jax
 
-        if not self.asks:
+        if not self.needs_objective:
             return self.compiled(tree, evaluation, state, rate)
         value = jax.custom_vjp(lambda tree: at(tree)[0])
         value.defvjp(
@@ -156,7 +160,12 @@ class Transformation:
             return self._update(tree, evaluation, state, rate, value)
 
     def _update(
-        self, tree: Any, evaluation: Any, state: Any, rate: Any, value_fn: Any = _ask
+        self,
+        tree: Any,
+        evaluation: Any,
+        state: Any,
+        rate: Any,
+        value_fn: Any = _require_objective,
     ) -> Any:
         import jax
         import optax
@@ -191,21 +200,21 @@ _transformation = functools.lru_cache(maxsize=32)(Transformation)
 
 @contextmanager
 def _double_precision(like: Array) -> Iterator[None]:
-    """JAX in double precision where numbers are, on the device where an array is."""
+    """Context in which JAX computes in double precision, on the device of an array."""
     import jax
 
     with jax.enable_x64(True):
         device = (
             jax.devices("cpu")[0]
             if isinstance(like, np.ndarray)
-            else next(iter(_array(like).devices()))
+            else next(iter(_jax_array(like).devices()))
         )
         with jax.default_device(device):
             yield
 
 
-def _array(array: Array) -> Any:
-    """A JAX array of the same numbers, without a copy where that is possible."""
+def _jax_array(array: Array) -> Any:
+    """Convert to a JAX array, without a copy if possible."""
     import jax
 
     return (
@@ -215,5 +224,5 @@ def _array(array: Array) -> Any:
     )
 
 
-def _tree(factor: Array) -> list[Any]:
-    return [_array(parameter) for parameter in parts_of(factor)]
+def _parameter_tree(factor: Array) -> list[Any]:
+    return [_jax_array(parameter) for parameter in split_parameters(factor)]

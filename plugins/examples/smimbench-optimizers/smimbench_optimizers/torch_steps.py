@@ -1,4 +1,4 @@
-"""Steps of ``torch.optim`` and of whatever derives from its ``Optimizer``; PyTorch is imported when one is made."""
+"""Steps of ``torch.optim``, or of any subclass of its ``Optimizer``; PyTorch is imported on first use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from smimbench.backend import namespace
-from smimbench_optimizers.base import LibraryOptimizer, joined, parts_of
+from smimbench_optimizers.base import (
+    LibraryOptimizer,
+    join_parameters,
+    split_parameters,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TorchRun:
-    """Parameters and optimizer of a run, which PyTorch changes in place; a copy goes on like the original."""
+    """Parameters and PyTorch optimizer of a run, which are changed in place; a deep copy continues like the original."""
 
     def __init__(self, make: Callable[[list[Any]], Any], tensors: list[Any]) -> None:
         import torch
@@ -30,25 +34,25 @@ class TorchRun:
         return run
 
     def factor(self, like: Array) -> Array:
-        """The parameters as one array of the namespace of ``like``."""
+        """Return the parameters as one array in the namespace of ``like``."""
         xp = namespace(like)
-        return joined(
+        return join_parameters(
             [xp.from_dlpack(parameter.detach()) for parameter in self.parameters], like
         )
 
 
 class TorchOptimizer(LibraryOptimizer):
-    """Steps of a subclass of ``torch.optim.Optimizer``."""
+    """Gradient descent with the step of a ``torch.optim.Optimizer``."""
 
     rate_name = "lr"
 
     def try_out(self, options: dict[str, Any]) -> None:
-        """Make it for a small matrix."""
+        """Create the optimizer for a small matrix, so that invalid options raise an error before a run."""
         import torch
 
-        self._maker(options)([torch.nn.Parameter(torch.zeros(2, 2))])
+        self._optimizer_maker(options)([torch.nn.Parameter(torch.zeros(2, 2))])
 
-    def _maker(self, options: dict[str, Any]) -> Callable[[list[Any]], Any]:
+    def _optimizer_maker(self, options: dict[str, Any]) -> Callable[[list[Any]], Any]:
         options = {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in options.items()
@@ -58,30 +62,32 @@ class TorchOptimizer(LibraryOptimizer):
         )
 
     def initial_state(self, factor: Array, seed: int) -> TorchRun:
-        """Parameters that start at the factor."""
+        """Create parameters and optimizer of a run that starts at the factor."""
         import torch
 
         torch.manual_seed(seed)  # for optimizers that draw from PyTorch's own generator
         return TorchRun(
-            self._maker(self.seeded(seed)),
-            [torch.from_dlpack(matrix) for matrix in parts_of(factor)],
+            self._optimizer_maker(self.seeded(seed)),
+            [torch.from_dlpack(matrix) for matrix in split_parameters(factor)],
         )
 
     def call(
         self, objective: Any, factor: Array, run: TorchRun, rate: float
     ) -> tuple[Array, TorchRun, Array | None]:
-        """``optimizer.step(closure)``; every call of the closure is counted as a pass over the samples of the step."""
+        """Call ``optimizer.step(closure)``; each call of the closure counts as a pass over the samples of the step."""
         import torch
 
         with torch.no_grad():
-            for parameter, matrix in zip(run.parameters, parts_of(factor)):
+            for parameter, matrix in zip(run.parameters, split_parameters(factor)):
                 parameter.copy_(torch.from_dlpack(matrix))
         for group in run.optimizer.param_groups:
             group["lr"] = rate
 
         def closure() -> torch.Tensor:
             evaluation = objective(run.factor(factor))
-            for parameter, matrix in zip(run.parameters, parts_of(evaluation.gradient)):
+            for parameter, matrix in zip(
+                run.parameters, split_parameters(evaluation.gradient)
+            ):
                 parameter.grad = torch.from_dlpack(matrix)
             return torch.as_tensor(evaluation.loss)
 

@@ -1,4 +1,4 @@
-"""Real and complex phase retrieval as channels of smimbench: the size of a projection is seen, its sign is lost."""
+"""Real and complex phase retrieval as channels of smimbench: labels show the modulus of a projection, not its sign or phase."""
 
 from typing import Any
 
@@ -12,6 +12,6 @@ __all__ = ["ComplexModulus", "Modulus", "NoisySquare"]
 
 @hookimpl
 def smimbench_register_channels(register: Any) -> None:
-    """Called by smimbench when it looks for channels."""
+    """Register the channels of this package with smimbench."""
     for channel in (Modulus, NoisySquare, ComplexModulus):
         register(channel)

@@ -27,7 +27,7 @@ NODES = 96
 
 @dataclass(frozen=True)
 class ComplexModulus:
-    r"""Sizes of complex projections of a complex signal, without noise.
+    r"""Channel of complex phase retrieval: moduli of complex projections of a complex signal, without noise.
 
     .. math:: y = |u + i v|, \qquad u = z_{11} - z_{22}, \quad v = z_{12} + z_{21}
 
@@ -64,18 +64,18 @@ class ComplexModulus:
         if self.tokens != 2:
             raise ParameterError(
                 "tokens",
-                f"must be 2, the real and the imaginary part, got {self.tokens!r}",
+                f"must be 2, for the real and the imaginary part, got {self.tokens!r}",
             )
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
-        """Labels (..., n, 1) of the latents (..., n, 2, 2). ``rng`` is not used."""
+        """Labels (..., n, 1) of the latents (..., n, 2, 2); ``rng`` is not used."""
         check_latents(z, 2, 2)
         xp = namespace(z)
         u, v = _projection(z)
         return xp.sqrt(u * u + v * v)[..., None]
 
     def vjp(self, z: Any, cotangent: Any) -> Any:
-        """Gradient of ``sum(cotangent * y)``."""
+        """Gradient of ``sum(cotangent * y)`` with respect to the latents."""
         xp = namespace(z)
         u, v = _projection(z)
         size = xp.sqrt(u * u + v * v)
@@ -102,7 +102,7 @@ class ComplexModulus:
         mu = xp.stack(_projection(omega), axis=-1)
         size = xp.sqrt(xp.sum(mu * mu, axis=-1))
         along = mu / xp.where(size > 0, size, xp.ones_like(size))[:, None]
-        first_ratio, second_ratio = _ratios(label * size / width, xp)
+        first_ratio, second_ratio = _bessel_ratios(label * size / width, xp)
         # Covariance of the circle: part of it along mu, the rest across.
         length = label * first_ratio
         parallel = label**2 * (1 + second_ratio) / 2 - length**2
@@ -140,7 +140,7 @@ class ComplexModulus:
         return Posterior(mean, covariance, xp.reshape(moment, (n, 2, 2, 2, 2)))
 
     def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
-        """Logarithm of the density of the label (n,): Rice's law."""
+        """Logarithm (n,) of the density of the labels, a Rice distribution."""
         xp = namespace(y, omega, V)
         u, v = _projection(omega)
         label, width, size = y[:, 0], V[0, 0] + V[1, 1], xp.sqrt(u * u + v * v)
@@ -148,7 +148,7 @@ class ComplexModulus:
         return bessel + xp.log(label / width) - (label - size) ** 2 / (2 * width)
 
     def information(self, Q: Any, V: Any) -> Uncertain:
-        r"""``E sum_m g_m g_m^T`` (..., 2, 2) for ``omega ~ N(0, Q (x) I_2)``; Q and V (..., 2, 2), on the host.
+        r"""Fisher information ``E sum_m g_m g_m^T`` (..., 2, 2) for ``omega ~ N(0, Q (x) I_2)``; host arrays Q, V (..., 2, 2).
 
         In units of s, ``r = |mu| / s`` and ``t = y / s``, it is ``I E[(t A_1(t r) - r)^2] / s^2``: r follows Rayleigh's law of
         variance ``(Q_11 + Q_22) / s^2``, and t Rice's law about r.
@@ -162,13 +162,13 @@ class ComplexModulus:
         # r reaches as far as its law; beyond the last node the move is 1 - 1/(2 r^2) - 1/(4 r^4).
         narrow, wide = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
         within = np.sum(
-            weights * nodes * np.exp(-(nodes**2) / 2) * _squared_move(narrow * nodes),
+            weights * nodes * np.exp(-(nodes**2) / 2) * _squared_shift(narrow * nodes),
             axis=-1,
         )
         density = nodes / wide**2 * np.exp(-((nodes / wide) ** 2) / 2)
-        beyond = np.sum(weights * density * _squared_move(nodes), axis=-1) + _tail(
-            wide[..., 0]
-        )
+        beyond = np.sum(
+            weights * density * _squared_shift(nodes), axis=-1
+        ) + _tail_of_squared_shift(wide[..., 0])
         value = np.where(spread[..., 0] > 1, beyond, within) / width
         return Uncertain(
             value[..., None, None] * np.eye(2),
@@ -178,12 +178,12 @@ class ComplexModulus:
 
 
 def _projection(z: Any) -> tuple[Any, Any]:
-    """Real and imaginary part (..., n)."""
+    """Real and imaginary part (..., n) of the complex projection, from the latents (..., n, 2, 2)."""
     return z[..., 0, 0] - z[..., 1, 1], z[..., 0, 1] + z[..., 1, 0]
 
 
-def _ratios(k: Any, xp: Any) -> tuple[Any, Any]:
-    """``I_1(k) / I_0(k)`` and ``I_2(k) / I_0(k)``."""
+def _bessel_ratios(k: Any, xp: Any) -> tuple[Any, Any]:
+    """Ratios of Bessel functions, ``I_1(k) / I_0(k)`` and ``I_2(k) / I_0(k)``."""
     functions = special(xp)
     first_ratio = functions.i1e(k) / functions.i0e(k)
     small = k < 1e-4
@@ -191,8 +191,8 @@ def _ratios(k: Any, xp: Any) -> tuple[Any, Any]:
     return first_ratio, xp.where(small, k * k / 8, 1 - 2 * first_ratio / safe)
 
 
-def _squared_move(r: Any) -> Any:
-    """``E (t A_1(t r) - r)^2`` over Rice's law of t about r."""
+def _squared_shift(r: Any) -> Any:
+    """Mean squared shift ``E (t A_1(t r) - r)^2`` of the posterior mean, for t from the Rice distribution about r."""
     from scipy.special import i0e, i1e
 
     nodes, weights = gauss_legendre(NODES, 0.0, 1.0)
@@ -204,8 +204,8 @@ def _squared_move(r: Any) -> Any:
     return np.sum(law * (t * i1e(k) / i0e(k) - r[..., None]) ** 2, axis=-1)
 
 
-def _tail(wide: Any) -> Any:
-    """The part of the move beyond ``REACH``, for r of Rayleigh's law with parameter ``wide``."""
+def _tail_of_squared_shift(wide: Any) -> Any:
+    """Contribution of r > ``REACH`` to the mean squared shift, for r from a Rayleigh distribution of scale ``wide``."""
     from scipy.special import exp1
 
     x = REACH**2 / (2 * wide**2)

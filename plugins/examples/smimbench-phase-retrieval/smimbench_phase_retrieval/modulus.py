@@ -1,4 +1,4 @@
-"""Noiseless phase retrieval, with everything in closed form: how a channel with a ``posterior`` looks."""
+"""Noiseless phase retrieval in closed form: an example of a channel with its own ``posterior``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Modulus"]
 
 @dataclass(frozen=True)
 class Modulus(SizeOfProjection):
-    r"""Sizes of the projections of all tokens, without noise.
+    r"""Channel of real phase retrieval: absolute values of the projections of all tokens, without noise.
 
     .. math:: y_m = |z_m|
 
@@ -52,7 +52,7 @@ class Modulus(SizeOfProjection):
 
     @property
     def equations(self) -> float:
-        """Every label fixes one combination of the latents."""
+        """Number of equations that the labels of one sample give: one for each token."""
         return float(self.tokens)
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
@@ -94,7 +94,7 @@ class Modulus(SizeOfProjection):
         return Posterior(mean, covariance, moment[:, None, :, None, :])
 
     def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
-        """Logarithm of the density of the label (n,): ``N(y; omega, V) + N(-y; omega, V)`` for every token."""
+        """Logarithm (n,) of the density of the labels: ``N(y; omega, V) + N(-y; omega, V)`` for every token."""
         xp = namespace(y, omega, V)
         pair = xp.logaddexp(
             -((y - omega) ** 2) / (2 * V), -((y + omega) ** 2) / (2 * V)
@@ -102,7 +102,7 @@ class Modulus(SizeOfProjection):
         return xp.sum(pair - xp.log(2 * math.pi * V) / 2, axis=(-2, -1))
 
     def information(self, Q: Any, V: Any) -> Uncertain:
-        r"""``E sum_m g_m^2`` (..., 1, 1) for ``omega ~ N(0, Q)``; Q and V (..., 1, 1), on the host.
+        r"""Fisher information ``E sum_m g_m^2`` (..., 1, 1) for ``omega ~ N(0, Q)``; Q and V (..., 1, 1), on the host.
 
         In units of the width, ``u = omega / sqrt(V)``, one function of u remains,
         ``h(u) = E_t [((u + t) tanh(u (u + t)) - u)^2]`` with standard normal t, and the result is ``M E h(u) / V``.
@@ -116,23 +116,27 @@ class Modulus(SizeOfProjection):
         # u reaches as far as its law; beyond the last node the sign is known and h = 1.
         narrow, wide = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
         within = 2 * np.sum(
-            weights * _normal(nodes) * _squared_move(narrow * nodes), axis=-1
+            weights * _normal_density(nodes) * _squared_shift(narrow * nodes), axis=-1
         )
         missing = 2 * np.sum(
-            weights * _normal(nodes / wide) / wide * (1 - _squared_move(nodes)), axis=-1
+            weights
+            * _normal_density(nodes / wide)
+            / wide
+            * (1 - _squared_shift(nodes)),
+            axis=-1,
         )
         value = self.tokens * np.where(spread[..., 0] > 1, 1 - missing, within) / V
         return Uncertain(value, 1e-12 * value, "quadrature")
 
 
-def _normal(u: Any) -> Any:
+def _normal_density(u: Any) -> Any:
     return np.exp(-u * u / 2) / math.sqrt(2 * math.pi)
 
 
-def _squared_move(u: Any) -> Any:
-    """h(u), by the trapezoidal rule, which converges exponentially here."""
+def _squared_shift(u: Any) -> Any:
+    """Mean squared shift h(u) of the posterior mean, by the trapezoidal rule, which converges exponentially here."""
     t = np.linspace(-9, 9, 361)
-    weights = _normal(t) * (t[1] - t[0])
+    weights = _normal_density(t) * (t[1] - t[0])
     latent = u[..., None] + t
     return np.sum(
         weights * (latent * np.tanh(u[..., None] * latent) - u[..., None]) ** 2, axis=-1

@@ -1,4 +1,4 @@
-"""What the channels of phase retrieval declare."""
+"""Declarations that the real channels of phase retrieval share."""
 
 from smimbench import Capabilities
 
@@ -6,7 +6,7 @@ __all__ = ["SizeOfProjection"]
 
 
 class SizeOfProjection:
-    """Labels of the projections on one direction that do not see its sign."""
+    """Base class of channels whose labels depend on a projection of the signal but not on its sign."""
 
     version = 1
     capabilities = Capabilities(models=("sequence-multi-index",))

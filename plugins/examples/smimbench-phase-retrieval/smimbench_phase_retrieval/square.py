@@ -1,4 +1,4 @@
-"""Phase retrieval with noise, given by its likelihood alone: what is not written here the engine integrates."""
+"""Noisy phase retrieval, given by its likelihood alone; the engine integrates posterior and information."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["NoisySquare"]
 
 @dataclass(frozen=True)
 class NoisySquare(SizeOfProjection):
-    r"""The square of the projection of one token, with Gaussian noise.
+    r"""Channel of noisy phase retrieval: the square of the projection of one token, with Gaussian noise.
 
     .. math:: y = z^2 + \sqrt{\Delta}\, \xi
 
@@ -41,20 +41,22 @@ class NoisySquare(SizeOfProjection):
     def __post_init__(self) -> None:
         check_number("noise", self.noise, positive=True)
         if self.tokens != 1:
-            raise ParameterError("tokens", f"must be 1, got {self.tokens}")
+            raise ParameterError(
+                "tokens", f"must be 1 for this channel, got {self.tokens}"
+            )
 
     def predict(self, z: Any) -> Any:
-        """The label without its noise."""
+        """Noiseless label ``z^2`` of the latents z."""
         return z * z
 
     def vjp(self, z: Any, cotangent: Any) -> Any:
-        """Gradient of ``sum(cotangent * z^2)``. Without it the engine would take finite differences."""
+        """Gradient of ``sum(cotangent * z^2)``; without this method the engine would take finite differences."""
         return 2 * z * cotangent
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
         """Labels (..., n, 1, 1) of the latents; the noise is drawn from ``rng``, a NumPy generator."""
         if rng is None:
-            raise ValueError("rng is required: this channel is noisy")
+            raise ValueError("this channel is noisy, so forward needs a generator rng")
         noise = rng.standard_normal(tuple(z.shape))
         xp = namespace(z)
         return z * z + math.sqrt(self.noise) * xp.asarray(
@@ -62,6 +64,6 @@ class NoisySquare(SizeOfProjection):
         )
 
     def log_likelihood(self, y: Any, z: Any) -> Any:
-        """``log p(y | z)`` (n,)."""
+        """Log-likelihood ``log p(y | z)`` (n,) of the labels y given the latents z."""
         square = (y - z * z)[..., 0, 0] ** 2
         return -square / (2 * self.noise) - math.log(2 * math.pi * self.noise) / 2

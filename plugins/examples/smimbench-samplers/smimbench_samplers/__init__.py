@@ -1,4 +1,4 @@
-"""Samplers of the posterior for smimbench."""
+"""Posterior samplers as algorithms of smimbench."""
 
 from collections.abc import Callable
 from typing import Any

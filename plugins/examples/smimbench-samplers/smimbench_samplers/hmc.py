@@ -26,7 +26,7 @@ from smimbench.interfaces import (
 )
 from smimbench.problem import Problem
 from smimbench.theory import competing, limit_point, point_document, prior_moments
-from smimbench_samplers.posterior import LogPosterior, why_none
+from smimbench_samplers.posterior import LogPosterior, why_not_sampled
 
 FEWEST_CHAINS = 4
 """Chains that are run even where fewer samples are asked for: R-hat compares chains. Doubled, it sees smaller differences."""
@@ -41,7 +41,7 @@ FIRST_STEP = 0.1
 
 
 class HmcState(NamedTuple):
-    """State of the chains, which stand on the first axis; ``samples`` of them are averaged, the first ones."""
+    """State of all chains of a run; the chains are the first axis of its arrays."""
 
     target: LogPosterior
     directions: Array  # (M, numbers of a signal)
@@ -62,13 +62,15 @@ class HmcState(NamedTuple):
 
 
 class Mixing(OverlapRule):
-    """A run whose chains have not mixed is not trusted: ``Info.residual`` is R-hat - 1."""
+    """Stopping rule that marks a run as not converged if its chains have not mixed, by R-hat = 1 + ``Info.residual``."""
 
     def complaint(self) -> str | None:
-        """R-hat, where it is above ``MIXED``."""
+        """Reason why the run is not converged: R-hat above ``MIXED``; otherwise None."""
         r_hat = 1 + (math.inf if self.latest is None else self.latest.residual)
         return (
-            None if r_hat <= MIXED else f"not mixed: R-hat {r_hat:.3g} is above {MIXED}"
+            None
+            if r_hat <= MIXED
+            else f"the chains have not mixed: R-hat {r_hat:.3g} is above {MIXED}"
         )
 
 
@@ -133,21 +135,21 @@ class Hmc(Algorithm):
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why this posterior cannot be sampled, or None."""
-        return why_none(problem)
+        return why_not_sampled(problem)
 
     def plan(self, data: Data) -> Plan:
-        """All steps, with the chains as students; R-hat says whether the end is trusted."""
+        """Plan a run of a fixed number of steps, with the chains as students and R-hat as the criterion of convergence."""
         return Plan(self.steps, students=self._chains, stopping_rule=Mixing)
 
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
-        """``1 + 1/K`` times the Bayes-optimal error, or why it is not known whether chains get there."""
+        """Predict ``1 + 1/K`` times the Bayes-optimal error, or give the reason why chains may not reach it."""
         points = conditions.points or tuple(
             point_document(problem, point) for point in competing(problem, [alpha])[0]
         )
         if len(points) > 1:
-            return "two fixed points compete: chains from the prior may agree on the worse one, which R-hat cannot see"
+            return "two fixed points compete: chains from the prior may agree on the worse one, which R-hat cannot detect"
         K, truth, overlap = (
             self.samples,
             prior_moments(problem)[0],
@@ -163,7 +165,7 @@ class Hmc(Algorithm):
         )
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> HmcState:
-        """Chains at draws of the prior, and as many at a start that is given."""
+        """Start the chains at draws of the prior, and as many more at the given start, if there is one."""
         xp, kind = namespace(data.inputs), matching(data.inputs)
         target = LogPosterior(problem, data)
         shape = problem.components, data.dimension
@@ -181,29 +183,33 @@ class Hmc(Algorithm):
         )
         density, gradient = target(factor)
         log_step = xp.asarray(math.log(FIRST_STEP), **kind)
-        on_the_way = density, factor, factor, gradient, 0.0
-        return self._launched(
+        trajectory = density, factor, factor, gradient, 0.0
+        return self._begin_trajectory(
             HmcState(
                 target,
                 directions,
                 factor,
                 density,
                 gradient,
-                *on_the_way,
+                *trajectory,
                 log_step,
                 0 * log_step,
                 rng,
             )
         )
 
-    def _launched(self, state: HmcState) -> HmcState:
-        """The beginning of a trajectory: new momenta, and a step size that varies so that no orbit closes."""
+    def _begin_trajectory(self, state: HmcState) -> HmcState:
+        """Begin a trajectory: draw new momenta, and a random step size that prevents periodic orbits."""
         xp = namespace(state.factor)
         momentum = xp.asarray(
             state.rng.standard_normal(state.factor.shape), **matching(state.factor)
         )
         step = xp.exp(state.log_step) * state.rng.uniform(0.8, 1.2)
-        energy = state.density - _half_square(state.factor) - _half_square(momentum)
+        energy = (
+            state.density
+            - _half_squared_norm(state.factor)
+            - _half_squared_norm(momentum)
+        )
         return state._replace(
             position=state.factor,
             momentum=momentum,
@@ -215,7 +221,7 @@ class Hmc(Algorithm):
     def step(
         self, problem: Problem, data: Data, state: HmcState
     ) -> tuple[HmcState, Info]:
-        """One leapfrog step of every chain; at the end of a trajectory they accept it or not. The residual is R-hat - 1."""
+        """Make one leapfrog step of every chain and accept or reject at the end of a trajectory; the residual is R-hat - 1."""
         xp = namespace(state.factor)
         step: Any = state.stepping
         momentum = state.momentum + step / 2 * state.slope
@@ -233,17 +239,21 @@ class Hmc(Algorithm):
             with np.errstate(
                 all="ignore"
             ):  # a trajectory that left all bounds is not accepted
-                state = self._launched(self._ended(problem, state, density))
+                state = self._begin_trajectory(
+                    self._end_trajectory(problem, state, density)
+                )
         n, gradients = data.inputs.shape[0], state.evaluations
         return state, Info(state.r_hat - 1, samples=float(n * gradients))
 
-    def _ended(self, problem: Problem, state: HmcState, density: Array) -> HmcState:
-        """The end of a trajectory: accepted or not, and the step tuned or the draw kept."""
+    def _end_trajectory(
+        self, problem: Problem, state: HmcState, density: Array
+    ) -> HmcState:
+        """End a trajectory: accept or reject it, then tune the step size (warm-up) or store the draw."""
         xp = namespace(state.factor)
         gain = (
             density
-            - _half_square(state.position)
-            - _half_square(state.momentum)
+            - _half_squared_norm(state.position)
+            - _half_squared_norm(state.momentum)
             - state.energy
         )
         gain = xp.where(xp.isfinite(gain), gain, xp.full_like(gain, -math.inf))
@@ -283,35 +293,35 @@ class Hmc(Algorithm):
         state = state._replace(draws=(*state.draws, draw))
         ends = count == self.steps // self.leapfrog and len(state.draws) >= 4
         return (
-            state._replace(r_hat=float(np.max(_diagnosed(state, "rhat"))))
+            state._replace(r_hat=float(np.max(_diagnostics(state, "rhat"))))
             if ends
             else state
         )
 
     def estimate(self, state: HmcState) -> Array:
-        """Mean of the last samples, aligned by symmetry."""
+        """Mean of the last samples of the first K chains, after alignment by symmetry."""
         signals = state.target.factor.compose(state.factor[: self.samples, ...])
         return namespace(signals).mean(
             aligned_signals(state.target.problem, signals), axis=0
         )
 
     def findings(self, state: HmcState) -> dict[str, Any]:
-        """R-hat and effective sample size after the warm-up, the worst of log-likelihood and signal."""
+        """Worst R-hat and effective sample size after the warm-up, over log-likelihood and projections of the signal."""
         if len(state.draws) < 4:
             return {}
         return {
             "r_hat": [state.r_hat],
-            "effective_samples": [float(np.min(_diagnosed(state, "ess")))],
+            "effective_samples": [float(np.min(_diagnostics(state, "ess")))],
         }
 
 
-def _half_square(x: Array) -> Array:
-    """Half the squared length of every chain."""
+def _half_squared_norm(x: Array) -> Array:
+    """Half the squared norm ``|x|^2 / 2`` of each chain's array."""
     return namespace(x).sum(x * x, axis=tuple(range(1, x.ndim))) / 2
 
 
-def _diagnosed(state: HmcState, name: str) -> Any:
-    """R-hat or effective sample size of every number that is kept of the draws, by ``arviz_stats``; 1e6 and 0 where it stood."""
+def _diagnostics(state: HmcState, name: str) -> Any:
+    """R-hat or effective sample size of each stored number of the draws; 1e6 or 0 if a chain never moved."""
     draws = np.stack(read_together(*state.draws), axis=-1).astype(
         np.float64
     )  # (chains, numbers, draws)

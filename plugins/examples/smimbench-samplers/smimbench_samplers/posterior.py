@@ -15,20 +15,20 @@ from smimbench.interfaces import Array, Data
 from smimbench.problem import Problem
 
 
-def why_none(problem: Problem) -> str | None:
-    """Why a posterior has no density that a gradient can follow, or None."""
+def why_not_sampled(problem: Problem) -> str | None:
+    """Reason why hmc cannot sample the posterior of a problem (it has no differentiable density), or None."""
     channel: Any = problem.channel
     if not cast("Any", problem.prior).factor.gaussian:
-        return f"prior {problem.prior.name!r} has no factor of independent Gaussian entries, in which hmc moves"
+        return f"prior {problem.prior.name!r} has no factor with independent Gaussian entries, which hmc needs"
     if not is_noisy(channel, np.ones((2, problem.components, problem.model.sites))):
-        return f"labels of channel {channel.name!r} have no noise: their likelihood is no density, which hmc follows"
+        return f"labels of channel {channel.name!r} have no noise, so their likelihood is not a density that hmc can sample"
     if channel.log_partition is None and channel.log_likelihood is None:
-        return f"channel {channel.name!r} has neither log_likelihood nor log_partition, which hmc follows"
+        return f"channel {channel.name!r} has neither log_likelihood nor log_partition, one of which hmc needs"
     return None
 
 
 class LogPosterior:
-    r"""Log-likelihood of all labels at the factors (chains, ...), and its gradient with respect to them.
+    r"""Log-likelihood of all labels as a function of the factors (chains, ...) of the signal, with its gradient.
 
     A ``log_likelihood`` is differenced. A channel without one gives ``log Z(y_mu, z_mu, s I)``, the likelihood under more noise
     of so small a variance s on the latents that it changes nothing, with the gradient ``(E[z | y, z_mu, s I] - z_mu) / s``.
@@ -40,7 +40,7 @@ class LogPosterior:
         self.factor = cast("Any", problem.prior).factor
 
     def factor_of(self, signal: Array, like: Array) -> Array:
-        """A factor of the signal, or of the matrix of its rank that is closest to the signal, shaped like another factor."""
+        """Factor of the signal in the shape of ``like``, or of the closest matrix of that rank."""
         if self.factor.gram_scale is None:
             return signal
         xp = namespace(signal)
@@ -63,19 +63,19 @@ class LogPosterior:
         return closest[..., : like.shape[-1]]
 
     def __call__(self, factor: Array) -> tuple[Array, Array]:
-        """Log-likelihoods (chains,), and gradients shaped like the factors."""
+        """Return the log-likelihoods (chains,) at the factors, and their gradients."""
         with np.errstate(
             all="ignore"
         ):  # a trajectory that left all bounds is not accepted
             value, gradient = latent_gradient(
-                self.problem, self.data.inputs, factor, self._local
+                self.problem, self.data.inputs, factor, self._of_latents
             )
         return value, gradient
 
-    def _local(
+    def _of_latents(
         self, chunk: slice, z: Array, chains: tuple[int, ...]
     ) -> tuple[Array, Array]:
-        """Log-likelihoods (chains, samples) at the latents z (chains times samples, P, C), and the gradient."""
+        """Return log-likelihoods (chains, samples) at the latents z (chains * samples, P, C), and their gradient in z."""
         xp = namespace(z)
         channel: Any = self.problem.channel
         y = self.data.labels[chunk, ...]

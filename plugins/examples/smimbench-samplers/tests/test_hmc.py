@@ -305,7 +305,7 @@ def test_chains_in_equilibrium_are_ok_and_others_never():
     )
     early = run_once(easy, easy.instance(0.5, 12), Hmc(samples=2, steps=100))
     assert early.status == "not-converged"
-    assert "not mixed: R-hat" in early.reason
+    assert "have not mixed: R-hat" in early.reason
 
 
 def test_a_start_that_is_given_is_compared_with_the_prior():

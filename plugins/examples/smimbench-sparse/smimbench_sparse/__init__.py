@@ -11,6 +11,6 @@ __all__ = ["GaussBernoulli", "Rademacher", "Spectrum"]
 
 @hookimpl
 def smimbench_register_priors(register: Any) -> None:
-    """Called by smimbench when it looks for priors."""
+    """Register the priors of this package with smimbench."""
     for prior in (GaussBernoulli, Rademacher, Spectrum):
         register(prior)

@@ -28,13 +28,16 @@ from smimbench.numerics import inverse_root, normal_points
 
 __all__ = ["GaussBernoulli", "Rademacher"]
 
-_MOST_COMPONENTS = 8
+_MAX_COMPONENTS = 8
 _LARGEST_INFORMATION = 1e12
 """Information beyond which more makes no difference in double precision."""
 
 
 class _Mixture:
-    """Methods that both priors share; ``mixture`` has weight, mean and variance of each law, 0 and 1 in all."""
+    """Base class of priors with independent entries from a mixture of Gaussians, of mean 0 and variance 1 in total.
+
+    ``mixture`` holds weight, mean and variance of each Gaussian.
+    """
 
     version = 1
     capabilities = Capabilities(models=("sequence-multi-index",))
@@ -61,11 +64,11 @@ class _Mixture:
         return np.zeros((components, dimension))
 
     def second_moment(self, components: int) -> Any:
-        """``E[W W^T]/D = I`` (P, P)."""
+        """Second moment ``E[W W^T] / D = I`` (P, P) of the signal."""
         return np.eye(components)
 
     def mean_overlap(self, components: int) -> Any:
-        """Overlap that the prior mean holds: zeros (P, P)."""
+        """Overlap (P, P) of the prior mean with the signal: zeros."""
         return np.zeros((components, components))
 
     # -- inference ------------------------------------------------------------------------------------------------
@@ -74,7 +77,7 @@ class _Mixture:
         """Posterior mean (P, D) given ``R = W + Qhat^{-1/2} Z`` (P, D), and the mean posterior covariance (P, P)."""
         if tuple(Qhat.shape) != (R.shape[0], R.shape[0]):
             raise ValueError(
-                f"Qhat must have shape {(R.shape[0],) * 2}, got {tuple(Qhat.shape)}"
+                f"the information matrix Qhat must have shape {(R.shape[0],) * 2}, got {tuple(Qhat.shape)}"
             )
         xp = namespace(R)
         place = {"dtype": xp.float64, "device": array_api_compat.device(R)}
@@ -123,10 +126,10 @@ class _Mixture:
         return estimate, V
 
     def _patterns(self, components: int) -> list[tuple[float, Any, Any]]:
-        """Weight, mean (P,) and variances (P,) of all patterns of a column."""
-        if components > _MOST_COMPONENTS:
+        """Weight, means (P,) and variances (P,) of each way to assign the P components to Gaussians of the mixture."""
+        if components > _MAX_COMPONENTS:
             raise ValueError(
-                f"there can be at most {_MOST_COMPONENTS} components, got {components}"
+                f"this prior supports at most {_MAX_COMPONENTS} components, got {components}"
             )
         patterns = []
         for pattern in itertools.product(self.mixture, repeat=components):
@@ -136,7 +139,7 @@ class _Mixture:
         return patterns
 
     def overlap(self, Qhat: Any) -> Overlap:
-        """State-evolution map ``V = E Cov(w | R)``, ``Q = I - V``; ``Qhat`` (..., P, P), leading axes are a batch.
+        """State-evolution map from ``Qhat`` (..., P, P) to error ``V = E Cov(w | R)`` and overlap ``Q = I - V``.
 
         Quadrature for diagonal ``Qhat``, fixed quasi-random points (to about four digits) for any other.
         """
@@ -190,11 +193,11 @@ class GaussBernoulli(_Mixture):
 
     @property
     def mixture(self) -> tuple[tuple[float, float, float], ...]:
-        """The atom at 0 and the Gaussian law."""
+        """Weight, mean and variance of the atom at 0 and of the Gaussian."""
         return (1 - self.rho, 0.0, 0.0), (self.rho, 0.0, 1 / self.rho)
 
     def _scalar_error(self, information: Any) -> Any:
-        r"""``E Var(w | r)`` for ``r = w + x / sqrt(q)``.
+        r"""Mean posterior variance ``E Var(w | r)`` of an entry w given ``r = w + x / sqrt(q)``, with information q.
 
         In ``t = r sqrt(q)`` the two laws are N(0, 1) and N(0, 1 + q/rho). The trapezoidal rule in ``asinh t`` sees both.
         """
@@ -232,11 +235,11 @@ class Rademacher(_Mixture):
 
     @property
     def mixture(self) -> tuple[tuple[float, float, float], ...]:
-        """Two atoms."""
+        """Weight, mean and variance of the atoms at -1 and +1."""
         return (0.5, -1.0, 0.0), (0.5, 1.0, 0.0)
 
     def _scalar_error(self, information: Any) -> Any:
-        """``E cosh^{-2}(q + sqrt(q) x)``, by the trapezoidal rule between the two places where it can live."""
+        """Mean posterior variance ``E cosh^{-2}(q + sqrt(q) x)`` of an entry, with information q, by the trapezoidal rule."""
         root = np.sqrt(np.minimum(np.asarray(information, dtype=float), 2500.0))[
             ..., None
         ]

@@ -1,4 +1,4 @@
-"""Matrices of extensive rank with a spectrum of your own: a prior that gives its law of eigenvalues and nothing else."""
+"""Matrices of extensive rank with a given spectrum: a prior that defines its law of eigenvalues and nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Spectrum"]
 
 @dataclass(frozen=True)
 class Spectrum:
-    r"""Symmetric matrices ``S = O \Lambda O^T``, O uniformly random, with a law of eigenvalues of which some quantiles are known.
+    r"""Symmetric matrices ``S = O \Lambda O^T``, O uniformly random, with a law of eigenvalues given by quantiles.
 
     The N numbers are the quantiles at ``(i - 1/2) / N`` of the law, which is interpolated linearly between them and ends at
     the first and the last: two numbers are the uniform law between them. smimbench scales the law to unit variance, draws the
@@ -44,12 +44,12 @@ class Spectrum:
         values: Any = self.eigenvalues
         if not all(math.isfinite(value) for value in values) or len(set(values)) < 2:
             raise ParameterError(
-                "eigenvalues", "must be at least two different finite numbers"
+                "eigenvalues", "must list at least two different finite numbers"
             )
 
     @property
     def law(self) -> Law:
-        """Eigenvalues below which the fractions ``u`` of all lie, for a host array of numbers in (0, 1)."""
+        """Law of the eigenvalues, given by its quantile function on (0, 1)."""
         eigenvalues = np.sort(np.asarray(self.eigenvalues, dtype=float))
         return Law(
             quantile=lambda u: np.interp(
