@@ -132,18 +132,6 @@ def test_a_best_penalty_that_is_not_found_is_said(monkeypatch):
         best_penalty(SIGN, 7.0, "logistic", "posterior")
 
 
-def test_sampled_integrals_agree_with_quadrature(monkeypatch):
-    """The same labels without what makes quadrature possible."""
-    from smimbench_attention.algorithms.erm import integrals
-
-    exact = minima(PROBIT, 1.0, "logistic", 0.2)[0]
-    monkeypatch.setattr(integrals, "_sites_are_independent", lambda problem: False)
-    sampled = minima(PROBIT, 1.0, "logistic", 0.20000001)[1]
-    for one, other in zip(exact.overlaps, sampled.overlaps):
-        assert_allclose(one, other, rtol=0.05)
-    assert sampled.training_loss == pytest.approx(exact.training_loss, rel=0.05)
-
-
 def test_several_components_are_as_many_problems():
     two = sequence("linear", noise=0.3, components=2)
     one = Erm(penalty=0.1).theory(LINE, 0.6, Conditions())

@@ -295,6 +295,19 @@ def test_linear_labels_have_their_closed_form(algorithm):
     assert point.trajectory["samples"][-1] == algorithm.batch * algorithm.steps
 
 
+def descended(rng, teacher, student, steps, batch, rate, momentum=0.0):
+    """Students of many runs (runs, D) after online descent on linear labels, written out."""
+    size, velocity = teacher.shape[1], 0.0
+    for _ in range(steps):
+        x = rng.standard_normal((len(teacher), batch * SITES, size)) / np.sqrt(size)
+        noise = np.sqrt(NOISE) * rng.standard_normal(x.shape[:2])
+        gap = np.einsum("rbd,rd->rb", x, student - teacher) - noise
+        gradient = 2 * size / batch * np.einsum("rb,rbd->rd", gap, x)
+        velocity = momentum * velocity + gradient
+        student = student - rate * velocity
+    return student
+
+
 def test_the_mean_of_linear_descent_is_exact_at_every_dimension():
     """Ten dimensions and batches of three: 60,000 runs, written down here. The mean of a ratio is within its stated error."""
     size, batch, rate, momentum, runs = 10, 3, 0.02, 0.5, 60_000
@@ -305,19 +318,11 @@ def test_the_mean_of_linear_descent_is_exact_at_every_dimension():
         LINE, 1.0, Conditions(dimension=size, starts=(overlaps(1.0, 0.1, 0.9),))
     )
     rng = np.random.default_rng(3)
-    teacher, student, velocity = np.zeros((3, runs, size))
+    teacher, student = np.zeros((2, runs, size))
     teacher[:, 0], student[:, 0], student[:, 1] = (
         np.sqrt(size) * np.array([[1.0, 0.1, np.sqrt(0.89)]]).T
     )
-    for _ in range(algorithm.steps):
-        x = rng.standard_normal((runs, batch * SITES, size)) / np.sqrt(size)
-        gap = np.einsum("rbd,rd->rb", x, student - teacher) - np.sqrt(
-            NOISE
-        ) * rng.standard_normal(x.shape[:2])
-        velocity = momentum * velocity + 2 * size / batch * np.einsum(
-            "rb,rbd->rd", gap, x
-        )
-        student = student - rate * velocity
+    student = descended(rng, teacher, student, 25, batch, rate, momentum)
     mse = np.mean((student - teacher) ** 2, axis=1)
     cosine = (student[:, 0] ** 2) / np.sum(student**2, axis=1)
     assert abs(point.mse - mse.mean()) < 4 * mse.std() / np.sqrt(runs)
@@ -344,12 +349,7 @@ def test_without_runs_linear_labels_start_from_the_mean_over_all_signals():
     )
     rng = np.random.default_rng(5)
     teacher, student = rng.standard_normal((2, runs, size))
-    for _ in range(8):
-        x = rng.standard_normal((runs, batch * SITES, size)) / np.sqrt(size)
-        gap = np.einsum("rbd,rd->rb", x, student - teacher) - np.sqrt(
-            NOISE
-        ) * rng.standard_normal(x.shape[:2])
-        student = student - rate * 2 * size / batch * np.einsum("rb,rbd->rd", gap, x)
+    student = descended(rng, teacher, student, 8, batch, rate)
     mse = np.mean((student - teacher) ** 2, axis=1)
     assert abs(point.mse - mse.mean()) < 4 * mse.std() / np.sqrt(runs)
     assert point.mse_error == 0.0

@@ -10,7 +10,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
 from smimbench.backend.arrays import to_host
-from smimbench.backend.device import get_backend
 from smimbench.problem import instance as instance_module
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.run.cell import run_cell
@@ -249,27 +248,6 @@ def test_a_device_draws_no_sample_of_a_file_twice(backend, tmp_path, monkeypatch
     assert np.std(to_host(instance.labels) - z) == pytest.approx(
         math.sqrt(0.1), rel=0.3
     )
-
-
-@pytest.mark.parametrize("name", ["heavy-tails", "sphere"])
-@pytest.mark.parametrize("model", [MODEL, ATTENTION])
-def test_they_are_drawn_everywhere(backend, name, model):
-    """On the host, on a device, and as fresh samples: the same law, and labels that belong to the tokens."""
-    problem = problem_of(name, model, "linear")
-    host = problem.instance(2.0, 16)
-    device = problem.instance(2.0, 16, device=backend)
-    fresh, labels = host.data(get_backend("numpy")).fresh(np.random.default_rng(3), 200)
-    there = np.asarray(device.inputs) if backend.device is None else None
-    for x in (host.inputs, fresh, there):
-        if x is not None and name == "sphere":
-            assert_allclose(np.sum(x * x, axis=-1), 16, rtol=1e-12)
-        if x is not None and name == "heavy-tails":
-            assert (
-                stats.kstest(np.ravel(x), stats.t(5, scale=np.sqrt(0.6)).cdf).pvalue
-                > 1e-3
-            )
-    exact = problem.channel.forward(problem.model.forward(fresh, host.signal))
-    assert_array_equal(labels, exact)
 
 
 def test_no_theory_is_claimed_where_none_is_known(tmp_path, capsys):

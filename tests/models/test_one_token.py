@@ -14,19 +14,6 @@ def network(rho, noise=0.0, **channel):
     return attention("linear", 1, rho, noise=noise, **channel)
 
 
-def test_latents_are_centred_quadratic_forms(rng):
-    problem = network(0.5)
-    x = rng.standard_normal((7, 1, 9))
-    S = problem.prior.sample(rng, 1, 9)
-    expected = (
-        np.einsum("na,ab,nb->n", x[:, 0], S[0], x[:, 0]) - np.trace(S[0])
-    ) / np.sqrt(2 * 9)
-    assert np.allclose(problem.model.forward(x, S)[:, 0, 0], expected)
-    g = rng.standard_normal((7, 1, 1))
-    back = (g * problem.model.forward(x, S)).sum() * problem.model.adjoint_scale(9)
-    assert back == pytest.approx((problem.model.adjoint(x, g) * S).sum())
-
-
 @pytest.mark.parametrize(
     ("rho", "noise", "alpha", "mse"),
     [  # Bayes-optimal errors of arXiv:2408.03733, github.com/SPOC-group/ExtensiveWidthQuadraticSamples

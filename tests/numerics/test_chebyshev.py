@@ -46,14 +46,6 @@ def test_what_no_polynomial_follows_is_evaluated(rng):
     )
 
 
-def test_equal_points_at_a_jump(rng):
-    x = np.concatenate([np.full(100, 0.3), rng.uniform(0, 1, 500)])
-    function = Counted(lambda x: np.sign(x - 0.3), np.cos)
-    assert_allclose(
-        values_by_panels(function, x, np.array([1e-6, 1e-6])), function(x), atol=1e-5
-    )
-
-
 @pytest.mark.parametrize(
     "x", [[], [0.7], [0.7] * 40, [0.0] * 20 + [1.0] * 20, np.arange(NODES + 1.0)]
 )

@@ -8,7 +8,6 @@ from smimbench_attention.channels.sequence.softmax import one_layer as one_layer
 from smimbench_attention.priors.gaussian import Gaussian
 from smimbench_attention.priors.wishart import Wishart
 
-from smimbench.derive.sampled_information import sampled_moments
 from smimbench.interfaces import Channel, Posterior, Uncertain
 from smimbench.theory.component_ratios import components_decouple
 from smimbench.theory.continuation import Continuation
@@ -359,25 +358,6 @@ class Sampled(Channel):
             for p in range(P):
                 second[:, p, :, p, :] = y[:, p]
         return Posterior(mean, np.diag(v[:, 0]), second)
-
-
-@pytest.mark.parametrize("q", [(0.0, 0.0), (0.3, 0.0), (0.6, 0.2)])
-def test_sampled_moments_agree_with_closed_forms(q):
-    Q = np.diag(q)
-    V = np.eye(2) - Q
-    information, susceptibility = sampled_moments(Sampled(), 2, Q, V)
-    for a in range(2):
-        expected = one_layer.information(Q[a:, a:][:1, :1], V[a:, a:][:1, :1], 2).value[
-            0, 0
-        ]
-        if q[a] == 0:
-            assert information.value[a, a] == pytest.approx(0.0, abs=1e-12)
-            assert susceptibility.value[a, a] == pytest.approx(6.0, rel=1e-9)
-        else:
-            assert abs(information.value[a, a] - expected) < 4 * information.error[a, a]
-            assert information.error[a, a] < 0.03 * expected
-            assert susceptibility.value[a, a] == 0.0
-    assert abs(information.value[0, 1]) < 4 * information.error[0, 1] + 1e-12
 
 
 def test_thresholds_from_a_posterior_alone():

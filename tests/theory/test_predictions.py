@@ -8,7 +8,6 @@ import math
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
 from scipy import integrate, optimize
 from scipy.stats import chi
 
@@ -295,20 +294,6 @@ def test_sampling_agrees_with_closed_forms_within_its_error(problem, q, second):
     assert found.method.startswith("Monte Carlo")
     assert abs(float(found.value[0, 0]) - exact) <= 4 * error + 1e-12 * exact
     assert error <= 0.02 * exact
-
-
-def test_several_components_are_sampled_as_matrices():
-    problem = sequence(2, "linear", components=2, noise=0.5)
-    Q = np.array([[0.5, 0.1], [0.1, 0.3]])
-    V = np.eye(2) - Q
-    exact = 2 * np.linalg.inv(V + 0.5 * np.eye(2))
-    found = channel_information(
-        Bare(problem.channel), problem.model, np.stack([Q, Q]), np.stack([V, V])
-    )
-    assert found.value.shape == (2, 2, 2)
-    assert_array_equal(found.value[0], found.value[1])
-    assert (np.abs(found.value[0] - exact) <= 5 * found.error[0] + 1e-9).all()
-    assert float(np.max(found.error)) < 0.05
 
 
 def test_a_curve_that_was_sampled_says_so_and_holds_its_error():

@@ -271,17 +271,6 @@ def test_one_layer_known_leaves_a_linear_problem(rng):
     assert found.covariance[1, 1] == pytest.approx(0.7 / 3, rel=1e-3)
 
 
-def test_common_shift_of_the_last_layer_is_invisible(rng):
-    channel = TwoLayerAttention()
-    V = np.diag([0.4, 0.4])
-    y, omega, z = labelled(rng, channel, 50, np.eye(2), V)
-    shift = np.zeros((2, 3))
-    shift[1] = 5 / SCALE
-    assert_allclose(channel.forward(z + shift), y, atol=1e-12)
-    moved = channel.posterior(y, omega + shift, V).mean
-    assert_allclose(moved, channel.posterior(y, omega, V).mean + shift, atol=1e-9)
-
-
 @pytest.mark.parametrize(
     "V", [[[0.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, -1.0]], [[1.0, 1.0], [1.0, 1.0]]]
 )

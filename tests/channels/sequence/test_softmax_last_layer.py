@@ -8,8 +8,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
 from smimbench_attention.channels.sequence.softmax import last_layer as tables
 from smimbench_attention.channels.sequence.softmax.last_layer.posterior import (
-    DARKEST,
-    _gaussian,
     posterior_moments,
 )
 from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
@@ -239,16 +237,3 @@ def test_labels_that_fit_no_node_are_drawn_instead(monkeypatch):
     )
     assert "Sobol" in found.method
     assert np.isfinite(found.value).all()
-
-
-def test_weights_are_exact_down_to_the_last_that_counts_and_none_is_denormal():
-    square = np.concatenate([np.linspace(0.0, 400.0, 4001), [1e8, 1e16]]).astype(
-        np.float32
-    )
-    weight = _gaussian(square)
-    expected = np.exp(-0.5 * square.astype(float))
-    counts = square <= 2 * DARKEST
-    assert_allclose(weight[counts], expected[counts], rtol=2e-5)
-    assert weight.dtype == np.float32
-    assert np.all(weight[~counts] == 0)
-    assert np.all(weight[counts] >= np.finfo(np.float32).tiny)
