@@ -1,4 +1,4 @@
-r"""Sample ratio at which each component is at a fixed point: ``alpha_a(Q) = Qhat_aa / (kappa I_aa(Q))``.
+r"""Sample ratio ``alpha_a(Q) = Qhat_aa / (kappa I_aa(Q))`` at which component a is at a fixed point.
 
 A component that is not learned (``Q_aa`` at its lowest value) is stable below ``alpha_a``, the limit of the same ratio: with
 ``I_aa = lambda_a Q_aa`` and ``Q_aa = chi_a Qhat_aa`` it is ``1 / (kappa lambda_a chi_a)``.
@@ -30,7 +30,9 @@ ROOT = 0.02
 
 @dataclass(frozen=True)
 class TracingAccuracy:
-    """Accuracy with which a curve of fixed points is followed. Lengths are in coordinates of Qhat (logarithms).
+    """Numerical settings for tracing a curve of fixed points.
+
+    Lengths are in coordinates of Qhat (logarithms).
 
     Attributes
     ----------
@@ -90,7 +92,7 @@ SAMPLED = TracingAccuracy(
 
 
 class ComponentRatios:
-    """The functions ``alpha_a`` of a problem whose components decouple, over coordinates x of Qhat.
+    """Sample ratios ``alpha_a`` of all components as functions of coordinates x of Qhat, for decoupled components.
 
     The coordinate of a component that has information at the prior mean is ``log Qhat_aa``; of any other it is ``sqrt(l + ROOT)
     - sqrt(ROOT)``, ``l = log(1 + Qhat_aa - critical_a)``: beyond weak recovery alpha rises steeply at first, and a curve through
@@ -135,7 +137,7 @@ class ComponentRatios:
             self.critical[a] = self._critical(int(a))
 
     def _gained(self, qhat: float) -> Host:
-        """Overlap minus its lowest value (P,) when all components have this Qhat."""
+        """Overlap gained over its lowest value (P,) if all components have this Qhat."""
         # V keeps its digits where Q - bottom does not
         V = np.diagonal(self.overlap(np.full(len(self.second), qhat))[1])
         gained: Host = np.maximum(self.second - self.bottom - V, 0.0)
@@ -162,7 +164,7 @@ class ComponentRatios:
 
     @property
     def accuracy(self) -> TracingAccuracy:
-        """Accuracy settings for following the curve."""
+        """Numerical settings for tracing the curve of this problem."""
         return SAMPLED if self.sampled else EXACT
 
     def qhat(self, x: Host, learned: Sequence[int]) -> Host:
@@ -177,11 +179,11 @@ class ComponentRatios:
         return diagonal
 
     def gain(self, x: Host) -> Host:
-        """``Qhat_aa - critical_a`` at the coordinate x of a component without information at the prior mean."""
+        """Excess ``Qhat_aa - critical_a`` at coordinate x of a component without information at the prior mean."""
         return np.asarray(np.expm1(x * (x + 2 * np.sqrt(ROOT))))
 
     def overlap(self, qhat: Host) -> tuple[Host, Host]:
-        """Q and V (..., P, P) of a diagonal Qhat (..., P)."""
+        """Overlap Q and error V (..., P, P) of the prior at a diagonal Qhat (..., P)."""
         return overlap_at(self.problem, qhat[..., :, None] * np.eye(qhat.shape[-1]))
 
     @property
@@ -192,7 +194,7 @@ class ComponentRatios:
     def log_ratios(
         self, x: Host, learned: Sequence[int], *, rough: bool = False
     ) -> tuple[Host, Host]:
-        """Sample ratios ``log alpha_a`` (P,) and errors: of learned components at x; for others, where they become unstable.
+        """Compute ``log alpha_a`` (P,) and its error: at x if component a is learned, else where it becomes unstable.
 
         Infinite for components that no number of samples teaches. ``rough`` asks for differences: from few labels, the same at
         every overlap.
@@ -226,7 +228,7 @@ class ComponentRatios:
 
 
 def components_decouple(problem: Problem) -> bool:
-    """Whether diagonal overlaps stay diagonal, and components at their lowest overlap stay there while others are learned.
+    """Whether components decouple: diagonal overlaps stay diagonal, and unlearned components stay unlearned.
 
     The first by symmetry, where no label sees the sign of a component. Otherwise the information is probed at the prior mean
     and at two diagonal overlaps: its off-diagonal part has to vanish within its error. The second is what a channel claims

@@ -1,4 +1,4 @@
-r"""A test of channels and priors by draws: do the posterior and the denoiser obey the Nishimori identities?
+r"""Monte Carlo test whether the posterior of a channel and the denoiser of a prior obey the Nishimori identities.
 
 Theory makes it before it is computed with items of a third party, ``smimbench check`` with any.
 State evolution relies on both. On the Nishimori line they can be tested by themselves: with ``omega ~ N(0, Q)``,
@@ -39,7 +39,7 @@ REPORTED_SECONDS, REPORTED_POINTS = 4.0, 16
 TOKEN_SAMPLES, TOKEN_DIMENSION = 2000, 20
 """Size of the draw of inputs, where they may have any dimension; doubled, their variance is known 1.4 times better."""
 SMALLEST = 1e-3
-"""Unknown share of the signal below which points are not tested, for hardly any label tells there; doubled, fewer are tested."""
+"""Unknown share of the signal below which points are not tested, where labels hardly tell anything; doubled, fewer are."""
 
 
 def require_consistent(
@@ -50,7 +50,7 @@ def require_consistent(
     *,
     clock: Callable[[], float],
 ) -> None:
-    """Test the channel, the prior and Gaussian inputs of a problem.
+    """Test by random draws that the channel, prior and inputs of a problem are consistent with state evolution.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def require_consistent(
     Raises
     ------
     ProblemError
-        In one line: which item, which test, what was found.
+        If a test fails; the message names item, test and numbers.
     """
     if kinds is None:
         _require_standard_inputs(problem, seed)
@@ -82,7 +82,7 @@ def require_consistent(
 
 
 def _require_prior(prior: PriorTest, P: int) -> None:
-    """Test a prior for signals of P components."""
+    """Test the moments and the denoiser of a prior for signals of P components."""
     signal = prior.ask("sample", prior.rng("signal, form"), P, prior.fewest)
     # Before its moments, which may be derived from denoise.
     prior.denoised(np.asarray(signal, dtype=float), np.eye(P))
@@ -99,12 +99,12 @@ def _require_prior(prior: PriorTest, P: int) -> None:
     unlearned_V = np.asarray(prior.ask("overlap", 1e-9 * inverse).V)
     if not np.allclose(unlearned_V, variance, rtol=0, atol=0.01 * variance.max()):
         raise prior.fail(
-            "overlap: V must be second_moment - mean_overlap where nothing is known"
+            "overlap: V must equal second_moment - mean_overlap as Qhat vanishes"
         )
 
 
 def _require_standard_inputs(problem: Problem, seed: int) -> None:
-    """Refuse inputs of a third party whose tokens are not of mean 0 and variance 1, although theory is to be exact for them."""
+    """Raise a ProblemError if Gaussian inputs of a plugin do not have mean 0 and variance 1."""
     law = problem.inputs
     if not law.gaussian or not _is_third_party(problem, "inputs"):
         return
@@ -123,7 +123,7 @@ def _require_standard_inputs(problem: Problem, seed: int) -> None:
 def require_consistent_at(
     problem: Problem, points: Sequence[tuple[Host, Host]], *, clock: Callable[[], float]
 ) -> None:
-    """Repeat the test at some of the ``(Q, V)`` of the points to be reported.
+    """Repeat the consistency test at some of the overlaps and errors (Q, V) to be reported.
 
     Raises
     ------

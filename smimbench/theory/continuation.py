@@ -1,5 +1,4 @@
-r"""Follows the curve of fixed points of a problem whose components are learned one after the other, from bifurcation to
-bifurcation.
+r"""Numerical continuation of the curve of fixed points when components are learned one after the other.
 
 Where no label sees the sign of a component, or components do not mix for another reason, overlaps that start diagonal stay
 diagonal, and at a fixed point every component tells the sample ratio by itself:
@@ -43,7 +42,7 @@ MOST_FITTED = 4
 
 
 class Continuation:
-    """Follows the curve of fixed points that starts at the prior mean.
+    """Numerical continuation of the curve of fixed points that starts at the prior mean.
 
     Parameters
     ----------
@@ -104,7 +103,7 @@ class Continuation:
     def _bifurcate(
         self, node: Node, stage: Stage, component: int, error: float
     ) -> None:
-        """Start a stage with one more dimension where component ``new`` becomes unstable, at ``node``."""
+        """Start a new stage at ``node``, where another component becomes unstable and is learned from there on."""
         self.finished = not np.isfinite(node.log_alpha)
         if self.finished:
             return
@@ -126,12 +125,12 @@ class Continuation:
     # -- following the curve ------------------------------------------------------------------------------------------
 
     def follow(self, *, until: float | None = None) -> None:
-        """Follow the curve to its end, or until alpha has passed ``until``."""
+        """Trace the curve to its end, or until alpha exceeds ``until``."""
         while not self.finished and not (until is not None and self._passed(until)):
             self._advance(self.stages[-1])
 
     def _passed(self, alpha: float) -> bool:
-        """Whether the curve has passed alpha and its last node has the largest alpha so far."""
+        """Whether the traced curve has passed alpha and its last node has the largest alpha so far."""
         nodes = self.stages[-1].nodes
         return (
             len(nodes) > 1
@@ -218,7 +217,7 @@ class Continuation:
         )
 
     def _found_ahead(self, stage: Stage, origin: Node) -> Node | None:
-        """Next node among those found too early, if the curve is known accurately enough up to it."""
+        """Next of the nodes computed ahead, if the curve up to it is known accurately enough; otherwise None."""
         if not stage.ahead:
             return None
         node = stage.ahead[-1]
@@ -235,7 +234,7 @@ class Continuation:
         return None
 
     def _next_bifurcation(self, stage: Stage) -> float:
-        """Expected distance to the point where another component becomes unstable, plus a margin, from the last two nodes."""
+        """Extrapolated distance to the next bifurcation, plus a margin, from the last two nodes."""
         if len(stage.nodes) < 2:
             return np.inf
         previous, latest = stage.nodes[-2:]
@@ -250,7 +249,7 @@ class Continuation:
         return 1.15 * float(steps * np.linalg.norm(latest.x - previous.x))
 
     def _ahead(self, stage: Stage, tangent: Host, step: float) -> tuple[Host, Host]:
-        """Expected position on the curve after a step, and the direction there.
+        """Extrapolate the curve: expected position after a step, and the direction there.
 
         Sampled nodes are expensive: the curve through the last few, and along its tangent at the last, is continued. Equal random
         points at all nodes give them similar errors, which hardly bend it.
@@ -270,7 +269,7 @@ class Continuation:
         return end, (end - previous) / np.linalg.norm(end - previous)
 
     def _mismatch(self, stage: Stage, origin: Node, node: Node) -> float:
-        """Distance of log alpha at a new node from its extrapolation, by the tangent or by a polynomial of more nodes."""
+        """Difference between log alpha at a new node and its extrapolation from earlier nodes."""
         line = origin.log_alpha + float(
             (origin.slope @ (node.x - origin.x))[stage.moving].mean()
         )
@@ -287,7 +286,7 @@ class Continuation:
         return float(np.abs(node.log_alpha - np.array(expected)).min())
 
     def _immediate(self, stage: Stage) -> bool:
-        """Check whether another component is already unstable where a stage starts, or must wait for its own alpha."""
+        """Start the next stage at once if another component is already unstable where this stage starts."""
         node = stage.nodes[0]
         unlearned = [a for a in range(len(node.log_ratios)) if a not in stage.learned]
         component = min(unlearned, key=lambda a: node.log_ratios[a], default=None)
@@ -307,7 +306,7 @@ class Continuation:
     def _bifurcation_between(
         self, stage: Stage, origin: Node, node: Node, tangent: Host
     ) -> bool:
-        """Find a component that becomes unstable between two nodes, on the part of the curve reached from below."""
+        """Locate the bifurcation between two nodes, where another component becomes unstable, if there is one."""
         unlearned = (a for a in range(len(node.log_ratios)) if a not in stage.learned)
         unstable = [a for a in unlearned if node.log_ratios[a] <= node.log_alpha]
         if not unstable or node.log_alpha < self.highest:
@@ -346,7 +345,7 @@ class Continuation:
             return point.log_alpha - float(point.log_ratios[component])
 
         def points_near(count: int) -> Host:
-            """Positions, gaps and log alphas of points next to the crossing, or of all points if noise hides which are next."""
+            """Positions, gaps and log alphas of the points nearest to the crossing, or of all if noise hides it."""
             rows = np.array(
                 [(position, gap(point), point.log_alpha) for position, point in points]
             )
@@ -406,7 +405,7 @@ class Continuation:
         rise: float,
         rise_of_new: float,
     ) -> float:
-        """Error of log alpha where component ``new`` becomes unstable.
+        """Numerical error of log alpha at a bifurcation, where another component becomes unstable.
 
         To first order the errors e of the ``log alpha_a`` move the coordinates of the moving components, too:
         ``slope_a . dx + e_a`` is the same for all of them and for the new one. Along the ``step`` between two nodes they are
@@ -435,14 +434,14 @@ class Continuation:
         return reached, reached and previous_gap * gap <= 0
 
     def _is_known(self, stage: Stage, node: Node, share: float) -> bool:
-        """Whether the errors of all components are below this share of the second moment."""
+        """Whether the MSE of all components is below this fraction of the second moment."""
         V = np.diagonal(self.ratios.overlap(self.ratios.qhat(node.x, stage.learned))[1])
         return len(stage.learned) == len(V) and bool(
             (self.ratios.second * share > V).all()
         )
 
     def _check_end(self, stage: Stage, node: Node) -> None:
-        """End the curve at perfect recovery or a limit; if only some components are recovered, start a stage with the rest."""
+        """End the curve at perfect recovery; if only some components are recovered, start a stage with the others."""
         qhat = self.ratios.qhat(node.x, stage.learned)
         recovered = [a for a in stage.moving if qhat[a] > self.ratios.accuracy.highest]
         perfect = [*stage.perfect, *recovered]
@@ -467,7 +466,7 @@ class Continuation:
 
 
 def _crossing(positions: Host, gaps: Host) -> float:
-    """Position where a component's gap vanishes, from a parabola through known points between two nodes."""
+    """Position where the stability gap of a component vanishes, from a parabola through computed points."""
     inside = [
         root.real
         for root in _roots(positions, gaps, min(2, len(gaps) - 1))

@@ -58,14 +58,14 @@ PROBES = (0.5, 0.8, 0.97)
 
 
 class Solved(NamedTuple):
-    """A prediction and the fixed point from which it was computed."""
+    """Prediction together with the fixed point from which it was computed."""
 
     prediction: Prediction
     fixed_point: FixedPoint
 
 
 class CoupledCurve(Curve):
-    """Curve of fixed points for coupled components."""
+    """Fixed points of coupled components, solved at every sample ratio separately."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -73,7 +73,7 @@ class CoupledCurve(Curve):
 
     @cached_property
     def _from_prior_mean(self) -> tuple[Host, float]:
-        """Information at the prior mean, and the Qhat that leaves the prior mean if it is an unstable fixed point."""
+        """Information at the prior mean, and an initial Qhat, perturbed if the prior mean is an unstable fixed point."""
         information = information_at(
             self.problem, *overlap_at(self.problem, 0 * self.identity)
         )
@@ -84,11 +84,11 @@ class CoupledCurve(Curve):
     def predict(
         self, alphas: Sequence[float], branch: str = "uninformed"
     ) -> list[Prediction]:
-        """The fixed point of one branch at every sample ratio."""
+        """Solve for the fixed point of one branch at every sample ratio."""
         return [self.solve(alpha, branch).prediction for alpha in alphas]
 
     def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
-        """Fixed points of both branches for every sample ratio, the Bayes-optimal one first."""
+        """Solve for the fixed points of both branches at every sample ratio, the Bayes-optimal one first."""
         return [self._competing(alpha) for alpha in alphas]
 
     def _competing(self, alpha: float) -> list[Prediction]:
@@ -126,7 +126,7 @@ class CoupledCurve(Curve):
         branch: str = "uninformed",
         other_branch: Solved | None = None,
     ) -> Solved:
-        """The fixed point of one branch.
+        """Solve for the fixed point of one branch at one sample ratio.
 
         The error of V is what the numerical error of the information does to it, through the response of V to alpha, plus what
         is left of the residual. ``other`` is the other branch: where this one arrives at the same fixed point it is not looked
@@ -170,7 +170,7 @@ class CoupledCurve(Curve):
         return Solved(_prediction(problem, alpha, solution, branch), solution)
 
     def thresholds(self) -> Thresholds:
-        """Critical sample ratios; a hard phase is searched for at a few of them."""
+        """Critical sample ratios of the problem; a hard phase is searched for at a few sample ratios."""
         problem, perfect = self.problem, self.perfect
         bottom = prior_moments(problem)[1]
         Q, V = overlap_at(problem, 0 * self.identity)
@@ -205,7 +205,10 @@ class CoupledCurve(Curve):
         return thresholds_with_reasons(weak, perfect, [], hard, reasons)
 
     def _spectral_threshold(self, Q: Host, V: Host) -> Threshold | None:
-        r"""Sample ratio where the prior mean becomes unstable: ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T`` has eigenvalue 1."""
+        r"""Weak-recovery threshold, the sample ratio where the prior mean becomes unstable.
+
+        There ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T`` has the eigenvalue 1.
+        """
         value, error = linear_response(self.problem, Q, V)
         P, kappa = len(Q), float(self.problem.model.kappa)
         eigenvalues, vectors = np.linalg.eig(value.reshape(P * P, P * P))
@@ -223,7 +226,7 @@ class CoupledCurve(Curve):
 def _prediction(
     problem: Problem, alpha: float, solution: FixedPoint, branch: str
 ) -> Prediction:
-    """Prediction of a fixed point; its error comes from the response to alpha, by a second fixed point nearby."""
+    """Prediction at a fixed point, with its error from the response to a small change of alpha."""
     size = 0.01 if solution.offset is None else 0.05  # rough values may jump by 1e-3
     shift = size if branch == "uninformed" else -size
     # A residual far below the shift is enough.
@@ -253,7 +256,7 @@ def _prediction(
 
 
 def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host | None:
-    """Iterate upwards from below the uninformed fixed point: Qhat just below it, or None if this leads to perfect recovery.
+    """Iterate upwards to the uninformed fixed point; return Qhat just below it, or None at perfect recovery.
 
     The map is monotone: from below its lowest fixed point, Qhat grows in all directions until that point, where the growth
     vanishes. So the way is free where the growth stays positive, however small it is between. Close to perfect recovery
@@ -342,7 +345,7 @@ def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
 def free_entropy_between(
     problem: Problem, alpha: float, start_qhat: Host, end_qhat: Host
 ) -> tuple[float, float]:
-    """Free entropy at Qhat = ``second`` minus that at Qhat = ``first``, both (P, P), and its error.
+    """Free-entropy difference between two values of Qhat (P, P), end minus start, and its error.
 
     The path goes straight in ``log(1 + Qhat)``; 12 Gauss-Legendre nodes.
     """

@@ -1,4 +1,4 @@
-r"""Base class of curves of fixed points over the sample ratio: competing branches, transitions between them, thresholds.
+r"""Base class of curves of fixed points over the sample ratio: branches, phase transitions, thresholds.
 
 Which of several fixed points is Bayes-optimal follows from the replica-symmetric free entropy. Its gradient is
 
@@ -43,14 +43,14 @@ NEVER_PERFECT = "with noisy or discrete labels the error never reaches zero"
 
 
 class TurningPoint(NamedTuple):
-    """Sample ratio at which a curve turns, and whether it is the largest nearby or the smallest."""
+    """Turning point of a curve of fixed points: the sample ratio, and whether it is a local maximum."""
 
     threshold: Threshold
     is_peak: bool
 
 
 class Curve(ABC):
-    """Fixed points of a problem as a function of the sample ratio.
+    """Curve of fixed points of a problem as a function of the sample ratio.
 
     Makers give ``predict``, ``turning_points`` and ``segments``; branches, hard phase and free entropy are read here.
     """
@@ -64,26 +64,26 @@ class Curve(ABC):
 
     @cached_property
     def states_equations(self) -> bool:
-        """Whether labels are equations for their latents: ``kappa I -> E / V`` makes the free entropy infinite at V = 0."""
+        """Whether noiseless labels act as equations for the latents, so that the free entropy diverges at V = 0."""
         return True
 
     @abstractmethod
     def predict(
         self, alphas: Sequence[float], branch: str = "uninformed"
     ) -> list[Prediction]:
-        """The fixed point of one branch at every sample ratio."""
+        """Predict the fixed point of one branch at every sample ratio."""
 
     @abstractmethod
     def thresholds(self) -> Thresholds:
-        """All critical sample ratios."""
+        """Critical sample ratios of the problem."""
 
     @cached_property
     def turning_points(self) -> list[TurningPoint]:
-        """Where alpha turns along the curve by more than its numerical error; none where the branch is unique."""
+        """Turning points of alpha along the curve, beyond numerical error; empty if the branch is unique."""
         raise NotImplementedError
 
     def segments(self) -> list[Segment]:
-        """The whole curve on fine grids."""
+        """Complete curve, sampled on fine grids, one per segment."""
         raise NotImplementedError
 
     @cached_property
@@ -92,7 +92,7 @@ class Curve(ABC):
         return Potential(self.segments(), np.diagonal(second - bottom))
 
     def free_entropy(self, point: Prediction) -> tuple[float, float]:
-        """Free entropy of a point of the curve minus that of the prior mean, and its error."""
+        """Free entropy of a fixed point relative to the prior mean, and its numerical error."""
         if self.states_equations and not point.V.any():
             return float("inf"), 0.0
         return self._potential.at(point.alpha, np.diagonal(point.V))
@@ -104,7 +104,7 @@ class Curve(ABC):
         return bool(np.all(apart <= 1e-6 * scale + 2 * (low.error + high.error)))
 
     def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
-        """All relevant fixed points at every sample ratio, the Bayes-optimal one first.
+        """Predict all competing fixed points at every sample ratio, the Bayes-optimal one first.
 
         One prediction with branch ``"unique"`` where the two branches meet; otherwise both, each with its free entropy
         (larger is better; infinite for perfect recovery of continuous signals from noiseless labels).
@@ -123,11 +123,11 @@ class Curve(ABC):
         return branches
 
     def batches(self, alphas: Sequence[float]) -> list[list[float]]:
-        """Groups of sample ratios that are solved together; no result depends on the grouping."""
+        """Split sample ratios into groups that are solved together; predictions do not depend on the grouping."""
         return [list(alphas)] if alphas else []
 
     def hard_phase(self) -> HardPhase | None:
-        """Sample ratios at which the Bayes-optimal error is below the uninformed branch; None if it never is."""
+        """Hard phase: sample ratios where the Bayes-optimal error is below the uninformed branch; None if there is none."""
         turning = self.turning_points
         peaks = [point.threshold for point in turning if point.is_peak]
         if not peaks:
@@ -143,7 +143,7 @@ class Curve(ABC):
         return None if optimal is None else HardPhase(low, optimal, top)
 
     def _lead(self, alpha: float) -> tuple[float, float]:
-        """Free entropy of the informed branch minus that of the uninformed one, and its error; 0 where they meet."""
+        """Free entropy of the informed minus that of the uninformed branch, and its error; 0 where the branches meet."""
         low, high = (
             self.predict([alpha], branch)[0] for branch in ("uninformed", "informed")
         )
@@ -156,7 +156,7 @@ class Curve(ABC):
         return free - stuck, stuck_error + free_error
 
     def transition(self, low: Threshold, top: float) -> Threshold | None:
-        """Sample ratio where the informed branch becomes the Bayes-optimal one; None if it never does.
+        """Information-theoretic transition, where the informed branch becomes Bayes-optimal; None if it never does.
 
         Parameters
         ----------
@@ -212,7 +212,7 @@ class Segment:
 
 
 class Potential:
-    r"""Free entropy along a curve of fixed points, less that of the prior mean: the rule of equal areas.
+    r"""Free entropy along a curve of fixed points relative to the prior mean, by the equal-area rule.
 
     ``(1/2) \int \sum_a (kappa alpha I_aa - Qhat_aa) dQ_aa`` is linear in the sample ratio, and on the curve ``kappa I = Qhat /
     alpha(s)``: no normalizer of the channel is needed, and two integrals are all that there is.
@@ -251,7 +251,7 @@ class Potential:
             self.before = area * np.array([np.exp(-segments[0].log_alpha[0]), 1.0, 0.0])
 
     def at(self, alpha: float, V: Host) -> tuple[float, float]:
-        """Free entropy of the point of the curve where the error is V (P,), at a sample ratio; and its numerical error."""
+        """Free entropy at the point of the curve with error V (P,), for a given sample ratio, and its numerical error."""
         goal = -np.log(max(float(V.sum()), 1e-300))
         fine, coarse = self.before, self.before
         for depth, position, fine_integral, coarse_integral in self.segments:
@@ -270,7 +270,7 @@ class Potential:
 
 
 def branch_ends(ratios: Host, ratios_asked: Host, branch: str) -> Host:
-    """Index along a curve (n,) of the node before which a branch has each of the ``wanted`` ratios (k,); n beyond the last.
+    """Index of the node on a curve (n,) where a branch reaches each requested sample ratio (k,); n if it never does.
 
     The uninformed branch comes from the first node and ends where the ratio is reached, the informed one from the last.
     """
@@ -281,7 +281,7 @@ def branch_ends(ratios: Host, ratios_asked: Host, branch: str) -> Host:
 
 
 def aitken(a: float, b: float, c: float) -> float:
-    """Limit of a sequence by Aitken's extrapolation; one that moves further than the sequence itself did is noise."""
+    """Extrapolate the limit of a sequence from three terms by Aitken's method, unless the step is only noise."""
     step, bend = c - b, (c - b) - (b - a)
     if not abs(bend) > 1e-13 * abs(c):
         return c
@@ -290,7 +290,7 @@ def aitken(a: float, b: float, c: float) -> float:
 
 
 def perfect_prediction(problem: Problem, alpha: float, branch: str) -> Prediction:
-    """Prediction at perfect recovery: zero error, known exactly."""
+    """Prediction of perfect recovery: exactly zero error."""
     zero = np.zeros(problem.components)
     second = prior_moments(problem)[0]
     return Prediction(
@@ -305,7 +305,7 @@ def perfect_prediction(problem: Problem, alpha: float, branch: str) -> Predictio
 
 
 def bayes_optimal_first(pair: list[Prediction]) -> list[Prediction]:
-    """Competing predictions, the one with the largest free entropy first."""
+    """Sort two competing predictions by free entropy, the largest (Bayes-optimal) first."""
     return sorted(
         pair, key=lambda p: -p.free_entropy if p.free_entropy is not None else 0.0
     )
@@ -318,7 +318,7 @@ def thresholds_with_reasons(
     hard: HardPhase | None,
     reasons: dict[str, str],
 ) -> Thresholds:
-    """Thresholds, with a reason for each that does not exist; what ``reasons`` leave out is said in general words."""
+    """Build the thresholds of a problem, with a reason for each one that does not exist."""
     thresholds = Thresholds(weak, perfect, tuple(sequential), hard)
     every = {
         "sequential": reasons["weak_recovery"],
@@ -332,7 +332,7 @@ def thresholds_with_reasons(
 
 
 def perfect_limit(problem: Problem) -> Threshold | None:
-    r"""Sample ratio above which zero error is stable; None if errors never vanish.
+    r"""Perfect-recovery threshold: sample ratio above which zero error is stable; None if errors never vanish.
 
     As V -> 0 noiseless labels become linear equations, ``kappa alpha tr(V I) -> kappa alpha E`` with E their number, and the
     prior allows ``tr(V Qhat) -> U``, its number of unknowns. Where all components share the equations, ``alpha = U / (kappa
@@ -361,7 +361,7 @@ def perfect_limit(problem: Problem) -> Threshold | None:
     tilt = np.ones(P)
 
     def measure(scale: float) -> tuple[Host, float, float] | None:
-        """Sample ratio at which each component is at a fixed point, its relative error, and the total number of equations."""
+        """Sample ratio of each component at a small error ``scale``, its relative error, and the number of equations."""
         Q, V, _ = at(scale / tilt)
         information = information_at(problem, Q, V)
         value, error = diagonals(information)
@@ -413,12 +413,12 @@ def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:
     prior_variance = np.diagonal(second - bottom)
 
     def log_share(log_scale: float) -> float:
-        """Logarithm of the largest unknown share of a component."""
+        """Logarithm of the largest MSE over second moment of a component."""
         V = overlap_at(problem, np.exp(log_scale) * np.eye(P))[1]
         return float(np.log(max(np.max(np.diagonal(V) / prior_variance), 1e-300)))
 
     def ratio(share: float) -> float:
-        """Sample ratio that leaves an unknown share."""
+        """Sample ratio at the fixed point with this fraction of unexplained variance."""
         x = brentq(
             lambda log_scale: log_share(log_scale) - np.log(share),
             -np.log(1e9),

@@ -1,4 +1,4 @@
-"""Parts of a curve of fixed points: nodes, stages of nodes, interpolation between nodes, and corrections towards the curve."""
+"""Parts of a traced curve of fixed points: nodes, stages, interpolation, and corrections towards the curve."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Interpolant = Callable[..., "Host"]
 
 @dataclass
 class Node:
-    """One computed fixed point on the curve.
+    """Node of a traced curve: one computed fixed point.
 
     Attributes
     ----------
@@ -46,16 +46,17 @@ class Node:
 
     @property
     def total_error(self) -> Host:
-        """Error of ``log_alpha`` from each component (P,)."""
+        """Total numerical error (P,) of ``log_alpha`` according to each component."""
         return self.error + self.residual
 
 
 @dataclass(eq=False)
 class Stage:
-    """Part of the curve on which the components ``learned`` are learned; ``new_components`` determine its initial direction.
+    """Stage of a traced curve: the part between two bifurcations, on which the same components are learned.
 
-    The components ``perfect`` among them have reached their end before the others; they stay where they are. Nodes ``ahead``, the
-    farthest first, were found before those that the curve needs on the way to them.
+    ``new_components`` determine its initial direction. The components ``perfect`` among the learned ones
+    have reached their end before the others; they stay where they are. Nodes ``ahead``, the farthest first, were found before
+    those that the curve needs on the way to them.
     """
 
     learned: list[int]
@@ -68,15 +69,15 @@ class Stage:
 
     @property
     def moving(self) -> list[int]:
-        """Learned components that have not reached their end."""
+        """Learned components that have not yet reached perfect recovery."""
         return [a for a in self.learned if a not in self.perfect]
 
     def mean_error(self, node: Node) -> float:
-        """Root mean square over the moving components of the error of ``log_alpha`` at a node."""
+        """Error of ``log_alpha`` at a node, root mean square over the moving components."""
         return float(np.sqrt((node.total_error[self.moving] ** 2).mean()))
 
     def interpolants(self) -> tuple[Interpolant, Interpolant]:
-        """The curve (x and log alpha) as a function of its length: a smooth interpolant, and a cautious one for comparison."""
+        """Two interpolants of the curve (x and log alpha) over arc length: a smooth one, a cautious one for its error."""
         from scipy.interpolate import CubicSpline, PchipInterpolator
 
         s, values = (
@@ -99,22 +100,23 @@ class Stage:
 
 @dataclass
 class Neighbours:
-    """Interpolation through nodes ``(s_k, values_k)``: a cubic through the four nearest nodes, at the ends a parabola through
-    three.
+    """Local interpolation of nodes ``(s_k, values_k)`` by the cubic through the four nearest nodes.
+
+    At the ends it is a parabola through three nodes.
     """
 
     s: Host
     values: Host
 
     def __call__(self, position: float) -> Host:
-        """Interpolated values at one position."""
+        """Interpolate the values at one position."""
         k = int(np.clip(np.searchsorted(self.s, position), 1, len(self.s) - 1))
         near = slice(max(0, k - 2), k + 2)
         return polynomial(self.s[near], self.values[near], position)
 
 
 def lengths(nodes: list[Node]) -> Host:
-    """Arc lengths (n,) of the nodes, from the first."""
+    """Arc lengths (n,) of the nodes, measured from the first node."""
     x = np.array([node.x for node in nodes])
     return np.concatenate(
         [[0.0], np.cumsum(np.linalg.norm(np.diff(x, axis=0), axis=1))]
@@ -131,7 +133,7 @@ def polynomial(
 
 
 def change(start: Host, end: Host) -> Host:
-    """Difference of two values where both are finite, 0 elsewhere."""
+    """Elementwise difference end - start where both are finite, 0 elsewhere."""
     is_finite = np.isfinite(start) & np.isfinite(end)
     return np.where(
         is_finite, np.where(is_finite, end, 0.0) - np.where(is_finite, start, 0.0), 0.0
@@ -139,7 +141,7 @@ def change(start: Host, end: Host) -> Host:
 
 
 class Corrector:
-    """Finds points of the curve on which the ``alpha_a`` of all moving components agree.
+    """Corrector of the continuation: finds points where the ``alpha_a`` of all moving components agree.
 
     Parameters
     ----------
@@ -150,7 +152,7 @@ class Corrector:
         self.ratios = ratios
 
     def differentiate(self, stage: Stage, node: Node) -> Host:
-        """Finite differences of the log alpha_a at a node, and the base values of log alpha_a.
+        """Set the slopes of log alpha_a at a node by finite differences, and return their base values.
 
         Where information is sampled all of them come from few labels, the same at every overlap. A node where that has been done
         for some components needs it for those that are ``new`` only.
@@ -171,7 +173,7 @@ class Corrector:
         return centre
 
     def tangent(self, stage: Stage, slope: Host) -> Host:
-        """Forward direction of the curve at a node with this slope."""
+        """Unit tangent, the forward direction of the curve, at a node with this slope."""
         moving = stage.moving
         tangent = np.zeros(len(slope))
         if len(moving) == 1:
@@ -187,7 +189,7 @@ class Corrector:
         return tangent if forward > 0 else -tangent
 
     def _across(self, moving: list[int], slope: Host, tangent: Host) -> Host:
-        """Differences of the moving components' slopes, with the direction along the curve as last row."""
+        """Linear system of a correction: slope differences of the moving components, and the tangent as last row."""
         block = slope[np.ix_(moving, moving)]
         return np.vstack([block[1:] - block[:1], tangent[moving]])
 
@@ -216,7 +218,7 @@ class Corrector:
         return step
 
     def inside(self, stage: Stage, start: Host, end: Host) -> Host:
-        """Limit ``end`` so that a learned component moves at most two thirds of the way back to its lowest overlap."""
+        """Limit a step so that a learned component moves at most two thirds of the way back to its lowest overlap."""
         bounded = [a for a in stage.moving if a not in self.ratios.informative]
         end = end.copy()
         end[bounded] = np.maximum(end[bounded], start[bounded] / 3)
@@ -225,7 +227,7 @@ class Corrector:
     def attempt(
         self, stage: Stage, origin: Node, x: Host, tangent: Host
     ) -> tuple[Node, float]:
-        """Point of the curve near ``x``, and the largest correction needed, minus what noise explains.
+        """Find the point of the curve near ``x``; return it and the largest correction beyond noise.
 
         Broyden's method across the curve. The last correction is not evaluated again: what it changes in the ``alpha_a`` is
         part of their residual. Where few labels cost little they are asked first: what they miss hardly changes from node to

@@ -1,4 +1,4 @@
-"""Reads predictions with errors, branches, folds, thresholds and free entropies from a finished curve of fixed points."""
+"""Predictions, errors, branches, folds and thresholds, read from a traced curve of fixed points."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from smimbench.theory.types import Prediction, Threshold, Thresholds
 
 
 class StageCurve:
-    """A stage with interpolants, on a fine grid.
+    """Stage of a traced curve with its interpolants, sampled on a fine grid.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class StageCurve:
     def crossing(
         self, log_alpha: float, start: float, end: float
     ) -> tuple[float, float]:
-        """Position in an interval where the curve has this log alpha, and its error by the cautious interpolant."""
+        """Position in an interval where the curve crosses a value of log alpha, and its interpolation error."""
         from scipy.optimize import brentq
 
         position = brentq(
@@ -67,7 +67,7 @@ class StageCurve:
 
 
 class Followed:
-    """The curve as followed so far, read on a fine grid.
+    """Curve as traced so far, sampled on a fine grid.
 
     Attributes
     ----------
@@ -96,14 +96,14 @@ class Followed:
 
 
 class FixedPointCurve(Continuation, Curve):
-    """The curve of fixed points that starts at the prior mean, for components that decouple."""
+    """Curve of fixed points that starts at the prior mean, for components that decouple."""
 
     _read: Followed | None = None
 
     # -- reading the curve --------------------------------------------------------------------------------------------
 
     def _followed(self) -> Followed:
-        """The curve as far as it has been followed."""
+        """Curve as far as it has been traced."""
         count = sum(len(stage.nodes) for stage in self.stages)
         if self._read is None or self._read.count != count:
             self._read = Followed(
@@ -115,11 +115,11 @@ class FixedPointCurve(Continuation, Curve):
     def predict(
         self, alphas: Sequence[float], branch: str = "uninformed"
     ) -> list[Prediction]:
-        """The fixed point of one branch at every sample ratio; the informed branch needs the whole curve."""
+        """Predict the fixed point of one branch at every sample ratio; the informed branch needs the complete curve."""
         return [self._predict(float(alpha), branch) for alpha in alphas]
 
     def batches(self, alphas: Sequence[float]) -> list[list[float]]:
-        """Sample ratios one at a time, since each is read from the finished curve."""
+        """Groups of one sample ratio each, because each is read from the traced curve."""
         return [[alpha] for alpha in alphas]
 
     def _predict(self, alpha: float, branch: str) -> Prediction:
@@ -162,7 +162,7 @@ class FixedPointCurve(Continuation, Curve):
     def _errors(
         self, curve: StageCurve, position: float, spread: Host, along: Host
     ) -> tuple[Host, Host]:
-        """Error of x at fixed alpha, and of log alpha_a at fixed x, from errors of nodes and interpolation."""
+        """Numerical errors of x at fixed alpha and of log alpha_a at fixed x, from nodes and interpolation."""
         s, moving = curve.lengths, curve.stage.moving
         k = int(np.clip(np.searchsorted(s, position), 1, len(s) - 1))
         share = np.clip((position - s[k - 1]) / (s[k] - s[k - 1]), 0, 1)
@@ -187,7 +187,7 @@ class FixedPointCurve(Continuation, Curve):
         return np.minimum(x_error, 2.0), ratio_error
 
     def _unlearned_error(self, number: int, target: float) -> Host:
-        """Error from a component that may already be learned, within the error of its threshold."""
+        """Error from a component whose threshold is so close that it may already be learned."""
         x_error = np.zeros(self.problem.components)
         stage = self.stages[number] if number < len(self.stages) else None
         learned = self.stages[number - 1].learned if number else []
@@ -209,7 +209,7 @@ class FixedPointCurve(Continuation, Curve):
         return x_error
 
     def _below(self, alpha: float, target: float, branch: str) -> Prediction:
-        """Prediction for sample ratios below the first node."""
+        """Prediction at a sample ratio below the first node of the curve."""
         qhat = np.zeros(self.problem.components)
         if not self.ratios.informative or not self.stages:
             grown = self.ratios.gain(self._unlearned_error(0, target))
@@ -224,7 +224,7 @@ class FixedPointCurve(Continuation, Curve):
     def _beyond(
         self, alpha: float, target: float, end: float, branch: str
     ) -> Prediction:
-        """Prediction for sample ratios beyond the last node."""
+        """Prediction at a sample ratio beyond the last node of the curve."""
         curves = self._followed().curves
         if not curves:
             nothing = np.zeros(self.problem.components)
@@ -251,7 +251,7 @@ class FixedPointCurve(Continuation, Curve):
         branch: str,
         alpha_error: Host | float = 0.0,
     ) -> Prediction:
-        """The prediction at Qhat; its error is the change of V between Qhat and the ``ends`` of its interval."""
+        """Prediction at Qhat, with the error of V from the ends of the uncertainty interval of Qhat."""
         Q, V = self.ratios.overlap(qhat)
         errors = [np.abs(np.diagonal(self.ratios.overlap(end)[1] - V)) for end in ends]
         error = np.max(errors, axis=0) + 1e-10 * np.diagonal(V)
@@ -269,7 +269,7 @@ class FixedPointCurve(Continuation, Curve):
 
     @cached_property
     def turning_points(self) -> list[TurningPoint]:
-        """The largest alpha from which the curve falls, and the smallest to which it does."""
+        """Turning points: the largest alpha from which the curve falls, and the smallest to which it falls."""
         self.follow()
         if not self._folds():
             return []
@@ -305,11 +305,11 @@ class FixedPointCurve(Continuation, Curve):
         return bool(highest[-1] - np.log(self.perfect.value) > 1e-6 + uncertain)
 
     def meet(self, low: Prediction, high: Prediction) -> bool:
-        """Whether two predictions are the same fixed point; a nonzero error never counts as perfect recovery."""
+        """Whether two predictions are the same fixed point; nonzero MSE never counts as perfect recovery."""
         return low.V.any() == high.V.any() and super().meet(low, high)
 
     def _threshold(self, log_alpha: float) -> Threshold:
-        """A threshold, with its error from the node where the curve comes nearest to it."""
+        """Threshold at a value of log alpha, with its error from the nearest node of the curve."""
         followed, alpha = self._followed(), float(np.exp(log_alpha))
         return Threshold(
             alpha,
@@ -318,7 +318,7 @@ class FixedPointCurve(Continuation, Curve):
         )
 
     def segments(self) -> list[Segment]:
-        """The whole curve on fine grids, one for each stage."""
+        """Complete curve on fine grids, one for each stage."""
         self.follow()
         return [self._segment(curve) for curve in self._followed().curves]
 
@@ -329,7 +329,7 @@ class FixedPointCurve(Continuation, Curve):
         return Segment(curve.position, curve.values[:, -1], error, qhat, V)
 
     def thresholds(self) -> Thresholds:
-        """All critical sample ratios."""
+        """Critical sample ratios of the problem."""
         hard = self.hard_phase()
         learned, P = self.bifurcations, self.problem.components
         sequential = [
@@ -348,5 +348,5 @@ class FixedPointCurve(Continuation, Curve):
 
 
 def fixed_point_curve(problem: Problem) -> FixedPointCurve | None:
-    """The curve of a problem whose components decouple; None for coupled components."""
+    """Trace the curve of fixed points of a problem with decoupled components; None for coupled components."""
     return FixedPointCurve(problem) if components_decouple(problem) else None

@@ -1,4 +1,4 @@
-r"""Generalization errors on a fresh sample, at theory points and along curves: Bayes-optimal, plug-in and constant predictor.
+r"""Generalization errors of the Bayes-optimal, plug-in and constant predictor, at overlaps and along curves.
 
 The loss is ``|y - y_hat|^2`` summed over the entries of the noiseless observable label ``f(z)``. The latents of the truth
 and of the estimate are jointly Gaussian, independent over sites, so no fresh inputs are needed: an estimate enters through
@@ -44,7 +44,7 @@ NODES = 25
 
 
 def generalization_error(problem: Problem, Q: Array, V: Array) -> Errors:
-    r"""Generalization errors of a Bayes-optimal estimate.
+    r"""Generalization errors at the overlap of a Bayes-optimal estimate.
 
     Parameters
     ----------
@@ -75,14 +75,14 @@ def _closed_errors(formulas: Errors) -> Errors:
 
 
 def sampled_errors(problem: Problem, Q: Array, V: Array) -> Errors:
-    """Generalization errors from random points, even if the channel has formulas for them."""
+    """Generalization errors by Monte Carlo, even if the channel has closed forms."""
     return _errors_of_samples(problem, np.block([[Q + V, Q], [Q, Q]]), V, FAINT)
 
 
 def measured_error(
     problem: Problem, truth: Array, cross: Array, gram: Array, V: Array | None
 ) -> Errors:
-    """Generalization errors of a given estimate.
+    """Generalization errors of an actual estimate, from its overlaps with the teacher.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def measured_error(
 
 
 def point_errors(problem: Problem, Q: Array, V: Array, uncertain: Array) -> Errors:
-    """``generalization_error`` whose stated error includes the effect of the numerical error (P,) of the diagonal of V.
+    """Generalization errors whose uncertainty includes the numerical error (P,) of the diagonal of V.
 
     To first order and with the same random points; it is added to the stated errors.
     """
@@ -138,7 +138,7 @@ def _with_error_of_V(
 def _errors_along_curve(
     problem: Problem, Q: Sequence[Array], V: Sequence[Array]
 ) -> list[Errors]:
-    """Generalization errors along a curve, without the effect of the error of V.
+    """Generalization errors along a curve, without the uncertainty from the error of V.
 
     The errors are smooth in sqrt(V) (they behave like sqrt(V) or V near perfect recovery), so Chebyshev interpolation in
     that variable converges geometrically. What half of the nodes would have said is part of the error.
@@ -181,7 +181,7 @@ def _scalar(uncertain: Uncertain) -> Uncertain:
 
 
 def _not_negative(errors: Errors) -> Errors:
-    """Set negative values within rounding or noise to 0; keep clearly negative values, so that they are noticed."""
+    """Set errors that are negative within noise to 0; keep clearly negative ones, so that they are noticed."""
     rounding = 1e-14 * max(abs(entry.value) for entry in errors.values())
     return {
         kind: entry._replace(value=0.0)
@@ -227,7 +227,7 @@ def _errors_of_samples(
 
 
 def _product(label: Array, other_label: Array) -> float:
-    """Mean inner product of two labels."""
+    """Mean inner product of two arrays of labels."""
     flat, other_flat = (
         np.asarray(labels, dtype=float).reshape(len(labels), -1)
         for labels in (label, other_label)

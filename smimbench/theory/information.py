@@ -1,6 +1,4 @@
-"""Information and moments of a problem, each computed once: prior moments, overlap at Qhat and its inverse, ``I = E sum_c g_c
-g_c^T``.
-"""
+"""Information of the labels and moments of the prior of a problem, each computed once and remembered."""
 
 from __future__ import annotations
 
@@ -21,12 +19,12 @@ from smimbench.theory.types import NOTHING
 
 
 def is_sampled(method: str) -> bool:
-    """Whether a value was obtained from random labels."""
+    """Whether a method description means sampling (Monte Carlo over random labels)."""
     return "Monte Carlo" in method
 
 
 class Nodes:
-    """Memory of the information and the susceptibility of a problem at every (Q, V) evaluated so far.
+    """Cache of the information and the susceptibility of a problem at every (Q, V) evaluated so far.
 
     Parameters
     ----------
@@ -56,12 +54,12 @@ class Nodes:
 
     @cached_property
     def evaluated(self) -> dict[str, Uncertain]:
-        """Nodes by their keys."""
+        """Evaluated nodes by their keys."""
         return self._read()
 
     @contextlib.contextmanager
     def watched(self, tell: Callable[[int, float | None], None]) -> Iterator[None]:
-        """While it lasts, ``tell`` is called at every node: with their count, and the sample ratio that a curve has reached."""
+        """Context manager that reports progress to ``tell``: number of nodes, and the sample ratio a curve has reached."""
         self._tell, self._alpha = tell, None
         try:
             yield
@@ -69,7 +67,7 @@ class Nodes:
             self._tell = None
 
     def reached(self, alpha: float | None = None) -> None:
-        """Tell who watches of a new node, or of the sample ratio to which a curve has been followed."""
+        """Report a new node, or the sample ratio to which a curve has been traced, to the progress callback."""
         self._alpha = self._alpha if alpha is None else alpha
         if self._tell is not None:
             self._tell(self.count, self._alpha)
@@ -81,7 +79,7 @@ class Nodes:
         V: Array,
         evaluate: Callable[[Array, Array], Uncertain],
     ) -> Uncertain:
-        """Result of ``evaluate(Q, V)``, computed or remembered; Q and V (..., P, P).
+        """Return ``evaluate(Q, V)`` from the cache, or compute and store it; Q and V (..., P, P).
 
         Where a single evaluation was sampled a batch is evaluated, and remembered, one by one.
         """
@@ -126,20 +124,22 @@ class Nodes:
 
     @staticmethod
     def key(kind: str, Q: Array, V: Array) -> str:
-        """Name of a node; arguments equal to the last bit have the same name."""
+        """Cache key of a node, equal only for bitwise equal arguments."""
         content = f"{kind} {Q.shape} ".encode() + Q.tobytes() + V.tobytes()
         return hashlib.sha256(content).hexdigest()[:24]
 
 
 def nodes_of(problem: Problem, make: Callable[[], Nodes] = Nodes) -> Nodes:
-    """The nodes of a problem; the first who asks hands them in."""
+    """Cache of the nodes of a problem, created by ``make`` at the first call."""
     return cached_on(problem, "nodes", make)
 
 
 def channel_information(
     channel: Channel, model: Model, Q: Array, V: Array
 ) -> Uncertain:
-    r"""``I(Q) = E \sum_c g_c g_c^T`` with ``omega ~ N(0, Q (x) I_C)``, ``z | omega ~ N(omega, V (x) I_C)``.
+    r"""Information ``I(Q) = E \sum_c g_c g_c^T`` of the labels on their latents.
+
+    ``omega ~ N(0, Q (x) I_C)`` and ``z | omega ~ N(omega, V (x) I_C)``.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def offers_rough(problem: Problem) -> bool:
 def information_at(
     problem: Problem, Q: Array, V: Array, *, rough: bool = False
 ) -> Uncertain:
-    """``channel_information`` of a problem; value and error are float arrays of one shape.
+    """Information (..., P, P) of a problem's labels at Q and V, with its error in the same shape.
 
     ``rough``: from as many labels as the channel's ``sampling`` says, which only differences should be taken of.
     """
@@ -196,7 +196,7 @@ def information_at(
 def susceptibility_at(
     problem: Problem, Q: Array, V: Array, *, rough: bool = False
 ) -> Uncertain:
-    """Slope of the information of components without overlap (P, P): by the channel (``rough`` as above), or sampled."""
+    """Susceptibility (P, P): slope of the information of components without overlap, from the channel or sampled."""
     of_channel = problem.channel.susceptibility
 
     def sampled(q: Array, v: Array) -> Uncertain:
@@ -251,13 +251,13 @@ def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:
 
 
 def overlap_error_at(problem: Problem, qhat: Array) -> float:
-    """Relative error of the prior's V at ``qhat`` (P, P), as stated by the prior (a number or a function); otherwise 0."""
+    """Relative error of V at ``qhat`` (P, P) as stated by the prior; 0 if the prior states none."""
     stated = getattr(problem.prior, "overlap_error", 0.0)  # of derived priors
     return float(stated(np.asarray(qhat, dtype=float)) if callable(stated) else stated)
 
 
 def prior_moments(problem: Problem, components: int | None = None) -> tuple[Host, Host]:
-    """Second moment of the signal and self-overlap of the prior mean, (P, P) each, of so many components (None: its own)."""
+    """Second moment of the signal and self-overlap of the prior mean, (P, P) each."""
     P, prior = components or problem.components, problem.prior
     return np.asarray(prior.second_moment(P), dtype=float), np.asarray(
         prior.mean_overlap(P), dtype=float
@@ -265,7 +265,7 @@ def prior_moments(problem: Problem, components: int | None = None) -> tuple[Host
 
 
 def diagonals(uncertain: Uncertain) -> tuple[Host, Host]:
-    """Diagonals of a matrix and of its error, (P,) each."""
+    """Diagonals (P,) of an uncertain matrix and of its error."""
     matrix = np.asarray(uncertain.value, dtype=float)
     error = np.broadcast_to(np.asarray(uncertain.error, dtype=float), matrix.shape)
     return np.diagonal(matrix), np.diagonal(error)
@@ -274,7 +274,7 @@ def diagonals(uncertain: Uncertain) -> tuple[Host, Host]:
 def inverse_map(
     problem: Problem, Q: Host, V: Host, learned: Sequence[int] | Host
 ) -> Host:
-    """The Qhat (P, P) at which the prior's map gives the overlap Q and the error V; 0 for components that are not learned."""
+    """Invert the prior's map: find Qhat (P, P) that gives overlap Q and error V; 0 for unlearned components."""
     from scipy.optimize import root
 
     second, bottom = prior_moments(problem)
@@ -296,7 +296,7 @@ def inverse_map(
         return qhat
 
     def position(Q: Host, V: Host) -> Host:
-        """Coordinate of a point that increases from minus to plus infinity: log Q at one end, -log V at the other."""
+        """Coordinate that increases with Q over the real line: log Q at small Q, -log V at small V."""
         gap: Host = symmetric_logarithm((Q - bottom)[block]) - symmetric_logarithm(
             V[block]
         )
@@ -322,7 +322,7 @@ def inverse_map(
 
 
 def _scalar_inverse(gap: Callable[[float], float], start: float) -> float:
-    """Root of an increasing scalar function."""
+    """Find the root of an increasing scalar function."""
     from scipy.optimize import brentq
 
     low, high = start - 1.0, start + 1.0

@@ -1,4 +1,4 @@
-r"""Tests of one channel or prior by draws; ``consistency`` says when which is made.
+r"""Monte Carlo tests of a single channel or prior, used by ``consistency``.
 
 Every test compares means over draws with what they must be. What fails is tested again with other draws before it counts.
 """
@@ -41,13 +41,13 @@ FORMULA, ROUNDING, SUMMED = 1e-3, 1e-9, 1e-5
 errors twice as large pass."""
 
 Means = dict[str, tuple[Host, Host]]
-"""Means (P,) that must be 0, with their standard errors, by what is wrong where they are not."""
+"""Means (P,) that must be 0 and their standard errors, by a description of the fault if they are not."""
 Failures = dict[str, str]
-"""Complaints in words, by what is wrong, where and in which direction."""
+"""Error messages by fault, component and sign."""
 
 
 class ItemTest:
-    """The test of one item: calls its methods, compares their values with means over draws, and reports failures.
+    """Base class of the tests of one item: compares the values of its methods with means over random draws.
 
     Identities are tested with ``fewest`` to ``largest`` draws, as time allows.
     """
@@ -67,19 +67,19 @@ class ItemTest:
         self.name = problem.spec[self.kind]["name"]
 
     def rng(self, purpose: str, *index: int) -> np.random.Generator:
-        """Random generator for a purpose."""
+        """Random generator whose seed depends on the purpose of the draws."""
         seed = [self.seed] if self.seed > 0 else []
         return monte_carlo_rng(f"consistency: {purpose}", *index, *seed)
 
     def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the item; its errors become one line."""
+        """Call a method of the item; an exception becomes a one-line ProblemError."""
         answer, error = attempt(getattr(self.item, method), *arguments, **options)
         if error is not None:
             raise self.fail(f"{method} raised {error_line(error)}") from error
         return answer
 
     def fail(self, complaint: str) -> ProblemError:
-        """Make a ProblemError that names the item."""
+        """Create a ProblemError that names the item."""
         advice = (
             f"no theory is computed from it (details: 'smimbench check {self.name}')"
         )
@@ -88,7 +88,7 @@ class ItemTest:
     def failed_means(
         self, place: str, means: Means, scores: float, slack: float, remark: str = ""
     ) -> Failures:
-        """Means that are not 0, in words."""
+        """Error messages for those means that differ significantly from 0."""
         failures = {}
         for fault, (mean, error) in means.items():
             is_zero = np.abs(mean) <= scores * error + slack + ROUNDING
@@ -102,7 +102,7 @@ class ItemTest:
     def require(
         self, quantity: str, stated: Any, drawn: Any, error: Any, allowed: Any
     ) -> None:
-        """Refuse a formula that differs from draws by more than is allowed."""
+        """Raise a ProblemError if a formula differs from random draws by more than is allowed."""
         excess = np.abs(stated - drawn) - allowed
         if not (excess <= 0).all():
             stated, drawn, error = (
@@ -110,11 +110,11 @@ class ItemTest:
                 for array in (stated, drawn, error)
             )
             raise self.fail(
-                f"{quantity} is {stated:.4g}, where draws give {drawn:.4g} +- {error:.1g}"
+                f"{quantity} is {stated:.4g}, but random draws give {drawn:.4g} +- {error:.1g}"
             )
 
     def finite(self, quantity: str, numbers: Any, shape: tuple[int, ...]) -> Host:
-        """Numbers of this shape."""
+        """Convert to an array and raise a ProblemError unless it is finite and has this shape."""
         array = np.asarray(numbers, dtype=float)
         if array.shape != shape or not np.isfinite(array).all():
             got = "nan or inf" if array.shape == shape else f"shape {array.shape}"
@@ -126,7 +126,7 @@ class ItemTest:
     def uncertain(
         self, quantity: str, formula: Any, shape: tuple[int, ...]
     ) -> tuple[Host, Host]:
-        """Value and error of a formula."""
+        """Value and error of a closed form that the item returned as ``Uncertain``."""
         if not isinstance(formula, Uncertain):
             kind = type(formula).__name__
             raise self.fail(f"{quantity} must return a smimbench.Uncertain, got {kind}")
@@ -137,7 +137,7 @@ class ItemTest:
     def grown(
         self, failures_of: Callable[[int, str], tuple[Failures, Any]]
     ) -> tuple[Any, float]:
-        """What ``failures_of(size, suffix)`` returns next to failures, at the largest size, and the seconds for one draw.
+        """Run a test with growing sample size; return its samples and the seconds per draw.
 
         What fails again with other draws is raised, in a fixed order: an item is always refused in the same words.
         """
@@ -158,10 +158,10 @@ class ItemTest:
 
 
 class ChannelTest(ItemTest):
-    """The posterior of a channel, and its formulas."""
+    """Test of a channel: its posterior, information and generalization errors."""
 
     def check(self, Q: Host, V: Host, point: int) -> None:
-        """Test the channel at an overlap; ``point`` numbers the draws."""
+        """Test the channel at an overlap Q and error V; ``point`` selects the random draws."""
         second = np.diagonal(prior_moments(self.problem)[0])
         unknown_share = float(np.max(np.diagonal(V) / second))
         place = f"at V = {unknown_share:.1g} of the second moment"
@@ -204,7 +204,7 @@ class ChannelTest(ItemTest):
     def _failures(
         self, Q: Host, V: Host, place: str, point: int, count: int, suffix: str
     ) -> tuple[Failures, tuple[Array, Array]]:
-        r"""Failures of the posterior's tests, with latents and their omega.
+        r"""Failures of the posterior's tests, with the drawn latents and their means omega.
 
         With ``u`` and ``h`` the standard normal numbers of omega and of z - omega, ``s`` the step of the mean from omega and
         ``e = h - s`` its error, in units of ``V^{1/2}``, these have mean zero: ``e s``, also for ``|u| > 1`` alone; e times 1,
@@ -294,7 +294,7 @@ class ChannelTest(ItemTest):
     def _posterior(
         self, y: Array, omega: Array, V: Array, point: int
     ) -> tuple[Posterior, Array | None]:
-        """The posterior of the labels, its shapes checked, and its second moment if theory uses it."""
+        """Call the posterior and check its shapes; return it, and its second moment if theory uses it."""
         item, rng = self.item, self.rng("posterior", point)
         uses_moment = item.information is None or item.susceptibility is None
         posterior = self.ask(
@@ -313,14 +313,14 @@ class ChannelTest(ItemTest):
                 self.finite(f"posterior: {name}", array, array.shape)
         if _stated_error(posterior) > 0.15:
             raise self.fail(
-                f"posterior: reported error {posterior.error:.2g} of its mean exceeds the limit 0.15"
+                f"posterior: the reported error {posterior.error:.2g} of the mean exceeds the limit 0.15"
             )
         return posterior, second
 
     def _require_independent(
         self, z: Array, omega: Array, V: Array, point: int
     ) -> None:
-        """Refuse labels and posteriors of a sample that depend on other samples, or on earlier calls."""
+        """Raise a ProblemError if labels or posteriors of a sample depend on other samples or on earlier calls."""
         half = len(z) // 2
         if not is_noisy(self.item, z):
             alone, among = self.item.forward(z[:half]), self.item.forward(z)[:half]
@@ -342,14 +342,14 @@ class ChannelTest(ItemTest):
         scale = math.sqrt(float(np.diagonal(V).max()))
         if np.abs(mean_of_all - repeated).max() > 1e-6 * scale:
             raise self.fail(
-                "posterior: asked twice with the same arguments, it gives two different means"
+                "posterior: two calls with the same arguments return two different means"
             )
         # A sampled posterior draws other numbers for fewer samples.
         is_sampled = (mean_of_all != resampled).any()
         allowed = (1e-6 + SCORES * max(stated, error)) * scale
         if not is_sampled and np.abs(mean_of_all - mean_of_half).max() > allowed:
             raise self.fail(
-                "posterior: the mean of a sample depends on the other samples"
+                "posterior: the mean of a sample must not depend on the other samples, but it does"
             )
 
 
@@ -357,7 +357,7 @@ MOMENT = "second_moment is not that of the signals"
 
 
 class PriorTest(ItemTest):
-    """The law of a prior: its moments, its denoiser and its map.
+    """Test of a prior: its moments, its denoiser and its state-evolution map.
 
     As many vectors are drawn as time allows, or ten matrices. With five draws chance is beyond ``SCORES`` standard errors once in
     250 comparisons; with ten, once in 5,000.
@@ -380,7 +380,7 @@ class PriorTest(ItemTest):
         self.allowance = 3.0 / self.draws if self.vectors else 3.0
 
     def check(self, Qhat: Host, place: str, point: int) -> None:
-        """Test the prior at a Qhat (P, P); ``point`` numbers the draws."""
+        """Test the prior at a Qhat (P, P); ``point`` selects the random draws."""
         failures_of = partial(self._failures, Qhat, f"Qhat = {place}", point)
         (stated, dimension), _ = self.grown(failures_of)
         P, second = len(Qhat), prior_moments(self.problem, len(Qhat))[0]
@@ -399,7 +399,7 @@ class PriorTest(ItemTest):
         self.require(quantity, claimed, stated.mean(0), error, slack)
 
     def _unit(self, Qhat: Host) -> Host:
-        """Unit (P,) of squared errors: the variance for vectors, for matrices that of the best linear estimate."""
+        """Unit (P,) of squared errors: the prior variance for vectors, the error of the best linear estimate for matrices."""
         variance = np.subtract(*prior_moments(self.problem, len(Qhat)))
         if not self.vectors:
             variance = np.linalg.inv(np.linalg.inv(variance) + Qhat)
@@ -408,7 +408,7 @@ class PriorTest(ItemTest):
     def _failures(
         self, Qhat: Host, place: str, point: int, dimension: int, suffix: str
     ) -> tuple[Failures, tuple[Host, int]]:
-        r"""Failures of the prior's tests, the error that it states (draws, P) in ``_unit``, and the dimension.
+        r"""Failures of the prior's tests, the stated error (draws, P) in units of ``_unit``, and the dimension.
 
         The error of a posterior mean has mean zero with every function of the input R. With R itself it says that the response
         of the estimate to R is ``V Qhat``, because ``E <Z, f(R)>`` is the mean derivative of f along the noise Z. Products
@@ -478,7 +478,7 @@ class PriorTest(ItemTest):
         return failures, (np.array(stated), dimension)
 
     def denoised(self, R: Array, Qhat: Array) -> Any:
-        """The result of denoise, its shapes and types checked."""
+        """Call the denoiser, check shapes and data types, and return its estimate and error."""
         P = len(Qhat)
         denoised = self.ask("denoise", R, Qhat)
         for name, shape in (("estimate", R.shape), ("V", (P, P))):
@@ -493,7 +493,7 @@ class PriorTest(ItemTest):
 
 
 def require_likelihood(problem: Problem, seed: int = 0) -> None:
-    r"""Test, before anything is integrated, that ``log_likelihood`` describes the labels that ``forward`` draws.
+    r"""Test that ``log_likelihood`` describes the distribution of the labels that ``forward`` draws.
 
     For any latents ``z`` and ``z'``, whatever the normalization in y,
 
@@ -518,7 +518,7 @@ def require_likelihood(problem: Problem, seed: int = 0) -> None:
         at_z, step = _log_likelihood(item, y, z), 0.1
         if not np.isfinite(at_z).all():
             raise item.fail(
-                "log_likelihood is -inf for the latents from which forward made the label"
+                "log_likelihood is -inf for the latents from which forward drew the label"
             )
         # Until ratios differ, but not so much that a few of them are the mean.
         for _ in range(5):
@@ -536,12 +536,12 @@ def require_likelihood(problem: Problem, seed: int = 0) -> None:
             return
     raise item.fail(
         "log_likelihood is not that of forward: the mean of p(y | z') / p(y | z) over labels y of z is "
-        f"{mean:.4g} +- {error:.1g}, should be 1 (a wrong sign, or another noise?)"
+        f"{mean:.4g} +- {error:.1g} but should be 1; check the sign and the noise"
     )
 
 
 def _log_likelihood(item: ChannelTest, y: Array, z: Array) -> Host:
-    """Log likelihood (n,) of labels, its form checked."""
+    """Call ``log_likelihood``, check the shape of its values (n,), and return them."""
     with np.errstate(all="ignore"):
         log_likelihood = np.asarray(item.ask("log_likelihood", y, z), dtype=float)
     has_shape = log_likelihood.shape == (len(z),)

@@ -1,6 +1,4 @@
-"""Theory of one algorithm as D goes to infinity: errors from aligned overlaps, and the checked result of its method
-``theory``.
-"""
+"""Predictions for a single algorithm as D goes to infinity: errors from overlaps, and checks of ``theory``."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ PREDICTIONS = 32
 
 
 def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
-    """Overlaps after the symmetry operation that brings the estimate closest to the signal.
+    """Align overlaps: apply the symmetry operation that brings the estimate closest to the signal.
 
     A few numbers stand for the signal and the estimate: vectors with just these overlaps, which the model aligns as it does
     those of a run. Leading axes are a batch.
@@ -69,7 +67,7 @@ def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
 
 
 def scores(overlaps: Overlaps) -> dict[str, Host]:
-    r"""Errors (P,) computed from aligned overlaps; leading axes are a batch.
+    r"""Compute MSE and squared cosine (P,) from aligned overlaps; leading axes are a batch.
 
     ``mse = T - 2 M + Q`` and ``squared_cosine = M^2 / (T Q)`` on the diagonals, T of the signal with itself, M of the estimate
     with the signal, Q of the estimate with itself; a component that is zero has the cosine 0.
@@ -101,7 +99,7 @@ def limit_point(
     V: Host | None = None,
     prediction: bool = True,
 ) -> AlgorithmPrediction:
-    """The prediction for an estimate that is not Bayes-optimal.
+    """Build the prediction for an algorithm that is not Bayes-optimal, from its overlaps in the limit.
 
     Parameters
     ----------
@@ -171,7 +169,7 @@ def limit_point(
 def _errors_of_prediction(
     problem: Problem, overlaps: Overlaps, V: Host | None
 ) -> JsonObject:
-    """Errors of prediction on fresh samples, and their errors, for some of the overlaps (E, S, P, P)."""
+    """Generalization errors and their uncertainties, for overlaps of evaluations and starts (E, S, P, P)."""
     starts = overlaps.truth.shape[1]
     chosen = [
         matrix[: max(1, PREDICTIONS // starts), :PREDICTIONS] for matrix in overlaps
@@ -202,7 +200,7 @@ def _errors_of_prediction(
 def own_theory(
     algorithm: Any, problem: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
-    """The algorithm's own prediction, or a sentence on why there is none.
+    """Prediction of an algorithm's own ``theory`` method, or the reason why there is none.
 
     Parameters
     ----------
@@ -214,7 +212,7 @@ def own_theory(
     Raises
     ------
     ValueError
-        If what it returns is no prediction: a row would show numbers that mean nothing.
+        If the returned object is not a valid prediction.
     """
     if reason := refusal(algorithm, problem):
         return reason
@@ -246,7 +244,7 @@ def own_theory(
 
 
 def _complaint(prediction: object, P: int) -> str | None:
-    """A sentence on what is wrong with a prediction, or None."""
+    """Describe what is wrong with a prediction that ``theory`` returned; None if it is valid."""
     if not isinstance(prediction, AlgorithmPrediction):
         kind = type(prediction).__name__
         return f"must return a smimbench.interfaces.AlgorithmPrediction or a reason in words, got {kind}"

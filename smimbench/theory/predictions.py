@@ -1,4 +1,4 @@
-"""Predictions and thresholds of a problem by the solver that fits; parts for parallel solving; points as JSON."""
+"""Predictions and thresholds of a problem by the appropriate solver, split into parts for parallel work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOGETHER = 4
 
 
 def curve_of(problem: Problem) -> Curve:
-    """The curve of fixed points of a problem, by the solver that fits it; computed once per problem.
+    """Curve of fixed points of a problem, by the appropriate solver; computed once per problem.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def curve_of(problem: Problem) -> Curve:
 def solve(
     problem: Problem, alphas: Sequence[float], branch: str = "uninformed"
 ) -> list[Prediction]:
-    """Predictions of one branch for several sample ratios.
+    """Predict the fixed point of one branch at several sample ratios.
 
     Parameters
     ----------
@@ -56,19 +56,19 @@ def solve(
 
 
 def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction]]:
-    """All relevant fixed points for every sample ratio, the Bayes-optimal one first; see ``Curve.competing``."""
+    """Predict all competing fixed points at every sample ratio, the Bayes-optimal one first."""
     return curve_of(problem).competing([float(alpha) for alpha in alphas])
 
 
 def thresholds(problem: Problem) -> Thresholds:
-    """All thresholds of a problem."""
+    """Critical sample ratios (thresholds) of a problem."""
     return curve_of(problem).thresholds()
 
 
 def independent_parts(
     problem: Problem, alphas: Sequence[float]
 ) -> list[tuple[str, list[float]]]:
-    """Independent parts of a problem's theory, for ``solve_part``: nodes of a curve, or sample ratios.
+    """Split the theory of a problem into independent parts for ``solve_part``: nodes of a curve, or sample ratios.
 
     A curve that is followed from node to node, or known in closed form, has none.
     """
@@ -87,7 +87,7 @@ def independent_parts(
 
 
 def solve_part(problem: Problem, task: tuple[str, Sequence[float]]) -> None:
-    """Evaluate one part; the results are stored in the problem's ``Nodes``."""
+    """Evaluate one independent part of a problem's theory and store it in the problem's ``Nodes``."""
     kind, values = task
     if kind == "nodes":
         information_at(
@@ -104,7 +104,7 @@ def solve_part(problem: Problem, task: tuple[str, Sequence[float]]) -> None:
 def theory_point(
     problem: Problem, prediction: Prediction, errors: dict[str, Uncertain] | None = None
 ) -> TheoryPoint:
-    """A prediction with all its numbers; ``errors`` are generalization errors on fresh samples."""
+    """Combine a prediction and its generalization errors to a reported theory point."""
     overlap = np.asarray(prediction.Q)
     point = TheoryPoint(
         prediction.alpha,
@@ -134,5 +134,5 @@ def theory_point(
 
 
 def point_document(problem: Problem, prediction: Prediction) -> JsonObject:
-    """A prediction as a point of the theory's JSON, without errors of prediction."""
+    """Convert a prediction to a point of the theory's JSON, without generalization errors."""
     return theory_point(problem, prediction).document()

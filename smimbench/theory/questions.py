@@ -1,4 +1,4 @@
-"""Questions that theory answers, as values: what tables, verdicts and figures need is a list of these."""
+"""Questions to theory as values; tables, verdicts and figures list the ones that they need."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ NO_THEORY = "it brings no theory of its own"
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A question about a problem."""
+    """Base class of questions to theory about a problem."""
 
     problem: Problem
 
 
 @dataclass(frozen=True, eq=False)
 class PointsQuestion(Question):
-    """The branches of state evolution at each of these sample ratios, the Bayes-optimal one first."""
+    """Question for the fixed points of state evolution at several sample ratios, the Bayes-optimal one first."""
 
     alphas: tuple[float, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class LineQuestion(Question):
-    """Question for the points along a whole line of a figure, which is one answer."""
+    """Question for all points along a line of a figure, answered together."""
 
     alphas: tuple[float, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class ThresholdsQuestion(Question):
-    """Critical sample ratios; with ``if_cheap`` only where that does not take minutes."""
+    """Question for the critical sample ratios of a problem; with ``if_cheap`` only if that does not take minutes."""
 
     if_cheap: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class PredictionQuestion(Question):
-    """Question for the prediction of an algorithm (its specification) at a sample ratio, under the conditions of its runs."""
+    """Question for the prediction of an algorithm at a sample ratio, under the conditions of its runs."""
 
     algorithm: Specification
     alpha: float

@@ -1,4 +1,4 @@
-"""Fixed points of the matrix recursion at one sample ratio, by Anderson acceleration in log Qhat.
+"""Fixed points of matrix state evolution at one sample ratio, by Anderson acceleration in log Qhat.
 
 Where a channel that samples its information offers rough values, the way is found with those, and few of the accurate ones
 correct it: the difference of the two logarithms hardly depends on the overlap. It is added to the rough map, whose fixed point
@@ -36,7 +36,7 @@ MOST_CORRECTIONS = 6
 
 
 class FixedPoint(NamedTuple):
-    """A fixed point of the recursion.
+    """Fixed point of matrix state evolution, with its residual and numerical error.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ def exponential(log: Host) -> Host:
 
 
 class Recursion:
-    """The map ``log Qhat -> log(kappa alpha I(overlap(Qhat)))`` at one sample ratio.
+    """State-evolution map ``log Qhat -> log(kappa alpha I(overlap(Qhat)))`` at one sample ratio.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class Recursion:
         self.second = np.diagonal(prior_moments(problem)[0])
 
     def image(self, log: Host, *, rough: bool = False) -> tuple[Host, Uncertain]:
-        """Image (P, P) of log Qhat under the recursion, and the information there; ``rough`` for finite differences only."""
+        """Image (P, P) of log Qhat under the map, and the information there; ``rough`` for finite differences only."""
         information = information_at(
             self.problem, *overlap_at(self.problem, exponential(log)), rough=rough
         )
@@ -90,7 +90,7 @@ class Recursion:
         ), information
 
     def step(self, log: Host) -> Host:
-        """Change of log Qhat in one step; from the rough map where all of its eigenvalues are clearly positive."""
+        """Change of log Qhat in one iteration of the rough map, if its eigenvalues are clearly positive."""
         if self.has_rough:
             image, information = self.image(log, rough=True)
             if float(np.linalg.eigvalsh(image - log)[0]) > 5 * _relative(information):
@@ -104,7 +104,7 @@ class Recursion:
         target: FixedPoint | None = None,
         offset: Host | None = None,
     ) -> FixedPoint:
-        """The fixed point reached by iterations from Qhat = ``start`` (P, P).
+        """Iterate from Qhat = ``start`` (P, P) to a fixed point.
 
         Parameters
         ----------
@@ -120,7 +120,7 @@ class Recursion:
         return self._corrected(start, enough, target, offset)
 
     def nearby(self, fixed_point: FixedPoint, enough: float) -> Host:
-        """Qhat of a fixed point, found from a known one at another sample ratio."""
+        """Find the Qhat of a fixed point, starting from a known one at another sample ratio."""
         relative = None if fixed_point.offset is None else fixed_point.relative
         return self._iterated(
             fixed_point.qhat, enough, None, fixed_point.offset, relative

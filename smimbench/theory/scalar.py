@@ -99,12 +99,12 @@ class ScalarCurve(Curve):
         self.log_qhat = self._ended(nodes, end)
 
     def _ended(self, nodes: Host, end: int) -> Host:
-        """The first ``end`` nodes, at which double precision resolves the error."""
+        """Nodes at which double precision still resolves the MSE."""
         return nodes[:end]
 
     @cached_property
     def _table(self) -> tuple[Host, Host, Host]:
-        """Nodes of the curve, alpha and its error."""
+        """Nodes of the curve, with alpha and its error."""
         return self.log_qhat, *self.alpha_of(self.log_qhat)
 
     nodes = property(lambda self: self._table[0])
@@ -131,7 +131,7 @@ class ScalarCurve(Curve):
 
     @cached_property
     def _at_bottom(self) -> Uncertain:
-        """Information at the lowest overlap, that of the prior mean."""
+        """Information at the prior mean, the lowest overlap."""
         return self._information_at(self.bottom, self.unknown)
 
     def alpha_of(self, log_qhat: Array) -> tuple[Array, Array]:
@@ -150,7 +150,7 @@ class ScalarCurve(Curve):
 
     @cached_property
     def _along(self) -> tuple[Host, Host]:
-        """Nodes of log Qhat with their alpha; alpha is monotonic in between, as turning points are nodes."""
+        """Nodes of log Qhat and their alpha, including turning points, so that alpha is monotonic in between."""
         turning = [(x, point.threshold.value) for x, point in self._extrema]
         nodes, ratios = np.hstack(
             [[self.nodes, self.alpha], np.reshape(turning, (-1, 2)).T]
@@ -163,7 +163,7 @@ class ScalarCurve(Curve):
     def predict(
         self, alphas: Sequence[float], branch: str = "uninformed"
     ) -> list[Prediction]:
-        """The fixed point of one branch at every sample ratio."""
+        """Predict the fixed point of one branch at every sample ratio."""
         ratios_asked = np.asarray(alphas, dtype=float)
         nodes, ratios = self._along
         upper = branch_ends(ratios, ratios_asked, branch)
@@ -216,7 +216,7 @@ class ScalarCurve(Curve):
         return self._pack(alpha, self.bottom, self.unknown, 0.0, 0.0, branch)
 
     def _on_curve(self, alphas: Array, x: Array, branch: str) -> list[Prediction]:
-        """Predictions at roots of the curve; the error of V is that of log alpha over the curve's slope."""
+        """Predictions at the points of the curve with given alpha; errors of V follow from those of log alpha."""
         Q, V = self._overlap(x)
         step = 1e-3
         nearby = x + step * np.array([-1.0, 1.0])[:, None]
@@ -259,7 +259,7 @@ class ScalarCurve(Curve):
         relative: Array,
         branch: str,
     ) -> Prediction:
-        """Prediction at an overlap; ``relative`` is the error of log alpha there."""
+        """Build the prediction at an overlap Q; ``relative`` is the error of log alpha there."""
         each_component = np.ones(len(self.identity))
         error, ratio_error = (
             float(error) * each_component,
@@ -271,7 +271,7 @@ class ScalarCurve(Curve):
         )
 
     def segments(self) -> list[Segment]:
-        """The whole curve on one fine grid."""
+        """Complete curve on one fine grid."""
         x = np.linspace(self.nodes[0], self.nodes[-1], 2001)
         relative = np.interp(
             x,
@@ -293,7 +293,7 @@ class ScalarCurve(Curve):
     # -- thresholds ---------------------------------------------------------------------------------------------
 
     def thresholds(self) -> Thresholds:
-        """All critical sample ratios."""
+        """Critical sample ratios of the problem."""
         weak = self.weak_limit()
         reasons = {"weak_recovery": PRIOR_OVERLAP if self.bottom > 0 else NEVER}
         sequential = [Bifurcation(0, weak.value, weak.error)] if weak else []
@@ -339,7 +339,7 @@ class ScalarCurve(Curve):
         )
 
     def _rounding(self, log_qhat: Array) -> Array:
-        """Relative rounding error of small overlaps and their alpha, which are differences of numbers of order 1."""
+        """Relative rounding error of alpha at small overlaps, which are differences of numbers of order 1."""
         gained = np.maximum(
             self._overlap(log_qhat)[0] - self.bottom, np.finfo(float).tiny
         )
@@ -347,7 +347,7 @@ class ScalarCurve(Curve):
 
     @cached_property
     def perfect(self) -> Threshold | None:
-        """Threshold of perfect recovery: the limit of alpha as the error goes to 0. None if the error never vanishes."""
+        """Perfect-recovery threshold, the limit of alpha as the error goes to 0; None if the error never vanishes."""
         if self.alpha[-1] < NOTHING and self._overlap(self.nodes[-1])[1] < NOTHING:
             return Threshold(
                 0.0, 0.0
@@ -372,7 +372,7 @@ class ScalarCurve(Curve):
 
     @cached_property
     def states_equations(self) -> bool:
-        """Whether a label gives equations for its latents: whether V I has a limit; no for noisy and for rounded labels."""
+        """Whether labels act as equations for the latents (V I has a limit); not for noisy or rounded labels."""
         equations = self.problem.channel.equations
         if equations is not None:
             return float(equations) > 0
@@ -382,7 +382,7 @@ class ScalarCurve(Curve):
 
     @cached_property
     def turning_points(self) -> list[TurningPoint]:
-        """Local extrema of alpha(Qhat); none where the branch is unique."""
+        """Turning points: local extrema of alpha(Qhat), empty if the branch is unique."""
         points = [point for _, point in self._extrema]
         has_peak = any(point.is_peak for point in points)
         weak = (
@@ -395,7 +395,7 @@ class ScalarCurve(Curve):
 
     @cached_property
     def _extrema(self) -> list[tuple[float, TurningPoint]]:
-        """Positions and values of the turning points of alpha."""
+        """Positions (log Qhat) and values of the local extrema of alpha."""
         finite = np.isfinite(self.alpha)
         nodes, alpha, error = (
             self.nodes[finite],
@@ -411,7 +411,7 @@ class ScalarCurve(Curve):
     def _extremum(
         self, nodes: Host, alpha: Host, error: Host, j: int, is_peak: bool
     ) -> tuple[float, TurningPoint]:
-        """Where alpha turns next to node j."""
+        """Refine the local extremum of alpha next to node j."""
         from scipy.optimize import minimize_scalar
 
         sign = -1.0 if is_peak else 1.0
@@ -437,7 +437,7 @@ class GridCurve(ScalarCurve):
     faint = 1e-1, 1e-2, 1e-3, 1e-4
 
     def _ended(self, nodes: Host, end: int) -> Host:
-        """Nodes of the curve up to its end, where a posterior mean no longer differs from omega."""
+        """Nodes of the curve up to the overlap where labels no longer change the posterior mean."""
         inside, beyond = nodes[:end], nodes[end : end + 1]
         level = self.faintest * self.unknown
         if not len(beyond) or self._overlap(beyond)[1][0] >= level:
@@ -452,7 +452,7 @@ class GridCurve(ScalarCurve):
 
     @cached_property
     def _table(self) -> tuple[Host, Host, Host]:
-        """Nodes, as many as interpolation needs, with alpha and its error."""
+        """Nodes with alpha and its error, refined until the interpolation is accurate."""
         alpha, error = super().alpha_of(self.log_qhat)
         sure = np.flatnonzero(np.isfinite(alpha) & (error < UNSURE * alpha))
         end = int(sure[-1]) + 1 if len(sure) else len(alpha)
@@ -477,7 +477,7 @@ class GridCurve(ScalarCurve):
 
     @cached_property
     def _interpolants(self) -> tuple[CubicSpline, Callable[[Array], Array]]:
-        """Log alpha and its error as functions of log Qhat."""
+        """Interpolants of log alpha and of its error over log Qhat."""
         from scipy.interpolate import CubicSpline
 
         finite = np.isfinite(self.alpha)
@@ -499,7 +499,7 @@ class GridCurve(ScalarCurve):
 
 
 def scalar_curve(problem: Problem) -> ScalarCurve | None:
-    """The curve of a problem whose components share one overlap, from a closed form or from a grid; None for others."""
+    """Curve of a problem with a single overlap, from closed forms or sampled on a grid; None for other problems."""
     if not shares_overlap(problem):
         return None
     method = information_at(
@@ -510,7 +510,7 @@ def scalar_curve(problem: Problem) -> ScalarCurve | None:
 
 
 def shares_overlap(problem: Problem) -> bool:
-    """Whether overlaps are multiples of the identity: one component, or labels and a prior that do not see rotations."""
+    """Whether one overlap suffices: one component, or channel and prior that are invariant under rotations."""
     if problem.components == 1:
         return True
     identity = np.eye(problem.components)
@@ -521,13 +521,13 @@ def shares_overlap(problem: Problem) -> bool:
 
 
 def limit_of(values: Sequence[float]) -> Threshold:
-    """Limit of a sequence of at least four values at geometrically spaced points; its error from its last step."""
+    """Extrapolate the limit of a sequence (four or more values at geometric spacing), with an error estimate."""
     limit, previous_limit = aitken(*values[-3:]), aitken(*values[-4:-1])
     return Threshold(limit, abs(limit - previous_limit) + 1e-12 * abs(limit))
 
 
 def turns(values: Array, noise: Array) -> list[tuple[int, bool]]:
-    """Interior local extrema of a sequence, as pairs of an index and whether it is a maximum.
+    """Find the interior local extrema of a sequence: pairs of an index and whether it is a maximum.
 
     From each of them it moves away by more than its noise on both sides.
     """
@@ -548,7 +548,7 @@ def turns(values: Array, noise: Array) -> list[tuple[int, bool]]:
 
 
 def interpolation_error(nodes: Array, alpha: Array) -> Array:
-    """Relative error (G,) of interpolating alpha between nodes: distance of each node from the cubic of its four neighbors.
+    """Relative interpolation error (G,) of alpha: distance of each node from the cubic through its four neighbors.
 
     Without a node, the gap is twice as wide, and a cubic interpolant about eight times worse.
     """
@@ -561,7 +561,7 @@ def interpolation_error(nodes: Array, alpha: Array) -> Array:
 
 
 def resolved(V: Array, log_qhat: Array, scale: float, faintest: float) -> int:
-    """Nodes up to which V still decreases; beyond them double precision cannot resolve it."""
+    """Number of nodes up to which V still decreases; beyond them double precision cannot resolve it."""
     if not (SMALL * scale > V).any():
         return len(V)
     with np.errstate(divide="ignore", invalid="ignore"):

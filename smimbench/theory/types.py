@@ -17,14 +17,14 @@ NOTHING = 1e-9
 
 
 def per_component(values: Sequence[float] | Host) -> float | list[float]:
-    """Numbers per component as JSON; a single component gives a number."""
+    """Convert numbers per component to JSON: a list, or a single number for one component."""
     numbers = [float(number) for number in values]
     return numbers[0] if len(numbers) == 1 else numbers
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Result of state evolution at one sample ratio.
+    """Prediction of state evolution at one sample ratio: overlap, MSE and numerical errors.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class Prediction:
 
     @property
     def mse(self) -> Host:
-        """Mean squared error of every component (P,)."""
+        """Mean squared error (P,) of every component."""
         return np.diagonal(self.V)
 
 
@@ -65,7 +65,7 @@ PER_COMPONENT = ("mse", "mse_error", "alpha_error")
 
 @dataclass(frozen=True, eq=False)
 class TheoryPoint:
-    """A fixed point of state evolution with all its numbers: the answer of theory at one sample ratio.
+    """Theory point: a fixed point of state evolution at one sample ratio with all reported numbers.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class TheoryPoint:
 
     @classmethod
     def read(cls, document: JsonObject) -> Self:
-        """The point that a JSON object describes."""
+        """Read a theory point from its JSON object."""
         numbers = {
             field.name: document[field.name]
             for field in fields(cls)
@@ -114,7 +114,7 @@ class TheoryPoint:
         return cls(**numbers)
 
     def document(self) -> JsonObject:
-        """The point as JSON."""
+        """Convert the theory point to JSON."""
         numbers = {field.name: getattr(self, field.name) for field in fields(self)}
         document = {k: number for k, number in numbers.items() if number is not None}
         for name in PER_COMPONENT:
@@ -127,18 +127,18 @@ class TheoryPoint:
 
 @dataclass(frozen=True)
 class Threshold:
-    """A critical sample ratio with its numerical error."""
+    """Threshold: a critical sample ratio with its numerical error."""
 
     value: float
     error: float
 
     @classmethod
     def read(cls, document: JsonObject | None) -> Self | None:
-        """The threshold that a JSON object describes; None for null."""
+        """Read a threshold from its JSON object; None for null."""
         return None if document is None else cls(document["value"], document["error"])
 
     def document(self) -> JsonObject:
-        """The threshold as JSON."""
+        """Convert the threshold to JSON."""
         return {"value": self.value, "error": self.error}
 
 
@@ -148,7 +148,7 @@ HARD_PHASE = ("spinodal", "information_theoretic", "algorithmic")
 
 @dataclass(frozen=True)
 class HardPhase:
-    """Range of sample ratios in which two branches compete.
+    """Hard phase: range of sample ratios in which an informed and an uninformed branch compete.
 
     Attributes
     ----------
@@ -166,13 +166,16 @@ class HardPhase:
 
     @property
     def ends(self) -> list[float]:
-        """Sample ratios between which the Bayes-optimal error is not reached from an uninformed start."""
+        """Ends of the hard phase, where the Bayes-optimal error is not reached from an uninformed start."""
         return [self.information_theoretic.value, self.algorithmic.value]
 
 
 @dataclass(frozen=True)
 class Bifurcation:
-    """The sample ratio ``alpha`` at which component ``component`` (from 0) starts to be learned; 0 if from the beginning."""
+    """Bifurcation: the sample ratio ``alpha`` at which a component starts to be learned.
+
+    Components count from 0; alpha is 0 for components that are learned from the beginning.
+    """
 
     component: int
     alpha: float
@@ -184,13 +187,13 @@ class Bifurcation:
         return Threshold(self.alpha, self.error)
 
     def document(self) -> JsonObject:
-        """The bifurcation as JSON; components are called layers there, and count from 1."""
+        """Convert the bifurcation to JSON, where components are called layers and count from 1."""
         return {"layer": self.component + 1, **self.threshold.document()}
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """All critical sample ratios of a problem.
+    """Thresholds of a problem: weak recovery, perfect recovery, sequential learning, hard phase.
 
     Attributes
     ----------
@@ -212,13 +215,13 @@ class Thresholds:
 
     @property
     def late_recovery(self) -> Threshold | None:
-        """Sample ratio at which the uninformed branch reaches zero error, if above that at which zero error becomes stable."""
+        """Sample ratio where the uninformed branch reaches zero error, if later than where zero error becomes stable."""
         hard, perfect = self.hard_phase, self.perfect_recovery
         is_late = hard and perfect and hard.algorithmic.value > perfect.value
         return hard.algorithmic if hard and is_late else None
 
     def by_name(self) -> dict[str, Threshold | None]:
-        """Thresholds of the whole problem by their names in the JSON; perfect recovery is that of the uninformed branch."""
+        """Thresholds by their names in the JSON; perfect recovery is the one of the uninformed branch."""
         hard = self.hard_phase
         return {
             "weak_recovery": self.weak_recovery,
@@ -228,7 +231,7 @@ class Thresholds:
 
     @classmethod
     def read(cls, document: JsonObject) -> Self:
-        """The thresholds that a JSON object describes."""
+        """Read thresholds from their JSON object."""
         perfect = document["perfect_recovery"] or {}
         ends = [Threshold.read(document[name]) for name in HARD_PHASE]
         return cls(
@@ -243,7 +246,7 @@ class Thresholds:
         )
 
     def document(self) -> JsonObject:
-        """The thresholds as JSON.
+        """Convert the thresholds to JSON.
 
         ``weak_recovery``, ``perfect_recovery``, ``spinodal`` (the informed branch begins), ``information_theoretic`` (it becomes
         the Bayes-optimal one), ``algorithmic`` (the uninformed branch ends): ``{"value", "error"}`` or None; ``sequential``: a

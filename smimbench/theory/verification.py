@@ -1,5 +1,6 @@
-r"""Checks a theory point by plain Monte Carlo draws of teacher, label and posterior: Qhat, MSE, stability, generalization
-errors.
+r"""Verification of a theory point by plain Monte Carlo draws of teacher, label and posterior.
+
+Qhat, MSE, stability and generalization errors are checked.
 
 A point says that the overlap Q is a fixed point at the sample ratio alpha. At that overlap ``omega ~ N(0, Q)``,
 ``z ~ N(omega, V)`` and a label of z are drawn, the channel's posterior mean m gives ``g = V^{-1} (m - omega)``, and the point
@@ -64,12 +65,12 @@ SMALL = 1e-6
 MATRICES, DIMENSION = 12, 60
 """Signals of extensive rank that are drawn, at this dimension and twice that; doubled, it takes 2 or 8 times as long."""
 GOALS = ("MSE", "unlearned", "perfect recovery")
-"""The quantities that decide how many draws are enough."""
+"""Quantities whose precision decides how many draws are enough."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One reported number and its Monte Carlo value.
+    """Check of one reported number against its Monte Carlo value.
 
     Attributes
     ----------
@@ -108,14 +109,14 @@ class Check:
 
     @property
     def width(self) -> float:
-        """Both errors together."""
+        """Combined standard error of the printed number and of the Monte Carlo mean."""
         return math.hypot(
             self.error, self.standard_error, 1e-9 * max(abs(self.printed), 1e-3)
         )
 
     @property
     def excludes(self) -> float | None:
-        """Relative deviation of the printed number that nine checks in ten would have found beyond four standard errors."""
+        """Smallest relative error of the printed number that this check would detect with probability 0.9."""
         return (
             DETECTED * self.width / abs(self.printed)
             if self.decided and self.printed
@@ -124,7 +125,7 @@ class Check:
 
     @property
     def decided(self) -> bool:
-        """Whether enough draws contribute to the mean (or none should), so that its standard error and z are meaningful."""
+        """Whether enough draws contribute to the mean for its standard error to be meaningful."""
         return (
             self.effective >= FEWEST_EFFECTIVE
             or self.printed == self.error == self.drawn == 0.0
@@ -132,7 +133,7 @@ class Check:
 
     @property
     def z(self) -> float:
-        """Difference in units of the combined error; 0 below a bound, and where the draws do not decide."""
+        """Difference (z-score) in units of the combined error; 0 below a bound or if there are too few draws."""
         if not self.decided:
             return 0.0
         gap = self.drawn - self.printed
@@ -144,7 +145,7 @@ class Check:
         return abs(self.z) <= LARGEST_Z
 
     def missing(self, resolve: float) -> float:
-        """Factor by which the number of draws must grow to detect such a relative deviation; 1 where it suffices."""
+        """Factor by which the number of draws must grow to detect a relative deviation ``resolve``; 1 if it suffices."""
         if not self.decided:
             return 1.5 * FEWEST_EFFECTIVE / max(self.effective, 1.0)
         largest_error = resolve * abs(self.printed) / DETECTED
@@ -162,7 +163,7 @@ class Check:
         )
 
     def document(self) -> JsonObject:
-        """The check as plain data; components count from 1."""
+        """Convert the check to JSON; components count from 1."""
         numbers = asdict(self)
         place = {name: numbers.pop(name) for name in ("alpha", "branch")}
         del numbers["effective"]
@@ -181,7 +182,7 @@ def compare(
     stated: float = 0.0,
     **options: Any,
 ) -> Check:
-    """Compare a printed number with the mean of independent samples (n,), whose own error is ``stated``."""
+    """Compare a printed number with the mean of independent samples (n,) of systematic error ``stated``."""
     spread = math.hypot(samples.std(ddof=1) / math.sqrt(len(samples)), stated)
     options = {"effective": effective_sample_size(samples)} | options
     return Check(
@@ -204,7 +205,7 @@ def verify_point(
     clock: Callable[[], float] = lambda: 0.0,
     on_draws: Callable[[int], None] = lambda count: None,
 ) -> list[Check]:
-    """Compare every number of a reported theory point with plain draws.
+    """Verify every number of a reported theory point by Monte Carlo draws.
 
     A first set of draws tells how many are needed; the second one starts with the same draws.
 
@@ -230,7 +231,7 @@ def verify_point(
     """
     if not 0 < resolve < 1:
         raise ValueError(
-            f"resolve must be between 0 and 1, as 0.02 for 2%, got {resolve}"
+            f"resolve must be between 0 and 1 (0.02 means 2%), got {resolve}"
         )
     begin, draws, by_draws = clock(), FEWEST, PointByDraws(problem, point, on_draws)
     while True:
@@ -259,7 +260,7 @@ def verify_point(
 
 
 class PointByDraws:
-    """A reported point and the draws at its overlap."""
+    """Monte Carlo verification of one theory point, with draws at its overlap."""
 
     def __init__(
         self,
@@ -292,11 +293,11 @@ class PointByDraws:
 
     @cached_property
     def qhat(self) -> Host:
-        """Qhat (P, P) that belongs to the printed overlap."""
+        """Conjugate Qhat (P, P) of the printed overlap, by the inverse of the prior's map."""
         return inverse_map(self.problem, self.Q, self.V, self.learned)
 
     def checks(self, draws: int) -> list[Check]:
-        """All checks of this theory point, with this number of draws."""
+        """Run all checks of this theory point with a given number of draws."""
         self.draws = draws
         if not self.mse.any():
             return [*self._perfect(), *self._predictions()]
@@ -312,7 +313,7 @@ class PointByDraws:
     def _posteriors(
         self, Q: Host, V: Host, **options: object
     ) -> Iterator[tuple[Host, Host, Posterior]]:
-        """Chunks of draws: omega, latents less omega, and the posterior of the label, sampled with new points for every chunk."""
+        """Draw latents and labels in chunks; yield omega, z - omega and the posterior of the labels."""
         shape = (self.problem.components, self.problem.model.sites)
         channel: Any = self.problem.channel
         root_Q, root_V = symmetric_root(Q), symmetric_root(V)
@@ -335,7 +336,7 @@ class PointByDraws:
             self.on_draws(len(omega))
 
     def draw(self, Q: Host, V: Host) -> tuple[Host, Host, float]:
-        """Products ``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` (n, P, P) of every draw; stated error of the first."""
+        """Draw ``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` (n, P, P), whose means are the information."""
         inverse = np.linalg.inv(V)
         by_posterior, by_teacher, stated = [], [], 0.0
         for omega, shift, posterior in self._posteriors(Q, V):
@@ -352,7 +353,7 @@ class PointByDraws:
 
     @cached_property
     def _entries(self) -> tuple[Host, Host]:
-        """Rows and columns of Qhat that are compared: off the diagonal only where labels see signs, for others are noise."""
+        """Entries (rows, columns) of Qhat that are compared; off-diagonal ones only if labels depend on signs."""
         learned, diagonal = np.array(self.learned), np.diagonal(self.qhat)
         mixed = np.abs(self.qhat - np.diag(diagonal)).max() > 1e-6 * diagonal.max()
         rows, columns = (
@@ -364,7 +365,7 @@ class PointByDraws:
 
     @cached_property
     def _response(self) -> Host:
-        """Change of the MSE (learned, K) by a Newton step, per residual in the entries of Qhat, with the slopes of theory."""
+        """Derivative of the MSE (learned, K) with respect to residuals in the entries of Qhat, by a Newton step."""
         rows, columns = self._entries
         channel: Any = self.problem.channel
 
@@ -392,7 +393,7 @@ class PointByDraws:
         return slopes[len(rows) :] @ np.linalg.pinv(feedback)
 
     def _fixed_point(self) -> list[Check]:
-        """Compare Qhat with two means over draws, by the posterior alone and by the teacher, and the error with a Newton step."""
+        """Check that the point is a fixed point: Qhat against two Monte Carlo means, MSE by a Newton step."""
         (by_posterior, by_teacher, bias), (rows, columns) = (
             self.draw(self.Q, self.V),
             self._entries,
@@ -444,7 +445,7 @@ class PointByDraws:
         ]
 
     def _unlearned(self) -> list[Check]:
-        """Check whether components at their lowest overlap stay there at this sample ratio."""
+        """Check that unlearned components are stable at this sample ratio."""
         unlearned = [a for a in range(len(self.V)) if a not in self.learned]
         if (
             not unlearned
@@ -514,7 +515,7 @@ class PointByDraws:
         return checks
 
     def _perfect(self) -> list[Check]:
-        """Check whether a small error shrinks: ``kappa alpha I`` against the Qhat of that error."""
+        """Check that perfect recovery is stable: a small error shrinks under state evolution."""
         # What is unknown has the covariance of the prior: components may share a mean, but no error.
         V = SMALL * (self.second - self.bottom)
         Q = self.second - V
@@ -558,7 +559,7 @@ class PointByDraws:
         root = inverse_root(self.qhat, 1e-12)
 
         def squares(dimension: int, index: int) -> Host:
-            """Squared errors (P, columns) of one draw, or (P, 1) of all features, or a matrix."""
+            """Squared errors of the denoised signal in one draw, (P, columns) or (P, 1)."""
             rng = self._rng("signal", dimension, index)
             signal = np.asarray(prior.sample(rng, P, dimension), dtype=float)
             R = signal + np.tensordot(root, model.draw_noise(rng, P, dimension), axes=1)
@@ -598,7 +599,7 @@ class PointByDraws:
         ]
 
     def _predictions(self) -> list[Check]:
-        """Check generalization errors with two posterior draws, one of which plays the truth."""
+        """Check generalization errors with two posterior draws, one of which serves as the truth."""
         printed = self.point.generalization_error
         if not printed:
             return []
@@ -634,7 +635,7 @@ class PointByDraws:
 
 
 def _derivative(function: Callable[[Host], Host], steps: Host) -> Host:
-    """Central finite differences with these steps: one column per variable."""
+    """Jacobian by central finite differences, one column per variable."""
     columns = [
         (function(step) - function(-step)) / (2 * size)
         for step, size in zip(np.diag(steps), steps)

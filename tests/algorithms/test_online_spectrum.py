@@ -266,7 +266,7 @@ def test_where_equations_do_not_close_the_prediction_says_why():
             "of single features are closed only for linear labels of independent tokens",
         ),
         (sequence("softmax"), SignSgd(**online), "closed only for linear labels"),
-        (correlated, Muon(**online), "of tokens that are independent only"),
+        (correlated, Muon(**online), "of independent tokens"),
         (
             linear,
             SignSgd(spherical=True, **online),

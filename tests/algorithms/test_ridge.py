@@ -150,7 +150,7 @@ def test_theory_of_every_rank():
         line, 0.5
     )  # the best linear estimate of a Gaussian signal is the best there is
     assert found.mse == pytest.approx(state_evolution(line, [0.5])[0].V[0, 0], rel=1e-9)
-    assert "held-out" in Ridge("validation").theory(attention("linear"), 0.5)
+    assert "by validation" in Ridge("validation").theory(attention("linear"), 0.5)
     assert (
         Ridge().theory(attention("linear"), 0.4).mse == 0.0
     )  # 0.4 * 3 * 2 > 1 equations per unknown

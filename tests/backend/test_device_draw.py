@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_drawn_anew(monkeypatch, dtype):
     parts = list(sample_chunks(LINEAR.model, data.inputs, 1))
     assert [i for s in parts for i in range(10)[s]] == list(range(10))
     assert all(s.start % data.inputs.block == 0 for s in parts)
-    with pytest.raises(TypeError, match="take slices"):
+    with pytest.raises(TypeError, match="in slices of samples"):
         data.inputs[...]
 
 

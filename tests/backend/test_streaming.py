@@ -53,9 +53,9 @@ def test_a_slice_is_an_array_of_the_backend(backend, rng):
 @pytest.mark.parametrize("key", [0, slice(None), (slice(None), 0), ...])
 def test_the_whole_is_refused_in_words(key):
     streamed = StreamedInputs(np.zeros((4, 2, 3)), get_backend("numpy"))
-    with pytest.raises(TypeError, match="take slices of the samples"):
+    with pytest.raises(TypeError, match="read them in slices of samples"):
         streamed[key]
-    with pytest.raises(TypeError, match="take slices of the samples"):
+    with pytest.raises(TypeError, match="read them in slices of samples"):
         np.asarray(streamed)
 
 

@@ -197,8 +197,8 @@ def information_of(change):
 
 
 INFORMATION = {
-    "5% too large": (lambda f, V: f._replace(value=1.05 * f.value), "where draws give"),
-    "1% too small": (lambda f, V: f._replace(value=0.99 * f.value), "where draws give"),
+    "5% too large": (lambda f, V: f._replace(value=1.05 * f.value), "but random draws give"),
+    "1% too small": (lambda f, V: f._replace(value=0.99 * f.value), "but random draws give"),
     "wrong in the middle": (lambda f, V: f._replace(value=f.value * (1 + 0.2 * ((V > 0.4) & (V < 0.6)))), "draws give"),
     "an array": (lambda f, V: f.value, "must return a smimbench.Uncertain"),
     "not a number": (lambda f, V: f._replace(value=f.value * np.nan), "must be finite numbers"),
@@ -216,7 +216,7 @@ def predicting(change):
 
 
 PREDICTIONS = {
-    "all alike": (lambda f: {kind: Uncertain(0.123, 0.0, "closed") for kind in f}, "where draws give"),
+    "all alike": (lambda f: {kind: Uncertain(0.123, 0.0, "closed") for kind in f}, "but random draws give"),
     "plug-in too good": (lambda f: {**f, "plugin": f["plugin"]._replace(value=0.95 * f["plugin"].value)}, "plugin.*draws give"),
     "one is missing": (lambda f: {kind: f[kind] for kind in ("bayes", "plugin")}, "constant.* got NoneType"),
     "a number": (lambda f: 0.3, "must return a smimbench.Uncertain"),
@@ -249,8 +249,8 @@ COINS = [
     ({"factor": 1.05}, "is not the mean of the law"),
     ({"factor": 0.95}, "is not the mean of the law"),
     ({"bias": 0.55}, "not the mean of the signal"),
-    ({"hole": 1.1}, "overlap at Qhat.* where draws give|gives a negative error"),
-    ({"hole": 0.97}, "overlap at Qhat.* where draws give"),
+    ({"hole": 1.1}, "overlap at Qhat.* but random draws give|gives a negative error"),
+    ({"hole": 0.97}, "overlap at Qhat.* but random draws give"),
 ]
 
 
