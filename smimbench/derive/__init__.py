@@ -1,4 +1,6 @@
-"""Derives the optional members that an item does not implement, and holds code shared by several kinds of items.
+"""Derives the optional members that a channel or prior does not implement, such as posteriors and symmetries.
+
+It also holds code shared by several kinds of items, such as the default stopping rule.
 
 Plugins import the names of this page from here.
 """

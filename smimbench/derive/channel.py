@@ -60,38 +60,38 @@ class DerivedChannel(Delegate):
 
     @cached_property
     def symmetry(self) -> str:
-        """The channel's own, or the largest group of transformations of the latents that no label sees."""
+        """Symmetry of the labels: declared by the channel, or the largest group of maps of the latents that no label sees."""
         if self.channel.symmetry is None:
             return symmetry_of_labels(self.channel, self.sites)
         return str(self.channel.symmetry)
 
     @property
     def predict(self) -> Any:
-        """The channel's own, or the mean label where labels are noisy, or None."""
+        """Function from latents to noiseless labels: the channel's own, the mean label if labels are noisy, or None."""
         if self.channel.predict is None and self.noisy:
             return self._mean_label
         return self.channel.predict
 
     @property
     def vjp(self) -> Any:
-        """The channel's own, or one by finite differences where labels are smooth, or None."""
+        """Gradient function of ``predict``: the channel's own, finite differences if labels are smooth, or None."""
         if self.channel.vjp is None and self.smooth:
             return self._vjp
         return self.channel.vjp
 
     def _predict(self, z: Array) -> Array:
-        """Noiseless label in observable form."""
+        """Noiseless label of the latents ``z``, in observable form."""
         if self.predict is None:
             return observable(self.channel, self.channel.forward(z))
         return self.predict(z)
 
     @property
     def draws_predictions(self) -> bool:
-        """Whether a prediction averages random draws of the noise, so that its square is biased by its variance."""
+        """Whether predicted labels are averages over random draws of the noise, so that their squares are biased."""
         return self.channel.predict is None and self.noisy
 
     def predict_twice(self, z: Array, *index: int) -> tuple[Array, Array]:
-        """Two predictions from independent draws of the noise; their product is an unbiased estimate of the square.
+        """Predict the label twice, from independent draws of the noise; the product is an unbiased estimate of the square.
 
         Equal ``index`` takes equal draws, others independent ones.
         """
@@ -100,7 +100,7 @@ class DerivedChannel(Delegate):
         return mean, self._mean_of_draws(z, 8, 1, *index)
 
     def _mean_label(self, z: Array) -> Array:
-        """``E[y | z]`` as a mean over 64 fixed draws of the noise; a channel with its own ``predict`` is exact."""
+        """Mean label ``E[y | z]``, averaged over 64 fixed draws of the noise."""
         return self._mean_of_draws(z, 64)
 
     def _mean_of_draws(self, z: Array, count: int, *index: int) -> Array:
@@ -112,7 +112,7 @@ class DerivedChannel(Delegate):
         return total / count
 
     def _vjp(self, z: Array, cotangent: Array) -> Array:
-        """Gradient of ``sum(cotangent * predict(z))`` (n, P, C) by differences of fourth order, in float64."""
+        """Gradient of ``sum(cotangent * predict(z))`` (n, P, C), by fourth-order finite differences in float64."""
         xp = namespace(z, cotangent)
         n = z.shape[0]
         wide = xp.astype(z, xp.float64)
@@ -173,8 +173,9 @@ class IntegratedChannel(DerivedChannel):
         if self.dimension > LARGEST_DIMENSION:
             raise ParameterError(
                 "name",
-                f"channel {getattr(channel, 'name', '?')!r} gives a log_likelihood only, which can be integrated in up to "
-                f"{LARGEST_DIMENSION} latent dimensions; {self.components} components * {self.sites} sites need a posterior",
+                f"channel {getattr(channel, 'name', '?')!r} has a log_likelihood but no posterior, which can be "
+                f"integrated in at most {LARGEST_DIMENSION} latent dimensions: {self.components} components * {self.sites} sites "
+                "are too many; define a posterior",
             )
 
     def posterior(
@@ -186,9 +187,10 @@ class IntegratedChannel(DerivedChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of ``z ~ N(omega, V (x) I_C)`` given the label; V may be singular, and points are fixed: no rng is used.
+        """Posterior of ``z ~ N(omega, V (x) I_C)`` given the label, by numerical integration; V may be singular.
 
-        Where no point was compatible with the label, the prior is returned and counted as an error of one width.
+        Integration points are fixed, so that ``rng`` is not used. Where no point was compatible with the
+        label, the prior is returned and counted as an error of one width.
         """
         whitened = self._integrate(y, omega, V)
         xp = namespace(omega)
@@ -215,19 +217,25 @@ class IntegratedChannel(DerivedChannel):
         return Posterior(mean, xp.astype(covariance, omega.dtype), moment, error)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """``log int N(z; omega, V (x) I_C) exp(log_likelihood(y, z)) dz`` (n,)."""
+        """Log-partition function ``log int N(z; omega, V (x) I_C) exp(log_likelihood(y, z)) dz`` (n,)."""
         log_norm = self._integrate(y, omega, V).log_norm
         return namespace(omega).astype(log_norm, omega.dtype)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """``E sum_c g_c g_c^T`` (..., P, P), by the channel's own method or from its likelihood; leading axes are a batch."""
+        """Information ``E sum_c g_c g_c^T`` (..., P, P) of the labels, by the channel's own method or from its likelihood.
+
+        Leading axes of Q and V are a batch.
+        """
         if self.channel.information is not None:
             return self.channel.information(Q, V)
         return self._information(Q, V)
 
     @property
     def susceptibility(self) -> object:
-        """The channel's ``susceptibility``, or the information's slope for one component with sign-blind labels, or None."""
+        """Susceptibility function: the channel's own, the slope of the information at zero overlap, or None.
+
+        The slope is for one component with labels that do not see its sign.
+        """
         information = self._information
         derivable = information.blind_to_signs and not information.is_exact
         if self.channel.susceptibility is None and derivable:
@@ -235,7 +243,7 @@ class IntegratedChannel(DerivedChannel):
         return self.channel.susceptibility
 
     def _slope(self, Q: Array, V: Array) -> Uncertain:
-        """Slope of the information in the overlap, where that is zero."""
+        """Derivative of the information with respect to the overlap, at zero overlap."""
         value, error, method = self._information.susceptibility(float(V[0, 0]))
         return Uncertain(np.array([[value]]), np.array([[error]]), method)
 
@@ -248,13 +256,13 @@ class IntegratedChannel(DerivedChannel):
 
     @cached_property
     def labels(self) -> Host | None:
-        """List of all possible labels if there are few and their probabilities add up to one, otherwise None."""
+        """Array of all possible labels, if there are few and their probabilities add up to one; otherwise None."""
         return few_labels(self.channel, self.sites)
 
     def check(self) -> None:
         """Raise ParameterError if ``forward`` and ``log_likelihood`` do not describe the same channel."""
 
-        def refused(reason: str) -> ParameterError:
+        def error_about(reason: str) -> ParameterError:
             name = getattr(self.channel, "name", type(self.channel).__name__)
             return ParameterError("name", f"channel {name!r}: {reason}")
 
@@ -263,29 +271,29 @@ class IntegratedChannel(DerivedChannel):
             self.channel.forward(z, rng=monte_carlo_rng("likelihood: few labels"))
         )
         if y.ndim < 1 or len(y) != len(z):
-            raise refused(
+            raise error_about(
                 f"forward must return one label per sample, shape (16, ...), got {y.shape}"
             )
         with np.errstate(all="ignore"):
             logs = np.asarray(log_likelihood(self.channel, y, z), dtype=float)
         if is_exact(self.channel, self.sites):
-            raise refused(
+            raise error_about(
                 "the label is a continuous function of the latents without noise, so its likelihood is a delta "
-                "function that cannot be integrated; give a posterior in place of log_likelihood, or add noise to forward"
+                "function that cannot be integrated; define a posterior instead of log_likelihood, or add noise to forward"
             )
         if logs.shape != (len(z),):
-            raise refused(
+            raise error_about(
                 f"log_likelihood must return one number per sample, shape (16,), got {logs.shape}"
             )
         if not np.isfinite(logs).all():
-            raise refused(
+            raise error_about(
                 "log_likelihood must be finite for labels that forward has drawn from the same latents, "
                 f"got {logs[~np.isfinite(logs)][0]}"
             )
 
     @property
     def draws_predictions(self) -> bool:
-        """Whether predictions are means over random draws; not if a label has few values, which are summed exactly."""
+        """Whether predicted labels are averages over random draws; labels with few values are summed exactly instead."""
         return self.labels is None and super().draws_predictions
 
     def _mean_label(self, z: Array) -> Array:
@@ -317,7 +325,7 @@ class IntegratedChannel(DerivedChannel):
 
 
 def complete_channel(channel: Channel, model: Model) -> Any:
-    """Return the channel with all derivable members added: posterior, derivative and prediction.
+    """Return the channel with all members added that can be derived: posterior, derivative and prediction.
 
     Parameters
     ----------

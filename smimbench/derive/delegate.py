@@ -1,4 +1,4 @@
-"""Items with some members replaced: all others are those of the original."""
+"""Base class of wrappers that replace some members of a channel, prior or model and delegate all others to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 
 class Delegate:
-    """Base class of wrappers around an item; ``_original`` names the attribute that holds the wrapped item."""
+    """Base class of wrappers around a channel, prior or model, which supplies all members that they do not define.
+
+    ``_original`` names the attribute that holds the wrapped object.
+    """
 
     _original: str
 

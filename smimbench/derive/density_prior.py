@@ -1,4 +1,4 @@
-"""Low-rank signals given by the density of their entries: posterior mean and error by quadrature."""
+"""Priors of low-rank signals given by the density of their entries: posterior mean and error by quadrature."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from smimbench.numerics.seeds import monte_carlo_rng
 
 
 class DensityPrior(DerivedLaw):
-    r"""Signal ``W`` (P, D) with iid entries of a density ``exp(log_density(w))``, not necessarily normalized.
+    r"""Prior of signals (P, D) with iid entries of density ``exp(log_density(w))``, not necessarily normalized.
 
     The posterior of a column given ``R = W + Qhat^{-1/2} Z`` is ``prod_p p(w_p) N(w; R, Qhat^{-1})``. Entry by entry for
     diagonal ``Qhat`` (adaptive quadrature), jointly otherwise (quasi-random points, up to 12 components).
@@ -58,7 +58,7 @@ class DensityPrior(DerivedLaw):
                 "log_density",
                 f"must be the log-density of a law whose variance exceeds rounding, got {variance:g}",
             )
-        self._scale(center, variance)
+        self._set_scale(center, variance)
         self._grid = points / self.unit, cumulative / cumulative[-1]
         # Quadratures need to be told where 1/64 of the law lies within a fiftieth of its width.
         steps = np.interp(np.linspace(0, 1, 65)[1:-1], self._grid[1], self._grid[0])
@@ -69,7 +69,7 @@ class DensityPrior(DerivedLaw):
         self._narrow_places = np.unique(ends).tolist()
 
     def _support(self) -> tuple[Host, Host]:
-        """Points ``w = sinh(t)``, uniform in t where the law has its mass, and the log-density in t."""
+        """Grid of points ``w = sinh(t)``, uniform in t, that covers the mass of the law, and the log-density of t there."""
         t = np.linspace(-38.0, 38.0, 40_001)
         mass = self._log_density_of_sinh(t)
         # The tails of the second moment decide whether there is one.
@@ -88,13 +88,13 @@ class DensityPrior(DerivedLaw):
         return np.sinh(t), mass
 
     def _log_density_of_sinh(self, t: Host) -> Host:
-        """Log-density of t for ``w = sinh(t)``."""
+        """Log-density of the variable t for which ``w = sinh(t)`` follows the prior."""
         return self._raw_log_density(np.sinh(t)) + np.log(np.cosh(t))
 
     def _log_moments(self) -> Host:
-        """Logarithms of the integral of the density, of both signs of its first moment and of its second moment, by ``w =
-        sinh(t)``.
+        """Logarithms of the mass of the density, the two halves of its first moment, and its second moment.
 
+        They are integrated over ``w = sinh(t)``; the halves are those of positive and of negative numbers.
         Scales up to 1e16 are reached; where the law jumps the integrals end there.
         """
 
@@ -113,7 +113,7 @@ class DensityPrior(DerivedLaw):
         return np.asarray(moments.log_norm)
 
     def _raw_log_density(self, w: Host) -> Host:
-        """Log-density of the prior at ``w``, as an array on the host, before shift and scale."""
+        """Log-density of the prior at ``w`` as its author defined it, before scaling, as a host array."""
         with np.errstate(all="ignore"):
             log_density = np.asarray(to_host(self._log_density(w)), dtype=np.float64)
         if log_density.shape != w.shape:
@@ -134,7 +134,7 @@ class DensityPrior(DerivedLaw):
         return np.interp(rng.random((components, dimension)), cumulative, points)
 
     def mean(self, components: int, dimension: int) -> Host:
-        """Prior mean (P, D), host."""
+        """Prior mean of the signal (P, D), host."""
         return np.full((components, dimension), self.center)
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
@@ -149,7 +149,7 @@ class DensityPrior(DerivedLaw):
         estimate = np.empty(rows.shape)
         errors = np.empty(len(rows))
         for p, information in enumerate(np.diagonal(host).tolist()):
-            estimate[p], variance = self._posterior(rows[p], information)
+            estimate[p], variance = self._moments_of_entries(rows[p], information)
             errors[p] = variance.mean()
         xp = namespace(R)
         return Denoised(
@@ -157,37 +157,37 @@ class DensityPrior(DerivedLaw):
             xp.asarray(np.diag(errors), **matching(R)),
         )
 
-    def _posterior(self, r: Host, information: float) -> tuple[Host, Host]:
-        """Posterior mean and variance of entries observed as r with noise of variance 1/information."""
+    def _moments_of_entries(self, r: Host, information: float) -> tuple[Host, Host]:
+        """Posterior mean and variance of signal entries observed as ``r`` with noise of variance 1/information."""
         if information <= 0:
             return np.full_like(r, self.center), np.full_like(r, self.variance)
         if math.isinf(information):
             return r, np.zeros_like(r)
 
         def moments(x: Host) -> Host:
-            return self._entries(x, np.full_like(x, information), 1e-6)[:2].T
+            return self._entry_posteriors(x, np.full_like(x, information), 1e-6)[:2].T
 
         # Both are smooth in r, and entries are many.
         unit = math.sqrt(min(self.variance, 1 / information))
         columns = values_by_panels(moments, r, 1e-6 * np.array([unit, unit * unit]))
         return columns[:, 0], np.maximum(columns[:, 1], 0.0)
 
-    def _entries(self, r: Host, information: Host, tolerance: float) -> Host:
-        """Posterior mean, posterior variance and log-density of the observations r, (3, N); each entry has its own
-        information.
-        """
+    def _entry_posteriors(self, r: Host, information: Host, tolerance: float) -> Host:
+        """Posterior mean, posterior variance and log-density (3, N) of observations ``r``, each with its own information."""
         # The narrower of noise and law is the Gaussian along which the other one is integrated.
         narrow = information >= 1
         width = 1 / np.sqrt(information)
         origin = np.where(narrow, r, 0.0)
         scale = np.where(narrow, width, 1.0)
-        posterior = self._entries_along(r, information, origin, scale, tolerance)
+        posterior = self._entry_posteriors_along(
+            r, information, origin, scale, tolerance
+        )
         ambiguous = narrow & bool(self._narrow_places) & (self._finest < width)
         if ambiguous.any():
             # Quadrature along the noise may miss narrow parts of the law, and quadrature along the law may miss narrow noise.
             # What is missed lowers the density, so the higher density is the right one.
             zero = np.zeros(ambiguous.sum())
-            along_law = self._entries_along(
+            along_law = self._entry_posteriors_along(
                 r[ambiguous], information[ambiguous], zero, zero + 1, tolerance
             )
             along_noise = posterior[:, ambiguous]
@@ -195,10 +195,10 @@ class DensityPrior(DerivedLaw):
             posterior[:, ambiguous] = np.where(denser, along_law, along_noise)
         return posterior
 
-    def _entries_along(
+    def _entry_posteriors_along(
         self, r: Host, information: Host, origin: Host, scale: Host, tolerance: float
     ) -> Host:
-        """Posterior mean, variance and log-density of the observations, with quadrature nodes ``w = origin + scale t``."""
+        """Posterior mean, variance and log-density (3, N) of observations, by quadrature over ``w = origin + scale t``."""
 
         def log_weight(t: Host, lines: Host) -> Host:
             w = origin[lines][:, None] + scale[lines][:, None] * t
@@ -249,7 +249,7 @@ class DensityPrior(DerivedLaw):
 
     @cached_property
     def _curve(self) -> Callable[[Host], Host]:
-        """Error as a function of the information, by quadrature."""
+        """Error V of one component as a function of its information, by quadrature."""
         return error_curve(self._exact_error, self.variance, together=True)
 
     def _exact_error(self, information: Host) -> Host:
@@ -260,7 +260,9 @@ class DensityPrior(DerivedLaw):
             r = (self.center + scale[lines][:, None] * t).ravel()
             precision = np.repeat(information[lines], t.shape[1])
             chunks = np.array_split(np.arange(len(r)), len(r) // 4096 + 1)
-            posteriors = [self._entries(r[at], precision[at], 1e-4) for at in chunks]
+            posteriors = [
+                self._entry_posteriors(r[at], precision[at], 1e-4) for at in chunks
+            ]
             _, variance, log_density = np.concatenate(posteriors, axis=1)
             log_error = (log_density + np.log(variance)).reshape(t.shape)
             return np.asarray(log_error + np.log(scale[lines])[:, None] + t * t / 2)
@@ -273,7 +275,7 @@ class DensityPrior(DerivedLaw):
 
 
 class _ColumnChannel(Channel):
-    """Treats the columns of a signal as latents of a channel whose likelihood is the prior's density."""
+    """Channel whose latents are the columns of a signal and whose likelihood is the prior's density."""
 
     name = "prior"
 

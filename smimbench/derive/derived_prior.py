@@ -17,12 +17,14 @@ from smimbench.numerics.linalg import symmetric
 
 LOWEST = 1e-9
 HIGHEST = 1e16
-"""Qhat below which nothing is known, and up to which curves are computed; ten times the one, or a tenth of the other, leaves
-out a decade."""
+"""Smallest and largest Qhat of the tabulated error curves; below, nothing is learned. Ten times the one, or a tenth of the
+other, leaves out a decade."""
 
 
 class DerivedPrior(Delegate):
-    """A prior with the members it lacks derived; members named in ``preferred`` are taken from the original prior if it has them.
+    """Base class of priors whose missing members are derived, such as the state-evolution map.
+
+    Members named in ``preferred`` are taken from the original prior if it has them.
 
     Gradient methods move in the signal itself (a symmetric matrix: in any matrix, of which the symmetric part counts)
     unless the prior has a factor of its own.
@@ -46,7 +48,7 @@ class DerivedPrior(Delegate):
                 setattr(self, name, getattr(prior, name))
 
     def second_moment(self, components: int) -> Host:
-        """Mean of the products of two components' entries (P, P), host."""
+        """Second moment ``E[S_p . S_q] / D`` (P, P) of the signal's components, host."""
         raise NotImplementedError
 
     def overlap(self, Qhat: Array) -> Overlap:
@@ -60,7 +62,7 @@ class DerivedPrior(Delegate):
         return Overlap(xp.asarray(Q, **matching(Qhat)), xp.asarray(V, **matching(Qhat)))
 
     def _error(self, Qhat: Host) -> Host:
-        """V (P, P) for one Qhat (P, P)."""
+        """Error V (P, P) of the posterior mean for one ``Qhat`` (P, P)."""
         raise NotImplementedError
 
     def _draw(
@@ -80,12 +82,12 @@ class DerivedPrior(Delegate):
         return rng.standard_normal((components, *[dimension] * axes))
 
     def _symmetric(self, signal: Array) -> Array:
-        """Return a matrix signal's symmetric part, and any other signal unchanged."""
+        """Symmetric part of a matrix signal; any other signal is returned unchanged."""
         return symmetric(signal) if self.matrix else signal
 
 
 class DerivedLaw(DerivedPrior):
-    """A prior defined by the distribution of one number (an entry or an eigenvalue), with its mean and variance.
+    """Base class of priors defined by the distribution of one number: an entry or an eigenvalue of the signal.
 
     The law is scaled to unit variance unless the prior draws its own samples: then the prior mean scores 1.
     """
@@ -94,8 +96,8 @@ class DerivedLaw(DerivedPrior):
         super().__init__(prior, "sample")
         self.unit = self.center = self.variance = math.nan
 
-    def _scale(self, mean: float, variance: float) -> None:
-        """Set mean and scale; a mean within rounding error of 0 is set to 0."""
+    def _set_scale(self, mean: float, variance: float) -> None:
+        """Set unit, mean and variance of the law; a mean within rounding error of 0 becomes 0."""
         self.unit = (
             1.0 if gives(Prior, type(self.prior), "sample") else math.sqrt(variance)
         )
@@ -110,7 +112,7 @@ class DerivedLaw(DerivedPrior):
         raise NotImplementedError
 
     def _scalar_error(self, information: Host) -> Host:
-        """Error of components that are estimated one by one, at most that of the best linear estimate.
+        """Error of components that are estimated one by one, capped at the error of the best linear estimate.
 
         Where there is little information it is the linear error: there the overlap is the small difference of two large
         numbers, and rounding could even make it negative.
@@ -121,11 +123,11 @@ class DerivedLaw(DerivedPrior):
         return np.where(variance * information < 1e-6, linear, error)
 
     def mean_overlap(self, components: int) -> Host:
-        """Overlap of the prior mean with itself: the squared mean of an entry, at every place of (P, P), host."""
+        """Overlap (P, P) of the prior mean with itself: all entries are the squared mean of the law; host."""
         return np.full((components, components), self.center**2)
 
     def second_moment(self, components: int) -> Host:
-        """``mean_overlap`` plus the variance on the diagonal (P, P), host."""
+        """Second moment (P, P) of the signal: ``mean_overlap`` plus the variance on the diagonal; host."""
         return self.mean_overlap(components) + self.variance * np.eye(components)
 
 
@@ -137,7 +139,7 @@ def error_curve(
     finest: int = 16,
     steady: float = 1e-7,
 ) -> Callable[[Host], Host]:
-    """``V(information)`` for any information, from values on a logarithmic grid.
+    """Interpolate the error V as a function of the information from values on a logarithmic grid.
 
     Interpolated is ``log(V (1/variance + information))``, which tends to constants at both ends: it is how much better than
     the best linear estimate the estimate is. ``together``: ``exact`` takes the whole grid at once. ``finest``: values
@@ -177,7 +179,7 @@ def error_curve(
 def _gains_until_steady(
     exact: Callable[[float], float], grid: Host, variance: float, steady: float
 ) -> Host:
-    """Logarithm of ``V (1/variance + information)`` at each information of the grid; once it is steady it stays as it is."""
+    """Tabulate ``log(V (1/variance + information))`` on a grid; once it no longer changes it is kept constant."""
     gain = np.zeros(len(grid))
     unchanged = 0
     for i, information in enumerate(grid):

@@ -25,12 +25,12 @@ import numpy as np
 from smimbench.backend.arrays import clip, matching, namespace
 from smimbench.derive.samples import (
     ACCURACY,
-    ENOUGH,
+    PRIOR_FRACTION,
     LINES,
     POINTS,
     REPLICATES,
-    THIN,
-    TRUSTED,
+    LINES_FRACTION,
+    TRUSTED_COUNT,
     PosteriorMoments,
     Samples,
 )
@@ -40,9 +40,9 @@ from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
 from smimbench.numerics.masked import put_at_mask
 
 BLOCK = 1 << 18
-"""Numbers of an array of points that are held at once; doubled, twice the memory."""
-ONE_LINE = 1e-3
-"""Largest error of the quadrature in one dimension, where accuracy is cheap; doubled, a few evaluations fewer."""
+"""Largest number of entries of an array of integration points in memory; doubled, twice the memory."""
+SCALAR_TOLERANCE = 1e-3
+"""Tolerance of the quadrature for a single latent, where accuracy is cheap; doubled, a few evaluations fewer."""
 
 
 def integrate(
@@ -60,7 +60,7 @@ def integrate(
     xp = namespace(omega)
     n, P, C = omega.shape
     if not n:
-        raise ValueError("there must be at least one sample")
+        raise ValueError("the posterior needs at least one sample, got none")
     root = symmetric_root(xp.astype(V, xp.float64))
     scalar = P * C == 1
     size = max(1, BLOCK // (200 if scalar else 2 * POINTS * P * C))
@@ -70,12 +70,12 @@ def integrate(
             rows = slice(start, min(start + size, n))
             wide = xp.astype(omega[rows, ...], xp.float64)
             block = Samples.on_prior(channel, y[rows, ...], wide, root, refine, start)
-            blocks.append(_on_one_line(block) if scalar else _from_prior(block))
-    return _joined(blocks)
+            blocks.append(_of_single_latents(block) if scalar else _from_prior(block))
+    return _concatenate(blocks)
 
 
-def _joined(blocks: list[PosteriorMoments]) -> PosteriorMoments:
-    """Moments of the samples of all blocks."""
+def _concatenate(blocks: list[PosteriorMoments]) -> PosteriorMoments:
+    """Concatenate the posterior moments of several blocks of samples."""
     xp = namespace(blocks[0].mean)
     columns = zip(*blocks)
     return PosteriorMoments(*(xp.concat(list(column), axis=0) for column in columns))
@@ -85,19 +85,19 @@ def _from_prior(block: Samples) -> PosteriorMoments:
     """Posterior moments from points drawn from the prior; samples with too few effective points use another method."""
     moments = _on_points(block, POINTS)
     # Where errors of single samples average out, a few effective points will do.
-    enough = (1.0 if block.refine else 0.2) * ENOUGH
+    enough = (1.0 if block.refine else 0.2) * PRIOR_FRACTION
     easy = moments.effective >= enough * POINTS * REPLICATES
     moments = _with_more_points(block, moments, easy)
-    return _recompute(block, moments, ~easy, _for_hard_samples)
+    return _recompute(block, moments, ~easy, _for_narrow_posteriors)
 
 
-def _for_hard_samples(block: Samples) -> PosteriorMoments:
-    """Posterior moments of samples that the prior's points barely cover, as the posterior is a thin sheet or a small region."""
+def _for_narrow_posteriors(block: Samples) -> PosteriorMoments:
+    """Posterior moments of samples whose posterior (a thin sheet or a small region) is barely met by points of the prior."""
     if block.d > 3:
         return _from_fit(block)
     # Lines through all of the prior miss no part of a sheet; a fit might settle on one.
     moments = _on_lines(block, LINES)
-    met = moments.effective >= TRUSTED
+    met = moments.effective >= TRUSTED_COUNT
     if block.refine:
         inaccurate = met & (moments.error > ACCURACY)
         more_lines = partial(_on_lines, count=4 * LINES)
@@ -106,10 +106,10 @@ def _for_hard_samples(block: Samples) -> PosteriorMoments:
 
 
 def _from_fit(block: Samples) -> PosteriorMoments:
-    """Posterior moments from points of a fitted Gaussian, or along lines where these points are ineffective too."""
+    """Posterior moments from points drawn from a fitted Gaussian, or along lines if too few of these are effective."""
     block = block.fitted()
     moments = _on_points(block, POINTS)
-    thin = moments.effective < THIN * POINTS * REPLICATES
+    thin = moments.effective < LINES_FRACTION * POINTS * REPLICATES
     moments = _with_more_points(block, moments, ~thin)
     lines = LINES if block.d <= 3 else 4 * LINES
     return _recompute(block, moments, thin, partial(_on_lines, count=lines))
@@ -118,7 +118,7 @@ def _from_fit(block: Samples) -> PosteriorMoments:
 def _with_more_points(
     block: Samples, moments: PosteriorMoments, mask: Array
 ) -> PosteriorMoments:
-    """Repeat with four, then sixteen times as many points for samples whose error is above the target."""
+    """Recompute moments with 4, then 16 times as many points for samples whose error is above the target."""
     counts = (4 * POINTS, 16 * POINTS) if block.refine else ()
     for count in counts:
         inaccurate = mask & (moments.error > ACCURACY)
@@ -133,21 +133,21 @@ def _recompute(
     mask: Array,
     method: Callable[[Samples], PosteriorMoments],
 ) -> PosteriorMoments:
-    """Moments with those of the samples in ``mask`` recomputed, 128 samples at a time."""
+    """Recompute the moments of the samples in ``mask`` with another method, 128 samples at a time."""
     rows = block.xp.nonzero(mask)[0]
     count = rows.shape[0]
     if not count:
         return moments
     chunks = [rows[i : min(i + 128, count)] for i in range(0, count, 128)]
-    recomputed = _joined([method(block.take(chunk)) for chunk in chunks])
+    recomputed = _concatenate([method(block.take(chunk)) for chunk in chunks])
     columns = zip(moments, recomputed)
     return PosteriorMoments(
         *(put_at_mask(column, mask, rows) for column, rows in columns)
     )
 
 
-def _on_one_line(block: Samples) -> PosteriorMoments:
-    """Posterior moments for one latent dimension, by adaptive quadrature that looks for narrow peaks."""
+def _of_single_latents(block: Samples) -> PosteriorMoments:
+    """Posterior moments of a single latent per sample, by adaptive quadrature that looks for narrow peaks."""
 
     def log_weight(t: Array, lines: Array) -> Array:
         return block.log_likelihood(t[..., None], lines)
@@ -155,7 +155,7 @@ def _on_one_line(block: Samples) -> PosteriorMoments:
     place = matching(block.omega)
     count = block.omega.shape[0]
     log_norm, mean, square, error = line_moments(
-        log_weight, count, block.xp, place["device"], tolerance=ONE_LINE
+        log_weight, count, block.xp, place["device"], tolerance=SCALAR_TOLERANCE
     )
     mean = mean[:, None]
     return PosteriorMoments(
@@ -171,7 +171,7 @@ def _on_lines(block: Samples, count: int) -> PosteriorMoments:
     direction = xp.matmul(block.factor, block.axis[..., None])[..., 0]
     across = block.points(d - 1, count, "likelihood: lines")
     across = xp.concat([xp.zeros_like(across[..., :1]), across], axis=-1)
-    across, base = block.placed(across)
+    across, base = block.reflect_and_map(across)
     constant = xp.reshape(xp.sum(across * across, axis=-1), (-1,)) / 2
     along = xp.broadcast_to(direction[:, :, None, :], base.shape)
     origins = xp.reshape(base, (-1, d))
@@ -207,7 +207,7 @@ def _on_points(block: Samples, count: int) -> PosteriorMoments:
     """Posterior moments by importance sampling with ``count`` quasi-random points per sample and replicate."""
     xp = block.xp
     R, n, d = block.mean.shape
-    nodes, u = block.placed(block.points(d, count, "likelihood: modes"))
+    nodes, u = block.reflect_and_map(block.points(d, count, "likelihood: modes"))
     numbers = xp.arange(n, device=matching(u)["device"])
     sample = xp.reshape(xp.broadcast_to(numbers, (R, n)), (-1,))
     weight = block.log_weight(xp.reshape(u, (R * n, count, d)), sample)
@@ -252,7 +252,7 @@ def _combine_replicates(
     separation = xp.sum((block.mean - xp.mean(block.mean, axis=0)) ** 2, axis=(0, 2))
     width = xp.sqrt((xp.sum(block.factor**2, axis=(0, 2, 3)) + separation) / (R * d))
     cloud = width / xp.sqrt(clip(effective, 1.0, None))
-    error = xp.where(effective < TRUSTED, xp.maximum(error, cloud), error)
+    error = xp.where(effective < TRUSTED_COUNT, xp.maximum(error, cloud), error)
     halves = []
     for group in (slice(0, R // 2), slice(R // 2, R)):
         mass = xp.sum(norms[group, :], axis=0)

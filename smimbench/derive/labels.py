@@ -1,4 +1,4 @@
-"""Properties of a channel's labels: noise, smoothness, number of values, symmetries, and form shown to users."""
+"""Properties of a channel's labels: noise, smoothness, number of values, symmetries, and observable form."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def predict(channel: Channel, z: Array) -> Array:
 
 
 def predict_twice(channel: Any, z: Array, *index: int) -> tuple[Array, Array]:
-    """Two predictions whose product is an unbiased squared prediction: independent means of draws, or one exact value twice.
+    """Predict labels twice such that the product is an unbiased squared prediction.
 
+    The two are independent means over draws of the noise, or one exact value twice.
     Equal ``index`` means equal draws of the noise, so that differences of predictions have little of it.
     """
     if getattr(channel, "draws_predictions", False):  # a derived channel alone
@@ -36,13 +37,13 @@ def predict_twice(channel: Any, z: Array, *index: int) -> tuple[Array, Array]:
 
 
 def log_likelihood(channel: Channel, y: Array, z: Array) -> Array:
-    """Log-likelihood (n,) of labels, of a channel that has one."""
+    """Log-likelihood (n,) of labels given latents, for a channel that defines one."""
     assert channel.log_likelihood is not None
     return channel.log_likelihood(y, z)
 
 
 def gives_probabilities(problem: ProblemLike) -> bool:
-    """Whether observable labels are rows of probabilities."""
+    """Whether the observable labels of a problem are rows of probabilities, as attention matrices are."""
     rng = monte_carlo_rng("label of a few latents")
     z = rng.standard_normal((4, problem.components, problem.model.sites))
     channel: Channel = problem.channel
@@ -54,7 +55,7 @@ def gives_probabilities(problem: ProblemLike) -> bool:
 
 
 def probe(channel: Channel, sites: int, count: int) -> Array:
-    """A few fixed latents (count, P, C) for testing the properties of a channel."""
+    """Draw fixed latents (count, P, C) on which the properties of a channel are tested."""
     shape = (count, int(channel.components), sites)
     return monte_carlo_rng("symmetry: latents").standard_normal(shape)
 
@@ -108,7 +109,7 @@ def is_exact(channel: Channel, sites: int) -> bool:
 
 
 def few_labels(channel: Channel, sites: int) -> Host | None:
-    """List of all possible labels if there are few and their probabilities add up to one, otherwise None."""
+    """Array of all possible labels, if there are few and their probabilities add up to one; otherwise None."""
     rng = monte_carlo_rng("likelihood: symmetry")
     z = probe(channel, sites, 4096)  # values of a smaller probability are not met
     y = np.asarray(channel.forward(z, rng=rng))
@@ -132,21 +133,21 @@ def symmetry_of_labels(channel: Channel, sites: int) -> str:
     """Name of the largest known group of transformations of the latents that leaves all labels unchanged."""
     rng = monte_carlo_rng("likelihood: which kind of label")
     P = int(channel.components)
-    unseen = partial(_is_symmetry, channel, sites)
+    leaves_labels = partial(_is_symmetry, channel, sites)
     cycle = np.roll(np.eye(P), 1, axis=0)
     swap = np.eye(P)
     swap[:2] = swap[:2][::-1]
     rotation = np.linalg.qr(rng.standard_normal((P, P)))[0]
     rotation[0] *= np.linalg.det(rotation)  # a reflection is none
-    if P > 1 and unseen(rotation):
+    if P > 1 and leaves_labels(rotation):
         return "rotations"
     flips = all(
-        unseen(np.diag(np.where(np.arange(P) == p, -1.0, 1.0))) for p in range(P)
+        leaves_labels(np.diag(np.where(np.arange(P) == p, -1.0, 1.0))) for p in range(P)
     )
-    permutes = P > 1 and unseen(cycle) and unseen(swap)
+    permutes = P > 1 and leaves_labels(cycle) and leaves_labels(swap)
     if flips:
         return "signed-permutations" if permutes else "signs"
-    if P > 1 and unseen(-np.eye(P)):
+    if P > 1 and leaves_labels(-np.eye(P)):
         return "permutations-common-sign" if permutes else "common-sign"
     return "permutations" if permutes else "none"
 

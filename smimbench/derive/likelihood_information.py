@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from smimbench.backend.arrays import NUMPY
-from smimbench.derive.integrate import BLOCK, ONE_LINE, integrate
+from smimbench.derive.integrate import BLOCK, SCALAR_TOLERANCE, integrate
 from smimbench.derive.labels import log_likelihood
 from smimbench.derive.sampled_information import Labels, label_means
 from smimbench.derive.samples import reflected
@@ -274,7 +274,7 @@ class LikelihoodInformation:
         labels: Array = self.labels
         scale = np.sqrt(Q)
         width = np.sqrt(V)
-        tolerance = ONE_LINE / 10
+        tolerance = SCALAR_TOLERANCE / 10
         step = max(1, BLOCK // (80 * len(labels)))
 
         def log_square(t: Array, lines: Array) -> Array:

@@ -18,27 +18,29 @@ from smimbench.numerics.qmc import whitened_points
 from smimbench.numerics.seeds import monte_carlo_rng
 
 ACCURACY = 1e-2
-"""Error of the posterior mean to aim at, relative to ``sqrt(diag V)``. Doubled: hard samples cost up to four times less."""
+"""Target error of the posterior mean, relative to ``sqrt(diag V)``. Doubled: hard samples cost up to four times less."""
 POINTS, LINES = 256, 16
 """Quasi-random points, and parallel lines, per sample and replicate. Doubled: twice the cost, errors fall by 1.4 to 2."""
 REPLICATES = 4
 """Independent copies whose spread is the error. Doubled: twice the cost, the error is known 1.4 times better."""
-ENOUGH = 0.1
-"""Fraction of effective points at which points from the prior suffice. Doubled: more samples get a fit of their own."""
-THIN = 0.03
-"""Fraction of effective points below which lines replace points. Doubled: more samples are integrated along lines."""
-TRUSTED = 20.0
+PRIOR_FRACTION = 0.1
+"""Fraction of effective points above which points drawn from the prior suffice. Doubled: more samples get a fit."""
+LINES_FRACTION = 0.03
+"""Fraction of effective points below which integration along lines replaces points. Doubled: more samples use lines."""
+TRUSTED_COUNT = 20.0
 """Effective points needed to take the spread of the replicates as the error. Doubled: errors are more conservative."""
-FITTED = 0.15
-"""Fraction of effective points at which a fit is complete. Doubled: fits take more rounds and are tighter."""
-INFLATION = 1.3
-"""Factor of a fit's covariance. Doubled: tails are safer and more points are wasted."""
-ROUNDS = 40
-"""Most rounds of a fit. Doubled: labels that are twice as improbable are found."""
+FIT_FRACTION = 0.15
+"""Fraction of effective points at which the fit of a Gaussian is complete. Doubled: fits take more rounds and are tighter."""
+COVARIANCE_FACTOR = 1.3
+"""Factor by which the covariance of a fitted Gaussian is enlarged. Doubled: tails are safer and more points are wasted."""
+FIT_ROUNDS = 40
+"""Largest number of rounds of a fit. Doubled: labels that are twice as improbable are found."""
 
 
 class PosteriorMoments(NamedTuple):
-    """``log Z`` (n,), ``E[u]`` (n, d), ``E[u u^T]`` (n, d, d), error of the mean (n,), two independent estimates of the mean, and
+    """Posterior moments of the whitened latents u of n samples, and how accurate they are.
+
+    ``log Z`` (n,), ``E[u]`` (n, d), ``E[u u^T]`` (n, d, d), error of the mean (n,), two independent estimates of the mean, and
     how many points were effective (n,).
     """
 
@@ -53,8 +55,9 @@ class PosteriorMoments(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples with labels (n, ...), omegas (n, P, C), ``V^{1/2}``, and the Gaussians that integration points are drawn from.
+    """Samples whose posteriors are integrated, and the Gaussians that the integration points are drawn from.
 
+    ``y`` are labels (n, ...), ``omega`` prior means (n, P, C), ``root`` is ``V^{1/2}``.
     Points of replicate r come from ``N(mean, factor factor^T)``, (R, n, d) and (R, n, d, d); lines are drawn along ``axis``
     (R, n, d), and points reflected by it, so that samples have independent errors. ``refine``: more points where these miss
     ``ACCURACY``.
@@ -79,7 +82,7 @@ class Samples:
         refine: bool,
         start: int,
     ) -> Samples:
-        """Samples with integration points drawn from the prior; ``start`` numbers the block."""
+        """Create samples whose integration points are drawn from the prior; ``start`` numbers the block."""
         xp = namespace(omega)
         R = REPLICATES
         n = omega.shape[0]
@@ -93,7 +96,7 @@ class Samples:
 
     @property
     def xp(self) -> ModuleType:
-        """Namespace of the samples."""
+        """Array namespace of the samples."""
         return namespace(self.omega)
 
     @property
@@ -102,7 +105,7 @@ class Samples:
         return int(self.mean.shape[2])
 
     def take(self, rows: Array) -> Samples:
-        """Subset of the samples."""
+        """Subset of the samples, with indices ``rows``."""
         take = self.xp.take
         return replace(
             self,
@@ -120,9 +123,10 @@ class Samples:
         ]
         return self.xp.asarray(np.stack(replicates)[:, None], **matching(self.omega))
 
-    def placed(self, points: Array) -> tuple[Array, Array]:
-        """Points (R, 1, k, d) of the standard normal law after reflection, and mapped into each sample's Gaussian (R, n, k,
-        d).
+    def reflect_and_map(self, points: Array) -> tuple[Array, Array]:
+        """Reflect standard normal points (R, 1, k, d), and map them into the Gaussian of each sample (R, n, k, d).
+
+        Returns the points before and after the map.
         """
         xp = self.xp
         shape = (*self.mean.shape[:2], *points.shape[2:])
@@ -131,7 +135,7 @@ class Samples:
         return turned, self.mean[:, :, None, :] + offsets
 
     def log_likelihood(self, u: Array, rows: Array) -> Array:
-        """``log_likelihood`` (N, k) at whitened latents (N, k, d) of the samples ``rows`` (N,)."""
+        """Log-likelihood (N, k) at whitened latents (N, k, d) of the samples with indices ``rows`` (N,)."""
         xp = self.xp
         N, k, _ = u.shape
         y = xp.take(self.y, rows, axis=0)
@@ -159,13 +163,13 @@ class Samples:
         return xp.reshape(clip(logs, IMPOSSIBLE, None), (N, k))
 
     def log_weight(self, u: Array, rows: Array) -> Array:
-        """Logarithm of likelihood times prior up to a constant, (N, k)."""
+        """Logarithm (N, k) of likelihood times prior at whitened latents (N, k, d), up to a constant."""
         return self.log_likelihood(u, rows) - self.xp.sum(u * u, axis=-1) / 2
 
     def fitted(self) -> Samples:
-        """Fit a Gaussian that covers the posterior, for every sample and replicate.
+        """Replace the prior by a Gaussian fitted to the posterior, for every sample and replicate.
 
-        Fit, move, repeat, with the weights raised to the power that keeps the fraction ``FITTED`` of the points
+        Fit, move, repeat, with the weights raised to the power that keeps the fraction ``FIT_FRACTION`` of the points
         effective. Every replicate has a fit of its own: where one has missed something, the replicates disagree and the
         error says so.
         """
@@ -181,7 +185,7 @@ class Samples:
         identity = xp.eye(d, **place)[None, ...]
         covariance = xp.zeros((R * n, d, d), **place) + identity
         going = sample >= 0
-        for _ in range(ROUNDS):
+        for _ in range(FIT_ROUNDS):
             rows = xp.nonzero(going)[0]
             center = xp.take(mean, rows, axis=0)
             wide = xp.take(covariance, rows, axis=0)
@@ -190,7 +194,7 @@ class Samples:
             u = center[:, None, :] + xp.matmul(points, root)
             weight = self.log_weight(u, xp.take(sample, rows))
             weight = weight + xp.sum(points * points, axis=-1) / 2
-            unfitted = effective_count(weight, xp) < FITTED * count
+            unfitted = effective_count(weight, xp) < FIT_FRACTION * count
             going = put_at_mask(going, going, unfitted)
             rows = xp.nonzero(unfitted)[0]
             if not rows.shape[0]:
@@ -200,7 +204,7 @@ class Samples:
             )
             fitted_center, square = _tempered_fit(u, weight, center, wide, xp)
             ridge = 1e-9 / d * xp.linalg.trace(square)[:, None, None] * identity
-            square = INFLATION * square + ridge
+            square = COVARIANCE_FACTOR * square + ridge
             # Nothing found: look further out.
             alive = xp.max(weight, axis=1) > 0.5 * IMPOSSIBLE
             center = xp.where(alive[:, None], fitted_center, center)
@@ -221,7 +225,7 @@ class Samples:
 
 
 def effective_count(weight: Array, xp: ModuleType) -> Array:
-    """Effective number of points under log-weights (N, K); 0 where all are impossible."""
+    """Effective number (N,) of points under log-weights (N, K); 0 where all points are impossible."""
     top = xp.max(weight, axis=1, keepdims=True)
     p = xp.exp(clip(weight - top, -700.0, 0.0))
     effective = xp.sum(p, axis=1) ** 2 / xp.sum(p * p, axis=1)
@@ -229,7 +233,7 @@ def effective_count(weight: Array, xp: ModuleType) -> Array:
 
 
 def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
-    """Points (..., K, d) reflected so that the first unit vector maps to ``axis`` (..., d), up to sign."""
+    """Reflect points (..., K, d) so that the first unit vector maps to ``axis`` (..., d), up to sign."""
     numbers = xp.arange(axis.shape[-1], device=matching(axis)["device"])
     unit = xp.astype(numbers == 0, axis.dtype)
     plus = xp.ones_like(unit)
@@ -241,8 +245,9 @@ def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
 def _tempered_fit(
     u: Array, weight: Array, mean: Array, covariance: Array, xp: ModuleType
 ) -> tuple[Array, Array]:
-    """Mean and covariance under tempered weights, raised to the power that makes the fraction ``FITTED`` of the points
-    effective.
+    """Mean and covariance of points under tempered weights, for one step of the fit of a Gaussian.
+
+    Weights are raised to the power that makes the fraction ``FIT_FRACTION`` of the points effective.
 
     While that power is below one the cloud is still on its way: its extent along the way is kept, or it would shrink
     before it arrives.
@@ -250,7 +255,7 @@ def _tempered_fit(
     possible = xp.astype(weight > 0.5 * IMPOSSIBLE, xp.float64)
     gap = clip(weight - xp.max(weight, axis=1, keepdims=True), -1e9, None)
     # Half of the possible points are as many as can be asked for; impossible points stay impossible at any power.
-    goal = clip(xp.sum(possible, axis=1) / 2, 1.0, FITTED * weight.shape[1])
+    goal = clip(xp.sum(possible, axis=1) / 2, 1.0, FIT_FRACTION * weight.shape[1])
     low = xp.full_like(goal, -50.0)
     exponent = xp.zeros_like(goal)
     high = xp.zeros_like(goal)

@@ -76,7 +76,7 @@ class SpectrumPrior(DerivedLaw):
                 "quantile",
                 "must be the quantile function of a law with positive variance",
             )
-        self._scale(center, variance)
+        self._set_scale(center, variance)
         self._law = FreeConvolution(atoms / self.unit, weights, law=law)
 
     def _quantiles(self, probabilities: Host) -> Host:

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from smimbench_attention.inputs.text import Text, _embedded, mutual_information
+from smimbench_attention.inputs.text import Text, _learn_vectors, mutual_information
 
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.testing import check
@@ -181,7 +181,7 @@ def test_the_same_text_gives_the_same_bits_and_another_is_refused(tmp_path):
     file.write_text(generated(300))
     table = {"name": "text", "path": str(file)}
     one, two = (problem_of(table).instance(10.0, 8, 1) for _ in range(2))
-    _embedded.cache_clear()
+    _learn_vectors.cache_clear()
     again = problem_of(table).instance(10.0, 8, 1)
     for other in (two, again):
         assert_array_equal(one.inputs, other.inputs)
@@ -218,17 +218,19 @@ def test_too_much_asked_is_one_line(tmp_path):
     (tmp_path / "own.txt").write_text(generated(20, vocabulary=30))
     table = {"name": "text", "path": str(tmp_path / "own.txt")}
     with pytest.raises(
-        ValueError, match=r"path: must have 80 samples of 2 consecutive words, has 40"
+        ValueError,
+        match=r"path: must have 80 samples of 2 consecutive words, but has 40",
     ):
         problem_of(table).instance(10.0, 8)
     with pytest.raises(
         ValueError,
-        match=r"path: must have more than 30 different words to learn from, has \d+",
+        match=r"path: must have more than 30 different words to learn from, but has \d+",
     ):
         problem_of(table).instance(1.0, 30)
     (tmp_path / "empty.txt").touch()
     with pytest.raises(
-        ValueError, match=r"must have more than 8 different words to learn from, has 0"
+        ValueError,
+        match=r"must have more than 8 different words to learn from, but has 0",
     ):
         problem_of({"name": "text", "path": str(tmp_path / "empty.txt")}).instance(
             1.0, 8

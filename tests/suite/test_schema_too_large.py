@@ -68,4 +68,7 @@ def test_a_signal_that_is_too_large_fails_its_cell_before_it_is_drawn(tmp_path):
         "--json",
     )
     assert done.returncode == 1
-    assert "rho: needs factors with 9.0e+08 entries at D = 30" in done.stdout
+    assert (
+        "rho: is too large: it needs factors with 9.0e+08 entries at D = 30"
+        in done.stdout
+    )

@@ -1,1 +1,1 @@
-"""How the latents determine the label."""
+"""Channels: probability laws of the label given the latents."""

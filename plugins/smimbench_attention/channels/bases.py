@@ -48,11 +48,11 @@ class AttentionChannel(Channel):
         return len(site_pairs(self.tokens, self.symmetric))
 
     def _scales(self, like: Array) -> Array:
-        """Scale ``sqrt(1 + delta_ab)`` of every site, (C,)."""
+        """Factors ``sqrt(1 + delta_ab)`` (C,) that turn the latents z of all pairs of tokens into h."""
         return array_like(site_scales(self.tokens, self.symmetric), like)
 
-    def _matrix(self, z: Array) -> Array:
-        """Symmetric h (..., T, T) from the latents (..., C) of a component."""
+    def _logit_matrix(self, z: Array) -> Array:
+        """Assemble the symmetric attention logits h (..., T, T) from the latents (..., C) of one component."""
         xp = namespace(z)
         index = xp.asarray(entry_sites(self.tokens), device=array_api_compat.device(z))
         return xp.reshape(
@@ -60,8 +60,11 @@ class AttentionChannel(Channel):
             (*z.shape[:-1], self.tokens, self.tokens),
         )
 
-    def _to_latents(self, gradient: Array) -> Array:
-        """Latents (..., C) of a symmetric matrix's gradient (..., T, T): the transpose of ``_matrix``."""
+    def _latent_gradient(self, gradient: Array) -> Array:
+        """Convert a gradient with respect to the logits h (..., T, T) into one with respect to the latents (..., C).
+
+        It is the transpose of ``_logit_matrix``.
+        """
         xp = namespace(gradient)
         symmetrized = gradient + xp.matrix_transpose(gradient)
         symmetrized = xp.reshape(symmetrized, (*symmetrized.shape[:-2], self.tokens**2))
@@ -81,41 +84,44 @@ class SoftmaxChannel(Channel):
     version = 2
 
     def observable(self, y: Array) -> Array:
-        """Attention probabilities ``exp(y)``; every row sums to 1."""
+        """Attention probabilities ``exp(y)`` of the labels; every row sums to 1."""
         return namespace(y).exp(y)
 
 
 def log_softmax(logits: Array) -> Array:
     """Logarithm of the softmax along the last axis."""
     xp = namespace(logits)
-    logits = logits - over_tokens(xp.maximum, logits)
-    return logits - xp.log(over_tokens(operator.add, xp.exp(logits)))
+    logits = logits - reduce_tokens(xp.maximum, logits)
+    return logits - xp.log(reduce_tokens(operator.add, xp.exp(logits)))
 
 
-def over_tokens(combine: Callable[[Array, Array], Array], x: Array) -> Array:
-    """Reduce the last axis to length 1, token by token: NumPy takes five times as long to reduce few columns itself."""
+def reduce_tokens(combine: Callable[[Array, Array], Array], x: Array) -> Array:
+    """Reduce the last axis (tokens) of ``x`` to length 1 with a binary operation such as addition.
+
+    Token by token: NumPy takes five times as long to reduce few columns itself.
+    """
     return functools.reduce(combine, (x[..., k : k + 1] for k in range(x.shape[-1])))
 
 
 def softmax_vjp(p: Array, cotangent: Array, beta: float) -> Array:
-    """Gradient of ``sum(cotangent * p)`` with respect to h, of which ``p = softmax(beta h)`` along the last axis."""
-    return beta * p * (cotangent - over_tokens(operator.add, cotangent * p))
+    """Gradient of ``sum(cotangent * p)`` with respect to the logits h, for ``p = softmax(beta h)`` along the last axis."""
+    return beta * p * (cotangent - reduce_tokens(operator.add, cotangent * p))
 
 
 class HardmaxChannel(Channel):
-    """Base class of channels whose labels (n, T) name the column of the largest entry of every row."""
+    """Base class of channels whose labels (n, T) are the column of the largest attention logit in every row."""
 
     tokens: int
     name = "hardmax"
     version = 2
     components = 1
-    _most_tokens: int
+    _maximum_tokens: int
 
     def __post_init__(self) -> None:
-        check_whole("tokens", self.tokens, 2, self._most_tokens)
+        check_whole("tokens", self.tokens, 2, self._maximum_tokens)
 
     def log_likelihood(self, y: Array, z: Array) -> Array:
-        """0 where the label is that of the latents, else minus infinity (n,)."""
+        """Log-likelihood (n,) of labels: 0 where the latents produce exactly this label, otherwise minus infinity."""
         xp = namespace(z)
         same = xp.all(self.forward(z) == y, axis=-1)
         return xp.where(
@@ -123,7 +129,7 @@ class HardmaxChannel(Channel):
         )
 
     def observable(self, y: Array) -> Array:
-        """Attention matrix with one-hot rows, (..., n, T, T), float64."""
+        """Attention matrix (..., n, T, T) of the labels, with one-hot rows, in float64."""
         xp = namespace(y)
         columns = xp.arange(
             self.tokens, dtype=y.dtype, device=array_api_compat.device(y)

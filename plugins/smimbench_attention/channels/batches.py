@@ -35,7 +35,7 @@ def normal_density(x: Array) -> Array:
 
 
 def blocks(n: int, size: int) -> Iterator[slice]:
-    """Consecutive slices of length ``size`` that cover ``range(n)``; a single empty one for n = 0."""
+    """Split ``range(n)`` into consecutive slices of length ``size``; n = 0 gives one empty slice."""
     return (slice(start, min(start + size, n)) for start in range(0, max(n, 1), size))
 
 
@@ -53,7 +53,7 @@ def joined(batches: Sequence[T]) -> T:
 
 
 def put_tuple(target: T, mask: Array, replacement: Sequence[object]) -> T:
-    """Apply ``put_at_mask`` to every array of a named tuple, along the first axis."""
+    """Replace the rows where ``mask`` is true in every array of a named tuple, along the first axis."""
     places = places_at_mask(mask)
     fields = []
     for array, rows in zip(target, replacement):
@@ -65,8 +65,11 @@ def put_tuple(target: T, mask: Array, replacement: Sequence[object]) -> T:
     return updated
 
 
-def uncentered(mean: Array, covariance: Array) -> Array:
-    """``E[z z^T]`` (..., n, 1, C, 1, C) of one component from its mean (..., n, 1, C) and covariance (..., n or 1, C, C)."""
+def raw_second_moment(mean: Array, covariance: Array) -> Array:
+    """Second moment ``E[z z^T]`` (..., n, 1, C, 1, C) of one component, from its posterior mean and covariance.
+
+    ``mean`` (..., n, 1, C), ``covariance`` (..., n or 1, C, C).
+    """
     outer = mean[..., 0, :, None] * mean[..., 0, None, :]
     return (outer + covariance)[..., None, :, None, :]
 
@@ -84,12 +87,12 @@ def shifted_second_moment(
 
 
 def on_host(*arrays: Array) -> list[Host]:
-    """Copy arrays to the host in float64, broadcast to one shape."""
+    """Copy arrays to the host as float64 and broadcast them to a common shape."""
     return list(
         np.broadcast_arrays(*(to_host(array).astype(np.float64) for array in arrays))
     )
 
 
 def uncertain_like(like: Array, value: object, error: object, method: str) -> Uncertain:
-    """Convert a host result to the namespace, device and dtype of ``like``."""
+    """Build an ``Uncertain`` from a host value and its error, with the namespace, device and dtype of ``like``."""
     return Uncertain(array_like(value, like), array_like(error, like), method)

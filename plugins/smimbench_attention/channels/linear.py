@@ -1,6 +1,6 @@
-"""Linear labels: every latent is observed directly, with or without noise; all in closed form, for both models.
+"""Linear channels: labels are the latents themselves plus optional Gaussian noise, with everything in closed form.
 
-``MixedLinear`` has the same for latents that are correlated over sites, ``z = A zeta``.
+There is one for either model; ``MixedLinear`` is for latents that are correlated over sites, ``z = A zeta``.
 """
 
 from __future__ import annotations
@@ -24,46 +24,52 @@ from smimbench.interfaces import (
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics import site_scales, site_values, symmetric
 from smimbench_attention.channels.bases import AttentionChannel, SequenceChannel
-from smimbench_attention.channels.batches import array_like, identity_like, uncentered
+from smimbench_attention.channels.batches import (
+    array_like,
+    identity_like,
+    raw_second_moment,
+)
 
 CONVENTIONS = ("scaled", "plain")
 
 
 class LinearChannel(Channel):
-    """Base class of channels whose labels are the latents, up to known scales, with or without Gaussian noise."""
+    """Base class of channels whose labels are the latents times known scales, plus optional Gaussian noise."""
 
     noise: float
     name = "linear"
     version = 1
     reference = "derived, checked by tests/channels/test_linear.py"
 
-    _squares: float  # mean square of the noiseless label at latents of unit variance, summed over its entries
+    _mean_square: float  # mean square of the noiseless label at latents of unit variance, summed over its entries
 
     def predict(self, z: Array) -> Array:
-        """Predicted label without noise."""
+        """Noiseless label of the latents ``z``."""
         raise NotImplementedError
 
     def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
-        """Squared error of the predicted noiseless label, summed over its entries; label noise is not counted.
+        """Squared error of the predicted noiseless label, summed over its entries, at overlap Q and error V.
+
+        Label noise is not counted.
 
         Bayes and plug-in predictions are the same, with an error proportional to ``tr V``; the best constant is 0, with an
         error proportional to ``tr(Q + V)``. ``Q`` and ``V`` (..., P, P), results (...).
         """
         xp = namespace(Q, V)
         q, v = xp.broadcast_arrays(xp.linalg.trace(Q), xp.linalg.trace(V))
-        error = Uncertain(self._squares * v, 0.0, "closed form")
+        error = Uncertain(self._mean_square * v, 0.0, "closed form")
         return {
             "bayes": error,
             "plugin": error,
-            "constant": Uncertain(self._squares * (q + v), 0.0, "closed form"),
+            "constant": Uncertain(self._mean_square * (q + v), 0.0, "closed form"),
         }
 
     def _scaled_noise(self, z: Array, draws: Array) -> Array:
-        """Label noise made from standard normal numbers."""
+        """Scale standard normal ``draws`` to the standard deviation of the label noise."""
         raise NotImplementedError
 
     def forward(self, z: Array, *, rng: Generator | None = None) -> Array:
-        """Labels ``predict(z)`` plus noise, which is drawn on the host in float64, sample by sample.
+        """Draw labels: ``predict(z)`` plus Gaussian noise, which is drawn on the host in float64, sample by sample.
 
         ValueError if the channel is noisy and ``rng`` is None, or z has another shape.
         """
@@ -77,7 +83,7 @@ class LinearChannel(Channel):
 
 @dataclass(frozen=True)
 class SequenceLinear(LinearChannel, SequenceChannel):
-    r"""Direct observation of all projections of all tokens, with Gaussian noise.
+    r"""Linear channel of the sequence model: observes the projections of all tokens directly, with Gaussian noise.
 
     .. math:: y_{pm} = z_{pm} + \sqrt{\Delta}\, \xi_{pm}
 
@@ -151,7 +157,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         return Posterior(mean, covariance, moment)
 
     def mixed(self, A: Host) -> MixedLinear:
-        """The channel of latents ``z = A zeta``."""
+        """Linear channel ``zeta -> y(A zeta)`` for latents ``z = A zeta`` that are correlated over sites."""
         unit_scales = np.ones(self.tokens)
         return MixedLinear(self, A, unit_scales, self.noise * unit_scales)
 
@@ -176,7 +182,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         return -0.5 * (quadratic + self.tokens * logarithm)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """``E sum_m g_m g_m^T = M (V + noise I)^{-1}``, the same for every Q.
+        """Information ``E sum_m g_m g_m^T = M (V + noise I)^{-1}`` of the labels about the latents, the same for every Q.
 
         ``Q`` and ``V`` (..., P, P), leading axes are a batch; the result has their common shape.
         """
@@ -187,11 +193,11 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         )
 
     @property
-    def _squares(self) -> float:  # type: ignore[override]
+    def _mean_square(self) -> float:  # type: ignore[override]
         return self.tokens
 
     def _gain(self, V: Array) -> tuple[Array, Array]:
-        """Weight of the label, ``V (V + noise I)^{-1}``, and the remaining covariance."""
+        """Gain ``V (V + noise I)^{-1}`` of the label in the posterior mean, and the posterior covariance (P, P)."""
         xp = namespace(V)
         if self.noise == 0:
             return identity_like(self.components, V), xp.zeros_like(V)
@@ -205,7 +211,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
 
 @dataclass(frozen=True)
 class AttentionLinear(LinearChannel, AttentionChannel):
-    r"""Direct observation of every pair of tokens, with Gaussian noise.
+    r"""Linear channel of the attention model: observes the bilinear form of every pair of tokens, with Gaussian noise.
 
     .. math::
 
@@ -300,13 +306,13 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         covariance = xp.mean(variance, axis=-1, keepdims=True)
         moment = None
         if second_moment:
-            moment = uncentered(
+            moment = raw_second_moment(
                 mean, (identity_like(self.sites, omega) * variance)[..., None, :, :]
             )
         return Posterior(mean, covariance, moment)
 
     def mixed(self, A: Host) -> MixedLinear:
-        """The channel of latents ``z = A zeta``."""
+        """Linear channel ``zeta -> y(A zeta)`` for latents ``z = A zeta`` that are correlated over sites."""
         return MixedLinear(
             self, A, np.array(site_scales(self.tokens)), np.array(self._noise(A))
         )
@@ -327,7 +333,7 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """``E sum_c g_c^2 = sum_c 1 / (V + nu_c)``, the same for every Q.
+        """Information ``E sum_c g_c^2 = sum_c 1 / (V + nu_c)`` of the labels about the latents, the same for every Q.
 
         Scaled noise: ``T (T + 1) / 2 / (V + noise)``. ``Q`` and ``V`` (..., 1, 1), leading axes are a batch;
         the result has their common shape.
@@ -338,11 +344,11 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         return Uncertain(value, 0.0, "closed form")
 
     @property
-    def _squares(self) -> float:  # type: ignore[override]
+    def _mean_square(self) -> float:  # type: ignore[override]
         return float(self.sites + (self.tokens if self.symmetric else 0))
 
     def _noise(self, like: Array) -> Array:
-        """Noise variance of every site, in units of z."""
+        """Noise variance (C,) of every pair of tokens, in units of the latents z."""
         diagonal = self.noise / 2 if self.noise_convention == "plain" else self.noise
         return array_like(
             site_values(
@@ -353,7 +359,7 @@ class AttentionLinear(LinearChannel, AttentionChannel):
 
 
 class MixedLinear(MixedChannel, LinearChannel):
-    r"""Linear labels ``y_c = s_c (z_c + sqrt(N_c) xi_c)`` of mixed latents, in closed form.
+    r"""Linear channel ``y_c = s_c (z_c + sqrt(N_c) xi_c)`` of latents ``z = A zeta`` that are correlated over sites.
 
     With ``N = N_0 r`` and the singular values ``diag(r)^(-1/2) A = U diag(w) W^T``, the modes ``W^T zeta`` are observed one by
     one, with noise of the variance ``nu = N_0 / w^2``: ``information = sum (V + nu I)^(-1)``.
@@ -376,10 +382,10 @@ class MixedLinear(MixedChannel, LinearChannel):
             unit * scales
         )  # (mode, site): labels to modes plus noise
         self._noise = noise.max() / width**2
-        self._squares = float(np.sum((scales[:, None] * self.mixing) ** 2))
+        self._mean_square = float(np.sum((scales[:, None] * self.mixing) ** 2))
 
     def _gains(self, V: Array) -> tuple[Array, Array, Array]:
-        """Noise (C, 1, 1) of the modes, their ``(V + nu I)^(-1)`` and ``V (V + nu I)^(-1)``, (..., C, P, P)."""
+        """Noise variances nu (C, 1, 1) of the modes, ``(V + nu I)^(-1)``, and gains ``V (V + nu I)^(-1)`` (..., C, P, P)."""
         xp = namespace(V)
         noise = array_like(self._noise, V)[:, None, None]
         eye = identity_like(V.shape[-1], V)
@@ -396,7 +402,7 @@ class MixedLinear(MixedChannel, LinearChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of the whitened latents, Gaussian; arguments as for the channel."""
+        """Gaussian posterior of the whitened latents zeta given the label; arguments as in ``Channel.posterior``."""
         xp = namespace(y, omega, V)
         modes = array_like(self._modes, omega)
         observed = self.apply(self._to_modes, xp.reshape(y, omega.shape))
@@ -423,7 +429,7 @@ class MixedLinear(MixedChannel, LinearChannel):
         return Posterior(mean, xp.mean(covariance, axis=0), moment)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """``sum_c (V + nu_c I)^(-1)``, the same for every Q; (..., P, P)."""
+        """Information ``sum_c (V + nu_c I)^(-1)`` (..., P, P) of the labels about the latents, the same for every Q."""
         V = namespace(Q, V).broadcast_arrays(Q, V)[1]
         return Uncertain(
             namespace(V).sum(self._gains(V)[1], axis=-3), 0.0, "closed form"

@@ -1,1 +1,1 @@
-"""Laws of the tokens."""
+"""Inputs: distributions of the tokens."""

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ArrayInputs(Inputs):
-    """Samples from a file of NumPy, drawn without replacement.
+    """Samples drawn without replacement from an array in a NumPy file.
 
-    They are taken as they are: subtract means and scale to variance 1 before. Seeds share the samples of the file, and so do
+    They are not preprocessed: subtract means and scale to variance 1 before. Seeds share the samples of the file, and so do
     the batches of an algorithm that asks for fresh samples.
 
     Parameters
@@ -53,7 +53,9 @@ class ArrayInputs(Inputs):
     def __post_init__(self) -> None:
         try:
             stamp = Path(self.path).stat()
-            digest = _loaded(self.path, self.key, (stamp.st_mtime_ns, stamp.st_size))[1]
+            digest = _load_array(
+                self.path, self.key, (stamp.st_mtime_ns, stamp.st_size)
+            )[1]
         except ParameterError:
             raise
         except (OSError, ValueError, EOFError) as error:
@@ -70,30 +72,33 @@ class ArrayInputs(Inputs):
 
     @property
     def shape(self) -> tuple[int, int]:  # type: ignore[override]
-        """Tokens and dimensions of the file."""
+        """Number of tokens per sample and their dimension in the file."""
         _, tokens, dimension = self._array().shape
         return tokens, dimension
 
     def _array(self) -> Host:
         stamp = Path(self.path).stat()
-        return _loaded(self.path, self.key, (stamp.st_mtime_ns, stamp.st_size))[0]
+        return _load_array(self.path, self.key, (stamp.st_mtime_ns, stamp.st_size))[0]
 
     def draw(
         self, rng: np.random.Generator, n: int, tokens: int, dimension: int
     ) -> Host:
-        """Draw n different samples of the file."""
+        """Draw n different samples (n, T, D) from the file, on the host."""
         array = self._array()
         if array.shape[1:] != (tokens, dimension) or len(array) < n:
             raise ParameterError(
                 "path",
-                f"must have at least {n} samples ({tokens}, {dimension}), has {array.shape}",
+                f"must have at least {n} samples of shape ({tokens}, {dimension}), but the array has {array.shape}",
             )
         return array[rng.permutation(len(array))[:n]]
 
 
 @lru_cache(maxsize=1)
-def _loaded(path: str, key: str, stamp: tuple[int, int]) -> tuple[Host, str]:
-    """The array of a file (N, T, D) and its digest; ``stamp``, part of the cache key, changes with the file."""
+def _load_array(path: str, key: str, stamp: tuple[int, int]) -> tuple[Host, str]:
+    """Load the array (N, T, D) of a file and its digest.
+
+    ``stamp`` is part of the cache key and changes with the file.
+    """
     del stamp
     file = np.load(path, allow_pickle=False)
     if not isinstance(file, np.ndarray) and key not in file:
@@ -103,12 +108,12 @@ def _loaded(path: str, key: str, stamp: tuple[int, int]) -> tuple[Host, str]:
         )
     array = np.asarray(file if isinstance(file, np.ndarray) else file[key])
     if array.ndim not in (2, 3) or array.dtype.kind not in "fiu":
-        raise ValueError(f"got {array.dtype} of shape {array.shape}")
+        raise ValueError(f"the array has type {array.dtype} and shape {array.shape}")
     if defect := not_finite(array):
-        raise ValueError(f"got {defect}")
+        raise ValueError(f"the array contains {defect}")
     if array.ndim == 2:
         array = array[:, None, :]
-    about = f"{array.dtype.str} {array.shape}".encode()
+    header = f"{array.dtype.str} {array.shape}".encode()
     return array, hashlib.sha256(
-        about + np.ascontiguousarray(array).tobytes()
+        header + np.ascontiguousarray(array).tobytes()
     ).hexdigest()[:16]

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CorrelatedTokens(Inputs):
-    r"""Gaussian tokens with a covariance, each of whose features is drawn independently.
+    r"""Gaussian tokens with a covariance C between tokens, the same and independent for every feature.
 
     .. math:: E[x_{sk} x_{tl}] = C_{st} \delta_{kl}, \qquad C_{st} = c^{|s - t|}
 
-    The second is an autoregressive process along the tokens. Theory is exact, for the channel of the whitened latents.
+    The second formula is an autoregressive process along the tokens. Theory is exact, for the channel of the whitened latents.
     Of extensive rank, latents are less their means: ``h_ab = (x_a^T S x_b - C_ab tr S) / sqrt(D)``.
 
     Parameters
@@ -28,7 +28,7 @@ class CorrelatedTokens(Inputs):
     decay : float
         c, between -1 and 1 (both excluded).
     covariance : list of list of float, optional
-        C (T, T) in place of the power: symmetric, positive definite, of mean 1 along the diagonal.
+        C (T, T) instead of the power: symmetric, positive definite, of mean 1 along the diagonal.
 
     References
     ----------
@@ -74,11 +74,11 @@ class CorrelatedTokens(Inputs):
 
     @property
     def shape(self) -> tuple[int | None, None]:  # type: ignore[override]
-        """Number of tokens of the covariance matrix, if it is set; any dimension."""
+        """Number of tokens, if a covariance matrix is set, and None for any dimension."""
         return None if self.covariance is None else len(self.covariance), None
 
     def token_covariance(self, tokens: int) -> Host:
-        """Covariance C (T, T) between tokens."""
+        """Covariance C (T, T) between the tokens of a sample."""
         steps = np.arange(tokens)
         powers = float(self.decay) ** np.abs(steps[:, None] - steps)
         return np.asarray(
@@ -86,7 +86,7 @@ class CorrelatedTokens(Inputs):
         )
 
     def transform(self, z: Array) -> Array:
-        """Tokens ``L z`` with ``L L^T = C``."""
+        """Turn iid normal numbers ``z`` (n, T, D) into correlated tokens ``L z``, with ``L L^T = C``."""
         xp = namespace(z)
         root = np.linalg.cholesky(self.token_covariance(z.shape[1]))
         return xp.matmul(xp.asarray(root, **matching(z)), z)

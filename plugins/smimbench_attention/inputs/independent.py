@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 class Independent(Inputs):
-    """Tokens without correlations, all of whose entries have variance 1."""
+    """Base class of uncorrelated tokens with entries of variance 1."""
 
     version = 1
     capabilities = Capabilities()
 
     def token_covariance(self, tokens: int) -> Host:
-        """The identity (T, T)."""
+        """Covariance (T, T) between the tokens of a sample: the identity."""
         return np.eye(tokens)
 
     def feature_variances(self, dimension: int) -> Host:
-        """Ones (D,)."""
+        """Variances (D,) of the features, all equal to 1."""
         return np.ones(dimension)
 
 
 @dataclass(frozen=True)
 class GaussianInputs(Independent):
-    """Independent N(0, 1) entries, for which all theory is made.
+    """Independent N(0, 1) entries: the inputs that all theory assumes.
 
     References
     ----------
@@ -45,7 +45,7 @@ class GaussianInputs(Independent):
     gaussian = True
 
     def transform(self, z: Array) -> Array:
-        """The numbers ``z`` themselves."""
+        """Turn iid normal numbers ``z`` (n, T, D) into inputs: they are returned unchanged."""
         return z
 
 
@@ -82,7 +82,7 @@ class HeavyTails(Independent):
     def draw(
         self, rng: np.random.Generator, n: int, tokens: int, dimension: int
     ) -> Host:
-        """Draw (n, T, D) numbers on the host."""
+        """Draw inputs (n, T, D) on the host."""
         x = rng.standard_t(self.degrees, (n, tokens, dimension))
         x *= math.sqrt(1 - 2 / self.degrees)
         return x
@@ -90,22 +90,22 @@ class HeavyTails(Independent):
 
 @dataclass(frozen=True)
 class Sphere(Independent):
-    """Independent tokens, each uniform on the sphere ``|x|^2 = D``: what normalizing the length of Gaussian tokens gives."""
+    """Independent tokens, each uniform on the sphere ``|x|^2 = D``, as after normalization of Gaussian tokens."""
 
     name = "sphere"
     reference = "uniform measure on the sphere"
 
     def transform(self, z: Array) -> Array:
-        """The tokens ``z`` (n, T, D), each scaled to the length ``sqrt(D)``."""
+        """Scale every token of ``z`` (n, T, D) to the length ``sqrt(D)``."""
         xp = namespace(z)
         return z * xp.sqrt(z.shape[-1] / xp.sum(z * z, axis=-1, keepdims=True))
 
 
 @dataclass(frozen=True)
 class OneHot(Independent):
-    """Independent tokens ``+-sqrt(D) e_k``, k uniform in 1..D: of mean 0 (for the sign), covariance 1 and length ``sqrt(D)``.
+    """Independent tokens ``+-sqrt(D) e_k`` with k uniform in 1..D and a random sign.
 
-    Projections of a token are not Gaussian at any D.
+    They have mean 0, covariance 1 and length ``sqrt(D)``. Projections of a token are not Gaussian at any D.
     """
 
     name = "one-hot"
@@ -114,7 +114,7 @@ class OneHot(Independent):
     def draw(
         self, rng: np.random.Generator, n: int, tokens: int, dimension: int
     ) -> Host:
-        """Draw (n, T, D) numbers on the host."""
+        """Draw inputs (n, T, D) on the host."""
         x = np.zeros((n, tokens, dimension))
         entry = rng.integers(0, dimension, (n, tokens, 1))
         signs = 2.0 * rng.integers(0, 2, entry.shape) - 1

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PowerLaw(Inputs):
-    r"""Independent Gaussian tokens, feature k with the variance
+    r"""Independent Gaussian tokens whose features have variances from a power law or a given spectrum.
+
+    Feature k has the variance
 
     .. math:: \lambda_k = D\, k^{-a} / \sum_{j=1}^D j^{-a}, \qquad k = 1..D,
 
@@ -30,7 +32,7 @@ class PowerLaw(Inputs):
     exponent : float
         a, 0 to 20; 0 is ``gaussian``.
     spectrum : list of float or None
-        Variances > 0 of all D features, in place of the power law.
+        Variances > 0 of all D features, instead of the power law.
     features : int or None
         D for which theory is solved, as the spectrum changes with it; a suite fills in its dimension. Without it: no theory.
 
@@ -79,14 +81,15 @@ class PowerLaw(Inputs):
 
     @property
     def shape(self) -> tuple[None, int | None]:  # type: ignore[override]
-        """Any number of tokens, and the number of features if it is set."""
+        """Number of tokens (None: any) and number of features, if it is set."""
         return None, self.features
 
     def feature_variances(self, dimension: int) -> Host:
-        """Variances (D,) of mean 1; ParameterError for a dimension that is not that of the spectrum."""
+        """Variances (D,) of the features, scaled to mean 1; ParameterError if D is not the number of features."""
         if self.features not in (None, dimension):
             raise ParameterError(
-                "features", f"must be the dimension {dimension}, got {self.features}"
+                "features",
+                f"must equal the dimension D = {dimension}, got {self.features}",
             )
         if self.spectrum is not None:
             variances = np.asarray(self.spectrum, dtype=float)
@@ -95,7 +98,7 @@ class PowerLaw(Inputs):
         return np.asarray(variances / variances.mean())
 
     def transform(self, z: Array) -> Array:
-        """The numbers ``z`` (n, T, D), each feature times the root of its variance."""
+        """Multiply every feature of ``z`` (n, T, D) by the square root of its variance."""
         return z * namespace(z).asarray(
             np.sqrt(self.feature_variances(z.shape[-1])), **matching(z)
         )

@@ -1,4 +1,4 @@
-"""Words of a text, embedded by the words around them."""
+"""Inputs from words of a text, each embedded by the words that occur around it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUESTION = re.compile(r"^[A-Z]+:\w+ ", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Text(Inputs):
-    r"""Words of a text in order: a sample is T consecutive words of a sentence, drawn without replacement.
+    r"""Inputs from a text: a sample is T consecutive words of a sentence, drawn without replacement.
 
     A word is embedded by the D leading left singular vectors of the matrix (words, words) of positive pointwise mutual
     information,
@@ -87,25 +87,25 @@ class Text(Inputs):
 
     def __post_init__(self) -> None:
         require(self, "window", self.window >= 1, "at least 1")
-        object.__setattr__(self, "digest", _text(self.path, self.digest)[1])
+        object.__setattr__(self, "digest", _read_text(self.path, self.digest)[1])
 
     def draw(
         self, rng: np.random.Generator, n: int, tokens: int, dimension: int
     ) -> Host:
-        """Draw n different samples of the text."""
+        """Draw n different samples (n, T, D) of the text, on the host."""
         vectors, samples = self.embedded(tokens, dimension)
         if len(samples) < n:
             raise ParameterError(
                 "path",
-                f"must have {n} samples of {tokens} consecutive words, has {len(samples)}",
+                f"must have {n} samples of {tokens} consecutive words, but has {len(samples)}",
             )
         if self.shuffled:
             samples = rng.permutation(samples.ravel()).reshape(samples.shape)
         return vectors[samples[rng.permutation(len(samples))[:n]]]
 
     def embedded(self, tokens: int, dimension: int) -> tuple[Host, Host]:
-        """Vectors (V, D) of the vocabulary, and all samples (N, T) of the text: indices of words, in order."""
-        vectors, sentences = _embedded(
+        """Word vectors (V, D) of the vocabulary, and all samples (N, T) of the text as word indices."""
+        vectors, sentences = _learn_vectors(
             self.path, self.digest, self.window, self.split, dimension
         )
         if self.normalized:
@@ -121,7 +121,7 @@ class Text(Inputs):
         )
 
     def covariance(self, tokens: int, dimension: int) -> Host:
-        """Covariance (T, T) over tokens of all samples, a mean over features, scaled to the mean 1 along its diagonal.
+        """Covariance (T, T) between tokens over all samples, averaged over features and scaled to mean 1 along its diagonal.
 
         ``correlated-tokens`` takes it as its ``covariance``: Gaussian tokens with the correlations of this text.
         """
@@ -134,8 +134,8 @@ class Text(Inputs):
         return np.asarray(C * (tokens / np.trace(C)))
 
 
-def _text(path: str | None, digest: str) -> tuple[str, str]:
-    """Text of a file or of the standard library, without the classes of questions, and its digest."""
+def _read_text(path: str | None, digest: str) -> tuple[str, str]:
+    """Read the text of a file or of the standard library, without the classes of questions, and compute its digest."""
     if path is None:
         from pydoc_data.topics import topics
 
@@ -190,14 +190,17 @@ def mutual_information(sentences: Sequence[Host], size: int, window: int) -> csr
 
 
 @lru_cache(maxsize=4)
-def _embedded(
+def _learn_vectors(
     path: str | None, digest: str, window: int, split: str, dimension: int
 ) -> tuple[Host, list[Host]]:
-    """Whitened vectors (V, D) of all words, and the sentences (indices of words) from which samples are drawn."""
+    """Learn whitened vectors (V, D) of all words, and return them with the sentences that samples are drawn from.
+
+    Sentences are arrays of word indices.
+    """
     from scipy.linalg import solve_triangular
     from scipy.sparse.linalg import ArpackError, svds
 
-    text, _ = _text(path, digest)
+    text, _ = _read_text(path, digest)
     text_sentences = list(filter(None, map(WORD.findall, SENTENCE.split(text.lower()))))
     counted = text_sentences[::2] if split == "text" else text_sentences
     counts = Counter(word for sentence in counted for word in sentence)
@@ -219,9 +222,9 @@ def _embedded(
     if (learnable := int(fitted.sum())) <= dimension:
         raise ParameterError(
             "path",
-            f"must have more than {dimension} different words to learn from, has {learnable}",
+            f"must have more than {dimension} different words to learn from, but has {learnable}",
         )
-    message = f"must be a longer text: the co-occurrence matrix of its words has a rank below {dimension}"
+    rank_message = f"must be a longer text: the co-occurrence matrix of its words has a rank below {dimension}"
     try:
         vectors, sizes, _ = svds(
             mutual_information(learned, len(number), window),
@@ -229,9 +232,9 @@ def _embedded(
             v0=np.ones(len(number)),
         )
     except ArpackError:  # of a matrix of zeros
-        raise ParameterError("path", message) from None
+        raise ParameterError("path", rank_message) from None
     if sizes.min() < 1e-9 * sizes.max():
-        raise ParameterError("path", message)
+        raise ParameterError("path", rank_message)
     weights = fitted * np.bincount(np.concatenate(learned), minlength=len(number))
     weights = weights / weights.sum()
     vectors = vectors - weights @ vectors

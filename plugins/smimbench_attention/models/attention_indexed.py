@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # Least number of tokens of a chunk: 256, and 3 d. With fewer, adding the (d, d) product of a chunk to the running sum, what
 # BLAS does before it multiplies, and the calls for the posterior take as long as the product; with more, temporaries leave the
 # cache. Measured best: 3 MB (d = 100), 3 d tokens (d = 500). Doubled: temporaries of twice the size.
-_LEAST_ROWS = 256
-_ROWS_PER_DIMENSION = 3
+_MINIMUM_TOKENS = 256
+_TOKENS_PER_DIMENSION = 3
 
 # Tokens up to which the products of a sample are computed pair by pair. Doubled: a batch of small products is faster on the
 # host; on a GPU (not measured) there are more passes over the inputs, one for each pair.
@@ -37,20 +37,22 @@ _FEW_TOKENS = 3
 # triangle. Five bands need 60% of the operations; ten would need 55%, in products too narrow for BLAS to be fast.
 _BANDS = ((800, 5), (400, 4), (150, 3), (96, 2))
 # Bands begin at multiples of this, the block that BLAS computes at once. Doubled: bands of less equal width.
-_EDGE = 24
+_BAND_BLOCK = 24
 
 
 @cache
 def _bands(dimension: int) -> tuple[slice, ...]:
     """Bands of rows or columns in which products with a symmetric (d, d) matrix are computed."""
     count = next((bands for smallest, bands in _BANDS if dimension >= smallest), 1)
-    edges = [_EDGE * round(i * dimension / count / _EDGE) for i in range(count)]
+    edges = [
+        _BAND_BLOCK * round(i * dimension / count / _BAND_BLOCK) for i in range(count)
+    ]
     return tuple(slice(a, b) for a, b in pairwise([*edges, dimension]))
 
 
 @dataclass(frozen=True)
 class AttentionIndexed(TokenModel):
-    r"""Bilinear forms of a matrix, one for every pair of tokens.
+    r"""Attention-indexed model: the latents are bilinear forms of a matrix S, one for every pair of tokens.
 
     .. math::
 
@@ -123,7 +125,7 @@ class AttentionIndexed(TokenModel):
 
     @property
     def kappa(self) -> float:  # type: ignore[override]
-        """2 if both triangles of S carry an entry, 1 without symmetry."""
+        """Number of places at which an independent entry of S appears: 2 if S is symmetric, otherwise 1."""
         return 2.0 if self.symmetric else 1.0
 
     @property
@@ -145,9 +147,10 @@ class AttentionIndexed(TokenModel):
     def draw_noise(
         self, rng: np.random.Generator, components: int, dimension: int
     ) -> Host:
-        """Symmetric Gaussian noise (P, d, d), of variance ``1/d`` off the diagonal and ``2/d`` on it; iid without symmetry.
+        """Draw symmetric Gaussian noise Z (P, d, d), of variance ``1/d`` off the diagonal and ``2/d`` on it.
 
-        It is the noise of ``R = S + Qhat^(-1/2) Z`` and has the semicircle of variance 1 as its spectrum
+        Without symmetry it is iid of variance ``1/d``. It is the noise of ``R = S + Qhat^(-1/2) Z`` and has the semicircle of
+        variance 1 as its spectrum
         (arXiv:2506.01582); without symmetry as that of its singular values with both signs.
         """
         square = rng.standard_normal((components, dimension, dimension))
@@ -155,8 +158,10 @@ class AttentionIndexed(TokenModel):
             return square / math.sqrt(dimension)
         return (square + square.swapaxes(1, 2)) / math.sqrt(2 * dimension)
 
-    def _least_samples(self, dimension: int) -> int:
-        return -(-max(_LEAST_ROWS, _ROWS_PER_DIMENSION * dimension) // self.tokens)
+    def _minimum_samples(self, dimension: int) -> int:
+        return -(
+            -max(_MINIMUM_TOKENS, _TOKENS_PER_DIMENSION * dimension) // self.tokens
+        )
 
     def _resident_slices(
         self, n: int, dimension: int, components: int, itemsize: int, like: Array
@@ -172,7 +177,10 @@ class AttentionIndexed(TokenModel):
         return self.tokens <= _FEW_TOKENS and chunk_bytes(like) is not None
 
     def _bands(self, inputs: Array) -> tuple[slice, ...]:
-        """Bands of a triangle; one without symmetry, or on a GPU, where a band is no view that can be written to in place."""
+        """Bands of rows in which products with the signal are computed; a single one without symmetry or on a GPU.
+
+        On a GPU a band is not a view that can be written to in place.
+        """
         dimension = inputs.shape[-1]
         return (
             _bands(dimension)
@@ -181,8 +189,10 @@ class AttentionIndexed(TokenModel):
         )
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
-        """Cost per component: two products of (n T, d) with half of a symmetric (d, d), or all of another, one reading of the
-        inputs, and ``10 d^3`` for the eigendecomposition and its product in ``denoise``, ``23 d^3`` for singular values.
+        """Cost of an iteration: operations on samples, bytes of inputs, and operations of ``denoise``.
+
+        Per component: two products of (n T, d) with half of a symmetric (d, d), or all of another, one reading of the inputs, and
+        ``10 d^3`` for the eigendecomposition and its product in ``denoise``, ``23 d^3`` for singular values.
         """
         numbers = n * self.tokens * dimension
         flops = (2.0 if self.symmetric else 4.0) * numbers * dimension * components
@@ -230,7 +240,7 @@ class AttentionIndexed(TokenModel):
                             axis=-1,
                         )
                     else:
-                        forms_of = _forms if self.symmetric else _all_forms
+                        forms_of = _symmetric_forms if self.symmetric else _all_forms
                         forms = xp.reshape(
                             forms_of(x, matrices[k, p, :, :], bands), (x.shape[0], -1)
                         )
@@ -239,7 +249,7 @@ class AttentionIndexed(TokenModel):
         return xp.reshape(z, (*lead, n, components, self.sites))
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
-        r"""Adjoint of the latents: transpose of ``forward`` on symmetric matrices, times ``2/d``; of all matrices, times ``1/d``.
+        r"""Adjoint of the latents: the transpose of ``forward`` times ``2/d``, or times ``1/d`` if S is not symmetric.
 
         .. math::
 
@@ -383,7 +393,7 @@ class AttentionIndexed(TokenModel):
     def _sites_of_forms(
         self, xp: ModuleType, dimension: int, dtype: object, device: object
     ) -> tuple[Array, Array, Array]:
-        """Positions of sites among the T^2 bilinear forms, scale ``1 / sqrt(d (1 + delta))``, and 1 on the diagonal, else 0."""
+        """Positions of the sites among the T^2 bilinear forms, scales ``1 / sqrt(d (1 + delta))``, and a mask of the diagonal."""
         values = (
             site_values(self.tokens, *pair, self.symmetric)
             for pair in ((math.sqrt(0.5), 1.0), (1.0, 0.0))
@@ -399,7 +409,7 @@ class AttentionIndexed(TokenModel):
     def _sites_of_entries(
         self, xp: ModuleType, dtype: object, device: object
     ) -> tuple[Array, Array]:
-        """Site of every entry of the T x T matrix G, and the factor that turns g_z into G."""
+        """Site of every entry of the T x T gradient matrix G, and the factors that turn gradients in z into its entries."""
         if self.symmetric:
             sites = entry_sites(self.tokens)
             values = site_values(self.tokens, math.sqrt(0.5), 0.5)
@@ -415,26 +425,27 @@ class AttentionIndexed(TokenModel):
         )
 
     def adjoint_scale(self, dimension: int) -> float:
-        """``kappa / d``, the ratio of ``adjoint`` to the transpose of ``forward``."""
+        """Ratio ``kappa / d`` of ``adjoint`` to the transpose of ``forward``."""
         return self.kappa / dimension
 
-    def inner(self, first: Array, second: Array) -> Array:
+    def inner(self, signal_1: Array, signal_2: Array) -> Array:
         """Overlaps ``tr(A_p B_q^T) / d`` of two signals (..., P, d, d), as an array (..., P, P)."""
-        xp = namespace(first, second)
-        a = xp.reshape(first, (*first.shape[:-2], -1))
-        b = xp.reshape(second, (*second.shape[:-2], -1))
-        return xp.matmul(a, xp.matrix_transpose(b)) / first.shape[-1]
+        xp = namespace(signal_1, signal_2)
+        a = xp.reshape(signal_1, (*signal_1.shape[:-2], -1))
+        b = xp.reshape(signal_2, (*signal_2.shape[:-2], -1))
+        return xp.matmul(a, xp.matrix_transpose(b)) / signal_1.shape[-1]
 
     def overlap(self, signal: Array, estimate: Array) -> Array:
-        """``q_p = tr(S_hat_p S_p^T) / d`` of each component: (..., P, d, d) to (..., P)."""
+        """Overlap ``q_p = tr(S_hat_p S_p^T) / d`` (..., P) of each component of the estimate with the signal."""
         xp = namespace(signal, estimate)
         return xp.sum(signal * estimate, axis=(-2, -1)) / signal.shape[-1]
 
 
-def _forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
-    """Forms ``x_a^T S x_b = x_a^T L x_b + x_b^T L x_a`` (n, T, T) of tokens (n, T, d), for a symmetric ``S = L + L^T`` (d, d).
+def _symmetric_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
+    """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens (n, T, d) for a symmetric matrix S (d, d).
 
-    L is S below the diagonal blocks of the bands, half of S in them, and 0 above.
+    They are ``x_a^T L x_b + x_b^T L x_a`` with ``S = L + L^T``: L is S below the diagonal blocks of the bands, half of S in
+    them, and 0 above.
     """
     xp = namespace(x, matrix)
     n, tokens, dimension = x.shape
@@ -452,7 +463,10 @@ def _forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
 
 
 def _all_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
-    """Forms ``x_a^T S x_b`` (n, T, T) of tokens (n, T, d) for a matrix S (d, d) without symmetry; ``bands`` are not used."""
+    """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens (n, T, d) for a matrix S (d, d) that need not be symmetric.
+
+    ``bands`` are not used.
+    """
     xp = namespace(x, matrix)
     xs = xp.reshape(xp.matmul(xp.reshape(x, (-1, matrix.shape[0])), matrix), x.shape)
     if x.shape[1] <= _FEW_TOKENS:
@@ -461,7 +475,7 @@ def _all_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
 
 
 def _weighted_sums(weights: Array, x: Array) -> Array:
-    """Weighted sums ``sum_b weights_ab x_b``, one token after the other: (..., n, T, T), (..., n, T, d) to (..., n, T, d)."""
+    """Weighted sums of tokens ``sum_b weights_ab x_b`` (..., n, T, d), accumulated one token after the other."""
     gx = weights[..., :1] * x[..., :1, :]
     for b in range(1, x.shape[-2]):
         gx += weights[..., b : b + 1] * x[..., b : b + 1, :]

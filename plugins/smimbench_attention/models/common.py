@@ -1,4 +1,4 @@
-"""Shared by both models: counting samples, chunking, aligning estimates by symmetry, checking shapes."""
+"""Base class of both models: sample counts, chunks of samples, alignment of estimates by symmetry, shape checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POSTERIOR_NUMBERS = 64
 
 
 class TokenModel(Model):
-    """Base class of models; subclasses define signal and latents."""
+    """Base class of models whose samples are sequences of tokens; subclasses define signal and latents."""
 
     tokens: int
     version = 1
@@ -37,15 +37,16 @@ class TokenModel(Model):
         return self.tokens
 
     def sample_count(self, alpha: float, dimension: int) -> int:
-        """Number of samples, the integer closest to ``alpha`` times ``d`` or ``d^2``, at least 1; ParameterError if alpha is
-        invalid.
+        """Number of samples at the sample ratio ``alpha``: ``alpha d`` or ``alpha d^2``, rounded, at least 1.
+
+        ParameterError if alpha is negative or not finite.
         """
         if not math.isfinite(alpha) or alpha < 0:
             raise ParameterError("alpha", f"must be finite and >= 0, got {alpha}")
         return max(1, round(alpha * self._unit(dimension)))
 
     def sample_ratio(self, n: int, dimension: int) -> float:
-        """Sample ratio ``n / d`` or ``n / d^2``."""
+        """Sample ratio of n samples: ``n / d`` for low rank, ``n / d^2`` for extensive rank."""
         return n / self._unit(dimension)
 
     def chunks(
@@ -87,19 +88,19 @@ class TokenModel(Model):
     ) -> list[slice]:
         sample = itemsize * (self.tokens * dimension + 2 * components * self.sites)
         return slices(
-            n, max(self._least_samples(dimension), self._host_chunk_bytes // sample)
+            n, max(self._minimum_samples(dimension), self._host_chunk_bytes // sample)
         )
 
     def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
-        """Estimate (P, ...) moved as close to the signal as the channel's ``symmetry`` allows (see the function ``align``)."""
+        """Move the estimate (P, ...) as close to the signal as the channel's ``symmetry`` allows (see the function ``align``)."""
         return align(signal, estimate, symmetry, self.inner(signal, estimate))
 
-    def inner(self, first: Array, second: Array) -> Array:
+    def inner(self, signal_1: Array, signal_2: Array) -> Array:
         """Overlaps ``A_p . B_q / d`` of two signals (..., P, ...), as an array (..., P, P)."""
         raise NotImplementedError
 
     def squared_error(self, signal: Array, estimate: Array) -> Array:
-        """``|s_p - s_hat_p|^2 / d`` of each component, the square summed over all entries: (..., P)."""
+        """Squared error ``|s_p - s_hat_p|^2 / d`` (..., P) of each component, summed over all entries."""
         xp = namespace(signal, estimate)
         difference = signal - estimate
         return xp.sum(difference * difference, axis=self._axes) / signal.shape[-1]
@@ -108,8 +109,8 @@ class TokenModel(Model):
         """Number of samples that corresponds to a sample ratio of 1."""
         return dimension
 
-    def _least_samples(self, dimension: int) -> int:
-        """Number of samples in the smallest sensible chunk."""
+    def _minimum_samples(self, dimension: int) -> int:
+        """Smallest number of samples per chunk that is worth a call."""
         return 1
 
     def _check_inputs(self, inputs: Array, dimension: int) -> None:
@@ -128,14 +129,14 @@ class TokenModel(Model):
 
 
 def slices(n: int, largest: int) -> list[slice]:
-    """Slices of nearly equal length, at most ``largest`` (at least 1), that cover ``range(n)``."""
+    """Split ``range(n)`` into slices of nearly equal length, at most ``largest`` (at least 1)."""
     count = max(1, math.ceil(n / max(1, largest)))
     step = math.ceil(n / count) if n else 1
     return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
 
 def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
-    """The element of the estimate's orbit under ``symmetry`` that is closest to the signal.
+    """Transform the estimate by the element of the ``symmetry`` group that brings it closest to the signal.
 
     Minimizes ``sum_p |s_p - (g shat)_p|^2`` over the group, that is maximizes ``sum_p s_p . (g shat)_p``.
 
@@ -165,7 +166,7 @@ def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
 
 
 def _best_symmetry(matrix: Host, symmetry: str) -> tuple[Host, Host]:
-    """Order (P,) of the estimate's components, and their signs (P,), with the largest sum of ``matrix[p, order[p]]``."""
+    """Order and signs (P,) of the estimate's components that maximize ``sum_p signs[p] matrix[p, order[p]]``."""
     rows = np.arange(len(matrix))
 
     def matched(scores: Host) -> Host:

@@ -1,4 +1,6 @@
-"""GPU products of the sequence model with inputs in float32 and all else in float64 (kernels in ``sequence_mixed.cu``).
+"""Mixed-precision GPU products of the sequence model: inputs in float32, everything else in float64.
+
+The CUDA kernels are in ``sequence_mixed.cu``.
 
 A matrix product would first make a copy of the inputs in float64: three times the traffic of what it saves. Checked on any
 machine, compiled for the host, by tests/models/test_sequence_mixed.py; not measured on a device.
@@ -15,13 +17,13 @@ import numpy as np
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
-MOST_COMPONENTS = 8
-"""Components whose sums a thread can hold in registers. Doubled: they spill to memory."""
+MAXIMUM_COMPONENTS = 8
+"""Largest number of components whose sums a GPU thread can hold in registers. Doubled: they spill to memory."""
 THREADS = 128
 ROWS = 4
-"""Threads of a block and tokens that it shares, as in the kernels."""
+"""Threads per block, and tokens that a block processes, as in the CUDA kernels."""
 SHARES = 64
-"""Parts into which ``push`` cuts the tokens, so that there are enough threads. Doubled (not measured): more partial sums."""
+"""Parts into which ``push`` splits the tokens, so that there are enough threads. Doubled (not measured): more partial sums."""
 
 
 def source(components: int) -> str:
@@ -57,7 +59,7 @@ def project(flat: Array, rows: Array) -> Array:
 
 
 def push(weights: Array, flat: Array) -> Array:
-    """Product (P, D) of weights (P, k) in float64 with the tokens (k, D) in float32."""
+    """Weighted sums (P, D) of the tokens (k, D) in float32, with weights (P, k) in float64."""
     import cupy
 
     (count, size), components = flat.shape, weights.shape[0]

@@ -23,12 +23,12 @@ _FEW_VECTORS = 3
 
 # Largest D at which tokens are projected one after the other, the fastest way through memory as long as the direction stays
 # in the first-level cache. Doubled: the direction leaves it.
-_MOST_BY_ROWS = 1500
+_LARGEST_ROW = 1500
 
 
 @dataclass(frozen=True)
 class SequenceMultiIndex(TokenModel):
-    r"""Projections of every token on P directions.
+    r"""Sequence multi-index model: the latents are projections of every token on P directions.
 
     .. math:: z_{pm} = \frac{w_p \cdot x_m}{\sqrt D}, \qquad p = 1..P, \quad m = 1..M,
 
@@ -83,11 +83,14 @@ class SequenceMultiIndex(TokenModel):
     def draw_noise(
         self, rng: np.random.Generator, components: int, dimension: int
     ) -> Host:
-        """White noise (P, D), iid N(0, 1), of ``R = W + Qhat^(-1/2) Z``."""
+        """Draw the white noise Z (P, D) of ``R = W + Qhat^(-1/2) Z``, with iid N(0, 1) entries."""
         return rng.standard_normal((components, dimension))
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
-        """Two products of (n M, D) with (D, P), one reading of the inputs, and a (P, P) matrix on every column of the signal."""
+        """Cost of an iteration: operations on samples, bytes of inputs, and operations of ``denoise``.
+
+        Two products of (n M, D) with (D, P), one reading of the inputs, and a (P, P) matrix on every column of the signal.
+        """
         numbers = n * self.tokens * dimension
         return Cost(
             4.0 * numbers * components,
@@ -108,10 +111,10 @@ class SequenceMultiIndex(TokenModel):
         students = math.prod(lead)
         rows = xp.reshape(signal, (students * components, dimension)) * dimension**-0.5
         flat = xp.reshape(inputs, (-1, dimension))
-        if _narrow(inputs, rows):
+        if _uses_mixed_kernels(inputs, rows):
             product = sequence_mixed.project(flat, rows)
         elif isinstance(flat, np.ndarray) and len(rows) <= _FEW_VECTORS:
-            times = np.vecdot if dimension <= _MOST_BY_ROWS else np.matmul
+            times = np.vecdot if dimension <= _LARGEST_ROW else np.matmul
             product = np.stack([times(flat, w) for w in rows], axis=-1)
         else:
             product = xp.matmul(flat, xp.matrix_transpose(rows))
@@ -137,7 +140,7 @@ class SequenceMultiIndex(TokenModel):
         )
         weights = xp.reshape(weights, (rows, n * sites))
         flat = xp.reshape(inputs, (-1, dimension))
-        if _narrow(inputs, weights):
+        if _uses_mixed_kernels(inputs, weights):
             total = sequence_mixed.push(weights, flat)
         elif isinstance(flat, np.ndarray) and rows <= _FEW_VECTORS:
             total = np.concatenate([weights[k : k + 1] @ flat for k in range(rows)])
@@ -151,13 +154,13 @@ class SequenceMultiIndex(TokenModel):
             raise ValueError(f"dimension must be >= 1, got {dimension}")
         return 1.0
 
-    def inner(self, first: Array, second: Array) -> Array:
+    def inner(self, signal_1: Array, signal_2: Array) -> Array:
         """Overlaps ``A B^T / D`` of two signals (..., P, D), as an array (..., P, P)."""
-        xp = namespace(first, second)
-        return xp.matmul(first, xp.matrix_transpose(second)) / first.shape[-1]
+        xp = namespace(signal_1, signal_2)
+        return xp.matmul(signal_1, xp.matrix_transpose(signal_2)) / signal_1.shape[-1]
 
     def overlap(self, signal: Array, estimate: Array) -> Array:
-        """Squared cosine of each component, 0 where the estimate vanishes: (..., P, D) to (..., P)."""
+        """Squared cosine (..., P) between each component of the signal and its estimate; 0 where the estimate vanishes."""
         xp = namespace(signal, estimate)
         norms = xp.sum(signal * signal, axis=-1) * xp.sum(estimate * estimate, axis=-1)
         cosine = xp.sum(signal * estimate, axis=-1) ** 2 / xp.where(
@@ -166,9 +169,9 @@ class SequenceMultiIndex(TokenModel):
         return xp.where(norms > 0, cosine, xp.zeros_like(norms))
 
 
-def _narrow(inputs: Array, rows: Array) -> bool:
-    """Whether a GPU stores inputs in float32 and multiplies them with a few float64 vectors."""
-    few = rows.shape[0] <= sequence_mixed.MOST_COMPONENTS
+def _uses_mixed_kernels(inputs: Array, rows: Array) -> bool:
+    """Whether to use the mixed-precision GPU kernels, for float32 inputs and a few float64 vectors."""
+    few = rows.shape[0] <= sequence_mixed.MAXIMUM_COMPONENTS
     return bool(
         few and inputs.dtype != rows.dtype and array_api_compat.is_cupy_array(inputs)
     )

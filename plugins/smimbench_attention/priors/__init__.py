@@ -1,1 +1,1 @@
-"""Distributions of the signal."""
+"""Priors: distributions of the signal."""

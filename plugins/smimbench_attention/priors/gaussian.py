@@ -76,7 +76,7 @@ class Gaussian(Prior):
         return Denoised(namespace(R).matmul(Q, R), V)
 
     def overlap(self, Qhat: Array) -> Overlap:
-        """State-evolution map: ``V = (I + Qhat)^{-1}`` and ``Q = V Qhat``, each without subtraction from I.
+        """State-evolution map: error ``V = (I + Qhat)^{-1}`` and overlap ``Q = V Qhat``, neither by subtraction from I.
 
         ``Qhat`` (..., P, P) as for ``denoise``, leading axes are a batch; ``Q`` and ``V`` (..., P, P), symmetric. Small
         eigenvalues of either keep their relative accuracy as far as ``Qhat`` itself carries it.
@@ -87,7 +87,7 @@ class Gaussian(Prior):
 
     @property
     def factor(self) -> Factor:  # type: ignore[override]
-        """Factor for gradient methods: the signal itself; ParameterError if a width is asked for."""
+        """Factor that gradient methods train: the signal itself. Asking for a width raises ParameterError."""
         return Factor(
             self._draw,
             lambda factor: factor,
@@ -110,7 +110,7 @@ class Gaussian(Prior):
 
 
 def _gaussian_posterior(xp: ModuleType, Qhat: Array) -> tuple[Array, Array]:
-    """Posterior gain ``V Qhat`` and error ``V = (I + Qhat)^{-1}``.
+    """Gain ``V Qhat`` of the posterior mean and its error ``V = (I + Qhat)^{-1}``, for a Gaussian prior.
 
     Diagonal entries of Qhat may differ by many orders of magnitude. With the diagonal of ``I + Qhat`` scaled to one,
     the matrix that is inverted is well conditioned unless the components are strongly correlated.

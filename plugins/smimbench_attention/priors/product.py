@@ -1,4 +1,4 @@
-"""What priors of Gaussian products share: signals ``S = A B^T / sqrt(r D)`` of extensive width ``r = round(rho D)``."""
+"""Base class of priors of Gaussian products ``S = A B^T / sqrt(r D)`` of extensive width ``r = round(rho D)``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Host
 
 LARGEST_FACTOR = 1 << 28
-"""Largest number of entries of a factor; doubled, drawing a signal may take 4 GB."""
+"""Largest number of entries of a Gaussian factor; doubled, drawing a signal may take 4 GB."""
 
 
 class ProductPrior(Prior):
@@ -72,7 +72,7 @@ class ProductPrior(Prior):
     def sample(
         self, rng: np.random.Generator, components: int, dimension: int
     ) -> Array:
-        """Draw a signal (P, D, D) on the host, float64, of rank at most r; not at rho = 0."""
+        """Draw a signal (P, D, D) of rank at most r on the host, in float64; ``rho`` must be positive."""
         return self.factor.compose(self.factor.draw(rng, components, dimension))
 
     @property
@@ -92,16 +92,16 @@ class ProductPrior(Prior):
         if (size := math.prod(shape)) > LARGEST_FACTOR:
             raise ParameterError(
                 "rho",
-                f"needs factors with {size:.1e} entries at D = {dimension}; reduce rho or D",
+                f"is too large: it needs factors with {size:.1e} entries at D = {dimension}; reduce rho or D",
             )
         return rng.standard_normal(shape)
 
     def second_moment(self, components: int) -> Array:
-        """Second moment ``lim E[S_p S_q^T]/D``: ``mean_overlap`` plus the identity (P, P), host."""
+        """Second moment ``lim E[S_p S_q^T]/D`` (P, P) of the signal: ``mean_overlap`` plus the identity; host."""
         return self.mean_overlap(components) + np.eye(components)
 
     def denoise(self, R: Array, Qhat: Array, *, continued: bool = False) -> Denoised:
-        """Posterior mean of the matrices given ``R = S + Qhat^{-1/2} Z``, and its error.
+        """Posterior mean of the signal matrices S given ``R = S + Qhat^{-1/2} Z``, and its error V.
 
         Eigenvectors (or singular vectors) of ``R_p`` are kept, the spectrum is shrunk, and ``V_pp = F(Delta_p)``.
 
@@ -163,7 +163,7 @@ class ProductPrior(Prior):
         return Denoised(xp.stack(estimate), V)
 
     def _decompose(self, matrix: Array) -> tuple[Array, Array, Array]:
-        """Left vectors (columns), spectrum, and right vectors (rows) of one matrix (D, D)."""
+        """Decompose a matrix (D, D) into left vectors (columns), spectrum, and right vectors (rows)."""
         raise NotImplementedError
 
     def overlap(self, Qhat: Array) -> Overlap:
@@ -193,7 +193,10 @@ class ProductPrior(Prior):
     def _observed_law(
         self, noise: float, breaks: Sequence[float]
     ) -> tuple[Host, float, list[Host]]:
-        """Weights (K,) of nodes and their sum, then observed value, posterior mean and variance at the nodes."""
+        """Quadrature over the spectrum of ``S + sqrt(noise) Z``: weights (K,), their sum, and what is known at the K nodes.
+
+        Known are the observed value, and the posterior mean and variance of S in its direction.
+        """
         raise NotImplementedError
 
     def _spectral_means(
@@ -202,7 +205,7 @@ class ProductPrior(Prior):
         noise: float,
         breaks: Sequence[float] = (),
     ) -> Uncertain:
-        """Means over the spectrum of ``S + sqrt(noise) Z``, in the limit D -> infinity.
+        """Means of a function over the spectrum of ``S + sqrt(noise) Z``, in the limit D -> infinity.
 
         Parameters
         ----------
@@ -237,7 +240,7 @@ class ProductPrior(Prior):
 
 
 def noise_of_components(Qhat: Host) -> Host:
-    """Noise variance ``[Qhat^{-1}]_pp`` (..., P) of every component alone; infinite without information."""
+    """Noise variance ``[Qhat^{-1}]_pp`` (..., P) with which each component is observed; infinite without information."""
     Qhat = np.asarray(Qhat, dtype=np.float64)
     identity = np.eye(Qhat.shape[-1], dtype=bool)
     diagonal = np.diagonal(Qhat, axis1=-2, axis2=-1)
@@ -263,9 +266,10 @@ def noise_of_components(Qhat: Host) -> Host:
 def mmse_of_any_noise(
     mmse: Callable[[Host], Array], noise: Host | float, smallest: float, largest: float
 ) -> Host:
-    """Error for noise of any shape, from ``mmse`` (n,) for noise (n,) between ``smallest`` and ``largest``.
+    """Extend ``mmse``, which holds for noise between ``smallest`` and ``largest``, to noise of any size and shape.
 
-    In proportion to the noise below, 1 above; negative numbers and NaN give NaN.
+    The error is proportional to the noise below and 1 above; negative numbers and NaN give NaN. ``mmse`` maps noise (n,) to
+    errors (n,).
     """
     noise = np.asarray(noise, dtype=np.float64)
     flat = np.reshape(noise, -1)

@@ -25,7 +25,7 @@ from smimbench_attention.channels.batches import (
     array_like,
     identity_like,
     normal_density,
-    uncentered,
+    raw_second_moment,
 )
 
 
@@ -92,7 +92,7 @@ class _SignChannel(Channel):
         if not second_moment:
             return Posterior(mean, covariance)
         token_covariance = identity_like(self.tokens, omega) * variance[..., 0, :, None]
-        return Posterior(mean, covariance, uncentered(mean, token_covariance))
+        return Posterior(mean, covariance, raw_second_moment(mean, token_covariance))
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """Logarithm of the probability of the labels (n,)."""

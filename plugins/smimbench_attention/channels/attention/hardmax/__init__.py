@@ -87,7 +87,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
     samples: int | None = None
 
     beta = math.inf
-    _most_tokens = 16  # largest number tested; doubled: a Gibbs sweep draws four times as many entries
+    _maximum_tokens = 16  # largest number tested; doubled: a Gibbs sweep draws four times as many entries
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +106,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
         """
         check_latents(z, 1, self.sites)
-        return namespace(z).argmax(self._matrix(z[..., 0, :]), axis=-1)
+        return namespace(z).argmax(self._logit_matrix(z[..., 0, :]), axis=-1)
 
     @property
     def log_partition(self) -> Callable[[Array, Array, Array], Array] | None:  # type: ignore[override]

@@ -10,7 +10,11 @@ import numpy as np
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, Posterior
 from smimbench.numerics import gauss_legendre, half_plane_hermite, log_cdf
-from smimbench_attention.channels.batches import blocks, normal_density, uncentered
+from smimbench_attention.channels.batches import (
+    blocks,
+    normal_density,
+    raw_second_moment,
+)
 
 ROOT2 = math.sqrt(2.0)
 CORRELATION = 1 / 3  # of u_1 = h_11 - h_12 and u_2 = h_22 - h_12
@@ -87,7 +91,7 @@ def posterior(y: Array, omega: Array, V: Array, *, second_moment: bool) -> Poste
             [corner, -cross_2, 2 * h_22],
         ]
         change = xp.stack([xp.stack(row, axis=-1) for row in rows], axis=-2) / 3
-        moment = uncentered(
+        moment = raw_second_moment(
             mean,
             variance[..., None, None]
             * (xp.eye(3, dtype=xp.float64, device=change.device) + change),

@@ -43,7 +43,7 @@ from smimbench_attention.channels.batches import (
     identity_like,
     normal_density,
     on_host,
-    uncentered,
+    raw_second_moment,
     uncertain_like,
 )
 
@@ -146,7 +146,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         if implementation := self._implementation:
             return implementation.forward(z)
         check_latents(z, 1, self.sites)
-        return log_softmax(self.beta * self._matrix(z[..., 0, :]))
+        return log_softmax(self.beta * self._logit_matrix(z[..., 0, :]))
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
         r"""Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to z.
@@ -159,7 +159,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         if implementation := self._implementation:
             return implementation.vjp(z, cotangent)
         rows = softmax_vjp(self.observable(self.forward(z)), cotangent, self.beta)
-        return self._to_latents(rows)[..., None, :]
+        return self._latent_gradient(rows)[..., None, :]
 
     @property
     def mixed(self) -> Callable[[Host], MixedAttentionSoftmax] | None:  # type: ignore[override]
@@ -198,7 +198,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         moment = None
         if second_moment:
             outer = (u[:, None] * u[None, :]) * (2.0 / self.tokens**2)
-            moment = uncentered(mean, V[..., None, :, :] * outer)
+            moment = raw_second_moment(mean, V[..., None, :, :] * outer)
         return Posterior(xp.asarray(mean), V / self.sites, moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -393,7 +393,7 @@ class RowSoftmax:
             outer = xp.reshape(
                 xp.broadcast_to(row, (T, T - 1, T, T - 1)), (T * (T - 1), T * (T - 1))
             )
-            moment = uncentered(mean, V[..., None, :, :] * outer)
+            moment = raw_second_moment(mean, V[..., None, :, :] * outer)
         return Posterior(mean, V / (self.tokens - 1), moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -439,7 +439,9 @@ class MixedAttentionSoftmax(MixedChannel):
             ]
         )
         moment = (
-            uncentered(mean, V[..., None, :, :] * (free[:, None] * free[None, :]))
+            raw_second_moment(
+                mean, V[..., None, :, :] * (free[:, None] * free[None, :])
+            )
             if second_moment
             else None
         )

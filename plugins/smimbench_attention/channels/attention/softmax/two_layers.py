@@ -87,16 +87,16 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         )
         to_first = softmax_vjp(attention, to_mixing, self.beta)
         return xp.stack(
-            [self._to_latents(to_first), self._to_latents(to_second)], axis=-2
+            [self._latent_gradient(to_first), self._latent_gradient(to_second)], axis=-2
         )
 
     def _layers(self, z: Array) -> tuple[Array, Array, Array, Array]:
         """First layer's attention matrix, mixing matrix B, second-layer fields h_2 and M, each (..., n, 2, 2)."""
         check_latents(z, 2, 3)
         xp = namespace(z)
-        attention = xp.exp(log_softmax(self.beta * self._matrix(z[..., 0, :])))
+        attention = xp.exp(log_softmax(self.beta * self._logit_matrix(z[..., 0, :])))
         mixing = self.skip * identity_like(2, z) + attention
-        second = self._matrix(z[..., 1, :])
+        second = self._logit_matrix(z[..., 1, :])
         return (
             attention,
             mixing,

@@ -59,7 +59,7 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
 
     version = 3
     symmetry = "signs"
-    _most_tokens = 3  # the sum over labels and the polynomial of the information are checked up to here
+    _maximum_tokens = 3  # the sum over labels and the polynomial of the information are checked up to here
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         """Column of the largest entry of every row, integers (..., n, M), of latents ``z`` (..., n, 1, M).

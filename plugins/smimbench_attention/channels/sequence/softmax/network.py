@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
-from smimbench_attention.channels.bases import log_softmax, over_tokens
+from smimbench_attention.channels.bases import log_softmax, reduce_tokens
 from smimbench_attention.channels.batches import identity_like
 
 
@@ -40,12 +40,12 @@ def attention(v: Array) -> Array:
     """Row-wise softmax ``S(v)`` of ``v v^T``: (..., M) to (..., M, M)."""
     xp = namespace(v)
     logits = v[..., :, None] * v[..., None, :]
-    weights = xp.exp(logits - over_tokens(xp.maximum, logits))
-    return weights / over_tokens(operator.add, weights)
+    weights = xp.exp(logits - reduce_tokens(xp.maximum, logits))
+    return weights / reduce_tokens(operator.add, weights)
 
 
 def _apply(matrix: Array, vector: Array) -> Array:
-    return over_tokens(operator.add, matrix * vector[..., None, :])[..., 0]
+    return reduce_tokens(operator.add, matrix * vector[..., None, :])[..., 0]
 
 
 def _apply_transposed(matrix: Array, vector: Array) -> Array:
@@ -104,7 +104,7 @@ def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
 
 def attention_vjp(v: Array, S: Array, cotangent: Array) -> Array:
     """Gradient of ``sum(cotangent * S(v))`` with respect to ``v`` (..., M); ``S`` is ``attention(v)``."""
-    logits = S * (cotangent - over_tokens(operator.add, S * cotangent))
+    logits = S * (cotangent - reduce_tokens(operator.add, S * cotangent))
     return _apply(logits, v) + _apply_transposed(logits, v)
 
 
