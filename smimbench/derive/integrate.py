@@ -25,11 +25,11 @@ import numpy as np
 from smimbench.backend.arrays import clip, matching, namespace
 from smimbench.derive.samples import (
     ACCURACY,
-    PRIOR_FRACTION,
     LINES,
-    POINTS,
-    REPLICATES,
     LINES_FRACTION,
+    POINTS,
+    PRIOR_FRACTION,
+    REPLICATES,
     TRUSTED_COUNT,
     PosteriorMoments,
     Samples,

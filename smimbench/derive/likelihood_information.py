@@ -26,23 +26,24 @@ from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.numerics.seeds import monte_carlo_rng
 
 SCRAMBLES = 8
-"""Independent scrambles, whose spread is the error; doubled, it costs twice as much and is known 1.4 times better."""
-THINNEST = 1e-3
-NARROWEST = 1e-7
-"""V/Q below which sums over labels follow a power law, because few labels are in doubt, and quadratures, because no rule meets so
-narrow a boundary; doubled, earlier."""
-FAINT = 0.02
-"""Relative overlap below which labels that see no sign are interpolated to zero; doubled, earlier."""
+"""Independent scrambles of the points, whose spread is the error; doubled, twice the cost, and it is known 1.4 times better."""
+SMALLEST_SUMMED = 1e-3
+SMALLEST_INTEGRATED = 1e-7
+"""Smallest V/Q at which the information is computed, by sums over labels and by quadrature: below, few labels are in doubt, or
+no rule meets so narrow a boundary, and a power law is used; doubled, earlier."""
+FAINT_OVERLAP = 0.02
+"""Relative overlap below which the information of sign-blind labels is interpolated to zero; doubled, earlier."""
 WIDTHS = ((1.0, 512), (1.6, 256), (2.6, 256))
 """Standard deviations of the Gaussians that points are drawn from, and numbers of points; the cost is proportional to these."""
 OMITTED_SHARE = 4e-3
-"""Share of the information in labels that too few points reach to be counted; it halves where points are doubled."""
+"""Share of the information in labels that too few points reach; it halves where the number of points is doubled."""
 
 
 @dataclass(frozen=True, eq=False)
 class LikelihoodInformation:
-    """Information of a channel with ``forward(z, rng=...)`` and ``log_likelihood(y, z)``, P components and C sites.
+    """Information that labels carry about the latents, for channels with ``forward`` and ``log_likelihood``.
 
+    There are P components and C sites.
     ``labels`` are all values of a label that has few of them; ``blind_to_signs`` says that no label sees the common sign of
     the latents, so that labels tell nothing at zero overlap.
     """
@@ -59,16 +60,16 @@ class LikelihoodInformation:
         return self.components * self.sites
 
     def __call__(self, Q: Array, V: Array) -> Uncertain:
-        r"""``E sum_c g_c g_c^T`` (..., P, P) with ``omega ~ N(0, Q (x) I_C)``; leading axes are a batch.
+        r"""Information ``E sum_c g_c g_c^T`` (..., P, P) at overlap Q and error V, with its error; leading axes are a batch.
 
-        Quasi-random points in independent scrambles, whose spread is the error. A label with few values is summed over;
-        any other is drawn, for ``label_means``.
+        The prior mean is ``omega ~ N(0, Q (x) I_C)``. Quasi-random points in independent scrambles, whose spread is the
+        error. A label with few values is summed over; any other is drawn, for ``label_means``.
         """
         Q = np.asarray(Q, dtype=float)
         V = np.asarray(V, dtype=float)
         Q, V = np.broadcast_arrays(Q, V)
         if self.components == 1:
-            value, error = self._of_scalars(Q.ravel(), V.ravel())
+            value, error = self._for_one_component(Q.ravel(), V.ravel())
             value = value.reshape(Q.shape)
             error = error.reshape(Q.shape)
         else:
@@ -89,15 +90,15 @@ class LikelihoodInformation:
         """Whether the information is computed by quadrature rather than by sampling."""
         return self.labels is not None and self.dimension == 1
 
-    def _of_scalars(self, Q: Host, V: Host) -> tuple[Host, Host]:
-        """Information and its error for overlaps (N,) of one component; close to 0 and 1 from the known limits."""
-        narrowest = NARROWEST if self.is_exact else THINNEST
+    def _for_one_component(self, Q: Host, V: Host) -> tuple[Host, Host]:
+        """Information and its error for one component at Q and V (N,); extrapolated where Q or V is nearly zero."""
+        narrowest = SMALLEST_INTEGRATED if self.is_exact else SMALLEST_SUMMED
         far = (narrowest * Q > V) & (self.labels is not None)
         at = np.where(far, narrowest * Q, V)
-        value, error = self._between_limits(Q + V - at, at)
+        value, error = self._without_extrapolation(Q + V - at, at)
         if far.any():
             # So few labels are uncertain that none would be drawn; their share follows a power law towards this limit.
-            wider, wider_error = self._between_limits(
+            wider, wider_error = self._without_extrapolation(
                 (Q + V - 10 * at)[far], 10 * at[far]
             )
             information = value[far]
@@ -119,11 +120,11 @@ class LikelihoodInformation:
         if not self.blind_to_signs or self.is_exact:
             return value, error
         total = Q + V
-        for k in np.flatnonzero(FAINT * total > Q):
+        for k in np.flatnonzero(FAINT_OVERLAP * total > Q):
             # Labels that see no sign tell nothing at first, and then in proportion to what is known.
             start = self.susceptibility(total[k])
-            faint = FAINT * total[k]
-            nearest = self._between_limits(
+            faint = FAINT_OVERLAP * total[k]
+            nearest = self._without_extrapolation(
                 np.array([faint]), np.array([total[k] - faint])
             )
             end, end_error = (float(column[0]) / faint for column in nearest)
@@ -132,8 +133,8 @@ class LikelihoodInformation:
             error[k] = Q[k] * math.hypot(start.error, end_error * share)
         return value, error
 
-    def _between_limits(self, Q: Host, V: Host) -> tuple[Host, Host]:
-        """Information and its error for scalars (N,) anywhere; sampled values are cached."""
+    def _without_extrapolation(self, Q: Host, V: Host) -> tuple[Host, Host]:
+        """Information and its error for one component at Q and V (N,), without extrapolation; sampled values are cached."""
         if self.is_exact:
             return self._by_quadrature(Q, V)
         value = np.empty(len(Q))
@@ -148,9 +149,10 @@ class LikelihoodInformation:
         return value, error
 
     def susceptibility(self, V: float) -> Uncertain:
-        """``E sum_cc' ((E[z_c z_c' | y] - V delta_cc') / V^2)^2`` at omega = 0: the slope of the information in the overlap.
+        """Derivative of the information with respect to the overlap, at zero overlap, for one component.
 
-        Labels are drawn. One that is a single number, of a single latent, is integrated over, where its likelihood has one norm.
+        It is ``E sum_cc' ((E[z_c z_c' | y] - V delta_cc') / V^2)^2`` at omega = 0. Labels are drawn. One that is a single
+        number, of a single latent, is integrated over, where its likelihood has one norm.
         """
         return cached_on(self, "slopes", lambda: self._susceptibility(V), key=V)
 
@@ -179,18 +181,16 @@ class LikelihoodInformation:
         return Uncertain(float(np.mean(means)), error, "Monte Carlo")
 
     def _squared_response(self, y: Host, V: float) -> tuple[Host, Host]:
-        """Density (n,) of labels at omega = 0, up to a factor, and the square that is averaged over them."""
+        """Density (n,) of labels at omega = 0, up to a factor, and their squared responses, whose mean is the susceptibility."""
         omega = np.zeros((len(y), 1, self.sites))
         moments = integrate(self.channel, y, omega, np.array([[V]]), refine=False)
         G = (moments.square - np.eye(self.sites)) / V
         return np.exp(moments.log_norm), (G * G).sum((1, 2))
 
     def _estimate(self, Q: Host, V: Host) -> tuple[Host, Host]:
-        """Information and its error (P, P), by sums over labels or by drawn labels; repeated with more points if too
-        inaccurate.
-        """
+        """Information and its error (P, P), by sums over all labels or by drawn labels, with enough points."""
         if self.labels is None:
-            return self._with_enough_points(self._over_samples, Q, V, 256, 1.5e-2)
+            return self._with_enough_points(self._from_drawn_labels, Q, V, 256, 1.5e-2)
         value, error = self._with_enough_points(self._sum_over_labels, Q, V, 64, 1e-3)
         return value, np.hypot(error, OMITTED_SHARE * value)
 
@@ -202,7 +202,7 @@ class LikelihoodInformation:
         points: int,
         tolerance: float,
     ) -> tuple[Host, Host]:
-        """Information and its error by a method; one component again with four times the points above the tolerance."""
+        """Information and its error by ``method``, with four times the points if one component misses the tolerance."""
         if self.components > 1:
             # Iteration would not converge if the number of points changed.
             return method(Q, V, max(points, 128))
@@ -212,7 +212,7 @@ class LikelihoodInformation:
         return value, error
 
     def _sum_over_labels(self, Q: Host, V: Host, points: int) -> tuple[Host, Host]:
-        """``E sum_y P(y | omega) g g^T`` and its error."""
+        """Information ``E sum_y P(y | omega) g g^T`` and its error, by sums over all labels at random omega."""
         P = self.components
         C = self.sites
         d = self.dimension
@@ -233,7 +233,7 @@ class LikelihoodInformation:
             total: Array = 0.0
             for start in range(0, points, step):
                 chunk = slice(start, start + step)
-                total = total + self._squares(
+                total = total + self._sum_of_squares(
                     omega[chunk], root_V, sets, axes[:, chunk]
                 )
             blocks = symmetric(total / points).reshape(P, C, P, C)
@@ -241,12 +241,13 @@ class LikelihoodInformation:
         error = np.std(estimates, axis=0, ddof=1) / math.sqrt(SCRAMBLES)
         return np.mean(estimates, axis=0), error
 
-    def _squares(
+    def _sum_of_squares(
         self, omega: Host, root_V: Host, sets: list[tuple[Host, Host]], axes: Host
     ) -> Host:
-        """``sum_y P(y | omega) m m^T`` (d, d) summed over omegas (n, P, C), for m the mean of the whitened latents given y.
+        """Sum over labels and omegas of ``P(y | omega) m m^T`` (d, d), with m the posterior mean of the whitened latents.
 
-        Two independent sets of points give two means of each: noise has mean zero in their product, but not in a square.
+        ``omega`` (n, P, C). Two independent sets of points give two means of each: noise has mean zero in their product, but
+        not in a square.
         """
         n, P, C = omega.shape
         labels: Array = self.labels
@@ -295,7 +296,7 @@ class LikelihoodInformation:
         return value, np.where(value > 0, error, 0.0)
 
     def _mean_squares(self, omega: Host, width: Host, tolerance: float) -> Host:
-        """Sum over labels ``sum_y P(y | omega) E[u | y, omega]^2`` (M,) of whitened scalars, by quadrature over u."""
+        """Mean square ``sum_y P(y | omega) E[u | y, omega]^2`` (M,) of a whitened latent's posterior mean, by quadrature."""
         labels: Array = self.labels
 
         def log_weight(u: Array, lines: Array) -> Array:
@@ -314,7 +315,7 @@ class LikelihoodInformation:
         squares = (chance * moments.mean**2).reshape(len(omega), len(labels))
         return np.asarray(squares.sum(axis=1))
 
-    def _over_samples(self, Q: Host, V: Host, points: int) -> tuple[Host, Host]:
+    def _from_drawn_labels(self, Q: Host, V: Host, points: int) -> tuple[Host, Host]:
         """Information and its error from drawn labels; each factor of the product uses an independent half of the points."""
         root_Q = symmetric_root(Q)
         root_V = symmetric_root(V)
@@ -340,7 +341,7 @@ class LikelihoodInformation:
 
 
 def _panels(draws: Host) -> tuple[Host, Host]:
-    """Nodes and weights of Gauss-Legendre rules between 32 quantiles of draws, and of wider and wider ones beyond them."""
+    """Gauss-Legendre nodes and weights on panels between 32 quantiles of ``draws``, and on wider panels beyond them."""
     quantiles = np.quantile(draws, np.linspace(0, 1, 33))
     beyond = np.ptp(draws) * np.array([0.05, 0.15, 0.4, 1.0, 2.0])
     ends = np.unique([*(quantiles[0] - beyond), *quantiles, *(quantiles[-1] + beyond)])

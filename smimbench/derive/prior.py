@@ -20,7 +20,7 @@ from smimbench.interfaces.item import gives, takes, with_defaults
 
 
 def complete_prior(prior: Prior, model: Model) -> Any:
-    """Return the prior with all derivable members added, or the same object if it lacks none.
+    """Return the prior with all members added that can be derived, or the same object if it lacks none.
 
     Raises
     ------
@@ -31,11 +31,11 @@ def complete_prior(prior: Prior, model: Model) -> Any:
     members = ("sample", "mean", "second_moment", "mean_overlap", "denoise", "overlap")
     if all(gives(Prior, type(prior), name) for name in members):
         return prior
-    who = f"prior {getattr(prior, 'name', type(prior).__name__)!r}"
+    prior_name = f"prior {getattr(prior, 'name', type(prior).__name__)!r}"
     if gives(Prior, type(prior), "denoise"):
         if not gives(Prior, type(prior), "sample"):
             raise ParameterError(
-                "name", f"{who} gives denoise but no sample; both are needed"
+                "name", f"{prior_name} defines denoise but not sample; both are needed"
             )
         return SimulatedPrior(prior, model)
     matrix = model.rank == "extensive"
@@ -43,12 +43,12 @@ def complete_prior(prior: Prior, model: Model) -> Any:
     if matrix and law.quantile is None and law.eigenvalues is None:
         raise ParameterError(
             "name",
-            f"{who} gives neither denoise nor a law with quantile or eigenvalues, for matrices",
+            f"{prior_name} must define denoise, or a law with quantile or eigenvalues, for signals that are matrices",
         )
     if not matrix and law.log_density is None:
         raise ParameterError(
             "name",
-            f"{who} gives neither denoise nor a law with log_density, for low-rank signals",
+            f"{prior_name} must define denoise, or a law with log_density, for low-rank signals",
         )
     return SpectrumPrior(prior) if matrix else DensityPrior(prior)
 
@@ -60,7 +60,10 @@ def denoise_step(prior: Prior, R: Array, Qhat: Array) -> Denoised:
 
 
 def why_theory_only(prior: Prior, components: int) -> str | None:
-    """Reason why no signal can be drawn from a prior (the message ``mean`` raises, e.g. for a limit), or None."""
+    """Reason why no signal can be drawn from a prior that is a limit for theory only, or None.
+
+    It is the message that ``mean`` raises.
+    """
     try:
         prior.mean(components, 8)
     except ParameterError as error:

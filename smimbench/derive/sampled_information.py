@@ -35,9 +35,9 @@ from smimbench.numerics.statistics import (
 )
 
 SCRAMBLES = 16
-"""Independent scrambles, whose spread is the error; doubled, that spread is known 1.4 times better."""
+"""Independent scrambles of the labels, whose spread is the error; doubled, that spread is known 1.4 times better."""
 POINTS = 2**10
-"""Labels in each; doubled, errors fall by 1.4 to 2 and the cost doubles."""
+"""Labels in each scramble; doubled, errors fall by 1.4 to 2 and the cost doubles."""
 ROUNDED = 1e-6
 """V, in units of the second moment, below which second moments are not used as control variates; doubled, errors there are a
 little larger."""
@@ -70,7 +70,7 @@ class Labels(NamedTuple):
 
 
 class LabelMeans(NamedTuple):
-    """Means over labels, host arrays (P, P).
+    """Information and susceptibility as means over random labels, with standard errors; host arrays (P, P).
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class LabelMeans(NamedTuple):
 
 
 def without_overlap(Q: Host) -> list[int]:
-    """Components whose overlap is zero, so that their posterior means vanish."""
+    """Indices of components whose overlap is zero, so that their posterior means vanish."""
     return [a for a in range(len(Q)) if Q[a, a] == 0.0]
 
 
@@ -135,13 +135,13 @@ def label_means(
     zeros = []
     for scramble in range(scrambles):
         drawn = labels(scramble)
-        columns = [symmetric(_outer(*drawn.means))[:, *upper] @ change]
+        columns = [symmetric(_outer_products(*drawn.means))[:, *upper] @ change]
         if drawn.responses is not None:
             columns.append(
                 symmetric(np.einsum("nacd,nbcd->nab", *drawn.responses))[:, *pairs]
             )
         samples.append(np.concatenate(columns, axis=1))
-        zeros.append(_controls(drawn, V, free))
+        zeros.append(_control_variates(drawn, V, free))
     means = [np.zeros((P, P)) for _ in range(5)]
     for k, row in enumerate(
         controlled_mean(samples, zeros, faintest=faintest, collinear=collinear)
@@ -157,27 +157,27 @@ def label_means(
     return LabelMeans(*means)
 
 
-def _outer(a: Host, b: Host) -> Host:
-    """``sum_c a_c b_c^T`` (n, P, P)."""
+def _outer_products(a: Host, b: Host) -> Host:
+    """Sum over sites of outer products, ``sum_c a_c b_c^T`` (n, P, P)."""
     # Matrices of a few entries: products of whole arrays take a third of the time of n small matrix products.
     return np.asarray(
         sum(a[:, :, None, c] * b[:, None, :, c] for c in range(a.shape[-1]))
     )
 
 
-def _controls(drawn: Labels, V: Host, free: list[int]) -> Host:
-    """Control variates: random numbers with known mean zero, (n, K)."""
+def _control_variates(drawn: Labels, V: Host, free: list[int]) -> Host:
+    """Control variates (n, K) of the drawn labels: random numbers whose mean is exactly zero."""
     first_mean, second_mean = drawn.means
     n, P, C = first_mean.shape
     upper = np.triu_indices(P)
     identity = C * np.eye(P)
     mean = 0.5 * (first_mean + second_mean)
-    square = symmetric(_outer(first_mean, second_mean))
+    square = symmetric(_outer_products(first_mean, second_mean))
     rows = [
-        (square - symmetric(_outer(mean, drawn.truth)))[:, *upper],
-        _outer(drawn.omega, mean).reshape(n, -1),
-        (_outer(drawn.truth, drawn.truth) - identity)[:, *upper],
-        (_outer(drawn.omega, drawn.omega) - identity)[:, *upper],
+        (square - symmetric(_outer_products(mean, drawn.truth)))[:, *upper],
+        _outer_products(drawn.omega, mean).reshape(n, -1),
+        (_outer_products(drawn.truth, drawn.truth) - identity)[:, *upper],
+        (_outer_products(drawn.omega, drawn.omega) - identity)[:, *upper],
     ]
     if drawn.second is not None:
         rows.append((drawn.second - identity)[:, *upper])
@@ -259,7 +259,7 @@ def sampled_moments(
                 np.einsum("npcqc->npq", full)
                 - product
                 - np.swapaxes(product, 1, 2)
-                + _outer(omega, omega)
+                + _outer_products(omega, omega)
             )
             second = white @ moment @ white
         return Labels(

@@ -39,7 +39,7 @@ class SimulatedPrior(DerivedPrior):
         self._size = (300, 2) if self.matrix else (1 << 14, 8)
 
     def mean(self, components: int, dimension: int) -> Host:
-        """Prior mean of the signal: the output of ``denoise`` without information."""
+        """Prior mean of the signal: what ``denoise`` returns without information."""
         nothing = np.zeros(self.model.signal_shape(components, dimension))
         return np.asarray(
             self.prior.denoise(nothing, 1e-12 * np.eye(components)).estimate
@@ -62,27 +62,27 @@ class SimulatedPrior(DerivedPrior):
         return cached_on(self, "moments", simulate, key=components)
 
     def second_moment(self, components: int) -> Host:
-        """Second moment of the signal, as a mean over simulations."""
+        """Second moment (P, P) of the signal, averaged over simulated signals."""
         return np.asarray(self._moments(components)[0].mean(axis=0))
 
     def mean_overlap(self, components: int) -> Host:
-        """Overlap of the prior mean with itself."""
+        """Overlap (P, P) of the prior mean with itself."""
         return self._moments(components)[1]
 
     def overlap_error(self, Qhat: Host) -> float:
-        """Relative error of V at ``Qhat`` (P, P), from the spread of simulations; 0 where the prior has its own map."""
+        """Relative error of V at ``Qhat`` (P, P), from the spread of simulations; 0 where the prior has its own ``overlap``."""
         if not self._simulates:
             return 0.0
         if self.matrix:
             return 3e-3  # of that dimension
         if len(Qhat) > 1:
-            return float(np.max(_relative_error(self._simulated(Qhat))))
+            return float(np.max(_relative_error(self._simulated_errors(Qhat))))
         _, at, errors = self._curve
         return float(np.interp(np.log(max(float(Qhat[0, 0]), 1e-300)), at, errors))
 
     def _error(self, Qhat: Host) -> Host:
         if len(Qhat) > 1:
-            return np.asarray(self._simulated(Qhat).mean(axis=0))
+            return np.asarray(self._simulated_errors(Qhat).mean(axis=0))
         return self._curve[0](np.diagonal(Qhat))[None, :]
 
     @cached_property
@@ -93,7 +93,7 @@ class SimulatedPrior(DerivedPrior):
         errors = []
 
         def exact(information: float) -> float:
-            draws = self._simulated(np.array([[information]]))
+            draws = self._simulated_errors(np.array([[information]]))
             grid.append(math.log(information))
             errors.append(float(_relative_error(draws)[0]))
             return float(draws.mean())
@@ -101,8 +101,8 @@ class SimulatedPrior(DerivedPrior):
         curve = error_curve(exact, variance, finest=8)
         return curve, np.array(grid), np.array(errors)
 
-    def _simulated(self, Qhat: Host) -> Host:
-        """Error V of ``denoise`` in every simulation (draws, P, P).
+    def _simulated_errors(self, Qhat: Host) -> Host:
+        """Error V (draws, P, P) of ``denoise`` in each of several simulations.
 
         Where little is known V is the prior's variance less the overlap of the estimate with itself, which Bayes makes
         equal to that with the signal; where much is known it is the squared error. Each has a small relative error in its

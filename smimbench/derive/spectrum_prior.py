@@ -15,12 +15,12 @@ from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.linalg import is_diagonal, symmetric
 from smimbench.numerics.quadrature import gauss_legendre
 
-FEW = 64
-"""Number of eigenvalues from which they are treated as samples of a law; fewer are the law itself."""
+FEWEST_SAMPLES = 64
+"""Smallest number of eigenvalues that is treated as samples of a law; fewer are taken as the law itself."""
 
 
 class SpectrumPrior(DerivedLaw):
-    r"""Rotationally invariant signal ``S = O diag(lambda) O^T`` (P, D, D) with a given law of the eigenvalues.
+    r"""Prior of rotationally invariant signals ``S = O diag(lambda) O^T`` (P, D, D) with a given law of the eigenvalues.
 
     ``O`` is uniform over rotations, ``lambda`` are the quantiles of the law at ``(i + 1/2)/D``. The posterior mean given
     ``R = S + sqrt(Delta) Z`` keeps the eigenvectors of R and shrinks its eigenvalues,
@@ -61,9 +61,10 @@ class SpectrumPrior(DerivedLaw):
             self._samples = atoms = np.sort(eigenvalues.ravel())
             if atoms.size < 2 or not np.isfinite(atoms).all():
                 raise ParameterError(
-                    "eigenvalues", "must be at least two finite numbers"
+                    "eigenvalues",
+                    "must be two or more finite numbers, the samples of the law",
                 )
-            if atoms.size < FEW:
+            if atoms.size < FEWEST_SAMPLES:
                 law = "exact"
                 atoms, counts = np.unique(atoms, return_counts=True)
                 weights = counts / counts.sum()
@@ -80,15 +81,15 @@ class SpectrumPrior(DerivedLaw):
         self._law = FreeConvolution(atoms / self.unit, weights, law=law)
 
     def _quantiles(self, probabilities: Host) -> Host:
-        """Eigenvalues at these probabilities before shift and scale."""
+        """Eigenvalues at given probabilities, as the law defines them, before scaling."""
         return np.asarray(to_host(self._quantile(probabilities)), dtype=np.float64)
 
     def spectrum(self, dimension: int) -> Host:
-        """Eigenvalues of every signal of this dimension, ascending."""
+        """Eigenvalues (D,) of every signal of dimension D, ascending."""
         u = (np.arange(dimension) + 0.5) / dimension
         if self._quantile is not None:
             eigenvalues = self._quantiles(u)
-        elif self._samples.size < FEW:
+        elif self._samples.size < FEWEST_SAMPLES:
             eigenvalues = self._samples[(u * self._samples.size).astype(int)]
         else:
             at = (np.arange(len(self._samples)) + 0.5) / len(self._samples)
@@ -113,8 +114,9 @@ class SpectrumPrior(DerivedLaw):
 
     @property
     def law(self) -> Law:
-        """Means over eigenvalues under noise (see ``FreeConvolution.means``), also of the posterior, and the size of overlap
-        fluctuations, about 1/D.
+        """Law of the eigenvalues, with means over the spectrum of noisy signals added (see ``FreeConvolution.means``).
+
+        Fluctuations of the overlap are of order 1/D.
         """
         law: Law = self.prior.law
         return law._replace(
@@ -125,7 +127,7 @@ class SpectrumPrior(DerivedLaw):
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
         """Posterior mean (P, D, D) given ``R = S + Qhat^{-1/2} Z`` (symmetric), and its error V (P, P), diagonal."""
         xp = namespace(R)
-        noise = _noise_of(np.asarray(to_host(Qhat), dtype=np.float64))
+        noise = _noise_variances(np.asarray(to_host(Qhat), dtype=np.float64))
         dimension = R.shape[-1]
         estimates = []
         for p, variance in enumerate(noise.tolist()):
@@ -142,8 +144,8 @@ class SpectrumPrior(DerivedLaw):
         return Denoised(xp.stack(estimates), xp.asarray(V, **matching(R)))
 
     def _error(self, Qhat: Host) -> Host:
-        """Error of every component, ``V_pp = F([Qhat^{-1}]_pp)``."""
-        return self._error_of_noise(_noise_of(Qhat))
+        """Error V (P, P) of the posterior mean, diagonal, with ``V_pp = F([Qhat^{-1}]_pp)``."""
+        return self._error_of_noise(_noise_variances(Qhat))
 
     def _error_of_noise(self, noise: Host) -> Host:
         with np.errstate(divide="ignore"):
@@ -151,7 +153,7 @@ class SpectrumPrior(DerivedLaw):
 
     @cached_property
     def _curve(self) -> Callable[[Host], Host]:
-        """Error as a function of the information, by free convolution."""
+        """Error V of one component as a function of its information, by free convolution."""
 
         def exact(information: float) -> float:
             return float(self._law.mmse(1 / information, rtol=1e-5).value)
@@ -159,8 +161,8 @@ class SpectrumPrior(DerivedLaw):
         return error_curve(exact, self.variance, finest=6, steady=1e-3)
 
 
-def _noise_of(Qhat: Host) -> Host:
-    """Noise variance of every component, ``[Qhat^{-1}]_pp`` (P,); infinite without information."""
+def _noise_variances(Qhat: Host) -> Host:
+    """Noise variance ``[Qhat^{-1}]_pp`` (P,) with which each component is observed; infinite without information."""
     diagonal = np.diagonal(Qhat)
     with np.errstate(divide="ignore"):
         if is_diagonal(Qhat) or not np.isfinite(Qhat).all():
@@ -188,7 +190,7 @@ def _probability_rule(order: int) -> tuple[Host, Host]:
 
 
 def _grouped_samples(atoms: Host) -> tuple[Host, Host]:
-    """Sorted samples as at most 512 groups of neighbors, with their means and weights."""
+    """Group sorted samples into at most 512 groups of neighbors; return their means and weights."""
     groups = np.array_split(atoms, min(len(atoms), 512))
     weights = np.array([len(group) for group in groups], dtype=float)
     return np.array([group.mean() for group in groups]), weights / weights.sum()

@@ -46,7 +46,10 @@ from smimbench.numerics.token_pairs import site_pairs, site_scales
 
 
 class WeightedModel(Delegate):
-    """A low-rank model with products of signals in the metric of the latents; ``model`` is the one without weights."""
+    """Low-rank model for features of unequal variances, which weight overlaps and errors of signals.
+
+    ``model`` is the one without weights.
+    """
 
     _original = "model"
 
@@ -55,7 +58,7 @@ class WeightedModel(Delegate):
         self.inputs = inputs
 
     def _roots(self, dimension: int) -> Array:
-        """Roots (D,) of the variances of the features."""
+        """Square roots (D,) of the variances of the features."""
         assert self.inputs.feature_variances is not None
         return np.sqrt(self.inputs.feature_variances(dimension))
 
@@ -64,23 +67,23 @@ class WeightedModel(Delegate):
         return namespace(signal).asarray(roots, **matching(signal))
 
     def weighted(self, signal: Array) -> Array:
-        """Whitened signal: every feature (last axis) times the root of its variance."""
+        """Whitened signal: every feature (last axis) times the square root of its variance."""
         return signal * self._weights(signal)
 
     def inner(self, signal_1: Array, signal_2: Array) -> Array:
-        """Overlaps ``sum_k lambda_k A_k B_k^T / D``."""
+        """Overlaps ``sum_k lambda_k A_k B_k^T / D`` (..., P, P) of two signals, weighted by the feature variances."""
         return self.model.inner(self.weighted(signal_1), self.weighted(signal_2))
 
     def squared_error(self, signal: Array, estimate: Array) -> Array:
-        """Squared error of each component, weighted."""
+        """Squared error (..., P) of each component, weighted by the feature variances."""
         return self.model.squared_error(self.weighted(signal), self.weighted(estimate))
 
     def overlap(self, signal: Array, estimate: Array) -> Array:
-        """Squared cosine of each component, weighted."""
+        """Squared cosine (..., P) of each component, weighted by the feature variances."""
         return self.model.overlap(self.weighted(signal), self.weighted(estimate))
 
     def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
-        """Estimate moved as close to the signal as the symmetry allows, in this metric."""
+        """Move the estimate as close to the signal as the symmetry allows, with distances weighted by feature variances."""
         if symmetry == "none":
             return estimate
         weights = self._weights(estimate)
@@ -90,15 +93,16 @@ class WeightedModel(Delegate):
     def draw_noise(
         self, rng: np.random.Generator, components: int, dimension: int
     ) -> Host:
-        """Noise of ``R = W + Qhat^(-1/2) Z``, of variance ``1 / lambda_k``."""
+        """Draw the noise Z (P, D) of ``R = W + Qhat^(-1/2) Z``, of variance ``1 / lambda_k`` for feature k."""
         noise = self.model.draw_noise(rng, components, dimension)
         return np.asarray(noise / self._roots(dimension))
 
 
 class WeightedPrior(Delegate):
-    """A Gaussian prior, denoised feature by feature; ``prior`` is the one for features of variance 1.
+    """Gaussian prior for features of unequal variances, denoised feature by feature.
 
-    The state-evolution map is a mean over the spectrum, whose number of features the inputs know.
+    ``prior`` is the one for features of variance 1. The state-evolution map is a mean over the spectrum, whose number of
+    features the inputs know.
     """
 
     _original = "prior"
@@ -125,7 +129,7 @@ class WeightedPrior(Delegate):
         return Denoised(estimate, send(V, R))
 
     def overlap(self, Qhat: Array) -> Overlap:
-        """State-evolution map: means over the spectrum, ``Qhat`` (..., P, P)."""
+        """State-evolution map: Q and V (..., P, P), averaged over the spectrum of feature variances, for ``Qhat`` (..., P, P)."""
         assert self.features is not None
         variances, counts = np.unique(self.variances(self.features), return_counts=True)
         weights = (variances * counts)[:, None, None] / self.features
@@ -140,15 +144,19 @@ class WeightedPrior(Delegate):
         return Overlap(Q, V)
 
     def _posterior(self, variances: Host, Qhat: Host) -> Overlap:
-        """Gain and covariance (D, P, P) of every feature; the overlap of a Gaussian signal of variance 1 is its gain."""
+        """Posterior gain and covariance (D, P, P) of every feature.
+
+        The overlap of a Gaussian signal of variance 1 is its gain.
+        """
         overlap: Overlap = self.prior.overlap(variances[:, None, None] * Qhat)
         return overlap
 
 
 def weighted(model: Any, prior: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Model and prior over the features of these inputs. A prior that is not Gaussian stays as it is, and has no theory.
+    """Wrap model and prior for inputs whose features have unequal variances.
 
-    Entries that are independent N(0, 1) have a posterior mean that is linear, and no others do.
+    A prior that is not Gaussian stays as it is, and has no theory. Entries that are independent N(0, 1) have a posterior mean
+    that is linear, and no others do.
     """
     R = np.array([[-2.0, -0.7, 0.1, 1.0, 3.0]])
     estimate = prior.denoise(R, np.array([[0.8]])).estimate
@@ -158,7 +166,7 @@ def weighted(model: Any, prior: Any, inputs: Inputs) -> tuple[Any, Any]:
 
 
 def site_mixing(model: Model, root: Host) -> Host:
-    """Matrix ``A`` (C, C) of ``z = A zeta`` for a root L (T, T) of the tokens' covariance.
+    """Matrix ``A`` (C, C) that mixes independent latents, ``z = A zeta``, for a root L (T, T) of the token covariance.
 
     Raises
     ------
@@ -176,13 +184,13 @@ def site_mixing(model: Model, root: Host) -> Host:
     if len(mixing) != model.sites or not is_symmetric(model):
         raise ParameterError(
             "name",
-            f"model {model.name!r} has {model.sites} sites: no correlated tokens are known for it",
+            f"model {model.name!r} does not support correlated tokens: its {model.sites} sites are not tokens or pairs of tokens",
         )
     return mixing
 
 
 class WhitenedModel(Delegate):
-    """A model whose latents are those of the whitened tokens; inputs are the correlated ones.
+    """Model for correlated tokens whose latents are those of the whitened, independent tokens.
 
     Parameters
     ----------
@@ -204,7 +212,7 @@ class WhitenedModel(Delegate):
             self._shift = self._inverse @ identity - identity
 
     def _whitened(self, z: Array, trace: Array | None = None) -> Array:
-        """Latents (..., n, P, C) from those of the model and, of extensive rank, traces (..., P) of the signal."""
+        """Whitened latents (..., n, P, C) from those of the model and, for extensive rank, traces (..., P) of the signal."""
         xp = namespace(z)
         whitened = xp.matmul(z, xp.asarray(self._inverse.T, **matching(z)))
         if trace is None:
@@ -213,14 +221,14 @@ class WhitenedModel(Delegate):
         return whitened + trace[..., None, :, None] * shift
 
     def _mixed(self, g: Array) -> tuple[Array, Array]:
-        """The transpose: gradients with respect to the model's latents, and (..., P) to the traces."""
+        """Transpose of ``_whitened``: gradients with respect to the model's latents and to the traces (..., P)."""
         xp = namespace(g)
         by_latents = xp.matmul(g, xp.asarray(self._inverse, **matching(g)))
         by_sites = xp.matmul(g, xp.asarray(self._shift, **matching(g)))
         return by_latents, xp.sum(by_sites, axis=-2)
 
     def forward(self, inputs: Array, signal: Array) -> Array:
-        """Latents of the whitened tokens."""
+        """Latents (..., n, P, C) of the whitened tokens, from correlated inputs."""
         z = self.model.forward(inputs, signal)
         if self.model.rank == "low":
             return self._whitened(z)
@@ -228,7 +236,7 @@ class WhitenedModel(Delegate):
         return self._whitened(z, trace / math.sqrt(signal.shape[-1]))
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
-        """Adjoint of ``forward``, in the units of the model's adjoint."""
+        """Adjoint of ``forward`` for gradients ``g`` in whitened latents, with the scale of the model's adjoint."""
         by_latents, by_trace = self._mixed(g)
         gradient = self.model.adjoint(inputs, by_latents)
         if self.model.rank == "low":
@@ -242,7 +250,7 @@ class WhitenedModel(Delegate):
     def forward_gram(
         self,
     ) -> Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None:
-        """The model's ``forward_gram`` for whitened latents; None without one."""
+        """Forward pass through a factor of the signal, with whitened latents; None if the model has none."""
         return self._forward_gram if self.model.forward_gram else None
 
     def _forward_gram(self, inputs: Array, factor: Array) -> Any:
@@ -261,7 +269,7 @@ class WhitenedModel(Delegate):
 
 
 class MixedChannel(Delegate, Channel):
-    """The channel ``zeta -> y(A zeta)`` of latents zeta that are independent over sites.
+    """Channel ``zeta -> y(A zeta)`` of latents zeta that are independent over sites.
 
     Subclasses add a posterior in closed form; without one the channel's ``log_likelihood`` is integrated.
 
@@ -286,30 +294,30 @@ class MixedChannel(Delegate, Channel):
         self.equations = channel.equations
 
     def apply(self, matrix: Host, z: Array) -> Array:
-        """Product of a matrix on the host with the sites of latents, their last axis."""
+        """Multiply latents along their last axis (the sites) by a host matrix."""
         return namespace(z).matmul(z, namespace(z).asarray(matrix.T, **matching(z)))
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
-        """Labels of the whitened latents."""
+        """Draw labels of the whitened latents ``z``."""
         return self.channel.forward(self.apply(self.mixing, z), rng=rng)
 
     @property
     def log_likelihood(self) -> Any:  # type: ignore[override]
-        """The channel's own, of the whitened latents; None without one."""
+        """Log-likelihood function of whitened latents; None if the channel has none."""
         if self.channel.log_likelihood is None:
             return None
         return lambda y, z: self.channel.log_likelihood(y, self.apply(self.mixing, z))
 
     @property
     def predict(self) -> Any:  # type: ignore[override]
-        """The channel's own, of the whitened latents; None without one."""
+        """Function that predicts labels from whitened latents; None if the channel has none."""
         if self.channel.predict is None:
             return None
         return lambda z: self.channel.predict(self.apply(self.mixing, z))
 
     @property
     def vjp(self) -> Any:  # type: ignore[override]
-        """The channel's own, of the whitened latents; None without one."""
+        """Gradient function of predicted labels with respect to whitened latents; None if the channel has none."""
         return self._vjp if self.channel.vjp else None
 
     def _vjp(self, z: Array, cotangent: Array) -> Array:
@@ -318,7 +326,7 @@ class MixedChannel(Delegate, Channel):
 
 
 def mixed_channel(channel: Channel, mixing: Host) -> Channel:
-    """The channel of whitened latents, in closed form where the channel has one.
+    """Channel of the whitened latents for correlated tokens, in closed form where the channel has one.
 
     Raises
     ------

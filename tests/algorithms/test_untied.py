@@ -138,7 +138,7 @@ def test_correlated_tokens_and_positive_matrices_are_refused():
     tokens = {"name": "correlated-tokens", "decay": 0.5}
     for count in (2, 3):  # with three, unordered and ordered pairs are as many
         model = {"name": "attention-indexed", "tokens": count, "symmetric": False}
-        with pytest.raises(ProblemError, match="no correlated tokens are known"):
+        with pytest.raises(ProblemError, match="does not support correlated tokens"):
             Problem(model, "linear", {"name": "bilinear", "rho": 0.5}, tokens)
     assert "positive = false" in Nuclear().refuses(untied())
     assert Nuclear(positive=False).refuses(untied("softmax", 3)) is None

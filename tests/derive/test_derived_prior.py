@@ -473,8 +473,8 @@ class NoSample(Nothing):
 @pytest.mark.parametrize(
     ("prior", "model", "message"),
     [
-        (Nothing(), LOW, "gives neither denoise nor a law with log_density"),
-        (NoSample(), LOW, "gives denoise but no sample"),
+        (Nothing(), LOW, "must define denoise, or a law with log_density"),
+        (NoSample(), LOW, "defines denoise but not sample"),
         (
             Density(laplace),
             EXTENSIVE,

@@ -200,5 +200,5 @@ def test_chunks_do_not_matter():
 
 
 def test_a_noise_below_the_rounding_of_the_atoms_is_refused():
-    with pytest.raises(ValueError, match="too small to be resolved"):
+    with pytest.raises(ValueError, match="below the rounding error of the atoms"):
         three.means(lambda x, *_: x[None], 1e-32)
