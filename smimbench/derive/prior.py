@@ -43,12 +43,12 @@ def complete_prior(prior: Prior, model: Model) -> Any:
     if matrix and law.quantile is None and law.eigenvalues is None:
         raise ParameterError(
             "name",
-            f"{prior_name} must define denoise, or a law with quantile or eigenvalues, for signals that are matrices",
+            f"{prior_name} defines neither denoise nor a law with quantile or eigenvalues; matrix signals need one of these",
         )
     if not matrix and law.log_density is None:
         raise ParameterError(
             "name",
-            f"{prior_name} must define denoise, or a law with log_density, for low-rank signals",
+            f"{prior_name} defines neither denoise nor a law with log_density; low-rank signals need one of these",
         )
     return SpectrumPrior(prior) if matrix else DensityPrior(prior)
 

@@ -15,27 +15,28 @@ from smimbench.numerics.masked import put_at_mask
 from smimbench.numerics.quadrature import gauss_legendre
 
 LARGEST_CORRELATION = 0.9
-"""Correlations for which the number of nodes is right; nearer to 1 the integrand is too narrow."""
-_TAIL = 1e-7
-"""Probability below which sums of products have lost too many digits; doubled, the dearer rule serves more points."""
+"""Largest size of the correlation that the quadrature resolves; nearer to 1 the integrand is too narrow."""
+_TAIL_PROBABILITY = 1e-7
+"""Probability below which the formula for the tails is used; doubled, this more expensive rule serves more points."""
 _TAIL_DECAY = 40.0
 """The integral over the tail stops where its integrand has fallen by ``exp(-40)``; doubled, nodes are sparser."""
 _LARGEST = 1e100
 """Arguments are clipped to this size: squares of larger ones would overflow."""
 _DENSITY = 1 / math.sqrt(2 * math.pi)
 _SERIES_FROM = 50.0
-"""Size of the argument from which Mills' ratio is a series; doubled, the difference that it replaces has two digits less."""
+"""Size of the argument above which Mills' ratio is a series; doubled, the difference that it replaces has two digits less."""
 
 
 class LogCdf(NamedTuple):
-    """``log Phi2(h, k; r)``, its derivatives with respect to ``h`` and ``k``, and ``(d2/dh2, d2/dk2, d2/dhdk)`` or None.
+    """Logarithm of the bivariate normal distribution function ``Phi2(h, k; r)``, with its derivatives.
 
-    Every array is shaped like the arguments.
+    The derivatives with respect to ``h`` and ``k``, and ``(d2/dh2, d2/dk2, d2/dhdk)`` or None. Every array is shaped like the
+    arguments.
     """
 
     value: Array
-    first: Array
-    second: Array
+    h_slope: Array
+    k_slope: Array
     hessian: tuple[Array, Array, Array] | None = None
 
 
@@ -81,7 +82,7 @@ def log_cdf(
     """
     if not abs(r) <= LARGEST_CORRELATION:
         raise ValueError(
-            f"the correlation must be at most {LARGEST_CORRELATION} in size, got {r}"
+            f"the correlation r must be between -{LARGEST_CORRELATION} and {LARGEST_CORRELATION}, got {r}"
         )
     xp = namespace(h, k)
     dtype = h.dtype
@@ -92,7 +93,7 @@ def log_cdf(
         r if sign is None else r * xp.astype(xp.reshape(sign, (-1,)), xp.float64)
     )
     probability, derivatives = _log_cdf_central(xp, h, k, r, rho, hessian)
-    tail = probability < _TAIL
+    tail = probability < _TAIL_PROBABILITY
     rows = xp.nonzero(tail)[0]  # the only wait for the device
     if rows.shape[0] > 0:
         some = rho if sign is None else xp.take(rho, rows)
@@ -112,7 +113,7 @@ def log_cdf(
 def _log_cdf_central(
     xp: ModuleType, h: Array, k: Array, r: float, rho: Array, hessian: bool
 ) -> tuple[Array, list[Array]]:
-    """Bivariate normal probability and [log, gradient, second derivatives], accurate where it is not small."""
+    """Bivariate normal probability, its logarithm and derivatives, accurate where the probability is not small."""
     device = array_api_compat.device(h)
     s = math.sqrt(1 - r * r)
     # |r| <= 0.5 needs no more than 10 nodes for 1e-13 where the probability exceeds 1e-7
@@ -131,7 +132,7 @@ def _log_cdf_central(
         correction = correction * (rho / r)
     normal = special(xp).ndtr(xp.stack([h, k, (k - rho * h) / s, (h - rho * k) / s]))
     probability = normal[0, :] * normal[1, :] + correction
-    safe = xp.maximum(probability, _TAIL)
+    safe = xp.maximum(probability, _TAIL_PROBABILITY)
     h_slope = _DENSITY * xp.exp(-h * h / 2) * normal[2, :] / safe
     k_slope = _DENSITY * xp.exp(-k * k / 2) * normal[3, :] / safe
     derivatives = [xp.log(safe), h_slope, k_slope]
@@ -145,16 +146,16 @@ def _log_cdf_central(
     return probability, derivatives
 
 
-def _half_mills(xp: ModuleType, t: Array) -> tuple[Array, Array]:
-    """``Phi(t) exp(min(t, 0)^2 / 2)`` and the hazard ``phi(t) / Phi(t)``: neither under- nor overflows."""
+def _scaled_probability_and_hazard(xp: ModuleType, t: Array) -> tuple[Array, Array]:
+    """Scaled normal probability ``Phi(t) exp(min(t, 0)^2 / 2)`` and hazard ``phi(t) / Phi(t)``, without overflow."""
     below = clip(t, None, 0.0)
     above = clip(t, 0.0, None)
     scaled = special(xp).erfcx(below * -math.sqrt(0.5)) * special(xp).ndtr(above)
     return scaled, _DENSITY * xp.exp(-above * above / 2) / scaled
 
 
-def _excess(xp: ModuleType, t: Array, hazard: Array) -> Array:
-    """``phi(t) / Phi(t) + t`` without the cancellation at large negative ``t``."""
+def _hazard_excess(xp: ModuleType, t: Array, hazard: Array) -> Array:
+    """Excess of the hazard, ``phi(t) / Phi(t) + t``, without cancellation at large negative ``t``."""
     far = clip(t, None, -_SERIES_FROM)
     u = 1 / (far * far)
     series = -(1 - u * (2 - u * (10 - u * 74))) / far
@@ -164,12 +165,11 @@ def _excess(xp: ModuleType, t: Array, hazard: Array) -> Array:
 def _log_cdf_tail(
     xp: ModuleType, h: Array, k: Array, r: float, rho: Array, hessian: bool
 ) -> list[Array]:
-    """Bivariate normal [log, gradient, second derivatives] in the tails, by quadrature over the distance to the nearer
-    boundary.
+    """Logarithm and derivatives of the bivariate normal probability in the tails, by quadrature.
 
-    With h <= k the integrand ``phi(h - a) Phi((k - rho (h - a)) / s)``, divided by its value at a = 0, is
-    log-concave with curvature of at least 1 and its mode is at or next to a = 0; all that is needed are its
-    averages.
+    The variable is the distance to the nearer boundary. With h <= k the integrand ``phi(h - a) Phi((k - rho (h - a)) / s)``,
+    divided by its value at a = 0, is log-concave with curvature of at least 1 and its mode is at or next to a = 0; all that
+    is needed are its averages.
     """
     device = array_api_compat.device(h)
     s = math.sqrt(1 - r * r)
@@ -181,7 +181,7 @@ def _log_cdf_tail(
         for v in gauss_legendre(64, 0.0, 1.0)
     )
     t0 = (k - rho * h) / s
-    scaled0, hazard0 = _half_mills(xp, t0)
+    scaled0, hazard0 = _scaled_probability_and_hazard(xp, t0)
     slope = h + rho / s * hazard0
     decay = xp.sqrt(slope * slope + 2 * _TAIL_DECAY)
     # the positive solution of -slope a + a^2 / 2 = decay, in the form that does not cancel
@@ -193,7 +193,7 @@ def _log_cdf_tail(
     a = width[None, :] * x
     step = a * (rho / s)
     t = t0[None, :] + step
-    scaled, hazard = _half_mills(xp, t)
+    scaled, hazard = _scaled_probability_and_hazard(xp, t)
     # min(t, 0)^2 - min(t0, 0)^2 from the step itself: t0 may be so large that the step is lost in t
     t0_below = clip(t0, None, 0.0)[None, :]
     t0_above = clip(t0, 0.0, None)[None, :]
@@ -216,8 +216,8 @@ def _log_cdf_tail(
         xp.where(swap, h_slope, k_slope),
     ]
     if hessian:
-        excess0 = _excess(xp, t0, hazard0)
-        excess = _excess(xp, t, hazard)
+        excess0 = _hazard_excess(xp, t0, hazard0)
+        excess = _hazard_excess(xp, t, hazard)
         # hazard(t0) - hazard(t): large on the negative side, where it is the step that is accurate
         fall = xp.where(
             t0[None, :] > 0,

@@ -12,7 +12,7 @@ from numpy.polynomial import chebyshev
 from smimbench.interfaces import Host
 
 NODES = 16
-"""Nodes of a panel. Doubled: half as many panels, and twice the work where one of them has to be halved."""
+"""Number of Chebyshev nodes per panel. Doubled: half as many panels, and twice the work where one of them has to be halved."""
 
 
 def values_by_panels(
@@ -88,9 +88,9 @@ def values_by_panels(
         )
     if evaluated.any():
         interpolated[evaluated] = function(points[evaluated])
-    result = np.empty_like(interpolated)
-    result[order] = interpolated
-    return result
+    in_given_order = np.empty_like(interpolated)
+    in_given_order[order] = interpolated
+    return in_given_order
 
 
 class ChebyshevFit(NamedTuple):
@@ -103,7 +103,7 @@ class ChebyshevFit(NamedTuple):
     fit_error: float
 
     def __call__(self, s: Host) -> tuple[Host, Host]:
-        """Value at ``s`` and its error, from the spread over scrambles and the error of the fit."""
+        """Value of the fit at ``s`` and its error, from the spread over scrambles and the error of the fit."""
         values = chebyshev.chebval(2 * s - 1, self.coefficients)
         mean = values.mean(axis=0)
         noise = (
@@ -122,7 +122,7 @@ def lobatto_points(count: int) -> Host:
 def chebyshev_fit(
     s: Host, values: Host, standard_error: Host, degree: int, fit_error: float
 ) -> ChebyshevFit:
-    """Least-squares fit through estimates (points, scrambles) of standard error ``standard_error`` (points,)."""
+    """Fit Chebyshev polynomials to estimates (points, scrambles) with standard errors (points,), by least squares."""
     basis = chebyshev.chebvander(2 * s - 1, degree)
     fit = np.linalg.pinv(basis / standard_error[:, None], rcond=1e-14) / standard_error
     return ChebyshevFit(fit @ values, fit_error)

@@ -1,4 +1,4 @@
-r"""Denoising of a symmetric matrix with any known spectrum, by free convolution with a semicircle: means and MMSE.
+r"""Denoising of a symmetric matrix with a known spectrum, by free convolution with a semicircle: means and MMSE.
 
 The observation is ``R = S + sqrt(Delta) Z`` with S rotationally invariant of spectrum ``mu_S``, and Z a GOE
 matrix of semicircle variance 1 (variance 1/D off the diagonal). For every real u let ``v(u) >= 0`` solve
@@ -37,7 +37,7 @@ from smimbench.numerics.quadrature import gauss_kronrod
 
 
 class FreeConvolution:
-    r"""Spectrum given by atoms, observed through semicircular noise of any variance.
+    r"""Free convolution of a spectrum, given by atoms, with semicircular noise of any variance.
 
     Parameters
     ----------
@@ -99,17 +99,19 @@ class FreeConvolution:
         return xp.astype(self._invert(x, noise).shrunk * math.sqrt(noise), x.dtype)
 
     def subordination(self, x: Array, noise: float) -> tuple[Array, Array]:
-        """Real and imaginary part (n,) of ``w = x - noise G(x)``, G the Stieltjes transform of the observed law at x (n,).
+        """Real and imaginary part (n,) of the subordination function ``w = x - noise G(x)`` at x (n,).
 
-        It is what the resolvent of S is taken at; computed in float64, on any namespace and device.
+        G is the Stieltjes transform of the observed law, and the resolvent of S is taken at w; computed in float64, on any
+        namespace and device.
         """
         point = self._invert(x, noise)
         root = math.sqrt(noise)
         return (point.x - point.drift) * root, point.v * root
 
     def _invert(self, x: Array, noise: float) -> _Subordinated:
-        """Solve ``x(u) = x`` for the subordination point u, in units of ``sqrt(noise)``, by Newton's method from ``|x - u| <=
-        1``.
+        """Solve ``x(u) = x`` for the subordination point u, in units of ``sqrt(noise)``, by Newton's method.
+
+        The solution lies within ``|x - u| <= 1``.
         """
         xp = namespace(x)
         root = math.sqrt(noise)
@@ -149,7 +151,7 @@ class FreeConvolution:
         *,
         rtol: float = 1e-8,
     ) -> Uncertain:
-        """Means of functions of the observed eigenvalues, by integration.
+        """Means of functions over the eigenvalues of the observed matrix, by integration.
 
         Parameters
         ----------
@@ -172,15 +174,15 @@ class FreeConvolution:
         """
         root = math.sqrt(noise)
 
-        def of_points(p: _Subordinated) -> Host:
+        def at_points(p: _Subordinated) -> Host:
             return function(p.x * root, p.shrunk * root, p.variance * noise)
 
         return self._with_atom_error(
-            lambda law: law._integrate(noise, of_points, rtol, breaks)
+            lambda law: law._integrate(noise, at_points, rtol, breaks)
         )
 
     def mmse(self, noise: float, *, rtol: float = 1e-10) -> Uncertain:
-        """``F(noise)``, the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean.
+        """Minimum mean square error ``F(noise)``: the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean.
 
         Parameters
         ----------
@@ -221,7 +223,7 @@ class FreeConvolution:
     def _with_atom_error(
         self, compute: Callable[[FreeConvolution], Uncertain]
     ) -> Uncertain:
-        """Result computed from a law, with a larger error if the law is known only through finitely many atoms."""
+        """Compute a mean over this law, and enlarge its error if the law is known only through finitely many atoms."""
         fine = compute(self)
         if self.law == "exact":
             return fine
@@ -248,14 +250,14 @@ class FreeConvolution:
         rtol: float,
         breaks: Sequence[float] = (),
     ) -> Uncertain:
-        """Adaptive Gauss-Kronrod integration of a vector of functions against the observed law.
+        """Integrate a vector of functions over the observed law by adaptive Gauss-Kronrod quadrature.
 
-        Panels end at the ``breaks``. On every interval of u the variable is the angle of ``u = middle + half sin(angle)``, in
+        Panels end at the ``breaks``. On every interval of u the variable is the angle of ``u = center + half sin(angle)``, in
         which the square roots at the ends of the density are smooth.
         """
         if self._resolution(noise) > 0.01:
             raise ValueError(
-                f"the noise is too small to be resolved compared with these atoms, got {noise}"
+                f"the noise variance {noise} is below the rounding error of the atoms; use a larger one"
             )
         atoms = self.atoms / math.sqrt(noise)
         nodes, kronrod, gauss = gauss_kronrod()
@@ -307,7 +309,10 @@ class FreeConvolution:
 
 
 class _Subordinated(NamedTuple):
-    """Subordination functions at points u (n,), for noise 1: ``x = u + drift``, v, ``dx/du``; mean and variance of q."""
+    """Subordination functions at points u (n,), for noise 1.
+
+    ``x = u + drift``, v, ``stretch = dx/du``, and the mean (``shrunk``) and variance of the weights q.
+    """
 
     x: Array
     v: Array
@@ -320,7 +325,7 @@ class _Subordinated(NamedTuple):
 def _subordinated(
     xp: ModuleType, u: Array, atoms: Array, weights: Array
 ) -> _Subordinated:
-    """Compute ``_Subordinated`` in blocks of points, so that the products of atoms and points fit into the cache."""
+    """Compute the subordination functions at points u, in blocks for which arrays of atoms and points fit into the cache."""
     rows = max(1, (1 << 17) // atoms.shape[0])
     count = u.shape[0]
     slices = [slice(i, min(i + rows, count)) for i in range(0, max(count, 1), rows)]
@@ -367,7 +372,7 @@ def _subordinate(
 
 
 def _intervals(atoms: Host, weights: Host) -> tuple[Host, Host]:
-    """Intervals (B, 2) of u with v > 0, and points inside them where v may have a dip, for noise 1.
+    """Find the intervals (B, 2) of u with v > 0, and points inside them where v may have a dip, for noise 1.
 
     Between neighboring atoms, ``G(u) = sum p/(u-s)^2`` to the power -1/2 is concave (a power mean of
     distances): Newton's method for ``G^(-1/2) = 1`` goes monotonically from each atom to the
@@ -421,7 +426,7 @@ def _solve_edges(
 
 
 def _panels(ends: Host, breaks: Host) -> Host:
-    """Initial panels of the integration: rows of left and right end of the interval, and lower and upper angle."""
+    """Initial panels (n, 4) of the integration: both ends of the interval, and lower and upper angle."""
     rows = []
     for lower_edge, upper_edge in ends:
         inner = breaks[(breaks > lower_edge) & (breaks < upper_edge)]

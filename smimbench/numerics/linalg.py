@@ -40,13 +40,13 @@ def spectral_function(matrix: Array, function: Callable[[Array], Array]) -> Arra
 
 
 def symmetric_root(matrix: Array) -> Array:
-    """Symmetric square root (..., P, P); negative eigenvalues count as 0."""
+    """Symmetric square root (..., P, P) of symmetric matrices; negative eigenvalues count as 0."""
     xp = namespace(matrix)
     return spectral_function(matrix, lambda values: xp.sqrt(clip(values, 0.0, None)))
 
 
 def symmetric_logarithm(matrix: Host) -> Host:
-    """Logarithm of one matrix (P, P) on the host; eigenvalues below 1e-12 of the largest are raised to that value."""
+    """Matrix logarithm (P, P) on the host; eigenvalues below 1e-12 of the largest are raised to that value."""
     return np.asarray(
         spectral_function(
             matrix,
@@ -58,7 +58,7 @@ def symmetric_logarithm(matrix: Host) -> Host:
 
 
 def inverse_root(matrix: Array, smallest: float = 0.0) -> Array:
-    """Symmetric ``A^{-1/2}`` (..., P, P); eigenvalues below ``smallest`` count as ``smallest``."""
+    """Inverse square root ``A^{-1/2}`` (..., P, P), symmetric; eigenvalues below ``smallest`` count as ``smallest``."""
     xp = namespace(matrix)
     return spectral_function(
         matrix, lambda values: 1 / xp.sqrt(clip(values, smallest, None))
@@ -66,14 +66,17 @@ def inverse_root(matrix: Array, smallest: float = 0.0) -> Array:
 
 
 def with_floor(matrix: Array, smallest: float) -> Array:
-    """Symmetric part (..., P, P) with eigenvalues raised to at least ``smallest``, as sampling noise can make them negative."""
+    """Raise the eigenvalues of symmetric matrices (..., P, P) to at least ``smallest``.
+
+    Sampling noise can make them negative.
+    """
     if matrix.shape[-1] == 1:
         return clip(matrix, smallest, None)
     return spectral_function(matrix, lambda values: clip(values, smallest, None))
 
 
 def diagonal_at_least(matrix: Array, smallest: float) -> Array:
-    """Matrices (..., P, P) with diagonal entries raised to at least ``smallest``."""
+    """Raise the diagonal entries of matrices (..., P, P) to at least ``smallest``."""
     xp = namespace(matrix)
     identity = xp.eye(matrix.shape[-1], **matching(matrix))
     missing = clip(smallest - xp.linalg.diagonal(matrix), 0.0, None)
@@ -81,7 +84,7 @@ def diagonal_at_least(matrix: Array, smallest: float) -> Array:
 
 
 def is_diagonal(*matrices: np.ndarray) -> bool:
-    """Whether host matrices (P, P) have nothing but zeros off the diagonal."""
+    """Whether all given host matrices (P, P) are diagonal."""
     return all(
         np.array_equal(matrix, np.diag(np.diagonal(matrix))) for matrix in matrices
     )

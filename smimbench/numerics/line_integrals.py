@@ -27,15 +27,15 @@ IMPOSSIBLE = -1e30
 """Stand-in for the logarithm of zero, for which sums and differences stay finite."""
 
 _NODES = 5
-"""Nodes of a cell; doubled, smooth integrands need fewer rounds, and every cell costs twice as much."""
+"""Number of nodes per cell; doubled, smooth integrands need fewer rounds, and every cell costs twice as much."""
 _EDGES = (0.0, 1.2, 2.5, 4.0, 6.5, 10.5, 17.0, 26.0, 38.0)
-"""Ends of the first cells; twice as many make easy lines more expensive and hard ones cheaper."""
+"""Ends of the cells to begin with; twice as many make easy lines more expensive and hard ones cheaper."""
 _COMB = np.linspace(-8.0, 8.0, 1025)
 """Ends of the cells of the fine comb; with twice as many, supports half as narrow are found."""
 
 
 class LineMoments(NamedTuple):
-    """Moments of the integrand on every line, with errors.
+    """Mass, mean and second moment of the integrand on every line, with errors.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ def line_moments(
     search: bool = True,
     places: Sequence[float] = (),
 ) -> LineMoments:
-    """Moments of ``phi(t) exp(log_weight(t))`` on every line.
+    """Mass, mean and second moment of ``phi(t) exp(log_weight(t))`` on every line, by adaptive quadrature.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def _integrate(
 def _evaluate_cells(
     integrand: Callable[[Host, Host], Host], line: Host, low: Host, high: Host
 ) -> _Cells:
-    """Evaluate the integrand in the cells from ``low`` to ``high``."""
+    """Evaluate the integrand in cells with ends ``low`` and ``high`` (M,) of the numbered lines."""
     nodes, weights, transform = _lobatto_rule()
     midpoint = (low + high) / 2
     half = (high - low) / 2
@@ -235,7 +235,9 @@ def _evaluate_cells(
 
 
 def _hidden_mass(cells: _Cells) -> Host:
-    """Log of the largest mass that a peak between the nodes of a cell could add, for a concave log-integrand.
+    """Logarithm of the largest mass that a peak between the nodes of each cell could hide.
+
+    The log-integrand is taken to be concave.
 
     It would lie next to a node that is higher than its neighbors; the slopes on either side of a gap bound what happens in it.
     """
@@ -279,7 +281,7 @@ def _hidden_mass(cells: _Cells) -> Host:
 def _moments_and_priorities(
     cells: _Cells, starts: Host, sizes: Host, tolerance: float
 ) -> tuple[LineMoments, Host, Host]:
-    """Current moments, the refinement priority of every cell, and which lines are not accurate enough."""
+    """Current moments, the refinement priority of every cell, and a mask of lines that are not accurate enough."""
 
     def total(column: Host) -> Host:
         return np.add.reduceat(column, starts)
@@ -312,7 +314,7 @@ def _moments_and_priorities(
 
 
 def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Host:
-    """Points where cells are split: at the largest jump of the log-integrand, or in the middle."""
+    """Points at which cells are split: the largest jump of the log-integrand, or else the midpoint."""
     values = np.maximum(cells.values, cells.top - 60.0)
     change = np.diff(values, axis=0)
     largest = np.abs(change).max(axis=0)

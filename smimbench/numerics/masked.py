@@ -12,13 +12,16 @@ from smimbench.interfaces import Array
 
 
 def places_at_mask(mask: Array) -> Array:
-    """For every entry of ``mask`` (N,), the number of true entries before it, as an index for ``spread_at_mask``."""
+    """Row of the selected entries that belongs at every position of ``mask`` (N,), as used by ``spread_at_mask``.
+
+    At a true position it is the number of true entries before it.
+    """
     xp = namespace(mask)
     return clip(xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1, 0, None)
 
 
 def spread_at_mask(selected: Array, mask: Array) -> Array:
-    """Array with entry k of ``selected`` where ``mask`` (N,) is true for the k-th time, and repeated entries elsewhere.
+    """Put entry k of ``selected`` where ``mask`` (N,) is true for the k-th time, and repeat entries elsewhere.
 
     Along the first axis ``selected`` is as long as ``mask`` is true, at least 1; the result has length N.
     """
@@ -28,7 +31,7 @@ def spread_at_mask(selected: Array, mask: Array) -> Array:
 def put_at_mask(
     array: Array, mask: Array, selected: Array, *, places: Array | None = None
 ) -> Array:
-    """``array`` with the entries where ``mask`` (N,) is true replaced by those of ``selected``, in order: a scatter.
+    """Copy ``array`` with its entries at true positions of ``mask`` (N,) replaced by those of ``selected``, in order.
 
     Along the first axis ``selected`` is as long as ``mask`` is true; it may be empty. ``places`` is ``places_at_mask(mask)``, for
     callers that have it.
@@ -37,9 +40,9 @@ def put_at_mask(
         return array
     xp = namespace(mask)
     if xp is NUMPY:  # a copy and an assignment: a third of the time
-        result = np.array(array, dtype=np.result_type(array, selected))
-        result[mask] = selected
-        return result
+        updated = np.array(array, dtype=np.result_type(array, selected))
+        updated[mask] = selected
+        return updated
     repeated = xp.take(
         selected, places_at_mask(mask) if places is None else places, axis=0
     )

@@ -1,4 +1,4 @@
-"""Caches for functions of small arrays (compared by value) and for results that belong to an object."""
+"""Caches: for functions of small arrays, compared by value, and for numbers that are stored on an object."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from smimbench.interfaces import Host
 T = TypeVar("T")
 
 
-class _Array:
-    """A host array that compares by its entries, shape and type."""
+class _HashableArray:
+    """Hashable wrapper of a host array that compares by entries, shape and type."""
 
     __slots__ = ("array", "key")
 
@@ -24,22 +24,22 @@ class _Array:
         self.key = self.array.shape, self.array.dtype.str, self.array.tobytes()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Array) and self.key == other.key
+        return isinstance(other, _HashableArray) and self.key == other.key
 
     def __hash__(self) -> int:
         return hash(self.key)
 
 
 def _hashable(argument: object) -> object:
-    return _Array(argument) if isinstance(argument, np.ndarray) else argument
+    return _HashableArray(argument) if isinstance(argument, np.ndarray) else argument
 
 
 def _unwrapped(argument: object) -> object:
-    return argument.array if isinstance(argument, _Array) else argument
+    return argument.array if isinstance(argument, _HashableArray) else argument
 
 
 def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """``functools.lru_cache`` for functions whose arguments may be small host arrays, compared by their entries.
+    """Cache a function like ``functools.lru_cache``, with small host arrays among its arguments compared by entries.
 
     The function gets read-only copies of them. Where another argument cannot be hashed (an item of a plugin that is a
     dataclass, say) nothing is kept and the function is called each time.
@@ -47,7 +47,7 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
         @lru_cache(maxsize=maxsize)
-        def remembered(*arguments: object) -> T:
+        def cached(*arguments: object) -> T:
             return function(*map(_unwrapped, arguments))
 
         @wraps(function)
@@ -57,7 +57,7 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
                 hash(keys)
             except TypeError:
                 return function(*arguments)
-            return remembered(*keys)
+            return cached(*keys)
 
         return call
 
@@ -67,7 +67,7 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 def cached_on(
     owner: object, name: str, make: Callable[[], T], key: Hashable = None
 ) -> T:
-    """Return the cached result of the first ``make()`` for ``name`` and ``key``, stored as long as ``owner`` lives."""
+    """Call ``make`` once for ``name`` and ``key``, and return what it gave; stored as long as ``owner`` lives."""
     memory: dict[Hashable, T] = vars(owner).setdefault(f"_cached_{name}", {})
     if key not in memory:
         memory[key] = make()

@@ -16,12 +16,12 @@ from smimbench.numerics.seeds import monte_carlo_rng
 Points = Host
 
 CACHE_SIZE = 4096
-"""Sets of points that are remembered; most are of a few hundred points. Doubled: twice the memory, 100 MB for deep attention."""
+"""Number of cached sets of points; most have a few hundred points. Doubled: twice the memory, 100 MB for deep attention."""
 
 
 @lru_cache(maxsize=CACHE_SIZE)
 def uniform_points(dimension: int, count: int, purpose: str, *index: int) -> Points:
-    """One scramble of a Sobol sequence in the open unit cube.
+    """Points of a scrambled Sobol sequence in the open unit cube.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def uniform_points(dimension: int, count: int, purpose: str, *index: int) -> Poi
 
 @lru_cache(maxsize=CACHE_SIZE)
 def normal_points(dimension: int, count: int, purpose: str, *index: int) -> Points:
-    """``uniform_points`` mapped to independent standard normal numbers (count, dimension), read-only."""
+    """Quasi-random standard normal points (count, dimension), read-only: ``uniform_points`` mapped to normal numbers."""
     from scipy.special import ndtri
 
     points = np.asarray(
@@ -64,9 +64,9 @@ def normal_points(dimension: int, count: int, purpose: str, *index: int) -> Poin
 def normal_scrambles(
     dimension: int, count: int, scrambles: int, purpose: str, *index: int
 ) -> Points:
-    """Independent scrambles of ``normal_points`` with indices ``(*index, 0), (*index, 1), ...``, ``count`` points each.
+    """Quasi-random standard normal points in several independent scrambles, ``count`` points each.
 
-    They are not kept, so there may be many: (scrambles * count, dimension).
+    The indices are ``(*index, 0), (*index, 1), ...``. They are not kept, so there may be many: (scrambles * count, dimension).
     """
     uncached_points = normal_points.__wrapped__
     return np.concatenate(
@@ -81,9 +81,9 @@ def normal_scrambles(
 def whitened_points(
     dimension: int, count: int, purpose: str, *index: int, paired: bool = True
 ) -> Points:
-    """``normal_points`` (count, dimension) whose covariance is I exactly, read-only.
+    """Quasi-random standard normal points (count, dimension) whose covariance is exactly I, read-only.
 
-    ``paired``: x and -x. Then their mean is 0 exactly too, and a likelihood that says nothing changes nothing.
+    ``paired``: the points are x and -x. Then their mean is 0 exactly too, and a likelihood that says nothing changes nothing.
     """
     points = normal_points(dimension, count // 2 if paired else count, purpose, *index)
     points = np.concatenate([points, -points]) if paired else points

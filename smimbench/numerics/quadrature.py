@@ -1,4 +1,4 @@
-"""Nodes and weights of one-dimensional rules, built on the host in float64.
+"""Nodes and weights of quadrature rules, built on the host in float64.
 
 Every function returns read-only NumPy arrays ``nodes, weights``, (count,) each unless it says otherwise; move them with
 ``Backend.asarray`` or ``xp.asarray(..., device=...)``.

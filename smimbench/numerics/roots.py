@@ -1,4 +1,4 @@
-"""Roots of a function in many brackets at once.
+"""Root finding in many brackets at once.
 
 ``scipy.optimize.elementwise.find_root`` is the same method and gives the same roots to 1e-14. Importing ``scipy.optimize``
 takes 0.2 s, which makes ``smimbench theory quickstart`` a quarter slower (0.73 to 0.92 s of processor time).
@@ -21,7 +21,7 @@ def bracketed_roots(
     tolerance: float = 1e-14,
     values: tuple[Host, Host] | None = None,
 ) -> Host:
-    """One root in each of many brackets, by Chandrupatla's method.
+    """Find one root in each of many brackets, by Chandrupatla's method.
 
     Inverse quadratic interpolation where the three latest points promise that it works, otherwise bisection: never slower
     than bisection by more than a step, and usually as fast as Newton's method.
@@ -48,12 +48,12 @@ def bracketed_roots(
     """
     lower = np.array(lower, dtype=float)
     upper = np.array(upper, dtype=float)
-    result = np.full(lower.shape, np.nan)
+    roots = np.full(lower.shape, np.nan)
     index = np.arange(lower.size)
     a, b = upper, lower  # a: latest point; b: the opposite end of the bracket
     fb, fa = (function(b, index), function(a, index)) if values is None else values
     ended = (fa == 0) | (fb == 0)
-    result[ended] = np.where(fa == 0, a, b)[ended]
+    roots[ended] = np.where(fa == 0, a, b)[ended]
     going = ~ended & (np.sign(fa) * np.sign(fb) < 0)
     index, a, b, fa, fb = (v[going] for v in (index, a, b, fa, fb))
     t = np.full(a.shape, 0.5)
@@ -72,7 +72,7 @@ def bracketed_roots(
         a = x
         fa = fx
         best = np.where(np.abs(fa) < np.abs(fb), a, b)
-        result[index] = best
+        roots[index] = best
         limit = tolerance * (1 + np.abs(best)) / np.maximum(np.abs(b - a), 1e-300)
         going = (limit <= 0.5) & (fa != 0) & (fb != 0)
         index, a, b, c, fa, fb, fc, limit = (
@@ -86,4 +86,4 @@ def bracketed_roots(
             ) * fb / (fc - fb)
             safe = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi) & np.isfinite(inverse)
         t = np.clip(np.where(safe, inverse, 0.5), limit, 1 - limit)
-    return result
+    return roots

@@ -11,14 +11,14 @@ import hashlib
 import numpy as np
 
 STREAMS = ("teacher", "data", "initialisation", "monte-carlo")
-"""Children of a node; the order must never change, because every stored seed depends on it."""
+"""Names of the branches of a seed; their order must never change, because every stored seed depends on it."""
 
 TUNING = 2**63 + 1
-"""Root of the data that settings of algorithms are chosen on: above every ``grid.seed``, so that no score has seen them."""
+"""Root seed of the data that algorithms are tuned on: above every ``grid.seed``, so that no score uses these data."""
 
 
 def words(text: str, count: int = 2) -> tuple[int, ...]:
-    """``count`` 32-bit words from the SHA-256 hash of a text, used as spawn keys of a seed sequence."""
+    """Turn a text into ``count`` 32-bit integers by its SHA-256 hash, for the spawn keys of a seed sequence."""
     digest = hashlib.sha256(text.encode()).digest()
     return tuple(
         int.from_bytes(digest[4 * i : 4 * i + 4], "little") for i in range(count)
@@ -26,10 +26,10 @@ def words(text: str, count: int = 2) -> tuple[int, ...]:
 
 
 def monte_carlo(purpose: str, *index: int) -> np.random.SeedSequence:
-    """Seed of a Monte Carlo integral: the branch ``monte-carlo`` of the tree, then the purpose, then the index.
+    """Seed of a Monte Carlo integral, from its purpose and an index; it does not depend on the suite.
 
-    The root is 0 whatever the suite says, because an integral is a number and not a draw: theory does not depend on the seed
-    of the data.
+    Its path is the branch ``monte-carlo``, then the purpose, then the index. The root is 0 whatever the suite says, because
+    an integral is a number and not a draw: theory does not depend on the seed of the data.
 
     Parameters
     ----------

@@ -14,24 +14,24 @@ from smimbench.interfaces import Host
 from smimbench.numerics.statistics import ROUNDING
 
 SECOND = 100.0
-"""How large, relative to the value, the coefficient of 1/D^2 may be (three standard deviations): those of GAMP are mostly below
+"""Largest coefficient of 1/D^2, relative to the value (three standard deviations): those of GAMP are mostly below
 100. Doubled, means at sizes below 100 say less."""
 
-FALL = 1.5
-FALL_ERROR = 0.75
-"""Power of 1/D with which the variance of one run falls, before anything is known of it, and its standard deviation: it is 1 for
+VARIANCE_POWER = 1.5
+VARIANCE_POWER_ERROR = 0.75
+"""Prior mean and standard deviation of the power of 1/D with which the variance of a run falls: the power is 1 for
 most numbers of a vector of D entries and 2 for those of a matrix. With half the second, errors for vectors are 5% too small."""
 
-REJECTED = 0.01
-"""Probability of a larger chi-square below which there is no limit. Doubled, twice as many good ones are lost."""
+REJECTED_P_VALUE = 0.01
+"""p-value of chi-square below which no limit is given. Doubled, twice as many good limits are lost."""
 
-OPEN = 0.1
-"""Share of the value by which second order may move a limit (one standard deviation). Doubled, limits from sizes of 15 in place
-of 20 are given."""
+LARGEST_OPEN_SHARE = 0.1
+"""Largest share of the value by which second order may move a limit (one standard deviation). Doubled, limits are given from
+sizes of 15 instead of 20."""
 
 
 class SizeFit(NamedTuple):
-    """A series ``limit + b / D + c / D^2`` through values at K sizes.
+    """Fit of the series ``limit + b / D + c / D^2`` to values at K sizes.
 
     Attributes
     ----------
@@ -54,7 +54,9 @@ class SizeFit(NamedTuple):
 def fit_sizes(
     sizes: Host, values: Host, errors: Host, scales: Sequence[float]
 ) -> SizeFit:
-    r"""Penalized least squares: coefficients are normal variables around 0, as far as they are known.
+    r"""Fit ``limit + b / D + c / D^2`` to values at several sizes D, by penalized least squares.
+
+    Coefficients are normal variables around 0, as far as they are known.
 
     .. math:: \min_c \; \sum_k \Big(\frac{y_k - \sum_p c_p D_k^{-p}}{e_k}\Big)^2 + \sum_p \frac{c_p^2}{s_p^2}
 
@@ -82,7 +84,7 @@ def fit_sizes(
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """The limit of values at several sizes.
+    """Extrapolation of values at several sizes D to infinite size.
 
     Attributes
     ----------
@@ -122,7 +124,7 @@ def extrapolate(
     dof: float = math.inf,
     second: float = SECOND,
 ) -> Extrapolation:
-    r"""The limit of values at three or more sizes, by ``fit_sizes``.
+    r"""Extrapolate values at three or more sizes D to infinite size, by ``fit_sizes``.
 
     Three sizes hardly tell c from chance, and a limit without it is biased. It is therefore a random number of the size that
     a series in 1/D lets expect:
@@ -153,17 +155,21 @@ def extrapolate(
 
     Examples
     --------
-    >>> found = extrapolate([50, 100, 200], [1.2, 1.1, 1.05], [0.01, 0.01, 0.01])
-    >>> round(found.limit, 9), round(found.coefficient, 9)
+    >>> fit = extrapolate([50, 100, 200], [1.2, 1.1, 1.05], [0.01, 0.01, 0.01])
+    >>> round(fit.limit, 9), round(fit.coefficient, 9)
     (1.0, 10.0)
     """
     from scipy.special import chdtrc, fdtrc
 
     D, y, e = (np.asarray(x, dtype=float) for x in (sizes, values, errors))
     if len(D) < 3 or len(set(D.tolist())) < len(D):
-        raise ValueError(f"three or more different sizes are needed, got {D.tolist()}")
+        raise ValueError(
+            f"extrapolation needs three or more different sizes D, got {D.tolist()}"
+        )
     if not (np.isfinite(e).all() and (e > 0).all()):
-        raise ValueError(f"standard errors must be > 0 and finite, got {e.tolist()}")
+        raise ValueError(
+            f"the standard errors must be > 0 and finite, got {e.tolist()}"
+        )
     smallest = float(D.min())
     at_smallest = abs(float(y[np.argmin(D)]))
     allowance = 0.0
@@ -181,9 +187,13 @@ def extrapolate(
     p = float(
         chdtrc(free, fit.chi2) if math.isinf(dof) else fdtrc(free, dof, fit.chi2 / free)
     )
-    is_open = abs(fit.errors[0, -1]) > OPEN * size
+    is_open = abs(fit.errors[0, -1]) > LARGEST_OPEN_SHARE * size
     refusal = (
-        "no series in 1/D" if p < REJECTED else "sizes too small" if is_open else ""
+        "no series in 1/D"
+        if p < REJECTED_P_VALUE
+        else "sizes too small"
+        if is_open
+        else ""
     )
     # Only the part of the error that is chance rests on the runs (Welch and Satterthwaite).
     dof *= (error / float(np.linalg.norm(fit.errors[0, :-3]))) ** 4
@@ -193,11 +203,12 @@ def extrapolate(
 def pooled_errors(
     sizes: ArrayLike, deviations: ArrayLike, counts: ArrayLike
 ) -> tuple[Host, float]:
-    r"""Standard errors of means over few runs, from all of them together.
+    r"""Standard errors of means over few runs, from a variance that is fitted to all sizes together.
 
     The standard deviation of one run is a power of the size, fitted to all sizes by maximum likelihood (the variance over n runs
-    follows a chi-square law with ``n - 1`` degrees of freedom) with ``FALL`` as what is known beforehand: those of all sizes
-    together make the errors far surer. Where the deviations are no such power (Bartlett's statistic), every size keeps its own.
+    follows a chi-square law with ``n - 1`` degrees of freedom) with ``VARIANCE_POWER`` as what is known beforehand: those of
+    all sizes together make the errors far surer. Where the deviations are no such power (Bartlett's statistic), every size
+    keeps its own.
 
     Parameters
     ----------
@@ -254,16 +265,22 @@ def pooled_errors(
 
 
 def _variance_law(powers: Host, variances: Host, free: Host) -> tuple[Host, Host]:
-    """Coefficients of ``log variance`` in ``powers`` (K, 2) and their covariance: a gamma law with a logarithmic link, by
-    Fisher's scoring, of which ``FALL`` is a further observation.
+    """Fit a power law of the size to the variances of runs; return its coefficients and their covariance.
+
+    ``log variance`` is linear in ``powers`` (K, 2): a gamma law with a logarithmic link, by Fisher's scoring, of which
+    ``VARIANCE_POWER`` is a further observation.
     """
-    weight = math.sqrt(2) / FALL_ERROR
+    weight = math.sqrt(2) / VARIANCE_POWER_ERROR
     design = np.vstack([powers * np.sqrt(free)[:, None], [0.0, weight]])
     solve = np.linalg.pinv(design)
     coefficients: Host = np.array(
         [
-            math.log(np.average(variances * np.exp(FALL * powers[:, 1]), weights=free)),
-            -FALL,
+            math.log(
+                np.average(
+                    variances * np.exp(VARIANCE_POWER * powers[:, 1]), weights=free
+                )
+            ),
+            -VARIANCE_POWER,
         ]
     )
     # steps of the fit of a power law to standard deviations at the most; it takes about ten
@@ -271,7 +288,9 @@ def _variance_law(powers: Host, variances: Host, free: Host) -> tuple[Host, Host
         logs = powers @ coefficients
         # A single variance far above the rest would throw the first steps off.
         gap = np.clip(variances / np.exp(logs) - 1, -1.0, 3.0)
-        updated: Host = solve @ np.append((logs + gap) * np.sqrt(free), -FALL * weight)
+        updated: Host = solve @ np.append(
+            (logs + gap) * np.sqrt(free), -VARIANCE_POWER * weight
+        )
         if np.abs(updated - coefficients).max() < 1e-9:
             break
         coefficients = updated

@@ -10,14 +10,14 @@ import numpy as np
 from smimbench.interfaces import Array, Host
 
 FEWEST_EFFECTIVE = 50
-"""Samples that must carry a mean. Near a jump of the labels (hardmax, sign) few do, and a mean that has missed them has a
-standard error that has missed them too; doubled, that error is good to 10% in place of 14%."""
+"""Smallest effective number of samples of a mean. Near a jump of the labels (hardmax, sign) few carry it, and a mean that missed
+them has a standard error that missed them too; doubled, that error is good to 10% instead of 14%."""
 
 DETECTED = 5.28
-"""Standard errors that a deviation must have for nine tests in ten to find it beyond four: 4 + 1.28. Doubled, all do."""
+"""Deviation, in standard errors, that nine tests in ten find beyond four: 4 + 1.28. Doubled, all do."""
 
 ROUNDING = 1e-12
-"""Relative scatter below which numbers are equal, and what is left is rounding. Doubled: the same."""
+"""Relative scatter below which numbers count as equal up to rounding. Doubled: the same."""
 
 
 def effective_sample_size(samples: Array) -> Array:
@@ -37,7 +37,7 @@ def controlled_mean(
     faintest: float = 0.0,
     collinear: float = 1e-9,
 ) -> tuple[Host, Host]:
-    """Means of several random numbers, with variance reduced by regression on control variates of mean zero.
+    """Means of several random numbers, with variance reduced by regression on control variates.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ from functools import cache
 
 @cache
 def site_pairs(tokens: int, symmetric: bool = True) -> tuple[tuple[int, int], ...]:
-    """Token pairs in the order of the sites (counted from 0)."""
+    """Pairs of tokens (counted from 0) in the order of the sites of an attention-indexed model."""
     if symmetric:
         return tuple(itertools.combinations_with_replacement(range(tokens), 2))
     return tuple(itertools.permutations(range(tokens), 2))
@@ -29,19 +29,19 @@ def site_values(
 
 
 def site_scales(tokens: int, symmetric: bool = True) -> tuple[float, ...]:
-    """Scale ``sqrt(1 + delta_ab)`` of every site: ``h = scale * z``."""
+    """Factor ``sqrt(1 + delta_ab)`` of every pair of tokens, which turns the latent z into ``h = factor * z``."""
     return site_values(tokens, math.sqrt(2.0), 1.0, symmetric)
 
 
 @cache
 def site_entries(tokens: int, symmetric: bool = True) -> tuple[int, ...]:
-    """Position of every site in the flattened T x T matrix."""
+    """Position of every pair of tokens in the flattened T x T matrix."""
     return tuple(a * tokens + b for a, b in site_pairs(tokens, symmetric))
 
 
 @cache
 def entry_sites(tokens: int) -> tuple[int, ...]:
-    """Site index of every entry of the flattened symmetric T x T matrix; entries ab and ba share one."""
+    """Index of the pair of tokens of every entry of the flattened symmetric T x T matrix; entries ab and ba share one."""
     site = {pair: c for c, pair in enumerate(site_pairs(tokens))}
     return tuple(
         site[min(a, b), max(a, b)] for a in range(tokens) for b in range(tokens)

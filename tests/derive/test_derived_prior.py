@@ -473,7 +473,7 @@ class NoSample(Nothing):
 @pytest.mark.parametrize(
     ("prior", "model", "message"),
     [
-        (Nothing(), LOW, "must define denoise, or a law with log_density"),
+        (Nothing(), LOW, "defines neither denoise nor a law with log_density"),
         (NoSample(), LOW, "defines denoise but not sample"),
         (
             Density(laplace),

@@ -403,7 +403,7 @@ class Blind(Probit):
         (
             Exact(),
             1,
-            "a continuous function of the latents without noise.*give a posterior",
+            "a continuous function of the latents without noise.*define a posterior",
         ),
         (
             Crooked(),
@@ -419,7 +419,7 @@ class Blind(Probit):
         (
             Sum(3, 5, 0.1),
             5,
-            f"in up to {LARGEST_DIMENSION} latent dimensions; 3 components . 5 sites",
+            f"in at most {LARGEST_DIMENSION} latent dimensions: 3 components . 5 sites",
         ),
     ],
 )

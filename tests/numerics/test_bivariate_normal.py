@@ -104,11 +104,11 @@ def test_derivatives_are_those_of_the_value(r, width, rng):
     numeric = [
         difference(lambda x: log_cdf(x, k, r).value, h, step),
         difference(lambda x: log_cdf(h, x, r).value, k, step),
-        difference(lambda x: log_cdf(x, k, r).first, h, step),
-        difference(lambda x: log_cdf(h, x, r).second, k, step),
-        difference(lambda x: log_cdf(h, x, r).first, k, step),
+        difference(lambda x: log_cdf(x, k, r).h_slope, h, step),
+        difference(lambda x: log_cdf(h, x, r).k_slope, k, step),
+        difference(lambda x: log_cdf(h, x, r).h_slope, k, step),
     ]
-    for found, expected in zip((exact.first, exact.second, *exact.hessian), numeric):
+    for found, expected in zip((exact.h_slope, exact.k_slope, *exact.hessian), numeric):
         assert_allclose(found, expected, rtol=1e-8, atol=3e-9 * max(1, width / 4))
 
 
@@ -120,13 +120,13 @@ def test_far_outside_only_the_corner_and_the_faces_matter(distance):
     )
     inverse = np.linalg.inv([[1, r], [r, 1]])
     pull = inverse @ [distance, 0.9 * distance]
-    first = corner.first[0], corner.second[0]
+    first = corner.h_slope[0], corner.k_slope[0]
     assert_allclose(first, pull, rtol=5 / distance**2 + 1e-12)
     h11, h22, h12 = (float(v[0]) for v in corner.hessian)
     assert_allclose([[h11, h12], [h12, h22]], -inverse, atol=5 / distance**2 + 1e-12)
     face = log_cdf(np.array([-distance]), np.array([0.5 * distance]), -r, hessian=True)
-    assert face.first[0] == pytest.approx(distance, rel=2 / distance**2 + 1e-13)
-    assert face.second[0] == 0 or face.second[0] < 1e-20
+    assert face.h_slope[0] == pytest.approx(distance, rel=2 / distance**2 + 1e-13)
+    assert face.k_slope[0] == 0 or face.k_slope[0] < 1e-20
     assert face.hessian[0][0] == pytest.approx(-1, abs=2 / distance**2 + 1e-13)
     assert corner.value[0] == pytest.approx(
         -pull @ [distance, 0.9 * distance] / 2, rel=50 * math.log(distance) / distance
@@ -143,7 +143,7 @@ def test_sign_flips_the_correlation_elementwise(backend, rng):
         sign=backend.asarray(sign),
         hessian=True,
     )
-    for field in (found.value, found.first, found.second, *found.hessian):
+    for field in (found.value, found.h_slope, found.k_slope, *found.hessian):
         assert_placed(field, backend, (64,))
     from smimbench.backend.arrays import to_host
 

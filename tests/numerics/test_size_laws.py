@@ -151,9 +151,9 @@ def test_scatter_that_is_rounding_is_no_scatter():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="three or more different sizes"):
+    with pytest.raises(ValueError, match="needs three or more different sizes"):
         extrapolate([50, 100], [1, 1], [1, 1])
-    with pytest.raises(ValueError, match="three or more different sizes"):
+    with pytest.raises(ValueError, match="needs three or more different sizes"):
         extrapolate([50, 100, 100], [1, 1, 1], [1, 1, 1])
     with pytest.raises(ValueError, match="must be > 0"):
         extrapolate([50, 100, 200], [1, 1, 1], [1, 0, 1])

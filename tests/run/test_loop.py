@@ -172,7 +172,7 @@ ENDS = {
     **{
         f"{math.exp(ratio):.2g} times the information": (
             lambda i, s=ratio: claims(0.5, residual=0.0, log_information_ratio=np.array([s])), 300, status, None,
-            "" if status is OK else f"{math.exp(ratio):.2g} times the information",
+            "" if status is OK else f"information is {math.exp(ratio):.2g} times that",
         )
         for ratio, status in ((2.0, OK), (2.2, NOT), (-5.0, OK))
     },
@@ -342,7 +342,7 @@ def test_the_information_of_what_is_not_learned_is_no_claim():
 
     assert complaint((0.5, 0.0), (0.0, 20.0)) is None
     assert complaint((0.04, 20.0), (0.5, 2.0)) is None
-    assert "component 1 predicts 22 times" in complaint(
+    assert "component 1: the predicted information is 22 times" in complaint(
         (0.05, math.log(22)), (0.0, 20.0)
     )
 

@@ -72,8 +72,8 @@ def posterior(y: Array, omega: Array, V: Array, *, second_moment: bool) -> Poste
     cdf = log_cdf(kappa_1, kappa_2, CORRELATION, sign=sign_1 * sign_2, hessian=True)
     assert cdf.hessian is not None
     scale = xp.sqrt(variance / 3)
-    a_1 = scale * sign_1 * cdf.first
-    a_2 = scale * sign_2 * cdf.second
+    a_1 = scale * sign_1 * cdf.h_slope
+    a_2 = scale * sign_2 * cdf.k_slope
     shift = xp.stack([ROOT2 * a_1, -(a_1 + a_2), ROOT2 * a_2], axis=-1)
     mean = xp.astype(omega, xp.float64) + shift[..., None, :]
     h_11, h_22, h_12 = cdf.hessian
@@ -105,8 +105,8 @@ def posterior(y: Array, omega: Array, V: Array, *, second_moment: bool) -> Poste
 def _gain(h: Array, k: Array, sign: int) -> Array:
     """Contribution to the information, ``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)`` with correlation ``sign / 3``."""
     cdf = log_cdf(h, k, sign * CORRELATION)
-    a = cdf.first
-    b = cdf.second
+    a = cdf.h_slope
+    b = cdf.k_slope
     return np.exp(cdf.value) * (3 * (a * a + b * b) + 2 * sign * a * b)
 
 
