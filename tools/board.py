@@ -55,7 +55,7 @@ The file holds all that is needed to run its cells again: the suite, the records
 versions, hashes of code and searches. Rows are made from these when the file is read, where the package of the contender is
 installed.
 The last command solves theory again and compares three cells; the pull request does the same with others. A row is not on the
-board if others cannot run it again: smimbench had changes that no commit has, a plugin is no installed package, the backend is
+board if others cannot run it again: smimbench had uncommitted changes, a plugin is no installed package, the backend is
 not numpy, or a clock ended some runs.
 """
 
@@ -197,8 +197,8 @@ def _row(entry: Mapping[str, Any]) -> dict[str, str]:
         "contender": entry["algorithm"],
         "error / optimal": ratio_words(entry["ratio_to_bayes"], entry["ratio_error"]),
         INTERVAL: " to ".join(number(end, 3) for end in entry["interval"] or ()),
-        "at 0": number(entry["where_zero"], 3),
-        "as predicted": entry["as_predicted"],
+        "error at optimum 0": number(entry["where_zero"], 3),
+        "agrees with theory": entry["as_predicted"],
         "CPU time per run": seconds(entry["cpu_seconds"]),
         "status": str(statuses(entry["status_counts"], entry["moving"])),
         "date": time.strftime("%Y-%m-%d", time.gmtime(entry["written"])),

@@ -1,4 +1,4 @@
-"""Commands about items and the installation: ``list``, ``info``, ``plugins``, ``check``, ``new`` and ``doctor``."""
+"""Commands on items and the installation: ``list``, ``info``, ``plugins``, ``check``, ``new``, ``help`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _run_checks(
     seed: int,
     parameters: Parameters,
 ) -> list[JsonObject]:
-    """Run checks and return one object per item with all outcomes; each is printed at once if there is a console."""
+    """Run checks and return a JSON object per item with all outcomes; each is printed at once if there is a console."""
     from smimbench import testing
     from smimbench.registry.parameters import parameters_of
 
@@ -248,7 +248,7 @@ def _run_checks(
 
 
 def _title(document: JsonObject) -> str:
-    """The item that is checked: its parameters, its package unless that is smimbench, and its models."""
+    """Return the title of a checked item: name, parameters, third-party package, and models."""
     parameters = (f"{key} = {value}" for key, value in document["parameters"].items())
     title = f"{document['kind']} {document['name']}({', '.join(parameters)})"
     if document["distribution"] != "smimbench":
@@ -281,7 +281,7 @@ def _print_outcome(console: Console, quiet: bool, outcome: Outcome) -> None:
 
 
 def _print_counts(console: Console, document: JsonObject, quiet: bool) -> None:
-    """Print how many checks ended with each status, after a line for all that were not run."""
+    """Print the number of checks per status, after a line that names the checks that were not run."""
     from smimbench.testing.core import NOT_RUN
 
     checks = document["checks"]

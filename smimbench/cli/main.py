@@ -1,6 +1,4 @@
-"""Entry point: the list of commands, exit codes, and errors as one line. Nothing heavy is imported
-before a command needs it.
-"""
+"""Entry point of the command line: commands, exit codes, and errors in one line; commands import what they need."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from smimbench.files import ForeseenError, documentation, error_line
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point: every foreseeable error is one line on standard error and exit code 2."""
+    """Run the command line; a foreseeable error is printed as one line and gives exit code 2."""
     sys.exit(_exit_code_of(arguments))
 
 

@@ -1,4 +1,4 @@
-"""Shared by all commands: options, the request (suite, plugins, results folder), and printing of remarks."""
+"""Options, request (suite, plugins, results folder) and output that all commands share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Suite
 
 OK, NOT_OK, BAD_INPUT, UNFORESEEN, AGAIN, INTERRUPTED = 0, 1, 2, 70, 75, 130
-"""Exit codes: all cells ok; some are not; bad input; a bug in smimbench or a plugin; time budget exhausted; Ctrl-C."""
+"""Exit codes: all cells ok; some not ok; invalid input; a bug in smimbench or a plugin; time budget exhausted; Ctrl-C."""
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def complain(line: str) -> None:
 
 
 def make_console(*, error: bool = False) -> Console:
-    """Make a console for a terminal, or as wide as COLUMNS. Rich markup and terminal escapes in texts have no effect."""
+    """Make a console as wide as the terminal or COLUMNS, on which Rich markup and escapes in texts have no effect."""
     from smimbench.report.columns import safe_console
 
     stream = sys.stderr if error else sys.stdout
@@ -60,7 +60,7 @@ def print_tables(console: Console, tables: Iterable[RenderableType]) -> None:
 
 
 def print_data(text: str) -> None:
-    """Print what another program reads to standard output: as UTF-8, whatever the terminal's encoding is."""
+    """Print machine-readable output to standard output, always as UTF-8."""
     stream = _STANDARD_OUTPUT.get() or sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(encoding="utf-8", errors="replace")
@@ -68,7 +68,7 @@ def print_data(text: str) -> None:
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document to standard output; null stands for a number that overflowed."""
+    """Print one JSON document to standard output, with null for numbers that overflowed."""
     try:
         text = json.dumps(document, indent=2, allow_nan=False, default=str)
     except ValueError:
@@ -124,9 +124,11 @@ def output_option(
 def _refuse_empty_path(
     ctx: click.Context, param: click.Parameter, path: Path | None
 ) -> Path | None:
-    """Reject an empty output path, which click would accept as the working folder."""
+    """Reject an empty output path, which click would take for the current folder."""
     if path is not None and not path.name:
-        raise click.BadParameter("is empty; it must name what to write", ctx, param)
+        raise click.BadParameter(
+            "the path is empty; give the file or folder to write", ctx, param
+        )
     return path
 
 
@@ -243,7 +245,7 @@ class Request:
         return self.quiet or self.as_json or self.as_csv
 
     def suite(self) -> Suite:
-        """The suite from a path, a shipped name, a folder of results (its ``run.json`` holds the text), or its own text."""
+        """The suite from a path, a shipped name, a results folder (from its ``run.json``), or options."""
         from smimbench.registry.registry import get_registry
 
         plugins = get_registry().plugins
@@ -280,7 +282,7 @@ class Request:
         return suite.with_choices(shared.get("choices", []))
 
     def _suite_of_options(self) -> Suite:
-        """The suite that options describe; a mistake names the option, since there is no file."""
+        """Make the suite that the options describe; error messages name the option instead of a file."""
         from smimbench.suite import SuiteError
         from smimbench.suite.reader import parse_suite
 
@@ -294,7 +296,7 @@ class Request:
             raise click.UsageError(message) from None
 
     def settings(self) -> Settings | None:
-        """The only run in a results folder; None if a suite is named instead.
+        """Settings of the only run in a results folder; None if a suite is named instead.
 
         Raises
         ------
@@ -321,14 +323,14 @@ class Request:
         return runs[0]
 
     def store(self, suite: Suite) -> Store:
-        """Store with the records of a suite: the named results folder, or the suite's folder under ``--results``."""
+        """Open the store of a suite's records: the named results folder, or the suite's folder under ``--results``."""
         from smimbench.run.store import Store
 
         settings = self.settings()
         return settings.store if settings else Store(self.results / suite.name)
 
     def answers(self, suite: Suite, store: Store) -> Answers:
-        """Theory that is stored next to the results of a suite."""
+        """Open the solved theory that is stored next to the results of a suite."""
         from smimbench.run.answers import Answers
         from smimbench.run.store import theory_folder
 
@@ -339,7 +341,7 @@ class Request:
         )
 
     def options(self) -> list[str]:
-        """Options of this request (changes, part, plugins) as shell words, for use with another command."""
+        """Options of this request (--set, --only, --add, --plugins) as shell words, for use with another command."""
         from smimbench.registry.registry import get_registry
 
         words: list[str] = []
@@ -353,14 +355,14 @@ class Request:
         return words
 
     def typed(self, command: str) -> str:
-        """Text of another command on the same suite, with the same options and results folder."""
+        """Return the command line of another command on the same suite, with the same options and results folder."""
         results = (
             [] if self.results == Path("results") else ["--results", str(self.results)]
         )
         return shlex.join(["smimbench", command, self.name, *results, *self.options()])
 
     def remark(self, *lines: str) -> None:
-        """Print lines on standard error, unless the user disabled them."""
+        """Print remarks on standard error, unless the user chose --quiet."""
         for line in () if self.quiet else lines:
             complain(line)
 
@@ -378,7 +380,7 @@ def command(
     of_a_suite: bool = True,
     **settings: Any,
 ) -> Callable[[Callable[..., int]], click.Command]:
-    """Define a command with its own parameters and the shared ones; it is called with a ``Request`` and its own."""
+    """Define a command; its function is called with a ``Request`` and the command's own parameters."""
     shared = (*_EVERY_COMMAND, *(_OF_A_SUITE if of_a_suite else ()))
 
     def decorate(function: Callable[..., int]) -> click.Command:
@@ -413,12 +415,13 @@ def command(
 
 
 def _refuse_suite_as_output(name: str | None, output: Path | None) -> None:
-    """Raise an error if the output path is the suite file that is being read."""
+    """Raise an error if the output would overwrite the suite file that is being read."""
     if not name or output is None:
         return
     if output.is_file() and os.path.exists(name) and output.samefile(name):
         raise click.BadParameter(
-            f"{output} is the suite itself; name another file", param_hint="--output"
+            f"{output} is the suite file itself; choose another output file",
+            param_hint="--output",
         )
 
 
@@ -439,7 +442,7 @@ def _load_plugins(
 
 
 def complain_of(plugins: Iterable[Plugin], *, quiet: bool) -> None:
-    """Print which plugins could not be loaded and, unless the user disabled remarks, which of two items a name means."""
+    """Print which plugins could not be loaded and, without --quiet, which of several items a name refers to."""
     from smimbench.registry.registry import complaints_of
 
     for line in complaints_of(

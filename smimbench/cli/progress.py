@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Suite
 
 LONG_CELL = 5.0
-"""Seconds after which a cell has a bar of its own on a terminal."""
+"""Seconds after which a cell gets its own progress bar on a terminal."""
 LONG_WAIT = 60.0
 """Seconds after which a line in a file or pipe says how many cells are done, or names one that is still running; repeated
 whenever its time has doubled."""
@@ -39,11 +39,11 @@ PATIENCE = 1.0
 
 
 class Interrupted(click.Abort):
-    """Raised at Ctrl-C; the message says what has been stored."""
+    """Error raised at Ctrl-C; its message says what has been stored."""
 
 
 class RunCallbacks(NamedTuple):
-    """Callbacks of a campaign: on every record, several times a second with the running cells, and when it has to wait."""
+    """Callbacks of a campaign: on each record, on progress of running cells, and when it has to wait."""
 
     on_record: Callable[[Record], None]
     on_progress: Callable[[list[RunningTask]], None]
@@ -51,30 +51,30 @@ class RunCallbacks(NamedTuple):
 
 
 class _Lines(contextlib.AbstractContextManager["_Lines"]):
-    """Prints a line about a task after ``delay`` seconds and whenever its time has doubled; None prints nothing."""
+    """Print a line about a task after ``delay`` seconds and whenever its time has doubled; None prints nothing."""
 
     def __init__(self, delay: float | None) -> None:
         self._delay = delay
         self._due: dict[str, float] = {}
 
     def __exit__(self, *error: object) -> None:
-        """Do nothing: lines stay."""
+        """Do nothing, because printed lines remain."""
 
     def show(
         self, key: str, name: str, count: str, seconds: float = 0.0, **numbers: Any
     ) -> None:
-        """Report how long a task has taken and how far it is."""
+        """Print how long a task has been running and how far it is."""
         if self._delay is None or seconds < self._due.get(key, self._delay):
             return
         self._due[key] = 2 * seconds
         complain(f"running for {_clock(seconds)}: {name}: {count}")
 
     def keep_only(self, keys: Iterable[str]) -> None:
-        """Do nothing: no line disappears."""
+        """Do nothing, because printed lines remain."""
 
 
 class _Bars:
-    """Progress bars by name; on a narrow terminal, names are shortened to make room for numbers."""
+    """Progress bars by key; on a narrow terminal, names are shortened to make room for numbers."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import (
@@ -121,7 +121,7 @@ class _Bars:
         completed: float = 0,
         total: int | None = None,
     ) -> None:
-        """Add or update a progress bar, which moves to and fro if the total is unknown."""
+        """Add or update a progress bar, which pulses if the total is unknown."""
         if key not in self._tasks:
             self._tasks[key] = self._display.add_task(name, count=count)
         if total is None:
@@ -142,7 +142,7 @@ class _Bars:
 
 
 def _display(delay: float | None) -> _Bars | _Lines:
-    """Display of progress: bars on a terminal, otherwise a line every so many seconds; None shows nothing."""
+    """Choose the progress display: bars on a terminal, otherwise a line every ``delay`` seconds; None shows nothing."""
     console = make_console(error=True)
     if console.is_terminal and delay is not None:
         return _Bars(console)
@@ -150,7 +150,7 @@ def _display(delay: float | None) -> _Bars | _Lines:
 
 
 def run_watched(campaign: Campaign, request: Request) -> None:
-    """Run a campaign with its remarks and its progress."""
+    """Run a campaign, showing its remarks and progress."""
     request.remark(*campaign.remarks)
     with run_progress(campaign, silent=request.silent) as callbacks:
         campaign.run(*callbacks)
@@ -158,7 +158,7 @@ def run_watched(campaign: Campaign, request: Request) -> None:
 
 @contextlib.contextmanager
 def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
-    """Report how far a campaign is, which cells take long, and why cells do not end well."""
+    """Show the progress of a campaign, its slow cells, and why cells fail."""
     name, total = campaign.suite.name, len(campaign.missing)
     console = make_console(error=True)
     display = _display(None if silent else LONG_WAIT)
@@ -208,7 +208,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
 
 
 class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
-    """Solver of a suite's theory, as a context that shows which curve is being solved and how far it is.
+    """Solver of a suite's theory, as a context that shows which curve is being solved and its progress.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Raise ``Interrupted`` after Ctrl-C: it says what has been stored of the theory."""
+        """Raise ``Interrupted`` after Ctrl-C, with a message on how much theory has been stored."""
         from smimbench.report.theory_document import kept_of
         from smimbench.run.answers import Answers
 
@@ -283,7 +283,7 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
             ) from None
 
     def on_progress(self, problem: Problem, progress: Progress) -> None:
-        """Show how far the theory of a problem is."""
+        """Show the progress of the theory of a problem."""
         for index, plan in enumerate(self._plans):
             if plan.problem is problem and progress.solved < progress.total:
                 # A curve that has all of its sample ratios may still lack thresholds: the bar is full at the very end.
@@ -302,7 +302,7 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
 
 
 def _position(progress: Progress) -> str:
-    """How far a curve has been followed, or the number of its nodes, or a note."""
+    """Format the progress of a curve: the sample ratio reached, the number of nodes, or a note."""
     if progress.alpha is not None:
         return f", alpha {progress.alpha:.3g}"
     if progress.nodes:

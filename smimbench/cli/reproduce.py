@@ -1,4 +1,4 @@
-"""``smimbench reproduce``: reproduces a figure from one of the papers, and compares it with the published numbers."""
+"""Command ``reproduce``: a figure from one of the papers, compared with the published numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from smimbench.suite.schema import FigureTable
 
 QUICK_POINTS = 8
-"""Published points of a curve of theory that ``--quick`` compares; doubled, it takes twice as long."""
+"""Number of published points per theoretical curve that ``--quick`` compares; doubled, it takes twice as long."""
 
 
 @command(
@@ -118,7 +118,7 @@ def reproduce(
 
 
 def _read_figure(request: Request, quick: bool) -> tuple[Request, Suite, FigureTable]:
-    """The suite of a figure, and the request for it with what ``--quick`` changes."""
+    """Read the suite of a figure, with the changes of ``--quick`` in the request."""
     from smimbench.report.published import figure_list
 
     if not request.name:
@@ -143,7 +143,7 @@ def _read_figure(request: Request, quick: bool) -> tuple[Request, Suite, FigureT
 def _solve_and_draw(
     request: Request, suite: Suite, lines: Sequence[PublishedLine], workers: int | None
 ) -> tuple[list[Line], list[Path]]:
-    """Solve the theory of a figure, and draw it: our points of every line, and the files."""
+    """Solve the theory of a figure and draw it; return our points of every line, and the files."""
     from smimbench.backend import machine
     from smimbench.cli.progress import TheoryProgress
     from smimbench.report.published import figure_chart, line_questions, our_points
@@ -172,7 +172,7 @@ def _solve_and_draw(
         for theory in theory_of_suite(drawn_suite, answers):
             if theory.unsolved:
                 raise click.UsageError(
-                    f"{theory.label}: theory is not solved: {theory.unsolved}"
+                    f"{theory.label}: theory could not be solved: {theory.unsolved}"
                 )
         solver.answer(table_questions(results))
         answers = solver.answer(line_questions(lines, solver.answers, alphas))
@@ -184,7 +184,7 @@ def _solve_and_draw(
     failures = [f"{n} {status}" for status, n in counts.items() if status != "ok"]
     if failures:
         request.remark(
-            f"runs that did not end well: {', '.join(failures)}, of {sum(counts.values())}; their points may be missing"
+            f"runs that did not end ok: {', '.join(failures)}, of {sum(counts.values())}; their points may be missing"
         )
     chart = figure_chart(suite, answers, rows, lines, ours)
     folder = settings_folder(suite, store) / "figures"

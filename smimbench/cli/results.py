@@ -1,4 +1,4 @@
-"""Results of a suite for commands: collected with their theory, stored as a table, presented with verdict and figures."""
+"""Results as commands present them: verdicts, remarks, tables and figures, and the stored table of a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def stored_results(
     request: Request, backends: Sequence[str] = (), *, any_code: bool = False
 ) -> Results:
-    """Stored results of a suite on these backends (none: all backends); an error if there are none.
+    """Load the stored results of a suite on these backends (default: all); raise an error if there are none.
 
     ``any_code``: those of other code too, where the present code has run nothing.
     """
@@ -58,14 +58,14 @@ def stored_results(
 
 
 def remark_missing_theory(results: Results, request: Request) -> None:
-    """Print which command solves theory that was requested but is not stored."""
+    """Print which command solves theory that is needed but not stored."""
     if results.answers.is_missing:
         solve = request.typed("theory")
         request.remark(f"some theory is not stored; '{solve}' solves it")
 
 
 def charts_of(results: Results) -> list[Chart]:
-    """All figures, as data, the errors first."""
+    """Make all figures as data, error figures first."""
     from smimbench.report.figures import metric_chart, phase_chart
     from smimbench.report.finite_size import size_charts
     from smimbench.report.learning_curves import (
@@ -88,7 +88,7 @@ def charts_of(results: Results) -> list[Chart]:
 
 
 def _why_no_results(request: Request, results: Results) -> str:
-    """Explain under which settings there are results, and how to get the missing ones."""
+    """Explain why there are no results: which settings have some, and which command computes them."""
     from smimbench.report.tables import other_version_lines
     from smimbench.run.store import options_of, settings_of_suite
 
@@ -115,7 +115,7 @@ def _why_no_results(request: Request, results: Results) -> str:
 
 
 def kept_table(request: Request, reason: str) -> tuple[ResultsTable, Path] | None:
-    """Stored table and its folder, with a remark, of a finished run whose suite cannot be read because an item is missing."""
+    """Load the stored table of a finished run whose suite cannot be read because an item is not installed."""
     from smimbench.report.packed import read_packed
     from smimbench.report.stored_table import TABLE
     from smimbench.run.store import settings_under
@@ -140,7 +140,7 @@ def kept_table(request: Request, reason: str) -> tuple[ResultsTable, Path] | Non
 
 
 def compare_with(table: ResultsTable, name: str | None) -> ResultsTable:
-    """The table with its algorithms compared with this one; an error if there is no such algorithm."""
+    """Return a table whose verdicts compare with this algorithm; raise an error if there is no such algorithm."""
     if name is None:
         return table
     names: set[str] = set()
@@ -148,14 +148,14 @@ def compare_with(table: ResultsTable, name: str | None) -> ResultsTable:
         names.update(contender.algorithm for contender in verdict.contenders)
     if name not in names:
         raise click.BadParameter(
-            f"no algorithm {name!r} here; choose from {', '.join(sorted(names))}",
+            f"these results have no algorithm {name!r}; choose from {', '.join(sorted(names))}",
             param_hint="--against",
         )
     return replace(table, against=name)
 
 
 def present(results: Results, request: Request, *, against: str | None) -> int:
-    """Keep the table of a run, print its verdict (or JSON), and return the exit code."""
+    """Store the table of a run, print its verdict (or JSON), and return the exit code."""
     from smimbench.report.stored_table import TABLE, write_table
     from smimbench.run.store import Store
 
@@ -173,7 +173,7 @@ def present(results: Results, request: Request, *, against: str | None) -> int:
 
 
 LINES = 20
-"""Lines with which a run ends, apart from those of the figure: a screen has 24."""
+"""Largest number of lines that a run prints at its end, apart from figures, to fit a screen of 24 lines."""
 
 
 def _print_outcome(table: ResultsTable, request: Request, folder: Path) -> None:
@@ -204,7 +204,7 @@ def _print_outcome(table: ResultsTable, request: Request, folder: Path) -> None:
 def _print_verdicts(
     console: Console, table: ResultsTable, limit: float = math.inf
 ) -> int:
-    """Print the verdict on every problem and its other algorithms, in at most ``limit`` lines; return how many there were."""
+    """Print the verdict on each problem in at most ``limit`` lines in total; return the number of lines."""
     from smimbench.report.verdict import REFUSED, contender_line, verdict_line
 
     lines = hidden = 0
@@ -297,7 +297,7 @@ def present_table(
 
 
 def _remarks(console: Console, table: ResultsTable, request: Request) -> list[str]:
-    """Remarks on the tables, first why cells did not end well: these are for copying, and not broken into lines."""
+    """Collect the remarks on tables, beginning with the reasons of failed cells, which are not wrapped for copying."""
     from smimbench.report.labels import place
     from smimbench.report.tables import missing_values, other_version_lines
 
@@ -331,7 +331,7 @@ def _remarks(console: Console, table: ResultsTable, request: Request) -> list[st
 
 
 REASONS = 20
-"""Reasons why cells did not end well that are printed; doubled, they fill two screens."""
+"""Largest number of reasons of failed cells that are printed; doubled, they fill two screens."""
 
 _ENDED = {
     "failed": "failed",
@@ -342,7 +342,7 @@ _ENDED = {
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
-    """One line for every reason why cells of an algorithm did not end well, with the number of cells."""
+    """List the reasons why cells of an algorithm failed, one line each, with the number of cells."""
     from smimbench.report.labels import kind_of, place
 
     cells: Counter[tuple[str, str]] = Counter()
@@ -368,7 +368,7 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
 
 
 def _unconverged_lines(rows: Sequence[Row]) -> list[str]:
-    """One line per algorithm and problem whose error was still changing at the last step, where it changed most."""
+    """List algorithms whose error was still changing at the last step, one line per problem, where it changed most."""
     moving: dict[tuple[str, str], tuple[float, StillMoving]] = {}
     for row in rows:
         key, change = (row.place.problem, row.place.algorithm), row.runs.still_moving
@@ -383,7 +383,7 @@ def _unconverged_lines(rows: Sequence[Row]) -> list[str]:
             f"{abs(change.change):.0%} between the last two 15% blocks of steps at alpha {alpha:.4g}"
         )
         if change.change > 0:
-            line += f"; its minimum was {change.lowest:.2g} times the last error"
+            line += f"; its minimum was {change.lowest:.2g} times the final error"
         lines.append(line)
     return lines
 
@@ -396,7 +396,7 @@ def draw_figures(
     kinds: Sequence[str] = ("png", "svg", "pdf"),
     width: str | None = None,
 ) -> list[Path]:
-    """Draw figures into a folder and print their paths, or that matplotlib is missing."""
+    """Draw figures into a folder and print their paths, or a remark if matplotlib is missing."""
     from smimbench.cli.progress import figures_progress
     from smimbench.report.charts import save
 

@@ -1,4 +1,4 @@
-"""Commands that run cells of a suite: ``run``, ``tune``, ``data`` and ``score`` for external solvers."""
+"""Commands that run cells of a suite (``run``, ``tune``), and ``data`` and ``score`` for external solvers."""
 
 from __future__ import annotations
 
@@ -167,13 +167,13 @@ def run(
 
 
 def _refuse_unknown_algorithm(name: str | None, suite: Suite, store: Store) -> None:
-    """Raise an error if ``--against`` names no algorithm of the suite; labels of external estimates are free."""
+    """Raise an error if ``--against`` names neither an algorithm of the suite nor an external estimate."""
     labels = [algorithm.label for algorithm in suite.algorithms]
     if name is None or name.partition("@")[0] in labels:
         return
     if not any(store.folder.glob("scored/[!.]*.json")):
         raise click.BadParameter(
-            f"no algorithm {name!r} here; choose from {', '.join(labels)}",
+            f"the suite has no algorithm {name!r}; choose from {', '.join(labels)}",
             param_hint="--against",
         )
 
@@ -236,7 +236,7 @@ def tune(
     finished = [search for search in searches if "rounds" in search]
     if earlier_backends := {search["backend"] for search in finished} - {backend}:
         request.remark(
-            f"searched before, with --backend {', '.join(earlier_backends)}; --backend {backend} is not used there"
+            f"finished searches used --backend {', '.join(earlier_backends)}; --backend {backend} does not apply to them"
         )
     if request.as_json:
         print_json(searches)
@@ -253,7 +253,7 @@ def tune(
 def _show_tuning_cost(
     request: Request, suite: Suite, backend: str, settings: dict[str, Any]
 ) -> int:
-    """Print what the searches that are left cost."""
+    """Print the estimated cost of the remaining searches."""
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.tuning import searches_ahead, tuning_store
 
@@ -279,7 +279,7 @@ def _show_tuning_cost(
 
 
 def _limits(settings: dict[str, Any]) -> Limits:
-    """Limits of cells and of the run, taken out of the options."""
+    """Remove the limits of cells and of the run from the options and return them."""
     from smimbench.run.executor import Limits
 
     budget = settings.pop("budget")
@@ -293,18 +293,19 @@ def _read_shard(text: str) -> Shard:
     numbers = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
     if numbers is None:
         raise click.BadParameter(
-            f"must look like 3/8, got {text[:40]!r}", param_hint="--shard"
+            f"must be K/N, such as 3/8, got {text[:40]!r}", param_hint="--shard"
         )
     shard = Shard(*map(int, numbers.groups()))
     if not 1 <= shard.number <= shard.count:
         raise click.BadParameter(
-            f"part {shard.number} of {shard.count} does not exist", param_hint="--shard"
+            f"part {shard.number} of {shard.count} does not exist; K must be between 1 and N",
+            param_hint="--shard",
         )
     return shard
 
 
 def _report_shard(campaign: Campaign, shard_part: Shard, request: Request) -> int:
-    """Print how the cells of one part ended; tables are printed once all parts are finished."""
+    """Print the statuses of one shard's cells; tables are printed once all shards are finished."""
     keys = {cell.key for cell in campaign.cells}
     records = campaign.store.load().values()
     counts = Counter(r.status.value for r in records if r.key in keys)
@@ -330,7 +331,7 @@ def _report_shard(campaign: Campaign, shard_part: Shard, request: Request) -> in
 
 
 def _report_no_cost(request: Request, message: str, **documents: Any) -> int:
-    """Print that nothing has to be run."""
+    """Print that there is nothing to run."""
     cost = {**documents, "cells": 0, "missing": 0, "seconds": 0}
     request.answer(cost, lambda console, _: console.print(message))
     return OK
@@ -339,9 +340,11 @@ def _report_no_cost(request: Request, message: str, **documents: Any) -> int:
 def show_cost(
     campaign: Campaign | None, request: Request, searches: Sequence[JsonObject] = ()
 ) -> int:
-    """Print what the missing cells of a campaign cost; those of ``tune`` belong to the trials of searches."""
+    """Print the estimated cost of a campaign's missing cells, and of the searches of ``tune``."""
     if campaign is None:
-        return _report_no_cost(request, "no runs: theory alone")
+        return _report_no_cost(
+            request, "nothing to run: the suite consists of theory only"
+        )
     cost, cells = campaign.cost(), len(campaign.cells)
     missing, workers = len(campaign.missing), campaign.workers
     if request.as_json:

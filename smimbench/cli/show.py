@@ -86,7 +86,7 @@ def _sample_ratios(
         metavar="NAME",
     ),
     option(
-        "Sample ratios in place of the suite's: 0.1 or 0.1,0.2,0.5 or 0.1:0.3:20 (from, to, number of points); repeatable.",
+        "Sample ratios instead of the suite's: 0.1 or 0.1,0.2,0.5 or 0.1:0.3:20 (from, to, number of points); repeatable.",
         "--alpha",
         "alphas",
         multiple=True,
@@ -234,7 +234,7 @@ def _print_theory(
 
 
 def _print_theory_csv(theory: Theory, request: Request) -> None:
-    """Print points of theory as CSV, with a remark on what is left out."""
+    """Print theory points as CSV, with a remark on problems that were not solved."""
     from smimbench.report.text_files import csv_text
 
     for problem in theory.problems:
@@ -250,7 +250,7 @@ def _request_of_words(
     items: dict[str, str | None],
     alphas: Sequence[float],
 ) -> Request:
-    """The request for the suite that is named, or for the problem that options describe."""
+    """Return the request for the named suite, or for the problem that the options describe."""
     from smimbench.suite.named_problem import suite_of_items
 
     if any(items.values()):
@@ -270,7 +270,7 @@ def _request_of_words(
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Names and values of ``--name value`` and ``--name=value``."""
+    """Yield the names and values of options written as ``--name value`` or ``--name=value``."""
     following = iter(words)
     for word in following:
         name, equals, value = word.partition("=")
@@ -357,7 +357,7 @@ def show(
     table, shared, folder, results = _read_table(request, backends)
     if (pack or figures) and results is None:
         raise click.UsageError(
-            f"{'--pack' if pack else '--figures'} needs the results and plugins themselves, not only their table"
+            f"{'--pack' if pack else '--figures'} needs the stored records and all plugins; only the results table is available"
         )
     if pack and results:
         from smimbench.report.packed import write_packed
@@ -443,7 +443,7 @@ RunKey = tuple[str, str]
 
 
 def _runs_in(path: Path) -> dict[RunKey, Path]:
-    """All runs in a results folder, or files of packed results."""
+    """Find all runs in a results folder, or all files of packed results."""
     from smimbench.report.packed import packed_under, read_pack
     from smimbench.run.store import settings_under, why_none, words_of
 
@@ -461,7 +461,7 @@ def _runs_in(path: Path) -> dict[RunKey, Path]:
 
 
 def _rows_at(path: Path, request: Request) -> tuple[Sequence[Row], list[str]]:
-    """Rows of a packed file or of a folder, and a line for each item that is not installed here, whose rows are not among them.
+    """Read the rows of a packed file or folder, and a remark on each missing item whose rows are omitted.
 
     A folder has the table made by its last run, a pack has records alone.
     """
@@ -494,7 +494,7 @@ def _rows_at(path: Path, request: Request) -> tuple[Sequence[Row], list[str]]:
 def _changes_of_runs(
     pairs: dict[RunKey, tuple[Path, Path]], request: Request
 ) -> tuple[list[RowChange], list[str]]:
-    """Changes of all rows of these runs, before and after, and a line for what cannot be compared."""
+    """Compare all rows of these pairs of runs, and return remarks on rows that cannot be compared."""
     from smimbench.report.comparison import compare_rows
 
     changes: list[RowChange] = []

@@ -1,4 +1,4 @@
-"""Commands that let others trust results: ``verify`` runs some again, ``submit`` packs them for the board."""
+"""Commands ``verify``, which recomputes a sample of results, and ``submit``, which packs results for the board."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from smimbench.run.verification import Verification
 
 LISTED = 20
-"""Missing files that a terminal lists; doubled, a run that was stopped early takes two screens. ``--json`` has all."""
+"""Largest number of missing files listed on a terminal; ``--json`` lists all."""
 
 
 @command(
@@ -98,7 +98,7 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
 
 
 class _Effort(NamedTuple):
-    """How much to recompute: a number of cells, chosen with a seed, and theory."""
+    """Amount of recomputation: the number of cells, the seed that chooses them, and whether theory is solved."""
 
     cells: int
     seed: int
@@ -165,7 +165,7 @@ def _verify_scores(results: Results) -> dict[str, Verification]:
 
 
 def _add_missing(verification: Verification, results: Results) -> None:
-    """Add the records that the suite asks for and are not there, and count those that it does not ask for."""
+    """List the records that are missing for the suite, and count records that belong to none of its cells."""
     from smimbench.run.verification import missing_records
 
     verification.missing += missing_records(results.cells, results.store)
@@ -173,14 +173,14 @@ def _add_missing(verification: Verification, results: Results) -> None:
     unasked = sum(record.key not in keys for record in results.records.values())
     if unasked:
         verification.remarks.append(
-            f"{unasked} records are not part of the suite: no table has them"
+            f"{unasked} records belong to no cell of the suite and appear in no table"
         )
 
 
 def _verify_again(
     results: Results, effort: _Effort, *, trajectories: bool = True
 ) -> dict[str, Verification]:
-    """Solve the theory of results again, and run a sample of the records again."""
+    """Recompute the theory of results and a sample of their records."""
     from smimbench.run.verification import rerun, stored_theory
 
     folder = results.answers.folder

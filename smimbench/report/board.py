@@ -1,4 +1,4 @@
-"""Submissions for the board: packs whose rows anybody can run again. ``tools/board.py`` ranks them."""
+"""Submissions for the board: packed results whose rows anybody can run again; ``tools/board.py`` ranks them."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ def obstacle(row: Row, shared: SharedDocument) -> str:
         ``run.json`` with what ``submission`` adds to it.
     """
     if not shared.get("by"):
-        return "nobody has signed it"
+        return "the submission does not name its author"
     if "smimbench" not in shared.get("versions", {}):
-        return "it does not say which smimbench made it"
+        return "the version of smimbench that computed it is not recorded"
     if str(shared.get("git_commit")).endswith("-dirty"):
-        return f"smimbench had changes that no commit has ({shared['git_commit']})"
+        return f"smimbench had uncommitted changes ({shared['git_commit']})"
     if row.place.backend != "numpy":
-        return f"{row.place.backend} made it, not numpy"
+        return f"it was run with the backend {row.place.backend}, but the board needs numpy"
     if row.place.settings == ORACLE:
-        return "it starts near the teacher, which contenders may not"
+        return "it starts from the teacher, which is not allowed on the board"
     if set(row.runs.status_counts) <= {"skipped"}:
-        return "it is not for this problem"
+        return "the algorithm does not apply to this problem (all runs were skipped)"
     if "timeout" in row.runs.status_counts:
-        return "a clock ended some of its runs"
+        return "some of its runs were stopped by a time limit"
     for item in _third_party([row.identity.problem, row.identity.algorithm]):
         if "source" not in item:
-            return f"the code of {item['name']} is not known"
+            return f"the hash of the code of {item['name']} is missing"
         if item["distribution"] not in shared.get("packages", {}):
-            return f"{item['name']} is in a file, {item['distribution']}, and not in a package that others can install"
+            return f"{item['name']} comes from the file {item['distribution']}, not from a package that others can install"
     return ""
 
 
@@ -102,7 +102,7 @@ def submission(
     if len(left_out) == len(reasons):
         (problem, algorithm), reason = next(iter(left_out.items()))
         place = f"{problem}: {algorithm}"
-        message = f"no row of it can be run again: {place}: {reason}"
+        message = f"others can run none of its rows again: {place}: {reason}"
         raise SuiteError(suite.file, "", message)
     return {**shared, "left_out": [list(place) for place in left_out]}, left_out
 
@@ -110,7 +110,7 @@ def submission(
 def verified(
     path: Path, rows: Sequence[Row], shared: SharedDocument, suite: Suite
 ) -> Verification:
-    """Check that others can run all rows again, and that tuned settings are those of the searches in the file."""
+    """Check that others can run all rows again, and that tuned parameters are the best of the searches in the file."""
     verification = Verification()
     stored = {digest_of(search): search for search in shared.get("searches", [])}
     questions = (
@@ -153,7 +153,11 @@ def _search_mistakes(
         or chosen is None
         or chosen not in range(len(errors))
     ):
-        return ["its parameters are not those of the search in the file"]
+        return ["its parameters are not those that the search in the file chose"]
     return (
-        [] if errors[chosen] == best else ["the search in the file has a better trial"]
+        []
+        if errors[chosen] == best
+        else [
+            "the search in the file has a trial with a smaller error than the one chosen"
+        ]
     )

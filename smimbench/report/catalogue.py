@@ -1,4 +1,4 @@
-"""Installed items, their parameters and plugins, as printed and as JSON by ``list``, ``info`` and ``plugins``."""
+"""Descriptions of installed items and plugins, as text and JSON, for ``list``, ``info``, ``plugins`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def info_documents(name: str) -> list[Description]:
         names = {entry.name for entry in get_registry().entries()}
         names.update(shipped_suites())
         raise RegistryError(
-            f"nothing is called {name!r}; {suggestion(name, sorted(names))}"
+            f"there is no item or suite {name!r}; {suggestion(name, sorted(names))}"
         )
     return documents
 
@@ -213,7 +213,7 @@ def print_items(console: Console, documents: dict[str, list[Description]]) -> No
             make_table(kind, SUITES if kind == "suites" else ITEMS, items, padding=1)
         )
         console.print()
-    console.print("smimbench info NAME says more.", style="dim")
+    console.print("Details: smimbench info NAME", style="dim")
 
 
 def _models(item: Description) -> str:

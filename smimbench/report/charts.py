@@ -1,4 +1,4 @@
-"""Figures as data: panels of series, from which the drawing, its CSV and the charts of the page are made."""
+"""Figures as data: panels of series, which are drawn by Matplotlib, written as CSV, and shown on the HTML page."""
 
 from __future__ import annotations
 
@@ -36,33 +36,33 @@ if TYPE_CHECKING:
 
 Kind = Literal["line", "marks", "bars", "upright"]
 CsvRow = dict[str, Any]
-"""Numbers and texts by column."""
+"""Row of a CSV file: numbers and texts by column."""
 
 Dashes = str | tuple[int, tuple[int, ...]]
 
 UPRIGHTS: Sequence[Dashes] = ("--", ":", "-.", (0, (8, 2)), (0, (1, 3)))
-"""Dashes of upright lines, in the order of their names in a figure."""
+"""Dash patterns of vertical lines, in the order of their names in a figure."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line, marks, bars or upright lines of one panel, and their rows in the figure's CSV.
+    """Data series of a panel: a line, marks, bars or vertical lines, with its rows in the figure's CSV.
 
     Parameters
     ----------
     name : str
-        In the legend; empty: in none, and silent on the page.
+        Legend entry; empty: no entry, and no tooltips on the page.
     columns : dict of str to sequence
-        Columns of the CSV; the panel says which two are drawn. ``error`` is drawn as bars of marks and as a band of a line, as
-        are ``low`` and ``high``; marks are not filled where ``hollow``. Bars go ``from`` ``to``.
+        Columns of the CSV; the panel names the two that are drawn. ``error``, or ``low`` and ``high``, become error bars of
+        marks or the band of a line. Marks are hollow where ``hollow`` is true. Bars extend from ``from`` to ``to``.
     about : dict or None
-        Columns of the CSV with one value; None: not in the CSV.
+        Constant columns of the CSV; None: the series is not in the CSV.
     kind : str
-        Upright lines are named by the column ``algorithm``.
+        Kind of series; vertical lines are named by the column ``algorithm``.
     style : dict
         Further Matplotlib options, apart from the color.
     algorithm : str
-        Whose it is: the page hides it with its algorithm.
+        Label of the algorithm that it belongs to; the page hides both together.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Series:
 
     @property
     def rows(self) -> list[CsvRow]:
-        """Rows of the CSV, without points that have no value."""
+        """The CSV rows of the series, without points that have no value."""
         if self.about is None:
             return []
         rows = []
@@ -86,17 +86,17 @@ class Series:
         return rows
 
     def numbers(self, column: str) -> Host:
-        """A column as an array of floats; NaN where there is no number."""
+        """Return a column as an array of floats, with NaN where there is no number."""
         return np.asarray(self.columns[column], dtype=float)
 
 
 @dataclass
 class Panel:
-    """One panel of a figure: series on two axes, ``x`` and ``y`` of their columns.
+    """Panel of a figure: series drawn against each other by their columns ``x`` and ``y``.
 
-    ``floor``: an axis of errors is logarithmic and ends here; what is smaller is drawn at its end, marks as small triangles under
-    the word "below". ``cap``: none goes higher. ``hard``: ends of a gray band. ``limits``: ends of the horizontal and of
-    the vertical axis; default: of the data.
+    ``floor``: lower end of a logarithmic axis of errors; smaller values are drawn at its end, marks as small triangles under
+    the word "below". ``cap``: upper limit of the vertical axis. ``hard``: ends of the gray band of the hard phase.
+    ``limits``: ranges of the horizontal and the vertical axis; default: those of the data.
     """
 
     title: str
@@ -117,7 +117,7 @@ class Panel:
 
 @dataclass
 class Chart:
-    """A figure: a name for its files, a title, panels, and a note below them; ``key``: what only its caption says."""
+    """Figure with panels and a note below them; ``key`` is the legend in words, which only the caption contains."""
 
     name: str
     title: str
@@ -127,12 +127,12 @@ class Chart:
 
     @property
     def caption(self) -> str:
-        """Caption of the figure in its files and on the page."""
+        """The caption of the figure, for its files and the page."""
         return f"{self.title}: {self.key} {self.note}".replace("  ", " ").strip()
 
     @property
     def rows(self) -> list[CsvRow]:
-        """Rows of the figure's CSV."""
+        """The rows of the figure's CSV."""
         rows: list[CsvRow] = []
         for panel in self.panels:
             for series in panel.series:
@@ -151,7 +151,7 @@ def draw(
     width: str | None = None,
     figure: Figure | None = None,
 ) -> Figure:
-    """The figure in Matplotlib; ``alone``: without a layout, as part of a page; for the rest see ``new_figure``.
+    """Draw a chart with Matplotlib; ``alone``: a single panel without layout, for the page; others as in ``new_figure``.
 
     Raises
     ------
@@ -180,7 +180,7 @@ def save(
     kinds: Sequence[str] = ("png", "svg", "pdf"),
     width: str | None = None,
 ) -> list[Path]:
-    """Write a chart as pictures of these kinds, the same bytes for the same chart, and as CSV; do nothing if there is no chart.
+    """Write a chart as reproducible image files of these kinds and as CSV; write nothing for None.
 
     The caption goes into the files (``Description`` of PNG and SVG, ``Subject`` of the PDF).
     """
@@ -212,7 +212,7 @@ def save(
 
 
 def show(chart: Chart, width: str | None = None) -> Any:
-    """Draw with pyplot, as notebooks and windows show it; the axes, an array of them if there are several."""
+    """Draw a chart with pyplot, for notebooks and windows; return its axes, an array if there are several."""
     from matplotlib import pyplot
 
     # Before the style: a notebook changes settings here.
@@ -287,7 +287,7 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Dashes]) -> None:
 def _draw_series(
     axis: Axes, series: Series, panel: Panel, below: Counter[float]
 ) -> None:
-    """Draw a series; ``below`` counts the triangles at every place, which are stacked."""
+    """Draw a series; ``below`` counts the triangles already stacked at each horizontal position."""
     columns, color = series.columns, series.color
     x, y = series.numbers(panel.x), series.numbers(panel.y)
     style = {"color": color, "label": literal(series.name) or "_", **series.style}
@@ -333,7 +333,7 @@ def _draw_series(
 def _triangle(
     axis: Any, x: float, floor: float, color: Any, below: Counter[float]
 ) -> Any:
-    """A mark whose value is below the end of the axis, above others at its place."""
+    """Draw a triangle for a value below the axis, stacked on others at the same position."""
     from matplotlib.transforms import offset_copy
 
     place = offset_copy(axis.transData, axis.figure, y=4 + 6 * below[x], units="points")
@@ -346,7 +346,7 @@ def _triangle(
 
 @dataclass
 class PageSeries:
-    """A series with tooltips: positions of its points in the SVG, and their texts."""
+    """Series on the HTML page: positions of its points in the SVG, and their tooltips."""
 
     name: str
     algorithm: str
@@ -356,7 +356,7 @@ class PageSeries:
 
 @dataclass
 class PageFigure:
-    """A panel of a chart as SVG, with the problem that it is about and its series."""
+    """Panel on the HTML page: its SVG, the label of its problem, and its series."""
 
     title: str
     problem: str
@@ -364,12 +364,12 @@ class PageFigure:
     series: list[PageSeries]
 
     def document(self) -> list[CsvRow]:
-        """The series as JSON for the script of the page."""
+        """Return the series as JSON for the page's script."""
         return [asdict(series) for series in self.series]
 
 
 def page_figures(chart: Chart) -> list[PageFigure]:
-    """A figure for every panel of a chart."""
+    """Draw every panel of a chart as an SVG for the HTML page."""
     figures = []
     for panel in chart.panels:
         figure = draw(replace(chart, panels=[panel], note=""), alone=True)
@@ -399,7 +399,7 @@ def _page_series(series: Series, panel: Panel, axis: Axes, to_svg: ToSvg) -> Pag
 
 
 def _short(cell: Any) -> str | float | None:
-    """A number with as many digits as a screen has, or a text."""
+    """Return a number rounded to six digits as text, or a text unchanged."""
     if isinstance(cell, (float, np.floating)):
         return float(f"{cell:.6g}")
     return None if cell is None else str(cell)

@@ -1,4 +1,4 @@
-"""The columns of all tables (meaning and text of cells), and tables for a terminal, LaTeX and HTML."""
+"""Definition of the columns of all tables (heading, meaning, cell text), and tables for a terminal, LaTeX and HTML."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from smimbench.report.row import Epsilon, LearnedSequence, LearningFactor, Row
 
 FEW = 4
-"""Runs below which z is marked: the standard error of three runs is off by half. Doubled, most quick suites are marked."""
+"""Number of runs below which z is marked as unreliable: the standard error of three runs is off by half."""
 
 SHORT = {
     "ok": "ok",
@@ -44,7 +44,7 @@ SHORT = {
 
 
 def number(value: float | None, digits: int = 4, decimals: int = 1) -> str:
-    """A number in few characters, ``decimals`` of them after the point where it needs an exponent; blank for none."""
+    """Format a number in few characters; ``decimals`` is the number of decimals if it needs an exponent. None is blank."""
     if value is None:
         return ""
     if value == 0:
@@ -58,7 +58,7 @@ def number(value: float | None, digits: int = 4, decimals: int = 1) -> str:
 
 
 def uncertain(value: float | None, error: float | None, exact: float = 1e-5) -> str:
-    """Value and error; an error too small to show at this many digits is left out."""
+    """Format a value with its error, which is omitted if it is too small to show."""
     if value is None or error is None:
         return number(value)
     return (
@@ -69,12 +69,12 @@ def uncertain(value: float | None, error: float | None, exact: float = 1e-5) -> 
 
 
 def measured(value: float | None, error: float | None) -> str:
-    """Value and standard error, however small."""
+    """Format a value with its standard error, however small."""
     return uncertain(value, error, 0.0)
 
 
 def seconds(value: float | None) -> str:
-    """A duration with its unit, to three digits."""
+    """Format a duration with its unit, to three digits."""
     if value is None:
         return ""
     # From 1000 seconds and 100 minutes on the next unit: 3.48e+03 s is hard to read.
@@ -90,7 +90,7 @@ def seconds(value: float | None) -> str:
 
 
 def signed(value: float | None, form: str, large: float, form_of_large: str) -> str:
-    """A number with its sign, in another format from ``large`` on; blank for none."""
+    """Format a number with its sign, in another format if it is at least ``large``; None is blank."""
     return (
         ""
         if value is None
@@ -99,14 +99,14 @@ def signed(value: float | None, form: str, large: float, form_of_large: str) -> 
 
 
 def marked_z(z: float | None, n: int | None) -> str:
-    """Text of z, marked by ``?`` where few runs make its standard error unreliable."""
+    """Format z, marked by ``?`` if there are too few runs for a reliable standard error."""
     return signed(z, ".1f", 1000, ".0e") + (
         "?" if z is not None and n is not None and n < FEW else ""
     )
 
 
 def statuses(counts: Mapping[str, int], moving: int) -> Text:
-    """Number of runs per status (in color unless ok), and how many runs were still changing at their last step."""
+    """Format the number of runs per status (in color unless ok), and of runs still changing at the last step."""
     text = Text()
     for i, (name, count) in enumerate(
         sorted(counts.items(), key=lambda kv: kv[0] != "ok")
@@ -120,7 +120,7 @@ def statuses(counts: Mapping[str, int], moving: int) -> Text:
 
 
 def ratio_words(ratio: float | None, error: float | None = None) -> str:
-    """Error divided by the optimal error, with its standard error if known; blank if there is none."""
+    """Format error / optimal error, with its standard error if known; None is blank."""
     if ratio is None or error is None:
         return percent(ratio, ".4g")
     digits = max(0, min(3, -math.floor(math.log10(max(error, 1e-9)))))
@@ -128,12 +128,12 @@ def ratio_words(ratio: float | None, error: float | None = None) -> str:
 
 
 def percent(value: float | None, form: str = ".0%") -> str:
-    """A share as a percentage; blank for none."""
+    """Format a fraction as a percentage; None is blank."""
     return "" if value is None else format(value, form)
 
 
 def _time_near(epsilon: Epsilon, row: Row) -> str:
-    """Time until the error is so near to the optimum; blank if it is not known whether a run reached it."""
+    """Format the time until the error is within ``epsilon`` of the optimum; blank if it is unknown."""
     near = row.cost.near[epsilon]
     return seconds(near.seconds) or ("" if near.fraction is None else "never")
 
@@ -153,7 +153,7 @@ def _of_peak(share: float | None, ceiling: str) -> str:
 
 
 def _z(row: Row | Limit) -> str:
-    """Standardized distance from the prediction, or from the optimal value if there is no other prediction."""
+    """Format the standardized difference from the prediction, or from the optimal value if there is no prediction."""
     predicted = row.prediction.value is not None or row.prediction.reason
     return marked_z(row.prediction.z if predicted else row.theory.z, row.estimate.n)
 
@@ -184,7 +184,7 @@ def _change(
 
 
 def one_digit(error: float | None) -> str:
-    """A numerical error with one digit; blank for none."""
+    """Format a numerical error with one digit; None is blank."""
     return "" if error is None else f"{error:.0e}" if error else "0"
 
 
@@ -199,12 +199,12 @@ def _generalization(
 
 
 def as_text(value: object) -> str:
-    """A value as text; blank for none."""
+    """Convert a value to text; None is blank."""
     return "" if value is None else str(value)
 
 
 class Column(NamedTuple):
-    """A column: heading, text of a cell, meaning, and whether it holds words, which wrap.
+    """Column of a table: heading, format of its cells, meaning, and whether it contains words, which wrap.
 
     The text is made of the values of ``fields`` (names apart by blanks, ``estimate.mean`` of what is nested), or of the whole row
     if there are none. A page sorts by ``sorts``, or the first field. Columns without any entry are left out; with
@@ -220,7 +220,7 @@ class Column(NamedTuple):
     sorts: str = ""
 
     def cell(self, row: Any) -> str | Text:
-        """Text of the cell of a row."""
+        """Return the text of the cell in a row."""
         return (
             self.text(*(_field(row, name) for name in self.fields.split()))
             if self.fields
@@ -228,13 +228,13 @@ class Column(NamedTuple):
         )
 
     def key(self, row: Any) -> Any:
-        """Sort key of a cell on the page; None for a blank one."""
+        """Return the sort key of a cell on the HTML page; None for a blank cell."""
         names = self.sorts or self.fields
         return _field(row, names.split()[0]) if names else None
 
 
 def _field(row: Any, name: str) -> Any:
-    """Value of a field, named as ``estimate.mean``; None where there is none."""
+    """Return the value of a field with a path like ``estimate.mean``; None if there is none."""
     if isinstance(row, dict):
         return row.get(name)
     for attribute in name.split("."):
@@ -276,7 +276,7 @@ COLUMNS: dict[str, list[Column]] = {
                "prediction.value prediction.error"),
         Column("optimal", number, "Bayes-optimal value, from state evolution for D to infinity at the "
                "sample ratio of the row.", "optimum.limit"),
-        Column("at this D", _sized, "Bayes-optimal error at the dimension of the runs: the infinite-D value with a 1/D "
+        Column("optimal at this D", _sized, "Bayes-optimal error at the dimension of the runs: the infinite-D value with a 1/D "
                "correction, in closed form or from runs of a Bayes-optimal algorithm. limit: no correction is known.",
                sorts="optimum.value"),
         Column("diff", partial(signed, form=".4f", large=1e4, form_of_large=".1e"), "Mean over the runs minus the optimal value.",
@@ -290,12 +290,14 @@ COLUMNS: dict[str, list[Column]] = {
                "optimum.ratio"),
         Column("mean error", measured, "Where no optimal error is known: the error, as a geometric mean over sample ratios.",
                "mean_error mean_error_sem"),
-        Column("at 0", lambda error, reached: "0" if reached else number(error, 3), "Largest error among sample ratios "
-               "where the optimal error is 0; printed as 0 if all these errors are below run.target.", "where_zero zero_reached"),
-        Column("as predicted", meaning="Result of a test (level 1%) that the errors at all sample ratios, sizes and metrics "
-               "agree with theory. yes: they do; the percentage in brackets is the relative deviation that the test would "
-               "have found with a probability of 99%. no: they do not (largest deviation and its z). finite size?: add larger "
-               "D to see whether the deviation is due to finite D. 3 of 60 runs are outliers: the others agree with theory. "
+        Column("error at optimum 0", lambda error, reached: "0" if reached else number(error, 3), "Largest error among sample "
+               "ratios where the optimal error is 0; printed as 0 if all these errors are below run.target.",
+               "where_zero zero_reached"),
+        Column("agrees with theory", meaning="Result of a test (level 1%) that the errors at all sample ratios, sizes and "
+               "metrics agree with theory. yes: they do; the percentage in brackets is the relative deviation that the test "
+               "would have found with a probability of 99%. no: they do not (largest deviation and its z). finite size?: add "
+               "larger D to see whether the deviation is due to finite D. 3 of 60 runs are outliers: the others agree with "
+               "theory. "
                "too few runs: a deviation of 50% could go unnoticed."),
         Column("instances", "{}/{}".format, "Number of instances (data sets) on which the algorithm "
                "gave an estimate, out of all instances. Algorithms that draw their own samples are left out.", "instances all"),
@@ -316,10 +318,10 @@ COLUMNS: dict[str, list[Column]] = {
           for epsilon, name in _NEARNESS),
         Column("per run", seconds, "Mean duration of a run.", "cost.seconds"),
         Column("iter.", partial(number, digits=0), "Mean number of iterations of a run.", "cost.iterations"),
-        Column("first", seconds, "Time of the first iteration, which often compiles.", "cost.first_iteration"),
+        Column("first iter.", seconds, "Time of the first iteration, which often compiles.", "cost.first_iteration"),
         Column("per iter.", seconds, "Median duration of an iteration, without the first.", "cost.per_iteration"),
-        Column("of peak", _of_peak, "Speed of an iteration as a share of this machine's measured peak: of matrix products (x) "
-               "or of memory reads (r), whichever limits the iteration.", "cost.ceiling_fraction cost.ceiling"),
+        Column("share of peak", _of_peak, "Speed of an iteration as a share of this machine's measured peak: of matrix products "
+               "(x) or of memory reads (r), whichever limits the iteration.", "cost.ceiling_fraction cost.ceiling"),
         Column("memory", lambda size: "" if size is None else f"{size / 2**20:.0f} MB", "Largest memory used by any run.",
                "cost.peak_memory"),
     ],
@@ -398,14 +400,14 @@ _BY_HEADING = {
 
 
 def column_of(heading: str, fields: str) -> Column:
-    """A column of ``COLUMNS`` that reads other fields."""
+    """Return a copy of a column of ``COLUMNS`` that reads other fields."""
     return _BY_HEADING[heading]._replace(fields=fields)
 
 
 def _laid_out(
     columns: Iterable[str | Column], rows: Sequence[Any]
 ) -> list[tuple[Column, str, list[str | Text]]]:
-    """Columns with their headings and cells for these rows, without columns that would be empty."""
+    """Lay out columns with their headings and cells for these rows, without columns that would be empty."""
     if not rows:
         return []
     texts: dict[str, Callable[[Any], str | Text]] = {}
@@ -413,7 +415,11 @@ def _laid_out(
     if hasattr(rows[0], "place"):
         texts, d = {"algorithm": names_with_backend(rows)}, letter_of(rows)
         word = rows[0].component_word
-        headings = {"D": d, "at this D": f"at this {d}", "component": word}
+        headings = {
+            "D": d,
+            "optimal at this D": f"optimal at this {d}",
+            "component": word,
+        }
     laid_out = []
     for name in columns:
         column = _BY_HEADING[name] if isinstance(name, str) else name
@@ -436,7 +442,7 @@ def make_table(
     caption: str = "",
     padding: int = 0,
 ) -> RenderableType:
-    """A table in this package's style, with ``padding`` blanks between its columns.
+    """Make a table for the terminal, with ``padding`` further blanks between its columns.
 
     Parameters
     ----------
@@ -458,7 +464,7 @@ def make_table(
 
 
 def titled(table: Table, title: str, caption: str = "") -> RenderableType:
-    """A finished table under a title that may be wider than the table."""
+    """Put a title, which may be wider than the table, above a finished table."""
     for column in table.columns:
         heading, cells = str(column.header), [str(cell) for cell in column.cells]
         if column.no_wrap:
@@ -477,7 +483,7 @@ def titled(table: Table, title: str, caption: str = "") -> RenderableType:
 
 
 class UncutTable:
-    """A table never narrower than its columns; on a narrow screen it extends beyond the edge."""
+    """Table that is never narrower than its columns; on a narrow screen it extends beyond the edge."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -492,7 +498,7 @@ class UncutTable:
 
 
 def safe_console(**settings: Any) -> Console:
-    """A console on which Rich markup and terminal escapes in texts have no effect."""
+    """Make a console on which Rich markup and terminal escapes in texts have no effect."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -508,7 +514,7 @@ def safe_console(**settings: Any) -> Console:
 
 
 def plain_text(tables: Iterable[RenderableType]) -> str:
-    """Tables as text of at most 80 columns without colors."""
+    """Render tables as plain text of at most 80 characters per line."""
     text = io.StringIO()
     console = safe_console(file=text, width=80, color_system=None, force_jupyter=False)
     for table in tables:
@@ -534,7 +540,7 @@ _LATEX = str.maketrans(
 def latex_table(
     title: str, columns: Iterable[str | Column], rows: Iterable[Any], caption: str = ""
 ) -> str:
-    """A floating table for LaTeX; it needs the package booktabs."""
+    """Make a floating LaTeX table, which needs the package booktabs."""
     laid_out = _laid_out(columns, list(rows))
 
     def literal(cell: str | Text) -> str:
@@ -566,7 +572,7 @@ def latex_table(
 
 
 def html_environment() -> Environment:
-    """Templates whose text from users is escaped, without bidirectional-override and terminal control characters."""
+    """Make the Jinja environment of HTML templates, which escapes text from users and removes control characters."""
     import jinja2
 
     def clean(value: Any) -> Any:
@@ -584,7 +590,7 @@ def html_table(
     attributes: Callable[[Any], Mapping[str, str]] = lambda row: {},
     small_print: Callable[[Any], Sequence[str]] = lambda row: (),
 ) -> str:
-    """An HTML table that is sorted by clicking a heading; it needs jinja2.
+    """Make an HTML table that is sorted by clicking a heading; this needs jinja2.
 
     Parameters
     ----------
@@ -606,7 +612,7 @@ def html_table(
 
 
 def columns_document() -> dict[str, dict[str, str]]:
-    """The meaning of every column, by topic."""
+    """Return the meaning of every column, by topic."""
     return {
         topic: {column.heading: column.meaning for column in columns}
         for topic, columns in COLUMNS.items()
@@ -614,7 +620,7 @@ def columns_document() -> dict[str, dict[str, str]]:
 
 
 def print_columns(console: Console, document: dict[str, dict[str, str]]) -> None:
-    """A table per topic."""
+    """Print the meanings of the columns, in one table per topic."""
     heads = [Column(key, fields=key, words=True) for key in ("column", "meaning")]
     for title, columns in document.items():
         rows = [{"column": name, "meaning": text} for name, text in columns.items()]

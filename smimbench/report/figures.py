@@ -1,6 +1,4 @@
-"""Figures against the sample ratio: a metric with theory, runs, thresholds and published values; theory alone; the phase
-diagram of a suite that varies one parameter.
-"""
+"""Figures against the sample ratio: metrics with theory, runs and thresholds, theory alone, and phase diagrams."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from smimbench.theory.types import TheoryPoint, Threshold, Thresholds
 
 PANELS = 12
-"""Panels of a figure at the most; doubled, it is two pages high."""
+"""Largest number of panels in a figure; doubled, a figure is two pages high."""
 
 UNINFORMED = "uninformed branch (reached by algorithms)"
 
@@ -43,7 +41,7 @@ UNINFORMED = "uninformed branch (reached by algorithms)"
 
 
 class Line(NamedTuple):
-    """Theory of one component: sample ratios, values and numerical errors."""
+    """Theoretical curve of one component: sample ratios (n,), values (n,) and numerical errors (n,)."""
 
     alpha: Host
     value: Host
@@ -51,12 +49,12 @@ class Line(NamedTuple):
 
 
 def is_cheap(problem: Problem) -> bool:
-    """Whether computing theory on a fine grid takes next to no time."""
+    """Return whether theory of a problem is cheap enough for a fine grid of sample ratios."""
     return problem.components == 1 and problem.channel.information is not None
 
 
 class LineGrid(NamedTuple):
-    """Sample ratios of a line: those that are used, a fine grid through them, and the thresholds where a curve may break."""
+    """Sample ratios of a theoretical line: those of runs, a fine grid, and the thresholds where the curve may jump."""
 
     used: list[float]
     fine: list[float]
@@ -64,7 +62,7 @@ class LineGrid(NamedTuple):
 
 
 def line_grid(answers: Answers, problem: Problem, used: Iterable[float]) -> LineGrid:
-    """Sample ratios at which theory is drawn, a little beyond those that are used, and dense near thresholds."""
+    """Choose the sample ratios at which theory is drawn: slightly more than the range used, dense at thresholds."""
     grid = sorted(used)
     low, high = grid[0], grid[-1]
     if _spans_decades(grid):
@@ -83,14 +81,14 @@ def line_grid(answers: Answers, problem: Problem, used: Iterable[float]) -> Line
 
 
 def has_fine_lines(problem: Problem) -> bool:
-    """Whether lines are drawn on a fine grid: theory costs next to nothing, or is read from a curve that is known already."""
+    """Return whether theory is drawn on a fine grid: it is cheap, or can be read from a solved curve."""
     return problem.components > 1 or is_cheap(problem)
 
 
 def drawn_ratios(
     suite: Suite, rows: Sequence[Row], alphas: Sequence[float] | None = None
 ) -> dict[str, set[float]]:
-    """Sample ratios of a figure by label of the problem: those of the rows, and others (default: those of the suite)."""
+    """Return the sample ratios of a figure by problem label: those of the rows and of ``alphas`` (default: the suite's)."""
     used = {plan.label: set(alphas or plan.alphas) for plan in suite.plans}
     for row in of_largest_dimension(r for r in rows if r.estimate.mean is not None):
         used[row.place.problem].add(row.place.alpha)
@@ -103,7 +101,7 @@ def chart_questions(
     used: Mapping[str, Iterable[float]],
     metrics: Sequence[str],
 ) -> Iterator[Question]:
-    """Questions of theory that ``metric_chart``, ``phase_chart`` and ``theory_lines`` need answered.
+    """Yield the theory questions that ``metric_chart``, ``phase_chart`` and ``theory_lines`` need answered.
 
     Parameters
     ----------
@@ -127,7 +125,7 @@ def chart_questions(
 def _is_on_line(
     answers: Answers, problem: Problem, metric: str, grid: LineGrid
 ) -> bool:
-    """Whether the line of a figure has values of a metric: it may lack errors of prediction."""
+    """Return whether stored theory on a line's grid includes a metric; it may lack generalization errors."""
     line = answers.line_at_hand(problem, grid.fine) if has_fine_lines(problem) else None
     if line is None:
         return False
@@ -138,7 +136,7 @@ def _is_on_line(
 def _theory_of(
     metric: str, problem: Problem, point: TheoryPoint
 ) -> tuple[Sequence[float | None], Sequence[float | None]]:
-    """Values of a metric at a point of theory, by component, and their errors."""
+    """Return the values (P,) of a metric at a theory point, and their errors (P,)."""
     item = find_metric(metric, problem.model.name)
     return theory_of(item, problem, point, problem.components)
 
@@ -146,7 +144,7 @@ def _theory_of(
 def theory_lines(
     answers: Answers, plan: ProblemPlan, metric: str, used: Iterable[float], k: int
 ) -> dict[str, Line]:
-    """Theory of a component by branch: on a fine grid, or smooth between the sample ratios that are used.
+    """Compute the theoretical lines of a component by branch: on a fine grid, or interpolated between the sample ratios used.
 
     The branches are ``"Bayes-optimal"`` and, where it is another one, that of an uninformed start; none where theory is not
     stored.
@@ -183,13 +181,13 @@ def theory_lines(
 
 
 def _evenly_spaced(low: float, high: float) -> Host:
-    """Points of a line that are evenly spaced on the axis drawn."""
+    """Return sample ratios that are evenly spaced on the drawn axis."""
     space = np.geomspace if low > 0 and _spans_decades([low, high]) else np.linspace
     return space(low, high, 120)
 
 
 def smooth(line: Line, breaks: Iterable[float]) -> Line:
-    """A smooth monotone cubic through the given points without overshoot, broken at thresholds.
+    """Interpolate a line by monotone cubics without overshoot, with breaks at thresholds.
 
     Between the last point before a threshold and the first one after it nothing is known: a NaN leaves a gap in the line.
     """
@@ -212,7 +210,7 @@ def smooth(line: Line, breaks: Iterable[float]) -> Line:
 def named_thresholds(
     thresholds: Thresholds, word: str = "component"
 ) -> list[tuple[str, Threshold | None]]:
-    """All thresholds with their names; None where there is none."""
+    """List all thresholds with their names; None for thresholds that do not exist."""
     named: list[tuple[str, Threshold | None]]
     named = [("weak recovery", thresholds.weak_recovery)]
     if thresholds.late_recovery:
@@ -234,7 +232,7 @@ def named_thresholds(
 def threshold_marks(
     thresholds: Thresholds, word: str = "component"
 ) -> list[tuple[float, str]]:
-    """Sample ratios and names of all known thresholds; each once, by its first name."""
+    """List sample ratios and names of all finite thresholds; of equal ones, only the first."""
     marks: list[tuple[float, str]] = []
     for name, threshold in named_thresholds(thresholds, word):
         alpha = threshold.value if threshold else 0.0
@@ -252,7 +250,7 @@ def theory_series(
     about: CsvRow,
     algorithm: str = "",
 ) -> Series:
-    """A line with a band of its numerical error; horizontal bars for one or two points, alone or between two gaps."""
+    """Make a line with a band for its numerical error; one or two isolated points become horizontal bars."""
     style: dict[str, Any] = {"zorder": 2}
     kind: Kind = "line"
     if len(line.alpha) < 3:
@@ -275,11 +273,11 @@ def theory_series(
 # -- a metric -------------------------------------------------------------------------------------------------------------
 
 KEY = (
-    "Solid line, or bars at one or two sample ratios: Bayes-optimal; dashed: predicted for the algorithm. "
-    "Marks: mean and standard error over runs; hollow: some did not converge; triangles: below the axis. "
-    "Of several dimensions the largest is shown."
+    "Solid line, or bars at one or two sample ratios: Bayes-optimal; dashed: theory for the algorithm. "
+    "Marks: mean and standard error over runs; hollow: some runs did not converge; triangles: below the axis. "
+    "Only the largest dimension is shown."
 )
-"""What is in the figure of a metric."""
+"""Legend in words for the figure of a metric."""
 
 
 def metric_chart(
@@ -289,7 +287,7 @@ def metric_chart(
     metric: str,
     alphas: Sequence[float] | None = None,
 ) -> Chart | None:
-    """The figure of one metric, a panel per problem and component; None where ``--only`` leaves no problem.
+    """Make the figure of one metric, with a panel per problem and component; None if no problem is selected.
 
     Parameters
     ----------
@@ -334,7 +332,7 @@ def _components(plan: ProblemPlan, metric: str) -> Sequence[int | None]:
 
 @dataclass(frozen=True)
 class _MetricPanel:
-    """Content of a panel: a metric of a problem, of one component (from 1) or of all together, with its rows."""
+    """Panel for a metric of one problem, of one component (from 1) or of all together, with its rows."""
 
     suite: Suite
     plan: ProblemPlan
@@ -344,7 +342,7 @@ class _MetricPanel:
 
     @property
     def shown(self) -> list[Row]:
-        """Rows of this problem and component."""
+        """The rows of this problem and component."""
         place = self.plan.label, self.component
         return [row for row in self.rows if (row.place.problem, row.component) == place]
 
@@ -354,7 +352,7 @@ class _MetricPanel:
         looks: Mapping[str, Look],
         alphas: Sequence[float] | None,
     ) -> Panel:
-        """The panel, with theory at these sample ratios (default: those of the suite) and those of the rows."""
+        """Draw the panel, with theory at the sample ratios ``alphas`` (default: the suite's) and at those of the rows."""
         plan, problem, rows = self.plan, self.plan.problem, self.shown
         used = sorted({row.place.alpha for row in rows} | {*(alphas or plan.alphas)})
         k = (self.component or 1) - 1
@@ -395,12 +393,12 @@ class _MetricPanel:
         return panel
 
     def _about(self, kind: str, algorithm: str = "") -> CsvRow:
-        """Columns of the CSV with one value."""
+        """Return the CSV columns that are constant in this series."""
         about = {"problem": self.plan.label, "component": self.component, "what": kind}
         return about | ({"algorithm": algorithm} if algorithm else {})
 
     def _scale(self, panel: Panel, line: Line, used: Sequence[float]) -> None:
-        """Choose the vertical axis of a panel: logarithmic for errors that span decades, with a floor where the optimum is 0."""
+        """Choose the vertical scale of a panel: logarithmic for errors that span decades, with a floor if the optimum is 0."""
         item = find_metric(self.metric, self.plan.problem.model.name)
         if item.direction != "lower":
             return
@@ -417,7 +415,7 @@ class _MetricPanel:
             panel.floor = floor_of(shown, target)
 
     def _runs(self, rows: Sequence[Row], look: Look, name: str) -> Series:
-        """Marks of one algorithm, hollow where a run did not end properly."""
+        """Make the marks of one algorithm, hollow where a run did not end ok."""
         columns = {
             "alpha": [row.place.alpha for row in rows],
             "dimension": [row.place.dimension for row in rows],
@@ -432,7 +430,7 @@ class _MetricPanel:
         return Series(name, columns, about, "marks", look.color, style, name)
 
     def _predicted(self, rows: Sequence[Row], look: Look, name: str) -> list[Series]:
-        """Marks of the algorithm's own prediction, where that differs from the Bayes-optimal value."""
+        """Make the line of the theory for an algorithm, where it differs from the Bayes-optimal value."""
         predictions = {}
         for row in rows:
             value, error = row.prediction.value, row.prediction.error
@@ -453,7 +451,7 @@ class _MetricPanel:
         return [replace(drawn, about=None), points]
 
     def _references(self) -> list[Series]:
-        """Crosses at published values."""
+        """Make the crosses at published values."""
         series = []
         for i, reference in enumerate(self.plan.references):
             of_component = reference.component in (None, self.component or 1)
@@ -473,7 +471,7 @@ class _MetricPanel:
 
 
 def _spans_decades(values: Iterable[float]) -> bool:
-    """Whether positive values span so much that a linear axis would hide the small ones."""
+    """Return whether positive values span so many decades that a linear axis would hide the small ones."""
     positive = [value for value in values if value > 0]
     return bool(positive) and max(positive) > 20.0 * min(positive)
 
@@ -484,7 +482,7 @@ def _spans_decades(values: Iterable[float]) -> bool:
 def theory_charts(
     suite: Suite, answers: Answers, alphas: Sequence[float] | None = None
 ) -> list[Chart]:
-    """Error and overlap against the sample ratio without runs, and the phase diagram if there is one."""
+    """Make the theory figures: error and overlap against the sample ratio, and the phase diagram if there is one."""
     charts = []
     for metric in ("mse", "overlap"):
         chart = metric_chart(suite, [], answers, metric, alphas)
@@ -495,7 +493,7 @@ def theory_charts(
 
 
 def varied(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | None:
-    """The one numerical parameter in which at least three problems differ, with its value in each; None if there is none."""
+    """Find the only numerical parameter that varies among at least three problems, with its values; None if there is none."""
     parameters = [_parameters(plan) for plan in plans]
     names = {name for flat in parameters for name in flat}
     differing = [n for n in names if len({repr(p.get(n)) for p in parameters}) > 1]
@@ -509,7 +507,7 @@ def varied(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | None:
 
 
 def _parameters(plan: ProblemPlan) -> dict[str, Any]:
-    """All parameters of a problem, named as ``prior.rho``."""
+    """Return all parameters of a problem, named like ``prior.rho``."""
     parameters: dict[str, Any] = {}
     for kind, spec in plan.problem.spec.items():
         parameters |= {f"{kind}.{name}": parameter for name, parameter in spec.items()}
@@ -517,7 +515,7 @@ def _parameters(plan: ProblemPlan) -> dict[str, Any]:
 
 
 def phase_chart(suite: Suite, answers: Answers) -> Chart | None:
-    """Thresholds over the sample ratio and the one parameter that varies."""
+    """Make the phase diagram: thresholds in the plane of sample ratio and the varied parameter."""
     name, parameters = varied(suite.chosen_plans) or ("", [])
     lines: dict[str, list[tuple[float, float]]] = {}
     pairs = zip(parameters, suite.chosen_plans)
@@ -538,5 +536,5 @@ def phase_chart(suite: Suite, answers: Answers) -> Chart | None:
     panel = Panel(
         suite.title, "sample ratio α", ylabel, series, y=name, from_zero=False
     )
-    key = f"thresholds over the sample ratio and {name}."
+    key = f"thresholds in the plane of sample ratio and {name}."
     return Chart("phases", suite.title, [panel], key=key)

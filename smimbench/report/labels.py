@@ -1,4 +1,4 @@
-"""Labels of rows: names that distinguish them, grouping by place, the word for a component, how a run ended."""
+"""Labels of rows: unique names, grouping by place, words for components and dimensions, and reasons of failed runs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 RowPlace = tuple[str, str, str, float, int]
-"""Problem, algorithm, backend, sample ratio asked for, and dimension."""
+"""Key of a row's place: problem, algorithm, backend, nominal sample ratio, and dimension."""
 
 
 def place(row: Row | RowEntry) -> RowPlace:
-    """Place of a row: problem, algorithm, backend and grid point, without metric and component."""
+    """Return the place of a row: problem, algorithm, backend and grid point."""
     at = row.place
     return at.problem, at.algorithm, at.backend, at.nominal_alpha, at.dimension
 
 
 def of_largest_dimension(rows: Iterable[Row]) -> list[Row]:
-    """Rows of the largest dimension of every algorithm at every sample ratio; the extrapolation uses all."""
+    """Select, for every algorithm and sample ratio, the rows of the largest dimension."""
 
     def without_dimension(row: Row) -> tuple[Any, ...]:
         return *place(row)[:-1], row.metric, row.component
@@ -45,7 +45,7 @@ def of_largest_dimension(rows: Iterable[Row]) -> list[Row]:
 
 
 def reason_of(record: Record, near: str | None = None) -> str:
-    """How and why a run ended: with the line of code if it failed, and the threshold ``near`` which it did not converge."""
+    """Describe how and why a run ended, with the line of code that failed or the nearby threshold ``near``."""
     reason = f"{record.status}: {record.reason}"
     if record.where:
         reason += f" ({record.where})"
@@ -55,13 +55,13 @@ def reason_of(record: Record, near: str | None = None) -> str:
 
 
 def kind_of(reason: str) -> str:
-    """Key of repeated failure reasons: the line of code that failed, else the text without numbers."""
+    """Return a key that is equal for similar failure reasons: the failing line of code, else the text without numbers."""
     failed = re.fullmatch(r"failed: .*( \([^()]*, line \d+\))", reason, re.DOTALL)
     return failed[1] if failed else re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", reason)
 
 
 def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Rows grouped by their ``key``, in the order of first appearance."""
+    """Group rows by ``key``, in the order of first appearance."""
     groups: dict[K, list[T]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -69,7 +69,7 @@ def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def summed_statuses(rows: Iterable[Row]) -> dict[str, int]:
-    """Number of runs per status, summed over these rows."""
+    """Sum the number of runs per status over rows."""
     statuses: Counter[str] = Counter()
     for row in rows:
         statuses.update(row.runs.status_counts)
@@ -79,7 +79,7 @@ def summed_statuses(rows: Iterable[Row]) -> dict[str, int]:
 def names_with_backend(
     rows: Sequence[Row | RowEntry],
 ) -> Callable[[Row | RowEntry], str]:
-    """Names of the algorithms of rows, with the backend if rows of several backends are shown together.
+    """Return a function that names the algorithm of a row, with the backend if rows are from several backends.
 
     An estimate from elsewhere has none; it is told apart only from an algorithm of the same name that was run here.
     """
@@ -95,23 +95,23 @@ def names_with_backend(
 
 
 def component_word(problem: Any) -> str:
-    """``"layer"`` where the channel has layers, otherwise ``"component"``."""
+    """Return the word for a component: ``"layer"`` if the channel has layers, otherwise ``"component"``."""
     return "layer" if "layers" in problem.spec["channel"] else "component"
 
 
 def letter(model: Any) -> str:
-    """Letter for a model's dimension: d for a matrix of extensive rank, else D."""
+    """Return the letter for a model's dimension: d for a matrix of extensive rank, else D."""
     return "d" if model.rank == "extensive" else "D"
 
 
 def letter_of(rows: Iterable[Row | RowEntry]) -> str:
-    """Letter for the dimension of rows: that of their model, or D if models differ or are unknown."""
+    """Return the letter for the dimension of rows: that of their model, or D if models differ."""
     letters = {row.dimension_letter for row in rows}
     return letters.pop() or "D" if len(letters) == 1 else "D"
 
 
 def distinguish(rows: Iterable[Row]) -> list[Row]:
-    """Rows with labels extended where different problems or algorithms share one."""
+    """Extend labels that different problems or algorithms share, so that every label is unique."""
     rows = list(rows)
     for key in ("problem", "algorithm"):
         meanings: dict[str, dict[str, dict[str, object]]] = {}

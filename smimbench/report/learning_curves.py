@@ -1,4 +1,4 @@
-"""Figures of errors during runs, against samples and seconds, with the predicted path; spectra of estimates."""
+"""Learning curves: errors during runs against samples and seconds, with the predicted trajectory; spectra of estimates."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from smimbench.theory.questions import Question
 
 GRID = 200
-"""Places at which the median over runs is read; doubled, pages and CSV are twice as long and no line looks different."""
+"""Number of points at which the median over runs is evaluated; doubled, files are twice as long and lines look the same."""
 
 
 class Run(NamedTuple):
-    """Values (t, P) of one run along its axis (t,), with its algorithm and record."""
+    """Trajectory of one run: values (t, P) of a metric along a clock (t,), with algorithm and record."""
 
     algorithm: str
     record: Record
@@ -60,13 +60,13 @@ class Run(NamedTuple):
 
 
 Place = tuple[str, float, int]
-"""Label of a problem, sample ratio, dimension."""
+"""Key of a panel: label of the problem, sample ratio, dimension."""
 
 Trajectory = dict[str, "Host"]
 """Arrays by name, all of one length (t,)."""
 
 Clock = Callable[["Record", Trajectory], "Host"]
-"""Times of a record and its trajectory."""
+"""Function from a record and its trajectory to times (t,), such as samples or seconds."""
 
 Cells = dict[tuple[Any, ...], list[Pair]]
 """Runs by ``Cell.place``."""
@@ -75,7 +75,7 @@ Cells = dict[tuple[Any, ...], list[Pair]]
 def chosen_panels(
     places: Collection[tuple[Any, ...]],
 ) -> tuple[list[tuple[Any, ...]], str]:
-    """Places (problem, ..., dimension) to draw, and a note if those are not all: the largest dimensions, of too many some."""
+    """Choose the places to draw: those of the largest dimension, at most one figure full; a note says if some are omitted."""
     largest: dict[str, int] = {}
     for label, *_, dimension in places:
         largest[label] = max(dimension, largest.get(label, 0))
@@ -90,7 +90,7 @@ def chosen_panels(
 
 
 def _counts(trajectory: Trajectory) -> bool:
-    """Whether an algorithm counts its samples; if not, all of them go into every iteration."""
+    """Return whether a trajectory counts samples; if not, every iteration uses all of them."""
     samples = np.asarray(trajectory.get("samples", ()), dtype=float)
     return bool(np.isfinite(samples).any())
 
@@ -107,12 +107,12 @@ def _seconds(record: Record, trajectory: Trajectory) -> Host:
 
 
 def learning_charts(results: Results) -> list[Chart]:
-    """The first metric, and others whose path is predicted, sample by sample; see ``course_chart``.
+    """Make learning curves against samples, of the first metric and of others with a predicted trajectory.
 
     A sample that is processed again counts again. Nothing where no algorithm counts samples (message passing does not) and no
     path is predicted.
     """
-    note = "Reused samples count every time; without batches, an iteration counts all samples."
+    note = "Samples count each time they are used; without batches, every iteration uses all samples."
     trajectories = (results.store.trajectory(record) for _, record in results.pairs)
     is_drawn = any(_counts(trajectory or {}) for trajectory in trajectories)
     charts = []
@@ -137,7 +137,7 @@ def _drawn_metrics(results: Results) -> list[str]:
 
 
 def seconds_chart(results: Results) -> Chart | None:
-    """The squared error against seconds, see ``course_chart``; None where a single algorithm was run."""
+    """Make learning curves of the squared error against seconds; None if there is a single algorithm."""
     if len({cell.algorithm_label for cell, _ in results.pairs}) < 2:
         return None
     trusted = all(record.timing.trusted for _, record in results.pairs)
@@ -148,7 +148,7 @@ def seconds_chart(results: Results) -> Chart | None:
 def course_chart(
     results: Results, name: str, metric: str, clock: Clock, xlabel: str, note: str
 ) -> Chart | None:  # fmt: skip
-    """A metric during runs against a clock, in a panel for each problem and sample ratio, at the largest dimension.
+    """Make learning curves of a metric against a clock, one panel per problem and sample ratio, at the largest dimension.
 
     Lines are medians over the runs of an algorithm, each of which keeps its last value when it has ended; bands go from quartile
     to quartile, of fewer than four runs from the least value to the largest. The Bayes-optimal line is that of the whole data
@@ -179,7 +179,7 @@ def course_chart(
 def _runs_by_place(
     results: Results, metric: str, clock: Clock
 ) -> dict[Place, list[Run]]:
-    """Runs that have a trajectory of a metric, by problem, sample ratio and dimension."""
+    """Collect the runs with a trajectory of a metric, by problem, sample ratio and dimension."""
     runs: dict[Place, list[Run]] = {}
     for cell, record in results.pairs:
         trajectory = results.store.trajectory(record)
@@ -196,14 +196,14 @@ def _runs_by_place(
 
 
 def _range(runs: Sequence[Run]) -> tuple[float, float]:
-    """Start of the first run and end of the last one."""
+    """Return the earliest start and the latest end of runs on their clock."""
     return min(run.x[0] for run in runs), max(run.x[-1] for run in runs)
 
 
 def _fresh_grid(
     problem: Problem, dimension: int, runs: Sequence[Run]
 ) -> tuple[Host, tuple[float, ...]]:
-    """Numbers of samples, and their ratios, at which the best that is possible with fresh samples is drawn.
+    """Return the numbers of samples, and sample ratios, at which the Bayes-optimal error with fresh samples is drawn.
 
     Empty where no run draws any, or theory takes long.
     """
@@ -216,7 +216,7 @@ def _fresh_grid(
 
 
 def course_questions(results: Results) -> Iterator[Question]:
-    """Questions that ``learning_charts`` and ``spectrum_chart`` need answered besides those of the tables."""
+    """Yield the theory questions of learning curves and spectra that tables do not ask."""
     problems = results.suite.problems
     if any(used_fresh(record) for _, record in results.pairs):
         for metric in _drawn_metrics(results):
@@ -235,7 +235,7 @@ def course_questions(results: Results) -> Iterator[Question]:
 
 @dataclass
 class _CoursePanel:
-    """A panel of ``course_chart``: a metric during the runs of a place."""
+    """Panel of learning curves: a metric during the runs of one problem, sample ratio and dimension."""
 
     results: Results
     place: Place
@@ -259,7 +259,7 @@ class _CoursePanel:
         )
 
     def draw(self, cells: Cells) -> Panel:
-        """The panel, with predictions for the runs of these cells."""
+        """Draw the panel, with predictions for the runs of these cells."""
         panel, problem, runs = self.panel, self.problem, self.runs
         label, alpha, dimension = self.place
         ratio = sample_ratio(problem, alpha, dimension)
@@ -295,7 +295,7 @@ class _CoursePanel:
         x: Host,
         **values: Host,
     ) -> None:
-        """Add a line for each component, from values (t, P)."""
+        """Add a line per component, from values (t, P)."""
         place = dict(zip(("problem", "alpha", "dimension"), self.place))
         word, count = component_word(self.problem), self.components
         for k in range(count):
@@ -311,7 +311,7 @@ class _CoursePanel:
     def _add_optimum(
         self, name: str, dashes: str, x: Host, ratios: Sequence[float]
     ) -> None:
-        """Add the Bayes-optimal line, at these sample ratios where it is stored."""
+        """Add the Bayes-optimal line at those of these sample ratios where theory is stored."""
         answers, problem = self.results.answers, self.problem
         line = at_hand(answers.line, problem, ratios) if len(ratios) > 2 else None
         optimum = [
@@ -329,7 +329,7 @@ class _CoursePanel:
     def _add_median(
         self, name: str, runs: Sequence[Run], look: Look, dashes: Dashes
     ) -> None:
-        """Add the median over the runs of an algorithm, with a band."""
+        """Add the median over an algorithm's runs, with a band for quartiles or range."""
         start = max(run.x[0] for run in runs)
         grid = np.unique(np.concatenate([run.x for run in runs]))
         grid = grid[grid >= start]
@@ -344,7 +344,7 @@ class _CoursePanel:
         self._add(name, name, look.color, style, grid, value=median, low=low, high=high)
 
     def _add_prediction(self, name: str, pairs: Sequence[Pair], look: Look) -> None:
-        """Add the path that theory predicts for the runs of an algorithm, if there is one."""
+        """Add the predicted trajectory of an algorithm, if there is one."""
         path = _predicted_path(self.results, self.problem, pairs)
         if self.metric.name not in path:
             return
@@ -361,13 +361,13 @@ class _CoursePanel:
 
 
 DASHES: Sequence[Dashes] = ("-", "-.", ":", (0, (5, 1)))
-"""Dashes of algorithms, where colors tell components apart."""
+"""Dash patterns of algorithms, for figures in which colors stand for components."""
 
 
 def _predicted_path(
     results: Results, problem: Problem, pairs: Sequence[Pair]
 ) -> Trajectory:
-    """The trajectory that theory predicts for these runs; empty where it predicts none."""
+    """Return the predicted trajectory of these runs; empty if there is none."""
     ratio, records = ratio_of_runs(problem, pairs), [record for _, record in pairs]
     theory = prediction_of(results.answers, problem, pairs[0][0], ratio, records)
     predicted = None if isinstance(theory, str) else theory.trajectory
@@ -380,7 +380,7 @@ def _predicted_path(
 
 
 def spectrum_chart(results: Results) -> Chart | None:
-    """Eigenvalues of estimates, a panel per problem, algorithm, sample ratio and dimension whose records hold them; None without.
+    """Make the figure of eigenvalue spectra of estimates, one panel per place; None if no record has eigenvalues.
 
     Bars are the eigenvalues of all runs that are not zero, a line what theory predicts; the share that is zero stands in the
     title.
@@ -389,7 +389,7 @@ def spectrum_chart(results: Results) -> Chart | None:
     if not groups:
         return None
     places, left_out = chosen_panels(groups)
-    note = "Bars: nonzero eigenvalues of the estimates of all runs; lines: predicted."
+    note = "Bars: nonzero eigenvalues of the estimates of all runs; lines: theory."
     panels = [_spectrum_panel(results, groups[place]) for place in places]
     return Chart("spectrum", results.suite.title, panels, note + left_out)
 

@@ -1,4 +1,4 @@
-"""What Python functions return, as a notebook shows it: rows, loaded results, theory; each with tidy tables."""
+"""Return types of the Python API (rows, loaded results, theory), with their display in notebooks and tidy tables."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ROW: list[str | Column] = [
     "problem", "algorithm", "alpha", "D", "metric", "component", "n", "mean ± s.e.m.", "predicted", "z", "optimal",
     "error / optimal", "per run", "status",
 ]  # fmt: skip
-"""Columns of a row in HTML."""
+"""Columns of the HTML table of rows."""
 
 
 class Rows(list[RowDocument]):
@@ -52,9 +52,7 @@ class Rows(list[RowDocument]):
 
     @property
     def table(self) -> Any:
-        """Mean, standard error, prediction and optimum, one row per problem, algorithm, sample ratio, dimension, metric and
-        component: a flat frame of pandas or polars, or a list of dicts.
-        """
+        """Flat table of the rows (mean, standard error, prediction, optimum), as a pandas or polars frame or a list of dicts."""
         return frame(flat_rows(self))
 
     def __repr__(self) -> str:
@@ -65,9 +63,7 @@ class Rows(list[RowDocument]):
         return "\n".join([*lines, f"{len(self)} rows; .table is a frame of them"])
 
     def _repr_html_(self) -> str | None:
-        """Verdicts and the first rows as HTML, with text from users escaped; None, which a notebook shows as text, without
-        jinja2.
-        """
+        """Render verdicts and the first rows as HTML, with text from users escaped; None without jinja2."""
         if importlib.util.find_spec("jinja2") is None:
             return None
         lines = "".join(
@@ -87,7 +83,7 @@ AXES = ("iteration", "seconds", "samples", "damping")
 
 @dataclass(frozen=True)
 class Loaded:
-    """Values and trajectories of runs, as frames of pandas or polars, or as lists of dicts."""
+    """Metric values and trajectories of runs, as pandas or polars frames or as lists of dicts."""
 
     values: Any
     trajectories: Any
@@ -103,7 +99,7 @@ class Loaded:
 
 
 def load_folder(folder: Path) -> Loaded:
-    """Values and trajectories of all records under a folder; see ``smimbench.load``.
+    """Load the metric values and trajectories of all records under a folder; see ``smimbench.load``.
 
     Raises
     ------
@@ -174,7 +170,7 @@ def frame(rows: Sequence[Mapping[str, object]]) -> Any:
 
 
 POINTS = 12
-"""Points that the text of an object shows, of all problems together; doubled, it is longer than a screen."""
+"""Largest number of theory points that the text of an object shows; doubled, it is longer than a screen."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,12 +195,12 @@ class Theory:
 
     @property
     def documents(self) -> list[JsonObject]:
-        """Documents of ``smimbench theory --json``, one for every problem, with ``points``, ``thresholds`` and their methods."""
+        """JSON objects of ``smimbench theory --json``, one per problem, with ``points``, ``thresholds`` and methods."""
         return [problem.document() for problem in self.problems]
 
     @cached_property
     def table(self) -> Any:
-        """The ``rows`` as a frame of pandas or polars, or as they are."""
+        """The ``rows`` as a pandas or polars frame, or unchanged without either package."""
         return frame(self.rows)
 
     @cached_property
@@ -246,9 +242,7 @@ class Theory:
 
     @cached_property
     def thresholds(self) -> Any:
-        """One row per problem and threshold, as ``table``: ``problem``, ``threshold``, ``alpha`` with its ``error``, and the
-        ``reason`` where there is none.
-        """
+        """Table of thresholds: ``problem``, ``threshold``, ``alpha`` with its ``error``, or the ``reason`` why there is none."""
         rows = []
         for plan, theory in zip(self.suite.chosen_plans, self.problems):
             thresholds = theory.thresholds
@@ -297,13 +291,15 @@ class Theory:
             point.generalization_error for point in points
         ):
             raise ValueError(
-                f"{metric} was not computed; theory(..., predictions=True) does"
+                f"{metric} was not computed; use theory(..., predictions=True)"
             )
         only = tuple(("problem", problem.label) for problem in solved)
         is_whole = len(solved) == len(self.problems)
         suite = self.suite if is_whole else replace(self.suite, only=only)
         if not solved:
-            raise ValueError("no problem is solved: there is nothing to draw")
+            raise ValueError(
+                "no problem's theory was solved, so there is nothing to draw"
+            )
         answers = self.answer(())
         self.answer(
             chart_questions(

@@ -246,7 +246,9 @@ def _parsed(path: Path) -> Any:
     """Parse the JSON of a file; raise ValueError if it is not JSON or is larger than ``LARGEST`` bytes."""
     text = _text_at(path, LARGEST + 1)
     if len(text) > LARGEST:
-        raise ValueError(f"the file is larger than {LARGEST >> 20} MB, the largest allowed size")
+        raise ValueError(
+            f"the file is larger than {LARGEST >> 20} MB, the largest allowed size"
+        )
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: verdict, contenders, figures, sortable tables, and the command that reproduces it."""
+"""Self-contained HTML page of results: verdicts, ranking, figures, sortable tables, and commands to reproduce it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Suite
 
 NEEDS = ("jinja2", "matplotlib")
-"""Packages that a page needs besides smimbench: extra ``report``."""
+"""Packages that the HTML page needs, from the extra ``report``."""
 
 
 def render_page(
@@ -116,7 +116,7 @@ def render_page(
 
 
 def _about(problem: str, algorithm: str, statuses: Iterable[str]) -> dict[str, str]:
-    """Attributes of a table row that the page's filters read."""
+    """Return the HTML attributes of a table row that the page's filters use."""
     return {
         "data-problem": problem,
         "data-algorithm": algorithm,
@@ -134,7 +134,7 @@ def _contender_table(verdict: Verdict) -> str:
 
 
 class _ShownVerdict(NamedTuple):
-    """A verdict with the texts that the page shows; ``best`` is None where its line says all."""
+    """Texts of a verdict on the page; ``best`` is None if the line of the verdict contains everything."""
 
     problem: str
     best: Contender | None
@@ -194,7 +194,7 @@ def _reproduce(suite: Suite, shared: SharedDocument) -> str:
 
 
 def _inline_svg(svg: str, name: str) -> str:
-    """An SVG without XML header, with unique ids, since two figures on a page must not share clip paths."""
+    """Prepare an SVG for inlining: without XML header, with ids that are unique on the page."""
 
     def shortened(match: re.Match[str]) -> str:
         tag = match[0]

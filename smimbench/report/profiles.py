@@ -1,4 +1,4 @@
-"""Performance profiles over all problems of a suite: when runs reach their targets, and how close algorithms get to the best."""
+"""Performance profiles over all problems: how fast runs reach their targets, and how close algorithms get to the best."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smimbench.report.optimum import limit_of
 from smimbench.report.rows import bayes_point
 from smimbench.report.statistics import EPSILONS, instance_of, near_goal, time_near
 from smimbench.report.style import end_marker, looks_of
-from smimbench.report.verdict import errors, on_their_data
+from smimbench.report.verdict import errors, on_instance_data
 from smimbench.run.external import EXTERNAL
 from smimbench.run.loop import FAILED_STATUSES
 
@@ -23,25 +23,26 @@ if TYPE_CHECKING:
     from smimbench.report.results import Results
 
 CUT = 4.0
-"""Where the performance profile ends: what is further from the best is no contender. Doubled, its interesting part shrinks."""
+"""Largest ratio to the smallest error that the performance profile shows."""
 
 READING = (
-    f"Higher is better. First three: share of targets reached, errors within {', '.join(f'{e:.0%}' for e in EPSILONS)} of the "
-    "optimum on every instance; a curve is flat once its runs have ended. Last: share of instances on which the error is at "
+    "Higher is better. First three: share of targets reached; targets are errors within "
+    f"{', '.join(f'{e:.0%}' for e in EPSILONS)} of the optimum on every instance; a curve is flat once its runs have ended. "
+    "Last: share of instances on which the error is at "
     f"most x times the smallest one, up to {CUT:g}. Algorithms that draw their own samples are left out."
 )
-"""How to read a profile."""
+"""Note below performance profiles that explains how to read them."""
 
 
 class Hit(NamedTuple):
-    """When a run came near the Bayes-optimal error; infinity where it never did.
+    """Time at which a run came near the Bayes-optimal error; infinite if it never did.
 
     Attributes
     ----------
     instance : tuple
         Problem, sample ratio, dimension, root seed and replicate.
     epsilon : float
-        Every component is within ``(1 + epsilon)`` of the Bayes-optimal error; within the suite's target where that is 0.
+        Relative distance that all components reach; where the optimal error is 0, the suite's target replaces it.
     """
 
     algorithm: str
@@ -53,9 +54,9 @@ class Hit(NamedTuple):
 
 
 def hits(results: Results) -> list[Hit]:
-    """When each run came near the Bayes-optimal error, at its size where that is known: one for each run and nearness.
+    """List when each run came near the Bayes-optimal error (at its dimension if known), for each relative distance.
 
-    Without algorithms that draw samples of their own, see ``on_their_data``, and without problems whose theory is not stored.
+    Algorithms that draw fresh samples (see ``on_instance_data``) and problems without stored theory are excluded.
     """
     times = []
     for cell, record in results.pairs:
@@ -85,12 +86,12 @@ def hits(results: Results) -> list[Hit]:
 
 
 def performance(results: Results) -> dict[str, list[float]]:
-    """Error of each algorithm over the least of all on every instance: infinity where it has none."""
+    """Compute the ratio of each algorithm's error to the smallest of all on every instance; infinite without an estimate."""
     rows = results.rows
     # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
     backends = (rows[0].place.backend, EXTERNAL)
     of_backend = [row for row in rows if row.place.backend in backends]
-    by_algorithm = errors(on_their_data(of_backend))
+    by_algorithm = errors(on_instance_data(of_backend))
     best: dict[Any, float] = {}
     for by_place in by_algorithm.values():
         for place, (error, _) in by_place.items():
@@ -109,7 +110,7 @@ def performance(results: Results) -> dict[str, list[float]]:
 def share_within(
     numbers: Mapping[str, Sequence[float]], end: float = math.inf
 ) -> dict[str, tuple[Any, Any]]:
-    """Share of numbers that are at most so large, by algorithm: sorted finite abscissae up to ``end``, and shares."""
+    """Compute cumulative distributions by algorithm: sorted numbers up to ``end``, and the share of all up to each."""
     curves = {}
     for name, unsorted in numbers.items():
         ordered = np.sort(unsorted)
@@ -119,7 +120,7 @@ def share_within(
 
 
 def profile_chart(results: Results) -> Chart | None:
-    """Shares of targets reached against seconds, iterations and samples, and how near to the best error each comes."""
+    """Make the figure of performance profiles: targets reached against seconds, iterations and samples, and error ratios."""
     by_algorithm = grouped(hits(results), lambda hit: hit.algorithm)
     if len(by_algorithm) < 2:
         return None

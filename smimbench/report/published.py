@@ -1,4 +1,4 @@
-"""A figure of a paper: our values at its published points, how far they are apart, and both in the paper's axes."""
+"""Comparison with a published figure: our values at its points, their differences, and both drawn in the paper's axes."""
 
 from __future__ import annotations
 
@@ -46,21 +46,23 @@ SAME_POINT = 0.02
 """Relative distance up to which a run (of a whole number of samples) is at a published point; doubled, steep curves are off by
 more than their band."""
 CROSSES = 24
-"""Published points of a line that are drawn at most; doubled, they hide the line."""
+"""Largest number of published points drawn per line; doubled, they hide the line."""
 
 
 @dataclass(frozen=True)
 class PublishedLine:
-    """One line of a figure: a curve for one problem; of thresholds, for all problems together.
+    """Curve of a published figure, with its published points: an error curve of one problem, or a line of thresholds.
+
+    A line of thresholds runs over all problems of the figure, which differ in one parameter.
 
     Attributes
     ----------
     factor : float
-        The figure's x over alpha.
+        Ratio of the figure's horizontal coordinate to alpha.
     index : int
-        Position of its problem among those of the curve.
+        Index of its problem among those of the curve.
     points : Line or None
-        Published points with their spread over runs as error; None where there is no table.
+        Published points, with the spread over runs as error; None if the table is missing.
     """
 
     label: str
@@ -73,21 +75,21 @@ class PublishedLine:
 
     @property
     def is_threshold(self) -> bool:
-        """Whether it shows thresholds over a parameter."""
+        """Whether the line shows thresholds as a function of a parameter."""
         return self.curve.metric == "threshold"
 
     @property
     def is_curve(self) -> bool:
-        """Whether it shows Bayes-optimal theory over the sample ratio."""
+        """Whether the line shows Bayes-optimal theory as a function of the sample ratio."""
         return not (self.is_threshold or self.curve.algorithm)
 
     @property
     def component_index(self) -> int:
-        """Index of the component that is shown."""
+        """Index of the component that the line shows, from 0."""
         return (self.curve.component or 1) - 1
 
     def explanations(self, x: float) -> list[str]:
-        """Headings in docs/corrections.md of the known mistakes that hold at x."""
+        """List the headings in docs/corrections.md of known errors of the published line at ``x``."""
         i = self.index
         return [
             mistake.section
@@ -96,7 +98,7 @@ class PublishedLine:
         ]
 
     def alphas(self, limits: Sequence[float]) -> set[float]:
-        """Sample ratios at which theory is needed: the published ones, from one end of the axis to the other."""
+        """Return the sample ratios at which theory is needed: the published ones and the ends of the axis."""
         if not self.is_curve:
             return set()
         low, high = limits
@@ -136,7 +138,7 @@ def figure_list() -> list[ShippedFigure]:
 def published_lines(
     suite: Suite, folder: Path | None, limit: int | None = None
 ) -> list[PublishedLine]:
-    """Lines of the suite's figure, without those of problems that are left out, with points from the tables in a folder.
+    """Return the lines of the suite's figure for its selected problems, with points from the tables in a folder.
 
     Parameters
     ----------
@@ -168,7 +170,7 @@ def published_lines(
 
 
 def _line(curve: CurveTable, index: int, plans: Sequence[ProblemPlan]) -> PublishedLine:
-    """The line of a curve for its problem of this index, without its points."""
+    """Make the line of a curve for the problem with this index, without published points."""
     label, table, factor = curve.label, curve.table, 1.0
     if curve.metric != "threshold":
         factor = _of_problem(curve.x_factor, index)
@@ -180,14 +182,14 @@ def _line(curve: CurveTable, index: int, plans: Sequence[ProblemPlan]) -> Publis
 
 
 def _of_problem(numbers: Sequence[float], index: int) -> float:
-    """The number for the problem of this index: there is one for each, or one for all."""
+    """Return the number for the problem with this index, from a list of one per problem or one for all."""
     return numbers[index % len(numbers)]
 
 
 def _points(
     line: PublishedLine, folder: Path, limits: Sequence[float], limit: int | None
 ) -> Line | None:
-    """Published points within the figure; None where there is no such table."""
+    """Read the published points within the figure's range; None if the table is missing."""
     path = next(iter(sorted(folder.rglob(line.table))), None)
     if path is None:
         return None
@@ -195,9 +197,11 @@ def _points(
         table = csv.DictReader(read_text(path).splitlines())
         rows = [[float(row[name]) for name in line.curve.columns] for row in table]
     except KeyError as error:
-        raise SuiteError(str(path), "", f"has no column {error}") from None
+        raise SuiteError(str(path), "", f"the table lacks the column {error}") from None
     except (OSError, TypeError, ValueError, csv.Error) as error:
-        raise SuiteError(str(path), "", f"is no table of numbers: {error}") from None
+        raise SuiteError(
+            str(path), "", f"the file is not a table of numbers: {error}"
+        ) from None
     columns = np.array(rows, dtype=float).reshape(-1, len(line.curve.columns)).T
     x, y = columns[:2]
     shown = np.isfinite(x * y) & ((x > 0) | line.is_threshold)
@@ -214,7 +218,7 @@ def _points(
 def our_points(
     line: PublishedLine, answers: Answers, rows: Sequence[Row], alphas: Sequence[float]
 ) -> Line:
-    """Our points of a line with their errors: standard errors of runs, numerical ones of theory (at these sample ratios)."""
+    """Return our values of a line with errors: standard errors of runs, or numerical errors of theory."""
     curve, problem = line.curve, line.plans[0].problem
     points: list[tuple[float, float | None, float | None]] = []
     if line.is_threshold:
@@ -253,7 +257,7 @@ def line_questions(
     answers: Answers,
     alphas: Mapping[str, Iterable[float]],
 ) -> Iterator[Question]:
-    """Further questions of the lines of ``figure_chart``, drawn at these sample ratios by label of the problem."""
+    """Yield the theory questions of a published figure's lines, at these sample ratios by problem label."""
     for line in lines:
         if not line.is_curve:
             continue
@@ -266,7 +270,7 @@ def line_questions(
 
 @dataclass(frozen=True)
 class CurveAgreement:
-    """Whether a line agrees with the published one, and where it is farthest away.
+    """Result of comparing a line with the published one: whether they agree, and their largest difference.
 
     Attributes
     ----------
@@ -288,12 +292,12 @@ class CurveAgreement:
     outside: int | None = None
 
     def document(self) -> JsonObject:
-        """The agreement as JSON has it."""
+        """Return the result as a JSON object."""
         return {key: field for key, field in asdict(self).items() if field is not None}
 
 
 def compare(line: PublishedLine, ours: Line) -> CurveAgreement:
-    """Compare a line with the published one.
+    """Compare our values of a line with the published points.
 
     A point is inside if it is off by at most ``allowed``: the band of the curve, the published spread over runs, and twice our
     error. One outside is explained by a correction that holds at its x.
@@ -335,7 +339,7 @@ def figure_chart(
     lines: Sequence[PublishedLine],
     ours: Sequence[Line],
 ) -> Chart:
-    """The figure in the paper's axes: theory as lines, runs as marks, published points as crosses in the same color."""
+    """Draw the figure in the paper's axes: theory as lines, runs as marks, published points as crosses."""
     figure = suite.figure
     assert figure is not None
     looks, series, crosses = looks_of(suite, rows), [], []

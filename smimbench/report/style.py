@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Suite
 
 WIDTHS = {"column": 3.4, "page": 7.0}
-"""Widths in inches that journals print figures at; doubled, letters are too small to read in print."""
+"""Widths of figures in print, in inches; doubled, letters are too small to read in print."""
 
 COLORS = [
     "#0072B2",
@@ -45,10 +45,10 @@ COLORS = [
     "#332288",
     "#999933",
 ]
-"""Okabe and Ito's colors without black (that is the Bayes-optimal line) and yellow (which paper swallows), and three more."""
+"""Colors of algorithms: Okabe and Ito's palette without black (theory) and yellow (invisible on paper), plus three."""
 
 MARKERS = "osD^vPX*<>hp"
-"""Apart without any color, too."""
+"""Markers of algorithms, which are distinguishable without color."""
 
 STYLE: Any = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 8, "xtick.labelsize": 8, "ytick.labelsize": 8,
@@ -60,7 +60,7 @@ STYLE: Any = {
 
 @contextlib.contextmanager
 def plain_matplotlib() -> Iterator[None]:
-    """Context with Matplotlib's own defaults and our style, whatever the user's files and environment say.
+    """Use Matplotlib's defaults and this package's style within a context, regardless of the user's configuration.
 
     Raises
     ------
@@ -91,14 +91,14 @@ def plain_matplotlib() -> Iterator[None]:
 
 
 class Look(NamedTuple):
-    """Color and marker with which an algorithm is drawn in all figures."""
+    """Color and marker of an algorithm in all figures."""
 
     color: str
     marker: str
 
 
 def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
-    """Color and marker of each label, given the name of its algorithm.
+    """Choose the color and marker for each label, given the name of its algorithm.
 
     What ships has those of its place in the order in which it is registered, everything else those of its name. The first label
     of an algorithm, its own name if that is one, has them in all figures and all runs; others have those of their own name, or
@@ -128,24 +128,24 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
 
 
 def _cycle(marks: Sequence[str], index: int) -> Sequence[str]:
-    """The same marks in order, beginning with another one."""
+    """Rotate a sequence of marks so that it begins at ``index``."""
     index %= len(marks)
     return [*marks[index:], *marks[:index]]
 
 
 def end_marker(look: Look) -> dict[str, Any]:
-    """The marker at the end of an algorithm's curve, which tells curves apart in grayscale."""
+    """Return the style of the marker at the end of an algorithm's curve, which distinguishes curves in grayscale."""
     return {"marker": look.marker, "markevery": [-1], "ms": 4.5}
 
 
 def literal(text: str) -> str:
-    """Text from users for Matplotlib, which takes dollars for mathematics and leaves a leading underscore out of legends."""
+    """Escape a user's text for Matplotlib, where dollars start formulas and a leading underscore hides a legend entry."""
     escaped = printable(text).replace("\t", " ").replace("$", r"\$")
     return f"\N{ZERO WIDTH SPACE}{escaped}" if escaped.startswith("_") else escaped
 
 
 def line_name(name: str, word: str, component: int | None) -> str:
-    """Legend entry of a line: of all components (None), or of one, counted from 0."""
+    """Return the legend entry of a line, for one component (counted from 0) or for all together (None)."""
     return name if component is None else f"{name}, {word} {component + 1}"
 
 
@@ -185,7 +185,7 @@ def new_figure(
 
 
 def log_ticks(axis: Any) -> None:
-    """Label the ticks of a logarithmic axis with plain numbers: a typeset formula for each takes longer than the figure."""
+    """Label the ticks of a logarithmic axis with plain numbers, since typesetting formulas is slow."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     low, high = axis.get_view_interval()
@@ -201,7 +201,7 @@ def log_ticks(axis: Any) -> None:
 
 
 def floor_ticks(axis: Any, floor: float) -> None:
-    """Label the decades of an axis that ends at ``floor``, which stands for all that is smaller; at most six."""
+    """Label at most six decades of a logarithmic axis; its lower end, ``floor``, is labeled as an upper bound."""
     from matplotlib.ticker import NullLocator
 
     decades = math.log10(axis.get_view_interval()[1] / floor)
@@ -214,11 +214,11 @@ def floor_ticks(axis: Any, floor: float) -> None:
 
 
 PREDICTED = ", predicted"
-"""What the line of a prediction is called, after its algorithm."""
+"""Suffix that follows the name of an algorithm in the legend entry of its prediction."""
 
 
 def finish(figure: Figure, axes: Iterable[Axes], note: str = "") -> None:
-    """Add one legend below all panels, with each entry once, and a note."""
+    """Add a common legend, without duplicates, and a note below all panels."""
     legend: dict[str, Artist] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels()):
@@ -266,11 +266,11 @@ def lay_out(figure: Figure) -> None:
 
 
 ToSvg = Callable[[Any], Any]
-"""From pixels of a figure to places in its SVG, arrays (..., 2)."""
+"""Function from pixel coordinates (..., 2) of a figure to coordinates (..., 2) in its SVG."""
 
 
 def svg_text(figure: Figure) -> tuple[str, ToSvg]:
-    """A figure as SVG, transparent and cropped, and the function from pixels to positions in it."""
+    """Convert a figure to a transparent, cropped SVG, and return the map from pixels to its coordinates, too."""
     buffer = io.StringIO()
     with plain_matplotlib():
         box = figure.get_tightbbox().padded(0.03)  # inches
@@ -281,7 +281,7 @@ def svg_text(figure: Figure) -> tuple[str, ToSvg]:
 
 
 def looks_of(suite: Suite, rows: Sequence[Row] = ()) -> dict[str, Look]:
-    """Styles of the algorithms and distinguishing labels of a suite, the same in all of its figures."""
+    """Choose colors and markers for the algorithm labels of a suite, the same in all of its figures."""
     names = {row.place.algorithm: row.identity.algorithm["name"] for row in rows}
     for algorithm in suite.algorithms:
         names[algorithm.label] = algorithm.spec["name"]
@@ -289,7 +289,7 @@ def looks_of(suite: Suite, rows: Sequence[Row] = ()) -> dict[str, Look]:
 
 
 def floor_of(errors: Iterable[float], target: float) -> float:
-    """Lower end of a logarithmic axis: the decade below the target and below the smallest error that is to be seen."""
+    """Choose the lower end of a logarithmic axis: the decade below the target and the smallest visible error."""
     # Zero, less and what rounding has left have no place on it: they are drawn as "below".
     smallest = min([target, *(error for error in errors if error > 1e-16)])
     return 10.0 ** math.floor(math.log10(smallest) - 0.3)

@@ -1,4 +1,4 @@
-"""Tables of runs for a terminal: errors, contenders, runtime, order of learning, infinite dimension, comparisons."""
+"""Terminal tables of runs: errors, ranking of algorithms, runtimes, order of learning, extrapolation, comparison."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _by_metric(rows: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
 
 
 def _shortened(rows: Sequence[Row], full: bool, note: str) -> tuple[Sequence[Row], str]:
-    """Rows that are shown, and a note on how many are not."""
+    """Select the rows that are shown, and extend the note by how many are hidden."""
     shown = rows if full else of_largest_dimension(rows)[:16]
     if len(shown) < len(rows):
         note += f"; {len(shown)} of {len(rows)} rows; --full shows all"
@@ -70,7 +70,7 @@ def _shortened(rows: Sequence[Row], full: bool, note: str) -> tuple[Sequence[Row
 
 
 def differs(row: Row | RowEntry) -> bool:
-    """Whether the prediction for the algorithm differs from the optimal value, or is missing."""
+    """Return whether an algorithm's prediction differs from the optimal value, or is missing."""
     prediction = row.prediction
     if prediction.value is None:
         return bool(prediction.reason)
@@ -78,7 +78,7 @@ def differs(row: Row | RowEntry) -> bool:
 
 
 def _theory_columns(rows: Sequence[Row | RowEntry], *further: str) -> Columns:
-    """Predicted value for each algorithm and the optimal value, shown once with its error if both are equal."""
+    """Return the columns of predicted and optimal value; a single one with its error if both are equal in all rows."""
     if any(map(differs, rows)):
         return ["predicted", "z", "optimal"]
     optimal = Column("optimal", uncertain, fields="theory.value theory.error")
@@ -86,7 +86,7 @@ def _theory_columns(rows: Sequence[Row | RowEntry], *further: str) -> Columns:
 
 
 def error_tables(rows: Sequence[Row], *, full: bool = True) -> list[RenderableType]:
-    """Error against theory, if it is known: one table per problem and metric, the largest excess over the optimum first."""
+    """Make the error tables, one per problem and metric, with the largest ratio to the optimal error first."""
     tables = []
     for (problem, metric), members in _by_metric(rows).items():
         shown, note = _shortened(sorted(members, key=_worst_first), full, "worst first")
@@ -98,13 +98,13 @@ def error_tables(rows: Sequence[Row], *, full: bool = True) -> list[RenderableTy
             title += f", {letter_of(members)} = {sizes.pop()}"
         columns = [*PLACE, "component", "n", "mean ± s.e.m."]
         columns += _theory_columns(members, "diff")
-        columns += ["at this D", "error / optimal", "status"]
+        columns += ["optimal at this D", "error / optimal", "status"]
         tables.append(make_table(title, columns, shown, note))
     return tables
 
 
 def _worst_first(row: Row) -> tuple[float, ...]:
-    """Sort key: failures first, then the largest ratio to the optimal error, or the largest distance if there is no ratio."""
+    """Sort key: failures first, then by the ratio to the optimal error, or by the difference from theory without one."""
     counts, mean, optimum = row.runs.status_counts, row.estimate.mean, row.optimum.limit
     failures = sum(counts[name] for name in counts if name not in ("ok", "skipped"))
     distance = abs(mean - optimum) if mean is not None and optimum is not None else 0.0
@@ -114,7 +114,7 @@ def _worst_first(row: Row) -> tuple[float, ...]:
 
 
 def missing_values(rows: Sequence[Row]) -> list[str]:
-    """One line for every reason why algorithms have no prediction, or a metric is blank."""
+    """List the reasons why algorithms have no prediction or a metric is blank, one line each."""
     algorithms: dict[str, dict[str, None]] = {}
     blanks: dict[str, None] = {}
     for row in rows:
@@ -135,8 +135,8 @@ CONTENDER: Columns = [
     column_of("settings", "settings"),
     column_of("error / optimal", "ratio_to_bayes ratio_error"),
     column_of("mean error", "mean_error.mean mean_error.sem"),
-    "at 0",
-    Column("as predicted", prediction_cell, words=True),
+    "error at optimum 0",
+    Column("agrees with theory", prediction_cell, words=True),
     Column(
         "time to 5%",
         lambda c: seconds(c.near_seconds) or near_words(c),
@@ -146,13 +146,13 @@ CONTENDER: Columns = [
     column_of("per run", "seconds"),
     column_of("status", "status_counts moving"),
 ]
-"""Columns of the contenders of a problem."""
+"""Columns of the ranking of algorithms on a problem."""
 
 
 def contender_tables(
     verdicts: Sequence[Verdict], make: Callable[..., Any] = make_table
 ) -> list[Any]:
-    """One table per problem that at least two algorithms were run on, best first; see ``verdicts``.
+    """Make the ranking tables, one per problem with at least two algorithms, best first; see ``verdicts``.
 
     Parameters
     ----------
@@ -178,11 +178,11 @@ SUMMARY: Columns = [
     "error / best",
     "95% interval",
 ]
-"""Columns of the summary over all problems."""
+"""Columns of the summary of algorithms over all problems."""
 
 
 def summary_tables(entries: Sequence[AlgorithmSummary]) -> list[RenderableType]:
-    """Table of the summary over all problems, if there is one."""
+    """Make the table that summarizes algorithms over all problems; none for a single problem."""
     return [make_table("all problems together", SUMMARY, entries)] if entries else []
 
 
@@ -192,7 +192,7 @@ def summary_tables(entries: Sequence[AlgorithmSummary]) -> list[RenderableType]:
 def runtime_tables(
     rows: Sequence[Row], fingerprint: str, *, full: bool = True
 ) -> list[RenderableType]:
-    """Runtime: one table per problem, slowest to reach theory first; times of other machines are named as such.
+    """Make the runtime tables, one per problem, slowest to reach the optimum first; notes name other machines.
 
     What an algorithm refuses has taken no time and has no row.
     """
@@ -209,8 +209,8 @@ def runtime_tables(
             note += f"; some of another machine ({', '.join(foreign)})"
         shown, note = _shortened(sorted(members, key=_slowest_first), full, note)
         columns = [*PLACE, *(["to 50%", "to 20%"] if full else [])]
-        columns += ["time to 5%", "runs at 5%", "iter.", "first", "per iter."]
-        columns += ["of peak", "memory"]
+        columns += ["time to 5%", "runs at 5%", "iter.", "first iter.", "per iter."]
+        columns += ["share of peak", "memory"]
         tables.append(make_table(f"{problem}: runtime", columns, shown, note))
     return tables
 
@@ -223,21 +223,24 @@ def _slowest_first(row: Row) -> tuple[float, float]:
 def other_version_lines(
     entries: Sequence[OtherVersion], missing: bool = True
 ) -> list[str]:
-    """One line for every item of which another version, or other code, made stored cells; ``missing``: more are to run."""
+    """List the items of which stored cells were computed by another version or other code, one line each.
+
+    ``missing``: the current version still has cells to run.
+    """
     lines = []
     rerun = ", 'smimbench run' runs them again" if missing else ""
     for entry in entries:
         version = f"version {entry['then']} (now {entry['now']})"
         origin = "other code" if entry["then"] == entry["now"] else version
         lines.append(
-            f"{entry['item']}: {entry['cells']} of the stored cells were made by {origin} and are not counted; smimbench.load "
-            f"reads them{rerun}"
+            f"{entry['item']}: {entry['cells']} of the stored cells were computed by {origin} and are not counted; "
+            f"smimbench.load reads them{rerun}"
         )
     return lines
 
 
 def status_line(counts: Mapping[str, int], missing: int = 0) -> Text:
-    """One line that counts all six statuses, and what has not run."""
+    """Return a line with the number of cells per status, and of cells that have not run."""
     named = (f"{counts[name]} {name}" for name in SHORT if counts.get(name))
     text = Text(f"cells: {', '.join(named) or 'none'}")
     if missing:
@@ -249,7 +252,7 @@ def status_line(counts: Mapping[str, int], missing: int = 0) -> Text:
 
 
 def learning_tables(rows: Sequence[Row]) -> list[RenderableType]:
-    """The order of learning: one table per problem with several components, from rows of the metric that comes first."""
+    """Make the tables of the order of learning, one per problem with several components."""
     tables = []
     chosen = [
         row
@@ -275,7 +278,7 @@ def learning_tables(rows: Sequence[Row]) -> list[RenderableType]:
 
 
 def _half(layers: Mapping[Any, Sequence[Row]], index: int, unit: str, row: Row) -> str:
-    """When a layer reaches half of its optimal overlap, at the place of a row."""
+    """Format the median time at which a layer reaches half of its optimal overlap, at the place of a row."""
     half = layers[place(row)][index].runs.half_overlap or HalfOverlap()
     if half.target is None:
         return "-"
@@ -284,14 +287,14 @@ def _half(layers: Mapping[Any, Sequence[Row]], index: int, unit: str, row: Row) 
 
 @dataclass(frozen=True, slots=True)
 class FindingEntry(RowEntry):
-    """A number that the runs of a row report, and its position in their list."""
+    """Table entry for a diagnostic that the runs of a row report, with its index if it is a list."""
 
     finding: Finding
     no: int
 
 
 def diagnostic_tables(rows: Sequence[Row]) -> list[RenderableType]:
-    """Other numbers that runs report: one table per problem and kind, from rows of the metric that comes first."""
+    """Make the tables of diagnostics that algorithms report, one per problem and diagnostic."""
     groups: dict[tuple[str, str], list[FindingEntry]] = {}
     for row in rows:
         if row.metric != rows[0].metric or row.component not in (None, 1):
@@ -316,11 +319,11 @@ def diagnostic_tables(rows: Sequence[Row]) -> list[RenderableType]:
 
 
 LIMIT: Columns = ["b ± err", "b in theory", "chi2", "status"]
-"""Columns of a fit over dimensions."""
+"""Columns of a finite-size fit."""
 
 
 def extrapolated_tables(limits: Sequence[Limit]) -> list[RenderableType]:
-    """One table per problem and metric, largest distance from theory first."""
+    """Make the tables of limits at infinite dimension, one per problem and metric, largest difference from theory first."""
     tables = []
     for (problem, metric), members in _by_metric(limits).items():
         columns: Columns = ["algorithm", "alpha", "component", "value ± err"]
@@ -337,7 +340,7 @@ def extrapolated_tables(limits: Sequence[Limit]) -> list[RenderableType]:
 
 
 def search_table(search: JsonObject) -> RenderableType:
-    """The trials of a search with their errors in every round, the best first."""
+    """Make the table of a search's trials with their errors in every round, best first."""
     rounds, trials, chosen = search["rounds"], search["trials"], search["chosen"]
     rows: list[JsonObject] = []
     for index, parameters in enumerate(trials):
@@ -359,7 +362,7 @@ def search_table(search: JsonObject) -> RenderableType:
     title = f"{search['problem']}: {search['label']}, {len(rows)} trials, {search['runs']} runs; mean error"
     note = "; ".join(range_ends(trials, chosen))
     if chosen is None:
-        note = "no trial has an estimate in all of its runs: try other parameters"
+        note = "no trial gave an estimate in all of its runs; search other parameters"
     return make_table(title, columns, sorted(rows, key=best_first), note)
 
 
@@ -367,7 +370,7 @@ def search_table(search: JsonObject) -> RenderableType:
 
 
 def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
-    """One table per problem and metric of what ``compare_rows`` gives."""
+    """Make the comparison tables from the changes of ``compare_rows``, one per problem and metric."""
     tables = []
     for (problem, metric), members in _by_metric(changes).items():
         columns: Columns = [*PLACE, "component", "before", "after", "change"]
@@ -381,20 +384,20 @@ def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
         fields = "candidate.cost.per_iteration time_percent"
         columns += [Column("per iter.", _time, fields=fields), "verdict"]
         title = f"{problem}: {metric_label(metric)}"
-        note = "worst first; change with its 99.7% interval"
+        note = "worst first; changes with 99.7% confidence intervals"
         tables.append(make_table(title, columns, members, note))
     reasons = missing_values([change.row for change in changes])
     return [*tables, *(Text(line, style="dim") for line in reasons)]
 
 
 def changed_code_lines(changes: Sequence[RowChange]) -> list[str]:
-    """One line on the items whose code is not the same in both tables, if there are any."""
+    """Return a line that names the items whose code differs between the two tables, if there are any."""
     names = dict.fromkeys(name for change in changes for name in change.changed_code)
     return [f"code changed: {', '.join(names)}"] if names else []
 
 
 def overall_lines(changes: Sequence[OverallChange]) -> list[str]:
-    """One line for every clear change over all rows of an algorithm."""
+    """Describe every clear mean change of an algorithm over several rows, one line each."""
     name = names_with_backend(changes)
     return [
         f"{change.place.problem}: {name(change)}: {metric_label(change.metric)} {change.judgment.percent:+.3g}"
@@ -407,7 +410,7 @@ def overall_lines(changes: Sequence[OverallChange]) -> list[str]:
 def one_sided_lines(
     changes: Sequence[RowChange], baseline: object, candidate: object
 ) -> list[str]:
-    """One line for each of two tables that has rows without a counterpart, which names them."""
+    """Name the rows that exist in one of two tables only, one line for each table."""
     name, lines = names_with_backend(changes), []
     for verdict, source, counterpart in (
         ("only before", baseline, candidate),
@@ -429,7 +432,7 @@ def one_sided_lines(
 
 
 NAMED = 10
-"""Rows without a counterpart that are named in a line; the table has all of them."""
+"""Largest number of rows without a counterpart that are named in a line; the table contains all of them."""
 
 
 def _time(duration: float, change: float | None) -> str:

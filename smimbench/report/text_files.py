@@ -70,7 +70,7 @@ def _markdown_line(cells: Iterable[str]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Text escaped so that Markdown and HTML show it unchanged."""
+    """Escape a text so that Markdown and HTML show it unchanged."""
     return re.sub(r"([\\`*\[\]|~!#])", r"\\\1", html.escape(_flat(text), quote=False))
 
 

@@ -1,4 +1,4 @@
-"""Theory of a suite as ``smimbench theory`` shows it: points, thresholds, published values, predictions for algorithms."""
+"""Theory of a suite, as shown by ``smimbench theory``: points, thresholds, published values, predictions for algorithms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from smimbench.theory.verification import Check
 
 @dataclass(frozen=True)
 class PublishedValue:
-    """A published value with a stated accuracy, and what theory says.
+    """Published value with its accuracy, and the theoretical value.
 
     Attributes
     ----------
@@ -51,17 +51,17 @@ class PublishedValue:
 
     @property
     def tolerance(self) -> float:
-        """Accuracy of the published value."""
+        """The stated accuracy of the published value."""
         return self.reference.tolerance or 0.0
 
     @property
     def within(self) -> bool:
-        """Whether theory agrees with the published value."""
+        """Whether theory agrees with the published value within its accuracy."""
         gap = abs(self.theory - self.value)
         return gap <= self.tolerance + self.theory_error
 
     def document(self) -> JsonObject:
-        """The values as JSON."""
+        """Return the published and the theoretical value as a JSON object."""
         shown = {"label", "source", "metric", "component", "tolerance", "remark"}
         return {
             **self.reference.model_dump(include=shown),
@@ -77,23 +77,23 @@ class PublishedValue:
 
 @dataclass(frozen=True)
 class AlgorithmTheory:
-    """Prediction for an algorithm at a sample ratio.
+    """Theoretical prediction for an algorithm at one sample ratio, or the reason why there is none.
 
     Attributes
     ----------
     algorithm : str
-        Its label.
+        Label of the algorithm.
     alpha : float
     dimension : int
-        What depends on sizes is given for this one.
+        Dimension at which quantities that depend on it are predicted.
     dimension_letter, component_word : str
-        What they are called.
+        Letter for the dimension and word for a component.
     fresh : bool
-        Whether it draws fresh samples: it stands at the sample ratio of all of them then.
+        Whether the algorithm draws fresh samples; ``alpha`` then counts all of them.
     prediction : AlgorithmPrediction or str
-        Or the reason why there is none.
+        The prediction, or the reason why there is none.
     overlap : list of float
-        The metric of that name; the ``overlap`` of the prediction is the matrix of products of the estimate with the signal.
+        Values (P,) of the metric overlap; ``prediction.overlap`` is the overlap matrix of estimate and signal instead.
     """
 
     algorithm: str
@@ -106,7 +106,7 @@ class AlgorithmTheory:
     overlap: list[float | None]
 
     def document(self) -> JsonObject:
-        """The prediction as JSON."""
+        """Return the prediction as a JSON object."""
         document = {field.name: getattr(self, field.name) for field in fields(self)}
         overlap, prediction = document.pop("overlap"), document.pop("prediction")
         if isinstance(prediction, str):
@@ -116,7 +116,7 @@ class AlgorithmTheory:
 
 @dataclass(frozen=True)
 class ProblemTheory:
-    """Theory of a problem of a suite.
+    """Theory of one problem of a suite: points, thresholds, published values, predictions for algorithms and checks.
 
     Attributes
     ----------
@@ -124,18 +124,18 @@ class ProblemTheory:
     spec : dict
         Specification of the problem.
     points : list of TheoryPoint
-        At every sample ratio, the Bayes-optimal point first.
+        Fixed points at every sample ratio, the Bayes-optimal one first.
     thresholds : Thresholds or None
-        None where they were not asked for.
+        Thresholds; None if they were not requested.
     no_theory : str
-        Why no theory is known; empty where one is.
+        Why there is no theory for this problem; empty if there is.
     published : list of PublishedValue
     unsolved : str
-        Why it could not be solved.
+        Why the theory could not be solved; empty if it was.
     algorithms : list of AlgorithmTheory or None
-        Predictions for algorithms; None where they were not asked for.
+        Predictions for algorithms; None if they were not requested.
     checks : list of Check or None
-        Numbers against plain draws; None where they were not asked for.
+        Monte Carlo checks; None if they were not requested.
     """
 
     label: str
@@ -159,11 +159,11 @@ class ProblemTheory:
 
     @property
     def agrees(self) -> bool:
-        """Whether all checked numbers agree with plain draws."""
+        """Whether theory passed all Monte Carlo checks."""
         return all(check.agrees for check in self.checks or ())
 
     def document(self) -> JsonObject:
-        """An element of the JSON of ``smimbench theory``."""
+        """Return the theory as a JSON object, an element of the JSON of ``smimbench theory``."""
         document: JsonObject = {
             "problem": {"label": self.label, **self.spec},
             "points": [point.document() for point in self.points],
@@ -189,7 +189,7 @@ class ProblemTheory:
 def theory_questions(
     suite: Suite, alphas: Sequence[float] | None = None, *, thresholds: bool = True
 ) -> Iterator[Question]:
-    """Questions of ``theory_of_suite``, at these sample ratios (default: those of the suite)."""
+    """Yield the questions that ``theory_of_suite`` needs answered at these sample ratios (default: the suite's)."""
     for plan in suite.chosen_plans:
         yield PointsQuestion(plan.problem, tuple(_ratios(plan, alphas)))
         if thresholds:
@@ -202,7 +202,7 @@ def theory_questions(
 def algorithm_questions(
     suite: Suite, alphas: Sequence[float] | None = None
 ) -> Iterator[Question]:
-    """Questions of ``with_predictions``, at these sample ratios (default: those of the suite)."""
+    """Yield the questions that ``with_predictions`` needs answered at these sample ratios (default: the suite's)."""
     problems = suite.problems
     for cell in _cells_asked_for(suite, alphas):
         problem = problems[cell.problem_label]
@@ -218,7 +218,7 @@ def theory_of_suite(
     *,
     thresholds: bool = True,
 ) -> list[ProblemTheory]:
-    """Theory of every problem of a suite.
+    """Collect the theory of every problem of a suite.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ def _theory_of_plan(
     alphas: Sequence[float] | None,
     thresholds: bool,
 ) -> ProblemTheory:
-    """Theory of one problem, as far as it can be solved; the error of the only problem of a suite is raised."""
+    """Collect the theory of one problem; an error is noted as ``unsolved``, but raised if it is the suite's only problem."""
     theory = ProblemTheory(plan.label, plan.problem.spec)
     if plan.problem.no_theory is not None:
         return replace(theory, no_theory=plan.problem.no_theory)
@@ -264,7 +264,7 @@ def _theory_of_plan(
 
 
 def _published_values(plan: ProblemPlan, answers: Answers) -> list[PublishedValue]:
-    """Published values with a stated accuracy, each with its theoretical value."""
+    """List the published values that state their accuracy, each with its theoretical value."""
     published = []
     for reference in plan.references:
         if reference.tolerance is None:
@@ -296,7 +296,7 @@ def _published_values(plan: ProblemPlan, answers: Answers) -> list[PublishedValu
 def kept_of(
     suite: Suite, alphas: Sequence[float] | None, answers: Answers
 ) -> StoredCounts:
-    """How much of a suite's theory is stored."""
+    """Count how much of a suite's theory is stored."""
     return answers.count_stored(
         (plan.problem, _ratios(plan, alphas)) for plan in suite.chosen_plans
     )
@@ -312,7 +312,7 @@ def with_predictions(
     answers: Answers,
     alphas: Sequence[float] | None = None,
 ) -> list[ProblemTheory]:
-    """Theories with predictions for all algorithms.
+    """Add the predictions for all algorithms to theories of problems.
 
     Sample ratios are those of the suite, or ``alphas`` in their place, not the nearest ones of whole samples. What depends on
     sizes is given for every dimension of the suite; algorithms that draw fresh samples stand at the sample ratio of all of them.
@@ -337,20 +337,20 @@ def with_predictions(
 def with_checks(
     theories: Sequence[ProblemTheory], checks: Sequence[Sequence[Check]]
 ) -> list[ProblemTheory]:
-    """Theories with their checks by plain draws, as far as these were drawn."""
+    """Add Monte Carlo checks to theories of problems, as far as they were run."""
     drawn = [replace(t, checks=of_problem) for t, of_problem in zip(theories, checks)]
     return [*drawn, *theories[len(drawn) :]]
 
 
 def _ratio_of(problem: Problem, cell: Cell) -> float:
-    """Sample ratio of a prediction: of all fresh samples, or the requested one."""
+    """Return the sample ratio of a prediction: that of all fresh samples, or the nominal one."""
     return planned_ratio(problem, cell) if draws_fresh(cell.algorithm) else cell.alpha
 
 
 def _algorithm_theory(
     problem: Problem, cell: Cell, answers: Answers
 ) -> AlgorithmTheory:
-    """Prediction for the algorithm of a cell."""
+    """Look up the prediction for the algorithm of a cell."""
     ratio = _ratio_of(problem, cell)
     prediction = prediction_of(answers, problem, cell, ratio)
     overlap: list[float | None] = []
@@ -370,7 +370,7 @@ def _algorithm_theory(
 
 
 def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]:
-    """One cell for every algorithm, dimension and sample ratio."""
+    """List one cell for every algorithm, dimension and sample ratio."""
     cells = (
         []
         if suite.theory_only
@@ -378,5 +378,5 @@ def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]
     )
     if alphas is None:
         return cells
-    moved = [replace(cell, alpha=alpha) for cell in cells for alpha in alphas]
-    return list({cell.key: cell for cell in moved}.values())
+    shifted_cells = [replace(cell, alpha=alpha) for cell in cells for alpha in alphas]
+    return list({cell.key: cell for cell in shifted_cells}.values())

@@ -1,4 +1,4 @@
-"""Theory as tables for a terminal: curve points, thresholds, published values, predictions of algorithms, Monte Carlo checks."""
+"""Terminal tables of theory: curve points, thresholds, published values, predictions for algorithms, Monte Carlo checks."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ALPHA = Column("alpha", "{:.5g}".format, fields="alpha")
 
 
 def _values(word: str) -> Columns:
-    """Columns of a point; ``word``: what a component is called."""
+    """Return the columns of a theory point; ``word`` is the word for a component, such as layer."""
     return [Column(word, fields="component"), "MSE", "error", "in alpha", "overlap"]
 
 
 class ComponentRow(NamedTuple):
-    """Numbers of a component at a point, as a table shows them.
+    """Table row for one component of a theory point.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class ComponentRow(NamedTuple):
 
 
 def _rows_of_point(point: TheoryPoint) -> list[ComponentRow]:
-    """One row per component of a theory point."""
+    """Make one table row per component of a theory point."""
     overlap = point.squared_cosine or np.diagonal(point.overlap).tolist()
     rows = _component_rows(point, point.alpha, point.alpha_error, overlap)
     errors = point.generalization_error
@@ -71,7 +71,7 @@ def _component_rows(
     alpha_error: Host,
     overlap: Sequence[float | None],
 ) -> list[ComponentRow]:
-    """One row per component; unless the curve is exact, its error is also that of the sample ratio."""
+    """Make one table row per component; unless the curve is exact, errors include that of the sample ratio."""
     mse, error = np.atleast_1d(point.mse), np.atleast_1d(point.mse_error)
     is_exact = not alpha_error.max() > 1e-6 * alpha
     return [
@@ -89,7 +89,7 @@ def _component_rows(
 
 
 def theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
-    """A table of points and a few lines of thresholds per problem."""
+    """Make a table of theory points, followed by lines on the thresholds, for each problem."""
     tables: list[RenderableType] = []
     for theory in theories:
         label, points = Text(theory.label, style="bold"), theory.points
@@ -126,7 +126,7 @@ _SET = {"label", "metric", "entry", "component", "source", "remark"}
 
 
 def _published_tables(published: Sequence[PublishedValue]) -> list[RenderableType]:
-    """A table of each set of published values with their theory."""
+    """Make a table for each set of published values, with the theoretical values."""
     columns: Columns = [
         ALPHA,
         "published",
@@ -155,7 +155,7 @@ def _published_tables(published: Sequence[PublishedValue]) -> list[RenderableTyp
 def _threshold_lines(
     thresholds: Thresholds, word: str, is_single: bool
 ) -> RenderableType:
-    """One line per threshold, with the reason where there is none."""
+    """Make the lines on the thresholds of a problem, with the reason where a threshold does not exist."""
 
     def at(threshold: Threshold) -> str:
         return f"alpha = {_with_error(threshold, 7)}"
@@ -179,7 +179,7 @@ def _threshold_lines(
         lines.append(
             (
                 "hard_phase",
-                f"{range_}: the Bayes-optimal error is not reached from an uninformed start",
+                f"{range_}: algorithms with an uninformed start do not reach the Bayes-optimal error",
             )
         )
         if hard.spinodal != hard.information_theoretic:
@@ -202,7 +202,7 @@ def _with_error(threshold: Threshold, digits: int = 5) -> str:
 
 
 def _order_of_learning(steps: Sequence[Bifurcation], word: str) -> str:
-    """Which components are learned at which sample ratio, once for components with the same threshold."""
+    """Describe which components are learned at which sample ratio, in order."""
     sentences = []
     by_place = grouped(steps, lambda step: _with_error(step.threshold))
     for place, together in by_place.items():
@@ -215,7 +215,7 @@ def _order_of_learning(steps: Sequence[Bifurcation], word: str) -> str:
 
 
 def own_theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
-    """One table per problem: the prediction for each algorithm; below it how it was obtained, and which have none."""
+    """Make the tables of predictions for algorithms, one per problem, with notes on methods and missing predictions."""
     tables: list[RenderableType] = []
     for theory in theories:
         entries = theory.algorithms or ()
@@ -241,7 +241,7 @@ def own_theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]
 
 
 def _rows_of_prediction(entry: AlgorithmTheory, sized: bool) -> list[ComponentRow]:
-    """One row per component of a prediction; with its dimension where it is ``sized``."""
+    """Make one table row per component of a prediction, with its dimension if ``sized``."""
     prediction = entry.prediction
     assert not isinstance(prediction, str)
     alpha_error = np.atleast_1d(prediction.more.get("alpha_error", 0.0))
@@ -253,7 +253,7 @@ def _rows_of_prediction(entry: AlgorithmTheory, sized: bool) -> list[ComponentRo
 
 
 def _notes(entries: Sequence[AlgorithmTheory]) -> list[str]:
-    """Notes on algorithms, one line each, starting with the algorithms' names."""
+    """Return notes on the predictions for algorithms, one line each, starting with the algorithms' names."""
     notes: list[tuple[str, str]] = []
     for entry in entries:
         name, prediction = entry.algorithm, entry.prediction
@@ -262,7 +262,7 @@ def _notes(entries: Sequence[AlgorithmTheory]) -> list[str]:
             continue
         notes.append((f"obtained by {prediction.method}", name))
         if entry.fresh:
-            note = "alpha counts the samples of all its steps, each of which is new"
+            note = "alpha counts the fresh samples of all steps"
             notes.append((note, name))
         if isinstance(prediction.trajectory, str):
             notes.append((f"no trajectory: {prediction.trajectory}", name))
@@ -274,7 +274,7 @@ def _notes(entries: Sequence[AlgorithmTheory]) -> list[str]:
 
 
 def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
-    """A table of numbers per problem, and a line on how their z are distributed."""
+    """Make the tables of Monte Carlo checks, one per problem, with a summary of their z."""
     columns: Columns = [
         ALPHA,
         Column("quantity", _quantity, words=True),
@@ -294,27 +294,27 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
         z = [check.z for check in checks if check.z] or [0.0]
         worst = max(checks, key=lambda check: abs(check.z))
         summary = (
-            f"{len(checks)} numbers against plain draws: rms z {math.sqrt(sum(v * v for v in z) / len(z)):.2f}, "
+            f"{len(checks)} numbers checked by Monte Carlo: rms z {math.sqrt(sum(v * v for v in z) / len(z)):.2f}, "
             f"largest {worst.z:+z.2f} ({_quantity(worst)} at alpha = {worst.alpha:.5g})"
         )
         if undecided := sum(not check.decided for check in checks):
             summary += (
-                f"; {undecided} undecided: too few draws meet a jump of the labels"
+                f"; {undecided} undecided: too few draws hit a jump of the labels"
             )
         if any(check.bound for check in checks):
-            summary += "; unlearned, perfect recovery: the growth rate of a small overlap or error, at most 1"
+            summary += "; unlearned signals and perfect recovery: growth rate of a small overlap or error, at most 1"
         caption = f"{summary}. {_resolution(checks)}"
         tables.append(make_table(theory.label, columns, checks, caption))
     return tables
 
 
 def _resolution(checks: Sequence[Check]) -> str:
-    """Sentences on what the draws of a problem's points can and cannot detect."""
+    """Describe which deviations the Monte Carlo checks of a problem can and cannot detect."""
     sentences = []
     goals = [check.excludes or 0.0 for check in checks if check.quantity == "MSE"]
     if max(goals, default=0.0):
         sentences.append(
-            f"An MSE that is {100 * max(goals):.2g}% off would have been detected at every point"
+            f"An MSE that is {100 * max(goals):.2g}% off would have been detected at every sample ratio"
         )
     stopped = [f"{check.alpha:.5g}" for check in checks if check.stopped]
     if stopped:
@@ -323,10 +323,10 @@ def _resolution(checks: Sequence[Check]) -> str:
             f"{SECONDS:g} s or {LARGEST_DRAWS:,} draws",
         )
         sentences.append(
-            f"At alpha = {', '.join(places)} the draws ended at {limit}, before they reached --resolve"
+            f"At alpha = {', '.join(places)} the draws stopped at {limit}, before the precision of --resolve was reached"
         )
     sentences.append(
-        "A mistake that a channel's forward and posterior share is not detected."
+        "An error that is common to a channel's labels and its posterior is not detected."
     )
     return ". ".join(sentences)
 

@@ -216,7 +216,7 @@ def _verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
     tied = [c.algorithm for c in ranking[1:] if _is_tied(logs, best, c)]
     reference = against if against and against in logs else best.algorithm
     # What drew its own samples saw other data, and more of it, than the others.
-    incomparable = {name(row) for row in largest if not _is_on_its_data(row)}
+    incomparable = {name(row) for row in largest if not _uses_instance_data(row)}
     for i, contender in enumerate(ranking):
         if not incomparable & {reference, contender.algorithm}:
             comparison = _compared(logs, reference, contender.algorithm)
@@ -523,16 +523,16 @@ def errors(rows: Sequence[Row]) -> Errors:
     return errors
 
 
-def on_their_data(rows: Sequence[Row]) -> list[Row]:
+def on_instance_data(rows: Sequence[Row]) -> list[Row]:
     """Select the MSE rows of algorithms that learned from the samples of the instance.
 
     Algorithms that draw fresh samples, and so exceed the nominal sample ratio by far, saw other and more data.
     """
     ranked = contenders(rows)
-    return [row for row in ranked if row.metric == "mse" and _is_on_its_data(row)]
+    return [row for row in ranked if row.metric == "mse" and _uses_instance_data(row)]
 
 
-def _is_on_its_data(row: Row) -> bool:
+def _uses_instance_data(row: Row) -> bool:
     return row.place.alpha <= 1.5 * row.place.nominal_alpha
 
 
@@ -574,7 +574,7 @@ class AlgorithmSummary:
 
 def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
     """Summarize every algorithm over all problems of a suite, best first; empty if there is a single problem."""
-    rows = on_their_data(rows)
+    rows = on_instance_data(rows)
     instances, logs = errors(rows), _log_ratios(with_failures(rows))
     if len(instances) < 2:
         return []

@@ -226,14 +226,14 @@ def test_a_plugin_with_other_code_is_named(made, tmp_path):
     said = smimbench(
         tmp_path, "verify", made / "a.json", "--cells", 0, "--no-theory", code=1
     )
-    assert "6 records are not part of the suite: no table has them" in said
+    assert "6 records belong to no cell of the suite and appear in no table" in said
     assert "line, noise, alpha 1, D = 20, replicate 2, numpy" in said
 
 
 REFUSED = {
     "changes": (
         {"git_commit": f"{COMMIT}-dirty"},
-        "no row of it can be run again: line: ridge: smimbench had changes",
+        "others can run none of its rows again: line: ridge: smimbench had uncommitted changes",
     ),
     "versions": (
         {"versions": {"smimbench": "0"}},
@@ -329,7 +329,10 @@ def test_what_diverges_is_packed_and_run_again_and_what_is_for_other_problems_is
     words = ("--results", results, "--by", "A", "--output", tmp_path / "a.json")
     code, out, err = call(capsys, "submit", suite, *words)
     assert code == 0, err
-    assert ": erm is left out: it is not for this problem" in err
+    assert (
+        ": erm is left out: the algorithm does not apply to this problem: all runs were skipped"
+        in err
+    )
     assert [one["status_counts"] for one in board([tmp_path / "a.json"])] == [
         {"ok": 2},
         {"diverged": 2},
@@ -398,7 +401,7 @@ def test_a_row_that_cannot_be_run_again_is_not_on_the_board(made, plugin, tmp_pa
     changed(made, tmp_path / "b.json", lambda pack: pack["run"].pop("by"))
     assert board([tmp_path / "b.json"]) == []
     assert absent(tmp_path / "b.json")[0].endswith(
-        "b.json: line: ridge is not on the board: nobody has signed it"
+        "b.json: line: ridge is not on the board: the submission does not name its author"
     )
     changed(made, tmp_path / "b.json", lambda pack: pack["run"]["packages"].clear())
     assert "noise" not in {one["algorithm"] for one in board([tmp_path / "b.json"])}
@@ -414,4 +417,7 @@ def test_what_a_stranger_writes_does_not_change_the_page(made, plugin, tmp_path)
 
 
 def test_a_reference_is_no_submission():
-    assert obstacle({}, {"versions": {"smimbench": "1"}}) == "nobody has signed it"
+    assert (
+        obstacle({}, {"versions": {"smimbench": "1"}})
+        == "the submission does not name its author"
+    )

@@ -57,7 +57,7 @@ def test_results_of_an_older_version_are_set_apart(tmp_path, capsys, arguments):
     err = refusal(capsys, "show", *arguments)
     assert "no results of small" in err
     assert (
-        "channel 'twice': 2 of the stored cells were made by version 1 (now 2) and are not counted"
+        "channel 'twice': 2 of the stored cells were computed by version 1 (now 2) and are not counted"
         in err
     )
     assert "'smimbench run' runs them again" in err

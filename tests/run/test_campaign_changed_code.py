@@ -77,7 +77,9 @@ def test_changed_code_is_said_and_not_mixed(tmp_path, capsys, arguments):
     err = refusal(capsys, "show", *given)
     assert err.count(SAID) == 1
     assert "2 cells of this suite" in err
-    assert "2 of the stored cells were made by other code and are not counted" in err
+    assert (
+        "2 of the stored cells were computed by other code and are not counted" in err
+    )
     code, out, err = call(capsys, *run)
     assert code == 0
     assert json.loads(out)["other_versions"] == [
