@@ -268,13 +268,13 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
         traceback: TracebackType | None,
     ) -> None:
         """Raise ``Interrupted`` after Ctrl-C, with a message on how much theory has been stored."""
-        from smimbench.report.theory_document import kept_of
+        from smimbench.report.theory_document import stored_counts
         from smimbench.run.answers import Answers
 
         self._display.__exit__(kind, error, traceback)
         self._display = _Lines(None)
         if isinstance(error, KeyboardInterrupt):
-            points, thresholds, nodes = kept_of(
+            points, thresholds, nodes = stored_counts(
                 self._suite, self._alphas, Answers(self._folder)
             )
             raise Interrupted(

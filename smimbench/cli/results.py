@@ -114,7 +114,9 @@ def _why_no_results(request: Request, results: Results) -> str:
     return f"{'; '.join(reasons)}; run '{command}' first"
 
 
-def kept_table(request: Request, reason: str) -> tuple[ResultsTable, Path] | None:
+def load_stored_table(
+    request: Request, reason: str
+) -> tuple[ResultsTable, Path] | None:
     """Load the stored table of a finished run whose suite cannot be read because an item is not installed."""
     from smimbench.report.packed import read_packed
     from smimbench.report.stored_table import TABLE

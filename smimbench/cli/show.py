@@ -36,7 +36,7 @@ from smimbench.cli.results import (
     charts_of,
     compare_with,
     draw_figures,
-    kept_table,
+    load_stored_table,
     present_table,
     remark_missing_theory,
     stored_results,
@@ -229,7 +229,7 @@ def _print_theory(
         console.print(suite.title, style="bold")
     for table in theory_tables.theory_tables(theories):
         console.print(table, crop=False)
-    print_tables(console, theory_tables.own_theory_tables(theories))
+    print_tables(console, theory_tables.prediction_tables(theories))
     print_tables(console, theory_tables.verification_tables(theories))
 
 
@@ -407,7 +407,7 @@ def _read_table(
         table, folder = results.table, results.folder
         remark_missing_theory(results, request)
     except SuiteError as error:  # a plugin of the run may be missing
-        stored = kept_table(request, str(error))
+        stored = load_stored_table(request, str(error))
         if stored is None:
             raise
         (table, folder), results = stored, None
@@ -479,13 +479,13 @@ def _rows_at(path: Path, request: Request) -> tuple[Sequence[Row], list[str]]:
             results = stored_results(request, any_code=True)
             remarks, rows = [*results.suite.remarks], results.rows
     except (SuiteError, click.UsageError) as error:
-        stored = None if path.is_file() else kept_table(request, str(error))
+        stored = None if path.is_file() else load_stored_table(request, str(error))
         if stored is None:
             raise
         return stored[0].rows, []
     unmade = [remark for remark in remarks if remark.startswith(LEFT_OUT)]
     if unmade and results:
-        stored = kept_table(request, "; ".join(unmade))
+        stored = load_stored_table(request, "; ".join(unmade))
         if stored:
             return stored[0].rows, []
     return rows, [f"{path}: {remark}" for remark in unmade]
@@ -585,7 +585,7 @@ def compare(
     for line in (
         *tables.changed_code_lines(changes),
         *tables.overall_lines(overall),
-        *tables.one_sided_lines(one_sided, baseline, candidate),
+        *tables.unmatched_row_lines(one_sided, baseline, candidate),
     ):
         console.print(line, soft_wrap=True)
     if fail_over is not None:

@@ -404,7 +404,7 @@ def column_of(heading: str, fields: str) -> Column:
     return _BY_HEADING[heading]._replace(fields=fields)
 
 
-def _laid_out(
+def _lay_out_columns(
     columns: Iterable[str | Column], rows: Sequence[Any]
 ) -> list[tuple[Column, str, list[str | Text]]]:
     """Lay out columns with their headings and cells for these rows, without columns that would be empty."""
@@ -450,7 +450,7 @@ def make_table(
         Headings of columns that ``COLUMNS`` has, or others.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=(0, padding, 0, 0), show_edge=False)
-    shown = _laid_out(columns, list(rows))
+    shown = _lay_out_columns(columns, list(rows))
     for column, heading, _ in shown:
         table.add_column(
             heading,
@@ -541,7 +541,7 @@ def latex_table(
     title: str, columns: Iterable[str | Column], rows: Iterable[Any], caption: str = ""
 ) -> str:
     """Make a floating LaTeX table, which needs the package booktabs."""
-    laid_out = _laid_out(columns, list(rows))
+    laid_out = _lay_out_columns(columns, list(rows))
 
     def literal(cell: str | Text) -> str:
         return " ".join(printable(str(cell)).split()).translate(_LATEX)
@@ -601,7 +601,7 @@ def html_table(
     """
     template = html_environment().get_template("table.html.jinja")
     return template.render(
-        shown=_laid_out(columns, rows),
+        shown=_lay_out_columns(columns, rows),
         rows=rows,
         attributes=attributes,
         small_print=small_print,

@@ -192,15 +192,15 @@ def _items(row: Row) -> dict[str, Specification]:
 
 def _match_key(row: Row) -> tuple[object, ...]:
     """Return the key by which rows match: problem and algorithm without labels, versions and code, and grid point."""
-    at, oracle = row.place, row.place.settings == ORACLE
+    row_place, oracle = row.place, row.place.settings == ORACLE
     items = canonical_json(without("source", _items(row)))
     return (
         items,
-        at.alpha,
+        row_place.alpha,
         oracle,
-        at.backend,
-        at.nominal_alpha,
-        at.dimension,
+        row_place.backend,
+        row_place.nominal_alpha,
+        row_place.dimension,
         row.metric,
         row.component,
     )
@@ -338,24 +338,32 @@ def overall_changes(changes: Sequence[RowChange]) -> list[OverallChange]:
     """
 
     def line(change: RowChange) -> tuple[object, ...]:
-        at = change.place
-        return at.problem, at.algorithm, at.backend, change.metric, change.component
+        row_place = change.place
+        return (
+            row_place.problem,
+            row_place.algorithm,
+            row_place.backend,
+            change.metric,
+            change.component,
+        )
 
     overall = []
     known_changes = [change for change in changes if change.judgment.relative]
-    for same in grouped(known_changes, line).values():
-        direction = find_metric(same[0].metric).direction
+    for line_changes in grouped(known_changes, line).values():
+        direction = find_metric(line_changes[0].metric).direction
         # A change of the mean is no distance from 1.
-        if len(same) < 2 or direction == "one":
+        if len(line_changes) < 2 or direction == "one":
             continue
-        relative = (change.judgment.relative for change in same)
+        relative = (change.judgment.relative for change in line_changes)
         mean = mean_change([change for change in relative if change])
         half = mean.half_width(LEVEL)
         verdict = "worse" if (mean.value > 0) == (direction == "lower") else "better"
         if abs(mean.value) <= half:
             verdict = "within noise"
         judgment = Judgment(verdict, mean.value)
-        overall.append(OverallChange(same[0].row, len(same), judgment, half))
+        overall.append(
+            OverallChange(line_changes[0].row, len(line_changes), judgment, half)
+        )
     return overall
 
 

@@ -123,12 +123,18 @@ def extrapolated_rows(rows: Sequence[Row], target: float = 1e-3) -> list[Limit]:
 
 def _line(row: Row) -> tuple[object, ...]:
     """Return a key that is equal for rows that differ only in their dimension."""
-    at, problem = row.place, row.identity.problem
-    inputs, label = problem.get("inputs", {}), at.problem
+    row_place, problem = row.place, row.identity.problem
+    inputs, label = problem.get("inputs", {}), row_place.problem
     if "features" in inputs:  # one problem at every dimension
         problem, label = {**problem, "inputs": {**inputs, "features": None}}, ""
     items = canonical_json([label, problem, row.identity.algorithm])
-    line = at.algorithm, at.backend, at.nominal_alpha, row.metric, row.component
+    line = (
+        row_place.algorithm,
+        row_place.backend,
+        row_place.nominal_alpha,
+        row.metric,
+        row.component,
+    )
     return *line, items
 
 

@@ -12,8 +12,8 @@ from smimbench.report.charts import Chart, CsvRow, Dashes, Kind, Panel, Series
 from smimbench.report.labels import (
     component_word,
     grouped,
+    largest_dimension_rows,
     letter,
-    of_largest_dimension,
 )
 from smimbench.report.statistics import ZERO
 from smimbench.report.style import COLORS, PREDICTED, Look, floor_of, looks_of
@@ -90,7 +90,7 @@ def drawn_ratios(
 ) -> dict[str, set[float]]:
     """Return the sample ratios of a figure by problem label: those of the rows and of ``alphas`` (default: the suite's)."""
     used = {plan.label: set(alphas or plan.alphas) for plan in suite.plans}
-    for row in of_largest_dimension(r for r in rows if r.estimate.mean is not None):
+    for row in largest_dimension_rows(r for r in rows if r.estimate.mean is not None):
         used[row.place.problem].add(row.place.alpha)
     return used
 
@@ -137,8 +137,8 @@ def _theory_of(
     metric: str, problem: Problem, point: TheoryPoint
 ) -> tuple[Sequence[float | None], Sequence[float | None]]:
     """Return the values (P,) of a metric at a theory point, and their errors (P,)."""
-    item = find_metric(metric, problem.model.name)
-    return theory_of(item, problem, point, problem.components)
+    described_metric = find_metric(metric, problem.model.name)
+    return theory_of(described_metric, problem, point, problem.components)
 
 
 def theory_lines(
@@ -295,7 +295,7 @@ def metric_chart(
         Sample ratios to draw besides those of the rows; default: those of the suite.
     """
     looks = looks_of(suite, rows)
-    rows = of_largest_dimension(
+    rows = largest_dimension_rows(
         row for row in rows if row.metric == metric and row.estimate.mean is not None
     )
     panels = [
@@ -324,8 +324,8 @@ def metric_chart(
 
 def _components(plan: ProblemPlan, metric: str) -> Sequence[int | None]:
     problem = plan.problem
-    item = find_metric(metric, problem.model.name)
-    if problem.components == 1 or not item.per_component:
+    described_metric = find_metric(metric, problem.model.name)
+    if problem.components == 1 or not described_metric.per_component:
         return (None,)
     return range(1, problem.components + 1)
 
@@ -399,8 +399,8 @@ class _MetricPanel:
 
     def _scale(self, panel: Panel, line: Line, used: Sequence[float]) -> None:
         """Choose the vertical scale of a panel: logarithmic for errors that span decades, with a floor if the optimum is 0."""
-        item = find_metric(self.metric, self.plan.problem.model.name)
-        if item.direction != "lower":
+        described_metric = find_metric(self.metric, self.plan.problem.model.name)
+        if described_metric.direction != "lower":
             return
         target = self.suite.run.target
         means = [row.estimate.mean or 0.0 for row in self.shown]
@@ -454,8 +454,8 @@ class _MetricPanel:
         """Make the crosses at published values."""
         series = []
         for i, reference in enumerate(self.plan.references):
-            of_component = reference.component in (None, self.component or 1)
-            if reference.metric == self.metric and of_component:
+            is_of_component = reference.component in (None, self.component or 1)
+            if reference.metric == self.metric and is_of_component:
                 columns = {
                     "alpha": reference.alpha,
                     "value": reference.value,

@@ -24,11 +24,17 @@ RowPlace = tuple[str, str, str, float, int]
 
 def place(row: Row | RowEntry) -> RowPlace:
     """Return the place of a row: problem, algorithm, backend and grid point."""
-    at = row.place
-    return at.problem, at.algorithm, at.backend, at.nominal_alpha, at.dimension
+    row_place = row.place
+    return (
+        row_place.problem,
+        row_place.algorithm,
+        row_place.backend,
+        row_place.nominal_alpha,
+        row_place.dimension,
+    )
 
 
-def of_largest_dimension(rows: Iterable[Row]) -> list[Row]:
+def largest_dimension_rows(rows: Iterable[Row]) -> list[Row]:
     """Select, for every algorithm and sample ratio, the rows of the largest dimension."""
 
     def without_dimension(row: Row) -> tuple[Any, ...]:
@@ -81,7 +87,7 @@ def names_with_backend(
 ) -> Callable[[Row | RowEntry], str]:
     """Return a function that names the algorithm of a row, with the backend if rows are from several backends.
 
-    An estimate from elsewhere has none; it is told apart only from an algorithm of the same name that was run here.
+    An estimate from elsewhere has none; it is distinguished only from an algorithm of the same name that was run here.
     """
     several = len({row.place.backend for row in rows} - {EXTERNAL}) > 1
     local = {row.place.algorithm for row in rows if row.place.backend != EXTERNAL}

@@ -246,21 +246,26 @@ def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
     metric : str or None
         The error that ``would_have_seen`` is about.
     """
-    of_all = _agreement(rows, metric)
-    if of_all.prediction in (None, "yes") or of_all.would_have_seen is None:
-        return of_all
+    agreement_of_all = _agreement(rows, metric)
+    if (
+        agreement_of_all.prediction in (None, "yes")
+        or agreement_of_all.would_have_seen is None
+    ):
+        return agreement_of_all
     outliers, count = _far_off([row for row in rows if row.metric == metric])
     if not outliers:
-        return of_all
-    of_most = _agreement(rows, metric, outliers)
-    if of_most.prediction == "no":
-        return of_most
-    if of_most.would_have_seen is None or (
-        of_most.prediction == of_all.prediction
-        and 10 * of_most.would_have_seen > of_all.would_have_seen
+        return agreement_of_all
+    agreement_of_most = _agreement(rows, metric, outliers)
+    if agreement_of_most.prediction == "no":
+        return agreement_of_most
+    if agreement_of_most.would_have_seen is None or (
+        agreement_of_most.prediction == agreement_of_all.prediction
+        and 10 * agreement_of_most.would_have_seen > agreement_of_all.would_have_seen
     ):
-        return of_all
-    return replace(of_most, prediction="far off", far_off=[len(outliers), count])
+        return agreement_of_all
+    return replace(
+        agreement_of_most, prediction="far off", far_off=[len(outliers), count]
+    )
 
 
 RunName = tuple[tuple[object, ...], str]
@@ -325,11 +330,11 @@ def _agreement(
     level = LEVEL / len(tested)
     limit = quantile(1 - level / 2)
     refused = {q: d for q, d in tested.items() if abs(d.score(d.allowance)) > limit}
-    of_error = [
+    error_deviations = [
         d for q, d in deviations.items() if q.metric == metric and q.at is None
     ] or [*deviations.values()]
-    detectable = max(d.detectable(level) for d in of_error)
-    by_chance = max(d.detectable(level) - d.allowance for d in of_error)
+    detectable = max(d.detectable(level) for d in error_deviations)
+    by_chance = max(d.detectable(level) - d.allowance for d in error_deviations)
     quantity, largest = max(
         (refused or tested).items(),
         key=lambda pair: (
@@ -386,13 +391,13 @@ def _series(
             # Where theory says 0, errors up to the target count as reached.
             if unit <= ZERO * row.target:
                 unit, coefficient = max(row.target / RESOLUTION, 1e-300), 0.0
-        of_row = place(row)
+        row_place = place(row)
         values = {
             name: value
             for name, value in number.values.items()
-            if (of_row, name) not in outliers
+            if (row_place, name) not in outliers
         }
-        lengths = teachers.get(of_row, {})
+        lengths = teachers.get(row_place, {})
         excess = [
             lengths[name][(number.component or 1) - 1] if name in lengths else math.nan
             for name in values
@@ -423,10 +428,12 @@ def _scatters(
     """
     scatters = {quantity: _scatter(series) for quantity, series in predicted.items()}
     largest: dict[PredictedQuantity, float] = {}
-    for same in grouped(predicted, lambda quantity: quantity.alpha).values():
-        claims = [q for q in same if predicted[q].direction == "one"]
-        errors = [q for q in same if predicted[q].direction == "lower" and q.at is None]
-        for quantity in same:
+    for quantities in grouped(predicted, lambda quantity: quantity.alpha).values():
+        claims = [q for q in quantities if predicted[q].direction == "one"]
+        errors = [
+            q for q in quantities if predicted[q].direction == "lower" and q.at is None
+        ]
+        for quantity in quantities:
             related = [quantity, *claims]
             if quantity in claims:
                 related += [q for q in errors if q.component == quantity.component]
@@ -462,12 +469,12 @@ def _means(
 ) -> dict[PredictedQuantity, Deviation]:
     """Average the deviations of each quantity over sample ratios, where there are several; their runs are independent."""
     means: dict[PredictedQuantity, Deviation] = {}
-    for quantity, same in grouped(
+    for quantity, quantities in grouped(
         deviations, lambda q: q._replace(alpha=math.nan)
     ).items():
-        if len(same) < 2:
+        if len(quantities) < 2:
             continue
-        columns = zip(*(deviations[q] for q in same))
+        columns = zip(*(deviations[q] for q in quantities))
         values, errors, dofs, allowances = map(np.array, columns)
         weights = errors**-2.0 / np.sum(errors**-2.0)
         variances = (weights * errors) ** 2

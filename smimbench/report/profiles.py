@@ -77,11 +77,17 @@ def hits(results: Results) -> list[Hit]:
         place = label, alpha, dimension, instance
         for epsilon in EPSILONS:
             goal = near_goal(optimum.goal(instance), epsilon, target)
-            at = time_near(trajectory, goal)
+            first_time = time_near(trajectory, goal)
             # An algorithm that does not count its samples goes through all of them in every iteration.
-            samples = at.iteration * n if math.isnan(at.samples) else at.samples
-            seconds = at.seconds + record.timing.lost_seconds
-            times.append(Hit(name, place, epsilon, seconds, at.iteration, samples))
+            samples = (
+                first_time.iteration * n
+                if math.isnan(first_time.samples)
+                else first_time.samples
+            )
+            seconds = first_time.seconds + record.timing.lost_seconds
+            times.append(
+                Hit(name, place, epsilon, seconds, first_time.iteration, samples)
+            )
     return times
 
 
@@ -90,8 +96,8 @@ def performance(results: Results) -> dict[str, list[float]]:
     rows = results.rows
     # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
     backends = (rows[0].place.backend, EXTERNAL)
-    of_backend = [row for row in rows if row.place.backend in backends]
-    by_algorithm = errors(on_instance_data(of_backend))
+    backend_rows = [row for row in rows if row.place.backend in backends]
+    by_algorithm = errors(on_instance_data(backend_rows))
     best: dict[Any, float] = {}
     for by_place in by_algorithm.values():
         for place, (error, _) in by_place.items():

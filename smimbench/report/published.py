@@ -94,7 +94,9 @@ class PublishedLine:
         return [
             mistake.section
             for mistake in self.curve.corrections
-            if _of_problem(mistake.above, i) <= x <= _of_problem(mistake.below, i)
+            if _number_for_problem(mistake.above, i)
+            <= x
+            <= _number_for_problem(mistake.below, i)
         ]
 
     def alphas(self, limits: Sequence[float]) -> set[float]:
@@ -153,12 +155,12 @@ def published_lines(
     assert suite.figure is not None
     plans, lines = {plan.label: plan for plan in suite.plans}, []
     for curve in suite.figure.curves:
-        own_plans = [plans[label] for label in curve.problems or plans]
+        curve_plans = [plans[label] for label in curve.problems or plans]
         if curve.metric == "threshold":
-            chosen = [plan for plan in own_plans if plan in suite.chosen_plans]
+            chosen = [plan for plan in curve_plans if plan in suite.chosen_plans]
             lines += [_line(curve, 0, chosen)] if chosen else []
             continue
-        for index, plan in enumerate(own_plans):
+        for index, plan in enumerate(curve_plans):
             if plan in suite.chosen_plans:
                 lines.append(_line(curve, index, [plan]))
     if folder is None:
@@ -173,7 +175,7 @@ def _line(curve: CurveTable, index: int, plans: Sequence[ProblemPlan]) -> Publis
     """Make the line of a curve for the problem with this index, without published points."""
     label, table, factor = curve.label, curve.table, 1.0
     if curve.metric != "threshold":
-        factor = _of_problem(curve.x_factor, index)
+        factor = _number_for_problem(curve.x_factor, index)
         for parameters in plans[0].tables.values():
             for name, value in parameters.items():
                 label = label.replace(f"{{{name}}}", str(value))
@@ -181,7 +183,7 @@ def _line(curve: CurveTable, index: int, plans: Sequence[ProblemPlan]) -> Publis
     return PublishedLine(label, curve, plans, table, factor, index)
 
 
-def _of_problem(numbers: Sequence[float], index: int) -> float:
+def _number_for_problem(numbers: Sequence[float], index: int) -> float:
     """Return the number for the problem with this index, from a list of one per problem or one for all."""
     return numbers[index % len(numbers)]
 

@@ -302,18 +302,18 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima
     ]
     for members in grouped(shipped, lambda pair: pair[0].place).values():
         cell, records = members[0][0], [record for _, record in members]
-        same = references.setdefault((cell.problem_label, cell.alpha), [])
+        problem_references = references.setdefault((cell.problem_label, cell.alpha), [])
         is_covered = any(
             r.algorithm != cell.algorithm_label or r.dimension == cell.dimension
-            for r in same
+            for r in problem_references
         )
         if not is_covered:
             problem = suite.problems[cell.problem_label]
-            same += _references(problem, cell, records, answers)
+            problem_references += _references(problem, cell, records, answers)
     return {
         (problem, alpha, dimension): optimum
-        for (problem, alpha), same in references.items()
-        for dimension, optimum in optima(same).items()
+        for (problem, alpha), problem_references in references.items()
+        for dimension, optimum in optima(problem_references).items()
     }
 
 
@@ -461,7 +461,7 @@ def _rows_of_place(
         )
         coefficients = _coefficients(prediction, name, len(values))
         blank = sorted({r.blank[name] for r in records if name in r.blank})
-        of_metric = replace(outcomes, blank=blank)
+        metric_outcomes = replace(outcomes, blank=blank)
         for k, (limit, value) in enumerate(zip(limits, values)):
             numbers = values_of(runs.measured, name, k)
             mean = mean_and_error(np.array([*numbers.values()]))
@@ -482,7 +482,7 @@ def _rows_of_place(
                 ratio = ratio_to_bayes(mean.mean, best.limit, target, best.value)
                 best = replace(best, ratio=ratio)
             if layers and metric.per_component:
-                of_metric = replace(of_metric, half_overlap=layers[k])
+                metric_outcomes = replace(metric_outcomes, half_overlap=layers[k])
             rows.append(
                 Row(
                     place=runs.place,
@@ -496,7 +496,7 @@ def _rows_of_place(
                     if value[0] is None
                     else distance,
                     cost=cost,
-                    runs=of_metric,
+                    runs=metric_outcomes,
                     identity=runs.identity,
                     component_word=component_word(problem),
                     dimension_letter=letter(problem.model),

@@ -409,8 +409,8 @@ def _noise(block: Host) -> float:
     steps = np.arange(len(block))
     residual = block - np.polyval(np.polyfit(steps, block, 1), steps)
     quarters = np.array([quarter.mean() for quarter in np.array_split(residual, 4)])
-    of_points = residual.std(ddof=1) / math.sqrt(len(block))
-    return float(max(quarters.std(ddof=1), of_points) / 2)
+    point_error = residual.std(ddof=1) / math.sqrt(len(block))
+    return float(max(quarters.std(ddof=1), point_error) / 2)
 
 
 NAMES = {

@@ -78,8 +78,8 @@ def write_table(path: Path, table: ResultsTable, shared: SharedDocument) -> None
         If the file cannot be written.
     """
     places = [
-        _factor_out([row.document() for row in same])
-        for same in grouped(table.rows, place).values()
+        _factor_out([row.document() for row in place_rows])
+        for place_rows in grouped(table.rows, place).values()
     ]
     stored = {
         "packed": FORMAT,
@@ -119,9 +119,9 @@ def table_of(stored: JsonObject) -> ResultsTable:
     """
     check_model(_Table, stored, "packed results of smimbench")
     rows = [
-        row_of({**same["common"], **row})
-        for same in stored["places"]
-        for row in same["rows"]
+        row_of({**group["common"], **row})
+        for group in stored["places"]
+        for row in group["rows"]
     ]
     for members in grouped(rows, place).values():
         components = []
@@ -225,5 +225,8 @@ def _differences(
 
 
 def _label(path: Path, row: Row) -> str:
-    at = row.place
-    return f"{path}: {at.problem} {at.algorithm} at alpha {at.alpha:.5g}, D = {at.dimension}, {row.metric}"
+    row_place = row.place
+    return (
+        f"{path}: {row_place.problem} {row_place.algorithm} at alpha {row_place.alpha:.5g}, "
+        f"D = {row_place.dimension}, {row.metric}"
+    )

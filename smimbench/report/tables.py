@@ -29,9 +29,9 @@ from smimbench.report.comparison import OverallChange, RowChange
 from smimbench.report.extrapolation import Limit
 from smimbench.report.labels import (
     grouped,
+    largest_dimension_rows,
     letter_of,
     names_with_backend,
-    of_largest_dimension,
     place,
 )
 from smimbench.report.row import Finding, HalfOverlap, Row, RowEntry
@@ -60,7 +60,7 @@ def _by_metric(rows: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
 
 def _shortened(rows: Sequence[Row], full: bool, note: str) -> tuple[Sequence[Row], str]:
     """Select the rows that are shown, and extend the note by how many are hidden."""
-    shown = rows if full else of_largest_dimension(rows)[:16]
+    shown = rows if full else largest_dimension_rows(rows)[:16]
     if len(shown) < len(rows):
         note += f"; {len(shown)} of {len(rows)} rows; --full shows all"
     return shown, note
@@ -199,7 +199,9 @@ def runtime_tables(
     tables = []
     run = [row for row in rows if set(row.runs.status_counts) != {"skipped"}]
     for problem, rows_of_problem in _by_problem(run).items():
-        members = [same[0] for same in grouped(rows_of_problem, place).values()]
+        members = [
+            place_rows[0] for place_rows in grouped(rows_of_problem, place).values()
+        ]
         note = "slowest first"
         if not all(row.cost.trusted for row in members):
             note += "; untrusted: cells may have run in parallel (--timing)"
@@ -261,7 +263,7 @@ def learning_tables(rows: Sequence[Row]) -> list[RenderableType]:
     ]
     for problem, members in _by_problem(chosen).items():
         layers = grouped(members, place)
-        firsts = [same[0] for same in layers.values()]
+        firsts = [members[0] for members in layers.values()]
         halves = [row.runs.half_overlap or HalfOverlap() for row in members]
         # No median at all (most runs never get there) says nothing about whether samples were counted.
         counted = all(h.epochs is not None or h.iterations is None for h in halves)
@@ -407,7 +409,7 @@ def overall_lines(changes: Sequence[OverallChange]) -> list[str]:
     ]
 
 
-def one_sided_lines(
+def unmatched_row_lines(
     changes: Sequence[RowChange], baseline: object, candidate: object
 ) -> list[str]:
     """Name the rows that exist in one of two tables only, one line for each table."""

@@ -204,7 +204,7 @@ def algorithm_questions(
 ) -> Iterator[Question]:
     """Yield the questions that ``with_predictions`` needs answered at these sample ratios (default: the suite's)."""
     problems = suite.problems
-    for cell in _cells_asked_for(suite, alphas):
+    for cell in _requested_cells(suite, alphas):
         problem = problems[cell.problem_label]
         if problem.no_theory is None:
             with contextlib.suppress(RegistryError, ParameterError):  # its row says so
@@ -293,7 +293,7 @@ def _published_values(plan: ProblemPlan, answers: Answers) -> list[PublishedValu
     return published
 
 
-def kept_of(
+def stored_counts(
     suite: Suite, alphas: Sequence[float] | None, answers: Answers
 ) -> StoredCounts:
     """Count how much of a suite's theory is stored."""
@@ -319,7 +319,7 @@ def with_predictions(
     ``answers`` are those to ``algorithm_questions``.
     """
     problems = suite.problems
-    cells = grouped(_cells_asked_for(suite, alphas), lambda cell: cell.problem_label)
+    cells = grouped(_requested_cells(suite, alphas), lambda cell: cell.problem_label)
     predicted = []
     for theory in theories:
         entries: dict[str, AlgorithmTheory] = {}
@@ -338,7 +338,9 @@ def with_checks(
     theories: Sequence[ProblemTheory], checks: Sequence[Sequence[Check]]
 ) -> list[ProblemTheory]:
     """Add Monte Carlo checks to theories of problems, as far as they were run."""
-    drawn = [replace(t, checks=of_problem) for t, of_problem in zip(theories, checks)]
+    drawn = [
+        replace(t, checks=problem_checks) for t, problem_checks in zip(theories, checks)
+    ]
     return [*drawn, *theories[len(drawn) :]]
 
 
@@ -369,7 +371,7 @@ def _algorithm_theory(
     )
 
 
-def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]:
+def _requested_cells(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]:
     """List one cell for every algorithm, dimension and sample ratio."""
     cells = (
         []

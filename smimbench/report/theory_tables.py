@@ -157,7 +157,7 @@ def _threshold_lines(
 ) -> RenderableType:
     """Make the lines on the thresholds of a problem, with the reason where a threshold does not exist."""
 
-    def at(threshold: Threshold) -> str:
+    def alpha_text(threshold: Threshold) -> str:
         return f"alpha = {_with_error(threshold, 7)}"
 
     weak, perfect, late = (
@@ -165,10 +165,12 @@ def _threshold_lines(
         thresholds.perfect_recovery,
         thresholds.late_recovery,
     )
-    lines = [("weak_recovery", at(weak) if weak else "")]
-    recovery = at(perfect) if perfect else ""
+    lines = [("weak_recovery", alpha_text(weak) if weak else "")]
+    recovery = alpha_text(perfect) if perfect else ""
     if perfect and late:
-        recovery = f"{at(late)} (uninformed), {_with_error(perfect, 7)} (informed)"
+        recovery = (
+            f"{alpha_text(late)} (uninformed), {_with_error(perfect, 7)} (informed)"
+        )
     lines.append(("perfect_recovery", recovery))
     steps = thresholds.sequential
     if len(steps) > 1 or not (is_single or steps):
@@ -214,18 +216,18 @@ def _order_of_learning(steps: Sequence[Bifurcation], word: str) -> str:
     return ", then ".join(sentences)
 
 
-def own_theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
+def prediction_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
     """Make the tables of predictions for algorithms, one per problem, with notes on methods and missing predictions."""
     tables: list[RenderableType] = []
     for theory in theories:
         entries = theory.algorithms or ()
         predicted = [e for e in entries if not isinstance(e.prediction, str)]
         rows: list[ComponentRow] = []
-        for of_algorithm in grouped(predicted, lambda e: e.algorithm).values():
+        for predictions in grouped(predicted, lambda e: e.algorithm).values():
             # Sizes are told apart where the prediction depends on them.
-            places = [0.0 if e.fresh else e.alpha for e in of_algorithm]
+            places = [0.0 if e.fresh else e.alpha for e in predictions]
             sized = len(set(places)) < len(places)
-            for entry in sorted(of_algorithm, key=lambda e: e.alpha):
+            for entry in sorted(predictions, key=lambda e: e.alpha):
                 rows += _rows_of_prediction(entry, sized)
         title = f"{theory.label}: predictions for the algorithms"
         notes = Text("\n".join(_notes(entries)), style="dim")

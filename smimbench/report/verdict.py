@@ -273,8 +273,14 @@ def _algorithm(row: Row) -> tuple[str, ...]:
 
 
 def _point(row: Row) -> tuple[object, ...]:
-    at = row.place
-    return at.problem, at.nominal_alpha, at.dimension, row.metric, row.component
+    row_place = row.place
+    return (
+        row_place.problem,
+        row_place.nominal_alpha,
+        row_place.dimension,
+        row.metric,
+        row.component,
+    )
 
 
 def _is_tied(logs: LogRatios, best: Contender, contender: Contender) -> bool:
@@ -512,14 +518,19 @@ def errors(rows: Sequence[Row]) -> Errors:
     errors: Errors = {}
     name = names_with_backend(rows)
     for components in filter(_is_solved, grouped(rows, place).values()):
-        at = components[0].place
-        of_algorithm = errors.setdefault(name(components[0]), {})
+        row_place = components[0].place
+        algorithm_errors = errors.setdefault(name(components[0]), {})
         optimum = math.fsum(row.optimum.value or 0.0 for row in components)
         values = [row.estimate.values for row in components]
         for instance in sorted(set.intersection(*map(set, values))):
             error = math.fsum(by_instance[instance] for by_instance in values)
-            key = at.problem, at.nominal_alpha, at.dimension, instance
-            of_algorithm[key] = error, optimum
+            key = (
+                row_place.problem,
+                row_place.nominal_alpha,
+                row_place.dimension,
+                instance,
+            )
+            algorithm_errors[key] = error, optimum
     return errors
 
 
@@ -540,10 +551,10 @@ def _log_ratios(rows: Sequence[Row]) -> LogRatios:
     """Compute the log of error / Bayes-optimal error for each algorithm and instance, where that error is not 0."""
     zero = ZERO * max((row.target for row in rows), default=0.0)
     logs: defaultdict[str, dict[Instance, float]] = defaultdict(dict)
-    for name, of_algorithm in errors(rows).items():
+    for name, algorithm_errors in errors(rows).items():
         logs[name] = {
             instance: math.log(error / optimum)
-            for instance, (error, optimum) in of_algorithm.items()
+            for instance, (error, optimum) in algorithm_errors.items()
             if optimum > zero and error > 0
         }
     return logs
@@ -579,9 +590,9 @@ def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
     if len(instances) < 2:
         return []
     ratios = {
-        name: math.exp(math.fsum(of_algorithm.values()) / len(of_algorithm))
-        for name, of_algorithm in logs.items()
-        if of_algorithm
+        name: math.exp(math.fsum(algorithm_logs.values()) / len(algorithm_logs))
+        for name, algorithm_logs in logs.items()
+        if algorithm_logs
     }
     names = sorted(
         logs, key=lambda name: (-len(instances[name]), ratios.get(name, math.inf))

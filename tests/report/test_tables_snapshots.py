@@ -13,7 +13,7 @@ from smimbench.report.tables import (
     runtime_tables,
 )
 from smimbench.report.theory_document import AlgorithmTheory, ProblemTheory
-from smimbench.report.theory_tables import own_theory_tables, theory_tables
+from smimbench.report.theory_tables import prediction_tables, theory_tables
 from smimbench.theory.types import (
     Bifurcation,
     HardPhase,
@@ -139,7 +139,7 @@ TABLES = {
         compare_rows(ROWS[:2], [row(algorithm="gamp", mean=0.5), row(algorithm="new")])
     ),
     "theory": lambda: theory_tables([CURVE, SEQUENTIAL, MANY]),
-    "theory of the algorithms": lambda: own_theory_tables([PREDICTED]),
+    "theory of the algorithms": lambda: prediction_tables([PREDICTED]),
 }
 
 

@@ -19,7 +19,7 @@ from smimbench.report.theory_document import (
     theory_of_suite,
     with_predictions,
 )
-from smimbench.report.theory_tables import own_theory_tables, theory_tables
+from smimbench.report.theory_tables import prediction_tables, theory_tables
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.theory.predictions import solve, theory_point
@@ -175,7 +175,7 @@ def test_theory_says_it_too(results):
     assert predictions["sgd"].trajectory["samples"][-1] == 300
     assert "samples are reused" in predictions["adam"]
     assert "no_trajectory" not in predictions["gamp"].document()
-    text = " ".join(printed(own_theory_tables([theory])).split())
+    text = " ".join(printed(prediction_tables([theory])).split())
     assert "adam: no prediction: where samples are reused" in text
 
 
@@ -184,7 +184,7 @@ def test_overlap_of_theory_is_the_metric_of_runs(results):
     suite, rows, _, _ = results
     theories = theory_of_suite(suite, solver := TheorySolver(), thresholds=False)
     (theory,) = with_predictions(suite, theories, solver)
-    text = printed(own_theory_tables([theory]))
+    text = printed(prediction_tables([theory]))
     for row in rows:
         if row["metric"] == "overlap" and row["algorithm"] in (
             "erm",
