@@ -186,7 +186,7 @@ def doctor(request: Request, ceilings: bool) -> int:
 
 
 def _read_parameters(settings: Iterable[str]) -> Parameters:
-    """Parse ``KEY=VALUE`` options with values as in a suite; a value that is not TOML is taken as a string."""
+    """Parse ``KEY=VALUE`` options with TOML values; a value that is not TOML is taken as a string."""
     import tomllib
 
     from smimbench.testing import CheckError

@@ -386,7 +386,7 @@ def show(
 def _read_table(
     request: Request, backends: Sequence[str]
 ) -> tuple[ResultsTable, SharedDocument, Path, Results | None]:
-    """The requested table, ``run.json``, its path, and the results unless only the table is there."""
+    """Read the requested table, ``run.json``, its path, and the results unless only the table is stored."""
     from smimbench.report.results import is_packed
     from smimbench.run.store import Store
     from smimbench.suite import SuiteError

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def obstacle(row: Row, shared: SharedDocument) -> str:
-    """Reason why others cannot run a row again; empty if they can.
+    """Return the reason why others cannot run a row again; empty if they can.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def obstacle(row: Row, shared: SharedDocument) -> str:
 
 
 def _third_party(identity: object) -> list[Specification]:
-    """Specifications of the items of third parties in nested tables."""
+    """List the specifications of third-party items in nested tables."""
     if isinstance(identity, list):
         return [item for table in identity for item in _third_party(table)]
     if not isinstance(identity, dict):
@@ -66,7 +66,7 @@ def _third_party(identity: object) -> list[Specification]:
 def submission(
     results: Results, shared: SharedDocument, by: str
 ) -> tuple[SharedDocument, dict[tuple[str, str], str]]:
-    """``run.json`` of a submission, and why some rows are not in it, by the labels of problem and algorithm.
+    """Make the ``run.json`` of a submission, and list why rows are excluded, by labels of problem and algorithm.
 
     Raises
     ------

@@ -27,7 +27,7 @@ _INFO = (
 
 
 class Parameter(TypedDict):
-    """A parameter of an item, with the text of its type."""
+    """Parameter of an item: name, type, and default, for ``info``."""
 
     name: str
     type: str
@@ -36,7 +36,7 @@ class Parameter(TypedDict):
 
 
 class Description(TypedDict, total=False):
-    """What ``list`` and ``info`` say of an item or a suite."""
+    """Description of an item or a suite, for ``list`` and ``info``."""
 
     name: Required[str]
     kind: Required[str]
@@ -59,7 +59,7 @@ class Description(TypedDict, total=False):
 
 
 class PluginDescription(TypedDict):
-    """What ``plugins`` says of a plugin."""
+    """Description of a plugin, for ``plugins``."""
 
     name: str
     distribution: str
@@ -71,14 +71,14 @@ class PluginDescription(TypedDict):
 
 
 class LoadedPlugins(TypedDict):
-    """Number of plugins that were loaded, and why others were not."""
+    """Number of loaded plugins, and the errors of the others."""
 
     loaded: int
     failed: list[str]
 
 
 class Diagnosis(TypedDict):
-    """What ``doctor`` says of this machine."""
+    """Diagnosis of the installation and the machine, for ``doctor``."""
 
     versions: dict[str, str]
     machine: dict[str, object]
@@ -92,7 +92,7 @@ class Diagnosis(TypedDict):
 
 
 def item_documents(kind: str | None) -> dict[str, list[Description]]:
-    """Items of a kind given in the plural (None: all kinds, and suites), as JSON."""
+    """Return the items of a kind, given in the plural, as JSON; None: of all kinds, and suites."""
     documents: dict[str, list[Description]] = {}
     for name, plural in PLURALS.items():
         if kind in (None, plural):
@@ -138,7 +138,7 @@ def _suite_document(name: str) -> Description:
 
 
 def info_documents(name: str) -> list[Description]:
-    """Full description of all items and suites of a name, which may stand for several kinds or models."""
+    """Return full descriptions of all items and suites with a name, which may be of several kinds or models."""
     documents: list[Description] = []
     for entry in get_registry().named(name):
         description = _item_document(entry)
@@ -162,7 +162,7 @@ def info_documents(name: str) -> list[Description]:
 
 
 def _own_theory(entry: Entry) -> str:
-    """Documentation of an algorithm's prediction, or the reason why it has none."""
+    """Return the documentation of an algorithm's theory, or the reason why it has none."""
     ask = entry.item.theory
     if not ask:
         return f"None: {NO_THEORY}."
@@ -191,7 +191,7 @@ def _type(annotation: object) -> str:
 
 
 def plugin_documents() -> list[PluginDescription]:
-    """All plugins with status and reasons."""
+    """Return all plugins as JSON, with their status and errors."""
     return [
         {
             "name": plugin.name,
@@ -286,7 +286,7 @@ def print_plugins(console: Console, documents: list[PluginDescription]) -> None:
 
 
 def diagnose(*, ceilings: bool = False) -> Diagnosis:
-    """Versions, BLAS, GPU and plugins, with the command that fixes each problem.
+    """Collect versions, BLAS, GPU and plugins, with the command that fixes each problem.
 
     Parameters
     ----------
@@ -322,7 +322,7 @@ def diagnose(*, ceilings: bool = False) -> Diagnosis:
 
 
 def _ceilings(again: bool, gpu: bool) -> dict[str, dict[str, float]]:
-    """Rates by backend and number of threads: one core, all cores, and the GPU if there is one."""
+    """Return peak rates by backend and number of threads: one core, all cores, and the GPU if there is one."""
     from smimbench.backend import machine
     from smimbench.backend.roofline import measure, remembered
 
@@ -338,7 +338,7 @@ def _ceilings(again: bool, gpu: bool) -> dict[str, dict[str, float]]:
 
 
 def print_diagnosis(console: Console, document: Diagnosis) -> None:
-    """The diagnosis as a page."""
+    """Print the diagnosis of the installation."""
     rates = {name: _rates(rates) for name, rates in document["ceilings"].items()}
     loaded = document["plugins"]["loaded"]
     gpu = {key: entry for key, entry in document["gpu"].items() if key != "advice"}
@@ -365,7 +365,7 @@ def _rates(rates: dict[str, float]) -> str:
 
 
 def _text_of(entry: object, separator: str = ", ") -> str:
-    """A number, a text, or a list of them, as text."""
+    """Convert a number, a text, or a list of them to text."""
     if isinstance(entry, dict):
         entry = [f"{key} {number}" for key, number in entry.items()]
     if isinstance(entry, list):

@@ -149,7 +149,7 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 
 
 def _difference(meanings: Mapping[str, Mapping[str, object]], identity: str) -> str:
-    """Text `` (channel.beta=2)``: the parameters in which one item differs from another of the same label."""
+    """Return the parameters in which items of the same label differ, as text like `` (channel.beta=2)``."""
     keys = sorted({key for flat in meanings.values() for key in flat})
     words = []
     for key in keys:

@@ -48,7 +48,7 @@ ROW: list[str | Column] = [
 
 
 class Rows(list[RowDocument]):
-    """A list of rows, as ``show --json`` has them, that a notebook shows as a verdict and a table."""
+    """List of rows, as in ``show --json``, that notebooks display as verdicts and a table."""
 
     @property
     def table(self) -> Any:
@@ -120,7 +120,7 @@ def load_folder(folder: Path) -> Loaded:
 
 
 def _values(suite: str, key: str, record: Record) -> list[dict[str, object]]:
-    """A row for each metric and component of a record, or one without."""
+    """Make one table row per metric and component of a record; a single row without metric if it has none."""
     cell = record.cell
     ratio = cell["alpha"] if record.sample_ratio is None else record.sample_ratio
     problem: dict[str, Any] = dict(cell["problem"])
@@ -146,7 +146,7 @@ def _values(suite: str, key: str, record: Record) -> list[dict[str, object]]:
 
 
 def _steps(key: str, trajectory: Mapping[str, Array]) -> list[dict[str, object]]:
-    """A row for each step, metric and component of a trajectory."""
+    """Make one table row per step, metric and component of a trajectory."""
     rows = []
     for metric, course in trajectory.items():
         if getattr(course, "ndim", 0) != 2:
@@ -162,7 +162,7 @@ def _steps(key: str, trajectory: Mapping[str, Array]) -> list[dict[str, object]]
 
 
 def frame(rows: Sequence[Mapping[str, object]]) -> Any:
-    """Flat rows as a frame of pandas, of polars where there is no pandas, or as they are where there is neither."""
+    """Convert flat rows to a pandas frame, or a polars frame without pandas; without either, return them unchanged."""
     for name in ("pandas", "polars"):
         if importlib.util.find_spec(name) is not None:
             return importlib.import_module(name).DataFrame(rows)
@@ -205,7 +205,7 @@ class Theory:
 
     @cached_property
     def rows(self) -> list[dict[str, object]]:
-        """One row per problem, sample ratio, branch and component.
+        """Theory as dicts, one per problem, sample ratio, branch and component.
 
         Columns: ``problem``, ``alpha``, ``branch``, ``component`` (from 1; None where there is one), each metric with its
         numerical error (``mse``, ``mse_error``, ``overlap``, ...), errors of prediction (``generalization_error_bayes``, ...)

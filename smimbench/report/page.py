@@ -43,7 +43,7 @@ NEEDS = ("jinja2", "matplotlib")
 def render_page(
     results: Results, charts: Iterable[Chart], shared: SharedDocument
 ) -> str:
-    """The page as HTML text.
+    """Render the page as HTML text.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def _when(shared: SharedDocument) -> str:
 def _made_with(
     suite: Suite, rows: Sequence[Row], shared: SharedDocument
 ) -> dict[str, str]:
-    """Software and machine that made the numbers."""
+    """Return the versions and machines that produced the results."""
 
     def listed(table: Mapping[str, object]) -> str:
         shown = ((k, v) for k, v in table.items() if isinstance(v, (str, int, float)))

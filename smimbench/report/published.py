@@ -120,7 +120,7 @@ class ShippedFigure(TypedDict):
 
 
 def figure_list() -> list[ShippedFigure]:
-    """Every shipped figure; those without published tables say why in ``no_numbers``."""
+    """List every shipped figure; those without published tables give the reason in ``no_numbers``."""
     figures = []
     for name, path in shipped_figures().items():
         document = tomllib.loads(path.read_text(encoding="utf-8"))

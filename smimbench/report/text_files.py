@@ -20,7 +20,7 @@ _ROW = [
 
 
 def as_csv(rows: Sequence[RowDocument], limits: Sequence[RowDocument]) -> str:
-    """Rows as CSV, all digits; then, at dimension ``inf``, their limits at infinite dimension, if there are any.
+    """Format rows as CSV with all digits, followed by their limits at infinite dimension (dimension ``inf``), if any.
 
     The columns ``refusal``, ``chi2`` and ``dof`` are there only then: they are blank for rows of a finite dimension.
     """
@@ -31,7 +31,7 @@ def as_csv(rows: Sequence[RowDocument], limits: Sequence[RowDocument]) -> str:
 def flat_rows(
     rows: Sequence[RowDocument], fields: Sequence[str] = _ROW
 ) -> list[dict[str, object]]:
-    """Rows as dicts of numbers and texts."""
+    """Convert rows to flat dicts of numbers and texts."""
     return [
         {field: row.get(field) for field in fields}
         | {"status_counts": _counts(row["status_counts"])}
@@ -40,7 +40,7 @@ def flat_rows(
 
 
 def as_markdown(rows: Sequence[RowDocument], limits: Sequence[RowDocument]) -> str:
-    """The same rows as a Markdown table, rounded."""
+    """Format rows as a Markdown table with rounded numbers, followed by their limits at infinite dimension, if any."""
     return markdown_table(*_with_limits(rows, limits))
 
 
@@ -57,7 +57,7 @@ def _with_limits(
 
 
 def markdown_table(fields: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
-    """Selected fields of rows as a Markdown table, rounded."""
+    """Format selected fields of rows as a Markdown table with rounded numbers."""
     lines = [_markdown_line(fields), "|" + "---|" * len(fields)]
     for row in rows:
         cells = (_literal(_rounded(row.get(field))) for field in fields)
@@ -87,7 +87,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def csv_text(rows: Iterable[Mapping[str, object]], fields: Sequence[str]) -> str:
-    """Selected fields of rows with all digits; blank where a row has none.
+    """Format selected fields of rows as CSV with all digits; missing fields are blank.
 
     Text is one printable line, with an apostrophe in front where a spreadsheet would take it for a formula.
     """

@@ -330,7 +330,7 @@ def test_what_diverges_is_packed_and_run_again_and_what_is_for_other_problems_is
     code, out, err = call(capsys, "submit", suite, *words)
     assert code == 0, err
     assert (
-        ": erm is left out: the algorithm does not apply to this problem: all runs were skipped"
+        ": erm is left out: the algorithm does not apply to this problem (all runs were skipped)"
         in err
     )
     assert [one["status_counts"] for one in board([tmp_path / "a.json"])] == [

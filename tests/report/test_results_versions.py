@@ -69,7 +69,7 @@ def test_results_of_an_older_version_are_set_apart(tmp_path, capsys, arguments):
     other = {"item": "channel 'twice'", "then": 1, "now": 2, "cells": 2}
     assert json.loads(out)["other_versions"] == [other]
     _, out, err = call(capsys, "show", *arguments)
-    assert "2 of the stored cells were made by version 1 (now 2)" in " ".join(
+    assert "2 of the stored cells were computed by version 1 (now 2)" in " ".join(
         out.split()
     )
     assert "run' runs them again" not in " ".join(out.split())
