@@ -238,8 +238,8 @@ def test_a_table_that_is_missing_is_not_agreement(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("alpha,value\n1,2\n", "no column 'error'"),
-        ("alpha,error,spread\n1,x,0\n", "no table of numbers"),
+        ("alpha,value\n1,2\n", "the table lacks the column 'error'"),
+        ("alpha,error,spread\n1,x,0\n", "not a table of numbers"),
     ],
 )
 def test_a_bad_table_is_one_line(capsys, tmp_path, text, said):

@@ -183,8 +183,8 @@ def test_a_theory_that_was_changed_is_solved_again(made, tmp_path, said):
 LIES = {
     "a run is left out": (lambda pack: pack["records"].remove(records_of(pack, "noise")[0]), "line, noise, alpha 1, D = 20"),
     "other runs are left out": (lambda pack: pack["run"].update(left_out=[["line", "adam, steps 4"]]), ""),
-    "other code": (lambda pack: renamed(records_of(pack, "noise"), "source", "0" * 12), "3 records are not part"),
-    "no code": (lambda pack: renamed(records_of(pack, "noise"), "source", None), "3 records are not part"),
+    "other code": (lambda pack: renamed(records_of(pack, "noise"), "source", "0" * 12), "3 records belong to no cell"),
+    "no code": (lambda pack: renamed(records_of(pack, "noise"), "source", None), "3 records belong to no cell"),
     "another backend": (lambda pack: [r["cell"].update(backend="cupy") for r in pack["records"]], "its key does not match"),
 }  # fmt: skip
 
