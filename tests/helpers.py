@@ -15,6 +15,7 @@ from smimbench.interfaces import Capabilities, Channel
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import run_algorithm
+from smimbench.suite.reader import load_suite
 from smimbench.suite.schema import RunOptions
 from smimbench.theory.types import TheoryPoint
 
@@ -160,6 +161,11 @@ def write_suite(folder: Path, text: str = SUITE, name: str = "small") -> Path:
     return path
 
 
+def loaded(folder, text=SUITE, *overrides, **how):
+    """The suite of this text."""
+    return load_suite(write_suite(folder, text), *overrides, **how)
+
+
 def install_package(
     folder: Path, distribution: str, modules: dict[str, str], version: str = "1.0"
 ) -> None:
@@ -212,6 +218,16 @@ def refusal(capsys, *arguments):
     code, out, err = call(capsys, *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     return err
+
+
+def answer(capsys, *arguments):
+    """The JSON document that a command prints."""
+    return json.loads(call(capsys, *arguments, "--json")[1])
+
+
+def flat(text):
+    """Text in one line, wherever a terminal broke it."""
+    return " ".join(text.split())
 
 
 def ends_with(*arguments: str) -> int:

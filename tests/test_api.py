@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import tomllib
-import types
 
 import pytest
 
@@ -78,24 +77,6 @@ def test_progress_comes_through_a_callback_and_remarks_as_warnings(tmp_path):
             on_record=seen.append,
         )
     assert len(seen) == 4
-
-
-def test_memory_limits_the_workers_as_on_the_command_line(tmp_path, monkeypatch):
-    from smimbench.run.campaign import plan_campaign
-    from smimbench.run.store import Store
-
-    monkeypatch.setattr(
-        "psutil.virtual_memory",
-        lambda: types.SimpleNamespace(available=450 << 20, total=1 << 40),
-    )
-    monkeypatch.setattr(
-        "os.sched_getaffinity", lambda process: {0, 1, 4, 5}, raising=False
-    )
-    suite = smimbench.load_suite(write_suite(tmp_path, SUITE))
-    campaign = plan_campaign(suite, Store(tmp_path / "r"), workers=None, dry_run=True)
-    assert campaign.workers == 2
-    assert "2 at a time instead of 4" in campaign.remarks[0]
-    assert not (tmp_path / "r").exists()
 
 
 def test_overrides_of_a_loaded_suite_are_not_silently_dropped(tmp_path):

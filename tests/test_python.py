@@ -1,6 +1,5 @@
 """From Python: results as tidy tables, figures as objects, a part of a suite, what notebooks show."""
 
-import json
 import re
 import sys
 import types
@@ -12,7 +11,7 @@ import pytest
 import smimbench
 from smimbench.report import notebook
 from smimbench.suite import SuiteError
-from tests.helpers import SUITE, attention, output, write_suite
+from tests.helpers import SUITE, attention, write_suite
 
 
 @pytest.fixture(scope="module")
@@ -78,16 +77,6 @@ def test_a_figure_is_returned(ran):
     assert axis.figure.get_figwidth() == 7.0
     with pytest.raises(ValueError, match="choose from mse, overlap"):
         smimbench.plot(suite, "cosine", results=folder / "results")
-
-
-def test_a_part_is_run(tmp_path):
-    suite = write_suite(tmp_path, SUITE)
-    rows = smimbench.run(
-        suite, results=tmp_path / "r", only=["algorithm=gamp", "alpha=1.0"]
-    )
-    assert {(row["algorithm"], row["alpha"]) for row in rows} == {("gamp", 1.0)}
-    with pytest.raises(ValueError, match="given by name or path"):
-        smimbench.run(smimbench.load_suite(suite), only=["alpha=1.0"])
 
 
 def test_a_problem_shows_itself_in_a_notebook():
@@ -165,26 +154,6 @@ def test_theory_of_a_problem_that_is_named(rho):
             **PHASES, rho=np.float64(rho), alpha=np.array([0.1, 0.2, 0.3, 0.4, 0.5])
         ).table
     )
-
-
-def test_theory_is_the_same_as_that_of_the_command(tmp_path, capsys):
-    suite = write_suite(
-        tmp_path, SUITE.replace('"linear", noise', '"linear", components = 2, noise')
-    )
-    found = smimbench.theory(suite)
-    out = output(capsys, "theory", suite, "--results", tmp_path / "r", "--json")
-    (document,) = json.loads(out)
-    rows = as_rows(found.table)
-    assert [(row["alpha"], row["component"]) for row in rows] == [
-        (0.5, 1),
-        (0.5, 2),
-        (1.0, 1),
-        (1.0, 2),
-    ]
-    assert [row["mse"] for row in rows] == [
-        value for point in document["points"] for value in point["mse"]
-    ]
-    assert found.documents[0]["thresholds"] == document["thresholds"]
 
 
 def test_errors_of_prediction_are_columns_where_they_are_asked_for():

@@ -14,10 +14,9 @@ from smimbench.problem import instance as instance_module
 from smimbench.problem.problem import Problem
 from smimbench.run import cell as runner
 from smimbench.run.loop import Readings
-from smimbench.suite.reader import load_suite
 from tests.backend.steps import after, estimate
 from tests.backend.test_philox import by_numpy
-from tests.helpers import ATTENTION, SUITE, write_suite
+from tests.helpers import ATTENTION, SUITE, loaded
 
 cupy = pytest.importorskip("cupy")
 pytestmark = [
@@ -79,7 +78,7 @@ def test_gamp_gives_the_numbers_of_numpy(parts, alpha, dimension):
 
 @pytest.mark.parametrize("text", [SUITE, ATTENTION])
 def test_a_suite_runs(tmp_path, text):
-    for cell in load_suite(write_suite(tmp_path, text)).cells("cupy"):
+    for cell in loaded(tmp_path, text).cells("cupy"):
         record = runner.run_cell(cell, timing=True)
         assert record.status in ("ok", "not-converged"), record.reason
         timing = record.timing
@@ -171,9 +170,7 @@ def test_the_law_of_the_draws_is_standard_normal_and_that_of_the_seed():
 @pytest.mark.parametrize("text", [SUITE, ATTENTION])
 @pytest.mark.parametrize("dtype", ["float64", "mixed"])
 def test_converged_rows_are_those_of_numpy(tmp_path, text, dtype):
-    suite = load_suite(
-        write_suite(tmp_path, text), [f"run.dtype={dtype}"], ["algorithm=gamp"]
-    )
+    suite = loaded(tmp_path, text, [f"run.dtype={dtype}"], ["algorithm=gamp"])
     for there, here in zip(suite.cells("cupy"), suite.cells("numpy")):
         found, expected = runner.run_cell(there), runner.run_cell(here)
         assert (found.status, found.iterations) == (

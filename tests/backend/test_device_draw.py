@@ -102,15 +102,6 @@ def test_what_does_not_fit_is_drawn_anew(monkeypatch, dtype):
         data.inputs[...]
 
 
-def test_data_of_an_instance_on_the_device_is_not_moved(backend):
-    instance = LINEAR.instance(0.5, 20, device=backend)
-    data = instance.data(backend)
-    assert_placed(data.inputs, backend, instance.inputs.shape)
-    inputs, labels = data.fresh(np.random.default_rng(0), 3)
-    assert_placed(inputs, backend, (3, 2, 20))
-    assert_placed(labels, backend, (3, 1, 2))
-
-
 def keys(tmp_path, *overrides):
     return [cell.key for cell in load_suite(write_suite(tmp_path), overrides).cells()]
 

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 from smimbench_attention.channels.sequence.softmax import two_layers
-from smimbench_attention.channels.sequence.softmax.network import output
 from smimbench_attention.channels.sequence.softmax.two_layers.kernel import host_sums
 
-from smimbench.backend.arrays import read_together, send, to_host
-from smimbench.backend.device import get_backend
+from smimbench.backend.arrays import to_host
 from smimbench.backend.memory import LARGEST_CHUNK, chunk_bytes
 from smimbench.backend.streaming import StreamedInputs, sample_chunks
 from smimbench.run.loop import READINGS, Readings
@@ -84,46 +82,6 @@ def test_launches_and_waits_of_an_iteration(
     assert 0 < found[1] <= waits, counts.waits
 
 
-@pytest.mark.parametrize(
-    ("stretch", "launches", "waits"), [(1.0, 60, 1), (1.5, 80, 2), (8.0, 80, 2)]
-)
-def test_few_labels_out_of_reach_cost_few_launches(
-    monkeypatch, stretch, launches, waits
-):
-    """In a larger box, or by sampling: the host takes less time for them than a device for its launches."""
-    rng = np.random.default_rng(5)
-    V, omega = np.array([[0.05, 0.01], [0.01, 0.04]]), rng.standard_normal((200, 2, 2))
-    u = output(omega + np.sqrt(0.05) * rng.standard_normal((200, 2, 2)), 1.0)
-    u[:3] *= stretch
-    expected = two_layers.integrate(u, omega, V, 1.0, 1e-5)
-    counts = Counts().watch(monkeypatch)
-    one_kernel(counts, monkeypatch)
-    there = DEVICE.asarray(u), DEVICE.asarray(omega)
-    counts.clear()
-    found = two_layers.integrate(*there, V, 1.0, 1e-5)
-    assert counts.launches.total() <= launches, counts.launches
-    assert counts.waits.total() <= waits, counts.waits
-    np.testing.assert_allclose(to_host(found.shift), expected.shift, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "problem", [attention("softmax"), sequence("linear", components=2)]
-)
-def test_what_does_not_grow_with_the_samples_is_few(monkeypatch, problem):
-    """All but forward, posterior and adjoint."""
-    counts = Counts().watch(monkeypatch)
-    problem, data, gamp, state = ready(problem, 0.7, 24)
-    for owner, name in (
-        (problem.model, "forward"),
-        (problem.model, "adjoint"),
-        (problem.channel, "posterior"),
-    ):
-        counts.leave_out(monkeypatch, type(owner), name)
-    found = iteration(counts, problem, data, gamp, state)
-    assert 0 < found[0] <= 60, counts.launches
-    assert 0 < found[1] <= 3, counts.waits
-
-
 def test_a_small_memory_makes_chunks_and_changes_nothing(monkeypatch):
     """Resident inputs of extensive rank: products by the piece, posteriors in one."""
     counts = Counts().watch(monkeypatch)
@@ -170,23 +128,3 @@ def test_streamed_inputs_are_cut_by_their_size_and_resident_ones_are_not(
         (s.stop - s.start) * host[0].nbytes <= host.nbytes // 8 for s in streamed
     )
     assert sample_chunks(model, host, 1) == model.chunks(4096, 128, 1)
-
-
-def test_small_matrices_that_were_sent_are_read_without_waiting(monkeypatch):
-    counts = Counts().watch(monkeypatch)
-    matrix = np.array([[1.0, 0.25], [0.25, 2.0]])
-    there = send(matrix, DEVICE.asarray(np.zeros(1)))
-    counts.clear()
-    np.testing.assert_array_equal(to_host(there), matrix)
-    assert not counts.waits
-    other = DEVICE.asarray(np.arange(3.0))
-    yes = DEVICE.xp.all(other >= 0)
-    found = read_together(there, 2.5, other, yes, np.ones(2))
-    assert counts.waits.total() == 1
-    np.testing.assert_array_equal(found[0], matrix)
-    np.testing.assert_array_equal(found[2], np.arange(3.0))
-    assert (found[1], bool(found[3]), found[3].dtype) == (2.5, True, np.dtype(bool))
-    assert (
-        send(matrix, get_backend("numpy").asarray(np.zeros(1, dtype=np.float32)))[0, 1]
-        == 0.25
-    )

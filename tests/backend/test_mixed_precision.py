@@ -9,11 +9,10 @@ from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.backend.streaming import NarrowInputs, StreamedInputs, take_samples
 from smimbench.run.cell import run_cell
-from smimbench.suite.reader import load_suite
 from tests.backend.steps import estimate
 from tests.conftest import assert_placed
 from tests.helpers import ATTENTION as ATTENTION_SUITE
-from tests.helpers import SUITE, attention, sequence, write_suite
+from tests.helpers import SUITE, attention, loaded, sequence
 
 SEQUENCE, ATTENTION, HARDMAX = (
     sequence("softmax", layers=2),
@@ -75,8 +74,7 @@ def test_the_error_of_an_estimate_is_that_of_double_precision(
 @pytest.mark.parametrize("text", [SUITE, ATTENTION_SUITE])
 def test_every_algorithm_of_a_suite_runs_and_has_a_key_of_its_own(tmp_path, text):
     suites = [
-        load_suite(write_suite(tmp_path, text), overrides)
-        for overrides in ((), ["run.dtype=mixed"])
+        loaded(tmp_path, text, overrides) for overrides in ((), ["run.dtype=mixed"])
     ]
     for plain, narrow in zip(suites[0].cells(), suites[1].cells()):
         assert plain.key != narrow.key
@@ -92,15 +90,6 @@ def test_every_algorithm_of_a_suite_runs_and_has_a_key_of_its_own(tmp_path, text
         cost = [record.timing.cost for record in records]
         if cost[0] is not None:
             assert cost[1].bytes == cost[0].bytes / 2
-
-
-def test_minibatches_are_widened(tmp_path):
-    (cell, *_) = load_suite(
-        write_suite(tmp_path), ["run.dtype=mixed"], ["algorithm=adam"]
-    ).cells()
-    algorithm = {**cell.algorithm, "batch": 16}
-    record = run_cell(replace(cell, algorithm=algorithm))
-    assert record.status == "ok", record.reason
 
 
 def test_a_model_that_takes_narrow_inputs_is_given_them_on_a_device(backend):

@@ -7,8 +7,7 @@ from smimbench.backend import memory
 from smimbench.backend.device import Backend, get_backend
 from smimbench.backend.namespaces.cupy import CupyBackend
 from smimbench.run import cell as runner
-from smimbench.suite.reader import load_suite
-from tests.helpers import SUITE, write_suite
+from tests.helpers import SUITE, loaded
 
 
 class OutOfMemoryError(MemoryError):
@@ -65,9 +64,7 @@ def device(monkeypatch):
 
 def cell_of(tmp_path, algorithm):
     text = SUITE.replace("[0.5, 1.0]", "[20.0]")  # 600 samples
-    (cell, *_) = load_suite(
-        write_suite(tmp_path, text), [], [f"algorithm={algorithm}"]
-    ).cells()
+    (cell, *_) = loaded(tmp_path, text, [], [f"algorithm={algorithm}"]).cells()
     return cell
 
 

@@ -79,11 +79,6 @@ def test_it_is_numpys_philox(draw, key, n):
     )
 
 
-def test_any_part_of_a_stream_can_be_drawn_alone(draw):
-    whole = draw((3, 4), 400)
-    np.testing.assert_array_equal(draw((3, 4), 100, 50), whole[200:300])
-
-
 def test_the_law_is_standard_normal(draw):
     numbers = draw((11, 22), 1 << 18)
     assert stats.kstest(numbers, "norm").pvalue > 1e-3

@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from tests.helpers import sequence
+
 torch = pytest.importorskip("torch")
 
 import smimbench  # noqa: E402
@@ -45,9 +47,7 @@ def test_cells_agree_with_numpy(suite, overrides):
 def test_data_of_an_instance_is_the_same_and_locked_memory_is_copied():
     from smimbench.backend import get_backend
 
-    problem = smimbench.Problem(
-        {"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian"
-    )
+    problem = sequence()
     instance = problem.instance(1.0, 30)
     data = instance.data(get_backend("torch"))
     assert isinstance(data.inputs, torch.Tensor)

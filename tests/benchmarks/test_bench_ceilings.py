@@ -17,13 +17,12 @@ from threadpoolctl import threadpool_limits
 
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import Data
-from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
 from smimbench.run import campaign as runner
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from tests.benchmarks.conftest import SMOKE
-from tests.helpers import command, environment, write_suite
+from tests.helpers import attention, command, environment, sequence, write_suite
 
 NUMBERS = int(
     float(os.environ.get("SMIMBENCH_BENCH_NUMBERS", "2e6" if SMOKE else "6e7"))
@@ -67,11 +66,7 @@ def report(benchmark, work, **found):
 @pytest.mark.benchmark(group="ceilings")
 def test_attention_is_bound_by_its_products(benchmark, judge):
     """d = 500, n = 25,000, T = 2: the whole iteration at 70% of the rate of a square product."""
-    problem = Problem(
-        {"name": "attention-indexed", "tokens": 2},
-        "softmax",
-        {"name": "wishart", "rho": 0.5},
-    )
+    problem = attention()
     data = problem.instance(0.1, 100 if SMOKE else 500).data(get_backend("numpy"))
     gamp, state = begun(problem, data, 1)
     square = np.random.default_rng(0).standard_normal((1500, 1500))
@@ -96,9 +91,7 @@ def test_attention_is_bound_by_its_products(benchmark, judge):
 
 def large_sequences(dimension):
     """A problem with a closed-form posterior and inputs that fit no cache (rows repeat: only reading them matters)."""
-    problem = Problem(
-        {"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian"
-    )
+    problem = sequence()
     n = NUMBERS // (2 * dimension)
     rng = np.random.default_rng(0)
     inputs = np.empty((n, 2, dimension))
@@ -141,11 +134,7 @@ def test_sequences_are_read_once(benchmark, judge, dimension):
 @pytest.mark.benchmark(group="ceilings")
 def test_hardmax(benchmark, judge):
     """T = 2, d = 100, alpha = 0.3: 9 ms, most of it matrix products."""
-    problem = Problem(
-        {"name": "attention-indexed", "tokens": 2},
-        "hardmax",
-        {"name": "wishart", "rho": 0.5},
-    )
+    problem = attention("hardmax")
     data = problem.instance(0.3, 100).data(get_backend("numpy"))
     gamp, state = begun(problem, data, 3)
     rows = data.inputs.reshape(-1, 100)
@@ -166,11 +155,7 @@ def test_hardmax(benchmark, judge):
 @pytest.mark.benchmark(group="ceilings")
 def test_two_layers(benchmark, judge):
     """D = 1000, alpha = 1.2: every iteration and the average of a run."""
-    problem = Problem(
-        {"name": "sequence-multi-index", "tokens": 2},
-        {"name": "softmax", "layers": 2},
-        "gaussian",
-    )
+    problem = sequence(layers=2)
     data = problem.instance(1.2, 1000).data(get_backend("numpy"))
     gamp, state = begun(problem, data, 0)
     state, _ = gamp.step(problem, data, state)

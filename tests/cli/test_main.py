@@ -5,7 +5,15 @@ import sys
 
 import pytest
 
-from tests.helpers import ATTENTION, CHANNEL, call, command, environment, write_suite
+from tests.helpers import (
+    ATTENTION,
+    CHANNEL,
+    call,
+    command,
+    environment,
+    flat,
+    write_suite,
+)
 
 BAD = "ZeroDivisionError: division by zero"
 
@@ -45,7 +53,7 @@ def test_a_command_says_what_it_is_for(ran, tmp_path, capsys, line, code, said):
     found, out, err = call(capsys, *line.format(**where).split())
     assert found == code, err
     for words in said:
-        assert words in " ".join((out + err).split())
+        assert words in flat(out + err)
     assert "--only" not in line or "adam" not in out
     assert "--quiet" not in line or not err
 

@@ -11,11 +11,11 @@ from smimbench.registry.registry import get_registry, set_registry
 from tests.helpers import (
     CHANNEL,
     SUITE,
+    answer,
     call,
     environment,
     output,
     refusal,
-    silent,
     write_suite,
 )
 
@@ -70,27 +70,12 @@ def test_the_order_of_settings_makes_no_others(tmp_path, capsys):
     assert "there are some with --set grid.seed=7 --set grid.seeds=1" in err
 
 
-def test_a_folder_of_settings_is_shown_alone(twice, capsys):
-    (other,) = (twice / "results" / "small" / "settings").iterdir()
-    mean = [json.loads(call(capsys, "show", folder, "--json")[1])["rows"][0]["mean"]
-            for folder in (twice / "results" / "small", other)]  # fmt: skip
-    assert mean[0] != mean[1]
-
-
-def test_compare_takes_what_the_option_results_wrote(twice, capsys):
-    whole = twice / "results"
-    out = output(capsys, "compare", whole, whole, "--json")
-    assert {entry["verdict"] for entry in json.loads(out)["rows"]} == {"unchanged"}
-
-
 def test_another_seed_is_no_worse(twice, capsys):
     """Two runs per point: their standard errors are a guess, and an interval says so."""
     own = twice / "results" / "small"
     (other,) = (own / "settings").iterdir()
     for sides in ((own, other), (other, own)):
-        found = json.loads(
-            call(capsys, "compare", *sides, "--fail-over", "0", "--json")[1]
-        )
+        found = answer(capsys, "compare", *sides, "--fail-over", "0")
         assert found["failing"] == 0
         assert not {entry["verdict"] for entry in found["rows"]} & {"worse", "differs"}
 
@@ -161,30 +146,6 @@ def test_every_command_says_which_of_two_items_a_name_means(
     assert (
         "exists in" not in call(capsys, *command, "--plugins", "mine.py", "--quiet")[2]
     )
-
-
-def test_a_check_says_of_which_package_each_item_is(tmp_path, capsys):
-    (tmp_path / "mine.py").write_text(CHANNEL.replace('"twice"', '"linear"'))
-    command = (
-        "check",
-        "linear",
-        "--only",
-        "declaration",
-        "--plugins",
-        tmp_path / "mine.py",
-    )
-    heads = [
-        line
-        for line in call(capsys, *command)[1].splitlines()
-        if line.startswith("channel linear")
-    ]
-    assert [" of mine" in head for head in heads] == [False, False, True]
-    documents = json.loads(call(capsys, *command, "--json")[1])
-    assert [document["distribution"] for document in documents] == [
-        "smimbench",
-        "smimbench",
-        "mine",
-    ]
 
 
 def test_python_warns_of_plugins_as_the_command_line_does(tmp_path, monkeypatch):
@@ -271,7 +232,7 @@ def test_a_dry_run_prices_integrals_and_learns(tmp_path, capsys):
     """A channel without a closed form takes longer than its matrix products; what was run before says how long."""
     suite = write_suite(tmp_path, SUITE)
     arguments = ["run", suite, "--results", tmp_path / "r", "--workers", "1"]
-    first = json.loads(call(capsys, *arguments, "--dry-run", "--json")[1])
+    first = answer(capsys, *arguments, "--dry-run")
     assert (first["learned"], first["tried"]) == (0, 8)
     assert not (tmp_path / "r").exists()
     (tmp_path / "slow.py").write_text(
@@ -299,7 +260,7 @@ def test_a_dry_run_prices_integrals_and_learns(tmp_path, capsys):
     assert priced["seconds"] > 4 * 2 * 0.05  # four cells of two and more iterations
     set_registry(None)
     output(capsys, *arguments, "--no-figure", "--set", "grid.seeds=1")
-    second = json.loads(call(capsys, *arguments, "--dry-run", "--json")[1])
+    second = answer(capsys, *arguments, "--dry-run")
     assert (second["missing"], second["learned"], second["tried"]) == (4, 4, 0)
 
 
@@ -317,35 +278,6 @@ def test_a_shell_can_complete_the_name_of_a_suite():
         env={**environment(), **variables},
     )
     assert "plain,quickstart" in done.stdout.splitlines()
-
-
-def test_a_dropped_in_file_may_import_its_neighbor(tmp_path, capsys):
-    (tmp_path / "neighbor_of_mine.py").write_text("GAIN = 3.0\n")
-    (tmp_path / "mine.py").write_text("from neighbor_of_mine import GAIN\n" + CHANNEL)
-    out = silent(capsys, "list", "channels", "--plugins", tmp_path / "mine.py")
-    assert "twice" in out
-
-
-def test_a_suite_that_became_no_text_is_one_line(twice, tmp_path, capsys):
-    shutil.copytree(twice / "results", tmp_path / "results")
-    suite = tmp_path / "small.toml"
-    suite.write_bytes(b"PK\x03\x04\xed\xff")
-    err = refusal(
-        capsys,
-        "show",
-        suite,
-        "--results",
-        tmp_path / "results",
-        "--set",
-        "grid.seeds=1",
-    )
-    assert "cannot be read" in err
-    shutil.rmtree(
-        tmp_path / "results" / "small" / "settings"
-    )  # one settings left: its kept table is looked for
-    err = refusal(capsys, "show", suite, "--results", tmp_path / "results")
-    assert "cannot be read" in err
-    assert len(err.splitlines()) == 1
 
 
 def test_results_of_an_earlier_text_of_a_suite_are_named(twice, tmp_path, capsys):

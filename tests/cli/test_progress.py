@@ -15,8 +15,7 @@ from smimbench.cli.options import Request
 from smimbench.run.executor import RunningTask, Task
 from smimbench.run.theory_process import Progress
 from smimbench.run.theory_solver import TheorySolver
-from smimbench.suite.reader import load_suite
-from tests.helpers import SUITE, call, write_suite
+from tests.helpers import SUITE, call, loaded, write_suite
 from tests.records import record
 from tests.report.rows import row
 
@@ -43,7 +42,7 @@ class Terminal:
 
 @pytest.fixture
 def cells(tmp_path):
-    return load_suite(write_suite(tmp_path)).cells()
+    return loaded(tmp_path).cells()
 
 
 def underway(cell, seconds, iterations):
@@ -75,20 +74,6 @@ def test_a_log_is_told_of_a_long_cell_whenever_its_time_has_doubled(cells, capsy
         f"alpha {cell.alpha:g}, D {cell.dimension}, seed {cell.replicate}: 12 iterations"
         in lines[1]
     )
-
-
-def test_a_log_is_told_how_many_cells_are_done(cells, capsys, monkeypatch):
-    """A run of many short cells is not silent for an hour."""
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with progress.run_progress(campaign(cells * 100), silent=False) as callbacks:
-        for _ in range(250):
-            now[0] += 1.0
-            callbacks.on_record(record())
-    _, *lines = capsys.readouterr().err.splitlines()
-    whole = len(cells) * 100
-    assert lines == [f"smimbench: running for {clock}: small: {done} / {whole}"
-                     for clock, done in (("1:00", 60), ("2:00", 120), ("4:00", 240))]  # fmt: skip
 
 
 def test_a_terminal_shows_what_a_long_cell_is_at_and_no_longer_than_it_runs(
@@ -123,9 +108,7 @@ def test_a_terminal_shows_which_curve_of_how_many_is_solved_before_anything_is_k
 ):
     terminal = Terminal()
     monkeypatch.setattr(progress, "make_console", terminal.console)
-    suite = load_suite(
-        write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = [0.1, 0.2, 0.3]"))
-    )
+    suite = loaded(tmp_path, SUITE.replace("noise = 0.2", "noise = [0.1, 0.2, 0.3]"))
     shown = progress.TheoryProgress(Request(quiet=False), suite, tmp_path)
     with shown:
         assert "curve 1 of 3" in terminal.text
@@ -137,7 +120,7 @@ def test_a_terminal_shows_which_curve_of_how_many_is_solved_before_anything_is_k
 
 
 def test_a_line_of_a_figure_is_told_before_it_is_solved(tmp_path):
-    (plan,) = load_suite(write_suite(tmp_path)).plans
+    (plan,) = loaded(tmp_path).plans
     told = []
     solver = TheorySolver(on_progress=lambda *progress: told.append(progress))
     solver.line(plan.problem, [0.4, 0.5, 0.6])

@@ -131,21 +131,6 @@ def test_a_curve_of_theory_is_inside(capsys, tmp_path):
     }
 
 
-def test_a_curve_is_outside_where_one_point_is(capsys, tmp_path):
-    values = errors(np.array([0.2, 0.6, 1.0])) - [0, 0.004, 0]
-    code, found, _ = reproduce(capsys, tmp_path, write(tmp_path, values))
-    (curve,) = found["curves"]
-    assert (code, curve["verdict"], curve["outside"], curve["corrections"]) == (
-        1,
-        "outside",
-        1,
-        [],
-    )
-    assert curve["deviation"] == pytest.approx(0.004, abs=1e-6)
-    assert curve["at"] == pytest.approx(1.2)
-    assert curve["allowed"] == pytest.approx(0.001, abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("ends", "code"),
     [("above = 1.1, below = 1.3", 0), ("above = 1.3", 1), ("below = 1.1", 1)],

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from tests.helpers import ROOT, SUITE, call, ends_with, one_document, write_suite
+from tests.helpers import ROOT, SUITE, call, ends_with, flat, one_document, write_suite
 
 TROUBLE = str(ROOT / "tests" / "faulty_algorithms.py")
 
@@ -131,7 +131,7 @@ def test_the_exit_code_tells_and_nothing_is_dropped(
     if status == "failed":
         assert (
             "raiser: 4 cells failed, first at alpha 0.5: ZeroDivisionError: nothing to divide by"
-            in " ".join(out.split())
+            in flat(out)
         )
         assert "Traceback" not in out + err
     document = one_document(call(capsys, "run", *arguments, "--json")[1])

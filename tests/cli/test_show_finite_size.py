@@ -2,12 +2,11 @@
 
 import csv
 import io
-import json
 
 import pytest
 
 import smimbench
-from tests.helpers import LINE, call, suite_text, write_suite
+from tests.helpers import LINE, answer, call, suite_text, write_suite
 
 pytestmark = pytest.mark.usefixtures("svg_alone")
 
@@ -18,7 +17,7 @@ def test_every_output_has_the_extrapolated_values(tmp_path, capsys):
     )
     path = write_suite(tmp_path, text)
     where = ("--results", tmp_path / "results")
-    shown = json.loads(call(capsys, "run", path, *where, "--workers", "1", "--json")[1])
+    shown = answer(capsys, "run", path, *where, "--workers", "1")
     assert {row["dimension"] for row in shown["rows"]} == {20, 40, 80}
     by_metric = {entry["metric"]: entry for entry in shown["extrapolated"]}
     assert set(by_metric) == {"mse", "overlap"}
@@ -38,17 +37,3 @@ def test_every_output_has_the_extrapolated_values(tmp_path, capsys):
     assert "At infinite dimension" in page.read_text()
     assert "Means over runs, at the sample ratio of the largest D" in page.read_text()
     assert (tmp_path / "results" / "small" / "figures" / "finite-size.png").exists()
-
-
-def test_suites_of_one_dimension_say_nothing_of_it(tmp_path, capsys):
-    path = write_suite(tmp_path)
-    where = ("--results", tmp_path / "results")
-    assert (
-        json.loads(
-            call(
-                capsys, "run", path, *where, "--workers", "1", "--no-figure", "--json"
-            )[1]
-        )["extrapolated"]
-        == []
-    )
-    assert "infinite" not in call(capsys, "show", path, *where)[1]

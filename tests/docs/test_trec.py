@@ -65,18 +65,6 @@ def test_attention_written_out(mask, small, rng):
     assert loss == pytest.approx(-np.mean(logs[[0, 1, 2, 3], data.classes]))
 
 
-def test_padding_changes_nothing_where_it_is_masked(small, rng):
-    weights, data = some(rng)
-    longer = data._replace(words=np.pad(data.words, ((0, 0), (0, 3))))
-    same = {
-        m: [trec.loss_and_gradient(weights, d, 1.0, m)[1] for d in (data, longer)]
-        for m in trec.MASKS
-    }
-    for mask in ("padding", "causal"):
-        np.testing.assert_allclose(*same[mask], rtol=1e-12)
-    assert not np.allclose(*same["none"])
-
-
 def test_files(tmp_path, rng):
     file = tmp_path / "questions.label"
     file.write_bytes(

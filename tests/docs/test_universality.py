@@ -8,8 +8,7 @@ from scipy import stats
 
 from smimbench.problem.problem import Problem
 from smimbench.run.cell import run_cell
-from smimbench.suite.reader import load_suite
-from tests.helpers import ROOT, suite_text, write_suite
+from tests.helpers import ROOT, loaded, suite_text
 
 spec = importlib.util.spec_from_file_location(
     "universality", ROOT / "tools" / "universality.py"
@@ -62,7 +61,7 @@ def test_the_error_of_ridge_follows_from_the_number_of_equations(tmp_path):
     )  # fmt: skip
     means, left = [], []
     for inputs in ('"gaussian"', '"one-hot"'):
-        suite = load_suite(write_suite(tmp_path, text.replace("INPUTS", inputs)))
+        suite = loaded(tmp_path, text.replace("INPUTS", inputs))
         records = [run_cell(cell) for cell in suite.cells()]
         means.append(np.mean([record.metrics["mse"][-1] for record in records]))
         data = [
@@ -97,12 +96,3 @@ def test_the_limit_and_the_slope():
     fit, covariance = np.polyfit(1 / d, y, 1, w=1 / errors, cov="unscaled")
     np.testing.assert_allclose((slope, limit), fit)
     np.testing.assert_allclose((steep**2, wide**2), np.diag(covariance))
-
-
-def test_the_suite_has_the_arms_of_the_page():
-    suite = load_suite("universality")
-    arms = [tuple(plan.label.split(": ")) for plan in suite.plans]
-    assert len(arms) == len(set(arms)) == 14
-    assert {arm for _, arm in arms} >= {universality.BASE, "text", "one-hot"}
-    page = (ROOT / "docs" / "universality.md").read_text(encoding="utf-8")
-    assert all(f"| {arm} |" in page for _, arm in arms)

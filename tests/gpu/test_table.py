@@ -5,8 +5,7 @@ import subprocess
 import sys
 
 from smimbench.run.cell import run_cell
-from smimbench.suite.reader import load_suite
-from tests.helpers import ATTENTION, ROOT, environment, write_suite
+from tests.helpers import ATTENTION, ROOT, environment, loaded
 
 
 def table(*arguments):
@@ -24,8 +23,8 @@ def test_a_row_for_every_trusted_record_with_machine_and_versions(tmp_path):
     results = tmp_path / "results"
     results.mkdir()
     for dtype in ("float64", "mixed"):
-        cell, *_ = load_suite(
-            write_suite(tmp_path, ATTENTION), [f"run.dtype={dtype}"], ["algorithm=gamp"]
+        cell, *_ = loaded(
+            tmp_path, ATTENTION, [f"run.dtype={dtype}"], ["algorithm=gamp"]
         ).cells()
         record = run_cell(cell).document
         record["timing"] |= {

@@ -56,12 +56,6 @@ def test_every_part_of_the_request_matters(problem, change):
     assert not np.any(first.inputs.ravel()[:size] == second.inputs.ravel()[:size])
 
 
-def test_another_problem_gets_other_data():
-    quiet = Problem(LINEAR[0], {**LINEAR[1], "noise": 0.2}, LINEAR[2]).instance(0.8, 20)
-    loud = Problem(*LINEAR).instance(0.8, 20)
-    assert not np.any(quiet.inputs == loud.inputs)
-
-
 def test_another_process_draws_the_same_bits():
     """Nothing may depend on the order of a set, on the hash seed or on what was drawn before."""
     script = textwrap.dedent(
@@ -245,15 +239,6 @@ def test_an_estimate_of_the_wrong_shape_is_refused(problem):
         instance.metrics(instance.signal[..., 1:])
 
 
-def test_the_teacher_is_moved_to_a_device_once(backend):
-    instance = Problem(*LINEAR).instance(0.5, 20)
-    for _ in range(3):
-        instance.metrics(backend.asarray(instance.signal))
-    assert len(instance.__dict__.get("_teacher", {})) == (
-        0 if backend.name == "numpy" else 1
-    )
-
-
 def test_a_start_holds_what_it_claims(problem):
     """Overlap with the teacher equals that with itself equals the claim."""
     D = 3000 if problem.model.kappa == 1 else 150
@@ -311,8 +296,3 @@ def test_a_problem_says_what_it_is():
         "noise": 0.3,
     }
     assert "version" not in problem.identity
-
-
-def test_what_ships_is_used_as_it_is(problem):
-    """A channel that leaves nothing out is not wrapped: every step would pay for it."""
-    assert type(problem.channel).__module__.startswith("smimbench_attention.channels")

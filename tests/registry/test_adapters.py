@@ -12,7 +12,7 @@ from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry, set_registry
 from smimbench.suite.cells import build_algorithm
-from tests.helpers import output
+from tests.helpers import flat, output
 
 LITTLE = '''
 import numpy as np
@@ -134,7 +134,7 @@ def test_everything_that_gives_little_runs_to_the_table(little, tmp_path, capsys
     assert 0.3 < found["mean-input"]["mean"] < 1.2
     assert 1.0 < found["noise"]["mean"] < 3.0
     out = output(capsys, "info", "noisy-sign", "--plugins", file)
-    assert "posterior: from log_likelihood" in " ".join(out.split())
+    assert "posterior: from log_likelihood" in flat(out)
 
 
 def small_problem():

@@ -96,22 +96,6 @@ def test_a_package_without_readable_metadata_has_the_name_of_its_folder(site):
     assert (plugin.status, plugin.distribution) == ("loaded", "odd-1.0")
 
 
-def test_an_installed_package_is_found_and_named(site):
-    install_package(site, "my-channels", {"my_channels": CHANNEL}, version="3.4")
-    registry = Registry()
-    plugin = plugin_of(registry, "my_channels")
-    assert (plugin.status, plugin.distribution, plugin.version) == (
-        "loaded",
-        "my-channels",
-        "3.4",
-    )
-    assert (
-        registry.get("channel", "twice", "sequence-multi-index").distribution
-        == "my-channels"
-    )
-    assert registry.get("channel", "my-channels:twice").item.__name__ == "Twice"
-
-
 BROKEN = {
     "raises": ("raise RuntimeError('no license\\nfound')", "RuntimeError: no license found"),
     "imports_nothing": ("import a_module_that_is_not_there", "a_module_that_is_not_there"),

@@ -15,13 +15,14 @@ from tests.helpers import (
     call,
     call_outside,
     ends_with,
+    flat,
     importable,
     install_package,
     silent,
     suite_text,
     write_suite,
 )
-from tools.board import FOLDER, absent, board, packages, page
+from tools.board import absent, board, packages, page
 
 NOISE = """
 from smimbench import Capabilities, hookimpl
@@ -58,7 +59,7 @@ def smimbench(folder, *words, code=0):
         patch.setenv("PYTHONPATH", str(folder))
         done = call_outside(*words)
     assert done.returncode == code, done.stdout + done.stderr
-    return " ".join((done.stdout + done.stderr).split())
+    return flat(done.stdout + done.stderr)
 
 
 def made_by(results, **changes):
@@ -100,7 +101,7 @@ def said(made, monkeypatch, capsys):
     def function(*words, code=0):
         found, out, err = call(capsys, *words)
         assert found == code, out + err
-        return " ".join((out + err).split())
+        return flat(out + err)
 
     with importable(made, monkeypatch):
         yield function
@@ -216,20 +217,6 @@ def test_another_search_is_named(made, tmp_path, said):
     assert "the search that chose its parameters is not in the file" in text
 
 
-def test_a_plugin_with_other_code_is_named(made, tmp_path):
-    install_package(
-        tmp_path,
-        "smimbench-noise",
-        {"noise_of_mine": NOISE.replace("0.5 *", "0.6 *")},
-        "1.5",
-    )
-    said = smimbench(
-        tmp_path, "verify", made / "a.json", "--cells", 0, "--no-theory", code=1
-    )
-    assert "6 records belong to no cell of the suite and appear in no table" in said
-    assert "line, noise, alpha 1, D = 20, replicate 2, numpy" in said
-
-
 REFUSED = {
     "changes": (
         {"git_commit": f"{COMMIT}-dirty"},
@@ -342,15 +329,6 @@ def test_what_diverges_is_packed_and_run_again_and_what_is_for_other_problems_is
 
 
 # -- the board ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_board_without_submissions_says_so():
-    text = page([])
-    assert text.startswith("# The board\n")
-    assert text.endswith("Nothing has been submitted yet.\n")
-    assert "|" not in text
-    assert (FOLDER / "README.md").is_file()
-    assert page().startswith(text.removesuffix("Nothing has been submitted yet.\n"))
 
 
 def test_the_board_has_rankings_by_how_settings_were_chosen(made, plugin):

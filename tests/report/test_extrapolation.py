@@ -10,7 +10,7 @@ import pytest
 from smimbench.report.charts import save
 from smimbench.report.extrapolation import extrapolated_rows
 from smimbench.report.finite_size import size_charts
-from smimbench.report.tables import error_tables, extrapolated_tables
+from smimbench.report.tables import extrapolated_tables
 from smimbench.report.text_files import as_markdown
 from tests.report.rows import changed, printed, row
 
@@ -207,17 +207,3 @@ def test_what_is_drawn_lies_beside_the_figure(tmp_path):
     assert (limit["dimension"], float(limit["value"])) == ("inf", pytest.approx(0.4))
     (theory,) = [one for one in found if one["what"] == "theory"]
     assert float(theory["value"]) == 0.4
-
-
-@pytest.mark.parametrize(("letter", "other"), [("d", "D"), ("D", "d")])
-def test_a_dimension_is_called_as_its_model_calls_it(tmp_path, letter, other):
-    about = {"component_word": "component", "dimension_letter": letter}
-    limits = extrapolated_rows(rows(**about))
-    (chart,) = size_charts(SimpleNamespace(title="Sizes"), limits)
-    svg = save(chart, tmp_path)[1].read_text(encoding="utf-8")
-    assert f"1 / {letter}<" in svg
-    assert f"1 / {other}<" not in svg
-    tables = [*extrapolated_tables(limits), *error_tables(rows(**about)[:1])]
-    text = printed(tables, 100)
-    assert f"at infinite {letter}" in text
-    assert f", {letter} = {SIZES[0]}" in text

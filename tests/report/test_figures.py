@@ -1,7 +1,6 @@
 """Figures: one look per algorithm, theory that is smooth, labels next to the data, and the data next to the figure."""
 
 import csv
-import itertools
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from smimbench.theory.types import Bifurcation, HardPhase, Threshold, Thresholds
-from tests.helpers import ATTENTION, SUITE, output, theory_point, write_suite
+from tests.helpers import ATTENTION, SUITE, loaded, output, theory_point, write_suite
 from tests.report.rows import row
 
 TEXT = (
@@ -51,14 +50,9 @@ def gamp(**numbers):
     return row(**about | numbers)
 
 
-def axes_of(suite, rows):
-    """Panels of the figure of the error."""
-    return draw(metric_chart(suite, rows, THEORY, "mse")).axes
-
-
 @pytest.fixture
 def small(tmp_path):
-    return load_suite(write_suite(tmp_path))
+    return loaded(tmp_path)
 
 
 def read(path):
@@ -150,30 +144,6 @@ def test_where_theory_reaches_zero_the_axis_ends_below_the_target(results):
     assert axis.get_yticklabels()[0].get_text() == f"≤ {floor:g}"
 
 
-def test_an_optimal_error_that_is_small_but_not_zero_is_on_the_axis(tmp_path):
-    text = SUITE.replace("[0.5, 1.0]", "[0.499, 1.0]").replace(
-        "noise = 0.2", "noise = 0.0"
-    )
-    suite = load_suite(write_suite(tmp_path, text))
-    rows = [
-        gamp(alpha=0.499, mean=2e-4, sem=0.0, bayes=2e-3),
-        gamp(alpha=1.0, mean=1e-9, bayes=0.0),
-    ]
-    (panel,) = metric_chart(suite, rows, THEORY, "mse").panels
-    assert panel.floor == pytest.approx(1e-4)
-
-
-@pytest.mark.parametrize(("mean", "scale"), [(0.4, "linear"), (40.0, "log")])
-def test_a_single_large_error_does_not_flatten_the_others(small, mean, scale):
-    rows = [gamp(alpha=0.5, mean=mean, sem=0.99 * mean), gamp(alpha=1.0, mean=0.3)]
-    (axis,) = axes_of(small, rows)
-    assert axis.get_yscale() == scale
-    low, high = axis.get_ylim()
-    if scale == "log":
-        assert high / low < 1e4
-        assert len([tick for tick in axis.get_yticks() if low < tick < high]) >= 2
-
-
 def test_every_mark_stands_at_its_sample_ratio_and_none_is_cut_off(results):
     _, rows, _, _, figures = results
     for axis, metric in ((figures[0].axes[0], "mse"), (figures[1].axes[0], "overlap")):
@@ -212,28 +182,6 @@ def test_of_several_dimensions_the_largest_is_shown(small):
     ) == [1 / 200, 0.3]
 
 
-def test_the_legend_has_one_entry_for_the_predictions_of_several(small):
-    about = {
-        "problem": "line",
-        "own_theory": 0.6,
-        "own_theory_error": 0.0,
-        "alpha": 0.5,
-        "mean": 0.5,
-    }
-    rows = [
-        row(
-            **about,
-            algorithm=name,
-            identity={"problem": {}, "algorithm": {"name": name}},
-        )
-        for name in ("sgd", "adam", "spectral")
-    ]
-    (legend,) = draw(metric_chart(small, rows, THEORY, "mse")).legends
-    texts = [text.get_text() for text in legend.get_texts()]
-    assert [text for text in texts if "predicted" in text] == ["predicted"]
-    assert {"sgd", "adam", "spectral"} <= set(texts)
-
-
 @pytest.mark.parametrize(("width", "inches"), [("column", 3.4), ("page", 7.0)])
 @pytest.mark.parametrize("panels", [1, 5])
 def test_a_figure_is_as_wide_as_asked_with_letters_of_eight_points(
@@ -256,66 +204,12 @@ def test_a_figure_is_as_wide_as_asked_with_letters_of_eight_points(
     assert box.x1 <= inches + 0.01
 
 
-def test_labels_and_legends_stand_outside_of_the_panel(results):
-    *_, figures = results
-    for figure in figures:
-        figure.draw_without_rendering()
-        for axis in figure.axes:
-            panel = axis.get_window_extent()
-            for text in axis.texts:
-                if text.get_text() == "below":
-                    continue
-                box = text.get_window_extent()
-                assert box.y0 >= panel.y1 or box.x1 <= panel.x0, text.get_text()
-        for legend in figure.legends:
-            assert legend.get_window_extent().y1 <= min(
-                axis.get_window_extent().y0 for axis in figure.axes
-            )
-
-
-def test_marks_of_one_height_are_not_cut(small):
-    """A panel whose marks all lie at one value, far from 0: above them there is room."""
-    rows = [gamp(alpha=alpha, mean=0.9, sem=0.0) for alpha in (0.5, 1.0)]
-    (axis,) = axes_of(small, rows)
-    axis.figure.draw_without_rendering()
-    assert axis.get_ylim()[0] <= 0
-    (mark,) = [one for one in axis.collections if isinstance(one, PathCollection)]
-    height = (
-        axis.transData.transform((1.0, 0.9))[1]
-        + mark.get_sizes().max() ** 0.5 / 72 * axis.figure.dpi / 2
-    )
-    assert height < axis.bbox.y1
-
-
-def test_labels_of_ticks_do_not_meet(tmp_path):
-    """Sample ratios that differ in their third digit have labels that are long."""
-    text = SUITE.replace("[0.5, 1.0]", "[0.0992, 0.1]").replace(
-        "noise = 0.2", "noise = [0.2, 0.3, 0.4]"
-    )
-    (axis, *_) = draw(
-        metric_chart(load_suite(write_suite(tmp_path, text)), [], THEORY, "mse")
-    ).axes
-    axis.figure.draw_without_rendering()
-    labels = [
-        tick.label1.get_window_extent()
-        for tick in axis.xaxis.get_major_ticks()
-        if tick.label1.get_text()
-    ]
-    shown = [
-        box for box in labels if axis.bbox.x0 <= (box.x0 + box.x1) / 2 <= axis.bbox.x1
-    ]
-    assert len(shown) >= 2
-    assert all(
-        one.x1 + one.height < other.x0 for one, other in itertools.pairwise(shown)
-    )
-
-
 def test_a_followed_curve_is_drawn_densely(tmp_path):
     """Between two sample ratios the line is the curve that thresholds have followed, not a straight one."""
     text = SUITE.replace(
         '"linear", noise = 0.2', '"linear", components = 2, noise = 0.2'
     )
-    suite = load_suite(write_suite(tmp_path, text))
+    suite = loaded(tmp_path, text)
     solver = TheorySolver()
     metrics, answers = ("overlap", "generalization_error_bayes"), solver.answers
     solver.answer(chart_questions(suite, answers, drawn_ratios(suite, ()), metrics))
@@ -352,27 +246,6 @@ def test_the_data_lie_beside_every_figure(results):
         if e["what"] == "Bayes-optimal"
     ]
     assert len(theory) > 100
-
-
-def test_the_caption_explains_every_mark(results):
-    text = (results[2] / "mse.svg").read_text()
-    assert "mean and standard error over runs; hollow: some did not converge" in text
-
-
-def test_error_against_seconds_ends_where_the_runs_end(results):
-    _, rows, folder, *_ = results
-    found = read(folder / "seconds.csv")
-    for name in ("gamp", "adam"):
-        last = [e for e in found if e["what"] == name and e["alpha"] == "0.1"][-1]
-        (row,) = [
-            r
-            for r in rows
-            if (r.metric, r.place.algorithm) == ("mse", name)
-            and abs(r.place.alpha - 0.1) < 0.01
-        ]
-        assert float(last["value"]) == pytest.approx(
-            np.median(list(row.estimate.values.values())), rel=0.3
-        )
 
 
 @pytest.mark.usefixtures("svg_alone")
@@ -415,7 +288,7 @@ def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, 
     rows = [
         row(**own, problem="line", alpha=alpha, mean=0.7, sem=0.01) for alpha in alphas
     ]
-    suite = load_suite(write_suite(tmp_path, SUITE.replace("[0.5, 1.0]", str(alphas))))
+    suite = loaded(tmp_path, SUITE.replace("[0.5, 1.0]", str(alphas)))
     found = metric_chart(suite, rows, THEORY, "mse")
     (axis,) = draw(found).axes
     labels = axis.get_legend_handles_labels()[1]
@@ -453,16 +326,6 @@ def test_a_point_alone_beyond_a_threshold_is_a_bar(beyond):
     assert "marker" not in whole.style
 
 
-def test_bars_of_theory_have_their_errors():
-    bar = theory_series(
-        Line(np.array([0.5]), np.array([0.8]), np.array([0.1])), "t", "black", "-", {}
-    )
-    (axis,) = draw(Chart("x", "", [Panel("", "", "", [bar])])).axes
-    (container,) = axis.containers
-    (segment,) = container[2][0].get_segments()
-    assert segment[:, 1] == pytest.approx([0.7, 0.9])
-
-
 class Theory(TheorySolver):
     """Two branches between 1 and 1.5, as of phase retrieval: from an uninformed start the error falls later."""
 
@@ -495,9 +358,7 @@ class Theory(TheorySolver):
 
 
 def test_both_branches_are_drawn_and_every_threshold_has_its_name(tmp_path):
-    suite = load_suite(
-        write_suite(tmp_path, SUITE.replace("[0.5, 1.0]", "[0.3, 1.0, 1.8]"))
-    )
+    suite = loaded(tmp_path, SUITE.replace("[0.5, 1.0]", "[0.3, 1.0, 1.8]"))
     found = metric_chart(suite, [], Theory(), "mse")
     (axis,) = draw(found).axes
     handles = dict(zip(*reversed(axis.get_legend_handles_labels())))

@@ -117,18 +117,6 @@ def problem_error(problem, n):
     )
 
 
-def test_without_a_curve_the_line_is_that_of_all_samples(tmp_path, drawn, monkeypatch):
-    monkeypatch.setattr(
-        "smimbench.report.learning_curves.is_cheap", lambda problem: False
-    )
-    suite, *_ = draw(tmp_path, ALONE + LEARNERS)
-    lines = lines_of(drawn[0].axes[0])
-    x, y = lines["Bayes-optimal"].get_data()
-    assert all(value == problem_error(suite.plans[0].problem, 90) for value in y)
-    assert (x[0], x[-1]) == (20, 600)
-    assert "Bayes-optimal, fresh samples" not in lines
-
-
 def test_components_have_a_line_each(tmp_path, drawn):
     problem = LINE.replace("noise = 0.2", "components = 2, noise = 0.3")
     sgd = 'name = "sgd"\nepochs = 3\nbatch = 10\nlearning_rate = 0.02'

@@ -8,7 +8,16 @@ import pytest
 from smimbench.report import packed
 from smimbench.report.stored_table import text_of_table
 from smimbench.run.record import sealed, text_of
-from tests.helpers import SUITE, call, output, refusal, silent, write_suite
+from tests.helpers import (
+    SUITE,
+    answer,
+    call,
+    flat,
+    output,
+    refusal,
+    silent,
+    write_suite,
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +38,7 @@ def made(tmp_path_factory):
 
 
 def test_a_packed_table_is_the_table(made, capsys):
-    beside = json.loads(
-        call(
-            capsys, "show", made / "small.toml", "--results", made / "results", "--json"
-        )[1]
-    )
+    beside = answer(capsys, "show", made / "small.toml", "--results", made / "results")
     out = silent(capsys, "show", made / "small.json", "--json")
     assert json.loads(out) == beside
 
@@ -159,7 +164,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(made, capsys):
 def test_every_field_of_a_row_has_a_checked_structure(made, capsys):
     from smimbench.report.row import PATHS
 
-    rows = json.loads(call(capsys, "show", made / "small.json", "--json")[1])["rows"]
+    rows = answer(capsys, "show", made / "small.json")["rows"]
     assert {name for row in rows for name in row} == set(PATHS)
 
 
@@ -191,15 +196,13 @@ def test_a_table_whose_rows_do_not_fit_each_other_is_one_line(
 def test_a_table_is_shown_and_marked(made, capsys):
     table = made / "results" / "small" / "table" / "rows.json"
     code, out, err = call(capsys, "show", table, "--json")
-    assert json.loads(out) == json.loads(
-        call(capsys, "show", made / "small.json", "--json")[1]
-    )
+    assert json.loads(out) == answer(capsys, "show", made / "small.json")
     assert (
         code,
         "format 2: only metric values of single runs can be verified" in err,
     ) == (0, True)
     out = output(capsys, "verify", table, "--cells", 2)
-    assert "2 cells run again: all agree; format 2" in " ".join(out.split())
+    assert "2 cells run again: all agree; format 2" in flat(out)
 
 
 def test_numbers_that_overflow_are_none(made, tmp_path, capsys):

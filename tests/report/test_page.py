@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import smimbench
-from tests.helpers import ATTENTION, call, ends_with, write_suite
+from tests.helpers import ATTENTION, call, ends_with, flat, loaded, write_suite
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -147,8 +147,8 @@ def test_it_draws_and_fetches_nothing_and_complains_of_nothing(seen):
     assert console == []
     assert found["requests"] == []
     assert found["quoted"] > 2
-    assert " ".join(LABEL.split()) in " ".join(
-        found["title"].split()
+    assert flat(LABEL) in flat(
+        found["title"]
     )  # as it is written, neither HTML nor mathematics
     assert found["label"] == f"{LABEL}, d = 30: MSE against sample ratio α"
     assert (
@@ -229,13 +229,12 @@ def test_the_verdict_comes_first(page, capsys):
 
 def test_what_stands_far_to_the_right_is_drawn_by_decades(tmp_path):
     """An online run has fifty times the samples of all others: those must not become a strip at the left."""
-    from smimbench import load_suite
     from smimbench.report.charts import draw
     from smimbench.report.figures import metric_chart
     from smimbench.run.theory_solver import TheorySolver
     from tests.report.rows import row
 
-    suite = load_suite(write_suite(tmp_path))
+    suite = loaded(tmp_path)
     about = {
         "problem": "line",
         "n": 2,

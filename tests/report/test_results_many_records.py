@@ -1,11 +1,5 @@
 """What a command does once however many records there are."""
 
-import gc
-import tracemalloc
-from dataclasses import replace
-
-import numpy as np
-
 from smimbench.run import record as record_module
 from smimbench.run.store import Store
 from smimbench.suite import cells as cells_module
@@ -34,25 +28,6 @@ def test_show_reads_the_records_once_and_lists_the_cells_once(
     )
     assert (code, err, out.count("\nline,")) == (0, "", 8)
     assert (loads.count(tmp_path / "results" / "many"), len(listed)) == (1, 1)
-
-
-def test_a_loaded_folder_says_the_same_as_its_files_in_half_of_the_memory(tmp_path):
-    write(tmp_path, 200, seeds=10)
-    store, sizes, loaded = Store(tmp_path / "results" / "many"), [], []
-    for read in (lambda: {stem: store.read(stem) for stem in store.load()}, store.load):
-        tracemalloc.start()
-        loaded.append(read())
-        gc.collect()
-        sizes.append(tracemalloc.get_traced_memory()[0])
-        tracemalloc.stop()
-    files, folder = loaded
-    assert sizes[1] < 0.5 * sizes[0]
-    assert list(files) == list(folder)
-    for key, record in files.items():
-        other = folder[key]
-        for name, values in store.trajectory(record).items():
-            assert np.array_equal(values, store.trajectory(other)[name], equal_nan=True)
-        assert replace(record, trajectory=None) == replace(other, trajectory=None)
 
 
 def test_a_dry_run_checks_the_structure_of_records_and_no_digest(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from smimbench.api import load
-from tests.helpers import CHANNEL, SUITE, call, output, refusal, write_suite
+from tests.helpers import CHANNEL, SUITE, call, flat, output, refusal, write_suite
 
 TEXT = SUITE.replace('name = "linear", noise = 0.2', 'name = "twice"').replace(
     "[0.5, 1.0]", "[1.0]"
@@ -69,10 +69,8 @@ def test_results_of_an_older_version_are_set_apart(tmp_path, capsys, arguments):
     other = {"item": "channel 'twice'", "then": 1, "now": 2, "cells": 2}
     assert json.loads(out)["other_versions"] == [other]
     _, out, err = call(capsys, "show", *arguments)
-    assert "2 of the stored cells were computed by version 1 (now 2)" in " ".join(
-        out.split()
-    )
-    assert "run' runs them again" not in " ".join(out.split())
+    assert "2 of the stored cells were computed by version 1 (now 2)" in flat(out)
+    assert "run' runs them again" not in flat(out)
     # They can be told apart where they are read.
     loaded = load(arguments[-3]).values
     values = loaded if isinstance(loaded, list) else loaded.to_dict("records")

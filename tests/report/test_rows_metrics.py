@@ -7,7 +7,7 @@ import pytest
 
 from smimbench.registry.metrics import find_metric, names_in_key, trajectory_metrics
 from smimbench.registry.registry import Registry, RegistryError, set_registry, using
-from tests.helpers import ATTENTION, SUITE, call, output, refusal, write_suite
+from tests.helpers import ATTENTION, SUITE, call, flat, output, refusal, write_suite
 
 pytestmark = pytest.mark.usefixtures("svg_alone")
 
@@ -117,7 +117,7 @@ def test_a_reason_stands_where_there_is_no_value(tmp_path, share, capsys):
     assert rows["adam"]["mean"] is None
     assert rows["adam"]["blank"] == ["the estimate is 0"]
     _, text, _ = call(capsys, "show", suite, *options[:-1])
-    assert "adam: share is blank: the estimate is 0" in " ".join(text.split())
+    assert "adam: share is blank: the estimate is 0" in flat(text)
 
 
 def test_an_unknown_metric_is_refused_with_its_key(tmp_path, capsys):

@@ -12,8 +12,7 @@ from smimbench.report.labels import distinguish
 from smimbench.report.results import Results
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
-from smimbench.suite.reader import load_suite
-from tests.helpers import SUITE, output, silent, write_suite
+from tests.helpers import SUITE, loaded, output, silent, write_suite
 from tests.records import record
 from tests.report.rows import row
 
@@ -54,7 +53,7 @@ def rows_of(suite, store):
 
 
 def test_two_problems_of_one_label_are_two_rows_each_with_its_theory(tmp_path):
-    suite = load_suite(write_suite(tmp_path, TWO))
+    suite = loaded(tmp_path, TWO)
     suite = replace(
         suite, plans=tuple(replace(plan, label="same") for plan in suite.plans)
     )
@@ -66,18 +65,6 @@ def test_two_problems_of_one_label_are_two_rows_each_with_its_theory(tmp_path):
         "same (channel.noise=0.2)",
         "same (channel.noise=0.8)",
     ]
-
-
-def test_a_cell_that_is_listed_twice_is_one_run(tmp_path):
-    suite = load_suite(write_suite(tmp_path, ONE))
-    twice = replace(
-        suite,
-        plans=tuple(replace(plan, alphas=plan.alphas * 2) for plan in suite.plans),
-    )
-    store = stored(tmp_path / "r", suite, {0.2: 0.3})
-    once, found = rows_of(suite, store), rows_of(twice, store)
-    assert [r.estimate.n for r in found] == [2]
-    assert found[0].estimate.sem == once[0].estimate.sem
 
 
 def test_a_channel_of_another_package_is_told_apart_by_its_package():

@@ -62,21 +62,6 @@ def test_runs_that_fail_count_as_infinity():
     json.dumps([*map(asdict, layers), asdict(order)], allow_nan=False)
 
 
-def test_half_is_half_of_what_can_be_held():
-    layers, order = learning_order([trajectory(60, 10)], [0.0, 0.4], 100.0)
-    assert layers[0] == HalfOverlap()
-    assert layers[1].target == 0.2
-    assert order == LearningOrder([LearnedSequence([2], 1)], 1, None)
-
-
-def test_algorithms_that_do_not_count_samples():
-    layers, order = learning_order(
-        [trajectory(60, 10, samples=False)], [1.0, 1.0], 100.0
-    )
-    assert astuple(layers[0])[2:5] == (60, None, None)
-    assert (order.factor.mean, order.factor.axis) == (pytest.approx(6), "iterations")
-
-
 def test_a_start_that_holds_everything_has_no_factor():
     layers, order = learning_order([trajectory(0, 0)], [1.0, 1.0], 100.0)
     assert layers[0].samples == 0

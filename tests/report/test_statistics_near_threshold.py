@@ -5,14 +5,13 @@ import math
 import pytest
 
 import smimbench
-from smimbench.problem.problem import Problem
 from smimbench.report.results import Results
 from smimbench.report.statistics import near_threshold
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
 from smimbench.theory.types import Bifurcation, Threshold, Thresholds
-from tests.helpers import write_suite
+from tests.helpers import sequence, write_suite
 
 TWO = Thresholds(
     Threshold(0.1667, 0.0),
@@ -64,9 +63,7 @@ max_iterations = 5
 
 def test_the_rows_of_a_suite_say_it(tmp_path):
     cache = TheorySolver()
-    found = cache.thresholds(
-        Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
-    )
+    found = cache.thresholds(sequence())
     weak = found.sequential[0].alpha
     path = write_suite(tmp_path, SUITE.replace("ALPHA", f"{1.05 * weak:.3g}"))
     smimbench.run(path, results=tmp_path / "results")

@@ -17,14 +17,10 @@ from smimbench.report.statistics import (
 )
 from smimbench.report.tables import error_tables, runtime_tables, status_line
 from smimbench.report.text_files import as_markdown
-from smimbench.report.theory_document import ProblemTheory
-from smimbench.report.theory_tables import theory_tables
 from smimbench.run.record import record_from
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
-from smimbench.suite.reader import load_suite
-from smimbench.theory.types import Thresholds
-from tests.helpers import ATTENTION, theory_point, write_suite
+from tests.helpers import ATTENTION, flat, loaded
 from tests.report.rows import printed, row
 
 EXTREME = {
@@ -147,7 +143,7 @@ def test_the_runtime_table_orders_by_time_to_theory_and_says_what_it_may_notagai
     assert "250 ms" in text
     assert "64 MB" in text
     assert "untrusted" in text
-    assert "another machine (there)" in " ".join(text.split())
+    assert "another machine (there)" in flat(text)
     sound = printed(runtime_tables([row()], "here"))
     assert "untrusted" not in sound
     assert "another machine" not in sound
@@ -251,7 +247,7 @@ def test_who_draws_fresh_samples():
 
 def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):
     """A run that diverges after it came near has not arrived; the time of an attempt that failed is part of the next."""
-    suite = load_suite(write_suite(tmp_path, ATTENTION))
+    suite = loaded(tmp_path, ATTENTION)
     rows = {}
     for name, change in {
         "plain": {},
@@ -281,25 +277,11 @@ def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):
     assert rows["diverged"] == Nearness(None, None, 0.0)
 
 
-def test_lines_of_thresholds_hang_below_their_beginning():
-    reason = "learned from alpha = 0 on, for the prior mean already has an overlap, and this goes on for long"
-    thresholds = Thresholds(reasons={"weak_recovery": reason})
-    theory = ProblemTheory("p", {}, [theory_point(0.5, 0.4)], thresholds)
-    lines = printed(theory_tables([theory])).splitlines()
-    first = next(
-        i
-        for i, line in enumerate(lines)
-        if line.startswith("  weak recovery     none: learned")
-    )
-    assert lines[first + 1].startswith(" " * 20)
-    assert " ".join((lines[first] + lines[first + 1]).split()).endswith(reason)
-
-
 def test_a_screen_shows_the_largest_dimension_and_full_shows_all():
     rows = [row(dimension=size, mean=1.0 / size) for size in (50, 100, 200)]
     for tables in (partial(error_tables, rows), partial(runtime_tables, rows, "here")):
         short, long = printed(tables(full=False)), printed(tables(full=True))
-        assert "1 of 3 rows; --full shows all" in " ".join(short.split())
+        assert "1 of 3 rows; --full shows all" in flat(short)
         assert "--full" not in long
     assert ", D = 200" in printed(error_tables(rows, full=False))
 

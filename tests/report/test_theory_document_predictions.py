@@ -24,7 +24,7 @@ from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.theory.predictions import solve, theory_point
 from tests import records
-from tests.helpers import LINE, call, output, suite_text, write_suite
+from tests.helpers import LINE, call, flat, output, suite_text, write_suite
 from tests.report.rows import printed
 from tests.stretched import stretched
 
@@ -138,9 +138,7 @@ def test_theory_is_solved_in_run_and_theory_and_only_read_elsewhere(
         assert [
             v["contenders"][0]["unsolved"] > 0 for v in json.loads(text)["verdicts"]
         ] == [True]
-        assert "the optimal error is not known" in " ".join(
-            call(capsys, "show", *where)[1].split()
-        )
+        assert "the optimal error is not known" in flat(call(capsys, "show", *where)[1])
         for row, known in zip(json.loads(text)["rows"], json.loads(table)["rows"]):
             assert (row["mean"], row["bayes"], row["own_theory"]) == (
                 known["mean"],
@@ -175,7 +173,7 @@ def test_theory_says_it_too(results):
     assert predictions["sgd"].trajectory["samples"][-1] == 300
     assert "samples are reused" in predictions["adam"]
     assert "no_trajectory" not in predictions["gamp"].document()
-    text = " ".join(printed(prediction_tables([theory])).split())
+    text = flat(printed(prediction_tables([theory])))
     assert "adam: no prediction: where samples are reused" in text
 
 

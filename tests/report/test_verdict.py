@@ -14,6 +14,7 @@ from smimbench.report.verdict import (
     verdict_line,
     verdicts,
 )
+from tests.helpers import flat
 from tests.report.rows import printed, row, values_of
 
 
@@ -296,7 +297,7 @@ def test_where_no_optimum_is_known_errors_and_their_ratios_are_said():
     assert contender_line(adam).startswith(
         "adam: 1.5 x gamp (1.5 to 1.5), error 0.3000"
     )
-    text = " ".join(printed(contender_tables([verdict])).split())
+    text = flat(printed(contender_tables([verdict])))
     assert "mean error" in text
     assert "error / optimal" not in text
     assert "against theory" not in printed(error_tables(rows))

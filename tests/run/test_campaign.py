@@ -13,18 +13,18 @@ import pytest
 from smimbench.backend import machine
 from smimbench.backend.device import Backend, get_backend
 from smimbench.run import cost
-from smimbench.run.campaign import missing_cells, run_cells, shared_document
-from smimbench.run.cell import INFORMED_OVERLAP, run_cell
+from smimbench.run.campaign import missing_cells, run_cells
+from smimbench.run.cell import run_cell
 from smimbench.run.store import Store
-from smimbench.suite.reader import load_suite
-from tests.helpers import ATTENTION, SUITE, environment, write_suite
+from tests.helpers import ATTENTION, SUITE, environment, loaded
 from tests.records import numbers, numbers_in
 
 
 def cells_of(tmp_path, registry, *algorithms, text=SUITE, **overrides):
     tables = "".join(f'\n[[algorithms]]\nname = "{name}"\n' for name in algorithms)
-    suite = load_suite(
-        write_suite(tmp_path, text.partition("[[algorithms]]")[0] + tables),
+    suite = loaded(
+        tmp_path,
+        text.partition("[[algorithms]]")[0] + tables,
         [f"{key}={value}" for key, value in overrides.items()],
     )
     return suite.cells()
@@ -56,7 +56,7 @@ def test_cost_grows_with_students_and_epochs(tmp_path, registry):
     def seconds(*overrides):
         text = ATTENTION.partition("[[algorithms]]")[0]
         table = "\n[[algorithms]]\n" + "\n".join(overrides) + "\n"
-        cells = load_suite(write_suite(tmp_path, text + table)).cells()
+        cells = loaded(tmp_path, text + table).cells()
         return cost.estimate_cost(
             [replace(cell, dimension=200) for cell in cells], 1
         ).seconds
@@ -348,40 +348,6 @@ def test_what_a_record_cannot_hold_fails_its_cell_alone(
     assert len(Store(tmp_path / "results").load()) == 1
 
 
-def test_data_are_handed_out_without_copies(tmp_path, registry):
-    suite = load_suite(write_suite(tmp_path, SUITE))
-    instance = suite.plans[0].problem.instance(1.0, 30)
-    data = instance.data(get_backend("numpy"))
-    assert np.shares_memory(data.inputs, instance.inputs)
-    assert not data.inputs.flags.writeable
-    assert not data.labels.flags.writeable
-
-
-def test_an_informed_start_begins_near_the_teacher(tmp_path, registry):
-    plain, informed = (
-        run_cell(
-            cells_of(
-                tmp_path, registry, "gamp", **{"run.start": s, "grid.dimension": 200}
-            )[0]
-        )
-        for s in ("uninformed", "informed")
-    )
-    first = [record.trajectory["mse"][0][0] for record in (plain, informed)]
-    assert first[0] == pytest.approx(1.0, abs=0.3)
-    assert first[1] == pytest.approx(1 - INFORMED_OVERLAP, abs=0.05)
-
-
-def test_the_cost_grows_with_the_work(tmp_path, registry):
-    small = cost.estimate_cost(cells_of(tmp_path, registry, "gamp", text=ATTENTION), 1)
-    large = cost.estimate_cost(
-        cells_of(tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 400}),
-        1,
-    )
-    assert large.seconds > 20 * small.seconds > 0
-    inputs = 0.3 * 400**2 * 2 * 400 * 8
-    assert inputs < large.peak_bytes < 2 * inputs + 300 * 2**20
-
-
 def test_a_machine_keeps_its_name_whatever_memory_it_has(monkeypatch):
     before = machine.fingerprint()
     info = machine.machine_info()
@@ -418,17 +384,6 @@ def test_cells_of_a_device_are_priced_by_its_ceilings(tmp_path, registry, monkey
     assert reading > 20 * device
     rates["bandwidth"] = 5e5
     assert cost.estimate_cost(cells, 1).seconds == pytest.approx(2 * reading, rel=1e-2)
-
-
-def test_what_all_cells_share_is_written_once(tmp_path, registry):
-    suite = load_suite(write_suite(tmp_path), ["grid.seeds=1"], ["algorithm=gamp"])
-    shared = shared_document(suite)
-    assert shared["text"] == suite.text
-    assert shared["overrides"] == ["grid.seeds=1"]
-    assert shared["only"] == ["algorithm=gamp"]
-    assert shared["fingerprint"] == machine.fingerprint()
-    assert np.isfinite(shared["written"])
-    json.dumps(shared, allow_nan=False)
 
 
 @pytest.mark.parametrize("kind", ["model", "channel", "prior", "algorithm"])

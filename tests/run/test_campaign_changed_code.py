@@ -14,7 +14,6 @@ from tests.helpers import (
     call,
     importable,
     install_package,
-    output,
     refusal,
     write_suite,
 )
@@ -93,15 +92,6 @@ def test_changed_code_is_said_and_not_mixed(tmp_path, capsys, arguments):
     assert [
         r["seeds"] if "seeds" in r else r["n"] for r in json.loads(out)["rows"]
     ] == [r["seeds"] if "seeds" in r else r["n"] for r in json.loads(first)["rows"]]
-
-
-@pytest.mark.slow
-def test_retry_solves_theory_again(tmp_path, capsys, arguments):
-    _, given = arguments
-    run = ("run", *given, "--workers", "1", "--no-figure")
-    output(capsys, *run)
-    output(capsys, *run, "--retry", "theory")
-    assert list((tmp_path / "r" / "theory" / "set-aside").iterdir())
 
 
 def test_all_of_its_package_belongs_to_the_code_of_an_item(tmp_path, monkeypatch):

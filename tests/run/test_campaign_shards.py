@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from tests.helpers import (
     call,
     command,
     environment,
+    loaded,
     refusal,
     write_suite,
 )
@@ -40,7 +40,7 @@ def test_shards_are_disjoint_complete_and_each_has_all_algorithms(tmp_path, coun
         ATTENTION.replace("[30]", "[30, 60, 90, 120]")
         + '[[algorithms]]\nname = "adam"\nsteps = 15\n'
     )
-    cells = load_suite(write_suite(tmp_path, text)).cells()
+    cells = loaded(tmp_path, text).cells()
     parts = [Shard(number, count).select(cells) for number in range(1, count + 1)]
     assert sorted(cell.key for part in parts for cell in part) == sorted(
         cell.key for cell in cells
@@ -232,16 +232,6 @@ def test_a_run_says_for_whom_it_waits_and_does_not_wait_for_the_future(
     assert waiting[0] == f"waiting: all remaining cells are claimed by {owners}"
     assert len(waiting) <= 3
     assert not folder.exists()
-
-
-def test_a_claim_says_whose_it_is(tmp_path):
-    ours, theirs = ClaimFiles(tmp_path), ClaimFiles(tmp_path)
-    assert ours.take("a")
-    assert not theirs.take("a")
-    assert theirs.others == {"a": f"process {os.getpid()} on {platform.node()}"}
-    ours.release("a")
-    assert theirs.take("a")
-    assert theirs.others == {}
 
 
 def test_a_budget_that_is_spent_has_an_exit_code_of_its_own(tmp_path, capsys):

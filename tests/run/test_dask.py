@@ -18,7 +18,7 @@ from smimbench.run import dask
 from smimbench.run.campaign import run_cells
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
-from tests.helpers import ROOT, SUITE, call_outside, environment, write_suite
+from tests.helpers import ROOT, SUITE, call_outside, environment, loaded, write_suite
 from tests.records import numbers_in
 
 pytestmark = pytest.mark.skipif(
@@ -56,9 +56,7 @@ def test_a_cluster_whose_workers_die_makes_the_serial_records(
     tmp_path, cluster, monkeypatch
 ):
     address, workers, process = cluster
-    cells = load_suite(
-        write_suite(tmp_path, SUITE.replace("seeds     = 2", "seeds     = 3"))
-    ).cells()
+    cells = loaded(tmp_path, SUITE.replace("seeds     = 2", "seeds     = 3")).cells()
     run_cells(cells, Store(tmp_path / "serial"))
     serial = numbers_in(Store(tmp_path / "serial"))
     killed = []
@@ -134,7 +132,7 @@ def test_a_worker_that_has_lived_long_runs_the_code_of_today(
 @pytest.mark.parametrize("cluster", [0], indirect=True)
 def test_a_cluster_without_workers_is_one_line(tmp_path, monkeypatch, cluster):
     monkeypatch.setattr(dask, "PATIENCE", 1.0)
-    cells = load_suite(write_suite(tmp_path)).cells()
+    cells = loaded(tmp_path).cells()
     with pytest.raises(BackendError, match=r"no worker at .* for 1 s"):
         run_cells(cells, Store(tmp_path / "r"), dask=cluster[0])
 
@@ -163,7 +161,7 @@ def test_the_cells_of_a_run_share_a_process_that_is_idle_between_them(
     """Beside a Dask worker: the same run meets the same process, another run a new one, and none is left for ever."""
     idle = {}
     monkeypatch.setattr(dask, "_IDLE", idle)
-    cell = load_suite(write_suite(tmp_path)).cells()[0]
+    cell = loaded(tmp_path).cells()[0]
     version = dask.machine.versions().get("smimbench")
 
     def work(run):

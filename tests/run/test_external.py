@@ -11,10 +11,19 @@ import pytest
 
 import smimbench
 from smimbench import load_suite
-from smimbench.run.answers import Answers, document_of
+from smimbench.run.answers import document_of
 from smimbench.run.theory_solver import TheorySolver
-from smimbench.theory.types import TheoryPoint
-from tests.helpers import ATTENTION, SUITE, call, output, refusal, silent, write_suite
+from tests.helpers import (
+    ATTENTION,
+    SUITE,
+    call,
+    flat,
+    loaded,
+    output,
+    refusal,
+    silent,
+    write_suite,
+)
 
 POINT = ("--only", "alpha=1.0", "--only", "seed=1")
 
@@ -56,7 +65,7 @@ def test_the_line_to_go_on_with_names_the_same_instance(tmp_path, capsys):
         "--set",
         "grid.seed=3",
     )
-    assert "--set grid.seed=3 --only alpha=1.0 --only seed=1" in " ".join(out.split())
+    assert "--set grid.seed=3 --only alpha=1.0 --only seed=1" in flat(out)
 
 
 def test_least_squares_done_elsewhere_is_scored_against_the_limit(tmp_path, capsys):
@@ -99,31 +108,6 @@ def test_least_squares_done_elsewhere_is_scored_against_the_limit(tmp_path, caps
     )
     other = {row["metric"]: row for row in json.loads(out)["rows"]}
     assert other["mse"]["mean"] > 1
-
-
-def test_an_estimate_of_two_components_has_a_row_for_each(
-    tmp_path, capsys, monkeypatch
-):
-    # The theory of two layers takes minutes, and is not what is asked here.
-    zero = np.zeros(2)
-    point = TheoryPoint(
-        0.5, np.array([0.4, 0.6]), zero, zero, np.diag([0.6, 0.4]), "unique", "made up",
-        squared_cosine=[0.6, 0.4], squared_cosine_error=[0.0, 0.0],
-    )  # fmt: skip
-    for kind in (TheorySolver, Answers):
-        monkeypatch.setattr(kind, "points", lambda *_: [[point]])
-    text = SUITE.replace(
-        '{ name = "linear", noise = 0.2 }', '{ name = "softmax", layers = 2 }'
-    )
-    path = write_suite(tmp_path, text)
-    np.savez(tmp_path / "found.npz", estimate=np.zeros((2, 30)))
-    out = silent(capsys, "score", path, "--estimate", tmp_path / "found.npz", "--json")
-    rows = json.loads(out)["rows"]
-    assert [(row["metric"], row["component"]) for row in rows] == [
-        ("mse", 1), ("mse", 2), ("overlap", 1), ("overlap", 2),
-    ]  # fmt: skip
-    assert all(row["backend"] == "elsewhere" and row["n"] == 1 for row in rows)
-    assert [row["theory"] for row in rows] == [0.4, 0.6, 0.6, 0.4]
 
 
 def test_an_estimate_of_nan_is_a_row_that_says_so(tmp_path, capsys):
@@ -281,7 +265,7 @@ def test_data_on_a_full_disk_is_one_line_and_leaves_nothing(
 
 
 def test_a_theory_file_copied_over_another_is_not_believed(tmp_path):
-    suite = load_suite(write_suite(tmp_path, SUITE))
+    suite = loaded(tmp_path, SUITE)
     problem = suite.plans[0].problem
     right = TheorySolver().points(problem, [0.5, 1.0])
     TheorySolver(tmp_path / "theory").points(problem, [0.5, 1.0])

@@ -9,16 +9,16 @@ from smimbench.backend.device import Backend, get_backend
 from smimbench.derive.stopping import LONG_WINDOW, PATIENCE, WINDOW, OverlapRule
 from smimbench.interfaces import Algorithm, Info, Plan, StoppingRule
 from smimbench.problem.instance import Instance
-from smimbench.problem.problem import Problem
 from smimbench.run.loop import Status, run_algorithm
 from smimbench.suite.schema import RunOptions
+from tests.helpers import sequence
 
 D = 50
 
 
 @pytest.fixture(scope="module")
 def problem():
-    return Problem({"name": "sequence-multi-index", "tokens": 2}, "linear", "gaussian")
+    return sequence("linear")
 
 
 @pytest.fixture(scope="module")
@@ -239,9 +239,7 @@ def test_standing_still_is_measured_by_the_fluctuation_of_small_sizes(problem):
 
 def test_growth_out_of_a_symmetric_start_is_waited_for():
     """A thousandth of what can be seen, growing by a tenth a step: at rest by every measure but patience."""
-    blind = Problem(
-        {"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian"
-    )
+    blind = sequence()
     growing = Scripted(
         lambda i: claims(min(0.5, 2e-4 * 1.1**i), residual=1e-9 if i < 5 else 1.0)
     )
@@ -310,21 +308,9 @@ def test_an_algorithm_may_bring_its_own_rule(
     assert (attempt.status, attempt.iterations, attempt.reason) == (status, 3, reason)
 
 
-def test_a_rule_may_be_stricter_or_laxer(problem, instance):
-    script = Scripted(lambda i: claims(0.95, -0.21, residual=0.0))
-    assert go(problem, instance, script).status is Status.NOT_CONVERGED
-    laxer = type("Laxer", (OverlapRule,), {"complaint": lambda self: None})
-    script.plan = lambda data: Plan(stopping_rule=laxer)
-    assert go(problem, instance, script).status is Status.OK
-
-
 def test_the_information_of_what_is_not_learned_is_no_claim():
     """Below weak recovery both estimates of the information are noise, and the floor of one is far below the other."""
-    problem = Problem(
-        {"name": "sequence-multi-index", "tokens": 2},
-        {"name": "softmax", "layers": 2},
-        "gaussian",
-    )
+    problem = sequence(layers=2)
 
     def complaint(first, second):
         rule = OverlapRule(problem, 1000)  # fluctuations of sqrt(2 / 1000) = 0.045
@@ -569,32 +555,3 @@ def test_a_run_that_diverges_keeps_the_last_sound_metrics(problem, instance):
     )
     assert result.trajectory["iteration"] == [0, 1, 2, 3]
     assert all(math.isfinite(v[0]) for v in result.trajectory["mse"])
-
-
-def test_readings_may_live_on_a_device(problem, instance):
-    """Numbers on another namespace are read alike, several components and 0-d residuals included."""
-    import array_api_strict as strict
-
-    device = strict.Device("device1")
-
-    def on_device(values):
-        return strict.asarray(values, dtype=strict.float64, device=device)
-
-    def script(i):
-        parts = [
-            on_device([0.5, 0.25]),
-            on_device([0.4, 0.2]),
-            on_device([0.0, 0.1]),
-            on_device([0.0, 0.5]),
-        ]
-        return Info(on_device(1.0 if i < 3 else 0.0), *parts)
-
-    result = go(problem, instance, Scripted(script))
-    assert result.iterations == 3
-    assert result.final == {
-        "residual": 0.0,
-        "predicted_overlap": [0.5, 0.25],
-        "self_overlap": [0.4, 0.2],
-        "squared_step": [0.0, 0.1],
-        "log_information_ratio": [0.0, 0.5],
-    }

@@ -6,8 +6,7 @@ from smimbench.registry.registry import Registry, set_registry
 from smimbench.report.results import Results
 from smimbench.run.cell import run_cell
 from smimbench.run.store import Store
-from smimbench.suite.reader import load_suite
-from tests.helpers import LINE, ROOT, suite_text, write_suite
+from tests.helpers import LINE, ROOT, loaded, suite_text
 
 WORK = 0.3
 ON_THE_CLOCK = (
@@ -28,9 +27,7 @@ def rows(tmp_path_factory):
     set_registry(Registry([str(ROOT / "tests" / "hidden_work.py")]))
     try:
         algorithms = [f'name = "{name}"' for name in (*ON_THE_CLOCK, "in-thread")]
-        suite = load_suite(
-            write_suite(folder, suite_text(LINE, [0.5], 20, 1, *algorithms))
-        )
+        suite = loaded(folder, suite_text(LINE, [0.5], 20, 1, *algorithms))
         store = Store(folder / "results")
         for cell in suite.cells():
             store.write(run_cell(cell, timing=True))

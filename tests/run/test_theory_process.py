@@ -10,7 +10,7 @@ from smimbench.registry.registry import Registry, set_registry
 from smimbench.run import theory_process
 from smimbench.run.answers import document_of
 from smimbench.run.theory_solver import TheorySolver
-from tests.helpers import SUITE, call, write_suite
+from tests.helpers import SUITE, call, sequence, write_suite
 
 PLUGIN = '''
 import ctypes, os, time
@@ -157,14 +157,7 @@ def test_what_is_raised_there_is_raised_here(plugin):
 
 def test_what_ships_is_solved_here(plugin):
     cache = TheorySolver(isolated=True)
-    cache.points(
-        Problem(
-            {"name": "sequence-multi-index", "tokens": 2},
-            {"name": "linear"},
-            {"name": "gaussian"},
-        ),
-        [0.5],
-    )
+    cache.points(sequence("linear"), [0.5])
     assert not cache.process.executor.workers
 
 

@@ -1,18 +1,13 @@
 """Errors of prediction are solved where something asks for them, and added to stored points that lack them."""
 
-from smimbench.problem.problem import Problem
 from smimbench.run.answers import Answers, document_of
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.run.theory_worker import TheoryWorker
-from tests.helpers import call
+from tests.helpers import call, sequence
 
 
 def test_stored_points_without_errors_of_prediction_get_them_when_asked(tmp_path):
-    problem = Problem(
-        {"name": "sequence-multi-index", "tokens": 2},
-        {"name": "softmax"},
-        {"name": "gaussian"},
-    )
+    problem = sequence()
 
     def documents(answers):
         return document_of(answers.points(problem, [0.3, 0.4]))
@@ -31,31 +26,8 @@ def test_stored_points_without_errors_of_prediction_get_them_when_asked(tmp_path
     assert documents(TheorySolver(tmp_path, predictions=False)) == whole
 
 
-def test_the_command_solves_them_when_asked(capsys, tmp_path):
-    words = (
-        "theory",
-        "quickstart",
-        "--alpha",
-        "0.3",
-        "--no-thresholds",
-        "--only",
-        "problem=linear",
-    )
-    there = ("--results", tmp_path)
-    assert "plug-in" not in call(capsys, *words, *there)[1]
-    assert "plug-in" in call(capsys, *words, *there, "--predictions")[1]
-    metrics = '--set=run.metrics=["mse", "generalization_error_plugin"]'
-    assert (
-        "plug-in" in call(capsys, *words, "--results", tmp_path / "other", metrics)[1]
-    )
-
-
 def test_runs_and_other_processes_solve_them_when_asked(capsys, tmp_path):
-    problem = Problem(
-        {"name": "sequence-multi-index", "tokens": 2},
-        {"name": "softmax"},
-        {"name": "gaussian"},
-    )
+    problem = sequence()
     for name, predicts in (("bare", False), ("full", True)):
         solver = TheoryWorker(str(tmp_path / name), lambda **event: None)
         solver.answer("whole", problem.spec, predicts, [0.3], False)

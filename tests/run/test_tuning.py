@@ -29,6 +29,8 @@ from tests.helpers import (
     command,
     ends_with,
     environment,
+    flat,
+    loaded,
     output,
     refusal,
     suite_text,
@@ -109,14 +111,14 @@ def test_no_seed_for_tuning_is_one_that_is_scored(done):
 def test_the_data_of_tuning_are_independent_of_those_of_every_seed_that_a_suite_may_have(
     tmp_path, seed
 ):
-    plan = load_suite(write_suite(tmp_path, TEXT), [f"grid.seed={seed}"]).plans[0]
+    plan = loaded(tmp_path, TEXT, [f"grid.seed={seed}"]).plans[0]
     found = [
         plan.problem.instance(1.0, 400, 0, seed=root).signal.ravel()
         for root in (seed, TUNING)
     ]
     assert abs(found[0] @ found[1]) / 400 < 4 / math.sqrt(400)
     with pytest.raises(SuiteError, match=r"grid\.seed"):
-        load_suite(write_suite(tmp_path, TEXT), [f"grid.seed={TUNING}"])
+        loaded(tmp_path, TEXT, [f"grid.seed={TUNING}"])
 
 
 # -- the trials -----------------------------------------------------------------------------------------------------------
@@ -197,7 +199,7 @@ def test_the_setting_as_written_is_one_of_the_trials_once(
     tmp_path, table, space, count
 ):
     text = f'name = "sgd"\nsteps = 8\n{table}\n[algorithms.tune]\ntrials = 4\n{space}\n'
-    suite = load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, text)))
+    suite = loaded(tmp_path, suite_text(LINE, [0.5], 20, 1, text))
     (search,) = searches(suite)
     specs = [spec for _, spec in search.trials]
     assert specs[0] == suite.cells()[0].algorithm
@@ -209,9 +211,7 @@ def test_the_setting_as_written_is_one_of_the_trials_once(
 
 def search_of(tmp_path, trials):
     """A search that was not run."""
-    suite = load_suite(
-        write_suite(tmp_path, TEXT), [f"algorithms.sgd.tune.trials={trials}"]
-    )
+    suite = loaded(tmp_path, TEXT, [f"algorithms.sgd.tune.trials={trials}"])
     return searches(suite)[0]
 
 
@@ -291,13 +291,6 @@ def test_a_trial_that_fails_once_is_out(tmp_path):
     assert (found["chosen"], ran) == (5, 8 * POINTS)
     found, _ = finish(search, lambda trial, seed: math.inf)
     assert found["chosen"] is found["algorithm"] is None
-
-
-def test_a_search_never_ends_with_less_than_the_setting_as_written(tmp_path):
-    """Where all sampled trials are worse, nothing changes: seen from the search, tuning cannot make it worse."""
-    search = search_of(tmp_path, 8)
-    found, _ = finish(search, lambda trial, seed: 1.0 if trial == 0 else 1.03)
-    assert found["algorithm"] == search.suite.cells()[1].algorithm
 
 
 @pytest.mark.parametrize("trials", RUNS)
@@ -458,7 +451,7 @@ def test_a_run_uses_the_choice_and_its_key_holds_the_search(done, capsys):
             cell["tuning"]["of"]["learning_rate"] != cell["algorithm"]["learning_rate"]
         )
     out = output(capsys, "show", path, "--results", results)
-    assert "tuned, 8 trials" in " ".join(out.split())
+    assert "tuned, 8 trials" in flat(out)
 
 
 def test_results_with_choices_are_shown_packed_and_verified(done, tmp_path, capsys):
@@ -635,7 +628,7 @@ def test_a_mistake_in_what_to_tune_is_one_line(tmp_path, lines):
         LINE, [0.5], 20, 1, f'name = "sgd"\nsteps = 8\n[algorithms.tune]\n{lines}\n'
     )
     with pytest.raises(SuiteError) as error:
-        load_suite(write_suite(tmp_path, text))
+        loaded(tmp_path, text)
     assert f"algorithms[0].tune{key}: " in str(error.value)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
@@ -643,9 +636,7 @@ def test_a_mistake_in_what_to_tune_is_one_line(tmp_path, lines):
 
 def test_a_list_of_the_algorithm_itself_is_not_tuned(tmp_path):
     table = f'name = "sgd"\nsteps = [4, 8]\nlearning_rate = [0.1, 0.2]\n[algorithms.tune]\nmomentum = [0.0, 0.5]\n{RATE}\n'
-    found = searches(
-        load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, table)))
-    )
+    found = searches(loaded(tmp_path, suite_text(LINE, [0.5], 20, 1, table)))
     assert [search.place[1] for search in found] == [
         f"sgd, steps {k}, learning_rate {r}" for k in (4, 8) for r in (0.1, 0.2)
     ]
@@ -674,9 +665,7 @@ def test_an_algorithm_stands_next_to_its_tuned_self(tmp_path):
 def test_parameters_within_another_algorithm_are_tuned(tmp_path):
     inner = 'of = { name = "sgd", steps = 4, learning_rate = 0.1 }'
     table = f'name = "averaged"\nstudents = 2\n{inner}\n[algorithms.tune]\ntrials = 4\nof.{RATE}\n'
-    (search,) = searches(
-        load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, table)))
-    )
+    (search,) = searches(loaded(tmp_path, suite_text(LINE, [0.5], 20, 1, table)))
     assert len({spec["of"]["learning_rate"] for _, spec in search.trials}) == 4
     assert {spec["of"]["steps"] for _, spec in search.trials} == {4}
 
@@ -694,5 +683,5 @@ ORIGINS = {
 
 @pytest.mark.parametrize("table", ORIGINS)
 def test_tables_say_where_parameters_are_from(tmp_path, table):
-    suite = load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, table)))
+    suite = loaded(tmp_path, suite_text(LINE, [0.5], 20, 1, table))
     assert [cell.origin for cell in suite.cells()] == [ORIGINS[table]]

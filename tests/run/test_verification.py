@@ -13,16 +13,15 @@ from smimbench.run.cell import run_cell
 from smimbench.run.record import document_text, sealed, text_of
 from smimbench.run.store import Store
 from smimbench.run.verification import untimed
-from smimbench.suite.reader import load_suite
 from tests.helpers import (
-    LINE,
     ROOT,
     SUITE,
     call,
     ends_with,
+    flat,
+    loaded,
     output,
     refusal,
-    suite_text,
     write_suite,
 )
 
@@ -177,10 +176,9 @@ def test_fewer_seeds_in_run_json_are_named(results, capsys):
     )  # as if the suite had always been this one
     code, out, _ = call(capsys, "verify", results / "small", "--cells", "0")
     assert code == 1  # the table counts the runs of both seeds
-    assert "status_counts.ok is 4, stored is 8" in " ".join(out.split())
-    assert (
-        "4 records belong to no cell of the suite and appear in no table"
-        in " ".join(out.split())
+    assert "status_counts.ok is 4, stored is 8" in flat(out)
+    assert "4 records belong to no cell of the suite and appear in no table" in flat(
+        out
     )
 
 
@@ -233,13 +231,12 @@ def test_numbers_that_were_made_up_are_found_by_running_the_cell_again(results, 
     )
     assert code == 1
     assert re.search(
-        rf"{path.name}: run again, metrics.mse\[0\] is .*, stored is",
-        " ".join(out.split()),
+        rf"{path.name}: run again, metrics.mse\[0\] is .*, stored is", flat(out)
     )
 
 
 def test_no_time_limit_ends_a_cell_that_is_run_again(tmp_path):
-    cell = load_suite(write_suite(tmp_path, SUITE), ["run.timeout=1e-9"]).cells()[0]
+    cell = loaded(tmp_path, SUITE, ["run.timeout=1e-9"]).cells()[0]
     assert run_cell(cell).status == "timeout"
     ((same, record),) = untimed([cell], 1)
     assert (same, record.status) == (cell, "ok")
@@ -259,12 +256,3 @@ def test_the_published_schema_is_that_of_the_code_and_of_records(results, monkey
         checker.validate(document)
     with pytest.raises(jsonschema.ValidationError):
         checker.validate({**document, "metrics": {"mse": ["small"]}})
-
-
-def test_an_online_run_at_two_sample_ratios_is_two_rows(tmp_path, capsys):
-    """Its own samples are as many at both: the rows stand at the same ratio, and are of different instances."""
-    online = 'name = "sgd"\nlearning_rate = 0.05\nsteps = 30\nbatch = 4\nonline = true'
-    suite = write_suite(tmp_path, suite_text(LINE, [1.0, 2.0], 20, 2, online))
-    at = (suite, "--results", tmp_path / "results")
-    output(capsys, "run", *at, "--workers", 1, "--no-figure")
-    output(capsys, "verify", *at, "--cells", 4)

@@ -7,12 +7,12 @@ import pytest
 
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
-from tests.helpers import LINE, SUITE, call, output, suite_text, write_suite
+from tests.helpers import LINE, SUITE, loaded, output, suite_text, write_suite
 
 
 def written(tmp_path, table):
     """A suite with one more algorithm."""
-    return load_suite(write_suite(tmp_path, f"{SUITE}\n[[algorithms]]\n{table}\n"))
+    return loaded(tmp_path, f"{SUITE}\n[[algorithms]]\n{table}\n")
 
 
 def more(suite):
@@ -123,34 +123,12 @@ def test_two_entries_with_lists_need_two_labels(tmp_path):
     with pytest.raises(
         SuiteError, match=r"algorithms\[1\]\.label: 'sgd' is used twice"
     ):
-        load_suite(
-            write_suite(
-                tmp_path,
-                f"{suite_text(LINE, [0.5], 20, 2)}{table}learning_rate = [0.1, 0.2]\n{table}momentum = [0.1, 0.2]\n",
-            )
+        loaded(
+            tmp_path,
+            f"{suite_text(LINE, [0.5], 20, 2)}{table}learning_rate = [0.1, 0.2]\n{table}momentum = [0.1, 0.2]\n",
         )
 
 
 def test_settings_that_another_entry_has_too_are_refused(tmp_path):
     with pytest.raises(SuiteError, match="is the same algorithm as"):
         written(tmp_path, 'name = "adam"\nlabel = "b"\nsteps = [5, 6]')
-
-
-def test_a_run_shows_every_setting(tmp_path, capsys):
-    path = write_suite(
-        tmp_path,
-        f'{SUITE}\n[[algorithms]]\nname = "sgd"\nsteps = 9\nlearning_rate = [0.001, 0.02, 0.05]\n',
-    )
-    out = output(capsys, "run", path, "--results", tmp_path / "results", "--no-figure")
-    assert "sgd, learning_rate 0.001: " in out
-    names = {
-        row["algorithm"]
-        for row in json.loads(
-            call(capsys, "show", path, "--results", tmp_path / "results", "--json")[1]
-        )["rows"]
-    }
-    assert names == {
-        "gamp",
-        "adam",
-        *(f"sgd, learning_rate {rate}" for rate in (0.001, 0.02, 0.05)),
-    }

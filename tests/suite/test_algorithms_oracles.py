@@ -7,8 +7,7 @@ from smimbench.report.board import obstacle
 from smimbench.report.row import row_of
 from smimbench.report.verdict import verdicts
 from smimbench.suite import SuiteError
-from smimbench.suite.reader import load_suite
-from tests.helpers import LINE, suite_text, write_suite
+from tests.helpers import LINE, loaded, suite_text, write_suite
 
 GAMP = 'name = "gamp"'
 ADAM = 'name = "adam"\nsteps = 20\n'
@@ -16,7 +15,7 @@ ADAM = 'name = "adam"\nsteps = 20\n'
 
 def test_an_oracle_is_no_contender(tmp_path):
     text = suite_text(LINE, [0.5], 12, 4, GAMP, ADAM, f'{ADAM}start = "informed"')
-    suite = load_suite(write_suite(tmp_path, text))
+    suite = loaded(tmp_path, text)
     labels = {algorithm.label: algorithm.origin for algorithm in suite.algorithms}
     assert labels["adam, from the teacher"] == "oracle"
     assert labels["adam"] != "oracle"
@@ -43,10 +42,6 @@ def test_an_oracle_is_no_contender(tmp_path):
 def test_an_oracle_is_not_tuned(tmp_path):
     tuned = f'{ADAM}start = "informed"\n[algorithms.tune]\nlearning_rate = [0.1, 0.2]'
     with pytest.raises(SuiteError, match="is not ranked or tuned"):
-        load_suite(write_suite(tmp_path, suite_text(LINE, [0.5], 12, 1, tuned)))
+        loaded(tmp_path, suite_text(LINE, [0.5], 12, 1, tuned))
     with pytest.raises(SuiteError, match="start"):
-        load_suite(
-            write_suite(
-                tmp_path, suite_text(LINE, [0.5], 12, 1, f'{ADAM}start = "spectral"')
-            )
-        )
+        loaded(tmp_path, suite_text(LINE, [0.5], 12, 1, f'{ADAM}start = "spectral"'))

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from smimbench.suite import SuiteError
-from smimbench.suite.document import shipped_suites
 from smimbench.suite.reader import load_suite, parse_suite
-from tests.helpers import call, write_suite
+from tests.helpers import call, loaded, write_suite
 
 MINE = """extends = "small.toml"
 
@@ -24,10 +23,7 @@ steps = 3
 
 
 def test_tables_override_and_algorithms_are_appended(tmp_path):
-    base, mine = (
-        load_suite(write_suite(tmp_path)),
-        load_suite(write_suite(tmp_path, MINE, "mine")),
-    )
+    base, mine = (loaded(tmp_path), load_suite(write_suite(tmp_path, MINE, "mine")))
     assert (mine.name, mine.title) == ("mine", base.title)
     assert [algorithm.label for algorithm in mine.algorithms] == ["gamp", "adam", "sgd"]
     (before,), (after,) = base.plans, mine.plans
@@ -37,19 +33,6 @@ def test_tables_override_and_algorithms_are_appended(tmp_path):
         (20, 24),
     )
     assert mine.run.metrics == ("mse",)
-
-
-@pytest.mark.parametrize("name", shipped_suites())
-def test_every_shipped_suite_can_be_extended(tmp_path, name):
-    text = f'extends = "{name}"\n[[algorithms]]\nname = "adam"\nlabel = "one more"\nsteps = 3\n'
-    base, mine = load_suite(name), load_suite(write_suite(tmp_path, text, "mine"))
-    assert [(p.label, p.tables, p.alphas) for p in mine.plans] == [
-        (p.label, p.tables, p.alphas) for p in base.plans
-    ]
-    assert mine.algorithms[:-1] == base.algorithms
-    assert mine.algorithms[-1].label == "one more"
-    assert mine.run == base.run
-    assert mine.duration == ""
 
 
 def test_other_problems_replace_those_of_the_base(tmp_path):

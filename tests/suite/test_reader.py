@@ -15,7 +15,7 @@ from smimbench.registry.registry import Registry, using
 from smimbench.suite import SuiteError
 from smimbench.suite.document import shipped_suites
 from smimbench.suite.reader import load_suite, parse_suite
-from tests.helpers import ATTENTION, CHANNEL, SUITE, call, refusal, write_suite
+from tests.helpers import ATTENTION, CHANNEL, SUITE, call, loaded, refusal, write_suite
 
 WISHART = 'prior   = { name = "wishart", rho = 0.5 }'
 SOFTMAX = 'channel = { name = "softmax", beta = 1.0 }'
@@ -204,7 +204,7 @@ def test_a_suite_in_another_encoding_is_refused_and_the_encoding_named(tmp_path,
 def test_a_byte_order_mark_and_line_ends_of_other_systems_change_nothing(
     tmp_path, change
 ):
-    plain = load_suite(write_suite(tmp_path))
+    plain = loaded(tmp_path)
     (tmp_path / "small.toml").write_bytes(change(plain.text))
     changed = load_suite(tmp_path / "small.toml")
     assert changed.text == plain.text
@@ -284,7 +284,7 @@ def test_every_misspelled_key_is_told_from_the_right_one(way):
 
 def test_an_infinite_timeout_is_no_limit(tmp_path):
     cells = [
-        load_suite(write_suite(tmp_path, ATTENTION + text)).cells("numpy")[0]
+        loaded(tmp_path, ATTENTION + text).cells("numpy")[0]
         for text in ("", "[run]\ntimeout = inf\n")
     ]
     assert cells[0].run.timeout is cells[1].run.timeout is None
@@ -292,7 +292,7 @@ def test_an_infinite_timeout_is_no_limit(tmp_path):
 
 
 def test_cells_are_the_product_with_replicates_outermost(tmp_path):
-    suite = load_suite(write_suite(tmp_path))
+    suite = loaded(tmp_path)
     cells = suite.cells()
     found = [(c.replicate, c.alpha, c.algorithm_label) for c in cells]
     assert found == [
@@ -309,7 +309,7 @@ def test_lists_become_axes(tmp_path):
         .replace("[30]", "[20, 30]")
         .replace("tokens = 2", "tokens = [2, 3]")
     )
-    suite = load_suite(write_suite(tmp_path, text))
+    suite = loaded(tmp_path, text)
     assert len(suite.plans) == 6
     labels = [plan.label for plan in suite.plans]
     assert len(set(labels)) == 6
@@ -325,7 +325,7 @@ def test_several_problems_may_have_their_own_grids(tmp_path):
         f'[[problems]]\nlabel = "b"\n{MODEL}\nchannel = "linear"\n{WISHART}\ngrid = {{ dimension = [10, 12] }}\n'
         f"[grid]\nalpha = [0.1, 0.2]\ndimension = 20\n{GAMP}\n"
     )
-    cells = load_suite(write_suite(tmp_path, text)).cells()
+    cells = loaded(tmp_path, text).cells()
     assert [(c.problem_label, c.alpha, c.dimension) for c in cells] == [
         ("a", 0.7, 20), ("b", 0.1, 10), ("b", 0.2, 10), ("b", 0.1, 12), ("b", 0.2, 12),
     ]  # fmt: skip
@@ -348,18 +348,9 @@ def test_an_axis_that_no_problem_reads_is_refused_and_its_own_can_be_set(tmp_pat
 def test_an_integer_and_a_float_of_the_same_value_are_one_cell(tmp_path):
     keys = []
     for rho in ("1", "1.0"):
-        suite = load_suite(write_suite(tmp_path, changed("rho = 0.5", f"rho = {rho}")))
+        suite = loaded(tmp_path, changed("rho = 0.5", f"rho = {rho}"))
         keys.append([cell.key for cell in suite.cells()])
     assert keys[0] == keys[1]
-
-
-def test_one_problem_may_have_two_labels_on_different_points(tmp_path):
-    text = two_problems(
-        'label = "a"', f'{SOFTMAX}\nlabel = "b"\ngrid = {{ alpha = 0.2 }}'
-    )
-    assert (
-        len({cell.key for cell in load_suite(write_suite(tmp_path, text)).cells()}) == 2
-    )
 
 
 def test_labels_titles_and_the_file_do_not_enter_the_key(tmp_path):
@@ -412,16 +403,14 @@ def test_the_backend_and_the_version_enter_the_key(tmp_path, monkeypatch):
 
 
 def test_what_only_reports_does_not_change_the_key(tmp_path):
-    before = [c.key for c in load_suite(write_suite(tmp_path, ATTENTION)).cells()]
+    before = [c.key for c in loaded(tmp_path, ATTENTION).cells()]
     for own in ('metrics = ["mse"]', 'metrics = ["overlap", "mse"]', "target = 0.1"):
         text = f"{ATTENTION}[run]\n{own}\n"
-        assert before == [
-            c.key for c in load_suite(write_suite(tmp_path, text)).cells()
-        ]
+        assert before == [c.key for c in loaded(tmp_path, text).cells()]
 
 
 def test_a_cell_is_plain_data_and_rebuilds_itself(tmp_path):
-    for cell in load_suite(write_suite(tmp_path, ATTENTION)).cells():
+    for cell in loaded(tmp_path, ATTENTION).cells():
         assert canonical_json(
             json.loads(canonical_json(cell.identity()))
         ) == canonical_json(cell.identity())
@@ -438,7 +427,7 @@ def test_a_cell_of_a_third_party_rebuilds_from_its_own_package(tmp_path):
         'name = "linear", noise = 0.2', 'name = "mine:linear", gain = 3.0'
     )
     with using(Registry([str(plugin)])):
-        cell = load_suite(write_suite(tmp_path, text)).cells()[0]
+        cell = loaded(tmp_path, text).cells()[0]
         problem, _ = cell.rebuild()
     assert cell.problem["channel"]["distribution"] == "mine"
     assert problem.channel.gain == 3.0
@@ -464,24 +453,17 @@ def test_a_cell_of_a_third_party_rebuilds_from_its_own_package(tmp_path):
     ],
 )
 def test_set_reaches_every_key(tmp_path, override, read, value):
-    assert read(load_suite(write_suite(tmp_path, ATTENTION), [override])) == value
+    assert read(loaded(tmp_path, ATTENTION, [override])) == value
 
 
 def test_set_reaches_into_a_part_that_is_only_a_name(tmp_path):
     text = changed(SOFTMAX, 'channel = "softmax"')
     assert (
-        load_suite(write_suite(tmp_path, text), ["problem.channel.beta=3.0"])
+        loaded(tmp_path, text, ["problem.channel.beta=3.0"])
         .plans[0]
         .problem.channel.beta
         == 3.0
     )
-
-
-def test_later_overrides_win(tmp_path):
-    suite = load_suite(
-        write_suite(tmp_path, ATTENTION), ["grid.seeds=5", "grid.seeds=7"]
-    )
-    assert suite.seeds == 7
 
 
 @pytest.mark.parametrize(
@@ -501,31 +483,12 @@ def test_only_runs_a_part(tmp_path, conditions, count):
     assert len(load_suite(write_suite(tmp_path), only=conditions).cells()) == count
 
 
-def test_only_takes_a_label_before_a_name(tmp_path):
-    both = SUITE + '[[algorithms]]\nname = "adam"\nlabel = "adam, longer"\nsteps = 9\n'
-    path = write_suite(tmp_path, both)
-    found = {
-        cell.algorithm_label
-        for cell in load_suite(path, only=["algorithm=adam"]).cells()
-    }
-    assert found == {"adam"}
-    path = write_suite(
-        tmp_path,
-        both.replace('name  = "adam"', 'name  = "adam"\nlabel = "adam, short"'),
-    )
-    found = {
-        cell.algorithm_label
-        for cell in load_suite(path, only=["algorithm=adam"]).cells()
-    }
-    assert found == {"adam, short", "adam, longer"}
-
-
 def test_pairs_of_numbers_are_lists_in_a_suite(tmp_path):
     text = (
         changed('"softmax", beta = 1.0', '"hardmax"')
         + '[[algorithms]]\nname = "adam"\nsurrogate_beta = [1, 8.0]\n'
     )
-    cell = load_suite(write_suite(tmp_path, text)).cells()[-1]
+    cell = loaded(tmp_path, text).cells()[-1]
     assert cell.algorithm["surrogate_beta"] == [1.0, 8.0]
 
 
@@ -545,30 +508,23 @@ def test_replicates_may_differ_from_dimension_to_dimension(tmp_path):
     text = SUITE.replace("[30]", "[30, 40, 50]").replace(
         "seeds     = 2", "seeds     = [4, 2, 1]"
     )
-    suite = load_suite(write_suite(tmp_path, text))
+    suite = loaded(tmp_path, text)
     count = Counter(
         cell.dimension for cell in suite.cells() if cell.algorithm_label == "gamp"
     )
     assert count == {30: 8, 40: 4, 50: 2}  # two sample ratios each
     assert suite.seeds == 4
     assert {cell.key for cell in suite.cells()} <= {
-        cell.key
-        for cell in load_suite(
-            write_suite(tmp_path, text.replace("[4, 2, 1]", "4"))
-        ).cells()
+        cell.key for cell in loaded(tmp_path, text.replace("[4, 2, 1]", "4")).cells()
     }
     own = text.replace("[grid]", "grid = { seeds = 3 }\n\n[grid]").replace(
         "seeds     = [4, 2, 1]", ""
     )
-    assert len(load_suite(write_suite(tmp_path, own)).cells()) == 3 * 3 * 2 * 2
+    assert len(loaded(tmp_path, own).cells()) == 3 * 3 * 2 * 2
     with pytest.raises(SuiteError, match=r"grid.seeds.*2 numbers for 3 dimensions"):
-        load_suite(write_suite(tmp_path, text.replace("[4, 2, 1]", "[4, 2]")))
+        loaded(tmp_path, text.replace("[4, 2, 1]", "[4, 2]"))
     with pytest.raises(SuiteError, match=r"grid.seeds.*is not used"):
-        load_suite(
-            write_suite(
-                tmp_path, text.replace("[grid]", "grid = { seeds = 3 }\n\n[grid]")
-            )
-        )
+        loaded(tmp_path, text.replace("[grid]", "grid = { seeds = 3 }\n\n[grid]"))
 
 
 def test_an_algorithm_is_appended_and_set_reaches_into_it(tmp_path):
@@ -690,5 +646,5 @@ def test_shipped_references_disappear_where_a_parameter_differs(
 def test_a_long_name_is_not_repeated_whole(tmp_path):
     for text in (f'extends = "{"x" * 5000}"', f'extends = "{"x" * 5000}.toml"'):
         with pytest.raises(SuiteError) as error:
-            load_suite(write_suite(tmp_path, text))
+            loaded(tmp_path, text)
         assert len(str(error.value)) < 700 + len(str(tmp_path))

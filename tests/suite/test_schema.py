@@ -6,7 +6,7 @@ import runpy
 import pytest
 
 from smimbench.suite import schema
-from smimbench.suite.schema import Document, RunOptions, in_key, table_at
+from smimbench.suite.schema import Document, RunOptions, in_key
 from tests.helpers import ROOT
 
 TABLES = [
@@ -44,9 +44,3 @@ def test_a_cell_keeps_only_the_options_of_its_identity():
         target=0.5, metrics=("mse", "calibration"), tolerance=1e-3
     ).of_cell(("calibration",))
     assert cell == RunOptions(metrics=("calibration",), tolerance=1e-3)
-
-
-def test_the_table_of_a_key_is_found():
-    assert table_at(()) is Document
-    assert table_at(("problems", 0, "grid")) is schema.Axes
-    assert table_at(("run", "reference", 1)) is schema.ReferenceTable

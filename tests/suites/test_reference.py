@@ -13,7 +13,7 @@ from smimbench.report.labels import grouped
 from smimbench.report.packed import read_packed
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.document import shipped_suites
-from tests.helpers import ROOT, call
+from tests.helpers import ROOT
 from tests.net.collect import LIGHTER
 
 FOLDER = ROOT / "results" / "reference"
@@ -99,14 +99,6 @@ def test_theory_is_still_what_the_code_says(path, solved):
                         alpha,
                         row.metric,
                     )
-
-
-def test_results_are_compared_with_the_reference_without_a_rerun(capsys):
-    code, out, err = call(
-        capsys, "compare", FOLDER / "quickstart.json", FOLDER, "--fail-over", "1"
-    )
-    assert (code, err) == (0, "") or "has no counterpart" in err
-    assert "0 of" in out
 
 
 @pytest.mark.parametrize(
