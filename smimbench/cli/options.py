@@ -67,7 +67,7 @@ def print_data(text: str) -> None:
     click.echo(text, file=stream, nl=False)
 
 
-def print_json(document: Any) -> None:
+def print_json(document: object) -> None:
     """Print one JSON document to standard output, with null for numbers that overflowed."""
     try:
         text = json.dumps(document, indent=2, allow_nan=False, default=str)
@@ -154,7 +154,7 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]
         self.units = units
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Convert the text to the smallest unit (seconds or bytes)."""
         factors = {unit.lower(): factor for unit, factor in self.units.items()}
@@ -378,7 +378,7 @@ def command(
     *parameters: click.Parameter,
     name: str | None = None,
     of_a_suite: bool = True,
-    **settings: Any,
+    **settings: object,
 ) -> Callable[[Callable[..., int]], click.Command]:
     """Define a command; its function is called with a ``Request`` and the command's own parameters."""
     shared = (*_EVERY_COMMAND, *(_OF_A_SUITE if of_a_suite else ()))

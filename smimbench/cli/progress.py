@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -61,7 +61,7 @@ class _Lines(contextlib.AbstractContextManager["_Lines"]):
         """Do nothing, because printed lines remain."""
 
     def show(
-        self, key: str, name: str, count: str, seconds: float = 0.0, **numbers: Any
+        self, key: str, name: str, count: str, seconds: float = 0.0, **numbers: object
     ) -> None:
         """Print how long a task has been running and how far it is."""
         if self._delay is None or seconds < self._due.get(key, self._delay):

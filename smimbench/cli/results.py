@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -310,7 +310,7 @@ def _remarks(console: Console, table: ResultsTable, request: Request) -> list[st
         remarks[REASONS:] = [f"... and {hidden} more reasons (--json has all)"]
     notes: set[str] = set()
     retry: set[str] = set()
-    restarts: dict[tuple[Any, ...], int] = {}
+    restarts: dict[tuple[object, ...], int] = {}
     for row in rows:
         notes.update(
             f"{row.place.algorithm}: note: {note}" for note in row.runs.warnings

@@ -330,7 +330,7 @@ def _report_shard(campaign: Campaign, shard_part: Shard, request: Request) -> in
     return OK if is_ok else NOT_OK
 
 
-def _report_no_cost(request: Request, message: str, **documents: Any) -> int:
+def _report_no_cost(request: Request, message: str, **documents: object) -> int:
     """Print that there is nothing to run."""
     cost = {**documents, "cells": 0, "missing": 0, "seconds": 0}
     request.answer(cost, lambda console, _: console.print(message))

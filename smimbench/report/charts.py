@@ -398,7 +398,7 @@ def _page_series(series: Series, panel: Panel, axis: Axes, to_svg: ToSvg) -> Pag
     return PageSeries(series.name, printable(series.algorithm), places, columns)
 
 
-def _short(cell: Any) -> str | float | None:
+def _short(cell: object) -> str | float | None:
     """Return a number rounded to six digits as text, or a text unchanged."""
     if isinstance(cell, (float, np.floating)):
         return float(f"{cell:.6g}")

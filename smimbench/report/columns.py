@@ -233,7 +233,7 @@ class Column(NamedTuple):
         return _field(row, names.split()[0]) if names else None
 
 
-def _field(row: Any, name: str) -> Any:
+def _field(row: object, name: str) -> object:
     """Return the value of a field with a path like ``estimate.mean``; None if there is none."""
     if isinstance(row, dict):
         return row.get(name)
@@ -538,7 +538,10 @@ _LATEX = str.maketrans(
 
 
 def latex_table(
-    title: str, columns: Iterable[str | Column], rows: Iterable[Any], caption: str = ""
+    title: str,
+    columns: Iterable[str | Column],
+    rows: Iterable[object],
+    caption: str = "",
 ) -> str:
     """Make a floating LaTeX table, which needs the package booktabs."""
     laid_out = _lay_out_columns(columns, list(rows))
@@ -575,7 +578,7 @@ def html_environment() -> Environment:
     """Make the Jinja environment of HTML templates, which escapes text from users and removes control characters."""
     import jinja2
 
-    def clean(value: Any) -> Any:
+    def clean(value: object) -> object:
         return type(value)(printable(value)) if isinstance(value, str) else value
 
     folder = jinja2.PackageLoader("smimbench.report", "assets")
@@ -586,7 +589,7 @@ def html_environment() -> Environment:
 
 def html_table(
     columns: Iterable[str | Column],
-    rows: Sequence[Any],
+    rows: Sequence[object],
     attributes: Callable[[Any], Mapping[str, str]] = lambda row: {},
     small_print: Callable[[Any], Sequence[str]] = lambda row: (),
 ) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.registry.metrics import find_metric, metric_label, theory_of
+from smimbench.registry.parameters import Parameters
 from smimbench.report.charts import Chart, CsvRow, Dashes, Kind, Panel, Series
 from smimbench.report.labels import (
     component_word,
@@ -251,7 +252,7 @@ def theory_series(
     algorithm: str = "",
 ) -> Series:
     """Make a line with a band for its numerical error; one or two isolated points become horizontal bars."""
-    style: dict[str, Any] = {"zorder": 2}
+    style: dict[str, object] = {"zorder": 2}
     kind: Kind = "line"
     if len(line.alpha) < 3:
         kind = "marks"
@@ -506,9 +507,9 @@ def varied(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | None:
     return differing[0], values
 
 
-def _parameters(plan: ProblemPlan) -> dict[str, Any]:
+def _parameters(plan: ProblemPlan) -> Parameters:
     """Return all parameters of a problem, named like ``prior.rho``."""
-    parameters: dict[str, Any] = {}
+    parameters: Parameters = {}
     for kind, spec in plan.problem.spec.items():
         parameters |= {f"{kind}.{name}": parameter for name, parameter in spec.items()}
     return parameters

@@ -102,7 +102,7 @@ def _limit_series(limit: Limit, shade: Shade, marker: str) -> list[Series]:
         style: dict[str, object],
         columns: dict[str, Any],
         name: str = "",
-        **flags: Any,
+        **flags: object,
     ) -> Series:
         columns["inverse"] = 1 / np.asarray(columns["dimension"], dtype=float)
         about_marks = {**about, "what": kind}

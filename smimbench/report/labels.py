@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from smimbench.files import canonical_json
 from smimbench.run.external import EXTERNAL
 from smimbench.run.loop import Status
 
 if TYPE_CHECKING:
+    from smimbench.interfaces import Model
+    from smimbench.problem.problem import Problem
     from smimbench.report.row import Row, RowEntry
     from smimbench.run.record import Record
 
@@ -37,11 +39,11 @@ def place(row: Row | RowEntry) -> RowPlace:
 def largest_dimension_rows(rows: Iterable[Row]) -> list[Row]:
     """Select, for every algorithm and sample ratio, the rows of the largest dimension."""
 
-    def without_dimension(row: Row) -> tuple[Any, ...]:
+    def without_dimension(row: Row) -> tuple[object, ...]:
         return *place(row)[:-1], row.metric, row.component
 
     rows = list(rows)
-    largest: dict[tuple[Any, ...], int] = {}
+    largest: dict[tuple[object, ...], int] = {}
     for row in rows:
         key = without_dimension(row)
         largest[key] = max(row.place.dimension, largest.get(key, 0))
@@ -100,12 +102,12 @@ def names_with_backend(
     return name
 
 
-def component_word(problem: Any) -> str:
+def component_word(problem: Problem) -> str:
     """Return the word for a component: ``"layer"`` if the channel has layers, otherwise ``"component"``."""
     return "layer" if "layers" in problem.spec["channel"] else "component"
 
 
-def letter(model: Any) -> str:
+def letter(model: Model) -> str:
     """Return the letter for a model's dimension: d for a matrix of extensive rank, else D."""
     return "d" if model.rank == "extensive" else "D"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -68,13 +68,13 @@ Trajectory = dict[str, "Host"]
 Clock = Callable[["Record", Trajectory], "Host"]
 """Function from a record and its trajectory to times (t,), such as samples or seconds."""
 
-Cells = dict[tuple[Any, ...], list[Pair]]
+CellPlace = tuple[str, str, float, int]
+PanelPlace = TypeVar("PanelPlace", CellPlace, tuple[str, float, int])
+Cells = dict[CellPlace, list[Pair]]
 """Runs by ``Cell.place``."""
 
 
-def chosen_panels(
-    places: Collection[tuple[Any, ...]],
-) -> tuple[list[tuple[Any, ...]], str]:
+def chosen_panels(places: Collection[PanelPlace]) -> tuple[list[PanelPlace], str]:
     """Choose the places to draw: those of the largest dimension, at most one figure full; a note says if some are omitted."""
     largest: dict[str, int] = {}
     for label, *_, dimension in places:
@@ -291,7 +291,7 @@ class _CoursePanel:
         name: str,
         algorithm: str,
         color: str,
-        style: Mapping[str, Any],
+        style: Mapping[str, object],
         x: Host,
         **values: Host,
     ) -> None:

@@ -13,7 +13,7 @@ import tempfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -71,8 +71,8 @@ class _Record(Open):
 class _Answer(Open):
     """Fields that name the file of a stored answer of theory."""
 
-    problem: Any
-    alpha: Any
+    problem: object
+    alpha: object
 
 
 class _Pack(Open):
@@ -242,7 +242,7 @@ def read_pack(path: Path) -> JsonObject:
     return pack
 
 
-def _parsed(path: Path) -> Any:
+def _parsed(path: Path) -> object:
     """Parse the JSON of a file; raise ValueError if it is not JSON or is larger than ``LARGEST`` bytes."""
     text = _text_at(path, LARGEST + 1)
     if len(text) > LARGEST:

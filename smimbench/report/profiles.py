@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from smimbench.interfaces import Host
 from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.labels import grouped
 from smimbench.report.optimum import limit_of
@@ -46,7 +47,7 @@ class Hit(NamedTuple):
     """
 
     algorithm: str
-    instance: tuple[Any, ...]
+    instance: tuple[object, ...]
     epsilon: float
     seconds: float
     iteration: float
@@ -98,7 +99,7 @@ def performance(results: Results) -> dict[str, list[float]]:
     backends = (rows[0].place.backend, EXTERNAL)
     backend_rows = [row for row in rows if row.place.backend in backends]
     by_algorithm = errors(on_instance_data(backend_rows))
-    best: dict[Any, float] = {}
+    best: dict[object, float] = {}
     for by_place in by_algorithm.values():
         for place, (error, _) in by_place.items():
             best[place] = min(error, best.get(place, math.inf))
@@ -115,7 +116,7 @@ def performance(results: Results) -> dict[str, list[float]]:
 
 def share_within(
     numbers: Mapping[str, Sequence[float]], end: float = math.inf
-) -> dict[str, tuple[Any, Any]]:
+) -> dict[str, tuple[Host, Host]]:
     """Compute cumulative distributions by algorithm: sorted numbers up to ``end``, and the share of all up to each."""
     curves = {}
     for name, unsorted in numbers.items():

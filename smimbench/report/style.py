@@ -26,6 +26,7 @@ from smimbench.registry.registry import BUILT_IN, get_registry
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     from smimbench.report.row import Row
@@ -133,7 +134,7 @@ def _cycle(marks: Sequence[str], index: int) -> Sequence[str]:
     return [*marks[index:], *marks[:index]]
 
 
-def end_marker(look: Look) -> dict[str, Any]:
+def end_marker(look: Look) -> dict[str, object]:
     """Return the style of the marker at the end of an algorithm's curve, which distinguishes curves in grayscale."""
     return {"marker": look.marker, "markevery": [-1], "ms": 4.5}
 
@@ -200,7 +201,7 @@ def log_ticks(axis: Any) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def floor_ticks(axis: Any, floor: float) -> None:
+def floor_ticks(axis: Axis, floor: float) -> None:
     """Label at most six decades of a logarithmic axis; its lower end, ``floor``, is labeled as an upper bound."""
     from matplotlib.ticker import NullLocator
 

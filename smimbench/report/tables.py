@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -48,13 +48,14 @@ from smimbench.run.tuning import range_ends
 
 Columns = list[str | Column]
 PLACE: Columns = ["algorithm", "alpha", "D"]
+Shown = TypeVar("Shown", bound=Row | RowEntry)
 
 
-def _by_problem(rows: Iterable[Any]) -> dict[str, list[Any]]:
+def _by_problem(rows: Iterable[Shown]) -> dict[str, list[Shown]]:
     return grouped(rows, lambda row: row.place.problem)
 
 
-def _by_metric(rows: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
+def _by_metric(rows: Iterable[Shown]) -> dict[tuple[str, str], list[Shown]]:
     return grouped(rows, lambda row: (row.place.problem, row.metric))
 
 
@@ -150,7 +151,7 @@ CONTENDER: Columns = [
 
 
 def contender_tables(
-    verdicts: Sequence[Verdict], make: Callable[..., Any] = make_table
+    verdicts: Sequence[Verdict], make: Callable[..., object] = make_table
 ) -> list[Any]:
     """Make the ranking tables, one per problem with at least two algorithms, best first; see ``verdicts``.
 
@@ -279,7 +280,12 @@ def learning_tables(rows: Sequence[Row]) -> list[RenderableType]:
     return tables
 
 
-def _half(layers: Mapping[Any, Sequence[Row]], index: int, unit: str, row: Row) -> str:
+def _half(
+    layers: Mapping[tuple[str, str, str, float, int], Sequence[Row]],
+    index: int,
+    unit: str,
+    row: Row,
+) -> str:
     """Format the median time at which a layer reaches half of its optimal overlap, at the place of a row."""
     half = layers[place(row)][index].runs.half_overlap or HalfOverlap()
     if half.target is None:

@@ -161,7 +161,7 @@ def check_answer(kind: str, answer: Any, components: int | None) -> None:
         )
 
 
-def write_answer(file: Path, question: Mapping[str, object], answer: Any) -> None:
+def write_answer(file: Path, question: Mapping[str, object], answer: object) -> None:
     """Write a theory result with its question, machine and versions."""
     document = {
         **question,

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from smimbench.files import (
     error_place,
     printable,
 )
-from smimbench.interfaces import Data, Start
+from smimbench.interfaces import Array, Data, Start
 from smimbench.interfaces.algorithm import refusal
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem, seed_sequence
@@ -277,7 +277,7 @@ def _measure(cell: Cell, problem: Problem, instance: Instance, run: LoopRun) -> 
     run.warnings += [*instance.remarks, *remarks]
 
 
-def _placement(inputs: Any) -> str:
+def _placement(inputs: Array) -> str:
     """Where the inputs are stored during a run: host, device or streamed."""
     if isinstance(inputs, DrawnInputs):
         return "drawn anew"

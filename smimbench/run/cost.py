@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
 from smimbench.files import attempt, canonical_json
+from smimbench.interfaces import Algorithm
 from smimbench.interfaces.algorithm import plan_of, refusal
 from smimbench.interfaces.problem import sizes
 from smimbench.problem.problem import Problem
@@ -126,7 +127,9 @@ def memory_of_a_cell(cells: Sequence[Cell]) -> int:
     return largest
 
 
-def _groups(cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell], Problem, Any]]:
+def _groups(
+    cells: Sequence[Cell],
+) -> Iterator[tuple[str, list[Cell], Problem, Algorithm]]:
     """Cells grouped by problem, algorithm and backend."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -137,7 +140,9 @@ def _groups(cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell], Problem, A
         yield name, group, *group[0].rebuild()
 
 
-def _trial(problem: Problem, algorithm: Any, group: Sequence[Cell]) -> list[_Past]:
+def _trial(
+    problem: Problem, algorithm: Algorithm, group: Sequence[Cell]
+) -> list[_Past]:
     """Time of some iterations on a smaller instance; nothing if they fail."""
     cell = max(group, key=lambda cell: cell.alpha)
     dimension = cell.dimension
@@ -165,7 +170,7 @@ def _trial(problem: Problem, algorithm: Any, group: Sequence[Cell]) -> list[_Pas
 
 
 def _iteration(
-    problem: Problem, algorithm: Any, cell: Cell, alpha: float, dimension: int
+    problem: Problem, algorithm: Algorithm, cell: Cell, alpha: float, dimension: int
 ) -> tuple[float, int | None]:
     """Seconds that the products and reads of an iteration take on its device, and the number of iterations (None if the
     algorithm decides), of a run like that of ``cell`` at another sample ratio and dimension.

@@ -98,7 +98,7 @@ class Task:
 
     arguments: tuple[Any, ...]
     distributions: frozenset[str]
-    accept: Callable[[Any], Any] = lambda answer: answer
+    accept: Callable[[object], object] = lambda answer: answer
     on_event: Callable[[WorkerMessage], object] = lambda event: None
     processes_allowed: int = 1
     timeout: float | None = None
@@ -150,7 +150,12 @@ class Executor:
     """
 
     def __init__(
-        self, max_workers: int, threads: int, registry: Any, module: str, **setup: Any
+        self,
+        max_workers: int,
+        threads: int,
+        registry: Any,
+        module: str,
+        **setup: object,
     ) -> None:
         self.workers: list[_Worker] = []
         self._max_workers = max_workers
@@ -459,7 +464,7 @@ HEAD = struct.Struct(">Q")
 """Head of a message: its length."""
 
 
-def send(stream: Any, data: bytes) -> None:
+def send(stream: IO[bytes], data: bytes) -> None:
     """Send one message."""
     stream.write(HEAD.pack(len(data)) + data)
     stream.flush()
@@ -516,7 +521,7 @@ def main() -> None:
     )
     pid = os.getpid()
 
-    def report(**event: Any) -> None:
+    def report(**event: object) -> None:
         message = json.dumps(event, default=plain_value).encode()
         if os.getpid() != pid:  # a copy that a plugin has forked and forgotten
             os._exit(0)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smimbench.backend.device import Backend
-    from smimbench.interfaces import Array, Data, Host, Plan
+    from smimbench.interfaces import Algorithm, Array, Data, Host, Plan
     from smimbench.problem.instance import Instance, Values
     from smimbench.problem.problem import Problem
     from smimbench.suite.schema import RunOptions
@@ -79,7 +79,7 @@ def run_algorithm(
     problem: Problem,
     instance: Instance,
     data: Data,
-    algorithm: Any,
+    algorithm: Algorithm,
     make_rng: Callable[[int], np.random.Generator],
     settings: RunOptions,
     backend: Backend,
@@ -98,7 +98,7 @@ def run_algorithm(
     """
     data = metered(data)  # all attempts have one count
 
-    def run(version: Any, number: int) -> LoopRun:
+    def run(version: Algorithm, number: int) -> LoopRun:
         rng = make_rng(number)
         return LoopRun(
             problem, instance, data, version, rng, settings, backend, head_start
@@ -161,7 +161,7 @@ def metered(data: Data) -> Data:
     )
 
 
-def planned(algorithm: Any, data: Data) -> tuple[Plan, Data]:
+def planned(algorithm: Algorithm, data: Data) -> tuple[Plan, Data]:
     """The plan of an algorithm, made from shapes, and the metered data that it may see: no data set that does not count."""
     n, tokens, dimension = data.inputs.shape
     plan = algorithm.plan(sizes(n, tokens, dimension, data.sample_ratio))
@@ -213,7 +213,7 @@ class LoopRun:
         problem: Problem,
         instance: Instance,
         data: Data,
-        algorithm: Any,
+        algorithm: Algorithm,
         rng: np.random.Generator,
         settings: RunOptions,
         backend: Backend,
@@ -361,15 +361,13 @@ class LoopRun:
             self._course.trajectory,
         )
         self.V = None
-        if algorithm.variance is not None:
-            self.V = self.clock.time(
-                lambda: algorithm.variance(self._state), self._backend
-            )
+        if (variance := algorithm.variance) is not None:
+            self.V = self.clock.time(lambda: variance(self._state), self._backend)
         self.cpu_seconds = self.clock.cpu_seconds()
 
 
 def _findings(
-    algorithm: Any, state: Any
+    algorithm: Algorithm, state: Any
 ) -> tuple[dict[str, list[float | None]], list[str]]:
     """Findings of an algorithm besides its estimate, and those that cannot be stored (which must not fail the run)."""
     findings: dict[str, list[float | None]] = {}

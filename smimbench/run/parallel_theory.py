@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable
-from typing import Any
 
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import get_registry
@@ -61,7 +60,7 @@ def _solve_in_parallel(
             for problem in unsolved:
                 solver.on_progress(problem, progress(problem))
 
-    def task_of(problem: Problem, kind: str, *arguments: Any) -> Task:
+    def task_of(problem: Problem, kind: str, *arguments: object) -> Task:
         def on_event(event: WorkerMessage) -> None:
             if "progress" in event:
                 solver.on_progress(problem, Progress(*event["progress"]))

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from smimbench.files import printable, unless
 from smimbench.registry.registry import get_registry
@@ -103,7 +102,7 @@ def cell_task(cell: Cell, distributions: frozenset[str]) -> Task:
     )
 
 
-def _record_of_cell(cell: Cell, document: Any) -> Record:
+def _record_of_cell(cell: Cell, document: object) -> Record:
     """The record of a cell that a process sends; raise ValueError if it is none."""
     if not isinstance(document, dict) or document.get("key") != cell.key:
         raise ValueError("this is the record of another cell")

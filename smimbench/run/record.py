@@ -36,13 +36,13 @@ Text = Annotated[str, Field(max_length=2 * LONGEST + 1000)]
 T = TypeVar("T")
 
 
-def _is_given(value: Any) -> Any:
+def _is_given(value: object) -> object:
     if value is None:
         raise ValueError("must not be null")
     return value
 
 
-def is_matrix(value: Any) -> Any:
+def is_matrix(value: object) -> object:
     """The value, which must be a matrix or a stack of matrices."""
     if np.asarray(value, dtype=float).ndim < 2:
         raise ValueError("must be a matrix")
@@ -80,7 +80,7 @@ class _FromMapping:
 
     @classmethod
     def __get_pydantic_core_schema__(
-        cls, source: Any, handler: pydantic.GetCoreSchemaHandler
+        cls, source: object, handler: pydantic.GetCoreSchemaHandler
     ) -> Any:
         return {**handler(source), "strict": False}
 
@@ -373,7 +373,7 @@ def read_record(file: Path, *, digests: bool = True) -> Record:
     return record
 
 
-def check_model(model: Any, value: Any, kind: str) -> None:
+def check_model(model: object, value: object, kind: str) -> None:
     """Raise ValueError, naming the first wrong field, unless a value has this type."""
     with _complaints(kind):
         _adapter(model).validate_python(value, strict=True)
@@ -415,14 +415,14 @@ def text_of(record: Mapping[str, object]) -> str:
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Copy that JSON can hold, whatever a plugin has added: NaN and infinity become null, other objects their text."""
     return to_jsonable_python(
         value, inf_nan_mode="null", bytes_mode="base64", fallback=_plain_object
     )
 
 
-def _plain_object(value: Any) -> Any:
+def _plain_object(value: Any) -> object:
     """Numbers of an array; the text of any other object."""
     is_array = hasattr(value, "tolist") and not isinstance(value, type)
     numbers = value.tolist() if is_array else value
@@ -431,6 +431,6 @@ def _plain_object(value: Any) -> Any:
     return numbers
 
 
-def document_text(document: Any) -> str:
+def document_text(document: object) -> str:
     """Exact text of a document's file."""
     return json.dumps(document, default=plain_value)

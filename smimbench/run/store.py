@@ -131,7 +131,7 @@ class Store:
         ValueError
             If it was changed after it was written, or is something else.
         """
-        document: Any = read_json(self.folder / "run.json")
+        document: object = read_json(self.folder / "run.json")
         if not isinstance(document, dict) or "digest" not in document:
             raise ValueError("this is not a run.json written by smimbench")
         if digest_of(document) != document.pop("digest"):
@@ -289,7 +289,7 @@ def _check_columns(arrays: Columns, metrics: Mapping[str, Sequence[object]]) -> 
             raise ValueError("has a different number of components than its record")
 
 
-def _from_lists(trajectory: Mapping[str, Any]) -> Columns:
+def _from_lists(trajectory: Mapping[str, object]) -> Columns:
     """Columns as arrays; null becomes NaN."""
     return {key: np.asarray(values, dtype=float) for key, values in trajectory.items()}
 
@@ -479,7 +479,7 @@ def _items(cell: Mapping[str, Any]) -> dict[str, Specification]:
     return {**items, "algorithm": cell["algorithm"]}
 
 
-def _without_parameters(cell: Mapping[str, Any]) -> str:
+def _without_parameters(cell: Mapping[str, object]) -> str:
     """A cell's grid point, settings and names of items."""
     left_out = ("problem", "algorithm", "metrics")
     settings = {key: cell[key] for key in cell if key not in left_out}

@@ -143,7 +143,7 @@ def reason_of(ended: Ended) -> str:
     )
 
 
-def answer_of(ended: Ended) -> Any:
+def answer_of(ended: Ended) -> object:
     """The answer of a process, or what it raised, under the same name."""
     if ended.event is None:
         raise ProblemError("theory", reason_of(ended))

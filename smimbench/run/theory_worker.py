@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from smimbench.files import JsonObject, canonical_json
-from smimbench.problem.problem import Problem, ProblemError
+from smimbench.problem.problem import Problem, ProblemError, Specification
 from smimbench.run.answers import document_of
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.cells import build_problem
@@ -39,7 +39,11 @@ class TheoryWorker:
         self._problems: dict[str, Problem] = {}
 
     def answer(
-        self, kind: str, spec: JsonObject, predictions: bool, *arguments: Any
+        self,
+        kind: str,
+        spec: dict[str, Specification],
+        predictions: bool,
+        *arguments: Any,
     ) -> Any:
         """Answer one question about a problem; ``predictions`` as for ``TheorySolver``.
 
@@ -76,6 +80,6 @@ class TheoryWorker:
         return None
 
 
-def answerer(setup: JsonObject, report: Callable[..., None]) -> Callable[..., Any]:
+def answerer(setup: JsonObject, report: Callable[..., None]) -> Callable[..., object]:
     """Function of a worker process that answers a question."""
     return TheoryWorker(setup["folder"], report).answer
