@@ -225,12 +225,23 @@ class StoredAnswer:
         if (self.document.get("machine"), self.document.get("versions")) != made_here:
             errors = [float(np.max(point["mse_error"])) for point in _points_in(solved)]
             relative, absolute = OTHER_MACHINE, 4 * max(errors, default=0.0) + 1e-9
-        lines = differences(
-            self.document["answer"], solved, relative, absolute=absolute
-        )
+        stored_answer, solved = map(_without_reasons, (self.document["answer"], solved))
+        lines = differences(stored_answer, solved, relative, absolute=absolute)
         return [
             f"{self.path}: solved again, {line}" for line in itertools.islice(lines, 3)
         ]
+
+
+def _without_reasons(answer: Any) -> Any:
+    """Replace the texts that say why an answer lacks a threshold or a trajectory, whose words may change."""
+    if not isinstance(answer, dict):
+        return answer
+    answer = dict(answer)
+    if isinstance(answer.get("reasons"), dict):
+        answer["reasons"] = dict.fromkeys(answer["reasons"], "")
+    if "no_trajectory" in answer:
+        answer["no_trajectory"] = ""
+    return answer
 
 
 def stored_theory(
