@@ -73,10 +73,10 @@ def special(xp: ModuleType) -> Any:
     native = array_api_compat.is_numpy_namespace(
         xp
     ) or array_api_compat.is_cupy_namespace(xp)
-    return module if native else _ThroughTheHost(module, xp)
+    return module if native else _HostFunctions(module, xp)
 
 
-class _ThroughTheHost:
+class _HostFunctions:
     """Module wrapper that applies NumPy functions to arrays of another library by copying to the host and back."""
 
     def __init__(self, module: ModuleType, xp: ModuleType) -> None:

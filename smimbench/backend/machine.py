@@ -150,10 +150,10 @@ def git_commit() -> str | None:
     if not (root / ".git").exists():
         return None
     describe = ["describe", "--always", "--dirty", "--abbrev=12"]
-    return _output_of(["git", "-C", str(root), *describe], seconds=10)
+    return _command_output(["git", "-C", str(root), *describe], seconds=10)
 
 
-def _output_of(command: list[str], seconds: float) -> str | None:
+def _command_output(command: list[str], seconds: float) -> str | None:
     """Output of an external program, or None if it fails, is missing or exceeds the time limit."""
     try:
         return subprocess.run(
@@ -166,7 +166,7 @@ def _output_of(command: list[str], seconds: float) -> str | None:
 @functools.cache
 def nvidia_driver() -> Driver | None:
     """Version of this machine's NVIDIA driver, or None."""
-    text = _output_of(["nvidia-smi"], seconds=20)
+    text = _command_output(["nvidia-smi"], seconds=20)
     if text is None:
         return None
     numbers = []
@@ -191,7 +191,7 @@ def reset_peak_memory() -> None:
 
 def peak_memory() -> int:
     """Largest resident memory of this process in bytes since the last reset (or since its start)."""
-    if kilobytes := _line_of("/proc/self/status", "VmHWM"):
+    if kilobytes := _field_of_file("/proc/self/status", "VmHWM"):
         return int(kilobytes.split()[0]) * 1024
     import psutil
 
@@ -221,11 +221,11 @@ def seconds_of_children() -> float:
 
 
 def _processor() -> str:
-    name = _line_of("/proc/cpuinfo", "model name")
+    name = _field_of_file("/proc/cpuinfo", "model name")
     return name or platform.processor() or "unknown"
 
 
-def _line_of(file: str, name: str) -> str:
+def _field_of_file(file: str, name: str) -> str:
     """Value after ``name:`` in a system file such as ``/proc/cpuinfo``; empty if there is no such line."""
     for line in (unless(OSError, Path(file).read_text) or "").splitlines():
         if line.startswith(name):

@@ -21,25 +21,25 @@ SMALLEST_CHUNK = 1 << 20
 """Minimum size of a chunk in bytes, regardless of the free memory. Doubled: out of memory a little earlier."""
 
 
-_caution: ContextVar[float] = ContextVar("caution", default=1.0)
+_chunk_scale: ContextVar[float] = ContextVar("caution", default=1.0)
 
 
 @contextlib.contextmanager
-def cautious(share: float) -> Iterator[None]:
+def reduced_chunks(share: float) -> Iterator[None]:
     """Context manager that reduces chunk sizes and the memory for resident inputs to this fraction.
 
     It is used after a run ran out of device memory: free memory beforehand does not tell how much an algorithm will take.
     """
-    token = _caution.set(share)
+    token = _chunk_scale.set(share)
     try:
         yield
     finally:
-        _caution.reset(token)
+        _chunk_scale.reset(token)
 
 
-def caution() -> float:
-    """Current chunk size as a fraction of the normal chunk size, set by ``cautious``."""
-    return _caution.get()
+def chunk_scale() -> float:
+    """Current chunk size as a fraction of the normal chunk size, set by ``reduced_chunks``."""
+    return _chunk_scale.get()
 
 
 def free_memory(like: Array) -> int | None:
@@ -62,5 +62,5 @@ def chunk_bytes(like: Array) -> int | None:
     if free is None:
         return None
     share = min(max(free // SHARE_OF_CHUNK, SMALLEST_CHUNK), LARGEST_CHUNK)
-    size = max(1, int(share * caution()))
+    size = max(1, int(share * chunk_scale()))
     return 1 << (size.bit_length() - 1)

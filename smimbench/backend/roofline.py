@@ -50,7 +50,7 @@ def _rates_file(backend: str, threads: int) -> Path:
     return cache_folder() / name
 
 
-def remembered(backend: str = "numpy", threads: int = 1) -> dict[str, float] | None:
+def stored_rates(backend: str = "numpy", threads: int = 1) -> dict[str, float] | None:
     """Stored peak rates of this machine from an earlier measurement, or None."""
     try:
         stored = json.loads(_rates_file(backend, threads).read_text())
@@ -71,7 +71,7 @@ def ceilings(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
         ``float64``, ``float32`` (and ``tf32`` on a GPU): operations per second of a large square matrix product;
         ``bandwidth``: bytes per second of reading a large array.
     """
-    return remembered(backend, threads) or measure(backend, threads)
+    return stored_rates(backend, threads) or measure(backend, threads)
 
 
 def measure(backend: str = "numpy", threads: int = 1) -> dict[str, float]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import Backend
-from smimbench.backend.memory import caution
+from smimbench.backend.memory import chunk_scale
 from smimbench.interfaces import Array, Host, Model
 from smimbench.interfaces.item import takes
 
@@ -179,7 +179,7 @@ def take_samples(model: Model, inputs: Array, samples: slice) -> Array:
 def fits(size: int, backend: Backend) -> bool:
     """Whether inputs of this size in bytes fit the memory of the device."""
     free = backend.free_memory()
-    return free is None or size <= SHARE_OF_MEMORY * caution() * free
+    return free is None or size <= SHARE_OF_MEMORY * chunk_scale() * free
 
 
 def sample_chunks(model: Model, inputs: Array, components: int) -> Iterable[slice]:

@@ -299,7 +299,7 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
             f"{len(checks)} numbers checked by Monte Carlo: rms z {math.sqrt(sum(v * v for v in z) / len(z)):.2f}, "
             f"largest {worst.z:+z.2f} ({_quantity(worst)} at alpha = {worst.alpha:.5g})"
         )
-        if undecided := sum(not check.decided for check in checks):
+        if undecided := sum(not check.has_enough_draws for check in checks):
             summary += (
                 f"; {undecided} undecided: too few draws hit a jump of the labels"
             )
@@ -334,7 +334,7 @@ def _resolution(checks: Sequence[Check]) -> str:
 
 
 def _z(check: Check) -> str:
-    if not check.decided:
+    if not check.has_enough_draws:
         return "few"
     if check.bound and not check.z:
         return "holds"

@@ -18,8 +18,8 @@ import numpy as np
 
 from smimbench.backend import machine
 from smimbench.backend.device import Backend, BackendError, get_backend
-from smimbench.backend.memory import cautious
-from smimbench.backend.roofline import remembered
+from smimbench.backend.memory import reduced_chunks
+from smimbench.backend.roofline import stored_rates
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
 from smimbench.files import (
     JsonObject,
@@ -87,7 +87,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
             "machine": machine.fingerprint(),
             "threads": threads,
             "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-            "ceilings": remembered(cell.backend, threads) if timed else None,
+            "ceilings": stored_rates(cell.backend, threads) if timed else None,
             "peak_memory": machine.peak_memory(),
             "started": started,
             "total_seconds": time.perf_counter() - begin,
@@ -101,7 +101,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
             with (
                 warnings.catch_warnings(record=True) as caught,
                 machine.blas_threads(threads),
-                cautious(0.5**tries),
+                reduced_chunks(0.5**tries),
             ):
                 warnings.simplefilter("always")
                 outcome = _outcome(cell, backend, timing)

@@ -83,11 +83,11 @@ def require_consistent(
 
 def _require_prior(prior: PriorTest, P: int) -> None:
     """Test the moments and the denoiser of a prior for signals of P components."""
-    signal = prior.ask("sample", prior.rng("signal, form"), P, prior.fewest)
+    signal = prior.call("sample", prior.rng("signal, form"), P, prior.fewest)
     # Before its moments, which may be derived from denoise.
     prior.denoised(np.asarray(signal, dtype=float), np.eye(P))
     second, bottom = (
-        np.asarray(prior.ask(name, P)) for name in ("second_moment", "mean_overlap")
+        np.asarray(prior.call(name, P)) for name in ("second_moment", "mean_overlap")
     )
     variance = second - bottom
     inverse = np.linalg.inv(variance)
@@ -96,7 +96,7 @@ def _require_prior(prior: PriorTest, P: int) -> None:
     for point, ratio in enumerate(INFORMATION):
         Qhat = ratio * weights @ inverse @ weights
         prior.check(Qhat, f"{ratio:g} / variance", point)
-    unlearned_V = np.asarray(prior.ask("overlap", 1e-9 * inverse).V)
+    unlearned_V = np.asarray(prior.call("overlap", 1e-9 * inverse).V)
     if not np.allclose(unlearned_V, variance, rtol=0, atol=0.01 * variance.max()):
         raise prior.fail(
             "overlap: V must equal second_moment - mean_overlap as Qhat vanishes"

@@ -96,7 +96,7 @@ class Continuation:
                 Stage(at_once, at_once, [node], [], self.ratios.accuracy.first_step)
             )
         else:
-            self._immediate(
+            self._bifurcate_at_start(
                 Stage([], [], [Node(x, log_ratios, error, slope, -np.inf)], [], 0.0)
             )
 
@@ -126,10 +126,10 @@ class Continuation:
 
     def follow(self, *, until: float | None = None) -> None:
         """Trace the curve to its end, or until alpha exceeds ``until``."""
-        while not self.finished and not (until is not None and self._passed(until)):
+        while not self.finished and not (until is not None and self._has_passed(until)):
             self._advance(self.stages[-1])
 
-    def _passed(self, alpha: float) -> bool:
+    def _has_passed(self, alpha: float) -> bool:
         """Whether the traced curve has passed alpha and its last node has the largest alpha so far."""
         nodes = self.stages[-1].nodes
         return (
@@ -141,7 +141,7 @@ class Continuation:
     def _advance(self, stage: Stage) -> None:
         accuracy, origin = self.ratios.accuracy, stage.nodes[-1]
         is_start = len(stage.nodes) == 1
-        if is_start and self._immediate(stage):
+        if is_start and self._bifurcate_at_start(stage):
             return
         if is_start and (len(stage.moving) > 1 or not self.ratios.sampled):
             self.corrector.differentiate(stage, origin)
@@ -149,12 +149,12 @@ class Continuation:
         stage.step = float(
             np.clip(self._next_bifurcation(stage), accuracy.shortest, stage.step)
         )
-        node = self._found_ahead(stage, origin)
+        node = self._next_node_ahead(stage, origin)
         grown = shrunk = False
         while node is None:
             step = stage.step
             node, correction = self.corrector.attempt(
-                stage, origin, *self._ahead(stage, tangent, step)
+                stage, origin, *self._extrapolated(stage, tangent, step)
             )
             tolerance, mismatch = (
                 self._tolerance(stage, node),
@@ -216,7 +216,7 @@ class Continuation:
             self.ratios.accuracy.mismatch, float(np.max(node.error[stage.moving]))
         )
 
-    def _found_ahead(self, stage: Stage, origin: Node) -> Node | None:
+    def _next_node_ahead(self, stage: Stage, origin: Node) -> Node | None:
         """Next of the nodes computed ahead, if the curve up to it is known accurately enough; otherwise None."""
         if not stage.ahead:
             return None
@@ -248,7 +248,9 @@ class Continuation:
         steps = min((-gaps[a] / rise[a] for a in candidates), default=np.inf)
         return 1.15 * float(steps * np.linalg.norm(latest.x - previous.x))
 
-    def _ahead(self, stage: Stage, tangent: Host, step: float) -> tuple[Host, Host]:
+    def _extrapolated(
+        self, stage: Stage, tangent: Host, step: float
+    ) -> tuple[Host, Host]:
         """Extrapolate the curve: expected position after a step, and the direction there.
 
         Sampled nodes are expensive: the curve through the last few, and along its tangent at the last, is continued. Equal random
@@ -285,7 +287,7 @@ class Continuation:
         ]
         return float(np.abs(node.log_alpha - np.array(expected)).min())
 
-    def _immediate(self, stage: Stage) -> bool:
+    def _bifurcate_at_start(self, stage: Stage) -> bool:
         """Start the next stage at once if another component is already unstable where this stage starts."""
         node = stage.nodes[0]
         unlearned = [a for a in range(len(node.log_ratios)) if a not in stage.learned]

@@ -57,7 +57,7 @@ PROBES = (0.5, 0.8, 0.97)
 """Shares of the perfect-recovery threshold at which a hard phase is looked for; more find shorter ones."""
 
 
-class Solved(NamedTuple):
+class SolvedFixedPoint(NamedTuple):
     """Prediction together with the fixed point from which it was computed."""
 
     prediction: Prediction
@@ -124,8 +124,8 @@ class CoupledCurve(Curve):
         self,
         alpha: float,
         branch: str = "uninformed",
-        other_branch: Solved | None = None,
-    ) -> Solved:
+        other_branch: SolvedFixedPoint | None = None,
+    ) -> SolvedFixedPoint:
         """Solve for the fixed point of one branch at one sample ratio.
 
         The error of V is what the numerical error of the information does to it, through the response of V to alpha, plus what
@@ -151,7 +151,9 @@ class CoupledCurve(Curve):
             if is_same_fixed_point(
                 target, symmetric_logarithm(solution.qhat), solution.relative
             ):
-                return Solved(replace(other_branch.prediction, branch=branch), target)
+                return SolvedFixedPoint(
+                    replace(other_branch.prediction, branch=branch), target
+                )
         if upwards and perfect is not None and alpha > perfect.value:
             nearly = (
                 np.diagonal(overlap_at(problem, solution.qhat)[1]).max() < NEARLY_KNOWN
@@ -167,7 +169,7 @@ class CoupledCurve(Curve):
                 if below is None:
                     return _perfect(problem, alpha, branch)
                 solution = recursion.fixed_point(below, offset=solution.offset)
-        return Solved(_prediction(problem, alpha, solution, branch), solution)
+        return SolvedFixedPoint(_prediction(problem, alpha, solution, branch), solution)
 
     def thresholds(self) -> Thresholds:
         """Critical sample ratios of the problem; a hard phase is searched for at a few sample ratios."""
@@ -303,9 +305,9 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
         x = x + step * max(1.0, WALK / fastest)
 
 
-def _perfect(problem: Problem, alpha: float, branch: str) -> Solved:
+def _perfect(problem: Problem, alpha: float, branch: str) -> SolvedFixedPoint:
     prediction = perfect_prediction(problem, alpha, branch)
-    return Solved(
+    return SolvedFixedPoint(
         prediction,
         FixedPoint(
             KNOWN_QHAT * np.eye(problem.components), 0.0, 0.0, prediction.method

@@ -142,7 +142,7 @@ class Curve(ABC):
         optimal = self.transition(low, top.value)
         return None if optimal is None else HardPhase(low, optimal, top)
 
-    def _lead(self, alpha: float) -> tuple[float, float]:
+    def _free_entropy_gap(self, alpha: float) -> tuple[float, float]:
         """Free entropy of the informed minus that of the uninformed branch, and its error; 0 where the branches meet."""
         low, high = (
             self.predict([alpha], branch)[0] for branch in ("uninformed", "informed")
@@ -166,10 +166,10 @@ class Curve(ABC):
             Where the uninformed branch ends.
         """
         span = top - low.value
-        if self._lead(low.value + 1e-6 * span)[0] > 0:
+        if self._free_entropy_gap(low.value + 1e-6 * span)[0] > 0:
             return low
         inside = np.linspace(low.value, top, 33)[1:-1]  # shorter leads are not seen
-        ahead = np.array([self._lead(alpha)[0] for alpha in inside]) > 0
+        ahead = np.array([self._free_entropy_gap(alpha)[0] for alpha in inside]) > 0
         if not ahead.any():
             return None
         index = int(np.argmax(ahead))
@@ -180,14 +180,19 @@ class Curve(ABC):
         for _ in range(40):
             center = (behind + ahead_at) / 2
             behind, ahead_at = (
-                (behind, center) if self._lead(center)[0] > 0 else (center, ahead_at)
+                (behind, center)
+                if self._free_entropy_gap(center)[0] > 0
+                else (center, ahead_at)
             )
         step = 1e-4 * span
-        rise = (self._lead(ahead_at + step)[0] - self._lead(ahead_at - step)[0]) / (
-            2 * step
-        )
+        rise = (
+            self._free_entropy_gap(ahead_at + step)[0]
+            - self._free_entropy_gap(ahead_at - step)[0]
+        ) / (2 * step)
         error = (
-            self._lead(ahead_at)[1] / rise if np.isfinite(rise) and rise > 0 else 0.0
+            self._free_entropy_gap(ahead_at)[1] / rise
+            if np.isfinite(rise) and rise > 0
+            else 0.0
         )
         return Threshold(ahead_at, float(error) + ahead_at - behind + 1e-12 * ahead_at)
 

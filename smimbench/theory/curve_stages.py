@@ -93,13 +93,13 @@ class Stage:
         if len(s) <= 3:
             return cautious, cautious
         # Cubics of four neighbors are eight times as far from a smooth curve as the spline is.
-        return CubicSpline(s, values), cautious if len(s) == 4 else Neighbours(
+        return CubicSpline(s, values), cautious if len(s) == 4 else LocalCubic(
             s, values
         )
 
 
 @dataclass
-class Neighbours:
+class LocalCubic:
     """Local interpolation of nodes ``(s_k, values_k)`` by the cubic through the four nearest nodes.
 
     At the ends it is a parabola through three nodes.

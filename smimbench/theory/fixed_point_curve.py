@@ -155,7 +155,7 @@ class FixedPointCurve(Continuation, Curve):
             ends.append(
                 self.ratios.qhat(np.where(free, np.maximum(moved, 0.0), moved), widened)
             )
-        return self._pack(
+        return self._build_prediction(
             alpha, self.ratios.qhat(x, stage.learned), ends, branch, alpha * ratio_error
         )
 
@@ -213,13 +213,15 @@ class FixedPointCurve(Continuation, Curve):
         qhat = np.zeros(self.problem.components)
         if not self.ratios.informative or not self.stages:
             grown = self.ratios.gain(self._unlearned_error(0, target))
-            return self._pack(alpha, qhat, [grown], branch)
+            return self._build_prediction(alpha, qhat, [grown], branch)
         # far below the first node everything is proportional to alpha
         node = self.stages[0].nodes[0]
         qhat = self.ratios.qhat(node.x, self.stages[0].learned) * np.exp(
             target - node.log_alpha
         )
-        return self._pack(alpha, qhat, [qhat], branch, alpha * node.total_error)
+        return self._build_prediction(
+            alpha, qhat, [qhat], branch, alpha * node.total_error
+        )
 
     def _beyond(
         self, alpha: float, target: float, end: float, branch: str
@@ -228,22 +230,22 @@ class FixedPointCurve(Continuation, Curve):
         curves = self._followed().curves
         if not curves:
             nothing = np.zeros(self.problem.components)
-            return self._pack(alpha, nothing, [nothing], branch)
+            return self._build_prediction(alpha, nothing, [nothing], branch)
         stage, node = curves[-1].stage, curves[-1].stage.nodes[-1]
         qhat = self.ratios.qhat(node.x, stage.learned)
         if end == np.inf or len(stage.learned) < len(qhat):
             # The curve ends where numbers do: the error that is left is as uncertain as it is small.
-            return self._pack(alpha, qhat, [qhat * np.exp(1.0)], branch)
+            return self._build_prediction(alpha, qhat, [qhat * np.exp(1.0)], branch)
         remaining = (
             (end - target) / (end - node.log_alpha) if end > node.log_alpha else 0.0
         )
         if remaining <= 0:
             return perfect_prediction(self.problem, alpha, branch)
-        return self._pack(
+        return self._build_prediction(
             alpha, qhat / remaining, [qhat / remaining * np.exp(0.5)], branch
         )
 
-    def _pack(
+    def _build_prediction(
         self,
         alpha: float,
         qhat: Host,

@@ -177,7 +177,7 @@ def information_at(
 
     ``rough``: from as many labels as the channel's ``sampling`` says, which only differences should be taken of.
     """
-    node = _evaluated(
+    node = _cached_evaluation(
         problem,
         "information",
         Q,
@@ -210,7 +210,7 @@ def susceptibility_at(
             )
         return susceptibility
 
-    return _evaluated(
+    return _cached_evaluation(
         problem,
         "susceptibility",
         Q,
@@ -220,7 +220,7 @@ def susceptibility_at(
     )
 
 
-def _evaluated(
+def _cached_evaluation(
     problem: Problem,
     kind: str,
     Q: Array,

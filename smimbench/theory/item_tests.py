@@ -71,7 +71,7 @@ class ItemTest:
         seed = [self.seed] if self.seed > 0 else []
         return monte_carlo_rng(f"consistency: {purpose}", *index, *seed)
 
-    def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the item; an exception becomes a one-line ProblemError."""
         answer, error = attempt(getattr(self.item, method), *arguments, **options)
         if error is not None:
@@ -85,7 +85,7 @@ class ItemTest:
         )
         return ProblemError(f"{self.kind} {self.name!r}", f"{complaint}; {advice}")
 
-    def failed_means(
+    def messages_of_failed_means(
         self, place: str, means: Means, scores: float, slack: float, remark: str = ""
     ) -> Failures:
         """Error messages for those means that differ significantly from 0."""
@@ -113,7 +113,9 @@ class ItemTest:
                 f"{quantity} is {stated:.4g}, but random draws give {drawn:.4g} +- {error:.1g}"
             )
 
-    def finite(self, quantity: str, numbers: Any, shape: tuple[int, ...]) -> Host:
+    def require_finite(
+        self, quantity: str, numbers: Any, shape: tuple[int, ...]
+    ) -> Host:
         """Convert to an array and raise a ProblemError unless it is finite and has this shape."""
         array = np.asarray(numbers, dtype=float)
         if array.shape != shape or not np.isfinite(array).all():
@@ -123,7 +125,7 @@ class ItemTest:
             )
         return array
 
-    def uncertain(
+    def value_and_error(
         self, quantity: str, formula: Any, shape: tuple[int, ...]
     ) -> tuple[Host, Host]:
         """Value and error of a closed form that the item returned as ``Uncertain``."""
@@ -132,9 +134,9 @@ class ItemTest:
             raise self.fail(f"{quantity} must return a smimbench.Uncertain, got {kind}")
         mean = formula.value if shape else np.reshape(formula.value, ())
         error = np.asarray(formula.error, dtype=float)
-        return self.finite(quantity, mean, shape), error
+        return self.require_finite(quantity, mean, shape), error
 
-    def grown(
+    def run_growing(
         self, failures_of: Callable[[int, str], tuple[Failures, Any]]
     ) -> tuple[Any, float]:
         """Run a test with growing sample size; return its samples and the seconds per draw.
@@ -166,7 +168,7 @@ class ChannelTest(ItemTest):
         unknown_share = float(np.max(np.diagonal(V) / second))
         place = f"at V = {unknown_share:.1g} of the second moment"
         failures_of = partial(self._failures, Q, V, f"posterior {place}", point)
-        (z, omega), seconds = self.grown(failures_of)
+        (z, omega), seconds = self.run_growing(failures_of)
         self._require_independent(z[:8], omega, V, point)
         if self.item.information is not None:
             # Formulas of very slow channels are not compared.
@@ -177,8 +179,8 @@ class ChannelTest(ItemTest):
 
     def _check_information(self, Q: Host, V: Host, place: str, is_fast: bool) -> None:
         P = self.problem.components
-        formula = self.ask("information", Q, V)
-        stated, error = self.uncertain("information", formula, (P, P))
+        formula = self.call("information", Q, V)
+        stated, error = self.value_and_error("information", formula, (P, P))
         if not is_fast:
             return
         drawn = sampled_moments(self.item, self.problem.model.sites, Q, V)[0]
@@ -188,14 +190,14 @@ class ChannelTest(ItemTest):
         self.require(f"information {place}", stated, drawn.value, drawn.error, allowed)
 
     def _check_errors(self, Q: Host, V: Host, place: str) -> None:
-        formulas = self.ask("generalization_error", Q, V)
+        formulas = self.call("generalization_error", Q, V)
         sampled = sampled_errors(self.problem, Q, V)
         scale = abs(sampled["constant"].value)
         for kind in KINDS:
             quantity, drawn = f"generalization_error ({kind})", sampled[kind]
             is_dict = isinstance(formulas, dict)
             formula = formulas.get(kind) if is_dict else formulas
-            stated, error = self.uncertain(quantity, formula, ())
+            stated, error = self.value_and_error(quantity, formula, ())
             allowed = SCORES * (drawn.error + error) + FORMULA * scale + ROUNDING
             self.require(
                 f"{quantity} {place}", stated, drawn.value, drawn.error, allowed
@@ -215,7 +217,7 @@ class ChannelTest(ItemTest):
         u, h = self.rng(f"latents{suffix}", point).standard_normal((2, count, P, C))
         omega = symmetric_root(Q) @ u
         z = omega + symmetric_root(V) @ h
-        y = self.ask("forward", z, rng=self.rng(f"labels{suffix}", point))
+        y = self.call("forward", z, rng=self.rng(f"labels{suffix}", point))
         if np.shape(y)[:1] != (count,):
             raise self.fail(
                 f"forward must return one label per sample, ({count}, ...), got shape {np.shape(y)}"
@@ -284,7 +286,9 @@ class ChannelTest(ItemTest):
             f" (detects a step of the mean from omega that is {percent:.1g}% off; not less, nor errors of rare labels alone, "
             "nor a law that forward and posterior share)"
         )
-        failures = self.failed_means(place, means, SUSPECT, 2 * stated, remark)
+        failures = self.messages_of_failed_means(
+            place, means, SUSPECT, 2 * stated, remark
+        )
         if disagreement > SUMMED + 8 * stated:
             failures["covariance"] = (
                 f"{place}: its covariance differs by {disagreement:.2g} of V from what its own second moments say"
@@ -297,7 +301,7 @@ class ChannelTest(ItemTest):
         """Call the posterior and check its shapes; return it, and its second moment if theory uses it."""
         item, rng = self.item, self.rng("posterior", point)
         uses_moment = item.information is None or item.susceptibility is None
-        posterior = self.ask(
+        posterior = self.call(
             "posterior", y, omega, V, second_moment=uses_moment, rng=rng
         )
         second = None
@@ -310,7 +314,7 @@ class ChannelTest(ItemTest):
         for name in ("mean", "covariance", "second_moment"):
             if name != "second_moment" or second is not None:
                 array = getattr(posterior, name)
-                self.finite(f"posterior: {name}", array, array.shape)
+                self.require_finite(f"posterior: {name}", array, array.shape)
         if _stated_error(posterior) > 0.15:
             raise self.fail(
                 f"posterior: the reported error {posterior.error:.2g} of the mean exceeds the limit 0.15"
@@ -382,11 +386,13 @@ class PriorTest(ItemTest):
     def check(self, Qhat: Host, place: str, point: int) -> None:
         """Test the prior at a Qhat (P, P); ``point`` selects the random draws."""
         failures_of = partial(self._failures, Qhat, f"Qhat = {place}", point)
-        (stated, dimension), _ = self.grown(failures_of)
+        (stated, dimension), _ = self.run_growing(failures_of)
         P, second = len(Qhat), prior_moments(self.problem, len(Qhat))[0]
-        mapped = self.ask("overlap", Qhat[None, ...])
+        mapped = self.call("overlap", Qhat[None, ...])
         Q, V = (
-            self.finite(f"overlap: {name}", getattr(mapped, name, None), (1, P, P))[0]
+            self.require_finite(
+                f"overlap: {name}", getattr(mapped, name, None), (1, P, P)
+            )[0]
             for name in ("Q", "V")
         )
         if not np.allclose(Q + V, second, rtol=1e-6, atol=1e-9):
@@ -420,7 +426,7 @@ class PriorTest(ItemTest):
         root = symmetric_root(np.linalg.inv(Qhat))
         # The best linear estimate stands for R, which is large where little is known.
         linear = np.linalg.inv(np.linalg.inv(second - bottom) + Qhat) @ Qhat
-        mean = np.asarray(self.ask("mean", P, dimension), dtype=float)
+        mean = np.asarray(self.call("mean", P, dimension), dtype=float)
         constant = np.ones_like(mean) if self.vectors else mean
 
         def product(factor: Array, summand: Array) -> Array:
@@ -437,7 +443,7 @@ class PriorTest(ItemTest):
         stated = []
         for k in range(self.draws):
             rng = self.rng(f"signal{suffix}", point, k)
-            signal = np.asarray(self.ask("sample", rng, P, dimension), dtype=float)
+            signal = np.asarray(self.call("sample", rng, P, dimension), dtype=float)
             R = signal + np.tensordot(root, model.draw_noise(rng, P, dimension), axes=1)
             denoised = self.denoised(R, Qhat)
             estimate = denoised.estimate
@@ -474,16 +480,16 @@ class PriorTest(ItemTest):
         error = np.hypot(error, overlap_error_at(self.problem, faint))
         means[MOMENT] = moment, error
         scores, slack = SUSPECT if self.vectors else SCORES, self.allowance / dimension
-        failures = self.failed_means(place, means, scores, slack)
+        failures = self.messages_of_failed_means(place, means, scores, slack)
         return failures, (np.array(stated), dimension)
 
     def denoised(self, R: Array, Qhat: Array) -> Any:
         """Call the denoiser, check shapes and data types, and return its estimate and error."""
         P = len(Qhat)
-        denoised = self.ask("denoise", R, Qhat)
+        denoised = self.call("denoise", R, Qhat)
         for name, shape in (("estimate", R.shape), ("V", (P, P))):
             array = getattr(denoised, name, None)
-            self.finite(f"denoise: {name}", array, shape)
+            self.require_finite(f"denoise: {name}", array, shape)
             dtype = getattr(array, "dtype", type(array))
             if dtype not in (np.float32, np.float64):
                 raise self.fail(
@@ -514,7 +520,7 @@ def require_likelihood(problem: Problem, seed: int = 0) -> None:
         rng = item.rng(f"likelihood{suffix}")
         z = root @ rng.standard_normal(shape)
         direction = root @ rng.choice([-1.0, 1.0], shape)
-        y = item.ask("forward", z, rng=item.rng(f"labels of the likelihood{suffix}"))
+        y = item.call("forward", z, rng=item.rng(f"labels of the likelihood{suffix}"))
         at_z, step = _log_likelihood(item, y, z), 0.1
         if not np.isfinite(at_z).all():
             raise item.fail(
@@ -543,7 +549,7 @@ def require_likelihood(problem: Problem, seed: int = 0) -> None:
 def _log_likelihood(item: ChannelTest, y: Array, z: Array) -> Host:
     """Call ``log_likelihood``, check the shape of its values (n,), and return them."""
     with np.errstate(all="ignore"):
-        log_likelihood = np.asarray(item.ask("log_likelihood", y, z), dtype=float)
+        log_likelihood = np.asarray(item.call("log_likelihood", y, z), dtype=float)
     has_shape = log_likelihood.shape == (len(z),)
     if not has_shape or not (log_likelihood < math.inf).all():
         got = "nan or inf" if has_shape else f"shape {log_likelihood.shape}"

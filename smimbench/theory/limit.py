@@ -237,13 +237,13 @@ def own_theory(
     if prediction is None:
         return NO_THEORY
     if not isinstance(prediction, str) and (
-        complaint := _complaint(prediction, problem.components)
+        complaint := _fault_of_prediction(prediction, problem.components)
     ):
         raise ValueError(f"theory of algorithm {algorithm.name!r} {complaint}")
     return prediction
 
 
-def _complaint(prediction: object, P: int) -> str | None:
+def _fault_of_prediction(prediction: object, P: int) -> str | None:
     """Describe what is wrong with a prediction that ``theory`` returned; None if it is valid."""
     if not isinstance(prediction, AlgorithmPrediction):
         kind = type(prediction).__name__

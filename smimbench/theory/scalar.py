@@ -96,9 +96,9 @@ class ScalarCurve(Curve):
         count = round(np.log10(self.highest / self.lowest) * self.per_decade) + 1
         nodes = np.linspace(np.log(self.lowest), np.log(self.highest), count)
         end = resolved(self._overlap(nodes)[1], nodes, self.unknown, self.faintest)
-        self.log_qhat = self._ended(nodes, end)
+        self.log_qhat = self._resolved_nodes(nodes, end)
 
-    def _ended(self, nodes: Host, end: int) -> Host:
+    def _resolved_nodes(self, nodes: Host, end: int) -> Host:
         """Nodes at which double precision still resolves the MSE."""
         return nodes[:end]
 
@@ -130,7 +130,7 @@ class ScalarCurve(Curve):
         )
 
     @cached_property
-    def _at_bottom(self) -> Uncertain:
+    def _information_at_prior_mean(self) -> Uncertain:
         """Information at the prior mean, the lowest overlap."""
         return self._information_at(self.bottom, self.unknown)
 
@@ -149,7 +149,7 @@ class ScalarCurve(Curve):
         return float(self.alpha_of(np.array([log_qhat]))[0][0])
 
     @cached_property
-    def _along(self) -> tuple[Host, Host]:
+    def _monotonic_nodes(self) -> tuple[Host, Host]:
         """Nodes of log Qhat and their alpha, including turning points, so that alpha is monotonic in between."""
         turning = [(x, point.threshold.value) for x, point in self._extrema]
         nodes, ratios = np.hstack(
@@ -165,7 +165,7 @@ class ScalarCurve(Curve):
     ) -> list[Prediction]:
         """Predict the fixed point of one branch at every sample ratio."""
         ratios_asked = np.asarray(alphas, dtype=float)
-        nodes, ratios = self._along
+        nodes, ratios = self._monotonic_nodes
         upper = branch_ends(ratios, ratios_asked, branch)
         if branch == "informed" and self.perfect is not None:
             upper[ratios_asked >= self.perfect.value] = len(
@@ -203,17 +203,19 @@ class ScalarCurve(Curve):
         if informed:
             Q, V = self._overlap(self.nodes[-1])
             if self.perfect is not None:
-                return self._pack(alpha, self.second, 0.0, 0.0, 0.0, branch)
-            return self._pack(alpha, Q, V, V, 1.0, branch)
+                return self._build_prediction(alpha, self.second, 0.0, 0.0, 0.0, branch)
+            return self._build_prediction(alpha, Q, V, V, 1.0, branch)
         # Either the prior mean is the fixed point, or alpha is so small that nothing was learned yet.
-        information = self._at_bottom
+        information = self._information_at_prior_mean
         if information.value > NOTHING:
             Q, V = self._overlap(np.log(alpha * self.kappa * information.value))
             relative = information.error / information.value
-            return self._pack(
+            return self._build_prediction(
                 alpha, Q, V, abs(Q - self.bottom) * relative, relative, branch
             )
-        return self._pack(alpha, self.bottom, self.unknown, 0.0, 0.0, branch)
+        return self._build_prediction(
+            alpha, self.bottom, self.unknown, 0.0, 0.0, branch
+        )
 
     def _on_curve(self, alphas: Array, x: Array, branch: str) -> list[Prediction]:
         """Predictions at the points of the curve with given alpha; errors of V follow from those of log alpha."""
@@ -248,9 +250,12 @@ class ScalarCurve(Curve):
             np.abs(response) * relative / np.maximum(np.abs(slope), 1e-12)
             + (stated + 1e-10) * V
         )
-        return [self._pack(*row, branch) for row in zip(alphas, Q, V, error, relative)]
+        return [
+            self._build_prediction(*row, branch)
+            for row in zip(alphas, Q, V, error, relative)
+        ]
 
-    def _pack(
+    def _build_prediction(
         self,
         alpha: Array,
         Q: Array,
@@ -313,7 +318,7 @@ class ScalarCurve(Curve):
         something from the beginning, so that learning starts smoothly at alpha = 0.
         """
         information, ratios, P = (
-            self._at_bottom,
+            self._information_at_prior_mean,
             ComponentRatios(self.problem),
             self.problem.components,
         )
@@ -436,7 +441,7 @@ class GridCurve(ScalarCurve):
     faintest = 1e-11
     faint = 1e-1, 1e-2, 1e-3, 1e-4
 
-    def _ended(self, nodes: Host, end: int) -> Host:
+    def _resolved_nodes(self, nodes: Host, end: int) -> Host:
         """Nodes of the curve up to the overlap where labels no longer change the posterior mean."""
         inside, beyond = nodes[:end], nodes[end : end + 1]
         level = self.faintest * self.unknown

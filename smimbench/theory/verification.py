@@ -108,7 +108,7 @@ class Check:
     branch: str = ""
 
     @property
-    def width(self) -> float:
+    def combined_error(self) -> float:
         """Combined standard error of the printed number and of the Monte Carlo mean."""
         return math.hypot(
             self.error, self.standard_error, 1e-9 * max(abs(self.printed), 1e-3)
@@ -118,13 +118,13 @@ class Check:
     def excludes(self) -> float | None:
         """Smallest relative error of the printed number that this check would detect with probability 0.9."""
         return (
-            DETECTED * self.width / abs(self.printed)
-            if self.decided and self.printed
+            DETECTED * self.combined_error / abs(self.printed)
+            if self.has_enough_draws and self.printed
             else None
         )
 
     @property
-    def decided(self) -> bool:
+    def has_enough_draws(self) -> bool:
         """Whether enough draws contribute to the mean for its standard error to be meaningful."""
         return (
             self.effective >= FEWEST_EFFECTIVE
@@ -134,19 +134,19 @@ class Check:
     @property
     def z(self) -> float:
         """Difference (z-score) in units of the combined error; 0 below a bound or if there are too few draws."""
-        if not self.decided:
+        if not self.has_enough_draws:
             return 0.0
         gap = self.drawn - self.printed
-        return 0.0 if self.bound and gap < 0 else gap / self.width
+        return 0.0 if self.bound and gap < 0 else gap / self.combined_error
 
     @property
     def agrees(self) -> bool:
         """Whether the printed number is within ``LARGEST_Z`` combined errors of its Monte Carlo value."""
         return abs(self.z) <= LARGEST_Z
 
-    def missing(self, resolve: float) -> float:
+    def draws_factor(self, resolve: float) -> float:
         """Factor by which the number of draws must grow to detect a relative deviation ``resolve``; 1 if it suffices."""
-        if not self.decided:
+        if not self.has_enough_draws:
             return 1.5 * FEWEST_EFFECTIVE / max(self.effective, 1.0)
         largest_error = resolve * abs(self.printed) / DETECTED
         # Draws cannot make the printed number's own error smaller: beyond half of it they are of no use.
@@ -169,7 +169,7 @@ class Check:
         del numbers["effective"]
         if self.component is not None:
             numbers["component"] += 1
-        z = self.z if self.decided else None
+        z = self.z if self.has_enough_draws else None
         return {**place, **numbers, "z": z, "excludes": self.excludes}
 
 
@@ -239,10 +239,10 @@ def verify_point(
         checks = by_draws.checks(draws)
         goals = [
             check for check in checks  # where hardly any draw carries a mean, no number of them decides
-            if (check.quantity in GOALS if check.decided else check.effective * LARGEST_DRAWS > FEWEST_EFFECTIVE * draws)
+            if (check.quantity in GOALS if check.has_enough_draws else check.effective * LARGEST_DRAWS > FEWEST_EFFECTIVE * draws)
         ]  # fmt: skip
         needed_draws = draws * max(
-            (check.missing(resolve) for check in goals), default=1.0
+            (check.draws_factor(resolve) for check in goals), default=1.0
         )
         end = clock()
         possible_draws = (
@@ -426,7 +426,7 @@ class PointByDraws:
                     )
                 )
         if not all(
-            check.decided for check in checks[: len(rows)]
+            check.has_enough_draws for check in checks[: len(rows)]
         ):  # a step from means that are not known leads nowhere
             return checks
         moves = (

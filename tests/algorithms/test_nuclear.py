@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 from smimbench_attention.algorithms.adam import Adam
-from smimbench_attention.algorithms.least_squares import LeastSquares, seen_by_labels
+from smimbench_attention.algorithms.least_squares import (
+    LeastSquares,
+    linear_observation,
+)
 from smimbench_attention.algorithms.nuclear import Nuclear
 from smimbench_attention.algorithms.nuclear.limit import (
     Observations,
@@ -196,7 +199,7 @@ def test_published_quadratic_networks(n, exponent, noise, penalty, error):
 )
 def test_bayes_then_best_penalty_then_any_penalty(rho, alpha, channel):
     problem = attention(rho=rho, **channel)
-    seen = observations(problem, seen_by_labels(problem), alpha)
+    seen = observations(problem, linear_observation(problem), alpha)
     bayes = competing(problem, [alpha])[0][0].mse[0]
     for positive in (True, False):
         tau, best = best_penalty(problem.prior, seen, positive)
@@ -219,7 +222,7 @@ def test_bayes_then_best_penalty_then_any_penalty(rho, alpha, channel):
 def test_vanishing_penalty_next_to_perfect_recovery():
     """0.00560 is reached with a penalty of 1e-7."""
     problem = attention("linear", tokens=3, rho=0.4)
-    seen = observations(problem, seen_by_labels(problem), 0.06)
+    seen = observations(problem, linear_observation(problem), 0.06)
     assert best_penalty(problem.prior, seen, True)[1].error == pytest.approx(
         0.005597, rel=1e-3
     )
@@ -255,7 +258,7 @@ def test_best_penalty_is_used_and_said():
     problem = attention("linear", noise=0.3)
     run = run_once(problem, problem.instance(0.3, 20), Nuclear("optimal"))
     seen = observations(
-        problem, seen_by_labels(problem), problem.instance(0.3, 20).sample_ratio
+        problem, linear_observation(problem), problem.instance(0.3, 20).sample_ratio
     )
     assert run.final["regularisation"][0] == pytest.approx(
         best_penalty(problem.prior, seen, True)[0]
@@ -322,7 +325,9 @@ def test_solution_satisfies_the_optimality_conditions(positive, channel):
         problem, instance, Nuclear(tau, positive=positive), iterations=1500
     ).estimate
     data = instance.data(get_backend())
-    squares = LeastSquares(problem, seen_by_labels(problem), data.inputs, data.labels)
+    squares = LeastSquares(
+        problem, linear_observation(problem), data.inputs, data.labels
+    )
     slope = squares.normal(S, targets=True)[0][0]
     values, vectors = np.linalg.eigh(S[0])
     kept = np.abs(values) > 1e-6

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from smimbench_attention.algorithms.least_squares import seen_by_labels
+from smimbench_attention.algorithms.least_squares import linear_observation
 from smimbench_attention.algorithms.ridge import Ridge
 
 from smimbench.backend import get_backend
@@ -195,7 +195,9 @@ def test_an_endless_penalty_leaves_the_prior(penalty):
 @pytest.mark.parametrize("noise", [1e-9, 1e-7, 0.3, 1e6, 1e9])
 def test_any_noise_of_a_channel_is_seen(noise):
     for components in (1, 2):
-        seen = seen_by_labels(sequence("linear", noise=noise, components=components))
+        seen = linear_observation(
+            sequence("linear", noise=noise, components=components)
+        )
         assert len(seen.rows) == 2 * components
         assert seen.noise == pytest.approx(noise, rel=1e-6)
         assert seen.has_equal_noise

@@ -84,7 +84,7 @@ def test_it_runs_again_with_the_next_smaller_chunk(device, tmp_path, algorithm):
     assert max(lengths) > 100 >= lengths[-1]
     assert careful.timing.lost_seconds > plain.timing.lost_seconds
     np.testing.assert_allclose(careful.metrics["mse"], plain.metrics["mse"], rtol=1e-9)
-    assert memory.caution() == 1.0
+    assert memory.chunk_scale() == 1.0
 
 
 def test_what_fits_nowhere_fails_in_words(device, tmp_path):

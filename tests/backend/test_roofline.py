@@ -8,7 +8,7 @@ import pytest
 from smimbench.backend import machine
 from smimbench.backend import roofline as ceilings
 from smimbench.backend.device import get_backend
-from smimbench.backend.roofline import fraction, measure, remembered
+from smimbench.backend.roofline import fraction, measure, stored_rates
 from smimbench.interfaces.problem import sizes
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
@@ -32,22 +32,22 @@ def quick(tmp_path, monkeypatch):
 
 
 def test_rates_are_measured_once_and_remembered(quick, monkeypatch):
-    assert remembered() is None
+    assert stored_rates() is None
     rates = measure()
     assert set(rates) == {"float64", "float32", "bandwidth"}
     # No processor multiplies slower than this or faster than a petaflop.
     assert all(1e8 < rate < 1e15 for rate in rates.values())
     assert rates["float32"] > 1.2 * rates["float64"]
     monkeypatch.setattr(ceilings, "measure", lambda *a: pytest.fail("measured again"))
-    assert remembered() == rates
+    assert stored_rates() == rates
     assert ceilings.ceilings("numpy", 1) == rates
 
 
 def test_a_measurement_belongs_to_a_machine_and_a_number_of_threads(quick, monkeypatch):
     measure()
-    assert remembered("numpy", 2) is None
+    assert stored_rates("numpy", 2) is None
     monkeypatch.setattr(machine, "fingerprint", lambda: "another")
-    assert remembered() is None
+    assert stored_rates() is None
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_a_measurement_belongs_to_a_machine_and_a_number_of_threads(quick, monke
 def test_a_torn_measurement_is_none(quick, text):
     quick.mkdir()
     ceilings._rates_file("numpy", 1).write_text(text)
-    assert remembered() is None
+    assert stored_rates() is None
 
 
 def test_a_home_that_cannot_be_written_to_is_no_obstacle(quick, monkeypatch):
     quick.write_text("a file where a folder should be")
     assert measure()["bandwidth"] > 0
-    assert remembered() is None
+    assert stored_rates() is None
 
 
 def test_the_slower_of_the_two_bounds():
@@ -187,7 +187,7 @@ def test_timing_mode_measures_and_records_them(quick, tmp_path, capsys):
     cell = load_suite(suite, (), ["algorithm=gamp"]).cells()[0]
     (path,) = (tmp_path / "r" / "small").glob(f"{cell.key}.timing-*.json")
     timing = json.loads(path.read_text())["timing"]
-    assert timing["ceilings"] == remembered("numpy", 1)
+    assert timing["ceilings"] == stored_rates("numpy", 1)
     assert timing["cost"]["flops"] == 4 * 15 * 2 * 30
     assert timing["device_seconds"] is None
     assert np.isfinite(timing["per_iteration"])
@@ -198,6 +198,6 @@ def test_doctor_measures_on_request(quick, capsys):
     assert "smimbench doctor --ceilings" in out
     out = output(capsys, "doctor", "--ceilings", "--json")
     measured = json.loads(out)["ceilings"]
-    assert measured["1 thread"] == remembered("numpy", 1)
+    assert measured["1 thread"] == stored_rates("numpy", 1)
     _, out, _ = call(capsys, "doctor")
     assert "GFLOP/s; reading" in out

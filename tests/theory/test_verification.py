@@ -162,9 +162,9 @@ def test_a_mean_that_few_draws_carry_decides_nothing(tmp_path, capsys):
     for alpha in (30.0, 1e4):
         (point,) = points(problem, alpha)
         found = {row.quantity: row for row in rows_of(problem, point, 1000)}
-        assert not found["Qhat (posterior)"].decided
+        assert not found["Qhat (posterior)"].has_enough_draws
         assert found["Qhat (posterior)"].document()["z"] is None
-        assert found["signal"].decided
+        assert found["signal"].has_enough_draws
         assert "MSE" not in found
     # More draws decide, and find a wrong point.
     (point,) = points(problem, 3.0)
@@ -175,7 +175,7 @@ def test_a_mean_that_few_draws_carry_decides_nothing(tmp_path, capsys):
             replace(point, mse=4 * point.mse, overlap=point.overlap - 3 * point.mse),
         )
     )
-    assert all(row.decided and abs(row.z) < 4 for row in right.values())
+    assert all(row.has_enough_draws and abs(row.z) < 4 for row in right.values())
     assert abs(wrong["Qhat (posterior)"].z) > 4
     text = ATTENTION_SUITE.replace("[0.1, 0.3]", "[1e4]").replace(
         '"softmax", beta = 1.0', '"hardmax"'
@@ -206,7 +206,7 @@ def test_what_enough_draws_carry_is_decided_for_the_error_as_well(alpha):
         for point in points(problem, alpha)
         for row in rows_of(problem, point, 4000)
     }
-    assert rows["Qhat (posterior)"].decided
+    assert rows["Qhat (posterior)"].has_enough_draws
     assert abs(rows["MSE"].z) < 4
 
 

@@ -109,7 +109,7 @@ def point(
     )
     z = max((abs(check.z) for check in checks), default=0.0)
     prefix = "" if sound and falls and z <= MOST_Z else "WRONG: "
-    few = "" if all(check.decided for check in checks) else " (few)"
+    few = "" if all(check.has_enough_draws for check in checks) else " (few)"
     errors = ", ".join(f"{v:.5g} ± {e:.1g}" for v, e in points)
     return f"{prefix}{errors} | {z:.1f}{few}", points
 

@@ -46,7 +46,7 @@ class Linear(NamedTuple):
         return bool(np.ptp(self.noise) <= SAME * self.noise.max())
 
 
-def seen_by_labels(problem: Problem) -> Linear | str:
+def linear_observation(problem: Problem) -> Linear | str:
     r"""Linear observation of the latents that a channel is equivalent to, or the reason why there is none.
 
     A label amounts to ``A z + noise`` exactly if the posterior of ``z ~ N(omega, I)`` is Gaussian with a covariance
@@ -98,7 +98,7 @@ def noise_of_identity(problem: Problem) -> Host | None:
     output = np.asarray(predict(problem.channel, z))
     if output.shape != z.shape or not np.allclose(output, z, rtol=0, atol=1e-12):
         return None
-    linear = seen_by_labels(problem)
+    linear = linear_observation(problem)
     if (
         isinstance(linear, str)
         or not linear.has_equal_noise
@@ -215,17 +215,17 @@ def ridge_overlaps(
 class LinearRegression(Algorithm):
     """Base class of algorithms for labels that are linear in the signal."""
 
-    chosen = "; regularisation chosen by validation on a fifth of the samples"
+    validation_note = "; regularisation chosen by validation on a fifth of the samples"
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why linear regression does not apply: labels are not linear in the signal; otherwise None."""
-        linear = seen_by_labels(problem)
+        linear = linear_observation(problem)
         return linear if isinstance(linear, str) else None
 
     @staticmethod
     def observed(problem: Problem) -> tuple[Linear, str]:
         """Linear observation of the latents by the labels, and its description; ValueError if labels are not linear."""
-        linear = seen_by_labels(problem)
+        linear = linear_observation(problem)
         if isinstance(linear, str):
             raise ValueError(linear)
         count, size = len(linear.rows), problem.components * problem.model.sites

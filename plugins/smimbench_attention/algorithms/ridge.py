@@ -107,15 +107,15 @@ class Ridge(LinearRegression):
         """Initial state at the prior mean; the penalty lambda is first chosen by validation if requested."""
         linear, note = self.observed(problem)
         if self.regularisation == "validation":
-            penalty: float | Host = _validated(problem, data, linear)
-            note += self.chosen
+            penalty: float | Host = _validated_penalty(problem, data, linear)
+            note += self.validation_note
         elif self.regularisation == "theory":
             second, mean_overlap = prior_moments(problem)
             penalty = float(linear.noise.min()) / np.diagonal(second - mean_overlap)
         else:
             penalty = float(self.regularisation)
         squares = LeastSquares(problem, linear, data.inputs, data.labels)
-        return _begin_ridge(problem, squares, penalty, note)
+        return _initial_ridge_state(problem, squares, penalty, note)
 
     def step(
         self, problem: Problem, data: Data, state: RidgeState
@@ -240,7 +240,7 @@ def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
     return AlgorithmPrediction.of_point(point, between_students=point["overlap"])
 
 
-def _begin_ridge(
+def _initial_ridge_state(
     problem: Problem, squares: LeastSquares, penalty: float | Host, note: str = ""
 ) -> RidgeState:
     """Initial state for one penalty, one per component, or several candidates (one row each)."""
@@ -290,10 +290,10 @@ def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
     return next_state, xp.sqrt(square(residual)) / scale
 
 
-def _validated(problem: Problem, data: Data, linear: Linear) -> float:
+def _validated_penalty(problem: Problem, data: Data, linear: Linear) -> float:
     """Choose the penalty with the smallest error on held-out samples; all candidates are solved together."""
     fit, validation = LinearRegression.held_out(problem, data, linear)
-    state = _begin_ridge(problem, fit, np.array(CANDIDATES)[:, None])
+    state = _initial_ridge_state(problem, fit, np.array(CANDIDATES)[:, None])
     for _ in range(200):
         state, relative = _conjugate_gradient_step(state)
         if float(namespace(relative).max(relative)) < 1e-3:

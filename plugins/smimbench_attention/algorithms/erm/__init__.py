@@ -28,7 +28,7 @@ from smimbench_attention.algorithms.erm.fixed_point import (
     best_length,
     best_penalty,
     minima,
-    why_not,
+    why_not_convex,
 )
 from smimbench_attention.algorithms.erm.integrals import LOSSES, Loss, labels_of
 
@@ -104,7 +104,7 @@ class Erm(Algorithm):
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why a problem's labels have no loss that is convex in the latents, or None."""
-        return why_not(problem, LOSSES.get(self.loss or ""))
+        return why_not_convex(problem, LOSSES.get(self.loss or ""))
 
     def _loss_penalty_length(
         self, problem: Problem, alpha: float

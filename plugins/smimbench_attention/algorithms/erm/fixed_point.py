@@ -74,7 +74,7 @@ def best_length(overlaps: Sequence[Overlaps]) -> float:
     return cross / sum(float(np.trace(evaluation.own)) for evaluation in overlaps)
 
 
-def why_not(problem: Problem, loss: Loss | None) -> str | None:
+def why_not_convex(problem: Problem, loss: Loss | None) -> str | None:
     """Reason why convex risk minimization does not apply to a problem with this loss, or with any loss if None; else None."""
     if problem.model.rank != "low":
         return "erm is for low-rank signals; nuclear and ridge fit matrices"
@@ -176,10 +176,10 @@ def stiffness(V: Host, penalty: float, features: Host) -> Host:
             return 0.0
         return float(np.exp(brentq(excess, low, high, xtol=1e-14)))
 
-    def of_eigenvalues(values: Host) -> Host:
+    def stiffness_of_eigenvalues(values: Host) -> Host:
         return np.array([scalar_stiffness(v) for v in values])
 
-    return np.asarray(spectral_function(V, of_eigenvalues))
+    return np.asarray(spectral_function(V, stiffness_of_eigenvalues))
 
 
 class PenaltyPath:
@@ -202,15 +202,15 @@ class PenaltyPath:
         self.solutions: list[tuple[float, Host]] = []
 
     @property
-    def easy(self) -> float:
+    def safe_penalty(self) -> float:
         """Large penalty at which the iteration always converges; smaller ones are reached in factors of at most 10."""
         return max(self.alpha, 1.0)
 
     def minimum(self, penalty: float) -> Minimum:
         """Minimum of the risk at a given penalty, with its losses and numerical errors."""
-        steps = int(np.ceil(np.log10(self.easy / penalty)))
+        steps = int(np.ceil(np.log10(self.safe_penalty / penalty)))
         if steps > 0:
-            for larger in np.geomspace(self.easy, penalty, steps + 1)[:-1]:
+            for larger in np.geomspace(self.safe_penalty, penalty, steps + 1)[:-1]:
                 self.solve(float(larger))
         parameters = self.solve(penalty)
         orders = self._orders(parameters, penalty)

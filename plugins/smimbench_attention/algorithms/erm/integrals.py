@@ -53,7 +53,7 @@ def _sigmoid(x: Array) -> Array:
     return xp.where(x >= 0, 1 / (1 + small), small / (1 + small))
 
 
-def _short_of_margin(y: Array, z: Array) -> Array:
+def _margin_shortfall(y: Array, z: Array) -> Array:
     """Amount ``max(0, 1 - y z)`` by which a prediction falls short of a margin of 1."""
     gap = 1 - y * z
     return namespace(gap).maximum(gap, namespace(gap).zeros_like(gap))
@@ -71,8 +71,8 @@ LOSSES = {
         ),
         Loss(
             "squared-hinge", True,
-            lambda y, z: _short_of_margin(y, z) ** 2 / 2,
-            lambda y, z: -y * _short_of_margin(y, z),
+            lambda y, z: _margin_shortfall(y, z) ** 2 / 2,
+            lambda y, z: -y * _margin_shortfall(y, z),
             lambda y, z: namespace(z).astype(y * z < 1, z.dtype),
             kinks=(1.0,),
         ),
@@ -109,7 +109,7 @@ def proximal(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
     return np.asarray(z)
 
 
-def pull(loss: Loss, y: Host, omega: Host, z: Host, v: Host) -> Host:
+def proximal_force(loss: Loss, y: Host, omega: Host, z: Host, v: Host) -> Host:
     """Proximal force ``(z - omega) / v`` at the proximal point z.
 
     It equals minus the slope of the loss; of the two the one with less rounding error is taken.
@@ -304,7 +304,7 @@ class SignIntegrals:
         for y, mean, p in zip(signs, means, (chance, 1 - chance)):
             labels = np.full_like(omega, y)
             h = proximal(self.loss, labels, omega, v)
-            g = pull(self.loss, labels, omega, h, v)
+            g = proximal_force(self.loss, labels, omega, h, v)
             curvature = self.loss.curvature(labels, h)
             integrands = (
                 curvature / (1 + v * curvature),
@@ -346,7 +346,7 @@ class SampledIntegrals:
         ) @ self.u
         y, n, v = self.y, len(self.y), np.diagonal(orders.V)[:, None]
         h = proximal(self.loss, y, omega, v)
-        g = pull(self.loss, y, omega, h, v)
+        g = proximal_force(self.loss, y, omega, h, v)
         curvature = self.loss.curvature(y, h)
         V_hat = np.diag(np.sum(curvature / (1 + v * curvature), axis=(0, 2)) / n)
         training, test = (

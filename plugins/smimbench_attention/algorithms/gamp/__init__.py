@@ -45,7 +45,7 @@ from smimbench_attention.algorithms.gamp.step_size import (
     CONTROLS,
     Number,
     StepState,
-    limited,
+    limit_step,
     next_step,
     reversal_overlaps,
     sample_strength,
@@ -271,7 +271,7 @@ class Gamp(Algorithm):
         scale = model.kappa * data.sample_ratio
         information = scale * model.sites * label_information(V, covariance / n)
         information = with_floor(information, SMALLEST_QHAT)
-        Qhat = damped(step.weight, information, state.Qhat)
+        Qhat = damped_update(step.weight, information, state.Qhat)
 
         # R = W + Qhat^{-1} adjoint(X, g);  W, V = denoise(R, Q), Q = Qhat but for an excess of noise
         adjoint = problem.per_variance(messages.adjoint)
@@ -295,7 +295,7 @@ class Gamp(Algorithm):
             step = step._replace(weight=np.maximum(step.weight, removed))
         change = denoised.estimate - state.estimate
         estimate_weight = step.weight * step.extrapolation
-        estimate = damped(estimate_weight, denoised.estimate, state.estimate)
+        estimate = damped_update(estimate_weight, denoised.estimate, state.estimate)
         # The last wait of the iteration: from here on everything is on the host.
         denoised_V, squared_step, self_overlap, *overlaps = read_together(
             denoised_V,
@@ -303,10 +303,12 @@ class Gamp(Algorithm):
             model.inner(estimate, estimate),
             *(reversal_overlaps(problem, step, change) if is_adaptive else ()),
         )
-        next_V = diagonal_at_least(damped(step.weight, denoised_V, V), SMALLEST_V)
+        next_V = diagonal_at_least(
+            damped_update(step.weight, denoised_V, V), SMALLEST_V
+        )
         Gamma = None
         if is_extensive:
-            Gamma = damped(
+            Gamma = damped_update(
                 step.weight,
                 denoised_V @ (Q @ np.linalg.inv(Qhat)),
                 V if state.Gamma is None else state.Gamma,
@@ -320,7 +322,7 @@ class Gamp(Algorithm):
                 problem, step, change, overlaps, squared_step, undamped_error, residual
             )
             if is_extensive:
-                step = limited(step, denoised_V, Qhat, state.strength)
+                step = limit_step(step, denoised_V, Qhat, state.strength)
         info = Info(
             residual=residual,
             self_overlap=np.diagonal(self_overlap),
@@ -408,7 +410,9 @@ class _GampAllNoise(Gamp):
     largest_excess = 1.0
 
 
-def damped(weight: float | Number, target: Array, previous: Array | None) -> Array:
+def damped_update(
+    weight: float | Number, target: Array, previous: Array | None
+) -> Array:
     """Damped update ``weight target + (1 - weight) previous``, or the target itself in the first step."""
     if previous is None:
         return target

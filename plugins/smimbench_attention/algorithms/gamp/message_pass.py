@@ -74,20 +74,20 @@ def message_pass(
     inverse, V_there = np.linalg.inv(V), send(V, estimate)
     reduced_g = previous_g
     if previous_g is not None and reaction is not None:
-        reduced_g = times(reaction, previous_g)
+        reduced_g = multiply_components(reaction, previous_g)
     g_chunks, covariances, undamped_squares, squares, errors = [], [], [], [], []
     adjoint: Array = None
     for chunk in sample_chunks(model, data.inputs, problem.components):
         inputs = take_samples(model, data.inputs, chunk)
         omega = model.forward(inputs, estimate)
         if reduced_g is not None:
-            onsager_term = times(V, reduced_g[chunk, ...])
+            onsager_term = multiply_components(V, reduced_g[chunk, ...])
             omega = omega - onsager_term
         posterior = checked_posterior(
             problem.channel.posterior(data.labels[chunk, ...], omega, V_there, rng=rng),
             omega,
         )
-        g = times(inverse, posterior.mean - omega)
+        g = multiply_components(inverse, posterior.mean - omega)
         square = _square(g)
         undamped_squares.append(square)
         if previous_g is not None:
@@ -119,7 +119,7 @@ def label_information(V: Host, covariance: Host) -> Host:
     return np.asarray(inverse - inverse @ (covariance @ inverse))
 
 
-def times(matrix: Host, z: Array) -> Array:
+def multiply_components(matrix: Host, z: Array) -> Array:
     """Multiply every sample by a matrix, ``sum_q matrix_pq z_qc``: (P, P) on the host times (n, P, C) gives (n, P, C).
 
     Written out, because a batch of products of tiny matrices costs more than reading the inputs.

@@ -142,7 +142,9 @@ def next_step(
     return StepState(weight, extrapolation, slow_steps, change, residual)
 
 
-def limited(step: StepState, V: Host, Qhat: Host, strength: Array | None) -> StepState:
+def limit_step(
+    step: StepState, V: Host, Qhat: Host, strength: Array | None
+) -> StepState:
     """Limit the weight of a step to the largest value that is stable for extensive-rank matrices; see ``Gamp``."""
     largest = LARGEST_COMMON if strength is None else 0.8 + 0.4 * mean_slope(V, Qhat)
     return step._replace(weight=np.minimum(step.weight, V.dtype.type(largest)))

@@ -148,7 +148,7 @@ def evaluations(problem: Problem, loss: str) -> int:
     """Number of independent Monte Carlo evaluations of the expectations; one if they have a closed form."""
     if loss == "squared" and noise_of_identity(problem) is not None:
         return 1
-    return len(_counts(problem, ACCURACY.points))
+    return len(_point_counts(problem, ACCURACY.points))
 
 
 def latents_of_a_step(problem: Problem, loss: str) -> float:
@@ -156,7 +156,7 @@ def latents_of_a_step(problem: Problem, loss: str) -> float:
     if evaluations(problem, loss) == 1:
         return 0.0
     latents = problem.components * problem.model.sites
-    return float(latents * sum(_counts(problem, ACCURACY.points)))
+    return float(latents * sum(_point_counts(problem, ACCURACY.points)))
 
 
 class _SampledFields:
@@ -229,7 +229,7 @@ class _SampledFields:
 
         sample = draw()
         shape = (*truth.shape[:2], *sample.shape[1:])
-        if not _noisy(self.channel, self.P, self.C):
+        if not _is_noisy(self.channel, self.P, self.C):
             return sample.reshape(shape), None
         draws = max(ACCURACY.fewest_label_draws, ACCURACY.label_draws // len(flat))
         sample = draw().reshape(len(flat), -1)
@@ -248,7 +248,7 @@ class _SampledFields:
         return mean.reshape(shape), np.asarray(noise).reshape(shape)
 
 
-def _noisy(channel: Channel, P: int, C: int) -> bool:
+def _is_noisy(channel: Channel, P: int, C: int) -> bool:
     """Whether the channel is noisy: repeated labels of the same latents differ."""
     z = monte_carlo_rng("online descent: latents").standard_normal((64, P, C))
     labels = []
@@ -258,10 +258,10 @@ def _noisy(channel: Channel, P: int, C: int) -> bool:
     return not np.array_equal(labels[0], labels[1])
 
 
-def _counts(problem: Problem, points: int) -> list[int]:
+def _point_counts(problem: Problem, points: int) -> list[int]:
     """Number of integration points of every set; Gauss rules replace random points for one noiseless latent."""
     size = problem.components * problem.model.sites
-    if size == 1 and not _noisy(problem.channel, 1, 1):
+    if size == 1 and not _is_noisy(problem.channel, 1, 1):
         return [count**2 for count in ACCURACY.nodes]
     return [points * (size if size > 1 else ACCURACY.one_field)] * ACCURACY.scrambles
 
@@ -269,7 +269,7 @@ def _counts(problem: Problem, points: int) -> list[int]:
 def _points_of_fields(problem: Problem, points: int) -> list[_Points]:
     """Sets of integration points: two Gauss rules, or several scrambled Sobol sets."""
     P, C = problem.components, problem.model.sites
-    counts, point_sets = _counts(problem, points), []
+    counts, point_sets = _point_counts(problem, points), []
     if len(counts) == len(ACCURACY.nodes):
         for count in ACCURACY.nodes:
             x, w = gauss_hermite(count)

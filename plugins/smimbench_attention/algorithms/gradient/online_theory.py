@@ -169,7 +169,10 @@ def _of_overlaps(
         path = solve(problem, loss, rule, begin, recorded_steps)
         method = _solver(problem, len(path.cross), starts, D)
     if not has_runs:
-        path, drawn = by_start(path), drawn and by_start(drawn)
+        path, drawn = (
+            starts_as_evaluations(path),
+            drawn and starts_as_evaluations(drawn),
+        )
     return OnlinePaths(path, drawn, method)
 
 
@@ -284,7 +287,7 @@ def _by_feature(
         begin,
         recorded_steps,
     )
-    path = path if has_runs else by_start(path)
+    path = path if has_runs else starts_as_evaluations(path)
     method = f"recursion feature by feature, {len(path.cross)} starts"
     return OnlinePaths(path, None, method)
 
@@ -325,7 +328,7 @@ def _signal_and_factor(
     return signal, np.asarray(factor_of(problem).draw(rng, P, D, None))
 
 
-def by_start(path: Path) -> Path:
+def starts_as_evaluations(path: Path) -> Path:
     """Move the random starts to the first axis of a path, so that their spread counts as the error."""
     return Path(path.steps, *(np.swapaxes(overlaps, 0, 2) for overlaps in path[1:]))
 

@@ -137,8 +137,8 @@ class Nuclear(LinearRegression):
         start = namespace(data.inputs).asarray(mean, **matching(data.inputs))
         initial_threshold = 0.0
         if self.regularisation == "validation":
-            threshold = self._validated(problem, data, linear, start, rng)
-            note += self.chosen
+            threshold = self._validated_penalty(problem, data, linear, start, rng)
+            note += self.validation_note
         elif self.regularisation == "optimal":
             prior, positive = problem.prior, self.positive
             observed = observations(problem, linear, data.sample_ratio)
@@ -148,7 +148,7 @@ class Nuclear(LinearRegression):
         else:
             threshold = float(self.regularisation)
         lipschitz = squares.lipschitz(rng)
-        return _begin_nuclear(
+        return _initial_nuclear_state(
             start, squares, lipschitz, threshold, note, initial_threshold
         )
 
@@ -260,7 +260,7 @@ class Nuclear(LinearRegression):
         rounding = 8 * epsilon * (loss_at_zero + penalty)
         return (gap / primal, rounding / primal) if primal > 0 else (0.0, 0.0)
 
-    def _validated(
+    def _validated_penalty(
         self,
         problem: Problem,
         data: Data,
@@ -277,7 +277,7 @@ class Nuclear(LinearRegression):
         best, lowest_error = largest * FRACTIONS[0], math.inf
         estimate = start
         for fraction in FRACTIONS:
-            state = _begin_nuclear(estimate, fit, lipschitz, largest * fraction)
+            state = _initial_nuclear_state(estimate, fit, lipschitz, largest * fraction)
             for _ in range(60):
                 state, residual = self._proximal(state)
                 if float(residual) < 1e-4:
@@ -290,7 +290,7 @@ class Nuclear(LinearRegression):
         return best * int(data.inputs.shape[0]) / int(fit.inputs.shape[0])
 
 
-def _begin_nuclear(
+def _initial_nuclear_state(
     start: Array,
     squares: LeastSquares,
     lipschitz: float,

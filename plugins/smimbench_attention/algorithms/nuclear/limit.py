@@ -45,7 +45,11 @@ from smimbench.interfaces import (
 from smimbench.numerics import monte_carlo_rng, symmetric
 from smimbench.problem import Problem
 from smimbench.theory import limit_point
-from smimbench_attention.algorithms.least_squares import SAME, Linear, seen_by_labels
+from smimbench_attention.algorithms.least_squares import (
+    SAME,
+    Linear,
+    linear_observation,
+)
 
 
 class Shrunk(NamedTuple):
@@ -510,7 +514,7 @@ def label_observations(problem: Problem, alpha: float) -> Observations | str:
 
     The label has to be linear in the latents, one entry for each: ``y_c = b_c z_c + noise``; the weight is ``b_c^2``.
     """
-    linear = seen_by_labels(problem)
+    linear = linear_observation(problem)
     if isinstance(linear, str):
         return f"the squared error of the label is not convex in the signal: {linear}"
     sites = problem.model.sites
@@ -518,14 +522,14 @@ def label_observations(problem: Problem, alpha: float) -> Observations | str:
     random = rng.standard_normal((1, sites))
     z = np.concatenate([np.eye(sites), random])[:, None, :]
     y = np.asarray(predict(problem.channel, z), dtype=float).reshape(sites + 1, -1)
-    gains, of_random = y[:-1], y[-1]
+    gains, random_output = y[:-1], y[-1]
     noise = linear.rows.T @ np.diag(linear.noise) @ linear.rows
     if (
         y.shape[1] != sites
         or len(linear.rows) < sites
         or not _is_diagonal(gains)
         or not _is_diagonal(noise)
-        or not np.allclose(of_random, random[0] @ gains, atol=SAME)
+        or not np.allclose(random_output, random[0] @ gains, atol=SAME)
     ):
         return "theory needs labels that are single latents plus noise"
     scale = problem.model.kappa * alpha

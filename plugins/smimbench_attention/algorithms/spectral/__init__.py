@@ -45,13 +45,13 @@ from smimbench_attention.algorithms.spectral.limit import (
     KINDS,
     REGULARISATION,
     spectral_theory,
-    why_not,
+    why_not_linearized,
 )
 
 ORIGINS = ("prior-mean", "zero")
 
 
-def _origin(problem: Problem, origin: str) -> tuple[Host, Host]:
+def _order_parameters_at(problem: Problem, origin: str) -> tuple[Host, Host]:
     """Overlap Q and error V (P, P) of the starting point S_0, the prior mean or zero."""
     second, mean_overlap = prior_moments(problem)
     Q = mean_overlap if origin == "prior-mean" else np.zeros_like(second)
@@ -88,7 +88,7 @@ def first_order(
     )
     if origin == "zero":
         base = 0 * base
-    V = np.asarray(_origin(problem, origin)[1], dtype=dtype_name(base))
+    V = np.asarray(_order_parameters_at(problem, origin)[1], dtype=dtype_name(base))
     messages = message_pass(problem, data, base, V, rng)
     information = label_information(V, to_host(messages.covariance) / n)
     # A sample or two without information: the prior mean hardly moves.
@@ -104,7 +104,7 @@ def first_order_theory(
     problem: Problem, alpha: float, origin: str
 ) -> tuple[Host, Host, Host, str]:
     """Predict ``first_order`` in the limit: overlap Q (P, P), error V (P, P), numerical error of diag V (P,), method."""
-    information = information_at(problem, *_origin(problem, origin))
+    information = information_at(problem, *_order_parameters_at(problem, origin))
     scale = problem.model.kappa * alpha
     Qhat = scale * information.value
     Q, V = overlap_at(problem, Qhat)
@@ -179,7 +179,7 @@ class Spectral(Algorithm):
                 return "origin applies to attention-indexed models only; remove it"
             if problem.variances is not None:
                 return "spectral needs features of equal variance: leading eigenvectors otherwise follow large features"
-            return why_not(problem)
+            return why_not_linearized(problem)
         for key in ("kind", "regularisation"):
             if getattr(self, key) is not None:
                 return f"{key} applies to low-rank models only; remove it"
@@ -188,7 +188,7 @@ class Spectral(Algorithm):
     def start(self, problem: Problem, data: Data, rng: np.random.Generator) -> Start:
         """Starting point for iterative algorithms: the spectral estimate and its error."""
         if problem.model.rank == "low":
-            spectral = spectral_estimate(problem, data, rng, *self._low_rank())
+            spectral = spectral_estimate(problem, data, rng, *self._matrix_settings())
             return Start(spectral.estimate, spectral.V)
         return Start(*first_order(problem, data, self._origin, rng))
 
@@ -206,7 +206,9 @@ class Spectral(Algorithm):
         """Compute the complete estimate in a single step, with residual 0."""
         n = data.inputs.shape[0]
         if problem.model.rank == "low":
-            spectral = spectral_estimate(problem, data, state.rng, *self._low_rank())
+            spectral = spectral_estimate(
+                problem, data, state.rng, *self._matrix_settings()
+            )
             remarks = "; ".join(spectral.remarks) or None
             next_state = SpectralState(spectral.estimate, state.rng, spectral.outliers)
             return next_state, Info(residual=0.0, warning=remarks, samples=n)
@@ -233,7 +235,7 @@ class Spectral(Algorithm):
         """
         details: dict[str, Any] = {}
         if problem.model.rank == "low":
-            kind, regularisation = self._low_rank()
+            kind, regularisation = self._matrix_settings()
             limit = spectral_theory(problem, alpha, kind, regularisation)
             overlap, gram, V = limit.cross, limit.gram, np.diag(limit.mse)
             error, second = limit.error, np.diagonal(prior_moments(problem)[0])
@@ -257,7 +259,7 @@ class Spectral(Algorithm):
     def _origin(self) -> str:
         return self.origin or ORIGINS[0]
 
-    def _low_rank(self) -> tuple[str, float]:
+    def _matrix_settings(self) -> tuple[str, float]:
         """Kind (symmetric or asymmetric) and regularisation of the low-rank matrix, with defaults filled in."""
         epsilon = self.regularisation
         return self.kind or KINDS[0], REGULARISATION if epsilon is None else epsilon

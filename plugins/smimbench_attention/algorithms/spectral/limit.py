@@ -63,7 +63,7 @@ POINTS = 2**11
 """Labels of a set. Doubled: about half the error, in twice the time."""
 
 
-def why_not(problem: Problem) -> str | None:
+def why_not_linearized(problem: Problem) -> str | None:
     """Reason why linearized message passing does not apply to a low-rank problem, or None."""
     second, mean_overlap = prior_moments(problem)
     if np.abs(mean_overlap).max() > 1e-9 * np.abs(second).max():
