@@ -1,4 +1,4 @@
-r"""Signs of single projections, without noise (``Sign``) or with noise (``Probit``), with a closed-form posterior.
+r"""Sign channels: signs of single projections, without noise (``Sign``) or with noise (``Probit``); closed-form posterior.
 
 With ``u = y omega / sqrt(V + Delta)`` and the hazard ``r(u) = phi(u) / Phi(u)`` of the normal law, every token has
 
@@ -30,7 +30,7 @@ from smimbench_attention.channels.batches import (
 
 
 class _SignChannel(Channel):
-    """Base class of ``Sign`` and ``Probit``; ``noise`` is the variance Delta."""
+    """Base class of the sign channels ``Sign`` and ``Probit``; ``noise`` is the variance Delta of the noise."""
 
     tokens: int
     noise: float
@@ -95,14 +95,14 @@ class _SignChannel(Channel):
         return Posterior(mean, covariance, raw_second_moment(mean, token_covariance))
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """Logarithm of the probability of the labels (n,)."""
+        """Log-probability ``log P(y | omega, V)`` (n,) of the labels."""
         xp = namespace(y, omega, V)
         return xp.sum(
             special(xp).log_ndtr(y * omega / xp.sqrt(V + self.noise)), axis=(-2, -1)
         )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """``M / (V + Delta) E [phi(u)^2 / (Phi(u) Phi(-u))]``, u normal of variance ``Q / (V + Delta)``, (..., 1, 1), host."""
+        """Information ``M / (V + Delta) E [phi(u)^2 / (Phi(u) Phi(-u))]``, u ~ N(0, Q / (V + Delta)); (..., 1, 1), host."""
         Q, V = np.broadcast_arrays(
             np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
         )
@@ -167,7 +167,7 @@ class _SignChannel(Channel):
 
 @dataclass(frozen=True)
 class Sign(_SignChannel):
-    r"""Signs of the projections of all tokens, as in the perceptron.
+    r"""Perceptron channel: signs of the projections of all tokens, without noise.
 
     .. math:: y_m = \mathrm{sign}(z_m)
 
@@ -192,7 +192,7 @@ class Sign(_SignChannel):
 
 @dataclass(frozen=True)
 class Probit(_SignChannel):
-    r"""Signs of the projections of all tokens after adding Gaussian noise.
+    r"""Probit channel: signs of the projections of all tokens after adding Gaussian noise.
 
     .. math:: y_m = \mathrm{sign}(z_m + \sqrt{\Delta}\, \xi_m), \qquad P(y_m = 1 | z_m) = \Phi(z_m / \sqrt\Delta)
 
@@ -220,11 +220,11 @@ class Probit(_SignChannel):
         check_number("noise", self.noise, positive=True)
 
     def predict(self, z: Array) -> Array:
-        """Mean of the label, between -1 and 1."""
+        """Mean label of the latents z, between -1 and 1."""
         return 2 * special(namespace(z)).ndtr(z / math.sqrt(self.noise)) - 1
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
-        """Gradient of ``sum(cotangent * predict(z))``."""
+        """Gradient of ``sum(cotangent * predict(z))`` with respect to z."""
         density = namespace(z).exp(-z * z / (2 * self.noise)) / math.sqrt(
             2 * math.pi * self.noise
         )
@@ -232,7 +232,7 @@ class Probit(_SignChannel):
 
 
 def hazard(u: Array, xp: ModuleType) -> tuple[Array, Array]:
-    """``r = phi(u) / Phi(u)`` and ``1 - r (u + r)``, the variance of a normal number t given ``t > -u``."""
+    """Normal hazard ``r = phi(u) / Phi(u)``, and the variance ``1 - r (u + r)`` of a normal number t given ``t > -u``."""
     # erfcx factors out the tail, so that very unlikely labels keep their digits.
     low = clip(u, None, 5.0)
     by_erfcx = math.sqrt(2 / math.pi) / special(xp).erfcx(-low / math.sqrt(2))
@@ -261,6 +261,6 @@ def _angle_difference(
 
 
 def _sign_information(u: Array) -> Array:
-    """``phi(u)^2 / (Phi(u) Phi(-u))``, the information of a sign with margin u."""
+    """Information ``phi(u)^2 / (Phi(u) Phi(-u))`` of a sign with margin u."""
     log_ndtr = special(np).log_ndtr
     return np.exp(-u * u - math.log(2 * math.pi) - log_ndtr(u) - log_ndtr(-u))

@@ -1,4 +1,4 @@
-"""The bilinear prior, the product of independent query and key matrices in attention of extensive rank."""
+"""Bilinear prior: signals are the product of independent query and key matrices in attention of extensive rank."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Bilinear(ProductPrior):
 
     @property
     def law(self) -> Law:  # type: ignore[override]
-        """Means over singular values under noise, each with both signs, and the size of an overlap's fluctuations."""
+        """Law of the singular values: means over the noisy spectrum, with both signs, and the size of overlap fluctuations."""
         return Law(spectral_means=self._spectral_means, fluctuation=self._fluctuation)
 
     def _fluctuation(self, dimension: int) -> float:
@@ -111,7 +111,7 @@ class Bilinear(ProductPrior):
 
     @property
     def factor(self) -> Factor:  # type: ignore[override]
-        """Q above K, (..., 2 D, width), of ``S = Q K^T / sqrt(width D)`` for gradient methods; the width defaults to r."""
+        """Factor for gradient methods: Q above K (..., 2 D, width) of ``S = Q K^T / sqrt(width D)``; the width defaults to r."""
         return Factor(
             self._draw_factor,
             _compose,
@@ -122,7 +122,7 @@ class Bilinear(ProductPrior):
 
 
 def _halves(factor: Array) -> tuple[Array, Array, float]:
-    """Q and K (..., D, width) of a factor, and the normalization ``sqrt(width D)`` of their product."""
+    """Split a factor into Q and K (..., D, width), and return the normalization ``sqrt(width D)`` of their product."""
     dimension = factor.shape[-2] // 2
     length = math.sqrt(factor.shape[-1] * dimension)
     return factor[..., :dimension, :], factor[..., dimension:, :], length
@@ -136,7 +136,7 @@ def _compose(factor: Array) -> Array:
 
 
 def _pullback(factor: Array, gradient: Array) -> Array:
-    """Gradients ``G K`` above ``G^T Q``, over ``sqrt(width D)``, for ``G = dL/dS`` (..., D, D)."""
+    """Gradient with respect to the factor: ``G K`` above ``G^T Q``, over ``sqrt(width D)``, for ``G = dL/dS`` (..., D, D)."""
     xp = namespace(factor, gradient)
     Q, K, length = _halves(factor)
     by_Q = xp.matmul(gradient, K)

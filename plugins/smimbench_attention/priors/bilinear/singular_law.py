@@ -57,7 +57,7 @@ class _SingularBulks(NamedTuple):
 
 
 def _bulks(delta: Host, a: float) -> _SingularBulks:
-    """Solve ``G(p) = 1`` at ``v = 0``.
+    """Find the edges of the bulks of singular values, where ``G(p) = 1`` at ``v = 0``.
 
     Between two poles ``G^(-1/2)`` is concave (a power mean of distances), so Newton's method is monotone from the pole.
     """
@@ -101,7 +101,7 @@ def _bulks(delta: Host, a: float) -> _SingularBulks:
 
 
 def _at_zero(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
-    """``G(p)``, the left side of the equation for v at ``v = 0``, and its slope."""
+    """Function ``G(p)``, the left side of the equation for v at ``v = 0``, and its slope."""
     above = 0.5 / (p - a) ** 2
     below = 0.5 / (p + a) ** 2
     value = delta / p**2 + above + below
@@ -109,7 +109,7 @@ def _at_zero(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
 
 
 def _inside(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, Host]:
-    """At p (n, K) inside the bulks, for delta (n, 1): x, ``dx/dp``, v and ``E = 1 - Delta / |w|^2``."""
+    """Singular values x, ``dx/dp``, v and ``E = 1 - Delta / |w|^2`` at p (n, K) inside the bulks, for delta (n, 1)."""
     weights = np.stack(np.broadcast_arrays(delta, 0.5, 0.5))
     distances = np.stack([p, p - a, p + a])
     square = distances * distances
@@ -175,7 +175,10 @@ def _nodes(
 
 
 def _subordination(x: Host, noise: float, rho: float) -> tuple[Host, Host]:
-    """``w = p + i v`` at singular values x (n,): the equation of w is that of three atoms under a noise of ``1 + Delta``."""
+    """Subordination function ``w = p + i v`` at singular values x (n,).
+
+    The equation of w is that of three atoms under a noise of ``1 + Delta``.
+    """
     a = rho**-0.5
     return FreeConvolution([-a, 0.0, a], [0.5, noise, 0.5]).subordination(x, 1 + noise)
 
@@ -204,7 +207,7 @@ def observed_law(
 
 
 def mmse(noise: Host | float, rho: float) -> Host:
-    """``F(Delta)``, the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean of S.
+    """Minimum mean square error ``F(Delta)``, the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean of S.
 
     ``noise`` is Delta, of any shape: 0 and infinity are allowed, negative numbers and NaN give NaN; ``rho`` > 0 the width over
     the dimension. The relative error is below 1e-9. For small Delta ``F ~ (2 rho - rho^2) Delta`` (rho < 1) or ``~ Delta``
@@ -267,12 +270,12 @@ def singular_map(
 
 @lru_cache(maxsize=32)
 def _bulks_of_one(noise: float, rho: float) -> _SingularBulks:
-    """Cached bulks of one noise level."""
+    """Bulks of singular values at one noise level, cached."""
     return _bulks(np.array([noise]), rho**-0.5)
 
 
 def _edge(p: float, noise: float, rho: float) -> tuple[float, float, float]:
-    """At an edge p of a bulk: x, xi and the slope of xi inside, at most 1."""
+    """Observed value x, denoised value xi, and slope of xi (at most 1) at an edge p of a bulk."""
     poles = ((0.0, noise), (rho**-0.5, 0.5), (-(rho**-0.5), 0.5))
     A, B = (sum(w / (p - s) ** k for s, w in poles) for k in (4, 3))
     x = p + sum(w / (p - s) for s, w in poles)

@@ -1,4 +1,4 @@
-"""The Wishart prior of attention-indexed models, the product of key and query matrices of extensive rank."""
+"""Wishart prior of attention-indexed models: signals are the product of key and query matrices of extensive rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Wishart", "continued_map", "eigenvalue_map", "mmse", "observed_law"]
 def _eigenvalue_map(
     eigenvalues: Host, noise: float, rho: float, *, continued: bool
 ) -> Host:
-    """Map of the eigenvalues, or its continuation for an iteration at finite size."""
+    """Function from observed to denoised eigenvalues, or its continuation for an iteration at finite size."""
     shrink = continued_map if continued else eigenvalue_map
     return shrink(eigenvalues, noise, rho)
 
@@ -81,7 +81,7 @@ class Wishart(ProductPrior):
 
     @property
     def law(self) -> Law:  # type: ignore[override]
-        """Means over eigenvalues under noise, and the size of an overlap's fluctuations."""
+        """Law of the eigenvalues: means over the spectrum of noisy signals, and the size of overlap fluctuations."""
         return Law(
             spectral_means=self._spectral_means,
             fluctuation=self._fluctuation,

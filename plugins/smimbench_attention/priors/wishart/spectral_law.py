@@ -61,7 +61,7 @@ class _WishartBulks(NamedTuple):
 
 
 def _curves(e: Host, base: float, rho: float) -> tuple[Host, Host, Host, Host]:
-    """Functions s, m, q and r at ``s = base + e``, without cancellation in q."""
+    """Parametric functions s, m, q and r of the cubic equation at ``s = base + e``, without cancellation in q."""
     s = base + e
     a = rho**-0.5
     m = np.sqrt(1 + s * s)
@@ -70,7 +70,7 @@ def _curves(e: Host, base: float, rho: float) -> tuple[Host, Host, Host, Host]:
 
 
 def _bulks(root: Host, rho: float) -> _WishartBulks:
-    """Solve ``r(s) = sqrt(Delta)`` and ``q(s) = +-sqrt(Delta)`` for ``root = sqrt(Delta)`` of shape (n,).
+    """Find the edges of the bulks: solve ``r(s) = root`` and ``q(s) = +-root``, with ``root = sqrt(Delta)`` (n,).
 
     r is concave, q is convex, so Newton's method is monotone from the ends chosen here.
     """
@@ -109,7 +109,7 @@ def _bulks(root: Host, rho: float) -> _WishartBulks:
 
 @lru_cache(maxsize=32)
 def _bulks_of_one(root: float, rho: float) -> _WishartBulks:
-    """Cached bulks of one noise level, needed both for a denoiser's eigenvalues and for its error."""
+    """Bulks of eigenvalues at one noise level, cached because denoiser and error both need them."""
     return _bulks(np.asarray([root]), rho)
 
 
@@ -149,7 +149,7 @@ def observed_law(
 
 
 def mmse(noise: Host | float, rho: float) -> Host:
-    r"""``F(Delta)``, the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean of S.
+    r"""Minimum mean square error ``F(Delta)``, the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean of S.
 
     .. math:: F(\Delta) = \Delta \int \mu_\Delta(dx) / (1 + s(x)^2)
 
@@ -318,7 +318,7 @@ def _edges(noise: float, rho: float) -> list[_Edge]:
 
 
 class _Edge:
-    """An edge of a bulk: its s, observed eigenvalue x, denoised eigenvalue xi, and the slope of xi inside, at most 1.
+    """Edge of a bulk of eigenvalues: its s, observed eigenvalue x, denoised eigenvalue xi, and the slope of xi inside, at most 1.
 
     ``side`` is 1 if the bulk ends here on its right, -1 on its left; ``inner`` ends face the other bulk.
     """

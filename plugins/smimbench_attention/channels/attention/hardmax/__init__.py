@@ -1,4 +1,4 @@
-"""The channel of hardmax attention: only the position of the largest entry of every row is observed."""
+"""Hardmax attention channel: only the position of the largest entry of every row is observed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from smimbench_attention.channels.batches import (
 
 @dataclass(frozen=True)
 class AttentionHardmax(HardmaxChannel, AttentionChannel):
-    r"""Row-wise argmax of the attention-indexed matrix, the limit beta -> infinity of ``softmax``.
+    r"""Hardmax attention channel: row-wise argmax of the logits, the limit beta -> infinity of ``softmax``.
 
     .. math::
 
@@ -110,7 +110,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
 
     @property
     def log_partition(self) -> Callable[[Array, Array, Array], Array] | None:  # type: ignore[override]
-        """``log P(y | omega, V)`` (n,) as a function of (y, omega, V); None for more than 5 tokens.
+        """Function for the log-probability ``log P(y | omega, V)`` (n,) of labels; None for more than 5 tokens.
 
         Labels less likely than 1e-8 may be given too little with three tokens or more.
         """
@@ -174,7 +174,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """``E sum_c g_c^2`` (..., 1, 1) with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0.
+        """Information ``E sum_c g_c^2`` (..., 1, 1) of labels with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0.
 
         Two tokens: quadrature. More: a curve in ``sqrt(V / (Q + V))`` is estimated from randomized samples
         when it is first asked for, and kept; its error is one standard error.
@@ -265,7 +265,10 @@ def disagreement(
 
 
 def _disagreement_by_rule(tokens: int, angle: float, count: int) -> float:
-    """Probability of different winners of a row at half the angle between the copies, by ``count`` nodes along the first axis."""
+    """Probability that two correlated rows have different argmax, at half the angle between them, by quadrature.
+
+    ``count`` nodes along the first axis.
+    """
     (mean, difference), weight = half_plane_hermite(
         count
     )  # the two copies may be exchanged
@@ -280,7 +283,7 @@ def _disagreement_by_rule(tokens: int, angle: float, count: int) -> float:
 
 
 def _both_below(mean: Array, difference: Array, angle: float, scale: float) -> Array:
-    """``Phi2(scale a, scale b; cos(2 angle))`` at a, b = cos(angle) mean +- sin(angle) difference."""
+    """Normal probability ``Phi2(scale a, scale b; cos(2 angle))`` at a, b = cos(angle) mean +- sin(angle) difference."""
     from scipy.special import ndtr, owens_t
 
     c = math.cos(angle)

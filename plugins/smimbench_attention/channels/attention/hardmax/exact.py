@@ -52,7 +52,7 @@ class Patterns(NamedTuple):
 
 
 def _has_cycle(y: Array) -> Array:
-    """Return whether the maxima of three or more rows of a label (n, T) form a cycle.
+    """Whether the maxima of three or more rows of a label (n, T) form a cycle.
 
     A row's maximum is an entry of the row it points at, so along the pointers the maxima cannot fall; they
     would all have to be equal.
@@ -74,7 +74,7 @@ def check_labels(y: Array) -> None:
 
 
 def label_classes(tokens: int) -> tuple[Host, Host]:
-    """One label (N, T) of each class of labels equal up to a permutation of tokens, and the size of the class."""
+    """Representatives (N, T) of the labels up to permutations of tokens, and the size of each class."""
     kinds, first_code, count = np.unique(
         patterns(tokens).kind, return_index=True, return_counts=True
     )
@@ -248,7 +248,7 @@ def _rule(count: int) -> tuple[Host, ...]:
 
 
 def _maxima_panels(center: Array, width: Array) -> tuple[Array, Array]:
-    """Left ends and lengths (n, K) of panels that cover the windows ``center +- width`` without overlap."""
+    """Left ends and lengths (n, K) of quadrature panels that cover the windows ``center +- width`` without overlap."""
     xp = namespace(center)
     order = xp.argsort(center, axis=1)
     center = xp.take_along_axis(center, order, axis=1)
@@ -265,7 +265,10 @@ def _maxima_panels(center: Array, width: Array) -> tuple[Array, Array]:
 def _posterior_of_pattern(
     pattern: Pattern, mean: Array, tokens: int, nodes: int, reach: float
 ) -> RowPosterior:
-    """Posterior of all samples of one pattern; ``mean`` (n, C) of h in units of sqrt(V), sites named as in the pattern."""
+    """Posterior of all samples whose labels have the same pattern.
+
+    ``mean`` (n, C) of h in units of sqrt(V), with sites named as in the pattern.
+    """
     xp = namespace(mean)
     place = matching(mean)
     n = mean.shape[0]
@@ -283,7 +286,7 @@ def _posterior_of_pattern(
     cdf = {c: special(xp).ndtr(u) for c, u in enumerate(t) if c not in edges}
 
     def cumulate(f: Array, matrix: Array) -> tuple[Array, Array]:
-        """Integral of f below every node (or ``above`` it), and over all nodes."""
+        """Cumulative integral of f below every node (or ``above`` it), and over all nodes."""
         inner = xp.reshape(
             xp.matmul(xp.reshape(f, (n * K, nodes)), matrix), (n, K, nodes + 1)
         )

@@ -84,7 +84,7 @@ def truncated_normal(
 
 
 def _truncated_tail(a: Array, b: Array, uniform: Array) -> tuple[Array, Array, Array]:
-    """Draw, mean and second moment of a standard normal on ``[a, b]`` with b far below 0, relative to the density at b."""
+    """Draw from a standard normal on ``[a, b]`` with b far below 0; also return its mean and second moment."""
     xp = namespace(a)
 
     def mills(t: Array) -> Array:
@@ -106,7 +106,7 @@ def _truncated_tail(a: Array, b: Array, uniform: Array) -> tuple[Array, Array, A
 
 @cache
 def _rounds(tokens: int) -> tuple[tuple[int, ...], ...]:
-    """Partner of every row in every round; the entries updated in one round share no row.
+    """Schedule of Gibbs updates: the partner of every row in every round; the entries updated in one round share no row.
 
     The circle method of round-robin tournaments; a row without a partner meets itself, on the diagonal.
     """
@@ -168,7 +168,7 @@ def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
 
 
 class _Round(NamedTuple):
-    """Matrix entries updated together: one for each pair of rows, without a common row."""
+    """Matrix entries that a Gibbs sampler updates together: one for each pair of rows, without a common row."""
 
     sites: list[int]
     rows: Array  # smaller and larger row of every pair
@@ -181,7 +181,7 @@ class _Round(NamedTuple):
 
 
 def _round(partner: tuple[int, ...], labels: Array, mean: Array) -> _Round:
-    """Prepare a round of updates for labels (T, n) and prior means (n, C)."""
+    """Prepare a round of Gibbs updates for labels (T, n) and prior means (n, C)."""
     xp = namespace(mean)
     T = len(partner)
     device = array_api_compat.device(mean)

@@ -43,7 +43,7 @@ EXACT = 5
 
 
 def small_error_constant(tokens: int) -> float:
-    r"""Limit of ``sqrt(V (Q + V)) * information`` as V -> 0.
+    r"""Limit of ``sqrt(V (Q + V)) * information`` of the hardmax channel as V -> 0.
 
     .. math::
 
@@ -186,7 +186,7 @@ def _hazard_square(k: Array) -> Array:
 
 
 def _tie_information(k: Array) -> Array:
-    """Function ``phi(k)^2 / (Phi(k) Phi(-k))``, the mean of the hazard's square over the sign."""
+    """Information ``phi(k)^2 / (Phi(k) Phi(-k))`` of a sign with margin k, the mean square of its hazard."""
     from scipy.special import ndtr
 
     return np.exp(-k * k) / (2 * math.pi) / np.maximum(ndtr(k) * ndtr(-k), 1e-300)

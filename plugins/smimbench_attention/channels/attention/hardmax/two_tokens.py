@@ -50,7 +50,7 @@ def _margins(
 
 
 def log_partition(y: Array, omega: Array, V: Array) -> Array:
-    """``log P(y | omega, V)`` of every sample, ``log Phi2`` of the margins."""
+    """Log-probability ``log P(y | omega, V)`` of every label: ``log Phi2`` of the margins of its rows."""
     (sign_1, sign_2), (kappa_1, kappa_2), _ = _margins(y, omega, V)
     cdf = log_cdf(kappa_1, kappa_2, CORRELATION, sign=sign_1 * sign_2)
     return namespace(omega).astype(cdf.value, omega.dtype)
@@ -112,7 +112,7 @@ def _gain(h: Array, k: Array, sign: int) -> Array:
 
 @cache
 def _margin_grid(count: int) -> tuple[Array, Array, Array]:
-    """Exponents (2, N) and weighted gain (2, N) on a triangular grid, and the quadrature rule (2, count)."""
+    """Exponents (2, N) and weighted gain (2, N) of the information on a triangular grid, and its quadrature rule."""
     x, w = gauss_legendre(count, -CUT, CUT)
     i, j = np.triu_indices(
         count
@@ -128,7 +128,7 @@ def _margin_grid(count: int) -> tuple[Array, Array, Array]:
 
 
 def _from_grid(ratio: Array, count: int) -> Array:
-    """Expected gain by the grid, for overlaps of at least ``SWITCH`` times the error."""
+    """Information by quadrature on the grid, for overlaps of at least ``SWITCH`` times the error."""
     from scipy.special import ndtr
 
     form, gain, (x, w) = _margin_grid(count)
@@ -151,7 +151,7 @@ def _from_grid(ratio: Array, count: int) -> Array:
 
 
 def _from_hermite(ratio: Array, count: int) -> Array:
-    """Expected gain by Gauss-Hermite, for overlaps of up to ``SWITCH`` times the error; exact at 0."""
+    """Information by Gauss-Hermite quadrature, for overlaps of up to ``SWITCH`` times the error; exact at 0."""
     nodes, weight = half_plane_hermite(count)
     keep = weight > 1e-20
     (u, v), weight = nodes[:, keep], weight[keep]

@@ -1,4 +1,4 @@
-"""The channel of noiseless softmax attention of extensive rank: one layer, tied or untied; see ``two_layers`` for two."""
+"""Softmax attention channels of extensive rank: one layer, tied or untied; see ``two_layers`` for two."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ROUGH = 1 << 11
 
 @dataclass(frozen=True)
 class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
-    r"""Row-wise softmax of the matrix of all pairs of tokens.
+    r"""Softmax attention channel: row-wise softmax of the matrix of all pairs of tokens.
 
     .. math::
 
@@ -124,7 +124,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
     @property
     def _implementation(self) -> TwoLayerAttention | RowSoftmax | None:
-        """The channel of two layers, or of untied queries and keys, which are implemented separately; None for any other."""
+        """Separate implementation for two layers, or for untied queries and keys; None for one layer with symmetry."""
         if not self.symmetric:
             return RowSoftmax(self.tokens, self.beta)
         return (
@@ -163,7 +163,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
     @property
     def mixed(self) -> Callable[[Host], MixedAttentionSoftmax] | None:  # type: ignore[override]
-        """The channel of latents ``z = A zeta``; None for two layers, or without symmetry."""
+        """Channel ``zeta -> y(A zeta)`` for correlated latents ``z = A zeta``; None for two layers, or without symmetry."""
         return None if self._implementation else partial(MixedAttentionSoftmax, self)
 
     def posterior(
@@ -225,7 +225,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
     def information(
         self, Q: Array, V: Array, *, labels: int | None = None
     ) -> Uncertain:
-        """``E sum_c g_c^2 = (T^2 + T - 2) / (2 V)``: all sites but one direction are known, for every Q.
+        """Information ``E sum_c g_c^2 = (T^2 + T - 2) / (2 V)``, for every Q: labels fix all directions but one.
 
         ``Q`` and ``V`` (..., 1, 1), leading axes are a batch; the result has their common shape. With two layers it is
         sampled, from so many ``labels``.
@@ -351,16 +351,16 @@ class RowSoftmax:
 
     @property
     def equations(self) -> float:
-        """Independent equations in a label, T (T - 2)."""
+        """Number of independent equations in a label, ``T (T - 2)``."""
         return float(self.tokens * (self.tokens - 2))
 
     def _rows(self, z: Array) -> Array:
-        """Rows (..., n, T, T - 1) of the latents (..., n, 1, C)."""
+        """Rows (..., n, T, T - 1) of logits from the latents (..., n, 1, C)."""
         check_latents(z, 1, self.tokens * (self.tokens - 1))
         return namespace(z).reshape(z, (*z.shape[:-2], self.tokens, self.tokens - 1))
 
     def forward(self, z: Array) -> Array:
-        """Log-probabilities (..., n, T, T - 1)."""
+        """Log-probabilities (..., n, T, T - 1) of attention, from latents (..., n, 1, C)."""
         return log_softmax(self.beta * self._rows(z))
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
@@ -383,7 +383,7 @@ class RowSoftmax:
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Mean ``omega + (I - 1 1^T / (T - 1)) (z0 - omega)`` and covariance ``V 1 1^T / (T - 1)`` of every row."""
+        """Posterior given the label: mean ``omega + (I - 1 1^T / (T - 1)) (z0 - omega)``, covariance ``V 1 1^T / (T - 1)``."""
         mean = omega + self._observed_shift(y, omega)
         moment = None
         if second_moment:
@@ -409,13 +409,13 @@ class RowSoftmax:
     def information(
         self, Q: Array, V: Array, *, labels: int | None = None
     ) -> Uncertain:
-        """``E sum_c g_c^2 = T (T - 2) / V``, for every Q and beta."""
+        """Information ``E sum_c g_c^2 = T (T - 2) / V`` of the labels about the latents, for every Q and beta."""
         V = namespace(Q, V).broadcast_arrays(Q, V)[1]
         return Uncertain(self.equations / V, 0.0, "closed form")
 
 
 class MixedAttentionSoftmax(MixedChannel):
-    """One layer whose latents are mixed, ``z = A zeta``: the label leaves the direction ``A^(-1) u`` unknown."""
+    """Softmax attention channel for correlated latents ``z = A zeta``: the label leaves the direction ``A^(-1) u`` unknown."""
 
     def posterior(
         self,
@@ -426,7 +426,7 @@ class MixedAttentionSoftmax(MixedChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of zeta, Gaussian along one line; arguments as for the channel."""
+        """Posterior of the whitened latents zeta: Gaussian along one line; arguments as in ``Channel.posterior``."""
         xp = namespace(y, omega, V)
         u, z0 = self.channel._label_line(y, omega)
         free = self.apply(self.inverse, u)
@@ -448,7 +448,7 @@ class MixedAttentionSoftmax(MixedChannel):
         return Posterior(mean, V / len(self.mixing), moment)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """Same as for independent tokens: all directions but one are known."""
+        """Information of the labels, the same as for independent tokens: labels fix all directions but one."""
         information: Uncertain = self.channel.information(Q, V)
         return information
 
@@ -482,7 +482,7 @@ def _two_token_errors(q: float, v: float, beta: float, count: int) -> Host:
 def _logistic_spread(
     m: Host, width: float, beta: float, count: int
 ) -> tuple[Host, Host]:
-    """Variance of ``s(beta u)`` and ``E (s(beta u) - s(beta m))^2`` for ``u ~ N(m, width^2)``; m is (k,)."""
+    """Variance of the logistic function ``s(beta u)``, and ``E (s(beta u) - s(beta m))^2``; ``u ~ N(m, width^2)``, m (k,)."""
     from scipy.special import expit
 
     x, weights = _normal_panels(m, width, [1 / beta], count)

@@ -62,7 +62,7 @@ def integrals(
 
 
 def crude_means(samples: Host, weight: Weight, t: Host, v: Host) -> Host:
-    """Approximate posterior means (n, 4) by Gauss-Hermite around the likeliest point near (t, v), each (n,)."""
+    """Approximate posterior means (n, 4) by Gauss-Hermite quadrature around the likeliest point near (t, v), each (n,)."""
     mean = np.empty((len(samples), 4))
     _crude(samples, weight, t, v, tuple(_hermite(count) for count in (1, 8, 10)), mean)
     return mean
@@ -70,7 +70,7 @@ def crude_means(samples: Host, weight: Weight, t: Host, v: Host) -> Host:
 
 @cache
 def _hermite(count: int) -> tuple[Host, Host]:
-    """Gauss-Hermite nodes, and the logarithm of the weights without the Gaussian."""
+    """Gauss-Hermite nodes, and logarithms of their weights divided by the Gaussian."""
     x, w = gauss_hermite(count)
     return x, np.log(math.sqrt(2 * math.pi) * w) + x * x / 2
 

@@ -1,4 +1,4 @@
-"""The channel of two layers of softmax attention between two tokens, with one unknown matrix per layer."""
+"""Channel of two layers of softmax attention between two tokens, with one unknown matrix per layer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
     tokens = 2
 
     def forward(self, z: Array, *, rng: object = None) -> Array:
-        """Log-probabilities (..., n, 2, 2) of the latents (..., n, 2, 3)."""
+        """Attention log-probabilities (..., n, 2, 2) from the latents (..., n, 2, 3)."""
         return log_softmax(self.beta * self._layers(z)[-1])
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
@@ -174,7 +174,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
     def information(
         self, Q: Array, V: Array, *, labels: int | None = None
     ) -> Uncertain:
-        """``E sum_c g_c g_c^T`` (..., 2, 2) with ``omega ~ N(0, Q (x) I_3)``; leading axes are a batch.
+        """Information ``E sum_c g_c g_c^T`` (..., 2, 2) of the labels with ``omega ~ N(0, Q (x) I_3)``; leading axes are a batch.
 
         Both layers see the same inputs and, with a prior of nonzero mean, share a part of their signals: Q
         then has an off-diagonal even before anything is learned. Scrambled Sobol points in eight dimensions,
@@ -194,7 +194,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
     def _sampled_information(
         self, samples: int, Q: Array, V: Array
     ) -> tuple[Array, Array]:
-        r"""Estimate and standard error of ``E sum_c g_c g_c^T``, host arrays (2, 2), at one (Q, V).
+        r"""Sampled information ``E sum_c g_c g_c^T`` and its standard error (2, 2) at one (Q, V), on the host.
 
         A crude posterior mean, by Gauss-Hermite around the likeliest point near the truth, is almost
         perfectly correlated with the exact one and a hundred times cheaper: its mean over many samples is

@@ -119,7 +119,7 @@ class Frame(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Integrals over (a_1, b_1), with the moments of every sample."""
+    """Integrals over the first layer's indices (a_1, b_1), with the moments of every sample."""
 
     log_weight: Host  # (n,) logarithm of the density of the margins
     mean: Host  # (n, 4) of (a_1, b_1, a_2, b_2) less their prior means, in prior standard deviations

@@ -1,4 +1,4 @@
-"""The channel of hardmax labels: only the position of the largest entry in every row of ``z z^T`` is observed.
+"""Hardmax channel of the sequence model: only the position of the largest entry in every row of ``z z^T`` is observed.
 
 ``posterior`` has the integrals over the latents of one label, ``information`` the mean over labels.
 """
@@ -31,7 +31,7 @@ from smimbench_attention.channels.sequence.hardmax.posterior import (
 
 @dataclass(frozen=True)
 class SequenceHardmax(HardmaxChannel, SequenceChannel):
-    r"""Row-wise argmax of the scores of one attention layer with tied weights.
+    r"""Hardmax channel: row-wise argmax of the scores of one attention layer with tied weights.
 
     .. math:: y_m = \arg\max_k z_m z_k
 
@@ -110,7 +110,7 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
     def _moments(
         self, y: Array, omega: Array, V: Array, full: bool
     ) -> tuple[Array, TokenMoments]:
-        """Posterior moments in units of ``sqrt(V)``, and ``sqrt(V)``; raises an error for impossible labels."""
+        """Posterior moments in units of ``sqrt(V)``, and ``sqrt(V)``; impossible labels raise ValueError."""
         xp = namespace(omega)
         check_latents(omega, 1, self.tokens)
         second = xp.max(xp.where(y != y[:, :1], y, -1), axis=-1, keepdims=True)
@@ -129,7 +129,7 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """``E sum_m g_m^2`` (..., 1, 1) with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0.
+        """Information ``E sum_m g_m^2`` (..., 1, 1) of labels with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0.
 
         A polynomial in ``sqrt(V / (Q + V))``, made at the first call: of integrals for two tokens, of Monte Carlo estimates
         for three. The error adds in squares one standard error of these and the error of the fit.
@@ -143,7 +143,7 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         return uncertain_like(Q, ratio * scale, error * scale, method)
 
     def susceptibility(self, Q: Array, V: Array) -> Uncertain:
-        """First-order coefficient lambda of the information ``I = lambda Q`` where Q = 0; 0 elsewhere. (..., 1, 1).
+        """Susceptibility (..., 1, 1): the coefficient lambda of ``I = lambda Q`` where Q = 0; 0 elsewhere.
 
         ``lambda = E sum_mk (E[z_m z_k | y] - V delta_mk)^2 / V^4``: a sum over labels, without sampling.
         """

@@ -186,7 +186,7 @@ def information_estimates(tokens: int, s: float) -> Host:
 
 
 def _probability_bound(label: Host, a: Host) -> Host:
-    """Upper bound (n,) of a label's probability: that of its least likely inequality, for both signs."""
+    """Upper bound (n,) on the probability of labels: that of the least likely inequality, summed over signs."""
     above = np.where(label == label[0], 1.0, -1.0)
     gap = (a[:, label] - a) / math.sqrt(2)
     followers = label != np.arange(len(label))
@@ -266,7 +266,7 @@ def two_token_information(s: float) -> float:
 
 
 def _omega_panels(width: float) -> tuple[Host, Host]:
-    """Quadrature nodes and weights on the positive side, as far as ``N(0, width^2)`` reaches."""
+    """Quadrature nodes and weights for positive omega, as far as ``N(0, width^2)`` reaches."""
     edges = [0.0, min(1.0, width)]
     while edges[-1] < FAR * width:
         edges.append(2 * edges[-1])
@@ -277,7 +277,7 @@ def _omega_panels(width: float) -> tuple[Host, Host]:
 
 
 def _opposite(h: Host, k: Host) -> tuple[Host, Host, Host]:
-    """For two tokens of opposite sign, ``a = (h, k)``: ``|a|^2``, probability and its squared gradient."""
+    """Square ``|a|^2``, label probability and squared gradient for two tokens of opposite sign, ``a = (h, k)``."""
     a = np.stack([h, k])
     up = special(np).ndtr(a)
     down = special(np).ndtr(-a)
@@ -286,8 +286,9 @@ def _opposite(h: Host, k: Host) -> tuple[Host, Host, Host]:
 
 
 def _equal(h: Host, k: Host) -> tuple[Host, Host, Host]:
-    """For two tokens of equal sign, the first further out: ``|a|^2``, probability, squared gradient; ``h = a_2``, ``k = (a_1
-    - a_2) / sqrt(2)``.
+    """Square ``|a|^2``, label probability and squared gradient for two tokens of equal sign.
+
+    The first is further out: ``h = a_2``, ``k = (a_1 - a_2) / sqrt(2)``.
     """
     root = math.sqrt(2)
     above = log_cdf(h, k, -1 / root)

@@ -65,7 +65,7 @@ def posterior_moments(y: Array, a: Array, full: bool) -> TokenMoments:
 
 
 def _block_moments(xp: ModuleType, y: Array, a: Array, full: bool) -> TokenMoments:
-    """Moments summed over the overall sign: first group above zero and second below, or the other way round."""
+    """Posterior moments of two groups of tokens of opposite sign, summed over which of them is positive."""
     n, M = a.shape
     place = xp.arange(M, dtype=y.dtype, device=array_api_compat.device(y))[None, :]
     leading = y == y[:, :1]
@@ -168,7 +168,7 @@ def _leader_interval(
     """Ends of the relevant integration interval in t, (n,) each; ``top`` is the leader's mean."""
 
     def height(t: Array) -> tuple[Array, Array, Array]:
-        """Logarithm of the integrand, its slope and curvature."""
+        """Logarithm of the integrand over the leader, its slope and curvature."""
         high = (top + t)[:, None] - a
         log_mass, _, at_high = _truncated(xp, -a, high)
         terms = (log_mass, at_high, at_high * (high + at_high))

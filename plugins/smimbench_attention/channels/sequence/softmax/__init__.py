@@ -1,4 +1,4 @@
-"""The channel of deep softmax attention with one direction per layer, for sequence multi-index models.
+"""Channel of deep softmax attention with one direction per layer, for sequence multi-index models.
 
 Which file serves which case:
 
@@ -146,7 +146,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
 
     @property
     def mixed(self) -> Callable[[Host], MixedSequenceSoftmax] | None:  # type: ignore[override]
-        """The channel of latents ``z = A zeta``; None for several layers."""
+        """Channel ``zeta -> y(A zeta)`` for correlated latents ``z = A zeta``; None for several layers."""
         return (
             functools.partial(MixedSequenceSoftmax, self) if self.layers == 1 else None
         )
@@ -184,7 +184,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         return Sampling(functools.partial(rough_labels, self._network), self._resampled)
 
     def _resampled(self, index: int) -> SequenceSoftmax:
-        """A copy of the channel that samples with different points for every ``index``; itself if nothing is sampled.
+        """Copy of the channel that samples posteriors with the points of another ``index``; itself if nothing is sampled.
 
         Points are shared by all samples of a call, and so is their error. Means over calls with several indices lose it.
         """
@@ -244,7 +244,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         )[0]
 
     def _check_digits(self, y: Array) -> None:
-        """Reject labels that many layers without skip connection have made so alike that double precision is lost."""
+        """Raise ParameterError for labels that double precision cannot resolve, as many layers without skip make them alike."""
         lost_labels = int(
             namespace(y).sum(namespace(y).astype(network.digits_lost(y), y.dtype))
         )
@@ -259,7 +259,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
     def information(
         self, Q: Array, V: Array, *, labels: int | None = None
     ) -> Uncertain:
-        """``E sum_m g_m g_m^T`` (..., L, L) with ``omega ~ N(0, Q (x) I)`` and ``z ~ N(omega, V (x) I)``.
+        """Information ``E sum_m g_m g_m^T`` (..., L, L) with ``omega ~ N(0, Q (x) I)`` and ``z ~ N(omega, V (x) I)``.
 
         Quadrature for one layer. For more, a mean over quasi-random labels with control variates that are
         exact on the Nishimori line; the same labels for every (Q, V), so curves are smooth and equal

@@ -1,4 +1,4 @@
-"""Compiles the softmax channel's kernels with numba; machine code is cached if there is a folder for it."""
+"""Compile the softmax channel's kernels with numba; machine code is cached if there is a folder for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ inline = njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
 
 @inline
 def exp(x):
-    """Exponential of |x| <= 700, which libm's call would keep from vectorization; relative error 2e-16."""
+    """Exponential of |x| <= 700 in a form that compilers can vectorize; relative error 2e-16."""
     shifted = (
         x * 1.4426950408889634 + 6755399441055744.0
     )  # 1.5 * 2^52: adding it rounds to the nearest integer
@@ -64,7 +64,7 @@ def bounded_log(x):
 
 @inline
 def one_minus_exp(t):
-    """``1 - exp(t)`` for -1/2 <= t <= 0, without cancellation."""
+    """Difference ``1 - exp(t)`` for -1/2 <= t <= 0, without cancellation."""
     p = 1.0
     for n in range(15, 1, -1):
         p = p * (t * (1.0 / n)) + 1.0

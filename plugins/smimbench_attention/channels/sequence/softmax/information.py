@@ -43,7 +43,7 @@ def _has_table(network: Network, Q: Host, V: Host) -> bool:
 
 
 def rough_labels(network: Network, Q: Array, V: Array) -> int:
-    """Number of labels that suffices for differences of the information around (Q, V)."""
+    """Number of random labels that suffices for finite differences of the information around (Q, V)."""
     return (
         2**12
         if network.is_exact or _has_table(network, to_host(Q), to_host(V))
@@ -102,7 +102,7 @@ def _by_differences(normal: Host, network: Network) -> Host:
 
 
 def _draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Labels:
-    """Labels of one scramble and their posterior moments."""
+    """Draw the labels of one scramble of points, and compute their posterior moments."""
     layers = network.layers
     tokens = network.tokens
     size = layers * tokens

@@ -36,7 +36,7 @@ def posterior(
 
 
 def log_partition(u: Array, omega: Array, V: Array) -> Array:
-    """Log-density of the label, ``log[N(u; omega, V) + N(-u; omega, V)]`` (n,)."""
+    """Log-density (n,) of the label, ``log[N(u; omega, V) + N(-u; omega, V)]`` (n,)."""
     xp = namespace(u, omega, V)
     v = V[0, 0]
     center = omega[:, 0, :]
@@ -121,7 +121,7 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
 
 
 class MixedSequenceSoftmax(MixedChannel):
-    """Closed forms of one layer whose latents are mixed: all but the posterior is as for independent tokens."""
+    """One-layer softmax channel for correlated latents, in closed form; only the posterior differs from independent tokens."""
 
     def posterior(
         self,
@@ -132,14 +132,14 @@ class MixedSequenceSoftmax(MixedChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Two-point posterior; arguments as for the channel."""
+        """Two-point posterior of the whitened latents; arguments as in ``Channel.posterior``."""
         u = self.apply(self.inverse, output_of_label(y))
         return posterior(u, omega, V, second_moment)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """The same as for independent tokens."""
+        """Information of the labels, the same as for independent tokens."""
         return information(Q, V, len(self.mixing))
 
     def susceptibility(self, Q: Array, V: Array) -> Uncertain:
-        """The same as for independent tokens."""
+        """Susceptibility of the labels, the same as for independent tokens."""
         return susceptibility(Q, V, len(self.mixing))

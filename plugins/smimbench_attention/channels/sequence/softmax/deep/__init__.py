@@ -117,7 +117,7 @@ def _sets(
     seed: int,
     runs: int,
 ) -> object:
-    """Points and their numbers for ``kernel.integrate_samples``.
+    """Integration points of all stages, and how many there are, for ``kernel.integrate_samples``.
 
     Its two estimates use ``trial_points`` and ``all_points`` of a scramble. The first axis counts ``runs``. Rows are normal
     numbers for all coordinates and residuals, uniform ones for all layers but the last, and Gumbel's noise.
@@ -155,7 +155,7 @@ def _sets(
 
 
 def mixing(z: Host, skip: float) -> Host:
-    """Off-diagonal entries and determinant (3, n), with all digits, of ``B / (1 + c)^K`` for K layers ``z`` (n, K, 2)."""
+    """Off-diagonal entries and determinant (3, n) of ``B / (1 + c)^K`` for K layers ``z`` (n, K, 2), to full precision."""
     from smimbench_attention.channels.sequence.softmax.deep.kernel import (
         mixing_of_samples,
     )

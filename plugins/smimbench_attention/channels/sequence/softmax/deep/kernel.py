@@ -365,7 +365,7 @@ def _runs(t, sample, law, gaussians, points, full, sums, estimates):
 
 @compiled
 def integrate_samples(u, omega, law, accuracy, sets, full, estimates):
-    """Posterior moments of samples, one by one.
+    """Compute the posterior moments of all samples, one after the other, by importance sampling.
 
     ``u`` (n, M) outputs, of two tokens with their difference as a third number; ``omega`` (n, L, M); ``sets`` are four pairs,
     of points for each component and their number in a scramble: pilot, improvement, first and last estimate; ``estimates``

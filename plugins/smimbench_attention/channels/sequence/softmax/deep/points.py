@@ -65,7 +65,7 @@ SPREAD = 1.3
 
 
 class LatentLaw(NamedTuple):
-    """The network and the constants of the prior ``N(omega, V (x) I)``."""
+    """Network, and constants of the prior ``N(omega, V (x) I)`` of its latents."""
 
     tokens: int
     skip: float
@@ -88,21 +88,21 @@ def bounded_exp(x):
 
 @jit
 def fill(row, n, value):
-    """Set the first n numbers of a row."""
+    """Set the first n entries of a row to a constant."""
     for j in range(n):
         row[j] = value
 
 
 @jit
 def add(row, addend, n, factor):
-    """Add a multiple of another row."""
+    """Add a multiple of another row to a row, in place."""
     for j in range(n):
         row[j] += factor * addend[j]
 
 
 @jit
 def add_product(row, row_1, row_2, n, factor):
-    """Add a multiple of the product of two rows."""
+    """Add a multiple of the elementwise product of two rows to a row, in place."""
     for j in range(n):
         row[j] += factor * row_1[j] * row_2[j]
 

@@ -75,7 +75,7 @@ def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
 
 
 class _Case(NamedTuple):
-    """Case of one diagonal overlap: which layers are known."""
+    """Case of the computation at one diagonal overlap: which layers are known."""
 
     skip: float
     q: Host
@@ -93,7 +93,7 @@ class _Case(NamedTuple):
 
 
 def case_of(Q: Host, V: Host, skip: float, accuracy: TableAccuracy) -> _Case:
-    """Case of one (Q, V), both (L, L) and diagonal."""
+    """Find the case of the computation at one (Q, V), both (L, L) and diagonal."""
     q = np.diagonal(Q)
     v = np.diagonal(V)
     informed, free = (
@@ -192,7 +192,7 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) 
 
 
 class LayerLabels(NamedTuple):
-    """Labels of one scramble: outputs ``ut`` (n, 2), ``gap = ut_1 - ut_2``, and means of the layers (n, L, 2)."""
+    """Random labels of one scramble: outputs ``ut`` (n, 2), ``gap = ut_1 - ut_2``, and means of the layers (n, L, 2)."""
 
     ut: Host
     gap: Host
@@ -200,7 +200,7 @@ class LayerLabels(NamedTuple):
 
 
 def draw_labels(case: _Case, scramble: int) -> LayerLabels:
-    """Draw the labels of one scramble."""
+    """Draw the random labels of one scramble of points."""
     layers = len(case.q)
     normal = normal_points(
         2 * (layers + 2), case.labels, "last layer: labels", scramble

@@ -21,7 +21,7 @@ single precision ends there, and products with numbers next to its end take a hu
 
 
 class LastLayerMoments(NamedTuple):
-    """Posterior means of n samples.
+    """Posterior means of n samples, from the tables of the layers before the last.
 
     ``shift`` (n, 2) and ``square`` (n, 2) hold ``e`` and ``e^2``, ``e = z_L - omega_L`` by token. ``table_moments`` (n, U, 4) has
     the moments of the tables. ``product`` (n,) is ``e_1 e_2`` and ``fourth`` (n,) the sum over both tokens and both orders of
@@ -137,7 +137,7 @@ def posterior_moments(
 
 
 def _gaussian(square: Host) -> Host:
-    """Gaussian factor ``exp(-square / 2)`` in single precision, 0 below ``exp(-DARKEST)``."""
+    """Gaussian factor ``exp(-square / 2)`` in single precision; values below ``exp(-DARKEST)`` are set to 0."""
     limit = np.float32(2 * DARKEST)
     return np.where(
         square > limit,

@@ -1,4 +1,4 @@
-"""Spreads points over a table by cubic interpolation, compiled with numba."""
+"""Spreading of points over a table by cubic interpolation, compiled with numba."""
 
 from __future__ import annotations
 

@@ -42,12 +42,12 @@ class IntegrationRule:
 
     @property
     def moments(self) -> int:
-        """Number of computed sums: the weight, 4 first moments, and 10 second moments or 3 traces of them."""
+        """Number of sums that the kernel computes: the weight, 4 first moments, and 10 second moments or 3 traces of them."""
         return 15 if self.full else 8
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """Arguments of the kernel: the problem, when to stop, and ``moments``.
+        """Arguments of the compiled kernel: the problem, when to stop, and ``moments``.
 
         The problem is V_11, V_22, V_12 / V_11, the variance of z_2 given z_1, c, and the units of z_1 and z_2.
         """
@@ -100,7 +100,7 @@ def integrate(
 
 
 def _even(number: float) -> int:
-    """Number rounded up to an even one, because points are summed in pairs."""
+    """Round a number up to an even one, because points are summed in pairs."""
     return 2 * math.ceil(number / 2)
 
 
