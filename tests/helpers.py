@@ -110,6 +110,11 @@ def smimbench_register_channels(register):
 '''
 
 
+def scalar(value: float):
+    """A matrix (1, 1)."""
+    return np.array([[float(value)]])
+
+
 def attention(
     channel: str = "softmax", tokens: int = 2, rho: float = 0.5, **parameters
 ) -> Problem:

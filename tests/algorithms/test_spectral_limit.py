@@ -25,7 +25,6 @@ from smimbench_attention.algorithms.spectral.limit import (
 
 from smimbench.backend.device import Backend, get_backend
 from smimbench.interfaces import Capabilities, Data, Posterior
-from smimbench.problem.problem import Problem
 from tests.helpers import attention, sequence
 
 
@@ -131,9 +130,7 @@ def test_both_components_of_a_product_are_found():
 @pytest.mark.parametrize(("tokens", "threshold"), [(2, 0.8224670), (3, 0.26431)])
 def test_labels_that_are_integers(tokens, threshold):
     """An outlier appears where message passing leaves zero."""
-    problem = Problem(
-        {"name": "sequence-multi-index", "tokens": tokens}, "hardmax", "gaussian"
-    )
+    problem = sequence("hardmax", tokens)
     for kind in ("symmetric", "asymmetric"):
         found = spectral_theory(problem, 1.0, kind)
         assert found.modes[0].strength == pytest.approx(1 / threshold, rel=0.01)
@@ -295,11 +292,7 @@ def test_joint_theory_agrees_with_the_scalar_one():
 
 
 def test_sign_is_right_where_labels_tell_it():
-    problem = Problem(
-        {"name": "sequence-multi-index", "tokens": 1},
-        {"name": "linear", "noise": 0.1},
-        "gaussian",
-    )
+    problem = sequence("linear", 1, noise=0.1)
     for replicate in range(4):
         instance, data = data_of(problem, 3.0, 150, replicate)
         assert (
@@ -325,17 +318,11 @@ def test_start_claims_what_it_holds():
     assert error == pytest.approx(float(start.V[0, 0]), rel=0.15)
 
 
-def test_first_order_theory_has_a_closed_form():
-    """``(4 / 3V)(1 / pi P+ + 1 / 2 pi P-)`` is the information of hardmax at zero; Q0 = 1.5."""
-    problem = Problem(
-        {"name": "attention-indexed", "tokens": 2},
-        {"name": "hardmax"},
-        {"name": "wishart", "rho": 0.5},
-    )
+def test_first_order_theory_takes_the_information_at_zero():
+    problem = attention("hardmax")
     Q, V, error, _ = first_order_theory(problem, 0.5, "zero")
-    plus, minus = (0.25 + s * np.arcsin(1 / 3) / (2 * np.pi) for s in (1, -1))
-    information = (4 / (3 * 1.5)) * (1 / (np.pi * plus) + 1 / (2 * np.pi * minus)) / 2
-    expected = problem.prior.overlap(np.array([[2 * 0.5 * information]])).V[0, 0]
+    information = problem.channel.information(np.zeros((1, 1)), 1.5 * np.eye(1)).value
+    expected = problem.prior.overlap(2 * 0.5 * information).V[0, 0]
     assert V[0, 0] == pytest.approx(expected, rel=1e-6)
     assert Q[0, 0] == pytest.approx(1.5 - V[0, 0])
     assert error[0] < 1e-6
@@ -408,11 +395,7 @@ def test_overlaps_of_longer_signals_stand_beside_squared_cosines():
 
 def test_labels_that_say_nothing_leave_the_prior_mean():
     """A single sample far from every jump of hardmax: its posterior is the prior, and there is no information to divide by."""
-    problem = Problem(
-        {"name": "attention-indexed", "tokens": 2},
-        "hardmax",
-        {"name": "wishart", "rho": 1000.0},
-    )
+    problem = attention("hardmax", rho=1000.0)
     mean = problem.prior.mean(1, 2)
     for replicate in range(20):
         data = data_of(problem, 0.25, 2, replicate)[1]

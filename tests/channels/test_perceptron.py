@@ -12,6 +12,7 @@ from smimbench_attention.channels.sequence.perceptron import Probit, Sign
 
 import smimbench
 from smimbench.theory.predictions import solve, thresholds
+from tests.helpers import scalar
 
 MODEL = {"name": "sequence-multi-index", "tokens": 1}
 
@@ -83,9 +84,7 @@ def test_labels_against_all_odds_keep_their_digits(u, noise):
     mean = w @ z / w.sum()
     variance = w @ (z - mean) ** 2 / w.sum()
     channel = Probit(noise=noise) if noise else Sign()
-    found = channel.posterior(
-        np.ones((1, 1, 1)), np.full((1, 1, 1), omega), np.array([[V]])
-    )
+    found = channel.posterior(np.ones((1, 1, 1)), np.full((1, 1, 1), omega), scalar(V))
     assert found.mean[0, 0, 0] == pytest.approx(mean, rel=1e-6, abs=1e-9)
     assert found.covariance[0, 0] == pytest.approx(variance, rel=1e-5)
 
@@ -130,5 +129,5 @@ def test_errors_of_prediction_as_the_error_vanishes():
 
 def _errors(noise, Q, V):
     channel = Probit(tokens=2, noise=noise) if noise else Sign(tokens=2)
-    found = channel.generalization_error(np.array([[Q]]), np.array([[V]]))
+    found = channel.generalization_error(scalar(Q), scalar(V))
     return {kind: float(entry.value) for kind, entry in found.items()}

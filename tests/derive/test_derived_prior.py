@@ -17,6 +17,7 @@ from smimbench.interfaces import Denoised, Law, ParameterError, Prior
 from smimbench.problem.problem import Problem
 from smimbench.theory.scalar import scalar_curve
 from tests.conftest import assert_placed
+from tests.helpers import scalar
 
 LOW = Problem({"name": "sequence-multi-index", "tokens": 1}, "linear", "gaussian").model
 EXTENSIVE = Problem(
@@ -149,7 +150,7 @@ def of_density(log_density):
 def test_the_error_of_a_density_is_its_integral(log_density, variance):
     for information in (0.1, 1.0, 12.0):
         exact = error_by_quadrature(log_density, math.sqrt(variance), information)
-        found = of_density(log_density).overlap(np.array([[information]]))
+        found = of_density(log_density).overlap(scalar(information))
         assert found.V[0, 0] == pytest.approx(exact, rel=4e-3)
 
 
@@ -206,7 +207,7 @@ def test_a_uniform_law_is_denoised_within_its_box(rng):
     low = 2.0 * (-edge - R[0])
     high = 2.0 * (edge - R[0])
     exact = stats.truncnorm(low, high, loc=R[0], scale=0.5)
-    found = prior.denoise(R, np.array([[4.0]]))
+    found = prior.denoise(R, scalar(4.0))
     assert np.abs(found.estimate[0] - exact.mean()).max() < 1e-3
     assert found.V[0, 0] == pytest.approx(exact.var().mean(), rel=1e-3)
 
@@ -217,8 +218,8 @@ def test_a_density_denoises_as_well_as_it_claims_and_draws_its_law(rng):
     assert W.std() == pytest.approx(1.0, abs=0.08)
     assert stats.kstest(W.ravel() * math.sqrt(2), "laplace").pvalue > 1e-4
     R = W + rng.standard_normal(W.shape) / math.sqrt(3.0)
-    found = prior.denoise(R, np.array([[3.0]]))
-    exact = float(prior.overlap(np.array([[3.0]])).V[0, 0])
+    found = prior.denoise(R, scalar(3.0))
+    exact = float(prior.overlap(scalar(3.0)).V[0, 0])
     assert ((found.estimate - W) ** 2).mean() == pytest.approx(exact, rel=0.08)
     assert found.V[0, 0] == pytest.approx(exact, rel=0.08)
     unknown = prior.denoise(R, np.zeros((1, 1)))
@@ -229,7 +230,7 @@ def test_a_density_denoises_as_well_as_it_claims_and_draws_its_law(rng):
 def test_a_density_on_every_namespace(backend):
     prior = of_density(laplace)
     R = backend.asarray(np.linspace(-2, 2, 10)[None, :])
-    Qhat = backend.asarray(np.array([[2.0]]))
+    Qhat = backend.asarray(scalar(2.0))
     found = prior.denoise(R, Qhat)
     assert_placed(found.estimate, backend, (1, 10))
     assert_placed(found.V, backend, (1, 1))
@@ -267,7 +268,7 @@ def test_a_semicircle_gives_the_linear_denoiser(rng):
     S = prior.sample(rng, 1, 200)
     R = S + EXTENSIVE.draw_noise(rng, 1, 200) / math.sqrt(2.0)
     linear = 0.2 * np.eye(200) + (R - 0.2 * np.eye(200)) * 2 / 3
-    estimate = prior.denoise(R, np.array([[2.0]])).estimate
+    estimate = prior.denoise(R, scalar(2.0)).estimate
     assert ((estimate - linear) ** 2).sum() / 200 < 1e-3
     assert ((estimate - S) ** 2).sum() / 200 == pytest.approx(1 / 3, abs=0.02)
 
@@ -302,8 +303,8 @@ def test_a_few_eigenvalues_are_the_law_itself(rng, information):
     ]
     S = prior.sample(rng, 1, 400)
     R = S + EXTENSIVE.draw_noise(rng, 1, 400) / math.sqrt(information)
-    found = prior.denoise(R, np.array([[information]]))
-    claimed = float(prior.overlap(np.array([[information]])).V[0, 0])
+    found = prior.denoise(R, scalar(information))
+    claimed = float(prior.overlap(scalar(information)).V[0, 0])
     assert float(found.V[0, 0]) == pytest.approx(claimed, rel=1e-3)
     assert ((found.estimate - S) ** 2).sum() / 400 == pytest.approx(
         claimed, rel=0.05, abs=2e-4
@@ -379,7 +380,7 @@ class Sparse(Prior):
 
     def denoise(self, R, Qhat):
         mean, variance = self.posterior(R, float(Qhat[0, 0]))
-        return Denoised(mean, np.array([[variance.mean()]]))
+        return Denoised(mean, scalar(variance.mean()))
 
     def error(self, q):
         t, h = np.linspace(-12, 12, 4001, retstep=True)
@@ -400,10 +401,10 @@ def simulated(rho):
 def test_the_error_of_a_simulated_map_is_what_its_simulations_show(rho):
     prior = simulated(rho)
     for q in (0.01, 0.3, 1.0, 3.0, 8.0):
-        found = float(prior.overlap(np.array([[[q]]])).V[0, 0, 0])
-        stated = prior.overlap_error(np.array([[q]]))
+        found = float(prior.overlap(scalar([q])).V[0, 0, 0])
+        stated = prior.overlap_error(scalar(q))
         assert abs(found / prior.prior.error(q) - 1) < 4 * stated + 1e-4
-    assert 5e-4 < prior.overlap_error(np.array([[0.01]])) < 0.1
+    assert 5e-4 < prior.overlap_error(scalar(0.01)) < 0.1
 
 
 def test_a_simulated_error_reaches_the_points_of_theory():
@@ -503,7 +504,7 @@ def test_the_overlap_is_exact_where_little_is_known_and_no_warning_leaves_theory
 
     with stretched("softmax") as problem:
         for qhat in 10.0 ** np.arange(-13, 7):
-            found = problem.prior.overlap(np.array([[qhat]]))
+            found = problem.prior.overlap(scalar(qhat))
             assert float(found.Q[0, 0]) == pytest.approx(
                 81 * qhat / (1 + 9 * qhat), rel=1e-4
             )

@@ -18,6 +18,7 @@ from smimbench.registry.registry import Entry, Registry, using
 from smimbench.theory.generalization import generalization_error
 from smimbench.theory.scalar import scalar_curve
 from tests.conftest import assert_placed
+from tests.helpers import scalar
 
 
 class Sign(Channel):
@@ -146,7 +147,7 @@ def test_a_gaussian_posterior_in_up_to_twelve_dimensions(rng, P, C, noise):
 
 def test_truncated_normal_laws_and_the_gradient_of_the_log_partition(rng):
     channel = IntegratedChannel(Sign(), 2)
-    V = np.array([[0.7]])
+    V = scalar(0.7)
     omega = 2 * rng.standard_normal((60, 1, 2))
     y = channel.forward(omega + math.sqrt(0.7) * rng.standard_normal((60, 1, 2)))
     found = channel.posterior(y, omega, V)
@@ -192,14 +193,14 @@ def test_every_namespace(backend):
     channel = IntegratedChannel(Sign(), 2)
     host = np.random.default_rng(4).standard_normal((9, 1, 2))
     omega = backend.asarray(host)
-    V = backend.asarray(np.array([[0.5]]))
+    V = backend.asarray(scalar(0.5))
     y = channel.forward(omega)
     found = channel.posterior(y, omega, V, second_moment=True)
     assert_placed(found.mean, backend, (9, 1, 2))
     assert_placed(found.covariance, backend, (1, 1))
     assert_placed(found.second_moment, backend, (9, 1, 2, 1, 2))
     assert_placed(channel.log_partition(y, omega, V), backend, (9,))
-    plain = channel.posterior(to_host(y), host, np.array([[0.5]]))
+    plain = channel.posterior(to_host(y), host, scalar(0.5))
     assert np.abs(to_host(found.mean) - plain.mean).max() < 1e-9
 
 
@@ -230,7 +231,7 @@ def test_the_error_of_the_sign_channel_is_that_of_its_closed_form(noise):
 
 
 def test_errors_of_prediction_of_the_sign():
-    found = generalization_error(low_rank(Sign()), np.array([[0.6]]), np.array([[0.4]]))
+    found = generalization_error(low_rank(Sign()), scalar(0.6), scalar(0.4))
     # Two signs of latents with correlation c differ with probability arccos(c) / pi; labels are 0 and 1.
     assert found["plugin"].value == pytest.approx(
         math.acos(math.sqrt(0.6)) / math.pi, abs=2e-3
@@ -254,7 +255,7 @@ def test_thresholds_of_a_label_that_sees_no_sign():
     weak = scalar_curve(problem).weak_limit()
     assert weak.value == pytest.approx(exact, rel=1e-5)
     assert abs(weak.value - exact) < 3 * weak.error < 3e-4
-    faint = problem.channel.information(np.array([[1e-4]]), np.array([[1 - 1e-4]]))
+    faint = problem.channel.information(scalar(1e-4), scalar(1 - 1e-4))
     assert faint.value[0, 0] * 1e4 == pytest.approx(1 / exact, rel=2e-3)
 
 
@@ -264,9 +265,7 @@ STEP = GRID[1] - GRID[0]
 
 @pytest.mark.parametrize(("sites_", "Q", "V"), [(2, 1 - 1e-6, 1e-6), (3, 0.5, 0.5)])
 def test_independent_signs_inform_as_much_as_their_number(sites_, Q, V):
-    found = IntegratedChannel(Sign(), sites_).information(
-        np.array([[Q]]), np.array([[V]])
-    )
+    found = IntegratedChannel(Sign(), sites_).information(scalar(Q), scalar(V))
     exact = sites_ * sign_information(Q, V) if V > 1e-3 else sites_ * edge(Q, V)
     assert found.value[0, 0] == pytest.approx(exact, rel=0.03 if V > 1e-3 else 0.05)
 

@@ -19,7 +19,7 @@ from smimbench.testing.context import OverlayRegistry
 from smimbench.theory.predictions import solve, theory_point, thresholds
 from smimbench.theory.verification import verify_point
 from suites.asv.calibration import verify_information
-from tests.helpers import run_once, suite_text, write_suite
+from tests.helpers import run_once, scalar, suite_text, write_suite
 
 THREE = [[1.5, 0.6, -0.3], [0.6, 1.0, 0.2], [-0.3, 0.2, 0.5]]
 COVARIANCES = [{"decay": 0.5}, {"decay": -0.9}, {"covariance": THREE}]
@@ -188,7 +188,7 @@ def test_two_points_of_one_layer_on_tokens(law, rng):
     problem = problem_of(SEQUENCE, "softmax", law)
     C = matrix_of(law)
     omega = rng.standard_normal((5, 1, 3))
-    V = np.array([[0.4]])
+    V = scalar(0.4)
     z = omega + np.sqrt(0.4) * rng.standard_normal((5, 1, 3))
     found = problem.channel.posterior(
         problem.channel.forward(z), omega, V, second_moment=True
@@ -423,7 +423,7 @@ def test_a_channel_with_a_likelihood_is_integrated(model, channel, tokens, rng):
     """Its posterior is the mean of the draws of z that give the label."""
     problem = problem_of(model, channel, {"decay": 0.7}, tokens)
     omega = rng.standard_normal((1, 1, problem.model.sites))
-    V = np.array([[0.6]])
+    V = scalar(0.6)
     z = omega + np.sqrt(0.6) * rng.standard_normal((400_000, 1, problem.model.sites))
     y = problem.channel.forward(z, rng=rng)
     one = y[:1]
@@ -440,8 +440,8 @@ def test_a_channel_with_a_likelihood_is_integrated(model, channel, tokens, rng):
 def test_information_of_an_integrated_channel_says_how_it_was_made_and_holds(q):
     """Against plain draws, which would see 10%; what curves do with information that is sampled has tests of its own."""
     problem = problem_of(SEQUENCE, "sign", {"decay": 0.7}, 2)
-    Q = np.array([[q]])
-    V = np.array([[1 - q]])
+    Q = scalar(q)
+    V = scalar(1 - q)
     assert "Monte Carlo" in problem.channel.information(Q, V).method
     for one in verify_information(problem, Q, V, 5000):
         assert abs(one.z) < 4, one

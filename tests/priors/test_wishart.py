@@ -16,6 +16,7 @@ from smimbench_attention.priors.wishart import (
 )
 
 from smimbench.interfaces import ParameterError
+from tests.helpers import scalar
 
 RHOS = [0.01, 0.1, 0.5, 0.97, 1.0, 1.2, 10.0]
 
@@ -236,7 +237,7 @@ def test_claimed_error_in_a_draw(rho, noise):
     for _ in range(draws):
         S = prior.sample(rng, 1, D)
         R = S + math.sqrt(noise) * goe(rng, 1, D)
-        estimate, claimed = prior.denoise(R, np.array([[1 / noise]]))
+        estimate, claimed = prior.denoise(R, scalar(1 / noise))
         assert claimed[0, 0] == pytest.approx(V, rel=1e-12)
         errors.append(((estimate - S) ** 2).sum() / D)
         values, vectors = np.linalg.eigh(R[0])
@@ -280,23 +281,10 @@ def test_the_width_really_drawn_counts(rng):
         prior.mean(2, D), np.stack([math.sqrt(7 / 60) * np.eye(D)] * 2), rtol=1e-15
     )
     R = goe(rng, 1, D)
-    same = Wishart(7 / 60).denoise(R, np.array([[0.7]]))
-    found = prior.denoise(R, np.array([[0.7]]))
+    same = Wishart(7 / 60).denoise(R, scalar(0.7))
+    found = prior.denoise(R, scalar(0.7))
     assert_array_equal(found.estimate, same.estimate)
     assert Wishart(1e-4).factor.draw(rng, 1, D).shape == (1, D, 1)
-
-
-def test_overlap_layer_by_layer():
-    prior = Wishart(0.4)
-    Qhat = np.zeros((5, 2, 2))
-    Qhat[:, 0, 0], Qhat[:, 1, 1] = 10.0 ** np.arange(5), 2.0
-    Q, V = prior.overlap(Qhat)
-    assert_allclose(V[:, 0, 0], mmse(10.0 ** -np.arange(5.0), 0.4), rtol=1e-12)
-    assert_allclose(V[:, 1, 1], float(mmse(0.5, 0.4)), rtol=1e-12)
-    assert_array_equal(V[:, 0, 1], 0)
-    assert_allclose(Q + V, np.broadcast_to(prior.second_moment(2), Q.shape), rtol=1e-14)
-    assert_array_equal(prior.second_moment(2), [[1.4, 0.4], [0.4, 1.4]])
-    assert_array_equal(prior.mean_overlap(2), np.full((2, 2), 0.4))
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.4, 2.0])
@@ -358,7 +346,7 @@ def test_infinitely_thin_matrices_cannot_be_drawn(rng):
 def test_divergence_is_reported_as_nan():
     R = np.full((1, 4, 4), np.nan)
     assert np.isnan(Wishart(0.5).denoise(R, np.eye(1)).estimate).all()
-    lost = Wishart(0.5).denoise(np.eye(4)[None], np.array([[np.nan]]))
+    lost = Wishart(0.5).denoise(np.eye(4)[None], scalar(np.nan))
     assert np.isnan(lost.V).all()
     assert np.isnan(lost.estimate).all()
 
@@ -405,17 +393,3 @@ def test_continuing_changes_less_and_less_as_the_size_grows(rho, noise):
         shares.append(np.mean(change**2) / mmse(noise, rho))
     assert shares[1] < 0.01
     assert shares[1] <= shares[0] + 1e-3
-
-
-def test_the_continued_denoiser_predicts_the_same_error_and_shrinks_outliers():
-    prior = Wishart(0.5)
-    d = 60
-    R = np.diag(np.linspace(-1.0, 6.0, d))[None]
-    usual = prior.denoise(R, np.eye(1))
-    continued = prior.denoise(R, np.eye(1), continued=True)
-    assert_array_equal(usual.V, continued.V)
-    assert continued.estimate[0, -1, -1] < usual.estimate[0, -1, -1]
-    middle = slice(d // 4, d // 2)
-    assert_allclose(
-        continued.estimate[0, middle, middle], usual.estimate[0, middle, middle]
-    )

@@ -11,6 +11,7 @@ from smimbench.derive import complete_channel
 from smimbench.interfaces import Channel
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.theory import generalization
+from tests.helpers import scalar
 
 TWO_TOKENS = Problem(
     {"name": "sequence-multi-index", "tokens": 2}, "hardmax", "gaussian"
@@ -27,9 +28,9 @@ def test_the_constant_predictor_is_unbiased_and_its_error_is_honest(monkeypatch)
             "normal_points",
             lambda d, n, what, *i, k=k: original(d, n, f"{what} {k}", *i),
         )
-        found = generalization.sampled_errors(
-            TWO_TOKENS, np.array([[0.5]]), np.array([[0.5]])
-        )["constant"]
+        found = generalization.sampled_errors(TWO_TOKENS, scalar(0.5), scalar(0.5))[
+            "constant"
+        ]
         scores.append((found.value - 0.75) / found.error)
     assert abs(np.mean(scores)) < 4 / np.sqrt(len(scores))
     assert 0.4 < np.std(scores) < 1.6
@@ -44,9 +45,7 @@ def test_where_nothing_is_learned_the_prediction_is_the_limit_of_small_overlaps(
         {"name": "sequence-multi-index", "tokens": tokens}, "hardmax", "gaussian"
     )
     found = [
-        generalization.generalization_error(
-            problem, np.array([[q]]), np.array([[1 - q]])
-        )
+        generalization.generalization_error(problem, scalar(q), scalar(1 - q))
         for q in (0.0, 1e-9)
     ]
     for kind in generalization.KINDS:
@@ -69,7 +68,7 @@ def test_the_error_of_V_is_part_of_the_error_of_a_prediction():
     ((point,),) = TheorySolver().points(problem, [0.05])
     V, error = 1.5 - point.overlap[0, 0], point.mse_error[0]
     low, high = (
-        problem.channel.generalization_error(np.array([[1.5 - v]]), np.array([[v]]))
+        problem.channel.generalization_error(scalar(1.5 - v), scalar(v))
         for v in (V - error, V + error)
     )
     for kind in ("bayes", "plugin"):
@@ -107,19 +106,15 @@ def completed(channel):
     )
 
 
-def one(value):
-    return np.array([[float(value)]])
-
-
 @pytest.mark.parametrize("Q", [0.04, 0.5, 0.95])
 def test_noise_of_labels_is_no_error_of_a_prediction(Q):
     """A noisy channel that predicts by the mean of its labels: the noise that is left in the mean must not be squared."""
     problem, channel = completed(Probit(noise=0.3)), Probit(noise=0.3)
-    found = generalization.generalization_error(problem, one(Q), one(1 - Q))
+    found = generalization.generalization_error(problem, scalar(Q), scalar(1 - Q))
     measured = generalization.measured_error(
-        problem, one(1), one(Q), one(Q), one(1 - Q)
+        problem, scalar(1), scalar(Q), scalar(Q), scalar(1 - Q)
     )
-    for kind, exact in channel.generalization_error(one(Q), one(1 - Q)).items():
+    for kind, exact in channel.generalization_error(scalar(Q), scalar(1 - Q)).items():
         assert found[kind].error < 0.01 * exact.value + 2e-4
         for entry in (found[kind], measured[kind]):
             assert abs(entry.value - exact.value) < 4 * entry.error
@@ -130,8 +125,8 @@ def test_errors_of_sampled_steps_are_honest(tokens):
     """Signs are steps: a few scrambles say little of their spread."""
     problem, channel, scores = completed(Sign(tokens=tokens)), Sign(tokens=tokens), []
     for Q in np.random.default_rng(tokens).uniform(0.02, 0.98, 40):
-        found = generalization.generalization_error(problem, one(Q), one(1 - Q))
-        exact = channel.generalization_error(one(Q), one(1 - Q))
+        found = generalization.generalization_error(problem, scalar(Q), scalar(1 - Q))
+        exact = channel.generalization_error(scalar(Q), scalar(1 - Q))
         scores.append(
             [
                 (found[kind].value - exact[kind].value) / found[kind].error
@@ -156,13 +151,13 @@ def test_rounding_does_not_leave_errors_below_0():
         )
 
     assert (
-        generalization.generalization_error(problem(-4e-15), one(1), one(0))[
+        generalization.generalization_error(problem(-4e-15), scalar(1), scalar(0))[
             "bayes"
         ].value
         == 0
     )
     assert (
-        generalization.generalization_error(problem(-4e-3), one(1), one(0))[
+        generalization.generalization_error(problem(-4e-3), scalar(1), scalar(0))[
             "bayes"
         ].value
         == -4e-3

@@ -10,13 +10,10 @@ from smimbench_attention.channels.attention.hardmax import AttentionHardmax
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed
+from tests.helpers import scalar
 
 PAIR = AttentionHardmax(tokens=2)
 ROOT2 = math.sqrt(2)
-
-
-def scalar(value):
-    return np.array([[float(value)]])
 
 
 def labelled(rng, n, q, v, channel=PAIR):

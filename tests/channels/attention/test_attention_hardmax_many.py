@@ -21,9 +21,7 @@ from smimbench_attention.channels.attention.hardmax.information import (
     small_error_constant,
 )
 
-
-def scalar(value):
-    return np.array([[float(value)]])
+from tests.helpers import scalar
 
 
 def labelled(rng, n, q, v, tokens):

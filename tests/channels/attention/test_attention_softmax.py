@@ -12,6 +12,7 @@ from smimbench_attention.channels.attention.softmax import AttentionSoftmax
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed
+from tests.helpers import scalar
 
 
 def matrix_of(z, T):
@@ -101,7 +102,7 @@ def test_small_V_keeps_its_digits(rng, T, beta):
     V = 1e-12
     channel = AttentionSoftmax(T, beta=beta)
     omega, z = draw(rng, 50, T, q=1.2, V=V)
-    mean = channel.posterior(channel.forward(z), omega, np.array([[V]])).mean
+    mean = channel.posterior(channel.forward(z), omega, scalar(V)).mean
     u = np.array([1 / math.sqrt(1 + (a == b)) for a in range(T) for b in range(a, T)])
     missing = (z - omega)[:, 0] @ u / (u @ u)
     assert_allclose(
@@ -112,7 +113,7 @@ def test_small_V_keeps_its_digits(rng, T, beta):
 def test_the_log_partition_is_normalised():
     """Integral over the hyperplane of labels, by a plain grid."""
     channel = AttentionSoftmax(2, beta=0.8)
-    V = np.array([[0.4]])
+    V = scalar(0.4)
     u = np.array([math.sqrt(0.5), 1, math.sqrt(0.5)])
     basis = np.linalg.svd(u[None])[2][1:]
     axis = np.linspace(-6, 6, 241)
@@ -174,9 +175,7 @@ def test_generalization_error_against_a_dense_grid(backend, q, V, beta):
 @pytest.mark.parametrize(("q", "V"), [(0.5, 1.0), (1.49, 0.01), (0.02, 1.48)])
 def test_generalization_error_at_large_beta_is_that_of_the_argmax(q, V):
     """Angles between omega and z; the correction is of relative order 1/beta."""
-    found = AttentionSoftmax(2, beta=1e6).generalization_error(
-        np.array([[q]]), np.array([[V]])
-    )
+    found = AttentionSoftmax(2, beta=1e6).generalization_error(scalar(q), scalar(V))
     assert float(found["plugin"].value) == pytest.approx(
         4 * math.acos(math.sqrt(q / (q + V))) / math.pi, rel=1e-4
     )
@@ -198,7 +197,5 @@ def test_generalization_error_at_small_V_is_linear_in_it():
     for key in ("bayes", "plugin"):
         assert found[key].value.shape == (2,)
         assert_allclose(found[key].value / batch[:, 0, 0], first_order, rtol=1e-5)
-    perfect = AttentionSoftmax(2).generalization_error(
-        np.array([[1.5]]), np.array([[0.0]])
-    )
+    perfect = AttentionSoftmax(2).generalization_error(scalar(1.5), scalar(0.0))
     assert float(perfect["bayes"].value) == float(perfect["plugin"].value) == 0

@@ -7,6 +7,7 @@ from smimbench_attention.channels.attention.softmax import AttentionSoftmax
 from smimbench_attention.channels.linear import AttentionLinear
 
 from smimbench.interfaces import ParameterError
+from tests.helpers import scalar
 
 
 @pytest.mark.parametrize(("T", "beta"), [(3, 1.0), (4, 0.2), (5, 7.0)])
@@ -24,14 +25,14 @@ def test_posterior_and_information_are_those_of_differences_in_rows(T, beta):
     # All differences of neighbors in a row, and nothing else.
     A = np.kron(np.eye(T), np.diff(np.eye(T - 1), axis=0))
     gain = V * A.T @ np.linalg.inv(V * A @ A.T)
-    found = channel.posterior(y, omega, np.array([[V]]), second_moment=True)
+    found = channel.posterior(y, omega, scalar(V), second_moment=True)
     mean = omega[:, 0] + (z[:, 0] - omega[:, 0]) @ (gain @ A).T
     assert_allclose(found.mean[:, 0], mean, atol=1e-12)
     covariance = V * np.eye(C) - V * gain @ A
     outer = mean[:, :, None] * mean[:, None, :]
     assert_allclose(found.second_moment[:, 0, :, 0, :], covariance + outer, atol=1e-12)
     assert found.covariance[0, 0] == pytest.approx(np.trace(covariance) / C)
-    assert channel.information(np.eye(1), np.array([[V]])).value[0, 0] == pytest.approx(
+    assert channel.information(np.eye(1), scalar(V)).value[0, 0] == pytest.approx(
         np.trace(gain @ A) / V
     )
     assert channel.equations == len(A)
@@ -56,12 +57,12 @@ def test_linear_labels_have_one_noise(convention):
     rng = np.random.default_rng(0)
     z, omega = rng.standard_normal((2, 4, 1, 6))
     y = channel.forward(z, rng=np.random.default_rng(1))
-    found = channel.posterior(y, omega, np.array([[0.5]]))
+    found = channel.posterior(y, omega, scalar(0.5))
     assert_allclose(found.mean[:, 0], omega[:, 0] + 0.5 / 0.8 * (y - omega[:, 0]))
     assert found.covariance[0, 0] == pytest.approx(0.5 * 0.3 / 0.8)
-    assert channel.information(np.eye(1), np.array([[0.5]])).value[
-        0, 0
-    ] == pytest.approx(6 / 0.8)
+    assert channel.information(np.eye(1), scalar(0.5)).value[0, 0] == pytest.approx(
+        6 / 0.8
+    )
     assert channel.generalization_error(np.eye(1), np.eye(1))[
         "constant"
     ].value == pytest.approx(12)

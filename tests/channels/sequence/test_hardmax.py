@@ -18,10 +18,7 @@ from smimbench_attention.channels.sequence.hardmax.information import (
 from smimbench.backend.arrays import to_host
 from smimbench.problem.problem import Problem
 from smimbench.theory.predictions import thresholds
-
-
-def scalar(value):
-    return np.array([[float(value)]])
+from tests.helpers import scalar
 
 
 def scores_argmax(z):

@@ -12,6 +12,7 @@ from smimbench_attention.channels.sequence.softmax.network import (
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed
+from tests.helpers import scalar
 
 
 def reference_output(z, skip):
@@ -108,7 +109,7 @@ def test_one_layer_posterior_has_two_points(backend, rng, tokens, v):
     z = omega + np.sqrt(v) * rng.standard_normal(omega.shape)
     y = channel.forward(backend.asarray(z))
     result = channel.posterior(
-        y, backend.asarray(omega), backend.asarray(np.array([[v]])), second_moment=True
+        y, backend.asarray(omega), backend.asarray(scalar(v)), second_moment=True
     )
     plus, minus = ((s * z[:, 0] - omega[:, 0]) ** 2 for s in (1.0, -1.0))
     weight = 1.0 / (
@@ -132,10 +133,10 @@ def test_one_layer_partition_is_a_density_on_half_space(rng):
     # sum over u on one side of the plane; the label of u and -u is the same
     channel = SequenceSoftmax(tokens=2)
     omega = rng.standard_normal((1, 1, 2))
-    V = np.array([[0.4]])
+    V = scalar(0.4)
 
     def density(u2, u1):
-        y = channel.forward(np.array([[[u1, u2]]]))
+        y = channel.forward(scalar([u1, u2]))
         return np.exp(channel.log_partition(y, omega, V))[0]
 
     total = integrate.dblquad(density, -8, 8, 0, 8, epsabs=1e-7)[0]

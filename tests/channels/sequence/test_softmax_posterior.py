@@ -1,7 +1,5 @@
 """Posteriors of two layers and more: quadrature and importance sampling against plain sums, each other, identities and limits."""
 
-import decimal
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -11,7 +9,6 @@ from smimbench_attention.channels.sequence.softmax import (
     last_layer,
     two_layers,
 )
-from smimbench_attention.channels.sequence.softmax.deep import output_gap
 from smimbench_attention.channels.sequence.softmax.last_layer import tables
 
 from smimbench.backend.arrays import to_host
@@ -238,30 +235,6 @@ def test_reported_error_of_quadrature(skip):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "variances"),
-    [
-        (2, (1.0, 0.3, 0.01)),
-        (2, (1e-2, 0.2, 1e-3)),
-        (2, (0.3, 0.2, 0.1, 0.01)),
-        (3, (0.5, 5e-3)),
-    ],
-)
-def test_reported_error_of_sampling(tokens, variances):
-    rng = np.random.default_rng(6)
-    V = np.diag(variances)
-    omega, z = draw(rng, 24, V, tokens)
-    channels = [
-        SequenceSoftmax(tokens=tokens, layers=len(V), points=points)
-        for points in (1024, 1 << 15)
-    ]
-    y = channels[0].forward(z)
-    few, many = (channel.posterior(y, omega, V) for channel in channels)
-    error = relative(few.mean - many.mean, V)
-    assert many.error < 0.5 * few.error
-    assert few.error / 8.0 < error < 2.0 * few.error
-
-
-@pytest.mark.parametrize(
     ("layers", "distance"), [(2, 8.0), (2, 100.0), (2, 3000.0), (3, 30.0)]
 )
 def test_labels_far_from_the_expected(rng, layers, distance):
@@ -353,29 +326,6 @@ def test_labels_without_digits_are_refused():
     z = np.random.default_rng(5).standard_normal((100, 4, 2))
     with pytest.raises(ParameterError, match="skip: must be larger with 4 layers"):
         channel.posterior(channel.forward(z), np.zeros_like(z), np.eye(4))
-
-
-def test_the_gap_keeps_its_digits():
-    """Against the same product in a hundred digits."""
-    z = np.array([[[0.3, 0.3 + 1e-3], [0.5, -0.7], [1.1, 0.2]]])
-    with decimal.localcontext(prec=100):
-        layers = [[decimal.Decimal(x) for x in row] for row in z[0].tolist()]
-        (a, b), (c, d) = (1, 0), (0, 1)
-        for x, y in layers[:-1]:
-            h = a * x + b * y
-            k = c * x + d * y
-            p = 1 / (1 + (h * (k - h)).exp())
-            q = 1 / (1 + (k * (h - k)).exp())
-            a, b, c, d = (
-                p * a + (1 - p) * c,
-                p * b + (1 - p) * d,
-                (1 - q) * a + q * c,
-                (1 - q) * b + q * d,
-            )
-        x, y = layers[-1]
-        expected = float((a - c) * x + (b - d) * y)
-    assert abs(expected) < 1e-12
-    assert output_gap(z, 0.0)[0] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.slow
