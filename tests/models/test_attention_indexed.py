@@ -16,9 +16,6 @@ def symmetric(rng, *shape):
     return (a + np.swapaxes(a, -1, -2)) / math.sqrt(shape[-1])
 
 
-PAIRS_OF_3 = [(a, b) for a in range(3) for b in range(a, 3)]
-
-
 def slow_latents(x, S):
     """z one number at a time, straight from the definition of h."""
     n, T, d = x.shape
