@@ -401,7 +401,7 @@ def simulated(rho):
 def test_the_error_of_a_simulated_map_is_what_its_simulations_show(rho):
     prior = simulated(rho)
     for q in (0.01, 0.3, 1.0, 3.0, 8.0):
-        found = float(prior.overlap(scalar([q])).V[0, 0, 0])
+        found = float(prior.overlap(scalar(q)[None]).V[0, 0, 0])
         stated = prior.overlap_error(scalar(q))
         assert abs(found / prior.prior.error(q) - 1) < 4 * stated + 1e-4
     assert 5e-4 < prior.overlap_error(scalar(0.01)) < 0.1

@@ -136,7 +136,7 @@ def test_one_layer_partition_is_a_density_on_half_space(rng):
     V = scalar(0.4)
 
     def density(u2, u1):
-        y = channel.forward(scalar([u1, u2]))
+        y = channel.forward(np.array([[[u1, u2]]]))
         return np.exp(channel.log_partition(y, omega, V))[0]
 
     total = integrate.dblquad(density, -8, 8, 0, 8, epsabs=1e-7)[0]
