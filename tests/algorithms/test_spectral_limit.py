@@ -379,7 +379,7 @@ def test_a_mean_is_refused():
     from tests.stretched import stretched
 
     with stretched({"name": "linear", "noise": 0.5}, shift=1.0) as problem:
-        assert "a mean that is not zero" in Spectral().refuses(problem)
+        assert "prior of mean zero" in Spectral().refuses(problem)
 
 
 def test_overlaps_of_longer_signals_stand_beside_squared_cosines():

@@ -430,7 +430,8 @@ def test_refusals(channel, count, message):
 
 def test_a_likelihood_that_fails_is_named_with_its_problem():
     with pytest.raises(
-        ProblemError, match=r"channel.name: cannot be made: RuntimeError: two lines"
+        ProblemError,
+        match=r"channel.name: this channel cannot be built: RuntimeError: two lines",
     ) as caught:
         low_rank(Broken())
     assert "\n" not in str(caught.value)
