@@ -86,16 +86,6 @@ def test_overrides_of_a_loaded_suite_are_not_silently_dropped(tmp_path):
             verb(suite, overrides=["grid.seeds=9"])
 
 
-def test_theory_is_a_verb_and_a_folder(tmp_path):
-    path = write_suite(tmp_path, SUITE)
-    (document,) = smimbench.theory(
-        str(path), [0.25, 0.5], overrides=["problem.channel.noise=0.0"]
-    ).documents
-    assert [point["mse"] for point in document["points"]] == pytest.approx(
-        [0.5, 0.0], abs=1e-9
-    )
-
-
 def test_errors_are_exceptions(tmp_path):
     with pytest.raises(SuiteError, match="no such file"):
         smimbench.run(str(tmp_path / "nothing.toml"))

@@ -10,7 +10,6 @@ from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.backend.streaming import DrawnInputs, sample_chunks
 from smimbench.problem import instance as instance_module
-from smimbench.run import cell as runner
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
 from tests.backend.test_streaming import small
@@ -126,14 +125,3 @@ def test_the_key_tells_where_it_was_drawn(tmp_path):
 def test_mistakes_are_named(tmp_path, override, message):
     with pytest.raises(SuiteError, match=message):
         load_suite(write_suite(tmp_path), [override])
-
-
-def test_on_numpy_the_device_is_the_host(tmp_path):
-    only = ["algorithm=gamp"]
-    (host, *_) = load_suite(write_suite(tmp_path), (), only).cells()
-    (device, *_) = load_suite(write_suite(tmp_path), ["run.draw=device"], only).cells()
-    records = [runner.run_cell(cell) for cell in (host, device)]
-    assert records[0].metrics == records[1].metrics
-    assert records[1].document["placement"]["drawn"] == "host"
-    assert records[1].cell["draw"] == "device"
-    assert "draw" not in records[0].cell

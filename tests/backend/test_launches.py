@@ -7,7 +7,6 @@ from smimbench_attention.channels.sequence.softmax.two_layers.kernel import host
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.memory import LARGEST_CHUNK, chunk_bytes
-from smimbench.backend.streaming import StreamedInputs, sample_chunks
 from smimbench.run.loop import READINGS, Readings
 from tests.backend.launches import DEVICE, Counts
 from tests.backend.steps import after
@@ -82,23 +81,6 @@ def test_launches_and_waits_of_an_iteration(
     assert 0 < found[1] <= waits, counts.waits
 
 
-def test_a_small_memory_makes_chunks_and_changes_nothing(monkeypatch):
-    """Resident inputs of extensive rank: products by the piece, posteriors in one."""
-    counts = Counts().watch(monkeypatch)
-    problem, data, gamp, state = ready(attention("softmax"), 0.5, 48, steps=1)
-    expected, _ = gamp.step(problem, data, state)
-    one = iteration(counts, problem, data, gamp, state)
-    monkeypatch.setattr("smimbench.backend.memory.SMALLEST_CHUNK", 1 << 16)
-    counts.watch(monkeypatch, free=1 << 20)
-    found, _ = gamp.step(problem, data, state)
-    several = iteration(counts, problem, data, gamp, state)
-    assert several[0] > one[0] + 20
-    assert several[1] == one[1]
-    np.testing.assert_allclose(
-        to_host(found.estimate), to_host(expected.estimate), rtol=0, atol=1e-12
-    )
-
-
 def test_the_budget_follows_the_free_memory(monkeypatch):
     counts = Counts().watch(monkeypatch)
     inputs = DEVICE.asarray(np.zeros((1, 2, 3)))
@@ -112,19 +94,3 @@ def test_the_budget_follows_the_free_memory(monkeypatch):
     ):
         counts.watch(monkeypatch, free=free)
         assert chunk_bytes(inputs) == bound
-
-
-@pytest.mark.parametrize("problem", [sequence(), attention()])
-def test_streamed_inputs_are_cut_by_their_size_and_resident_ones_are_not(
-    monkeypatch, problem
-):
-    counts, model = Counts().watch(monkeypatch), problem.model
-    host = np.zeros((4096, 2, 128))
-    assert sample_chunks(model, DEVICE.asarray(host), 1) == [slice(0, 4096)]
-    counts.watch(monkeypatch, free=host.nbytes)
-    streamed = list(sample_chunks(model, StreamedInputs(host, DEVICE), 1))
-    assert len(streamed) > 8
-    assert all(
-        (s.stop - s.start) * host[0].nbytes <= host.nbytes // 8 for s in streamed
-    )
-    assert sample_chunks(model, host, 1) == model.chunks(4096, 128, 1)

@@ -13,11 +13,9 @@ from smimbench.interfaces.problem import sizes
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
 from smimbench.report.statistics import efficiency as _efficiency
-from smimbench.report.tables import runtime_tables
 from smimbench.suite.reader import load_suite
 from tests import records
 from tests.helpers import call, output, write_suite
-from tests.report.rows import printed, row
 
 RATES = {"float64": 100.0, "float32": 200.0, "tf32": 800.0, "bandwidth": 10.0}
 
@@ -155,18 +153,6 @@ def test_rows_average_what_is_known():
         0.0625
     )
     assert _efficiency([record(9.0, cost=False)]) == (None, None)
-
-
-def test_the_table_shows_them_where_there_are_any():
-    known = row(ceiling_fraction=0.837, ceiling="products", algorithm="known")
-    reader = row(ceiling_fraction=0.44, ceiling="memory", algorithm="reader", alpha=0.2)
-    unknown = row(ceiling_fraction=None, ceiling=None, algorithm="unknown", alpha=0.3)
-    text = printed(runtime_tables([known, reader, unknown], "here"))
-    assert "peak" in text
-    assert "84% x" in text
-    assert "44% r" in text
-    assert max(len(line) for line in text.splitlines()) <= 80
-    assert "of peak" not in printed(runtime_tables([unknown], "here"))
 
 
 def test_timing_mode_measures_and_records_them(quick, tmp_path, capsys):

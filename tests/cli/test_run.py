@@ -66,27 +66,6 @@ def test_run_again_runs_nothing(ran, capsys):
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
-def test_run_json_is_one_document_and_the_same_as_show(ran, capsys):
-    folder, _ = ran
-    both = [
-        call(
-            capsys,
-            verb,
-            folder / "small.toml",
-            "--results",
-            folder / "results",
-            "--json",
-            *more,
-        )
-        for verb, more in (("run", ["--no-figure"]), ("show", []))
-    ]
-    assert [code for code, _, _ in both] == [0, 0]
-    run, show = (one_document(out) for _, out, _ in both)
-    assert run == show
-    assert run["status_counts"] == {"ok": 8}
-    assert run["missing"] == 0
-
-
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory):
     """Words for a suite of troublesome algorithms that was run once; ``only`` takes some of them."""

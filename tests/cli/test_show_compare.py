@@ -204,16 +204,6 @@ def test_one_code_is_compared_where_a_folder_has_records_of_several(
 
 
 @pytest.mark.slow
-def test_it_is_seen_where_the_plugin_is_not_installed(made, capsys):
-    code, out, err = made.compare(
-        capsys, "folder", "worse", "--fail-over", "5", plugins=False
-    )
-    assert code == 1
-    assert "4 of 8 rows are worse by more than 5%" in out
-    assert "showing the table of the run on" in err
-
-
-@pytest.mark.slow
 def test_a_row_without_a_counterpart_is_named_and_fails(made, capsys, tmp_path):
     run(made, capsys, "before", tmp_path / "part", "--only", "alpha=1.0")
     complete, part = made.folder / "before", tmp_path / "part"

@@ -1,13 +1,12 @@
 """The contracts are listed from the base classes, the optional members are few, and links lead somewhere."""
 
-import ast
 import re
 
 import pytest
 
 from smimbench import hookspecs
 from smimbench.interfaces import Algorithm, Channel, Item, Metric, Model, Prior
-from smimbench.interfaces.item import describe, gives, optional_members, with_defaults
+from smimbench.interfaces.item import describe, optional_members
 from tests.helpers import ROOT
 from tools.hooks import contracts
 
@@ -62,50 +61,3 @@ def test_optional_members_are_few_and_say_what_happens_without_them():
             assert "Derived: " in text or "Without it: " in text, (
                 f"{base.__name__}.{name}"
             )
-
-
-ITEMS = ("smimbench", "plugins/smimbench_attention")
-
-
-def probed(tree):
-    """Names that code asks for with hasattr, or with getattr and a default."""
-    found = set()
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and len(node.args) >= 2
-        ):
-            asks = node.func.id == "hasattr" or (
-                node.func.id == "getattr" and len(node.args) == 3
-            )
-            if asks and isinstance(node.args[1], ast.Constant):
-                found.add(node.args[1].value)
-    return found
-
-
-def test_optional_members_are_attributes_and_not_probed_for():
-    optional = {name for base in BASES for name in optional_members(base)} - {
-        "predict",
-        "components",
-    }
-    stray = {}
-    for folder in ITEMS:
-        for path in (ROOT / folder).rglob("*.py"):
-            if names := probed(ast.parse(path.read_text(encoding="utf-8"))) & optional:
-                stray[str(path)] = names
-    assert not stray
-
-
-def test_a_class_without_the_base_is_given_its_defaults():
-    class Bare:
-        mean = "never"
-
-        def sample(self, rng, components, dimension): ...
-        def denoise(self, R, Qhat): ...
-
-    found = with_defaults(Prior, Bare)
-    assert found is Bare
-    assert (Bare.mean, Bare.overlap, Bare.example) == ("never", None, {})
-    assert gives(Prior, Bare, "denoise")
-    assert not gives(Prior, Bare, "overlap")

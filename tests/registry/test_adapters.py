@@ -167,19 +167,6 @@ def test_a_function_becomes_an_algorithm_with_typed_parameters(little):
         build_algorithm({"name": "mean-input", "again": 1.0}, problem)
 
 
-def test_randomness_is_that_of_the_run(little):
-    problem, _, data = small_problem()
-    algorithm = build_algorithm({"name": "noise", "size": 2.0}, problem)
-
-    def run(seed):
-        state = algorithm.init(problem, data, np.random.default_rng(seed))
-        return algorithm.estimate(algorithm.step(problem, data, state)[0])
-
-    assert (run(1) == run(1)).all()
-    assert (run(1) != run(2)).any()
-    assert run(1).std() == pytest.approx(2.0, rel=0.5)
-
-
 @pytest.mark.parametrize(
     ("returned", "message"),
     [

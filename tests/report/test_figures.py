@@ -19,7 +19,6 @@ from smimbench.report.figures import (
     metric_chart,
     smooth,
     theory_charts,
-    theory_series,
     varied,
 )
 from smimbench.report.learning_curves import seconds_chart
@@ -308,24 +307,6 @@ def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, 
     assert "bars at one or two sample ratios: Bayes-optimal" in found.caption
 
 
-@pytest.mark.parametrize("beyond", [[0.5], [0.499, 0.5]])
-def test_a_point_alone_beyond_a_threshold_is_a_bar(beyond):
-    """Nothing is known between it and its neighbors, so that no line passes through it, and it would not be seen."""
-    x = np.array([0.1, 0.2, 0.3, *beyond])
-    line = smooth(Line(x, 1 - x, 0 * x), [0.4])
-    assert np.isnan(line.value).any()
-    (axis,) = draw(
-        Chart(
-            "x", "", [Panel("", "", "", [theory_series(line, "t", "black", "-", {})])]
-        )
-    ).axes
-    (drawn,) = [one for one in axis.lines if one.get_label() == "t"]
-    assert drawn.get_marker() == "_"
-    assert drawn.get_xdata()[drawn.get_markevery()] == pytest.approx(beyond)
-    whole = theory_series(smooth(Line(x, 1 - x, 0 * x), []), "t", "black", "-", {})
-    assert "marker" not in whole.style
-
-
 class Theory(TheorySolver):
     """Two branches between 1 and 1.5, as of phase retrieval: from an uninformed start the error falls later."""
 
@@ -377,11 +358,3 @@ def test_both_branches_are_drawn_and_every_threshold_has_its_name(tmp_path):
         "weak recovery", "component 2 learned", "perfect recovery (informed)", "perfect recovery (uninformed)", "spinodal"
     }  # fmt: skip
     assert "hard phase" in handles
-
-
-@pytest.mark.parametrize("hard", [[1.0, 1.0001], [5.0, 6.0]])
-def test_a_hard_phase_that_cannot_be_seen_has_no_place_in_the_legend(hard):
-    line = Series("", {"alpha": [0, 2], "value": [0, 1]})
-    (axis,) = draw(Chart("x", "", [Panel("", "", "", [line], hard=hard)])).axes
-    assert axis.get_legend_handles_labels()[1] == []
-    assert axis.get_xlim()[1] < 3

@@ -1,14 +1,12 @@
 """Courses of learning: what is on the axes, where the Bayes-optimal line goes, and when nothing is drawn."""
 
-import itertools
-
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 import smimbench
 from smimbench.report.charts import save
-from smimbench.report.learning_curves import PANELS, chosen_panels, learning_charts
+from smimbench.report.learning_curves import learning_charts
 from smimbench.report.results import Results
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
@@ -157,24 +155,3 @@ def test_a_run_that_has_ended_keeps_its_last_value(tmp_path, drawn):
             for run in runs
         ]
         assert value == pytest.approx(np.median(held))
-
-
-def test_of_too_many_panels_the_largest_dimensions_are_drawn():
-    few = {("first", 0.1, 20): 0, ("second", 0.2, 10): 0, ("second", 0.1, 10): 0}
-    assert chosen_panels(few) == (list(few), "")
-    many = {
-        (label, alpha / 10, D): 0
-        for label in ("first", "second")
-        for alpha in range(1, 5)
-        for D in (10, 20, 40)
-    }
-    chosen, note = chosen_panels(many)
-    assert chosen == [
-        (label, alpha / 10, 40)
-        for label in ("first", "second")
-        for alpha in range(1, 5)
-    ]
-    assert note == " 8 of 24 combinations are shown."
-    chosen, _ = chosen_panels({("one", alpha, 10): 0 for alpha in range(40)})
-    assert PANELS / 2 < len(chosen) <= PANELS
-    assert {b[1] - a[1] for a, b in itertools.pairwise(chosen)} == {4}

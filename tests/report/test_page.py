@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import smimbench
-from tests.helpers import ATTENTION, call, ends_with, flat, loaded, write_suite
+from tests.helpers import ATTENTION, call, ends_with, flat, write_suite
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -225,32 +225,3 @@ def test_the_verdict_comes_first(page, capsys):
         "gamp is best"
         in call(capsys, "show", page.parent / "small.toml", "--results", results)[1]
     )
-
-
-def test_what_stands_far_to_the_right_is_drawn_by_decades(tmp_path):
-    """An online run has fifty times the samples of all others: those must not become a strip at the left."""
-    from smimbench.report.charts import draw
-    from smimbench.report.figures import metric_chart
-    from smimbench.run.theory_solver import TheorySolver
-    from tests.report.rows import row
-
-    suite = loaded(tmp_path)
-    about = {
-        "problem": "line",
-        "n": 2,
-        "own_theory": None,
-        "identity": {"problem": {}, "algorithm": {"name": "adam"}},
-    }
-    names = [f"a{i}" for i in range(9)]
-    near = [row(**about, algorithm=name, alpha=0.5) for name in names]
-    (axis,) = draw(metric_chart(suite, near, TheorySolver(), "mse")).axes
-    assert axis.get_xscale() == "linear"
-    (axis,) = draw(
-        metric_chart(
-            suite,
-            [*near, row(**about, algorithm="far", alpha=60.0)],
-            TheorySolver(),
-            "mse",
-        )
-    ).axes
-    assert axis.get_xscale() == "log"

@@ -164,19 +164,6 @@ def test_training_loss_stands_beside_its_theory(results):
     assert found["mean"] == pytest.approx(found["theory"], rel=0.15)
 
 
-def test_theory_says_it_too(results):
-    suite = results[0]
-    theories = theory_of_suite(suite, solver := TheorySolver(), thresholds=False)
-    (theory,) = with_predictions(suite, theories, solver)
-    predictions = {entry.algorithm: entry.prediction for entry in theory.algorithms}
-    assert predictions["erm"].more["penalty"] == 1.0
-    assert predictions["sgd"].trajectory["samples"][-1] == 300
-    assert "samples are reused" in predictions["adam"]
-    assert "no_trajectory" not in predictions["gamp"].document()
-    text = flat(printed(prediction_tables([theory])))
-    assert "adam: no prediction: where samples are reused" in text
-
-
 def test_overlap_of_theory_is_the_metric_of_runs(results):
     """A squared cosine, not the product with the signal, which grows with the length of the estimate."""
     suite, rows, _, _ = results

@@ -177,13 +177,6 @@ def test_a_record_says_what_a_reader_needs(tmp_path, registry):
     assert timing.lost_seconds == 0
 
 
-def test_a_different_seed_starts_the_algorithm_elsewhere_and_a_restart_does_too(
-    tmp_path, registry
-):
-    seen = [run_cell(c).metrics["mse"] for c in cells_of(tmp_path, registry, "quiet")]
-    assert len({tuple(v) for v in seen}) == len(seen)
-
-
 @pytest.mark.slow
 def test_to_resume_is_a_set_difference(tmp_path, registry):
     cells = cells_of(tmp_path, registry, "quiet", "gamp")

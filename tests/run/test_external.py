@@ -183,25 +183,9 @@ BAD = {
         _estimate(estimate=np.zeros((1, 30), "M8[s]")),
         "must be real numbers, got the type datetime64",
     ),
-    "time spans": (
-        _estimate(estimate=np.zeros((1, 30), "m8[s]")),
-        "must be real numbers, got the type timedelta64",
-    ),
-    "truth values": (
-        _estimate(estimate=np.zeros((1, 30), bool)),
-        "must be real numbers, got the type bool",
-    ),
-    "text": (
-        _estimate(estimate=np.full((1, 30), "1")),
-        "must be real numbers, got the type",
-    ),
     "objects": (
         _estimate(estimate=np.full((1, 30), None)),
         "cannot be read as .npz: ValueError: Object arrays",
-    ),
-    "fields": (
-        _estimate(estimate=np.zeros((1, 30), [("a", float)])),
-        "must be real numbers, got the type",
     ),
     "a scalar": (_estimate(estimate=1.0), r"must have the shape \(1, 30\), got \(\)"),
     "too many axes": (_estimate(estimate=np.zeros((1,) * 40)), "got \\(1, 1, 1"),
@@ -211,19 +195,10 @@ BAD = {
         "must be real numbers, got the type",
     ),
     "cut": (_packed(("estimate.npy", SOUND[:200])), "cannot be read as .npz"),
-    "a head of nonsense": (
-        _packed(("estimate.npy", SOUND[:10] + b"{" * 118)),
-        "cannot be read as .npz",
-    ),
     "another head": (
         _packed(
             ("estimate.npy", _npy(np.zeros((1, 30)), shape=(b"(1, 30)", b"(9, 99)")))
         ),
-        "cannot be read as .npz",
-    ),
-    "an array alone": (lambda path: path.write_bytes(SOUND), "cannot be read as .npz"),
-    "half a zip": (
-        lambda path: path.write_bytes(_zip_bytes()[:-30]),
         "cannot be read as .npz",
     ),
     "a bomb": (

@@ -440,16 +440,6 @@ def test_a_run_that_ended_well_or_late_is_not_restarted(
     assert (fine.offers, late.offers) == (0, 0)
 
 
-def test_warnings_are_kept_once_and_survive_a_restart(problem, instance):
-    def warn(text):
-        return lambda i: Info(residual=math.nan if i == 5 else 1.0, warning=text)
-
-    result = go(
-        problem, instance, Scripted(warn("first"), cautious=Scripted(warn("second")))
-    )
-    assert result.warnings == ["first", "second"]
-
-
 @pytest.fixture
 def slow_metrics(monkeypatch):
     """Metrics that would take a thousand seconds each."""
@@ -519,22 +509,6 @@ def test_every_iteration_of_a_short_run_is_logged_and_the_last_one_is_the_result
         assert value[0] == pytest.approx(np.sum((signal - 0.1 * i) ** 2) / D)
     assert result.metrics["mse"] == path["mse"][-1]
     np.testing.assert_array_equal(result.estimate, np.full((1, D), 0.1 * 12))
-
-
-def test_damping_is_logged_where_it_is_reported(problem, instance):
-    reported = go(
-        problem,
-        instance,
-        Scripted(lambda i: Info(residual=1.0, damping=0.5 / i)),
-        max_iterations=4,
-    )
-    np.testing.assert_array_equal(
-        reported.trajectory["damping"], [math.nan, *(0.5 / i for i in range(1, 5))]
-    )
-    silent = go(
-        problem, instance, Scripted(lambda i: Info(residual=1.0)), max_iterations=4
-    )
-    assert "damping" not in silent.trajectory
 
 
 def test_a_long_run_is_logged_often_enough_to_time_a_target_to_two_percent(

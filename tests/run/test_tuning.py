@@ -650,18 +650,6 @@ def test_a_list_of_the_algorithm_itself_is_not_tuned(tmp_path):
     assert not searches(load_suite(path))
 
 
-def test_an_algorithm_stands_next_to_its_tuned_self(tmp_path):
-    path = write_suite(
-        tmp_path,
-        TEXT + '\n[[algorithms]]\nname = "sgd"\nlabel = "as it is"\nsteps = 8\n',
-    )
-    assert [algorithm.label for algorithm in load_suite(path).algorithms] == [
-        "ridge",
-        "sgd",
-        "as it is",
-    ]
-
-
 def test_parameters_within_another_algorithm_are_tuned(tmp_path):
     inner = 'of = { name = "sgd", steps = 4, learning_rate = 0.1 }'
     table = f'name = "averaged"\nstudents = 2\n{inner}\n[algorithms.tune]\ntrials = 4\nof.{RATE}\n'

@@ -438,17 +438,11 @@ def test_a_cell_of_a_third_party_rebuilds_from_its_own_package(tmp_path):
     [
         ("problem.prior.rho=0.2", lambda s: s.plans[0].problem.prior.rho, 0.2),
         ("grid.alpha=[0.4]", lambda s: s.plans[0].alphas, (0.4,)),
-        ("grid.alpha=0.4", lambda s: s.plans[0].alphas, (0.4,)),
-        ("grid.dimension = 12", lambda s: s.plans[0].dimensions, (12,)),
         ("grid.seeds=5", lambda s: s.seeds, 5),
         ("algorithms.gamp.damping=0.7", lambda s: s.algorithms[0].spec["damping"], 0.7),
         ("algorithms.0.damping=0.7", lambda s: s.algorithms[0].spec["damping"], 0.7),
-        ("algorithms.gamp.label=mine", lambda s: s.algorithms[0].label, "mine"),
-        ("run.start=informed", lambda s: s.run.start, "informed"),
         ('run.start="informed"', lambda s: s.run.start, "informed"),
         ("run.timeout=2.5", lambda s: s.run.timeout, 2.5),
-        ("grid.seed=7", lambda s: s.seed, 7),
-        ("run.start=spectral", lambda s: s.run.start, "spectral"),
         ("suite.title=A new title", lambda s: s.title, "A new title"),
     ],
 )
@@ -544,16 +538,6 @@ def test_an_algorithm_is_appended_and_set_reaches_into_it(tmp_path):
     assert load_suite(
         path, ["run.metrics=['mse']", "run.metrics+=overlap"]
     ).run.metrics == ("mse", "overlap")
-
-
-def test_all_that_is_appended_makes_the_settings(tmp_path):
-    from smimbench.run.store import Store, options_of, settings_folder
-
-    path, store = write_suite(tmp_path), Store(tmp_path / "r")
-    both = load_suite(path, ["algorithms+=sgd", "algorithms+=spectral"])
-    one = load_suite(path, ["algorithms+=spectral"])
-    assert options_of(both) == "--set algorithms+=sgd --set algorithms+=spectral"
-    assert settings_folder(both, store) != settings_folder(one, store)
 
 
 def test_an_algorithm_is_skipped_where_its_model_is_not(tmp_path):

@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -99,25 +98,3 @@ def test_theory_is_still_what_the_code_says(path, solved):
                         alpha,
                         row.metric,
                     )
-
-
-@pytest.mark.parametrize(
-    "figure", sorted(FOLDER.glob("*.svg")), ids=lambda path: path.stem
-)
-def test_no_two_ticks_of_an_axis_have_one_label(figure):
-    """Files are made small by cutting digits of coordinates, not of what is written."""
-    name = "{http://www.w3.org/2000/svg}"
-    axes = [
-        g
-        for g in ElementTree.parse(figure).iter(f"{name}g")
-        if g.get("id", "").startswith("matplotlib.axis")
-    ]
-    assert axes
-    for axis in axes:
-        ticks = [g for g in axis if re.match("[xy]tick", g.get("id", ""))]
-        labels = [
-            "".join(text.itertext())
-            for tick in ticks
-            for text in tick.iter(f"{name}text")
-        ]
-        assert len(labels) == len(set(labels)), labels

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from smimbench.testing import CheckError, all_checks, bound_checks, check, core
-from smimbench.theory import item_tests
 from tests.helpers import CHANNEL, call, environment, flat, output, refusal
 
 MOMENT = "m[:, :, :, None, None] * m[:, None, None, :, :]"
@@ -128,21 +127,6 @@ def test_json_and_parameters(capsys, drop_in):
     assert set(document["checks"][0]) == {
         "item", "check", "status", "message", "meaning", "seconds",
     }  # fmt: skip
-
-
-def test_outcomes_repeat(capsys, monkeypatch):
-    monkeypatch.setattr(item_tests.ChannelTest, "seconds", 0.1)
-    found = [
-        call(capsys, "check", "linear", "--seed", "3", "--only", "nishimori", "--json")
-        for _ in range(2)
-    ]
-    documents = [json.loads(out) for _, out, _ in found]
-    for document in documents:
-        for item in document:
-            for outcome in item["checks"]:
-                del outcome["seconds"]
-    assert documents[0] == documents[1]
-    assert len(documents[0]) == 2  # one of this name for each model
 
 
 def test_list(capsys):
