@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smimbench.backend.device import Backend, get_backend
+from smimbench.backend.device import get_backend
 from smimbench.interfaces import Capabilities, Channel
-from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import run_algorithm
 from smimbench.suite.reader import load_suite
@@ -42,9 +41,7 @@ class Square(Channel):
         return 2 * z * cotangent
 
 
-def suite_text(
-    problem: str, alpha: list[float], dimension: int, seeds: int, *algorithms: str
-) -> str:
+def suite_text(problem, alpha, dimension, seeds, *algorithms):
     """A suite with one problem, from what stands in ``[problem]`` and in each of ``[[algorithms]]``."""
     grid = (
         f"[grid]\nalpha     = {alpha}\ndimension = [{dimension}]\nseeds     = {seeds}\n"
@@ -110,14 +107,12 @@ def smimbench_register_channels(register):
 '''
 
 
-def scalar(value: float):
+def scalar(value):
     """A matrix (1, 1)."""
     return np.array([[float(value)]])
 
 
-def attention(
-    channel: str = "softmax", tokens: int = 2, rho: float = 0.5, **parameters
-) -> Problem:
+def attention(channel="softmax", tokens=2, rho=0.5, **parameters):
     """An attention-indexed problem with parameters of its channel."""
     return Problem(
         {"name": "attention-indexed", "tokens": tokens},
@@ -126,7 +121,7 @@ def attention(
     )
 
 
-def sequence(channel: str = "softmax", tokens: int = 2, **parameters) -> Problem:
+def sequence(channel="softmax", tokens=2, **parameters):
     """A sequence multi-index problem with parameters of its channel."""
     return Problem(
         {"name": "sequence-multi-index", "tokens": tokens},
@@ -136,13 +131,7 @@ def sequence(channel: str = "softmax", tokens: int = 2, **parameters) -> Problem
 
 
 def run_once(
-    problem: Problem,
-    instance: Instance,
-    algorithm,
-    backend: Backend | None = None,
-    start=None,
-    seed=0,
-    **settings,
+    problem, instance, algorithm, backend=None, start=None, seed=0, **settings
 ):
     """One run through the engine's loop; runs of one seed share their start and their fresh samples."""
     backend = backend or get_backend()
@@ -159,7 +148,7 @@ def run_once(
     )
 
 
-def write_suite(folder: Path, text: str = SUITE, name: str = "small") -> Path:
+def write_suite(folder, text=SUITE, name="small"):
     """Write a suite to a file of its own."""
     path = folder / f"{name}.toml"
     path.write_text(text)
@@ -171,9 +160,7 @@ def loaded(folder, text=SUITE, *overrides, **how):
     return load_suite(write_suite(folder, text), *overrides, **how)
 
 
-def install_package(
-    folder: Path, distribution: str, modules: dict[str, str], version: str = "1.0"
-) -> None:
+def install_package(folder, distribution, modules, version="1.0"):
     """Lay out an installed distribution by hand: modules and the metadata of their ``smimbench`` entry points.
 
     ``folder`` has to be on ``sys.path`` to be found, exactly as site-packages is.
@@ -189,7 +176,7 @@ def install_package(
         (folder / f"{name}.py").write_text(text)
 
 
-def call(capsys, *arguments: str) -> tuple[int, str, str]:
+def call(capsys, *arguments):
     """Run the command line in this process: exit code, standard output, standard error."""
     from smimbench.cli.main import main
 
@@ -235,7 +222,7 @@ def flat(text):
     return " ".join(text.split())
 
 
-def ends_with(*arguments: str) -> int:
+def ends_with(*arguments):
     """Run the command line in this process, for fixtures of a whole module: its exit code."""
     from smimbench.cli.main import main
     from smimbench.registry.registry import set_registry
@@ -246,7 +233,7 @@ def ends_with(*arguments: str) -> int:
     return int(left.value.code or 0)
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment(**more):
     """Environment of a child process: one BLAS thread, this checkout first on its path."""
     paths = [str(ROOT), str(ROOT / "plugins")]
     found = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **more}
@@ -257,14 +244,12 @@ def environment(**more: str) -> dict[str, str]:
     return found
 
 
-def command(*arguments: str) -> list[str]:
+def command(*arguments):
     """The command line as a user starts it."""
     return [sys.executable, "-m", "smimbench", *map(str, arguments)]
 
 
-def call_outside(
-    *arguments: str, timeout: float = 120, cwd: Path | None = None, **more: str
-) -> subprocess.CompletedProcess[str]:
+def call_outside(*arguments, timeout=120, cwd=None, **more):
     """Run the command line in another process."""
     return subprocess.run(
         command(*arguments),

@@ -11,12 +11,11 @@ from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.backend.streaming import DrawnInputs, sample_chunks
 from smimbench.problem import instance as instance_module
-from smimbench.problem.problem import Problem
 from smimbench.run import cell as runner
 from smimbench.run.loop import Readings
 from tests.backend.steps import after, estimate
 from tests.backend.test_philox import by_numpy
-from tests.helpers import ATTENTION, SUITE, loaded
+from tests.helpers import ATTENTION, SUITE, attention, loaded, sequence
 
 cupy = pytest.importorskip("cupy")
 pytestmark = [
@@ -25,48 +24,15 @@ pytestmark = [
 ]
 
 PROBLEMS = [
-    (
-        (
-            {"name": "attention-indexed", "tokens": 2},
-            {"name": "softmax"},
-            {"name": "wishart", "rho": 0.5},
-        ),
-        0.1,
-        200,
-    ),
-    (
-        (
-            {"name": "attention-indexed", "tokens": 2},
-            {"name": "hardmax"},
-            {"name": "wishart", "rho": 0.5},
-        ),
-        0.3,
-        100,
-    ),
-    (
-        (
-            {"name": "sequence-multi-index", "tokens": 2},
-            {"name": "softmax", "layers": 2},
-            "gaussian",
-        ),
-        1.2,
-        500,
-    ),
-    (
-        (
-            {"name": "sequence-multi-index", "tokens": 3},
-            {"name": "softmax"},
-            "gaussian",
-        ),
-        1.0,
-        800,
-    ),
+    (attention(), 0.1, 200),
+    (attention("hardmax"), 0.3, 100),
+    (sequence(layers=2), 1.2, 500),
+    (sequence(tokens=3), 1.0, 800),
 ]
 
 
-@pytest.mark.parametrize(("parts", "alpha", "dimension"), PROBLEMS)
-def test_gamp_gives_the_numbers_of_numpy(parts, alpha, dimension):
-    problem = Problem(*parts)
+@pytest.mark.parametrize(("problem", "alpha", "dimension"), PROBLEMS)
+def test_gamp_gives_the_numbers_of_numpy(problem, alpha, dimension):
     instance = problem.instance(alpha, dimension)
     here, there = (
         estimate(problem, instance.data(get_backend(name)), 5)
@@ -88,7 +54,7 @@ def test_a_suite_runs(tmp_path, text):
 
 def test_inputs_beyond_the_limit_are_streamed(tmp_path):
     pool = cupy.get_default_memory_pool()
-    problem = Problem(*PROBLEMS[3][0])
+    problem = PROBLEMS[3][0]
     instance = problem.instance(4.0, 1500)
     backend = get_backend("cupy")
     whole = instance.data(backend)
@@ -121,9 +87,8 @@ def test_tf32_is_what_was_asked_for(tf32):
         assert 1e-5 < error < 1e-2
 
 
-@pytest.mark.parametrize(("parts", "alpha", "dimension"), PROBLEMS)
-def test_chunks_change_nothing(monkeypatch, parts, alpha, dimension):
-    problem = Problem(*parts)
+@pytest.mark.parametrize(("problem", "alpha", "dimension"), PROBLEMS)
+def test_chunks_change_nothing(monkeypatch, problem, alpha, dimension):
     data = problem.instance(alpha, dimension).data(get_backend("cupy"))
     found = []
     for most in (1 << 30, 1 << 16):
@@ -137,9 +102,7 @@ def test_chunks_change_nothing(monkeypatch, parts, alpha, dimension):
 
 def test_blocks_that_do_not_fit_are_drawn_anew(monkeypatch):
     monkeypatch.setattr(instance_module, "DEVICE_BLOCK", 2 * 300 * 50)
-    problem = Problem(
-        PROBLEMS[0][0][0] | {"name": "sequence-multi-index"}, "softmax", "gaussian"
-    )
+    problem = sequence()
     backend = get_backend("cupy")
     resident = problem.instance(2.0, 300, device=backend)
     monkeypatch.setattr(instance_module, "fits", lambda size, backend: False)
@@ -204,11 +167,10 @@ def test_labels_out_of_reach_are_rescued():
     )
 
 
-@pytest.mark.parametrize(("parts", "alpha", "dimension"), PROBLEMS)
-def test_waits_of_an_iteration(monkeypatch, parts, alpha, dimension):
+@pytest.mark.parametrize(("problem", "alpha", "dimension"), PROBLEMS)
+def test_waits_of_an_iteration(monkeypatch, problem, alpha, dimension):
     """As CuPy itself counts them: whatever stops the host calls ``_declare_synchronize``."""
     watcher = pytest.importorskip("cupy._core.syncdetect")
-    problem = Problem(*parts)
     data = problem.instance(alpha, dimension).data(get_backend("cupy"))
     (gamp, state, _), readings, waits = after(problem, data, 3), Readings(problem), []
     monkeypatch.setattr(watcher, "_declare_synchronize", lambda: waits.append(1))

@@ -40,28 +40,25 @@ def test_theory_json_keeps_its_published_names(tmp_path, capsys):
     assert document["points"][1]["mse"] == 0
 
 
+def with_bad(folder, bad, plugin, algorithms=""):
+    """A suite with the bad problem before the good one, and the options of a command on it."""
+    (folder / "bad.py").write_text(plugin)
+    problems = f"[[problems]]{bad}\n[[problems]]{TWICE}"
+    text = SUITE.replace("[problem]" + TWICE, problems) + algorithms
+    options = ("--plugins", folder / "bad.py", "--results", folder / "r")
+    return write_suite(folder, text), *options
+
+
 TWICE = SUITE.partition("[problem]")[2].partition("[grid]")[0]
+BAD = TWICE.replace('"line"', '"bad"').replace(
+    'name = "linear", noise = 0.2', 'name = "twice"'
+)
 
 
 def test_a_problem_that_cannot_be_solved_says_so_and_the_others_stay(tmp_path, capsys):
-    plugin = tmp_path / "bad.py"
-    plugin.write_text(
-        CHANNEL.replace(
-            "return smimbench.Posterior(y / self.gain, 0 * V)",
-            "raise ZeroDivisionError('no')",
-        )
-    )
-    bad = TWICE.replace('"line"', '"bad"').replace(
-        'name = "linear", noise = 0.2', 'name = "twice"'
-    )
-    text = SUITE.replace("[problem]" + TWICE, f"[[problems]]{bad}\n[[problems]]{TWICE}")
-    options = (
-        write_suite(tmp_path, text),
-        "--plugins",
-        plugin,
-        "--results",
-        tmp_path / "r",
-    )
+    sound = "return smimbench.Posterior(y / self.gain, 0 * V)"
+    plugin = CHANNEL.replace(sound, "raise ZeroDivisionError('no')")
+    options = with_bad(tmp_path, BAD, plugin)
     code, out, err = call(capsys, "theory", *options, "--json")
     found = {one["problem"]["label"]: one for one in one_document(out)}
     assert code == 1, err
@@ -104,16 +101,7 @@ LIKELIHOOD = "    def log_likelihood(self, y, z):\n        return 0 * z[:, 0, 0]
 def test_a_problem_that_cannot_be_made_says_so_and_the_others_stay(
     tmp_path, capsys, before, after, said
 ):
-    plugin = tmp_path / "bad.py"
-    plugin.write_text(CHANNEL.replace(before, after))
-    bad = TWICE.replace('"line"', '"bad"').replace(
-        'name = "linear", noise = 0.2', 'name = "twice"'
-    )
-    text = SUITE.replace("[problem]" + TWICE, f"[[problems]]{bad}\n[[problems]]{TWICE}")
-    suite, options = (
-        write_suite(tmp_path, text),
-        ("--plugins", plugin, "--results", tmp_path / "r"),
-    )
+    suite, *options = with_bad(tmp_path, BAD, CHANNEL.replace(before, after))
     code, out, err = call(capsys, "theory", suite, *options, "--json")
     assert code == 1, err
     good, failed = one_document(out)
@@ -124,7 +112,10 @@ def test_a_problem_that_cannot_be_made_says_so_and_the_others_stay(
     )
     assert (failed["problem"]["label"], failed["points"]) == ("bad", [])
     assert said in failed["unsolved"]
-    assert said == "a delta function" or f"({plugin}, line " in failed["unsolved"]
+    assert (
+        said == "a delta function"
+        or f"({tmp_path / 'bad.py'}, line " in failed["unsolved"]
+    )
     code, out, err = call(capsys, "theory", suite, *options)
     assert code == 1
     assert "bad not solved: channel.name: " in flat(out)
@@ -139,7 +130,7 @@ def test_a_problem_that_cannot_be_made_says_so_and_the_others_stay(
         assert said in err
         assert err.count("left out: ") == 1
     alone = write_suite(
-        tmp_path, SUITE.replace("[problem]" + TWICE, f"[problem]{bad}"), "alone"
+        tmp_path, SUITE.replace("[problem]" + TWICE, f"[problem]{BAD}"), "alone"
     )
     for verb in ("theory", "run"):
         err = refusal(capsys, verb, alone, *options)
@@ -186,12 +177,10 @@ def smimbench_register_algorithms(register):
 def test_a_prior_without_a_mean_and_an_algorithm_that_cannot_be_made_leave_the_others(
     tmp_path, capsys
 ):
-    plugin = tmp_path / "bad.py"
-    plugin.write_text(PRIOR)
     bad = TWICE.replace('"line"', '"bad"').replace("gaussian", "moody")
-    text = SUITE.replace("[problem]" + TWICE, f"[[problems]]{bad}\n[[problems]]{TWICE}")
-    suite = write_suite(tmp_path, text + '\n[[algorithms]]\nname = "broken"\n')
-    options = ("--plugins", plugin, "--results", tmp_path / "r", "--json")
+    broken = '\n[[algorithms]]\nname = "broken"\n'
+    suite, *options = with_bad(tmp_path, bad, PRIOR, broken)
+    options.append("--json")
     code, out, _ = call(capsys, "theory", suite, *options)
     assert code == 1
     assert [one.get("unsolved", "")[-1:] for one in one_document(out)] == ["", ")"]

@@ -107,11 +107,6 @@ def test_an_algorithm_looks_the_same_in_every_suite():
     ] == COLORS
 
 
-def test_no_two_look_alike():
-    found = looks({f"label {i}": f"algorithm {i % 7}" for i in range(30)})
-    assert len({(look.color, look.marker) for look in found.values()}) == 30
-
-
 def test_smooth_theory_goes_through_its_points_and_overshoots_nowhere():
     x = np.array([0.1, 0.2, 0.3, 0.5, 0.6, 0.9])
     y = np.array([1.0, 1.0, 0.8, 0.1, 0.0, 0.0])

@@ -17,10 +17,10 @@ from smimbench.report.statistics import (
 )
 from smimbench.report.tables import error_tables, runtime_tables, status_line
 from smimbench.report.text_files import as_markdown
-from smimbench.run.record import record_from
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from tests.helpers import ATTENTION, flat, loaded
+from tests.records import record
 from tests.report.rows import printed, row
 
 EXTREME = {
@@ -248,33 +248,26 @@ def test_who_draws_fresh_samples():
 def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):
     """A run that diverges after it came near has not arrived; the time of an attempt that failed is part of the next."""
     suite = loaded(tmp_path, ATTENTION)
-    rows = {}
-    for name, change in {
-        "plain": {},
-        "restarted": {
-            "timing": {"seconds": 1.0, "cpu_seconds": 1.0, "lost_seconds": 5.0}
-        },
-        "diverged": {"status": "diverged"},
-    }.items():
-        store = Store(tmp_path / name)
+    trajectory = {
+        "iteration": [0, 1, 2], "seconds": [0.0, 0.25, 1.0], "residual": [1.0, 1.0, 1.0], "samples": [None, 90, 180],
+        "mse": [[1.0], [0.0], [0.0]], "overlap": [[0.5], [1.5], [1.5]],
+    }  # fmt: skip
+    for lost, status, near in (
+        (0.0, "ok", Nearness(0.25, 1.0, 1.0)),
+        (5.0, "ok", Nearness(5.25, 1.0, 1.0)),
+        (0.0, "diverged", Nearness(None, None, 0.0)),
+    ):
+        store = Store(tmp_path / f"{lost} {status}")
         for cell in suite.cells():
-            record = {
-                "key": cell.key, "cell": cell.identity(), "status": "ok", "reason": "",
-                "problem": cell.problem_label, "algorithm": cell.algorithm_label, "machine": {}, "versions": {},
-                "metrics": {"mse": [0.0], "overlap": [1.5]}, "iterations": 2, "samples": 90,
-                "timing": {"seconds": 1.0, "cpu_seconds": 1.0, "machine": "here", "trusted": False},
-                "trajectory": {"iteration": [0, 1, 2], "seconds": [0.0, 0.25, 1.0], "residual": [1.0, 1.0, 1.0],
-                               "samples": [None, 90, 180], "mse": [[1.0], [0.0], [0.0]], "overlap": [[0.5], [1.5], [1.5]]},
-            }  # fmt: skip
-            for key, changed in change.items():
-                is_nested = isinstance(changed, dict)
-                record[key] = {**record[key], **changed} if is_nested else changed
-            store.write(record_from(record))
-        found = Results(suite, store, answers=TheorySolver()).rows
-        rows[name] = found[0].cost.near["0.05"]
-    assert rows["plain"] == Nearness(0.25, 1.0, 1.0)
-    assert rows["restarted"] == Nearness(5.25, 1.0, 1.0)
-    assert rows["diverged"] == Nearness(None, None, 0.0)
+            store.write(
+                record(
+                    cell=cell.identity(), problem=cell.problem_label, algorithm=cell.algorithm_label, status=status,
+                    metrics={"mse": [0.0], "overlap": [1.5]}, iterations=2, samples=90, trajectory=trajectory,
+                    timing={"seconds": 1.0, "cpu_seconds": 1.0, "lost_seconds": lost, "trusted": False},
+                )
+            )  # fmt: skip
+        (first, *_) = Results(suite, store, answers=TheorySolver()).rows
+        assert first.cost.near["0.05"] == near
 
 
 def test_a_screen_shows_the_largest_dimension_and_full_shows_all():

@@ -7,7 +7,6 @@ import sys
 import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from smimbench.backend import machine
@@ -40,16 +39,12 @@ def test_a_spectral_start_is_part_of_the_time(tmp_path, registry, monkeypatch):
         return original(*arguments)
 
     monkeypatch.setattr(Spectral, "start", slow)
-    for start, least, most in (
-        ("spectral", 0.5, np.inf),
-        ("informed", 0.0, 0.5),
-        ("uninformed", 0.0, 0.5),
-    ):
-        cell = cells_of(tmp_path, registry, "gamp", **{"run.start": f'"{start}"'})[0]
-        record = run_cell(cell)
-        assert record.status == "ok"
-        assert least <= record.trajectory["seconds"][0] < most
-        assert record.timing.seconds >= record.trajectory["seconds"][-1] >= least
+    record = run_cell(
+        cells_of(tmp_path, registry, "gamp", **{"run.start": '"spectral"'})[0]
+    )
+    assert record.status == "ok"
+    seconds = record.trajectory["seconds"]
+    assert record.timing.seconds >= seconds[-1] >= seconds[0] >= 0.5
 
 
 def test_cost_grows_with_students_and_epochs(tmp_path, registry):

@@ -1,7 +1,6 @@
 """Parts of a suite that know nothing of each other, and runs that share a folder: together they are the serial run."""
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -52,24 +51,6 @@ def test_shards_are_disjoint_complete_and_each_has_all_algorithms(tmp_path, coun
         c.key for c in parts[1]
     ][::-1]
     assert Shard(1, 1).select(cells) == cells
-
-
-def test_a_job_array_of_somebody_runs_the_whole_suite(tmp_path, capsys, monkeypatch):
-    array = {"ID": "1", "COUNT": "2", "MIN": "1", "MAX": "2", "STEP": "1"}
-    for name, number in array.items():
-        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", number)
-    run = (
-        "run",
-        write_suite(tmp_path),
-        "--results",
-        tmp_path / "r",
-        "--json",
-        "--no-figure",
-        "--workers",
-        "1",
-    )
-    code, out, _ = call(capsys, *run)
-    assert (code, json.loads(out)["status_counts"]) == (0, {"ok": 8})
 
 
 @pytest.mark.parametrize(

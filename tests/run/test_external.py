@@ -13,17 +13,7 @@ import smimbench
 from smimbench import load_suite
 from smimbench.run.answers import document_of
 from smimbench.run.theory_solver import TheorySolver
-from tests.helpers import (
-    ATTENTION,
-    SUITE,
-    call,
-    flat,
-    loaded,
-    output,
-    refusal,
-    silent,
-    write_suite,
-)
+from tests.helpers import SUITE, call, flat, loaded, output, refusal, write_suite
 
 POINT = ("--only", "alpha=1.0", "--only", "seed=1")
 
@@ -208,12 +198,6 @@ BAD = {
 }
 
 
-def _zip_bytes():
-    buffer = io.BytesIO()
-    np.savez(buffer, estimate=np.zeros((1, 30)))
-    return buffer.getvalue()
-
-
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("name", BAD)
 def test_every_kind_of_bad_estimate_is_one_line(tmp_path, capsys, name):
@@ -394,27 +378,6 @@ def test_scores_of_another_problem_size_or_root_seed_are_not_shown(tmp_path, cap
         )[0]
         == 2
     )
-
-
-def test_a_score_of_another_suite_of_the_same_name_is_no_business_of_theory(
-    tmp_path, capsys
-):
-    """Without data, at rho = 0, there is nothing that an estimate could be of."""
-    results = ("--results", tmp_path / "r")
-    np.savez(tmp_path / "answer.npz", estimate=np.ones((1, 30, 30)))
-    suite = write_suite(tmp_path, ATTENTION)
-    output(capsys, "score", suite, "--estimate", tmp_path / "answer.npz", *results)
-    write_suite(
-        tmp_path,
-        ATTENTION.replace("rho = 0.5", "rho = 0.0").partition("[[algorithms]]")[0],
-    )
-    out = silent(capsys, "theory", suite, "--no-thresholds", *results)
-    assert "closed form" in out
-    refusal(capsys, "show", suite, *results)
-    err = refusal(
-        capsys, "score", suite, "--estimate", tmp_path / "answer.npz", *results
-    )
-    assert "must be > 0 to run" in err
 
 
 def test_a_label_of_the_suite_is_told_apart(tmp_path, capsys):
