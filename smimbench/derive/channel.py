@@ -297,7 +297,7 @@ class IntegratedChannel(DerivedChannel):
         return self.labels is None and super().draws_predictions
 
     def _mean_label(self, z: Array) -> Array:
-        """``E[y | z]``: exact where a label has few values, otherwise a mean over fixed draws of the noise."""
+        """Mean label ``E[y | z]``: exact where a label has few values, otherwise a mean over fixed draws of the noise."""
         labels = self.labels
         if labels is None:
             return super()._mean_label(z)

@@ -62,7 +62,7 @@ class SpectrumPrior(DerivedLaw):
             if atoms.size < 2 or not np.isfinite(atoms).all():
                 raise ParameterError(
                     "eigenvalues",
-                    "must be two or more finite numbers, the samples of the law",
+                    "must be two or more finite numbers, the eigenvalues of the signal",
                 )
             if atoms.size < FEWEST_SAMPLES:
                 law = "exact"

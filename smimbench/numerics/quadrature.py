@@ -73,7 +73,7 @@ def gaussian_trapezoid(count: int) -> Nodes:
 
 @cache
 def gauss_kronrod() -> tuple[Host, Host, Host]:
-    """Gauss-Kronrod nodes (15,) on (-1, 1), their weights, and the Gauss weights (7,) of every second node."""
+    """Gauss-Kronrod rule on (-1, 1): nodes (15,), their weights, and the Gauss weights (7,) of every second node."""
     half = [0.991455371120812639206854697526329, 0.949107912342758524526189684047851]
     half += [0.864864423359769072789712788640926, 0.741531185599394439863864773280788]
     half += [0.586087235467691130294144691693013, 0.405845151377397166906606412076961]

@@ -86,7 +86,7 @@ def label_classes(tokens: int) -> tuple[Host, Host]:
 
 @cache
 def patterns(tokens: int) -> Patterns:
-    """The distinct patterns of T tokens, and the pattern of every label up to names of tokens."""
+    """Distinct patterns of the labels of T tokens, and the pattern of every label up to a permutation of tokens."""
     powers = tokens ** np.arange(tokens)
     labels = np.arange(tokens**tokens)[:, None] // powers % tokens
     possible = ~_has_cycle(labels)
