@@ -94,7 +94,7 @@ def reproduce(
     for line in lines:
         if published and line.points is None:
             request.remark(
-                f"no table {line.table} in {published}: {line.label} is not compared"
+                f"the table {line.table} is missing in {published}, so {line.label} is not compared"
             )
     if campaign is not None:
         run_watched(campaign, request)
@@ -111,7 +111,7 @@ def reproduce(
     request.answer(document, _print_verdict)
     if not published:
         request.remark(
-            f"not compared: the published tables are not part of smimbench; {figure.source} has them (--published)"
+            f"nothing is compared without the published tables, which are in {figure.source}; give their folder as --published"
         )
     agrees = all(curve.verdict in (INSIDE, EXPLAINED) for curve in curves)
     return OK if agrees else NOT_OK
@@ -131,7 +131,7 @@ def _read_figure(request: Request, quick: bool) -> tuple[Request, Suite, FigureT
     suite = request.suite()
     if suite.figure is None:
         raise click.UsageError(
-            f"{request.name} is no figure of a paper; 'smimbench reproduce --list' shows them"
+            f"{request.name} is not a figure of a paper; 'smimbench reproduce --list' shows them"
         )
     figure = suite.figure
     if quick:

@@ -220,7 +220,7 @@ def tune(
     suite = request.suite()
     for key in sorted({key for key, _ in suite.only} - {"problem", "algorithm"}):
         request.remark(
-            f"tune searches over all runs of a problem; --only {key} does not narrow this, --set grid.{key}=... does"
+            f"tune uses all runs of a problem, so --only {key} has no effect; restrict the grid with --set grid.{key}=... instead"
         )
 
     store = request.store(suite)
@@ -360,7 +360,7 @@ def show_cost(
     if cost.learned:
         sources.append(f"{cost.learned} from past runs")
     if cost.tried:
-        sources.append(f"{cost.tried} from short runs")
+        sources.append(f"{cost.tried} from short trials")
     basis = f" (cells: {', '.join(sources)})" if sources else ""
     click.echo(f"{cells} cells, {missing} of them to run, {workers} at a time")
     click.echo(f"about {_duration(cost.seconds)}{basis}, without theory")

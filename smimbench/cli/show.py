@@ -162,7 +162,8 @@ def theory(
     request = _request_of_words(request, words, items, alphas)
     if resolve >= 1:
         raise click.BadParameter(
-            f"must be below 100%, got {100 * resolve:g}%", param_hint="--resolve"
+            f"the relative deviation must be below 100%, got {100 * resolve:g}%",
+            param_hint="--resolve",
         )
     if request.as_json and request.as_csv:
         raise click.UsageError("choose one of --json and --csv")
@@ -207,7 +208,7 @@ def theory(
         _print_theory_csv(Theory(suite, theories, solver.answer, ratios), request)
         if not agrees:
             request.remark(
-                "--verify: theory and Monte Carlo do not agree; without --csv, tables show where"
+                "--verify: theory and Monte Carlo disagree; run without --csv to see where"
             )
     else:
         _print_theory(suite, theories, request)
@@ -373,7 +374,7 @@ def show(
         tables = contender_tables(table.verdicts, latex_table)
         if not tables:
             raise click.UsageError(
-                "--latex has no table: no problem here was run with two algorithms"
+                "--latex: no table, because no problem was run with at least two algorithms"
             )
         print_data("\n\n".join(tables) + "\n")
         return OK
@@ -560,7 +561,10 @@ def compare(
         )
     alone = [str(runs_before[key]) for key in runs_before if key not in common]
     alone += [str(runs_after[key]) for key in runs_after if key not in common]
-    for line in (*left_out, *(f"{path} has no counterpart" for path in alone)):
+    for line in (
+        *left_out,
+        *(f"{path} exists in only one of the two folders" for path in alone),
+    ):
         request.remark(f"{line}; not compared")
     overall = overall_changes(changes)
     worse, worse_overall, failing = [], [], 0

@@ -75,10 +75,14 @@ def submission(
     """
     suite = results.suite
     if missing := results.table.missing:
-        raise SuiteError(suite.file, "", f"{missing} cells have not been run")
+        raise SuiteError(
+            suite.file,
+            "",
+            f"{missing} cells have not been run; finish the run before submitting it",
+        )
     versions = {canonical_json(record.versions) for _, record in results.pairs}
     if versions != {canonical_json(shared["versions"])}:
-        reason = f"not all cells were made by {shared['versions']}, as run.json says; run them again"
+        reason = f"some cells were run with other versions than run.json states ({shared['versions']}); run them again"
         raise SuiteError(suite.file, "", reason)
     machines = {record.timing.machine for _, record in results.pairs}
     choices = [read_choice(search, results.store) for search in searches(suite)]

@@ -110,7 +110,7 @@ class PublishedLine:
 
 
 class ShippedFigure(TypedDict):
-    """A shipped figure: its suite, how long it takes, its tables, or why it has no numbers."""
+    """Published figure that ships with smimbench: suite, duration, tables, or the reason why it has no numbers."""
 
     name: str
     title: str

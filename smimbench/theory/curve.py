@@ -38,7 +38,7 @@ from smimbench.theory.types import (
 )
 
 PRIOR_OVERLAP = "the prior mean already overlaps with the signal"
-NEVER = "labels carry no information about a signal without an overlap, at any alpha"
+NEVER = "labels carry no information until the estimate overlaps with the signal, at any alpha"
 NEVER_PERFECT = "with noisy or discrete labels the error never reaches zero"
 
 

@@ -217,7 +217,7 @@ def test_a_table_that_is_missing_is_not_agreement(capsys, tmp_path):
     (tmp_path / "tables" / "deeper" / "line.csv").unlink()
     code, found, err = reproduce(capsys, tmp_path, path)
     assert (code, found["curves"][0]["verdict"]) == (1, "not compared")
-    assert "no table line.csv" in err
+    assert "the table line.csv is missing" in err
 
 
 @pytest.mark.parametrize(

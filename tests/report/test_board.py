@@ -224,7 +224,7 @@ REFUSED = {
     ),
     "versions": (
         {"versions": {"smimbench": "0"}},
-        "not all cells were made by {'smimbench': '0'}",
+        "some cells were run with other versions than run.json states ({'smimbench': '0'})",
     ),
 }
 

@@ -92,7 +92,7 @@ def test_settings_go_with_the_same_settings(made, tmp_path, capsys):
         capsys, "compare", made / "small.json", tmp_path / "r", "--json"
     )
     assert code == 0
-    assert "has no counterpart" in err
+    assert "exists in only one of the two folders" in err
     document = json.loads(out)
     assert {row["verdict"] for row in document["rows"]} == {"unchanged"}
     assert len(document["alone"]) == 1

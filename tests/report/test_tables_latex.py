@@ -102,7 +102,7 @@ def test_what_has_no_table_is_one_line(capsys):
         capsys, "show", ROOT / "results" / "reference" / "smi-skip.json", "--latex"
     )
     assert err.endswith(
-        "\nsmimbench: --latex has no table: no problem here was run with two algorithms\n"
+        "\nsmimbench: --latex: no table, because no problem was run with at least two algorithms\n"
     )
     code, out, err = call(
         capsys,

@@ -547,10 +547,7 @@ def test_only_picks_what_is_tuned(tmp_path, capsys):
         "--only",
         "alpha=0.5",
     )
-    assert (
-        "tune searches over all runs of a problem; --only alpha does not narrow this"
-        in err
-    )
+    assert "tune uses all runs of a problem, so --only alpha has no effect" in err
     err = refusal(
         capsys,
         "tune",
