@@ -207,7 +207,7 @@ def test_thresholds_against_the_parameter_that_differs(capsys, tmp_path):
 def test_without_published_tables_it_says_where_they_are(capsys, tmp_path):
     path = write(tmp_path, [1, 1, 1])
     code, out, err = call(capsys, "reproduce", path, "--results", tmp_path / "results")
-    assert (code, "nowhere has them" in err, "figure.png" in out) == (0, True, True)
+    assert (code, "which are in nowhere" in err, "figure.png" in out) == (0, True, True)
     rows = (tmp_path / "results" / path.stem / "figures" / "figure.csv").read_text()
     assert "published" not in rows
 
@@ -236,7 +236,11 @@ def test_a_bad_table_is_one_line(capsys, tmp_path, text, said):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("", "--list"), ("quickstart", "no figure of a paper"), ("2502", "no such")],
+    [
+        ("", "--list"),
+        ("quickstart", "not a figure of a paper"),
+        ("2502", "neither a file nor"),
+    ],
 )
 def test_what_is_no_figure_is_refused(capsys, name, said):
     code, _, err = call(capsys, "reproduce", *([name] if name else []))
@@ -247,7 +251,7 @@ def test_what_is_no_figure_is_refused(capsys, name, said):
     ("more", "said"),
     [
         ('problems = ["lin"]', "did you mean 'line'"),
-        ('algorithm = "gamp"', "figure.curves[0].algorithm: there is no 'gamp'"),
+        ('algorithm = "gamp"', "figure.curves[0].algorithm: the suite has no 'gamp'"),
         ('metric = "mes"', "figure.curves[0].metric"),
         ("component = 2", "component: must be at most 1"),
         (

@@ -9,7 +9,7 @@ import pytest
 from smimbench.report.columns import latex_table
 from smimbench.report.tables import contender_tables
 from smimbench.report.verdict import verdicts
-from tests.helpers import ROOT, call, refusal
+from tests.helpers import ROOT, call
 from tests.report.rows import row
 
 LABELS = [
@@ -98,9 +98,10 @@ def test_a_label_is_printed_as_it_is_written():
 
 
 def test_what_has_no_table_is_one_line(capsys):
-    err = refusal(
+    code, out, err = call(
         capsys, "show", ROOT / "results" / "reference" / "smi-skip.json", "--latex"
     )
+    assert (code, out) == (2, "")
     assert err.endswith(
         "\nsmimbench: --latex: no table, because no problem was run with at least two algorithms\n"
     )
