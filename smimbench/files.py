@@ -29,7 +29,7 @@ class StoreError(ForeseenError, OSError):
     """The results folder cannot be used."""
 
 
-def canonical_json(value: Any) -> str:
+def canonical_json(value: object) -> str:
     """JSON with sorted keys and no spaces: equal values give equal text."""
     return json.dumps(
         value,
@@ -40,7 +40,7 @@ def canonical_json(value: Any) -> str:
     )
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: object) -> Any:
     """JSON value of an array, a NumPy number or a set.
 
     Raises
@@ -63,7 +63,7 @@ _CONTROL = re.compile(
 """Characters that steer a terminal, turn the direction of text or are no text at all; tab and newline are harmless."""
 
 
-def printable(value: Any, longest: int | None = None) -> str:
+def printable(value: object, longest: int | None = None) -> str:
     """The text of anything, a plugin's odd object included, without characters that steer a terminal or break XML.
 
     Each of those becomes U+FFFD, so that text stays as wide as it was. Beyond ``longest`` characters the middle is left out.
@@ -83,7 +83,7 @@ def printable(value: Any, longest: int | None = None) -> str:
 
 
 def attempt(
-    work: Callable[..., Any], *arguments: Any, **options: Any
+    work: Callable[..., object], *arguments: object, **options: object
 ) -> tuple[Any, Exception | SystemExit | None]:
     """Call a function and return (result, None) or (None, error); for third-party code, which may raise anything."""
     try:
@@ -100,7 +100,7 @@ def error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(printable(error, 2000).split()) or 'no message'}"
 
 
-def suggestion(word: str, choices: Iterable[Any], shown: int = 40) -> str:
+def suggestion(word: str, choices: Iterable[object], shown: int = 40) -> str:
     """Text such as ``did you mean 'gamp'?``, or the possible choices."""
     import difflib
 
@@ -113,7 +113,7 @@ def suggestion(word: str, choices: Iterable[Any], shown: int = 40) -> str:
     return f"choose from {', '.join(words) or 'none'}"
 
 
-def missing(key: str, keys: Iterable[Any]) -> str:
+def missing(key: str, keys: Iterable[object]) -> str:
     """Text that a key is missing, and which of these keys looks like it."""
     import difflib
 
@@ -301,7 +301,7 @@ def remove_leftovers(folder: Path) -> int:
 
 
 def unless(
-    errors: type[Exception], work: Callable[..., T], *arguments: Any
+    errors: type[Exception], work: Callable[..., T], *arguments: object
 ) -> T | None:
     """Return the result of ``work``, or None if it raises one of these errors (as for a file that has vanished)."""
     try:

@@ -80,7 +80,7 @@ class Assuming:
         See ``assumed_problem``.
     """
 
-    def __init__(self, algorithm: Algorithm, tables: Mapping[str, Any]) -> None:
+    def __init__(self, algorithm: Algorithm, tables: Mapping[str, object]) -> None:
         self._algorithm, self._tables = algorithm, tables
         self._problems: dict[str, Problem] = {}
 
@@ -100,7 +100,7 @@ class Assuming:
         """Return the initial state for the assumed problem."""
         return self._algorithm.init(self.assumed(problem), data, rng)
 
-    def step(self, problem: Problem, data: Data, state: Any) -> Any:
+    def step(self, problem: Problem, data: Data, state: object) -> Any:
         """Run one iteration for the assumed problem."""
         return self._algorithm.step(self.assumed(problem), data, state)
 

@@ -150,7 +150,7 @@ def _schema(
     )
 
 
-def takes_lists(cls: Any, kind: str, name: str) -> bool:
+def takes_lists(cls: object, kind: str, name: str) -> bool:
     """Whether a parameter accepts a list, judged by its annotation or its default; True if neither tells."""
     field = _schema(cls, kind)[2].model_fields.get(name)
     if field is None:  # an unknown key
@@ -165,7 +165,7 @@ def takes_lists(cls: Any, kind: str, name: str) -> bool:
     )
 
 
-def is_value(cls: Any, kind: str, name: str, value: object) -> bool:
+def is_value(cls: object, kind: str, name: str, value: object) -> bool:
     """Whether a list is valid as a single value of a parameter, by its annotation; False without annotation."""
     import pydantic
 

@@ -219,7 +219,7 @@ class Column(NamedTuple):
     unless_same: bool = False
     sorts: str = ""
 
-    def cell(self, row: Any) -> str | Text:
+    def cell(self, row: object) -> str | Text:
         """Return the text of the cell in a row."""
         return (
             self.text(*(_field(row, name) for name in self.fields.split()))

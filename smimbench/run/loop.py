@@ -367,7 +367,7 @@ class LoopRun:
 
 
 def _findings(
-    algorithm: Algorithm, state: Any
+    algorithm: Algorithm, state: object
 ) -> tuple[dict[str, list[float | None]], list[str]]:
     """Findings of an algorithm besides its estimate, and those that cannot be stored (which must not fail the run)."""
     findings: dict[str, list[float | None]] = {}

@@ -237,7 +237,7 @@ class TheorySolver(Answers):
         return super().prediction(question)
 
     def _solve_one(
-        self, kind: str, problem: Problem, key: AnswerKey, *arguments: Any
+        self, kind: str, problem: Problem, key: AnswerKey, *arguments: object
     ) -> None:
         """Solve and store an answer that is not stored."""
         if self._recall(problem, key) is not None:
@@ -459,7 +459,7 @@ class TheorySolver(Answers):
         self.on_remark(f"{file}: {error}; not used, computed again")
         move_aside(file, file.parent)
 
-    def _remember(self, problem: Problem, key: AnswerKey, document: Any) -> None:
+    def _remember(self, problem: Problem, key: AnswerKey, document: object) -> None:
         """Store an answer; what would not be read again is refused."""
         document = json.loads(document_text(document))
         check_answer(key.kind, document, problem.components)

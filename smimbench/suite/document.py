@@ -257,7 +257,7 @@ def _table_in_list(tables: list[Any], key: str, file: str, place: str) -> Any:
     )
 
 
-def _append(table: JsonObject, key: str, value: Any, text: str, file: str) -> None:
+def _append(table: JsonObject, key: str, value: object, text: str, file: str) -> None:
     """Append a value to a list of the suite; in a list of tables, a bare word becomes the name of a new table."""
     entries = table.setdefault(key, []) if key == "algorithms" else table.get(key)
     if not isinstance(entries, list):

@@ -76,7 +76,7 @@ class SmallProblem:
         state = self.proceed(data, state, max_steps)
         return algorithm.estimate(state)
 
-    def proceed(self, data: Data, state: Any, max_steps: int = STEPS) -> Any:
+    def proceed(self, data: Data, state: object, max_steps: int = STEPS) -> Any:
         """Run a few more steps from a state and return the new state."""
         for _ in range(steps_of(self.context.item, data, max_steps)):
             state, _ = self.context.item.step(self.problem, data, state)

@@ -71,7 +71,7 @@ class ItemTest:
         seed = [self.seed] if self.seed > 0 else []
         return monte_carlo_rng(f"consistency: {purpose}", *index, *seed)
 
-    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def call(self, method: str, *arguments: object, **options: object) -> Any:
         """Call a method of the item; an exception becomes a one-line ProblemError."""
         answer, error = attempt(getattr(self.item, method), *arguments, **options)
         if error is not None:
@@ -114,7 +114,7 @@ class ItemTest:
             )
 
     def require_finite(
-        self, quantity: str, numbers: Any, shape: tuple[int, ...]
+        self, quantity: str, numbers: object, shape: tuple[int, ...]
     ) -> Host:
         """Convert to an array and raise a ProblemError unless it is finite and has this shape."""
         array = np.asarray(numbers, dtype=float)
@@ -126,7 +126,7 @@ class ItemTest:
         return array
 
     def value_and_error(
-        self, quantity: str, formula: Any, shape: tuple[int, ...]
+        self, quantity: str, formula: object, shape: tuple[int, ...]
     ) -> tuple[Host, Host]:
         """Value and error of a closed form that the item returned as ``Uncertain``."""
         if not isinstance(formula, Uncertain):
@@ -137,7 +137,7 @@ class ItemTest:
         return self.require_finite(quantity, mean, shape), error
 
     def run_growing(
-        self, failures_of: Callable[[int, str], tuple[Failures, Any]]
+        self, failures_of: Callable[[int, str], tuple[Failures, object]]
     ) -> tuple[Any, float]:
         """Run a test with growing sample size; return its samples and the seconds per draw.
 
@@ -563,7 +563,7 @@ def _standard_error(samples: Array) -> Any:
     return samples.std(0, ddof=1) / math.sqrt(len(samples))
 
 
-def _stated_error(posterior: Any) -> float:
+def _stated_error(posterior: object) -> float:
     error = getattr(posterior, "error", 0.0)
     return float(error) if math.isfinite(error) else 0.0
 
