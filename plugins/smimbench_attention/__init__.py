@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smimbench.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Register = Callable[[type[Any]], None]
+    Register = Callable[[type[object]], None]
 
 
 @hookimpl

@@ -132,7 +132,7 @@ class DerivedLaw(DerivedPrior):
 
 
 def error_curve(
-    exact: Callable[[Any], Any],
+    exact: Callable[[Array], Array],
     variance: float,
     *,
     together: bool = False,

@@ -152,7 +152,7 @@ class WeightedPrior(Delegate):
         return overlap
 
 
-def weighted(model: Any, prior: Any, inputs: Inputs) -> tuple[Any, Any]:
+def weighted(model: Model, prior: Any, inputs: Inputs) -> tuple[Any, Any]:
     """Wrap model and prior for inputs whose features have unequal variances.
 
     A prior that is not Gaussian stays as it is, and has no theory. Entries that are independent N(0, 1) have a posterior mean
@@ -253,7 +253,9 @@ class WhitenedModel(Delegate):
         """Forward pass through a factor of the signal, with whitened latents; None if the model has none."""
         return self._forward_gram if self.model.forward_gram else None
 
-    def _forward_gram(self, inputs: Array, factor: Array) -> Any:
+    def _forward_gram(
+        self, inputs: Array, factor: Array
+    ) -> tuple[Array, Callable[[Array], Array]]:
         assert self.model.forward_gram is not None
         root = math.sqrt(factor.shape[-2])
         z, model_pull = self.model.forward_gram(inputs, factor)

@@ -363,7 +363,7 @@ def _teacher_like(instance: Instance, estimate: Array) -> Array:
     if isinstance(estimate, np.ndarray):
         return instance.signal.astype(estimate.dtype, copy=False)
     placement = matching(estimate)
-    cache: dict[str, Any] = instance.__dict__.setdefault("_teacher", {})
+    cache: dict[str, Array] = instance.__dict__.setdefault("_teacher", {})
     key = f"{namespace(estimate).__name__} {placement}"
     if key not in cache:
         cache[key] = namespace(estimate).asarray(instance.signal, **placement)

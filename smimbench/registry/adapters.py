@@ -85,7 +85,7 @@ class Fitted(Algorithm):
         return state.estimate
 
 
-def _as_data_array(data: Data, values: Any) -> Array:
+def _as_data_array(data: Data, values: Array) -> Array:
     """Convert numbers to an array with the dtype and device of the data."""
     xp = namespace(data.labels)
     device = array_api_compat.device(data.labels)

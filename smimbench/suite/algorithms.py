@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import pydantic
 
@@ -210,7 +209,7 @@ def without_assumed(parameters: Parameters) -> Parameters:
     return {name: value for name, value in parameters.items() if name != "assumed"}
 
 
-def axes_of_table(table: AlgorithmTable) -> dict[Key, list[Any]]:
+def axes_of_table(table: AlgorithmTable) -> dict[Key, list[object]]:
     """Parameters of an ``[[algorithms]]`` table that list several values to run; empty for an unknown algorithm."""
     try:
         entry = get_registry().get("algorithm", table.name)
@@ -221,7 +220,7 @@ def axes_of_table(table: AlgorithmTable) -> dict[Key, list[Any]]:
 
 def _listed_parameters(
     item: Callable[..., object], parameters: Parameters
-) -> Iterator[tuple[Key, list[Any]]]:
+) -> Iterator[tuple[Key, list[object]]]:
     """Yield path and values of each parameter that lists several values to run.
 
     For a parameter whose value is itself a list (two temperatures, say), that is a list of lists.
@@ -274,7 +273,9 @@ def setting_words(setting: Setting) -> str:
     return ", ".join(words)
 
 
-def budget(algorithm: Algorithm, plan: ProblemPlan) -> list[Any]:
+def budget(
+    algorithm: Algorithm, plan: ProblemPlan
+) -> list[tuple[int | None, int | None, int, bool]]:
     """Steps, batch size, students and fresh samples of an algorithm's run at every grid point of a problem.
 
     These belong to the problem and not to its solver, so they are not tuned.
@@ -349,7 +350,7 @@ def tune_of(
 
 def _ranges_or_values(
     table: Parameters, *parents: str
-) -> Iterator[tuple[Key, list[Any] | Range]]:
+) -> Iterator[tuple[Key, list[object] | Range]]:
     """Yield path and list of values, or range, of each parameter in a search space.
 
     ``parents`` are the names of the tables that enclose this one.

@@ -423,7 +423,7 @@ class Suite:
             labels += [algorithm.label, algorithm.entry]
         names = [algorithm.spec["name"] for algorithm in algorithms]
         problems = [plan.label for plan in plans]
-        words: dict[str, list[Any]] = {
+        words: dict[str, Sequence[object]] = {
             "algorithm": labels + names,
             "problem": problems + [problem.label for problem in self.unmade],
             "alpha": sorted({alpha for plan in plans for alpha in plan.alphas}),

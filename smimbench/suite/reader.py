@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pydantic
 import tomli_w
@@ -525,7 +524,7 @@ class _Reader:
             require("algorithm", curve.algorithm, algorithms)
             require("metric", curve.metric, self.document.run.metrics)
         labels = curve.problems or tuple(components)
-        per_problem: list[tuple[str, Sequence[Any]]] = [("x_factor", curve.x_factor)]
+        per_problem: list[tuple[str, Sequence[object]]] = [("x_factor", curve.x_factor)]
         for correction in curve.corrections:
             per_problem.append(("corrections", correction.above))
             per_problem.append(("corrections", correction.below))

@@ -41,17 +41,17 @@ class InKey:
     left_out_at_default: bool = False
 
 
-def _list_as_tuple(value: Any) -> Any:
+def _list_as_tuple(value: object) -> object:
     """Convert a TOML list to a tuple."""
     return tuple(value) if isinstance(value, list) else value
 
 
-def as_axis(value: Any) -> Any:
+def as_axis(value: object) -> object:
     """Turn a single value into a grid axis of length 1."""
     return _list_as_tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-def _infinity_as_none(value: Any) -> Any:
+def _infinity_as_none(value: object) -> object:
     """Replace an infinite limit by None, which means no limit."""
     return None if value == math.inf else value
 
@@ -83,7 +83,7 @@ def distinct(values: Sequence[Any]) -> Sequence[Any]:
     return values
 
 
-def require_distinct(values: Sequence[Any], file: str, key: str) -> None:
+def require_distinct(values: Sequence[object], file: str, key: str) -> None:
     """Raise SuiteError if a grid axis lists a value twice."""
     try:
         distinct(values)
@@ -475,7 +475,7 @@ def table_at(location: Sequence[int | str]) -> type[Table]:
     return table
 
 
-def _nested_types(annotation: Any) -> Iterator[Any]:
+def _nested_types(annotation: object) -> Iterator[object]:
     """Yield a type annotation and all types nested in it."""
     yield annotation
     for inner in get_args(annotation):

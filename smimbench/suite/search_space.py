@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ class SearchSpace:
     """Search space of a tuning: a list of values or a range for each parameter, and the number of settings to try."""
 
     trials: int
-    parameters: dict[Key, list[Any] | Range]
+    parameters: dict[Key, list[object] | Range]
 
     def document(self) -> dict[str, object]:
         """Return the search space as JSON, with parameters under dotted names such as ``of.learning_rate``."""
@@ -31,7 +32,7 @@ class SearchSpace:
         }
         return {"trials": self.trials, "space": space}
 
-    def settings(self, written: dict[str, Any]) -> list[Setting]:
+    def settings(self, written: Mapping[str, object]) -> list[Setting]:
         """Return the settings to try: the one in the suite, and scrambled Sobol points of the space.
 
         The points are the same for all algorithms. If every parameter has a list and there are no more combinations than trials,
@@ -73,7 +74,9 @@ def _suite_value(written: object, path: Key) -> object:
     return written
 
 
-def _value_at_quantile(values: list[Any] | Range, u: float, written: object) -> object:
+def _value_at_quantile(
+    values: list[object] | Range, u: float, written: object
+) -> object:
     """Map u in [0, 1) to a value of a list or range: to four digits, or to an integer in a range of integers."""
     if isinstance(values, list):
         return values[int(u * len(values))]

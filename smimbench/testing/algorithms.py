@@ -181,7 +181,7 @@ def shapes(context: CheckContext, small: SmallProblem) -> None:
 
 def _expect_valid_info(info: Info, components: int, name: str) -> None:
     """Check that ``Info`` has a finite residual >= 0 and one number per component in each of its other fields."""
-    residual: Any = info.residual
+    residual: Array = info.residual
     if hasattr(residual, "dtype"):
         residual = to_host(residual)
     if not 0 <= float(residual) < math.inf:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -90,7 +89,7 @@ def calls(context: CheckContext) -> Iterator[Call]:
                 typical=True,
                 any_namespace=field != "second_moment",
             )
-        on_host: list[tuple[str, Any, tuple[Array, ...]]] = [
+        on_host: list[tuple[str, Callable[..., object] | None, tuple[Array, ...]]] = [
             ("log_partition", channel.log_partition, (y, omega, V)),
             ("vjp", channel.vjp, (z, np.ones(observable(channel, y).shape))),
         ]

@@ -267,7 +267,7 @@ def expect_mean(
 
 
 def expect_value(
-    name: str, value: Any, target: Any, error: Any, allowance: float = 0.0
+    name: str, value: Array, target: Array, error: Array, allowance: float = 0.0
 ) -> None:
     """Check that ``value`` equals ``target`` within a number of standard errors and ``allowance``; all may be arrays."""
     value, target, error = map(np.ravel, np.broadcast_arrays(value, target, error))
@@ -322,7 +322,7 @@ Refused = tuple[str, Callable[[], Array]]
 """A mistake in the arguments of a method, and the call with that mistake, which must raise an error."""
 
 
-def expect_pure(name: str, function: Callable[..., Any], *arrays: Any) -> None:
+def expect_pure(name: str, function: Callable[..., object], *arrays: Array) -> None:
     """Check that a method accepts read-only arrays and leaves them unchanged."""
     arguments = [np.array(array) for array in arrays]
     for argument in arguments:

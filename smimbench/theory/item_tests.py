@@ -100,7 +100,7 @@ class ItemTest:
         return failures
 
     def require(
-        self, quantity: str, stated: Any, drawn: Any, error: Any, allowed: Any
+        self, quantity: str, stated: Array, drawn: Array, error: Array, allowed: Array
     ) -> None:
         """Raise a ProblemError if a formula differs from random draws by more than is allowed."""
         excess = np.abs(stated - drawn) - allowed
@@ -138,7 +138,7 @@ class ItemTest:
 
     def run_growing(
         self, failures_of: Callable[[int, str], tuple[Failures, object]]
-    ) -> tuple[Any, float]:
+    ) -> tuple[Array, float]:
         """Run a test with growing sample size; return its samples and the seconds per draw.
 
         What fails again with other draws is raised, in a fixed order: an item is always refused in the same words.
@@ -559,7 +559,7 @@ def _log_likelihood(item: ChannelTest, y: Array, z: Array) -> Host:
     return log_likelihood
 
 
-def _standard_error(samples: Array) -> Any:
+def _standard_error(samples: Array) -> Array:
     return samples.std(0, ddof=1) / math.sqrt(len(samples))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -323,7 +323,7 @@ class Descent(Algorithm):
             state.norm / xp.where(size > 0, size, xp.ones_like(size))
         )
 
-    def findings(self, state: DescentState) -> dict[str, Any]:
+    def findings(self, state: DescentState) -> dict[str, object]:
         """Eigenvalue spectrum of the estimated matrix, reported if there is weight decay (theory may predict it)."""
         shape = state.signal.shape
         is_matrix = len(shape) >= 3 and shape[-1] == shape[-2]

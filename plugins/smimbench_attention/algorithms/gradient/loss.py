@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -153,7 +154,9 @@ def latent_slopes(channel: Channel, z: Array, cotangent: Array) -> Array:
     return channel.vjp(z, cotangent)
 
 
-def loss_of(xp: Any, name: str, output: Array, target: Array) -> tuple[Array, Array]:
+def loss_of(
+    xp: ModuleType, name: str, output: Array, target: Array
+) -> tuple[Array, Array]:
     """Loss of every output entry and its derivative with respect to the output."""
     if name == "squared":
         difference = output - target

@@ -36,6 +36,7 @@ from smimbench_attention.algorithms.gradient.online_spectrum import (
 from smimbench_attention.algorithms.least_squares import noise_of_identity
 
 if TYPE_CHECKING:
+    from smimbench.interfaces import Array
     from smimbench_attention.algorithms.gradient.momentum import MomentumDescent
 
 Trajectory = dict[str, list[Any]]
@@ -210,7 +211,7 @@ def _add_errors_of_ratios(
     alpha: float,
     paths: OnlinePaths,
     D: int,
-    metrics: dict[str, Any],
+    metrics: dict[str, Array],
     trajectory: Trajectory,
 ) -> None:
     """Add the error of predicted cosines, which are ratios of mean overlaps instead of mean ratios."""
@@ -364,7 +365,7 @@ def _solver(problem: Problem, sets: int, starts: Sequence[Overlaps], D: int) -> 
 
 
 def _error_of_ratio(
-    name: str, means: dict[str, Any], drawn: dict[str, Any] | None, D: float
+    name: str, means: dict[str, Array], drawn: dict[str, Array] | None, D: float
 ) -> list[Any]:
     """Error of a ratio of mean overlaps compared with the mean ratio, from draws or from its order in 1/D."""
     ratio = np.asarray(means[name])

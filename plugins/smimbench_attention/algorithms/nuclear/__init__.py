@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -167,7 +167,7 @@ class Nuclear(LinearRegression):
         """The current matrix estimate."""
         return state.estimate
 
-    def findings(self, state: NuclearState) -> dict[str, Any]:
+    def findings(self, state: NuclearState) -> dict[str, object]:
         """Report the penalty, a bound on the relative distance of the objective from its minimum, and the spectrum."""
         eigenvalues = spectrum(state.estimate, state.is_symmetric)
         return {
@@ -189,7 +189,7 @@ class Nuclear(LinearRegression):
         else:
             penalty = float(self.regularisation)
             minimum = fixed_point(problem.prior, observed, penalty, self.positive)
-        details: dict[str, Any] = {
+        details: dict[str, object] = {
             "regularisation": [penalty],
             "relative_duality_gap": [0.0],
         }

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -144,7 +144,7 @@ def shrunk(prior: Prior, noise: float, threshold: float, positive: bool) -> Shru
 
 def shrunk_spectrum(
     prior: Prior, noise: float, threshold: float, positive: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Eigenvalue histogram of the denoised matrix f(R): ``mass`` between 61 ``edges``, and the mass of ``zeros``."""
     top = spectral_end(prior, noise, 1) - threshold
     bottom = 0.0 if positive else -(spectral_end(prior, noise, -1) - threshold)

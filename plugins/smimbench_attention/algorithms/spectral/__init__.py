@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -233,7 +233,7 @@ class Spectral(Algorithm):
 
         Students of one data set find the same eigenvectors up to signs, which the labels determine or ``averaged`` removes.
         """
-        details: dict[str, Any] = {}
+        details: dict[str, object] = {}
         if problem.model.rank == "low":
             kind, regularisation = self._matrix_settings()
             limit = spectral_theory(problem, alpha, kind, regularisation)
