@@ -100,7 +100,7 @@ class ComponentRatios:
 
     Attributes
     ----------
-    second, bottom : ndarray (P,)
+    second, prior_mean_overlap : ndarray (P,)
         Diagonals of the second moment and of the overlap of the prior mean.
     critical : ndarray (P,)
         Critical information: the largest Qhat at which the overlap still has its lowest value.
@@ -117,7 +117,7 @@ class ComponentRatios:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.kappa = float(problem.model.kappa)
-        self.second, self.bottom = (
+        self.second, self.prior_mean_overlap = (
             np.diagonal(moment) for moment in prior_moments(problem)
         )
         self.methods: dict[str, None] = {}
@@ -138,9 +138,9 @@ class ComponentRatios:
 
     def _gained(self, qhat: float) -> Host:
         """Overlap gained over its lowest value (P,) if all components have this Qhat."""
-        # V keeps its digits where Q - bottom does not
+        # V keeps its digits where Q - prior_mean_overlap does not
         V = np.diagonal(self.overlap(np.full(len(self.second), qhat))[1])
-        gained: Host = np.maximum(self.second - self.bottom - V, 0.0)
+        gained: Host = np.maximum(self.second - self.prior_mean_overlap - V, 0.0)
         return gained
 
     def _critical(self, a: int) -> float:
@@ -148,8 +148,8 @@ class ComponentRatios:
         from scipy.optimize import brentq
 
         def grown(log_qhat: float) -> float:
-            Q = self.overlap(np.full(len(self.bottom), np.exp(log_qhat)))[0]
-            return 1.0 if Q[a, a] > self.bottom[a] else -1.0
+            Q = self.overlap(np.full(len(self.prior_mean_overlap), np.exp(log_qhat)))[0]
+            return 1.0 if Q[a, a] > self.prior_mean_overlap[a] else -1.0
 
         nodes = np.linspace(np.log(1e-9), np.log(1e15), 193)
         end = next(
@@ -236,8 +236,8 @@ def components_decouple(problem: Problem) -> bool:
     knowing one teaches the other.
     """
     P, identity = problem.components, np.eye(problem.components)
-    bottom = prior_moments(problem)[1]
-    if np.any(bottom != np.diag(np.diagonal(bottom))):
+    prior_mean_overlap = prior_moments(problem)[1]
+    if np.any(prior_mean_overlap != np.diag(np.diagonal(prior_mean_overlap))):
         return False
 
     def information(probe: Host) -> Uncertain:

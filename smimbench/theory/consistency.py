@@ -86,10 +86,10 @@ def _require_prior(prior: PriorTest, P: int) -> None:
     signal = prior.call("sample", prior.rng("signal, form"), P, prior.fewest)
     # Before its moments, which may be derived from denoise.
     prior.denoised(np.asarray(signal, dtype=float), np.eye(P))
-    second, bottom = (
+    second, prior_mean_overlap = (
         np.asarray(prior.call(name, P)) for name in ("second_moment", "mean_overlap")
     )
-    variance = second - bottom
+    variance = second - prior_mean_overlap
     inverse = np.linalg.inv(variance)
     # More is known of one component than of another.
     weights = np.diag(np.sqrt(1 + np.arange(P)))
@@ -136,13 +136,13 @@ def require_consistent_at(
     ]
     if not tests or not points:
         return
-    second, bottom = prior_moments(problem)
-    square, begin = np.diagonal(second), clock()
+    second, prior_mean_overlap = prior_moments(problem)
+    second_diagonal, begin = np.diagonal(second), clock()
     # In random order: a slow item is tested along the whole curve, too.
     order = monte_carlo_rng("consistency: points").permutation(len(points))
     for index in order[:REPORTED_POINTS].tolist():
         Q, V = points[index]
-        unknown_shares = np.diagonal(V) / square
+        unknown_shares = np.diagonal(V) / second_diagonal
         if clock() - begin > REPORTED_SECONDS:
             return
         if not (unknown_shares >= -ROUNDING).all():
@@ -153,10 +153,12 @@ def require_consistent_at(
             continue
         # A little further: where an item goes wrong, a curve turns, and points stop just before.
         V = 0.98 * V
-        learned = np.flatnonzero(np.diagonal(Q - bottom) > NOTHING * square)
+        learned = np.flatnonzero(
+            np.diagonal(Q - prior_mean_overlap) > NOTHING * second_diagonal
+        )
         for test in tests:
             if isinstance(test, ChannelTest):
-                tested = np.maximum(V, SMALLEST * np.diag(square))
+                tested = np.maximum(V, SMALLEST * np.diag(second_diagonal))
                 test.check(second - tested, tested, len(KNOWN_SHARES) + index)
             elif len(learned) == problem.components:
                 Qhat = inverse_map(problem, second - V, V, learned)

@@ -174,17 +174,17 @@ class CoupledCurve(Curve):
     def thresholds(self) -> Thresholds:
         """Critical sample ratios of the problem; a hard phase is searched for at a few sample ratios."""
         problem, perfect = self.problem, self.perfect
-        bottom = prior_moments(problem)[1]
+        prior_mean_overlap = prior_moments(problem)[1]
         Q, V = overlap_at(problem, 0 * self.identity)
         value, error, _ = information_at(problem, Q, V)
         weak = hard = None
-        if not bottom.any():
+        if not prior_mean_overlap.any():
             informative = (np.diagonal(value) > NOTHING + 3 * np.max(error)).any()
             weak = (
                 Threshold(0.0, 0.0) if informative else self._spectral_threshold(Q, V)
             )
         reasons = {
-            "weak_recovery": PRIOR_OVERLAP if bottom.any() else NEVER,
+            "weak_recovery": PRIOR_OVERLAP if prior_mean_overlap.any() else NEVER,
             "sequential": "components mix, so they are not learned one after the other",
         }
         if perfect is not None and perfect.value > 0:

@@ -88,8 +88,8 @@ class Curve(ABC):
 
     @cached_property
     def _potential(self) -> Potential:
-        second, bottom = prior_moments(self.problem)
-        return Potential(self.segments(), np.diagonal(second - bottom))
+        second, prior_mean_overlap = prior_moments(self.problem)
+        return Potential(self.segments(), np.diagonal(second - prior_mean_overlap))
 
     def free_entropy(self, point: Prediction) -> tuple[float, float]:
         """Free entropy of a fixed point relative to the prior mean, and its numerical error."""
@@ -414,8 +414,8 @@ def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:
     from scipy.optimize import brentq
 
     P = problem.components
-    second, bottom = prior_moments(problem)
-    prior_variance = np.diagonal(second - bottom)
+    second, prior_mean_overlap = prior_moments(problem)
+    prior_variance = np.diagonal(second - prior_mean_overlap)
 
     def log_share(log_scale: float) -> float:
         """Logarithm of the largest MSE over second moment of a component."""

@@ -335,7 +335,9 @@ class FixedPointCurve(Continuation, Curve):
         hard = self.hard_phase()
         learned, P = self.bifurcations, self.problem.components
         sequential = [
-            b for b in learned if b.alpha > 0 or self.ratios.bottom[b.component] == 0
+            b
+            for b in learned
+            if b.alpha > 0 or self.ratios.prior_mean_overlap[b.component] == 0
         ]
         is_weak = bool(learned) and learned[0] in sequential
         weak = learned[0].threshold if is_weak else None

@@ -192,7 +192,7 @@ def _not_negative(errors: Errors) -> Errors:
 
 
 def _errors_of_samples(
-    problem: Problem, joint: Array, V: Array, faint: float = 0.0
+    problem: Problem, joint: Array, V: Array, noise_scale: float = 0.0
 ) -> Errors:
     channel = problem.channel
     P, C = problem.components, problem.model.sites
@@ -204,7 +204,7 @@ def _errors_of_samples(
             4 * P * C, POINTS, "generalization error", scramble
         ).reshape(POINTS, 4 * P, C)
         pair = mixing @ normal[:, : 2 * P]
-        truth, omega = pair[:, :P], pair[:, P:] + faint * normal[:, P : 2 * P]
+        truth, omega = pair[:, :P], pair[:, P:] + noise_scale * normal[:, P : 2 * P]
         latents = (
             truth,
             omega,

@@ -277,15 +277,15 @@ def inverse_map(
     """Invert the prior's map: find Qhat (P, P) that gives overlap Q and error V; 0 for unlearned components."""
     from scipy.optimize import root
 
-    second, bottom = prior_moments(problem)
+    second, prior_mean_overlap = prior_moments(problem)
     index = np.asarray(learned, dtype=int)
     block = np.ix_(index, index)
     upper = np.triu_indices(len(learned))
     diagonal = not (
-        np.abs(Q - bottom)[block] * (1 - np.eye(len(learned))) > NOTHING
+        np.abs(Q - prior_mean_overlap)[block] * (1 - np.eye(len(learned))) > NOTHING
     ).any()
     free = (np.arange(len(learned)),) * 2 if diagonal else upper
-    spread = (second - bottom)[block]
+    spread = (second - prior_mean_overlap)[block]
 
     def full(log: Host) -> Host:
         matrix = np.zeros_like(spread)
@@ -297,9 +297,9 @@ def inverse_map(
 
     def position(Q: Host, V: Host) -> Host:
         """Coordinate that increases with Q over the real line: log Q at small Q, -log V at small V."""
-        gap: Host = symmetric_logarithm((Q - bottom)[block]) - symmetric_logarithm(
-            V[block]
-        )
+        gap: Host = symmetric_logarithm(
+            (Q - prior_mean_overlap)[block]
+        ) - symmetric_logarithm(V[block])
         return gap[free]
 
     target = position(Q, V)

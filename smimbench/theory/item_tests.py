@@ -237,7 +237,7 @@ class ChannelTest(ItemTest):
         direction = rng.standard_normal(C)
         along = omega @ direction
         sign = 1 + along / np.std(along, axis=0)  # where labels see none, omega has it
-        constant, far = np.ones_like(u), np.abs(u) > 1
+        constant, is_large = np.ones_like(u), np.abs(u) > 1
         functions = {
             "on average": constant,
             "along omega": u,
@@ -248,31 +248,35 @@ class ChannelTest(ItemTest):
             """Means of products over the sites, (n, P)."""
             return np.asarray(np.einsum("npc,npc->np", a, b) / C)
 
-        zeros = [averaged(h * h - 1, f) for f in (constant, far)]
+        zeros = [averaged(h * h - 1, f) for f in (constant, is_large)]
         zeros += [averaged(h, f) for f in functions.values()]
-        law = "the mean is not that of the law its labels come from"
-        spread = "its covariance is not that of its own errors"
+        law = "the mean is not the posterior mean of the distribution that labels are drawn from"
+        spread = "the covariance differs from that of the errors of the mean"
         tests = {
             law: averaged(step, error),
-            f"{law}, where |omega| is large": averaged(step * far, error),
+            f"{law}, where |omega| is large": averaged(step * is_large, error),
         }
         for name, f in functions.items():
             tests[f"{law}, {name}"] = averaged(error, f)
-        blind = (error @ direction) * label * sign
-        tests["its mean overlooks what the label tells"] = blind
+        covariance_with_label = (error @ direction) * label * sign
+        tests["the mean ignores information in the label"] = covariance_with_label
         covariance, disagreement = np.asarray(posterior.covariance), 0.0
         if second is not None:
             moment = np.einsum("npcpd,c,d->np", second, direction, direction)
             square = (z @ direction) ** 2
-            blind = (square - moment) * (1 + label + label**2) / np.diagonal(V)
-            tests["its second moment overlooks what the label tells"] = blind
+            covariance_with_label = (
+                (square - moment) * (1 + label + label**2) / np.diagonal(V)
+            )
+            tests["the second moment ignores information in the label"] = (
+                covariance_with_label
+            )
             outer = posterior.mean @ np.swapaxes(posterior.mean, 1, 2)
             covariances = (np.einsum("npcqc->npq", second) - outer) / C
             gap = white @ (covariances.mean(0) - covariance) @ white
             disagreement = float(np.abs(gap).max())
             variances = np.diagonal(white @ covariances @ white, axis1=1, axis2=2)
             tests[spread] = averaged(error, error) - variances
-            tests[f"{spread}, nor what the labels leave of V"] = (
+            tests[f"{spread}, and from the part of V that labels leave unexplained"] = (
                 averaged(h, h) - averaged(step, step) - variances
             )
         means = _means(tests, zeros)
@@ -283,15 +287,15 @@ class ChannelTest(ItemTest):
         mean_square = np.maximum(averaged(step, step).mean(0), 1e-300)
         percent = 100 * DETECTED * float(np.max(means[law][1] / mean_square))
         remark = (
-            f" (detects a step of the mean from omega that is {percent:.1g}% off; not less, nor errors of rare labels alone, "
-            "nor a law that forward and posterior share)"
+            f" (this test detects a {percent:.1g}% error of the step from omega to the mean, but not errors of rare labels "
+            "alone, nor a wrong distribution that forward and posterior share)"
         )
         failures = self.messages_of_failed_means(
             place, means, SUSPECT, 2 * stated, remark
         )
         if disagreement > SUMMED + 8 * stated:
             failures["covariance"] = (
-                f"{place}: its covariance differs by {disagreement:.2g} of V from what its own second moments say"
+                f"{place}: the covariance differs by {disagreement:.2g} of V from that computed from the second moments"
             )
         return failures, (z, omega)
 
@@ -327,8 +331,11 @@ class ChannelTest(ItemTest):
         """Raise a ProblemError if labels or posteriors of a sample depend on other samples or on earlier calls."""
         half = len(z) // 2
         if not is_noisy(self.item, z):
-            alone, among = self.item.forward(z[:half]), self.item.forward(z)[:half]
-            if not np.allclose(alone, among, rtol=1e-9, atol=1e-12):
+            labels_of_half, half_of_labels = (
+                self.item.forward(z[:half]),
+                self.item.forward(z)[:half],
+            )
+            if not np.allclose(labels_of_half, half_of_labels, rtol=1e-9, atol=1e-12):
                 raise self.fail(
                     "forward: a label depends on other samples, or on random numbers that do not come from rng"
                 )
@@ -357,7 +364,7 @@ class ChannelTest(ItemTest):
             )
 
 
-MOMENT = "second_moment is not that of the signals"
+MOMENT = "second_moment differs from that of drawn signals"
 
 
 class PriorTest(ItemTest):
@@ -421,11 +428,11 @@ class PriorTest(ItemTest):
         are those of a component with the sum of all.
         """
         model, P = self.problem.model, len(Qhat)
-        second, bottom = prior_moments(self.problem, P)
+        second, prior_mean_overlap = prior_moments(self.problem, P)
         unit, square = self._unit(Qhat), np.diagonal(second)
         root = symmetric_root(np.linalg.inv(Qhat))
         # The best linear estimate stands for R, which is large where little is known.
-        linear = np.linalg.inv(np.linalg.inv(second - bottom) + Qhat) @ Qhat
+        linear = np.linalg.inv(np.linalg.inv(second - prior_mean_overlap) + Qhat) @ Qhat
         mean = np.asarray(self.call("mean", P, dimension), dtype=float)
         constant = np.ones_like(mean) if self.vectors else mean
 
@@ -450,34 +457,36 @@ class PriorTest(ItemTest):
             gap, deviation = signal - estimate, signal - mean
             stated.append(np.asarray(denoised.V).sum(1) / unit)
             functions = {
-                "the estimate is not the mean of the law it was drawn from": estimate
+                "the estimate is not the posterior mean of the distribution that signals are drawn from": estimate
                 - mean,
                 "the response of the estimate to its input is not V Qhat": np.tensordot(
                     linear, R - mean, axes=1
                 ),
             }
             if self.vectors:
-                functions["the estimate has not the mean of the signal"] = constant
+                functions[
+                    "the mean of the estimate differs from that of the signal"
+                ] = constant
                 scaled = R / np.sqrt(square)[:, None]
                 bounded = np.tanh(scaled)
-                functions["the estimate overlooks what the input tells"] = bounded
+                functions["the estimate ignores information in its input"] = bounded
             row = {name: product(gap, f) / unit for name, f in functions.items()}
-            row["the error V that it returns is not that of its estimates"] = (
+            row["the returned error V differs from the true error of the estimate"] = (
                 product(gap, gap) / unit - stated[-1]
             )
             row[MOMENT] = (product(signal, signal) - second.sum(1)) / square
-            row["mean is not that of the signals"] = (
+            row["mean differs from that of drawn signals"] = (
                 product(deviation, constant) / square
             )
-            row["mean_overlap is not that of the mean with itself"] = (
-                product(mean, mean) - bottom.sum(1)
-            ) / square
+            row[
+                "mean_overlap differs from the overlap of the prior mean with itself"
+            ] = (product(mean, mean) - prior_mean_overlap.sum(1)) / square
             rows.append(row)
         means = _means({k: np.concatenate([row[k] for row in rows]) for k in rows[0]})
         # A moment that is simulated has the error of the map where nothing is known.
         moment, error = means[MOMENT]
-        faint = 1e-9 * np.linalg.inv(second - bottom)
-        error = np.hypot(error, overlap_error_at(self.problem, faint))
+        vanishing_Qhat = 1e-9 * np.linalg.inv(second - prior_mean_overlap)
+        error = np.hypot(error, overlap_error_at(self.problem, vanishing_Qhat))
         means[MOMENT] = moment, error
         scores, slack = SUSPECT if self.vectors else SCORES, self.allowance / dimension
         failures = self.messages_of_failed_means(place, means, scores, slack)

@@ -78,7 +78,7 @@ class ScalarCurve(Curve):
     """Range of Qhat, and nodes in every factor of 10."""
     faintest = 1e-150
     """Error (of what the prior mean leaves) with which the curve ends."""
-    faint = 1e-4, 1e-5, 1e-6, 1e-7
+    small_overlaps = 1e-4, 1e-5, 1e-6, 1e-7
     """Qhat at which alpha tends to its limit where nothing is learned."""
 
     def __init__(self, problem: Problem, method: str) -> None:
@@ -87,11 +87,11 @@ class ScalarCurve(Curve):
             float(problem.model.kappa),
             np.eye(problem.components),
         )
-        self.second, self.bottom = (
+        self.second, self.prior_mean_overlap = (
             float(moment[0, 0]) for moment in prior_moments(problem)
         )
         self.unknown = (
-            self.second - self.bottom
+            self.second - self.prior_mean_overlap
         )  # what the prior mean leaves; a wide Wishart matrix is nearly its mean
         count = round(np.log10(self.highest / self.lowest) * self.per_decade) + 1
         nodes = np.linspace(np.log(self.lowest), np.log(self.highest), count)
@@ -132,7 +132,7 @@ class ScalarCurve(Curve):
     @cached_property
     def _information_at_prior_mean(self) -> Uncertain:
         """Information at the prior mean, the lowest overlap."""
-        return self._information_at(self.bottom, self.unknown)
+        return self._information_at(self.prior_mean_overlap, self.unknown)
 
     def alpha_of(self, log_qhat: Array) -> tuple[Array, Array]:
         """Sample ratio alpha(Qhat) and its numerical error."""
@@ -211,10 +211,15 @@ class ScalarCurve(Curve):
             Q, V = self._overlap(np.log(alpha * self.kappa * information.value))
             relative = information.error / information.value
             return self._build_prediction(
-                alpha, Q, V, abs(Q - self.bottom) * relative, relative, branch
+                alpha,
+                Q,
+                V,
+                abs(Q - self.prior_mean_overlap) * relative,
+                relative,
+                branch,
             )
         return self._build_prediction(
-            alpha, self.bottom, self.unknown, 0.0, 0.0, branch
+            alpha, self.prior_mean_overlap, self.unknown, 0.0, 0.0, branch
         )
 
     def _on_curve(self, alphas: Array, x: Array, branch: str) -> list[Prediction]:
@@ -300,7 +305,9 @@ class ScalarCurve(Curve):
     def thresholds(self) -> Thresholds:
         """Critical sample ratios of the problem."""
         weak = self.weak_limit()
-        reasons = {"weak_recovery": PRIOR_OVERLAP if self.bottom > 0 else NEVER}
+        reasons = {
+            "weak_recovery": PRIOR_OVERLAP if self.prior_mean_overlap > 0 else NEVER
+        }
         sequential = [Bifurcation(0, weak.value, weak.error)] if weak else []
         if len(self.identity) > 1:
             sequential = []
@@ -325,9 +332,9 @@ class ScalarCurve(Curve):
         # In the small-width limit the overlap stays at its lowest value up to a finite Qhat.
         is_held = ratios.critical[0] > 0
         if not is_held and information.value > max(NOTHING, 3 * information.error):
-            return None if self.bottom > 0 else Threshold(0.0, 0.0)
+            return None if self.prior_mean_overlap > 0 else Threshold(0.0, 0.0)
         if is_held or (
-            self.bottom == 0
+            self.prior_mean_overlap == 0
             and P == 1
             and self.problem.channel.susceptibility is not None
         ):
@@ -337,16 +344,17 @@ class ScalarCurve(Curve):
                 float(error[0] + (0.0 if is_held else ratios.response_error[0])),
             )
             return Threshold(value, value * relative) if np.isfinite(value) else None
-        faint = np.log(self.faint)
-        limit = limit_of([self._alpha_at(x) for x in faint])
+        log_overlaps = np.log(self.small_overlaps)
+        limit = limit_of([self._alpha_at(x) for x in log_overlaps])
         return replace(
-            limit, error=limit.error + limit.value * float(self._rounding(faint[-1]))
+            limit,
+            error=limit.error + limit.value * float(self._rounding(log_overlaps[-1])),
         )
 
     def _rounding(self, log_qhat: Array) -> Array:
         """Relative rounding error of alpha at small overlaps, which are differences of numbers of order 1."""
         gained = np.maximum(
-            self._overlap(log_qhat)[0] - self.bottom, np.finfo(float).tiny
+            self._overlap(log_qhat)[0] - self.prior_mean_overlap, np.finfo(float).tiny
         )
         return 4 * np.finfo(float).eps * self.second / gained
 
@@ -439,7 +447,7 @@ class GridCurve(ScalarCurve):
 
     lowest, highest, per_decade = 1e-4, 1e8, 4
     faintest = 1e-11
-    faint = 1e-1, 1e-2, 1e-3, 1e-4
+    small_overlaps = 1e-1, 1e-2, 1e-3, 1e-4
 
     def _resolved_nodes(self, nodes: Host, end: int) -> Host:
         """Nodes of the curve up to the overlap where labels no longer change the posterior mean."""

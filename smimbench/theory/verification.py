@@ -276,12 +276,12 @@ class PointByDraws:
         )
         self.alpha, self.Q, self.mse = point.alpha, point.overlap, point.mse
         self.scale = float(problem.model.kappa) * self.alpha
-        self.second, self.bottom = prior_moments(problem)
+        self.second, self.prior_mean_overlap = prior_moments(problem)
         self.V = self.second - self.Q
         np.fill_diagonal(
             self.V, self.mse
         )  # the difference has lost the digits of small errors
-        gained = np.diagonal(self.Q) - np.diagonal(self.bottom)
+        gained = np.diagonal(self.Q) - np.diagonal(self.prior_mean_overlap)
         self.learned = [
             int(a) for a in np.flatnonzero(gained > NOTHING * np.diagonal(self.second))
         ]
@@ -451,7 +451,7 @@ class PointByDraws:
             not unlearned
             or np.abs(
                 self.Q[np.ix_(unlearned, unlearned)]
-                - self.bottom[np.ix_(unlearned, unlearned)]
+                - self.prior_mean_overlap[np.ix_(unlearned, unlearned)]
             ).max()
             > NOTHING
         ):
@@ -517,7 +517,7 @@ class PointByDraws:
     def _perfect(self) -> list[Check]:
         """Check that perfect recovery is stable: a small error shrinks under state evolution."""
         # What is unknown has the covariance of the prior: components may share a mean, but no error.
-        V = SMALL * (self.second - self.bottom)
+        V = SMALL * (self.second - self.prior_mean_overlap)
         Q = self.second - V
         by_posterior, _, bias = self.draw(Q, V)
         inverse = (

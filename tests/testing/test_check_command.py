@@ -101,7 +101,10 @@ def test_a_wrong_drop_in_is_told_so(capsys, drop_in):
     assert code == 1
     words = flat(out)
     assert "failed nishimori" in words
-    assert "the mean is not that of the law its labels come from" in words
+    assert (
+        "the mean is not the posterior mean of the distribution that labels are drawn from"
+        in words
+    )
     assert "The posterior does not belong to forward" in words
     assert "0 passed, 1 failed, 0 skipped" in words
 

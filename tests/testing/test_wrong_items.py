@@ -263,7 +263,9 @@ HARDMAX = spoiled(  # density over distribution function of the pair in place of
         mean=ratio_posterior(np.asarray(y), omega, V[0, 0])
     ),
 )
-LAW = "the mean is not that of the law its labels come from"
+LAW = (
+    "the mean is not the posterior mean of the distribution that labels are drawn from"
+)
 SEED = "ignores its seed: every seed gives the same estimate"
 
 
@@ -272,7 +274,7 @@ SEED = "ignores its seed: every seed gives the same estimate"
     (HARDMAX, {"nishimori": LAW, "gradient": "log_partition changes by"}, ()),
     (
         spoiled(LINEAR, posterior=lambda p, *_: p._replace(covariance=0.9 * p.covariance)),
-        {"nishimori": "its covariance differs by 0.036 of V from what its own second moments say"},
+        {"nishimori": "the covariance differs by 0.036 of V from that computed from the second moments"},
         ("gradient",),
     ),
     (
@@ -302,12 +304,12 @@ SEED = "ignores its seed: every seed gives the same estimate"
     # priors
     (
         spoiled(Gaussian(), denoise=lambda d, *_: Denoised(1.05 * d.estimate, d.V)),
-        {"nishimori": "the estimate is not the mean of the law it was drawn from"},
+        {"nishimori": "the estimate is not the posterior mean of the distribution that signals are drawn from"},
         ("shapes",),
     ),
     (
         spoiled(Wishart(rho=0.5), denoise=lambda d, *_: Denoised(1.03 * d.estimate, d.V)),
-        {"nishimori": "the estimate is not the mean of the law it was drawn from"},
+        {"nishimori": "the estimate is not the posterior mean of the distribution that signals are drawn from"},
         ("shapes",),
     ),
     (
@@ -316,11 +318,11 @@ SEED = "ignores its seed: every seed gives the same estimate"
         ("shapes",),
     ),
     (Growing(), {"shapes": "log_density: must be the log-density of a law with finite variance"}, "all"),
-    (spoiled(Gaussian(), sample=lambda S, *_: 1.1 * S), {"nishimori": "the estimate is not the mean of the law"}, ()),
-    (spoiled(Gaussian(), mean=lambda m, *_: m + 0.05), {"nishimori": "mean is not that of the signals"}, ()),
+    (spoiled(Gaussian(), sample=lambda S, *_: 1.1 * S), {"nishimori": "the estimate is not the posterior mean"}, ()),
+    (spoiled(Gaussian(), mean=lambda m, *_: m + 0.05), {"nishimori": "mean differs from that of drawn signals"}, ()),
     (
         spoiled(Coupled(), sample=lambda S, *_: S * [[1.0], [-1.0]][: len(S)]),
-        {"nishimori": "the estimate is not the mean of the law"},
+        {"nishimori": "the estimate is not the posterior mean"},
         ("shapes",),
     ),
     (Coupled(), {}, ("nishimori", "shapes")),

@@ -152,7 +152,9 @@ def test_of_the_command_line(tmp_path, capsys, monkeypatch):
 def test_a_bound_is_one_sided():
     assert Check("unlearned", 0, 1.0, 0.0, 0.5, 0.01, bound=True).z == 0
     assert Check("unlearned", 0, 1.0, 0.0, 1.5, 0.1, bound=True).z == pytest.approx(5)
-    with pytest.raises(ValueError, match=r"between 0 and 1, as 0.02 for 2%, got 20000"):
+    with pytest.raises(
+        ValueError, match=r"between 0 and 1 \(0.02 means 2%\), got 20000"
+    ):
         verify_point(Problem(SEQUENCE, "softmax", "gaussian"), {}, 20_000)
 
 

@@ -271,25 +271,27 @@ class LeastSquares:
     def __init__(
         self, problem: Problem, linear: Linear, inputs: Array, labels: Array
     ) -> None:
-        xp, place = namespace(inputs), matching(inputs)
+        xp, device_and_dtype = namespace(inputs), matching(inputs)
         self.problem, self.inputs = problem, inputs
         self.P, self.C = problem.components, problem.model.sites
         self.noise = float(linear.noise.min())
         weights = np.ones_like(linear.noise)
         if self.noise > 0:
             weights = self.noise / linear.noise
-        self.rows = xp.asarray(linear.rows, **place)
-        self.weights = xp.asarray(weights, **place)
-        gain = xp.asarray(1 + linear.noise, **place)
+        self.rows = xp.asarray(linear.rows, **device_and_dtype)
+        self.weights = xp.asarray(weights, **device_and_dtype)
+        gain = xp.asarray(1 + linear.noise, **device_and_dtype)
         self.chunks = list(sample_chunks(problem.model, inputs, self.P))
         targets = []
-        V = xp.eye(self.P, **place)
+        V = xp.eye(self.P, **device_and_dtype)
         for chunk in self.chunks:
-            omega = xp.zeros((chunk.stop - chunk.start, self.P, self.C), **place)
+            omega = xp.zeros(
+                (chunk.stop - chunk.start, self.P, self.C), **device_and_dtype
+            )
             rng = monte_carlo_rng("what labels show: posterior")
             y = labels[chunk, ...]
             mean = problem.channel.posterior(y, omega, V, rng=rng).mean
-            targets.append(self._along(xp.asarray(mean, **place)) * gain)
+            targets.append(self._along(xp.asarray(mean, **device_and_dtype)) * gain)
         self.targets = xp.concat(targets, axis=0)
 
     def _along(self, z: Array) -> Array:

@@ -244,10 +244,10 @@ def _initial_ridge_state(
     problem: Problem, squares: LeastSquares, penalty: float | Host, note: str = ""
 ) -> RidgeState:
     """Initial state for one penalty, one per component, or several candidates (one row each)."""
-    xp, place = namespace(squares.inputs), matching(squares.inputs)
+    xp, device_and_dtype = namespace(squares.inputs), matching(squares.inputs)
     mean = problem.prior.mean(problem.components, squares.inputs.shape[-1])
-    base = xp.asarray(mean, **place)
-    penalties = xp.asarray(np.atleast_2d(penalty), **place)
+    base = xp.asarray(mean, **device_and_dtype)
+    penalties = xp.asarray(np.atleast_2d(penalty), **device_and_dtype)
     right_side, _ = squares.normal(base, targets=True)
     right_sides = xp.stack([right_side] * penalties.shape[0])
     axes = tuple(range(1, right_sides.ndim))

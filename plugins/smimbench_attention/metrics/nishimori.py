@@ -60,14 +60,18 @@ class Nishimori(PerComponent):
         self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float | None], list[float | None]]:
         """Theoretical ratio of a posterior mean: 1 for components estimated better than by chance."""
-        second, bottom = (np.diagonal(moment) for moment in prior_moments(problem)[:2])
+        second, prior_mean_overlap = (
+            np.diagonal(moment) for moment in prior_moments(problem)[:2]
+        )
         Q = np.diagonal(np.asarray(point["overlap"], dtype=float))
         honest = (
             np.abs(second - Q - np.atleast_1d(np.asarray(point["mse"], dtype=float)))
             <= EQUAL * second
         )
         informed = (
-            (Q - bottom > EQUAL * second) & honest & ("squared_cosine" not in point)
+            (Q - prior_mean_overlap > EQUAL * second)
+            & honest
+            & ("squared_cosine" not in point)
         )
         return [1.0 if k else None for k in informed], [
             0.0 if k else None for k in informed

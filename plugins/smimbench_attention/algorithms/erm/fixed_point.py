@@ -315,18 +315,21 @@ class PenaltyPath:
                 [np.log(V) - x[0], excess * V / cross, np.log(Q_hat) - x[2]]
             )
 
-        begin = np.log(parameters) if is_positive else parameters / size
-        return begin.ravel(), point, gap
+        initial_unknowns = np.log(parameters) if is_positive else parameters / size
+        return initial_unknowns.ravel(), point, gap
 
     def _root(self, penalty: float, parameters: Host) -> tuple[Host, float]:
         """Find a nearby fixed point with a root finder; return it (or the input, if none is found) and its residual."""
         from scipy.optimize import root
 
-        begin, point, gap = self._equations(penalty, parameters)
-        options = {"xtol": ACCURACY.close, "maxfev": ACCURACY.effort * len(begin)}
-        solution = root(gap, begin, method="hybr", options=options)
+        initial_unknowns, point, gap = self._equations(penalty, parameters)
+        options = {
+            "xtol": ACCURACY.close,
+            "maxfev": ACCURACY.effort * len(initial_unknowns),
+        }
+        solution = root(gap, initial_unknowns, method="hybr", options=options)
         final_gap = float(np.abs(solution.fun).max())
-        initial_gap = float(np.abs(gap(begin)).max())
+        initial_gap = float(np.abs(gap(initial_unknowns)).max())
         if final_gap < initial_gap:
             return point(solution.x), final_gap
         return parameters, initial_gap

@@ -222,13 +222,17 @@ class Gamp(Algorithm):
         self, problem: Problem, data: Data, rng: np.random.Generator
     ) -> tuple[Array, Array]:
         """Random start: a denoised noisy draw from the prior, and the error that the prior predicts for it."""
-        xp, place, P = namespace(data.inputs), matching(data.inputs), problem.components
+        xp, device_and_dtype, P = (
+            namespace(data.inputs),
+            matching(data.inputs),
+            problem.components,
+        )
         information = self._initial_information(data.dimension)
         draw = problem.prior.sample(rng, P, data.dimension)
         noise = problem.model.draw_noise(rng, P, data.dimension)
-        R = xp.asarray(draw + noise / np.sqrt(information), **place)
+        R = xp.asarray(draw + noise / np.sqrt(information), **device_and_dtype)
         denoised = problem.prior.denoise(
-            R, xp.asarray(information * np.eye(P), **place)
+            R, xp.asarray(information * np.eye(P), **device_and_dtype)
         )
         return denoised.estimate, denoised.V
 

@@ -224,7 +224,7 @@ def _start(problem: Problem, conditions: Conditions, V: Host | None) -> Orders:
     Their norms differ from the second moment by chance, which the limit does not contain. An informed start enters by its overlap
     with itself. A random one has an overlap with the signal that is chance alone, but grows from there: it is that of the runs.
     """
-    second, bottom = prior_moments(problem)
+    second, prior_mean_overlap = prior_moments(problem)
     starts = [aligned(problem, overlaps) for overlaps in conditions.starts]
     if V is not None:
         Q = second - V
@@ -233,7 +233,7 @@ def _start(problem: Problem, conditions: Conditions, V: Host | None) -> Orders:
             M = np.diag(np.diagonal(M))  # the rest has either sign, and no mean
         return Orders(M, Q, V)
     if not starts or conditions.start != "informed":
-        return Orders.bayes_optimal(second, second - bottom)
+        return Orders.bayes_optimal(second, second - prior_mean_overlap)
     self_overlaps = []
     for overlaps in starts:
         truth = np.diagonal(np.asarray(overlaps.truth, dtype=float))

@@ -219,20 +219,26 @@ class Descent(Algorithm):
             raise ValueError(
                 "online = true needs fresh samples, but this data set is fixed; set online = false"
             )
-        xp, place, P = namespace(data.inputs), matching(data.inputs), problem.components
+        xp, device_and_dtype, P = (
+            namespace(data.inputs),
+            matching(data.inputs),
+            problem.components,
+        )
         basis = factor_of(problem)
         draws = [
             basis.draw(rng, P, data.dimension, self.width) for _ in range(students or 1)
         ]
         axes = _component_axes(problem, data)
-        factor = xp.asarray(draws[0] if students is None else np.stack(draws), **place)
+        factor = xp.asarray(
+            draws[0] if students is None else np.stack(draws), **device_and_dtype
+        )
         if self.spherical:
             factor = _on_sphere(factor, axes)
         norm = None
         if problem.channel.vjp is None:
             second = np.diagonal(problem.prior.second_moment(P))
             entries = math.prod(problem.model.signal_shape(1, data.dimension))
-            norm = xp.asarray(second / (entries / data.dimension), **place)
+            norm = xp.asarray(second / (entries / data.dimension), **device_and_dtype)
             norm = xp.reshape(norm, (-1, *[1] * len(axes)))
         targets = observable(problem.channel, data.labels)
         return DescentState(

@@ -293,8 +293,8 @@ def solve(
         points = min(points, int(points * accuracy.latents / cost))
     if points < accuracy.fewest_points:
         raise TooLong(f"{steps} steps")
-    begin = gram_of(starts, rule.momentum)
-    fields = local_fields(problem, loss, begin[:, :P, :P], points)
+    initial_grams = gram_of(starts, rule.momentum)
+    fields = local_fields(problem, loss, initial_grams[:, :P, :P], points)
     student = slice(P, 2 * P)
 
     def advance(gram: Host, step: int) -> Host:
@@ -305,7 +305,7 @@ def solve(
         noise = averages.square / rule.fraction + rule.inverse_rows * drift
         return gram_after_noise(rule, gram, mean, noise, step)
 
-    grams = np.stack([begin] * evaluations(problem, loss))
+    grams = np.stack([initial_grams] * evaluations(problem, loss))
     return follow(advance, grams, P, recorded_steps, 1.0)
 
 
@@ -345,9 +345,9 @@ def draw_paths(
     Diverges
         If more than half of all draws do.
     """
-    begin = gram_of(starts, rule.momentum)
-    P, B, C, R = problem.components, batch, problem.model.sites, begin.shape[-1]
-    n = draws * len(begin)
+    initial_grams = gram_of(starts, rule.momentum)
+    P, B, C, R = problem.components, batch, problem.model.sites, initial_grams.shape[-1]
+    n = draws * len(initial_grams)
     channel = problem.channel
     rng = monte_carlo_rng("online descent: draws", dimension, batch)
     degrees = dimension - R - np.arange(P)
@@ -371,7 +371,7 @@ def draw_paths(
         vectors = np.concatenate([frame, np.zeros((n, R, P))], axis=-1)
         return gram_after(rule, vectors, gradient, step).reshape(gram.shape)
 
-    return follow(advance, np.stack([begin] * draws), P, recorded_steps, 0.5)
+    return follow(advance, np.stack([initial_grams] * draws), P, recorded_steps, 0.5)
 
 
 def wishart_root(rng: np.random.Generator, degrees: Host, *shape: int) -> Host:

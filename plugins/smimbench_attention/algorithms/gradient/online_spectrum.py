@@ -72,7 +72,7 @@ def solve_features(
     noise: float,
     sites: int,
     dimension: int,
-    begin: Host,
+    initial_grams: Host,
     recorded_steps: Sequence[int],
 ) -> Path:
     """Solve the equations of single features for the overlaps of the latents at given steps.
@@ -85,7 +85,7 @@ def solve_features(
         What the student moves along.
     variances, shares : ndarray (K,)
         Values of lambda, and the share of the features that each is of.
-    begin : ndarray (K, starts, R, R)
+    initial_grams : ndarray (K, starts, R, R)
         Mean products of teacher, student and, with momentum, velocity, in a feature of each variance.
     recorded_steps : sequence of int
         Steps, ascending, the first one 0.
@@ -95,9 +95,9 @@ def solve_features(
     Diverges, Fluctuates
     """
     P, R, starts = (
-        begin.shape[-1] // (3 if rule.momentum else 2),
-        begin.shape[-1],
-        begin.shape[1],
+        initial_grams.shape[-1] // (3 if rule.momentum else 2),
+        initial_grams.shape[-1],
+        initial_grams.shape[1],
     )
     rows = rule.fraction * dimension * sites
     variance, share = (x[:, None, None, None] for x in (variances, shares))
@@ -123,10 +123,10 @@ def solve_features(
     def advance(gram: Host, step: int) -> Host:
         error = difference @ gram @ transposed(difference)
         residual = np.sum(share * variance * error, axis=0) + noise * identity
-        fresh = 4 * sites / rule.fraction * variance * residual
-        fresh = fresh + toward @ error @ toward / rows
-        fresh[:, starts:] = 0
-        return gram_after_noise(rule, gram, toward @ difference, fresh, step)
+        noise_covariance = 4 * sites / rule.fraction * variance * residual
+        noise_covariance = noise_covariance + toward @ error @ toward / rows
+        noise_covariance[:, starts:] = 0
+        return gram_after_noise(rule, gram, toward @ difference, noise_covariance, step)
 
     def weighted_mean(gram: Host) -> Host:
         weighted = share * variance * gram[:, :starts]
@@ -134,8 +134,8 @@ def solve_features(
 
     if moves == "polar":
         rule = replace(rule, direction=polar)
-        begin = np.concatenate([begin, begin], axis=1)
-    path = follow(advance, begin, P, recorded_steps, 1.0, weighted_mean)
+        initial_grams = np.concatenate([initial_grams, initial_grams], axis=1)
+    path = follow(advance, initial_grams, P, recorded_steps, 1.0, weighted_mean)
     if np.mean(fluctuations) > FLUCTUATION:
         raise Fluctuates(
             f"relative variance of the step length {np.mean(fluctuations):.2g}"
@@ -148,7 +148,7 @@ def draw_signs(
     variances: Host,
     noise: float,
     rows: int,
-    begin: Host,
+    initial_vectors: Host,
     recorded_steps: Sequence[int],
     rng: np.random.Generator,
 ) -> Path:
@@ -160,7 +160,7 @@ def draw_signs(
         Values of lambda.
     rows : int
         Independent rows of a batch: its samples times the tokens.
-    begin : ndarray (sets, starts, R, D)
+    initial_vectors : ndarray (sets, starts, R, D)
         Teacher, student and, with momentum, velocity of every draw.
     recorded_steps : sequence of int
         Steps, ascending, the first one 0.
@@ -169,7 +169,7 @@ def draw_signs(
     ------
     Diverges
     """
-    D, P = len(variances), begin.shape[-2] // (3 if rule.momentum else 2)
+    D, P = len(variances), initial_vectors.shape[-2] // (3 if rule.momentum else 2)
     rule = replace(rule, direction=lambda along, metric: np.sign(along))
     scale, identity = np.sqrt(variances), np.eye(P)
     degrees = np.maximum(rows - np.arange(P), 0)
@@ -190,7 +190,7 @@ def draw_signs(
         unit = 2 / (rule.fraction * np.sqrt(D)) * scale
         return np.asarray(residuals @ (along + orthogonal) * unit)
 
-    vectors, grams = begin, []
+    vectors, grams = initial_vectors, []
     for step in range(int(recorded_steps[-1]) + 1):
         if step in recorded_steps:
             gram = (vectors * variances) @ transposed(vectors) / D

@@ -166,8 +166,10 @@ def _of_overlaps(
             method += f"; {diverged_share:.1%} of the draws diverged and were left out"
     else:
         # Equations that are linear in the overlaps start from their mean.
-        begin = [mean_start(problem)] if is_linear and not has_runs else starts
-        path = solve(problem, loss, rule, begin, recorded_steps)
+        initial_overlaps = (
+            [mean_start(problem)] if is_linear and not has_runs else starts
+        )
+        path = solve(problem, loss, rule, initial_overlaps, recorded_steps)
         method = _solver(problem, len(path.cross), starts, D)
     if not has_runs:
         path, drawn = (
@@ -261,10 +263,10 @@ def _by_feature(
     count = min(online_fields.ACCURACY.starts, int(1 / cost))
     has_runs = bool(starts) and problem.features is None
     if has_runs:
-        begin = gram_of(starts, rule.momentum)[None]
+        initial_grams = gram_of(starts, rule.momentum)[None]
     elif moves == "gradient" or len(variances) == 1:
         mean = gram_of([mean_start(problem)], rule.momentum)
-        begin = np.repeat(mean[None], len(variances), axis=0)
+        initial_grams = np.repeat(mean[None], len(variances), axis=0)
     elif count < 4 * P:
         raise TooLong(f"{steps} steps")
     else:
@@ -275,8 +277,8 @@ def _by_feature(
         white = np.sqrt(count) * (u @ v)
         squares = white[..., :, None] * white[..., None, :]
         sums = np.add.reduceat(squares, np.cumsum(counts) - counts)
-        begin = np.zeros((len(variances), count, R, R))
-        begin[..., : 2 * P, : 2 * P] = sums / counts[:, None, None, None]
+        initial_grams = np.zeros((len(variances), count, R, R))
+        initial_grams[..., : 2 * P, : 2 * P] = sums / counts[:, None, None, None]
     path = solve_features(
         rule,
         moves,
@@ -285,7 +287,7 @@ def _by_feature(
         float(noise.mean()),
         problem.model.sites,
         D,
-        begin,
+        initial_grams,
         recorded_steps,
     )
     path = path if has_runs else starts_as_evaluations(path)
@@ -304,15 +306,15 @@ def _by_draws_of_signs(
         raise TooLong(f"{recorded_steps[-1]} steps")
     rng, noise = monte_carlo_rng("online descent: signs", D), noise_of_identity(problem)
     assert noise is not None  # labels are linear
-    begin = np.zeros((count, 1, P * (3 if rule.momentum else 2), D))
-    for draw in begin[:, 0]:
+    initial_vectors = np.zeros((count, 1, P * (3 if rule.momentum else 2), D))
+    for draw in initial_vectors[:, 0]:
         draw[: 2 * P] = np.concatenate(_signal_and_factor(problem, rng, D))
     path = draw_signs(
         rule,
         np.ones(D) if problem.features is None else problem.features,
         float(noise.mean()),
         round(rule.fraction * D) * problem.model.sites,
-        begin,
+        initial_vectors,
         recorded_steps,
         rng,
     )

@@ -147,8 +147,8 @@ def shrunk_spectrum(
 ) -> dict[str, object]:
     """Eigenvalue histogram of the denoised matrix f(R): ``mass`` between 61 ``edges``, and the mass of ``zeros``."""
     top = spectral_end(prior, noise, 1) - threshold
-    bottom = 0.0 if positive else -(spectral_end(prior, noise, -1) - threshold)
-    edges = np.linspace(min(bottom, 0.0), max(top, 1e-3), 61)
+    lower_end = 0.0 if positive else -(spectral_end(prior, noise, -1) - threshold)
+    edges = np.linspace(min(lower_end, 0.0), max(top, 1e-3), 61)
 
     def indicators(x: Host, mean: Host, variance: Host) -> Host:
         f = shrink(x, threshold, positive)

@@ -68,7 +68,7 @@ def spectral_estimate(
     ArithmeticError
         If Lanczos' method does not converge.
     """
-    xp, place = namespace(data.inputs), matching(data.inputs)
+    xp, device_and_dtype = namespace(data.inputs), matching(data.inputs)
     P, C, D = problem.components, problem.model.sites, data.dimension
     root = second_moment_root(problem)
     channel, alpha = problem.channel, data.sample_ratio
@@ -81,14 +81,18 @@ def spectral_estimate(
     sign_hints = None
     if channel.symmetry in ("none", "permutations"):
         sign_hints = _sign_hints(problem, data, rng)
-    unwhiten = xp.asarray(root, **place)
-    estimate = xp.zeros((P, D), **place)
+    unwhiten = xp.asarray(root, **device_and_dtype)
+    estimate = xp.zeros((P, D), **device_and_dtype)
     gram, cross = np.zeros((P, P)), np.zeros((P, P))
     outliers: list[float | None] = []
     remarks: list[str] = []
     removed: list[Array] = []
     for mode in theory.modes:
-        e = None if mode.direction is None else xp.asarray(mode.direction, **place)
+        e = (
+            None
+            if mode.direction is None
+            else xp.asarray(mode.direction, **device_and_dtype)
+        )
         along = G if e is None else along_direction(G, e)
         linearized = LinearizedMatrices(problem, data, along, removed)
         leading = None
@@ -122,7 +126,9 @@ def spectral_estimate(
         cross += scale**0.5 * mode.A if mode.is_outlier else scale * mode.gram
     V = root @ with_floor(np.eye(P) - cross - cross.T + gram, SMALLEST_V) @ root
     estimate = xp.matmul(unwhiten, estimate)
-    return SpectralEstimate(estimate, xp.asarray(V, **place), remarks, outliers)
+    return SpectralEstimate(
+        estimate, xp.asarray(V, **device_and_dtype), remarks, outliers
+    )
 
 
 def _same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
@@ -140,12 +146,16 @@ def _same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
 
 def _sign_hints(problem: Problem, data: Data, rng: np.random.Generator) -> Array:
     """Vector ``adjoint(E[z | y])`` at the prior mean, which gives the signs of components where labels depend on them."""
-    xp, place, P = namespace(data.inputs), matching(data.inputs), problem.components
-    hints = xp.zeros((P, data.dimension), **place)
-    V = xp.asarray(problem.prior.second_moment(P), **place)
+    xp, device_and_dtype, P = (
+        namespace(data.inputs),
+        matching(data.inputs),
+        problem.components,
+    )
+    hints = xp.zeros((P, data.dimension), **device_and_dtype)
+    V = xp.asarray(problem.prior.second_moment(P), **device_and_dtype)
     for chunk in sample_chunks(problem.model, data.inputs, P):
         inputs, labels = data.inputs[chunk, ...], data.labels[chunk, ...]
-        omega = xp.zeros((inputs.shape[0], P, problem.model.sites), **place)
+        omega = xp.zeros((inputs.shape[0], P, problem.model.sites), **device_and_dtype)
         posterior = problem.channel.posterior(labels, omega, V, rng=rng)
         # The gradient V^{-1} E[z | y], seen through V again.
         mean = checked_posterior(posterior, omega).mean

@@ -87,9 +87,9 @@ def label_matrices(
     like: Array,
 ) -> Array:
     """Matrices ``G = E[z z^T | y] - I`` (n, P, C, P, C) of labels, for components of unit second moment."""
-    xp, place, P = namespace(like), matching(like), len(root)
-    omega = xp.zeros((labels.shape[0], P, C), **place)
-    V = xp.asarray(root @ root, **place)
+    xp, device_and_dtype, P = namespace(like), matching(like), len(root)
+    omega = xp.zeros((labels.shape[0], P, C), **device_and_dtype)
+    V = xp.asarray(root @ root, **device_and_dtype)
     posterior = channel.posterior(labels, omega, V, second_moment=True, rng=rng)
     moment = checked_posterior(posterior, omega).second_moment
     if moment is None:
@@ -97,10 +97,12 @@ def label_matrices(
             f"channel {channel.name!r} does not provide the second moment of its posterior"
         )
     if not np.array_equal(root, np.eye(P)):
-        inverse = xp.asarray(np.kron(np.linalg.inv(root), np.eye(C)), **place)
+        inverse = xp.asarray(
+            np.kron(np.linalg.inv(root), np.eye(C)), **device_and_dtype
+        )
         flat = xp.reshape(moment, (-1, P * C, P * C))
         moment = xp.reshape(xp.matmul(xp.matmul(inverse, flat), inverse), moment.shape)
-    return moment - xp.reshape(xp.eye(P * C, **place), (1, P, C, P, C))
+    return moment - xp.reshape(xp.eye(P * C, **device_and_dtype), (1, P, C, P, C))
 
 
 @dataclass(frozen=True)
