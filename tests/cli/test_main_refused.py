@@ -51,8 +51,8 @@ REFUSED = [
     ("new model mine", "'model' is not one of"),
     ("new channel mine --output {tmp}/file/mine", "cannot be written"),
     # where nothing can be written
-    *((f"{verb} --output {{suite}}", "is the suite itself") for verb in WRITE),
-    *((f"{verb} --output ''", "must name what to write") for verb in WRITE),
+    *((f"{verb} --output {{suite}}", "is the suite file itself") for verb in WRITE),
+    *((f"{verb} --output ''", "give the file or folder to write") for verb in WRITE),
     ("report {results} --output {tmp}", "is a directory"),
     ("report {results} --output {tmp}/file/p.html", "cannot write"),
     *((f"data {{suite}} --output {where}/x.npz", "cannot write") for where in ("{tmp}/file", "/proc/nowhere")),
