@@ -46,3 +46,8 @@ def numbers_in(store):
     """The same of all records in a store, by key."""
     documents = [store.read(stem).document for stem in store.load()]
     return {document["key"]: numbers(document) for document in documents}
+
+
+def records_in(folder):
+    """Files of the records in a results folder."""
+    return sorted(path for path in folder.glob("*.json") if path.name != "run.json")

@@ -10,12 +10,11 @@ from smimbench.backend import roofline as ceilings
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import fraction, measure, stored_rates
 from smimbench.interfaces.problem import sizes
-from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
 from smimbench.report.statistics import efficiency as _efficiency
 from smimbench.suite.reader import load_suite
 from tests import records
-from tests.helpers import call, output, write_suite
+from tests.helpers import attention, call, output, sequence, write_suite
 
 RATES = {"float64": 100.0, "float32": 200.0, "tf32": 800.0, "bandwidth": 10.0}
 
@@ -93,19 +92,9 @@ def test_the_slower_of_the_two_bounds():
 
 
 def test_cost_counts_both_products_and_one_reading():
-    attention = Problem(
-        {"name": "attention-indexed", "tokens": 3},
-        "softmax",
-        {"name": "wishart", "rho": 0.5},
-    )
-    sequence = Problem(
-        {"name": "sequence-multi-index", "tokens": 2},
-        {"name": "linear", "components": 3},
-        "gaussian",
-    )
     for problem, expected in (
-        (attention, 2 * 10 * 3 * 8 * 8),
-        (sequence, 4 * 10 * 2 * 8 * 3),
+        (attention(tokens=3), 2 * 10 * 3 * 8 * 8),
+        (sequence("linear", components=3), 4 * 10 * 2 * 8 * 3),
     ):
         n = 10
         cost = problem.model.cost(n, 8, problem.components, 4)

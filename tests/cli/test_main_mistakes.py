@@ -18,6 +18,7 @@ from tests.helpers import (
     refusal,
     write_suite,
 )
+from tests.records import records_in
 
 SMALL = ("--workers", "1", "--no-figure")
 
@@ -53,9 +54,7 @@ def test_each_settings_has_figures_and_a_run_file_of_its_own(twice, capsys):
         (folder / "figures" / "mse.png").read_bytes() for folder in (own, other)
     ]
     assert pictures[0] != pictures[1]
-    assert (
-        len([p for p in own.glob("*.json") if p.name != "run.json"]) == 16
-    )  # the records of both
+    assert len(records_in(own)) == 16  # the records of both
 
 
 def test_the_order_of_settings_makes_no_others(tmp_path, capsys):

@@ -8,6 +8,7 @@ import types
 import pytest
 
 from tests.helpers import ROOT, SUITE, call, ends_with, flat, one_document, write_suite
+from tests.records import records_in
 
 TROUBLE = str(ROOT / "tests" / "faulty_algorithms.py")
 
@@ -51,11 +52,7 @@ def test_tables_fit_eighty_columns_in_a_pipe(ran):
 def test_run_again_runs_nothing(ran, capsys):
     folder, _ = ran
     results = folder / "results"
-    before = {
-        p: p.stat().st_mtime_ns
-        for p in (results / "small").glob("*.json")
-        if p.name != "run.json"
-    }
+    before = {p: p.stat().st_mtime_ns for p in records_in(results / "small")}
     assert len(before) == 8
     code, out, err = call(
         capsys, "run", folder / "small.toml", "--results", results, "--no-figure"
@@ -186,9 +183,7 @@ def test_a_spoiled_record_is_reported_and_run_again(ran, tmp_path, capsys):
         "--no-figure",
     ]
     before = one_document(call(capsys, *arguments, "--json")[1])
-    spoiled = next(
-        p for p in (folder / "results" / "small").glob("*.json") if p.name != "run.json"
-    )
+    spoiled, *_ = records_in(folder / "results" / "small")
     spoiled.write_text(
         spoiled.read_text().replace('"status": "ok"', '"status": "failed"')
     )

@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from tests.helpers import call, one_document, output
+from tests.records import records_in
 
 
 def test_show_has_tables_and_all_figures(ran, tmp_path, capsys):
@@ -70,9 +71,7 @@ def test_rows_keep_their_published_names_and_meaning(ran, capsys):
         "theory_error", "z", "seconds", "iterations", "status_counts",
     }  # fmt: skip
     records = [
-        json.loads(p.read_text())
-        for p in (folder / "results" / "small").glob("*.json")
-        if p.name != "run.json"
+        json.loads(p.read_text()) for p in records_in(folder / "results" / "small")
     ]
     for row in rows:
         assert published <= set(row)

@@ -17,6 +17,7 @@ from tests.helpers import (
     refusal,
     write_suite,
 )
+from tests.records import records_in
 
 HONEST = CHANNEL.replace("0 * V", "1e-12 * V")
 TEXT = SUITE.replace('name = "linear", noise = 0.2', 'name = "twice"').replace(
@@ -44,11 +45,7 @@ def arguments(tmp_path):
 
 
 def cells(folder):
-    return sorted(
-        path.name
-        for path in (folder / "r" / "small").glob("*.json")
-        if path.name != "run.json"
-    )
+    return [path.name for path in records_in(folder / "r" / "small")]
 
 
 @pytest.mark.slow

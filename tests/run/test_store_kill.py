@@ -13,6 +13,7 @@ import pytest
 
 from smimbench.run.store import Store
 from tests.helpers import ATTENTION, call, command, environment, write_suite
+from tests.records import records_in
 
 KILLS = 3  # tools/checks/kills.py kills hundreds of times
 CELLS = 16
@@ -31,11 +32,7 @@ ERRORS = (
 
 def finished(folder):
     """Records on disk, by name."""
-    return {
-        path.name: path.read_bytes()
-        for path in folder.glob("*.json")
-        if path.name != "run.json"
-    }
+    return {path.name: path.read_bytes() for path in records_in(folder)}
 
 
 def start(suite, results, workers):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from smimbench.problem.problem import Problem, ProblemError
+from smimbench.problem.problem import ProblemError
 from smimbench.registry.registry import Registry, set_registry
 from smimbench.run import theory_process
 from smimbench.run.answers import document_of
@@ -98,10 +98,7 @@ def plugin(tmp_path_factory):
 
 
 def problem_of(mood):
-    model = {"name": "sequence-multi-index", "tokens": 2}
-    return Problem(
-        model, {"name": "moody", "noise": 0.2, "mood": mood}, {"name": "gaussian"}
-    )
+    return sequence("moody", noise=0.2, mood=mood)
 
 
 def test_the_numbers_are_those_of_this_process(plugin, tmp_path):

@@ -36,7 +36,7 @@ from tests.helpers import (
     suite_text,
     write_suite,
 )
-from tests.records import record
+from tests.records import record, records_in
 
 RATE = "learning_rate = { low = 0.001, high = 3.0, log = true }"
 SGD = f'name = "sgd"\nsteps = 8\n[algorithms.tune]\n{RATE}\n'
@@ -369,9 +369,7 @@ def test_a_search_goes_on_after_a_kill_to_the_same_choice(
         time.sleep(0.001)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    kept = {
-        one: one.read_bytes() for one in own.glob("*.json") if one.name != "run.json"
-    }
+    kept = {one: one.read_bytes() for one in records_in(own)}
     assert 0 < len(kept) < 16 * POINTS
     monkeypatch.setattr(
         processes, "STALE", 1.0

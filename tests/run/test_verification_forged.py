@@ -8,6 +8,7 @@ import pytest
 
 from smimbench.run.record import sealed, text_of
 from tests.helpers import LINE, call, ends_with, suite_text, write_suite
+from tests.records import records_in
 
 TUNED = 'name = "sgd"\nsteps = 12\n[algorithms.tune]\ntrials = 2\nlearning_rate = { low = 0.001, high = 0.1, log = true }\n'
 ALGORITHMS = (
@@ -107,10 +108,6 @@ def ran(tmp_path_factory):
 def results(ran, tmp_path):
     shutil.copytree(ran, tmp_path / "results")
     return tmp_path / "results" / "small"
-
-
-def records_in(folder):
-    return sorted(path for path in folder.glob("*.json") if path.name != "run.json")
 
 
 def verified(capsys, place, *words):
