@@ -366,7 +366,7 @@ SEED = "ignores its seed: every seed gives the same estimate"
             MSE(),
             theory=lambda found, problem, point: ([math.inf] * problem.components, [0.0] * problem.components),
         ),
-        {"theory": "theory says inf"},
+        {"theory": "errors >= 0, got inf"},
         (),
     ),
 ])  # fmt: skip
