@@ -22,15 +22,15 @@ LEFTOVER = 3600.0
 
 
 class ForeseenError(Exception):
-    """An error whose message says in one line what is wrong, where, and what would be right."""
+    """Base class of expected errors, whose one-line message says what is wrong, where, and what would be right."""
 
 
 class StoreError(ForeseenError, OSError):
-    """The results folder cannot be used."""
+    """Raised if the results folder cannot be used."""
 
 
 def canonical_json(value: object) -> str:
-    """JSON with sorted keys and no spaces: equal values give equal text."""
+    """Return JSON text with sorted keys and no spaces, so that equal values give equal text."""
     return json.dumps(
         value,
         sort_keys=True,
@@ -41,7 +41,7 @@ def canonical_json(value: object) -> str:
 
 
 def plain_value(value: object) -> Any:
-    """JSON value of an array, a NumPy number or a set.
+    """Convert an array, a NumPy number or a set to a JSON value.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def plain_value(value: object) -> Any:
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     raise TypeError(
-        f"a parameter must be made of numbers, strings, lists and tables, got {type(value).__name__}"
+        f"a parameter must consist of numbers, strings, lists and tables, got {type(value).__name__}"
     )
 
 
@@ -64,7 +64,7 @@ _CONTROL = re.compile(
 
 
 def printable(value: object, longest: int | None = None) -> str:
-    """The text of anything, a plugin's odd object included, without characters that steer a terminal or break XML.
+    """Return the text of any object, without characters that control a terminal or break XML.
 
     Each of those becomes U+FFFD, so that text stays as wide as it was. Beyond ``longest`` characters the middle is left out.
     """
@@ -75,7 +75,7 @@ def printable(value: object, longest: int | None = None) -> str:
     ) as error:  # an object of a plugin, whose __str__ may do anything
         if isinstance(error, KeyboardInterrupt):
             raise
-        text = f"(a {type(value).__name__} whose text cannot be had)"
+        text = f"(a {type(value).__name__} that cannot be converted to text)"
     if longest is not None and len(text) > longest:
         half = longest // 2
         text = f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
@@ -85,7 +85,7 @@ def printable(value: object, longest: int | None = None) -> str:
 def attempt(
     work: Callable[..., object], *arguments: object, **options: object
 ) -> tuple[Any, Exception | SystemExit | None]:
-    """Call a function and return (result, None) or (None, error); for third-party code, which may raise anything."""
+    """Call third-party code, which may raise anything, and return (result, None) or (None, error)."""
     try:
         return work(*arguments, **options), None
     except (
@@ -96,12 +96,12 @@ def attempt(
 
 
 def error_line(error: BaseException) -> str:
-    """Type and message of an error on one line, whatever its ``__str__`` does."""
+    """Return type and message of an error on one line."""
     return f"{type(error).__name__}: {' '.join(printable(error, 2000).split()) or 'no message'}"
 
 
 def suggestion(word: str, choices: Iterable[object], shown: int = 40) -> str:
-    """Text such as ``did you mean 'gamp'?``, or the possible choices."""
+    """Return text such as ``did you mean 'gamp'?``, or the list of choices if none is similar."""
     import difflib
 
     words = list(map(str, choices))
@@ -114,7 +114,7 @@ def suggestion(word: str, choices: Iterable[object], shown: int = 40) -> str:
 
 
 def missing(key: str, keys: Iterable[object]) -> str:
-    """Text that a key is missing, and which of these keys looks like it."""
+    """Return text that a key is missing, naming a present key that looks like a typo of it."""
     import difflib
 
     close = difflib.get_close_matches(key, map(str, keys), 1)
@@ -122,7 +122,7 @@ def missing(key: str, keys: Iterable[object]) -> str:
 
 
 def documentation(item: Any) -> str:
-    """Docstring of a class or function, from its source where ``python -OO`` has removed it; empty if there is none.
+    """Return the docstring of a class or function, from its source if ``python -OO`` has removed it.
 
     A dataclass without a docstring has its signature there, which says nothing of what it is.
     """
@@ -138,7 +138,7 @@ def documentation(item: Any) -> str:
 
 
 def error_place(error: BaseException) -> str:
-    """File and line of an error: the last ones outside of libraries, or the last of all."""
+    """Return file and line where an error was raised, outside of installed libraries if possible."""
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)
@@ -161,7 +161,7 @@ def read_json(path: Path) -> Any:
     OSError
         If it cannot be read.
     ValueError
-        If it is no ordinary file (a pipe would block for ever), too large, no JSON, or nested too deep to be read.
+        If it is not a regular file (a pipe would block forever), too large, not JSON, or nested too deeply.
     """
     handle = os.open(
         path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -171,7 +171,9 @@ def read_json(path: Path) -> Any:
         if not stat.S_ISREG(about.st_mode):
             raise ValueError("this is not a regular file")
         if about.st_size > 1 << 28:
-            raise ValueError("larger than 256 MB")
+            raise ValueError(
+                "the file is larger than 256 MB, the largest that smimbench reads"
+            )
         data = file.read()
     try:
         return json.loads(data)
@@ -180,7 +182,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """Text of a file in UTF-8, with or without a byte order mark, whose lines end as on any system.
+    """Read a UTF-8 text file, with or without a byte order mark, with any line endings.
 
     Raises
     ------
@@ -199,7 +201,7 @@ def read_text(path: Path) -> str:
         (name for mark, name in marks.items() if data.startswith(mark)), None
     )
     if encoding is None and b"\0" in data:
-        encoding = "UTF-16 without a byte order mark, or no text,"
+        encoding = "UTF-16 without a byte order mark, or not text,"
     if encoding is not None:
         raise ValueError(f"the file is {encoding} and must be UTF-8; save it as UTF-8")
     try:
@@ -215,8 +217,9 @@ def read_text(path: Path) -> str:
 def read_npz(
     file: IO[bytes], largest: int = 1 << 28, only: str | None = None
 ) -> JsonObject:
-    """Arrays of an ``.npz`` (``only`` this one, None for the others) that take at most this many bytes once unpacked;
-    ValueError if they take more.
+    """Read the arrays of an ``.npz`` file, or ``only`` one of them (then None for the others).
+
+    Raises ValueError if the arrays take more than ``largest`` bytes when unpacked.
     """
     import numpy as np
 
@@ -227,7 +230,9 @@ def read_npz(
             if only in (None, member.filename[:-4])
         )
         if size > largest:
-            raise ValueError(f"is larger than {largest >> 20} MB when unpacked")
+            raise ValueError(
+                f"the file is larger than {largest >> 20} MB when unpacked"
+            )
         return {
             name: arrays[name] if only in (None, name) else None
             for name in arrays.files
@@ -240,7 +245,7 @@ def write_atomically(
     *,
     durable_name: bool = True,
 ) -> None:
-    """Write to a temporary name, sync, rename: a reader sees the old file or the new one, whatever is killed when.
+    """Write a file atomically: readers see the old file or the complete new one, even if this process is killed.
 
     ``data`` are the bytes, or a function that writes them.
 
@@ -269,7 +274,7 @@ def write_atomically(
 
 
 def check_writable(path: Path) -> None:
-    """Check that a file can be written, before the work that fills it; an existing file stays as it is.
+    """Raise StoreError if a file cannot be written; an existing file is not changed.
 
     Raises
     ------
@@ -281,7 +286,7 @@ def check_writable(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> int:
-    """Remove the temporary files of processes that were killed while they wrote, here and below, once they are an hour old.
+    """Remove temporary files, more than an hour old, of processes that were killed while writing below a folder.
 
     Returns
     -------
@@ -303,7 +308,7 @@ def remove_leftovers(folder: Path) -> int:
 def unless(
     errors: type[Exception], work: Callable[..., T], *arguments: object
 ) -> T | None:
-    """Return the result of ``work``, or None if it raises one of these errors (as for a file that has vanished)."""
+    """Return the result of ``work``, or None if it raises one of the given errors (a file that has vanished, say)."""
     try:
         return work(*arguments)
     except errors:
@@ -312,7 +317,7 @@ def unless(
 
 @contextlib.contextmanager
 def steady_folder() -> Iterator[None]:
-    """Context that restores the working folder afterwards, in case a plugin changes it."""
+    """Context that restores the working folder at its end, in case a plugin changes it."""
     folder = os.getcwd()
     try:
         yield
@@ -321,7 +326,7 @@ def steady_folder() -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where the system can."""
+    """Make the names of files in a folder durable (survive a power cut), if the system supports it."""
     handle = unless(OSError, os.open, folder, os.O_RDONLY)
     if handle is not None:
         unless(OSError, os.fsync, handle)

@@ -1,4 +1,4 @@
-"""Files of answers of theory, each with its question: their structure, which is checked when they are read and written."""
+"""Files of theory results, each stored with its question; their structure is checked on reading and writing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FreeField = (
 
 
 class StoredPrediction(Open):
-    """A prediction for an algorithm; one number per component or pair of components. Other fields are free."""
+    """Theory's prediction for an algorithm, with one number per component or pair of components; other fields are free."""
 
     __pydantic_extra__: dict[str, FreeField]
 
@@ -67,25 +67,27 @@ class StoredPrediction(Open):
     trajectory: dict[str, Numbers | list[Numbers]] = Field(default_factory=dict)
 
     @pydantic.model_validator(mode="after")
-    def _of_one_size(self) -> StoredPrediction:
+    def _require_one_number_per_component(self) -> StoredPrediction:
         P = len(self.overlap)
         if any(len(row) != P for row in self.overlap):
-            raise ValueError("overlap must be a square matrix")
+            raise ValueError("the field overlap must be a square matrix")
         numbers = {name: getattr(self, name) for name in PER_COMPONENT}
         for name, coefficients in (self.finite_size or {}).items():
             numbers[f"finite_size.{name}"] = coefficients
         for name, of_components in numbers.items():
             if of_components is not None and np.size(of_components) != P:
                 raise ValueError(
-                    f"{name} must have a number for each of {P} components"
+                    f"the field {name} must have one number for each of {P} components"
                 )
         if len({len(column) for column in self.trajectory.values()}) > 1:
-            raise ValueError("trajectory has lists of different lengths")
+            raise ValueError(
+                "all lists in the field trajectory must have the same length"
+            )
         return self
 
 
 class StoredPoint(StoredPrediction):
-    """A Bayes-optimal or competing fixed point."""
+    """Bayes-optimal fixed point of state evolution, or one that competes with it."""
 
     alpha: float
     alpha_error: PerComponent
@@ -93,7 +95,7 @@ class StoredPoint(StoredPrediction):
 
 
 class StoredThreshold(Open):
-    """A critical sample ratio."""
+    """Critical sample ratio with its numerical error."""
 
     value: float
     error: float
@@ -103,7 +105,7 @@ class StoredThreshold(Open):
 
 
 class StoredThresholds(Closed):
-    """Thresholds of a problem; null for one that does not exist."""
+    """Thresholds of a problem (critical sample ratios); null for one that does not exist."""
 
     weak_recovery: StoredThreshold | None
     perfect_recovery: StoredThreshold | None
@@ -116,14 +118,14 @@ class StoredThresholds(Closed):
 
 
 class StoredNode(Closed):
-    """Information at one overlap: a matrix (or a stack of matrices) and its error."""
+    """Fisher information of the channel at one overlap, a matrix or a stack of matrices, with its error."""
 
     value: Annotated[list[Any], pydantic.AfterValidator(is_matrix)]
     error: Any
     method: Text
 
     @pydantic.model_validator(mode="after")
-    def _of_one_shape(self) -> StoredNode:
+    def _require_matching_error_shape(self) -> StoredNode:
         np.broadcast_to(np.asarray(self.error, dtype=float), np.shape(self.value))
         return self
 
@@ -143,7 +145,7 @@ FIELDS = {"problem", "answer", "digest"}
 
 
 def check_answer(kind: str, answer: Any, components: int | None) -> None:
-    """Raise ValueError unless a theory result (its kind is a key of ``MODELS``) has the right structure."""
+    """Raise ValueError unless a theory result has the structure of its kind, a key of ``MODELS``."""
     if kind not in MODELS:
         raise ValueError("this is not a stored theory result")
     check_model(MODELS[kind], answer, "an answer of theory")
@@ -157,7 +159,7 @@ def check_answer(kind: str, answer: Any, components: int | None) -> None:
     sizes = {len(point["overlap"]) for point in points}
     if components is not None and sizes - {components}:
         raise ValueError(
-            f"this is not a stored theory result: overlap must have {components} components"
+            f"this is not a stored theory result: its overlap must have {components} components"
         )
 
 
@@ -186,7 +188,9 @@ def read_answer(file: Path, question: Mapping[str, object] | None = None) -> Jso
     if not isinstance(document, dict) or not document.keys() >= FIELDS:
         raise ValueError("this is not a stored theory result")
     if digest_of(document) != document.pop("digest"):
-        raise ValueError("changed after it was written (digest does not match)")
+        raise ValueError(
+            "the file was changed after it was written (its digest does not match)"
+        )
     if question is not None:
         answered = {name: document.get(name) for name in question}
         if digest_of(answered) != digest_of(question):

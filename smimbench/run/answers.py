@@ -37,11 +37,11 @@ computed again."""
 
 
 class TheoryError(RuntimeError):
-    """Error raised by a plugin's code while theory was solved, with its own type name and message."""
+    """Raised in place of an error in a plugin's code while theory was solved; keeps its type name and message."""
 
     @staticmethod
     def named(name: str, message: str) -> TheoryError:
-        """Make the error type of this name."""
+        """Create a TheoryError whose type has the given name."""
         error: TheoryError = type(name, (TheoryError,), {})(message)
         return error
 
@@ -51,11 +51,11 @@ THEORY_ERRORS = (ProblemError, TheoryError)
 
 
 class NotStored(ProblemError):
-    """An answer is not stored."""
+    """Raised if a theory result is requested that is not stored."""
 
 
 class AnswerKey(NamedTuple):
-    """Key under which an answer is stored.
+    """Key under which a theory result (an answer) is stored.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class AnswerKey(NamedTuple):
 
 
 class StoredCounts(NamedTuple):
-    """How much of the theory of some problems is stored."""
+    """Numbers of stored points, thresholds and nodes of the theory of some problems."""
 
     points: int
     thresholds: int
@@ -81,14 +81,14 @@ class StoredCounts(NamedTuple):
 
 @dataclass
 class Memory:
-    """Answers of this process, and the errors of those that could not be solved."""
+    """Theory results that this process has read or solved, and the errors of those that could not be solved."""
 
     answers: dict[AnswerKey, Answer] = field(default_factory=dict)
     errors: dict[AnswerKey, Exception] = field(default_factory=dict)
 
 
 class Answers:
-    """Answers to questions about problems, from memory or from a folder.
+    """Read-only access to theory results, from memory or from a folder.
 
     Parameters
     ----------
@@ -121,17 +121,17 @@ class Answers:
 
     @property
     def is_missing(self) -> bool:
-        """Whether a requested answer was not stored."""
+        """Whether some requested theory result was not stored."""
         return bool(self.missing)
 
     @property
     def missing_files(self) -> list[Path]:
-        """Files of requested answers that do not exist."""
+        """Paths of the files of requested theory results that are not stored."""
         files = {self._file(key) for key in self.missing}
         return sorted(file for file in files if file is not None and not file.exists())
 
     def points(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
-        """For every alpha the competing fixed points, the Bayes-optimal one first.
+        """Return the competing fixed points at each sample ratio alpha, the Bayes-optimal one first.
 
         Raises
         ------
@@ -142,16 +142,16 @@ class Answers:
         return [cast(Branches, self._stored(problem, key)) for key in keys]
 
     def line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
-        """Points along a whole line of a figure; see ``points``."""
+        """Return the fixed points along a line of a figure, stored as one result; see ``points``."""
         answer = self._stored(problem, key_of_line(problem, alphas))
         return cast(list[Branches], answer)
 
     def thresholds(self, problem: Problem) -> Thresholds:
-        """All critical sample ratios."""
+        """Return all thresholds (critical sample ratios) of a problem."""
         return cast(Thresholds, self._stored(problem, key_of_thresholds(problem)))
 
     def prediction(self, question: PredictionQuestion) -> AlgorithmPrediction | str:
-        """What an algorithm's theory predicts, or the reason why it does not.
+        """Return the prediction of an algorithm's theory, or the reason why there is none.
 
         What the problem's own theory says is added to the conditions.
         """
@@ -161,13 +161,13 @@ class Answers:
     def line_at_hand(
         self, problem: Problem, alphas: Sequence[float]
     ) -> list[Branches] | None:
-        """A line of a figure; None where it is not stored: lines that take minutes are drawn through points instead."""
+        """Return a line of a figure, or None if it is not stored; the figure then connects the points instead."""
         if problem.components > 1 and not self._is_stored(key_of_line(problem, alphas)):
             return None
         return at_hand(self.line, problem, alphas)
 
     def thresholds_at_hand(self, problem: Problem) -> Thresholds:
-        """Thresholds for a figure; none where they are not stored: some take minutes, and are drawn once they are known."""
+        """Return the thresholds for a figure, or empty ones if they are not stored yet."""
         if problem.components > 1 and not self._is_stored(key_of_thresholds(problem)):
             return Thresholds()
         return at_hand(self.thresholds, problem) or Thresholds()
@@ -175,7 +175,7 @@ class Answers:
     def count_stored(
         self, problems: Iterable[tuple[Problem, Sequence[float]]]
     ) -> StoredCounts:
-        """How many answers for these sample ratios, and how many nodes, are on disk or in memory."""
+        """Count the points, thresholds and nodes of some problems that are on disk or in memory."""
         points = thresholds = nodes = 0
         for problem, alphas in problems:
             points += sum(
@@ -188,19 +188,19 @@ class Answers:
         return StoredCounts(points, thresholds, nodes)
 
     def stored_answers(self) -> Iterator[tuple[str, JsonObject]]:
-        """Stored answers that have been read or solved so far, with their kinds, as their files hold them."""
+        """Yield kind and file content of each stored theory result that has been read or solved so far."""
         for key in self.memory.answers:
             file = self._file(key)
             if file is not None and file.exists():
                 yield key.kind, read_json(file)
 
     def nodes_folder(self, question: str) -> Path:
-        """Folder of the nodes of a problem, given as canonical JSON."""
+        """Folder that stores the nodes (information at single overlaps) of a problem, given as canonical JSON."""
         assert self.folder is not None
         return self.folder / "nodes" / nodes_name(question)
 
     def _prediction_key(self, question: PredictionQuestion) -> AnswerKey:
-        """Key of a question about an algorithm."""
+        """Return the key of the theory's prediction for an algorithm."""
         fields = question.conditions._asdict() | {
             "starts": np.asarray(question.conditions.starts).tolist()
         }
@@ -222,10 +222,10 @@ class Answers:
             raise self.memory.errors[key]
         problem.require_theory()
         self.missing.add(key)
-        raise NotStored("theory", "not stored")
+        raise NotStored("theory", "this theory result is not stored")
 
     def _recall(self, problem: Problem, key: AnswerKey) -> Answer | None:
-        """An answer from memory, or from its file, which is then in memory; None if there is none."""
+        """Return a theory result from memory, or from its file (and remember it); None if there is none."""
         answers, file = self.memory.answers, self._file(key)
         if key not in answers and file is not None:
             question = {"problem": json.loads(key.question), "alpha": key.ratio}
@@ -237,7 +237,7 @@ class Answers:
     def _sound_answer(
         self, kind: str, file: Path, question: Mapping[str, object], components: int
     ) -> Any:
-        """Read a stored answer as JSON; None, with a remark, if its file cannot be trusted."""
+        """Read a stored theory result as JSON; None, with a remark, if its file cannot be trusted."""
         try:
             answer = read_answer(file, question)["answer"]
             check_answer(kind, answer, components)
@@ -249,7 +249,7 @@ class Answers:
             return None
 
     def _refuse(self, file: Path, error: ValueError) -> None:
-        self.on_remark(f"{file}: {error}; not used")
+        self.on_remark(f"{file}: {error}; this file is not used")
 
     def _file(self, key: AnswerKey) -> Path | None:
         return None if self.folder is None else self.folder / answer_name(*key)
@@ -260,30 +260,30 @@ class Answers:
 
 
 def at_hand(read: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T | None:
-    """Result of a method of ``Answers``; None where it is not stored, or where no theory is known."""
+    """Call a method of ``Answers``; None if the result is not stored or no theory is known."""
     with contextlib.suppress(NotStored, NoTheoryError):
         return read(*arguments, **options)
     return None
 
 
 def key_of_point(problem: Problem, alpha: float) -> AnswerKey:
-    """Key of the points at a sample ratio."""
+    """Return the key of the fixed points at a sample ratio."""
     return AnswerKey("point", canonical_json(problem.spec), float(alpha))
 
 
 def key_of_line(problem: Problem, alphas: Sequence[float]) -> AnswerKey:
-    """Key of the points along a line."""
+    """Return the key of the fixed points along a line of sample ratios."""
     line = tuple(float(alpha) for alpha in alphas)
     return AnswerKey("curve", canonical_json(problem.spec), line)
 
 
 def key_of_thresholds(problem: Problem) -> AnswerKey:
-    """Key of the thresholds."""
+    """Return the key of the thresholds of a problem."""
     return AnswerKey("thresholds", canonical_json(problem.spec), None)
 
 
 def answer_from(kind: str, document: Any) -> Answer:
-    """The answer of this kind that a JSON document, which has been checked, describes."""
+    """Build a theory result of the given kind from its JSON document, which has been checked."""
     if kind == "thresholds":
         return Thresholds.read(document)
     if kind == "own":
@@ -295,7 +295,7 @@ def answer_from(kind: str, document: Any) -> Answer:
 
 
 def document_of(answer: Answer | TheoryPoint) -> Any:
-    """An answer as JSON."""
+    """Convert a theory result to JSON."""
     if isinstance(answer, list):
         return [document_of(element) for element in answer]
     return answer if isinstance(answer, str) else answer.document()
@@ -304,17 +304,17 @@ def document_of(answer: Answer | TheoryPoint) -> Any:
 def answer_name(
     kind: str, key: str, alpha: Ratio, version: int = THEORY_VERSION
 ) -> str:
-    """Name of the file of an answer: ``kind`` and a digest of its question, whose problem as canonical JSON is ``key``."""
+    """Name of the file of a theory result: its kind and a digest of its question; ``key`` is the problem as JSON."""
     return f"{kind}-{key_of([version, kind, key, alpha])}.json"
 
 
 def nodes_name(key: str, version: int = THEORY_VERSION) -> str:
-    """Name of a problem's folder of nodes."""
+    """Name of the folder that stores the nodes of a problem, given as canonical JSON."""
     return key_of([version, key])
 
 
 def node_answer(node: Uncertain) -> dict[str, object]:
-    """A node in the form in which its file stores it."""
+    """Return a node as JSON: the information at one overlap, its error, and the method."""
     value, error = (
         np.asarray(matrix, dtype=float).tolist() for matrix in (node.value, node.error)
     )

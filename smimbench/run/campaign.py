@@ -37,13 +37,13 @@ from smimbench.suite.cells import Cell, Choice, Suite
 
 @dataclass(frozen=True)
 class Shard:
-    """One part of a suite: part ``number`` (from 1) of ``count``."""
+    """Share of a suite's cells for one of several runs: part ``number`` (from 1) of ``count``."""
 
     number: int
     count: int
 
     def select(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Cells of this part, in their order.
+        """Return the cells that belong to this part, in their order.
 
         It takes every ``count``-th key: keys are hashes, so each part has a mixture of all algorithms and sizes.
         """
@@ -54,7 +54,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Campaign:
-    """Cells of a suite that must be run and how to run them; nothing has been drawn yet.
+    """Plan of a run: the cells of a suite that must be run and how to run them; nothing has been drawn yet.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class Campaign:
         )
 
     def _refuse_inconsistent_items(self) -> None:
-        """Raise an error for inconsistent items before hours are spent on meaningless runs."""
+        """Raise ProblemError for items that contradict themselves, before hours are spent on meaningless runs."""
         labels = {cell.problem_label for cell in self.missing}
         problems = [plan.problem for plan in self.suite.plans if plan.label in labels]
         if not all(is_third_party(*problem.spec.values()) for problem in problems):
@@ -156,7 +156,7 @@ def plan_campaign(
     dry_run: bool = False,
     cells: Sequence[Cell] | None = None,
 ) -> Campaign:
-    """Plan which cells to run and how many at a time; what all records share is written first.
+    """Plan which cells to run and how many at a time, and write ``run.json``, which all records share.
 
     Parameters
     ----------
@@ -185,13 +185,17 @@ def plan_campaign(
     devices = [get_backend(name, suite.run.dtype) for name in local]
     device = next((device.name for device in devices if device.accelerated), None)
     if not suite.algorithms:
-        reason = "is empty, so there is nothing to run; 'smimbench theory' needs none"
+        reason = "the suite has no algorithm, so there is nothing to run; 'smimbench theory' needs none"
         raise SuiteError(suite.file, "algorithms", reason)
     is_whole_suite = cells is None
     if cells is None:
         cells = [cell for backend in backends for cell in suite.cells(backend)]
     if not cells:
-        raise SuiteError(suite.file, "", "--only excludes every cell of this suite")
+        raise SuiteError(
+            suite.file,
+            "",
+            "--only excludes every cell of this suite, so there is nothing to run",
+        )
     cells = list(cells) if shard is None else shard.select(cells)
     if not dry_run:
         remove_leftovers(store.folder)
@@ -234,19 +238,19 @@ def plan_campaign(
 
 
 def _refuse_too_large(suite: Suite, memory: int) -> None:
-    """Raise SuiteError where a cell needs more memory than this machine has."""
+    """Raise SuiteError if a cell needs more memory than this machine has."""
     total = psutil.virtual_memory().total
     if memory > total:
         sizes = f"{memory / 2**30:.3g} GB, this machine has {total / 2**30:.3g}"
         raise SuiteError(
             suite.file,
             "grid",
-            f"a cell needs up to {sizes} of memory; lower dimension, alpha or tokens",
+            f"a single run needs up to {sizes} of memory; lower dimension, alpha or tokens",
         )
 
 
 def _tuning_remarks(suite: Suite, store: Store, cells: Sequence[Cell]) -> list[str]:
-    """Lines on algorithms of these cells that could be tuned and are not, and on choices at the end of a range."""
+    """Remarks on algorithms that could be tuned but are not, and on chosen values at the end of their range."""
     from smimbench.run.tuning import range_end_remarks, searches
 
     tunable = {search.place for search in searches(suite)}
@@ -264,7 +268,7 @@ def _tuning_remarks(suite: Suite, store: Store, cells: Sequence[Cell]) -> list[s
 def _cells_at_a_time(
     count: int, memory: int, requested: int | None, serial_option: str | None
 ) -> tuple[int, str]:
-    """Number of cells to run at a time, and why it is less than one per core or than requested, or too many.
+    """Return the number of cells to run at a time, and a remark if it is fewer than one per core or than requested.
 
     Parameters
     ----------
@@ -295,7 +299,7 @@ def _cells_at_a_time(
 def missing_cells(
     cells: Sequence[Cell], records: dict[str, Record], *, timing: bool = False
 ) -> list[Cell]:
-    """Cells without a record, or in timing mode without trusted times on this machine."""
+    """Return the cells without a record, or, in timing mode, without trusted times on this machine."""
     if timing:
         suffix = f".timing-{machine.fingerprint()}"
         return [cell for cell in cells if f"{cell.key}{suffix}" not in records]
@@ -317,7 +321,7 @@ def run_cells(
     on_progress: OnProgress | None = None,
     on_wait: OnWait | None = None,
 ) -> list[Record]:
-    """Run cells and store each as it finishes.
+    """Run cells and store the record of each as it finishes.
 
     Parameters
     ----------
@@ -383,7 +387,7 @@ def run_cells(
 
 
 def shared_document(suite: Suite) -> SharedDocument:
-    """Content of ``run.json``."""
+    """Return the content of ``run.json``: suite text, options, versions and machine."""
     choices: list[Choice] = [
         {
             "problem": problem,

@@ -66,7 +66,7 @@ _LATEST: dict[str, tuple[Instance, tuple[float, ...]]] = {}
 
 
 def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
-    """Run one cell and report whatever happens: a record always comes back.
+    """Run one cell and return its record, whatever happens.
 
     Parameters
     ----------
@@ -110,12 +110,12 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
                 outcome["placement"]["tries"] = tries + 1
                 outcome["timing"]["lost_seconds"] += seconds_lost
                 remarks.append(
-                    f"the device ran out of memory: run again with chunks of 1/{2**tries} of their usual size"
+                    f"the device ran out of memory, so the cell was run again with chunks of 1/{2**tries} of their usual size"
                 )
             for warning in caught:
                 text = " ".join(printable(warning.message, 2000).split())
                 remarks.append(f"{warning.category.__name__}: {text}")
-            outcome["warnings"] = _distinct(remarks)
+            outcome["warnings"] = _without_repeats(remarks)
             return record(outcome)
         except BaseException as error:  # the algorithm or a plugin may raise anything
             if is_user_interrupt(error):
@@ -144,7 +144,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
 def answerer(
     setup: JsonObject, report: Callable[..., None]
 ) -> Callable[[Cell], JsonObject]:
-    """Function of a worker process that runs a cell and returns its record as JSON."""
+    """Return the function with which a worker process runs a cell and returns its record as JSON."""
 
     def answer(cell: Cell) -> JsonObject:
         record = run_cell(cell, timing=setup["timing"], threads=setup["threads"])
@@ -154,7 +154,7 @@ def answerer(
 
 
 def is_user_interrupt(error: BaseException) -> bool:
-    """Whether an interrupt is the user's Ctrl-C; workers ignore that, so there a plugin has raised it."""
+    """Whether an interrupt is the user's Ctrl-C; in workers, which ignore Ctrl-C, a plugin has raised it."""
     return (
         isinstance(error, KeyboardInterrupt)
         and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
@@ -164,7 +164,7 @@ def is_user_interrupt(error: BaseException) -> bool:
 def lost_record(
     cell: Cell, threads: int, reason: str, status: Status = Status.FAILED
 ) -> Record:
-    """The record of a cell whose process ended before it could report."""
+    """Return the record of a cell whose process ended before it could report."""
     timing = {"trusted": False, "machine": machine.fingerprint(), "threads": threads}
     return _record(cell, {"status": status.value, "reason": reason, "timing": timing})
 
@@ -175,8 +175,8 @@ def _record(cell: Cell, outcome: Mapping[str, object]) -> Record:
     )
 
 
-def _distinct(lines: list[str]) -> list[str]:
-    """Distinct lines, at most 100."""
+def _without_repeats(lines: list[str]) -> list[str]:
+    """Remove repeated lines and keep at most 100."""
     distinct = list(dict.fromkeys(lines))
     if len(distinct) <= 100:
         return distinct
@@ -186,7 +186,7 @@ def _distinct(lines: list[str]) -> list[str]:
 def _outcome(
     cell: Cell, make_backend: Callable[[], Backend], timing: bool
 ) -> JsonObject:
-    """Result of a run as stored in its record, or that the algorithm refuses the cell."""
+    """Run the algorithm of a cell and return the fields of its record, or that it refuses the problem."""
     problem, algorithm = cell.rebuild()
     if reason := refusal(algorithm, problem):
         return {"status": Status.SKIPPED.value, "reason": reason}
@@ -268,7 +268,7 @@ def _outcome(
 
 
 def _measure(cell: Cell, problem: Problem, instance: Instance, run: LoopRun) -> None:
-    """Add the metrics that the suite lists, and those of accounts, to a run."""
+    """Measure the metrics that the suite lists, and those of claimed errors, on the final estimate of a run."""
     listed = [name.partition("@")[0] for name in cell.run.metrics]
     names = dict.fromkeys((*listed, *metrics_of_accounts(problem.model.name)))
     measured, unmeasured, remarks = instance.measure(list(names), run.estimate, run.V)
@@ -278,7 +278,7 @@ def _measure(cell: Cell, problem: Problem, instance: Instance, run: LoopRun) -> 
 
 
 def _placement(inputs: Array) -> str:
-    """Where the inputs are stored during a run: host, device or streamed."""
+    """Where the inputs are during a run: ``resident``, ``streamed`` or ``drawn anew``."""
     if isinstance(inputs, DrawnInputs):
         return "drawn anew"
     if isinstance(inputs, StreamedInputs) and not isinstance(inputs, NarrowInputs):
@@ -287,7 +287,7 @@ def _placement(inputs: Array) -> str:
 
 
 def _warm_up(cell: Cell, problem: Problem, backend: Backend) -> Data | None:
-    """Compile, and fill memory pools: one whole iteration on other data, from which nothing of the timed run can be remembered.
+    """Run one iteration on other data, to compile code and fill memory pools before a timed run.
 
     Returns
     -------
@@ -316,7 +316,7 @@ def _warm_up(cell: Cell, problem: Problem, backend: Backend) -> Data | None:
 def _instance(
     cell: Cell, problem: Problem, backend: Backend
 ) -> tuple[Instance, tuple[float, ...]]:
-    """The instance of a cell and its checksum."""
+    """Draw the instance of a cell, or take it from the cache, and return it with its checksum."""
     device = backend if cell.run.draw == "device" and backend.accelerated else None
     point = (cell.alpha, cell.dimension, cell.replicate)
     name = canonical_json(
@@ -340,7 +340,7 @@ def _instance(
 def _stream(
     cell: Cell, problem: Problem, *name: str, bits: str = "PCG64DXSM"
 ) -> np.random.Generator:
-    """Random numbers of an algorithm or a start."""
+    """Return the random generator of an algorithm or of its start."""
     branch = (
         problem.seed_name,
         cell.alpha,
@@ -354,7 +354,7 @@ def _stream(
 
 
 def _start(cell: Cell, instance: Instance, backend: Backend) -> Start | None:
-    """Initial estimate: none (the algorithm's own), a noisy teacher, or the result of another algorithm."""
+    """Return the initial estimate: None (the algorithm's own), a noisy teacher, or the result of another algorithm."""
     problem: Problem = instance.problem
     rng = _stream(cell, problem, "start", bits="PCG64")
     if cell.run.start == "informed":

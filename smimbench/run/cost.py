@@ -38,7 +38,7 @@ CALL = 2e-4
 
 @dataclass(frozen=True)
 class Estimate:
-    """Expected cost of a run, and its basis: ``learned`` cells from past runs, ``tried`` ones from trials."""
+    """Expected time and memory of a run, with the number of cells estimated from past runs and from trials."""
 
     seconds: float
     peak_bytes: int
@@ -47,7 +47,7 @@ class Estimate:
 
 
 class _Speed(NamedTuple):
-    """Operations and bytes read per second."""
+    """Speed of a device: operations per second, and bytes read per second."""
 
     rate: float
     bandwidth: float = math.inf
@@ -58,7 +58,7 @@ HOST = _Speed(1e10)
 
 
 class _Past(NamedTuple):
-    """Time that an earlier run took."""
+    """Duration of an earlier run, with its sample ratio, dimension and iterations."""
 
     alpha: float
     dimension: int
@@ -119,7 +119,7 @@ def estimate_cost(
 
 
 def memory_of_a_cell(cells: Sequence[Cell]) -> int:
-    """Memory in bytes of the largest of the cells, including its process."""
+    """Peak memory, in bytes, of the largest of the cells, including its process."""
     largest = 0
     for _, group, problem, _ in _groups(cells):
         points = {(cell.alpha, cell.dimension): cell for cell in group}
@@ -130,7 +130,7 @@ def memory_of_a_cell(cells: Sequence[Cell]) -> int:
 def _groups(
     cells: Sequence[Cell],
 ) -> Iterator[tuple[str, list[Cell], Problem, Algorithm]]:
-    """Cells grouped by problem, algorithm and backend."""
+    """Group cells by problem, algorithm and backend."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(
@@ -143,7 +143,7 @@ def _groups(
 def _trial(
     problem: Problem, algorithm: Algorithm, group: Sequence[Cell]
 ) -> list[_Past]:
-    """Time of some iterations on a smaller instance; nothing if they fail."""
+    """Time some iterations on a smaller instance; return nothing if they fail."""
     cell = max(group, key=lambda cell: cell.alpha)
     dimension = cell.dimension
     while (
@@ -172,8 +172,9 @@ def _trial(
 def _iteration(
     problem: Problem, algorithm: Algorithm, cell: Cell, alpha: float, dimension: int
 ) -> tuple[float, int | None]:
-    """Seconds that the products and reads of an iteration take on its device, and the number of iterations (None if the
-    algorithm decides), of a run like that of ``cell`` at another sample ratio and dimension.
+    """Estimate seconds per iteration and number of iterations (None if the algorithm decides) of a run.
+
+    The run is like that of ``cell``, at another sample ratio and dimension; only matrix products and reads count.
     """
     model = problem.model
     samples = model.sample_count(alpha, dimension)
@@ -188,7 +189,7 @@ def _iteration(
 
 
 def _memory(problem: Problem, cell: Cell) -> int:
-    """Memory of inputs, labels (at most a number for each pair of tokens), and a few copies of the signal."""
+    """Estimate the memory, in bytes, of inputs, labels and a few copies of the signal."""
     model, D = problem.model, cell.dimension
     samples = model.sample_count(cell.alpha, D)
     inputs = samples * model.tokens * D * _width(cell)

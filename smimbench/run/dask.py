@@ -40,7 +40,7 @@ DEVICES = ("cupy",)
 def on_dask(
     cells: Sequence[Cell], address: str, threads: int, limits: Limits = NO_LIMITS
 ) -> Iterator[Record]:
-    """Run on a Dask cluster. A cell whose worker dies is tried again elsewhere, and is a failed cell in the end.
+    """Run cells on a Dask cluster; a cell whose worker dies is tried again elsewhere and fails after that.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def on_dask(
         from distributed import Client
     except ImportError:
         raise BackendError(
-            "dask: is not installed; pip install 'smimbench[dask]'"
+            "dask: Dask is not installed; run pip install 'smimbench[dask]'"
         ) from None
     for name in ("distributed", *logging.root.manager.loggerDict):
         if (
@@ -106,7 +106,7 @@ def on_dask(
                     raise watch.gone()
                 send(cell, chance + 1)
             else:
-                reason = f"the cluster lost it: {error_line(error)}"
+                reason = f"the cluster lost the cell: {error_line(error)}"
                 yield lost_record(cell, threads, reason)
     finally:
         for future in running:
@@ -118,7 +118,7 @@ def on_dask(
 def _attempt(
     function: Any, *arguments: Any, **options: Any
 ) -> tuple[Any, BaseException | None]:
-    """Result or error of a Dask call, as Dask has different errors for each way to lose a cluster."""
+    """Call Dask and return (result, None) or (None, error); it has many errors for the loss of a cluster."""
     try:
         return function(*arguments, **options), None
     except (Exception, asyncio.CancelledError) as error:
@@ -127,11 +127,11 @@ def _attempt(
 
 
 def _outcome(future: Any) -> tuple[Any, BaseException | None]:
-    """Record sent by a worker, or the reason why there is none."""
+    """Return the record that a worker sent, or the error due to which there is none."""
     if future.status == "error":
         return None, future.exception()
     if future.status != "finished":
-        return None, TimeoutError(f"it is {future.status}")
+        return None, TimeoutError(f"the task is {future.status}")
     # Its worker may have died since, with its results.
     record, error = _attempt(future.result, timeout=PATIENCE / 4)
     if error is None or type(error).__name__ in LOST_ERRORS:
@@ -140,20 +140,20 @@ def _outcome(future: Any) -> tuple[Any, BaseException | None]:
 
 
 class _Watch:
-    """Detects that no worker is available."""
+    """Monitors a Dask cluster and detects that its scheduler or all suitable workers are gone."""
 
     def __init__(self, client: Any, address: str) -> None:
         self._client, self._address = client, address
         self._last = time.monotonic()
 
     def gone(self) -> BackendError:
-        """Error to raise when the scheduler does not respond."""
+        """Return the error for a scheduler that does not respond."""
         return BackendError(
-            f"dask: the scheduler at {self._address} is gone; finished cells are kept"
+            f"dask: the scheduler at {self._address} does not respond any more; finished cells are stored"
         )
 
     def workers(self) -> dict[str, dict[str, Any]] | None:
-        """Workers known to the scheduler; None if it does not respond."""
+        """Return the workers of the scheduler, or None if it does not respond."""
         if self._client.status != "running":
             return None
         scheduler, error = _attempt(self._client.scheduler_info, n_workers=-1)
@@ -162,7 +162,7 @@ class _Watch:
         return None if error is not None else scheduler["workers"]
 
     def check(self, needs_gpu: set[bool]) -> None:
-        """Raise BackendError if the scheduler, or all suitable workers, are away for long."""
+        """Raise BackendError if the scheduler or all suitable workers have been unavailable for too long."""
         workers = self.workers()
         resources = [w.get("resources") or {} for w in (workers or {}).values()]
         if any(False in needs_gpu or "GPU" in resource for resource in resources):
@@ -173,7 +173,7 @@ class _Watch:
             raise self.gone()
         kind = ' with the resource GPU (dask worker --resources "GPU=1")'
         raise BackendError(
-            f"dask: no worker{kind if workers else ''} at {self._address} for {PATIENCE:.0f} s; what was finished is kept"
+            f"dask: no worker{kind if workers else ''} at {self._address} for {PATIENCE:.0f} s; finished cells are stored"
         )
 
 
@@ -186,17 +186,19 @@ def _work_anywhere(
     limits: Limits,
     run: str,
 ) -> Record:
-    """Run a cell in a process next to the Dask worker that this is called in."""
+    """Run a cell in a separate process on the machine of a Dask worker."""
     installed = machine.versions().get("smimbench")
     if installed != version:
         reason = f"the worker has smimbench {installed}, the client {version}; install the same"
         return lost_record(cell, threads, reason)
     registry = SimpleNamespace(paths=paths, foreign_path=set())
-    executor = _take_idle(run) or Executor(1, threads, registry, WORKER, timing=False)
+    executor = _take_idle_process(run) or Executor(
+        1, threads, registry, WORKER, timing=False
+    )
     (ended,) = executor.run(
         [cell_task(cell, distributions)], Limits(limits.seconds, limits.memory)
     )
-    _leave_idle(run, executor)
+    _keep_idle_process(run, executor)
     return record_of(ended, threads)
 
 
@@ -206,8 +208,8 @@ _IDLE: dict[Executor, tuple[str, threading.Timer]] = {}
 """Each with its run, as other runs may have different code. Popping is atomic, so a thread has its process to itself."""
 
 
-def _take_idle(run: str) -> Executor | None:
-    """An idle process of this run, if there is one."""
+def _take_idle_process(run: str) -> Executor | None:
+    """Take an idle process of this run, or return None if there is none."""
     for executor, (owner, timer) in list(_IDLE.items()):
         if owner == run and _IDLE.pop(executor, None) is not None:
             timer.cancel()
@@ -215,8 +217,8 @@ def _take_idle(run: str) -> Executor | None:
     return None
 
 
-def _leave_idle(run: str, executor: Executor) -> None:
-    """Leave a process to the next cell of its run; it ends if none comes."""
+def _keep_idle_process(run: str, executor: Executor) -> None:
+    """Keep a process idle for the next cell of its run; it ends after a while if none comes."""
 
     def end() -> None:
         if _IDLE.pop(executor, None) is not None:

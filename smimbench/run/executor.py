@@ -67,7 +67,7 @@ class Limits:
 
     @property
     def is_over(self) -> bool:
-        """Whether the end has come."""
+        """Whether the deadline of all cells has passed."""
         return self.end is not None and time.monotonic() > self.end
 
 
@@ -76,7 +76,7 @@ NO_LIMITS = Limits()
 
 @dataclass(eq=False)
 class Task:
-    """A task for a worker process.
+    """Task for a worker process.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class Task:
 
 
 class Ended(NamedTuple):
-    """How a task ended: with an answer or error, or with a reason why there is none, and a status if it was stopped."""
+    """Outcome of a task: an answer or an error, or the reason why there is neither."""
 
     task: Task
     output: str
@@ -118,13 +118,13 @@ class Ended(NamedTuple):
 
     @property
     def may_retry(self) -> bool:
-        """Whether its process died, and the task may have another."""
+        """Whether the task may be tried again, because its process died."""
         died = self.event is None and self.status is None
         return died and self.task.processes_lost < self.task.processes_allowed
 
 
 class RunningTask(NamedTuple):
-    """A running task, with its duration and iterations so far."""
+    """Running task, with its duration and number of iterations so far."""
 
     task: Task
     seconds: float
@@ -171,7 +171,7 @@ class Executor:
         may_begin: Callable[[Task], bool | None] = lambda task: True,
         on_progress: OnProgress = lambda running: None,
     ) -> Iterator[Ended]:
-        """Run tasks in order as processes become free; yields each as it ends.
+        """Run tasks in order as processes become free, and yield each as it ends.
 
         If a process dies by itself (killed, out of memory), its task is the next to begin, up to
         ``processes_allowed`` times in all. A task that is stopped at a limit ends there.
@@ -207,7 +207,7 @@ class Executor:
             self._end_workers([worker for worker in self.workers if worker.task])
 
     def end(self) -> None:
-        """End all processes, whatever they do."""
+        """Kill all worker processes."""
         self._end_workers(list(self.workers))
 
     def _end_workers(self, workers: Iterable[_Worker]) -> None:
@@ -218,7 +218,7 @@ class Executor:
     def _assign(
         self, waiting: deque[Task], may_begin: Callable[[Task], bool | None]
     ) -> None:
-        """Assign tasks to processes while there are both."""
+        """Assign waiting tasks to idle processes."""
         for _ in range(len(waiting)):
             worker = self._idle_worker(waiting[0].distributions)
             if worker is None:
@@ -231,7 +231,7 @@ class Executor:
                 waiting.append(task)
 
     def _idle_worker(self, distributions: frozenset[str]) -> _Worker | None:
-        """An idle process with these distributions, started if need be; None if the maximum number of processes is busy."""
+        """Return an idle process with the given plugins, started if needed; None if all processes are busy."""
         idle = [worker for worker in self.workers if worker.is_idle]
         if len(self.workers) - len(idle) >= self._max_workers:
             return None
@@ -245,7 +245,7 @@ class Executor:
         return worker
 
     def _next_ended(self) -> Ended | None:
-        """The next task that ended, if one does within a moment."""
+        """Wait briefly for a task to end and return its outcome, or None."""
         event = unless(queue.Empty, self._events.get, True, 0.1)
         if event is None or event[0] not in self.workers:  # its end was noticed before
             return None
@@ -256,7 +256,7 @@ class Executor:
         return worker.bury()
 
     def _enforce(self, limits: Limits) -> None:
-        """Stop tasks beyond their limits; if memory runs out, stop the process that uses the largest part."""
+        """Stop tasks that exceed their limits; if memory runs out, stop the process that uses most of it."""
         for worker in self.workers:
             if worker.is_dead():
                 self._events.put((worker, None))
@@ -337,14 +337,14 @@ class _Worker:
         return self.task is not None and self._stopped is None
 
     def is_dead(self) -> bool:
-        """Whether the process ended half a second ago, so that all its output has been read."""
+        """Whether the process ended more than half a second ago, so that all its output has been read."""
         if self._death_noticed is None and self.process.poll() is not None:
             self._death_noticed = time.monotonic()
         noticed = self._death_noticed
         return noticed is not None and time.monotonic() - noticed > 0.5
 
     def begin(self, task: Task) -> None:
-        """Give the process a task."""
+        """Send a task to the process."""
         self.task = task
         # Until it answers that it has begun: it may still be starting.
         self._task_began = self._last_message = math.inf
@@ -354,13 +354,13 @@ class _Worker:
         self._send(pickle.dumps(task.arguments))
 
     def receive(self, message: bytes) -> Ended | None:
-        """Handle one message of the process; returns how its task ended, if the message says so."""
+        """Handle one message of the process; return the outcome of its task if the message ends it."""
         self._last_message = time.monotonic()
         task, answer = self.task, None
         try:
             event = json.loads(message)
             if task is None or not isinstance(event, dict):
-                raise ValueError("nothing was asked")
+                raise ValueError("a message arrived although the process has no task")
             if "begun" in event:
                 self._task_began = self._last_message
             elif "answer" in event:
@@ -374,10 +374,10 @@ class _Worker:
         if not event.keys() & {"answer", "error"}:
             return None
         self.task = None
-        return Ended(task, self._printed(), event, answer=answer)
+        return Ended(task, self._printed_lines(), event, answer=answer)
 
     def enforce(self, limits: Limits) -> None:
-        """Stop the process if its task is beyond a limit."""
+        """Stop the process if its task exceeds a limit."""
         task: Any = self.task
         if os.fstat(self._output.fileno()).st_size > 1 << 24:
             self._output.truncate(0)
@@ -399,19 +399,19 @@ class _Worker:
             self.stop(Status.FAILED, f"the cell took {sizes}; ended from outside")
 
     def running_task(self) -> RunningTask:
-        """The task that the process is working on."""
+        """Return the running task of the process."""
         assert self.task is not None
         seconds = max(0.0, time.monotonic() - self._task_began)
         return RunningTask(self.task, seconds, read_beat(self._heartbeat)[1])
 
     def stop(self, status: Status, reason: str) -> None:
-        """Stop the process and its children; ``status`` and ``reason`` describe how its task ended."""
+        """Stop the process and its children; ``status`` and ``reason`` become the outcome of its task."""
         self._stopped = self._stopped or (status, reason)
         self._kill()
 
     def bury(self) -> Ended | None:
-        """Let go of a process that is gone, or does not answer any more; returns how its task ended."""
-        printed = self._printed()
+        """Release a process that has ended or does not respond, and return the outcome of its task."""
+        printed = self._printed_lines()
         if self._stopped is None:  # it may have closed its pipe and go on without
             unless(subprocess.TimeoutExpired, self.process.wait, 2.0)
         reason = how_it_ended(self.process.returncode)
@@ -425,18 +425,18 @@ class _Worker:
         task.processes_lost += 1
         return Ended(task, printed, None, reason)
 
-    def _printed(self) -> str:
-        """The last lines printed since the task began."""
+    def _printed_lines(self) -> str:
+        """Return the last lines that the process has printed since its task began."""
         self._output.seek(max(0, os.fstat(self._output.fileno()).st_size - LONGEST))
         return printable(self._output.read(LONGEST).decode("utf-8", "replace")).strip()
 
     def memory(self) -> int:
         """Memory in bytes used by the process and its children."""
-        usage = [unless(psutil.Error, p.memory_info) for p in self._family()]
+        usage = [unless(psutil.Error, p.memory_info) for p in self._process_tree()]
         return sum(memory.rss for memory in usage if memory is not None)
 
-    def _family(self) -> list[psutil.Process]:
-        """The process and all its descendants, including those that left its process group (see ``_end_with_parent``)."""
+    def _process_tree(self) -> list[psutil.Process]:
+        """Return the process and all its descendants, including those outside its process group."""
         if self.process.poll() is not None:
             return []
         leader = unless(psutil.Error, psutil.Process, self.process.pid)
@@ -445,14 +445,14 @@ class _Worker:
         return [leader, *(unless(psutil.Error, leader.children, True) or ())]
 
     def _kill(self) -> None:
-        family = self._family()
+        family = self._process_tree()
         if hasattr(os, "killpg"):  # there are groups on POSIX only
             unless(OSError, os.killpg, self.process.pid, signal.SIGKILL)
         for process in family:
             unless(psutil.Error, process.kill)
 
     def end(self) -> None:
-        """Kill the process and release its resources, but for the pipe of answers, which its reader thread closes."""
+        """Kill the process and release its resources (its reader thread closes the pipe of answers)."""
         self._kill()
         self.process.wait()
         for stream in (self.process.stdin, self._output):
@@ -465,7 +465,7 @@ HEAD = struct.Struct(">Q")
 
 
 def send(stream: IO[bytes], data: bytes) -> None:
-    """Send one message."""
+    """Write one message, with its length, to a stream."""
     stream.write(HEAD.pack(len(data)) + data)
     stream.flush()
 
@@ -473,7 +473,7 @@ def send(stream: IO[bytes], data: bytes) -> None:
 def listen(
     stream: Any, receive: Callable[[bytes | None], object], longest: int = 1 << 32
 ) -> None:
-    """Hand on the messages of a stream from now on; None is its end."""
+    """Start a thread that passes each message of a stream to ``receive``, and None at its end."""
 
     def read() -> None:
         try:
@@ -490,7 +490,7 @@ def listen(
 
 
 def how_it_ended(code: int | None) -> str:
-    """Description of how a process ended."""
+    """Return a description of how a process ended, from its exit code."""
     if code is None:
         return "it closed its pipe"
     if code >= 0:
@@ -506,7 +506,7 @@ def how_it_ended(code: int | None) -> str:
 
 
 def main() -> None:
-    """Run tasks until the parent closes the pipe; errors of plugins become answers here."""
+    """Main function of a worker process: runs tasks until the parent closes the pipe."""
     inbox, outbox = _take_over_pipes()
     setup: JsonObject = json.loads(inbox.get())
 
@@ -545,7 +545,7 @@ def main() -> None:
 
 
 def _take_over_pipes() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:
-    """Messages of the parent, and the pipe for answers; printed output goes to the file that the parent keeps."""
+    """Return the pipes of tasks and answers, and redirect printed output to the file that the parent reads."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     _end_with_parent()
     source, outbox = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -564,7 +564,7 @@ def _take_over_pipes() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:
 
 
 def _end_with_parent() -> None:
-    """Let the system kill this process when its parent ends: a thread would not be heard by C code that never yields.
+    """Let the operating system kill this process when its parent ends, even during C code that never returns.
 
     What its children start and leave behind becomes its own, so that it can be found and ended, whatever group it is in.
     """

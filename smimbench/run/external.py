@@ -37,7 +37,7 @@ EXTERNAL = "elsewhere"
 
 @dataclass(frozen=True)
 class Point:
-    """One instance of a suite: a problem with sample ratio, dimension and replicate."""
+    """Grid point of one instance of a suite: problem, sample ratio, dimension and replicate."""
 
     plan: ProblemPlan
     alpha: float
@@ -45,7 +45,7 @@ class Point:
     replicate: int
 
     def instance(self, suite: Suite) -> Instance:
-        """The instance."""
+        """Draw the instance at this point."""
         place = self.alpha, self.dimension, self.replicate
         return self.plan.problem.instance(
             *place, seed=suite.seed, dtype=suite.run.dtype
@@ -53,7 +53,7 @@ class Point:
 
 
 def choose_points(suite: Suite, count: int = 1) -> list[Point]:
-    """The first points of the suite that its ``--only`` conditions leave, replicates of one sample ratio side by side.
+    """Return the first points of a suite that ``--only`` selects, with replicates of one sample ratio next to each other.
 
     Raises
     ------
@@ -65,13 +65,13 @@ def choose_points(suite: Suite, count: int = 1) -> list[Point]:
     if len(points) < count:
         number = f"{len(points)} for {count} estimates" if points else "none"
         raise SuiteError(
-            suite.file, "--only", f"excludes too many points of this suite: {number}"
+            suite.file, "--only", f"selects too few points of this suite: {number}"
         )
     return points
 
 
 def _points(suite: Suite) -> Iterator[Point]:
-    """Points of the suite for which data can be drawn; none where all problems have a theory only."""
+    """Yield the points of a suite for which data can be drawn; none if only theory exists for all problems."""
     for plan in (plan for plan in suite.plans if not plan.theory_only):
         for dimension, seeds in zip(plan.dimensions, plan.seeds):
             for alpha, seed in itertools.product(plan.alphas, range(seeds)):
@@ -120,7 +120,7 @@ def write_instance(suite: Suite, point: Point, output: Path) -> JsonObject:
 
 
 def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
-    """The array ``estimate`` of an ``.npz``: real numbers in this shape.
+    """Read the array ``estimate`` of an ``.npz`` file, which must hold real numbers in the given shape.
 
     Raises
     ------
@@ -139,26 +139,32 @@ def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
             read_npz, file, (1 << 24) + 32 * math.prod(shape), "estimate"
         )
     if error is not None:
-        raise SuiteError(str(path), "", f"cannot be read as .npz: {error_line(error)}")
+        raise SuiteError(
+            str(path), "", f"the file cannot be read as .npz: {error_line(error)}"
+        )
     if "estimate" not in arrays:
         holds = ", ".join(list(arrays)[:20]) or "nothing"
-        raise SuiteError(str(path), "estimate", f"is missing; the file holds {holds}")
+        raise SuiteError(
+            str(path), "estimate", f"the array is missing; the file holds {holds}"
+        )
     estimate: Array = np.asarray(arrays["estimate"])
     if estimate.dtype.kind not in "fiu":
         raise SuiteError(
             str(path),
             "estimate",
-            f"must be real numbers, got the type {estimate.dtype}",
+            f"the array must hold real numbers, got the type {estimate.dtype}",
         )
     if estimate.shape != shape:
         raise SuiteError(
-            str(path), "estimate", f"must have the shape {shape}, got {estimate.shape}"
+            str(path),
+            "estimate",
+            f"the array must have the shape {shape}, got {estimate.shape}",
         )
     return np.asarray(estimate, dtype=np.float64)
 
 
 def score_record(suite: Suite, point: Point, path: Path, label: str) -> Record:
-    """Record of the estimate in a file, like that of a cell but without times and trajectory; see ``read_estimate``."""
+    """Score the estimate in a file and return a record like that of a cell, without times and trajectory."""
     instance = point.instance(suite)
     estimate = read_estimate(path, instance.signal.shape)
     defect, metrics = not_finite(estimate), None
@@ -188,7 +194,7 @@ def score_record(suite: Suite, point: Point, path: Path, label: str) -> Record:
 
 
 def _identity(suite: Suite, point: Point) -> dict[str, object]:
-    """The part of a cell's identity that determines the instance."""
+    """Return the part of a cell's identity that determines its instance."""
     return {
         "problem": point.plan.problem.spec,
         "alpha": point.alpha,
@@ -200,12 +206,12 @@ def _identity(suite: Suite, point: Point) -> dict[str, object]:
 
 
 def scores_of(store: Store) -> Store:
-    """Folder of stored scores, separate from the cells that smimbench ran."""
+    """Return the store of scored estimates, separate from the cells that smimbench ran."""
     return Store(store.folder / "scored")
 
 
 def keep_scores(store: Store, records: Sequence[Record]) -> None:
-    """Store scores next to the cells of a suite; an earlier estimate with the same label and instance is set aside.
+    """Store scores of estimates; an earlier score with the same label and instance is moved aside.
 
     Raises
     ------
@@ -221,7 +227,7 @@ def keep_scores(store: Store, records: Sequence[Record]) -> None:
 
 
 def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[Record]]:
-    """Scored points of a suite that its ``--only`` conditions keep, each with its record."""
+    """Yield the scored points of a suite that ``--only`` selects, each with its record."""
     labels = [label for key, label in suite.only if key == "algorithm"]
     by_instance: dict[str, list[Record]] = {}
     for record in scores_of(store).load().values():
@@ -237,7 +243,7 @@ def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[Record]]:
 
 
 def _instance_name(cell: Mapping[str, Any]) -> str:
-    """Name of the instance of an estimate: all that its data depend on, without versions."""
+    """Text that identifies an instance: all settings that its data depend on, without versions."""
     items = {
         kind: {key: item[key] for key in item if key not in CODE}
         for kind, item in cell["problem"].items()

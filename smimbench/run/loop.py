@@ -61,7 +61,7 @@ READINGS = (
 
 
 class Status(enum.StrEnum):
-    """Outcome of a cell."""
+    """Status of a finished cell."""
 
     OK = "ok"
     NOT_CONVERGED = "not-converged"
@@ -122,7 +122,7 @@ def run_algorithm(
 
 
 class FreshSamples:
-    """``Data.fresh`` of a run: counts what it hands out, and refuses an algorithm that did not declare that it draws.
+    """Source of fresh samples in a run, which counts them and refuses algorithms that did not declare to draw any.
 
     Attributes
     ----------
@@ -138,10 +138,10 @@ class FreshSamples:
         self._draw, self.count, self.declared = draw, 0, False
 
     def __call__(self, rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-        """So many new samples; ValueError where they were not declared."""
+        """Draw n fresh samples; ValueError if the algorithm's plan does not declare them."""
         if not self.declared:
             raise ValueError(
-                "data.fresh is for algorithms that declare it: plan(data) must return Plan(draws_fresh=True)"
+                "data.fresh is only for algorithms that declare it: plan(data) must return Plan(draws_fresh=True)"
             )
         if self._draw is None:
             raise ValueError(
@@ -153,7 +153,7 @@ class FreshSamples:
 
 
 def metered(data: Data) -> Data:
-    """Data whose fresh samples are counted."""
+    """Return the data with a source of fresh samples that counts them."""
     return (
         data
         if isinstance(data.fresh, FreshSamples)
@@ -162,7 +162,7 @@ def metered(data: Data) -> Data:
 
 
 def planned(algorithm: Algorithm, data: Data) -> tuple[Plan, Data]:
-    """The plan of an algorithm, made from shapes, and the metered data that it may see: no data set that does not count."""
+    """Return an algorithm's plan, made from the shapes of the data, and the data that it may see."""
     n, tokens, dimension = data.inputs.shape
     plan = algorithm.plan(sizes(n, tokens, dimension, data.sample_ratio))
     fresh: Any = data.fresh
@@ -171,7 +171,7 @@ def planned(algorithm: Algorithm, data: Data) -> tuple[Plan, Data]:
 
 
 def _without_numbers(data: Data) -> Data:
-    """The same shapes and types, all numbers NaN (0 where labels are whole numbers); they take no memory."""
+    """Return data of the same shapes and types with NaN in place of all numbers (0 for integers); takes no memory."""
 
     def empty_like(array: Array) -> Array:
         xp = namespace(array)
@@ -184,7 +184,7 @@ def _without_numbers(data: Data) -> Data:
 
 
 class LoopRun:
-    """One pass of the loop: an algorithm is run when it is made, and its attributes say how that ended.
+    """One run of an algorithm in the loop, made by the constructor; its attributes hold the outcome.
 
     Attributes
     ----------
@@ -264,7 +264,7 @@ class LoopRun:
         self._finish()
 
     def _record_estimate(self, info: Info) -> None:
-        """Ask for the estimate, on the clock, and measure it, off the clock."""
+        """Compute the estimate, which is timed, and measure it, which is not."""
         self.estimate = self.clock.time(
             lambda: self._algorithm.estimate(self._state), self._backend
         )
@@ -277,12 +277,12 @@ class LoopRun:
         )  # the one transfer of an iteration
 
     def _counted(self, info: Info) -> Info:
-        """A step's report, with the number of fresh samples counted by the engine."""
+        """Return a step's report with the number of fresh samples that the engine has counted."""
         fresh: Any = self._data.fresh
         return info._replace(samples=fresh.count) if fresh.declared else info
 
     def _take(self, info: Info) -> None:
-        """Record a step and its report, and decide whether it was the last."""
+        """Record a step and its report, and decide whether the run ends."""
         settings, iteration, steps = self._settings, self.iterations, self._steps
         warning = "" if info.warning is None else printable(info.warning, 2000)
         if warning and warning not in self.warnings:
@@ -320,7 +320,7 @@ class LoopRun:
             self._resume()
 
     def _resume(self) -> None:
-        """Continue for the same number of iterations if the algorithm has a version for that."""
+        """Continue an unconverged run for as many iterations again, if the algorithm provides a version for that."""
         version = self.clock.time(
             lambda: self._algorithm.retry(self._problem, "unsettled"), self._backend
         )
@@ -369,7 +369,7 @@ class LoopRun:
 def _findings(
     algorithm: Algorithm, state: object
 ) -> tuple[dict[str, list[float | None]], list[str]]:
-    """Findings of an algorithm besides its estimate, and those that cannot be stored (which must not fail the run)."""
+    """Return an algorithm's findings besides its estimate, and warnings for findings that cannot be stored."""
     findings: dict[str, list[float | None]] = {}
     reported, error = attempt(lambda: dict(algorithm.findings(state)))
     if error is not None:
@@ -387,7 +387,7 @@ def _findings(
 
 
 def _is_logged(iteration: int, max_iterations: int) -> bool:
-    """Whether an iteration is recorded: all of a short run, then about fifty per doubling."""
+    """Whether an iteration is recorded: all of them at first, then about fifty per doubling."""
     if max_iterations <= 200 or iteration <= 50:
         return True
     stride: int = 2 ** max(0, int(math.log2(iteration / 50)))
@@ -395,7 +395,7 @@ def _is_logged(iteration: int, max_iterations: int) -> bool:
 
 
 class Readings:
-    """Reads what steps report, all at once where it lives on a device.
+    """Reads the reports of steps, with one transfer for all numbers on a device.
 
     Attributes
     ----------
@@ -414,7 +414,7 @@ class Readings:
         self._coarsest = 0.0
 
     def read(self, info: Info) -> Info:
-        """Readings of the steps on the host: the residual a float, other readings float64 arrays."""
+        """Return the numbers that a step reports, on the host: the residual as a float, others as float64 arrays."""
         reported = [name for name in READINGS if getattr(info, name) is not None]
         names = ["residual", *reported]
         on_host = read_together(*(getattr(info, name) for name in names))
@@ -437,7 +437,7 @@ class Readings:
         return self.latest
 
     def _divergence(self, residual: float, readings: dict[str, Host]) -> str:
-        """In which way a step has diverged; empty where it has not."""
+        """Return how a step has diverged, as text; empty if it has not."""
         if not math.isfinite(residual):
             return "the residual (change of the estimate) is not a finite number"
         for name in ("predicted_overlap", "self_overlap", "squared_step"):
@@ -449,7 +449,7 @@ class Readings:
         return ""
 
     def warnings(self) -> list[str]:
-        """Warning if the posterior was once integrated so coarsely that results may be affected."""
+        """Return a warning if a posterior was integrated so inaccurately that results may be affected."""
         if self._coarsest < 1e-3:
             return []
         return [
@@ -457,7 +457,7 @@ class Readings:
         ]
 
     def final(self) -> dict[str, object]:
-        """Last readings in the form stored in a record."""
+        """Return the last reported numbers in the form that a record stores."""
         readings = {name: getattr(self.latest, name) for name in READINGS}
         reported = {k: v.tolist() for k, v in readings.items() if v is not None}
         return {"residual": self.latest.residual, **reported}
@@ -465,7 +465,7 @@ class Readings:
 
 @dataclass
 class Trajectory:
-    """Measured points of a run: errors of the estimate with iteration and time."""
+    """Trajectory of a run: metrics of the estimate at recorded iterations, with the time."""
 
     instance: Instance
     metrics: Values = field(default_factory=dict)
@@ -475,7 +475,7 @@ class Trajectory:
     def record(
         self, estimate: Array, iteration: int, seconds: float, info: Info
     ) -> None:
-        """Measure the estimate at this iteration and second, with what its step reported."""
+        """Measure the estimate at an iteration and time, and store it with the report of the step."""
         samples, damping = (
             math.nan if x is None else float(x) for x in (info.samples, info.damping)
         )
@@ -499,7 +499,7 @@ class Trajectory:
             self.trajectory.setdefault(name, []).append(entry)
 
     def spread(self) -> Values:
-        """Standard deviation of every metric, per component, over the measured points of the last 40 iterations."""
+        """Standard deviation of every metric, per component, over the recorded points of the last 40 iterations."""
         iterations = self.trajectory["iteration"]
         count = sum(iteration > iterations[-1] - 40 for iteration in iterations)
         return {
@@ -522,7 +522,7 @@ _shared: mmap.mmap | None = None
 
 
 def beat_to(path: Path) -> None:
-    """Write heartbeats to this file from now on; called once in a worker."""
+    """Write heartbeats of this process to a file from now on; called once in a worker."""
     global _shared
     with open(path, "r+b") as file:
         _shared = mmap.mmap(file.fileno(), len(STILL))
@@ -534,13 +534,13 @@ def _beat(offset: int, value: float) -> None:
 
 
 def iterations_made(iterations: int) -> None:
-    """Report the number of iterations of this run so far."""
+    """Write the number of iterations of the current run to the heartbeat file."""
     _beat(8, iterations)
 
 
 @contextlib.contextmanager
 def running(seconds: float) -> Iterator[None]:
-    """Context in which the algorithm's clock, which shows this many seconds, is running."""
+    """Context that marks the algorithm's clock, at the given seconds, as running in the heartbeat file."""
     _beat(0, time.monotonic() - seconds)
     try:
         yield
@@ -549,13 +549,13 @@ def running(seconds: float) -> Iterator[None]:
 
 
 def read_beat(path: Path) -> tuple[float, int]:
-    """Seconds on the clock of a process (0 while it is stopped) and its number of iterations."""
+    """Read the heartbeat file of a process: seconds on its clock (0 while it is stopped) and iterations."""
     origin, iterations = struct.unpack("dd", path.read_bytes())
     return time.monotonic() - origin if origin else 0.0, int(iterations)
 
 
 class Clock:
-    """Time that an algorithm takes.
+    """Clock that measures the time of an algorithm.
 
     Attributes
     ----------
@@ -588,9 +588,7 @@ class Clock:
         return returned
 
     def cpu_seconds(self) -> float:
-        """CPU time of this thread while the clock ran, and of all other threads since the clock was made: these also work while
-        it stands still.
-        """
+        """CPU time of this thread while the clock ran, plus that of all other threads since the clock was created."""
         of_process = time.process_time() - self._process
         other_threads = of_process - (time.thread_time() - self._thread)
         return self._timed_here + other_threads

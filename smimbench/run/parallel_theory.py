@@ -1,4 +1,4 @@
-"""Theory of several problems, and of independent parts of one curve, solved in parallel processes."""
+"""Solves the theory of several problems, and independent parts of one curve, in parallel processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from smimbench.theory.questions import PointsQuestion, Question, ThresholdsQuest
 def answer_in_parallel(
     questions: Iterable[Question], solver: TheorySolver, workers: int
 ) -> Answers:
-    """Answer questions with so many processes; where one cannot be solved, the answers raise its error."""
+    """Solve questions of theory in a number of processes; an unsolved question raises its error when it is read."""
     questions = list(questions)
     if workers > 1:
         with contextlib.suppress(ProblemError):  # the answers raise it again
@@ -30,7 +30,7 @@ def answer_in_parallel(
 def _solve_in_parallel(
     questions: Iterable[Question], solver: TheorySolver, workers: int
 ) -> None:
-    """Solve points and thresholds of shipped problems in processes; their answers are in the solver's folder then.
+    """Solve points and thresholds of shipped problems in processes, which store them in the solver's folder.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def _solve_in_parallel(
     last_report = time.monotonic()
 
     def on_progress(underway: object) -> None:
-        """Report every second how far all are: nodes of a curve say nothing until they end."""
+        """Report the progress of all problems, at most every second."""
         nonlocal last_report
         if time.monotonic() > last_report + 1:
             last_report = time.monotonic()
@@ -90,7 +90,7 @@ def _solve_in_parallel(
 def _work_by_problem(
     questions: Iterable[Question],
 ) -> dict[Problem, tuple[tuple[float, ...], bool]]:
-    """Sample ratios of every shipped problem with a theory, and whether its thresholds are asked for."""
+    """Collect for each shipped problem with a theory its sample ratios and whether its thresholds are requested."""
     work: dict[Problem, tuple[tuple[float, ...], bool]] = {}
     for question in questions:
         problem = question.problem

@@ -1,4 +1,4 @@
-"""Checks of every number of a theory by plain draws of teacher and posterior: ``smimbench theory --verify``."""
+"""Checks theory by Monte Carlo draws of teacher and posterior: ``smimbench theory --verify``."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from smimbench.theory.verification import RESOLVE, Check, verify_point
 
 
 class DrawnTheory(Protocol):
-    """Theory of a problem, as ``ProblemTheory``."""
+    """Protocol of a problem's theory whose points are checked by draws (``ProblemTheory`` is one)."""
 
     @property
     def points(self) -> Sequence[TheoryPoint]:
-        """All its points."""
+        """All points of the theory."""
         ...
 
     @property
     def predicted(self) -> Sequence[tuple[str, float]]:
-        """Labels of algorithms with a prediction, each with its sample ratio."""
+        """Pairs of algorithm label and sample ratio for which there is a prediction."""
         ...
 
 
@@ -37,7 +37,7 @@ def draw_checks(
     resolve: float = RESOLVE,
     on_progress: OnProgress = lambda problem, progress: None,
 ) -> list[list[Check]]:
-    """Draw at every point of the problems of a suite.
+    """Check the theory of a suite's problems by Monte Carlo draws at every point.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def _checks_of_points(
     resolve: float,
     on_progress: OnProgress,
 ) -> Iterator[Check]:
-    """Checks of the points of a problem."""
+    """Yield Monte Carlo checks of the points of a problem."""
     for k, point in enumerate(points):
         count = 0
 
@@ -83,7 +83,7 @@ def _checks_of_points(
 def _checks_of_assumptions(
     suite: Suite, plan: ProblemPlan, places: Sequence[tuple[str, float]]
 ) -> Iterator[Check]:
-    """Checks of algorithms with wrong assumptions."""
+    """Yield Monte Carlo checks of predictions for algorithms that assume another channel or prior."""
     specs = {plan.label: plan.spec for plan in suite.algorithms}
     for label, alpha in places:
         algorithm = build_algorithm(specs[label], plan.problem)

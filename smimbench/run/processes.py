@@ -51,7 +51,7 @@ def in_processes(
     on_progress: OnProgress | None = None,
     on_wait: OnWait | None = None,
 ) -> Iterator[Record]:
-    """Run cells in this number of processes at a time; yields records as they finish.
+    """Run cells in ``workers`` processes at a time, and yield each record as it finishes.
 
     With ``claims`` those that another run has taken are left to it, and are taken over if it goes away. ``on_progress`` is told
     several times a second what is being run, ``on_wait`` for whom there is nothing to do but wait, whenever that changes.
@@ -95,7 +95,7 @@ def in_processes(
 
 
 def cell_task(cell: Cell, distributions: frozenset[str]) -> Task:
-    """The task of running a cell in a worker process."""
+    """Return the task of running a cell in a worker process."""
     accept = partial(_record_of_cell, cell)
     return Task(
         (cell,), distributions, accept, processes_allowed=2, timeout=cell.run.timeout
@@ -103,14 +103,14 @@ def cell_task(cell: Cell, distributions: frozenset[str]) -> Task:
 
 
 def _record_of_cell(cell: Cell, document: object) -> Record:
-    """The record of a cell that a process sends; raise ValueError if it is none."""
+    """Parse the record that a process sent for a cell; ValueError if it is not one."""
     if not isinstance(document, dict) or document.get("key") != cell.key:
-        raise ValueError("this is the record of another cell")
+        raise ValueError("the process sent the record of another cell")
     return record_from(document)
 
 
 def record_of(ended: Ended, threads: int) -> Record:
-    """The record of a cell, whatever became of its process."""
+    """Return the record of a cell from the outcome of its task, even if its process died."""
     if ended.event is not None and "answer" in ended.event:
         record: Record = ended.answer
     else:
@@ -135,7 +135,7 @@ def record_of(ended: Ended, threads: int) -> Record:
 
 
 class ClaimFiles:
-    """Claim files in a store's folder, by which several runs share its cells.
+    """Claim files, with which several runs share the cells of one results folder.
 
     Parameters
     ----------
@@ -156,11 +156,11 @@ class ClaimFiles:
         self._touched = time.monotonic()
 
     def is_done(self, key: str) -> bool:
-        """Whether the cell has a record by now."""
+        """Whether a cell has a record by now."""
         return (self.records / f"{key}.json").exists()
 
     def take(self, key: str) -> bool:
-        """Try to claim a cell; if the folder cannot be written to, the cell may be run anyway."""
+        """Try to claim a cell for this run; True as well if the folder cannot be written to."""
         if key in self._own:
             return True
         self.others.pop(key, None)
@@ -186,12 +186,12 @@ class ClaimFiles:
         return True
 
     def _owner(self, path: Path) -> str:
-        """The process that a claim belongs to."""
+        """Read which process a claim file belongs to."""
         name = (unless(OSError, path.read_bytes) or b"").decode(errors="replace")
         return printable(name, 200) or "another run"
 
     def touch(self) -> None:
-        """Renew our claims from time to time to show that the cells are still running."""
+        """Renew the claims of this run from time to time, to show that its cells are still running."""
         if time.monotonic() - self._touched > STALE / 6:
             self._touched = time.monotonic()
             for key in self._own:

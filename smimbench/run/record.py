@@ -1,4 +1,4 @@
-"""Format of stored files: records of cells with key and digest, and what a run shares."""
+"""Format of stored files: records of cells with key and digest, and ``run.json``, which the cells of a run share."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ T = TypeVar("T")
 
 def _is_given(value: object) -> object:
     if value is None:
-        raise ValueError("must not be null")
+        raise ValueError("the field must not be null; leave it out instead")
     return value
 
 
 def is_matrix(value: object) -> object:
-    """The value, which must be a matrix or a stack of matrices."""
+    """Return a value if it is a matrix or a stack of matrices; otherwise ValueError."""
     if np.asarray(value, dtype=float).ndim < 2:
-        raise ValueError("must be a matrix")
+        raise ValueError("the field must hold a matrix or a stack of matrices")
     return value
 
 
 class Open(pydantic.BaseModel):
-    """Base class of stored structures to which fields may be added; named fields keep meaning and type."""
+    """Base class of stored structures that accept additional fields."""
 
     model_config = pydantic.ConfigDict(
         extra="allow", strict=True, frozen=True, defer_build=True
@@ -58,7 +58,7 @@ class Open(pydantic.BaseModel):
 
 
 class Closed(pydantic.BaseModel):
-    """Base class of stored structures that have their named fields alone."""
+    """Base class of stored structures that accept no additional fields."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid", strict=True, frozen=True, defer_build=True
@@ -74,7 +74,7 @@ _CLOSED = pydantic.with_config(pydantic.ConfigDict(extra="forbid", strict=True))
 
 
 class _FromMapping:
-    """Base class of dataclasses that are made from JSON objects, with fields of strict types."""
+    """Base class of dataclasses that are built from JSON objects with strictly checked types."""
 
     __slots__ = ()
 
@@ -110,7 +110,7 @@ class Identity(TypedDict):
 @_CLOSED
 @dataclass(frozen=True, slots=True)
 class Price(_FromMapping):
-    """Lower bound of the cost of an iteration."""
+    """Lower bound on the cost of an iteration: operations and bytes read."""
 
     flops: float
     bytes: float
@@ -280,7 +280,7 @@ class Record(_FromMapping):
 
     @property
     def file_stem(self) -> str:
-        """Name of the record's file, without the ending."""
+        """Name of the record's file, without its suffix."""
         return file_stem(self.key, self.timing.machine, self.timing.trusted)
 
 
@@ -295,7 +295,7 @@ def new_record(
     algorithm: str,
     outcome: Mapping[str, object],
 ) -> Record:
-    """Record of a cell with the fields that all records have, from its identity, labels and outcome.
+    """Build the record of a cell from its identity, labels and outcome.
 
     Raises
     ------
@@ -315,14 +315,14 @@ def new_record(
 
 
 def record_schema() -> JsonObject:
-    """JSON Schema of a record."""
+    """Return the JSON Schema of a record."""
     schema = _adapter(Record).json_schema()
     schema["required"] += ["format", "digest"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def record_from(document: JsonObject) -> Record:
-    """The record that a JSON object describes; its cell keeps its numbers as they are.
+    """Build a record from a JSON object; numbers in its cell are kept exactly as they are.
 
     Raises
     ------
@@ -333,7 +333,7 @@ def record_from(document: JsonObject) -> Record:
         record: Record = _adapter(Record).validate_python(document)
     if record.fresh_samples is not None and record.sample_ratio is None:
         raise ValueError(
-            "not a record of smimbench: sample_ratio is missing where fresh_samples are counted"
+            "not a record of smimbench: it has fresh_samples but no sample_ratio"
         )
     object.__setattr__(record, "cell", document["cell"])
     object.__setattr__(record, "document", document)
@@ -341,7 +341,7 @@ def record_from(document: JsonObject) -> Record:
 
 
 def read_record(file: Path, *, digests: bool = True) -> Record:
-    """The record in a file: unchanged, of this format, under the key of its cell.
+    """Read the record in a file, checking its format, digest and key.
 
     Without ``digests`` only its format and the types of its fields are checked, in half of the time.
 
@@ -364,24 +364,26 @@ def read_record(file: Path, *, digests: bool = True) -> Record:
             f"the record has format {shown(document.get('format'))}, but this smimbench reads {FORMAT}"
         )
     if digests and digest_of(document) != document["digest"]:
-        raise ValueError("changed after it was written (digest does not match)")
+        raise ValueError(
+            "the file was changed after it was written (its digest does not match)"
+        )
     record = record_from(document)
     if digests and key_of(document["cell"]) != record.key:
         raise ValueError(
-            "changed after it was written (its key does not match the cell it describes)"
+            "the file was changed after it was written (its key does not match the cell it describes)"
         )
     return record
 
 
 def check_model(model: object, value: object, kind: str) -> None:
-    """Raise ValueError, naming the first wrong field, unless a value has this type."""
+    """Raise ValueError, naming the first wrong field, unless a value matches a model."""
     with _complaints(kind):
         _adapter(model).validate_python(value, strict=True)
 
 
 @contextlib.contextmanager
 def _complaints(kind: str) -> Iterator[None]:
-    """Context in which a failed validation becomes a ValueError that names the first wrong field."""
+    """Context that turns a failed validation into a ValueError naming the first wrong field."""
     try:
         yield
     except pydantic.ValidationError as error:
@@ -391,7 +393,9 @@ def _complaints(kind: str) -> Iterator[None]:
             f"not {kind}: {place}{': ' if place else ''}{complaint['msg']}, got {shown(complaint['input'])}"
         ) from None
     except RecursionError:
-        raise ValueError(f"not {kind}: nested too deep") from None
+        raise ValueError(
+            f"not {kind}: its lists or tables are nested too deeply"
+        ) from None
 
 
 _adapter: Any = functools.cache(pydantic.TypeAdapter)
@@ -399,31 +403,31 @@ _adapter: Any = functools.cache(pydantic.TypeAdapter)
 
 
 def digest_of(document: Mapping[str, object]) -> str:
-    """SHA-256 of a document without its digest, as JSON with sorted keys; NaN and infinity are allowed."""
+    """SHA-256 digest of a document, without its own digest, as JSON with sorted keys."""
     body = {key: value for key, value in document.items() if key != "digest"}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), default=plain_value)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sealed(document: Mapping[str, object]) -> JsonObject:
-    """A document with its digest added."""
+    """Return a document with its digest added."""
     return {**document, "digest": digest_of(document)}
 
 
 def text_of(record: Mapping[str, object]) -> str:
-    """Exact text of a record's file."""
+    """Return the exact text of a record's file."""
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
 def plain(value: object) -> Any:
-    """Copy that JSON can hold, whatever a plugin has added: NaN and infinity become null, other objects their text."""
+    """Convert to a value that JSON can hold: NaN and infinity become null, unknown objects their text."""
     return to_jsonable_python(
         value, inf_nan_mode="null", bytes_mode="base64", fallback=_plain_object
     )
 
 
 def _plain_object(value: Any) -> object:
-    """Numbers of an array; the text of any other object."""
+    """Convert an array to lists of numbers, and any other object to its text."""
     is_array = hasattr(value, "tolist") and not isinstance(value, type)
     numbers = value.tolist() if is_array else value
     if numbers is value or hasattr(numbers, "tolist"):
@@ -432,5 +436,5 @@ def _plain_object(value: Any) -> object:
 
 
 def document_text(document: object) -> str:
-    """Exact text of a document's file."""
+    """Return the exact text of the file of a document."""
     return json.dumps(document, default=plain_value)

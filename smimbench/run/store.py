@@ -1,4 +1,4 @@
-"""Records on disk: one immutable file per finished cell, trajectories as ``.npz``, and ``run.json``; all with digests.
+"""Stores records on disk: one immutable file per finished cell, long trajectories as ``.npz``, and ``run.json``.
 
 Many workers, many machines and a network file system need no lock: a file's name is the content address of its cell,
 and it appears whole or not at all.
@@ -85,7 +85,7 @@ class Store:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def write(self, record: Record) -> Path:
-        """Store one record; a long trajectory goes to an ``.npz`` next to it, first, so that the record is never short."""
+        """Store one record; a long trajectory is first written to an ``.npz`` file next to it."""
         document = {"format": FORMAT, **record.document}
         trajectory = document.get("trajectory")
         if trajectory and len(trajectory["iteration"]) > LONG:
@@ -102,7 +102,7 @@ class Store:
         return path
 
     def sync(self) -> None:
-        """Make all record files durable; after an earlier power cut the latest cells just run again."""
+        """Make all record files durable, so that a power cut does not lose them."""
         sync_folder(self.folder)
 
     def write_shared(self, document: SharedDocument) -> None:
@@ -112,7 +112,7 @@ class Store:
         )
 
     def read_shared(self) -> SharedDocument:
-        """Read ``run.json``; empty if there is none, or (with a complaint) if it cannot be trusted."""
+        """Read ``run.json``; empty if there is none, or, with a complaint, if it cannot be trusted."""
         try:
             return self.check_shared()
         except FileNotFoundError:
@@ -122,7 +122,7 @@ class Store:
         return cast(SharedDocument, {})
 
     def check_shared(self) -> SharedDocument:
-        """Read ``run.json``; raise an error if it cannot be trusted.
+        """Read ``run.json`` and raise an error if it cannot be trusted.
 
         Raises
         ------
@@ -136,7 +136,7 @@ class Store:
             raise ValueError("this is not a run.json written by smimbench")
         if digest_of(document) != document.pop("digest"):
             raise ValueError(
-                "changed after it was written (digest does not match); the same 'smimbench run' writes it again"
+                "the file was changed after it was written (its digest does not match); the same 'smimbench run' writes it again"
             )
         check_model(SharedDocument, document, "a run.json of smimbench")
         return cast(SharedDocument, document)
@@ -146,7 +146,7 @@ class Store:
     def load(
         self, *, set_aside: bool = False, digests: bool = True
     ) -> dict[str, Record]:
-        """All records that can be trusted, by file stem, without their documents.
+        """Load all records that can be trusted, keyed by file stem.
 
         What records have in common is kept once, and trajectories are arrays.
 
@@ -185,7 +185,7 @@ class Store:
         return records
 
     def read(self, stem: str, digests: bool = True) -> Record:
-        """One record as its file holds it; ValueError or OSError if it cannot be trusted."""
+        """Read one record from its file; ValueError or OSError if it cannot be trusted."""
         record = read_record(self.folder / f"{stem}.json", digests=digests)
         if record.file_stem != stem:
             raise ValueError(
@@ -194,7 +194,7 @@ class Store:
         return record
 
     def trajectory(self, record: Record) -> Columns | None:
-        """Trajectory of a record, from its ``.npz`` if it is long; None (and a complaint) if that file is not right."""
+        """Return the trajectory of a record, from its ``.npz`` file if it is long; None, with a complaint, if that is damaged."""
         trajectory = record.trajectory
         if not trajectory:
             return None
@@ -222,7 +222,7 @@ class Store:
         return None
 
     def written(self, record: Record) -> float:
-        """When a record was written, in seconds; 0 if its file is gone."""
+        """Time at which a record was written, in seconds since 1970; 0 if its file is gone."""
         path = self.folder / f"{record.file_stem}.json"
         return unless(OSError, os.path.getmtime, path) or 0.0
 
@@ -233,13 +233,13 @@ class Store:
         self.complaints.append(line)
 
     def retire(self, stems: Iterable[str]) -> None:
-        """Move records out of the way so that their cells run again; nothing is deleted."""
+        """Move records to ``set-aside/``, so that their cells run again; nothing is deleted."""
         for stem in stems:
             move_aside(self.folder / f"{stem}.json", self.folder)
 
 
 def move_aside(path: Path, folder: Path) -> Path:
-    """Move a file, and the trajectory next to it, into ``set-aside/`` under new names."""
+    """Move a file, and the trajectory next to it, to ``set-aside/`` under new names."""
     target = folder / ASIDE / f"{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -255,7 +255,7 @@ def move_aside(path: Path, folder: Path) -> Path:
 
 
 def _compacted(record: Record, shared: dict[str, Any], trajectories: bool) -> Record:
-    """A record for ``load``, without its document; ``shared`` holds parts of earlier records."""
+    """Return a record that takes less memory, by sharing equal parts with earlier records (``shared``)."""
 
     def common(table: T) -> T:
         return shared.setdefault(repr(table), table)  # type: ignore[no-any-return]
@@ -277,42 +277,44 @@ def _compacted(record: Record, shared: dict[str, Any], trajectories: bool) -> Re
 
 
 def _check_columns(arrays: Columns, metrics: Mapping[str, Sequence[object]]) -> None:
-    """Raise ValueError unless these arrays are the columns of a trajectory."""
+    """Raise ValueError unless the arrays are valid columns of a trajectory."""
     if not len(arrays.get("iteration", ())):
-        raise ValueError("has no iterations")
+        raise ValueError("the trajectory has no iterations")
     for name, values in arrays.items():
         if values.ndim != (1 if name in SCALARS else 2) or values.dtype != np.float64:
-            raise ValueError("has a column of the wrong shape")
+            raise ValueError("the trajectory has a column of the wrong shape")
         if len(values) != len(arrays["iteration"]):
-            raise ValueError("has columns of different lengths")
+            raise ValueError("the trajectory has columns of different lengths")
         if name in metrics and values.shape[1] != len(metrics[name]):
-            raise ValueError("has a different number of components than its record")
+            raise ValueError(
+                "the trajectory has a different number of components than its record"
+            )
 
 
 def _from_lists(trajectory: Mapping[str, object]) -> Columns:
-    """Columns as arrays; null becomes NaN."""
+    """Convert the columns of a trajectory from lists to arrays; null becomes NaN."""
     return {key: np.asarray(values, dtype=float) for key, values in trajectory.items()}
 
 
 def _unpacked_npz(path: Path, sha256: str) -> Columns:
-    """Arrays of an ``.npz``, if it is the file that was written and does not unpack to more than memory should hold."""
+    """Read the arrays of an ``.npz`` file; ValueError if its SHA-256 differs or it unpacks to too much memory."""
     if path.exists() and not path.is_file():
-        raise ValueError("is not in a regular file")
+        raise ValueError("the trajectory is not in a regular file")
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise ValueError("was changed after it was written")
+        raise ValueError("the trajectory's file was changed after it was written")
     return read_npz(io.BytesIO(data))
 
 
 def theory_folder(store: Store) -> Path:
-    """Folder of stored theory results, shared by all suites under the same ``--results``."""
+    """Folder of stored theory results, which all suites under the same ``--results`` share."""
     home = store.folder.parent if store.folder.name == TRIALS else store.folder
     return home.parent / "theory"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One way in which a suite was run: its store of records and its ``run.json``."""
+    """Settings with which a suite was run, from its ``run.json``, and the store of its records."""
 
     folder: Path
     store: Store
@@ -325,12 +327,12 @@ class Settings:
 
     @property
     def words(self) -> str:
-        """Options that make these settings, as typed; empty for the suite as written."""
+        """Command-line options of these settings; empty for the unchanged suite."""
         return words_of(self.shared)
 
 
 def changes_of(suite: Suite) -> Changes:
-    """What ``--set`` and ``--only`` changed in a suite, from ``run.json``."""
+    """Return the ``--set`` and ``--only`` options of a suite, in the form that ``run.json`` stores."""
     return {
         "overrides": list(suite.overrides),
         "only": [f"{key}={value}" for key, value in suite.only],
@@ -338,19 +340,19 @@ def changes_of(suite: Suite) -> Changes:
 
 
 def options_of(suite: Suite) -> str:
-    """Options that changed a suite, as typed."""
+    """Command-line options that changed a suite, as text."""
     return words_of(changes_of(suite))
 
 
 def words_of(shared: Changes) -> str:
-    """Options named in ``run.json``, as typed."""
+    """Command-line options that ``run.json`` names, as text."""
     return " ".join(
         f"{option} {shlex.quote(text)}" for option, text in _sorted_options(shared)
     )
 
 
 def _sorted_options(shared: Changes) -> list[tuple[str, str]]:
-    """Options in a fixed order, independent of how they were given.
+    """Sort the options that ``run.json`` names, so that their order on the command line does not matter.
 
     Of a key that is set twice the last counts, of what is appended everything.
     """
@@ -365,7 +367,7 @@ def _sorted_options(shared: Changes) -> list[tuple[str, str]]:
 
 
 def settings_folder(suite: Suite, store: Store) -> Path:
-    """Folder with ``run.json`` and figures of a suite run with these changes."""
+    """Folder of ``run.json`` and figures of a suite, one for each set of ``--set`` and ``--only`` options."""
     options = _sorted_options(changes_of(suite))
     if not options:
         return store.folder
@@ -377,7 +379,7 @@ def settings_folder(suite: Suite, store: Store) -> Path:
 
 
 def settings_under(folder: Path) -> list[Settings]:
-    """All settings found in a folder: of one run, of a suite, or of all suites of one ``--results``."""
+    """Find all settings with which suites were run, in the folder of a run, of a suite, or of all results."""
     settings = _read_settings(folder)
     if settings is not None:
         return [settings]
@@ -429,7 +431,7 @@ class OtherVersion(TypedDict):
 def other_versions(
     cells: Sequence[Cell], records: Iterable[Record]
 ) -> list[OtherVersion]:
-    """How many records of these cells were made with another version, or other code, of an item.
+    """Count records of the cells that were made with another version, or other code, of an item.
 
     Returns
     -------
@@ -453,7 +455,7 @@ def other_versions(
 def made_by_other_code(
     cells: Sequence[Cell], records: Iterable[Record]
 ) -> list[tuple[Cell, Record]]:
-    """Records that another version, or other code, of an item has made of these cells, each with its cell."""
+    """Yield records of the cells that were made with another version, or other code, of an item."""
     keys = {cell.key for cell in cells}
     unmatched = [record for record in records if record.key not in keys]
     if not unmatched:
@@ -473,21 +475,21 @@ def made_by_other_code(
 
 
 def _items(cell: Mapping[str, Any]) -> dict[str, Specification]:
-    """The items of a cell by their kinds."""
+    """Return the items of a cell, keyed by kind."""
     problem = cell["problem"]
     items = {kind: problem[kind] for kind in KINDS if kind in problem}
     return {**items, "algorithm": cell["algorithm"]}
 
 
 def _without_parameters(cell: Mapping[str, object]) -> str:
-    """A cell's grid point, settings and names of items."""
+    """Return the grid point, settings and item names of a cell, without parameters of items."""
     left_out = ("problem", "algorithm", "metrics")
     settings = {key: cell[key] for key in cell if key not in left_out}
     return canonical_json([settings, [item["name"] for item in _items(cell).values()]])
 
 
 def changed_code(versions: Sequence[OtherVersion]) -> list[str]:
-    """One line for every item of ``other_versions`` whose code has changed without a new version."""
+    """Return one line for each item whose code has changed without a new version."""
     lines = []
     for change in versions:
         if change["then"] == change["now"]:

@@ -1,4 +1,4 @@
-"""Theory solved in a process of its own: third-party code, which may abort or never return, and whatever has a deadline.
+"""Solves theory in a separate process, for third-party code that may crash and for questions with a deadline.
 
 Rows of what cannot be solved give the reason, and all others stay. The process shares nothing with this one but the folder of
 answers and nodes; its numbers are the same to the last bit.
@@ -48,12 +48,12 @@ class Progress(NamedTuple):
 
 
 def is_third_party(*specs: Specification) -> bool:
-    """Whether any of these items comes from a package other than smimbench."""
+    """Whether any of the items comes from a third-party package."""
     return any("distribution" in spec for spec in specs)
 
 
 def distributions_of(problem: Problem, *algorithms: Specification) -> frozenset[str]:
-    """Third-party packages that the theory of a problem, or of algorithms on it, runs code of."""
+    """Third-party packages whose code the theory of a problem, and of algorithms on it, runs."""
     specs = [*problem.spec.values(), *algorithms]
     assumed = [
         entry
@@ -65,7 +65,7 @@ def distributions_of(problem: Problem, *algorithms: Specification) -> frozenset[
 
 
 class TheoryProcess:
-    """A process that solves theory for a ``TheorySolver``, started when it is first asked.
+    """Worker process that solves theory for a ``TheorySolver``, started on the first question.
 
     It has the plugins of the distributions that the question needs, and of no other.
 
@@ -92,7 +92,7 @@ class TheoryProcess:
         weakref.finalize(self, self.executor.end)
 
     def takes(self, problem: Problem, *algorithms: Specification) -> bool:
-        """Whether this is solved in the process: it needs third-party code, or has a deadline."""
+        """Whether a question is solved in the process, because it needs third-party code or has a deadline."""
         return self.deadline is not None or bool(distributions_of(problem, *algorithms))
 
     def ask(
@@ -103,7 +103,7 @@ class TheoryProcess:
         *arguments: Any,
         on_event: Callable[[WorkerMessage], object],
     ) -> Any:
-        """The answer of a ``TheoryWorker`` to a question.
+        """Send a question to the process and return its answer.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class TheoryProcess:
 
 
 def reason_of(ended: Ended) -> str:
-    """Why a process gave no answer."""
+    """Return the reason why a process gave no answer."""
     return (
         ended.reason
         if ended.status
@@ -144,7 +144,7 @@ def reason_of(ended: Ended) -> str:
 
 
 def answer_of(ended: Ended) -> object:
-    """The answer of a process, or what it raised, under the same name."""
+    """Return the answer of a process, or raise the error that it reported, under the same name."""
     if ended.event is None:
         raise ProblemError("theory", reason_of(ended))
     if "answer" in ended.event:

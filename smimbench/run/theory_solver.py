@@ -1,4 +1,4 @@
-"""Solves questions of theory, each once; answers and nodes are stored, and a later run resumes from them."""
+"""Solves questions of theory, each once, and stores answers and nodes, from which a later run resumes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SLOW = 0.02
 
 
 def _boundary(method: Callable[P, T]) -> Callable[P, T]:
-    """A method that raises ``THEORY_ERRORS`` only, whatever a plugin does, and leaves the working folder as it was."""
+    """Decorator of methods that run plugins: only ``THEORY_ERRORS`` are raised, and the working folder is restored."""
 
     @functools.wraps(method)
     def guarded(*arguments: P.args, **options: P.kwargs) -> T:
@@ -85,7 +85,7 @@ def _boundary(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class TheorySolver(Answers):
-    """Solver of questions of theory whose answers are not stored yet.
+    """Solves questions of theory whose answers are not stored yet.
 
     Parameters
     ----------
@@ -126,12 +126,12 @@ class TheorySolver(Answers):
 
     @property
     def is_late(self) -> bool:
-        """Whether something was not solved because of the deadline."""
+        """Whether a question was not solved because of the deadline."""
         return self.process is not None and self.process.is_late
 
     @property
     def answers(self) -> Answers:
-        """The answers that are stored, which solve nothing; memory is shared."""
+        """Read-only access to the stored answers, with the same memory."""
         return Answers(
             self.folder,
             predictions=self.predictions,
@@ -140,7 +140,7 @@ class TheorySolver(Answers):
         )
 
     def answer(self, questions: Iterable[Question]) -> Answers:
-        """Solve all questions that are not answered yet; where one cannot be solved, the answers raise its error.
+        """Solve all questions that are not answered yet; an unsolved one raises its error when it is read.
 
         A question is looked at when those before it are answered, so that it may depend on them.
         """
@@ -165,7 +165,7 @@ class TheorySolver(Answers):
 
     @_boundary
     def points(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
-        """For every alpha the competing fixed points, the Bayes-optimal one first."""
+        """Solve the competing fixed points at each sample ratio alpha, the Bayes-optimal one first."""
         keys = [key_of_point(problem, alpha) for alpha in alphas]
         distinct = list(dict.fromkeys(keys))
         missing = [key for key in distinct if not self._suffices(problem, key)]
@@ -186,7 +186,7 @@ class TheorySolver(Answers):
         return [cast(Branches, self.memory.answers[key]) for key in keys]
 
     def _suffices(self, problem: Problem, key: AnswerKey) -> bool:
-        """Whether points are stored, with errors of prediction if these are requested."""
+        """Whether points are stored, with their generalization errors if these are requested."""
         points = cast(Branches | None, self._recall(problem, key))
         return points is not None and not (
             self.predictions
@@ -195,7 +195,7 @@ class TheorySolver(Answers):
 
     @_boundary
     def line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
-        """Points along a whole line of a figure, as one answer; see ``points``.
+        """Solve the fixed points along a line of a figure, as one answer; see ``points``.
 
         Errors of prediction are interpolated along it, or left out where several components are read off a curve that thresholds
         have followed: a reading costs a hundredth of a second, they cost thirty times that.
@@ -206,13 +206,13 @@ class TheorySolver(Answers):
 
     @_boundary
     def thresholds(self, problem: Problem) -> Thresholds:
-        """All critical sample ratios."""
+        """Solve all thresholds (critical sample ratios) of a problem."""
         self._solve_one("thresholds", problem, key_of_thresholds(problem))
         self.on_progress(problem, Progress(1, 1, self._nodes(problem).count))
         return super().thresholds(problem)
 
     def _is_costly(self, problem: Problem) -> bool:
-        """Whether components are coupled, so that a curve takes minutes; of third-party code nothing is called here."""
+        """Whether the components of a shipped problem are coupled, so that a curve takes minutes."""
         if problem.components == 1 or problem.no_theory is not None:
             return False
         isolated = self.process is not None and self.process.takes(problem)
@@ -221,7 +221,7 @@ class TheorySolver(Answers):
 
     @_boundary
     def prediction(self, question: PredictionQuestion) -> AlgorithmPrediction | str:
-        """What an algorithm's theory predicts, or the reason why it does not; see ``Answers``."""
+        """Solve the prediction of an algorithm's theory, or return the reason why there is none; see ``Answers``."""
         key, problem = self._prediction_key(question), question.problem
         with self._errors_kept([key]):
             points = [
@@ -258,7 +258,7 @@ class TheorySolver(Answers):
         keys: Sequence[AnswerKey],
         on_node: Callable[[int, float | None], None],
     ) -> Iterator[None]:
-        """Context in which these answers are solved: errors are kept, and nodes reported."""
+        """Context for solving answers, which keeps their errors and reports solved nodes."""
         for key in keys:  # it would take as long again
             if key in self.memory.errors:
                 raise self.memory.errors[key]
@@ -268,7 +268,7 @@ class TheorySolver(Answers):
 
     @contextlib.contextmanager
     def _errors_kept(self, keys: Sequence[AnswerKey]) -> Iterator[None]:
-        """Context that keeps the error with which these answers could not be solved."""
+        """Context that stores the error due to which answers could not be solved."""
         try:
             yield
         except (KeyboardInterrupt, StoreError):
@@ -284,7 +284,7 @@ class TheorySolver(Answers):
             raise
 
     def solve(self, kind: str, problem: Problem, *arguments: Any) -> Iterator[Any]:
-        """Answers as JSON, solved now: branches at each sample ratio for ``"points"``, else one."""
+        """Solve answers now and return them as JSON: branches at each sample ratio for ``"points"``, otherwise one answer."""
         algorithms = arguments[:1] if kind == "own" else ()
         if self.process is not None and self.process.takes(problem, *algorithms):
             report = functools.partial(self._report, problem)
@@ -309,7 +309,7 @@ class TheorySolver(Answers):
     def _branches(
         self, problem: Problem, alphas: Sequence[float]
     ) -> Iterator[Branches]:
-        """Competing points at each sample ratio, tested before they are reported."""
+        """Solve the competing fixed points at each sample ratio, and test them."""
         for ratios in curve_of(problem).batches(alphas):
             solved = competing(problem, ratios)
             overlaps = [(point.Q, point.V) for branches in solved for point in branches]
@@ -324,7 +324,7 @@ class TheorySolver(Answers):
         return theory_point(problem, point, errors)
 
     def _line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
-        """Competing points along a line, whose errors of prediction are interpolated."""
+        """Solve the competing fixed points along a line, with interpolated generalization errors."""
         solved = competing(problem, alphas)
         errors: Iterator[dict[str, Uncertain] | None] = itertools.repeat(None)
         if problem.components == 1:
@@ -337,7 +337,7 @@ class TheorySolver(Answers):
         ]
 
     def _report(self, problem: Problem, event: WorkerMessage) -> None:
-        """Pass on what the other process reports."""
+        """Forward a progress event or remark of the other process."""
         if "progress" in event:
             self.on_progress(problem, Progress(*event["progress"]))
         else:
@@ -346,7 +346,7 @@ class TheorySolver(Answers):
     # -- what is kept ---------------------------------------------------------------------------------------------------
 
     def set_aside(self, problems: Iterable[Problem]) -> None:
-        """Move results and nodes of these problems aside, so that they are computed again."""
+        """Move stored results and nodes of some problems aside, so that they are computed again."""
         keys = {canonical_json(problem.spec) for problem in problems}
         for key in [key for key in self.memory.answers if key.question in keys]:
             del self.memory.answers[key]
@@ -360,7 +360,7 @@ class TheorySolver(Answers):
                 move_aside(path, self.folder)
 
     def _stored_problems(self) -> Iterator[tuple[Path, Any]]:
-        """Files of answers, each with the problem that it names."""
+        """Yield the files of stored answers, each with its problem."""
         for path in () if self.folder is None else self.folder.glob("[!.]*-*.json"):
             with contextlib.suppress(
                 OSError, ValueError, KeyError, TypeError, IndexError
@@ -373,7 +373,7 @@ class TheorySolver(Answers):
 
     @_boundary
     def begin(self, problem: Problem) -> None:
-        """Test the items of others once, before anything is computed with them; then go on from the nodes that are kept.
+        """Test third-party items of a problem once, then load its stored nodes.
 
         Raises
         ------
@@ -396,7 +396,7 @@ class TheorySolver(Answers):
         self._nodes(problem)
 
     def _compare_code(self, problem: Problem) -> None:
-        """Report which stored results belong to this problem except for the code of its items."""
+        """Report stored results that belong to this problem but were made with other code of its items."""
         spec = problem.spec
         kinds = [kind for kind, item in spec.items() if "source" in item]
         count, changed = 0, set()
@@ -413,11 +413,11 @@ class TheorySolver(Answers):
                 name, version = spec[kind]["name"], spec[kind]["version"]
                 self.on_remark(
                     f"{kind} {name!r} has other code under the same version {version} than when {count} answers of theory were "
-                    "kept: they are not used; raise its version when its numbers change"
+                    "stored: those are not used; raise its version when its numbers change"
                 )
 
     def _nodes(self, problem: Problem) -> Nodes:
-        """Nodes of a problem; those that took long are kept in a folder, and read from there."""
+        """Return the nodes of a problem; those that took long are stored in a folder and read from there."""
         if self.folder is None:
             return nodes_of(problem)
         folder, spec = self.nodes_folder(canonical_json(problem.spec)), problem.spec
@@ -460,7 +460,7 @@ class TheorySolver(Answers):
         move_aside(file, file.parent)
 
     def _remember(self, problem: Problem, key: AnswerKey, document: object) -> None:
-        """Store an answer; what would not be read again is refused."""
+        """Store an answer, after checking that it can be read again."""
         document = json.loads(document_text(document))
         check_answer(key.kind, document, problem.components)
         self.memory.answers[key] = answer_from(key.kind, document)

@@ -1,4 +1,4 @@
-"""What a process of its own does that solves theory: it answers one question after the other and tells how far it is."""
+"""Worker process that solves theory: it answers one question after another and reports its progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smimbench.theory.predictions import solve_part
 
 
 class TheoryWorker:
-    """Solver of a process that sends progress and remarks to its parent.
+    """Solver in a worker process, which sends progress and remarks to its parent.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class TheoryWorker:
         if problem.spec != spec:
             raise ProblemError(
                 "theory",
-                "a package was changed since this began; run the same command again",
+                "a package was changed during this run; run the same command again",
             )
         if kind == "begin":
             solver.begin(problem)
@@ -81,5 +81,5 @@ class TheoryWorker:
 
 
 def answerer(setup: JsonObject, report: Callable[..., None]) -> Callable[..., object]:
-    """Function of a worker process that answers a question."""
+    """Return the function with which a worker process answers a question."""
     return TheoryWorker(setup["folder"], report).answer

@@ -1,4 +1,4 @@
-"""``smimbench tune``: searches settings of algorithms on seeds of their own; a trial is a cell like any other.
+"""Tunes algorithms (``smimbench tune``): searches their settings on separate seeds; a trial is an ordinary cell.
 
 Records of trials lie in ``results/SUITE/tuning``, each finished search in ``choices`` there, under a hash of all that was asked.
 """
@@ -62,7 +62,7 @@ AS_WRITTEN = 0
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """The search of the setting of one algorithm on one problem, at all of its sample ratios and dimensions."""
+    """Search for the best setting of one algorithm on one problem, over its sample ratios and dimensions."""
 
     suite: Suite
     plan: ProblemPlan
@@ -76,7 +76,7 @@ class Search:
 
     @cached_property
     def question(self) -> dict[str, object]:
-        """All that the choice depends on; seeds of the suite are excluded."""
+        """All settings that the chosen one depends on, without the seeds of the suite."""
         plan, algorithm, run = self.plan, self.algorithm, self.suite.run
         spec = with_versions(algorithm.spec, plan.problem.model.name)
         return {"problem": plan.problem.spec, "algorithm": spec, "tune": self.space.document(), "alpha": plan.alphas,
@@ -84,12 +84,12 @@ class Search:
 
     @property
     def name(self) -> str:
-        """Name of its file."""
+        """Name of the file that stores the result of the search."""
         return f"{key_of(self.question)}.json"
 
     @cached_property
     def trials(self) -> list[tuple[Setting, Specification]]:
-        """Settings that are tried, each with the algorithm that it makes; ``AS_WRITTEN`` is the first."""
+        """Settings to try, each with the specification of its algorithm; the first is the one in the suite."""
         algorithm = self.algorithm
         entry = get_registry().get("algorithm", algorithm.name)
         trials: dict[str, tuple[Setting, Specification]] = {}
@@ -101,14 +101,16 @@ class Search:
                 place = f"algorithms: {algorithm.label}: tune"
                 reason = f"{setting_words(setting)}: {error.key} {error.message}"
                 raise SuiteError(
-                    self.suite.file, place, f"{reason}; leave a value out"
+                    self.suite.file,
+                    place,
+                    f"{reason}; remove this value from the search",
                 ) from None
             spec = with_versions(spec, self.plan.problem.model.name)
             trials.setdefault(canonical_json(spec), (setting, spec))
         return list(trials.values())
 
     def cells(self, trial: int, seeds: int, backend: str) -> list[Cell]:
-        """Runs of a trial on the first of the seeds for tuning."""
+        """Return the cells of a trial on the first ``seeds`` tuning seeds."""
         problem, spec = self.plan.problem.spec, self.trials[trial][1]
         run = self.suite.run.of_cell(())
         grid = itertools.product(range(seeds), self.plan.dimensions, self.plan.alphas)
@@ -120,7 +122,7 @@ class Search:
     def proceed(
         self, log_errors: Mapping[str, float], backend: str
     ) -> tuple[list[Cell], SearchOutcome | None]:
-        """Cells that have to run next, or the result of the search, from the errors of all that ran (by key of their cell).
+        """Return the cells that must run next, or the result of the search, given the errors of finished cells.
 
         In every round the better half of the trials goes on, with twice as many seeds: successive halving, from as many seeds
         that the last two are compared on at least four. The setting as written goes on beside that half, so that what is
@@ -169,7 +171,7 @@ class Search:
         }
 
     def cells_ahead(self, log_errors: Mapping[str, float], backend: str) -> list[Cell]:
-        """The most cells that may still have to run: none fails, and the setting as written is among the worse half."""
+        """Return the largest set of cells that the search may still have to run."""
         ahead: list[Cell] = []
         expected = dict(log_errors)
         while missing := self.proceed(expected, backend)[0]:
@@ -181,12 +183,12 @@ class Search:
 
 
 def _rounded(log_error: float) -> float | None:
-    """Error to six digits, on which all machines agree; None if the trial was not run, or a run has no estimate."""
+    """Round an error to six digits, on which all machines agree; None if it is not finite."""
     return float(f"{math.exp(log_error):.6g}") if math.isfinite(log_error) else None
 
 
 def searches(suite: Suite) -> list[Search]:
-    """All searches that a suite asks for, whatever its ``--only``."""
+    """Return all searches of a suite, regardless of ``--only``."""
     runnable = [plan for plan in suite.plans if not plan.theory_only]
     return [
         Search(suite, plan, algorithm, algorithm.tune)
@@ -197,7 +199,7 @@ def searches(suite: Suite) -> list[Search]:
 
 
 def chosen_searches(suite: Suite) -> list[Search]:
-    """Searches that ``--only`` leaves.
+    """Return the searches of a suite that ``--only`` selects.
 
     Raises
     ------
@@ -209,7 +211,7 @@ def chosen_searches(suite: Suite) -> list[Search]:
         raise SuiteError(
             suite.file,
             "algorithms",
-            "no algorithm says what to tune; add a table [algorithms.tune] below one, "
+            "no algorithm names parameters to tune; add a table [algorithms.tune] below one, "
             "with learning_rate = { low = 0.01, high = 1.0, log = true }",
         )
     return selected
@@ -231,7 +233,7 @@ def search_all(
     run: Callable[[list[Cell], Store], bool],
     retry: Collection[str] = (),
 ) -> list[JsonObject]:
-    """Do the searches of a suite side by side, each only once.
+    """Run the searches of a suite side by side, each only once.
 
     Parameters
     ----------
@@ -277,7 +279,7 @@ def search_all(
 def searches_ahead(
     suite: Suite, store: Store, backend: str
 ) -> list[tuple[Search, list[Cell]]]:
-    """The searches of a suite, each with all cells that it still has to run; nothing is written."""
+    """Return the searches of a suite, each with the cells that it may still have to run; nothing is written."""
     log_errors = log_errors_in(suite, tuning_store(store))
     ahead = []
     for search in chosen_searches(suite):
@@ -288,7 +290,7 @@ def searches_ahead(
 
 
 def log_error(record: Record, target: float) -> float:
-    """Logarithm of the error of a run, summed over components; infinity without an estimate.
+    """Logarithm of the error of a run, summed over components; infinity if it has no estimate.
 
     Errors below ``target`` count as equal to it: otherwise a sample ratio at which the signal is recovered would outweigh all.
     """
@@ -300,27 +302,27 @@ def log_error(record: Record, target: float) -> float:
 
 
 def log_errors_in(suite: Suite, trials: Store) -> dict[str, float]:
-    """Logarithms of the errors of all trials that ran, by key of their cell."""
+    """Logarithms of the errors of all finished trials, by key of their cell."""
     target = suite.run.target
     return {record.key: log_error(record, target) for record in trials.load().values()}
 
 
 def tuning_store(store: Store) -> Store:
-    """Records of trials, apart from those that are scored."""
+    """Return the store of trial records, separate from the runs that are scored."""
     return Store(store.folder / TRIALS)
 
 
 def keep_choice(
     search: Search, store: Store, result: SearchOutcome
 ) -> SearchResult | None:
-    """Store the result of a search and return its choice."""
+    """Store the result of a search and return the chosen setting."""
     document = sealed(plain({"question": search.question, **result}))
     write_atomically(choice_file(search, store), text_of(document).encode())
     return read_choice(search, store)
 
 
 def read_choice(search: Search, store: Store) -> SearchResult | None:
-    """The stored result of a search, if there is one.
+    """Read the stored result of a search, if there is one.
 
     Raises
     ------
@@ -332,23 +334,27 @@ def read_choice(search: Search, store: Store) -> SearchResult | None:
         document: Any = read_json(path)
         is_table = isinstance(document, dict)
         if not is_table or digest_of(document) != document.get("digest"):
-            raise ValueError("changed after it was written (digest does not match)")
+            raise ValueError(
+                "the file was changed after it was written (its digest does not match)"
+            )
         check_model(SearchResult, document, "a result of smimbench tune")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise SuiteError(str(path), "", f"{error}; remove it and tune again") from None
+        raise SuiteError(
+            str(path), "", f"{error}; remove the file and tune again"
+        ) from None
     result: SearchResult = document
     return result
 
 
 def choice_file(search: Search, store: Store) -> Path:
-    """File that stores the result of a search."""
+    """Path of the file that stores the result of a search."""
     return tuning_store(store).folder / "choices" / search.name
 
 
 def tuned(suite: Suite, store: Store) -> Suite:
-    """The suite with the settings that ``smimbench tune`` has chosen, as far as it was called."""
+    """Return the suite with the settings that ``smimbench tune`` has chosen so far."""
     choices: dict[tuple[str, str], TunedAlgorithm] = {}
     for search in searches(suite):
         stored = read_choice(search, store)
@@ -358,7 +364,7 @@ def tuned(suite: Suite, store: Store) -> Suite:
 
 
 def range_ends(trials: Sequence[Parameters], chosen_trial: int | None) -> list[str]:
-    """One line for each parameter whose chosen value is the smallest or largest number that a stored search has tried."""
+    """Return one remark for each parameter whose chosen value is the smallest or largest that was tried."""
     lines = []
     chosen = {} if chosen_trial is None else trials[chosen_trial]
     for name, value in chosen.items():
@@ -370,13 +376,13 @@ def range_ends(trials: Sequence[Parameters], chosen_trial: int | None) -> list[s
         if len(tried) > 2 and value in (min(tried), max(tried)):
             end = "smallest" if value == min(tried) else "largest"
             lines.append(
-                f"the {end} {name} that was tried, {value:g}, is chosen: widen its range"
+                f"the {end} {name} that was tried, {value:g}, was chosen: widen its range"
             )
     return lines
 
 
 def range_end_remarks(suite: Suite, store: Store) -> list[str]:
-    """Remarks of ``range_ends`` on the settings that the suite has from ``smimbench tune``."""
+    """Return remarks on tuned settings of a suite that lie at the end of their range."""
     lines = []
     for search in _selected_searches(suite):
         choice = read_choice(search, store) if search.place in suite.choices else None
@@ -392,7 +398,7 @@ def range_end_remarks(suite: Suite, store: Store) -> list[str]:
 
 
 def choice_of(search: Search, stored: SearchResult) -> TunedAlgorithm:
-    """The setting chosen by a stored search and how it was found, in the form that cells store."""
+    """Return the setting that a stored search chose, with a record of the search, as cells store them."""
     algorithm = stored["algorithm"]
     assert algorithm is not None
     tuning: Tuning = {"of": search.algorithm.spec, "tune": search.space.document(), "trials": len(stored["trials"]),

@@ -1,4 +1,4 @@
-"""Verifies stored results for ``verify``: bytes of every file, theory solved again, a sample of cells run again."""
+"""Verifies stored results: compares every file byte by byte, solves theory again, and reruns a sample of cells."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ of the ninth digit under a digest that fits goes unnoticed."""
 
 @dataclass
 class Verification:
-    """What was verified, with one line for each thing that does not agree and for each that is missing."""
+    """Outcome of a verification: how much was verified, and one line for each disagreement or missing file."""
 
     checked: int = 0
     disagreements: list[str] = field(default_factory=list)
@@ -81,18 +81,18 @@ class Verification:
     remarks: list[str] = field(default_factory=list)
 
     def add(self, complaints: Sequence[str]) -> None:
-        """Count one more verified thing, with its disagreement if there is one."""
+        """Count one more verified file or result, with its disagreements if there are any."""
         self.checked += 1
         self.disagreements.extend(complaints)
 
     def remark(self, count: int, remark: str) -> None:
-        """Note how many things are as the remark says, unless there are none."""
+        """Note a remark and the number of cases that it applies to, unless that is 0."""
         if count:
             self.remarks.append(f"{count} {remark}")
 
 
 def files(store: Store) -> Verification:
-    """Every record, trajectory and ``run.json``, to the last byte: a digit that was changed is named by its file."""
+    """Verify every record, trajectory and ``run.json`` byte by byte, and name the files that were changed."""
     verification, records = Verification(), store.load()
     verification.checked += len(records)
     verification.disagreements += store.complaints
@@ -116,7 +116,7 @@ def files(store: Store) -> Verification:
 
 
 def shared_documents(suite: Suite, folder: Path) -> list[str]:
-    """Differences between ``run.json`` in a folder and its suite, one line each."""
+    """Return the differences between ``run.json`` in a folder and its suite, one line each."""
     path = folder / "run.json"
     try:
         shared = Store(folder).check_shared()
@@ -132,7 +132,7 @@ def shared_documents(suite: Suite, folder: Path) -> list[str]:
 
 
 def choices(suite: Suite, store: Store) -> Verification:
-    """Every choice of ``smimbench tune`` made again from the records of its trials, and compared with what cells ran with."""
+    """Verify every choice of ``smimbench tune`` against the records of its trials and the settings of the cells."""
     verification, trials = Verification(), tuning_store(store)
     log_errors = log_errors_in(suite, trials)
     for search in searches(suite):
@@ -141,7 +141,7 @@ def choices(suite: Suite, store: Store) -> Verification:
         if stored is None:
             if used is not None:
                 verification.missing.append(
-                    f"{path} is missing: how the setting of {search.place[1]} was chosen"
+                    f"{path} is missing, which stores how the setting of {search.place[1]} was chosen"
                 )
             continue
         missing, again = search.proceed(log_errors, stored["backend"])
@@ -152,7 +152,7 @@ def choices(suite: Suite, store: Store) -> Verification:
             again is None
             or sealed(plain({"question": search.question, **again})) != stored
         ):
-            lines = [f"{path}: its trials give another choice"]
+            lines = [f"{path}: the records of its trials lead to another choice"]
         elif used is not None and used != choice_of(search, stored):
             lines = [
                 f"{path}: the suite was run with another setting of {search.place[1]}"
@@ -162,7 +162,7 @@ def choices(suite: Suite, store: Store) -> Verification:
 
 
 def complaints_of(path: Path, text: Callable[[Any], str], content: Any) -> list[str]:
-    """Defects of a file, found by comparing it byte by byte with the ``text`` of its content."""
+    """Return the defects of a file, found by comparing it byte by byte with the ``text`` of its content."""
     try:
         is_same = text(content).encode() == path.read_bytes()
     except (OSError, ValueError) as error:
@@ -172,7 +172,7 @@ def complaints_of(path: Path, text: Callable[[Any], str], content: Any) -> list[
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """A file of theory that is as it was written.
+    """Stored theory result whose file is unchanged since it was written.
 
     Attributes
     ----------
@@ -188,13 +188,13 @@ class StoredAnswer:
 
     @property
     def problem(self) -> dict[str, Specification]:
-        """Specification of its problem."""
+        """Specification of the problem that the result belongs to."""
         question = self.document["problem"]
         return question[0] if self.kind == "own" else question  # type: ignore[no-any-return]
 
     @property
     def is_current(self) -> bool:
-        """Whether it is of this version of theory; False for an older one.
+        """Whether the result was made by this version of theory; False for an older version.
 
         Raises
         ------
@@ -208,7 +208,7 @@ class StoredAnswer:
         raise ValueError("the file name does not match the theory result inside")
 
     def _is_named(self, key: str, version: int) -> bool:
-        """Whether the file has the name that its question has in this version."""
+        """Whether the file's name is that of its question in the given version of theory."""
         path = self.path
         if self.kind == "nodes":
             names = nodes_name(key, version), self.document["node"]
@@ -216,7 +216,7 @@ class StoredAnswer:
         return path.name == answer_name(self.kind, key, self.document["alpha"], version)
 
     def compare(self, solved: Any) -> list[str]:
-        """How the answer differs from one that was solved again, given as JSON."""
+        """Return the differences between the stored result and one that was solved again, given as JSON."""
         solved = json.loads(document_text(solved))
         if isinstance(self.document["answer"], str) and isinstance(solved, str):
             return []  # both say that there is no prediction, and words may change
@@ -247,7 +247,7 @@ def _without_reasons(answer: Any) -> Any:
 def stored_theory(
     suite: Suite, folder: Path, *, solve: bool = True
 ) -> dict[str, Verification]:
-    """Every stored answer of theory to the last byte, and what belongs to the suite solved again from nothing.
+    """Verify every stored theory result byte by byte, and solve those of the suite again from scratch.
 
     Answers are points, lines of figures, thresholds and those of algorithms, at the sample ratios that were used; nodes are what
     curves are made of. Those of other suites and of older versions are compared byte by byte only, and counted.
@@ -306,7 +306,7 @@ class _SolverAgain:
         )
 
     def solve(self, stored: StoredAnswer) -> Any:
-        """An answer as JSON; None for a node that the answers before it did not need."""
+        """Solve a stored result again and return it as JSON; None for a node that no other result needed."""
         document, problem = stored.document, self.problem
         if stored.kind == "nodes":
             node = nodes_of(problem).evaluated.get(document["node"])
@@ -332,7 +332,7 @@ class _SolverAgain:
         return document_of(self.solvers[not brief].prediction(question))
 
     def compare(self, solved: Verification, evaluated: Verification) -> int:
-        """Compare all answers, then nodes; how many nodes were not evaluated for the answers."""
+        """Compare all results, then nodes; return the number of nodes that were not evaluated."""
         count, failed = 0, set()
         for stored in sorted(self.stored, key=lambda s: KINDS.index(s.kind)):
             name = self.problem.spec["channel"]["name"]
@@ -357,7 +357,7 @@ KINDS = ("point", "thresholds", "curve", "own", "nodes")
 
 
 def _points_in(answer: Any) -> Iterator[JsonObject]:
-    """Theory points in a result: itself, those of its branches, or those of branches along a line."""
+    """Yield the points in a theory result: itself, its branches, or the branches along a line."""
     if isinstance(answer, dict) and "mse_error" in answer:
         yield answer
     if isinstance(answer, list):
@@ -366,7 +366,7 @@ def _points_in(answer: Any) -> Iterator[JsonObject]:
 
 
 def missing_records(cells: Sequence[Cell], store: Store) -> list[str]:
-    """One line for each cell of a suite that has no record, with the file that would hold it."""
+    """Return one line for each cell of a suite without a record, naming the file that would hold it."""
     keys = {stem.partition(".")[0] for stem in store.load()}
     return [
         f"{store.folder / cell.key}.json is missing: {cell.problem_label}, {cell.algorithm_label}, alpha {cell.alpha:.5g}, "
@@ -384,7 +384,7 @@ def rerun(
     seed: int,
     trajectories: bool = True,
 ) -> Verification:
-    """Run a random sample of the stored cells again, and compare all that does not come from a clock.
+    """Run a random sample of the stored cells again, and compare everything except times.
 
     Parameters
     ----------
@@ -418,7 +418,7 @@ def rerun(
 
 
 def _has_backend(cell: Cell, verification: Verification) -> bool:
-    """Whether a cell can be run on this machine; what cannot is counted in the remarks."""
+    """Whether a cell's backend is available on this machine; if not, a remark counts the cell."""
     try:
         get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32)
     except BackendError as error:
@@ -430,17 +430,17 @@ def _has_backend(cell: Cell, verification: Verification) -> bool:
 
 
 def _threads_of(record: Record) -> int:
-    """Number of BLAS threads of a run, as far as it can be had here."""
+    """Number of BLAS threads of a run, limited to the cores of this machine."""
     return max(1, min(record.timing.threads or 1, os.cpu_count() or 1))
 
 
 def _was_killed(record: Record) -> bool:
-    """Whether a record says that its process was ended by a time limit, without an estimate."""
+    """Whether a record belongs to a process that a time limit ended before there was an estimate."""
     return record.status == Status.TIMEOUT and not record.metrics
 
 
 def untimed(cells: Iterable[Cell], threads: int) -> Iterator[tuple[Cell, Record]]:
-    """Cells with their records, run again without a time limit, which a busy machine would reach earlier."""
+    """Run cells again without a time limit, which a busy machine would reach earlier; yield cells and records."""
     free = [
         (replace(cell, run=cell.run.model_copy(update={"timeout": None})), cell)
         for cell in cells
@@ -451,7 +451,7 @@ def untimed(cells: Iterable[Cell], threads: int) -> Iterator[tuple[Cell, Record]
 
 
 def _with_limits(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Record]]:
-    """Cells with their records, run again with the time limit of the suite and of ``LONGEST_RERUN``."""
+    """Run cells again with the suite's time limit, at most ``LONGEST_RERUN``; yield cells and records."""
     again = {cell.key: cell for cell in cells}
     for record in in_processes(cells, 1, threads, limits=Limits(seconds=LONGEST_RERUN)):
         yield again[record.key], record
@@ -460,7 +460,7 @@ def _with_limits(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Re
 def _unreproduced(
     stored: Record, repeated: Record, store: Store, *, trajectories: bool
 ) -> Iterator[str]:
-    """Differences, in words, between a record and that of the same cell run again."""
+    """Return the differences, in words, between a record and that of the same cell run again."""
     is_same_machine = (
         stored.timing.machine == machine.fingerprint()
         and stored.versions == repeated.versions
@@ -487,7 +487,7 @@ NOT_VERIFIED = "times, memory and load; machine, versions and where inputs lay; 
 
 
 def _reproducible(record: Record, store: Store, *, exact: bool) -> dict[str, Any]:
-    """The part of a record that follows from suite, seed and code; without the numbers in texts unless ``exact``."""
+    """Return the part of a record that suite, seed and code determine; unless ``exact``, without numbers in texts."""
     columns = store.trajectory(record) or {}
     fields = {name: getattr(record, name) for name in REPRODUCIBLE}
     fields["where"] = PurePath(
@@ -510,7 +510,7 @@ def _reproducible(record: Record, store: Store, *, exact: bool) -> dict[str, Any
 def _until_the_clock(
     stopped: dict[str, Any], full: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Part that a run ended by a clock shares with the full run: its start, and the steps that both recorded.
+    """Return the part of a run ended by a time limit that the full run shares: start and recorded steps.
 
     The values at its end are those of its last step.
     """
@@ -542,7 +542,7 @@ def _until_the_clock(
 def differences(
     stored: Any, repeated: Any, tolerance: float, *, absolute: float | None = None
 ) -> Iterator[str]:
-    """Differences between two documents, in words; numbers may differ by a relative or ``absolute`` tolerance."""
+    """Return the differences, in words, between two documents, up to a relative or ``absolute`` tolerance of numbers."""
     expected, actual = dict(_leaves(stored)), dict(_leaves(repeated))
     allowed = tolerance if absolute is None else absolute
     for path in {**expected, **actual}:
@@ -557,7 +557,7 @@ def differences(
 
 
 def _leaves(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value in a document that is no table and no list, with its place."""
+    """Yield every number, text or null in a document, with its path."""
     if isinstance(document, dict):
         for key, field_ in document.items():
             yield from _leaves(field_, f"{path}.{key}".removeprefix("."))

@@ -191,7 +191,7 @@ def test_a_spoiled_record_is_reported_and_run_again(ran, tmp_path, capsys):
     assert code == 0
     assert "running 1 cells" in err
     assert (
-        f"{spoiled}: changed after it was written (digest does not match); not used, moved to"
+        f"{spoiled}: the file was changed after it was written (its digest does not match); not used, moved to"
         in err
     )
     after = one_document(call(capsys, *arguments, "--json")[1])

@@ -167,11 +167,11 @@ BAD = {
     "a directory": (lambda path: path.mkdir(), "is a directory"),
     "complex": (
         _estimate(estimate=np.ones((1, 30)) + 1j),
-        "must be real numbers, got the type complex128",
+        "must hold real numbers, got the type complex128",
     ),
     "dates": (
         _estimate(estimate=np.zeros((1, 30), "M8[s]")),
-        "must be real numbers, got the type datetime64",
+        "must hold real numbers, got the type datetime64",
     ),
     "objects": (
         _estimate(estimate=np.full((1, 30), None)),
@@ -182,7 +182,7 @@ BAD = {
     "nothing": (_packed(), "is missing; the file holds nothing"),
     "no array": (
         _packed(("estimate.npy", b"hello")),
-        "must be real numbers, got the type",
+        "must hold real numbers, got the type",
     ),
     "cut": (_packed(("estimate.npy", SOUND[:200])), "cannot be read as .npz"),
     "another head": (
@@ -258,7 +258,7 @@ def test_many_estimates_are_one_row_for_each_sample_ratio(tmp_path, capsys):
             np.mean([single[row["nominal_alpha"], seed] for seed in (0, 1)])
         )
     err = refusal(capsys, "score", suite, *options, *options[:2])
-    assert "too many points of this suite: 4 for 5 estimates" in err
+    assert "too few points of this suite: 4 for 5 estimates" in err
 
 
 def scored(folder, capsys, suite, label, *options, value=0.0):

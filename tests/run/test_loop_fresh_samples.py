@@ -107,7 +107,7 @@ def test_who_does_not_declare_gets_none(runs):
     record = records["ridge-undeclared"]
     assert record["status"] == "failed"
     assert record["reason"].startswith(
-        "ValueError: data.fresh is for algorithms that declare it: plan(data) must return"
+        "ValueError: data.fresh is only for algorithms that declare it: plan(data) must return"
     )
     assert not record["metrics"]
 

@@ -320,7 +320,7 @@ def test_pipes_deep_and_huge_files_are_reported_at_once(tmp_path):
     assert said == {
         "deep.json": "the file is incomplete or not JSON; not used",
         "digits.json": "the file is incomplete or not JSON; not used",
-        "huge.json": "larger than 256 MB; not used",
+        "huge.json": "larger than 256 MB, the largest that smimbench reads; not used",
         "pipe.json": "this is not a regular file; not used",
         "run.json": "this is not a regular file; not used",
     }
@@ -365,7 +365,7 @@ def test_what_a_plugin_puts_in_a_record_becomes_plain():
             "e": np.array([math.inf]),
         }
     )
-    assert found["a"] == "(a Odd whose text cannot be had)"
+    assert found["a"] == "(a Odd that cannot be converted to text)"
     assert found["b"] == {"1": 0.5}
     assert found["d"] == "3.0"
     assert found["e"] == [None]

@@ -422,7 +422,7 @@ def test_a_choice_at_the_end_of_its_range_is_said_wherever_it_is_used(
         call(capsys, "show", results / "small")[2],
         call(capsys, "tune", path, "--results", results)[1].replace("\n", " "),
     ]
-    expected = f"{said}, is chosen: widen its range" if said else ""
+    expected = f"{said}, was chosen: widen its range" if said else ""
     for text in shown:
         assert ("widen its range" in text) is bool(said)
         assert expected.removeprefix("sgd: ") in text
@@ -481,7 +481,9 @@ def test_a_choice_that_its_trials_do_not_give_is_found(done, tmp_path, capsys):
     )
     code, out, _ = call(capsys, "verify", path, "--results", tmp_path / "results")
     assert code == 1
-    assert f"{choice}: its trials give another choice" in out.replace("\n", "")
+    assert f"{choice}: the records of its trials lead to another choice" in out.replace(
+        "\n", ""
+    )
 
 
 def test_tuning_from_python(done, tmp_path):
@@ -556,7 +558,7 @@ def test_only_picks_what_is_tuned(tmp_path, capsys):
         "algorithm=ridge",
     )
     assert (
-        "algorithms: no algorithm says what to tune; add a table [algorithms.tune]"
+        "algorithms: no algorithm names parameters to tune; add a table [algorithms.tune]"
         in err
     )
     assert err.count("\n") == 1
@@ -572,7 +574,8 @@ def test_a_choice_that_was_changed_is_not_used(done, tmp_path, capsys):
         err = refusal(capsys, word, path, "--results", tmp_path / "results")
         assert (
             err
-            == f"smimbench: {changed}: changed after it was written (digest does not match); remove it and tune again\n"
+            == f"smimbench: {changed}: the file was changed after it was written (its digest does not match); "
+            "remove the file and tune again\n"
         )
 
 

@@ -190,14 +190,14 @@ def test_a_spoiled_answer_of_theory_is_kept_aside_and_named(results, capsys):
     code, _, err = call(capsys, "show", results / "small")
     assert code == 0
     assert (
-        f"{path}: changed after it was written (digest does not match); not used\n"
+        f"{path}: the file was changed after it was written (its digest does not match); this file is not used\n"
         in err
     )
     assert path.read_text() == spoiled
     code, _, err = call(capsys, "theory", results / "small")
     assert code == 0
     assert (
-        f"{path}: changed after it was written (digest does not match); not used, computed again"
+        f"{path}: the file was changed after it was written (its digest does not match); not used, computed again"
         in err
     )
     (aside,) = (results / "theory" / "set-aside").iterdir()

@@ -21,9 +21,9 @@ TOO_LARGE = {
         "problem.channel.beta: must be between 1e-09 and 8"),
     "noise": (SUITE, "problem.channel.noise=1e300", "problem.channel.noise: must be 0 or between"),
     "dimension": (SUITE, "grid.dimension=1000000000000", "grid.dimension[0]: must be at most 100000000"),
-    "memory": (SUITE, "grid.dimension=10000000", "grid: a cell needs up to"),
+    "memory": (SUITE, "grid.dimension=10000000", "grid: a single run needs up to"),
     "alpha": (SUITE, "grid.alpha=1e300", "grid.alpha[0]: must be at most 1000000000"),
-    "samples of all": (SUITE, "grid.alpha=1e9", "grid: a cell needs up to"),
+    "samples of all": (SUITE, "grid.alpha=1e9", "grid: a single run needs up to"),
     "components": (SUITE, "problem.channel.components=100000", "problem.channel.components: must be at most 64"),
     "seeds": (SUITE, "grid.seeds=1000000000000", "above grid.max_cells"),
 }  # fmt: skip
