@@ -255,11 +255,11 @@ def _expect_slope(
     for k, weight in DIFFERENCES.items():
         values = np.asarray(function(at + k * step), dtype=float)
         differences += weight * values.reshape(len(at), -1).sum(axis=1)
-    gap = np.median(np.abs(differences - slope))
+    median_deviation = np.median(np.abs(differences - slope))
     size = np.sqrt(np.mean(differences**2))
-    if not gap <= tolerance * size + error:
+    if not median_deviation <= tolerance * size + error:
         raise CheckFailed(
-            f"{name} changes by {size:.4g} along a small step, but its derivative is off by {gap:.2g}"
+            f"{name} changes by {size:.4g} along a small step, but its derivative is off by {median_deviation:.2g}"
         )
 
 

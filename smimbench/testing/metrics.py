@@ -104,22 +104,26 @@ def _symmetric_instances(context: CheckContext) -> Iterator[tuple[Instance, Arra
     "would get different scores.",
     cases=_symmetric_instances,
 )
-def invariance(context: CheckContext, instance: Instance, move: Array) -> None:
+def invariance(
+    context: CheckContext, instance: Instance, transformation: Array
+) -> None:
     """Check that a metric is invariant under sign flips or permutations that the channel's symmetry allows."""
     estimate, V = _partial_estimate(instance, context)
     score = _measure(context.item, instance, estimate, V)
-    moved = np.tensordot(move, estimate, axes=1)
-    moved_score = _measure(context.item, instance, moved, move @ V @ move.T)
+    transformed = np.tensordot(transformation, estimate, axes=1)
+    transformed_score = _measure(
+        context.item, instance, transformed, transformation @ V @ transformation.T
+    )
     if not np.allclose(
         score or np.nan,
-        moved_score or np.nan,
+        transformed_score or np.nan,
         rtol=SYMMETRY_TOLERANCE,
         atol=1e-9,
         equal_nan=True,
     ):
         symmetry = instance.problem.channel.symmetry
         raise CheckFailed(
-            f"the metric changes from {score} to {moved_score} when the symmetry {symmetry!r} is applied to the estimate"
+            f"the metric changes from {score} to {transformed_score} when the symmetry {symmetry!r} is applied to the estimate"
         )
 
 
@@ -149,10 +153,10 @@ def _teacher_and_mean_scores(context: CheckContext) -> Iterator[tuple[float, flo
 )
 def truth(context: CheckContext, at_teacher: float, at_mean: float) -> None:
     """Check that a metric does not score the teacher worse than the prior mean."""
-    gap = abs(at_teacher - at_mean)
-    if is_worse(context.item, at_mean, at_teacher) and gap > SYMMETRY_TOLERANCE * abs(
-        at_mean
-    ):
+    difference = abs(at_teacher - at_mean)
+    if is_worse(
+        context.item, at_mean, at_teacher
+    ) and difference > SYMMETRY_TOLERANCE * abs(at_mean):
         raise CheckFailed(
             f"the metric is {at_teacher:.4g} at the teacher, worse than {at_mean:.4g} at the prior mean "
             f"({context.item.direction} is better)"

@@ -78,15 +78,15 @@ def shapes(context: CheckContext, model: Model) -> None:
     """Check shapes of latents (n, P, C), signals, inner products (P, P), and errors and overlaps (P,)."""
     for P, n, D in ((1, 5, 7), (2, 1, 6)):
         X, S, g = drawn(context, n, P, D, 1)
-        of_signal = tuple(model.signal_shape(P, D))
+        signal_shape = tuple(model.signal_shape(P, D))
         for name, array, shape in (
-            ("a signal", S, of_signal),
+            ("a signal", S, signal_shape),
             ("forward", model.forward(X, S), (n, P, model.sites)),
-            ("adjoint", model.adjoint(X, g), of_signal),
+            ("adjoint", model.adjoint(X, g), signal_shape),
             (
                 "draw_noise",
                 np.asarray(model.draw_noise(context.rng(4), P, D)),
-                of_signal,
+                signal_shape,
             ),
             ("inner", model.inner(S, S), (P, P)),
             ("squared_error", model.squared_error(S, 0.5 * S), (P,)),

@@ -100,17 +100,17 @@ def refused(context: CheckContext) -> Iterator[Refused]:
 def shapes(context: CheckContext, model: Model, prior: Prior, P: int) -> None:
     """Check shapes of the prior's signals, moments, estimates and order parameters."""
     D = 12
-    of_signal = tuple(model.signal_shape(P, D))
+    signal_shape = tuple(model.signal_shape(P, D))
     R, Qhat = observation(context, model, P, 2)
     denoised = prior.denoise(R, Qhat)
     batch = np.stack([Qhat, 3 * Qhat, 0.1 * Qhat])
     overlaps, overlap = prior.overlap(batch), prior.overlap(batch[1])
     for name, array, shape in (
-        ("sample", np.asarray(prior.sample(context.rng(1), P, D)), of_signal),
-        ("mean", np.asarray(prior.mean(P, D)), of_signal),
+        ("sample", np.asarray(prior.sample(context.rng(1), P, D)), signal_shape),
+        ("mean", np.asarray(prior.mean(P, D)), signal_shape),
         ("second_moment", np.asarray(prior.second_moment(P)), (P, P)),
         ("mean_overlap", np.asarray(prior.mean_overlap(P)), (P, P)),
-        ("denoise: estimate", denoised.estimate, of_signal),
+        ("denoise: estimate", denoised.estimate, signal_shape),
         ("denoise: V", denoised.V, (P, P)),
         ("overlap: Q of a batch", overlaps.Q, (3, P, P)),
         ("overlap: V of a batch", overlaps.V, (3, P, P)),
@@ -118,8 +118,8 @@ def shapes(context: CheckContext, model: Model, prior: Prior, P: int) -> None:
         ("overlap: V", overlap.V, (P, P)),
     ):
         expect_array(name, array, shape, "float64", R)
-    for of_batch, matrix in zip(overlaps, overlap):
-        if not np.allclose(of_batch[1], matrix, rtol=1e-6, atol=1e-9):
+    for batched_overlap, matrix in zip(overlaps, overlap):
+        if not np.allclose(batched_overlap[1], matrix, rtol=1e-6, atol=1e-9):
             raise CheckFailed(
                 "overlap of one information matrix depends on the other matrices in its batch"
             )

@@ -126,12 +126,18 @@ class Relu:
         square = np.maximum(V, 1e-300)
         spread = np.sqrt(Q / square)[..., None]
         nodes, weights = gauss_legendre(80, 0.0, 10.0)
-        narrow, wide = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
-        u = narrow * nodes
+        small_spread, large_spread = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
+        u = small_spread * nodes
         # What labels 0 add to the certain half, for u and -u together.
-        extra = np.exp(-u * u - math.log(2 * math.pi) - log_ndtr(-u)) + np.exp(
-            -u * u - math.log(2 * math.pi) - log_ndtr(u)
+        zero_label_term = np.exp(
+            -u * u - math.log(2 * math.pi) - log_ndtr(-u)
+        ) + np.exp(-u * u - math.log(2 * math.pi) - log_ndtr(u))
+        law = np.exp(-((nodes / large_spread) ** 2) / 2) / (
+            math.sqrt(2 * math.pi) * large_spread
         )
-        law = np.exp(-((nodes / wide) ** 2) / 2) / (math.sqrt(2 * math.pi) * wide)
-        value = self.tokens * (0.5 + np.sum(weights * law * extra, axis=-1)) / square
+        value = (
+            self.tokens
+            * (0.5 + np.sum(weights * law * zero_label_term, axis=-1))
+            / square
+        )
         return Uncertain(value, 1e-12 * value, "quadrature")

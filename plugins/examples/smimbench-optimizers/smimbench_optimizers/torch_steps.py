@@ -92,11 +92,11 @@ class TorchOptimizer(LibraryOptimizer):
             return torch.as_tensor(evaluation.loss)
 
         run.optimizer.step(closure)
-        moved, evaluated = run.factor(factor), None
+        new_factor, evaluated = run.factor(factor), None
         if hasattr(
             run.optimizer, "eval"
         ):  # schedule-free: the gradient is taken at another point than the estimate
             run.optimizer.eval()
             evaluated = run.factor(factor)
             run.optimizer.train()
-        return moved, run, evaluated
+        return new_factor, run, evaluated

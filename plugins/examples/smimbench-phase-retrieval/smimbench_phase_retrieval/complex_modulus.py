@@ -101,14 +101,14 @@ class ComplexModulus:
         width = clip(V[0, 0] + V[1, 1], 1e-30, None)
         mu = xp.stack(_projection(omega), axis=-1)
         size = xp.sqrt(xp.sum(mu * mu, axis=-1))
-        along = mu / xp.where(size > 0, size, xp.ones_like(size))[:, None]
+        direction = mu / xp.where(size > 0, size, xp.ones_like(size))[:, None]
         first_ratio, second_ratio = _bessel_ratios(label * size / width, xp)
         # Covariance of the circle: part of it along mu, the rest across.
         length = label * first_ratio
         parallel = label**2 * (1 + second_ratio) / 2 - length**2
         across = label**2 * (1 - second_ratio) / 2
         identity = xp.eye(2, dtype=omega.dtype, device=array_api_compat.device(omega))
-        outer = along[:, :, None] * along[:, None, :]
+        outer = direction[:, :, None] * direction[:, None, :]
         spread = (
             across[:, None, None] * identity
             + (parallel - across)[:, None, None] * outer
@@ -122,9 +122,9 @@ class ComplexModulus:
             axis=1,
         )
         flat = xp.reshape(K, (4, 2)) / width
-        moved = along * length[:, None] - mu
+        mean_shift = direction * length[:, None] - mu
         mean = omega + xp.reshape(
-            xp.matmul(moved, xp.matrix_transpose(flat)), (n, 2, 2)
+            xp.matmul(mean_shift, xp.matrix_transpose(flat)), (n, 2, 2)
         )
         prior = xp.reshape(V[:, None, :, None] * identity[None, :, None, :], (4, 4))
         conditional = prior - width * xp.matmul(flat, xp.matrix_transpose(flat))
@@ -160,16 +160,22 @@ class ComplexModulus:
         spread = np.sqrt(np.trace(Q, axis1=-2, axis2=-1) / width)[..., None]
         nodes, weights = gauss_legendre(NODES, 0.0, REACH)
         # r reaches as far as its law; beyond the last node the move is 1 - 1/(2 r^2) - 1/(4 r^4).
-        narrow, wide = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
-        within = np.sum(
-            weights * nodes * np.exp(-(nodes**2) / 2) * _squared_shift(narrow * nodes),
+        small_spread, large_spread = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
+        value_at_small_spread = np.sum(
+            weights
+            * nodes
+            * np.exp(-(nodes**2) / 2)
+            * _squared_shift(small_spread * nodes),
             axis=-1,
         )
-        density = nodes / wide**2 * np.exp(-((nodes / wide) ** 2) / 2)
-        beyond = np.sum(
+        density = nodes / large_spread**2 * np.exp(-((nodes / large_spread) ** 2) / 2)
+        value_at_large_spread = np.sum(
             weights * density * _squared_shift(nodes), axis=-1
-        ) + _tail_of_squared_shift(wide[..., 0])
-        value = np.where(spread[..., 0] > 1, beyond, within) / width
+        ) + _tail_of_squared_shift(large_spread[..., 0])
+        value = (
+            np.where(spread[..., 0] > 1, value_at_large_spread, value_at_small_spread)
+            / width
+        )
         return Uncertain(
             value[..., None, None] * np.eye(2),
             1e-7 * np.abs(value)[..., None, None] * np.eye(2),
@@ -204,12 +210,12 @@ def _squared_shift(r: Any) -> Any:
     return np.sum(law * (t * i1e(k) / i0e(k) - r[..., None]) ** 2, axis=-1)
 
 
-def _tail_of_squared_shift(wide: Any) -> Any:
-    """Contribution of r > ``REACH`` to the mean squared shift, for r from a Rayleigh distribution of scale ``wide``."""
+def _tail_of_squared_shift(large_spread: Any) -> Any:
+    """Contribution of r > ``REACH`` to the mean squared shift, for r from a Rayleigh distribution of scale ``large_spread``."""
     from scipy.special import exp1
 
-    x = REACH**2 / (2 * wide**2)
-    missing = exp1(x) / (4 * wide**2)
-    return np.exp(-x) * (1 - 1 / (8 * wide**2 * REACH**2)) - missing * (
-        1 - 1 / (4 * wide**2)
+    x = REACH**2 / (2 * large_spread**2)
+    correction = exp1(x) / (4 * large_spread**2)
+    return np.exp(-x) * (1 - 1 / (8 * large_spread**2 * REACH**2)) - correction * (
+        1 - 1 / (4 * large_spread**2)
     )

@@ -80,9 +80,9 @@ class Modulus(SizeOfProjection):
                 f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}"
             )
         # The sign is certain long before the exponential would overflow, in single precision too.
-        odds = clip(y * (omega / clip(V, 1e-30, None)), -40.0, 40.0)
-        mean = y * xp.tanh(odds)
-        variance = (y / xp.cosh(odds)) ** 2
+        log_odds = clip(y * (omega / clip(V, 1e-30, None)), -40.0, 40.0)
+        mean = y * xp.tanh(log_odds)
+        variance = (y / xp.cosh(log_odds)) ** 2
         covariance = xp.reshape(xp.mean(variance), (1, 1))
         if not second_moment:
             return Posterior(mean, covariance)
@@ -114,18 +114,25 @@ class Modulus(SizeOfProjection):
         spread = np.sqrt(Q / V)[..., None]
         nodes, weights = gauss_legendre(80, 0.0, 10.0)
         # u reaches as far as its law; beyond the last node the sign is known and h = 1.
-        narrow, wide = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
-        within = 2 * np.sum(
-            weights * _normal_density(nodes) * _squared_shift(narrow * nodes), axis=-1
+        small_spread, large_spread = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
+        value_at_small_spread = 2 * np.sum(
+            weights * _normal_density(nodes) * _squared_shift(small_spread * nodes),
+            axis=-1,
         )
-        missing = 2 * np.sum(
+        deficit_at_large_spread = 2 * np.sum(
             weights
-            * _normal_density(nodes / wide)
-            / wide
+            * _normal_density(nodes / large_spread)
+            / large_spread
             * (1 - _squared_shift(nodes)),
             axis=-1,
         )
-        value = self.tokens * np.where(spread[..., 0] > 1, 1 - missing, within) / V
+        value = (
+            self.tokens
+            * np.where(
+                spread[..., 0] > 1, 1 - deficit_at_large_spread, value_at_small_spread
+            )
+            / V
+        )
         return Uncertain(value, 1e-12 * value, "quadrature")
 
 

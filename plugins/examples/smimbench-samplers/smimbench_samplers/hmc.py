@@ -51,10 +51,10 @@ class HmcState(NamedTuple):
     energy: Array  # at the start of the trajectory
     position: Array  # on the trajectory
     momentum: Array
-    slope: Array  # gradient at that position
-    stepping: float | Array  # step of this trajectory
+    position_gradient: Array  # of the log-likelihood
+    step_size: float | Array  # step of this trajectory
     log_step: Array  # of the warm-up's last trajectory
-    settled: Array  # average of the logarithms over the second half of the warm-up
+    average_log_step: Array  # over the second half of the warm-up
     rng: np.random.Generator
     draws: tuple[Array, ...] = ()  # after the warm-up, (chains, 1 + M) each
     r_hat: float = 2.0  # before the end
@@ -213,8 +213,8 @@ class Hmc(Algorithm):
         return state._replace(
             position=state.factor,
             momentum=momentum,
-            slope=state.gradient,
-            stepping=step,
+            position_gradient=state.gradient,
+            step_size=step,
             energy=energy,
         )
 
@@ -223,16 +223,16 @@ class Hmc(Algorithm):
     ) -> tuple[HmcState, Info]:
         """Make one leapfrog step of every chain and accept or reject at the end of a trajectory; the residual is R-hat - 1."""
         xp = namespace(state.factor)
-        step: Any = state.stepping
-        momentum = state.momentum + step / 2 * state.slope
+        step: Any = state.step_size
+        momentum = state.momentum + step / 2 * state.position_gradient
         position = xp.cos(step) * state.position + xp.sin(step) * momentum
         momentum = xp.cos(step) * momentum - xp.sin(step) * state.position
-        density, slope = state.target(position)
-        momentum = momentum + step / 2 * slope
+        density, position_gradient = state.target(position)
+        momentum = momentum + step / 2 * position_gradient
         state = state._replace(
             position=position,
             momentum=momentum,
-            slope=slope,
+            position_gradient=position_gradient,
             evaluations=state.evaluations + 1,
         )
         if state.evaluations % self.leapfrog == 0:
@@ -250,20 +250,26 @@ class Hmc(Algorithm):
     ) -> HmcState:
         """End a trajectory: accept or reject it, then tune the step size (warm-up) or store the draw."""
         xp = namespace(state.factor)
-        gain = (
+        log_acceptance = (
             density
             - _half_squared_norm(state.position)
             - _half_squared_norm(state.momentum)
             - state.energy
         )
-        gain = xp.where(xp.isfinite(gain), gain, xp.full_like(gain, -math.inf))
-        chance = xp.exp(xp.minimum(gain, xp.zeros_like(gain)))
-        drawn = xp.asarray(state.rng.random(gain.shape[0]), **matching(gain))
-        accepted = drawn < chance
-        wide = xp.reshape(accepted, (-1, *[1] * (state.factor.ndim - 1)))
+        log_acceptance = xp.where(
+            xp.isfinite(log_acceptance),
+            log_acceptance,
+            xp.full_like(log_acceptance, -math.inf),
+        )
+        acceptance = xp.exp(xp.minimum(log_acceptance, xp.zeros_like(log_acceptance)))
+        drawn = xp.asarray(
+            state.rng.random(log_acceptance.shape[0]), **matching(log_acceptance)
+        )
+        accepted = drawn < acceptance
+        accepted_mask = xp.reshape(accepted, (-1, *[1] * (state.factor.ndim - 1)))
         state = state._replace(
-            factor=xp.where(wide, state.position, state.factor),
-            gradient=xp.where(wide, state.slope, state.gradient),
+            factor=xp.where(accepted_mask, state.position, state.factor),
+            gradient=xp.where(accepted_mask, state.position_gradient, state.gradient),
             density=xp.where(accepted, density, state.density),
         )
         count, warm = (
@@ -271,18 +277,20 @@ class Hmc(Algorithm):
             self.steps // (2 * self.leapfrog),
         )
         if count <= warm:  # Robbins and Monro
-            log_step = state.log_step + count**-0.6 * (xp.mean(chance) - ACCEPTANCE)
+            log_step = state.log_step + count**-0.6 * (xp.mean(acceptance) - ACCEPTANCE)
             log_step = xp.minimum(
                 log_step, xp.full_like(log_step, math.log(math.pi / 2))
             )
-            late = count - warm // 2
-            settled = (
-                state.settled + (log_step - state.settled) / late
-                if late > 0
-                else state.settled
+            averaged_count = count - warm // 2
+            average_log_step = (
+                state.average_log_step
+                + (log_step - state.average_log_step) / averaged_count
+                if averaged_count > 0
+                else state.average_log_step
             )
             return state._replace(
-                log_step=settled if count == warm else log_step, settled=settled
+                log_step=average_log_step if count == warm else log_step,
+                average_log_step=average_log_step,
             )
         signals = aligned_signals(problem, state.target.factor.compose(state.factor))
         projections = xp.matmul(
@@ -291,10 +299,10 @@ class Hmc(Algorithm):
         )
         draw = xp.concat([state.density[:, None], projections], axis=1)
         state = state._replace(draws=(*state.draws, draw))
-        ends = count == self.steps // self.leapfrog and len(state.draws) >= 4
+        is_last = count == self.steps // self.leapfrog and len(state.draws) >= 4
         return (
             state._replace(r_hat=float(np.max(_diagnostics(state, "rhat"))))
-            if ends
+            if is_last
             else state
         )
 

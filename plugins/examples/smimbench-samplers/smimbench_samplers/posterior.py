@@ -52,11 +52,13 @@ class LogPosterior:
             if like.shape[-2] == signal.shape[-2]
             else xp.concat(halves, axis=-2)
         )
-        if (missing := like.shape[-1] - closest.shape[-1]) > 0:
+        if (missing_columns := like.shape[-1] - closest.shape[-1]) > 0:
             closest = xp.concat(
                 [
                     closest,
-                    xp.zeros((*closest.shape[:-1], missing), **matching(closest)),
+                    xp.zeros(
+                        (*closest.shape[:-1], missing_columns), **matching(closest)
+                    ),
                 ],
                 axis=-1,
             )
@@ -93,7 +95,9 @@ class LogPosterior:
             of, step = partial(channel.log_likelihood, y), self.precision ** (1 / 3)
             value, slope = of(z), xp.zeros_like(z)
             for unit in np.eye(math.prod(z.shape[1:])).reshape(-1, *z.shape[1:]):
-                along = xp.asarray(unit, **matching(z))
-                difference = (of(z + step * along) - of(z - step * along)) / (2 * step)
-                slope = slope + difference[:, None, None] * along
+                direction = xp.asarray(unit, **matching(z))
+                difference = (of(z + step * direction) - of(z - step * direction)) / (
+                    2 * step
+                )
+                slope = slope + difference[:, None, None] * direction
         return xp.reshape(value, (*chains, -1)), slope

@@ -89,16 +89,16 @@ class _Mixture:
         self, R: Any, Qhat: Any, xp: Any, place: dict[str, Any]
     ) -> tuple[Any, Any]:
         P = R.shape[0]
-        pull = xp.matmul(xp.asarray(Qhat, **place), R)
+        natural_parameter = xp.matmul(xp.asarray(Qhat, **place), R)
         logs, means, covariances = [], [], []
         for weight, m, D in self._patterns(P):
             root = np.sqrt(D)
             A = np.eye(P) + root[:, None] * Qhat * root[None, :]
             covariance = root[:, None] * np.linalg.inv(A) * root[None, :]
-            shifted = pull - xp.asarray((Qhat @ m)[:, None], **place)
-            moved = xp.matmul(xp.asarray(covariance, **place), shifted)
-            log = xp.sum(shifted * moved, axis=0) / 2 + xp.sum(
-                xp.asarray(m[:, None], **place) * pull, axis=0
+            shifted = natural_parameter - xp.asarray((Qhat @ m)[:, None], **place)
+            mean_shift = xp.matmul(xp.asarray(covariance, **place), shifted)
+            log = xp.sum(shifted * mean_shift, axis=0) / 2 + xp.sum(
+                xp.asarray(m[:, None], **place) * natural_parameter, axis=0
             )
             constant = (
                 math.log(weight)
@@ -106,23 +106,28 @@ class _Mixture:
                 - float(m @ Qhat @ m) / 2
             )
             logs.append(log + constant)
-            means.append(xp.asarray(m[:, None], **place) + moved)
+            means.append(xp.asarray(m[:, None], **place) + mean_shift)
             covariances.append(covariance)
         stacked = xp.stack(logs)
-        share = xp.exp(stacked - xp.max(stacked, axis=0, keepdims=True))
-        share = share / xp.sum(share, axis=0, keepdims=True)
+        weights_given_R = xp.exp(stacked - xp.max(stacked, axis=0, keepdims=True))
+        weights_given_R = weights_given_R / xp.sum(
+            weights_given_R, axis=0, keepdims=True
+        )
         estimate = xp.zeros_like(R)
         for k, mean in enumerate(means):
-            estimate = estimate + share[k, :][None, :] * mean
+            estimate = estimate + weights_given_R[k, :][None, :] * mean
         V = xp.zeros((P, P), **place)
         for k, mean in enumerate(means):
-            gap = mean - estimate
+            deviation = mean - estimate
             V = (
                 V
-                + xp.matmul(gap * share[k, :][None, :], xp.matrix_transpose(gap))
+                + xp.matmul(
+                    deviation * weights_given_R[k, :][None, :],
+                    xp.matrix_transpose(deviation),
+                )
                 / R.shape[1]
             )
-            V = V + xp.mean(share[k, :]) * xp.asarray(covariances[k], **place)
+            V = V + xp.mean(weights_given_R[k, :]) * xp.asarray(covariances[k], **place)
         return estimate, V
 
     def _patterns(self, components: int) -> list[tuple[float, Any, Any]]:
