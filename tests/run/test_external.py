@@ -149,11 +149,11 @@ SOUND = _npy(np.zeros((1, 30)))
 BAD = {
     "another shape": (
         _estimate(estimate=np.zeros((1, 7))),
-        r"estimate: must have the shape \(1, 30\), got \(1, 7\)",
+        r"estimate: the array must have the shape \(1, 30\), got \(1, 7\)",
     ),
     "another name": (
         _estimate(W=np.zeros((1, 30))),
-        "estimate: is missing; the file holds W",
+        "estimate: the array is missing; the file holds W",
     ),
     "no zip": (lambda path: path.write_text("no"), "cannot be read as .npz"),
     "a pipe": (
@@ -177,9 +177,12 @@ BAD = {
         _estimate(estimate=np.full((1, 30), None)),
         "cannot be read as .npz: ValueError: Object arrays",
     ),
-    "a scalar": (_estimate(estimate=1.0), r"must have the shape \(1, 30\), got \(\)"),
+    "a scalar": (
+        _estimate(estimate=1.0),
+        r"the array must have the shape \(1, 30\), got \(\)",
+    ),
     "too many axes": (_estimate(estimate=np.zeros((1,) * 40)), "got \\(1, 1, 1"),
-    "nothing": (_packed(), "is missing; the file holds nothing"),
+    "nothing": (_packed(), "the array is missing; the file holds nothing"),
     "no array": (
         _packed(("estimate.npy", b"hello")),
         "must hold real numbers, got the type",

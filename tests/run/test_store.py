@@ -320,7 +320,7 @@ def test_pipes_deep_and_huge_files_are_reported_at_once(tmp_path):
     assert said == {
         "deep.json": "the file is incomplete or not JSON; not used",
         "digits.json": "the file is incomplete or not JSON; not used",
-        "huge.json": "larger than 256 MB, the largest that smimbench reads; not used",
+        "huge.json": "the file is larger than 256 MB, the largest that smimbench reads; not used",
         "pipe.json": "this is not a regular file; not used",
         "run.json": "this is not a regular file; not used",
     }

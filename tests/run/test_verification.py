@@ -170,7 +170,9 @@ def test_fewer_seeds_in_run_json_are_named(results, capsys):
     path.write_text(path.read_text().replace("seeds     = 2", "seeds     = 1"))
     for words in (("show",), ("verify",), ("verify", "--cells", "0")):
         err = refusal(capsys, words[0], results / "small", *words[1:])
-        assert "run.json cannot be used: changed after it was written" in err
+        assert (
+            "run.json cannot be used: the file was changed after it was written" in err
+        )
     document = json.loads(path.read_text())
     path.write_text(
         text_of(sealed(document))
