@@ -36,7 +36,7 @@ def test_an_oracle_is_no_contender(tmp_path):
         one.algorithm for one in verdicts([row_of(row) for row in rows])[0].contenders
     } == {"gamp", "adam"}
     shared = {"by": "x", "versions": {"smimbench": "1"}}
-    assert "near the teacher" in obstacle(row_of(oracle), shared)
+    assert "starts from the teacher" in obstacle(row_of(oracle), shared)
 
 
 def test_an_oracle_is_not_tuned(tmp_path):
