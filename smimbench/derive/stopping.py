@@ -234,6 +234,6 @@ def _fluctuates_about_mean(rows: Host, close: Host, widest: Host) -> bool:
 def _steady(
     predicted: Host, self_overlap: Host, close: Host, fluctuation: Host
 ) -> bool:
-    """Whether both overlaps change by at most ``close``; the self-overlap may also change by ``fluctuation``."""
+    """Whether the overlap changes by at most ``close``, and the self-overlap by at most the larger of the two bounds."""
     still = (predicted <= close) & (self_overlap <= np.maximum(close, fluctuation))
     return bool(still.all())

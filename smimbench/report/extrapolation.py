@@ -97,7 +97,7 @@ FIT_FIELDS = {"value": "limit", "error": "error", "error_dof": "dof", "coefficie
 
 
 def extrapolated_rows(rows: Sequence[Row], target: float = 1e-3) -> list[Limit]:
-    """Extrapolate every quantity that was measured at three dimensions or more to infinite D.
+    """Extrapolate every quantity that was measured at three or more different dimensions to infinite D.
 
     A quantity is a metric of a component, for one problem, algorithm, backend and nominal sample ratio.
 

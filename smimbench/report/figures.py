@@ -89,7 +89,7 @@ def has_fine_lines(problem: Problem) -> bool:
 def drawn_ratios(
     suite: Suite, rows: Sequence[Row], alphas: Sequence[float] | None = None
 ) -> dict[str, set[float]]:
-    """Return the sample ratios of a figure by problem label: those of the rows and of ``alphas`` (default: the suite's)."""
+    """Return, for each problem label, the sample ratios that a figure shows: of its rows, and ``alphas`` (or the suite's)."""
     used = {plan.label: set(alphas or plan.alphas) for plan in suite.plans}
     for row in largest_dimension_rows(r for r in rows if r.estimate.mean is not None):
         used[row.place.problem].add(row.place.alpha)

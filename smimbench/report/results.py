@@ -83,7 +83,7 @@ class ResultsTable:
     @cached_property
     @np.errstate(over="ignore", invalid="ignore")
     def extrapolated(self) -> list[Limit]:
-        """Extrapolations to infinite dimension of quantities measured at three dimensions or more."""
+        """Extrapolations to infinite dimension of quantities measured at three or more different dimensions."""
         return extrapolated_rows(self.rows, self.target)
 
     def about(self) -> JsonObject:

@@ -165,7 +165,7 @@ class TheorySolver(Answers):
 
     @_boundary
     def points(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
-        """Solve the competing fixed points at each sample ratio alpha, the Bayes-optimal one first."""
+        """Find the competing fixed points at each sample ratio alpha, the Bayes-optimal one first."""
         keys = [key_of_point(problem, alpha) for alpha in alphas]
         distinct = list(dict.fromkeys(keys))
         missing = [key for key in distinct if not self._suffices(problem, key)]
@@ -309,7 +309,7 @@ class TheorySolver(Answers):
     def _branches(
         self, problem: Problem, alphas: Sequence[float]
     ) -> Iterator[Branches]:
-        """Solve the competing fixed points at each sample ratio, and test them."""
+        """Find the competing fixed points at each sample ratio; channel and prior are tested at their overlaps."""
         for ratios in curve_of(problem).batches(alphas):
             solved = competing(problem, ratios)
             overlaps = [(point.Q, point.V) for branches in solved for point in branches]
@@ -324,7 +324,7 @@ class TheorySolver(Answers):
         return theory_point(problem, point, errors)
 
     def _line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
-        """Solve the competing fixed points along a line, with interpolated generalization errors."""
+        """Find the competing fixed points along a line of sample ratios, with interpolated generalization errors."""
         solved = competing(problem, alphas)
         errors: Iterator[dict[str, Uncertain] | None] = itertools.repeat(None)
         if problem.components == 1:

@@ -179,7 +179,7 @@ class CheckContext:
 
 
 def _problem_from_instances(**items: Any) -> Problem:
-    """Build a problem from item instances, through their names and parameters, as a suite does."""
+    """Build a problem from the names and parameters of a model, channel, prior and inputs, as if a suite had listed them."""
     tables = {
         kind: {"name": item.name, **parameters_of(kind, item)}
         for kind, item in items.items()

@@ -450,7 +450,7 @@ class GridCurve(ScalarCurve):
     small_overlaps = 1e-1, 1e-2, 1e-3, 1e-4
 
     def _resolved_nodes(self, nodes: Host, end: int) -> Host:
-        """Nodes of the curve up to the overlap where labels no longer change the posterior mean."""
+        """Nodes of the curve whose information exceeds rounding; beyond them labels no longer change the posterior mean."""
         inside, beyond = nodes[:end], nodes[end : end + 1]
         level = self.faintest * self.unknown
         if not len(beyond) or self._overlap(beyond)[1][0] >= level:

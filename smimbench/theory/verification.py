@@ -293,7 +293,7 @@ class PointByDraws:
 
     @cached_property
     def qhat(self) -> Host:
-        """Conjugate Qhat (P, P) of the printed overlap, by the inverse of the prior's map."""
+        """Conjugate Qhat (P, P) at which the prior's map ``Qhat -> Q`` gives the overlap of the table."""
         return inverse_map(self.problem, self.Q, self.V, self.learned)
 
     def checks(self, draws: int) -> list[Check]:

@@ -108,7 +108,10 @@ def _load_array(path: str, key: str, stamp: tuple[int, int]) -> tuple[Host, str]
         )
     array = np.asarray(file if isinstance(file, np.ndarray) else file[key])
     if array.ndim not in (2, 3) or array.dtype.kind not in "fiu":
-        raise ValueError(f"the array has type {array.dtype} and shape {array.shape}")
+        raise ValueError(
+            "the array must hold real numbers and have two or three axes, "
+            f"got type {array.dtype} and shape {array.shape}"
+        )
     if defect := not_finite(array):
         raise ValueError(f"the array contains {defect}")
     if array.ndim == 2:

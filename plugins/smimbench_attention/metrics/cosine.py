@@ -23,7 +23,7 @@ class Cosine(PerComponent):
     unit = "the direction of the signal"
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
-        """Cosine of each component, 0 for a component that is 0."""
+        """Cosine between estimate and signal for each component; 0 where either of them is 0."""
         teacher, aligned = claims.teacher, claims.aligned
         overlap, estimated, truth = (
             np.diagonal(np.asarray(problem.model.inner(*pair), dtype=float))

@@ -167,7 +167,7 @@ class ProductPrior(Prior):
         raise NotImplementedError
 
     def overlap(self, Qhat: Array) -> Overlap:
-        """State-evolution map: ``V_pp = F(Delta_p)`` at ``rho``, ``Q = second_moment - V``.
+        """Overlap ``Q = second_moment - V`` and error V at Qhat: ``V_pp`` is the MMSE at noise ``Delta_p`` and width ratio rho.
 
         In the limit ``rho = 0``: ``V = t (2 - t)``, ``Q = (1 - t)^2`` for ``t = Delta_p < 1``, else 1 and 0: left and right
         vectors of a spike both have the squared overlap ``1 - t``.

@@ -275,7 +275,7 @@ def descend(
             vectors[student] /= norms
         work += n * C * directions.p.count
         if work > ACCURACY.work:
-            raise TooLong(f"{steps} steps")
+            raise TooLong(f"{steps} steps take more than a minute")
     return np.stack(grams), np.array(losses)
 
 

@@ -292,7 +292,7 @@ def solve(
         cost = latents_of_all_steps(problem, loss, steps, len(starts))
         points = min(points, int(points * accuracy.latents / cost))
     if points < accuracy.fewest_points:
-        raise TooLong(f"{steps} steps")
+        raise TooLong(f"{steps} steps take more than a minute")
     initial_grams = gram_of(starts, rule.momentum)
     fields = local_fields(problem, loss, initial_grams[:, :P, :P], points)
     student = slice(P, 2 * P)

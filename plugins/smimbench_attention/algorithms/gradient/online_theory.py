@@ -268,7 +268,7 @@ def _by_feature(
         mean = gram_of([mean_start(problem)], rule.momentum)
         initial_grams = np.repeat(mean[None], len(variances), axis=0)
     elif count < 4 * P:
-        raise TooLong(f"{steps} steps")
+        raise TooLong(f"{steps} steps take more than a minute")
     else:
         # Entries are N(0, 1); over the starts, the second moments of every feature are exact.
         rng = monte_carlo_rng("online descent: starts by feature", D)
@@ -303,7 +303,7 @@ def _by_draws_of_signs(
     smallest, largest = accuracy.sign_draws
     count = min(largest, int(accuracy.sign_entries / (recorded_steps[-1] * P * D)))
     if count < smallest:
-        raise TooLong(f"{recorded_steps[-1]} steps")
+        raise TooLong(f"{recorded_steps[-1]} steps take more than a minute")
     rng, noise = monte_carlo_rng("online descent: signs", D), noise_of_identity(problem)
     assert noise is not None  # labels are linear
     initial_vectors = np.zeros((count, 1, P * (3 if rule.momentum else 2), D))

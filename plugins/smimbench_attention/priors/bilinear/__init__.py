@@ -136,7 +136,7 @@ def _compose(factor: Array) -> Array:
 
 
 def _pullback(factor: Array, gradient: Array) -> Array:
-    """Gradient with respect to the factor: ``G K`` above ``G^T Q``, over ``sqrt(width D)``, for ``G = dL/dS`` (..., D, D)."""
+    """Gradient by the stacked factor ``[Q; K]``: ``[G K; G^T Q] / sqrt(width D)``, for the gradient ``G = dL/dS`` (..., D, D)."""
     xp = namespace(factor, gradient)
     Q, K, length = _halves(factor)
     by_Q = xp.matmul(gradient, K)

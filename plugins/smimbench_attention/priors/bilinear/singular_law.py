@@ -101,7 +101,7 @@ def _bulks(delta: Host, a: float) -> _SingularBulks:
 
 
 def _at_zero(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
-    """Function ``G(p)``, the left side of the equation for v at ``v = 0``, and its slope."""
+    """Left side ``G(p)`` at ``v = 0`` of the equation ``sum_s w_s / ((p - s)^2 + v^2) = 1`` for v, and ``dG/dp``."""
     above = 0.5 / (p - a) ** 2
     below = 0.5 / (p + a) ** 2
     value = delta / p**2 + above + below
