@@ -240,7 +240,7 @@ def test_an_assumption_that_cannot_be_made_is_explained():
         ProblemError, match="'softmax' cannot be assumed of labels of 'linear'"
     ):
         assumed_problem(attention("linear", rho=0.3), {"channel": "softmax"})
-    with pytest.raises(ProblemError, match="prior: cannot be assumed"):
+    with pytest.raises(ProblemError, match="prior: this prior cannot be assumed"):
         assumed_problem(attention("linear", rho=0.3), {"prior": {"rho": 0.0}})
     assert isinstance(
         assumed_problem(sequence("probit"), {"channel": "linear"}), Problem
@@ -364,7 +364,7 @@ def test_the_version_of_an_assumed_item_is_part_of_cells_and_of_their_theory(
         (
             "components = 1",
             "components = 2",
-            r"assumed\.channel: must have 1 components",
+            r"assumed\.channel: the assumed channel must have 1 components",
         ),
     ],
 )

@@ -40,7 +40,7 @@ REFUSED = [
     ("show {suite} --results {tmp}/nothing", "run 'smimbench run {suite}' first"),
     ("compare {results} {folder}", "not a results folder (it has no readable run.json), and there are no packed results there"),
     ("score {suite} --estimate {tmp}/other.npz", "other.npz"),
-    ("run {tmp}/theory_only.toml", "algorithms: is empty"),
+    ("run {tmp}/theory_only.toml", "algorithms: the suite has no algorithm"),
     # packages that cannot be written
     ("new channel softmax", "channel 'softmax' already exists in package 'smimbench'"),
     ("new algorithm attention", "a Python package smimbench_attention is already installed"),

@@ -246,9 +246,9 @@ class Coin(Gaussian):
 
 
 COINS = [
-    ({"factor": 1.05}, "is not the mean of the law"),
-    ({"factor": 0.95}, "is not the mean of the law"),
-    ({"bias": 0.55}, "not the mean of the signal"),
+    ({"factor": 1.05}, "is not the posterior mean"),
+    ({"factor": 0.95}, "is not the posterior mean"),
+    ({"bias": 0.55}, "differs from that of the signal"),
     ({"hole": 1.1}, "overlap at Qhat.* but random draws give|gives a negative error"),
     ({"hole": 0.97}, "overlap at Qhat.* but random draws give"),
 ]

@@ -162,7 +162,10 @@ def test_check_says_what_it_can_and_cannot_see():
     item = believing(SequenceLinear, noise=1.05)(tokens=2, noise=0.3)
     (found,) = check(item, only=["nishimori"])
     assert found.status == "failed"
-    assert "% off; not less, nor errors of rare labels" in found.message
+    assert (
+        "% error of the step from omega to the mean, but not errors of rare labels"
+        in found.message
+    )
 
 
 @pytest.mark.slow

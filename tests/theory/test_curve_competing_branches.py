@@ -246,7 +246,7 @@ def test_binary_perceptron_has_a_transition_of_its_own():
 def test_none_has_a_reason():
     found = thresholds(Problem(Sign(), Gaussian())).document()
     assert found["perfect_recovery"] is None
-    assert "equations" in found["reasons"]["perfect_recovery"]
+    assert "noisy or discrete labels" in found["reasons"]["perfect_recovery"]
     assert found["algorithmic"] is None
     assert "one branch" in found["reasons"]["algorithmic"]
     assert set(found["reasons"]) == {
