@@ -26,7 +26,7 @@ def test_overlap_is_the_exact_inverse(components, scales, rng):
         size = np.sqrt(1 + np.diag(Qhat))
         scaled = (np.eye(components) + Qhat) / np.outer(size, size)
         V_expected = np.linalg.inv(scaled) / np.outer(size, size)
-        tolerance = 1e-14 * np.linalg.cond(scaled)
+        tolerance = 1e-13 * np.linalg.cond(scaled)
         unit = np.sqrt(np.outer(np.diag(V), np.diag(V)))
         assert_allclose(V / unit, V_expected / unit, atol=tolerance)
         assert_allclose(np.diag(Q), np.diag(V_expected @ Qhat), rtol=10 * tolerance)

@@ -285,7 +285,7 @@ def test_a_file_of_code_is_left_out_and_said(tmp_path):
         tmp_path / "a.json",
     )
     assert (
-        "line: noise is left out: noise is in a file, mine, and not in a package that others can install"
+        "line: noise is left out: noise comes from the file mine, not from a package that others can install"
         in said
     )
     assert {one["algorithm"] for one in board([tmp_path / "a.json"])} == {"ridge"}

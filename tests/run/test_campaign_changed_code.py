@@ -74,7 +74,9 @@ def test_changed_code_is_said_and_not_mixed(tmp_path, capsys, arguments):
     assert json.loads(out)["other_versions"] == [
         {"item": "channel 'twice'", "then": 1, "now": 1, "cells": 2}
     ]
-    assert sum("answers of theory were kept" in line for line in err.splitlines()) == 1
+    assert (
+        sum("answers of theory were stored" in line for line in err.splitlines()) == 1
+    )
     assert len(set(cells(tmp_path)) - set(before)) == 2
     assert set(before) < set(cells(tmp_path))
     assert set(theory) < set((tmp_path / "r" / "theory").glob("*.json"))

@@ -362,7 +362,7 @@ def test_what_cannot_be_sampled_is_refused_in_one_line():
     )
     for problem, words in [
         (attention("softmax"), "'softmax' have no noise"),
-        (other, "'signs' has no factor of independent Gaussian entries"),
+        (other, "'signs' has no factor with independent Gaussian entries"),
         (silent, "'silent' has neither"),
     ]:
         assert words in Hmc().refuses(problem)
