@@ -386,3 +386,26 @@ def test_verify_draws_at_points_of_wrong_assumptions():
     (checks,) = draw_checks(suite, [replace(theory, points=[])])
     assert {check.branch for check in checks} == {"wrong, assumed noise 0.1"}
     assert all(check.agrees for check in checks)
+
+
+def test_a_wrong_noise_of_linear_labels_is_a_wrong_penalty_of_ridge_regression():
+    """``E = int (lambda^2 + Delta s) / (s + lambda)^2`` over the Marchenko-Pastur law of s."""
+    problem = sequence("linear", noise=0.3)
+    ratio, penalty = 0.7 * 2, 1.1
+    low, high = (1 - ratio**0.5) ** 2, (1 + ratio**0.5) ** 2
+    theta = (np.arange(4000) + 0.5) * np.pi / 4000
+    s = (low + high) / 2 - (high - low) / 2 * np.cos(theta)
+    weights = (
+        (high - low) ** 2 / 4 * np.sin(theta) ** 2 / (2 * np.pi * s) * np.pi / 4000
+    )
+    assert weights.sum() == pytest.approx(
+        1, abs=1e-6
+    )  # more rows than columns: no zeros
+    expected = float(weights @ ((penalty**2 + 0.3 * s) / (s + penalty) ** 2))
+    other = assumed_problem(problem, {"channel": {"noise": penalty}})
+    point = Gamp().theory(problem, 0.7, Conditions(), assumed=other)
+    assert point.mse == pytest.approx(expected, rel=1e-5)
+    found = own_theory(
+        Assuming(Ridge(), {"channel": {"noise": penalty}}), problem, 0.7, Conditions()
+    )
+    assert found.mse == pytest.approx(expected, rel=1e-5)

@@ -18,6 +18,7 @@ from smimbench.registry.registry import get_registry
 from smimbench.theory.limit import limit_point
 from smimbench.theory.predictions import solve
 from tests.helpers import attention, sequence
+from tests.stretched import stretched
 
 
 def build_algorithm(table):
@@ -249,3 +250,19 @@ def test_eigenvectors_of_several_starts_are_one_up_to_their_sign(problem, parame
             )["mse"]
         )
     assert_allclose(found[1], found[0], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("channel", "scale"),
+    [({"name": "softmax", "layers": 2}, 0.5), ({"name": "linear", "noise": 4.5}, 3.0)],
+)
+def test_the_same_for_signals_of_another_length(channel, scale):
+    with stretched(channel, scale=scale) as problem:
+        alone = Spectral().theory(problem, 3.0).document()
+        mean = (
+            Averaged(of="spectral", students=3)
+            .theory(problem, 3.0, Conditions())
+            .document()
+        )
+    assert_allclose(mean["mse"], alone["mse"], rtol=1e-9)
+    assert_allclose(mean["squared_cosine"], alone["squared_cosine"], rtol=1e-9)

@@ -311,3 +311,26 @@ def test_one_length_and_penalty_for_runs_and_theory():
     )
     assert state.penalty == best_penalty(SIGN, data.sample_ratio, "logistic", "loss")
     assert state.length == 1
+
+
+def test_sampled_integrals_agree_with_quadrature(monkeypatch):
+    """The same labels without what makes quadrature possible."""
+    from smimbench_attention.algorithms.erm import integrals
+
+    exact = minima(PROBIT, 1.0, "logistic", 0.2)[0]
+    monkeypatch.setattr(integrals, "_sites_are_independent", lambda problem: False)
+    sampled = minima(PROBIT, 1.0, "logistic", 0.20000001)[1]
+    for one, other in zip(exact.overlaps, sampled.overlaps):
+        assert_allclose(one, other, rtol=0.05)
+    assert sampled.training_loss == pytest.approx(exact.training_loss, rel=0.05)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_slopes_are_derivatives(name):
+    loss, z = LOSSES[name], np.linspace(-4, 4, 33) + 0.013
+    for y in (-1.0, 1.0):
+        step = 1e-5
+        numeric = (loss.value(y, z + step) - loss.value(y, z - step)) / (2 * step)
+        assert_allclose(loss.slope(y, z), numeric, atol=1e-9)
+        numeric = (loss.slope(y, z + step) - loss.slope(y, z - step)) / (2 * step)
+        assert_allclose(loss.curvature(y, z), numeric, atol=1e-9)

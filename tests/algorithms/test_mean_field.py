@@ -460,3 +460,32 @@ def test_vectors_that_do_not_fit_are_refused(monkeypatch):
             PROBLEMS["probit"], "squared", DescentRule(lambda step: 0.1, 1.0), start, np.array([0, 50]),
             mean_field.System(100, 100, 50), np.random.default_rng(0),
         )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("labels", "alpha", "eta"), [("logistic", 3.0, 0.5), ("square", 4.0, 0.02)]
+)
+def test_a_hundred_steps_at_large_dimension(labels, alpha, eta):
+    """The mean of 8 runs at D = 800 is within 2% at every step, or four standard errors; docs/descent.md has 64 at D = 2000."""
+    problem, algorithm = PROBLEMS[labels], Sgd(steps=100, learning_rate=eta)
+    starts, errors, _ = runs_of(problem, algorithm, alpha, 800, 8)
+    found = algorithm.theory(problem, alpha, Conditions(800, starts=starts))
+    mean = errors.mean(axis=0)[found.trajectory["iteration"]]
+    spread = errors.std(axis=0, ddof=1)[found.trajectory["iteration"]] / math.sqrt(8)
+    gap = np.abs(np.array(found.trajectory["mse"]) - mean)
+    assert (
+        gap
+        < np.maximum(0.02 * mean, 4 * np.hypot(spread, found.trajectory["mse_error"]))
+    ).all()
+
+
+def test_on_a_sphere_they_stay_too():
+    problem = sequence({"name": "linear", "noise": 0.3})
+    early, late = (
+        Sgd(steps=steps, learning_rate=0.3, spherical=True).theory(
+            problem, 2.0, Conditions()
+        )
+        for steps in (300, 1000)
+    )
+    assert early.mse == pytest.approx(late.mse, rel=1e-6)

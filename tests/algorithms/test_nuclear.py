@@ -441,3 +441,42 @@ def test_no_spectrum_without_decay():
     problem = noisy()
     run = run_once(problem, problem.instance(0.2, 10), Adam(steps=3))
     assert "spectrum" not in run.final
+
+
+def test_both_laws_of_the_same_spectrum_agree():
+    """The Wishart rule with breaks against subordination over many atoms."""
+    rho = 2.0
+    u, weights = np.polynomial.legendre.leggauss(400)
+    angle = math.pi / 2 * (u + 1)
+    low, high = (1 - rho**-0.5) ** 2, (1 + rho**-0.5) ** 2
+    x = (low + high) / 2 + (high - low) / 2 * np.cos(angle)
+    density = np.sqrt((high - x) * (x - low)) / x * np.sin(angle) * weights
+    law = OfEigenvalues(math.sqrt(rho) * x, density)
+    for noise, threshold in ((0.5, 0.7), (0.05, 1.0)):
+        assert np.allclose(
+            shrunk(law, noise, threshold, True)[:6],
+            shrunk(Wishart(rho), noise, threshold, True)[:6],
+            atol=1e-6,
+        )
+
+
+@pytest.mark.parametrize("positive", [True, False])
+def test_proximal_map_minimises(rng, positive):
+    """``shrink`` against a search: no matrix close by, commuting or not, has a lower ``|S - R|^2 / 2 + theta |S|_*``."""
+    R = rng.standard_normal((6, 6))
+    R = R + R.T
+    x, U = np.linalg.eigh(R)
+    f = shrink(x, 0.7, positive)
+
+    def objective(S):
+        return ((S - R) ** 2).sum() / 2 + 0.7 * np.abs(np.linalg.eigvalsh(S)).sum()
+
+    best = objective((U * f) @ U.T)
+    for size in (1e-3, 1e-1, 1.0):
+        for _ in range(200):
+            move = rng.standard_normal((6, 6))
+            S = (U * f) @ U.T + size * (move + move.T)
+            if positive:
+                values, vectors = np.linalg.eigh(S)
+                S = (vectors * values.clip(0)) @ vectors.T
+            assert objective(S) >= best - 1e-12

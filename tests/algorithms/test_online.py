@@ -442,3 +442,21 @@ def test_noisy_labels_of_one_token_agree_with_quadrature(rate, fraction, steps):
         error = each.std(ddof=1) / np.sqrt(len(each))
         assert error < 3e-3
         assert abs(each.mean() - wanted) < 4 * error + 1e-4
+
+
+def test_draws_become_the_equations_as_the_dimension_grows():
+    rule, start = (
+        online.DescentRule(lambda step: 0.2, 0.1),
+        Overlaps(*(np.array([[value]]) for value in (1.0, 0.2, 0.9))),
+    )
+    solved = solve(SOFTMAX, "squared", rule, [start], [0, 20])
+    drawn = online.draw_paths(
+        SOFTMAX, "squared", rule, [start], [0, 20], 16, 2000, 20_000
+    )
+    for name in ("cross", "self_overlap"):
+        wanted, found = (
+            getattr(solved, name)[:, -1].ravel(),
+            getattr(drawn, name)[:, -1].ravel(),
+        )
+        error = np.hypot(wanted.std() / 2, found.std() / 4)
+        assert abs(wanted.mean() - found.mean()) < 4 * error + 2e-3

@@ -25,6 +25,7 @@ from smimbench_attention.algorithms.spectral.limit import (
 
 from smimbench.backend.device import Backend, get_backend
 from smimbench.interfaces import Capabilities, Data, Posterior
+from smimbench.problem.problem import Problem
 from tests.helpers import attention, sequence
 
 
@@ -411,3 +412,50 @@ def test_labels_that_say_nothing_leave_the_prior_mean():
             break
     else:
         raise AssertionError("every one of these labels says something")
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
+def test_a_longer_signal_is_a_longer_estimate(kind):
+    """With the noise scaled along, nothing changes but the unit."""
+    from tests.stretched import stretched
+
+    one = Problem(
+        {"name": "sequence-multi-index", "tokens": 2},
+        {"name": "linear", "noise": 0.5},
+        "gaussian",
+    )
+    unit = spectral_theory(one, 1.5, kind)
+    with stretched({"name": "linear", "noise": 4.5}, scale=3.0) as three:
+        wide = spectral_theory(three, 1.5, kind)
+        assert np.allclose(wide.squared_cosine, unit.squared_cosine, rtol=1e-3)
+        assert np.allclose(wide.mse, 9 * unit.mse, rtol=1e-3)
+        assert np.allclose(wide.gram, 9 * unit.gram, rtol=1e-3)
+        errors = []
+        for replicate in range(6):
+            instance = three.instance(1.5, 400, replicate)
+            data = instance.data(get_backend("numpy"))
+            found = spectral_estimate(
+                three, data, np.random.default_rng(replicate), kind
+            )
+            errors.append(three.model.squared_error(instance.signal, found.estimate)[0])
+            assert found.V[0, 0] == pytest.approx(wide.mse[0], rel=0.02)
+        assert (
+            abs(np.mean(errors) - wide.mse[0])
+            < 3 * np.std(errors, ddof=1) / 6**0.5 + 0.1 * wide.mse[0]
+        )
+
+
+def test_first_order_theory_has_a_closed_form():
+    """``(4 / 3V)(1 / pi P+ + 1 / 2 pi P-)`` is the information of hardmax at zero; Q0 = 1.5."""
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 2},
+        {"name": "hardmax"},
+        {"name": "wishart", "rho": 0.5},
+    )
+    Q, V, error, _ = first_order_theory(problem, 0.5, "zero")
+    plus, minus = (0.25 + s * np.arcsin(1 / 3) / (2 * np.pi) for s in (1, -1))
+    information = (4 / (3 * 1.5)) * (1 / (np.pi * plus) + 1 / (2 * np.pi * minus)) / 2
+    expected = problem.prior.overlap(np.array([[2 * 0.5 * information]])).V[0, 0]
+    assert V[0, 0] == pytest.approx(expected, rel=1e-6)
+    assert Q[0, 0] == pytest.approx(1.5 - V[0, 0])
+    assert error[0] < 1e-6

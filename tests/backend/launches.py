@@ -85,6 +85,17 @@ class Counts:
         finally:
             self._depth -= 1
 
+    def leave_out(self, monkeypatch, owner, name) -> None:
+        """Count nothing that happens within a method."""
+        plain = getattr(owner, name)
+
+        @wraps(plain)
+        def quiet(*arguments, **options):
+            with self.paused():
+                return plain(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, quiet)
+
     def watch(self, monkeypatch, free=1 << 36):
         """Count from now on; the device has so many bytes free."""
 

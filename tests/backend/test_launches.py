@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from smimbench_attention.channels.sequence.softmax import two_layers
+from smimbench_attention.channels.sequence.softmax.network import output
 from smimbench_attention.channels.sequence.softmax.two_layers.kernel import host_sums
 
 from smimbench.backend.arrays import to_host
@@ -94,3 +95,43 @@ def test_the_budget_follows_the_free_memory(monkeypatch):
     ):
         counts.watch(monkeypatch, free=free)
         assert chunk_bytes(inputs) == bound
+
+
+@pytest.mark.parametrize(
+    ("stretch", "launches", "waits"), [(1.0, 60, 1), (1.5, 80, 2), (8.0, 80, 2)]
+)
+def test_few_labels_out_of_reach_cost_few_launches(
+    monkeypatch, stretch, launches, waits
+):
+    """In a larger box, or by sampling: the host takes less time for them than a device for its launches."""
+    rng = np.random.default_rng(5)
+    V, omega = np.array([[0.05, 0.01], [0.01, 0.04]]), rng.standard_normal((200, 2, 2))
+    u = output(omega + np.sqrt(0.05) * rng.standard_normal((200, 2, 2)), 1.0)
+    u[:3] *= stretch
+    expected = two_layers.integrate(u, omega, V, 1.0, 1e-5)
+    counts = Counts().watch(monkeypatch)
+    one_kernel(counts, monkeypatch)
+    there = DEVICE.asarray(u), DEVICE.asarray(omega)
+    counts.clear()
+    found = two_layers.integrate(*there, V, 1.0, 1e-5)
+    assert counts.launches.total() <= launches, counts.launches
+    assert counts.waits.total() <= waits, counts.waits
+    np.testing.assert_allclose(to_host(found.shift), expected.shift, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "problem", [attention("softmax"), sequence("linear", components=2)]
+)
+def test_what_does_not_grow_with_the_samples_is_few(monkeypatch, problem):
+    """All but forward, posterior and adjoint."""
+    counts = Counts().watch(monkeypatch)
+    problem, data, gamp, state = ready(problem, 0.7, 24)
+    for owner, name in (
+        (problem.model, "forward"),
+        (problem.model, "adjoint"),
+        (problem.channel, "posterior"),
+    ):
+        counts.leave_out(monkeypatch, type(owner), name)
+    found = iteration(counts, problem, data, gamp, state)
+    assert 0 < found[0] <= 60, counts.launches
+    assert 0 < found[1] <= 3, counts.waits

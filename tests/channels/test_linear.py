@@ -139,3 +139,11 @@ def test_generalization_error_is_that_of_predictions(rng, channel, P):
         assert found[key].error == 0
     batch = channel.generalization_error(np.stack([Q, Q]), np.stack([V, 0 * V]))
     assert_allclose(batch["bayes"].value, [float(found["bayes"].value), 0])
+
+
+def test_information_of_several_components_in_a_batch(backend, rng):
+    V = np.stack([positive(rng, 2), np.diag([1e-12, 2.0])])
+    channel = SequenceLinear(3, components=2, noise=0.0)
+    found = channel.information(backend.asarray(np.eye(2)), backend.asarray(V)).value
+    assert_placed(found, backend, (2, 2, 2))
+    assert_allclose(to_host(found), 3 * np.linalg.inv(V), rtol=1e-9)

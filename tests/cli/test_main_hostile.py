@@ -17,6 +17,7 @@ from tests.helpers import (
     ends_with,
     environment,
     flat,
+    install_package,
     output,
     write_suite,
 )
@@ -227,3 +228,29 @@ def test_an_unexpected_error_is_one_line_with_the_way_to_its_place(
     assert len(err.splitlines()) == 1
     assert "unexpected ZeroDivisionError: division by zero" in err
     assert "SMIMBENCH_TRACEBACK=1" in err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "list algorithms",
+        "show nothing.toml",
+        "run {suite} --dry-run --results {folder}/r",
+    ],
+)
+def test_entry_points_of_another_package_that_cannot_be_read_are_named_in_one_line(
+    tmp_path, monkeypatch, line
+):
+    """In a process of its own, where libraries that read them, too, are imported anew."""
+    install_package(tmp_path / "site", "broken", {"broken_items": ""})
+    (tmp_path / "site" / "broken-1.0.dist-info" / "entry_points.txt").write_bytes(
+        b"[smimbench]\nx = \xff\xfe\n"
+    )
+    arguments = line.format(suite=write_suite(tmp_path), folder=tmp_path).split()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    ended = call_outside(*arguments)
+    remarks = [line for line in ended.stderr.splitlines() if "not loaded" in line]
+    assert ended.returncode == (2 if "nothing.toml" in line else 0), ended.stderr
+    assert len(remarks) == 1
+    assert "plugin broken" in remarks[0]
+    assert "entry_points.txt cannot be read" in remarks[0]

@@ -16,6 +16,7 @@ from tests.helpers import (
     environment,
     output,
     refusal,
+    silent,
     write_suite,
 )
 from tests.records import records_in
@@ -305,3 +306,56 @@ def test_compare_refuses_what_it_cannot_judge(twice, tmp_path, capsys):
     )
     err = refusal(capsys, "compare", results, tmp_path / "r")
     assert "have no results for the same problem and algorithm to compare" in err
+
+
+def test_a_check_says_of_which_package_each_item_is(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(CHANNEL.replace('"twice"', '"linear"'))
+    command = (
+        "check",
+        "linear",
+        "--only",
+        "declaration",
+        "--plugins",
+        tmp_path / "mine.py",
+    )
+    heads = [
+        line
+        for line in call(capsys, *command)[1].splitlines()
+        if line.startswith("channel linear")
+    ]
+    assert [" of mine" in head for head in heads] == [False, False, True]
+    documents = json.loads(call(capsys, *command, "--json")[1])
+    assert [document["distribution"] for document in documents] == [
+        "smimbench",
+        "smimbench",
+        "mine",
+    ]
+
+
+def test_a_suite_that_became_no_text_is_one_line(twice, tmp_path, capsys):
+    shutil.copytree(twice / "results", tmp_path / "results")
+    suite = tmp_path / "small.toml"
+    suite.write_bytes(b"PK\x03\x04\xed\xff")
+    err = refusal(
+        capsys,
+        "show",
+        suite,
+        "--results",
+        tmp_path / "results",
+        "--set",
+        "grid.seeds=1",
+    )
+    assert "cannot be read" in err
+    shutil.rmtree(
+        tmp_path / "results" / "small" / "settings"
+    )  # one settings left: its kept table is looked for
+    err = refusal(capsys, "show", suite, "--results", tmp_path / "results")
+    assert "cannot be read" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_dropped_in_file_may_import_its_neighbor(tmp_path, capsys):
+    (tmp_path / "neighbor_of_mine.py").write_text("GAIN = 3.0\n")
+    (tmp_path / "mine.py").write_text("from neighbor_of_mine import GAIN\n" + CHANNEL)
+    out = silent(capsys, "list", "channels", "--plugins", tmp_path / "mine.py")
+    assert "twice" in out

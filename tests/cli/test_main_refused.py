@@ -8,7 +8,15 @@ import subprocess
 import numpy as np
 import pytest
 
-from tests.helpers import SUITE, call, command, environment, refusal, write_suite
+from tests.helpers import (
+    ATTENTION,
+    SUITE,
+    call,
+    command,
+    environment,
+    refusal,
+    write_suite,
+)
 
 FULL = pytest.mark.skipif(
     not os.path.exists("/dev/full"), reason="there is no device that is full"
@@ -192,3 +200,12 @@ def test_a_full_disk(words):
         )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "No space left" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["theory", "show", "run"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("rho = 0.5", "rho = -0.5"), ("[grid]", "[grids]"), ("[0.1, 0.3]", "[0.0]")],
+)
+def test_every_command_that_reads_a_suite_refuses_it(tmp_path, capsys, verb, old, new):
+    refusal(capsys, verb, write_suite(tmp_path, ATTENTION.replace(old, new)))

@@ -228,3 +228,13 @@ def test_rows_of_a_pack_whose_plugin_is_not_installed_are_not_passed_over(made, 
         line = next(line for line in err.splitlines() if name in line)
         assert "unknown algorithm 'blurred'" in line
         assert line.endswith("; not compared")
+
+
+@pytest.mark.slow
+def test_it_is_seen_where_the_plugin_is_not_installed(made, capsys):
+    code, out, err = made.compare(
+        capsys, "folder", "worse", "--fail-over", "5", plugins=False
+    )
+    assert code == 1
+    assert "4 of 8 rows are worse by more than 5%" in out
+    assert "showing the table of the run on" in err

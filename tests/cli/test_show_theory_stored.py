@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from smimbench.cli import progress
 from smimbench.cli.main import main
 from smimbench.run import theory_solver as cache
 from smimbench.theory import information
@@ -163,3 +164,16 @@ def test_other_processes_give_the_same_numbers(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == alone
     assert "Monte Carlo" in alone[0]["points"][0]["method"]
     assert list((tmp_path / "other" / "theory" / "nodes").glob("*/*.json"))
+
+
+def test_late_stages_are_said_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):
+    write_suite(tmp_path, SUITE)
+    monkeypatch.setattr(progress, "PATIENCE", -1.0)
+    assert theory(tmp_path) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) >= 2
+    assert all(line.startswith("smimbench: running for 0:0") for line in said)
+    assert "curve 1 of 1: line: 0 / 2" in said[1]
+    for option in ("--quiet", "--json"):
+        assert theory(tmp_path, option, "--retry") == 0
+        assert not capsys.readouterr().err

@@ -435,3 +435,39 @@ def test_a_likelihood_that_fails_is_named_with_its_problem():
     ) as caught:
         low_rank(Broken())
     assert "\n" not in str(caught.value)
+
+
+class Hardmax(Channel):
+    """Two tokens of attention-indexed hardmax from the definition of the label alone."""
+
+    name = "mine"
+    symmetry = "none"
+    components = 1
+
+    def forward(self, z, *, rng=None):
+        a = math.sqrt(2) * z[:, 0, 0]
+        b = z[:, 0, 1]
+        c = math.sqrt(2) * z[:, 0, 2]
+        return np.stack([a > b, c > b], axis=1)
+
+    def log_likelihood(self, y, z):
+        with np.errstate(divide="ignore"):
+            first, second = (self.forward(z) == y).T
+            return np.log((first & second).astype(float))
+
+
+def test_hardmax_from_its_likelihood_agrees_with_the_channel_that_knows_its_formulas():
+    model = {"name": "attention-indexed", "tokens": 2}
+    known = Problem(model, "hardmax", {"name": "wishart", "rho": 0.5})
+    mine = IntegratedChannel(Hardmax(), 3)
+    curve = scalar_curve(known)
+    alpha = 1.1
+    (exact,) = curve.predict([alpha])
+    information = known.channel.information(exact.Q, exact.V).value
+    qhat = 2 * alpha * float(np.asarray(information).squeeze())
+    # One Newton step from the known root, with the slopes of the known curve.
+    around = math.log(qhat) + np.array([-0.1, 0.1])
+    slope = np.diff(np.log(curve.alpha_of(around)[0]))[0]
+    response = np.diff(curve._overlap(around)[1])[0]
+    gap = math.log(2 * alpha * mine.information(exact.Q, exact.V).value[0, 0] / qhat)
+    assert abs(response / slope * gap) < 1e-3

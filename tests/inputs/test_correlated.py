@@ -481,3 +481,21 @@ def test_a_device_gives_the_same_numbers(backend, rng):
         )
         for one, other in zip(host[:3], there[:3]):
             assert_allclose(one, to_host(other), atol=1e-10)
+
+
+def test_generalization_errors_of_linear_labels_against_draws(rng):
+    for model in (SEQUENCE, ATTENTION):
+        problem = problem_of(
+            model, {"name": "linear", "noise": 0.2}, {"covariance": THREE}
+        )
+        sites = problem.model.sites
+        Q = np.array([[0.7]])
+        V = np.array([[0.4]])
+        found = problem.channel.generalization_error(Q, V)
+        gap = problem.channel.predict(
+            np.sqrt(0.4) * rng.standard_normal((20_000, 1, sites))
+        ).reshape(20_000, -1)
+        squares = np.sum(gap**2, axis=1)
+        assert abs(squares.mean() - found["bayes"].value) < 5 * squares.std() / np.sqrt(
+            20_000
+        )

@@ -6,7 +6,9 @@ import math
 import numpy as np
 import pytest
 from smimbench_attention.algorithms.erm import Erm
+from smimbench_attention.algorithms.erm.fixed_point import order_parameters
 from smimbench_attention.algorithms.gamp import Gamp
+from smimbench_attention.algorithms.least_squares import ridge_overlaps, ridge_shares
 from smimbench_attention.algorithms.ridge import Ridge
 
 from smimbench.interfaces import Conditions
@@ -119,6 +121,22 @@ def test_random_spectra_and_no_penalty():
 
 
 def test_exponent_zero_is_gaussian_inputs():
+    flat = np.ones(50)
+    for ratio in (0.3, 1.0, 2.5):
+        for penalty in (1e-4, 0.3, 50.0):
+            same = [
+                ridge_overlaps(np.eye(1), 0.2 * np.eye(1), ratio, penalty, v)
+                for v in (None, flat)
+            ]
+            assert np.allclose(*same, rtol=1e-12, atol=0)
+            shares = [ridge_shares(ratio, penalty, v) for v in (None, flat)]
+            assert np.allclose(*shares, rtol=1e-11, atol=0)
+    V = np.array([[0.3, 0.1], [0.1, 0.4]])
+    here = np.stack([V, np.diag([0.5, 0.7]), np.array([[1.0, 0.2], [0.2, 2.0]])])
+    for one, two in zip(
+        *(order_parameters(here, np.eye(2), 0.3, v) for v in (None, flat))
+    ):
+        assert np.allclose(one, two, rtol=1e-12, atol=1e-12)
     plain = problem_of("gaussian", noise=0.2)
     for exponent in (0.0, 1e-13):
         problem = problem_of(power_law(exponent, 50), noise=0.2)

@@ -257,3 +257,18 @@ def test_too_much_asked_is_one_line(tmp_path):
 def test_no_theory_is_claimed_and_the_checks_pass():
     assert "none is claimed" in problem_of().no_theory
     assert {one.status for one in check(Text())} == {"passed", "skipped"}
+
+
+def test_mutual_information_by_hand():
+    """Sentences "a b a" and "b c": at a distance of one N_ab = N_ba = 2, N_bc = N_cb = 1, and a never meets c."""
+    P = mutual_information([np.array([0, 1, 0]), np.array([1, 2])], 3, 1).toarray()
+    # N = 6, N_a = 2, N_b = 3, N_c = 1
+    assert_allclose(
+        P, math.log(2) * np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]]), atol=1e-15
+    )
+    # At two, "a b a" adds N_aa = 2: N = 8, N_a = 4, and log(2 * 8 / 4^2) = 0 as well.
+    P = mutual_information([np.array([0, 1, 0]), np.array([1, 2])], 3, 2).toarray()
+    wanted = np.zeros((3, 3))
+    wanted[0, 1] = wanted[1, 0] = math.log(2 * 8 / (4 * 3))
+    wanted[1, 2] = wanted[2, 1] = math.log(1 * 8 / (3 * 1))
+    assert_allclose(P, wanted, atol=1e-15)

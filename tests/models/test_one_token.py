@@ -58,3 +58,16 @@ def test_runs(algorithm, close):
 def test_attention_needs_two_tokens(channel):
     with pytest.raises(ProblemError, match=r"tokens: must be an integer >= 2, got 1"):
         attention(channel, 1)
+
+
+def test_latents_are_centred_quadratic_forms(rng):
+    problem = network(0.5)
+    x = rng.standard_normal((7, 1, 9))
+    S = problem.prior.sample(rng, 1, 9)
+    expected = (
+        np.einsum("na,ab,nb->n", x[:, 0], S[0], x[:, 0]) - np.trace(S[0])
+    ) / np.sqrt(2 * 9)
+    assert np.allclose(problem.model.forward(x, S)[:, 0, 0], expected)
+    g = rng.standard_normal((7, 1, 1))
+    back = (g * problem.model.forward(x, S)).sum() * problem.model.adjoint_scale(9)
+    assert back == pytest.approx((problem.model.adjoint(x, g) * S).sum())

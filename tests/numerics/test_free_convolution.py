@@ -202,3 +202,32 @@ def test_chunks_do_not_matter():
 def test_a_noise_below_the_rounding_of_the_atoms_is_refused():
     with pytest.raises(ValueError, match="below the rounding error of the atoms"):
         three.means(lambda x, *_: x[None], 1e-32)
+
+
+def test_random_matrix():
+    """Three eigenvalues, D = 400: spectrum, estimator and error against a draw."""
+    rng = np.random.default_rng(11)
+    D = 400
+    noise = 0.3
+    S = np.diag(np.repeat(ATOMS, np.round(WEIGHTS * D).astype(int)))
+    Z = rng.standard_normal((D, D))
+    R = S + math.sqrt(noise) * (Z + Z.T) / math.sqrt(2 * D)
+    values, vectors = np.linalg.eigh(R)
+    estimate = (vectors * three.rie(values, noise)) @ vectors.T
+    assert ((estimate - S) ** 2).sum() / D == pytest.approx(
+        three.mmse(noise).value, rel=0.02
+    )
+    edges = support(three, noise)
+    assert values[0] == pytest.approx(edges[0, 0], abs=0.05)
+    assert values[-1] == pytest.approx(edges[-1, 1], abs=0.05)
+    counts, bins = np.histogram(values, bins=20)
+    expected = (
+        three.means(
+            lambda x, *_: (x >= bins[:-1, None]) & (x < bins[1:, None]),
+            noise,
+            bins,
+            rtol=1e-3,
+        ).value
+        * D
+    )
+    assert np.abs(counts - expected).max() < 4  # eigenvalues are rigid

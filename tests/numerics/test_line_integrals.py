@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import integrate, stats
 from scipy.special import log_ndtr, logsumexp
 
 from smimbench.backend.arrays import namespace, to_host
@@ -142,3 +142,37 @@ def test_every_namespace(backend):
         ).max()
         < TOLERANCE
     )
+
+
+def test_a_wild_weight_against_quadrature():
+    def weight(t):
+        return np.sin(7 * t) ** 4 * np.exp(-np.abs(t - 0.3)) + (t > 1.1)
+
+    exact = [
+        integrate.quad(
+            lambda t, k=k: weight(t) * t**k * stats.norm.pdf(t),
+            -12,
+            12,
+            limit=2000,
+            points=[0.3, 1.1],
+        )[0]
+        for k in range(3)
+    ]
+    with np.errstate(divide="ignore"):
+        found = moments(lambda t, lines: np.log(weight(t)), 1, 1e-4, rounds=200)
+    near(found, math.log(exact[0]), exact[1] / exact[0], exact[2] / exact[0], 1e-4)
+
+
+def test_gaussian_peaks_of_any_width_and_place(rng):
+    centre = 6 * rng.standard_normal(200)
+    width = 10 ** rng.uniform(-6, 1, 200)
+    found = moments(
+        lambda t, lines: (
+            -(((t - centre[lines][:, None]) / width[lines][:, None]) ** 2) / 2
+        ),
+        200,
+    )
+    mean = centre / (1 + width**2)
+    variance = width**2 / (1 + width**2)
+    log_norm = np.log(width / np.sqrt(1 + width**2)) - centre**2 / (1 + width**2) / 2
+    near(found, log_norm, mean, variance + mean**2)

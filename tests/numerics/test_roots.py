@@ -59,3 +59,18 @@ def test_known_ends_are_not_asked_for():
     assert_allclose(found, np.log(2.0), rtol=1e-13)
     assert 0.0 not in asked
     assert 1.0 not in asked
+
+
+def test_it_agrees_with_scipy():
+    from scipy.optimize.elementwise import find_root
+
+    targets = np.linspace(0.1, 3.0, 40)
+    found = bracketed_roots(
+        lambda x, i: x * np.exp(x) - targets[i], np.zeros(40), np.full(40, 3.0)
+    )
+    reference = find_root(
+        lambda x, t: x * np.exp(x) - t,
+        (np.zeros(40), np.full(40, 3.0)),
+        args=(targets,),
+    )
+    assert_allclose(found, reference.x, rtol=1e-12)

@@ -157,3 +157,27 @@ def test_bad_input_is_refused():
         extrapolate([50, 100, 100], [1, 1, 1], [1, 1, 1])
     with pytest.raises(ValueError, match="must be > 0"):
         extrapolate([50, 100, 200], [1, 1, 1], [1, 0, 1])
+
+
+def test_errors_are_those_of_random_terms_of_second_order():
+    """Against generalized least squares with the covariance of the values written out."""
+    errors = np.array([0.02, 0.01, 0.01, 0.005])
+    values = np.array([0.5, 0.44, 0.43, 0.41])
+    found = extrapolate(D, values, errors, dof=30)
+    b = found.coefficient
+    limit = found.limit
+    s = math.hypot(0.5 * SECOND / 3, b * min(50, b / limit))
+    V = np.diag(errors**2) + s**2 * np.outer(D**-2, D**-2)
+    X = np.stack([np.ones(4), 1 / D], 1)
+    covariance = np.linalg.inv(X.T @ np.linalg.inv(V) @ X)
+    solve = covariance @ X.T @ np.linalg.inv(V)
+    assert solve @ values == pytest.approx(
+        (limit, b), rel=1e-3
+    )  # s itself is that of the step before
+    assert np.sqrt(np.diagonal(covariance)) == pytest.approx(
+        (found.error, found.coefficient_error), rel=1e-2
+    )
+    rest = values - X @ (limit, b)
+    assert found.chi2 == pytest.approx(rest @ np.linalg.inv(V) @ rest, rel=1e-2)
+    chance = math.sqrt(solve[0] ** 2 @ errors**2)
+    assert found.dof == pytest.approx(30 * (found.error / chance) ** 4, rel=1e-2)

@@ -161,6 +161,17 @@ def test_small_width_is_that_of_spikes():
     limit = Bilinear(0.0).overlap(1 / t[:, None, None]).V[:, 0, 0]
     # A finite width approaches it as rho^(1/3) at the transition, faster elsewhere.
     assert_allclose(mmse(t / 1e-8, 1e-8)[[0, 1, 2, 4]], limit[[0, 1, 2, 4]], rtol=2e-3)
+    # One spike of a large matrix, without the formulas: overlaps of its singular vectors, and the error at the best scale.
+    rng = np.random.default_rng(3)
+    D = 500
+    q, k = (v / np.linalg.norm(v) for v in rng.standard_normal((2, D)))
+    for noise in (0.05, 0.3, 0.7):
+        u, _, v = np.linalg.svd(
+            np.outer(q, k) + math.sqrt(noise / D) * rng.standard_normal((D, D))
+        )
+        overlap = (u[:, 0] @ q) ** 2 * (v[0] @ k) ** 2
+        expected = Bilinear(0.0).overlap(np.array([[1 / noise]])).V[0, 0]
+        assert 1 - overlap == pytest.approx(expected, abs=0.06)
 
 
 def test_fluctuation_of_the_norm():
@@ -204,3 +215,12 @@ def test_refused():
     assert np.isnan(
         Bilinear(0.5).denoise(np.full((1, 4, 4), np.nan), np.eye(1)).estimate
     ).all()
+
+
+def test_overlap_has_several_components_and_batches():
+    Qhat = np.array([[[2.0, 0.3], [0.3, 1.0]], [[4.0, 0.0], [0.0, 0.5]]])
+    found = Bilinear(0.5).overlap(Qhat)
+    np.testing.assert_allclose(found.V[1], np.diag(mmse([0.25, 2.0], 0.5)))
+    noise = np.diagonal(np.linalg.inv(Qhat[0]))
+    np.testing.assert_allclose(found.V[0], np.diag(mmse(noise, 0.5)), rtol=1e-10)
+    np.testing.assert_allclose(found.Q + found.V, np.eye(2)[None].repeat(2, 0))

@@ -16,7 +16,9 @@ from smimbench_attention.priors.wishart import (
 )
 
 from smimbench.interfaces import ParameterError
+from smimbench.numerics.free_convolution import FreeConvolution
 from tests.helpers import scalar
+from tests.numerics.test_free_convolution import support
 
 RHOS = [0.01, 0.1, 0.5, 0.97, 1.0, 1.2, 10.0]
 
@@ -393,3 +395,129 @@ def test_continuing_changes_less_and_less_as_the_size_grows(rho, noise):
         shares.append(np.mean(change**2) / mmse(noise, rho))
     assert shares[1] < 0.01
     assert shares[1] <= shares[0] + 1e-3
+
+
+def marchenko_pastur(rho, nodes=300):
+    """Atoms and weights of the law of S itself."""
+    a = rho**-0.5
+    low = a * (1 - math.sqrt(rho)) ** 2
+    high = a * (1 + math.sqrt(rho)) ** 2
+    angle, weight = np.polynomial.legendre.leggauss(nodes)
+    s = (low + high) / 2 + (high - low) / 2 * np.sin(np.pi / 2 * angle)
+    p = (
+        np.sqrt((high - s) * (s - low))
+        / (2 * np.pi * a * s)
+        * np.cos(np.pi / 2 * angle)
+        * weight
+    )
+    p *= (high - low) / 2 * np.pi / 2
+    if rho < 1:
+        s = np.append(s, 0.0)
+        p = np.append(p, 1 - rho)
+    return s, p
+
+
+@pytest.mark.parametrize("rho", [0.05, 0.5, 1.0, 2.0, 10.0])
+@pytest.mark.parametrize("noise", [4.0, 30.0, 1e4, 1e9])
+def test_agrees_with_subordination(rho, noise):
+    law = FreeConvolution(*marchenko_pastur(rho))
+    assert mmse(noise, rho) == pytest.approx(law.mmse(noise).value, rel=2e-10)
+    edges = support(law, noise)
+    width = edges[-1, 1] - edges[0, 0]
+    x = np.linspace(edges[0, 0] - width, edges[-1, 1] + width, 290)
+    assert_allclose(
+        eigenvalue_map(x, noise, rho), law.rie(x, noise), rtol=1e-7, atol=3e-11 * width
+    )
+
+
+def test_compose_is_the_definition_with_leading_axes(rng):
+    prior = Wishart(0.5)
+    W = rng.standard_normal((3, 2, 6, 4))
+    S = prior.factor.compose(W)
+    assert S.shape == (3, 2, 6, 6)
+    assert_allclose(S[2, 1], W[2, 1] @ W[2, 1].T / math.sqrt(24), rtol=1e-14)
+    G = rng.standard_normal(S.shape)
+    assert_allclose(
+        prior.factor.pullback(W, G)[2, 1],
+        prior.factor.pullback(W[2, 1], G[2, 1]),
+        rtol=1e-12,
+    )
+
+
+@pytest.mark.parametrize("rho", [0.01, 0.5, 0.97, 1.0, 3.0])
+def test_map_inverts_its_parametric_form(rho):
+    """Relative accuracy of the tiny eigenvalues that belong to the zeros of S, and of the rest."""
+    noise = 10.0 ** np.arange(-12, 13)
+    if rho < 1:
+        noise = np.append(noise, merger(rho) * np.array([0.99, 1, 1.01]))
+    weights, x, mean, _ = observed_law(noise, rho)
+    for k, delta in enumerate(noise):
+        keep = weights[k] > 1e-9
+        # What x means as a floating-point number; the map increases.
+        blur = 4e-16 * (np.abs(x[k]).max() + math.sqrt(rho) * delta)
+        low, high = (
+            eigenvalue_map(x[k][keep] + e, float(delta), rho) for e in (-blur, blur)
+        )
+        target = mean[k][keep]
+        assert (low <= target * (1 + 1e-9)).all()
+        assert (high >= target * (1 - 1e-9)).all()
+        assert (np.abs(high - low) <= 1e-2 * target).mean() > 0.9
+
+
+@pytest.mark.parametrize("rho", [0.01, 0.3, 0.99])
+def test_mmse_is_smooth_through_the_merger(rho):
+    """One bulk or two is decided by floating-point numbers; the integral may not notice."""
+    h = 1e-9
+    noise = merger(rho) * (1 + h * np.arange(-2, 3))
+    F = mmse(noise, rho)
+    slope = np.diff(F) / np.diff(noise)
+    assert_allclose(slope, slope.mean(), rtol=1e-4)
+
+
+def test_overlap_layer_by_layer():
+    prior = Wishart(0.4)
+    Qhat = np.zeros((5, 2, 2))
+    Qhat[:, 0, 0], Qhat[:, 1, 1] = 10.0 ** np.arange(5), 2.0
+    Q, V = prior.overlap(Qhat)
+    assert_allclose(V[:, 0, 0], mmse(10.0 ** -np.arange(5.0), 0.4), rtol=1e-12)
+    assert_allclose(V[:, 1, 1], float(mmse(0.5, 0.4)), rtol=1e-12)
+    assert_array_equal(V[:, 0, 1], 0)
+    assert_allclose(Q + V, np.broadcast_to(prior.second_moment(2), Q.shape), rtol=1e-14)
+    assert_array_equal(prior.second_moment(2), [[1.4, 0.4], [0.4, 1.4]])
+    assert_array_equal(prior.mean_overlap(2), np.full((2, 2), 0.4))
+
+
+@pytest.mark.parametrize("width", [None, 1, 9])
+def test_pullback_is_the_gradient(rng, width):
+    prior = Wishart(0.5)
+    P = 2
+    D = 6
+    W = prior.factor.draw(rng, P, D, width)
+    assert W.shape == (P, D, width or 3)
+    G = rng.standard_normal((P, D, D))
+    direction = rng.standard_normal(W.shape)
+    gradient = prior.factor.pullback(W, G)
+    assert gradient.shape == W.shape
+    h = 1e-6
+    numeric = (
+        (
+            prior.factor.compose(W + h * direction)
+            - prior.factor.compose(W - h * direction)
+        )
+        * G
+    ).sum() / (2 * h)
+    assert (gradient * direction).sum() == pytest.approx(numeric, rel=1e-8)
+
+
+def test_the_continued_denoiser_predicts_the_same_error_and_shrinks_outliers():
+    prior = Wishart(0.5)
+    d = 60
+    R = np.diag(np.linspace(-1.0, 6.0, d))[None]
+    usual = prior.denoise(R, np.eye(1))
+    continued = prior.denoise(R, np.eye(1), continued=True)
+    assert_array_equal(usual.V, continued.V)
+    assert continued.estimate[0, -1, -1] < usual.estimate[0, -1, -1]
+    middle = slice(d // 4, d // 2)
+    assert_allclose(
+        continued.estimate[0, middle, middle], usual.estimate[0, middle, middle]
+    )

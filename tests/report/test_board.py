@@ -396,3 +396,17 @@ def test_a_reference_is_no_submission():
         obstacle({}, {"versions": {"smimbench": "1"}})
         == "the submission does not name its author"
     )
+
+
+def test_a_plugin_with_other_code_is_named(made, tmp_path):
+    install_package(
+        tmp_path,
+        "smimbench-noise",
+        {"noise_of_mine": NOISE.replace("0.5 *", "0.6 *")},
+        "1.5",
+    )
+    said = smimbench(
+        tmp_path, "verify", made / "a.json", "--cells", 0, "--no-theory", code=1
+    )
+    assert "6 records belong to no cell of the suite and appear in no table" in said
+    assert "line, noise, alpha 1, D = 20, replicate 2, numpy" in said

@@ -180,3 +180,15 @@ def test_both_verdicts_stand_beside_a_change():
     assert missing_values([*after, row(1.0, **{**none, "algorithm": "sgd"})]) == [
         "adam; sgd: no prediction: it has none"
     ]
+
+
+def test_sizes_and_backends_are_told_apart():
+    before = [row(1.0), row(1.0, dimension=20), row(1.0, backend="torch")]
+    text = printed(comparison_tables(compare_rows(before, before)))
+    assert [
+        line.split()[:3] for line in text.splitlines() if line.startswith("gamp")
+    ] == [
+        ["gamp@numpy", "0.1", "10"],
+        ["gamp@numpy", "0.1", "20"],
+        ["gamp@torch", "0.1", "10"],
+    ]

@@ -1,6 +1,7 @@
 """Figures: one look per algorithm, theory that is smooth, labels next to the data, and the data next to the figure."""
 
 import csv
+import itertools
 
 import numpy as np
 import pytest
@@ -353,3 +354,26 @@ def test_both_branches_are_drawn_and_every_threshold_has_its_name(tmp_path):
         "weak recovery", "component 2 learned", "perfect recovery (informed)", "perfect recovery (uninformed)", "spinodal"
     }  # fmt: skip
     assert "hard phase" in handles
+
+
+def test_labels_of_ticks_do_not_meet(tmp_path):
+    """Sample ratios that differ in their third digit have labels that are long."""
+    text = SUITE.replace("[0.5, 1.0]", "[0.0992, 0.1]").replace(
+        "noise = 0.2", "noise = [0.2, 0.3, 0.4]"
+    )
+    (axis, *_) = draw(
+        metric_chart(load_suite(write_suite(tmp_path, text)), [], THEORY, "mse")
+    ).axes
+    axis.figure.draw_without_rendering()
+    labels = [
+        tick.label1.get_window_extent()
+        for tick in axis.xaxis.get_major_ticks()
+        if tick.label1.get_text()
+    ]
+    shown = [
+        box for box in labels if axis.bbox.x0 <= (box.x0 + box.x1) / 2 <= axis.bbox.x1
+    ]
+    assert len(shown) >= 2
+    assert all(
+        one.x1 + one.height < other.x0 for one, other in itertools.pairwise(shown)
+    )

@@ -222,3 +222,29 @@ def test_numbers_that_overflow_are_none(made, tmp_path, capsys):
     assert call(capsys, "show", tmp_path / "results" / "small" / "table" / "rows.json")[
         0
     ] in (0, 1)
+
+
+def test_results_that_changed_are_seen(made, tmp_path, capsys):
+    other = (
+        "--results",
+        tmp_path / "other",
+        "--set",
+        "algorithms.adam.steps=6",
+        "--workers",
+        "1",
+        "--no-figure",
+    )
+    call(capsys, "run", made / "small.toml", *other)
+    code, out, _ = call(
+        capsys, "compare", made / "small.json", tmp_path / "other", "--json"
+    )
+    assert code == 0
+    verdicts = {
+        row["algorithm"].partition(" ")[0]: row["verdict"]
+        for row in json.loads(out)["rows"]
+    }
+    assert verdicts["gamp"] == "unchanged"
+    assert verdicts["adam"] in (
+        "only before",
+        "only after",
+    )  # another number of steps is another algorithm

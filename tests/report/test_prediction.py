@@ -338,3 +338,26 @@ def test_scores_are_those_of_the_normal_law():
     runs = SizeRuns(1000, [1.0, 1.1, 0.9, 1.05], [np.nan] * 4, 0.5, 0.0, 0.5)
     found = deviation(SizeSeries("lower", None, [runs]))
     assert found.score() == pytest.approx(normal_score(found.value / found.error, 3))
+
+
+def test_scatter_near_a_threshold_is_finite_size():
+    rng = np.random.default_rng(1)
+    sizes = [
+        SizeRuns(D, rng.choice([0.1, 1.0], 16), [np.nan] * 16, 0.3, 0.0, 0.3)
+        for D in SIZES
+    ]
+    measured = deviation(SizeSeries("lower", None, sizes))
+    assert measured.allowance > 1
+    assert measured.score(measured.allowance) == 0
+
+
+@pytest.mark.parametrize("size", [1.0, 1e6])
+def test_the_unit_of_a_metric_does_not_matter(size):
+    """An overlap counted in other units gives the same verdict and the same relative deviation."""
+    rng = np.random.default_rng(4)
+    rows = [
+        row(metric="overlap", dimension=D, own_theory=size, own_theory_error=0.0, n=32, target=1e-3,
+            values={f"0/{k}": size * float(1.1 + 0.02 * rng.standard_normal()) for k in range(32)}) for D in SIZES
+    ]  # fmt: skip
+    found = agreement(rows, None)
+    assert (found.prediction, found.deviation) == ("no", pytest.approx(0.1, abs=0.02))

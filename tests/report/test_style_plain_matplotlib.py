@@ -111,3 +111,12 @@ def test_a_label_is_drawn_as_it_is_written(tmp_path, label):
         words.count(label) == 1 + 2 * 3 + 1
     )  # of the figure, of a panel and its axes, in the legend
     assert words.count(f"threshold of {label}") == 1
+
+
+def test_a_letter_that_the_font_does_not_have_is_no_warning(recwarn, tmp_path):
+    series = [
+        Series(f"{'字体'[i % 2]} {i}", {"alpha": [1.0, 2.0], "value": [0.1, 0.2]})
+        for i in range(4)
+    ]
+    save(Chart("figure", "", [Panel("", "", "", series)]), tmp_path)
+    assert not recwarn.list

@@ -1,7 +1,9 @@
 """Parts of a suite that know nothing of each other, and runs that share a folder: together they are the serial run."""
 
 import contextlib
+import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -231,3 +233,31 @@ def test_a_budget_that_is_spent_has_an_exit_code_of_its_own(tmp_path, capsys):
     code, _, err = call(capsys, *words, "--only", "algorithm=adam", "--shard", "1/2")
     assert code == 75
     assert "time budget exhausted" in err
+
+
+def test_a_job_array_of_somebody_runs_the_whole_suite(tmp_path, capsys, monkeypatch):
+    array = {"ID": "1", "COUNT": "2", "MIN": "1", "MAX": "2", "STEP": "1"}
+    for name, number in array.items():
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", number)
+    run = (
+        "run",
+        write_suite(tmp_path),
+        "--results",
+        tmp_path / "r",
+        "--json",
+        "--no-figure",
+        "--workers",
+        "1",
+    )
+    code, out, _ = call(capsys, *run)
+    assert (code, json.loads(out)["status_counts"]) == (0, {"ok": 8})
+
+
+def test_a_claim_says_whose_it_is(tmp_path):
+    ours, theirs = ClaimFiles(tmp_path), ClaimFiles(tmp_path)
+    assert ours.take("a")
+    assert not theirs.take("a")
+    assert theirs.others == {"a": f"process {os.getpid()} on {platform.node()}"}
+    ours.release("a")
+    assert theirs.take("a")
+    assert theirs.others == {}

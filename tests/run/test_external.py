@@ -11,9 +11,20 @@ import pytest
 
 import smimbench
 from smimbench import load_suite
-from smimbench.run.answers import document_of
+from smimbench.run.answers import Answers, document_of
 from smimbench.run.theory_solver import TheorySolver
-from tests.helpers import SUITE, call, flat, loaded, output, refusal, write_suite
+from smimbench.theory.types import TheoryPoint
+from tests.helpers import (
+    ATTENTION,
+    SUITE,
+    call,
+    flat,
+    loaded,
+    output,
+    refusal,
+    silent,
+    write_suite,
+)
 
 POINT = ("--only", "alpha=1.0", "--only", "seed=1")
 
@@ -412,3 +423,49 @@ def test_a_score_that_was_edited_is_not_believed(tmp_path, capsys):
     code, out, _ = call(capsys, "verify", suite, "--results", results)
     assert code == 1
     assert "digest" in out
+
+
+def test_a_score_of_another_suite_of_the_same_name_is_no_business_of_theory(
+    tmp_path, capsys
+):
+    """Without data, at rho = 0, there is nothing that an estimate could be of."""
+    results = ("--results", tmp_path / "r")
+    np.savez(tmp_path / "answer.npz", estimate=np.ones((1, 30, 30)))
+    suite = write_suite(tmp_path, ATTENTION)
+    output(capsys, "score", suite, "--estimate", tmp_path / "answer.npz", *results)
+    write_suite(
+        tmp_path,
+        ATTENTION.replace("rho = 0.5", "rho = 0.0").partition("[[algorithms]]")[0],
+    )
+    out = silent(capsys, "theory", suite, "--no-thresholds", *results)
+    assert "closed form" in out
+    refusal(capsys, "show", suite, *results)
+    err = refusal(
+        capsys, "score", suite, "--estimate", tmp_path / "answer.npz", *results
+    )
+    assert "must be > 0 to run" in err
+
+
+def test_an_estimate_of_two_components_has_a_row_for_each(
+    tmp_path, capsys, monkeypatch
+):
+    # The theory of two layers takes minutes, and is not what is asked here.
+    zero = np.zeros(2)
+    point = TheoryPoint(
+        0.5, np.array([0.4, 0.6]), zero, zero, np.diag([0.6, 0.4]), "unique", "made up",
+        squared_cosine=[0.6, 0.4], squared_cosine_error=[0.0, 0.0],
+    )  # fmt: skip
+    for kind in (TheorySolver, Answers):
+        monkeypatch.setattr(kind, "points", lambda *_: [[point]])
+    text = SUITE.replace(
+        '{ name = "linear", noise = 0.2 }', '{ name = "softmax", layers = 2 }'
+    )
+    path = write_suite(tmp_path, text)
+    np.savez(tmp_path / "found.npz", estimate=np.zeros((2, 30)))
+    out = silent(capsys, "score", path, "--estimate", tmp_path / "found.npz", "--json")
+    rows = json.loads(out)["rows"]
+    assert [(row["metric"], row["component"]) for row in rows] == [
+        ("mse", 1), ("mse", 2), ("overlap", 1), ("overlap", 2),
+    ]  # fmt: skip
+    assert all(row["backend"] == "elsewhere" and row["n"] == 1 for row in rows)
+    assert [row["theory"] for row in rows] == [0.4, 0.6, 0.6, 0.4]

@@ -669,3 +669,10 @@ ORIGINS = {
 def test_tables_say_where_parameters_are_from(tmp_path, table):
     suite = loaded(tmp_path, suite_text(LINE, [0.5], 20, 1, table))
     assert [cell.origin for cell in suite.cells()] == [ORIGINS[table]]
+
+
+def test_a_search_never_ends_with_less_than_the_setting_as_written(tmp_path):
+    """Where all sampled trials are worse, nothing changes: seen from the search, tuning cannot make it worse."""
+    search = search_of(tmp_path, 8)
+    found, _ = finish(search, lambda trial, seed: 1.0 if trial == 0 else 1.03)
+    assert found["algorithm"] == search.suite.cells()[1].algorithm

@@ -14,6 +14,7 @@ from smimbench.run.record import document_text, sealed, text_of
 from smimbench.run.store import Store
 from smimbench.run.verification import untimed
 from tests.helpers import (
+    LINE,
     ROOT,
     SUITE,
     call,
@@ -22,6 +23,7 @@ from tests.helpers import (
     loaded,
     output,
     refusal,
+    suite_text,
     write_suite,
 )
 from tests.records import records_in
@@ -257,3 +259,12 @@ def test_the_published_schema_is_that_of_the_code_and_of_records(results, monkey
         checker.validate(document)
     with pytest.raises(jsonschema.ValidationError):
         checker.validate({**document, "metrics": {"mse": ["small"]}})
+
+
+def test_an_online_run_at_two_sample_ratios_is_two_rows(tmp_path, capsys):
+    """Its own samples are as many at both: the rows stand at the same ratio, and are of different instances."""
+    online = 'name = "sgd"\nlearning_rate = 0.05\nsteps = 30\nbatch = 4\nonline = true'
+    suite = write_suite(tmp_path, suite_text(LINE, [1.0, 2.0], 20, 2, online))
+    at = (suite, "--results", tmp_path / "results")
+    output(capsys, "run", *at, "--workers", 1, "--no-figure")
+    output(capsys, "verify", *at, "--cells", 4)

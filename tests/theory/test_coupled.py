@@ -8,6 +8,7 @@ from smimbench_attention.channels.sequence.softmax import one_layer as one_layer
 from smimbench_attention.priors.gaussian import Gaussian
 from smimbench_attention.priors.wishart import Wishart
 
+from smimbench.derive.sampled_information import sampled_moments
 from smimbench.interfaces import Channel, Posterior, Uncertain
 from smimbench.theory.component_ratios import components_decouple
 from smimbench.theory.continuation import Continuation
@@ -435,3 +436,22 @@ def iterate(problem, alpha, start):
         if np.abs(Q - before).max() <= 1e-9:
             break
     return V
+
+
+@pytest.mark.parametrize("q", [(0.0, 0.0), (0.3, 0.0), (0.6, 0.2)])
+def test_sampled_moments_agree_with_closed_forms(q):
+    Q = np.diag(q)
+    V = np.eye(2) - Q
+    information, susceptibility = sampled_moments(Sampled(), 2, Q, V)
+    for a in range(2):
+        expected = one_layer.information(Q[a:, a:][:1, :1], V[a:, a:][:1, :1], 2).value[
+            0, 0
+        ]
+        if q[a] == 0:
+            assert information.value[a, a] == pytest.approx(0.0, abs=1e-12)
+            assert susceptibility.value[a, a] == pytest.approx(6.0, rel=1e-9)
+        else:
+            assert abs(information.value[a, a] - expected) < 4 * information.error[a, a]
+            assert information.error[a, a] < 0.03 * expected
+            assert susceptibility.value[a, a] == 0.0
+    assert abs(information.value[0, 1]) < 4 * information.error[0, 1] + 1e-12

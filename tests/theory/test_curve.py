@@ -1,9 +1,10 @@
 """One reader of curves, whoever makes them: a closed form, a grid of samples or a curve that is followed."""
 
+import numpy as np
 import pytest
 
 from smimbench.interfaces import Uncertain
-from smimbench.theory.curve import aitken
+from smimbench.theory.curve import Potential, Segment, aitken
 from smimbench.theory.fixed_point_curve import FixedPointCurve
 from smimbench.theory.scalar import GridCurve, ScalarCurve, scalar_curve
 from smimbench.theory.types import HARD_PHASE
@@ -76,3 +77,22 @@ def test_aitken_finds_the_limit_of_a_geometric_sequence_and_leaves_noise_alone()
     assert aitken(1 + 0.1, 1 + 0.01, 1 + 0.001) == pytest.approx(1.0, abs=1e-12)
     assert aitken(2.0, 2.0, 2.0) == 2.0
     assert aitken(1.0, 2.0, 3.01) == 3.01
+
+
+def test_the_potential_is_the_integral_over_all_pieces():
+    """For ``Qhat = 1 / V - 1``, at alpha = 1 all along: ``(1/2) int (alpha - 1) Qhat dQ`` in closed form, cut in two."""
+    s = np.linspace(-7, 3, 401)
+    qhat = np.exp(s)[:, None]
+    V = 1 / (1 + qhat)
+    parts = slice(0, 201), slice(200, 401)
+    halves = [
+        Segment(s[k], np.zeros(201), np.full(201, 1e-3), qhat[k], V[k]) for k in parts
+    ]
+    # No fixed points, where the integrand would vanish: the end itself is known to a part of a step.
+    for end in (0.9, 0.5, 0.07):
+        value, error = Potential(halves, np.ones(1)).at(3.0, np.array([end]))
+        exact = 0.5 * (3.0 - 1.0) * (end - 1 - np.log(end))
+        assert value == pytest.approx(exact, abs=1e-5)
+        assert error == pytest.approx(
+            0.5 * 3.0 * 1e-3 * (end - 1 - np.log(end)), rel=0.01, abs=1e-6
+        )

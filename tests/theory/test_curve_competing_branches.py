@@ -1,6 +1,7 @@
 """Noiseless labels: counting decides whether perfect recovery is optimal, linearization whether it is stable."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from smimbench_attention.channels.sequence.perceptron import Probit
 from smimbench_attention.priors.gaussian import Gaussian
 
 from smimbench.interfaces import Channel, Overlap, Prior, Uncertain
-from smimbench.theory.curve import perfect_limit
+from smimbench.theory.curve import TurningPoint, perfect_limit
+from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.predictions import competing, thresholds
-from smimbench.theory.types import HARD_PHASE, Threshold
+from smimbench.theory.scalar import turns
+from smimbench.theory.types import HARD_PHASE, Prediction, Threshold
 from tests.theory.test_predictions import two_point_information
 
 
@@ -378,3 +381,45 @@ def test_what_hardly_any_label_tells_ends_in_perfect_recovery_of_discrete_signal
     before = competing(problem, [0.6])[0]
     assert [point.branch for point in before] == ["informed", "uninformed"]
     assert (np.diagonal(before[1].V) > 0.3).all()
+
+
+def test_an_error_that_is_not_zero_is_not_perfect_recovery(monkeypatch):
+    """At the end of a hard phase the uninformed error may be as small as it is uncertain; perfect recovery is optimal there."""
+    problem = Problem(SequenceLinear(tokens=2, components=2), Gaussian(), 2, 2)
+    curve = fixed_point_curve(problem)
+    monkeypatch.setattr(
+        curve, "turning_points", [TurningPoint(Threshold(0.5, 0.0), True)]
+    )
+    monkeypatch.setattr(
+        curve, "free_entropy", lambda p: (0.0 if p.V.any() else float("inf"), 0.0)
+    )
+    low = Prediction(
+        1.0, 0.95 * np.eye(2), 0.05 * np.eye(2), np.full(2, 0.04), "uninformed", ""
+    )
+    high = Prediction(1.0, np.eye(2), np.zeros((2, 2)), np.zeros(2), "informed", "")
+    monkeypatch.setattr(
+        curve,
+        "predict",
+        lambda alphas, branch="": [high if branch == "informed" else low],
+    )
+    assert [p.branch for p in curve.competing([1.0])[0]] == ["informed", "uninformed"]
+    high = replace(low, V=0.04 * np.eye(2))
+    assert [p.branch for p in curve.competing([1.0])[0]] == ["unique"]
+
+
+def test_turns_are_told_from_noise(rng):
+    x = np.linspace(0, 1, 200)
+    wave = np.sin(7 * x)
+    expected = [
+        (round(0.5 * math.pi / 7 * 199), True),
+        (round(1.5 * math.pi / 7 * 199), False),
+    ]
+    assert turns(wave, np.full(200, 1e-9)) == expected
+    noisy = wave + 0.01 * rng.standard_normal(200)
+    found = turns(noisy, np.full(200, 0.05))
+    assert [is_peak for _, is_peak in found] == [True, False]
+    assert all(
+        abs(index - other) < 12 for (index, _), (other, _) in zip(found, expected)
+    )
+    assert turns(0.01 * rng.standard_normal(200), np.full(200, 0.05)) == []
+    assert turns(np.sort(noisy), np.full(200, 1e-9)) == []

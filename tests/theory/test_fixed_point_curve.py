@@ -1,13 +1,16 @@
 """The curve of fixed points against plain draws: teacher, label, posterior, mean square of g, and nothing else."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from smimbench.interfaces import Channel, Posterior, Sampling, Uncertain
 from smimbench.problem.problem import Problem
 from smimbench.theory import component_ratios
+from smimbench.theory.curve_stages import Corrector
 from smimbench.theory.fixed_point_curve import FixedPointCurve
 from tests.theory.test_coupled import Problem as Toy
 
@@ -242,3 +245,22 @@ def test_the_error_of_a_bifurcation_counts_what_it_does_to_all_components():
     # each error alone moves the threshold; together they make up what is stated
     moved = np.sqrt(((np.array(found[1:]) - found[0]) ** 2).sum())
     assert stated[0] == pytest.approx(moved, rel=0.35)
+
+
+def test_noise_of_a_correction_is_that_of_noisy_sample_ratios():
+    rng = np.random.default_rng(4)
+    corrector = Corrector(SimpleNamespace(sampled=True))
+    moving = [0, 2, 3]
+    slope = rng.standard_normal((4, 4)) + 3 * np.eye(4)
+    tangent = rng.standard_normal(4)
+    tangent[1] = 0.0
+    error = np.array([0.02, 0.5, 0.03, 0.01])
+    steps = [
+        corrector._correction(
+            moving, 1.0 + error * rng.standard_normal(4), slope, tangent
+        )
+        for _ in range(20_000)
+    ]
+    found = corrector._noise(moving, error, slope, tangent)
+    assert_allclose(found, np.std(steps, axis=0).max(), rtol=0.03)
+    assert corrector._noise([2], error, slope, tangent) == 0.0

@@ -4,10 +4,12 @@ Every fixed point lies on a curve that is known in parametric form, so the refer
 (or the noise), compute the sample ratio that belongs to it, and ask the package for that sample ratio.
 """
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 from scipy import integrate, optimize
 from scipy.stats import chi
 
@@ -408,3 +410,41 @@ def test_tiny_and_huge_sample_ratios_have_answers():
         assert 0 <= float(huge.mse[0]) < 1e-6
         assert np.isfinite(tiny.error).all()
         assert np.isfinite(huge.error).all()
+
+
+def test_more_samples_never_hurt():
+    for problem in (
+        attention(3, 0.3, "linear", noise=0.01),
+        sequence(3),
+        attention(2, 1.5),
+    ):
+        errors = [float(p.mse[0]) for p in solve(problem, np.geomspace(1e-3, 3, 60))]
+        assert all(a >= b - 1e-12 for a, b in itertools.pairwise(errors))
+        assert errors[0] == pytest.approx(1, abs=0.2)
+
+
+def test_several_components_are_sampled_as_matrices():
+    problem = sequence(2, "linear", components=2, noise=0.5)
+    Q = np.array([[0.5, 0.1], [0.1, 0.3]])
+    V = np.eye(2) - Q
+    exact = 2 * np.linalg.inv(V + 0.5 * np.eye(2))
+    found = channel_information(
+        Bare(problem.channel), problem.model, np.stack([Q, Q]), np.stack([V, V])
+    )
+    assert found.value.shape == (2, 2, 2)
+    assert_array_equal(found.value[0], found.value[1])
+    assert (np.abs(found.value[0] - exact) <= 5 * found.error[0] + 1e-9).all()
+    assert float(np.max(found.error)) < 0.05
+
+
+def test_the_error_of_sampling_is_neither_too_small_nor_too_large():
+    """Over forty overlaps and channels, the deviation in units of its error is of order one."""
+    scores = []
+    for problem in (sequence(2), sequence(3), sequence(4)):
+        for q in np.linspace(0.1, 0.9, 9):
+            Q, V = np.array([[q]]), np.array([[1 - q]])
+            exact = float(np.asarray(problem.channel.information(Q, V).value)[0, 0])
+            found = channel_information(Bare(problem.channel), problem.model, Q, V)
+            scores.append((float(found.value[0, 0]) - exact) / float(found.error[0, 0]))
+    rms = math.sqrt(np.mean(np.square(scores)))
+    assert 0.3 < rms < 2.0

@@ -291,3 +291,25 @@ def test_a_stated_error_ends_the_draws_where_they_are_of_no_more_use():
     assert row.draws == 5000
     assert not row.stopped
     assert row.excludes > DETECTED * 0.05
+
+
+def test_a_posterior_that_is_not_the_teachers_is_found():
+    problem = Problem(SEQUENCE, "linear", "gaussian")
+
+    right = problem.channel
+
+    class Shorter(Channel):
+        """A posterior mean that is 20% too short."""
+
+        symmetry, components, forward = right.symmetry, 1, staticmethod(right.forward)
+
+        def posterior(self, y, omega, V, *, second_moment=False, rng=None):
+            found = right.posterior(y, omega, V, second_moment=second_moment, rng=rng)
+            return found._replace(mean=omega + 0.8 * (found.mean - omega))
+
+    (point,) = points(problem, 0.3)
+    point = replace(point, generalization_error=None)
+    problem.channel = Shorter()
+    found = {row.quantity: row.z for row in rows_of(problem, point, 4000)}
+    assert abs(found["Qhat (posterior)"]) > 4
+    assert abs(found["Qhat (teacher)"]) > 4

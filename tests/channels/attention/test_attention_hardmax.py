@@ -230,3 +230,42 @@ def test_generalization_error_in_closed_form(backend):
     # at large alpha the ratio is 1 / sqrt 2, and neither loses its digits
     assert plugin[3] == pytest.approx(4 * math.sqrt(1e-14 / 1.5) / math.pi, rel=1e-10)
     assert bayes[3] / plugin[3] == pytest.approx(math.sqrt(0.5), rel=1e-10)
+
+
+def test_deep_in_the_tail_the_mean_is_the_projection():
+    """With V -> 0 a label that contradicts omega puts z on the nearest boundary."""
+    omega = np.array([[[-1.0, 1.0, 2.0]]])
+    y = np.array(
+        [[0, 1]]
+    )  # row 1 says sqrt(2) z_11 > z_12: false by 1 + sqrt 2; row 2 is right
+    normal = np.array([ROOT2, -1, 0]) / math.sqrt(3)
+    projected = omega[0, 0] - (normal @ omega[0, 0]) * normal
+    for v in (1e-4, 1e-8, 1e-16):
+        found = PAIR.posterior(y, omega, scalar(v), second_moment=True)
+        assert_allclose(found.mean[0, 0], projected, atol=3 * v)
+        centred = found.second_moment[0, 0, :, 0] - np.outer(
+            found.mean[0, 0], found.mean[0, 0]
+        )
+        if v == 1e-4:
+            assert_allclose(
+                centred / v, np.eye(3) - np.outer(normal, normal), atol=1e-3
+            )
+        assert found.covariance[0, 0] == pytest.approx(v * 2 / 3, rel=1e-3)
+
+
+def test_information_of_a_batch(backend):
+    v = np.concatenate([np.geomspace(1e-6, 1.0, 40), [1e-3, 1.2]])
+    q = np.concatenate([1.5 - v[:40], [0.0, 0.3]])
+    found = PAIR.information(
+        backend.asarray(q[:, None, None]), backend.asarray(v[:, None, None])
+    )
+    assert_placed(found.value, backend, (42, 1, 1))
+    assert_placed(found.error, backend, (42, 1, 1))
+    alone = [PAIR.information(scalar(a), scalar(b)).value[0, 0] for a, b in zip(q, v)]
+    assert_allclose(to_host(found.value)[:, 0, 0], alone, rtol=1e-13)
+    assert np.all(to_host(found.error) <= 1e-9 * to_host(found.value))
+    assert np.all(np.diff(to_host(found.value)[:40, 0, 0]) < 0)
+    # nothing happens where one rule takes over from the other
+    q = np.array([1.2 - 1e-9, 1.2 + 1e-9])[:, None, None]
+    pair = PAIR.information(q, np.ones_like(q)).value
+    assert pair[1, 0, 0] == pytest.approx(pair[0, 0, 0], rel=1e-8)

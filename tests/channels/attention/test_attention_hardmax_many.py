@@ -13,6 +13,7 @@ from smimbench_attention.channels.attention.hardmax.exact import (
     row_posterior,
 )
 from smimbench_attention.channels.attention.hardmax.gibbs import (
+    chain_moments,
     gibbs_moments,
     truncated_normal,
 )
@@ -329,3 +330,22 @@ def test_refuses_labels_that_no_matrix_has(tokens):
     channel = AttentionHardmax(tokens=tokens)
     with pytest.raises(ValueError, match="cycle"):
         channel.posterior(y, np.zeros((1, 1, channel.sites)), scalar(1))
+
+
+def test_true_start_leaves_the_posterior_invariant(rng):
+    """Short chains without burn-in from the true latents reproduce the mean over (y, z)."""
+    _, y, omega, z = labelled(rng, 4000, 0.8, 0.5, 3)
+    chains = chain_moments(
+        y,
+        omega[:, 0],
+        np.asarray(0.5),
+        3,
+        sweeps=2,
+        burn_in=0,
+        chains=1,
+        rng=rng,
+        start=z[:, 0],
+    )
+    exact = row_posterior(y, omega[:, 0], np.asarray(0.5), 3)
+    gap = chains.shift[0] - exact.shift
+    assert np.abs(gap.mean(0) / gap.std(0) * math.sqrt(4000)).max() < 4.5

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from smimbench_attention.algorithms.gamp.theory import information_along
 from smimbench_attention.channels.attention.softmax.two_layers import TwoLayerAttention
 
@@ -344,3 +344,51 @@ def test_theory_from_few_accurate_values(skip, alpha, share):
     assert_allclose(
         np.diagonal(way(between, rest)), accurate, rtol=0.02 if skip == 1 else 0.05
     )
+
+
+def test_common_shift_of_the_last_layer_is_invisible(rng):
+    channel = TwoLayerAttention()
+    V = np.diag([0.4, 0.4])
+    y, omega, z = labelled(rng, channel, 50, np.eye(2), V)
+    shift = np.zeros((2, 3))
+    shift[1] = 5 / SCALE
+    assert_allclose(channel.forward(z + shift), y, atol=1e-12)
+    moved = channel.posterior(y, omega + shift, V).mean
+    assert_allclose(moved, channel.posterior(y, omega, V).mean + shift, atol=1e-9)
+
+
+def test_equations_of_one_layer_are_the_limit_of_its_information():
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 3},
+        "softmax",
+        {"name": "wishart", "rho": 0.5},
+    )
+    V = np.array([[1e-9]])
+    assert problem.channel.equations == pytest.approx(
+        float(V[0, 0] * problem.channel.information(1.5 - V, V).value[0, 0])
+    )
+    assert problem.channel.sampling is None
+
+
+@pytest.mark.parametrize("v2", [1e-2, 1e-3, 1e-4])
+def test_narrow_second_layer(v2, rng):
+    """The first layer has to be known to the width of the second, or else every label is a contradiction."""
+    channel = TwoLayerAttention()
+    v1 = 0.02
+    V = np.diag([v1, v2 * v1])
+    y, omega, _ = labelled(rng, channel, 20, [[1.2, 0.4], [0.4, 1.2]], V)
+    found = channel.posterior(y, omega, V)
+    for i in range(2):
+        _, mean, _ = dense(channel, margins(y, 1.0)[i], omega[i], v1, v2 * v1)
+        gap = (found.mean[i] - mean) / np.sqrt(np.diagonal(V))[:, None]
+        assert np.abs(gap).max() < 3e-3
+
+
+def test_shared_mean_of_the_layers_gives_a_coupling():
+    channel = TwoLayerAttention()
+    V = np.eye(2)
+    apart = channel.information(np.array([[0.5, 0.0], [0.0, 0.5]]), V, labels=1 << 13)
+    shared = channel.information(np.array([[0.5, 0.5], [0.5, 0.5]]), V, labels=1 << 13)
+    assert abs(apart.value[0, 1]) < 4 * apart.error[0, 1]
+    assert shared.value[0, 1] > 4 * shared.error[0, 1]
+    assert_array_equal(shared.value, shared.value.T)

@@ -236,3 +236,36 @@ def test_weak_recovery_has_a_formula():
     allowed = max(found.error, 1e-15)
     assert found.value == pytest.approx(math.pi**2 / 12, abs=allowed)
     assert found.error < 1e-10
+
+
+@pytest.mark.parametrize("tokens", [2, 3])
+def test_posterior_equals_a_grid(tokens, rng):
+    v = 0.5
+    y, omega, _ = drawn(rng, 4, 0.8, v, tokens)
+    side = np.linspace(-5, 5, 801 if tokens == 2 else 121)
+    # the middle of a cell is never on a boundary
+    side = side + (side[1] - side[0]) / math.pi / 10
+    grid = np.stack(np.meshgrid(*[side] * tokens, indexing="ij"), axis=-1).reshape(
+        -1, 1, tokens
+    )
+    labels = scores_argmax(grid)
+    channel = SequenceHardmax(tokens=tokens)
+    found = channel.posterior(y, omega, scalar(v), second_moment=True)
+    log = channel.log_partition(y, omega, scalar(v))
+    spread = 0.0
+    tolerance = 1e-2 if tokens == 2 else 8e-2
+    for k in range(len(y)):
+        here = grid[(labels == y[k]).all(1), 0]
+        weight = np.exp(-((here - omega[k, 0]) ** 2).sum(1) / (2 * v))
+        mass = (
+            weight.sum()
+            * (side[1] - side[0]) ** tokens
+            / (2 * math.pi * v) ** (tokens / 2)
+        )
+        assert math.exp(log[k]) == pytest.approx(mass, rel=3 * tolerance)
+        mean = weight @ here / weight.sum()
+        second = np.einsum("n,na,nb->ab", weight, here, here) / weight.sum()
+        assert_allclose(found.mean[k, 0], mean, atol=tolerance)
+        assert_allclose(found.second_moment[k, 0, :, 0], second, atol=tolerance)
+        spread += np.trace(second - np.outer(mean, mean)) / tokens / len(y)
+    assert found.covariance[0, 0] == pytest.approx(spread, abs=tolerance)

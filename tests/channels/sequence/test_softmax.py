@@ -1,5 +1,7 @@
 """Softmax channel of sequence multi-index models: labels, reverse mode, closed forms of a single layer."""
 
+import math
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -152,3 +154,38 @@ def test_a_posterior_refuses_omega_of_another_shape(layers):
     for wrong in (z[..., :1], z[:, 0, :]):
         with pytest.raises(ValueError, match="latents must have shape"):
             channel.posterior(y, wrong, np.eye(layers))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "q", "v"), [(2, 0.6, 0.4), (2, 0.2, 0.8), (3, 0.7, 0.3), (5, 0.5, 0.2)]
+)
+def test_one_layer_information_against_adaptive_integration(tokens, q, v):
+    def integrand(x, s):  # s = r^2 has the chi-squared law
+        t = q * s / v + math.sqrt(q * s / v) * x
+        return (
+            math.tanh(t) ** 2 * s ** (tokens / 2) * math.exp(-0.5 * (s + x * x)) / norm
+        )
+
+    norm = 2 ** (tokens / 2) * math.gamma(tokens / 2) * math.sqrt(2 * math.pi)
+    mean = integrate.dblquad(integrand, 0, 80, -9, 9, epsabs=1e-9)[0]
+    found = SequenceSoftmax(tokens=tokens).information(np.array([[q]]), np.array([[v]]))
+    assert found.value[0, 0] == pytest.approx(
+        ((q + v) * mean - tokens * q) / v**2, rel=1e-8
+    )
+    assert found.error[0, 0] < 1e-7 * found.value[0, 0]
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 4, 9])
+def test_one_layer_thresholds(backend, tokens):
+    channel = SequenceSoftmax(tokens=tokens)
+    q = np.array([0.0, 1e-9, 1.0 - 1e-6, 1.0 - 1e-12]).reshape(4, 1, 1)
+    v = np.array([1.0, 1.0 - 1e-9, 1e-6, 1e-12]).reshape(4, 1, 1)
+    result = channel.information(backend.asarray(q), backend.asarray(v))
+    assert_placed(result.value, backend, (4, 1, 1))
+    assert_placed(result.error, backend, (4, 1, 1))
+    value = to_host(result.value)[:, 0, 0]
+    # weak recovery at 1 / (M (M + 1)), perfect recovery at 1 / M
+    assert value[0] == 0.0
+    assert value[1] / 1e-9 == pytest.approx(tokens * (tokens + 1), rel=1e-6)
+    assert value[2] * 1e-6 == pytest.approx(tokens, rel=1e-2)
+    assert value[3] * 1e-12 == pytest.approx(tokens, rel=1e-9)

@@ -7,6 +7,7 @@ from smimbench_attention.channels.sequence.softmax import information as over_la
 from smimbench_attention.channels.sequence.softmax.network import Network, output
 
 from smimbench.derive import label_means
+from smimbench.derive.sampled_information import _control_variates, without_overlap
 from tests.channels.sequence.deep_attention import diagonal
 
 
@@ -153,3 +154,61 @@ def test_symmetry_is_exact():
         *diagonal(0.0, 0.8), labels=256
     )
     assert blind.value[0, 0] == blind.error[0, 0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("layers", "tokens", "q"),
+    [(2, 2, (0.3, 0.8)), (3, 2, (0.3, 0.5, 0.8)), (2, 3, (0.4, 0.8))],
+)
+def test_control_variates_have_mean_zero(layers, tokens, q):
+    Q, V = diagonal(*q)
+    Q = Q + 0.05 * (1 - np.eye(layers))
+    V = V - 0.05 * (1 - np.eye(layers))
+    network = Network(layers, tokens, 1.0)
+    labels = 64 if layers == tokens == 2 else 16
+    zeros = np.stack(
+        [
+            _control_variates(
+                over_labels._draw(network, Q, V, labels, k), V, without_overlap(Q)
+            ).mean(0)
+            for k in range(16)
+        ]
+    )
+    spread = zeros.std(0, ddof=1) / np.sqrt(16)
+    used = spread > 1e-6  # products with the mean of an unknown layer vanish
+    scores = zeros.mean(0)[used] / spread[used]
+    assert np.all(np.abs(scores) < 5.0)
+
+
+def test_susceptibility_of_one_layer_is_its_bound():
+    for tokens in (2, 3, 5):
+        found = SequenceSoftmax(tokens=tokens).susceptibility(
+            np.zeros((1, 1)), np.eye(1)
+        )
+        assert found.value[0, 0] == tokens * (tokens + 1)
+    assert (
+        SequenceSoftmax(tokens=2)
+        .susceptibility(0.3 * np.eye(1), 0.7 * np.eye(1))
+        .value[0, 0]
+        == 0.0
+    )
+
+
+def test_weak_recovery_of_the_last_layer():
+    # Phi_22 -> F q with F = E sum (E[z z^T | y] - I)^2 at omega = 0, and F <= M (M + 1)
+    channel = SequenceSoftmax(tokens=2, layers=2, skip=2.0)
+    Q, V = diagonal(0.0, 1e-3)
+    found = channel.information(Q, V)
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((8000, 2, 2))
+    posterior = channel.posterior(
+        channel.forward(z), np.zeros_like(z), np.eye(2), second_moment=True
+    )
+    G = posterior.second_moment[:, 1, :, 1, :] - np.eye(2)
+    sample = (G**2).sum((1, 2))
+    F = sample.mean()
+    error = sample.std() / np.sqrt(len(z))
+    assert abs(found.value[1, 1] / 1e-3 - F) < 4.5 * np.hypot(
+        error, found.error[1, 1] / 1e-3
+    )
+    assert 6.0 + 4.5 * error > F

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
+from smimbench_attention.channels.sequence.softmax import SequenceSoftmax, one_layer
 from smimbench_attention.channels.sequence.softmax import last_layer as tables
 from smimbench_attention.channels.sequence.softmax.last_layer.posterior import (
     posterior_moments,
@@ -237,3 +237,99 @@ def test_labels_that_fit_no_node_are_drawn_instead(monkeypatch):
     )
     assert "Sobol" in found.method
     assert np.isfinite(found.value).all()
+
+
+def importance(q, skip, n, points, seed):
+    """Information and susceptibility by importance sampling around the means; two halves make squares unbiased."""
+    rng = np.random.default_rng(seed)
+    q = np.array(q)
+    layers = len(q)
+    v = 1 - q
+    information = np.zeros((n, layers))
+    response = np.zeros((n, layers))
+    for k in range(n):
+        omega = np.sqrt(q)[:, None] * rng.standard_normal((layers, 2))
+        z = omega + np.sqrt(v)[:, None] * rng.standard_normal((layers, 2))
+        u = product(z[None, :-1], skip)[0] @ z[-1]
+        means = []
+        seconds = []
+        for _ in range(2):
+            draws = omega[:-1] + np.sqrt(v[:-1])[:, None] * rng.standard_normal(
+                (points, layers - 1, 2)
+            )
+            (a, b), (c, d) = np.moveaxis(product(draws, skip), 0, -1)
+            determinant = a * d - b * c
+            last = (
+                np.stack([d * u[0] - b * u[1], a * u[1] - c * u[0]], -1)
+                / determinant[:, None]
+            )
+            plus, minus = (
+                np.exp(-((s * last - omega[-1]) ** 2).sum(-1) / (2 * v[-1]))
+                / determinant
+                for s in (1, -1)
+            )
+            total = (plus + minus).sum()
+            even = (plus + minus) / total
+            mean = np.append(
+                np.einsum("n,nli->li", even, draws),
+                [((plus - minus) @ last) / total],
+                axis=0,
+            )
+            second = np.einsum("n,nli,nlj->lij", even, draws, draws)
+            means.append(mean - omega)
+            seconds.append(
+                np.concatenate(
+                    [second, np.einsum("n,ni,nj->ij", even, last, last)[None]]
+                )
+            )
+        information[k] = (means[0] * means[1]).sum(-1) / v**2
+        G = [
+            (s - v[:, None, None] * np.eye(2)) / v[:, None, None] ** 2 for s in seconds
+        ]
+        response[k] = (G[0] * G[1]).sum((1, 2))
+    return [(x.mean(0), x.std(0) / np.sqrt(n)) for x in (information, response)]
+
+
+def test_a_dominant_skip_connection_leaves_one_layer():
+    skip = 3e3
+    assert means(0.0, 0.0, 0.0, skip=skip)[1].value[2, 2] == pytest.approx(
+        6.0, rel=1e-3
+    )
+    for q in (0.2, 0.8):
+        found = means(0.0, 0.0, q, skip=skip)[0]
+        alone = one_layer.information(np.array([[q]]), np.array([[1 - q]]), 2).value[
+            0, 0
+        ]
+        assert abs(found.value[2, 2] - alone) < 4 * found.error[2, 2]
+        assert found.error[2, 2] < 0.03 * alone
+
+
+@pytest.mark.parametrize(
+    ("q", "skip"),
+    [
+        ((0.0, 0.8), 0.5),
+        ((0.3, 0.0, 0.8), 1.0),
+        *(
+            pytest.param(q, skip, marks=pytest.mark.slow)
+            for q, skip in (
+                ((0.0, 0.0), 1.0),
+                ((0.0, 0.0, 0.7), 1.0),
+                ((0.0, 0.3, 0.8), 0.7),
+            )
+        ),
+    ],
+)
+def test_means_over_labels_against_importance_sampling(q, skip):
+    (information, information_sem), (response, response_sem) = importance(
+        q, skip, 500, 2000, 8
+    )
+    found, slope = means(*q, skip=skip)
+    for a, overlap in enumerate(q):
+        if overlap > 0:
+            sem = np.hypot(information_sem[a], found.error[a, a])
+            assert abs(found.value[a, a] - information[a]) < 4.5 * sem
+            assert slope.value[a, a] == 0.0
+        else:
+            sem = np.hypot(response_sem[a], slope.error[a, a])
+            assert abs(slope.value[a, a] - response[a]) < 4.5 * sem
+            assert found.value[a, a] == 0.0

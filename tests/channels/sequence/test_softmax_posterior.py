@@ -1,5 +1,7 @@
 """Posteriors of two layers and more: quadrature and importance sampling against plain sums, each other, identities and limits."""
 
+import decimal
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -9,6 +11,7 @@ from smimbench_attention.channels.sequence.softmax import (
     last_layer,
     two_layers,
 )
+from smimbench_attention.channels.sequence.softmax.deep import output_gap
 from smimbench_attention.channels.sequence.softmax.last_layer import tables
 
 from smimbench.backend.arrays import to_host
@@ -355,3 +358,80 @@ def test_resampled_posteriors_have_points_of_their_own():
     assert channel == channel.sampling.resampled(3)
     for closed in (SequenceSoftmax(tokens=3), SequenceSoftmax(tokens=2, layers=2)):
         assert closed.sampling.resampled(3) is closed
+
+
+@pytest.mark.parametrize(
+    ("layers", "tokens", "skip"), [(3, 2, 0.0), (4, 2, 0.01), (2, 3, 0.0)]
+)
+def test_little_skip_connection(rng, layers, tokens, skip):
+    V = np.diag([0.8, 0.5, 0.5, 0.5][:layers])
+    channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=skip, points=1024)
+    omega, z = draw(rng, 10, V, tokens)
+    result = channel.posterior(channel.forward(z), omega, V, second_moment=True)
+    assert np.all(np.isfinite(result.second_moment))
+    assert np.linalg.eigvalsh(result.covariance).min() > 0.0
+    assert np.isfinite(result.error)
+
+
+@pytest.mark.parametrize(("layers", "tokens"), [EXACT, (3, 2), (2, 3)])
+def test_partition_is_normalised(rng, layers, tokens):
+    # E over labels drawn at omega of p(u; other omega) / p(u; omega) is 1
+    V = covariance([0.6, 0.5, 0.4][:layers], 0.2)
+    n = 6000 if (layers, tokens) == EXACT else 500
+    channel = SequenceSoftmax(
+        tokens=tokens, layers=layers, skip=1.0, points=1024, accuracy=1e-4
+    )
+    omega, z = draw(rng, n, V, tokens)
+    y = channel.forward(z)
+    other = omega + 0.2 * rng.standard_normal((1, layers, tokens))
+    ratio = np.exp(
+        channel.log_partition(y, other, V) - channel.log_partition(y, omega, V)
+    )
+    assert abs(ratio.mean() - 1.0) < 4.5 * ratio.std() / np.sqrt(n) + 0.01
+
+
+@pytest.mark.parametrize(
+    ("tokens", "variances"),
+    [
+        (2, (1.0, 0.3, 0.01)),
+        (2, (1e-2, 0.2, 1e-3)),
+        (2, (0.3, 0.2, 0.1, 0.01)),
+        (3, (0.5, 5e-3)),
+    ],
+)
+def test_reported_error_of_sampling(tokens, variances):
+    rng = np.random.default_rng(6)
+    V = np.diag(variances)
+    omega, z = draw(rng, 24, V, tokens)
+    channels = [
+        SequenceSoftmax(tokens=tokens, layers=len(V), points=points)
+        for points in (1024, 1 << 15)
+    ]
+    y = channels[0].forward(z)
+    few, many = (channel.posterior(y, omega, V) for channel in channels)
+    error = relative(few.mean - many.mean, V)
+    assert many.error < 0.5 * few.error
+    assert few.error / 8.0 < error < 2.0 * few.error
+
+
+def test_the_gap_keeps_its_digits():
+    """Against the same product in a hundred digits."""
+    z = np.array([[[0.3, 0.3 + 1e-3], [0.5, -0.7], [1.1, 0.2]]])
+    with decimal.localcontext(prec=100):
+        layers = [[decimal.Decimal(x) for x in row] for row in z[0].tolist()]
+        (a, b), (c, d) = (1, 0), (0, 1)
+        for x, y in layers[:-1]:
+            h = a * x + b * y
+            k = c * x + d * y
+            p = 1 / (1 + (h * (k - h)).exp())
+            q = 1 / (1 + (k * (h - k)).exp())
+            a, b, c, d = (
+                p * a + (1 - p) * c,
+                p * b + (1 - p) * d,
+                (1 - q) * a + q * c,
+                (1 - q) * b + q * d,
+            )
+        x, y = layers[-1]
+        expected = float((a - c) * x + (b - d) * y)
+    assert abs(expected) < 1e-12
+    assert output_gap(z, 0.0)[0] == pytest.approx(expected, rel=1e-9)
