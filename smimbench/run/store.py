@@ -455,23 +455,27 @@ def other_versions(
 def made_by_other_code(
     cells: Sequence[Cell], records: Iterable[Record]
 ) -> list[tuple[Cell, Record]]:
-    """Yield records of the cells that were made with another version, or other code, of an item."""
+    """Return records of the cells that were made with another version, or other code, of an item, in the order of the cells.
+
+    Files have no order of their own: the last bits of means, and the questions of theory, depend on the order of runs.
+    """
     keys = {cell.key for cell in cells}
     unmatched = [record for record in records if record.key not in keys]
     if not unmatched:
         return []
-    candidates: dict[str, list[tuple[dict[str, Any], Cell]]] = {}
-    for cell in cells:
+    candidates: dict[str, list[tuple[dict[str, Any], int]]] = {}
+    for place, cell in enumerate(cells):
         identity = json.loads(canonical_json(cell.identity()))
         name = _without_parameters(identity)
-        candidates.setdefault(name, []).append((identity, cell))
-    pairs = []
+        candidates.setdefault(name, []).append((identity, place))
+    matched = []
     for record in unmatched:
-        for identity, cell in candidates.get(_without_parameters(record.cell), ()):
+        for identity, place in candidates.get(_without_parameters(record.cell), ()):
             if agree(identity, record.cell):
-                pairs.append((cell, record))
+                matched.append((place, record))
                 break
-    return pairs
+    matched.sort(key=lambda pair: pair[0])
+    return [(cells[place], record) for place, record in matched]
 
 
 def _items(cell: Mapping[str, Any]) -> dict[str, Specification]:

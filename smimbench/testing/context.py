@@ -13,7 +13,7 @@ import numpy as np
 
 from smimbench.derive import complete_channel
 from smimbench.derive.prior import complete_prior
-from smimbench.files import attempt, error_line
+from smimbench.files import attempt, error_line, error_place
 from smimbench.interfaces import Channel, Model, ParameterError, is_symmetric
 from smimbench.interfaces.item import with_defaults
 from smimbench.numerics.memo import cached_on
@@ -305,4 +305,9 @@ def instantiate(cls: type[Any], kind: str, parameters: Parameters | None = None)
             return build(cls, kind, chosen, filled)
         except ParameterError as error:
             reasons.append(str(error))
+        except BaseException as error:  # a constructor may raise anything
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            where = f"{error_line(error)} ({error_place(error)})"
+            raise CheckError(f"{kind} {name!r} cannot be created: {where}") from error
     raise CheckError(f"{kind} {name!r} cannot be created: {reasons[0]}")

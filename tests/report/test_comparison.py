@@ -31,6 +31,7 @@ def row(mean, **more):
         (row(1.0, metric="overlap"), row(1.2, metric="overlap"), "better", False),
         (row(1.2, metric="overlap"), row(1.0, metric="overlap"), "worse", True),
         (row(1.0), row(1.0), "unchanged", False),
+        (row(1.0), row(1.0 + 4e-16), "unchanged", False),
         (row(1.0), row(1.0, per_iteration=2.0), "unchanged", True),
         (row(1.0), row(1.0, per_iteration=2.0, machines=["other"]), "unchanged", False),
         (row(1.0), row(None), "no estimate any more", True),

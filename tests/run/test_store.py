@@ -13,12 +13,19 @@ import zipfile
 import numpy as np
 import pytest
 
-from smimbench.files import LEFTOVER, StoreError, remove_leftovers, write_atomically
+from smimbench.files import (
+    LEFTOVER,
+    StoreError,
+    canonical_json,
+    remove_leftovers,
+    write_atomically,
+)
 from smimbench.run.record import LongTrajectory, plain, sealed
-from smimbench.run.store import ASIDE, LONG, Store
+from smimbench.run.store import ASIDE, LONG, Store, made_by_other_code
 from smimbench.suite.cells import key_of
+from smimbench.suite.reader import load_suite
 from tests import records
-from tests.helpers import environment
+from tests.helpers import SUITE, environment, write_suite
 
 
 def cell(name="a1b2"):
@@ -370,3 +377,16 @@ def test_what_a_plugin_puts_in_a_record_becomes_plain():
     assert found["d"] == "3.0"
     assert found["e"] == [None]
     json.dumps(found, allow_nan=False)
+
+
+def test_records_of_other_code_come_in_the_order_of_the_cells(tmp_path):
+    """Names of files have no order: the questions of theory and the last bits of means depend on that of the runs."""
+    cells = load_suite(write_suite(tmp_path, SUITE)).cells("numpy")
+    made = []
+    for cell in cells:
+        identity = json.loads(canonical_json(cell.identity()))
+        identity["algorithm"]["version"] = 99
+        made.append(records.record(cell=identity))
+    pairs = made_by_other_code(cells, sorted(made, key=lambda record: record.key))
+    assert [cell for cell, _ in pairs] == list(cells)
+    assert [record for _, record in pairs] == made

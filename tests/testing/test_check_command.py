@@ -170,6 +170,14 @@ def test_one_check_of_one_item_in_python():
         check(type("Bare", (), {"denoise": None, "__init__": lambda self, rho: None}))
 
 
+def test_a_class_that_cannot_be_created_is_refused_in_one_line():
+    def fails(self):
+        raise ZeroDivisionError("nothing\nhere")
+
+    with pytest.raises(CheckError, match="cannot be created: ZeroDivisionError: no"):
+        check(type("Bare", (), {"denoise": None, "name": "bare", "__init__": fails}))
+
+
 def test_without_pytest_nothing_imports_it():
     script = (
         "import sys; from smimbench.testing import check; "
