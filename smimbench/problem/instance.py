@@ -188,7 +188,8 @@ class Instance:
             except NotMeasured as reason:
                 reasons[name] = printable(reason)
             except (
-                Exception
+                Exception,
+                SystemExit,
             ) as error:  # whatever a plugin raises: the other metrics stay
                 reasons[name] = error_line(error)
         return values, reasons

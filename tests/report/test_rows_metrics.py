@@ -120,6 +120,24 @@ def test_a_reason_stands_where_there_is_no_value(tmp_path, share, capsys):
     assert "adam: share is blank: the estimate is 0" in flat(text)
 
 
+def test_a_metric_that_leaves_costs_its_own_values_alone(tmp_path, share, capsys):
+    """It is measured along the way even if the suite does not name it, in the rows of all algorithms."""
+    share.write_text(
+        METRIC.replace("VERSION", "1").replace(
+            "        inner =", "        raise SystemExit(3)\n        inner ="
+        )
+    )
+    suite = write_suite(tmp_path, SUITE)
+    options = ("--plugins", share, "--results", tmp_path / "r", "--no-figure")
+    for more in ((), ("--set", 'run.metrics=["mse", "share"]')):
+        _, text, _ = call(capsys, "run", suite, "--json", *options, *more)
+        document = json.loads(text)
+        assert document["status_counts"] == {"ok": 8}
+    rows = [row for row in document["rows"] if row["metric"] == "share"]
+    assert {row["mean"] for row in rows} == {None}
+    assert rows[0]["blank"] == ["SystemExit: 3"]
+
+
 def test_an_unknown_metric_is_refused_with_its_key(tmp_path, capsys):
     suite = write_suite(tmp_path, ATTENTION)
     err = refusal(capsys, "run", suite, "--set", 'run.metrics=["mse", "overlp"]')
