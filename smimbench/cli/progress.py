@@ -201,7 +201,8 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
     if isinstance(display, _Lines) and total and not silent:
         workers = f"{campaign.workers} at a time"
         place = f"on {campaign.dask}" if campaign.dask else workers
-        click.echo(f"{name}: running {total} cells, {place}", err=True)
+        cells = "1 cell" if total == 1 else f"{total} cells"
+        click.echo(f"{name}: running {cells}, {place}", err=True)
     display.show(name, name, f"0 / {total}", total=total)
     with display:
         yield RunCallbacks(on_record, on_progress, on_wait)

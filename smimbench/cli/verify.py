@@ -83,13 +83,11 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
     for line in lines:
         console.print(line, style="red", soft_wrap=True)
     for name, verification in verifications.items():
-        outcomes = [
-            f"{len(verification.disagreements)} do not agree"
-            if verification.disagreements
-            else "all agree"
-        ]
+        outcomes = ["all agree"]
+        if verification.disagreements:
+            outcomes = [counted(len(verification.disagreements), "disagreement")]
         if verification.missing:
-            outcomes.append(f"{len(verification.missing)} are missing")
+            outcomes.append(f"{len(verification.missing)} missing")
         outcome = "; ".join([*outcomes, *verification.remarks])
         line = f"{verification.checked} {name}: {outcome}"
         console.print(line, soft_wrap=True)

@@ -123,6 +123,8 @@ def ratio_words(ratio: float | None, error: float | None = None) -> str:
     """Format error / optimal error, with its standard error if known; None is blank."""
     if ratio is None or error is None:
         return percent(ratio, ".4g")
+    if max(ratio, error) >= 1e5:
+        return measured(ratio, error)
     digits = max(0, min(3, -math.floor(math.log10(max(error, 1e-9)))))
     return f"{ratio:.{digits}f}±{error:.{digits}f}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -50,6 +51,9 @@ BELOW = "below the Bayes optimum: check samples, teacher or code"
 
 TIE = 0.95
 """Confidence level of the intervals of paired differences; two algorithms are tied if the interval contains 0."""
+
+LARGEST_LOG = math.log(sys.float_info.max)
+"""Logarithm of the largest number; ratios and their intervals end there, so that they can be printed and stored."""
 
 Rows = list[Row]
 
@@ -301,8 +305,18 @@ def _compared(logs: LogRatios, reference: str, name: str) -> Compared | None:
     if change is None:
         return None
     half = change.half_width(TIE)
-    interval = [math.exp(change.value - half), math.exp(change.value + half)]
-    return Compared(reference, math.exp(change.value), interval)
+    interval = [_exp(change.value - half), _exp(change.value + half)]
+    return Compared(reference, _exp(change.value), interval)
+
+
+def _exp(log: float) -> float:
+    """Return the exponential, at most the largest number."""
+    return math.exp(min(log, LARGEST_LOG))
+
+
+def _log_ratio(error: float, optimum: float) -> float:
+    """Return the logarithm of error / optimum, at most that of the largest number."""
+    return min(math.log(error / optimum), LARGEST_LOG)
 
 
 def _contender(label: str, rows: Rows, all_rows: Rows, alphas: int) -> Contender:
@@ -330,11 +344,11 @@ def _contender(label: str, rows: Rows, all_rows: Rows, alphas: int) -> Contender
         if optimum <= ZERO * target:
             zeros.append(mean)
         elif mean > 0:
-            logs.append(math.log(mean / optimum))
+            logs.append(_log_ratio(mean, optimum))
             sems = [math.inf if e.sem is None else e.sem / mean for e in estimates]
             sems += [(row.optimum.error or 0.0) / optimum for row in components]
             errors.append(math.hypot(*sems))
-    ratio = math.exp(math.fsum(logs) / len(logs)) if logs else None
+    ratio = _exp(math.fsum(logs) / len(logs)) if logs else None
     error = ratio * math.hypot(*errors) / len(logs) if ratio else math.inf
     times = [near.seconds for near in nearest if near.seconds is not None]
     is_near = bool(nearest) and len(times) == len(nearest)
@@ -553,7 +567,7 @@ def _log_ratios(rows: Sequence[Row]) -> LogRatios:
     logs: defaultdict[str, dict[Instance, float]] = defaultdict(dict)
     for name, algorithm_errors in errors(rows).items():
         logs[name] = {
-            instance: math.log(error / optimum)
+            instance: _log_ratio(error, optimum)
             for instance, (error, optimum) in algorithm_errors.items()
             if optimum > zero and error > 0
         }
@@ -590,7 +604,7 @@ def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
     if len(instances) < 2:
         return []
     ratios = {
-        name: math.exp(math.fsum(algorithm_logs.values()) / len(algorithm_logs))
+        name: _exp(math.fsum(algorithm_logs.values()) / len(algorithm_logs))
         for name, algorithm_logs in logs.items()
         if algorithm_logs
     }

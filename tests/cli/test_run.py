@@ -189,7 +189,7 @@ def test_a_spoiled_record_is_reported_and_run_again(ran, tmp_path, capsys):
     )
     code, _, err = call(capsys, *arguments)
     assert code == 0
-    assert "running 1 cells" in err
+    assert "running 1 cell," in err
     assert (
         f"{spoiled}: the file was changed after it was written (its digest does not match); not used, moved to"
         in err

@@ -1,5 +1,6 @@
 """The verdict: who is best, by what ratio, and whether it agrees with theory."""
 
+import json
 import math
 import re
 
@@ -53,6 +54,19 @@ def test_the_ratio_orders_and_not_the_distance_to_its_own_theory():
         "p: gamp is best, 1.000±0.003 times the optimal error, agrees with theory "
         "(a deviation above 3.5% would have been detected), 1 s per run"
     )
+
+
+@pytest.mark.parametrize("largest", [1e60, 1e120, 1e305])
+@pytest.mark.parametrize("bayes", [0.4, 1e-3])
+def test_a_ratio_beyond_all_numbers_is_shown_and_stored(largest, bayes):
+    """Of two runs one is off by any power of ten: its interval ends at the largest number, its row stays short."""
+    values = {"0/0": 0.5, "0/1": largest}
+    wild = at(0.1, largest, bayes, algorithm="wild", sem=largest, n=2, values=values)
+    rows = [at(0.1, 0.5, bayes, n=2), wild]
+    verdict = judge(*rows)
+    json.dumps(verdict.document(), allow_nan=False)
+    assert "1.8e+308)" in contender_line(verdict.contenders[1])
+    assert not re.search(r"\d{20}", printed(contender_tables([verdict])))
 
 
 def test_what_is_off_its_theory_says_by_how_much():
