@@ -84,10 +84,10 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
         console.print(line, style="red", soft_wrap=True)
     for name, verification in verifications.items():
         outcomes = ["all agree"]
-        if verification.disagreements:
-            outcomes = [counted(len(verification.disagreements), "disagreement")]
-        if verification.missing:
-            outcomes.append(f"{len(verification.missing)} missing")
+        if count := len(verification.disagreements):
+            outcomes = ["1 disagrees" if count == 1 else f"{count} disagree"]
+        if count := len(verification.missing):
+            outcomes.append("1 is missing" if count == 1 else f"{count} are missing")
         outcome = "; ".join([*outcomes, *verification.remarks])
         line = f"{verification.checked} {name}: {outcome}"
         console.print(line, soft_wrap=True)

@@ -168,7 +168,7 @@ def test_a_number_that_was_changed_is_named_with_its_cell(made, tmp_path, said, 
         for r in records_of(json.loads((tmp_path / "b.json").read_text()), "noise")[1:]
     )
     assert f"b.json: small/{key}.json: run again, {line}" in text
-    assert "30 cells run again: 1 disagreement" in text
+    assert "30 cells run again: 1 disagrees" in text
 
 
 def test_a_theory_that_was_changed_is_solved_again(made, tmp_path, said):
