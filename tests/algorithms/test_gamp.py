@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from smimbench_attention.algorithms.gamp import LARGEST_EXCESS, Gamp
-from smimbench_attention.algorithms.gamp.step_size import CONTROLS
+from smimbench_attention.algorithms.gamp.message_pass import CONTROLS
 
 from smimbench.backend.device import get_backend
 from smimbench.problem.instance import Instance

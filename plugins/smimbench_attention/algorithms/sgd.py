@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 from smimbench.backend import namespace
 from smimbench.interfaces import AlgorithmPrediction, Array, Conditions
 from smimbench.problem import Problem
-from smimbench_attention.algorithms.gradient import NO_REUSE_THEORY
+from smimbench_attention.algorithms.gradient import NO_REUSE_THEORY, MomentumDescent
 from smimbench_attention.algorithms.gradient.mean_field import mean_field_theory
-from smimbench_attention.algorithms.gradient.momentum import MomentumDescent
 from smimbench_attention.algorithms.gradient.online_theory import online_theory
 
 

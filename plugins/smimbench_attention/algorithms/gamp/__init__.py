@@ -35,21 +35,19 @@ from smimbench_attention.algorithms.gamp.assumed import (
     mismatched_theory,
 )
 from smimbench_attention.algorithms.gamp.message_pass import (
+    CONTROLS,
     SMALLEST_QHAT,
     SMALLEST_V,
-    label_information,
-    message_pass,
-    solve_components,
-)
-from smimbench_attention.algorithms.gamp.step_size import (
-    CONTROLS,
     Number,
     StepState,
+    label_information,
     limit_step,
+    message_pass,
     next_step,
     reversal_overlaps,
     sample_strength,
     sample_weights,
+    solve_components,
 )
 from smimbench_attention.algorithms.gamp.theory import gamp_theory, random_start_error
 

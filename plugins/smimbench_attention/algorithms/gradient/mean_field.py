@@ -65,7 +65,7 @@ from smimbench_attention.algorithms.gradient.online_theory import (
 from smimbench_attention.algorithms.least_squares import noise_of_identity
 
 if TYPE_CHECKING:
-    from smimbench_attention.algorithms.gradient.momentum import MomentumDescent
+    from smimbench_attention.algorithms.gradient import MomentumDescent
 
 
 class MeanFieldAccuracy(NamedTuple):

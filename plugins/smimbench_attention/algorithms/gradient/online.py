@@ -64,7 +64,7 @@ from smimbench_attention.algorithms.gradient.online_fields import (
 )
 
 if TYPE_CHECKING:
-    from smimbench_attention.algorithms.gradient.momentum import MomentumDescent
+    from smimbench_attention.algorithms.gradient import MomentumDescent
 
 LARGEST = 1e4
 """Self-overlap above which a run counts as diverged."""

@@ -37,7 +37,7 @@ from smimbench_attention.algorithms.least_squares import noise_of_identity
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
-    from smimbench_attention.algorithms.gradient.momentum import MomentumDescent
+    from smimbench_attention.algorithms.gradient import MomentumDescent
 
 Trajectory = dict[str, list[Any]]
 """Lists by name, one entry for each recorded step, as those of runs."""
