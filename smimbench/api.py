@@ -265,7 +265,7 @@ def theory(
     from smimbench.run.parallel_theory import answer_in_parallel
     from smimbench.run.plain_draws import draw_checks
     from smimbench.run.theory_solver import TheorySolver
-    from smimbench.suite.named_problem import sample_ratios, suite_of_items
+    from smimbench.suite.document import sample_ratios, suite_of_items
     from smimbench.suite.reader import parse_suite
 
     alphas = None if alpha is None else sample_ratios(alpha)

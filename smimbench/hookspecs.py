@@ -65,5 +65,5 @@ def smimbench_register_metrics(register: Callable[[type[object]], None]) -> None
 def smimbench_register_algorithms(register: Callable[[type[object]], None]) -> None:
     """Register algorithms, classes or functions that compute an estimate from data (see ``smimbench.interfaces.Algorithm``).
 
-    A function ``fit(data, *, parameter=value)`` becomes an algorithm of its name; see ``smimbench.registry.adapters``.
+    A function ``fit(data, *, parameter=value)`` becomes an algorithm of its name; see ``smimbench.registry.items``.
     """

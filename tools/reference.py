@@ -164,7 +164,7 @@ def page(
     seconds: float,
 ) -> str:
     """The page of a suite: verdicts, figures, the table of contenders, the first metric in full, how it was made."""
-    from smimbench.registry.metrics import find_metric
+    from smimbench.registry.registry import find_metric
     from smimbench.report.text_files import markdown_table
     from smimbench.report.verdict import verdict_line
 

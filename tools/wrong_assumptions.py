@@ -14,7 +14,7 @@ import numpy as np
 
 import smimbench
 from smimbench.interfaces import Conditions
-from smimbench.problem.assumed import Assuming
+from smimbench.problem.problem import Assuming
 from smimbench.run.store import Store
 from smimbench.suite.reader import Suite
 from smimbench.theory import competing, own_theory

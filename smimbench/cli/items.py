@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from smimbench.files import JsonObject
-    from smimbench.registry.parameters import Parameters
+    from smimbench.registry.items import Parameters
     from smimbench.testing import Outcome
     from smimbench.testing.context import CheckContext
 
@@ -214,7 +214,7 @@ def _run_checks(
 ) -> list[JsonObject]:
     """Run checks and return a JSON object per item with all outcomes; each is printed at once if there is a console."""
     from smimbench import testing
-    from smimbench.registry.parameters import parameters_of
+    from smimbench.registry.items import parameters_of
 
     documents = []
     console = None if request.as_json else make_console()

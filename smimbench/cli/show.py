@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 def _sample_ratios(
     ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
 ) -> list[float]:
-    from smimbench.suite.named_problem import sample_ratios
+    from smimbench.suite.document import sample_ratios
 
     try:
         return [alpha for text in texts for alpha in sample_ratios(text)]
@@ -252,7 +252,7 @@ def _request_of_words(
     alphas: Sequence[float],
 ) -> Request:
     """Return the request for the named suite, or for the problem that the options describe."""
-    from smimbench.suite.named_problem import suite_of_items
+    from smimbench.suite.document import suite_of_items
 
     if any(items.values()):
         try:

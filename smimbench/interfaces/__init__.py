@@ -29,19 +29,20 @@ from smimbench.interfaces.algorithm import (
     Plan,
     StoppingRule,
 )
-from smimbench.interfaces.basics import (
+from smimbench.interfaces.channel import SYMMETRIES, Channel, Posterior, Sampling
+from smimbench.interfaces.checks import checked_posterior
+from smimbench.interfaces.inputs import Inputs
+from smimbench.interfaces.item import (
     Array,
     Capabilities,
     Cost,
     Host,
+    Item,
     ParameterError,
     Uncertain,
     require,
+    takes,
 )
-from smimbench.interfaces.channel import SYMMETRIES, Channel, Posterior, Sampling
-from smimbench.interfaces.checks import checked_posterior
-from smimbench.interfaces.inputs import Inputs
-from smimbench.interfaces.item import Item, takes
 from smimbench.interfaces.metric import DIRECTIONS, Claims, Metric, NotMeasured
 from smimbench.interfaces.model import Model, is_symmetric
 from smimbench.interfaces.prior import Denoised, Factor, Law, Overlap, Prior

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.interfaces.basics import Array, Capabilities, Cost
-from smimbench.interfaces.item import Item
+from smimbench.interfaces.item import Array, Capabilities, Cost, Item
 from smimbench.interfaces.problem import Data, ProblemLike, Start
 
 
@@ -238,7 +237,7 @@ class Algorithm(Item):
 
     Instead of ``init``, ``step`` and ``estimate`` a single ``fit(data) -> estimate`` is enough, of a class or alone: a function
     ``fit(data, *, parameter=value)`` can be registered as it is. It may name ``problem`` and ``rng`` as arguments; see
-    ``smimbench.registry.adapters``.
+    ``smimbench.registry.items``.
 
     The loop, the clock, the time limit, divergence and the trajectory belong to the engine. ``data.inputs`` may be a stand-in
     that only gives slices of the samples (``smimbench.backend.streaming``): go through them with ``sample_chunks``. One

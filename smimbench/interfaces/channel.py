@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.interfaces.basics import Array, Host, Uncertain
-from smimbench.interfaces.item import Item
+from smimbench.interfaces.item import Array, Host, Item, Uncertain
 
 SYMMETRIES = (
     "none",

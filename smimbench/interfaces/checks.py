@@ -7,8 +7,8 @@ from numbers import Integral, Real
 
 import numpy as np
 
-from smimbench.interfaces.basics import Array, Host, ParameterError
 from smimbench.interfaces.channel import Posterior
+from smimbench.interfaces.item import Array, Host, ParameterError
 
 MOST_TOKENS = 512
 """Tokens of a sample; doubled, four times as many pairs of them, and 16 times their squares, have to fit into memory."""

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from smimbench.interfaces.basics import Array
-from smimbench.interfaces.item import Item
+from smimbench.interfaces.item import Array, Item
 
 
 class Inputs(Item):

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from smimbench.interfaces.basics import Array
-from smimbench.interfaces.item import Item
+from smimbench.interfaces.item import Array, Item
 
 DIRECTIONS = ("lower", "higher", "one")
 """Values of ``Metric.direction``: which values of a metric are better; ``"one"`` means closer to 1."""

@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from smimbench.interfaces.basics import Array, Cost
-from smimbench.interfaces.item import Item
+from smimbench.interfaces.item import Array, Cost, Item
 
 
 class Model(Item):

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.interfaces.basics import Array, Uncertain
-from smimbench.interfaces.item import DERIVED, Item
+from smimbench.interfaces.item import DERIVED, Array, Item, Uncertain
 
 
 class Overlap(NamedTuple):

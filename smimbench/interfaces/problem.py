@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from smimbench.interfaces.basics import Array, Cost
 from smimbench.interfaces.channel import Channel
+from smimbench.interfaces.item import Array, Cost
 from smimbench.interfaces.model import Model
 from smimbench.interfaces.prior import Prior
 

@@ -28,7 +28,7 @@ from smimbench.interfaces import (
 )
 from smimbench.interfaces.checks import checked_array, is_real, type_of_numbers
 from smimbench.numerics.statistics import quantile
-from smimbench.registry.metrics import find_metric, trajectory_metrics
+from smimbench.registry.registry import find_metric, trajectory_metrics
 
 DEVICE_BLOCK = 1 << 22
 """Numbers drawn at once on a device; part of what a seed means there."""

@@ -3,7 +3,7 @@
 Plugins import the names of this page from here.
 """
 
-from smimbench.registry.parameters import build, parameters_of
+from smimbench.registry.items import build, parameters_of
 from smimbench.registry.registry import (
     Entry,
     Plugin,

@@ -1,4 +1,4 @@
-"""The registry of items: imports shipped, installed and drop-in plugins and checks the classes that they register.
+"""The registry of items: imports shipped, installed and drop-in plugins, and finds their items, metrics among them, by name.
 
 Each plugin is loaded in its own ``try``: one that fails is kept with its reason and harms nothing else.
 """
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import pluggy
 
@@ -29,31 +29,11 @@ from smimbench.files import (
     error_line,
     suggestion,
 )
-from smimbench.interfaces import (
-    DIRECTIONS,
-    Algorithm,
-    Capabilities,
-    Channel,
-    Inputs,
-    Item,
-    Metric,
-    Model,
-    Prior,
-)
-from smimbench.interfaces.checks import shown
-from smimbench.interfaces.item import describe, gives, missing_members, with_defaults
-from smimbench.registry.adapters import algorithm_class
-from smimbench.registry.parameters import ignored_default
+from smimbench.interfaces import Capabilities, Item, Metric, ProblemLike
+from smimbench.interfaces.item import describe, gives, with_defaults
+from smimbench.registry.items import BASES, algorithm_class, contract_violation
 from smimbench.registry.source import DROP_IN, source_of
 
-BASES: dict[str, type[Item]] = {
-    "model": Model,
-    "inputs": Inputs,
-    "channel": Channel,
-    "prior": Prior,
-    "metric": Metric,
-    "algorithm": Algorithm,
-}
 KINDS = tuple(BASES)
 PLURALS = {kind: f"{kind.removesuffix('s')}s" for kind in KINDS}
 GROUP = "smimbench"
@@ -529,57 +509,111 @@ def _require_hooks(module: ModuleType) -> None:
             )
 
 
-def contract_violation(kind: str, cls: type[Any]) -> str | None:
-    """Reason why a class cannot be registered as an item, phrased to follow its name; None if it can."""
-    missing, choices = missing_members(BASES[kind], cls)
-    if missing:
-        return f"the class lacks {', '.join(missing)}"
-    if choices:
-        # Of two sets of which one contains the other, the smaller is enough.
-        smallest = []
-        for choice in choices:
-            if not any(set(smaller) < set(choice) for smaller in choices):
-                smallest.append(", ".join(choice))
-        return f"the class needs {' or '.join(smallest)}"
-    name, reference = cls.name, cls.reference
-    rules: list[tuple[object, str, object]] = [
-        (
-            isinstance(name, str) and re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name),
-            "name must be lower-case letters, digits, '.', '_' or '-'",
-            name,
-        ),
-        (type(cls.version) is int, "version must be an integer", cls.version),
-        (
-            isinstance(reference, str) and reference.strip(),
-            "reference must name the source of the equations",
-            reference,
-        ),
-        (
-            isinstance(cls.capabilities, Capabilities),
-            "capabilities must be a smimbench.Capabilities",
-            cls.capabilities,
-        ),
+# -- metrics ------------------------------------------------------------------------------------------------------
+
+
+class Described(Protocol):
+    """Theory at one sample ratio that can be written as JSON: a ``TheoryPoint`` or an ``AlgorithmPrediction``."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the theory as JSON, the form that metrics read."""
+        ...
+
+
+def find_metric(name: str, model: str | None = None) -> Metric:
+    """Create the metric registered under a name.
+
+    Raises
+    ------
+    RegistryError
+        Unknown name, or a metric that does not work for the model.
+    """
+    metric: Metric = get_registry().get("metric", name, model).item()
+    return metric
+
+
+def metric_label(name: str) -> str:
+    """Label of a metric in tables and figures, or its name if the label cannot be read."""
+    label, _ = attempt(lambda: find_metric(name).label)
+    return label if isinstance(label, str) else name
+
+
+def trajectory_metrics(model: str | None = None) -> dict[str, Metric]:
+    """Return the metrics measured at every recorded iteration, by name, those shipped with smimbench first."""
+    metrics: dict[str, Metric] = {}
+    for entry in get_registry().entries("metric"):
+        if entry.fits(model) and entry.item.in_trajectory:
+            metrics.setdefault(entry.name, entry.item())
+    return metrics
+
+
+def metrics_of_accounts(model: str | None = None) -> list[str]:
+    """Names of shipped metrics that compare an algorithm's claimed error with its true error; measured in every run."""
+    entries = get_registry().entries("metric")
+    return [
+        entry.name
+        for entry in entries
+        if entry.fits(model) and entry.source is None and entry.item.direction == "one"
     ]
-    if kind == "metric":
-        rules.append(
-            (
-                cls.direction in DIRECTIONS,
-                f"direction must be one of {', '.join(DIRECTIONS)}",
-                cls.direction,
-            )
-        )
-        for flag in ("per_component", "in_trajectory"):
-            value = getattr(cls, flag, False)
-            rules.append(
-                (isinstance(value, bool), f"{flag} must be true or false", value)
-            )
-    for holds, rule, value in rules:
-        if not holds:
-            return f"{rule}, got {shown(value)}"
-    if kind == "metric":
-        _, error = attempt(cls)
+
+
+def names_in_key(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the metric names that are part of a cell's key: third-party metrics and those outside the trajectory.
+
+    A version above 1 is written ``name@version``, one of another package ``name@version.code`` with a hash of its code.
+    """
+    names_with_version = []
+    for name in dict.fromkeys(names):
+        entry = get_registry().get("metric", name)
+        if entry.source is not None:
+            names_with_version.append(f"{name}@{entry.item.version}.{entry.source}")
+        elif not entry.item.in_trajectory:
+            version = entry.item.version
+            names_with_version.append(name if version == 1 else f"{name}@{version}")
+    return tuple(sorted(names_with_version))
+
+
+def is_worse(metric: Metric, previous: float, score: float) -> bool:
+    """Whether a metric got worse; for ``direction = "one"``, whether it moved away from 1."""
+    if metric.direction == "one":
+        return abs(score - 1) > abs(previous - 1)
+    return score < previous if metric.direction == "higher" else score > previous
+
+
+def theory_of(
+    metric: Metric,
+    problem: ProblemLike,
+    point: Described | None,
+    components: int,
+    complaints: list[str] | None = None,
+) -> tuple[list[float | None], list[float | None]]:
+    """Return the theoretical values of a metric and their errors, one per component or a single one.
+
+    They are None without theory, or if it fails; the reason is then appended to ``complaints``.
+    """
+    count = components if metric.per_component else 1
+    no_values: list[float | None] = [None] * count
+    theory = metric.theory
+    if theory is None or point is None:
+        return no_values, no_values
+    numbers, error = attempt(
+        lambda: [
+            _require_count(values, count)
+            for values in theory(problem, point.document())
+        ]
+    )
+    if error is None and len(numbers) == 2:
+        return numbers[0], numbers[1]
+    if complaints is not None:
+        reason = "it must return two lists, values and errors"
         if error is not None:
-            return (
-                f"the metric cannot be created without arguments: {error_line(error)}"
-            )
-    return ignored_default(cls)
+            reason = error_line(error)
+        complaints.append(f"the theory of metric {metric.name!r} failed: {reason}")
+    return no_values, no_values
+
+
+def _require_count(values: Iterable[float | None], count: int) -> list[float | None]:
+    numbers = [None if value is None else float(value) for value in values]
+    if len(numbers) != count:
+        raise ValueError(f"it returned {len(numbers)} values instead of {count}")
+    return numbers

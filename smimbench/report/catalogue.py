@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from smimbench.files import documentation, suggestion
-from smimbench.registry.parameters import ENGINE_FILLED, signature_of
+from smimbench.registry.items import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import PLURALS, Entry, RegistryError, get_registry
 from smimbench.report.columns import Column, make_table
 from smimbench.suite import SuiteError

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.registry.metrics import find_metric, metric_label, theory_of
-from smimbench.registry.parameters import Parameters
+from smimbench.registry.items import Parameters
+from smimbench.registry.registry import find_metric, metric_label, theory_of
 from smimbench.report.charts import Chart, CsvRow, Dashes, Kind, Panel, Series
 from smimbench.report.labels import (
     component_word,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.registry.metrics import metric_label
+from smimbench.registry.registry import metric_label
 from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.extrapolation import Limit
 from smimbench.report.labels import grouped, letter_of

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from smimbench.interfaces import ParameterError
-from smimbench.registry.metrics import find_metric, metric_label, theory_of
-from smimbench.registry.registry import RegistryError
+from smimbench.registry.registry import (
+    RegistryError,
+    find_metric,
+    metric_label,
+    theory_of,
+)
 from smimbench.report.charts import Chart, Dashes, Kind, Panel, Series
 from smimbench.report.columns import FEW
 from smimbench.report.figures import PANELS, is_cheap

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.files import JsonObject
 from smimbench.interfaces import Array
-from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.registry.registry import find_metric, theory_of
 from smimbench.report.columns import Column, html_table
 from smimbench.report.figures import (
     chart_questions,

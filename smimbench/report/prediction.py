@@ -18,7 +18,7 @@ from smimbench.files import JsonObject
 from smimbench.interfaces import Host
 from smimbench.numerics.size_laws import SECOND, fit_sizes, pooled_errors
 from smimbench.numerics.statistics import normal_score, quantile
-from smimbench.registry.metrics import find_metric
+from smimbench.registry.registry import find_metric
 from smimbench.report.labels import grouped, place
 from smimbench.report.row import PredictedNumber, Row
 from smimbench.report.statistics import ZERO

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 import numpy as np
 
 from smimbench.files import read_text
-from smimbench.registry.metrics import find_metric, metric_label, theory_of
+from smimbench.registry.registry import find_metric, metric_label, theory_of
 from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.figures import (
     Line,

@@ -23,13 +23,13 @@ from smimbench.interfaces import (
 from smimbench.interfaces.algorithm import plan_of
 from smimbench.interfaces.problem import sizes
 from smimbench.problem.problem import Problem, ProblemError, Specification
-from smimbench.registry.metrics import (
+from smimbench.registry.registry import (
+    RegistryError,
     find_metric,
     metrics_of_accounts,
     theory_of,
     trajectory_metrics,
 )
-from smimbench.registry.registry import RegistryError
 from smimbench.report.labels import (
     component_word,
     distinguish,

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from smimbench.files import JsonObject
-from smimbench.registry.metrics import metric_label
+from smimbench.registry.registry import metric_label
 from smimbench.report.columns import (
     SHORT,
     Column,

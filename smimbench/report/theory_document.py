@@ -10,8 +10,7 @@ from dataclasses import dataclass, fields, replace
 from smimbench.files import JsonObject, error_line
 from smimbench.interfaces import AlgorithmPrediction, ParameterError
 from smimbench.problem.problem import Problem, ProblemError, Specification
-from smimbench.registry.metrics import find_metric, theory_of
-from smimbench.registry.registry import RegistryError
+from smimbench.registry.registry import RegistryError, find_metric, theory_of
 from smimbench.report.labels import component_word, grouped, letter
 from smimbench.report.rows import (
     draws_fresh,

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from smimbench.files import JsonObject
-from smimbench.registry.metrics import find_metric, metric_label
+from smimbench.registry.registry import find_metric, metric_label
 from smimbench.report.columns import measured, number, ratio_words, seconds
 from smimbench.report.labels import (
     grouped,

@@ -32,9 +32,8 @@ from smimbench.interfaces import Array, Data, Start
 from smimbench.interfaces.algorithm import refusal
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem, seed_sequence
-from smimbench.registry.metrics import metrics_of_accounts
-from smimbench.registry.parameters import build
-from smimbench.registry.registry import get_registry
+from smimbench.registry.items import build
+from smimbench.registry.registry import get_registry, metrics_of_accounts
 from smimbench.run.loop import (
     Clock,
     FreshSamples,

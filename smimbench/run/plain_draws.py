@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from smimbench.interfaces import Conditions
-from smimbench.problem.assumed import Assuming
+from smimbench.problem.problem import Assuming
 from smimbench.run.theory_process import Progress
 from smimbench.run.theory_solver import OnProgress
 from smimbench.suite.cells import ProblemPlan, Suite, build_algorithm

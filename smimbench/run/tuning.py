@@ -25,7 +25,7 @@ from smimbench.interfaces import ParameterError
 from smimbench.interfaces.algorithm import refusal
 from smimbench.numerics.seeds import TUNING
 from smimbench.problem.problem import Specification
-from smimbench.registry.parameters import Parameters
+from smimbench.registry.items import Parameters
 from smimbench.registry.registry import get_registry
 from smimbench.run.loop import FAILED_STATUSES
 from smimbench.run.record import (
@@ -54,7 +54,7 @@ from smimbench.suite.cells import (
     make_algorithm,
     with_versions,
 )
-from smimbench.suite.search_space import SearchSpace, Setting
+from smimbench.suite.schema import SearchSpace, Setting
 
 AS_WRITTEN = 0
 """Place of the setting as written among the trials of a search."""

@@ -12,9 +12,8 @@ from smimbench.files import attempt, canonical_json
 from smimbench.interfaces import Algorithm, ParameterError
 from smimbench.interfaces.algorithm import plan_of
 from smimbench.interfaces.problem import sizes
-from smimbench.problem.assumed import assumed_problem
-from smimbench.problem.problem import ProblemError, explained
-from smimbench.registry.parameters import (
+from smimbench.problem.problem import ProblemError, assumed_problem, explained
+from smimbench.registry.items import (
     Parameters,
     build,
     explain_validation,
@@ -28,12 +27,14 @@ from smimbench.suite.cells import AlgorithmPlan, ProblemPlan, make_algorithm
 from smimbench.suite.schema import (
     ORACLE,
     AlgorithmTable,
+    Key,
     Range,
+    SearchSpace,
+    Setting,
     TuneTable,
     distinct,
     require_distinct,
 )
-from smimbench.suite.search_space import Key, SearchSpace, Setting
 
 LIST_OR_RANGE = "must be a list of values, or a range such as { low = 0.01, high = 1.0, log = true }"
 

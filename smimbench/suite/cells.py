@@ -14,21 +14,31 @@ from typing_extensions import TypedDict
 
 from smimbench.files import canonical_json, suggestion
 from smimbench.interfaces import Algorithm
-from smimbench.problem.assumed import Assuming
 from smimbench.problem.problem import (
     CODE,
+    Assuming,
     Problem,
     Specification,
     as_table,
     specification,
     version_of,
 )
-from smimbench.registry.metrics import names_in_key
-from smimbench.registry.parameters import Parameters, build
-from smimbench.registry.registry import BUILT_IN, Entry, RegistryError, get_registry
+from smimbench.registry.items import Parameters, build
+from smimbench.registry.registry import (
+    BUILT_IN,
+    Entry,
+    RegistryError,
+    get_registry,
+    names_in_key,
+)
 from smimbench.suite import SuiteError
-from smimbench.suite.schema import STARTS, FigureTable, ReferenceTable, RunOptions
-from smimbench.suite.search_space import SearchSpace
+from smimbench.suite.schema import (
+    STARTS,
+    FigureTable,
+    ReferenceTable,
+    RunOptions,
+    SearchSpace,
+)
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,14 @@ import tomli_w
 from smimbench.derive.prior import why_theory_only
 from smimbench.files import JsonObject, printable, suggestion
 from smimbench.problem.problem import ItemError, Problem, ProblemError, explained
-from smimbench.registry.metrics import find_metric
-from smimbench.registry.parameters import (
+from smimbench.registry.items import (
     Parameters,
     explain_validation,
     is_value,
     signature_of,
     unknown_key,
 )
-from smimbench.registry.registry import RegistryError, get_registry
+from smimbench.registry.registry import RegistryError, find_metric, get_registry
 from smimbench.suite import SuiteError
 from smimbench.suite.algorithms import axes_of_table, read_algorithms
 from smimbench.suite.cells import (

@@ -22,9 +22,14 @@ from dataclasses import dataclass
 from smimbench.files import suggestion
 from smimbench.interfaces import Algorithm
 from smimbench.interfaces.item import gives, with_defaults
-from smimbench.registry.adapters import algorithm_class
-from smimbench.registry.parameters import Parameters, parameters_of, signature_of
-from smimbench.registry.registry import BASES, Entry, get_registry
+from smimbench.registry.items import (
+    BASES,
+    Parameters,
+    algorithm_class,
+    parameters_of,
+    signature_of,
+)
+from smimbench.registry.registry import Entry, get_registry
 
 # Publishing a check is what importing these is for; the order is that in which checks are run.
 from smimbench.testing import common, limits, metrics  # noqa: F401

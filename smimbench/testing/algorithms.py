@@ -24,7 +24,7 @@ from smimbench.backend.device import Backend, get_backend
 from smimbench.interfaces import Algorithm, Array, Data, Host, Info, Model
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
-from smimbench.registry.parameters import parameters_of
+from smimbench.registry.items import parameters_of
 from smimbench.registry.registry import using
 from smimbench.run.record import Record
 from smimbench.testing.context import CheckContext, OverlayRegistry

@@ -19,14 +19,15 @@ from smimbench.backend.device import Backend
 from smimbench.files import attempt, canonical_json, error_line
 from smimbench.interfaces import Array, Host, Model, ParameterError, Prior
 from smimbench.interfaces.item import gives
-from smimbench.registry.parameters import (
+from smimbench.registry.items import (
     ENGINE_FILLED,
     Parameters,
     build,
+    contract_violation,
     parameters_of,
     signature_of,
 )
-from smimbench.registry.registry import KINDS, contract_violation, get_registry
+from smimbench.registry.registry import KINDS, get_registry
 from smimbench.testing import algorithms, channels, inputs, models, priors
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import (

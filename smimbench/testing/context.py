@@ -19,22 +19,16 @@ from smimbench.interfaces.item import with_defaults
 from smimbench.numerics.memo import cached_on
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.problem.problem import Problem, ProblemError
-from smimbench.registry.adapters import algorithm_class
-from smimbench.registry.parameters import (
+from smimbench.registry.items import (
+    BASES,
     ENGINE_FILLED,
     Parameters,
+    algorithm_class,
     build,
     parameters_of,
     signature_of,
 )
-from smimbench.registry.registry import (
-    BASES,
-    BUILT_IN,
-    KINDS,
-    Entry,
-    get_registry,
-    using,
-)
+from smimbench.registry.registry import BUILT_IN, KINDS, Entry, get_registry, using
 from smimbench.testing.core import (
     CheckError,
     CheckFailed,

@@ -13,7 +13,7 @@ from smimbench.interfaces import Conditions, Overlaps
 from smimbench.numerics.size_laws import extrapolate, pooled_errors
 from smimbench.problem import Instance
 from smimbench.problem.problem import Problem
-from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.registry.registry import find_metric, theory_of
 from smimbench.run.loop import LoopRun, Status, run_algorithm
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.schema import RunOptions

@@ -11,7 +11,7 @@ import numpy as np
 
 from smimbench.interfaces import Array, Metric, NotMeasured
 from smimbench.problem.instance import Instance
-from smimbench.registry.metrics import is_worse
+from smimbench.registry.registry import is_worse
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import CheckFailed, CheckSkipped, published
 from smimbench.theory.information import prior_moments

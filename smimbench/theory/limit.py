@@ -10,7 +10,7 @@ import numpy as np
 from smimbench.interfaces import AlgorithmPrediction, Overlaps, takes
 from smimbench.interfaces.algorithm import refusal
 from smimbench.numerics.linalg import symmetric_root
-from smimbench.problem.assumed import Assuming
+from smimbench.problem.problem import Assuming
 from smimbench.theory.generalization import measured_error
 from smimbench.theory.questions import NO_THEORY
 from smimbench.theory.types import per_component

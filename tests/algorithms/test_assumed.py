@@ -11,7 +11,7 @@ from smimbench_attention.algorithms.ridge import Ridge
 
 from smimbench.interfaces import Conditions
 from smimbench.problem import Problem, ProblemError
-from smimbench.problem.assumed import Assuming, assumed_problem
+from smimbench.problem.problem import Assuming, assumed_problem
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.rows import prediction_of
 from smimbench.report.theory_document import theory_of_suite, with_predictions

@@ -13,7 +13,7 @@ from smimbench_attention.algorithms.spectral import Spectral
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import Algorithm, Conditions, Info, Overlaps
-from smimbench.registry.parameters import build, parameters_of
+from smimbench.registry.items import build, parameters_of
 from smimbench.registry.registry import get_registry
 from smimbench.theory.limit import limit_point
 from smimbench.theory.predictions import solve

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.problem.problem import Problem
-from smimbench.registry.parameters import ENGINE_FILLED, build
+from smimbench.registry.items import ENGINE_FILLED, build
 from smimbench.registry.registry import Registry, using
 from tests.helpers import attention, sequence
 

@@ -384,7 +384,7 @@ def test_a_mean_is_refused():
 
 
 def test_overlaps_of_longer_signals_stand_beside_squared_cosines():
-    from smimbench.registry.metrics import find_metric, theory_of
+    from smimbench.registry.registry import find_metric, theory_of
     from smimbench.theory.predictions import solve, theory_point
     from tests.stretched import stretched
 

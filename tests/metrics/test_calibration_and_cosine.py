@@ -10,7 +10,7 @@ import pytest
 
 from smimbench.interfaces import NotMeasured
 from smimbench.problem.problem import Problem
-from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.registry.registry import find_metric, theory_of
 from tests.helpers import SUITE, JsonPoint, call, write_suite
 
 LOW = Problem(

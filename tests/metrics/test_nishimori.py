@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from smimbench.interfaces import NotMeasured
-from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.registry.registry import find_metric, theory_of
 from tests.helpers import JsonPoint, attention, sequence
 
 

@@ -5,7 +5,7 @@ import pytest
 from smimbench_attention.algorithms.spectral import Spectral
 
 from smimbench.backend import get_backend
-from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.registry.registry import find_metric, theory_of
 from smimbench.report.prediction import agreement
 from tests.helpers import attention
 from tests.report.rows import changed, row

@@ -5,8 +5,15 @@ import re
 
 import pytest
 
-from smimbench.registry.metrics import find_metric, names_in_key, trajectory_metrics
-from smimbench.registry.registry import Registry, RegistryError, set_registry, using
+from smimbench.registry.registry import (
+    Registry,
+    RegistryError,
+    find_metric,
+    names_in_key,
+    set_registry,
+    trajectory_metrics,
+    using,
+)
 from tests.helpers import ATTENTION, SUITE, call, flat, output, refusal, write_suite
 
 pytestmark = pytest.mark.usefixtures("svg_alone")

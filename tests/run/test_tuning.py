@@ -21,8 +21,7 @@ from smimbench.run.store import Store
 from smimbench.run.tuning import log_error, searches, tuned
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
-from smimbench.suite.schema import Range
-from smimbench.suite.search_space import SearchSpace
+from smimbench.suite.schema import Range, SearchSpace
 from tests.helpers import (
     LINE,
     call,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from smimbench import load_suite
-from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.registry.registry import find_metric, theory_of
 from smimbench.report.labels import grouped
 from smimbench.report.packed import read_packed
 from smimbench.run.theory_solver import TheorySolver

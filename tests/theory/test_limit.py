@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from smimbench.interfaces import Algorithm, AlgorithmPrediction, Conditions, Overlaps
-from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.registry.registry import find_metric, theory_of
 from smimbench.theory.limit import aligned, limit_point, own_theory, scores
 from smimbench.theory.questions import NO_THEORY
 from tests.helpers import attention, sequence

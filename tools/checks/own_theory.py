@@ -26,7 +26,7 @@ from smimbench.backend import get_backend
 from smimbench.interfaces import Conditions, Overlaps
 from smimbench.numerics.size_laws import extrapolate
 from smimbench.registry import build, get_registry
-from smimbench.registry.metrics import find_metric
+from smimbench.registry.registry import find_metric
 from smimbench.run.loop import run_algorithm
 from smimbench.suite.schema import RunOptions
 from smimbench.theory.limit import own_theory

@@ -13,7 +13,7 @@ from smimbench_attention.algorithms.gradient import Descent
 
 from smimbench import ParameterError
 from smimbench.backend import matching, namespace
-from smimbench.registry.parameters import unknown_key
+from smimbench.registry.items import unknown_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,7 @@ import pytest
 from smimbench.interfaces import Algorithm, Data, Plan
 from smimbench.interfaces.problem import sizes
 from smimbench.problem.problem import Problem
-from smimbench.registry.adapters import algorithm_class
-from smimbench.registry.parameters import build
+from smimbench.registry.items import algorithm_class, build
 from smimbench.registry.registry import Registry, get_registry, set_registry
 from smimbench.suite.cells import build_algorithm
 from tests.helpers import flat, output

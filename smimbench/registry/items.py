@@ -1,4 +1,4 @@
-"""Builds items from the tables of a suite, checking parameters against the constructor's signature and explaining errors."""
+"""How a class becomes an item: adapters for ``fit``, the check of its contract, and its parameters from the table of a suite."""
 
 from __future__ import annotations
 
@@ -7,16 +7,53 @@ import functools
 import inspect
 import json
 import math
+import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from smimbench.files import missing, plain_value, suggestion
-from smimbench.interfaces import ParameterError
-from smimbench.interfaces.checks import shown
+import array_api_compat
+import numpy as np
+
+from smimbench.backend.arrays import namespace
+from smimbench.files import (
+    attempt,
+    documentation,
+    error_line,
+    missing,
+    plain_value,
+    suggestion,
+)
+from smimbench.interfaces import (
+    DIRECTIONS,
+    Algorithm,
+    Array,
+    Capabilities,
+    Channel,
+    Data,
+    Info,
+    Inputs,
+    Item,
+    Metric,
+    Model,
+    ParameterError,
+    Prior,
+    ProblemLike,
+)
+from smimbench.interfaces.checks import is_real, shown, type_of_numbers
+from smimbench.interfaces.item import gives, missing_members, takes
 
 if TYPE_CHECKING:
     import pydantic
+
+BASES: dict[str, type[Item]] = {
+    "model": Model,
+    "inputs": Inputs,
+    "channel": Channel,
+    "prior": Prior,
+    "metric": Metric,
+    "algorithm": Algorithm,
+}
 
 Parameters = dict[str, Any]
 """Parameters of an item by name, as a suite or a record has them; an algorithm within another is a table of its own."""
@@ -273,3 +310,222 @@ def _lists_as_tuples(params: Parameters, hints: Mapping[str, object]) -> Paramet
         ):
             params[key] = tuple(value)
     return params
+
+
+# -- classes with fit, and functions ------------------------------------------------------------------------------
+
+OFFERED = ("problem", "rng")
+"""Optional arguments of a fit besides the data."""
+
+
+class FittedState(NamedTuple):
+    """State of an algorithm with ``fit``: its estimate, and the random generator of the run."""
+
+    estimate: Array
+    rng: np.random.Generator
+
+
+class Fitted(Algorithm):
+    """Adapter from a class with ``fit(data)`` to an iterative algorithm, whose only step runs the whole fit.
+
+    ``fit`` may name ``problem`` and ``rng`` (a host generator of the run's own) as further arguments. It returns the
+    signal-shaped estimate, ``(P, D)`` or ``(P, D, D)``, in any array or nested list that NumPy or the data's namespace
+    understands.
+    """
+
+    steps: ClassVar[int] = 1
+    fit: Callable[..., Array]
+
+    def init(
+        self, problem: ProblemLike, data: Data, rng: np.random.Generator
+    ) -> FittedState:
+        """Return the initial state, with the prior mean as the estimate."""
+        return FittedState(
+            _as_data_array(
+                data, problem.prior.mean(problem.components, data.dimension)
+            ),
+            rng,
+        )
+
+    def step(
+        self, problem: ProblemLike, data: Data, state: FittedState
+    ) -> tuple[FittedState, Info]:
+        """Run the whole fit and report the relative distance of its estimate from the prior mean as the residual.
+
+        Raises
+        ------
+        ValueError
+            If the fit returns anything but real numbers in the shape of the signal.
+        """
+        offered = {"problem": problem, "rng": state.rng}
+        returned = self.fit(
+            data, **{name: offered[name] for name in OFFERED if takes(self.fit, name)}
+        )
+        if returned is None:
+            raise ValueError("fit must return the estimate, but it returned nothing")
+        estimate = _as_data_array(data, returned)
+        shape = problem.model.signal_shape(problem.components, data.dimension)
+        if tuple(estimate.shape) != tuple(shape):
+            raise ValueError(
+                f"fit must return an estimate with the signal's shape {shape}, got shape {estimate.shape}"
+            )
+        xp = namespace(estimate)
+        change = xp.sum((estimate - state.estimate) ** 2)
+        size = xp.sum(estimate * estimate)
+        residual = xp.sqrt(change / xp.where(size > 0, size, xp.ones_like(size)))
+        samples = data.inputs.shape[0]
+        return FittedState(estimate, state.rng), Info(
+            residual=residual, samples=samples
+        )
+
+    def estimate(self, state: FittedState) -> Array:
+        """Return the estimate that ``fit`` returned."""
+        return state.estimate
+
+
+def _as_data_array(data: Data, values: Array) -> Array:
+    """Convert numbers to an array with the dtype and device of the data."""
+    xp = namespace(data.labels)
+    device = array_api_compat.device(data.labels)
+    is_foreign = array_api_compat.is_array_api_obj(values) and not isinstance(
+        values, (np.ndarray, np.generic)
+    )
+    numbers, error = (values, None) if is_foreign else attempt(np.asanyarray, values)
+    if error is not None or not is_real(numbers):
+        got = type(values).__name__ if error else type_of_numbers(numbers)
+        raise ValueError(f"fit must return an array of real numbers, got {got}")
+    if is_foreign:
+        return xp.astype(numbers, data.inputs.dtype, copy=False)
+    return xp.asarray(
+        numbers.astype(np.float64), dtype=data.inputs.dtype, device=device
+    )
+
+
+def algorithm_class(item: object) -> Any:
+    """Make an algorithm class, with ``init``, ``step`` and ``estimate``, from a class with ``fit`` or a function.
+
+    A class that has ``init`` or no ``fit`` is returned as it is. A function ``fit(data, *, parameter=value, ...)`` gives an
+    algorithm of that name (``_`` written as ``-``) with these parameters; attributes ``name``, ``version``, ``reference`` and
+    ``capabilities`` of the function replace the defaults (its own name, 1, the module, all models).
+
+    Raises
+    ------
+    TypeError
+        If a parameter of a function is not one that can be written in a suite: keyword-only or with a default.
+    """
+    if isinstance(item, type):
+        if not hasattr(item, "fit") or any(
+            gives(Algorithm, item, name) for name in ("init", "step")
+        ):
+            return item
+        named = {
+            key: getattr(item, key) for key in ("__doc__", "__module__", "__qualname__")
+        }
+        return type(item.__name__, (item, Fitted), named)
+    return _class_from_function(item) if inspect.isfunction(item) else item
+
+
+def _class_from_function(function: Callable[..., Array]) -> type[object]:
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        raise TypeError(
+            f"algorithm function {function.__name__} must take the data as its first argument"
+        )
+    if any(
+        parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        for parameter in parameters
+    ):
+        raise TypeError(
+            f"algorithm function {function.__name__} must list its parameters by name, not as *args or **kwargs"
+        )
+
+    def fit(
+        self: object, data: Data, problem: object = None, rng: object = None
+    ) -> Array:
+        offered = {"problem": problem, "rng": rng, **vars(self)}
+        return function(data, **{p.name: offered[p.name] for p in parameters[1:]})
+
+    fields: list[Any] = []
+    for parameter in parameters[1:]:
+        if parameter.name in OFFERED:
+            continue
+        hint = Any if parameter.annotation is parameter.empty else parameter.annotation
+        required = parameter.default is parameter.empty
+        default = () if required else (parameter.default,)
+        fields.append((parameter.name, hint, *default))
+    body = {
+        "__doc__": documentation(function) or f"The function {function.__name__}.",
+        "__module__": function.__module__,
+        "name": getattr(function, "name", function.__name__.replace("_", "-")),
+        "version": getattr(function, "version", 1),
+        "reference": getattr(function, "reference", function.__module__),
+        "capabilities": getattr(function, "capabilities", Capabilities()),
+        "fit": fit,
+    }
+    return dataclasses.make_dataclass(
+        function.__name__,
+        fields,
+        bases=(Fitted,),
+        namespace=body,
+        frozen=True,
+        kw_only=True,
+    )
+
+
+# -- check of the contract ----------------------------------------------------------------------------------------
+
+
+def contract_violation(kind: str, cls: type[Any]) -> str | None:
+    """Reason why a class cannot be registered as an item, phrased to follow its name; None if it can."""
+    missing_names, choices = missing_members(BASES[kind], cls)
+    if missing_names:
+        return f"the class lacks {', '.join(missing_names)}"
+    if choices:
+        # Of two sets of which one contains the other, the smaller is enough.
+        smallest = []
+        for choice in choices:
+            if not any(set(smaller) < set(choice) for smaller in choices):
+                smallest.append(", ".join(choice))
+        return f"the class needs {' or '.join(smallest)}"
+    name, reference = cls.name, cls.reference
+    rules: list[tuple[object, str, object]] = [
+        (
+            isinstance(name, str) and re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name),
+            "name must be lower-case letters, digits, '.', '_' or '-'",
+            name,
+        ),
+        (type(cls.version) is int, "version must be an integer", cls.version),
+        (
+            isinstance(reference, str) and reference.strip(),
+            "reference must name the source of the equations",
+            reference,
+        ),
+        (
+            isinstance(cls.capabilities, Capabilities),
+            "capabilities must be a smimbench.Capabilities",
+            cls.capabilities,
+        ),
+    ]
+    if kind == "metric":
+        rules.append(
+            (
+                cls.direction in DIRECTIONS,
+                f"direction must be one of {', '.join(DIRECTIONS)}",
+                cls.direction,
+            )
+        )
+        for flag in ("per_component", "in_trajectory"):
+            value = getattr(cls, flag, False)
+            rules.append(
+                (isinstance(value, bool), f"{flag} must be true or false", value)
+            )
+    for holds, rule, value in rules:
+        if not holds:
+            return f"{rule}, got {shown(value)}"
+    if kind == "metric":
+        _, error = attempt(cls)
+        if error is not None:
+            return (
+                f"the metric cannot be created without arguments: {error_line(error)}"
+            )
+    return ignored_default(cls)
