@@ -64,13 +64,13 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
             "nodes": 1 / cell.problem["channel"].get("accuracy", 1.0),
         }
         timing = record.timing
-        from smimbench.backend.roofline import fraction
+        from smimbench.backend.machine import peak_fraction
 
         seconds = timing.cpu_seconds / record.iterations
         reached = np.nan
         if timing.ceilings and timing.cost:
             cost, dtype = asdict(timing.cost), cell.run.dtype
-            share = fraction(seconds, cost, timing.ceilings, dtype)
+            share = peak_fraction(seconds, cost, timing.ceilings, dtype)
             if share:
                 bounds[axis], reached = share.bound, share.value
         inputs = 8 * n * cell.problem["model"]["tokens"] * cell.dimension

@@ -20,9 +20,10 @@ from smimbench.backend.device import (
     BackendError,
     Elapsed,
     backend_names,
+    chunk_bytes,
+    free_memory,
     get_backend,
 )
-from smimbench.backend.memory import chunk_bytes, free_memory
 from smimbench.backend.streaming import (
     NarrowInputs,
     StreamedInputs,

@@ -1,28 +1,40 @@
-"""Base class of backends: an array namespace on a device, with its clock, memory and random numbers.
+"""Backend: an array namespace on a device, with its clock, random numbers, free memory and the chunk size that fits it.
 
-Each backend is one file in ``smimbench/backend/namespaces``, found by its name.
+NumPy's backend is the base class; each other one is a file in ``smimbench/backend/namespaces``, found by its name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import pkgutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import on_device
+from smimbench.backend.arrays import NUMPY, on_device
 from smimbench.files import ForeseenError
 from smimbench.interfaces import Array, Host
 
 NAMESPACES = Path(__file__).with_name("namespaces")
-"""Folder with one file per backend."""
+"""Folder with one file per backend other than NumPy's."""
+
+SHARE_OF_CHUNK = 8
+"""Ratio of free memory to the size of a chunk: streaming holds three chunks of inputs, and models make temporaries of that size.
+Doubled: twice as many chunks where memory is short."""
+LARGEST_CHUNK = 1 << 30
+"""Maximum size of a chunk in bytes: its products take a hundred times as long as its calls. Doubled: larger
+temporaries, no time won."""
+SMALLEST_CHUNK = 1 << 20
+"""Minimum size of a chunk in bytes, regardless of the free memory. Doubled: out of memory a little earlier."""
 
 
 class BackendError(ForeseenError, RuntimeError):
@@ -156,7 +168,12 @@ def _keep_freed_memory() -> None:
 def backend_names() -> tuple[str, ...]:
     """Names of all backends, whether usable on this machine or not."""
     return tuple(
-        sorted(module.name for module in pkgutil.iter_modules([str(NAMESPACES)]))
+        sorted(
+            [
+                *(module.name for module in pkgutil.iter_modules([str(NAMESPACES)])),
+                "numpy",
+            ]
+        )
     )
 
 
@@ -178,7 +195,64 @@ def get_backend(
         raise BackendError(
             f"unknown backend {name!r}; choose one of {', '.join(backend_names())}"
         )
-    module = importlib.import_module(f"smimbench.backend.namespaces.{name}")
     mixed = dtype == "mixed"
-    backend: Backend = module.open_backend("float64" if mixed else dtype, tf32=tf32)
+    computed = "float64" if mixed else dtype
+    if name == "numpy":
+        backend = Backend("numpy", NUMPY, computed, tf32=tf32)
+    else:
+        module = importlib.import_module(f"smimbench.backend.namespaces.{name}")
+        backend = module.open_backend(computed, tf32=tf32)
     return replace(backend, storage="float32") if mixed else backend
+
+
+_chunk_scale: ContextVar[float] = ContextVar("caution", default=1.0)
+
+
+@contextlib.contextmanager
+def reduced_chunks(share: float) -> Iterator[None]:
+    """Context manager that reduces chunk sizes and the memory for resident inputs to this fraction.
+
+    It is used after a run ran out of device memory: free memory beforehand does not tell how much an algorithm will take.
+    """
+    token = _chunk_scale.set(share)
+    try:
+        yield
+    finally:
+        _chunk_scale.reset(token)
+
+
+def chunk_scale() -> float:
+    """Current chunk size as a fraction of the normal chunk size, set by ``reduced_chunks``."""
+    return _chunk_scale.get()
+
+
+def free_memory(like: Array) -> int | None:
+    """Bytes still available for arrays on the device of ``like``; None for the host."""
+    if type(like) is not np.ndarray and array_api_compat.is_cupy_array(like):
+        import cupy
+
+        return gpu_free_memory(cupy)
+    return None
+
+
+def gpu_free_memory(cupy: ModuleType) -> int:
+    """Bytes still available for arrays on the current GPU, within the limit of CuPy's memory pool."""
+    pool = cupy.get_default_memory_pool()
+    driver_free, _ = cupy.cuda.runtime.memGetInfo()
+    # Unused blocks of the pool are available to us, although the driver counts them as taken.
+    available = int(driver_free) + int(pool.free_bytes())
+    limit = int(pool.get_limit())
+    return min(available, limit - int(pool.used_bytes())) if limit else available
+
+
+def chunk_bytes(like: Array) -> int | None:
+    """Size in bytes of one chunk of samples on the device of ``like``; None for the host.
+
+    A power of 2, so that a little more or less free memory changes neither the chunks nor, by the order of sums, a result.
+    """
+    free = free_memory(like)
+    if free is None:
+        return None
+    share = min(max(free // SHARE_OF_CHUNK, SMALLEST_CHUNK), LARGEST_CHUNK)
+    size = max(1, int(share * chunk_scale()))
+    return 1 << (size.bit_length() - 1)

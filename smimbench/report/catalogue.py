@@ -324,13 +324,16 @@ def diagnose(*, ceilings: bool = False) -> Diagnosis:
 def _ceilings(again: bool, gpu: bool) -> dict[str, dict[str, float]]:
     """Return peak rates by backend and number of threads: one core, all cores, and the GPU if there is one."""
     from smimbench.backend import machine
-    from smimbench.backend.roofline import measure, stored_rates
 
     backends = [("numpy", 1), ("numpy", machine.usable_cores())]
     backends += [("cupy", 1)] if gpu else []
     ceilings: dict[str, dict[str, float]] = {}
     for backend, threads in sorted(set(backends)):
-        rates = measure(backend, threads) if again else stored_rates(backend, threads)
+        rates = (
+            machine.measure_peak_rates(backend, threads)
+            if again
+            else machine.stored_peak_rates(backend, threads)
+        )
         name = f"{threads} thread{'s' if threads > 1 else ''}"
         if rates:
             ceilings["GPU" if backend == "cupy" else name] = rates

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from smimbench.backend.roofline import fraction
+from smimbench.backend.machine import peak_fraction
 from smimbench.interfaces import Host
 from smimbench.numerics.statistics import ROUNDING, quantile
 from smimbench.report.row import (
@@ -332,7 +332,7 @@ def efficiency(records: Sequence[Record]) -> tuple[float | None, str | None]:
     for record in records:
         timing, cell = record.timing, record.cell
         if timing.per_iteration and timing.cost and timing.ceilings:
-            share = fraction(
+            share = peak_fraction(
                 timing.per_iteration,
                 asdict(timing.cost),
                 timing.ceilings,

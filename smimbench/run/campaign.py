@@ -10,7 +10,6 @@ import psutil
 
 from smimbench.backend import machine
 from smimbench.backend.device import get_backend
-from smimbench.backend.roofline import ceilings
 from smimbench.files import remove_leftovers
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.registry import get_registry
@@ -350,7 +349,7 @@ def run_cells(
     workers = 1 if timing else min(workers, len(cells))
     if timing:  # a time that is trusted can also be judged
         for backend in sorted({cell.backend for cell in cells}):
-            ceilings(backend, threads)
+            machine.peak_rates(backend, threads)
     source: Iterator[Record]
     claims = None
     if dask is not None:

@@ -17,9 +17,7 @@ from typing import cast
 import numpy as np
 
 from smimbench.backend import machine
-from smimbench.backend.device import Backend, BackendError, get_backend
-from smimbench.backend.memory import reduced_chunks
-from smimbench.backend.roofline import stored_rates
+from smimbench.backend.device import Backend, BackendError, get_backend, reduced_chunks
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
 from smimbench.files import (
     JsonObject,
@@ -86,7 +84,9 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
             "machine": machine.fingerprint(),
             "threads": threads,
             "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-            "ceilings": stored_rates(cell.backend, threads) if timed else None,
+            "ceilings": machine.stored_peak_rates(cell.backend, threads)
+            if timed
+            else None,
             "peak_memory": machine.peak_memory(),
             "started": started,
             "total_seconds": time.perf_counter() - begin,

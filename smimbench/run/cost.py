@@ -12,7 +12,6 @@ import numpy as np
 
 from smimbench.backend import machine
 from smimbench.backend.device import get_backend
-from smimbench.backend.roofline import ceilings
 from smimbench.files import attempt, canonical_json
 from smimbench.interfaces import Algorithm
 from smimbench.interfaces.algorithm import plan_of, refusal
@@ -206,6 +205,6 @@ def _width(cell: Cell) -> int:
 def _speed_of(cell: Cell) -> _Speed:
     if not get_backend(cell.backend).accelerated:
         return HOST
-    rates = ceilings(cell.backend)
+    rates = machine.peak_rates(cell.backend)
     kind = "tf32" if cell.run.tf32 else cell.run.dtype
     return _Speed(rates.get(kind, rates["float64"]), rates["bandwidth"])

@@ -12,7 +12,7 @@ from types import FunctionType
 import array_api_strict
 from array_api_strict import _array_object
 
-from smimbench.backend import memory
+from smimbench.backend import device
 from smimbench.backend.device import Backend
 
 ARRAY = _array_object.Array
@@ -124,7 +124,7 @@ class Counts:
                 if isinstance(getattr(module, name), FunctionType) and name not in FREE:
                     counted(module, name)
         monkeypatch.setattr(
-            memory,
+            device,
             "free_memory",
             lambda like: free if isinstance(like, ARRAY) else None,
         )

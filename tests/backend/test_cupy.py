@@ -6,7 +6,7 @@ from scipy import stats
 from smimbench_attention.channels.sequence.softmax import two_layers
 from smimbench_attention.models import sequence_mixed
 
-from smimbench.backend import memory
+from smimbench.backend import device
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.backend.streaming import DrawnInputs, sample_chunks
@@ -92,8 +92,8 @@ def test_chunks_change_nothing(monkeypatch, problem, alpha, dimension):
     data = problem.instance(alpha, dimension).data(get_backend("cupy"))
     found = []
     for most in (1 << 30, 1 << 16):
-        monkeypatch.setattr(memory, "LARGEST_CHUNK", most)
-        monkeypatch.setattr(memory, "SMALLEST_CHUNK", 1 << 14)
+        monkeypatch.setattr(device, "LARGEST_CHUNK", most)
+        monkeypatch.setattr(device, "SMALLEST_CHUNK", 1 << 14)
         found.append(to_host(estimate(problem, data, 3)))
         count = len(list(sample_chunks(problem.model, data.inputs, problem.components)))
         assert (count > 3) == (most < 1 << 20)

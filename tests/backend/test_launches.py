@@ -7,7 +7,7 @@ from smimbench_attention.channels.sequence.softmax.network import output
 from smimbench_attention.channels.sequence.softmax.two_layers.kernel import host_sums
 
 from smimbench.backend.arrays import to_host
-from smimbench.backend.memory import LARGEST_CHUNK, chunk_bytes
+from smimbench.backend.device import LARGEST_CHUNK, chunk_bytes
 from smimbench.run.loop import READINGS, Readings
 from tests.backend.launches import DEVICE, Counts
 from tests.backend.steps import after

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from smimbench.backend import memory
+from smimbench.backend import device as device_module
 from smimbench.backend.device import Backend, get_backend
 from smimbench.backend.namespaces.cupy import CupyBackend
 from smimbench.run import cell as runner
@@ -31,8 +31,8 @@ def device(monkeypatch):
     """Most samples that a device can hold the latents of at a time (a list, empty at first), and how many were tried."""
     found = Device("numpy", get_backend("numpy").xp)
     monkeypatch.setattr(runner, "get_backend", lambda *args, **kwargs: found)
-    monkeypatch.setattr(memory, "free_memory", lambda like: 1 << 40)
-    monkeypatch.setattr(memory, "LARGEST_CHUNK", 1 << 18)
+    monkeypatch.setattr(device_module, "free_memory", lambda like: 1 << 40)
+    monkeypatch.setattr(device_module, "LARGEST_CHUNK", 1 << 18)
     from smimbench_attention.models.sequence_multi_index import SequenceMultiIndex
 
     forward = SequenceMultiIndex.forward
@@ -84,7 +84,7 @@ def test_it_runs_again_with_the_next_smaller_chunk(device, tmp_path, algorithm):
     assert max(lengths) > 100 >= lengths[-1]
     assert careful.timing.lost_seconds > plain.timing.lost_seconds
     np.testing.assert_allclose(careful.metrics["mse"], plain.metrics["mse"], rtol=1e-9)
-    assert memory.chunk_scale() == 1.0
+    assert device_module.chunk_scale() == 1.0
 
 
 def test_what_fits_nowhere_fails_in_words(device, tmp_path):

@@ -15,7 +15,7 @@ from smimbench_attention.models import attention_indexed as extensive
 from smimbench_attention.models import sequence_mixed
 from smimbench_attention.priors.wishart import eigenvalue_map
 
-from smimbench.backend import chunk_bytes, get_backend, memory
+from smimbench.backend import chunk_bytes, device, get_backend
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
 
@@ -120,12 +120,12 @@ def iterations(parts, alpha, dimension, dtype="float64", bits=30):
     data = problem.instance(alpha, dimension, dtype=dtype, device=backend).data(backend)
     gamp = get_registry().get("algorithm", "gamp").item()
     states = [gamp.init(problem, data, np.random.default_rng(0))]
-    keep, memory.LARGEST_CHUNK = memory.LARGEST_CHUNK, 1 << bits
+    keep, device.LARGEST_CHUNK = device.LARGEST_CHUNK, 1 << bits
     try:
         name = f"iteration {problem.label} alpha {alpha} D {dimension} {dtype} chunks of 2^{bits} s"
         timed(name, lambda: states.append(gamp.step(problem, data, states.pop())[0]), 4)
     finally:
-        memory.LARGEST_CHUNK = keep
+        device.LARGEST_CHUNK = keep
         backend.release()
 
 

@@ -14,8 +14,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from smimbench.backend.machine import peak_fraction
 from smimbench.backend.namespaces.cupy import describe_gpu
-from smimbench.backend.roofline import fraction
 
 COLUMNS = (
     "problem",
@@ -56,7 +56,7 @@ def row(record, probe):
     dtype, seconds = cell.get("dtype", "float64"), timing.get("per_iteration")
     share = None
     if seconds and timing.get("cost") and timing.get("ceilings"):
-        share = fraction(
+        share = peak_fraction(
             seconds,
             timing["cost"],
             timing["ceilings"],

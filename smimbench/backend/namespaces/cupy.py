@@ -13,8 +13,9 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import Backend, BackendError, Elapsed
-from smimbench.backend.prefetch import pinned_transfers
+from smimbench.backend import machine
+from smimbench.backend.device import Backend, BackendError, Elapsed, gpu_free_memory
+from smimbench.backend.streaming import pinned_transfers
 from smimbench.files import attempt
 from smimbench.interfaces import Array, Host
 
@@ -75,7 +76,7 @@ class CupyBackend(Backend):
 
     def free_memory(self) -> int | None:
         """Bytes still available for arrays on the GPU, within the limit of CuPy's memory pool."""
-        return free_memory(self.xp)
+        return gpu_free_memory(self.xp)
 
     def ran_out(self, error: BaseException) -> bool:
         """Whether an error of CuPy, CUDA or its libraries means that the GPU is out of memory."""
@@ -130,16 +131,6 @@ def normals_source() -> str:
     return files(__package__).joinpath("philox.cu").read_text(encoding="utf-8")
 
 
-def free_memory(cupy: ModuleType) -> int:
-    """Bytes still available for arrays on the current GPU."""
-    pool = cupy.get_default_memory_pool()
-    free, _ = cupy.cuda.runtime.memGetInfo()
-    # Unused blocks of the pool are available to us, although the driver counts them as taken.
-    available = int(free) + int(pool.free_bytes())
-    limit = int(pool.get_limit())
-    return min(available, limit - int(pool.used_bytes())) if limit else available
-
-
 def _set_tf32(allowed: bool) -> None:
     """Allow or forbid TF32 in CuPy's float32 matrix products, for the whole process."""
     import importlib
@@ -153,9 +144,7 @@ def _set_tf32(allowed: bool) -> None:
 
 def cupy_advice() -> str:
     """Advice to the user on which CuPy package to install for this machine's driver."""
-    from smimbench.backend.machine import nvidia_driver
-
-    driver = nvidia_driver()
+    driver = machine.nvidia_driver()
     if driver is None:
         return (
             "no NVIDIA driver was found either: install one and then pip install 'smimbench[cuda12]' "
@@ -212,9 +201,7 @@ def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
 
 def describe_gpu() -> dict[str, Any]:
     """Driver, CuPy version and GPUs of this machine, with advice if they do not fit together, as JSON."""
-    from smimbench.backend.machine import nvidia_driver
-
-    driver, devices, advice = nvidia_driver(), [], None
+    driver, devices, advice = machine.nvidia_driver(), [], None
     loaded, error = attempt(_load_cupy)
     cupy: Any
     cupy, usable = loaded or (None, False)

@@ -5,8 +5,8 @@ import weakref
 
 import numpy as np
 
-from smimbench.backend import prefetch
-from smimbench.backend.prefetch import Prefetch, pinned_transfers
+from smimbench.backend import streaming
+from smimbench.backend.streaming import Prefetch, pinned_transfers
 
 
 class Queue:
@@ -124,4 +124,4 @@ def test_pages_are_locked_once_and_released_with_the_array():
     assert log[1:] == [*one, ("wait", False, True), *one]
     del first, second, host
     assert log[-1] == ("unpin",)
-    assert not prefetch._PINNED
+    assert not streaming._PINNED

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from smimbench.backend import machine
-from smimbench.backend import roofline as ceilings
 from smimbench.backend.device import get_backend
-from smimbench.backend.roofline import fraction, measure, stored_rates
+from smimbench.backend.machine import (
+    measure_peak_rates,
+    peak_fraction,
+    stored_peak_rates,
+)
 from smimbench.interfaces.problem import sizes
 from smimbench.registry.registry import get_registry
 from smimbench.report.statistics import efficiency as _efficiency
@@ -23,28 +26,30 @@ RATES = {"float64": 100.0, "float32": 200.0, "tf32": 800.0, "bandwidth": 10.0}
 def quick(tmp_path, monkeypatch):
     """A cache of its own, and measurements of a moment."""
     monkeypatch.setenv("SMIMBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(ceilings, "REPEATS", 1)
-    monkeypatch.setattr(ceilings, "LARGEST_READ", 1 << 23)
+    monkeypatch.setattr(machine, "REPEATS", 1)
+    monkeypatch.setattr(machine, "LARGEST_READ", 1 << 23)
     return tmp_path / "cache"
 
 
 def test_rates_are_measured_once_and_remembered(quick, monkeypatch):
-    assert stored_rates() is None
-    rates = measure()
+    assert stored_peak_rates() is None
+    rates = measure_peak_rates()
     assert set(rates) == {"float64", "float32", "bandwidth"}
     # No processor multiplies slower than this or faster than a petaflop.
     assert all(1e8 < rate < 1e15 for rate in rates.values())
     assert rates["float32"] > 1.2 * rates["float64"]
-    monkeypatch.setattr(ceilings, "measure", lambda *a: pytest.fail("measured again"))
-    assert stored_rates() == rates
-    assert ceilings.ceilings("numpy", 1) == rates
+    monkeypatch.setattr(
+        machine, "measure_peak_rates", lambda *a: pytest.fail("measured again")
+    )
+    assert stored_peak_rates() == rates
+    assert machine.peak_rates("numpy", 1) == rates
 
 
 def test_a_measurement_belongs_to_a_machine_and_a_number_of_threads(quick, monkeypatch):
-    measure()
-    assert stored_rates("numpy", 2) is None
+    measure_peak_rates()
+    assert stored_peak_rates("numpy", 2) is None
     monkeypatch.setattr(machine, "fingerprint", lambda: "another")
-    assert stored_rates() is None
+    assert stored_peak_rates() is None
 
 
 @pytest.mark.parametrize(
@@ -59,36 +64,37 @@ def test_a_measurement_belongs_to_a_machine_and_a_number_of_threads(quick, monke
 )
 def test_a_torn_measurement_is_none(quick, text):
     quick.mkdir()
-    ceilings._rates_file("numpy", 1).write_text(text)
-    assert stored_rates() is None
+    machine._rates_file("numpy", 1).write_text(text)
+    assert stored_peak_rates() is None
 
 
 def test_a_home_that_cannot_be_written_to_is_no_obstacle(quick, monkeypatch):
     quick.write_text("a file where a folder should be")
-    assert measure()["bandwidth"] > 0
-    assert stored_rates() is None
+    assert measure_peak_rates()["bandwidth"] > 0
+    assert stored_peak_rates() is None
 
 
 def test_the_slower_of_the_two_bounds():
-    assert fraction(2.0, {"flops": 100.0, "bytes": 1.0}, RATES, "float64") == (
+    assert peak_fraction(2.0, {"flops": 100.0, "bytes": 1.0}, RATES, "float64") == (
         0.5,
         "products",
     )
-    assert fraction(2.0, {"flops": 100.0, "bytes": 15.0}, RATES, "float64") == (
+    assert peak_fraction(2.0, {"flops": 100.0, "bytes": 15.0}, RATES, "float64") == (
         0.75,
         "memory",
     )
-    assert fraction(2.0, {"flops": 100.0, "bytes": 1.0}, RATES, "float32") == (
+    assert peak_fraction(2.0, {"flops": 100.0, "bytes": 1.0}, RATES, "float32") == (
         0.25,
         "products",
     )
-    assert fraction(
+    assert peak_fraction(
         2.0, {"flops": 100.0, "bytes": 0.5}, RATES, "float32", tf32=True
     ) == (0.0625, "products")
     assert (
-        fraction(2.0, {"flops": 1.0, "bytes": 1.0}, {"float64": 1.0}, "float64") is None
+        peak_fraction(2.0, {"flops": 1.0, "bytes": 1.0}, {"float64": 1.0}, "float64")
+        is None
     )
-    assert fraction(0.0, {"flops": 1.0, "bytes": 1.0}, RATES, "float64") is None
+    assert peak_fraction(0.0, {"flops": 1.0, "bytes": 1.0}, RATES, "float64") is None
 
 
 def test_cost_counts_both_products_and_one_reading():
@@ -162,7 +168,7 @@ def test_timing_mode_measures_and_records_them(quick, tmp_path, capsys):
     cell = load_suite(suite, (), ["algorithm=gamp"]).cells()[0]
     (path,) = (tmp_path / "r" / "small").glob(f"{cell.key}.timing-*.json")
     timing = json.loads(path.read_text())["timing"]
-    assert timing["ceilings"] == stored_rates("numpy", 1)
+    assert timing["ceilings"] == stored_peak_rates("numpy", 1)
     assert timing["cost"]["flops"] == 4 * 15 * 2 * 30
     assert timing["device_seconds"] is None
     assert np.isfinite(timing["per_iteration"])
@@ -173,6 +179,6 @@ def test_doctor_measures_on_request(quick, capsys):
     assert "smimbench doctor --ceilings" in out
     out = output(capsys, "doctor", "--ceilings", "--json")
     measured = json.loads(out)["ceilings"]
-    assert measured["1 thread"] == stored_rates("numpy", 1)
+    assert measured["1 thread"] == stored_peak_rates("numpy", 1)
     _, out, _ = call(capsys, "doctor")
     assert "GFLOP/s; reading" in out
