@@ -17,7 +17,7 @@ from smimbench.report.columns import Column, make_table
 from smimbench.suite import SuiteError
 from smimbench.suite.document import shipped_suites
 from smimbench.suite.reader import load_suite
-from smimbench.theory.questions import NO_THEORY
+from smimbench.theory.types import NO_THEORY
 
 _EMPTY = inspect.Parameter.empty
 _INFO = (

@@ -19,7 +19,7 @@ from smimbench.report.labels import (
 from smimbench.report.statistics import ZERO
 from smimbench.report.style import COLORS, PREDICTED, Look, floor_of, looks_of
 from smimbench.run.answers import at_hand
-from smimbench.theory.questions import LineQuestion, PointsQuestion, ThresholdsQuestion
+from smimbench.theory.types import LineQuestion, PointsQuestion, ThresholdsQuestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from smimbench.report.row import Row
     from smimbench.run.answers import Answers
     from smimbench.suite.cells import ProblemPlan, Suite
-    from smimbench.theory.questions import Question
-    from smimbench.theory.types import TheoryPoint, Threshold, Thresholds
+    from smimbench.theory.types import Question, TheoryPoint, Threshold, Thresholds
 
 PANELS = 12
 """Largest number of panels in a figure; doubled, a figure is two pages high."""

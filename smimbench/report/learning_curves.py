@@ -38,7 +38,7 @@ from smimbench.report.style import (
     looks_of,
 )
 from smimbench.run.answers import at_hand
-from smimbench.theory.questions import LineQuestion
+from smimbench.theory.types import LineQuestion
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from smimbench.report.results import Results
     from smimbench.report.style import Look
     from smimbench.run.record import Record
-    from smimbench.theory.questions import Question
+    from smimbench.theory.types import Question
 
 GRID = 200
 """Number of points at which the median over runs is evaluated; doubled, files are twice as long and lines look the same."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from smimbench.report.theory_document import ProblemTheory
     from smimbench.run.answers import Answers
     from smimbench.suite.cells import Suite
-    from smimbench.theory.questions import Question
+    from smimbench.theory.types import Question
 
 ROW: list[str | Column] = [
     "problem", "algorithm", "alpha", "D", "metric", "component", "n", "mean ± s.e.m.", "predicted", "z", "optimal",

@@ -23,7 +23,7 @@ from smimbench.report.figures import (
 from smimbench.report.style import COLORS, looks_of
 from smimbench.suite import SuiteError
 from smimbench.suite.document import shipped_figures
-from smimbench.theory.questions import LineQuestion, ThresholdsQuestion
+from smimbench.theory.types import LineQuestion, ThresholdsQuestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from smimbench.run.answers import Answers
     from smimbench.suite.cells import ProblemPlan, Suite
     from smimbench.suite.schema import CurveTable
-    from smimbench.theory.questions import Question
+    from smimbench.theory.types import Question
 
 INSIDE, EXPLAINED, OUTSIDE, NOT_COMPARED = (
     "inside",

@@ -13,7 +13,7 @@ from smimbench.report.results import Results
 from smimbench.report.rows import places_of, prediction_question, sample_ratio
 from smimbench.run.external import Point, kept_scores
 from smimbench.run.loop import Status
-from smimbench.theory.questions import PointsQuestion, Question, ThresholdsQuestion
+from smimbench.theory.types import PointsQuestion, Question, ThresholdsQuestion
 
 
 def table_questions(results: Results) -> Iterator[Question]:

@@ -70,8 +70,7 @@ from smimbench.run.loop import FAILED_STATUSES, Status
 from smimbench.run.record import Record
 from smimbench.run.store import Store
 from smimbench.suite.cells import Cell, Suite, build_algorithm
-from smimbench.theory.questions import NO_THEORY, PredictionQuestion
-from smimbench.theory.types import TheoryPoint
+from smimbench.theory.types import NO_THEORY, PredictionQuestion, TheoryPoint
 
 Pair = tuple[Cell, Record]
 """A cell of the suite and its stored record."""

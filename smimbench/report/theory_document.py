@@ -21,8 +21,13 @@ from smimbench.report.rows import (
 from smimbench.run.answers import THEORY_ERRORS, Answers, StoredCounts
 from smimbench.suite.cells import Cell, ProblemPlan, Suite
 from smimbench.suite.schema import ReferenceTable
-from smimbench.theory.questions import PointsQuestion, Question, ThresholdsQuestion
-from smimbench.theory.types import TheoryPoint, Thresholds
+from smimbench.theory.types import (
+    PointsQuestion,
+    Question,
+    TheoryPoint,
+    Thresholds,
+    ThresholdsQuestion,
+)
 from smimbench.theory.verification import Check
 
 

@@ -16,8 +16,7 @@ from smimbench.interfaces import AlgorithmPrediction, Uncertain
 from smimbench.problem.problem import NoTheoryError, Problem, ProblemError
 from smimbench.run.answer_files import check_answer, read_answer
 from smimbench.suite.cells import key_of
-from smimbench.theory.questions import PredictionQuestion
-from smimbench.theory.types import TheoryPoint, Thresholds
+from smimbench.theory.types import PredictionQuestion, TheoryPoint, Thresholds
 
 P = ParamSpec("P")
 T = TypeVar("T")

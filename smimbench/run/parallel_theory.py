@@ -13,7 +13,7 @@ from smimbench.run.executor import Executor, Task, WorkerMessage
 from smimbench.run.theory_process import WORKER, Progress, answer_of, is_third_party
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.theory.predictions import independent_parts
-from smimbench.theory.questions import PointsQuestion, Question, ThresholdsQuestion
+from smimbench.theory.types import PointsQuestion, Question, ThresholdsQuestion
 
 
 def answer_in_parallel(

@@ -12,7 +12,7 @@ from smimbench.problem.problem import Assuming
 from smimbench.run.theory_process import Progress
 from smimbench.run.theory_solver import OnProgress
 from smimbench.suite.cells import ProblemPlan, Suite, build_algorithm
-from smimbench.theory.limit import own_theory
+from smimbench.theory.predictions import own_theory
 from smimbench.theory.types import TheoryPoint
 from smimbench.theory.verification import RESOLVE, Check, verify_point
 

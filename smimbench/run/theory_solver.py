@@ -47,16 +47,23 @@ from smimbench.theory.consistency import require_consistent, require_consistent_
 from smimbench.theory.coupled import CoupledCurve
 from smimbench.theory.generalization import curve_errors, point_errors
 from smimbench.theory.information import Nodes, nodes_of
-from smimbench.theory.limit import own_theory
-from smimbench.theory.predictions import competing, curve_of, theory_point, thresholds
-from smimbench.theory.questions import (
+from smimbench.theory.predictions import (
+    competing,
+    curve_of,
+    own_theory,
+    theory_point,
+    thresholds,
+)
+from smimbench.theory.types import (
     LineQuestion,
     PointsQuestion,
+    Prediction,
     PredictionQuestion,
     Question,
+    TheoryPoint,
+    Thresholds,
     ThresholdsQuestion,
 )
-from smimbench.theory.types import Prediction, TheoryPoint, Thresholds
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -52,7 +52,7 @@ from smimbench.run.tuning import (
 )
 from smimbench.suite.cells import Cell, Suite
 from smimbench.theory.information import nodes_of
-from smimbench.theory.questions import PredictionQuestion
+from smimbench.theory.types import PredictionQuestion
 
 OTHER_TEXT = "its numbers are unchanged, but its text is not as smimbench wrote it"
 

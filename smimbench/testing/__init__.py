@@ -32,7 +32,7 @@ from smimbench.registry.items import (
 from smimbench.registry.registry import Entry, get_registry
 
 # Publishing a check is what importing these is for; the order is that in which checks are run.
-from smimbench.testing import common, limits, metrics  # noqa: F401
+from smimbench.testing import common, metrics  # noqa: F401
 from smimbench.testing.context import CheckContext, instantiate, kind_of
 from smimbench.testing.core import (
     FALSE_ALARM,

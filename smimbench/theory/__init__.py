@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from smimbench.theory.coupled import exponential
     from smimbench.theory.generalization import measured_error
     from smimbench.theory.information import (
         information_at,
@@ -17,20 +18,25 @@ if TYPE_CHECKING:
         overlap_at,
         prior_moments,
     )
-    from smimbench.theory.limit import aligned, limit_point, own_theory, scores
-    from smimbench.theory.predictions import competing, point_document
-    from smimbench.theory.recursion import exponential
+    from smimbench.theory.predictions import (
+        aligned,
+        competing,
+        limit_point,
+        own_theory,
+        point_document,
+        scores,
+    )
     from smimbench.theory.types import Prediction
     from smimbench.theory.verification import Check, compare
 
 # Imported when first used: this folder is imported whenever smimbench is.
 _HOME = {
     "measured_error": "generalization",
-    "exponential": "recursion",
+    "exponential": "coupled",
     **dict.fromkeys(
         ("information_at", "offers_rough", "overlap_at", "prior_moments"), "information"
     ),
-    **dict.fromkeys(("aligned", "limit_point", "own_theory", "scores"), "limit"),
+    **dict.fromkeys(("aligned", "limit_point", "own_theory", "scores"), "predictions"),
     **dict.fromkeys(("competing", "point_document"), "predictions"),
     **dict.fromkeys(("Prediction",), "types"),
     **dict.fromkeys(("Check", "compare"), "verification"),

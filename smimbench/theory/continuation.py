@@ -9,7 +9,7 @@ diagonal, and at a fixed point every component tells the sample ratio by itself:
     \quad\Longleftrightarrow\quad
     \alpha = \alpha_a(Q) := \frac{\hat Q_{aa}}{\kappa I_{aa}(Q)} \quad\text{for every learned } a.
 
-A component that is not learned is stable below its ``alpha_a``, see ``component_ratios``. So fixed points are curves on which
+A component that is not learned is stable below its ``alpha_a``, see ``tracing``. So fixed points are curves on which
 the ``alpha_a`` of all learned components agree: no iteration in alpha, no critical slowing down. The curve is followed by a
 predictor and a corrector in the logarithms of ``Qhat``; where ``alpha`` reaches the ``alpha_b`` of another component, b is
 learned from there on, and the curve goes on in one dimension more: which one is next is found, not assumed. Where alpha
@@ -24,9 +24,10 @@ import numpy as np
 
 from smimbench.interfaces import Host
 from smimbench.problem.problem import Problem
-from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.curve import perfect_limit
-from smimbench.theory.curve_stages import (
+from smimbench.theory.information import diagonals, information_at, nodes_of
+from smimbench.theory.tracing import (
+    ComponentRatios,
     Corrector,
     Node,
     Stage,
@@ -34,7 +35,6 @@ from smimbench.theory.curve_stages import (
     lengths,
     polynomial,
 )
-from smimbench.theory.information import diagonals, information_at, nodes_of
 from smimbench.theory.types import NOTHING, Bifurcation
 
 MOST_FITTED = 4

@@ -9,7 +9,6 @@ import numpy as np
 
 from smimbench.interfaces import Host
 from smimbench.problem.problem import Problem
-from smimbench.theory.component_ratios import components_decouple
 from smimbench.theory.continuation import Continuation
 from smimbench.theory.curve import (
     NEVER,
@@ -21,7 +20,7 @@ from smimbench.theory.curve import (
     perfect_prediction,
     thresholds_with_reasons,
 )
-from smimbench.theory.curve_stages import Stage, lengths
+from smimbench.theory.tracing import Stage, components_decouple, lengths
 from smimbench.theory.types import Prediction, Threshold, Thresholds
 
 

@@ -1,22 +1,44 @@
-"""Predictions and thresholds of a problem by the appropriate solver, split into parts for parallel work."""
+"""Predictions as D goes to infinity: the Bayes-optimal ones by the appropriate solver, and those of a single algorithm.
+
+The Bayes-optimal theory of a problem splits into parts for parallel work. The prediction of an algorithm is built from its
+overlaps in the limit, and what its method ``theory`` returns is checked.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from smimbench.files import JsonObject
-from smimbench.interfaces import Uncertain
+from smimbench.interfaces import (
+    AlgorithmPrediction,
+    Conditions,
+    Host,
+    Overlaps,
+    Uncertain,
+    takes,
+)
+from smimbench.interfaces.algorithm import refusal
+from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.memo import cached_on
-from smimbench.problem.problem import Problem
+from smimbench.problem.problem import Assuming, Problem
 from smimbench.theory.coupled import CoupledCurve
 from smimbench.theory.curve import Curve
 from smimbench.theory.fixed_point_curve import fixed_point_curve
+from smimbench.theory.generalization import measured_error
 from smimbench.theory.information import information_at, overlap_at, prior_moments
 from smimbench.theory.scalar import GridCurve, scalar_curve
-from smimbench.theory.types import Prediction, TheoryPoint, Thresholds
+from smimbench.theory.types import (
+    NO_THEORY,
+    Prediction,
+    TheoryPoint,
+    Thresholds,
+    per_component,
+)
 
 TOGETHER = 4
 """Nodes of a sampled curve in one part for another process; doubled, processes idle longer at the end."""
@@ -136,3 +158,242 @@ def theory_point(
 def point_document(problem: Problem, prediction: Prediction) -> JsonObject:
     """Convert a prediction to a point of the theory's JSON, without generalization errors."""
     return theory_point(problem, prediction).document()
+
+
+PREDICTIONS = 32
+"""Overlaps for which errors of prediction are sampled. Doubled: their mean is known 1.4 times better, in twice the time."""
+
+
+def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
+    """Align overlaps: apply the symmetry operation that brings the estimate closest to the signal.
+
+    A few numbers stand for the signal and the estimate: vectors with just these overlaps, which the model aligns as it does
+    those of a run. Leading axes are a batch.
+    """
+    P, symmetry = problem.components, problem.channel.symmetry
+    truth, cross, gram = (np.asarray(matrix, dtype=float) for matrix in overlaps)
+    if symmetry == "none":
+        return Overlaps(truth, cross, gram)
+    if symmetry == "signs":
+        signs = np.where(np.diagonal(cross, axis1=-2, axis2=-1) < 0, -1.0, 1.0)
+        return Overlaps(
+            truth,
+            signs[..., None] * cross,
+            signs[..., None] * gram * signs[..., None, :],
+        )
+    if cross.ndim > 2:
+        batch = [
+            aligned(problem, Overlaps(*overlap_matrices))
+            for overlap_matrices in zip(truth, cross, gram)
+        ]
+        return Overlaps(*(np.stack(matrices) for matrices in zip(*batch)))
+    vectors = symmetric_root(np.block([[truth, cross.T], [cross, gram]])) * np.sqrt(
+        2 * P
+    )
+    if problem.model.rank == "extensive":
+        vectors = vectors[:, :, None] * np.eye(2 * P)
+    signal, estimate = vectors[:P], vectors[P:]
+    model = getattr(
+        problem.model, "model", problem.model
+    )  # without weights of features
+    moved, inner = model.align(signal, estimate, symmetry), model.inner
+    # What is given is not changed by rounding: the operation is read off, and applied to it.
+    move = np.asarray(inner(moved, estimate)) @ np.linalg.pinv(
+        np.asarray(inner(estimate, estimate)), rcond=1e-12
+    )
+    return Overlaps(truth, move @ cross, move @ gram @ move.T)
+
+
+def scores(overlaps: Overlaps) -> dict[str, Host]:
+    r"""Compute MSE and squared cosine (P,) from aligned overlaps; leading axes are a batch.
+
+    ``mse = T - 2 M + Q`` and ``squared_cosine = M^2 / (T Q)`` on the diagonals, T of the signal with itself, M of the estimate
+    with the signal, Q of the estimate with itself; a component that is zero has the cosine 0.
+    """
+    T, M, Q = (
+        np.diagonal(np.asarray(matrix), axis1=-2, axis2=-1) for matrix in overlaps
+    )
+    norms = T * Q
+    cosine = np.clip(
+        np.where(norms > 0, M / np.sqrt(np.where(norms > 0, norms, 1.0)), 0.0),
+        -1.0,
+        1.0,
+    )
+    mse = T - 2 * M + Q
+    # At perfect recovery the three cancel, and rounding must not leave an error below 0. One that is clearly negative is kept:
+    # the overlaps are wrong then.
+    mse = np.where(mse > -1e-14 * (np.abs(T) + np.abs(Q)), np.maximum(mse, 0.0), mse)
+    return {"mse": mse, "squared_cosine": cosine**2, "cosine": cosine, "overlap": M}
+
+
+def limit_point(
+    problem: Problem,
+    alpha: float,
+    evaluations: Sequence[Sequence[Overlaps]],
+    *,
+    method: str,
+    branch: str = "own",
+    uncertain: Overlaps | None = None,
+    V: Host | None = None,
+    prediction: bool = True,
+) -> AlgorithmPrediction:
+    """Build the prediction for an algorithm that is not Bayes-optimal, from its overlaps in the limit.
+
+    Parameters
+    ----------
+    alpha : float
+        Sample ratio.
+    evaluations : sequence of sequence of Overlaps
+        The overlaps (P, P) in the limit, for every start that runs had (inner; one, where the start does not matter), from
+        every independent evaluation of the integrals (outer). Values are means over both; their error is the standard error
+        over evaluations.
+    method, branch : str
+        How they were obtained; which solution they are.
+    uncertain : Overlaps, optional
+        Errors of the overlaps other than the spread of evaluations; their effects on the metrics are added up.
+    V : ndarray (P, P), optional
+        Error that the algorithm claims; needed for its Bayes predictor and for ``calibration``.
+    prediction : bool
+        Whether errors of prediction are wanted too (sampled, some 10 ms each).
+    """
+    # Matrices of all evaluations and starts, (E, S, P, P) each.
+    stacked = []
+    for k in range(3):
+        matrices = [[overlaps[k] for overlaps in starts] for starts in evaluations]
+        stacked.append(np.array(matrices, dtype=float))
+    overlaps = aligned(problem, Overlaps(*stacked))
+    metrics = {name: value.mean(axis=1) for name, value in scores(overlaps).items()}
+    values = {name: value.mean(axis=0) for name, value in metrics.items()}
+    errors = {name: np.zeros_like(value) for name, value in values.items()}
+    for k, error in enumerate(uncertain or ()):
+        shifted = [
+            matrix + error if k == index else matrix
+            for index, matrix in enumerate(overlaps)
+        ]
+        for name, value in scores(Overlaps(*shifted)).items():
+            errors[name] += np.abs(value.mean(axis=1).mean(axis=0) - values[name])
+    count = len(evaluations)
+    if count > 1:
+        for name, value in metrics.items():
+            errors[name] = np.hypot(
+                np.std(value, axis=0, ddof=1) / np.sqrt(count), errors[name]
+            )
+    names = ("cosine", "squared_cosine") if problem.model.rank == "low" else ("cosine",)
+    numbers: JsonObject = {name: values[name].tolist() for name in names}
+    numbers |= {f"{name}_error": errors[name].tolist() for name in names}
+    numbers |= {
+        "alpha": float(alpha),
+        "overlap_error": per_component(errors["overlap"]),
+    }
+    numbers["calibration"] = (
+        None
+        if V is None
+        else (np.diagonal(V) / np.maximum(values["mse"], 1e-300)).tolist()
+    )
+    if prediction:
+        numbers |= _errors_of_prediction(problem, overlaps, V)
+    cross, gram = (matrix.mean(axis=1).mean(axis=0) for matrix in overlaps[1:])
+    return AlgorithmPrediction(
+        values["mse"],
+        errors["mse"],
+        cross,
+        method,
+        branch,
+        own_overlap=gram,
+        more=numbers,
+    )
+
+
+def _errors_of_prediction(
+    problem: Problem, overlaps: Overlaps, V: Host | None
+) -> JsonObject:
+    """Generalization errors and their uncertainties, for overlaps of evaluations and starts (E, S, P, P)."""
+    starts = overlaps.truth.shape[1]
+    chosen = [
+        matrix[: max(1, PREDICTIONS // starts), :PREDICTIONS] for matrix in overlaps
+    ]
+    evaluations = [
+        [measured_error(problem, T, M.T, Q, V) for T, M, Q in zip(*matrices)]
+        for matrices in zip(*chosen)
+    ]
+    # Evaluations differ by chance, starts do not, unless only some of them are looked at.
+    groups = evaluations
+    if starts > PREDICTIONS:
+        groups = [[errors] for errors in evaluations[0]]
+    document: JsonObject = {
+        "generalization_error": {},
+        "generalization_error_error": {},
+    }
+    for kind in evaluations[0][0]:
+        means = [np.mean([errors[kind].value for errors in group]) for group in groups]
+        chance = np.std(means, ddof=1) / np.sqrt(len(means)) if len(means) > 1 else 0.0
+        sampled = np.mean(
+            [errors[kind].error for group in evaluations for errors in group]
+        )
+        document["generalization_error"][kind] = float(np.mean(means))
+        document["generalization_error_error"][kind] = float(np.hypot(chance, sampled))
+    return document
+
+
+def own_theory(
+    algorithm: Any, problem: Problem, alpha: float, conditions: Conditions
+) -> AlgorithmPrediction | str:
+    """Prediction of an algorithm's own ``theory`` method, or the reason why there is none.
+
+    Parameters
+    ----------
+    alpha : float
+        Sample ratio that runs have used, all fresh samples counted.
+    conditions : Conditions
+        Handed to a ``theory`` that names a third argument.
+
+    Raises
+    ------
+    ValueError
+        If the returned object is not a valid prediction.
+    """
+    if reason := refusal(algorithm, problem):
+        return reason
+    ask = algorithm.theory
+    if ask is None:
+        return NO_THEORY
+    options = {}
+    if (
+        isinstance(algorithm, Assuming)
+        and (assumed := algorithm.assumed(problem)).is_assumed
+    ):
+        if not takes(ask, "assumed"):
+            return f"no theory of {algorithm.name} with wrong assumptions is known"
+        options = {"assumed": assumed}
+    wants_all = len(inspect.signature(ask).parameters.keys() - {"assumed"}) > 2
+    prediction: AlgorithmPrediction | str | None
+    prediction = (
+        ask(problem, alpha, conditions, **options)
+        if wants_all
+        else ask(problem, alpha, **options)
+    )
+    if prediction is None:
+        return NO_THEORY
+    if not isinstance(prediction, str) and (
+        complaint := _fault_of_prediction(prediction, problem.components)
+    ):
+        raise ValueError(f"theory of algorithm {algorithm.name!r} {complaint}")
+    return prediction
+
+
+def _fault_of_prediction(prediction: object, P: int) -> str | None:
+    """Describe what is wrong with a prediction that ``theory`` returned; None if it is valid."""
+    if not isinstance(prediction, AlgorithmPrediction):
+        kind = type(prediction).__name__
+        return f"must return a smimbench.interfaces.AlgorithmPrediction or a reason in words, got {kind}"
+    if np.shape(prediction.overlap) != (P, P):
+        return f"must give an overlap of shape ({P}, {P}), got {np.shape(prediction.overlap)}"
+    for name in ("mse", "mse_error"):
+        values = np.atleast_1d(getattr(prediction, name))
+        if values.shape != (P,) or not (np.isfinite(values) & (values >= 0)).all():
+            return f"must give {P} finite numbers >= 0 as {name}, got {getattr(prediction, name)}"
+    if isinstance(prediction.trajectory, dict):
+        lengths = {name: len(values) for name, values in prediction.trajectory.items()}
+        if len(set(lengths.values())) > 1:
+            return f"has a trajectory of lists of different lengths: {lengths}"
+    return None

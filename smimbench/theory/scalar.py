@@ -21,7 +21,6 @@ import numpy as np
 from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.numerics.roots import bracketed_roots
 from smimbench.problem.problem import Problem
-from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.curve import (
     NEVER,
     PRIOR_OVERLAP,
@@ -32,13 +31,13 @@ from smimbench.theory.curve import (
     branch_ends,
     thresholds_with_reasons,
 )
-from smimbench.theory.curve_stages import polynomial
 from smimbench.theory.information import (
     information_at,
     overlap_at,
     overlap_error_at,
     prior_moments,
 )
+from smimbench.theory.tracing import ComponentRatios, polynomial
 from smimbench.theory.types import (
     NOTHING,
     Bifurcation,

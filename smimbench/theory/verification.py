@@ -36,7 +36,6 @@ from smimbench.numerics.statistics import (
     effective_sample_size,
 )
 from smimbench.problem.problem import Problem
-from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.generalization import FAINT
 from smimbench.theory.information import (
     channel_information,
@@ -46,6 +45,7 @@ from smimbench.theory.information import (
     overlap_error_at,
     prior_moments,
 )
+from smimbench.theory.tracing import ComponentRatios
 from smimbench.theory.types import NOTHING, TheoryPoint
 
 RESOLVE, SECONDS = 0.02, 10.0

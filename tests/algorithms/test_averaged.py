@@ -15,8 +15,7 @@ from smimbench.backend.device import get_backend
 from smimbench.interfaces import Algorithm, Conditions, Info, Overlaps
 from smimbench.registry.items import build, parameters_of
 from smimbench.registry.registry import get_registry
-from smimbench.theory.limit import limit_point
-from smimbench.theory.predictions import solve
+from smimbench.theory.predictions import limit_point, solve
 from tests.helpers import attention, sequence
 from tests.stretched import stretched
 

@@ -10,7 +10,7 @@ from smimbench_attention.algorithms.ridge import Ridge
 from smimbench_attention.algorithms.spectral import Spectral
 
 from smimbench.interfaces import Conditions
-from smimbench.theory.limit import own_theory
+from smimbench.theory.predictions import own_theory
 from tests.algorithms.test_untied import untied
 from tests.helpers import attention, run_once, sequence
 

@@ -15,7 +15,7 @@ from smimbench_attention.algorithms.spectral import Spectral
 
 from smimbench.interfaces import Channel, Conditions, ParameterError
 from smimbench.interfaces.problem import sizes
-from smimbench.theory.limit import own_theory
+from smimbench.theory.predictions import own_theory
 from tests.helpers import attention, sequence
 
 BAD = [

@@ -9,9 +9,9 @@ from numpy.testing import assert_allclose
 
 from smimbench.interfaces import Channel, Posterior, Sampling, Uncertain
 from smimbench.problem.problem import Problem
-from smimbench.theory import component_ratios
-from smimbench.theory.curve_stages import Corrector
+from smimbench.theory import tracing
 from smimbench.theory.fixed_point_curve import FixedPointCurve
+from smimbench.theory.tracing import Corrector
 from tests.theory.test_coupled import Problem as Toy
 
 
@@ -198,9 +198,7 @@ def test_the_curve_is_followed_to_less_than_the_noise_of_sampling(kind):
 
 
 def test_corrections_that_are_left_out_are_in_the_stated_error(monkeypatch):
-    monkeypatch.setattr(
-        component_ratios, "SAMPLED", replace(component_ratios.SAMPLED, correction=0.012)
-    )
+    monkeypatch.setattr(tracing, "SAMPLED", replace(tracing.SAMPLED, correction=0.012))
     deviations, stated = map(np.array, zip(*on_interacting_curve()))
     assert np.abs(deviations).max() > 5 * Interacting.noise
     assert (np.abs(deviations) < 2 * stated).all()

@@ -29,7 +29,7 @@ from smimbench.registry import build, get_registry
 from smimbench.registry.registry import find_metric
 from smimbench.run.loop import run_algorithm
 from smimbench.suite.schema import RunOptions
-from smimbench.theory.limit import own_theory
+from smimbench.theory.predictions import own_theory
 
 METRICS = ("mse", "overlap")
 LOW, MIDDLE, LARGE = (

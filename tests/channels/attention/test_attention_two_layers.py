@@ -10,10 +10,9 @@ from smimbench_attention.channels.attention.softmax.two_layers import TwoLayerAt
 
 from smimbench.backend.arrays import to_host
 from smimbench.problem.problem import Problem
-from smimbench.theory.coupled import CoupledCurve
+from smimbench.theory.coupled import UNFINISHED, CoupledCurve
 from smimbench.theory.curve import perfect_limit
 from smimbench.theory.information import information_at, overlap_at, prior_moments
-from smimbench.theory.recursion import UNFINISHED
 from tests.conftest import assert_placed
 
 SCALE = np.array([math.sqrt(2), 1, math.sqrt(2)])

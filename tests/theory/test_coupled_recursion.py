@@ -7,10 +7,9 @@ from smimbench_attention.algorithms.gamp.theory import information_along
 
 from smimbench.interfaces import Sampling, Uncertain
 from smimbench.numerics.linalg import symmetric_logarithm
-from smimbench.theory.coupled import CoupledCurve
+from smimbench.theory.coupled import UNFINISHED, CoupledCurve, Recursion, exponential
 from smimbench.theory.information import information_at, overlap_at
 from smimbench.theory.predictions import competing
-from smimbench.theory.recursion import UNFINISHED, Recursion, exponential
 from tests.theory.test_coupled import NOISES, Mixed, Problem, exact_mixed
 
 ALPHAS = [0.02, 0.3, 1.0, 5.0]

@@ -6,8 +6,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from smimbench.interfaces import Algorithm, AlgorithmPrediction, Conditions, Overlaps
 from smimbench.registry.registry import find_metric, theory_of
-from smimbench.theory.limit import aligned, limit_point, own_theory, scores
-from smimbench.theory.questions import NO_THEORY
+from smimbench.theory.predictions import aligned, limit_point, own_theory, scores
+from smimbench.theory.types import NO_THEORY
 from tests.helpers import attention, sequence
 
 LINEAR, DEEP = sequence("linear", components=2, noise=0.1), sequence(layers=2, skip=1.0)
