@@ -37,7 +37,7 @@ def curve(
     plan = next(plan for plan in suite.plans if plan.label == label)
     best = float(competing(plan.problem, plan.alphas)[0][0].V[0, 0])
     assumed.ACCURACY = assumed.ACCURACY._replace(
-        points=2**10, sets=2, at_rest=1e-6
+        latent_points=2**10, point_sets=2, stationary_change=1e-6
     )  # enough for a line
     ratios = []
     for value in values:

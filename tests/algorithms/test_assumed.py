@@ -30,7 +30,10 @@ def _few_points(monkeypatch):
         assumed,
         "ACCURACY",
         assumed.ACCURACY._replace(
-            points=2**9, trajectory_points=2**9, entries=2**10, sets=2
+            latent_points=2**9,
+            trajectory_points=2**9,
+            signal_entries=2**10,
+            point_sets=2,
         ),
     )
 
@@ -41,7 +44,7 @@ def recursion(problem, other, alpha):
 
 def end(problem, other, alpha):
     found = recursion(problem, other, alpha)
-    return found.fixed_point(found.start(1e-4))
+    return found.fixed_point(found.initial_orders(1e-4))
 
 
 def error(at, second):
@@ -109,7 +112,7 @@ def test_no_wrong_assumption_is_better_than_bayes():
         best = competing(problem, [alpha])[0][0]
         found = recursion(problem, assumed_problem(problem, tables), alpha)
         try:
-            at = found.fixed_point(found.start(1e-4))
+            at = found.fixed_point(found.initial_orders(1e-4))
         except assumed.NoFixedPoint:
             continue
         solved += 1
@@ -182,7 +185,9 @@ DRAWN = [
 @pytest.mark.parametrize(("problem", "tables", "alpha"), DRAWN)
 def test_theory_agrees_with_plain_draws(monkeypatch, problem, tables, alpha):
     monkeypatch.setattr(
-        assumed, "ACCURACY", assumed.ACCURACY._replace(points=2**12, sets=4)
+        assumed,
+        "ACCURACY",
+        assumed.ACCURACY._replace(latent_points=2**12, point_sets=4),
     )
     point = Gamp().theory(
         problem, alpha, Conditions(), assumed=assumed_problem(problem, tables)

@@ -97,9 +97,9 @@ def test_attention_steps_are_the_dense_iteration(damping, monkeypatch):
     dense = (math.sqrt(rho) * np.eye(d), 1.0, 1.0, None, None)
     exceeded, x, fell = [], instance.inputs, False
     for _ in range(5):
-        before = state.step
+        before = state.damping_state
         state, info = algorithm.step(problem, data, state)
-        weight = float((before or state.step).weight)
+        weight = float((before or state.damping_state).weight)
         assert damping is None or weight == pytest.approx(1 - damping)
         by_sample = damping is None and not fell
         old_V, dense = (
@@ -278,7 +278,7 @@ def test_a_strong_sample_neither_oscillates_nor_moves_the_fixed_point():
         for a in (Gamp(), Gamp(damping=0.5))
     )
     assert float(info.residual) < 1e-5
-    assert info.damping == pytest.approx(1 - CONTROLS["extensive"].largest)
+    assert info.damping == pytest.approx(1 - CONTROLS["extensive"].largest_weight)
     assert_allclose(own, damped, atol=1e-4)
     _, alike = iterate(problem, instance, 150, algorithm=Gamp(damping=info.damping))
     assert float(alike.residual) > 0.1
@@ -312,7 +312,7 @@ def test_a_tiny_estimate_grows_undamped_whatever_it_turns():
         state, info = algorithm.step(problem, data, state)
         if float(info.residual) > 0.1:
             break
-        assert float(state.step.weight) == 1.0
+        assert float(state.damping_state.weight) == 1.0
 
 
 def test_a_scale_that_labels_do_not_show_is_found_in_few_steps():

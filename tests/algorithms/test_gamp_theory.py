@@ -12,7 +12,7 @@ from smimbench_attention.algorithms.gamp.assumed import (
     MismatchedRecursion,
     Orders,
 )
-from smimbench_attention.algorithms.gamp.theory import ACCURACY, first_correction
+from smimbench_attention.algorithms.gamp.theory import ACCURACY, finite_size_correction
 
 import smimbench
 from smimbench.backend import get_backend
@@ -188,7 +188,9 @@ def test_on_the_line_sampled_steps_are_those_of_the_line():
 
 
 def test_a_path_that_is_not_known_is_refused(monkeypatch):
-    monkeypatch.setattr(gamp_theory, "ACCURACY", ACCURACY._replace(largest_error=1e-6))
+    monkeypatch.setattr(
+        gamp_theory, "ACCURACY", ACCURACY._replace(largest_relative_error=1e-6)
+    )
     asked = Conditions(
         trajectory=True,
         starts=(random_start(SOFTMAX, 1e-6, 1000),),
@@ -223,7 +225,7 @@ def test_it_is_what_exact_posterior_means_miss_the_limit_by(alpha, tokens, noise
     problem = sequence("linear", tokens, noise=noise)
     rng = np.random.default_rng(0)
     (limit,) = solve(problem, [alpha])[0].mse
-    (b,) = first_correction(problem, alpha)
+    (b,) = finite_size_correction(problem, alpha)
     for D, draws in ((10, 20000), (20, 8000)):
         x = rng.standard_normal((draws, round(alpha * D) * tokens, D))
         gram = np.swapaxes(x, 1, 2) @ x / (D * noise)
@@ -237,16 +239,17 @@ def test_it_is_what_exact_posterior_means_miss_the_limit_by(alpha, tokens, noise
 
 
 def test_where_no_closed_form_is_known_there_is_none():
-    assert first_correction(sequence("hardmax"), 1.0) is None
-    assert first_correction(sequence("linear", noise=0.0), 1.0) is None
-    assert first_correction(attention("linear", noise=0.1), 0.1) is None
+    assert finite_size_correction(sequence("hardmax"), 1.0) is None
+    assert finite_size_correction(sequence("linear", noise=0.0), 1.0) is None
+    assert finite_size_correction(attention("linear", noise=0.1), 0.1) is None
     correlated = {"name": "correlated-tokens", "decay": 0.9}
     model, channel = (
         {"name": "sequence-multi-index", "tokens": 2},
         {"name": "linear", "noise": 0.1},
     )
     assert (
-        first_correction(Problem(model, channel, "gaussian", correlated), 0.6) is None
+        finite_size_correction(Problem(model, channel, "gaussian", correlated), 0.6)
+        is None
     )
 
 
@@ -258,7 +261,7 @@ def test_it_stands_beside_the_fitted_one(tmp_path):
     )
     rows = smimbench.run(write_suite(tmp_path, text), results=tmp_path / "results")
     found = {entry["metric"]: entry for entry in smimbench.extrapolate(rows)}
-    exact = first_correction(sequence("linear", noise=0.2), 1.0)[0]
+    exact = finite_size_correction(sequence("linear", noise=0.2), 1.0)[0]
     assert found["mse"]["own_coefficient"] == pytest.approx(exact)
     assert found["mse"]["coefficient"] == pytest.approx(
         exact, abs=4 * found["mse"]["coefficient_error"]

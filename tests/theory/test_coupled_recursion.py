@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from smimbench_attention.algorithms.gamp.theory import information_along
+from smimbench_attention.algorithms.gamp.theory import tabulated_information
 
 from smimbench.interfaces import Sampling, Uncertain
 from smimbench.numerics.linalg import symmetric_logarithm
@@ -127,7 +127,7 @@ def test_information_along_joins_the_accurate_ends(end):
     Q = [share * np.array([[0.7, 0.1], [0.1, 0.9]]) for share in (0.0, 0.5, 1.0)]
     V = [np.eye(2) - q for q in Q]
     V[2] = np.diag(np.diagonal(V[2]))
-    way = information_along(problem, Q[0], V[0], Q[2] if end else None)
+    way = tabulated_information(problem, Q[0], V[0], Q[2] if end else None)
     accurate = [information_at(problem, *pair).value for pair in zip(Q, V)]
     found = [way(*pair) for pair in zip(Q, V)]
     assert_allclose(found[0], accurate[0], rtol=1e-12)
@@ -142,7 +142,9 @@ def test_information_along_joins_the_accurate_ends(end):
             < 0.1 * np.abs(rough - accurate[1]).max()
         )
     plain = Problem(Mixed(NOISES[1]), 2, 2)
-    assert_array_equal(information_along(plain, Q[0], V[0])(Q[1], V[1]), accurate[1])
+    assert_array_equal(
+        tabulated_information(plain, Q[0], V[0])(Q[1], V[1]), accurate[1]
+    )
 
 
 class Tied(Mixed):

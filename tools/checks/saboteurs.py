@@ -161,7 +161,7 @@ class Onsager(Gamp):
         if next_state.Gamma is not None:  # what damping has kept of it
             next_state = next_state._replace(
                 Gamma=next_state.Gamma
-                + (1 - state.step.weight) * (1 - self.factor) * onsager
+                + (1 - state.damping_state.weight) * (1 - self.factor) * onsager
             )
         return next_state, info
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from smimbench_attention.algorithms.gamp.theory import information_along
+from smimbench_attention.algorithms.gamp.theory import tabulated_information
 from smimbench_attention.channels.attention.softmax.two_layers import TwoLayerAttention
 
 from smimbench.backend.arrays import to_host
@@ -334,7 +334,7 @@ def test_theory_from_few_accurate_values(skip, alpha, share):
     assert UNFINISHED not in point.method
     # A trajectory's information joins the accurate one at both ends.
     bottom = prior_moments(problem)[1]
-    way = information_along(
+    way = tabulated_information(
         problem, bottom, prior_moments(problem)[0] - bottom, point.Q
     )
     between = (bottom + point.Q) / 2

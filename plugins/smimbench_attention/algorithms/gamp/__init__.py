@@ -38,14 +38,14 @@ from smimbench_attention.algorithms.gamp.message_pass import (
     CONTROLS,
     SMALLEST_QHAT,
     SMALLEST_V,
+    DampingState,
     Number,
-    StepState,
+    change_overlaps,
     label_information,
-    limit_step,
+    limit_damping,
     message_pass,
-    next_step,
-    reversal_overlaps,
-    sample_strength,
+    next_damping,
+    sample_strengths,
     sample_weights,
     solve_components,
 )
@@ -73,13 +73,13 @@ class GampState(NamedTuple):
         The information.
     Gamma : array (P, P) or None
         Matrix that multiplies ``g_{t-1}`` in the Onsager term; None stands for V, as always for low rank.
-    step : StepState or None
+    damping_state : DampingState or None
         Data from which the size of the next step is computed.
-    strength : array (n,) or None
+    strengths : array (n,) or None
         Strengths of the samples; None: all samples take the weight of the step.
-    falls_fast : bool
+    V_falls_fast : bool
         Whether V of a component fell below ``FAST_FALL`` times its value in the previous step.
-    probe : array (P, ...) or None
+    probe_noise : array (P, ...) or None
         Noise with which the slope of the denoiser is measured if the problem is an assumed one.
     """
 
@@ -89,10 +89,10 @@ class GampState(NamedTuple):
     rng: np.random.Generator
     Qhat: Host | None = None
     Gamma: Host | None = None
-    step: StepState | None = None
-    strength: Array | None = None
-    falls_fast: bool = False
-    probe: Host | None = None
+    damping_state: DampingState | None = None
+    strengths: Array | None = None
+    V_falls_fast: bool = False
+    probe_noise: Host | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Gamp(Algorithm):
     information ``Qhat`` is computed from the posterior covariance; the mean of ``g g^T`` estimates the same number and serves as
     the check of self-consistency that is reported as log_information_ratio.
 
-    ``adjoint(X, g)`` carries noise of covariance ``kappa alpha sum_c g_c g_c^T``, which equals Qhat in the limit. With few
+    ``summed_adjoint(X, g)`` carries noise of covariance ``kappa alpha sum_c g_c g_c^T``, which equals Qhat in the limit. With few
     samples per direction it is larger; a denoiser that ignores this makes V fall below the true error, and the estimate diverges.
     For extensive rank, an excess above ``LARGEST_EXCESS`` is added to the noise: the denoiser gets ``Q = s Qhat s``,
     ``s^2 = LARGEST_EXCESS / excess``, and the Onsager term, in the limit ``E[d denoise / dR] Qhat^{-1} g``, has
@@ -136,7 +136,7 @@ class Gamp(Algorithm):
     Parameters
     ----------
     damping : float or None
-        Weight ``1 - b`` of the old in every step, the same for all samples, in [0, 1). Default: adaptive, see ``next_step``;
+        Weight ``1 - b`` of the old in every step, the same for all samples, in [0, 1). Default: adaptive, see ``next_damping``;
         an extrapolated step of low rank is recorded with a negative damping.
     initial_overlap : float or None
         Where the prior mean is a fixed point by symmetry, the run starts from the denoised noisy copy of an independent draw of
@@ -181,15 +181,15 @@ class Gamp(Algorithm):
         After a failure: with damping moved half way to 1, or with another random start. After a run with adaptive damping that
         has not converged: the version that continues with all noise counted.
         """
-        is_low = problem.model.rank == "low"
+        is_low_rank = problem.model.rank == "low"
         if outcome == "unsettled":
-            allows_excess = self.damping is None and self.largest_excess > 1
-            if is_low or problem.is_assumed or not allows_excess:
+            tolerates_excess_noise = self.damping is None and self.largest_excess > 1
+            if is_low_rank or problem.is_assumed or not tolerates_excess_noise:
                 return None
             return _GampAllNoise()
         if self.damping:
             return replace(self, damping=(1 + self.damping) / 2)
-        if is_low:
+        if is_low_rank:
             return self
         return None if self.damping is None else replace(self, damping=0.5)
 
@@ -205,16 +205,18 @@ class Gamp(Algorithm):
         if data.start is not None:
             estimate, V = data.start
         elif problem.channel.symmetry == "none":
-            mean = prior.mean(P, D)
-            estimate = namespace(data.inputs).asarray(mean, **matching(data.inputs))
+            prior_mean = prior.mean(P, D)
+            estimate = namespace(data.inputs).asarray(
+                prior_mean, **matching(data.inputs)
+            )
             prior_error = prior.second_moment(P) - prior.mean_overlap(P)
             V = np.asarray(prior_error, dtype=dtype_name(estimate))
         else:
             estimate, V = self._random_start(problem, data, rng)
-        strength = None
+        strengths = None
         if self.damping is None and problem.model.rank == "extensive":
-            strength = sample_strength(problem, data)
-        return GampState(estimate, to_host(V), None, rng, strength=strength)
+            strengths = sample_strengths(problem, data)
+        return GampState(estimate, to_host(V), None, rng, strengths=strengths)
 
     def _random_start(
         self, problem: Problem, data: Data, rng: np.random.Generator
@@ -226,9 +228,9 @@ class Gamp(Algorithm):
             problem.components,
         )
         information = self._initial_information(data.dimension)
-        draw = problem.prior.sample(rng, P, data.dimension)
+        prior_draw = problem.prior.sample(rng, P, data.dimension)
         noise = problem.model.draw_noise(rng, P, data.dimension)
-        R = xp.asarray(draw + noise / np.sqrt(information), **device_and_dtype)
+        R = xp.asarray(prior_draw + noise / np.sqrt(information), **device_and_dtype)
         denoised = problem.prior.denoise(
             R, xp.asarray(information * np.eye(P), **device_and_dtype)
         )
@@ -247,8 +249,8 @@ class Gamp(Algorithm):
         """Run one iteration of GAMP, the four equations of the class, and choose the size of the next step."""
         model, prior, V, n = problem.model, problem.prior, state.V, data.inputs.shape[0]
         is_extensive, is_adaptive = model.rank == "extensive", self.damping is None
-        step = state.step or self._first_step(model.rank, V)
-        strength = None if state.falls_fast else state.strength
+        damping_state = state.damping_state or self._initial_damping(model.rank, V)
+        strengths = None if state.V_falls_fast else state.strengths
 
         # The Onsager term Gamma g_{t-1} is subtracted in message_pass, as V rho g_{t-1}:
         # omega = forward(X, W) - Gamma g_{t-1};  g = V^{-1} (E[z | y, omega, V] - omega)
@@ -259,87 +261,114 @@ class Gamp(Algorithm):
             V,
             state.rng,
             previous_g=state.g,
-            reaction=None if state.Gamma is None else np.linalg.inv(V) @ state.Gamma,
-            weights=sample_weights(float(step.weight), strength, V, state.Qhat),
+            onsager_factor=None
+            if state.Gamma is None
+            else np.linalg.inv(V) @ state.Gamma,
+            damping_weights=sample_weights(
+                float(damping_state.weight), strengths, V, state.Qhat
+            ),
         )
-        covariance, undamped_square, square, *integration_errors = read_together(
-            messages.covariance,
-            messages.undamped_square,
-            messages.square,
-            *messages.integration_errors,
+        summed_covariance, undamped_square_of_g, square_of_g, *integration_errors = (
+            read_together(
+                messages.summed_covariance,
+                messages.undamped_square_of_g,
+                messages.square_of_g,
+                *messages.integration_errors,
+            )
         )
 
         # Qhat = kappa alpha C (V^{-1} - V^{-1} Cov V^{-1})
-        scale = model.kappa * data.sample_ratio
-        information = scale * model.sites * label_information(V, covariance / n)
+        kappa_alpha = model.kappa * data.sample_ratio
+        information = (
+            kappa_alpha * model.sites * label_information(V, summed_covariance / n)
+        )
         information = with_floor(information, SMALLEST_QHAT)
-        Qhat = damped_update(step.weight, information, state.Qhat)
+        Qhat = damped_update(damping_state.weight, information, state.Qhat)
 
         # R = W + Qhat^{-1} adjoint(X, g);  W, V = denoise(R, Q), Q = Qhat but for an excess of noise
-        adjoint = problem.per_variance(messages.adjoint)
+        adjoint = problem.per_variance(messages.summed_adjoint)
         R = state.estimate + solve_components(Qhat, adjoint)
         Q = Qhat
         if is_extensive and not problem.is_assumed:
-            Q = self._with_excess_noise(Qhat, scale * square / n)
+            Q = self._with_excess_noise(Qhat, kappa_alpha * square_of_g / n)
         denoised = denoise_step(prior, R, send(Q, R))
-        denoised_V, probe = denoised.V, state.probe
+        denoised_V, probe_noise = denoised.V, state.probe_noise
         if problem.is_assumed:
-            if probe is None:
-                probe = model.draw_noise(state.rng, *R.shape[:2])
-            denoised_V = measured_variance(problem, R, Qhat, denoised.estimate, probe)
+            if probe_noise is None:
+                probe_noise = model.draw_noise(state.rng, *R.shape[:2])
+            denoised_V = measured_variance(
+                problem, R, Qhat, denoised.estimate, probe_noise
+            )
 
         # Damping: a step of weight b takes b new + (1 - b) old of everything.
-        if is_adaptive and state.step is None:
+        if is_adaptive and state.damping_state is None:
             # At least the fraction of the error that the step is predicted to remove: damping V would push the scale of an
             # estimate that labels do not fix far above that of the signal.
             denoised_V = to_host(denoised_V)
-            removed = 1 - np.max(np.diagonal(denoised_V) / np.diagonal(V))
-            step = step._replace(weight=np.maximum(step.weight, removed))
-        change = denoised.estimate - state.estimate
-        estimate_weight = step.weight * step.extrapolation
+            removed_fraction = 1 - np.max(np.diagonal(denoised_V) / np.diagonal(V))
+            damping_state = damping_state._replace(
+                weight=np.maximum(damping_state.weight, removed_fraction)
+            )
+        estimate_change = denoised.estimate - state.estimate
+        estimate_weight = damping_state.weight * damping_state.extrapolation_factor
         estimate = damped_update(estimate_weight, denoised.estimate, state.estimate)
         # The last wait of the iteration: from here on everything is on the host.
-        denoised_V, squared_step, self_overlap, *overlaps = read_together(
+        denoised_V, squared_step, self_overlap, *overlaps_of_changes = read_together(
             denoised_V,
-            model.inner(change, change),
+            model.inner(estimate_change, estimate_change),
             model.inner(estimate, estimate),
-            *(reversal_overlaps(problem, step, change) if is_adaptive else ()),
+            *(
+                change_overlaps(problem, damping_state, estimate_change)
+                if is_adaptive
+                else ()
+            ),
         )
         next_V = diagonal_at_least(
-            damped_update(step.weight, denoised_V, V), SMALLEST_V
+            damped_update(damping_state.weight, denoised_V, V), SMALLEST_V
         )
         Gamma = None
         if is_extensive:
             Gamma = damped_update(
-                step.weight,
+                damping_state.weight,
                 denoised_V @ (Q @ np.linalg.inv(Qhat)),
                 V if state.Gamma is None else state.Gamma,
             )
 
         squared_step = np.diagonal(squared_step)
         undamped_error = np.diagonal(denoised_V) + SMALLEST_V
-        residual = np.max(np.sqrt(squared_step / undamped_error))
+        relative_change = np.max(np.sqrt(squared_step / undamped_error))
         if is_adaptive:
-            step = next_step(
-                problem, step, change, overlaps, squared_step, undamped_error, residual
+            damping_state = next_damping(
+                problem,
+                damping_state,
+                estimate_change,
+                overlaps_of_changes,
+                squared_step,
+                undamped_error,
+                relative_change,
             )
             if is_extensive:
-                step = limit_step(step, denoised_V, Qhat, state.strength)
+                damping_state = limit_damping(
+                    damping_state, denoised_V, Qhat, state.strengths
+                )
         info = Info(
-            residual=residual,
+            residual=relative_change,
             self_overlap=np.diagonal(self_overlap),
             squared_step=squared_step,
             integration_error=np.max(integration_errors),
             damping=1 - float(estimate_weight),
         )
         if not problem.is_assumed:
-            second = np.diagonal(prior.second_moment(problem.components))
-            noise = np.maximum(np.diagonal(scale * undamped_square / n), SMALLEST_QHAT)
-            info = info._replace(
-                predicted_overlap=np.asarray(second, V.dtype) - np.diagonal(next_V),
-                log_information_ratio=np.log(noise / np.diagonal(information)),
+            second_moment = np.diagonal(prior.second_moment(problem.components))
+            g_noise = np.maximum(
+                np.diagonal(kappa_alpha * undamped_square_of_g / n), SMALLEST_QHAT
             )
-        falls_fast = (np.diagonal(next_V) < FAST_FALL * np.diagonal(V)).any()
+            info = info._replace(
+                predicted_overlap=np.asarray(second_moment, V.dtype)
+                - np.diagonal(next_V),
+                log_information_ratio=np.log(g_noise / np.diagonal(information)),
+            )
+        V_falls_fast = (np.diagonal(next_V) < FAST_FALL * np.diagonal(V)).any()
         next_state = GampState(
             estimate,
             next_V,
@@ -347,24 +376,24 @@ class Gamp(Algorithm):
             state.rng,
             Qhat,
             Gamma,
-            step,
-            state.strength,
-            bool(falls_fast),
-            probe,
+            damping_state,
+            state.strengths,
+            bool(V_falls_fast),
+            probe_noise,
         )
         return next_state, info
 
-    def _first_step(self, rank: str, V: Host) -> StepState:
+    def _initial_damping(self, rank: str, V: Host) -> DampingState:
         """State of the step-size control before the first step, in the precision of V."""
         if self.damping is None:
-            return StepState(V.dtype.type(CONTROLS[rank].initial))
-        return StepState(V.dtype.type(1 - self.damping))
+            return DampingState(V.dtype.type(CONTROLS[rank].initial_weight))
+        return DampingState(V.dtype.type(1 - self.damping))
 
-    def _with_excess_noise(self, Qhat: Host, noise: Host) -> Host:
-        """Reduce the information Qhat where the noise of ``adjoint(X, g)`` exceeds it by more than is allowed."""
-        excess = np.diagonal(noise) / (self.largest_excess * np.diagonal(Qhat))
-        s = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
-        return np.asarray(Qhat * s[:, None] * s[None, :])
+    def _with_excess_noise(self, Qhat: Host, g_noise: Host) -> Host:
+        """Reduce the information Qhat where the noise of ``summed_adjoint(X, g)`` exceeds it by more than is allowed."""
+        excess = np.diagonal(g_noise) / (self.largest_excess * np.diagonal(Qhat))
+        noise_scale = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
+        return np.asarray(Qhat * noise_scale[:, None] * noise_scale[None, :])
 
     def plan(self, data: Data) -> Plan:
         """Plan one pass (forward and adjoint) per step, until overlaps are stationary and match the predicted error."""

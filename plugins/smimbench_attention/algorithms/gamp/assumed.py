@@ -98,14 +98,21 @@ def measured_variance(
 
     The prior's own V is a mean over observations that would be made if the assumptions were right.
     """
-    xp, axes = namespace(R), (-1, *[1] * (R.ndim - 1))
-    width = PROBE * np.sqrt(np.diagonal(np.linalg.inv(Qhat)))
-    push = xp.asarray(probe * width.reshape(axes), **matching(R))
-    moved = denoise_step(problem.prior, R + push, send(Qhat, R)).estimate - estimate
-    slope, size = (
-        to_host(problem.model.inner(response, push)) for response in (moved, push)
+    xp, component_shape = namespace(R), (-1, *[1] * (R.ndim - 1))
+    probe_sizes = PROBE * np.sqrt(np.diagonal(np.linalg.inv(Qhat)))
+    perturbation = xp.asarray(
+        probe * probe_sizes.reshape(component_shape), **matching(R)
     )
-    V: Host = symmetric(slope @ np.linalg.inv(size) @ np.linalg.inv(Qhat))
+    denoiser_response = (
+        denoise_step(problem.prior, R + perturbation, send(Qhat, R)).estimate - estimate
+    )
+    response_overlap, perturbation_overlap = (
+        to_host(problem.model.inner(signal, perturbation))
+        for signal in (denoiser_response, perturbation)
+    )
+    V: Host = symmetric(
+        response_overlap @ np.linalg.inv(perturbation_overlap) @ np.linalg.inv(Qhat)
+    )
     return V
 
 
@@ -114,30 +121,30 @@ class RecursionAccuracy(NamedTuple):
 
     Attributes
     ----------
-    points, trajectory_points : int
+    latent_points, trajectory_points : int
         Points of the integrals over latents; more of them where small overlaps decide when a trajectory escapes.
-    entries : int
+    signal_entries : int
         Entries that stand for a signal of low rank. Twice as many of these or of the points: half the error.
-    sets : int
+    point_sets : int
         Independent sets of points; their spread is the stated error.
-    start : float
+    initial_overlap : float
         Overlap of a start from which the prior mean would not move. Smaller: later steps, and the same ends.
     damping : float
         Weight of the old in every step, which moves no fixed point.
-    at_rest : float
+    stationary_change : float
         Relative change of a step that ends the recursion.
-    iterations : int
+    max_iterations : int
         Largest number of steps.
     """
 
-    points: int = 2**13
+    latent_points: int = 2**13
     trajectory_points: int = 2**15
-    entries: int = 2**13
-    sets: int = 4
-    start: float = 1e-4
+    signal_entries: int = 2**13
+    point_sets: int = 4
+    initial_overlap: float = 1e-4
     damping: float = 0.3
-    at_rest: float = 1e-10
-    iterations: int = 1000
+    stationary_change: float = 1e-10
+    max_iterations: int = 1000
 
 
 ACCURACY = RecursionAccuracy()
@@ -176,7 +183,7 @@ class NoFixedPoint(ValueError):
     """State evolution leaves the domain of its equations or does not converge."""
 
 
-class Observed(NamedTuple):
+class ObservedLabels(NamedTuple):
     """Labels y (n, ...) at latents of mean omega (n, P, C) and covariance V (P, P), as seen by a channel."""
 
     y: Array
@@ -190,20 +197,20 @@ class DenoisedSpectrum(NamedTuple):
 
     Attributes
     ----------
-    scale, noise : float
+    observation_scale, assumed_noise : float
         Scale s of the observed matrix, and the noise that is assumed in it.
-    x, xi, weights : ndarray (n,)
+    unscaled_eigenvalues, signal_means, weights : ndarray (n,)
         Eigenvalues of ``S + sqrt(Delta) Z``, means of S along their eigenvectors, and weights.
-    f : ndarray (n,)
+    denoised_eigenvalues : ndarray (n,)
         Denoised ``s x``.
     """
 
-    scale: float
-    noise: float
-    x: Host
-    xi: Host
+    observation_scale: float
+    assumed_noise: float
+    unscaled_eigenvalues: Host
+    signal_means: Host
     weights: Host
-    f: Host
+    denoised_eigenvalues: Host
 
 
 class MismatchedRecursion:
@@ -216,17 +223,19 @@ class MismatchedRecursion:
         self.scale = problem.model.kappa * alpha
         self.T = prior_moments(problem)[0]
         P, C = problem.components, problem.model.sites
-        points = ACCURACY.points
+        point_count = ACCURACY.latent_points
         if assumed is problem:
-            points = ACCURACY.trajectory_points
+            point_count = ACCURACY.trajectory_points
         if offers_rough(problem):  # whose posteriors are integrals
-            points //= 8
-        latents = whitened_points(2 * P * C, points, "wrong assumptions: latents", seed)
+            point_count //= 8
+        latents = whitened_points(
+            2 * P * C, point_count, "wrong assumptions: latents", seed
+        )
         self.latents = latents.reshape(-1, 2, P, C).swapaxes(0, 1)
         if problem.model.rank == "low":
-            self.signal, self.noise = self._entries()
+            self.signal, self.noise = self._signal_and_noise_entries()
 
-    def start(self, overlap: float) -> Orders:
+    def initial_orders(self, overlap: float) -> Orders:
         """Initial order parameters: those of the assumed prior mean, or of a small overlap where that is a fixed point."""
         second, mean_overlap = prior_moments(self.assumed)
         P = self.problem.components
@@ -239,31 +248,37 @@ class MismatchedRecursion:
         M = np.asarray(self.problem.model.inner(mean, true_mean))
         return Orders(M, mean_overlap, second - mean_overlap)
 
-    def observed(self, orders: Orders) -> Iterator[tuple[Observed, Observed]]:
+    def sampled_labels(
+        self, orders: Orders
+    ) -> Iterator[tuple[ObservedLabels, ObservedLabels]]:
         """Labels with the latent means of GAMP and with those of the true posterior, at the points and their negatives."""
         root = symmetric_root(orders.Q)
-        slope = orders.M.T @ np.linalg.pinv(root, rcond=1e-12)
-        covariance = symmetric(self.T - slope @ slope.T)
+        mean_coefficients = orders.M.T @ np.linalg.pinv(root, rcond=1e-12)
+        conditional_covariance = symmetric(
+            self.T - mean_coefficients @ mean_coefficients.T
+        )
         if (
-            not np.isfinite(covariance).all()
-            or np.linalg.eigvalsh(covariance)[0] < -1e-9
+            not np.isfinite(conditional_covariance).all()
+            or np.linalg.eigvalsh(conditional_covariance)[0] < -1e-9
         ):
             raise NoFixedPoint(
                 "state evolution reached overlaps that no estimate can have"
             )
-        covariance = covariance + SMALLEST_ERROR * np.eye(len(covariance))
+        conditional_covariance = conditional_covariance + SMALLEST_ERROR * np.eye(
+            len(conditional_covariance)
+        )
         channel = self.problem.channel
-        for u in (self.latents[0], -self.latents[0]):
-            omega, true_mean = root @ u, slope @ u
+        for white_fields in (self.latents[0], -self.latents[0]):
+            omega, true_mean = root @ white_fields, mean_coefficients @ white_fields
             rng = monte_carlo_rng("wrong assumptions: noise", self.seed)
-            z = true_mean + symmetric_root(covariance) @ self.latents[1]
+            z = true_mean + symmetric_root(conditional_covariance) @ self.latents[1]
             y = channel.forward(z, rng=rng)
             yield (
-                Observed(y, self.assumed.channel, omega, orders.V),
-                Observed(y, channel, true_mean, covariance),
+                ObservedLabels(y, self.assumed.channel, omega, orders.V),
+                ObservedLabels(y, channel, true_mean, conditional_covariance),
             )
 
-    def _messages(self, labels: Observed) -> tuple[Host, Host]:
+    def _messages(self, labels: ObservedLabels) -> tuple[Host, Host]:
         """Messages g (n, P, C) that GAMP computes from labels, and the information (P, P) that it infers."""
         y, channel, omega, V = labels
         rng = monte_carlo_rng("wrong assumptions: posterior", self.seed)
@@ -274,120 +289,151 @@ class MismatchedRecursion:
 
     def conjugates(self, orders: Orders) -> Conjugates:
         """Conjugate order parameters Qhat, m and chi as a function of the order parameters M, Q and V."""
-        halves = []
-        for assumed, true in self.observed(orders):
-            g, information = self._messages(assumed)
-            true_g, true_information = self._messages(true)
-            products = [
-                np.einsum("npc,nqc->pq", a, b) / len(g)
-                for a, b in ((g, true_g), (g, g), (true_g, true_g))
+        averages_of_halves = []
+        for assumed_labels, true_labels in self.sampled_labels(orders):
+            g, information = self._messages(assumed_labels)
+            true_g, true_information = self._messages(true_labels)
+            g_products = [
+                np.einsum("npc,nqc->pq", left_g, right_g) / len(g)
+                for left_g, right_g in ((g, true_g), (g, g), (true_g, true_g))
             ]
-            halves.append((information, true_information, *products))
+            averages_of_halves.append((information, true_information, *g_products))
         information, true_information, m, chi, true_chi = (
-            np.mean(matrices, axis=0) for matrices in zip(*halves)
+            np.mean(averages, axis=0) for averages in zip(*averages_of_halves)
         )
         if not _all_finite(information, m, chi):
             raise NoFixedPoint(
                 "the information of the labels under the assumed channel is not finite"
             )
         # Corrected by what is known of the true posterior: its sampled information is off by the same chance.
-        covariance = true.V
-        exact = information_at(
+        true_covariance = true_labels.V
+        exact_information = information_at(
             self.problem,
-            with_floor(self.T - covariance, 0.0),
-            covariance,
+            with_floor(self.T - true_covariance, 0.0),
+            true_covariance,
             rough=offers_rough(self.problem),
         ).value
-        by_slope = _correction(exact, symmetric(true_information))
-        by_square = _correction(exact, symmetric(true_chi))
+        information_correction = _covariance_correction(
+            exact_information, symmetric(true_information)
+        )
+        g_correction = _covariance_correction(exact_information, symmetric(true_chi))
         if self.problem.channel.symmetry == "signs":
             information, m, chi = (
                 np.diag(np.diagonal(matrix)) for matrix in (information, m, chi)
             )
-        information = by_slope @ information @ by_slope.T
+        information = information_correction @ information @ information_correction.T
         return Conjugates(
             self.scale * with_floor(information, SMALLEST_QHAT / self.scale),
-            self.scale * (by_square @ m @ by_square.T),
-            self.scale * symmetric(by_square @ chi @ by_square.T),
+            self.scale * (g_correction @ m @ g_correction.T),
+            self.scale * symmetric(g_correction @ chi @ g_correction.T),
         )
 
-    def denoised(self, conjugates: Conjugates) -> Orders:
+    def denoised_orders(self, conjugates: Conjugates) -> Orders:
         """Order parameters M, Q and V of the assumed prior's estimate as a function of the conjugate ones."""
         Qhat, m, chi = conjugates
         if self.problem.model.rank == "extensive":
-            return self._denoised_matrix(conjugates)
-        R = self._observed_signal(conjugates)
-        sampled = self._denoised_entries(self.assumed, Qhat, R, chi)
+            return self._orders_of_matrix(conjugates)
+        R = self._noisy_entries(conjugates)
+        sampled_orders = self._orders_of_entries(self.assumed, Qhat, R, chi)
         # The true prior's estimate from the same numbers has known overlaps.
         information = symmetric(m.T @ np.linalg.solve(chi, m))
         R = self.signal + inverse_root(information, 1e-12) @ self.noise
-        control = self._denoised_entries(self.problem, information, R, information)
+        control_orders = self._orders_of_entries(
+            self.problem, information, R, information
+        )
         Q, V = overlap_at(self.problem, information)
         return Orders(
-            Q + sampled.M - control.M,
-            Q + sampled.Q - control.Q,
-            V + sampled.V - control.V,
+            Q + sampled_orders.M - control_orders.M,
+            Q + sampled_orders.Q - control_orders.Q,
+            V + sampled_orders.V - control_orders.V,
         )
 
-    def _entries(self) -> tuple[Host, Host]:
+    def _signal_and_noise_entries(self) -> tuple[Host, Host]:
         """Sampled signal entries (P, size) with the exact second moment, and white noise orthogonal to them."""
-        P, size = self.problem.components, ACCURACY.entries
+        P, entry_count = self.problem.components, ACCURACY.signal_entries
         rng = monte_carlo_rng("wrong assumptions: signal", self.seed)
-        signal = self.problem.prior.sample(rng, P, size)
-        noise = normal_points(P, size, "wrong assumptions: entries", self.seed).T
-        sampled = np.concatenate([signal, noise])
-        zero = np.zeros((P, P))
-        moments = np.block([[self.T, zero], [zero, np.eye(P)]])
-        sampled_root = np.linalg.cholesky(sampled @ sampled.T / size)
-        exact = np.linalg.cholesky(moments) @ np.linalg.solve(sampled_root, sampled)
-        return exact[:P], exact[P:]
+        signal = self.problem.prior.sample(rng, P, entry_count)
+        noise = normal_points(P, entry_count, "wrong assumptions: entries", self.seed).T
+        sampled_entries = np.concatenate([signal, noise])
+        zeros = np.zeros((P, P))
+        exact_covariance = np.block([[self.T, zeros], [zeros, np.eye(P)]])
+        sampled_root = np.linalg.cholesky(
+            sampled_entries @ sampled_entries.T / entry_count
+        )
+        rescaled_entries = np.linalg.cholesky(exact_covariance) @ np.linalg.solve(
+            sampled_root, sampled_entries
+        )
+        return rescaled_entries[:P], rescaled_entries[P:]
 
-    def _observed_signal(self, conjugates: Conjugates) -> Host:
+    def _noisy_entries(self, conjugates: Conjugates) -> Host:
         """Observed signal entries ``R = Qhat^{-1} (m S + chi^{1/2} Z)`` (P, size) of the effective channel."""
         Qhat, m, chi = conjugates
-        blurred = m @ self.signal + symmetric_root(chi) @ self.noise
-        return np.linalg.solve(Qhat, blurred)
+        noisy_signal = m @ self.signal + symmetric_root(chi) @ self.noise
+        return np.linalg.solve(Qhat, noisy_signal)
 
-    def _denoised_entries(
+    def _orders_of_entries(
         self, problem: Problem, Qhat: Host, R: Host, chi: Host
     ) -> Orders:
         """Order parameters of a prior's estimate from the observed signal entries R."""
-        estimate, size = np.asarray(problem.prior.denoise(R, Qhat).estimate), R.shape[1]
+        estimate = np.asarray(problem.prior.denoise(R, Qhat).estimate)
+        entry_count = R.shape[1]
         # Stein: E[f Z^T] = E[f'] Qhat^{-1} chi^{1/2}.
-        V = symmetric(estimate @ self.noise.T / size @ inverse_root(chi, 1e-12))
-        return Orders(estimate @ self.signal.T / size, estimate @ estimate.T / size, V)
+        V = symmetric(estimate @ self.noise.T / entry_count @ inverse_root(chi, 1e-12))
+        return Orders(
+            estimate @ self.signal.T / entry_count,
+            estimate @ estimate.T / entry_count,
+            V,
+        )
 
-    def _denoised_matrix(self, conjugates: Conjugates) -> Orders:
+    def _orders_of_matrix(self, conjugates: Conjugates) -> Orders:
         """Order parameters of the assumed prior's estimate of a matrix of extensive rank."""
-        scale, _, x, xi, weights, f = self.spectrum(conjugates)
-        slope = (
+        spectrum = self.denoised_spectrum(conjugates)
+        f, xi = spectrum.denoised_eigenvalues, spectrum.signal_means
+        response = (
             f
-            * (x - xi)
-            / (_effective_noise(conjugates) * scale * conjugates.Qhat[0, 0])
+            * (spectrum.unscaled_eigenvalues - xi)
+            / (
+                _effective_noise(conjugates)
+                * spectrum.observation_scale
+                * conjugates.Qhat[0, 0]
+            )
         )
         return Orders(
-            *(np.array([[values @ weights]]) for values in (f * xi, f * f, slope))
+            *(
+                np.array([[integrand @ spectrum.weights]])
+                for integrand in (f * xi, f * f, response)
+            )
         )
 
-    def spectrum(self, conjugates: Conjugates) -> DenoisedSpectrum:
+    def denoised_spectrum(self, conjugates: Conjugates) -> DenoisedSpectrum:
         """Spectrum of the observed noisy matrix, before and after denoising by the assumed prior."""
-        nodes: list[Host] = []
+        nodes_and_means: list[Host] = []
 
-        def node_values(x: Host, mean: Host, variance: Host) -> Host:
-            nodes.extend((x, mean))
-            return np.eye(len(x))
+        def record_nodes(
+            unscaled_eigenvalues: Host, mean: Host, variance: Host
+        ) -> Host:
+            """Keep the integration nodes and the signal means there; each node is an integrand of its own."""
+            nodes_and_means.extend((unscaled_eigenvalues, mean))
+            return np.eye(len(unscaled_eigenvalues))
 
-        noise = 1 / float(conjugates.Qhat[0, 0])
+        assumed_noise = 1 / float(conjugates.Qhat[0, 0])
         scale = float(conjugates.m[0, 0] / conjugates.Qhat[0, 0])
-        means = self.problem.prior.law.spectral_means
-        assert means is not None  # mismatched_theory
-        weights = np.asarray(means(node_values, _effective_noise(conjugates)).value)
-        x, xi = nodes
+        spectral_means = self.problem.prior.law.spectral_means
+        assert spectral_means is not None  # mismatched_theory
+        weights = np.asarray(
+            spectral_means(record_nodes, _effective_noise(conjugates)).value
+        )
+        unscaled_eigenvalues, signal_means = nodes_and_means
         return DenoisedSpectrum(
-            scale, noise, x, xi, weights, self._shrunk(scale * x, noise)
+            scale,
+            assumed_noise,
+            unscaled_eigenvalues,
+            signal_means,
+            weights,
+            self._denoise_eigenvalues(scale * unscaled_eigenvalues, assumed_noise),
         )
 
-    def _shrunk(self, eigenvalues: Host, noise: float) -> Host:
+    def _denoise_eigenvalues(self, eigenvalues: Host, noise: float) -> Host:
         """Eigenvalues of a noisy matrix after denoising by the assumed prior."""
         eigenvalue_map = self.assumed.prior.law.eigenvalue_map
         assert eigenvalue_map is not None  # mismatched_theory
@@ -395,53 +441,60 @@ class MismatchedRecursion:
 
     def step(self, orders: Orders) -> Orders:
         """Run one undamped iteration of state evolution and return the new order parameters."""
-        denoised = self.denoised(self.conjugates(orders))
-        if not _all_finite(*denoised):
+        next_orders = self.denoised_orders(self.conjugates(orders))
+        if not _all_finite(*next_orders):
             raise NoFixedPoint("the order parameters of state evolution are not finite")
-        V = symmetric(denoised.V) + SMALLEST_ERROR * np.eye(len(denoised.V))
-        return denoised._replace(V=V)
+        V = symmetric(next_orders.V) + SMALLEST_ERROR * np.eye(len(next_orders.V))
+        return next_orders._replace(V=V)
 
     def fixed_point(self, orders: Orders) -> Orders:
         """Fixed point of state evolution by damped iterations; raises NoFixedPoint where they do not converge."""
-        is_rough = offers_rough(self.problem)
-        for _ in range(ACCURACY.iterations):
-            target = self.step(orders)
-            change = max(
-                float(np.abs(b - a).max() / max(np.abs(b).max(), ACCURACY.at_rest))
-                for a, b in zip(orders, target)
+        has_rough_information = offers_rough(self.problem)
+        for _ in range(ACCURACY.max_iterations):
+            next_orders = self.step(orders)
+            relative_change = max(
+                float(
+                    np.abs(following - previous).max()
+                    / max(np.abs(following).max(), ACCURACY.stationary_change)
+                )
+                for previous, following in zip(orders, next_orders)
             )
             orders = Orders(
                 *(
-                    ACCURACY.damping * a + (1 - ACCURACY.damping) * b
-                    for a, b in zip(orders, target)
+                    ACCURACY.damping * previous + (1 - ACCURACY.damping) * following
+                    for previous, following in zip(orders, next_orders)
                 )
             )
             # Where the signal is known, only rounding is left.
-            is_known = np.diagonal(orders.V).max() < 10 * SMALLEST_ERROR
-            if change < ACCURACY.at_rest:
+            signal_is_known = np.diagonal(orders.V).max() < 10 * SMALLEST_ERROR
+            if relative_change < ACCURACY.stationary_change:
                 return orders
-            if change < ROUGH_CHANGE and (is_known or is_rough):
+            if relative_change < ROUGH_CHANGE and (
+                signal_is_known or has_rough_information
+            ):
                 return orders
         raise NoFixedPoint("state evolution does not reach a fixed point")
 
-    def growth(self, orders: Orders, conjugates: Conjugates) -> float:
+    def perturbation_growth(self, orders: Orders, conjugates: Conjugates) -> float:
         """Growth factor per iteration of the squared norm of a small perturbation of the estimate; stable below 1."""
         P = self.problem.components
-        squares = []
-        for (y, channel, omega, V), _ in self.observed(orders):
+        mean_squared_slopes = []
+        for (y, channel, omega, V), _ in self.sampled_labels(orders):
             rng = monte_carlo_rng("wrong assumptions: posterior", self.seed)
             posterior = channel.posterior(y, omega, V, second_moment=True, rng=rng)
-            mean, inverse = np.asarray(posterior.mean), np.linalg.inv(V)
-            moment = np.asarray(posterior.second_moment)
-            covariance = moment - mean[..., None, None] * mean[:, None, None]
-            slopes = np.einsum("ap,npcqd,qb->nacbd", inverse, covariance, inverse)
+            mean, V_inverse = np.asarray(posterior.mean), np.linalg.inv(V)
+            second_moment = np.asarray(posterior.second_moment)
+            covariance = second_moment - mean[..., None, None] * mean[:, None, None]
+            g_slopes = np.einsum("ap,npcqd,qb->nacbd", V_inverse, covariance, V_inverse)
             same_site = np.eye(mean.shape[2])[None, None, :, None, :]
-            slopes -= inverse[None, :, None, :, None] * same_site
-            squares.append(
-                np.einsum("nacbd,necfd->aebf", slopes, slopes) / len(slopes) / 2
+            g_slopes -= V_inverse[None, :, None, :, None] * same_site
+            mean_squared_slopes.append(
+                np.einsum("nacbd,necfd->aebf", g_slopes, g_slopes) / len(g_slopes) / 2
             )
-        noise = np.linalg.inv(conjugates.Qhat)
-        K = self.scale * np.einsum("ax,xybf,ye->aebf", noise, sum(squares), noise)
+        Qhat_inverse = np.linalg.inv(conjugates.Qhat)
+        K = self.scale * np.einsum(
+            "ax,xybf,ye->aebf", Qhat_inverse, sum(mean_squared_slopes), Qhat_inverse
+        )
         J = self._squared_slopes(conjugates)
         map_of_covariances = np.einsum("aebf,bfxy->aexy", J, K).reshape(P * P, P * P)
         return float(np.abs(np.linalg.eigvals(map_of_covariances)).max())
@@ -449,26 +502,40 @@ class MismatchedRecursion:
     def _squared_slopes(self, conjugates: Conjugates) -> Host:
         """Mean products ``J_ab J_ef`` (a, e, b, f) of the derivatives J of the assumed denoiser."""
         if self.problem.model.rank == "extensive":
-            scale, noise, x, _, weights, f = self.spectrum(conjugates)
-            eigenvalues = scale * x
-            step = 1e-5 * noise**0.5
-            above = self._shrunk(eigenvalues + step, noise)
-            below = self._shrunk(eigenvalues - step, noise)
-            derivative = (above - below) / (2 * step)
-            gap = eigenvalues[:, None] - eigenvalues[None, :]
-            is_close = np.abs(gap) < step
-            quotient = (f[:, None] - f[None, :]) / np.where(is_close, 1.0, gap)
-            slopes = np.where(is_close, derivative[:, None], quotient)
-            return np.full((1, 1, 1, 1), weights @ (slopes * slopes) @ weights)
-        R = self._observed_signal(conjugates)
+            spectrum = self.denoised_spectrum(conjugates)
+            assumed_noise, weights = spectrum.assumed_noise, spectrum.weights
+            f = spectrum.denoised_eigenvalues
+            eigenvalues = spectrum.observation_scale * spectrum.unscaled_eigenvalues
+            difference_step = 1e-5 * assumed_noise**0.5
+            denoised_above = self._denoise_eigenvalues(
+                eigenvalues + difference_step, assumed_noise
+            )
+            denoised_below = self._denoise_eigenvalues(
+                eigenvalues - difference_step, assumed_noise
+            )
+            derivative = (denoised_above - denoised_below) / (2 * difference_step)
+            eigenvalue_gaps = eigenvalues[:, None] - eigenvalues[None, :]
+            is_close = np.abs(eigenvalue_gaps) < difference_step
+            difference_quotients = (f[:, None] - f[None, :]) / np.where(
+                is_close, 1.0, eigenvalue_gaps
+            )
+            denoiser_slopes = np.where(
+                is_close, derivative[:, None], difference_quotients
+            )
+            return np.full(
+                (1, 1, 1, 1), weights @ (denoiser_slopes * denoiser_slopes) @ weights
+            )
+        R = self._noisy_entries(conjugates)
         prior, Qhat = self.assumed.prior, conjugates.Qhat
-        steps = 1e-4 * np.sqrt(np.diagonal(np.linalg.inv(Qhat)))
+        difference_steps = 1e-4 * np.sqrt(np.diagonal(np.linalg.inv(Qhat)))
         estimate = np.asarray(prior.denoise(R, Qhat).estimate)
-        columns = []
-        for step, shift in zip(steps, np.diag(steps)):
-            moved = np.asarray(prior.denoise(R + shift[:, None], Qhat).estimate)
-            columns.append((moved - estimate) / step)
-        J = np.stack(columns, axis=1)  # (P, P, size)
+        jacobian_columns = []
+        for difference_step, shift in zip(difference_steps, np.diag(difference_steps)):
+            shifted_estimate = np.asarray(
+                prior.denoise(R + shift[:, None], Qhat).estimate
+            )
+            jacobian_columns.append((shifted_estimate - estimate) / difference_step)
+        J = np.stack(jacobian_columns, axis=1)  # (P, P, size)
         return np.asarray(np.einsum("abi,efi->aebf", J, J) / R.shape[1])
 
 
@@ -478,18 +545,20 @@ def _effective_noise(conjugates: Conjugates) -> float:
 
 
 def _all_finite(*matrices: Host) -> bool:
+    """Whether all entries of all matrices are finite."""
     return all(np.isfinite(matrix).all() for matrix in matrices)
 
 
-def _correction(exact: Host, sampled: Host) -> Host:
+def _covariance_correction(exact: Host, sampled: Host) -> Host:
     """Matrix c that corrects a sampled covariance, ``c sampled c^T = exact``; identity where they are too different."""
-    ratio = np.diagonal(exact) / np.maximum(np.diagonal(sampled), 1e-300)
-    if not (np.maximum(ratio, 1 / np.maximum(ratio, 1e-300)) < 2).all():
+    variance_ratios = np.diagonal(exact) / np.maximum(np.diagonal(sampled), 1e-300)
+    inverse_ratios = 1 / np.maximum(variance_ratios, 1e-300)
+    if not (np.maximum(variance_ratios, inverse_ratios) < 2).all():
         return np.eye(len(exact))
     return np.asarray(symmetric_root(exact) @ inverse_root(sampled, 1e-12))
 
 
-def _mean(samples: Sequence[Parameters]) -> Parameters:
+def _mean_parameters(samples: Sequence[Parameters]) -> Parameters:
     """Mean of order parameters over independent sets of random points."""
     return type(samples[0])(*(np.mean(matrices, axis=0) for matrices in zip(*samples)))
 
@@ -497,8 +566,8 @@ def _mean(samples: Sequence[Parameters]) -> Parameters:
 def _standard_error(samples: Sequence[Parameters]) -> Parameters:
     """Standard error of the mean of each order parameter over independent sets of points."""
     deviations = (np.std(matrices, axis=0, ddof=1) for matrices in zip(*samples))
-    root = len(samples) ** 0.5
-    return type(samples[0])(*(deviation / root for deviation in deviations))
+    root_of_count = len(samples) ** 0.5
+    return type(samples[0])(*(deviation / root_of_count for deviation in deviations))
 
 
 def mismatched_theory(
@@ -520,35 +589,43 @@ def mismatched_theory(
     conjugates: list[Conjugates] = []
     growth = 0.0
     try:
-        exact = _ridge(problem, assumed, alpha)
-        if exact is not None:  # without a spread
-            orders, conjugates = [exact[0]] * 2, [exact[1]] * 2
-        for seed in range(0 if exact else ACCURACY.sets):
+        ridge_solution = _ridge_fixed_point(problem, assumed, alpha)
+        if ridge_solution is not None:  # without a spread
+            orders, conjugates = [ridge_solution[0]] * 2, [ridge_solution[1]] * 2
+        for seed in range(0 if ridge_solution else ACCURACY.point_sets):
             recursion = MismatchedRecursion(problem, assumed, alpha, seed)
-            start = recursion.start(0.99 if is_informed else ACCURACY.start)
-            orders.append(recursion.fixed_point(orders[0] if orders else start))
+            initial_orders = recursion.initial_orders(
+                0.99 if is_informed else ACCURACY.initial_overlap
+            )
+            orders.append(
+                recursion.fixed_point(orders[0] if orders else initial_orders)
+            )
             conjugates.append(recursion.conjugates(orders[-1]))
-            growth = max(growth, recursion.growth(orders[-1], conjugates[-1]))
+            growth = max(
+                growth, recursion.perturbation_growth(orders[-1], conjugates[-1])
+            )
     except (NoFixedPoint, ParameterError, np.linalg.LinAlgError) as error:
         return f"GAMP with these assumptions does not converge: {error}"
     if growth > 1:
         return f"GAMP with these assumptions does not converge: errors grow by {growth:.3g} in every iteration"
     T = prior_moments(problem)[0]
-    limit = limit_point(
+    prediction = limit_point(
         problem,
         alpha,
-        [[evaluation.overlaps(T)] for evaluation in orders],
+        [[fixed_point.overlaps(T)] for fixed_point in orders],
         method="closed form of ridge regression"
-        if exact
+        if ridge_solution
         else "state evolution, wrong assumptions",
         branch="informed" if is_informed else "own",
-        V=_mean(orders).V,
+        V=_mean_parameters(orders).V,
     )
-    solution = Solution(problem, assumed, alpha, limit, orders, conjugates)
-    return replace(limit, draws=lambda: checks_by_draws(solution))
+    solution = MismatchedSolution(
+        problem, assumed, alpha, prediction, orders, conjugates
+    )
+    return replace(prediction, draws=lambda: checks_by_draws(solution))
 
 
-def _ridge(
+def _ridge_fixed_point(
     problem: Problem, assumed: Problem, alpha: float
 ) -> tuple[Orders, Conjugates] | None:
     """Closed-form fixed point where GAMP is ridge regression: linear labels and an assumed Gaussian signal.
@@ -563,9 +640,15 @@ def _ridge(
     true_noises, assumed_noises = noise_of_identity(problem), noise_of_identity(assumed)
     if true_noises is None or assumed_noises is None:
         return None
-    (T, mean), (second, assumed_mean) = prior_moments(problem), prior_moments(assumed)
-    variance, identity = float(second[0, 0]), np.eye(len(second))
-    if mean.any() or assumed_mean.any() or not np.allclose(second, variance * identity):
+    T, mean_overlap = prior_moments(problem)
+    assumed_second_moment, assumed_mean_overlap = prior_moments(assumed)
+    variance = float(assumed_second_moment[0, 0])
+    identity = np.eye(len(assumed_second_moment))
+    if (
+        mean_overlap.any()
+        or assumed_mean_overlap.any()
+        or not np.allclose(assumed_second_moment, variance * identity)
+    ):
         return None
     R = monte_carlo_rng("wrong assumptions: denoiser").standard_normal((len(T), 64))
     estimate = assumed.prior.denoise(R, identity).estimate
@@ -574,19 +657,26 @@ def _ridge(
         return None
     noise = true_noises.mean() * identity
     assumed_noise = assumed_noises.mean() * identity
-    ratio, penalty = (
+    labels_per_direction, penalty = (
         alpha * problem.model.sites,
         float(assumed_noises.mean()) / variance,
     )
     try:
-        _, M, Q = ridge_overlaps(T, noise, ratio, penalty)
+        _, M, Q = ridge_overlaps(T, noise, labels_per_direction, penalty)
     except ValueError as error:
         raise NoFixedPoint(str(error)) from None
-    claimed = ridge_overlaps(second, assumed_noise, ratio, penalty)
-    V = claimed.truth - 2 * claimed.cross + claimed.own + SMALLEST_ERROR * identity
-    gain = np.linalg.inv(V + assumed_noise)
-    information = problem.model.kappa * alpha * problem.model.sites * gain
-    chi = information @ (T - M - M.T + Q + noise) @ gain
+    claimed_overlaps = ridge_overlaps(
+        assumed_second_moment, assumed_noise, labels_per_direction, penalty
+    )
+    V = (
+        claimed_overlaps.truth
+        - 2 * claimed_overlaps.cross
+        + claimed_overlaps.own
+        + SMALLEST_ERROR * identity
+    )
+    label_precision = np.linalg.inv(V + assumed_noise)
+    information = problem.model.kappa * alpha * problem.model.sites * label_precision
+    chi = information @ (T - M - M.T + Q + noise) @ label_precision
     return Orders(M, Q, V), Conjugates(information, information, chi)
 
 
@@ -596,103 +686,118 @@ DRAWS, BATCHES, DIMENSION = 500, 40, 120
 """Draws of labels in a batch, batches, and dimension of matrices that are denoised. Each doubled: half the variance."""
 
 
-class Solution(NamedTuple):
+class MismatchedSolution(NamedTuple):
     """Fixed points of state evolution, one for every set of random points, and the prediction made from them."""
 
     problem: Problem
     assumed: Problem
     alpha: float
-    limit: AlgorithmPrediction
+    prediction: AlgorithmPrediction
     orders: list[Orders]
     conjugates: list[Conjugates]
 
     @property
-    def stream(self) -> str:
+    def random_stream(self) -> str:
         """Name of the random-number stream of the draws that check this solution."""
-        return f"{self.problem.identity} {self.assumed.identity} {self.limit.more['alpha']!r}"
+        return f"{self.problem.identity} {self.assumed.identity} {self.prediction.more['alpha']!r}"
 
 
-def checks_by_draws(solution: Solution) -> list[Check]:
+def checks_by_draws(solution: MismatchedSolution) -> list[Check]:
     """Check a prediction against Monte Carlo draws of labels and of denoised signals.
 
     m is the mean product of g with the latents of the signal less their mean given omega, without the true posterior. V is
     what a run measures, the response of the denoiser to a probe, without the spectral law or Stein's lemma.
     """
-    orders, conjugates = _mean(solution.orders), _mean(solution.conjugates)
+    orders = _mean_parameters(solution.orders)
+    conjugates = _mean_parameters(solution.conjugates)
     errors = _standard_error(solution.conjugates)
     V_error = _standard_error(solution.orders).V + SMALLEST_ERROR
-    messages = _drawn_messages(solution, orders)
+    drawn_conjugates = _drawn_conjugates(solution, orders)
     # What the size does is taken to fall as its inverse, and counted as an error.
-    small, large = _drawn_errors(solution, conjugates)
-    limit, bias = 2 * large - small, np.abs((large - small).mean(axis=0))
-    mse, mse_error = solution.limit.mse, solution.limit.mse_error
+    half_size_errors, full_size_errors = _drawn_errors(solution, conjugates)
+    extrapolated_errors = 2 * full_size_errors - half_size_errors
+    size_errors = np.abs((full_size_errors - half_size_errors).mean(axis=0))
+    mse, mse_error = solution.prediction.mse, solution.prediction.mse_error
     checks = []
     for k, name in enumerate(Conjugates._fields):
         predicted, error = np.diagonal(conjugates[k]), np.diagonal(errors[k])
-        checks += _checks(name, predicted, error, messages[:, k], 0 * predicted)
-    checks += _checks("signal", mse, mse_error, limit[:, 0], bias[0])
+        checks += _compare_components(
+            name, predicted, error, drawn_conjugates[:, k], 0 * predicted
+        )
+    checks += _compare_components(
+        "signal", mse, mse_error, extrapolated_errors[:, 0], size_errors[0]
+    )
     V, V_error = np.diagonal(orders.V), np.diagonal(V_error)
-    return checks + _checks("V", V, V_error, limit[:, 1], bias[1])
+    return checks + _compare_components(
+        "V", V, V_error, extrapolated_errors[:, 1], size_errors[1]
+    )
 
 
-def _checks(
-    name: str, predicted: Host, error: Host, draws: Host, draw_error: Host
+def _compare_components(
+    name: str, predicted: Host, errors: Host, draws: Host, draw_errors: Host
 ) -> list[Check]:
     """Compare a predicted quantity (P,), component by component, with its mean over Monte Carlo draws (n, P)."""
     return [
         compare(
             name,
-            p,
-            predicted[p],
-            error[p],
-            draws[:, p],
-            draw_error[p],
+            component,
+            predicted[component],
+            errors[component],
+            draws[:, component],
+            draw_errors[component],
             effective=np.inf,
         )
-        for p in range(len(predicted))
+        for component in range(len(predicted))
     ]
 
 
-def _drawn_messages(solution: Solution, orders: Orders) -> Host:
+def _drawn_conjugates(solution: MismatchedSolution, orders: Orders) -> Host:
     """Diagonals of Qhat, m and chi (BATCHES, 3, P), estimated from random batches of labels."""
     problem, (M, Q, V) = solution.problem, orders
     P, sites = problem.components, problem.model.sites
-    slope = M.T @ np.linalg.inv(Q)
-    covariance = prior_moments(problem)[0] - slope @ M
+    mean_coefficients = M.T @ np.linalg.inv(Q)
+    conditional_covariance = prior_moments(problem)[0] - mean_coefficients @ M
     batches = []
     for batch in range(BATCHES):
-        rng = monte_carlo_rng(f"wrong assumptions: draws {solution.stream}", batch)
-        normal = rng.standard_normal((2, DRAWS, P, sites))
-        omega = symmetric_root(Q) @ normal[0]
-        shift = symmetric_root(covariance) @ normal[1]
-        y = problem.channel.forward(slope @ omega + shift, rng=rng)
+        rng = monte_carlo_rng(
+            f"wrong assumptions: draws {solution.random_stream}", batch
+        )
+        normals = rng.standard_normal((2, DRAWS, P, sites))
+        omega = symmetric_root(Q) @ normals[0]
+        true_deviation = symmetric_root(conditional_covariance) @ normals[1]
+        y = problem.channel.forward(mean_coefficients @ omega + true_deviation, rng=rng)
         posterior = solution.assumed.channel.posterior(y, omega, V, rng=rng)
         g = np.linalg.inv(V) @ (np.asarray(posterior.mean) - omega)
         Qhat = sites * label_information(V, np.asarray(posterior.covariance))
         m, chi = (
-            np.einsum("npc,npc->p", g, factor) / DRAWS
-            for factor in (np.linalg.inv(covariance) @ shift, g)
+            np.einsum("npc,npc->p", g, conjugate_field) / DRAWS
+            for conjugate_field in (
+                np.linalg.inv(conditional_covariance) @ true_deviation,
+                g,
+            )
         )
         batches.append([np.diagonal(Qhat), m, chi])
     return problem.model.kappa * solution.alpha * np.array(batches)
 
 
-def _drawn_errors(solution: Solution, conjugates: Conjugates) -> Host:
+def _drawn_errors(solution: MismatchedSolution, conjugates: Conjugates) -> Host:
     """True and claimed error (2, BATCHES, 2, P) of denoised random signals, at half and at full dimension."""
     problem, assumed, (Qhat, m, chi) = solution.problem, solution.assumed, conjugates
-    model, P, inverse = problem.model, problem.components, np.linalg.inv(Qhat)
-    size = DIMENSION if model.rank == "extensive" else DRAWS * DIMENSION
+    model, P, Qhat_inverse = problem.model, problem.components, np.linalg.inv(Qhat)
+    full_dimension = DIMENSION if model.rank == "extensive" else DRAWS * DIMENSION
     errors = []
-    for D in (size // 2, size):
-        rng = monte_carlo_rng(f"wrong assumptions: denoised {solution.stream}", D)
+    for D in (full_dimension // 2, full_dimension):
+        rng = monte_carlo_rng(
+            f"wrong assumptions: denoised {solution.random_stream}", D
+        )
         for _ in range(BATCHES):
             signal = problem.prior.sample(rng, P, D)
             noise = model.draw_noise(rng, P, D)
-            R = np.tensordot(inverse @ m, signal, 1)
-            R = R + np.tensordot(inverse @ symmetric_root(chi), noise, 1)
+            R = np.tensordot(Qhat_inverse @ m, signal, 1)
+            R = R + np.tensordot(Qhat_inverse @ symmetric_root(chi), noise, 1)
             estimate = np.asarray(denoise_step(assumed.prior, R, Qhat).estimate)
             probe = model.draw_noise(rng, P, D)
-            claimed = measured_variance(assumed, R, Qhat, estimate, probe)
-            error = model.inner(signal - estimate, signal - estimate)
-            errors.append([np.diagonal(error), np.diagonal(claimed)])
+            claimed_error = measured_variance(assumed, R, Qhat, estimate, probe)
+            true_error = model.inner(signal - estimate, signal - estimate)
+            errors.append([np.diagonal(true_error), np.diagonal(claimed_error)])
     return np.reshape(errors, (2, BATCHES, 2, P))

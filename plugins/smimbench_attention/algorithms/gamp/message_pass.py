@@ -25,21 +25,21 @@ class Messages(NamedTuple):
     ----------
     g : array (n, P, C)
         ``V^{-1} (E[z | y, omega, V] - omega)``, damped.
-    adjoint : array (P, ...)
-        ``adjoint(X, g)``.
-    covariance : array (P, P)
+    summed_adjoint : array (P, ...)
+        ``summed_adjoint(X, g)``.
+    summed_covariance : array (P, P)
         Posterior covariances of the latents, summed over samples.
-    undamped_square, square : array (P, P)
+    undamped_square_of_g, square_of_g : array (P, P)
         Products ``g g^T``, summed over samples and sites, before and after damping.
     integration_errors : list of array
         Of the posteriors of every chunk.
     """
 
     g: Array
-    adjoint: Array
-    covariance: Array
-    undamped_square: Array
-    square: Array
+    summed_adjoint: Array
+    summed_covariance: Array
+    undamped_square_of_g: Array
+    square_of_g: Array
     integration_errors: list[Array]
 
 
@@ -51,8 +51,8 @@ def message_pass(
     rng: np.random.Generator | None,
     *,
     previous_g: Array | None = None,
-    reaction: Host | None = None,
-    weights: float | Array = 1.0,
+    onsager_factor: Host | None = None,
+    damping_weights: float | Array = 1.0,
 ) -> Messages:
     r"""Compute the messages of all samples at an estimate with the error V (P, P).
 
@@ -66,58 +66,69 @@ def message_pass(
     ----------
     previous_g : array (n, P, C), optional
         ``g_{t-1}``; without it, as at the first step, there is no Onsager term and nothing is damped.
-    reaction : ndarray (P, P), optional
+    onsager_factor : ndarray (P, P), optional
         ``rho``; the identity unless given. It is smaller where g has more noise than predicted.
-    weights : float or array (n,)
+    damping_weights : float or array (n,)
         Weight of the new g against the previous one, of all samples or of each.
     """
     model = problem.model
-    inverse, V_there = np.linalg.inv(V), send(V, estimate)
-    reduced_g = previous_g
-    if previous_g is not None and reaction is not None:
-        reduced_g = multiply_components(reaction, previous_g)
-    g_chunks, covariances, undamped_squares, squares, errors = [], [], [], [], []
-    adjoint: Array = None
+    V_inverse, V_on_device = np.linalg.inv(V), send(V, estimate)
+    onsager_g = previous_g
+    if previous_g is not None and onsager_factor is not None:
+        onsager_g = multiply_components(onsager_factor, previous_g)
+    g_chunks, covariances, integration_errors = [], [], []
+    undamped_products, damped_products = [], []
+    summed_adjoint: Array = None
     for chunk in sample_chunks(model, data.inputs, problem.components):
         inputs = take_samples(model, data.inputs, chunk)
         omega = model.forward(inputs, estimate)
-        if reduced_g is not None:
-            onsager_term = multiply_components(V, reduced_g[chunk, ...])
+        if onsager_g is not None:
+            onsager_term = multiply_components(V, onsager_g[chunk, ...])
             omega = omega - onsager_term
         posterior = checked_posterior(
-            problem.channel.posterior(data.labels[chunk, ...], omega, V_there, rng=rng),
+            problem.channel.posterior(
+                data.labels[chunk, ...], omega, V_on_device, rng=rng
+            ),
             omega,
         )
-        g = multiply_components(inverse, posterior.mean - omega)
-        square = _square(g)
-        undamped_squares.append(square)
+        g = multiply_components(V_inverse, posterior.mean - omega)
+        g_product = _square_of_g(g)
+        undamped_products.append(g_product)
         if previous_g is not None:
-            weight = weights
-            if not isinstance(weights, float):
-                weight = weights[chunk, None, None]
-            g = weight * g + (1 - weight) * previous_g[chunk, ...]
-            square = _square(g)
-        squares.append(square)
+            chunk_weight = damping_weights
+            if not isinstance(damping_weights, float):
+                chunk_weight = damping_weights[chunk, None, None]
+            g = chunk_weight * g + (1 - chunk_weight) * previous_g[chunk, ...]
+            g_product = _square_of_g(g)
+        damped_products.append(g_product)
         covariances.append(posterior.covariance * (chunk.stop - chunk.start))
-        errors.append(posterior.error)
+        integration_errors.append(posterior.error)
         g_chunks.append(g)
-        pushed = model.adjoint(inputs, g)
-        if adjoint is None:
-            adjoint = pushed
+        chunk_adjoint = model.adjoint(inputs, g)
+        if summed_adjoint is None:
+            summed_adjoint = chunk_adjoint
         else:
-            adjoint += pushed
+            summed_adjoint += chunk_adjoint
     if len(g_chunks) > 1:
         g_chunks = [namespace(estimate).concat(g_chunks, axis=0)]
-    covariance, undamped_square, square = (
-        reduce(add, sums) for sums in (covariances, undamped_squares, squares)
+    summed_covariance, undamped_square_of_g, square_of_g = (
+        reduce(add, chunk_sums)
+        for chunk_sums in (covariances, undamped_products, damped_products)
     )
-    return Messages(g_chunks[0], adjoint, covariance, undamped_square, square, errors)
+    return Messages(
+        g_chunks[0],
+        summed_adjoint,
+        summed_covariance,
+        undamped_square_of_g,
+        square_of_g,
+        integration_errors,
+    )
 
 
 def label_information(V: Host, covariance: Host) -> Host:
     """Information ``V^{-1} - V^{-1} Cov V^{-1}`` (P, P) of a label on its latents, with mean posterior covariance Cov."""
-    inverse = np.linalg.inv(V)
-    return np.asarray(inverse - inverse @ (covariance @ inverse))
+    V_inverse = np.linalg.inv(V)
+    return np.asarray(V_inverse - V_inverse @ (covariance @ V_inverse))
 
 
 def multiply_components(matrix: Host, z: Array) -> Array:
@@ -127,19 +138,21 @@ def multiply_components(matrix: Host, z: Array) -> Array:
     """
     if len(matrix) == 1:
         return z * float(matrix[0, 0])
-    factors = send(matrix, z)[None, :, :]
-    product = factors[..., :1] * z[..., :1, :]
-    for q in range(1, len(matrix)):
-        product += factors[..., q : q + 1] * z[..., q : q + 1, :]
+    matrix_entries = send(matrix, z)[None, :, :]
+    product = matrix_entries[..., :1] * z[..., :1, :]
+    for column in range(1, len(matrix)):
+        product += (
+            matrix_entries[..., column : column + 1] * z[..., column : column + 1, :]
+        )
     return product
 
 
-def _square(g: Array) -> Array:
+def _square_of_g(g: Array) -> Array:
     """Sum of products ``sum_{mu, c} g_pc g_qc`` (P, P) of ``g`` (n, P, C)."""
     xp, components = namespace(g), g.shape[1]
     by_component = xp.permute_dims(g, (1, 0, 2)) if components > 1 else g
-    flat = xp.reshape(by_component, (components, -1))
-    return xp.matmul(flat, xp.matrix_transpose(flat))
+    flat_g = xp.reshape(by_component, (components, -1))
+    return xp.matmul(flat_g, xp.matrix_transpose(flat_g))
 
 
 def solve_components(matrix: Host, signal: Array) -> Array:
@@ -147,8 +160,8 @@ def solve_components(matrix: Host, signal: Array) -> Array:
     if len(matrix) == 1:
         return signal / float(matrix[0, 0])
     xp = namespace(signal)
-    flat = xp.reshape(signal, (len(matrix), -1))
-    return xp.reshape(xp.linalg.solve(send(matrix, signal), flat), signal.shape)
+    flat_signal = xp.reshape(signal, (len(matrix), -1))
+    return xp.reshape(xp.linalg.solve(send(matrix, signal), flat_signal), signal.shape)
 
 
 # -- damping: one weight for all samples, smaller for samples with unusually large inputs ------------------------------------
@@ -157,28 +170,28 @@ Number = np.floating[Any]
 """A NumPy number on the host, in the precision of the run."""
 
 
-class StepControl(NamedTuple):
+class DampingSettings(NamedTuple):
     """Settings of adaptive damping: the weight shrinks after a step that was too large and grows otherwise.
 
     Attributes
     ----------
-    initial, largest, smallest : float
+    initial_weight, largest_weight, smallest_weight : float
         Weight of the first step (at least), and bounds of all others. A larger initial weight lets few samples push the
         estimate too far before the Onsager term acts.
-    shrink, grow : float
+    shrink_factor, growth_factor : float
         Factors of the weight.
     """
 
-    initial: float
-    largest: float
-    smallest: float
-    shrink: float
-    grow: float
+    initial_weight: float
+    largest_weight: float
+    smallest_weight: float
+    shrink_factor: float
+    growth_factor: float
 
 
 CONTROLS = {
-    "extensive": StepControl(0.5, 0.95, 0.02, 0.5, 1.15),
-    "low": StepControl(1.0, 1.0, 0.1, 0.7, 1.03),
+    "extensive": DampingSettings(0.5, 0.95, 0.02, 0.5, 1.15),
+    "low": DampingSettings(1.0, 1.0, 0.1, 0.7, 1.03),
 }
 """By rank. Matrices start at the prior mean, and a step that is too large shows as a residual that grows. Low rank has to grow
 while it leaves the prior mean, but steps that are too large reverse every time."""
@@ -198,47 +211,49 @@ LARGEST_COMMON = 0.7
 """Largest weight where all samples have the same one. At 0.85 runs from few samples do not converge; halved: twice as slow."""
 
 
-class StepState(NamedTuple):
+class DampingState(NamedTuple):
     """State of adaptive damping: the weight of the next step and what it is computed from.
 
     Attributes
     ----------
-    weight, extrapolation : NumPy number
+    weight, extrapolation_factor : NumPy number
         Weight of the new messages in the next step, and the factor by which the estimate moves further than everything else.
     slow_steps : int
         Slow, aligned steps since the last extrapolation.
-    change : array (P, ...) or None
+    estimate_change : array (P, ...) or None
         Undamped change of the estimate in the previous step.
-    residual : NumPy number
+    relative_change : NumPy number
         Its size in units of the predicted error.
     """
 
     weight: Number
-    extrapolation: Number | float = 1.0
+    extrapolation_factor: Number | float = 1.0
     slow_steps: int = 0
-    change: Array | None = None
-    residual: Number | float = np.nan
+    estimate_change: Array | None = None
+    relative_change: Number | float = np.nan
 
 
-def reversal_overlaps(
-    problem: Problem, step: StepState, change: Array
+def change_overlaps(
+    problem: Problem, damping: DampingState, estimate_change: Array
 ) -> tuple[Array, ...]:
     """Overlaps (P, P) of the estimate's previous change with the current one and with itself, for low rank."""
-    if step.change is None or problem.model.rank == "extensive":
+    if damping.estimate_change is None or problem.model.rank == "extensive":
         return ()
     inner = problem.model.inner
-    return inner(change, step.change), inner(step.change, step.change)
+    return inner(estimate_change, damping.estimate_change), inner(
+        damping.estimate_change, damping.estimate_change
+    )
 
 
-def next_step(
+def next_damping(
     problem: Problem,
-    step: StepState,
-    change: Array,
-    overlaps: Sequence[Host],
+    damping: DampingState,
+    estimate_change: Array,
+    overlaps_of_changes: Sequence[Host],
     squared_step: Host,
     error: Host,
-    residual: Number,
-) -> StepState:
+    relative_change: Number,
+) -> DampingState:
     """Choose the weight and the extrapolation of the next step.
 
     Low-rank steps that follow one another in the same direction, each shorter by the same factor r, converge to a known point:
@@ -247,49 +262,68 @@ def next_step(
 
     Parameters
     ----------
-    change : array (P, ...)
+    estimate_change : array (P, ...)
         Undamped change of the estimate in this step.
-    overlaps : sequence of ndarray (P, P)
-        Result of ``reversal_overlaps``.
+    overlaps_of_changes : sequence of ndarray (P, P)
+        Result of ``change_overlaps``.
     squared_step, error : ndarray (P,)
         Squared change and predicted squared error of every component.
-    residual : NumPy number
+    relative_change : NumPy number
         Size of the change in units of the error.
     """
-    if step.change is None:
-        return step._replace(change=change, residual=residual)
-    control = CONTROLS[problem.model.rank]
-    extrapolation: Number | float = 1.0
+    if damping.estimate_change is None:
+        return damping._replace(
+            estimate_change=estimate_change, relative_change=relative_change
+        )
+    settings = CONTROLS[problem.model.rank]
+    extrapolation_factor: Number | float = 1.0
     slow_steps = 0
-    if overlaps:
-        along, previous_square = (
-            np.sum(np.diagonal(overlap) / error) for overlap in overlaps
+    if overlaps_of_changes:
+        overlap_with_previous, previous_square = (
+            np.sum(np.diagonal(overlap) / error) for overlap in overlaps_of_changes
         )
         # Smaller steps are never too large: growth out of a tiny start would be damped away.
-        is_too_large = along < -0.5 * previous_square and residual > 0.1
+        is_too_large = (
+            overlap_with_previous < -0.5 * previous_square and relative_change > 0.1
+        )
         # A run at rest has steps of length 0.
-        tiny = np.finfo(previous_square.dtype).tiny
-        ratio = along / np.maximum(previous_square, tiny)
-        parallel = np.sqrt(previous_square * np.sum(squared_step / error))
-        if 0.7 < ratio < 1 and along > 0.99 * parallel:
-            slow_steps = step.slow_steps + 1
+        smallest_normal = np.finfo(previous_square.dtype).tiny
+        length_ratio = overlap_with_previous / np.maximum(
+            previous_square, smallest_normal
+        )
+        overlap_if_parallel = np.sqrt(previous_square * np.sum(squared_step / error))
+        if (
+            0.7 < length_ratio < 1
+            and overlap_with_previous > 0.99 * overlap_if_parallel
+        ):
+            slow_steps = damping.slow_steps + 1
         if slow_steps == ALIGNED_STEPS:
-            extrapolation, slow_steps = 1 / np.maximum(1 - ratio, 0.01), 0
+            extrapolation_factor, slow_steps = 1 / np.maximum(1 - length_ratio, 0.01), 0
     else:
-        is_too_large = residual > 1.3 * step.residual
+        is_too_large = relative_change > 1.3 * damping.relative_change
     if is_too_large:
-        weight = np.maximum(step.weight * control.shrink, control.smallest)
+        weight = np.maximum(
+            damping.weight * settings.shrink_factor, settings.smallest_weight
+        )
     else:
-        weight = np.minimum(step.weight * control.grow, control.largest)
-    return StepState(weight, extrapolation, slow_steps, change, residual)
+        weight = np.minimum(
+            damping.weight * settings.growth_factor, settings.largest_weight
+        )
+    return DampingState(
+        weight, extrapolation_factor, slow_steps, estimate_change, relative_change
+    )
 
 
-def limit_step(
-    step: StepState, V: Host, Qhat: Host, strength: Array | None
-) -> StepState:
+def limit_damping(
+    damping: DampingState, V: Host, Qhat: Host, strengths: Array | None
+) -> DampingState:
     """Limit the weight of a step to the largest value that is stable for extensive-rank matrices; see ``Gamp``."""
-    largest = LARGEST_COMMON if strength is None else 0.8 + 0.4 * mean_slope(V, Qhat)
-    return step._replace(weight=np.minimum(step.weight, V.dtype.type(largest)))
+    largest_weight = (
+        LARGEST_COMMON if strengths is None else 0.8 + 0.4 * mean_slope(V, Qhat)
+    )
+    return damping._replace(
+        weight=np.minimum(damping.weight, V.dtype.type(largest_weight))
+    )
 
 
 def mean_slope(V: Host, Qhat: Host) -> float:
@@ -297,7 +331,7 @@ def mean_slope(V: Host, Qhat: Host) -> float:
     return min(1.0, float(np.min(np.diagonal(V) * np.diagonal(Qhat))))
 
 
-def sample_strength(problem: Problem, data: Data) -> Array | None:
+def sample_strengths(problem: Problem, data: Data) -> Array | None:
     """Strength (n,) of every sample: the squared largest eigenvalue of ``X X^T / D`` of its tokens X (T, D).
 
     It is 1 in the limit.
@@ -305,21 +339,23 @@ def sample_strength(problem: Problem, data: Data) -> Array | None:
     None where their mean is above ``LARGEST_TYPICAL``: then all samples take the same weight.
     """
     model, xp = problem.model, namespace(data.inputs)
-    chunks = []
+    strength_chunks = []
     for chunk in sample_chunks(model, data.inputs, problem.components):
         tokens = take_samples(model, data.inputs, chunk)
         gram = xp.matmul(tokens, xp.matrix_transpose(tokens)) / tokens.shape[-1]
-        chunks.append(xp.max(xp.linalg.eigvalsh(gram), axis=-1) ** 2)
-    strength = xp.concat(chunks)
-    return strength if float(xp.mean(strength)) < LARGEST_TYPICAL else None
+        strength_chunks.append(xp.max(xp.linalg.eigvalsh(gram), axis=-1) ** 2)
+    strengths = xp.concat(strength_chunks)
+    return strengths if float(xp.mean(strengths)) < LARGEST_TYPICAL else None
 
 
 def sample_weights(
-    weight: float, strength: Array | None, V: Host, Qhat: Host | None
+    weight: float, strengths: Array | None, V: Host, Qhat: Host | None
 ) -> float | Array:
-    """Damping weight of the new messages: one for all samples, or one per sample (n,) if ``strength`` is given."""
-    if strength is None or Qhat is None:
+    """Damping weight of the new messages: one for all samples, or one per sample (n,) if ``strengths`` is given."""
+    if strengths is None or Qhat is None:
         return weight
-    xp = namespace(strength)
-    share = SHARE_OF_EDGE * 2 * (1 + mean_slope(V, Qhat)) / strength
-    return weight * xp.where(share < 1, share, xp.ones_like(share))
+    xp = namespace(strengths)
+    relative_weight = SHARE_OF_EDGE * 2 * (1 + mean_slope(V, Qhat)) / strengths
+    return weight * xp.where(
+        relative_weight < 1, relative_weight, xp.ones_like(relative_weight)
+    )

@@ -41,32 +41,32 @@ from smimbench_attention.algorithms.gamp.assumed import (
 UNRESOLVED = "the trajectory from a random start is not known: the numerical errors of its integrals are too large"
 
 
-class PathAccuracy(NamedTuple):
+class TrajectoryAccuracy(NamedTuple):
     """Numerical settings of predicted GAMP trajectories.
 
     Attributes
     ----------
-    sets : int
+    point_sets : int
         Independent sets of points; their spread is the stated error.
-    largest_error : float
+    largest_relative_error : float
         Error, as a fraction of the second moment, above which a trajectory is not shown.
-    arrival : float
+    arrival_distance : float
         Distance to the fixed point, as a fraction of the second moment and besides the stated errors, that counts as arrived.
-    iterations : int
+    max_iterations : int
         Largest number of iterations.
-    at_rest, roughly_at_rest : float
+    stationary_change, rough_stationary_change : float
         Relative change that ends a trajectory; the second where the information is sampled.
     """
 
-    sets: int = 4
-    largest_error: float = 0.1
-    arrival: float = 0.01
-    iterations: int = 60
-    at_rest: float = 1e-9
-    roughly_at_rest: float = 1e-5
+    point_sets: int = 4
+    largest_relative_error: float = 0.1
+    arrival_distance: float = 0.01
+    max_iterations: int = 60
+    stationary_change: float = 1e-9
+    rough_stationary_change: float = 1e-5
 
 
-ACCURACY = PathAccuracy()
+ACCURACY = TrajectoryAccuracy()
 
 
 def gamp_theory(
@@ -84,26 +84,29 @@ def gamp_theory(
     Where two branches compete, a run that begins at the prior mean, or near it, ends on the uninformed one, and one that begins
     near the signal on the informed one. Students that start alike agree.
     """
-    points = conditions.points
-    if not points:
+    theory_points = conditions.points
+    if not theory_points:
         branches = competing(problem, [alpha])[0]
-        points = tuple(point_document(problem, branch) for branch in branches)
+        theory_points = tuple(point_document(problem, branch) for branch in branches)
     branch = "informed" if conditions.start == "informed" else "uninformed"
-    end = next((point for point in points if point["branch"] == branch), points[0])
-    correction = first_correction(problem, alpha)
+    fixed_point = next(
+        (point for point in theory_points if point["branch"] == branch),
+        theory_points[0],
+    )
+    mse_correction = finite_size_correction(problem, alpha)
     prediction = AlgorithmPrediction.of_point(
-        end,
-        between_students=end["overlap"],
-        finite_size=None if correction is None else {"mse": correction},
+        fixed_point,
+        between_students=fixed_point["overlap"],
+        finite_size=None if mse_correction is None else {"mse": mse_correction},
     )
     if not conditions.trajectory:
         return prediction
     if damped:
-        why_not = "state evolution describes the undamped iteration only; set damping = 0 (fixed points do not change)"
-        return replace(prediction, trajectory=why_not)
+        reason = "state evolution describes undamped GAMP only; set damping = 0 (the fixed points stay the same)"
+        return replace(prediction, trajectory=reason)
     if conditions.start not in ("uninformed", "informed"):
-        why_not = f"the start {conditions.start!r} depends on the data"
-        return replace(prediction, trajectory=why_not)
+        reason = f"the start {conditions.start!r} depends on the data"
+        return replace(prediction, trajectory=reason)
     trajectory = _trajectory(problem, alpha, conditions, V, prediction)
     return replace(prediction, trajectory=trajectory)
 
@@ -114,7 +117,7 @@ def random_start_error(problem: Problem, information: float) -> Host:
     return V
 
 
-def first_correction(problem: Problem, alpha: float) -> list[float] | None:
+def finite_size_correction(problem: Problem, alpha: float) -> list[float] | None:
     r"""Finite-size coefficient b of ``MSE = limit + b / D`` per component, for Gaussian signals and linear labels.
 
     None for other problems.
@@ -132,20 +135,23 @@ def first_correction(problem: Problem, alpha: float) -> list[float] | None:
     denoiser or the labels are not linear, and corrections contain the fluctuations of order parameters.
     """
     spec = problem.spec
-    names = [spec[kind]["name"] for kind in ("model", "channel", "prior")]
-    if names != ["sequence-multi-index", "linear", "gaussian"]:
+    item_names = [spec[kind]["name"] for kind in ("model", "channel", "prior")]
+    if item_names != ["sequence-multi-index", "linear", "gaussian"]:
         return None
     noise, r = float(spec["channel"]["noise"]), alpha * problem.model.tokens
     if problem.variances is not None or problem.mixing is not None or noise <= 0:
         return None
     z = -noise
     # z S^2 + (1 + z - r) S + 1 = 0, the positive root, in the form in which nothing cancels.
-    linear = 1 + z - r
-    root = math.sqrt(linear * linear - 4 * z)
-    S = (linear + root) / (-2 * z) if linear > 0 else 2 / (root - linear)
-    slope = linear + 2 * z * S
-    derivative = -(S + S * S) / slope
-    return [-noise * (S + z * derivative) / slope] * problem.components
+    linear_coefficient = 1 + z - r
+    root_of_discriminant = math.sqrt(linear_coefficient * linear_coefficient - 4 * z)
+    if linear_coefficient > 0:
+        S = (linear_coefficient + root_of_discriminant) / (-2 * z)
+    else:
+        S = 2 / (root_of_discriminant - linear_coefficient)
+    slope_in_S = linear_coefficient + 2 * z * S
+    S_derivative = -(S + S * S) / slope_in_S
+    return [-noise * (S + z * S_derivative) / slope_in_S] * problem.components
 
 
 def _trajectory(
@@ -153,7 +159,7 @@ def _trajectory(
     alpha: float,
     conditions: Conditions,
     V: Host | None,
-    end: AlgorithmPrediction,
+    fixed_point: AlgorithmPrediction,
 ) -> dict[str, list[Any]] | str:
     """Trajectory of undamped GAMP (``iteration``, ``mse``, ``mse_error``, ``overlap``), or why there is none.
 
@@ -161,150 +167,190 @@ def _trajectory(
     """
     if problem.variances is not None and V is not None:
         return "the trajectory from a random start is not known for features with a spectrum"
-    start, T = _start(problem, conditions, V), prior_moments(problem)[0]
-    second = np.diagonal(T)
-    iterations = min(conditions.iterations or ACCURACY.iterations, ACCURACY.iterations)
-    paths: list[list[Overlaps]] = []
-    all_at_rest = True
-    for seed in range(1 if V is None else ACCURACY.sets):
+    initial_orders = _initial_orders(problem, conditions, V)
+    T = prior_moments(problem)[0]
+    second_moments = np.diagonal(T)
+    iteration_count = min(
+        conditions.iterations or ACCURACY.max_iterations, ACCURACY.max_iterations
+    )
+    overlap_paths: list[list[Overlaps]] = []
+    all_stationary = True
+    for seed in range(1 if V is None else ACCURACY.point_sets):
         if V is None:
-            step = _line_step(problem, alpha, start, np.asarray(end.overlap))
+            iterate = _bayes_optimal_iteration(
+                problem, alpha, initial_orders, np.asarray(fixed_point.overlap)
+            )
         else:
-            step = MismatchedRecursion(problem, problem, alpha, seed).step
+            iterate = MismatchedRecursion(problem, problem, alpha, seed).step
         try:
-            path, at_rest = _path(problem, start, iterations, step)
+            orders_along_path, is_stationary = _iterate_until_stationary(
+                problem, initial_orders, iteration_count, iterate
+            )
         except (NoFixedPoint, np.linalg.LinAlgError):
             return UNRESOLVED
-        paths.append([orders.overlaps(T) for orders in path])
-        all_at_rest &= at_rest
-        mse, error, overlap = _summary(problem, paths)
+        overlap_paths.append([orders.overlaps(T) for orders in orders_along_path])
+        all_stationary &= is_stationary
+        mse, mse_error, overlap = _mean_metrics(problem, overlap_paths)
         # Two sets that are far apart will not agree with more of them.
-        allowance = ACCURACY.largest_error * np.sqrt(ACCURACY.sets / len(paths))
-        if not (error < allowance * second).all():
-            return UNRESOLVED
-    end_mse, end_error = np.atleast_1d(end.mse), np.atleast_1d(end.mse_error)
-    distance = np.abs(mse[-1] - end_mse)
-    allowance = ACCURACY.arrival * second + 4 * (end_error + error[-1])
-    if all_at_rest and (distance > allowance).any():
-        end_of_path, fixed = (
-            ", ".join(f"{number:.3g}" for number in errors)
-            for errors in (mse[-1], end_mse)
+        allowance = ACCURACY.largest_relative_error * np.sqrt(
+            ACCURACY.point_sets / len(overlap_paths)
         )
-        return f"the predicted trajectory ends at the error {end_of_path}, not at that of the fixed point, {fixed}"
+        if not (mse_error < allowance * second_moments).all():
+            return UNRESOLVED
+    fixed_point_mse, fixed_point_error = (
+        np.atleast_1d(fixed_point.mse),
+        np.atleast_1d(fixed_point.mse_error),
+    )
+    distance_to_fixed_point = np.abs(mse[-1] - fixed_point_mse)
+    allowance = ACCURACY.arrival_distance * second_moments + 4 * (
+        fixed_point_error + mse_error[-1]
+    )
+    if all_stationary and (distance_to_fixed_point > allowance).any():
+        final_mse, expected_mse = (
+            ", ".join(f"{number:.3g}" for number in errors)
+            for errors in (mse[-1], fixed_point_mse)
+        )
+        return f"the predicted trajectory ends at an MSE of {final_mse}, not at that of the fixed point, {expected_mse}"
     return {
         "iteration": list(range(len(mse))),
         "mse": mse.tolist(),
-        "mse_error": error.tolist(),
+        "mse_error": mse_error.tolist(),
         "overlap": overlap.tolist(),
     }
 
 
-def _summary(problem: Problem, paths: list[list[Overlaps]]) -> tuple[Host, Host, Host]:
+def _mean_metrics(
+    problem: Problem, paths: list[list[Overlaps]]
+) -> tuple[Host, Host, Host]:
     """Mean MSE, its standard error and mean overlap (iterations, P) over the paths, in the units of the metrics.
 
     A path at rest stays where it is. One path has no error; numbers that are not finite have an infinite one.
     """
-    longest = max(map(len, paths))
-    padded = [path + path[-1:] * (longest - len(path)) for path in paths]
-    matrices: Host = np.array(padded)  # (paths, iterations, 3, P, P)
-    metrics = scores(aligned(problem, Overlaps(*np.moveaxis(matrices, 2, 0))))
+    longest_path = max(map(len, paths))
+    padded_paths = [path + path[-1:] * (longest_path - len(path)) for path in paths]
+    overlap_matrices: Host = np.array(padded_paths)  # (paths, iterations, 3, P, P)
+    metrics = scores(aligned(problem, Overlaps(*np.moveaxis(overlap_matrices, 2, 0))))
     mse = metrics["mse"]
-    is_low = problem.model.rank == "low"
-    overlap = metrics["squared_cosine" if is_low else "overlap"].mean(axis=0)
-    error = np.zeros_like(mse[0])
+    is_low_rank = problem.model.rank == "low"
+    overlap = metrics["squared_cosine" if is_low_rank else "overlap"].mean(axis=0)
+    mse_error = np.zeros_like(mse[0])
     if len(mse) > 1:
-        error = np.std(mse, axis=0, ddof=1) / np.sqrt(len(mse))
-    error = np.where(np.isfinite(mse).all(axis=0), error, np.inf)
-    return mse.mean(axis=0), error, overlap
+        mse_error = np.std(mse, axis=0, ddof=1) / np.sqrt(len(mse))
+    mse_error = np.where(np.isfinite(mse).all(axis=0), mse_error, np.inf)
+    return mse.mean(axis=0), mse_error, overlap
 
 
-def _start(problem: Problem, conditions: Conditions, V: Host | None) -> Orders:
+def _initial_orders(problem: Problem, conditions: Conditions, V: Host | None) -> Orders:
     """Order parameters of the initial states of the runs in the limit of large D.
 
     Their norms differ from the second moment by chance, which the limit does not contain. An informed start enters by its overlap
     with itself. A random one has an overlap with the signal that is chance alone, but grows from there: it is that of the runs.
     """
-    second, prior_mean_overlap = prior_moments(problem)
-    starts = [aligned(problem, overlaps) for overlaps in conditions.starts]
+    second_moment, prior_mean_overlap = prior_moments(problem)
+    aligned_starts = [aligned(problem, overlaps) for overlaps in conditions.starts]
     if V is not None:
-        Q = second - V
-        M = np.mean([overlaps.cross for overlaps in starts], axis=0) if starts else Q
+        Q = second_moment - V
+        M = (
+            np.mean([overlaps.cross for overlaps in aligned_starts], axis=0)
+            if aligned_starts
+            else Q
+        )
         if problem.channel.symmetry == "signs":
             M = np.diag(np.diagonal(M))  # the rest has either sign, and no mean
         return Orders(M, Q, V)
-    if not starts or conditions.start != "informed":
-        return Orders.bayes_optimal(second, second - prior_mean_overlap)
+    if not aligned_starts or conditions.start != "informed":
+        return Orders.bayes_optimal(second_moment, second_moment - prior_mean_overlap)
     self_overlaps = []
-    for overlaps in starts:
-        truth = np.diagonal(np.asarray(overlaps.truth, dtype=float))
-        norm = np.sqrt(np.diagonal(second) / truth)
+    for overlaps in aligned_starts:
+        squared_norms = np.diagonal(np.asarray(overlaps.truth, dtype=float))
+        rescaling = np.sqrt(np.diagonal(second_moment) / squared_norms)
         self_overlaps.append(
-            norm[:, None] * np.asarray(overlaps.own, dtype=float) * norm
+            rescaling[:, None] * np.asarray(overlaps.own, dtype=float) * rescaling
         )
-    return Orders.bayes_optimal(second, second - np.mean(self_overlaps, axis=0))
+    return Orders.bayes_optimal(
+        second_moment, second_moment - np.mean(self_overlaps, axis=0)
+    )
 
 
-def _line_step(
-    problem: Problem, alpha: float, start: Orders, end: Host
+def _bayes_optimal_iteration(
+    problem: Problem, alpha: float, initial_orders: Orders, final_overlap: Host
 ) -> Callable[[Orders], Orders]:
     """Function that runs one iteration of Bayes-optimal state evolution, with the information tabulated in advance."""
     T = prior_moments(problem)[0]
-    information = information_along(problem, start.Q, start.V, end.reshape(T.shape))
+    information = tabulated_information(
+        problem, initial_orders.Q, initial_orders.V, final_overlap.reshape(T.shape)
+    )
 
-    def step(orders: Orders) -> Orders:
+    def iterate(orders: Orders) -> Orders:
         Qhat = problem.model.kappa * alpha * information(T - orders.V, orders.V)
         return Orders.bayes_optimal(T, overlap_at(problem, Qhat)[1])
 
-    return step
+    return iterate
 
 
-def _path(
-    problem: Problem, orders: Orders, steps: int, step: Callable[[Orders], Orders]
+def _iterate_until_stationary(
+    problem: Problem,
+    initial_orders: Orders,
+    max_iterations: int,
+    iterate: Callable[[Orders], Orders],
 ) -> tuple[list[Orders], bool]:
     """Iterate state evolution; return the order parameters of all iterations and whether they became stationary."""
-    second = np.diagonal(prior_moments(problem)[0])
-    at_rest = ACCURACY.roughly_at_rest if offers_rough(problem) else ACCURACY.at_rest
-    path = [orders]
-    for _ in range(steps):
-        path.append(step(path[-1]))
-        previous, reached = (
-            np.diagonal(np.array(orders), axis1=1, axis2=2) for orders in path[-2:]
+    second_moments = np.diagonal(prior_moments(problem)[0])
+    stationary_change = ACCURACY.stationary_change
+    if offers_rough(problem):
+        stationary_change = ACCURACY.rough_stationary_change
+    orders_along_path = [initial_orders]
+    for _ in range(max_iterations):
+        orders_along_path.append(iterate(orders_along_path[-1]))
+        previous, current = (
+            np.diagonal(np.array(orders), axis1=1, axis2=2)
+            for orders in orders_along_path[-2:]
         )
-        is_known = (np.diagonal(path[-1].V) < 1e-13 * second).all()
-        if is_known or (np.abs(reached - previous) <= at_rest * np.abs(previous)).all():
-            return path, True
-    return path, False
+        signal_is_known = (
+            np.diagonal(orders_along_path[-1].V) < 1e-13 * second_moments
+        ).all()
+        change = np.abs(current - previous)
+        if signal_is_known or (change <= stationary_change * np.abs(previous)).all():
+            return orders_along_path, True
+    return orders_along_path, False
 
 
-def information_along(
-    problem: Problem, Q: Host, V: Host, end: Host | None = None
+def tabulated_information(
+    problem: Problem, Q: Host, V: Host, final_Q: Host | None = None
 ) -> Callable[[Host, Host], Host]:
-    """Information as a function of overlap and error (P, P), tabulated between Q, V and the overlap ``end``.
+    """Information as a function of overlap and error (P, P), tabulated between Q, V and the overlap ``final_Q``.
 
     Where a channel offers rough values, these are used, shifted to the accurate ones at both ends: the logarithm of their ratio
     hardly varies, and is interpolated in the trace of Q.
     """
     if not offers_rough(problem):
         return lambda Q, V: information_at(problem, Q, V).value
-    second = prior_moments(problem)[0]
-    ends = [(Q, V)]
-    if end is not None and (np.diagonal(second - end) > 0).all():
-        ends.append((end, np.diag(np.diagonal(second - end))))
+    second_moment = prior_moments(problem)[0]
+    endpoints = [(Q, V)]
+    if final_Q is not None and (np.diagonal(second_moment - final_Q) > 0).all():
+        endpoints.append((final_Q, np.diag(np.diagonal(second_moment - final_Q))))
 
-    def logarithm(Q: Host, V: Host, rough: bool) -> Host:
+    def log_information(Q: Host, V: Host, rough: bool) -> Host:
         return symmetric_logarithm(information_at(problem, Q, V, rough=rough).value)
 
-    ratios = [
-        logarithm(*pair, rough=False) - logarithm(*pair, rough=True) for pair in ends
+    log_ratios = [
+        log_information(*endpoint, rough=False) - log_information(*endpoint, rough=True)
+        for endpoint in endpoints
     ]
-    trace_start, trace_end = (float(np.trace(pair[0])) for pair in (ends[0], ends[-1]))
+    trace_start, trace_end = (
+        float(np.trace(endpoint[0])) for endpoint in (endpoints[0], endpoints[-1])
+    )
 
-    def interpolated(Q: Host, V: Host) -> Host:
-        share = 0.0
+    def interpolated_information(Q: Host, V: Host) -> Host:
+        final_weight = 0.0
         if trace_end != trace_start:
-            share = (np.trace(Q) - trace_start) / (trace_end - trace_start)
-            share = float(np.clip(share, 0.0, 1.0))
-        rough = logarithm(Q, V, rough=True)
-        return exponential(rough + (1 - share) * ratios[0] + share * ratios[-1])
+            final_weight = (np.trace(Q) - trace_start) / (trace_end - trace_start)
+            final_weight = float(np.clip(final_weight, 0.0, 1.0))
+        log_rough_information = log_information(Q, V, rough=True)
+        return exponential(
+            log_rough_information
+            + (1 - final_weight) * log_ratios[0]
+            + final_weight * log_ratios[-1]
+        )
 
-    return interpolated
+    return interpolated_information

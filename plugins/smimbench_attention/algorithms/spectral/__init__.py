@@ -90,13 +90,13 @@ def first_order(
         base = 0 * base
     V = np.asarray(_order_parameters_at(problem, origin)[1], dtype=dtype_name(base))
     messages = message_pass(problem, data, base, V, rng)
-    information = label_information(V, to_host(messages.covariance) / n)
+    information = label_information(V, to_host(messages.summed_covariance) / n)
     # A sample or two without information: the prior mean hardly moves.
     Qhat = with_floor(
         problem.model.kappa * data.sample_ratio * problem.model.sites * information,
         1e-9 * np.abs(np.linalg.inv(V)).max(),
     )
-    R = base + solve_components(Qhat, messages.adjoint)
+    R = base + solve_components(Qhat, messages.summed_adjoint)
     return denoise_step(prior, R, send(Qhat, R))
 
 
