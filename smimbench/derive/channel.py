@@ -10,8 +10,6 @@ import numpy as np
 from numpy.random import Generator
 
 from smimbench.backend.arrays import clip, matching, namespace
-from smimbench.derive.delegate import Delegate
-from smimbench.derive.integrate import integrate
 from smimbench.derive.labels import (
     few_labels,
     is_exact,
@@ -23,7 +21,7 @@ from smimbench.derive.labels import (
     symmetry_of_labels,
 )
 from smimbench.derive.likelihood_information import LikelihoodInformation
-from smimbench.derive.samples import PosteriorMoments
+from smimbench.derive.likelihood_posterior import PosteriorMoments, integrate
 from smimbench.interfaces import (
     Array,
     Channel,
@@ -33,9 +31,9 @@ from smimbench.interfaces import (
     Posterior,
     Uncertain,
 )
-from smimbench.interfaces.item import gives, with_defaults
+from smimbench.interfaces.item import Delegate, gives, with_defaults
 from smimbench.numerics.linalg import symmetric, symmetric_root
-from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.random_numbers import monte_carlo_rng
 
 
 class DerivedChannel(Delegate):

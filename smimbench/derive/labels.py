@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from smimbench.interfaces import Array, Channel, Host, ProblemLike
-from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.random_numbers import monte_carlo_rng
 
 
 def observable(channel: Channel, y: Array) -> Array:

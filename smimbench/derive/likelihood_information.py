@@ -13,17 +13,19 @@ from functools import lru_cache
 import numpy as np
 
 from smimbench.backend.arrays import NUMPY
-from smimbench.derive.integrate import BLOCK, SCALAR_TOLERANCE, integrate
 from smimbench.derive.labels import log_likelihood
+from smimbench.derive.likelihood_posterior import (
+    BLOCK,
+    SCALAR_TOLERANCE,
+    integrate,
+    reflected,
+)
 from smimbench.derive.sampled_information import Labels, label_means
-from smimbench.derive.samples import reflected
 from smimbench.interfaces import Array, Channel, Host, Uncertain
 from smimbench.numerics.linalg import inverse_root, symmetric, symmetric_root
-from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
 from smimbench.numerics.memo import cached_on
-from smimbench.numerics.qmc import whitened_points
-from smimbench.numerics.quadrature import gauss_legendre
-from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.quadrature import IMPOSSIBLE, gauss_legendre, line_moments
+from smimbench.numerics.random_numbers import monte_carlo_rng, whitened_points
 
 SCRAMBLES = 8
 """Independent scrambles of the points, whose spread is the error; doubled, twice the cost, and it is known 1.4 times better."""

@@ -26,8 +26,7 @@ from smimbench.interfaces import Array, Channel, Host, Uncertain
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import symmetric, symmetric_root
 from smimbench.numerics.memo import by_value
-from smimbench.numerics.qmc import normal_points
-from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.random_numbers import monte_carlo_rng, normal_points
 from smimbench.numerics.statistics import (
     FEWEST_EFFECTIVE,
     controlled_mean,

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from smimbench.backend.arrays import matching, namespace, send, to_host
-from smimbench.derive.delegate import Delegate
 from smimbench.interfaces import (
     Array,
     Channel,
@@ -41,8 +40,8 @@ from smimbench.interfaces import (
     Prior,
     is_symmetric,
 )
-from smimbench.interfaces.item import with_defaults
-from smimbench.numerics.token_pairs import site_pairs, site_scales
+from smimbench.interfaces.item import Delegate, with_defaults
+from smimbench.numerics.indexing import site_pairs, site_scales
 
 
 class WeightedModel(Delegate):

@@ -6,6 +6,16 @@ Plugins import the names of this page from here.
 from smimbench.numerics.bivariate_normal import log_cdf
 from smimbench.numerics.chebyshev import ChebyshevFit, chebyshev_fit, lobatto_points
 from smimbench.numerics.free_convolution import FreeConvolution
+from smimbench.numerics.indexing import (
+    entry_sites,
+    places_at_mask,
+    put_at_mask,
+    site_entries,
+    site_pairs,
+    site_scales,
+    site_values,
+    spread_at_mask,
+)
 from smimbench.numerics.linalg import (
     diagonal_at_least,
     inverse_root,
@@ -16,29 +26,21 @@ from smimbench.numerics.linalg import (
     symmetric_root,
     with_floor,
 )
-from smimbench.numerics.masked import places_at_mask, put_at_mask, spread_at_mask
 from smimbench.numerics.memo import by_value
-from smimbench.numerics.qmc import (
-    normal_points,
-    normal_scrambles,
-    uniform_points,
-    whitened_points,
-)
 from smimbench.numerics.quadrature import (
     gauss_hermite,
     gauss_legendre,
     gaussian_trapezoid,
     half_plane_hermite,
 )
-from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.numerics.statistics import controlled_mean
-from smimbench.numerics.token_pairs import (
-    entry_sites,
-    site_entries,
-    site_pairs,
-    site_scales,
-    site_values,
+from smimbench.numerics.random_numbers import (
+    monte_carlo_rng,
+    normal_points,
+    normal_scrambles,
+    uniform_points,
+    whitened_points,
 )
+from smimbench.numerics.statistics import controlled_mean
 
 __all__ = [
     "ChebyshevFit",

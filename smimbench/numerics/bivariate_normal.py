@@ -11,7 +11,7 @@ import numpy as np
 
 from smimbench.backend.arrays import clip, namespace, special
 from smimbench.interfaces import Array
-from smimbench.numerics.masked import put_at_mask
+from smimbench.numerics.indexing import put_at_mask
 from smimbench.numerics.quadrature import gauss_legendre
 
 LARGEST_CORRELATION = 0.9

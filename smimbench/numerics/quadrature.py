@@ -1,16 +1,31 @@
-"""Nodes and weights of quadrature rules, built on the host in float64.
+r"""Quadrature: nodes and weights of rules, and many one-dimensional Gaussian integrals at once by adaptive quadrature.
 
-Every function returns read-only NumPy arrays ``nodes, weights``, (count,) each unless it says otherwise; move them with
-``Backend.asarray`` or ``xp.asarray(..., device=...)``.
+**Rules** are built on the host in float64: every function returns read-only NumPy arrays ``nodes, weights``, (count,) each
+unless it says otherwise; move them with ``Backend.asarray`` or ``xp.asarray(..., device=...)``.
+
+**Adaptive quadrature** computes Gaussian integrals with a refinement of its own for each integrand,
+
+.. math:: Z = \int \phi(t)\, e^{\ell(t)}\, dt, \qquad E[t], \qquad E[t^2]
+
+for a batch of lines, each with its own ``ell``. The integrand may be narrow (any width), have several peaks, be zero
+outside a set (``ell = -inf``) or jump. Every line starts from the same cells; in every round the worst cells of the lines
+that are not done are split: at the jump, found by bisection, if there is one inside, otherwise in the middle. Everything
+happens in the log domain, so that a peak far out in the tail of the Gaussian is found as well. The cells are kept on the host;
+the integrand is evaluated wherever its arrays live.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.interfaces import Host
+from smimbench.backend.arrays import to_host
+from smimbench.interfaces import Array, Host
 
 Nodes = tuple[Host, Host]
 
@@ -98,3 +113,336 @@ def gauss_kronrod() -> tuple[Host, Host, Host]:
     for array in rule:
         array.flags.writeable = False  # shared by all callers
     return rule
+
+
+IMPOSSIBLE = -1e30
+"""Stand-in for the logarithm of zero, for which sums and differences stay finite."""
+
+_NODES = 5
+"""Number of nodes per cell; doubled, smooth integrands need fewer rounds, and every cell costs twice as much."""
+_EDGES = (0.0, 1.2, 2.5, 4.0, 6.5, 10.5, 17.0, 26.0, 38.0)
+"""Ends of the cells to begin with; twice as many make easy lines more expensive and hard ones cheaper."""
+_COMB = np.linspace(-8.0, 8.0, 1025)
+"""Ends of the cells of the fine comb; with twice as many, supports half as narrow are found."""
+
+
+class LineMoments(NamedTuple):
+    """Mass, mean and second moment of the integrand on every line, with errors.
+
+    Attributes
+    ----------
+    log_norm : array (N,)
+        ``log Z``; ``IMPOSSIBLE`` where the integrand was zero at every point that was tried.
+    mean, square : array (N,)
+        ``E[t]`` and ``E[t^2]`` under the normalized integrand; 0 and 1 where it was zero everywhere.
+    error : array (N,)
+        Estimate of the error of ``mean``; infinite where the integrand was zero everywhere.
+    """
+
+    log_norm: Array
+    mean: Array
+    square: Array
+    error: Array
+
+
+def line_moments(
+    log_weight: Callable[[Array, Array], Array],
+    count: int,
+    xp: ModuleType,
+    device: object,
+    *,
+    tolerance: float,
+    reach: float = 38.0,
+    rounds: int = 48,
+    search: bool = True,
+    places: Sequence[float] = (),
+) -> LineMoments:
+    """Mass, mean and second moment of ``phi(t) exp(log_weight(t))`` on every line, by adaptive quadrature.
+
+    Parameters
+    ----------
+    log_weight : callable
+        ``(t, lines)`` to ``ell``: ``t`` (M, k) points, ``lines`` (M,) the numbers of the lines they lie on, result
+        (M, k), where anything below ``IMPOSSIBLE`` is a zero of the integrand.
+    count : int
+        N, number of lines.
+    xp, device
+        Namespace and device of all arrays, in float64.
+    tolerance : float
+        Error of ``mean`` at which a line is done.
+    reach : float
+        Ends of the lines.
+    rounds : int
+        At most so many rounds of splits.
+    search : bool
+        Whether to go over lines with a fine comb where nothing but zeros was found.
+    places : sequence of float
+        Points of all lines close to which much may happen: ends of cells to begin with.
+
+    Returns
+    -------
+    LineMoments
+    """
+
+    def integrand(t: Host, lines: Host) -> Host:
+        ell = log_weight(
+            xp.asarray(t, dtype=xp.float64, device=device),
+            xp.asarray(lines, device=device),
+        )
+        return np.asarray(np.maximum(to_host(ell), IMPOSSIBLE) - t * t / 2)
+
+    ends = [e for e in (*_EDGES, *places) if abs(e) < reach] + [reach]
+    edges = np.unique([*ends, *(-e for e in _EDGES if e < reach), -reach])
+    moments = LineMoments(
+        np.full(count, IMPOSSIBLE),
+        np.zeros(count),
+        np.ones(count),
+        np.full(count, np.inf),
+    )
+    _integrate(integrand, np.arange(count), edges, tolerance, rounds, moments)
+    missed: Host = np.flatnonzero(np.isinf(moments.error) & search)
+    for start in range(0, len(missed), 256):
+        _integrate(
+            integrand, missed[start : start + 256], _COMB, tolerance, rounds, moments
+        )
+    return LineMoments(
+        *(xp.asarray(column, dtype=xp.float64, device=device) for column in moments)
+    )
+
+
+class _Cells(NamedTuple):
+    """Quadrature cells of all lines, (M,) each, ordered by line and from left to right.
+
+    ``values`` (m, M) is the log-integrand at the nodes, ``top`` its largest; ``mass``, ``first_moment`` and ``second_moment`` are
+    the integrals of 1, t - midpoint and its square, over ``exp(top)``; a peak may hide between the nodes of a ``rough`` cell.
+    """
+
+    line: Host
+    midpoint: Host
+    half: Host
+    values: Host
+    top: Host
+    mass: Host
+    first_moment: Host
+    second_moment: Host
+    log_error: Host
+    rough: Host
+
+    def take(self, index: Host) -> _Cells:
+        return _Cells(*(np.take(column, index, axis=-1) for column in self))
+
+
+def _integrate(
+    integrand: Callable[[Host, Host], Host],
+    lines: Host,
+    edges: Host,
+    tolerance: float,
+    rounds: int,
+    all_moments: LineMoments,
+) -> None:
+    """Integrate along the numbered lines, starting from cells between the edges, and store the moments in ``all_moments``."""
+    low, high = (np.tile(e, len(lines)) for e in (edges[:-1], edges[1:]))
+    cells = _evaluate_cells(integrand, np.repeat(lines, len(edges) - 1), low, high)
+    for step in range(rounds + 1):
+        if not (cells.top > IMPOSSIBLE / 2).all():
+            cells = cells.take(
+                np.flatnonzero(cells.top > IMPOSSIBLE / 2)
+            )  # zeros carry nothing
+        if not len(cells.line):
+            return
+        starts = np.flatnonzero(np.diff(cells.line, prepend=-1))
+        sizes = np.diff(starts, append=len(cells.line))
+        moments, priority, going_on = _moments_and_priorities(
+            cells, starts, sizes, tolerance
+        )
+        for target, column in zip(all_moments, moments):
+            target[cells.line[starts]] = column
+        if step == rounds:
+            return
+        # Cells that are nearly as bad as the worst of their line have to be split anyway.
+        split = priority >= np.repeat(
+            np.maximum.reduceat(priority, starts) - math.log(10), sizes
+        )
+        going = np.flatnonzero(np.repeat(going_on, sizes))
+        place = np.repeat(going, 1 + split[going])
+        parents = cells.take(going[split[going]])
+        # Until the halves of a cell are evaluated: a narrow support may lie between their nodes.
+        all_moments.error[parents.line] = np.inf
+        low = parents.midpoint - parents.half
+        high = parents.midpoint + parents.half
+        ends = np.stack([low, _split_points(integrand, parents), high])
+        children = _evaluate_cells(
+            integrand,
+            np.repeat(parents.line, 2),
+            ends[:2].T.ravel(),
+            ends[1:].T.ravel(),
+        )
+        cells = cells.take(place)
+        halved = split[place]
+        for column, child_column in zip(cells, children):
+            column[..., halved] = child_column
+
+
+def _evaluate_cells(
+    integrand: Callable[[Host, Host], Host], line: Host, low: Host, high: Host
+) -> _Cells:
+    """Evaluate the integrand in cells with ends ``low`` and ``high`` (M,) of the numbered lines."""
+    nodes, weights, transform = _lobatto_rule()
+    midpoint = (low + high) / 2
+    half = (high - low) / 2
+    values = (
+        integrand(midpoint[:, None] + half[:, None] * nodes, line).T
+        if len(line)
+        else np.empty((_NODES, 0))
+    )
+    top = values.max(axis=0)
+    # Zeros are kept 1e9 below the top: far enough to vanish, near enough to compute with.
+    values = np.maximum(values, top - 1e9)
+    shape = np.exp(np.maximum(values - top, -700.0))
+    mass, first_moment, second_moment = (
+        half ** (k + 1) * (weights * nodes**k @ shape) for k in range(3)
+    )
+    size = np.abs(transform @ shape)
+    low_size = size[:2].max(axis=0)
+    high_size = size[2:].max(axis=0)
+    # Legendre coefficients of a resolved integrand fall geometrically, and the rule is exact up to degree 2 m - 3.
+    # Those of a step do not: their ratio is at least 1/4 wherever it is.
+    ratio = high_size / np.maximum(low_size, 1e-300)
+    error = np.maximum(
+        2 * half * high_size * np.minimum((5.0 * ratio) ** 2, 1.5), 1e-300
+    )
+    rough = top - values.min(axis=0) > 8.0
+    return _Cells(
+        line,
+        midpoint,
+        half,
+        values,
+        top,
+        mass,
+        first_moment,
+        second_moment,
+        top + np.log(error),
+        rough,
+    )
+
+
+def _hidden_mass(cells: _Cells) -> Host:
+    """Logarithm of the largest mass that a peak between the nodes of each cell could hide.
+
+    The log-integrand is taken to be concave.
+
+    It would lie next to a node that is higher than its neighbors; the slopes on either side of a gap bound what happens in it.
+    """
+    rows = np.flatnonzero(cells.rough)
+    values = cells.values[:, rows]
+    gaps = np.diff(_lobatto_rule()[0])[:, None]
+    change = np.diff(values, axis=0)
+    nothing = np.full((1, len(rows)), IMPOSSIBLE)
+    from_left = np.vstack(
+        [-nothing, values[1:-1] + change[:-1] * (gaps[1:] / gaps[:-1])]
+    )
+    from_right = np.vstack(
+        [values[1:-1] - change[1:] * (gaps[:-1] / gaps[1:]), -nothing]
+    )
+    rise = np.maximum(
+        np.minimum(from_left, from_right), np.maximum(values[1:], values[:-1])
+    )
+    rise = np.vstack([nothing, rise, nothing])
+    line = cells.line[rows]
+    end = len(cells.line) - 1
+    previous = np.maximum(rows - 1, 0)
+    following = np.minimum(rows + 1, end)
+    left_values = np.where(
+        (previous < rows) & (cells.line[previous] == line),
+        cells.values[-2, previous],
+        IMPOSSIBLE,
+    )
+    right_values = np.where(
+        (following > rows) & (cells.line[following] == line),
+        cells.values[1, following],
+        IMPOSSIBLE,
+    )
+    around = np.vstack([left_values, values, right_values])
+    peak = (values >= around[:-2]) & (values >= around[2:])
+    hidden = np.full(cells.line.shape, IMPOSSIBLE)
+    height = np.where(peak, np.maximum(rise[:-1], rise[1:]), IMPOSSIBLE).max(axis=0)
+    hidden[rows] = height + np.log(2 * cells.half[rows])
+    return hidden
+
+
+def _moments_and_priorities(
+    cells: _Cells, starts: Host, sizes: Host, tolerance: float
+) -> tuple[LineMoments, Host, Host]:
+    """Current moments, the refinement priority of every cell, and a mask of lines that are not accurate enough."""
+
+    def total(column: Host) -> Host:
+        return np.add.reduceat(column, starts)
+
+    top = np.maximum.reduceat(cells.top, starts)
+    factor = np.exp(np.maximum(cells.top - np.repeat(top, sizes), -700.0))
+    norm = total(cells.mass * factor)
+    mean = total((cells.first_moment + cells.mass * cells.midpoint) * factor) / norm
+    offset = cells.midpoint - np.repeat(mean, sizes)
+    second_moment = (
+        cells.second_moment
+        + 2 * cells.first_moment * offset
+        + cells.mass * offset * offset
+    )
+    square = total(second_moment * factor) / norm + mean * mean
+    log_norm = top + np.log(norm)
+    norms = np.repeat(log_norm, sizes)
+    # The norm matters too, even where the integrand is so narrow that any norm gives the right mean.
+    lever = np.abs(offset) + cells.half + 0.1
+    errors = np.exp(np.clip(cells.log_error - norms, -700.0, 300.0)) * lever
+    potential = _hidden_mass(cells) - norms
+    error = total(errors)
+    hidden = np.maximum.reduceat(potential, starts)
+    going_on = (error > tolerance) | (hidden > math.log(tolerance))
+    error = error + np.exp(np.clip(hidden, -700.0, 0.0))
+    moments = LineMoments(
+        log_norm - math.log(math.sqrt(2 * math.pi)), mean, square, error
+    )
+    return moments, np.maximum(np.log(np.maximum(errors, 1e-300)), potential), going_on
+
+
+def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Host:
+    """Points at which cells are split: the largest jump of the log-integrand, or else the midpoint."""
+    values = np.maximum(cells.values, cells.top - 60.0)
+    change = np.diff(values, axis=0)
+    largest = np.abs(change).max(axis=0)
+    # A gap with this share of the change of its cell holds a jump.
+    rows = np.flatnonzero(
+        largest > np.maximum(0.7 * (cells.top - values.min(axis=0)), 0.1)
+    )
+    splits = cells.midpoint.copy()
+    nodes = _lobatto_rule()[0]
+    if not len(rows):
+        return splits
+    gap = np.abs(change[:, rows]).argmax(axis=0)
+    line = cells.line[rows]
+    midpoint = cells.midpoint[rows]
+    half = cells.half[rows]
+    low = midpoint + half * nodes[gap]
+    high = midpoint + half * nodes[gap + 1]
+    level = values[gap, rows] + change[gap, rows] / 2
+    rising = change[gap, rows] > 0
+    # Each step halves the part of a cell in which the jump may be.
+    for _ in range(13):
+        center = (low + high) / 2
+        above = (integrand(center[:, None], line)[:, 0] > level) == rising
+        low = np.where(above, low, center)
+        high = np.where(above, center, high)
+    margin = half * (1 - 1e-6)
+    splits[rows] = np.clip((low + high) / 2, midpoint - margin, midpoint + margin)
+    return splits
+
+
+@cache
+def _lobatto_rule() -> tuple[Host, Host, Host]:
+    """Gauss-Lobatto nodes and weights, and the matrix from node values to Legendre coefficients 1 .. m - 1.
+
+    The ends of a cell are nodes, so that a sliver of the support that reaches in from the neighbor is seen.
+    """
+    nodes, weights = gauss_lobatto(_NODES)
+    transform = np.linalg.inv(np.polynomial.legendre.legvander(nodes, _NODES - 1))
+    return nodes, weights, transform[1:]

@@ -44,7 +44,7 @@ from smimbench.interfaces import (
     is_symmetric,
 )
 from smimbench.interfaces.checks import checked_array
-from smimbench.numerics.seeds import STREAMS, monte_carlo_rng, words
+from smimbench.numerics.random_numbers import STREAMS, monte_carlo_rng, words
 from smimbench.problem.instance import Instance, draw_on, fill, stored_types
 from smimbench.registry.items import Parameters, build, parameters_of, signature_of
 from smimbench.registry.registry import Entry, RegistryError, get_registry

@@ -23,7 +23,7 @@ from smimbench.files import (
 )
 from smimbench.interfaces import ParameterError
 from smimbench.interfaces.algorithm import refusal
-from smimbench.numerics.seeds import TUNING
+from smimbench.numerics.random_numbers import TUNING
 from smimbench.problem.problem import Specification
 from smimbench.registry.items import Parameters
 from smimbench.registry.registry import get_registry

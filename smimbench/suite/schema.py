@@ -518,7 +518,7 @@ class SearchSpace:
         written : dict
             The parameters of the algorithm in the suite; a float among them makes its range one of floats.
         """
-        from smimbench.numerics.qmc import uniform_points
+        from smimbench.numerics.random_numbers import uniform_points
 
         as_written: Setting = {}
         for path in self.parameters:

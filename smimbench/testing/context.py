@@ -17,7 +17,7 @@ from smimbench.files import attempt, error_line, error_place
 from smimbench.interfaces import Channel, Model, ParameterError, is_symmetric
 from smimbench.interfaces.item import with_defaults
 from smimbench.numerics.memo import cached_on
-from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.random_numbers import monte_carlo_rng
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.items import (
     BASES,

@@ -20,7 +20,7 @@ import numpy as np
 
 from smimbench.derive.prior import why_theory_only
 from smimbench.interfaces import Host
-from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.random_numbers import monte_carlo_rng
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.theory.information import inverse_map, prior_moments
 from smimbench.theory.item_tests import (

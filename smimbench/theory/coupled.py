@@ -21,9 +21,8 @@ from smimbench.derive.sampled_information import SCRAMBLES
 from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
-from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.quadrature import gauss_legendre
-from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.random_numbers import monte_carlo_rng, normal_points
 from smimbench.numerics.statistics import controlled_mean
 from smimbench.problem.problem import Problem
 from smimbench.theory.curve import (

@@ -22,7 +22,7 @@ from smimbench.derive.labels import predict_twice
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.memo import cached_on
-from smimbench.numerics.qmc import normal_points
+from smimbench.numerics.random_numbers import normal_points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

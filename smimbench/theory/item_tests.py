@@ -18,7 +18,7 @@ from smimbench.files import attempt, error_line
 from smimbench.interfaces import Array, Host, Posterior, Uncertain
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import inverse_root, symmetric_root
-from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.random_numbers import monte_carlo_rng
 from smimbench.numerics.statistics import (
     DETECTED,
     FEWEST_EFFECTIVE,

@@ -29,7 +29,7 @@ from smimbench.derive.prior import why_theory_only
 from smimbench.files import JsonObject
 from smimbench.interfaces import Host, Posterior
 from smimbench.numerics.linalg import inverse_root, symmetric, symmetric_root
-from smimbench.numerics.seeds import monte_carlo_rng, words
+from smimbench.numerics.random_numbers import monte_carlo_rng, words
 from smimbench.numerics.statistics import (
     DETECTED,
     FEWEST_EFFECTIVE,

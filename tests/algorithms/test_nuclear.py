@@ -30,7 +30,7 @@ from smimbench_attention.algorithms.sgd import Sgd
 from smimbench_attention.priors.wishart import Wishart
 
 from smimbench.backend.device import get_backend
-from smimbench.derive.spectrum_prior import SpectrumPrior
+from smimbench.derive.prior import SpectrumPrior
 from smimbench.interfaces import Conditions, Law, Prior
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.theory.predictions import competing

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from smimbench_attention.channels.sequence.softmax import two_layers
-from smimbench_attention.models import sequence_mixed
+from smimbench_attention.models import sequence_multi_index
 
 from smimbench.backend import device
 from smimbench.backend.arrays import to_host
@@ -191,8 +191,8 @@ def test_narrow_inputs_are_multiplied_in_double_precision(components, shape):
     backend = get_backend("cupy", "mixed")
     there = backend.asarray(x, dtype="float32")
     found = (
-        sequence_mixed.project(there, backend.asarray(w)),
-        sequence_mixed.push(backend.asarray(g), there),
+        sequence_multi_index.project_mixed(there, backend.asarray(w)),
+        sequence_multi_index.push_mixed(backend.asarray(g), there),
     )
     for one, other in zip(found, (x.astype(float) @ w.T, g @ x.astype(float))):
         np.testing.assert_allclose(to_host(one), other, rtol=0, atol=1e-11)

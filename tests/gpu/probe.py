@@ -12,7 +12,7 @@ from unittest import mock
 import cupy as cp
 import numpy as np
 from smimbench_attention.models import attention_indexed as extensive
-from smimbench_attention.models import sequence_mixed
+from smimbench_attention.models import sequence_multi_index
 from smimbench_attention.priors.wishart import eigenvalue_map
 
 from smimbench.backend import chunk_bytes, device, get_backend
@@ -107,8 +107,8 @@ def narrow():
     size = int(30_000 * SCALE)
     flat, w = normal(int(20_000 * SCALE), size, dtype="float32"), normal(2, size)
     g = normal(2, len(flat))
-    timed("project float32 s", lambda: sequence_mixed.project(flat, w))
-    timed("push float32 s", lambda: sequence_mixed.push(g, flat))
+    timed("project float32 s", lambda: sequence_multi_index.project_mixed(flat, w))
+    timed("push float32 s", lambda: sequence_multi_index.push_mixed(g, flat))
     wide = flat.astype("float64")
     timed("project float64 s", lambda: wide @ w.T)
     timed("push float64 s", lambda: g @ wide)

@@ -10,7 +10,7 @@ import pytest
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
-from smimbench.numerics.seeds import STREAMS
+from smimbench.numerics.random_numbers import STREAMS
 from smimbench.problem.problem import Problem, ProblemError, seed_sequence
 from tests.helpers import environment
 

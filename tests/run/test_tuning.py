@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import smimbench
-from smimbench.numerics.seeds import STREAMS, TUNING
+from smimbench.numerics.random_numbers import STREAMS, TUNING
 from smimbench.problem.problem import seed_sequence
 from smimbench.run import processes
 from smimbench.run.record import sealed, text_of

@@ -1,17 +1,23 @@
-"""Sequence multi-index model: every token of a sample is projected onto a few directions."""
+"""Sequence multi-index model: every token of a sample is projected onto a few directions.
+
+On a GPU the CUDA kernels in ``sequence_mixed.cu`` multiply inputs in float32 with signals in float64. A matrix product would
+first make a copy of the inputs in float64, which is three times the traffic of what it saves. The kernels are checked on any
+machine, compiled for the host, by tests/models/test_sequence_multi_index_mixed.py; not measured on a device.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import array_api_compat
 import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Capabilities, Cost
-from smimbench_attention.models import sequence_mixed
 from smimbench_attention.models.common import TokenModel
 
 if TYPE_CHECKING:
@@ -112,7 +118,7 @@ class SequenceMultiIndex(TokenModel):
         rows = xp.reshape(signal, (students * components, dimension)) * dimension**-0.5
         flat = xp.reshape(inputs, (-1, dimension))
         if _uses_mixed_kernels(inputs, rows):
-            product = sequence_mixed.project(flat, rows)
+            product = project_mixed(flat, rows)
         elif isinstance(flat, np.ndarray) and len(rows) <= _FEW_VECTORS:
             times = np.vecdot if dimension <= _LARGEST_ROW else np.matmul
             product = np.stack([times(flat, w) for w in rows], axis=-1)
@@ -141,7 +147,7 @@ class SequenceMultiIndex(TokenModel):
         weights = xp.reshape(weights, (rows, n * sites))
         flat = xp.reshape(inputs, (-1, dimension))
         if _uses_mixed_kernels(inputs, weights):
-            total = sequence_mixed.push(weights, flat)
+            total = push_mixed(weights, flat)
         elif isinstance(flat, np.ndarray) and rows <= _FEW_VECTORS:
             total = np.concatenate([weights[k : k + 1] @ flat for k in range(rows)])
         else:
@@ -171,7 +177,70 @@ class SequenceMultiIndex(TokenModel):
 
 def _uses_mixed_kernels(inputs: Array, rows: Array) -> bool:
     """Whether to use the mixed-precision GPU kernels, for float32 inputs and a few float64 vectors."""
-    few = rows.shape[0] <= sequence_mixed.MAXIMUM_COMPONENTS
+    few = rows.shape[0] <= MAXIMUM_COMPONENTS
     return bool(
         few and inputs.dtype != rows.dtype and array_api_compat.is_cupy_array(inputs)
     )
+
+
+MAXIMUM_COMPONENTS = 8
+"""Largest number of components whose sums a GPU thread can hold in registers. Doubled: they spill to memory."""
+THREADS = 128
+ROWS = 4
+"""Threads per block, and tokens that a block processes, as in the CUDA kernels."""
+SHARES = 64
+"""Blocks of tokens that ``push_mixed`` sums apart, to have enough threads. Doubled (not measured): more partial sums."""
+
+
+def cuda_source(components: int) -> str:
+    """Source code of the CUDA kernels for this number of components."""
+    return f"#define P {components}\n" + files(__package__).joinpath(
+        "sequence_mixed.cu"
+    ).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _kernel(name: str, components: int) -> Any:
+    import cupy
+
+    return cupy.RawKernel(cuda_source(components), name, options=("--std=c++14",))
+
+
+def project_mixed(flat: Array, rows: Array) -> Array:
+    """Products (k, P) of the tokens (k, D) in float32 with vectors (P, D) in float64."""
+    import cupy
+
+    (count, size), components = flat.shape, rows.shape[0]
+    products = cupy.empty((count, components), dtype=np.float64)
+    if count:
+        arguments = (
+            flat,
+            cupy.ascontiguousarray(rows),
+            np.int64(count),
+            np.int64(size),
+            products,
+        )
+        _kernel("project", components)((-(-count // ROWS),), (THREADS,), arguments)
+    return products
+
+
+def push_mixed(weights: Array, flat: Array) -> Array:
+    """Weighted sums (P, D) of the tokens (k, D) in float32, with weights (P, k) in float64."""
+    import cupy
+
+    (count, size), components = flat.shape, weights.shape[0]
+    share = max(1, -(-count // SHARES))
+    sums = cupy.zeros((-(-count // share), components, size), dtype=np.float64)
+    if count:
+        arguments = (
+            flat,
+            cupy.ascontiguousarray(weights.T),
+            np.int64(count),
+            np.int64(size),
+            np.int64(share),
+            sums,
+        )
+        _kernel("push", components)(
+            (-(-size // THREADS), sums.shape[0]), (THREADS,), arguments
+        )
+    return sums.sum(axis=0)

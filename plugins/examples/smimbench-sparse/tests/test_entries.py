@@ -14,7 +14,7 @@ from scipy.special import log_ndtr
 from smimbench_sparse import GaussBernoulli, Rademacher
 
 import smimbench
-from smimbench.derive.simulated_prior import SimulatedPrior
+from smimbench.derive.derived_prior import SimulatedPrior
 from smimbench.interfaces import Channel
 from smimbench.registry import get_registry
 from smimbench.testing import parametrize_with_checks

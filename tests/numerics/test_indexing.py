@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from smimbench.backend.arrays import to_host
-from smimbench.numerics.masked import put_at_mask, spread_at_mask
+from smimbench.numerics.indexing import put_at_mask, spread_at_mask
 from tests.conftest import assert_placed
 
 

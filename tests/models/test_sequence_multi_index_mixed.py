@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from smimbench_attention.models import sequence_mixed
+from smimbench_attention.models import sequence_multi_index
 
 COMPILER = next(
     (path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None
@@ -20,7 +20,7 @@ def test_products_keep_the_digits_of_double_precision(tmp_path, rng, components)
         pytest.skip("no C++ compiler")
     source = tmp_path / "mixed.cpp"
     library = tmp_path / "mixed.so"
-    source.write_text(sequence_mixed.source(components))
+    source.write_text(sequence_multi_index.cuda_source(components))
     subprocess.run(
         [COMPILER, "-O1", "-shared", "-fPIC", str(source), "-o", str(library)],
         check=True,
@@ -49,6 +49,6 @@ def test_products_keep_the_digits_of_double_precision(tmp_path, rng, components)
 
 
 def test_the_source_has_the_sizes_that_the_callers_launch():
-    text = sequence_mixed.source(1)
-    assert f"#define THREADS {sequence_mixed.THREADS}\n" in text
-    assert f"#define ROWS {sequence_mixed.ROWS}\n" in text
+    text = sequence_multi_index.cuda_source(1)
+    assert f"#define THREADS {sequence_multi_index.THREADS}\n" in text
+    assert f"#define ROWS {sequence_multi_index.ROWS}\n" in text

@@ -8,7 +8,7 @@ from scipy import integrate, stats
 from scipy.special import log_ndtr, logsumexp
 
 from smimbench.backend.arrays import namespace, to_host
-from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
+from smimbench.numerics.quadrature import IMPOSSIBLE, line_moments
 from tests.conftest import assert_placed
 
 TOLERANCE = 1e-3

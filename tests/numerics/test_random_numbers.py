@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from smimbench.numerics.qmc import (
+from smimbench.numerics.random_numbers import (
     normal_points,
     normal_scrambles,
     uniform_points,

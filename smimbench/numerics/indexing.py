@@ -1,0 +1,93 @@
+"""Positions in arrays: rows at a mask, for namespaces without masked assignment, and pairs of tokens in their matrix.
+
+``xp.take(a, xp.nonzero(mask)[0], axis=0)`` picks the rows where a mask is true; these functions put them back.
+
+Of a symmetric matrix the sites are the unordered pairs ``a <= b``: 11, 12, .., 1T, 22, .., TT. Of one that is not, they are the
+ordered pairs of different tokens, row by row: 12, .., 1T, 21, 23, .., T(T-1).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+
+import numpy as np
+
+from smimbench.backend.arrays import NUMPY, clip, namespace
+from smimbench.interfaces import Array
+
+
+def places_at_mask(mask: Array) -> Array:
+    """Row of the selected entries that belongs at every position of ``mask`` (N,), as used by ``spread_at_mask``.
+
+    At a true position it is the number of true entries before it.
+    """
+    xp = namespace(mask)
+    return clip(xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1, 0, None)
+
+
+def spread_at_mask(selected: Array, mask: Array) -> Array:
+    """Put entry k of ``selected`` where ``mask`` (N,) is true for the k-th time, and repeat entries elsewhere.
+
+    Along the first axis ``selected`` is as long as ``mask`` is true, at least 1; the result has length N.
+    """
+    return namespace(mask).take(selected, places_at_mask(mask), axis=0)
+
+
+def put_at_mask(
+    array: Array, mask: Array, selected: Array, *, places: Array | None = None
+) -> Array:
+    """Copy ``array`` with its entries at true positions of ``mask`` (N,) replaced by those of ``selected``, in order.
+
+    Along the first axis ``selected`` is as long as ``mask`` is true; it may be empty. ``places`` is ``places_at_mask(mask)``, for
+    callers that have it.
+    """
+    if selected.shape[0] == 0:
+        return array
+    xp = namespace(mask)
+    if xp is NUMPY:  # a copy and an assignment: a third of the time
+        updated = np.array(array, dtype=np.result_type(array, selected))
+        updated[mask] = selected
+        return updated
+    repeated = xp.take(
+        selected, places_at_mask(mask) if places is None else places, axis=0
+    )
+    return xp.where(xp.reshape(mask, (-1,) + (1,) * (array.ndim - 1)), repeated, array)
+
+
+@cache
+def site_pairs(tokens: int, symmetric: bool = True) -> tuple[tuple[int, int], ...]:
+    """Pairs of tokens (counted from 0) in the order of the sites of an attention-indexed model."""
+    if symmetric:
+        return tuple(itertools.combinations_with_replacement(range(tokens), 2))
+    return tuple(itertools.permutations(range(tokens), 2))
+
+
+@cache
+def site_values(
+    tokens: int, diagonal: float, off_diagonal: float, symmetric: bool = True
+) -> tuple[float, ...]:
+    """One number for every site: the first argument for ``a = b``, the second for all others."""
+    by_kind = {True: diagonal, False: off_diagonal}
+    return tuple(by_kind[a == b] for a, b in site_pairs(tokens, symmetric))
+
+
+def site_scales(tokens: int, symmetric: bool = True) -> tuple[float, ...]:
+    """Factor ``sqrt(1 + delta_ab)`` of every pair of tokens, which turns the latent z into ``h = factor * z``."""
+    return site_values(tokens, math.sqrt(2.0), 1.0, symmetric)
+
+
+@cache
+def site_entries(tokens: int, symmetric: bool = True) -> tuple[int, ...]:
+    """Position of every pair of tokens in the flattened T x T matrix."""
+    return tuple(a * tokens + b for a, b in site_pairs(tokens, symmetric))
+
+
+@cache
+def entry_sites(tokens: int) -> tuple[int, ...]:
+    """Index of the pair of tokens of every entry of the flattened symmetric T x T matrix; entries ab and ba share one."""
+    site = {pair: c for c, pair in enumerate(site_pairs(tokens))}
+    return tuple(
+        site[min(a, b), max(a, b)] for a in range(tokens) for b in range(tokens)
+    )
