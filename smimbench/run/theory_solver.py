@@ -41,7 +41,7 @@ from smimbench.run.answers import (
 from smimbench.run.executor import WorkerMessage
 from smimbench.run.record import LONGEST, document_text
 from smimbench.run.store import move_aside
-from smimbench.run.theory_process import Progress, TheoryProcess
+from smimbench.run.theory_process import Progress, TheoryProcess, is_third_party
 from smimbench.suite.cells import build_algorithm
 from smimbench.theory.consistency import require_consistent, require_consistent_at
 from smimbench.theory.coupled import CoupledCurve
@@ -320,7 +320,8 @@ class TheorySolver(Answers):
         for ratios in curve_of(problem).batches(alphas):
             solved = competing(problem, ratios)
             overlaps = [(point.Q, point.V) for branches in solved for point in branches]
-            require_consistent_at(problem, overlaps, clock=time.perf_counter)
+            if is_third_party(*problem.spec.values()):
+                require_consistent_at(problem, overlaps, clock=time.perf_counter)
             for branches in solved:
                 yield [self._point(problem, point) for point in branches]
 
@@ -397,7 +398,8 @@ class TheorySolver(Answers):
             return
         key = canonical_json(problem.spec)
         if key not in self._consistent:
-            require_consistent(problem, clock=time.perf_counter)
+            if is_third_party(*problem.spec.values()):
+                require_consistent(problem, clock=time.perf_counter)
             self._consistent.add(key)
             self._compare_code(problem)
         self._nodes(problem)

@@ -60,6 +60,8 @@ ROUNDING = 1e-13
 """Relative error of a root of a closed form; doubled, so is the smallest error that is stated."""
 SMALL, SLOWEST = 1e-3, 0.5
 """Errors below the first (of what the prior mean leaves) fall at least with this power of Qhat; else the curve ends."""
+SMALL_QHAT = 4e-4
+"""Qhat at which an overlap is tested for still having its lowest value; doubled, twice as large critical Qhat are missed."""
 
 
 class ScalarCurve(Curve):
@@ -323,13 +325,9 @@ class ScalarCurve(Curve):
         0 when the prior mean itself is informative and holds nothing (a linear channel); None when the prior mean holds
         something from the beginning, so that learning starts smoothly at alpha = 0.
         """
-        information, ratios, P = (
-            self._information_at_prior_mean,
-            ComponentRatios(self.problem),
-            self.problem.components,
-        )
+        information, P = self._information_at_prior_mean, self.problem.components
         # In the small-width limit the overlap stays at its lowest value up to a finite Qhat.
-        is_held = ratios.critical[0] > 0
+        is_held = self._overlap(np.log(SMALL_QHAT))[1] >= self.unknown
         if not is_held and information.value > max(NOTHING, 3 * information.error):
             return None if self.prior_mean_overlap > 0 else Threshold(0.0, 0.0)
         if is_held or (
@@ -337,6 +335,7 @@ class ScalarCurve(Curve):
             and P == 1
             and self.problem.channel.susceptibility is not None
         ):
+            ratios = ComponentRatios(self.problem)
             log_ratio, error = ratios.log_ratios(np.zeros(P), [])
             value, relative = (
                 float(np.exp(log_ratio[0])),
