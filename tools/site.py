@@ -1,24 +1,31 @@
-"""What mkdocs does beyond the pages of docs/: pages that are generated, links that lead out of it, and formulas.
+"""Build the site: ``python tools/site.py``, which writes ``site/``.
 
-A hook of ``mkdocs.yml``. Formulas become MathML, which browsers draw by themselves: the site fetches nothing from elsewhere.
+``docs/`` is copied to ``build/docs`` with the pages that are generated, links that lead out of the documentation lose their
+target, Zensical builds the pages (``zensical.toml``), and formulas become MathML, which browsers draw by themselves: the site
+fetches nothing from elsewhere. A warning is a failure.
 """
 
 from __future__ import annotations
 
 import html
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 from board import page as board
 from columns import columns
 from hooks import contracts
 from latex2mathml.converter import convert
-from mkdocs.structure.files import File
 from suite import keys
 
 from smimbench.registry.registry import Registry, using
 from smimbench.report.catalogue import item_documents
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS, SOURCES, SITE = ROOT / "docs", ROOT / "build" / "docs", ROOT / "site"
+REFERENCE = ROOT / "results" / "reference"
 
 COMMAND_LINE = """# Command line
 
@@ -65,7 +72,6 @@ one, `smimbench compare results/reference results` holds results of your own, ma
 All were made by `python tools/reference.py`. At such sizes errors lie some per cent off their limits
 ([finite size](how-we-measure.md#finite-size)).
 """
-REFERENCE = Path(__file__).resolve().parent.parent / "results" / "reference"
 
 
 def _shipped_suites():
@@ -106,9 +112,15 @@ def gallery() -> str:
     return "\n".join(sections)
 
 
-def on_files(files: Any, config: Any) -> Any:
-    """Add the generated pages, and the figures of the gallery."""
-    pages = {
+GENERATED_SECTIONS = {"contracts": contracts, "keys": keys}
+
+
+def pages() -> dict[str, str]:
+    """Markdown of all pages, those of ``docs/`` and generated ones, by file name."""
+    written = {
+        path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")
+    }
+    generated = {
         "command-line.md": COMMAND_LINE,
         "python.md": PYTHON,
         "suites.md": suites(),
@@ -116,19 +128,10 @@ def on_files(files: Any, config: Any) -> Any:
         "board.md": board(),
         "columns.md": columns(),
     }
-    for name, text in pages.items():
-        files.append(File.generated(config, name, content=text))
-    for figure in sorted(REFERENCE.glob("*.svg")):
-        files.append(
-            File.generated(config, f"gallery/{figure.name}", abs_src_path=str(figure))
-        )
-    return files
+    return {name: _completed(text) for name, text in (written | generated).items()}
 
 
-GENERATED_SECTIONS = {"contracts": contracts, "keys": keys}
-
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def _completed(markdown: str) -> str:
     """Add generated sections; links that lead out of the documentation keep their words, as the site holds no source."""
     markdown = re.sub(
         r"<!-- on the site: (\w+) -->",
@@ -138,13 +141,41 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return re.sub(r"\[([^\]]+)\]\(\.\./[^)]*\)", r"\1", markdown)
 
 
-def on_page_content(text: str, **_: Any) -> str:
-    """Formulas as MathML."""
+def write_sources() -> None:
+    """Write the folder that Zensical reads: all pages and figures."""
+    shutil.rmtree(SOURCES, ignore_errors=True)
+    ignored = shutil.ignore_patterns("*.md", "*.json", "reproduce")
+    shutil.copytree(DOCS, SOURCES, ignore=ignored)
+    for name, text in pages().items():
+        (SOURCES / name).write_text(text, encoding="utf-8")
+    (SOURCES / "gallery").mkdir()
+    for figure in REFERENCE.glob("*.svg"):
+        shutil.copy(figure, SOURCES / "gallery")
+
+
+def draw_formulas(page: Path) -> None:
+    """Replace the TeX of a built page by MathML."""
     marked = r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
-    return re.sub(marked, _formula, text, flags=re.DOTALL)
+    text = page.read_text(encoding="utf-8")
+    page.write_text(re.sub(marked, _formula, text, flags=re.DOTALL), encoding="utf-8")
 
 
 def _formula(match: re.Match[str]) -> str:
     return convert(
         html.unescape(match[2]), display="block" if match[1] == "div" else "inline"
     )
+
+
+def main() -> int:
+    """Build the site; return the exit code of Zensical."""
+    write_sources()
+    shutil.rmtree(SITE, ignore_errors=True)
+    command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    for page in SITE.glob("*.html"):
+        draw_formulas(page)
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
