@@ -265,10 +265,10 @@ def theory(
     from smimbench.run.parallel_theory import answer_in_parallel
     from smimbench.run.plain_draws import draw_checks
     from smimbench.run.theory_solver import TheorySolver
-    from smimbench.suite.document import sample_ratios, suite_of_items
+    from smimbench.suite.document import parse_sample_ratios, suite_of_items
     from smimbench.suite.reader import parse_suite
 
-    alphas = None if alpha is None else sample_ratios(alpha)
+    alphas = None if alpha is None else parse_sample_ratios(alpha)
     items = {"model": model, "channel": channel, "prior": prior, "inputs": inputs}
     if suite is None:
         if not any(items.values()):

@@ -265,7 +265,7 @@ class Request:
         settings = self.settings()
         if settings is None:
             suite = load_suite(self.name, self.overrides, self.only)
-            if any(algorithm.tune for algorithm in suite.algorithms):
+            if any(algorithm.search_space for algorithm in suite.algorithms):
                 from smimbench.run.tuning import tuned
 
                 suite = tuned(suite, self.store(suite))

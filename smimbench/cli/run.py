@@ -326,7 +326,7 @@ def _report_shard(campaign: Campaign, shard_part: Shard, request: Request) -> in
         )
     if missing:
         return AGAIN
-    is_ok = set(counts) <= {"ok", "skipped"} and not campaign.suite.left_out
+    is_ok = set(counts) <= {"ok", "skipped"} and not campaign.suite.item_failures
     return OK if is_ok else NOT_OK
 
 

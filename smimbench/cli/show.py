@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 def _sample_ratios(
     ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
 ) -> list[float]:
-    from smimbench.suite.document import sample_ratios
+    from smimbench.suite.document import parse_sample_ratios
 
     try:
-        return [alpha for text in texts for alpha in sample_ratios(text)]
+        return [alpha for text in texts for alpha in parse_sample_ratios(text)]
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, param) from None
 
@@ -168,7 +168,7 @@ def theory(
     if request.as_json and request.as_csv:
         raise click.UsageError("choose one of --json and --csv")
     suite = request.suite()
-    if not suite.chosen_plans and not suite.unmade:
+    if not suite.chosen_plans and not suite.failed_problems:
         raise click.UsageError("--only excludes every problem of this suite")
     ratios, thresholds = sorted(set(alphas)) or None, not no_thresholds
     progress = TheoryProgress(

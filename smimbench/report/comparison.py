@@ -21,7 +21,7 @@ from smimbench.report.statistics import (
     mean_change,
     shared_instances,
 )
-from smimbench.suite.cells import agree
+from smimbench.suite.cells import is_same_setup
 from smimbench.suite.schema import ORACLE
 
 LEVEL = 0.997
@@ -181,7 +181,8 @@ def _counterparts(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[Pai
         similar = [
             other_key
             for other_key, similar_row in unmatched.items()
-            if other_key[2:] == key[2:] and agree(_items(similar_row), _items(row))
+            if other_key[2:] == key[2:]
+            and is_same_setup(_items(similar_row), _items(row))
         ]
         if len(similar) == 1:
             pairs[key] = unmatched.pop(similar[0]), row

@@ -235,5 +235,5 @@ class Results:
             self.counts,
             len(self.cells) - len(self.pairs),
             self.other_versions,
-            self.suite.left_out,
+            self.suite.item_failures,
         )

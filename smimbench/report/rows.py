@@ -166,7 +166,7 @@ def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns
         place = Place(
             label, algorithm, cell.backend, ratio, alpha, dimension, cell.origin
         )
-        items = Setup(cell.problem, cell.described).without("version")
+        items = Setup(cell.problem, cell.untuned_spec).without("version")
         places.append((cell, PlaceRuns(place, problem, items, records)))
     return places
 

@@ -238,8 +238,10 @@ def theory_of_suite(
         for plan in suite.chosen_plans
     ]
     return theories + [
-        ProblemTheory(unmade.label, unmade.tables, unsolved=unmade.reason)
-        for unmade in suite.unmade
+        ProblemTheory(
+            failed_problem.label, failed_problem.tables, unsolved=failed_problem.reason
+        )
+        for failed_problem in suite.failed_problems
     ]
 
 

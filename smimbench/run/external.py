@@ -29,7 +29,7 @@ from smimbench.run.loop import Status
 from smimbench.run.record import Record, new_record
 from smimbench.run.store import Store
 from smimbench.suite import SuiteError
-from smimbench.suite.cells import ProblemPlan, Suite, selects
+from smimbench.suite.cells import ProblemPlan, Suite, meets_conditions
 
 EXTERNAL = "elsewhere"
 """The backend of an estimate that was not made here."""
@@ -75,7 +75,7 @@ def _points(suite: Suite) -> Iterator[Point]:
     for plan in (plan for plan in suite.plans if not plan.theory_only):
         for dimension, seeds in zip(plan.dimensions, plan.seeds):
             for alpha, seed in itertools.product(plan.alphas, range(seeds)):
-                if selects(
+                if meets_conditions(
                     suite.only,
                     problem=plan.label,
                     alpha=alpha,

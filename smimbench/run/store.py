@@ -52,7 +52,7 @@ from smimbench.run.record import (
     sealed,
     text_of,
 )
-from smimbench.suite.cells import Cell, Suite, agree
+from smimbench.suite.cells import Cell, Suite, is_same_setup
 
 T = TypeVar("T")
 Columns = dict[str, Array]
@@ -471,7 +471,7 @@ def made_by_other_code(
     matched = []
     for record in unmatched:
         for identity, place in candidates.get(_without_parameters(record.cell), ()):
-            if agree(identity, record.cell):
+            if is_same_setup(identity, record.cell):
                 matched.append((place, record))
                 break
     matched.sort(key=lambda pair: pair[0])

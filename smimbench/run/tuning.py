@@ -41,7 +41,7 @@ from smimbench.run.record import (
 )
 from smimbench.run.store import TRIALS, Store
 from smimbench.suite import SuiteError
-from smimbench.suite.algorithms import setting_words, with_setting
+from smimbench.suite.algorithms import setting_text_of, with_setting
 from smimbench.suite.cells import (
     AlgorithmPlan,
     Cell,
@@ -99,7 +99,7 @@ class Search:
                 _, spec = make_algorithm(entry, parameters)
             except ParameterError as error:  # each value alone is allowed
                 place = f"algorithms: {algorithm.label}: tune"
-                reason = f"{setting_words(setting)}: {error.key} {error.message}"
+                reason = f"{setting_text_of(setting)}: {error.key} {error.message}"
                 raise SuiteError(
                     self.suite.file,
                     place,
@@ -191,9 +191,9 @@ def searches(suite: Suite) -> list[Search]:
     """Return all searches of a suite, regardless of ``--only``."""
     runnable = [plan for plan in suite.plans if not plan.theory_only]
     return [
-        Search(suite, plan, algorithm, algorithm.tune)
+        Search(suite, plan, algorithm, algorithm.search_space)
         for plan, algorithm in itertools.product(runnable, suite.algorithms)
-        if algorithm.tune
+        if algorithm.search_space
         and not attempt(refusal, build_algorithm(algorithm.spec, None), plan.problem)[0]
     ]
 

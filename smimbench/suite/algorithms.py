@@ -1,4 +1,4 @@
-"""Reads the algorithms of a suite: the settings that each ``[[algorithms]]`` table lists, and the search space of its tuning."""
+"""Reads the ``[[algorithms]]`` tables of a suite: settings of listed parameters, and the search space of tuning."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from smimbench.suite.cells import AlgorithmPlan, ProblemPlan, make_algorithm
 from smimbench.suite.schema import (
     ORACLE,
     AlgorithmTable,
-    Key,
+    ParameterPath,
     Range,
     SearchSpace,
     Setting,
     TuneTable,
-    distinct,
+    checked_distinct,
     require_distinct,
 )
 
@@ -41,9 +41,9 @@ LIST_OR_RANGE = "must be a list of values, or a range such as { low = 0.01, high
 
 def read_algorithms(
     tables: Sequence[AlgorithmTable],
-    plans: Sequence[ProblemPlan],
+    problem_plans: Sequence[ProblemPlan],
     file: str,
-    leave_out: Callable[[ProblemError, str], None],
+    skip_or_raise: Callable[[ProblemError, str], None],
 ) -> tuple[AlgorithmPlan, ...]:
     """Check the ``[[algorithms]]`` tables and return one algorithm for each combination of listed parameter values.
 
@@ -51,8 +51,8 @@ def read_algorithms(
     ----------
     file : str
         Path of the suite, for error messages.
-    leave_out : callable
-        ``leave_out(error, key)``: skips an entry that cannot be built, or raises.
+    skip_or_raise : callable
+        ``skip_or_raise(error, key)``: skips a table whose algorithm cannot be built, or raises.
 
     Raises
     ------
@@ -62,24 +62,24 @@ def read_algorithms(
     for i, table in enumerate(tables):
         key = f"algorithms[{i}]"
         try:
-            algorithms_of_table = _read_table(table, key, plans, file)
+            settings_of_table = _algorithms_of_table(table, key, problem_plans, file)
         except ProblemError as error:
-            _, _, place = error.key.partition(".")
-            leave_out(error, f"{key}.{place}".rstrip("."))
+            _, _, parameter_path = error.key.partition(".")
+            skip_or_raise(error, f"{key}.{parameter_path}".rstrip("."))
             continue
-        entry = algorithms_of_table[0].entry
-        if any(entry == algorithm.entry for algorithm in algorithms):
-            raise _repeated_label_error(file, key, entry)
-        for algorithm in algorithms_of_table:
-            _refuse_repeated(algorithm, algorithms, file, key)
+        entry_label = settings_of_table[0].table_label
+        if any(entry_label == algorithm.table_label for algorithm in algorithms):
+            raise _repeated_label_error(file, key, entry_label)
+        for algorithm in settings_of_table:
+            _refuse_repeated_algorithm(algorithm, algorithms, file, key)
             algorithms.append(algorithm)
     return tuple(algorithms)
 
 
-def _read_table(
-    table: AlgorithmTable, key: str, plans: Sequence[ProblemPlan], file: str
+def _algorithms_of_table(
+    table: AlgorithmTable, key: str, problem_plans: Sequence[ProblemPlan], file: str
 ) -> list[AlgorithmPlan]:
-    """Return the algorithms of one ``[[algorithms]]`` table.
+    """Return the algorithms of one ``[[algorithms]]`` table, one for each combination of listed parameter values.
 
     Raises ProblemError if the algorithm cannot be built; the caller may then skip it.
     """
@@ -92,9 +92,9 @@ def _read_table(
                 f"{key}.tune",
                 "cannot be used with start = 'informed': an algorithm that starts near the teacher is not ranked or tuned",
             )
-    axes = axes_of_table(table)
-    for path, values in axes.items():
-        require_distinct(values, file, ".".join((key, *path)))
+    listed_parameters = listed_parameters_of(table)
+    for path, listed_values in listed_parameters.items():
+        require_distinct(listed_values, file, ".".join((key, *path)))
     with explained("algorithm"):
         entry = get_registry().get("algorithm", table.name)
         require_known(
@@ -102,42 +102,48 @@ def _read_table(
             [*signature_of(entry.item), *AlgorithmTable.model_fields],
         )
         settings = []
-        for combination in itertools.product(*axes.values()):
-            setting = dict(zip(axes, combination))
+        for combination in itertools.product(*listed_parameters.values()):
+            setting = dict(zip(listed_parameters, combination))
             parameters = with_setting(table.parameters(), setting)
             _, spec = make_algorithm(entry, parameters)
             settings.append((setting, parameters, spec))
-    plan = _first_supported_problem(entry, table.name, plans)
+    supported_plan = _first_supported_problem(entry, table.name, problem_plans)
     if table.assumed:
         _require_possible_assumptions(
-            [parameters["assumed"] for _, parameters, _ in settings], plans
+            [parameters["assumed"] for _, parameters, _ in settings], problem_plans
         )
-    tune = None
+    search_space = None
     if table.tune:
         _, parameters, _ = settings[0]
         with explained("algorithm.tune"):
-            tune = tune_of(
-                table.tune, axes, entry.item, without_assumed(parameters), plan
+            search_space = search_space_of(
+                table.tune,
+                listed_parameters,
+                entry.item,
+                without_assumptions(parameters),
+                supported_plan,
             )
     algorithms = []
     for setting, parameters, spec in settings:
-        origin = "default"
+        setting_origin = "default"
         if table.start:
-            origin = ORACLE
+            setting_origin = ORACLE
         elif table.published:
-            origin = "as published"
-        elif by_hand(entry.item, without_assumed(parameters), plan):
-            origin = "by hand"
-        words = setting_words(setting)
+            setting_origin = "as published"
+        elif is_set_by_hand(
+            entry.item, without_assumptions(parameters), supported_plan
+        ):
+            setting_origin = "by hand"
+        setting_text = setting_text_of(setting)
         algorithms.append(
             AlgorithmPlan(
-                label=f"{label}, {words}" if words else label,
-                entry=label,
+                label=f"{label}, {setting_text}" if setting_text else label,
+                table_label=label,
                 name=table.name,
                 parameters=parameters,
                 spec=spec,
-                tune=tune,
-                origin=origin,
+                search_space=search_space,
+                origin=setting_origin,
                 start=table.start,
             )
         )
@@ -145,42 +151,47 @@ def _read_table(
 
 
 def _first_supported_problem(
-    entry: Entry, name: str, plans: Sequence[ProblemPlan]
+    entry: Entry, name: str, problem_plans: Sequence[ProblemPlan]
 ) -> ProblemPlan:
-    """Return the first problem that an algorithm supports, or raise ProblemError if it supports none."""
-    for plan in plans:
-        if entry.fits(plan.problem.model.name):
-            return plan
-    models = dict.fromkeys(repr(plan.problem.model.name) for plan in plans)
+    """Return the first problem whose model the algorithm supports, or raise ProblemError if there is none."""
+    for problem_plan in problem_plans:
+        if entry.fits(problem_plan.problem.model.name):
+            return problem_plan
+    problem_models = dict.fromkeys(
+        repr(problem_plan.problem.model.name) for problem_plan in problem_plans
+    )
     raise ProblemError(
         "algorithm.name",
-        f"algorithm {name!r} works for {', '.join(entry.models)}, not for {' or '.join(models)}",
+        f"algorithm {name!r} works for {', '.join(entry.models)}, not for {' or '.join(problem_models)}",
     )
 
 
 def _require_possible_assumptions(
-    assumptions: Sequence[Parameters], plans: Sequence[ProblemPlan]
+    assumptions: Sequence[Parameters], problem_plans: Sequence[ProblemPlan]
 ) -> None:
     """Raise ProblemError if an assumed channel or prior is possible for none of the problems.
 
     If it is impossible for only some problems, the algorithm is skipped on those.
     """
-    for tables in assumptions:
-        errors = [attempt(assumed_problem, plan.problem, tables)[1] for plan in plans]
+    for assumed_tables in assumptions:
+        errors = [
+            attempt(assumed_problem, problem_plan.problem, assumed_tables)[1]
+            for problem_plan in problem_plans
+        ]
         error = errors[0]
         if all(errors) and isinstance(error, ProblemError):
             raise type(error)(f"algorithm.assumed.{error.key}", error.message)
 
 
-def _refuse_repeated(
+def _refuse_repeated_algorithm(
     algorithm: AlgorithmPlan, algorithms: Sequence[AlgorithmPlan], file: str, key: str
 ) -> None:
-    """Raise SuiteError if a label is already used, or if the same algorithm appears under two labels."""
-    runs = _run_signature(algorithm)
+    """Raise SuiteError if an earlier algorithm has the same label, or the same settings under another label."""
+    run_signature = _run_signature(algorithm)
     for j, previous in enumerate(algorithms):
         if algorithm.label == previous.label:
             raise _repeated_label_error(file, key, algorithm.label)
-        if runs == _run_signature(previous):
+        if run_signature == _run_signature(previous):
             raise SuiteError(
                 file,
                 key,
@@ -190,11 +201,12 @@ def _refuse_repeated(
 
 def _run_signature(algorithm: AlgorithmPlan) -> str:
     """Canonical JSON of an algorithm's settings, search space and start; equal for algorithms that would run identically."""
-    tune = algorithm.tune and algorithm.tune.document()
-    return canonical_json([algorithm.spec, tune, algorithm.start])
+    search_space = algorithm.search_space and algorithm.search_space.document()
+    return canonical_json([algorithm.spec, search_space, algorithm.start])
 
 
 def _repeated_label_error(file: str, key: str, label: str) -> SuiteError:
+    """Error for a label that two algorithms of a suite share."""
     return SuiteError(
         file,
         f"{key}.label",
@@ -205,102 +217,124 @@ def _repeated_label_error(file: str, key: str, label: str) -> SuiteError:
 # -- settings -----------------------------------------------------------------------------------------------------
 
 
-def without_assumed(parameters: Parameters) -> Parameters:
-    """Parameters of an algorithm without ``assumed``, its table of assumptions on channel and prior."""
+def without_assumptions(parameters: Parameters) -> Parameters:
+    """Remove ``assumed``, the channel and prior that an algorithm takes for granted, from its parameters."""
     return {name: value for name, value in parameters.items() if name != "assumed"}
 
 
-def axes_of_table(table: AlgorithmTable) -> dict[Key, list[object]]:
-    """Parameters of an ``[[algorithms]]`` table that list several values to run; empty for an unknown algorithm."""
+def listed_parameters_of(table: AlgorithmTable) -> dict[ParameterPath, list[object]]:
+    """Parameters for which an ``[[algorithms]]`` table lists several values to run, with these values."""
     try:
         entry = get_registry().get("algorithm", table.name)
     except RegistryError:  # reported when the algorithm is built
         return {}
-    return dict(_listed_parameters(entry.item, table.parameters()))
+    return dict(_listed_paths_and_values(entry.item, table.parameters()))
 
 
-def _listed_parameters(
-    item: Callable[..., object], parameters: Parameters
-) -> Iterator[tuple[Key, list[object]]]:
-    """Yield path and values of each parameter that lists several values to run.
+def _listed_paths_and_values(
+    item_class: Callable[..., object], parameters: Parameters
+) -> Iterator[tuple[ParameterPath, list[object]]]:
+    """Yield path and values of each parameter for which several values to run are listed.
 
     For a parameter whose value is itself a list (two temperatures, say), that is a list of lists.
     """
     for name, value in parameters.items():
         if isinstance(value, list):
-            of_lists = value and all(isinstance(entry, list) for entry in value)
-            if of_lists or not takes_lists(item, "algorithm", name):
+            lists_only = value and all(isinstance(element, list) for element in value)
+            if lists_only or not takes_lists(item_class, "algorithm", name):
                 yield (name,), value
         elif name == "assumed":
-            for kind, table in value.items():
-                for key, values in table.items() if isinstance(table, dict) else ():
+            for kind, inner_parameters in value.items():
+                for key, values in (
+                    inner_parameters.items()
+                    if isinstance(inner_parameters, dict)
+                    else ()
+                ):
                     if isinstance(values, list):
                         yield (name, kind, key), values
         elif isinstance(value, dict) and isinstance(value.get("name"), str):
             # An algorithm within this one.
             try:
-                inner = get_registry().get("algorithm", value["name"]).item
+                inner_class = get_registry().get("algorithm", value["name"]).item
             except RegistryError:  # reported when the algorithm is built
                 continue
-            table = {key: entry for key, entry in value.items() if key != "name"}
-            for path, values in _listed_parameters(inner, table):
+            inner_parameters = {
+                key: element for key, element in value.items() if key != "name"
+            }
+            for path, values in _listed_paths_and_values(inner_class, inner_parameters):
                 yield (name, *path), values
 
 
 def with_setting(parameters: Parameters, setting: Setting) -> Parameters:
-    """Return the parameters of an algorithm with the values of a setting put in."""
-    changed = dict(parameters)
-    for (name, *inner), value in setting.items():
-        if not inner:
-            changed[name] = value
+    """Return the parameters of an algorithm, updated with the values of a setting."""
+    updated_parameters = dict(parameters)
+    for (name, *inner_path), value in setting.items():
+        if not inner_path:
+            updated_parameters[name] = value
             continue
-        table = changed.get(name) or {}
+        inner_parameters = updated_parameters.get(name) or {}
         # An algorithm may be given by its name alone.
-        table = {"name": table} if isinstance(table, str) else table
-        changed[name] = with_setting(table, {tuple(inner): value})
-    return changed
+        inner_parameters = (
+            {"name": inner_parameters}
+            if isinstance(inner_parameters, str)
+            else inner_parameters
+        )
+        updated_parameters[name] = with_setting(
+            inner_parameters, {tuple(inner_path): value}
+        )
+    return updated_parameters
 
 
-def setting_words(setting: Setting) -> str:
-    """Short text of a setting, such as ``learning_rate 0.3, beta1 0.8``."""
-    words = []
+def setting_text_of(setting: Setting) -> str:
+    """Write a setting as short text for labels, such as ``learning_rate 0.3, beta1 0.8``."""
+    descriptions = []
     for path, value in setting.items():
         if isinstance(value, float):
             text = f"{value:.12g}"
         else:
             text = value if isinstance(value, str) else json.dumps(value)
-        assumed = "assumed " if path[0] == "assumed" else ""
-        words.append(f"{assumed}{path[-1]} {text}")
-    return ", ".join(words)
+        prefix = "assumed " if path[0] == "assumed" else ""
+        descriptions.append(f"{prefix}{path[-1]} {text}")
+    return ", ".join(descriptions)
 
 
-def budget(
-    algorithm: Algorithm, plan: ProblemPlan
+def sample_budgets(
+    algorithm: Algorithm, problem_plan: ProblemPlan
 ) -> list[tuple[int | None, int | None, int, bool]]:
     """Steps, batch size, students and fresh samples of an algorithm's run at every grid point of a problem.
 
     These belong to the problem and not to its solver, so they are not tuned.
     """
-    model = plan.problem.model
+    model = problem_plan.problem.model
     budgets = []
-    for alpha, dimension in itertools.product(plan.alphas, plan.dimensions):
+    for alpha, dimension in itertools.product(
+        problem_plan.alphas, problem_plan.dimensions
+    ):
         n = model.sample_count(alpha, dimension)
         data = sizes(n, model.tokens, dimension, alpha)
-        run = plan_of(algorithm, data)
-        budgets.append((run.steps, run.batch, run.students, run.draws_fresh))
+        run_plan = plan_of(algorithm, data)
+        budgets.append(
+            (run_plan.steps, run_plan.batch, run_plan.students, run_plan.draws_fresh)
+        )
     return budgets
 
 
-def by_hand(
-    item: Callable[..., object], parameters: Parameters, plan: ProblemPlan
+def is_set_by_hand(
+    item_class: Callable[..., object], parameters: Parameters, problem_plan: ProblemPlan
 ) -> bool:
-    """Whether a parameter differs from its default without changing the budget of steps and samples."""
-    algorithm = build(item, "algorithm", parameters)
+    """Whether the suite sets a parameter to another value than its default, parameters of steps and samples apart."""
+    algorithm = build(item_class, "algorithm", parameters)
     for name in parameters:
-        without_it = {key: value for key, value in parameters.items() if key != name}
-        usual, error = attempt(build, item, "algorithm", without_it)
+        other_parameters = {
+            key: value for key, value in parameters.items() if key != name
+        }
+        without_parameter, error = attempt(
+            build, item_class, "algorithm", other_parameters
+        )
         if error or (
-            usual != algorithm and budget(usual, plan) == budget(algorithm, plan)
+            without_parameter != algorithm
+            and sample_budgets(without_parameter, problem_plan)
+            == sample_budgets(algorithm, problem_plan)
         ):
             return True
     return False
@@ -309,16 +343,16 @@ def by_hand(
 # -- the space of a search ---------------------------------------------------------------------------------------
 
 
-def tune_of(
+def search_space_of(
     table: TuneTable,
-    axes: Mapping[Key, object],
-    item: Callable[..., object],
+    listed_parameters: Mapping[ParameterPath, object],
+    item_class: Callable[..., object],
     parameters: Parameters,
-    plan: ProblemPlan,
+    problem_plan: ProblemPlan,
 ) -> SearchSpace | None:
     """Return the search space that ``[algorithms.tune]`` describes for an algorithm.
 
-    Parameters that the algorithm itself lists, its ``axes``, are not tuned; None if no other parameter is.
+    Parameters that the algorithm itself lists, its ``listed_parameters``, are not tuned; None if no other parameter is.
 
     Raises
     ------
@@ -327,41 +361,52 @@ def tune_of(
         samples.
     """
     require_known(
-        table.model_extra or (), [*signature_of(item), *TuneTable.model_fields]
+        table.model_extra or (), [*signature_of(item_class), *TuneTable.model_fields]
     )
-    space = dict(_ranges_or_values(table.model_extra or {}))
-    if not space:
+    searched_parameters = dict(_ranges_or_values(table.model_extra or {}))
+    if not searched_parameters:
         raise ParameterError(
             "",
             "must name a parameter to tune, such as learning_rate = { low = 0.01, high = 1.0, log = true }",
         )
-    usual = budget(build(item, "algorithm", parameters), plan)
-    for path, values in space.items():
-        for value in (values.low, values.high) if isinstance(values, Range) else values:
-            changed = with_setting(parameters, {path: value})
-            if budget(build(item, "algorithm", changed), plan) != usual:
+    suite_budgets = sample_budgets(
+        build(item_class, "algorithm", parameters), problem_plan
+    )
+    for path, choices in searched_parameters.items():
+        for trial_value in (
+            (choices.low, choices.high) if isinstance(choices, Range) else choices
+        ):
+            updated_parameters = with_setting(parameters, {path: trial_value})
+            if (
+                sample_budgets(
+                    build(item_class, "algorithm", updated_parameters), problem_plan
+                )
+                != suite_budgets
+            ):
                 raise ParameterError(
                     ".".join(path),
                     "changes the steps or the samples of a run, which belong to the problem and are not tuned; remove it",
                 )
-    for path in axes:
-        space.pop(path, None)
-    return SearchSpace(table.trials, space) if space else None
+    for path in listed_parameters:
+        searched_parameters.pop(path, None)
+    return (
+        SearchSpace(table.trials, searched_parameters) if searched_parameters else None
+    )
 
 
 def _ranges_or_values(
-    table: Parameters, *parents: str
-) -> Iterator[tuple[Key, list[object] | Range]]:
-    """Yield path and list of values, or range, of each parameter in a search space.
+    table: Parameters, *parent_tables: str
+) -> Iterator[tuple[ParameterPath, list[object] | Range]]:
+    """Yield each parameter of an ``[algorithms.tune]`` table: its path, and the list or range of its values.
 
-    ``parents`` are the names of the tables that enclose this one.
+    ``parent_tables`` are the names of the tables that enclose this one.
     """
     for name, value in table.items():
-        path = (*parents, name)
+        path = (*parent_tables, name)
         key = ".".join(path)
         if isinstance(value, list):
             try:
-                yield path, list(distinct(value))
+                yield path, list(checked_distinct(value))
             except ValueError as error:
                 raise ParameterError(key, str(error)) from None
         elif not isinstance(value, dict):
@@ -373,5 +418,7 @@ def _ranges_or_values(
             try:
                 yield path, Range.model_validate(value)
             except pydantic.ValidationError as error:
-                inner, message = explain_validation(error)
-                raise ParameterError(f"{key}.{inner}".rstrip("."), message) from None
+                inner_key, message = explain_validation(error)
+                raise ParameterError(
+                    f"{key}.{inner_key}".rstrip("."), message
+                ) from None

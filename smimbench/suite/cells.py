@@ -43,10 +43,10 @@ from smimbench.suite.schema import (
 
 @dataclass(frozen=True)
 class ProblemPlan:
-    """One problem of a suite, with the grid of sample ratios and dimensions that it is run on.
+    """One problem of a suite, with the sample ratios and dimensions that it is run on.
 
     ``seeds`` are the numbers of replicates at each dimension, ``key`` is where the suite defines the problem, ``references`` are
-    the published values of exactly this problem, and ``theory_only`` is the reason why it cannot be run, if there is one.
+    the published values of exactly this problem, and ``theory_only`` is the reason why it cannot be run, or None.
     """
 
     key: str
@@ -60,8 +60,8 @@ class ProblemPlan:
     references: tuple[ReferenceTable, ...] = ()
 
 
-class UnmadeProblem(NamedTuple):
-    """A problem of a suite that cannot be built because an item's code fails."""
+class FailedProblem(NamedTuple):
+    """Problem of a suite that cannot be built because the code of an item fails."""
 
     label: str
     tables: dict[str, Parameters]
@@ -75,9 +75,9 @@ class AlgorithmPlan:
     Attributes
     ----------
     label : str
-        Name in tables, which names the setting where the entry has lists.
+        Name in tables, with the setting if the ``[[algorithms]]`` table lists several values.
     entry : str
-        Label of the entry of ``[[algorithms]]``, which several settings may share.
+        Label of its ``[[algorithms]]`` table, which several settings may share.
     name : str
         As written in the suite, maybe with a distribution.
     parameters : dict
@@ -93,18 +93,18 @@ class AlgorithmPlan:
     """
 
     label: str
-    entry: str
+    table_label: str
     name: str
     parameters: Parameters
     spec: Specification
-    tune: SearchSpace | None
+    search_space: SearchSpace | None
     origin: str
     start: str | None
 
 
 @pydantic.with_config(pydantic.ConfigDict(extra="allow", strict=True))
 class ItemIdentity(TypedDict):
-    """An item of a problem: its name, its version and (as further keys) all its parameters."""
+    """Item of a problem as records store it: its name, its version and, as additional keys, all its parameters."""
 
     name: str
     version: int
@@ -117,7 +117,7 @@ StoredItem = Annotated[
 
 
 class Tuning(TypedDict):
-    """How the setting of an algorithm was chosen: the algorithm as written, the space, and the digest of the search."""
+    """Record of a tuning: the algorithm as the suite writes it, the search space, trials, runs and the digest of the search."""
 
     of: StoredItem
     tune: dict[str, object]
@@ -127,7 +127,7 @@ class Tuning(TypedDict):
 
 
 class Choice(TypedDict):
-    """The setting of an algorithm that was chosen for a problem, by their labels."""
+    """Tuned setting of an algorithm for a problem, both given by label, as ``run.json`` stores it."""
 
     problem: str
     label: str
@@ -136,74 +136,82 @@ class Choice(TypedDict):
 
 
 class TunedAlgorithm(NamedTuple):
-    """An algorithm with the setting that ``smimbench tune`` chose, and a record of that search."""
+    """Algorithm with the setting that ``smimbench tune`` chose, and the record of that tuning."""
 
     algorithm: Specification
     tuning: Tuning
 
 
 Condition = tuple[str, str]
-"""Key and value of one ``--only``."""
+"""Key and value of one ``--only`` condition."""
 
 CONDITIONS = ("algorithm", "alpha", "dimension", "seed", "problem")
 """Keys that ``--only`` takes."""
 
 
-def read_condition(text: str) -> Condition:
-    """Split ``--only KEY=VALUE`` into key and value.
+def read_condition(condition: str) -> Condition:
+    """Parse an ``--only`` condition ``KEY=VALUE`` into key and value.
 
     Raises
     ------
     SuiteError
     """
-    key, equals, value = text.partition("=")
-    if not equals or key not in CONDITIONS:
+    key, equals_sign, value = condition.partition("=")
+    if not equals_sign or key not in CONDITIONS:
         raise SuiteError(
             "--only",
-            text,
+            condition,
             f"a condition must look like algorithm=gamp; {suggestion(key, CONDITIONS)}",
         )
     if key in ("alpha", "dimension", "seed"):
         try:
             float(value)
         except ValueError:
-            raise SuiteError("--only", text, f"{key} must be a number") from None
+            raise SuiteError("--only", condition, f"{key} must be a number") from None
     return key, value
 
 
-def selects(only: Sequence[Condition], **cell: object) -> bool:
-    """Whether a cell meets the ``--only`` conditions.
+def meets_conditions(conditions: Sequence[Condition], **cell_values: object) -> bool:
+    """Whether a cell meets the ``--only`` conditions, given some of its values.
 
     Conditions on the same key are alternatives; conditions on different keys must all hold.
 
     Parameters
     ----------
     problem : str
-        Its label, of which a condition asks for a part.
+        Label of the problem; a condition may give a part of it.
     algorithm : sequence of str
-        The words that pick the algorithm.
+        The names by which a condition may select the algorithm.
     alpha, dimension, seed : float
-        Conditions on keys that are not given are left out.
+        Conditions on keys that are not given are ignored.
     """
-    for key in {key for key, _ in only} & cell.keys():
-        values = [value for k, value in only if k == key]
-        if not any(_meets_condition(key, value, cell[key]) for value in values):
+    for key in {key for key, _ in conditions} & cell_values.keys():
+        wanted_values = [
+            condition_value
+            for condition_key, condition_value in conditions
+            if condition_key == key
+        ]
+        if not any(
+            _meets_condition(key, condition_value, cell_values[key])
+            for condition_value in wanted_values
+        ):
             return False
     return True
 
 
-def _meets_condition(key: str, value: str, cell_value: Any) -> bool:
+def _meets_condition(key: str, wanted_value: str, cell_value: Any) -> bool:
+    """Whether a cell's value of a key is the one that an ``--only`` condition asks for."""
     if key in ("problem", "algorithm"):
-        return value in cell_value
-    return math.isclose(cell_value, float(value), rel_tol=1e-12)
+        return wanted_value in cell_value
+    return math.isclose(cell_value, float(wanted_value), rel_tol=1e-12)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of one algorithm on one instance.
+    """One run of one algorithm on one instance, described by names, parameters and seeds.
 
-    Everything in it is plain data, so that a worker process can rebuild it from names and parameters. ``tuning`` says how the
-    setting was found, ``origin`` the same in a few words.
+    A worker process rebuilds problem and algorithm from them. ``tuning`` is the record of how the setting was tuned (or None),
+    ``origin`` says in a few words where the setting is from.
     """
 
     problem: dict[str, Specification]
@@ -241,8 +249,8 @@ class Cell:
         return self.problem_label, self.algorithm_label, self.alpha, self.dimension
 
     @property
-    def described(self) -> Specification:
-        """Specification of the algorithm as the suite writes it, the same for all problems.
+    def untuned_spec(self) -> Specification:
+        """Specification of the algorithm as the suite writes it, before tuning, the same for all problems.
 
         For a tuned algorithm it holds the search space instead of the setting that was chosen.
         """
@@ -267,10 +275,12 @@ class Cell:
         ]
         items = [*self.problem.values(), self.algorithm, *inner_algorithms]
         distributions = {item.get("distribution", BUILT_IN) for item in items}
-        named = [("metric", name.partition("@")[0]) for name in self.run.metrics]
+        metric_and_start_names = [
+            ("metric", name.partition("@")[0]) for name in self.run.metrics
+        ]
         if self.run.start not in STARTS:
-            named.append(("algorithm", self.run.start))
-        for kind, name in named:
+            metric_and_start_names.append(("algorithm", self.run.start))
+        for kind, name in metric_and_start_names:
             try:
                 entry = get_registry().get(kind, name, model)
             except RegistryError:  # reported in the record of the run
@@ -292,36 +302,40 @@ class Cell:
         problem = build_problem(self.problem)
         algorithm = build_algorithm(self.algorithm, problem)
         for kind, spec in self.problem.items():
-            _require_code(kind, spec, problem.spec[kind])
+            _require_same_version(kind, spec, problem.spec[kind])
         entry = _algorithm_entry(self.algorithm, problem)
-        _require_code("algorithm", self.algorithm, version_of(entry))
+        _require_same_version("algorithm", self.algorithm, version_of(entry))
         for kind, entry in assumed_entries(self.algorithm, problem.model.name).items():
-            _require_code(
+            _require_same_version(
                 f"assumed {kind}", self.algorithm["assumed"][kind], version_of(entry)
             )
         return problem, algorithm
 
 
-def _require_code(kind: str, spec: Specification, installed: Specification) -> None:
-    """Raise RegistryError unless an item is installed with the version and code that a cell requires."""
-    needed_code, installed_code = _version_text(spec), _version_text(installed)
+def _require_same_version(
+    kind: str, required: Specification, installed_spec: Specification
+) -> None:
+    """Raise RegistryError unless the installed item has the version and code that the cell was defined with."""
+    needed_code, installed_code = _version_text(required), _version_text(installed_spec)
     if installed_code != needed_code:
         raise RegistryError(
-            f"{kind} {spec['name']!r} is {installed_code} here, but the cell needs {needed_code}; "
+            f"{kind} {required['name']!r} is {installed_code} here, but the cell needs {needed_code}; "
             "install the same packages on all machines, and restart smimbench after changing one"
         )
 
 
 def _version_text(spec: Specification) -> str:
+    """Write version and code hash of an item for error messages."""
     source = f" with the code {spec['source']}" if "source" in spec else ""
     return f"version {spec['version']}{source}"
 
 
 @dataclass(frozen=True, repr=False)
 class Suite:
-    """A validated suite.
+    """A validated suite: problems with their grids, algorithms, run options, and how the user changed or restricted it.
 
-    ``choices`` are the settings chosen by ``smimbench tune``, by the labels of problem and algorithm.
+    ``choices`` are the settings chosen by ``smimbench tune``, by the labels of problem and algorithm; ``overrides`` the ``--set``
+    assignments; ``only`` the ``--only`` conditions; ``item_failures`` the errors of items whose code fails.
     """
 
     name: str
@@ -339,8 +353,8 @@ class Suite:
     plugins: bool = False
     duration: str = ""
     remarks: tuple[str, ...] = ()
-    unmade: tuple[UnmadeProblem, ...] = ()
-    left_out: tuple[str, ...] = ()
+    failed_problems: tuple[FailedProblem, ...] = ()
+    item_failures: tuple[str, ...] = ()
     figure: FigureTable | None = None
     choices: Mapping[tuple[str, str], TunedAlgorithm] = field(default_factory=dict)
 
@@ -362,34 +376,36 @@ class Suite:
     @property
     def needs_prediction_errors(self) -> bool:
         """Whether a metric or a published value needs generalization errors from theory."""
-        published = {reference.metric for reference in self.run.reference} - {
+        published_metrics = {reference.metric for reference in self.run.reference} - {
             "mse",
             "overlap",
         }
-        return bool(published) or any(
+        return bool(published_metrics) or any(
             "generalization" in name for name in self.run.metrics
         )
 
     @property
     def chosen_plans(self) -> tuple[ProblemPlan, ...]:
-        """Problems selected by ``--only problem=...``."""
+        """Problems that ``--only problem=...`` selects."""
         return tuple(
-            plan for plan in self.plans if selects(self.only, problem=plan.label)
+            plan
+            for plan in self.plans
+            if meets_conditions(self.only, problem=plan.label)
         )
 
     @property
     def problems(self) -> dict[str, Problem]:
-        """The problems of the suite, in a dictionary keyed by label."""
+        """Problems of the suite, by label."""
         return {plan.label: plan.problem for plan in self.plans}
 
     @property
     def theory_only(self) -> str | None:
-        """Reason why the suite cannot be run, if only theory exists for every problem; otherwise None."""
+        """Reason why no problem of the suite can be run, so that only theory exists; None if a problem can be run."""
         reasons = [plan.theory_only for plan in self.plans]
         return reasons[0] if all(reasons) else None
 
     def plans_with_data(self) -> list[ProblemPlan]:
-        """Problems of the suite for which data can be drawn.
+        """Return the problems of the suite for which data can be drawn.
 
         Raises
         ------
@@ -402,7 +418,7 @@ class Suite:
 
     @property
     def seeds(self) -> int:
-        """The largest number of replicates of any point in the suite."""
+        """Largest number of replicates at any grid point of the suite."""
         return max(max(plan.seeds) for plan in self.plans)
 
     @property
@@ -414,46 +430,57 @@ class Suite:
         labels = {
             label
             for algorithm in self.algorithms
-            for label in (algorithm.label, algorithm.entry)
+            for label in (algorithm.label, algorithm.table_label)
         }
-        chosen = []
+        selected_algorithms = []
         for algorithm in self.algorithms:
-            words = [algorithm.label, algorithm.entry]
+            accepted_names = [algorithm.label, algorithm.table_label]
             if algorithm.spec["name"] not in labels:
-                words.append(algorithm.spec["name"])
-            if selects(self.only, algorithm=words):
-                chosen.append(algorithm)
-        return chosen
+                accepted_names.append(algorithm.spec["name"])
+            if meets_conditions(self.only, algorithm=accepted_names):
+                selected_algorithms.append(algorithm)
+        return selected_algorithms
 
-    def require_conditions(self) -> None:
+    def require_valid_conditions(self) -> None:
         """Raise SuiteError if an ``--only`` condition selects nothing in the suite."""
-        plans, algorithms = self.plans, self.algorithms
-        labels: list[str] = []
+        problem_plans, algorithms = self.plans, self.algorithms
+        algorithm_labels: list[str] = []
         for algorithm in algorithms:
-            labels += [algorithm.label, algorithm.entry]
-        names = [algorithm.spec["name"] for algorithm in algorithms]
-        problems = [plan.label for plan in plans]
-        words: dict[str, Sequence[object]] = {
-            "algorithm": labels + names,
-            "problem": problems + [problem.label for problem in self.unmade],
-            "alpha": sorted({alpha for plan in plans for alpha in plan.alphas}),
-            "dimension": sorted({D for plan in plans for D in plan.dimensions}),
+            algorithm_labels += [algorithm.label, algorithm.table_label]
+        algorithm_names = [algorithm.spec["name"] for algorithm in algorithms]
+        problem_labels = [problem_plan.label for problem_plan in problem_plans]
+        valid_values: dict[str, Sequence[object]] = {
+            "algorithm": algorithm_labels + algorithm_names,
+            "problem": problem_labels
+            + [failed_problem.label for failed_problem in self.failed_problems],
+            "alpha": sorted(
+                {
+                    alpha
+                    for problem_plan in problem_plans
+                    for alpha in problem_plan.alphas
+                }
+            ),
+            "dimension": sorted(
+                {D for problem_plan in problem_plans for D in problem_plan.dimensions}
+            ),
             "seed": list(range(self.seeds)),
         }
         for key, value in self.only:
-            choices = list(dict.fromkeys(words[key]))
+            key_values = list(dict.fromkeys(valid_values[key]))
             if key == "algorithm":
-                is_met = value in choices
+                is_met = value in key_values
             else:
-                is_met = any(_meets_condition(key, value, choice) for choice in choices)
+                is_met = any(
+                    _meets_condition(key, value, choice) for choice in key_values
+                )
             if is_met:
                 continue
-            # A number that is close to one of the suite was meant as it is.
-            close_to = value if key in ("problem", "algorithm") else ""
+            # A similar number is no helpful suggestion: numbers are not mistyped words.
+            similar_text = value if key in ("problem", "algorithm") else ""
             raise SuiteError(
                 "--only",
                 f"{key}={value}",
-                f"the suite has no such {key}; {suggestion(close_to, choices, 12)}",
+                f"the suite has no such {key}; {suggestion(similar_text, key_values, 12)}",
             )
 
     def cells(self, backend: str = "numpy") -> list[Cell]:
@@ -468,19 +495,21 @@ class Suite:
         """
         # Metrics of the trajectory are always measured; only the others make another cell.
         run = self.run.of_cell(names_in_key(self.run.metrics))
-        algorithms = []
+        algorithms_and_options = []
         for algorithm in self.chosen_algorithms:
-            start = {"start": algorithm.start} if algorithm.start else {}
-            algorithms.append((algorithm, run.model_copy(update=start)))
-        points = list(self._chosen_points())
+            start_override = {"start": algorithm.start} if algorithm.start else {}
+            algorithms_and_options.append(
+                (algorithm, run.model_copy(update=start_override))
+            )
+        grid_points = list(self._selected_grid_points())
         cells = []
         for replicate in range(self.seeds):
-            if not selects(self.only, seed=replicate):
+            if not meets_conditions(self.only, seed=replicate):
                 continue
-            for plan, dimension, seeds, alpha in points:
-                if replicate >= seeds:
+            for plan, dimension, replicates, alpha in grid_points:
+                if replicate >= replicates:
                     continue
-                for algorithm, options in algorithms:
+                for algorithm, options in algorithms_and_options:
                     spec, tuning, origin = self._setting(plan, algorithm)
                     cells.append(
                         Cell(
@@ -500,44 +529,47 @@ class Suite:
                     )
         return cells
 
-    def _chosen_points(self) -> Iterator[tuple[ProblemPlan, int, int, float]]:
+    def _selected_grid_points(self) -> Iterator[tuple[ProblemPlan, int, int, float]]:
         """Yield problem, dimension, number of replicates and sample ratio of each grid point that ``--only`` selects."""
         for plan in self.plans_with_data():
-            for dimension, seeds in zip(plan.dimensions, plan.seeds):
-                if selects(self.only, problem=plan.label, dimension=dimension):
+            for dimension, replicates in zip(plan.dimensions, plan.seeds):
+                if meets_conditions(self.only, problem=plan.label, dimension=dimension):
                     for alpha in plan.alphas:
-                        if selects(self.only, alpha=alpha):
-                            yield plan, dimension, seeds, alpha
+                        if meets_conditions(self.only, alpha=alpha):
+                            yield plan, dimension, replicates, alpha
 
     def _setting(
         self, plan: ProblemPlan, algorithm: AlgorithmPlan
     ) -> tuple[Specification, Tuning | None, str]:
-        """Specification of the algorithm of a cell, the record of its tuning (or None), and the origin of its setting."""
-        if choice := self.choices.get((plan.label, algorithm.label)):
-            return (*choice, f"tuned, {choice.tuning['trials']} trials")
+        """Return the algorithm's specification for a problem, the record of its tuning (or None), and the setting's origin."""
+        if tuned_algorithm := self.choices.get((plan.label, algorithm.label)):
+            return (
+                *tuned_algorithm,
+                f"tuned, {tuned_algorithm.tuning['trials']} trials",
+            )
         spec = with_versions(algorithm.spec, plan.problem.model.name)
         return spec, None, algorithm.origin
 
 
 def key_of(document: object) -> str:
-    """Content address of a JSON document: a hash of its canonical text."""
+    """Return the content address of a JSON document: a hash of its canonical text."""
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:24]
 
 
-def agree(description: object, reference: object) -> bool:
-    """Whether two descriptions of a run name the same items, with equal values of all parameters that both list.
+def is_same_setup(description: object, reference: object) -> bool:
+    """Whether two descriptions of a run name the same items, with equal values of the parameters that both list.
 
     Versions, code and packages do not count: a version may have other parameters, and a plugin's file another name.
     """
     if not (isinstance(description, dict) and isinstance(reference, dict)):
         return bool(description == reference)
-    common = description.keys() & reference.keys()
+    common_keys = description.keys() & reference.keys()
     for key, value in (*description.items(), *reference.items()):
-        if isinstance(value, dict) and key not in common:
+        if isinstance(value, dict) and key not in common_keys:
             return False
     return all(
-        agree(description[key], reference[key])
-        for key in common - {*CODE, "distribution", "metrics"}
+        is_same_setup(description[key], reference[key])
+        for key in common_keys - {*CODE, "distribution", "metrics"}
     )
 
 
@@ -565,18 +597,24 @@ def build_algorithm(spec: Specification, problem: Problem | None) -> Algorithm:
     return algorithm
 
 
-def make_algorithm(entry: Entry, parameters: Parameters) -> tuple[Any, Specification]:
-    """Build an algorithm from its parameters in a suite, ``assumed`` included, and return it with its specification."""
-    parameters = dict(parameters)
-    assumed = parameters.pop("assumed", None)
+def make_algorithm(
+    entry: Entry, parameters_and_assumptions: Parameters
+) -> tuple[Any, Specification]:
+    """Build an algorithm from its parameters in a suite, and return it with its specification.
+
+    With a parameter ``assumed`` the algorithm is wrapped, so that it works with the assumed channel or prior.
+    """
+    parameters = dict(parameters_and_assumptions)
+    assumed_tables = parameters.pop("assumed", None)
     item = build(entry.item, "algorithm", parameters)
     spec = specification(entry, item)
-    if assumed is None:
+    if assumed_tables is None:
         return item, spec
-    return Assuming(item, assumed), spec | {"assumed": assumed}
+    return Assuming(item, assumed_tables), spec | {"assumed": assumed_tables}
 
 
 def _algorithm_entry(spec: Specification, problem: Problem | None) -> Entry:
+    """Find the registered algorithm of a specification, preferably one that supports the problem's model."""
     name = as_table(spec)["name"]
     if problem is not None:
         try:
@@ -587,10 +625,14 @@ def _algorithm_entry(spec: Specification, problem: Problem | None) -> Entry:
 
 
 def assumed_entries(algorithm: Specification, model: str) -> dict[str, Entry]:
-    """Registered channel and prior that an algorithm assumes by name, keyed by kind."""
+    """Registry entries of the channel and the prior that an algorithm assumes by name, keyed by kind."""
     entries = {}
-    for kind, table in algorithm.get("assumed", {}).items():
-        name = table if isinstance(table, str) else table.get("name")
+    for kind, table_or_name in algorithm.get("assumed", {}).items():
+        name = (
+            table_or_name
+            if isinstance(table_or_name, str)
+            else table_or_name.get("name")
+        )
         if isinstance(name, str):
             try:
                 entries[kind] = get_registry().get(kind, name, model)
@@ -600,12 +642,12 @@ def assumed_entries(algorithm: Specification, model: str) -> dict[str, Entry]:
 
 
 def with_versions(algorithm: Specification, model: str) -> Specification:
-    """Return an algorithm's specification, with version and code hash of the channel and prior that it assumes."""
+    """Return an algorithm's specification, with version and code hash of the assumed channel and prior added."""
     if "assumed" not in algorithm:
         return algorithm
-    tables = dict(algorithm["assumed"])
+    assumed_tables = dict(algorithm["assumed"])
     for kind, entry in assumed_entries(algorithm, model).items():
-        table = tables[kind]
-        named = {"name": table} if isinstance(table, str) else table
-        tables[kind] = named | version_of(entry)
-    return algorithm | {"assumed": tables}
+        table = assumed_tables[kind]
+        named_table = {"name": table} if isinstance(table, str) else table
+        assumed_tables[kind] = named_table | version_of(entry)
+    return algorithm | {"assumed": assumed_tables}

@@ -40,43 +40,45 @@ NOMINAL_DIMENSION = 100
 def shipped_suites() -> dict[str, Path]:
     """Names and paths of the suites shipped with smimbench."""
     package = Path(__file__).resolve().parent.parent
-    for folder in (package / "suites", package.parent / "suites"):
-        if folder.is_dir():
-            return {path.stem: path for path in sorted(folder.glob("[!.]*.toml"))}
+    for suites_folder in (package / "suites", package.parent / "suites"):
+        if suites_folder.is_dir():
+            return {
+                path.stem: path for path in sorted(suites_folder.glob("[!.]*.toml"))
+            }
     return {}
 
 
 def shipped_figures() -> dict[str, Path]:
-    """Names and paths of the suites that reproduce a figure of a paper."""
-    folder = next(iter(shipped_suites().values())).parent / "papers"
-    return {path.stem: path for path in sorted(folder.glob("[!.]*.toml"))}
+    """Names and paths of the shipped suites that reproduce a figure of a paper."""
+    papers_folder = next(iter(shipped_suites().values())).parent / "papers"
+    return {path.stem: path for path in sorted(papers_folder.glob("[!.]*.toml"))}
 
 
 def find_suite(name: str) -> Path:
-    """Path of a suite, given as a path or as the name of a shipped suite or figure."""
+    """Return the path of a suite file, given its path or the name of a shipped suite or figure; SuiteError if there is none."""
     path = Path(name)
     if path.is_file():
         return path
     if path.suffix == ".toml":
-        neighbors = sorted(map(str, path.parent.glob("[!.]*.toml")))
-        hint = f"; {suggestion(name, neighbors, 8)}" if neighbors else ""
+        neighbor_files = sorted(map(str, path.parent.glob("[!.]*.toml")))
+        hint = f"; {suggestion(name, neighbor_files, 8)}" if neighbor_files else ""
         raise SuiteError(name, "", f"there is no such file{hint}")
-    shipped = shipped_suites() | shipped_figures()
-    if name in shipped:
-        return shipped[name]
-    file = f"{name}.toml"
-    if Path(file).is_file():
-        hint = f"did you mean {file!r}?"
+    shipped_paths = shipped_suites() | shipped_figures()
+    if name in shipped_paths:
+        return shipped_paths[name]
+    file_name = f"{name}.toml"
+    if Path(file_name).is_file():
+        hint = f"did you mean {file_name!r}?"
     else:
-        files = (path.name for path in Path().glob("[!.]*.toml"))
-        hint = suggestion(name, [*shipped_suites(), *files, *shipped_figures()])
+        local_files = (path.name for path in Path().glob("[!.]*.toml"))
+        hint = suggestion(name, [*shipped_suites(), *local_files, *shipped_figures()])
     raise SuiteError(
         name, "", f"there is neither a file nor a shipped suite of this name; {hint}"
     )
 
 
 def suite_text(path: Path) -> str:
-    """Text of a suite file."""
+    """Read the text of a suite file; SuiteError if it cannot be read."""
     try:
         return read_text(path)
     except (OSError, ValueError) as error:
@@ -97,84 +99,91 @@ def parse_toml(file: str, text: str) -> JsonObject:
 # -- extends ------------------------------------------------------------------------------------------------------
 
 
-def with_base(
-    path: Path, document: JsonObject, extending: tuple[Path, ...] = ()
+def merge_with_base(
+    path: Path, document: JsonObject, extending_paths: tuple[Path, ...] = ()
 ) -> JsonObject:
-    """Merge a suite into the suite that it ``extends``, recursively.
+    """Merge a parsed suite with the suite that it ``extends``, which may extend another one.
 
-    ``extending`` holds the paths of the suites that extend this one, to detect cycles.
+    ``extending_paths`` are the paths of the suites that extend this one, to detect cycles.
     """
     if "extends" not in document:
         return document
     file, name = str(path), document.pop("extends")
-    extending = (*extending, path.resolve())
+    extending_paths = (*extending_paths, path.resolve())
     if not isinstance(name, str) or not name:
         raise SuiteError(
             file, "extends", f"must be the name or path of a suite, got {name!r}"
         )
     try:
-        base = find_suite(str(path.parent / name) if name.endswith(".toml") else name)
-        text = suite_text(base)
+        base_path = find_suite(
+            str(path.parent / name) if name.endswith(".toml") else name
+        )
+        base_text = suite_text(base_path)
     except (OSError, SuiteError) as error:
         raise SuiteError(file, "extends", printable(error, 300)) from None
-    if base.resolve() in extending:
+    if base_path.resolve() in extending_paths:
         raise SuiteError(
             file,
             "extends",
             f"{name!r} extends itself, directly or through other suites",
         )
-    return _merged(with_base(base, parse_toml(str(base), text), extending), document)
+    return _merge_documents(
+        merge_with_base(
+            base_path, parse_toml(str(base_path), base_text), extending_paths
+        ),
+        document,
+    )
 
 
-def _merged(base: JsonObject, extension: JsonObject) -> JsonObject:
+def _merge_documents(base: JsonObject, extension: JsonObject) -> JsonObject:
     """Merge the tables of a suite into those of the suite that it extends.
 
     Keys of tables override, problems replace those of the base, algorithms are appended. The duration of the base no longer
     holds; with other problems neither do published values, which belong to the problems of the base.
     """
-    merged = {
+    merged_document = {
         name: dict(table) if isinstance(table, dict) else table
         for name, table in base.items()
     }
-    merged.get("suite", {}).pop("duration", None)
+    merged_document.get("suite", {}).pop("duration", None)
     if "problem" in extension or "problems" in extension:
-        merged.pop("problem", None)
-        merged.pop("problems", None)
-        merged.get("run", {}).pop("reference", None)
-        _drop_unread_axes(merged.get("grid", {}), extension)
+        merged_document.pop("problem", None)
+        merged_document.pop("problems", None)
+        merged_document.get("run", {}).pop("reference", None)
+        _drop_unused_axes(merged_document.get("grid", {}), extension)
     for name, table in extension.items():
-        base_table = merged.get(name)
+        base_table = merged_document.get(name)
         if isinstance(base_table, dict) and isinstance(table, dict):
-            merged[name] = base_table | table
+            merged_document[name] = base_table | table
         elif (
             name == "algorithms"
             and isinstance(base_table, list)
             and isinstance(table, list)
         ):
-            merged[name] = base_table + table
+            merged_document[name] = base_table + table
         else:
-            merged[name] = table
-    return merged
+            merged_document[name] = table
+    return merged_document
 
 
-def _drop_unread_axes(grid: JsonObject, extension: JsonObject) -> None:
-    """Remove grid axes of the extended suite that every new problem sets for itself."""
+def _drop_unused_axes(grid: JsonObject, extension: JsonObject) -> None:
+    """Remove the axes of ``grid``, the extended suite's ``[grid]``, that every problem of the extension sets for itself."""
     problems = extension.get("problems", [extension.get("problem")])
     if not isinstance(problems, list) or not problems:
         return
-    grids = [
+    problem_grids = [
         problem.get("grid") if isinstance(problem, dict) else None
         for problem in problems
     ]
     for axis in Axes.model_fields:
-        if all(isinstance(table, dict) and axis in table for table in grids):
+        if all(isinstance(table, dict) and axis in table for table in problem_grids):
             grid.pop(axis, None)
 
 
 # -- --set --------------------------------------------------------------------------------------------------------
 
 
-def override(document: JsonObject, text: str, file: str) -> None:
+def apply_override(document: JsonObject, assignment: str, file: str) -> None:
     """Apply one ``--set`` to a parsed suite: ``path.to.key=value`` sets a key, ``path.to.list+=value`` appends to a list.
 
     The value is TOML, a bare word a string. Entries of lists are found by position from 0 (``problems[0]`` or
@@ -184,15 +193,15 @@ def override(document: JsonObject, text: str, file: str) -> None:
     ------
     SuiteError
     """
-    path, equals, value_text = text.partition("=")
+    path, equals_sign, value_text = assignment.partition("=")
     keys = [key.strip() for key in re.sub(r"\[(\d+)\]", r".\1", path).split(".")]
-    if not equals or not all(keys):
+    if not equals_sign or not all(keys):
         raise SuiteError(
-            "--set", text, "a setting must look like problem.prior.rho=0.2"
+            "--set", assignment, "a setting must look like problem.prior.rho=0.2"
         )
-    value = _toml_value(value_text, path, text)
-    _require_problem_table(document, keys[0], text)
-    table = _table_at(document, keys[:-1], text, file)
+    value = _toml_value(value_text, path, assignment)
+    _require_problem_table(document, keys[0], assignment)
+    table = _table_at_path(document, keys[:-1], assignment, file)
     key = keys[-1]
     if isinstance(table, list):
         raise SuiteError(
@@ -201,28 +210,32 @@ def override(document: JsonObject, text: str, file: str) -> None:
             f"is a list of {len(table)} entries; give the name or the position of the entry to change",
         )
     if key.endswith("+"):
-        _append(table, key.removesuffix("+").strip(), value, text, file)
+        _append_to_list(table, key.removesuffix("+").strip(), value, assignment, file)
     else:
         table[key] = value
 
 
-def _toml_value(value_text: str, path: str, text: str) -> Any:
+def _toml_value(value_text: str, path: str, assignment: str) -> Any:
     """Parse the value of a ``--set`` as TOML; a bare word is a string, so that a shell needs no nested quotes."""
     try:
         return tomllib.loads(f"value = {value_text}")["value"]
     except (ValueError, RecursionError) as error:
-        word = value_text.strip()
+        bare_word = value_text.strip()
         # What begins as a table, a list or a string was meant as one.
-        if word.startswith(("{", "[", '"', "'")):
-            place = ("--add", word) if path == "algorithms+" else ("--set", text)
+        if bare_word.startswith(("{", "[", '"', "'")):
+            error_location = (
+                ("--add", bare_word) if path == "algorithms+" else ("--set", assignment)
+            )
             raise SuiteError(
-                *place, f"the value is not valid TOML: {error_line(error)}"
+                *error_location, f"the value is not valid TOML: {error_line(error)}"
             ) from None
-        return word
+        return bare_word
 
 
-def _require_problem_table(document: Mapping[str, object], key: str, text: str) -> None:
-    """Raise SuiteError if ``--set`` names ``problem`` in a suite of several, or ``problems`` in a suite of one."""
+def _require_problem_table(
+    document: Mapping[str, object], key: str, assignment: str
+) -> None:
+    """Raise SuiteError if ``--set`` says ``problem`` in a suite of several problems, or ``problems`` in a suite of one."""
     problems = document.get("problems")
     if key == "problem" and "problem" not in document and isinstance(problems, list):
         labels = [
@@ -231,28 +244,30 @@ def _require_problem_table(document: Mapping[str, object], key: str, text: str) 
         ]
         choices = ", ".join(f"problems.{label}" for label in labels)
         raise SuiteError(
-            f"--set {text}",
+            f"--set {assignment}",
             key,
             f"this suite has several problems; choose from {choices}",
         )
     if key == "problems" and "problems" not in document and "problem" in document:
         raise SuiteError(
-            f"--set {text}",
+            f"--set {assignment}",
             key,
-            "this suite has a single problem; write problem.prior.rho=0.2",
+            "this suite has a single problem; write problem instead of problems, as in problem.prior.rho=0.2",
         )
 
 
-def _table_at(document: JsonObject, keys: list[str], text: str, file: str) -> Any:
-    """Return the table or list at a path of keys, creating it if it does not exist.
+def _table_at_path(
+    document: JsonObject, keys: list[str], assignment: str, file: str
+) -> Any:
+    """Return the table or list of a suite at a path of keys, creating it if it does not exist.
 
     An item that is given by its name alone becomes a table.
     """
     table: Any = document
     for i, key in enumerate(keys):
-        place = ".".join(keys[: i + 1])
+        key_path = ".".join(keys[: i + 1])
         if isinstance(table, list):
-            table = _table_in_list(table, key, f"--set {text}", place)
+            table = _table_in_list(table, key, f"--set {assignment}", key_path)
         else:
             if key in ("model", "inputs", "channel", "prior") and isinstance(
                 table.get(key), str
@@ -261,43 +276,51 @@ def _table_at(document: JsonObject, keys: list[str], text: str, file: str) -> An
             table = table.setdefault(key, {})
         if not isinstance(table, (dict, list)):
             raise SuiteError(
-                file, place, f"is not a table, so --set {text} cannot set a key in it"
+                file,
+                key_path,
+                f"is not a table, so --set {assignment} cannot set a key in it",
             )
     return table
 
 
-def _table_in_list(tables: list[Any], key: str, file: str, place: str) -> Any:
+def _table_in_list(tables: list[Any], key: str, file: str, key_path: str) -> Any:
     """Find an entry of a list of tables by its name or label, or by its position from 0."""
-    names = []
+    entry_names = []
     for table in tables:
         if isinstance(table, dict):
             if key in (table.get("label"), table.get("name")):
                 return table
-            names.append(str(table.get("label", table.get("name"))))
+            entry_names.append(str(table.get("label", table.get("name"))))
     if key.isdigit() and int(key) < len(tables):
         return tables[int(key)]
     raise SuiteError(
-        file, place, f"the list has no such entry; {suggestion(key, names)}"
+        file, key_path, f"the list has no such entry; {suggestion(key, entry_names)}"
     )
 
 
-def _append(table: JsonObject, key: str, value: object, text: str, file: str) -> None:
+def _append_to_list(
+    table: JsonObject, key: str, value: object, assignment: str, file: str
+) -> None:
     """Append a value to a list of the suite; in a list of tables, a bare word becomes the name of a new table."""
     entries = table.setdefault(key, []) if key == "algorithms" else table.get(key)
     if not isinstance(entries, list):
         raise SuiteError(
             file,
             key,
-            f"is not a list in this suite, so --set {text} cannot append to it",
+            f"is not a list in this suite, so --set {assignment} cannot append to it",
         )
-    of_tables = key == "algorithms" or any(isinstance(entry, dict) for entry in entries)
-    entries.append({"name": value} if of_tables and isinstance(value, str) else value)
+    holds_tables = key == "algorithms" or any(
+        isinstance(entry, dict) for entry in entries
+    )
+    entries.append(
+        {"name": value} if holds_tables and isinstance(value, str) else value
+    )
 
 
 # -- a problem given by options ------------------------------------------------------------------------------------
 
 
-def sample_ratios(value: object) -> list[float]:
+def parse_sample_ratios(text_or_numbers: object) -> list[float]:
     """Parse sample ratios: a number, several numbers, or a text such as ``0.1,0.2,0.5`` or ``0.1:0.3:20`` (equally spaced).
 
     Raises
@@ -306,15 +329,16 @@ def sample_ratios(value: object) -> list[float]:
         For anything else, or if a ratio is not positive and finite.
     """
     try:
-        if not isinstance(value, str):
-            ratios = np.asarray(value, dtype=float).ravel()
-        elif ":" in value:
-            ratios = _equally_spaced(*value.split(":"))
+        if not isinstance(text_or_numbers, str):
+            ratios = np.asarray(text_or_numbers, dtype=float).ravel()
+        elif ":" in text_or_numbers:
+            ratios = _equally_spaced(*text_or_numbers.split(":"))
         else:
-            ratios = np.array([float(number) for number in value.split(",")])
+            ratios = np.array([float(number) for number in text_or_numbers.split(",")])
     except (TypeError, ValueError):
         raise ValueError(
-            f"sample ratios must be numbers, or look like 0.1, 0.1,0.2,0.5 or 0.1:0.3:20 (2 to 10,000 of them), got {value!r}"
+            "sample ratios must be numbers, or look like 0.1, 0.1,0.2,0.5 or 0.1:0.3:20 (2 to 10,000 of them), "
+            f"got {text_or_numbers!r}"
         ) from None
     for ratio in ratios:
         if not 0 < ratio < math.inf:
@@ -325,20 +349,20 @@ def sample_ratios(value: object) -> list[float]:
 
 
 def _equally_spaced(low: str, high: str, count: str) -> Host:
-    """Return ``count`` equally spaced sample ratios; ValueError unless 2 <= count <= 10,000 and both ends are finite."""
-    ends = float(low), float(high)
-    if not (2 <= int(count) <= 10_000 and all(map(math.isfinite, ends))):
+    """Return ``count`` equally spaced sample ratios from ``low`` to ``high``; ValueError if an end or the count is invalid."""
+    interval = float(low), float(high)
+    if not (2 <= int(count) <= 10_000 and all(map(math.isfinite, interval))):
         raise ValueError
     # 0.3 as it is typed, not the number next to it.
     return np.array(
-        [float(f"{ratio:.14g}") for ratio in np.linspace(*ends, int(count))]
+        [float(f"{ratio:.14g}") for ratio in np.linspace(*interval, int(count))]
     )
 
 
 def suite_of_items(
     items: Mapping[str, str | None], parameters: Parameters, alphas: Sequence[float]
 ) -> tuple[str, str, list[str]]:
-    """Return name and TOML text of the suite of one problem, and its parameters as ``--set`` assignments.
+    """Write the suite of one problem: its name, its TOML text, and the given parameters as ``--set`` assignments.
 
     Raises
     ------
@@ -354,48 +378,61 @@ def suite_of_items(
         raise ValueError(
             f"alpha {missing('alpha', parameters)}; give sample ratios, such as 0.1 or 0.1:0.3:20"
         )
-    kinds = (
+    given_kinds = (
         REQUIRED_KINDS if items.get("inputs") is None else (*REQUIRED_KINDS, "inputs")
     )
-    named = {kind: str(items[kind]) for kind in kinds}
-    accepted = {
-        kind: _settable_parameters(kind, name, named["model"])
-        for kind, name in named.items()
+    item_names = {kind: str(items[kind]) for kind in given_kinds}
+    accepted_parameters = {
+        kind: _settable_parameter_names(kind, name, item_names["model"])
+        for kind, name in item_names.items()
     }
-    settings = [
-        _assignment(name, value, accepted) for name, value in parameters.items()
+    assignments = [
+        _assignment(name, value, accepted_parameters)
+        for name, value in parameters.items()
     ]
-    problem: dict[str, Parameters] = {
-        kind: {"name": name} for kind, name in named.items()
+    problem_table: dict[str, Parameters] = {
+        kind: {"name": name} for kind, name in item_names.items()
     }
-    if "tokens" in accepted["model"]:
-        problem["model"]["tokens"] = DEFAULT_TOKENS
-    short_names = [name.rpartition(":")[2] for name in named.values()]
-    document = {
+    if "tokens" in accepted_parameters["model"]:
+        problem_table["model"]["tokens"] = DEFAULT_TOKENS
+    short_names = [name.rpartition(":")[2] for name in item_names.values()]
+    suite_tables = {
         "suite": {"title": ", ".join(short_names)},
-        "problem": problem,
+        "problem": problem_table,
         "grid": {"alpha": list(alphas), "dimension": [NOMINAL_DIMENSION]},
     }
-    return "-".join(short_names), tomli_w.dumps(document), settings
+    return "-".join(short_names), tomli_w.dumps(suite_tables), assignments
 
 
-def _settable_parameters(kind: str, name: str, model: str) -> list[str]:
-    """Names of the parameters of an item that a user may set."""
-    filled = ENGINE_FILLED.get(kind, ())
-    names = signature_of(get_registry().get(kind, name, model).item)
-    return [name for name in names if name not in filled]
+def _settable_parameter_names(kind: str, name: str, model: str) -> list[str]:
+    """Names of the parameters of an item that a user may set, without those that the engine takes from the model."""
+    engine_filled = ENGINE_FILLED.get(kind, ())
+    parameter_names = signature_of(get_registry().get(kind, name, model).item)
+    return [name for name in parameter_names if name not in engine_filled]
 
 
-def _assignment(name: str, value: object, accepted: Mapping[str, Sequence[str]]) -> str:
+def _assignment(
+    name: str, value: object, accepted_parameters: Mapping[str, Sequence[str]]
+) -> str:
     """Return the ``--set`` assignment of a parameter to the only item that accepts it; ValueError if there is not exactly one."""
-    text = value if isinstance(value, str) else json.dumps(value, default=plain_value)
-    kinds = [kind for kind, names in accepted.items() if name in names]
+    value_text = (
+        value if isinstance(value, str) else json.dumps(value, default=plain_value)
+    )
+    kinds = [
+        kind
+        for kind, parameter_names in accepted_parameters.items()
+        if name in parameter_names
+    ]
     if not kinds:
-        words = [*accepted, "alpha", *itertools.chain(*accepted.values())]
+        valid_names = [
+            *accepted_parameters,
+            "alpha",
+            *itertools.chain(*accepted_parameters.values()),
+        ]
         raise ValueError(
-            f"{name} is neither an option nor a parameter of this problem; {suggestion(name, words)}"
+            f"{name} is neither an option nor a parameter of this problem; {suggestion(name, valid_names)}"
         )
-    assignment = f"problem.{kinds[0]}.{name}={text}"
+    assignment = f"problem.{kinds[0]}.{name}={value_text}"
     if len(kinds) > 1:
         raise ValueError(
             f"{' and '.join(kinds)} both have a parameter {name}; choose one, as with --set {assignment}"

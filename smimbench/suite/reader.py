@@ -1,4 +1,4 @@
-"""Reads the tables of a suite into problems, algorithms, grid axes and seeds, reporting each mistake with file and key."""
+"""Builds a ``Suite`` from the tables of a suite file: problems, algorithms and grid; each mistake is reported with its key."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from smimbench.registry.items import (
 )
 from smimbench.registry.registry import RegistryError, find_metric, get_registry
 from smimbench.suite import SuiteError
-from smimbench.suite.algorithms import axes_of_table, read_algorithms
+from smimbench.suite.algorithms import listed_parameters_of, read_algorithms
 from smimbench.suite.cells import (
     AlgorithmPlan,
     Condition,
+    FailedProblem,
     ProblemPlan,
     Suite,
-    UnmadeProblem,
+    meets_conditions,
     read_condition,
-    selects,
 )
 from smimbench.suite.document import (
+    apply_override,
     find_suite,
-    override,
+    merge_with_base,
     parse_toml,
     suite_text,
-    with_base,
 )
 from smimbench.suite.schema import (
     STARTS,
@@ -54,7 +54,7 @@ from smimbench.suite.schema import (
 )
 
 RESERVED = ("theory", "tuning")
-"""Names of folders under ``--results`` that hold something else than a suite's records."""
+"""Folders under ``--results`` that do not hold the records of a suite; no suite may have their names."""
 
 LEFT_OUT = "left out"
 """First words of a remark on an item that cannot be built."""
@@ -72,7 +72,7 @@ def load_suite(
     overrides : iterable of str
         ``"problem.prior.rho=0.2"``: values in TOML syntax, for any key of the suite.
     only : iterable of str
-        ``"algorithm=gamp"``: run a part. Keys: algorithm, alpha, dimension, seed, problem.
+        ``"algorithm=gamp"``: select a part of the cells. Keys: algorithm, alpha, dimension, seed, problem.
 
     Raises
     ------
@@ -107,11 +107,11 @@ def parse_suite(
                     "extends",
                     "is not allowed in stored results, which contain the whole suite",
                 )
-            tables = with_base(path, tables)
+            tables = merge_with_base(path, tables)
             text = tomli_w.dumps(tables)
         overrides = tuple(overrides)
         for assignment in overrides:
-            override(tables, assignment, file)
+            apply_override(tables, assignment, file)
         if "extends" in tables:
             raise SuiteError(
                 file,
@@ -120,7 +120,7 @@ def parse_suite(
             )
         conditions = tuple(map(read_condition, only))
         document = _validated(tables, file)
-        return _Reader(path, document, stored).suite(text, overrides, conditions)
+        return _Reader(path, document, stored).read_suite(text, overrides, conditions)
     except RecursionError:
         raise SuiteError(
             file, "", "the suite nests lists or tables too deeply"
@@ -138,7 +138,7 @@ def parse_suite(
 
 
 def _require_name(path: Path) -> None:
-    """Raise SuiteError unless a suite's name can also name its folder of results."""
+    """Raise SuiteError unless the name of a suite can also be the name of its folder of results."""
     name = path.stem
     is_folder_name = re.fullmatch(r"[^.][^/\\]*", name) and printable(name) == name
     if not is_folder_name or name in RESERVED:
@@ -155,10 +155,10 @@ def _validated(tables: JsonObject, file: str) -> Document:
     try:
         return Document.model_validate(tables)
     except pydantic.ValidationError as error:
-        mistake = error.errors(include_url=False)[0]
+        first_error = error.errors(include_url=False)[0]
         key, message = explain_validation(error)
-        if mistake["type"] == "extra_forbidden":
-            *table, name = mistake["loc"]
+        if first_error["type"] == "extra_forbidden":
+            *table, name = first_error["loc"]
             message = unknown_key(str(name), table_at(table).model_fields)
             if name == "extends":
                 message = "must be written above the first table of the suite"
@@ -166,57 +166,64 @@ def _validated(tables: JsonObject, file: str) -> Document:
 
 
 @dataclass(frozen=True)
-class _Variant:
-    """One problem of a grid over listed parameters; ``differing`` holds its values of these parameters, by name."""
+class _ProblemVariant:
+    """One problem of a ``[problem]`` table that lists several values of parameters.
+
+    ``listed_values`` are its values of these parameters, by name.
+    """
 
     tables: dict[str, Parameters]
-    differing: Parameters
+    listed_values: Parameters
     dimensions: tuple[int, ...]
     seeds: tuple[int, ...]
 
 
 class _Reader:
-    """Builds a suite from a parsed document, checking its items and the consistency between its keys."""
+    """Builder of a suite from a parsed document; checks its items and whether its keys agree with each other."""
 
     def __init__(self, path: Path, document: Document, stored: bool) -> None:
         self.path, self.document, self.stored = path, document, stored
         self.file = str(path)
         self.remarks: list[str] = []
-        self.unmade: list[UnmadeProblem] = []
+        self.failed_problems: list[FailedProblem] = []
         self.failures: list[SuiteError] = []
 
-    def error(self, key: str, message: str) -> SuiteError:
+    def suite_error(self, key: str, message: str) -> SuiteError:
+        """Error about a key of this suite's file."""
         return SuiteError(self.file, key, message)
 
-    def suite(
+    def read_suite(
         self, text: str, overrides: tuple[str, ...], only: tuple[Condition, ...]
     ) -> Suite:
+        """Build the suite; SuiteError for the first mistake."""
         document = self.document
         self._load_drop_ins()
-        plans = self._plans()
-        if not plans:
-            reason = self.error("problem", "; ".join(self.remarks))
+        problem_plans = self._problem_plans()
+        if not problem_plans:
+            reason = self.suite_error("problem", "; ".join(self.remarks))
             raise self.failures[0] if self.failures else reason
-        self._refuse_same_cells(plans)
+        self._refuse_repeated_problems(problem_plans)
         algorithms = read_algorithms(
-            document.algorithms, plans, self.file, self._leave_out
+            document.algorithms, problem_plans, self.file, self._leave_out
         )
-        self._check_metrics_and_start({plan.problem.model.name for plan in plans})
-        plans = self._with_references(plans)
-        self._check_figure(plans, algorithms)
+        self._check_metrics_and_start(
+            {plan.problem.model.name for plan in problem_plans}
+        )
+        problem_plans = self._with_references(problem_plans)
+        self._check_figure(problem_plans, algorithms)
         suite = Suite(
             name=self.path.stem,
             file=self.file,
             text=text,
-            plans=tuple(plans),
+            plans=tuple(problem_plans),
             algorithms=algorithms,
             seed=document.grid.seed,
             run=document.run,
             overrides=overrides,
             only=only,
             remarks=tuple(self.remarks),
-            unmade=tuple(self.unmade),
-            left_out=tuple(map(str, self.failures)),
+            failed_problems=tuple(self.failed_problems),
+            item_failures=tuple(map(str, self.failures)),
             figure=document.figure,
             title=document.suite.title or self.path.stem,
             description=document.suite.description,
@@ -224,11 +231,13 @@ class _Reader:
             duration=document.suite.duration,
             plugins=document.suite.plugins,
         )
-        suite.require_conditions()
-        chosen = (
-            problem for problem in self.unmade if selects(only, problem=problem.label)
+        suite.require_valid_conditions()
+        selected_failures = (
+            failed_problem
+            for failed_problem in self.failed_problems
+            if meets_conditions(only, problem=failed_problem.label)
         )
-        return replace(suite, unmade=tuple(chosen))
+        return replace(suite, failed_problems=tuple(selected_failures))
 
     def _load_drop_ins(self) -> None:
         """Load ``./plugins/*.py`` of the working folder if the suite asks for it, except for a suite in stored results."""
@@ -243,17 +252,17 @@ class _Reader:
         elif any(folder.glob("[!.]*.py")):
             get_registry().add(folder)
         else:
-            raise self.error(
+            raise self.suite_error(
                 "suite.plugins",
                 f"is true, but there is no ./plugins/*.py in {Path.cwd()}",
             )
 
     def _leave_out(self, error: ProblemError, key: str) -> None:
-        """Skip an item that cannot be built, or raise SuiteError.
+        """Add a remark on an item that cannot be built and is left out, or raise SuiteError.
 
-        It is skipped if its own code is at fault or the suite comes from stored results.
+        It is left out if its own code is at fault or the suite comes from stored results.
         """
-        failure = self.error(key, error.message)
+        failure = self.suite_error(key, error.message)
         if isinstance(error, ItemError):
             self.failures.append(failure)
         elif not self.stored:
@@ -262,34 +271,40 @@ class _Reader:
 
     # -- problems -------------------------------------------------------------------------------------------------
 
-    def _plans(self) -> list[ProblemPlan]:
-        """Return all problems of the suite, each with its grid."""
-        algorithms = sum(
-            math.prod(map(len, axes_of_table(table).values()))
+    def _problem_plans(self) -> list[ProblemPlan]:
+        """Build all problems of the suite, each with its grid."""
+        algorithm_count = sum(
+            math.prod(map(len, listed_parameters_of(table).values()))
             for table in self.document.algorithms
         )
-        plans = []
+        problem_plans = []
         for key, table in self._problem_tables().items():
             grid = self._grid(key, table)
-            cells = len(grid.alpha or ()) * sum(grid.seeds or ()) * max(1, algorithms)
-            for variant in self._variants(key, table, grid, cells):
-                plan = self._plan(key, table.label, grid, variant)
-                if plan is None:
+            cell_count = (
+                len(grid.alpha or ()) * sum(grid.seeds or ()) * max(1, algorithm_count)
+            )
+            for variant in self._variants(key, table, grid, cell_count):
+                problem_plan = self._problem_plan(key, table.label, grid, variant)
+                if problem_plan is None:
                     continue
-                features = plan.problem.inputs.shape[1]
-                if features and algorithms and set(plan.dimensions) != {features}:
-                    raise self.error(
+                feature_count = problem_plan.problem.inputs.shape[1]
+                if (
+                    feature_count
+                    and algorithm_count
+                    and set(problem_plan.dimensions) != {feature_count}
+                ):
+                    raise self.suite_error(
                         "grid.dimension",
-                        f"must be {features}, because {key}.inputs has this number of features",
+                        f"must be {feature_count}, because {key}.inputs has this number of features",
                     )
-                plans.append(plan)
-        return plans
+                problem_plans.append(problem_plan)
+        return problem_plans
 
     def _problem_tables(self) -> dict[str, ProblemTable]:
-        """Return the ``[problem]`` or ``[[problems]]`` tables of the suite, by key."""
+        """Return the ``[problem]`` table or the ``[[problems]]`` tables of the suite, by their keys."""
         document = self.document
         if bool(document.problem) == bool(document.problems):
-            raise self.error(
+            raise self.suite_error(
                 "problem",
                 "a suite needs either one [problem] table or several [[problems]] tables",
             )
@@ -297,92 +312,100 @@ class _Reader:
         if document.problem:
             tables = {"problem": document.problem}
         for axis in Axes.model_fields:
-            # An axis that nobody reads would be a setting that does nothing.
+            # A shared axis that no problem uses would be a setting without effect.
             if getattr(document.grid, axis) and all(
                 getattr(table.grid, axis) for table in tables.values()
             ):
                 example = f"{next(iter(tables))}.grid.{axis}"
-                raise self.error(
+                raise self.suite_error(
                     f"grid.{axis}",
-                    f"is not used: every problem sets its own (the first in {example})",
+                    f"is not used, because every problem sets its own (the first in {example}); remove it",
                 )
         return tables
 
     def _grid(self, key: str, table: ProblemTable) -> GridTable:
-        """Return the grid of a problem, with axes that it omits taken from ``[grid]``, and replicates for every dimension."""
-        shared = self.document.grid
-        alphas = table.grid.alpha or shared.alpha
-        dimensions = table.grid.dimension or shared.dimension
-        seeds = table.grid.seeds or shared.seeds or (1,)
+        """Return the grid of a problem, completed from ``[grid]``, with the number of replicates at every dimension."""
+        suite_grid = self.document.grid
+        alphas = table.grid.alpha or suite_grid.alpha
+        dimensions = table.grid.dimension or suite_grid.dimension
+        replicate_counts = table.grid.seeds or suite_grid.seeds or (1,)
         if not alphas:
-            raise self.error(
+            raise self.suite_error(
                 "grid.alpha",
                 "is missing; list the sample ratios, as in alpha = [0.5, 1.0]",
             )
         if not dimensions:
-            raise self.error(
+            raise self.suite_error(
                 "grid.dimension",
                 "is missing; list the dimensions, as in dimension = [100, 200]",
             )
-        if len(seeds) == 1:
-            seeds = seeds * len(dimensions)
-        elif len(seeds) != len(dimensions):
-            raise self.error(
+        if len(replicate_counts) == 1:
+            replicate_counts = replicate_counts * len(dimensions)
+        elif len(replicate_counts) != len(dimensions):
+            raise self.suite_error(
                 f"{key}.grid.seeds" if table.grid.seeds else "grid.seeds",
-                f"has {len(seeds)} numbers for {len(dimensions)} dimensions; give one number for each dimension, or one for all",
+                f"has {len(replicate_counts)} numbers for {len(dimensions)} dimensions; "
+                "give one number for each dimension, or one for all",
             )
-        return shared.model_copy(
-            update={"alpha": alphas, "dimension": dimensions, "seeds": seeds}
+        return suite_grid.model_copy(
+            update={"alpha": alphas, "dimension": dimensions, "seeds": replicate_counts}
         )
 
     def _variants(
-        self, key: str, table: ProblemTable, grid: GridTable, cells: int
-    ) -> Iterator[_Variant]:
-        """Yield one problem for each combination of listed parameters.
+        self, key: str, table: ProblemTable, grid: GridTable, cell_count: int
+    ) -> Iterator[_ProblemVariant]:
+        """Yield one problem for each combination of listed parameter values; ``cell_count`` is the number of cells of each.
 
         If the spectrum of the inputs changes with the dimension D, each D is a problem of its own.
         """
         tables = table.tables()
-        axes = {
+        parameter_axes = {
             (kind, name): values
             for kind, parameters in tables.items()
             for name, values in parameters.items()
-            if isinstance(values, list) and not _is_value(kind, tables, name)
+            if isinstance(values, list) and not _is_single_value(kind, tables, name)
         }
-        size = cells * math.prod(map(len, axes.values()))
-        if size > grid.max_cells:
-            raise self.error(
+        total_cells = cell_count * math.prod(map(len, parameter_axes.values()))
+        if total_cells > grid.max_cells:
+            raise self.suite_error(
                 "grid",
-                f"the suite has {size:,} cells, above grid.max_cells = {grid.max_cells:,}; shorten an axis or raise the limit",
+                f"the suite has {total_cells:,} cells, above grid.max_cells = {grid.max_cells:,}; "
+                "shorten an axis or raise the limit",
             )
-        for (kind, name), values in axes.items():
+        for (kind, name), values in parameter_axes.items():
             require_distinct(values, self.file, f"{key}.{kind}.{name}")
-        dimensions, seeds = grid.dimension or (), grid.seeds or ()
-        for combination in itertools.product(*axes.values()):
-            chosen = {kind: dict(parameters) for kind, parameters in tables.items()}
-            differing = {}
-            for (kind, name), value in zip(axes, combination):
-                chosen[kind][name] = differing[name] = value
-            if not _needs_features(chosen):
-                yield _Variant(chosen, differing, dimensions, seeds)
+        dimensions, replicate_counts = grid.dimension or (), grid.seeds or ()
+        for combination in itertools.product(*parameter_axes.values()):
+            chosen_tables = {
+                kind: dict(parameters) for kind, parameters in tables.items()
+            }
+            listed_values = {}
+            for (kind, name), value in zip(parameter_axes, combination):
+                chosen_tables[kind][name] = listed_values[name] = value
+            if not _spectrum_depends_on_dimension(chosen_tables):
+                yield _ProblemVariant(
+                    chosen_tables, listed_values, dimensions, replicate_counts
+                )
                 continue
-            for D, count in zip(dimensions, seeds):
-                inputs = chosen["inputs"] | {"features": D}
+            for D, replicates in zip(dimensions, replicate_counts):
+                inputs = chosen_tables["inputs"] | {"features": D}
                 features_setting = {"features": D} if len(dimensions) > 1 else {}
-                yield _Variant(
-                    chosen | {"inputs": inputs},
-                    differing | features_setting,
+                yield _ProblemVariant(
+                    chosen_tables | {"inputs": inputs},
+                    listed_values | features_setting,
                     (D,),
-                    (count,),
+                    (replicates,),
                 )
 
-    def _plan(
-        self, key: str, label: str, grid: GridTable, variant: _Variant
+    def _problem_plan(
+        self, key: str, label: str, grid: GridTable, variant: _ProblemVariant
     ) -> ProblemPlan | None:
         """Build a problem with its grid; None if it cannot be built and is left out."""
-        if label and variant.differing:
-            words = (f"{name}={value}" for name, value in variant.differing.items())
-            label += f" ({', '.join(words)})"
+        if label and variant.listed_values:
+            assignments = (
+                f"{name}={value}" for name, value in variant.listed_values.items()
+            )
+            label += f" ({', '.join(assignments)})"
         try:
             problem = Problem(**variant.tables)
             with explained("prior"):
@@ -390,9 +413,11 @@ class _Reader:
         except ProblemError as error:
             self._leave_out(error, f"{key}.{error.key}")
             if isinstance(error, ItemError):
-                names = (str(item["name"]) for item in variant.tables.values())
-                self.unmade.append(
-                    UnmadeProblem(label or " ".join(names), variant.tables, str(error))
+                item_names = (str(item["name"]) for item in variant.tables.values())
+                self.failed_problems.append(
+                    FailedProblem(
+                        label or " ".join(item_names), variant.tables, str(error)
+                    )
                 )
             return None
         return ProblemPlan(
@@ -406,158 +431,179 @@ class _Reader:
             theory_only=theory_only,
         )
 
-    def _refuse_same_cells(self, plans: Sequence[ProblemPlan]) -> None:
-        """Raise SuiteError for two problems with the same label, or the same problem and grid point under two labels."""
-        keys: dict[str, str] = {}
-        points: dict[tuple[str, float, int], str] = {}
-        for plan in plans:
-            if plan.label in keys:
-                raise self.error(
-                    f"{plan.key}.label",
-                    f"{plan.label!r} is also the label of {keys[plan.label]}; give each problem its own label",
+    def _refuse_repeated_problems(self, problem_plans: Sequence[ProblemPlan]) -> None:
+        """Raise SuiteError if two problems share a label, or if the same problem is listed twice at the same grid point."""
+        key_of_label: dict[str, str] = {}
+        label_of_point: dict[tuple[str, float, int], str] = {}
+        for problem_plan in problem_plans:
+            if problem_plan.label in key_of_label:
+                raise self.suite_error(
+                    f"{problem_plan.key}.label",
+                    f"{problem_plan.label!r} is also the label of {key_of_label[problem_plan.label]}; "
+                    "give each problem its own label",
                 )
-            keys[plan.label] = plan.key
-            for alpha, dimension in itertools.product(plan.alphas, plan.dimensions):
-                point = (plan.problem.identity, alpha, dimension)
-                label = points.setdefault(point, plan.label)
-                if label != plan.label:
-                    raise self.error(
-                        plan.key,
-                        f"is the same problem as {label!r} ({keys[label]}) at alpha = {alpha:g}, "
+            key_of_label[problem_plan.label] = problem_plan.key
+            for alpha, dimension in itertools.product(
+                problem_plan.alphas, problem_plan.dimensions
+            ):
+                point = (problem_plan.problem.identity, alpha, dimension)
+                first_label = label_of_point.setdefault(point, problem_plan.label)
+                if first_label != problem_plan.label:
+                    raise self.suite_error(
+                        problem_plan.key,
+                        f"is the same problem as {first_label!r} ({key_of_label[first_label]}) at alpha = {alpha:g}, "
                         f"dimension = {dimension}; remove one of the two",
                     )
 
-    def _with_references(self, plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
-        """Attach published values to their problems; a remark names those that belong to no problem of the suite."""
-        published: dict[str, list[ReferenceTable]] = {
-            plan.problem.identity: [] for plan in plans
+    def _with_references(
+        self, problem_plans: Sequence[ProblemPlan]
+    ) -> list[ProblemPlan]:
+        """Attach the published values of ``run.reference`` to their problems, with a remark on values of no problem."""
+        references_of: dict[str, list[ReferenceTable]] = {
+            problem_plan.problem.identity: [] for problem_plan in problem_plans
         }
-        unused: list[str] = []
+        unused_references: list[str] = []
         for i, reference in enumerate(self.document.run.reference):
             try:
                 problem = Problem(**reference.problem.tables())
             except ProblemError as error:
                 self._leave_out(error, f"run.reference[{i}].problem.{error.key}")
                 continue
-            if problem.identity in published:
-                published[problem.identity].append(reference)
+            if problem.identity in references_of:
+                references_of[problem.identity].append(reference)
             else:
-                unused.append(f"{reference.label!r} of {problem.label}")
-        if unused:
+                unused_references.append(f"{reference.label!r} of {problem.label}")
+        if unused_references:
             self.remarks.append(
-                f"published values that belong to no problem of this suite are left out: {'; '.join(dict.fromkeys(unused))}"
+                "published values that belong to no problem of this suite are left out: "
+                + "; ".join(dict.fromkeys(unused_references))
             )
         return [
-            replace(plan, references=tuple(published[plan.problem.identity]))
-            for plan in plans
+            replace(
+                problem_plan,
+                references=tuple(references_of[problem_plan.problem.identity]),
+            )
+            for problem_plan in problem_plans
         ]
 
     # -- run options and figure -----------------------------------------------------------------------------------
 
     def _check_metrics_and_start(self, models: set[str]) -> None:
-        """Check that every metric, and the algorithm that ``run.start`` names, exists and supports every model."""
+        """Check that each metric and the algorithm of ``run.start`` exist and support the models of the suite."""
         run, figure = self.document.run, self.document.figure
-        metrics = {f"run.metrics[{i}]": name for i, name in enumerate(run.metrics)}
+        metric_names = {f"run.metrics[{i}]": name for i, name in enumerate(run.metrics)}
         for i, reference in enumerate(run.reference):
-            metrics[f"run.reference[{i}].metric"] = reference.metric
+            metric_names[f"run.reference[{i}].metric"] = reference.metric
         for i, curve in enumerate(figure.curves if figure else ()):
             if curve.metric != "threshold":
-                metrics[f"figure.curves[{i}].metric"] = curve.metric
-        for (key, name), model in itertools.product(metrics.items(), models):
+                metric_names[f"figure.curves[{i}].metric"] = curve.metric
+        for (key, name), model in itertools.product(metric_names.items(), models):
             try:
                 find_metric(name, model)
             except RegistryError as error:
-                raise self.error(key, str(error)) from None
+                raise self.suite_error(key, str(error)) from None
         if run.start in STARTS:
             return
-        starting = [
+        starting_algorithms = [
             entry
             for entry in get_registry().entries("algorithm")
             if entry.item.start is not None
         ]
         for model in models:
-            if any(entry.name == run.start and entry.fits(model) for entry in starting):
+            if any(
+                entry.name == run.start and entry.fits(model)
+                for entry in starting_algorithms
+            ):
                 continue
-            names = {
-                f"{entry.name} for {', '.join(entry.models)}" for entry in starting
+            algorithm_names = {
+                f"{entry.name} for {', '.join(entry.models)}"
+                for entry in starting_algorithms
             }
-            raise self.error(
+            raise self.suite_error(
                 "run.start",
                 f"must be {', '.join(map(repr, STARTS))} or the name of an algorithm with a method start "
-                f"({', '.join(sorted(names)) or 'none'}), got {run.start!r}",
+                f"({', '.join(sorted(algorithm_names)) or 'none'}), got {run.start!r}",
             )
 
     def _check_figure(
-        self, plans: Sequence[ProblemPlan], algorithms: Sequence[AlgorithmPlan]
+        self, problem_plans: Sequence[ProblemPlan], algorithms: Sequence[AlgorithmPlan]
     ) -> None:
         """Check that the curves of a figure name problems, components, algorithms and metrics of the suite."""
         if self.document.figure is None:
             return
-        components = {plan.label: plan.problem.components for plan in plans}
-        labels = {algorithm.label for algorithm in algorithms}
+        component_counts = {
+            problem_plan.label: problem_plan.problem.components
+            for problem_plan in problem_plans
+        }
+        algorithm_labels = {algorithm.label for algorithm in algorithms}
         for i, curve in enumerate(self.document.figure.curves):
-            self._check_curve(curve, f"figure.curves[{i}]", components, labels)
+            self._check_curve(
+                curve, f"figure.curves[{i}]", component_counts, algorithm_labels
+            )
 
     def _check_curve(
         self,
         curve: CurveTable,
         key: str,
-        components: Mapping[str, int],
-        algorithms: Collection[str],
+        component_counts: Mapping[str, int],
+        algorithm_labels: Collection[str],
     ) -> None:
         """Check one curve of a figure.
 
-        ``components`` holds the number of components of each problem by label, ``algorithms`` the labels of the algorithms.
+        ``component_counts`` are the numbers of components of the problems, by label.
         """
 
         def require(field: str, name: str, choices: Collection[str]) -> None:
+            """Raise SuiteError unless ``name``, the value of a field of the curve, is one of ``choices``."""
             if name not in choices:
-                raise self.error(
+                raise self.suite_error(
                     f"{key}.{field}",
                     f"the suite has no {name!r}; {suggestion(name, choices)}",
                 )
 
         for label in curve.problems:
-            require("problems", label, components)
+            require("problems", label, component_counts)
         if curve.algorithm:
-            require("algorithm", curve.algorithm, algorithms)
+            require("algorithm", curve.algorithm, algorithm_labels)
             require("metric", curve.metric, self.document.run.metrics)
-        labels = curve.problems or tuple(components)
-        per_problem: list[tuple[str, Sequence[object]]] = [("x_factor", curve.x_factor)]
+        problem_labels = curve.problems or tuple(component_counts)
+        per_problem_numbers: list[tuple[str, Sequence[object]]] = [
+            ("x_factor", curve.x_factor)
+        ]
         for correction in curve.corrections:
-            per_problem.append(("corrections", correction.above))
-            per_problem.append(("corrections", correction.below))
-        for field, values in per_problem:
-            if len(values) not in (1, len(labels)):
-                raise self.error(
+            per_problem_numbers.append(("corrections", correction.above))
+            per_problem_numbers.append(("corrections", correction.below))
+        for field, numbers in per_problem_numbers:
+            if len(numbers) not in (1, len(problem_labels)):
+                raise self.suite_error(
                     f"{key}.{field}",
-                    f"must have one number, or {len(labels)} numbers, one for each problem of the curve",
+                    f"must have one number, or {len(problem_labels)} numbers, one for each problem of the curve",
                 )
-        fewest = min(components[label] for label in labels)
-        if (curve.component or 1) > fewest:
-            raise self.error(
+        min_components = min(component_counts[label] for label in problem_labels)
+        if (curve.component or 1) > min_components:
+            raise self.suite_error(
                 f"{key}.component",
-                f"must be at most {fewest}, the number of components of the signal",
+                f"must be at most {min_components}, the number of components of the signal",
             )
 
 
-def _is_value(kind: str, tables: Mapping[str, Parameters], name: str) -> bool:
-    """Whether a list is a single value of a parameter and not an axis of the grid."""
+def _is_single_value(kind: str, tables: Mapping[str, Parameters], name: str) -> bool:
+    """Whether the list that a suite gives for a parameter is one value of it, instead of several values to run."""
     try:
         model = None if kind == "model" else str(tables["model"].get("name"))
-        item = get_registry().get(kind, str(tables[kind].get("name")), model).item
+        item_class = get_registry().get(kind, str(tables[kind].get("name")), model).item
     except RegistryError:  # reported when the problem is built
         return False
-    return is_value(item, kind, name, tables[kind][name])
+    return is_value(item_class, kind, name, tables[kind][name])
 
 
-def _needs_features(tables: Mapping[str, Parameters]) -> bool:
-    """Whether the spectrum of the inputs changes with D, so that a problem needs its number of features."""
+def _spectrum_depends_on_dimension(tables: Mapping[str, Parameters]) -> bool:
+    """Whether the spectrum of the inputs depends on D, so that each dimension D is a problem of its own."""
     inputs = tables.get("inputs", {})
     if {"features", "spectrum"} & inputs.keys():
         return False
     try:
-        law = get_registry().get("inputs", str(inputs.get("name"))).item
+        inputs_class = get_registry().get("inputs", str(inputs.get("name"))).item
     except RegistryError:  # reported when the problem is built
         return False
-    return "features" in signature_of(law)
+    return "features" in signature_of(inputs_class)

@@ -1,4 +1,4 @@
-"""All keys of a suite, by table (problem, grid, algorithms, run, figure), with type, default, constraint and meaning.
+"""All keys of a suite file, by table (problem, grid, algorithms, run, figure), with type, default, bounds and meaning.
 
 Reading, ``--set``, the key of a cell and the page docs/suite.md are derived from these tables. To add a run option, add a field
 to ``RunOptions``: its meaning below it, ``InKey`` if it can change a result; read it as ``cell.run.NAME``.
@@ -23,14 +23,14 @@ from smimbench.suite import SuiteError
 
 T = TypeVar("T")
 STARTS = ("uninformed", "informed")
-"""Starts that the engine makes; every other one is the name of an algorithm."""
+"""Values of ``run.start`` that the engine itself provides; any other value is the name of an algorithm with a ``start``."""
 ORACLE = "oracle"
 """The value of `settings` in tables for an algorithm that starts near the teacher."""
 
 
 @dataclass(frozen=True)
 class InKey:
-    """Marks a run option that can change a result and is therefore part of a cell's key.
+    """Marker of a run option that can change a result and is therefore part of a cell's key.
 
     Attributes
     ----------
@@ -57,8 +57,8 @@ def _infinity_as_none(value: object) -> object:
     return None if value == math.inf else value
 
 
-def distinct(values: Sequence[Any]) -> Sequence[Any]:
-    """Return the values of a grid axis; ValueError if one is listed twice.
+def checked_distinct(values: Sequence[Any]) -> Sequence[Any]:
+    """Check that a grid axis lists no value twice, and return its values.
 
     A repeated value would count its runs twice and make the standard error too small.
 
@@ -70,51 +70,56 @@ def distinct(values: Sequence[Any]) -> Sequence[Any]:
         raise ValueError("must list at least one value")
     positions: dict[str, int] = {}
     for i, value in enumerate(values):
-        number = isinstance(value, int) and not isinstance(
+        is_integer = isinstance(value, int) and not isinstance(
             value, bool
         )  # 1 and 1.0 are one value
-        position = positions.setdefault(
-            json.dumps(float(value) if number else value, sort_keys=True, default=str),
+        first_position = positions.setdefault(
+            json.dumps(
+                float(value) if is_integer else value, sort_keys=True, default=str
+            ),
             i,
         )
-        if position != i:
+        if first_position != i:
             raise ValueError(
-                f"{value!r} is listed twice, as entries {position} and {i}; remove one of them"
+                f"{value!r} is listed twice, as entries {first_position} and {i}; remove one of them"
             )
     return values
 
 
 def require_distinct(values: Sequence[object], file: str, key: str) -> None:
-    """Raise SuiteError if a grid axis lists a value twice."""
+    """Raise SuiteError for ``key`` of the suite ``file`` if a grid axis lists a value twice."""
     try:
-        distinct(values)
+        checked_distinct(values)
     except ValueError as error:
         raise SuiteError(file, key, str(error)) from None
 
 
 def _require_one_value_per_alpha(
-    values: tuple[float, ...], fields: pydantic.ValidationInfo
+    values: tuple[float, ...], validation: pydantic.ValidationInfo
 ) -> tuple[float, ...]:
-    count = len(fields.data.get("alpha", values))
-    if len(values) != count:
+    """Check that published values are as many as the sample ratios of their table, and return them."""
+    alpha_count = len(validation.data.get("alpha", values))
+    if len(values) != alpha_count:
         raise ValueError(
-            f"must have as many numbers as alpha ({count}), got {len(values)}"
+            f"must have as many numbers as alpha ({alpha_count}), got {len(values)}"
         )
     return values
 
 
 def _require_overlap_entry(
-    entry: tuple[int, ...], fields: pydantic.ValidationInfo
+    entry: tuple[int, ...], validation: pydantic.ValidationInfo
 ) -> tuple[int, ...]:
-    if entry and (len(entry) != 2 or fields.data.get("metric") != "overlap"):
+    """Check that ``entry`` gives row and column of the overlap matrix and is used with the metric ``overlap``; return it."""
+    if entry and (len(entry) != 2 or validation.data.get("metric") != "overlap"):
         raise ValueError(
             'must be a row and a column of the overlap matrix, and is allowed with metric = "overlap" only'
         )
     return entry
 
 
-def _require_float32(tf32: bool, fields: pydantic.ValidationInfo) -> bool:
-    if tf32 and fields.data.get("dtype") != "float32":
+def _require_float32(tf32: bool, validation: pydantic.ValidationInfo) -> bool:
+    """Check that TF32 is allowed together with ``dtype = "float32"`` only, and return the option."""
+    if tf32 and validation.data.get("dtype") != "float32":
         raise ValueError('TF32 matrix products need run.dtype = "float32"')
     return tf32
 
@@ -128,7 +133,7 @@ Item = str | dict[str, Any]
 
 
 class Table(pydantic.BaseModel):
-    """Base class of the tables of a suite, which rejects unknown keys and values of the wrong type."""
+    """Base class of all tables of a suite: rejects unknown keys and values of the wrong type."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid", strict=True, frozen=True, defer_build=True, allow_inf_nan=False
@@ -136,7 +141,7 @@ class Table(pydantic.BaseModel):
 
 
 class SuiteTable(Table):
-    """``[suite]``: what the suite is."""
+    """``[suite]``: title, description and source of the suite."""
 
     title: str = ""
     """Heading of tables and figures; default: the name of the file."""
@@ -151,11 +156,13 @@ class SuiteTable(Table):
 
 
 class Axes(Table):
-    """The grid of one problem, ``grid = { ... }`` in its table; what it leaves out is taken from ``[grid]``."""
+    """Grid of one problem, ``grid = { ... }``: sample ratios, dimensions, replicates; default: those of ``[grid]``."""
 
-    alpha: Annotated[Axis[SampleRatio], AfterValidator(distinct)] | None = None
+    alpha: Annotated[Axis[SampleRatio], AfterValidator(checked_distinct)] | None = None
     """Sample ratios, n / D or n / d^2: a number > 0 or a list of different ones."""
-    dimension: Annotated[Axis[Dimension], AfterValidator(distinct)] | None = None
+    dimension: Annotated[Axis[Dimension], AfterValidator(checked_distinct)] | None = (
+        None
+    )
     """Dimensions D or d: an integer >= 2 or a list of different ones."""
     seeds: Axis[Replicates] | None = None
     """Replicates: instances per point, each drawn independently. A number, or a list with one for each dimension (large ones
@@ -163,7 +170,7 @@ class Axes(Table):
 
 
 class GridTable(Axes):
-    """``[grid]``: the sample ratios, dimensions and replicates that every problem is run on."""
+    """``[grid]``: sample ratios, dimensions and replicates that every problem is run on, and the root seed."""
 
     seed: int = Field(default=0, ge=0, le=2**63)
     """Root of all randomness. Another one gives other teachers, data and starts."""
@@ -172,7 +179,7 @@ class GridTable(Axes):
 
 
 class Items(Table):
-    """Model, channel, prior and inputs, by name or as a table with parameters."""
+    """Model, channel, prior and inputs of a problem, each given by name or as a table with parameters."""
 
     model: Item
     """How the signal meets the inputs."""
@@ -185,17 +192,21 @@ class Items(Table):
 
     def tables(self) -> dict[str, Parameters]:
         """Return model, channel and prior as tables with a ``name``, and the inputs if they are not the default."""
-        written = {"model": self.model, "channel": self.channel, "prior": self.prior}
+        items_by_kind = {
+            "model": self.model,
+            "channel": self.channel,
+            "prior": self.prior,
+        }
         if self.inputs != DEFAULT_INPUTS:
-            written["inputs"] = self.inputs
+            items_by_kind["inputs"] = self.inputs
         return {
             kind: {"name": item} if isinstance(item, str) else dict(item)
-            for kind, item in written.items()
+            for kind, item in items_by_kind.items()
         }
 
 
 class ProblemTable(Items):
-    """``[problem]`` or ``[[problems]]``: model, channel, prior and inputs, by name or as a table with parameters.
+    """``[problem]`` or ``[[problems]]``: model, channel, prior and inputs, with label and grid.
 
     A list becomes a further axis of the grid, unless it is itself a value of the parameter.
     ``smimbench info NAME`` shows the parameters of an item.
@@ -208,7 +219,7 @@ class ProblemTable(Items):
 
 
 class Range(Table):
-    """``{ low = 0.01, high = 3.0, log = true }``: the numbers between two ends."""
+    """Range of numbers that tuning searches, ``{ low = 0.01, high = 3.0, log = true }``."""
 
     low: float | int
     """The lower end."""
@@ -218,7 +229,8 @@ class Range(Table):
     """Spread the trials evenly in the logarithm."""
 
     @pydantic.model_validator(mode="after")
-    def _in_order(self) -> Range:
+    def _require_ordered_ends(self) -> Range:
+        """Check that ``low < high``, that both are finite and, for a logarithmic range, positive."""
         if not -LARGEST <= self.low < self.high <= LARGEST:
             raise ValueError(
                 f"low must be less than high, and both finite, got {self.low:g} and {self.high:g}"
@@ -229,13 +241,13 @@ class Range(Table):
 
 
 class OpenTable(Table):
-    """Base class of tables whose further keys are parameters of an algorithm."""
+    """Base class of tables that take the parameters of an algorithm as additional keys."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 
 
 class TuneTable(OpenTable):
-    """``[algorithms.tune]``, below the algorithm that it is for: what ``smimbench tune`` searches, by names of parameters.
+    """``[algorithms.tune]``: parameters that ``smimbench tune`` searches for the ``[[algorithms]]`` table above it.
 
     Each further key is a parameter of the algorithm, with a list of values or the ends of a range, as
     ``learning_rate = { low = 0.01, high = 3.0, log = true }`` (a range of integers if the parameter is one). What the algorithm
@@ -250,7 +262,7 @@ class TuneTable(OpenTable):
 
 
 class AlgorithmTable(OpenTable):
-    """``[[algorithms]]``: each further key is a parameter of the algorithm (``smimbench info NAME`` lists them).
+    """``[[algorithms]]``: one algorithm; additional keys are its parameters, as ``smimbench info NAME`` lists them.
 
     A list, where the algorithm takes none, runs each of its values (``learning_rate = [0.1, 0.3, 1.0]``). One of them is chosen
     by ``smimbench tune`` if the list is in ``[algorithms.tune]``.
@@ -273,12 +285,14 @@ class AlgorithmTable(OpenTable):
 
     @pydantic.field_validator("assumed")
     @classmethod
-    def _is_not_empty(cls, value: Any) -> Any:
-        if value is not None and (
-            not value or any(table in ({}, "") for table in value.values())
+    def _require_assumption(cls, assumed: Any) -> Any:
+        """Check that ``assumed``, if given, names a channel or a prior or sets a parameter of one."""
+        if assumed is not None and (
+            not assumed
+            or any(assumed_item in ({}, "") for assumed_item in assumed.values())
         ):
             raise ValueError("must name a channel or a prior, or set parameters of one")
-        return value
+        return assumed
 
     def parameters(self) -> Parameters:
         """Parameters of the algorithm as written in the suite, ``assumed`` included."""
@@ -317,7 +331,7 @@ class ReferenceTable(Table):
 
 
 class Correction(Table):
-    """One of ``corrections`` of a curve: where the published curve is known to be wrong."""
+    """Entry of a curve's ``corrections``: range of x in which the published curve is known to be wrong."""
 
     section: str
     """Heading of docs/corrections.md that says why."""
@@ -328,7 +342,7 @@ class Correction(Table):
 
 
 class CurveTable(Table):
-    """``[[figure.curves]]``: a published curve, or one for each problem, and what it is compared with.
+    """``[[figure.curves]]``: a published curve, or one for each problem, and the theory or run that it is compared with.
 
     `{rho}` in `label` and `table` stands for that parameter of the problem.
     """
@@ -390,7 +404,7 @@ class RunOptions(Table):
         Field(default=None, gt=0)
     )
     """Seconds per cell on the algorithm's clock; left out or `inf`: no limit."""
-    metrics: Annotated[ListOf[str], AfterValidator(distinct), InKey()] = Field(
+    metrics: Annotated[ListOf[str], AfterValidator(checked_distinct), InKey()] = Field(
         default=("mse", "overlap"), min_length=1
     )
     """Metrics that are reported. Those that cost extra are part of a cell's identity."""
@@ -412,36 +426,36 @@ class RunOptions(Table):
     """Values of others; see `[[run.reference]]`."""
 
     def identity(self) -> dict[str, object]:
-        """Values of the run options that are part of a cell's identity."""
-        options = {}
-        for name, mark in in_key().items():
+        """Run options that are part of a cell's identity, as a dictionary of their values."""
+        key_options = {}
+        for name, marker in options_in_key().items():
             value = getattr(self, name)
             if not (
-                mark.left_out_at_default
+                marker.left_out_at_default
                 and value == type(self).model_fields[name].default
             ):
-                options[name] = value
-        return options
+                key_options[name] = value
+        return key_options
 
     def of_cell(self, metrics: tuple[str, ...]) -> RunOptions:
-        """Return the run options of a cell: those in its identity, with the given metrics."""
-        options = {name: getattr(self, name) for name in in_key()}
-        return RunOptions.model_construct(**options | {"metrics": metrics})
+        """Return the run options of a cell: those that are part of its identity, with the given ``metrics``."""
+        cell_options = {name: getattr(self, name) for name in options_in_key()}
+        return RunOptions.model_construct(**cell_options | {"metrics": metrics})
 
 
-def in_key() -> dict[str, InKey]:
-    """Return the run options that are part of a cell's identity: their names and ``InKey`` marks."""
+def options_in_key() -> dict[str, InKey]:
+    """Names of the run options that are part of a cell's identity, each with its ``InKey`` marker."""
     fields = RunOptions.model_fields.items()
     return {
-        name: mark
+        name: marker
         for name, field in fields
-        for mark in field.metadata
-        if isinstance(mark, InKey)
+        for marker in field.metadata
+        if isinstance(marker, InKey)
     }
 
 
 class Document(Table):
-    """A suite file, merged with the suite that it extends."""
+    """All tables of a suite file, merged with those of the suite that it extends."""
 
     extends: str = ""
     """Name of a shipped suite, or path of another from the folder of this one, whose tables hold where this one says nothing.
@@ -465,13 +479,13 @@ class Document(Table):
 def table_at(location: Sequence[int | str]) -> type[Table]:
     """Return the class of the table that holds a key, given as a path of names and list positions."""
     table: type[Table] = Document
-    for name in location:
-        if isinstance(name, str):
-            kinds = _nested_types(table.model_fields[name].annotation)
+    for key in location:
+        if isinstance(key, str):
+            nested_types = _nested_types(table.model_fields[key].annotation)
             table = next(
-                kind
-                for kind in kinds
-                if isinstance(kind, type) and issubclass(kind, Table)
+                nested_type
+                for nested_type in nested_types
+                if isinstance(nested_type, type) and issubclass(nested_type, Table)
             )
     return table
 
@@ -479,17 +493,17 @@ def table_at(location: Sequence[int | str]) -> type[Table]:
 def _nested_types(annotation: object) -> Iterator[object]:
     """Yield a type annotation and all types nested in it."""
     yield annotation
-    for inner in get_args(annotation):
-        yield from _nested_types(inner)
+    for argument in get_args(annotation):
+        yield from _nested_types(argument)
 
 
 # -- the space that smimbench tune searches -----------------------------------------------------------------------
 
-Key = tuple[str, ...]
-"""Where a parameter is written: its name, after that of the table that it is in (``("of", "learning_rate")``)."""
+ParameterPath = tuple[str, ...]
+"""Names that lead to a parameter: those of the tables around it, then its own, such as ``("of", "learning_rate")``."""
 
-Setting = dict[Key, Any]
-"""Values of parameters in place of those that are written."""
+Setting = dict[ParameterPath, Any]
+"""Values of some parameters of an algorithm, used instead of those in the suite."""
 
 
 @dataclass(frozen=True)
@@ -497,71 +511,79 @@ class SearchSpace:
     """Search space of a tuning: a list of values or a range for each parameter, and the number of settings to try."""
 
     trials: int
-    parameters: dict[Key, list[object] | Range]
+    parameters: dict[ParameterPath, list[object] | Range]
 
     def document(self) -> dict[str, object]:
         """Return the search space as JSON, with parameters under dotted names such as ``of.learning_rate``."""
         space = {
-            ".".join(path): values.model_dump() if isinstance(values, Range) else values
-            for path, values in self.parameters.items()
+            ".".join(path): choices.model_dump()
+            if isinstance(choices, Range)
+            else choices
+            for path, choices in self.parameters.items()
         }
         return {"trials": self.trials, "space": space}
 
-    def settings(self, written: Mapping[str, object]) -> list[Setting]:
-        """Return the settings to try: the one in the suite, and scrambled Sobol points of the space.
+    def settings(self, suite_parameters: Mapping[str, object]) -> list[Setting]:
+        """Return the settings that tuning tries: the one in the suite, and scrambled Sobol points of the search space.
 
         The points are the same for all algorithms. If every parameter has a list and there are no more combinations than trials,
         all combinations are tried instead. Two settings may be equal.
 
         Parameters
         ----------
-        written : dict
+        suite_parameters : dict
             The parameters of the algorithm in the suite; a float among them makes its range one of floats.
         """
         from smimbench.numerics.random_numbers import uniform_points
 
-        as_written: Setting = {}
+        suite_setting: Setting = {}
         for path in self.parameters:
-            value = _suite_value(written, path)
+            value = _value_in_suite(suite_parameters, path)
             if value is not None:
-                as_written[path] = value
-        lists = [v for v in self.parameters.values() if isinstance(v, list)]
-        all_lists = len(lists) == len(self.parameters)
-        if all_lists and math.prod(map(len, lists)) <= self.trials:
-            combinations = itertools.product(*lists)
-            return [as_written, *(dict(zip(self.parameters, c)) for c in combinations)]
-        settings = [as_written]
-        points = uniform_points(len(self.parameters), self.trials - 1, "tuning")
-        for point in points:
+                suite_setting[path] = value
+        value_lists = [
+            choices for choices in self.parameters.values() if isinstance(choices, list)
+        ]
+        only_lists = len(value_lists) == len(self.parameters)
+        if only_lists and math.prod(map(len, value_lists)) <= self.trials:
+            combinations = itertools.product(*value_lists)
+            listed_settings = (
+                dict(zip(self.parameters, values)) for values in combinations
+            )
+            return [suite_setting, *listed_settings]
+        settings = [suite_setting]
+        sobol_points = uniform_points(len(self.parameters), self.trials - 1, "tuning")
+        for sobol_point in sobol_points:
             setting: Setting = {}
-            for u, (path, values) in zip(point, self.parameters.items()):
+            for u, (path, choices) in zip(sobol_point, self.parameters.items()):
                 setting[path] = _value_at_quantile(
-                    values, float(u), as_written.get(path)
+                    choices, float(u), suite_setting.get(path)
                 )
             settings.append(setting)
         return settings
 
 
-def _suite_value(written: object, path: Key) -> object:
-    """Return the value of a parameter in the suite, or None if it is not set."""
+def _value_in_suite(suite_parameters: object, path: ParameterPath) -> object:
+    """Return the value that the suite gives to the parameter at ``path``, or None if it sets none."""
+    value = suite_parameters
     for name in path:
-        written = written.get(name) if isinstance(written, dict) else None
-    return written
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _value_at_quantile(
-    values: list[object] | Range, u: float, written: object
+    choices: list[object] | Range, u: float, suite_value: object
 ) -> object:
-    """Map u in [0, 1) to a value of a list or range: to four digits, or to an integer in a range of integers."""
-    if isinstance(values, list):
-        return values[int(u * len(values))]
-    low, high = values.low, values.high
+    """Map u in [0, 1) to a value of a list or range: a float of four digits, or an integer in a range of integers."""
+    if isinstance(choices, list):
+        return choices[int(u * len(choices))]
+    low, high = choices.low, choices.high
     integers = (
         isinstance(low, int)
         and isinstance(high, int)
-        and not isinstance(written, float)
+        and not isinstance(suite_value, float)
     )
     # The largest integer has as large a share as the others.
-    end = high + 1 if integers else high
-    value = low * (end / low) ** u if values.log else low + (end - low) * u
+    upper_end = high + 1 if integers else high
+    value = low * (upper_end / low) ** u if choices.log else low + (upper_end - low) * u
     return math.floor(value) if integers else min(max(float(f"{value:.4g}"), low), high)

@@ -337,7 +337,7 @@ def test_an_axis_that_no_problem_reads_is_refused_and_its_own_can_be_set(tmp_pat
     )
     with pytest.raises(
         SuiteError,
-        match=r"grid\.alpha: is not used: every problem.*problems\[0\]\.grid\.alpha",
+        match=r"grid\.alpha: is not used, because every problem.*problems\[0\]\.grid\.alpha",
     ):
         load_suite(path, overrides=["grid.alpha=[0.2]"])
     for key in ("problems[0].grid.alpha", "problems.0.grid.alpha"):

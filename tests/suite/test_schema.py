@@ -6,7 +6,7 @@ import runpy
 import pytest
 
 from smimbench.suite import schema
-from smimbench.suite.schema import Document, RunOptions, in_key
+from smimbench.suite.schema import Document, RunOptions, options_in_key
 from tests.helpers import ROOT
 
 TABLES = [
@@ -35,7 +35,7 @@ def test_every_key_says_what_it_means(table):
 
 def test_an_option_that_came_later_is_part_of_the_identity_only_away_from_its_default():
     plain = RunOptions().identity()
-    assert sorted(in_key()) == sorted([*plain, "draw", "tf32"])
+    assert sorted(options_in_key()) == sorted([*plain, "draw", "tf32"])
     assert RunOptions(draw="device").identity() == {**plain, "draw": "device"}
 
 
