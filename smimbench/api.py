@@ -158,8 +158,8 @@ def _load_and_solve(
     suite: Suite, store: Store, backends: Sequence[str]
 ) -> tuple[Results, TheorySolver]:
     """Load the stored results of a suite and solve the theory that their rows need; return both results and solver."""
-    from smimbench.report.questions import table_questions
     from smimbench.report.results import Results
+    from smimbench.report.theory_document import table_questions
     from smimbench.run.store import theory_folder
     from smimbench.run.theory_solver import TheorySolver
 

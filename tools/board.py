@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json
 from smimbench.numerics.statistics import quantile
-from smimbench.report.board import obstacle
 from smimbench.report.charts import Chart, Panel, Series, save
 from smimbench.report.columns import number, ratio_words, seconds, statuses
-from smimbench.report.labels import grouped
-from smimbench.report.packed import packed_under, read_pack, read_packed
+from smimbench.report.packed import obstacle, packed_under, read_pack, read_packed
+from smimbench.report.row import grouped
 from smimbench.report.stored_table import UNVERIFIABLE
 from smimbench.report.style import looks
 from smimbench.report.text_files import markdown_table

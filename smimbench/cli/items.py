@@ -297,7 +297,7 @@ def _print_counts(console: Console, document: JsonObject, quiet: bool) -> None:
 def _print_list(console: Console, documents: Sequence[JsonObject]) -> None:
     """Print the checks for every kind of item, with the meaning of a failure."""
     from smimbench.report.columns import Column, make_table
-    from smimbench.report.labels import grouped
+    from smimbench.report.row import grouped
 
     columns = [
         Column("check", fields="check", words=True),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from smimbench.cli.options import complain, make_console
-from smimbench.report.labels import kind_of, reason_of
+from smimbench.report.row import kind_of, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -147,9 +147,12 @@ def _solve_and_draw(
     from smimbench.backend import machine
     from smimbench.cli.progress import TheoryProgress
     from smimbench.report.published import figure_chart, line_questions, our_points
-    from smimbench.report.questions import table_questions
     from smimbench.report.results import Results
-    from smimbench.report.theory_document import theory_of_suite, theory_questions
+    from smimbench.report.theory_document import (
+        table_questions,
+        theory_of_suite,
+        theory_questions,
+    )
     from smimbench.run.parallel_theory import answer_in_parallel
     from smimbench.run.store import settings_folder, theory_folder
 

@@ -66,14 +66,14 @@ def remark_missing_theory(results: Results, request: Request) -> None:
 
 def charts_of(results: Results) -> list[Chart]:
     """Make all figures as data, error figures first."""
+    from smimbench.report.extrapolation import size_charts
     from smimbench.report.figures import metric_chart, phase_chart
-    from smimbench.report.finite_size import size_charts
-    from smimbench.report.learning_curves import (
+    from smimbench.report.run_figures import (
         learning_charts,
+        profile_chart,
         seconds_chart,
         spectrum_chart,
     )
-    from smimbench.report.profiles import profile_chart
 
     suite, answers = results.suite, results.answers
     charts = [
@@ -300,7 +300,7 @@ def present_table(
 
 def _remarks(console: Console, table: ResultsTable, request: Request) -> list[str]:
     """Collect the remarks on tables, beginning with the reasons of failed cells, which are not wrapped for copying."""
-    from smimbench.report.labels import place
+    from smimbench.report.row import place
     from smimbench.report.tables import missing_values, other_version_lines
 
     rows = table.rows
@@ -345,7 +345,7 @@ _ENDED = {
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
     """List the reasons why cells of an algorithm failed, one line each, with the number of cells."""
-    from smimbench.report.labels import kind_of, place
+    from smimbench.report.row import kind_of, place
 
     cells: Counter[tuple[str, str]] = Counter()
     reasons: dict[tuple[str, str], dict[str, str]] = {}

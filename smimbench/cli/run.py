@@ -112,8 +112,8 @@ def run(
     """
     from smimbench.cli.progress import TheoryProgress, run_watched
     from smimbench.report.figures import metric_chart
-    from smimbench.report.questions import figure_questions, table_questions
     from smimbench.report.results import Results
+    from smimbench.report.theory_document import figure_questions, table_questions
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.store import theory_folder
 
@@ -418,9 +418,9 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     with the same label.
     """
     from smimbench.cli.progress import TheoryProgress
-    from smimbench.report.questions import point_questions
     from smimbench.report.rows import rows_of_points
     from smimbench.report.tables import error_tables
+    from smimbench.report.theory_document import point_questions
     from smimbench.run.campaign import shared_document
     from smimbench.run.external import (
         choose_points,

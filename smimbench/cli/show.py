@@ -298,8 +298,8 @@ def _options_of_command() -> list[str]:
 def _solve_theory_of_runs(request: Request, suite: Suite) -> None:
     """Solve the theory that tables and figures of stored runs need, at their actual sample ratios and starts."""
     from smimbench.cli.progress import TheoryProgress
-    from smimbench.report.questions import figure_questions, table_questions
     from smimbench.report.results import Results
+    from smimbench.report.theory_document import figure_questions, table_questions
     from smimbench.run.store import theory_folder
 
     store = request.store(suite)

@@ -198,8 +198,13 @@ def _verify_again(
 
 def _verify_pack(request: Request, effort: _Effort) -> dict[str, Verification]:
     from smimbench.report import stored_table
-    from smimbench.report.board import verified
-    from smimbench.report.packed import read_pack, read_packed, unpacked, verified_files
+    from smimbench.report.packed import (
+        read_pack,
+        read_packed,
+        unpacked,
+        verified,
+        verified_files,
+    )
     from smimbench.suite.reader import parse_suite
 
     if request.overrides or request.only:
@@ -262,8 +267,7 @@ def submit(request: Request, by: str, output: Path) -> int:
     The file has records without their trajectories, theory, versions, hashes of code and searches; rows are made from them. Rows
     that nobody else can run again are left out. A pull request adds it to results/board, where some of its cells are run again.
     """
-    from smimbench.report.board import submission
-    from smimbench.report.packed import write_packed
+    from smimbench.report.packed import submission, write_packed
     from smimbench.run.store import Store
 
     results = stored_results(request)

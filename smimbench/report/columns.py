@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from smimbench.files import printable
-from smimbench.report.labels import letter_of, names_with_backend
-from smimbench.report.optimum import LIMIT
+from smimbench.report.prediction import LIMIT
+from smimbench.report.row import letter_of, names_with_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,8 +24,13 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from smimbench.report.extrapolation import Limit
-    from smimbench.report.row import Epsilon, LearnedSequence, LearningFactor, Row
+    from smimbench.report.row import (
+        Epsilon,
+        LearnedSequence,
+        LearningFactor,
+        Row,
+        RowEntry,
+    )
 
 FEW = 4
 """Number of runs below which z is marked as unreliable: the standard error of three runs is off by half."""
@@ -154,7 +159,7 @@ def _of_peak(share: float | None, ceiling: str) -> str:
     )
 
 
-def _z(row: Row | Limit) -> str:
+def _z(row: Row | RowEntry) -> str:
     """Format the standardized difference from the prediction, or from the optimal value if there is no prediction."""
     predicted = row.prediction.value is not None or row.prediction.reason
     return marked_z(row.prediction.z if predicted else row.theory.z, row.estimate.n)

@@ -11,8 +11,7 @@ import numpy as np
 from smimbench.files import JsonObject, canonical_json
 from smimbench.problem.problem import Specification, without
 from smimbench.registry.registry import find_metric, is_worse
-from smimbench.report.labels import distinguish, grouped
-from smimbench.report.row import Row, RowEntry
+from smimbench.report.row import Row, RowEntry, distinguish, grouped
 from smimbench.report.statistics import (
     Change,
     change_between,

@@ -10,12 +10,7 @@ import numpy as np
 from smimbench.registry.items import Parameters
 from smimbench.registry.registry import find_metric, metric_label, theory_of
 from smimbench.report.charts import Chart, CsvRow, Dashes, Kind, Panel, Series
-from smimbench.report.labels import (
-    component_word,
-    grouped,
-    largest_dimension_rows,
-    letter,
-)
+from smimbench.report.row import component_word, grouped, largest_dimension_rows, letter
 from smimbench.report.statistics import ZERO
 from smimbench.report.style import COLORS, PREDICTED, Look, floor_of, looks_of
 from smimbench.run.answers import at_hand

@@ -23,8 +23,7 @@ from smimbench.report.figures import (
     metric_chart,
     named_thresholds,
 )
-from smimbench.report.labels import component_word
-from smimbench.report.row import RowDocument, row_of
+from smimbench.report.row import RowDocument, component_word, row_of
 from smimbench.report.text_files import flat_rows
 from smimbench.report.verdict import verdict_line, verdicts
 from smimbench.run.external import scores_of

@@ -19,8 +19,8 @@ from smimbench.report.columns import (
     ratio_words,
     seconds,
 )
-from smimbench.report.labels import names_with_backend
 from smimbench.report.notebook import ROW
+from smimbench.report.row import names_with_backend
 from smimbench.report.tables import CONTENDER, LIMIT, SUMMARY, missing_values
 from smimbench.report.text_files import as_csv
 from smimbench.report.verdict import prediction_words, tied_words, verdict_line

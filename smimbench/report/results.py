@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from smimbench.files import JsonObject
-from smimbench.report.extrapolation import Limit, extrapolated_rows
-from smimbench.report.labels import grouped
-from smimbench.report.row import Row
+from smimbench.report.extrapolation import FEWEST, Limit, extrapolated_rows
+from smimbench.report.row import Row, grouped
 from smimbench.report.rows import Optima, Pair, error_rows, find_optima, scored_rows
 from smimbench.report.verdict import AlgorithmSummary, Verdict, summary, verdicts
 from smimbench.run.answers import Answers
@@ -84,6 +83,8 @@ class ResultsTable:
     @np.errstate(over="ignore", invalid="ignore")
     def extrapolated(self) -> list[Limit]:
         """Extrapolations to infinite dimension of quantities measured at three or more different dimensions."""
+        if len({row.place.dimension for row in self.rows}) < FEWEST:
+            return []
         return extrapolated_rows(self.rows, self.target)
 
     def about(self) -> JsonObject:

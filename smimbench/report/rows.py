@@ -30,14 +30,7 @@ from smimbench.registry.registry import (
     theory_of,
     trajectory_metrics,
 )
-from smimbench.report.labels import (
-    component_word,
-    distinguish,
-    grouped,
-    letter,
-    reason_of,
-)
-from smimbench.report.optimum import LIMIT, Optimum, Reference, limit_of, optima
+from smimbench.report.prediction import LIMIT, Optimum, Reference, limit_of, optima
 from smimbench.report.row import (
     HalfOverlap,
     LearningOrder,
@@ -49,6 +42,11 @@ from smimbench.report.row import (
     Row,
     Runs,
     Setup,
+    component_word,
+    distinguish,
+    grouped,
+    letter,
+    reason_of,
 )
 from smimbench.report.statistics import (
     TracedRun,
@@ -574,11 +572,13 @@ def _unlisted_metrics(
     problem = runs.problem
     coefficient = 0.0 if prediction.at_size else None
     for name in metrics_of_accounts(problem.model.name):
+        if name in listed:
+            continue
         metric = find_metric(name, problem.model.name)
         expected = theory_of(metric, problem, prediction, problem.components)
         for k, (value, error) in enumerate(zip(*expected)):
             values = values_of(runs.measured, name, k)
-            if name not in listed and value is not None and values:
+            if value is not None and values:
                 component = (
                     k + 1 if metric.per_component and problem.components > 1 else None
                 )

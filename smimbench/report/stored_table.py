@@ -15,9 +15,8 @@ import numpy as np
 
 from smimbench.backend import machine
 from smimbench.files import JsonObject, write_atomically
-from smimbench.report.labels import grouped, place
 from smimbench.report.results import ResultsTable
-from smimbench.report.row import Row, Text, row_of
+from smimbench.report.row import Row, Text, grouped, place, row_of
 from smimbench.run.loop import Status
 from smimbench.run.record import Open, SharedDocument, check_model, plain, sealed
 from smimbench.run.verification import OTHER_MACHINE, Verification, differences, untimed

@@ -27,14 +27,17 @@ from smimbench.report.columns import (
 )
 from smimbench.report.comparison import OverallChange, RowChange
 from smimbench.report.extrapolation import Limit
-from smimbench.report.labels import (
+from smimbench.report.row import (
+    Finding,
+    HalfOverlap,
+    Row,
+    RowEntry,
     grouped,
     largest_dimension_rows,
     letter_of,
     names_with_backend,
     place,
 )
-from smimbench.report.row import Finding, HalfOverlap, Row, RowEntry
 from smimbench.report.verdict import (
     TIE,
     AlgorithmSummary,

@@ -1,24 +1,35 @@
-"""Theory of a suite, as shown by ``smimbench theory``: points, thresholds, published values, predictions for algorithms."""
+"""Theory of a suite: the JSON document of ``smimbench theory``, and the questions that its stored results ask.
+
+The document has points, thresholds, published values and predictions for algorithms; questions are those of tables, verdicts
+and figures.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 from smimbench.files import JsonObject, error_line
 from smimbench.interfaces import AlgorithmPrediction, ParameterError
 from smimbench.problem.problem import Problem, ProblemError, Specification
 from smimbench.registry.registry import RegistryError, find_metric, theory_of
-from smimbench.report.labels import component_word, grouped, letter
+from smimbench.report.figures import chart_questions, drawn_ratios
+from smimbench.report.results import Results
+from smimbench.report.row import component_word, grouped, letter
 from smimbench.report.rows import (
     draws_fresh,
+    places_of,
     planned_ratio,
     prediction_of,
     prediction_question,
+    sample_ratio,
 )
+from smimbench.report.run_figures import course_questions
 from smimbench.run.answers import THEORY_ERRORS, Answers, StoredCounts
+from smimbench.run.external import Point, kept_scores
+from smimbench.run.loop import Status
 from smimbench.suite.cells import Cell, ProblemPlan, Suite
 from smimbench.suite.schema import ReferenceTable
 from smimbench.theory.types import (
@@ -388,3 +399,46 @@ def _requested_cells(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]
         return cells
     shifted_cells = [replace(cell, alpha=alpha) for cell in cells for alpha in alphas]
     return list({cell.key: cell for cell in shifted_cells}.values())
+
+
+# -- questions whose answers the tables, verdicts and figures of results need -------------------------------------------
+
+
+def table_questions(results: Results) -> Iterator[Question]:
+    """Yield the questions of tables and verdicts: Bayes-optimal points, predictions for the algorithms, and thresholds.
+
+    Points are asked for at the sample ratios that the runs used, thresholds only where a run did not converge.
+    """
+    places = places_of(results.pairs, results.suite)
+    alphas: dict[str, set[float]] = {plan.label: set() for plan in results.suite.plans}
+    for cell, runs in places:
+        alphas[cell.problem_label].add(runs.place.alpha)
+    for label, ratios in alphas.items():
+        if ratios:
+            problem = results.suite.problems[label]
+            yield PointsQuestion(problem, tuple(sorted(ratios)))
+    yield from point_questions(kept_scores(results.suite, results.store)[0])
+    for cell, runs in places:
+        problem, records = runs.problem, runs.records
+        if problem.no_theory is not None:
+            continue
+        with contextlib.suppress(RegistryError, ParameterError):  # the row says so
+            yield prediction_question(problem, cell, runs.place.alpha, records)
+        if any(record.status == Status.NOT_CONVERGED for record in records):
+            yield ThresholdsQuestion(problem)
+
+
+def point_questions(points: Iterable[Point]) -> Iterator[Question]:
+    """Yield the Bayes-optimal points that rows of external estimates are compared with."""
+    for point in points:
+        problem = point.plan.problem
+        ratio = sample_ratio(problem, point.alpha, point.dimension)
+        yield PointsQuestion(problem, (ratio,))
+
+
+def figure_questions(results: Results) -> Iterator[Question]:
+    """Yield the questions that figures need besides those of tables; later ones may depend on answers to earlier ones."""
+    suite = results.suite
+    used = drawn_ratios(suite, results.rows)
+    yield from chart_questions(suite, results.answers, used, suite.run.metrics)
+    yield from course_questions(results)

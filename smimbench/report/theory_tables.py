@@ -14,7 +14,7 @@ from rich.text import Text
 
 from smimbench.interfaces import AlgorithmPrediction, Host
 from smimbench.report.columns import Column, column_of, make_table, number, one_digit
-from smimbench.report.labels import grouped
+from smimbench.report.row import grouped
 from smimbench.report.tables import Columns
 from smimbench.report.theory_document import (
     AlgorithmTheory,

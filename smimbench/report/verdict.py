@@ -13,15 +13,16 @@ import numpy as np
 from smimbench.files import JsonObject
 from smimbench.registry.registry import find_metric, metric_label
 from smimbench.report.columns import measured, number, ratio_words, seconds
-from smimbench.report.labels import (
+from smimbench.report.prediction import Agreement, agreement, is_below_optimum
+from smimbench.report.row import (
+    OptimalValue,
+    Row,
     grouped,
     letter_of,
     names_with_backend,
     place,
     summed_statuses,
 )
-from smimbench.report.prediction import Agreement, agreement, is_below_optimum
-from smimbench.report.row import OptimalValue, Row
 from smimbench.report.statistics import (
     ZERO,
     MeanAndError,

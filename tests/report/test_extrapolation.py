@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from smimbench.report.charts import save
-from smimbench.report.extrapolation import extrapolated_rows
-from smimbench.report.finite_size import size_charts
+from smimbench.report.extrapolation import extrapolated_rows, size_charts
 from smimbench.report.tables import extrapolated_tables
 from smimbench.report.text_files import as_markdown
 from tests.report.rows import changed, printed, row

@@ -22,8 +22,8 @@ from smimbench.report.figures import (
     theory_charts,
     varied,
 )
-from smimbench.report.learning_curves import seconds_chart
 from smimbench.report.results import Results
+from smimbench.report.run_figures import seconds_chart
 from smimbench.report.style import COLORS, looks
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver

@@ -8,8 +8,8 @@ import pytest
 
 from smimbench.problem.problem import without
 from smimbench.report.comparison import compare_rows, exceeds
-from smimbench.report.labels import distinguish
 from smimbench.report.results import Results
+from smimbench.report.row import distinguish
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from tests.helpers import SUITE, loaded, output, silent, write_suite

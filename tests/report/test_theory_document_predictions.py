@@ -10,9 +10,9 @@ import pytest
 
 import smimbench
 from smimbench.report.charts import save
-from smimbench.report.learning_curves import learning_charts
 from smimbench.report.results import Results
 from smimbench.report.rows import errors_at
+from smimbench.report.run_figures import learning_charts
 from smimbench.report.statistics import TracedRun
 from smimbench.report.theory_document import (
     ProblemTheory,

@@ -3,7 +3,7 @@
 import pytest
 
 import smimbench
-from smimbench.report.board import obstacle
+from smimbench.report.packed import obstacle
 from smimbench.report.row import row_of
 from smimbench.report.verdict import verdicts
 from smimbench.suite import SuiteError

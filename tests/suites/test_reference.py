@@ -8,8 +8,8 @@ import pytest
 
 from smimbench import load_suite
 from smimbench.registry.registry import find_metric, theory_of
-from smimbench.report.labels import grouped
 from smimbench.report.packed import read_packed
+from smimbench.report.row import grouped
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.document import shipped_suites
 from tests.helpers import ROOT

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from smimbench.report.optimum import LIMIT, Optimum, Reference, limit_of, optima
+from smimbench.report.prediction import LIMIT, Optimum, Reference, limit_of, optima
 from tests.helpers import theory_point
 
 

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 import smimbench
 from smimbench.report.charts import save
-from smimbench.report.learning_curves import spectrum_chart
 from smimbench.report.results import Results
+from smimbench.report.run_figures import spectrum_chart
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite

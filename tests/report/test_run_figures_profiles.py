@@ -7,8 +7,8 @@ import pytest
 
 import smimbench
 from smimbench.report.charts import save
-from smimbench.report.profiles import hits, profile_chart, share_within
 from smimbench.report.results import Results
+from smimbench.report.run_figures import hits, profile_chart, share_within
 from smimbench.report.tables import summary_tables
 from smimbench.report.verdict import summary
 from smimbench.run.store import Store

@@ -6,8 +6,7 @@ import shutil
 import pytest
 
 from smimbench.registry.registry import Registry, using
-from smimbench.report.board import obstacle
-from smimbench.report.packed import _text_of
+from smimbench.report.packed import _text_of, obstacle
 from smimbench.run.record import sealed, text_of
 from smimbench.suite.cells import key_of
 from tests.helpers import (

@@ -5,8 +5,8 @@ import pytest
 import smimbench
 from smimbench.cli.results import charts_of
 from smimbench.registry.registry import get_registry
-from smimbench.report.questions import figure_questions, table_questions
 from smimbench.report.results import Results
+from smimbench.report.theory_document import figure_questions, table_questions
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
