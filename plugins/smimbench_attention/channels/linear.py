@@ -23,8 +23,9 @@ from smimbench.interfaces import (
 )
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics import site_scales, site_values, symmetric
-from smimbench_attention.channels.bases import AttentionChannel, SequenceChannel
-from smimbench_attention.channels.batches import (
+from smimbench_attention.channels.common import (
+    AttentionChannel,
+    SequenceChannel,
     array_like,
     identity_like,
     raw_second_moment,

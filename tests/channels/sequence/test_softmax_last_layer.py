@@ -7,9 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from smimbench_attention.channels.sequence.softmax import SequenceSoftmax, one_layer
 from smimbench_attention.channels.sequence.softmax import last_layer as tables
-from smimbench_attention.channels.sequence.softmax.last_layer.posterior import (
-    posterior_moments,
-)
+from smimbench_attention.channels.sequence.softmax.last_layer import posterior_moments
 from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
     ACCURACY,
     TableAccuracy,

@@ -21,7 +21,7 @@ from smimbench.backend import clip, namespace, special
 from smimbench.interfaces import Array, Capabilities, Channel, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics import gauss_legendre
-from smimbench_attention.channels.batches import (
+from smimbench_attention.channels.common import (
     array_like,
     identity_like,
     normal_density,

@@ -13,10 +13,13 @@ from smimbench.backend import namespace
 from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_whole
 from smimbench.numerics import gauss_hermite, half_plane_hermite, monte_carlo_rng
-from smimbench_attention.channels.attention.hardmax import two_tokens as pair
 from smimbench_attention.channels.attention.hardmax.exact import (
+    ROOT2,
     check_labels,
     row_posterior,
+    two_token_information,
+    two_token_log_partition,
+    two_token_posterior,
 )
 from smimbench_attention.channels.attention.hardmax.gibbs import (
     SWEEPS,
@@ -28,8 +31,9 @@ from smimbench_attention.channels.attention.hardmax.information import (
     SCRAMBLES,
     information_curve,
 )
-from smimbench_attention.channels.bases import AttentionChannel, HardmaxChannel
-from smimbench_attention.channels.batches import (
+from smimbench_attention.channels.common import (
+    AttentionChannel,
+    HardmaxChannel,
     on_host,
     shifted_second_moment,
     uncertain_like,
@@ -116,7 +120,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         """
         if self.tokens > EXACT:
             return None
-        return pair.log_partition if self.tokens == 2 else self._log_partition
+        return two_token_log_partition if self.tokens == 2 else self._log_partition
 
     def _log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         xp = namespace(omega)
@@ -145,7 +149,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         """
         check_latents(omega, 1, self.sites)
         if self.tokens == 2 and self.sweeps is None:
-            return pair.posterior(y, omega, V, second_moment=second_moment)
+            return two_token_posterior(y, omega, V, second_moment=second_moment)
         check_labels(y)
         xp = namespace(omega)
         flat = xp.astype(omega[:, 0, :], xp.float64)
@@ -181,7 +185,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         """
         q, v = on_host(Q, V)
         if self.tokens == 2:
-            value, error = pair.information(q.ravel(), v.ravel())
+            value, error = two_token_information(q.ravel(), v.ravel())
             method = "quadrature"
         else:
             value, error = information_curve(
@@ -230,7 +234,7 @@ def diagonal_wins(tokens: int) -> float:
     from scipy.special import ndtr
 
     x, w = gauss_hermite(128)
-    return float(np.sum(w * ndtr(pair.ROOT2 * x) ** (tokens - 1)))
+    return float(np.sum(w * ndtr(ROOT2 * x) ** (tokens - 1)))
 
 
 def disagreement(
@@ -275,8 +279,7 @@ def _disagreement_by_rule(tokens: int, angle: float, count: int) -> float:
     if angle == 0:
         return 0.0
     stay = [
-        _both_below(mean, difference, angle, scale)
-        for scale in (pair.ROOT2, 1.0, 1 / pair.ROOT2)
+        _both_below(mean, difference, angle, scale) for scale in (ROOT2, 1.0, 1 / ROOT2)
     ]
     hit = stay[0] ** (tokens - 1) + (tokens - 1) * stay[1] ** (tokens - 2) * stay[2]
     return float(1 - np.sum(weight * hit))

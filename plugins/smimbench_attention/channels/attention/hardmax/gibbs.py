@@ -19,12 +19,7 @@ from smimbench.numerics import (
     symmetric,
 )
 from smimbench_attention.channels.attention.hardmax.exact import row_posterior
-from smimbench_attention.channels.batches import (
-    blocks,
-    identity_like,
-    joined,
-    put_tuple,
-)
+from smimbench_attention.channels.common import blocks, identity_like, joined, put_tuple
 
 SWEEPS = 64
 """Sweeps that each of two chains averages by default. Doubled: errors fall by sqrt(2), in twice the time."""

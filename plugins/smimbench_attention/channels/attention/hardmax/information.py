@@ -29,7 +29,7 @@ from smimbench_attention.channels.attention.hardmax.exact import (
     row_posterior,
 )
 from smimbench_attention.channels.attention.hardmax.gibbs import chain_moments
-from smimbench_attention.channels.batches import blocks
+from smimbench_attention.channels.common import blocks
 
 # Degree of the polynomial. Doubled: more coefficients than points, so that it follows the noise.
 DEGREE = 4

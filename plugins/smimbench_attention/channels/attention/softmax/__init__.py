@@ -32,18 +32,16 @@ from smimbench_attention.channels.attention.softmax.two_layers import (
     STEEPEST,
     TwoLayerAttention,
 )
-from smimbench_attention.channels.bases import (
+from smimbench_attention.channels.common import (
     AttentionChannel,
     SoftmaxChannel,
-    log_softmax,
-    softmax_vjp,
-)
-from smimbench_attention.channels.batches import (
     array_like,
     identity_like,
+    log_softmax,
     normal_density,
     on_host,
     raw_second_moment,
+    softmax_vjp,
     uncertain_like,
 )
 

@@ -25,7 +25,7 @@ from smimbench_attention.channels.attention.softmax.weight import (
     Sums,
     Weight,
 )
-from smimbench_attention.channels.sequence.softmax.compiling import compiled
+from smimbench_attention.channels.compiling import compiled
 
 # Guards of the arithmetic, no tuning: the smallest divisor, the largest finite value whose square is finite too, and the
 # largest logarithm of a number whose products and quotients can be formed.

@@ -19,16 +19,14 @@ from smimbench_attention.channels.attention.softmax.weight import (
     ROOT2,
     reduced,
 )
-from smimbench_attention.channels.bases import (
+from smimbench_attention.channels.common import (
     AttentionChannel,
     SoftmaxChannel,
-    log_softmax,
-    softmax_vjp,
-)
-from smimbench_attention.channels.batches import (
     array_like,
     identity_like,
+    log_softmax,
     on_host,
+    softmax_vjp,
     uncertain_like,
 )
 

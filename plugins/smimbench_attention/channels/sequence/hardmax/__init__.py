@@ -13,19 +13,18 @@ from numpy.random import Generator
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents
-from smimbench_attention.channels.bases import HardmaxChannel, SequenceChannel
-from smimbench_attention.channels.batches import (
+from smimbench_attention.channels.common import (
+    HardmaxChannel,
+    SequenceChannel,
     on_host,
     shifted_second_moment,
     uncertain_like,
 )
-from smimbench_attention.channels.sequence.hardmax.information import (
-    scaled_information,
-    susceptibility_without_overlap,
-)
 from smimbench_attention.channels.sequence.hardmax.posterior import (
     TokenMoments,
     posterior_moments,
+    scaled_information,
+    susceptibility_without_overlap,
 )
 
 

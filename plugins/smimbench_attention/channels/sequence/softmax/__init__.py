@@ -33,18 +33,18 @@ from smimbench.interfaces import (
     Uncertain,
 )
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
-from smimbench_attention.channels.bases import SequenceChannel, SoftmaxChannel
+from smimbench_attention.channels.common import SequenceChannel, SoftmaxChannel
 from smimbench_attention.channels.sequence.softmax import (
     deep,
     network,
     one_layer,
     two_layers,
 )
+from smimbench_attention.channels.sequence.softmax.deep import LayerMoments
 from smimbench_attention.channels.sequence.softmax.information import (
     means_over_labels,
     rough_labels,
 )
-from smimbench_attention.channels.sequence.softmax.moments import LayerMoments
 from smimbench_attention.channels.sequence.softmax.network import Network
 from smimbench_attention.channels.sequence.softmax.one_layer import MixedSequenceSoftmax
 

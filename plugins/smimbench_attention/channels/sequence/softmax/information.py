@@ -16,7 +16,7 @@ from smimbench.backend import to_host
 from smimbench.derive import LabelMeans, Labels, label_means, without_overlap
 from smimbench.interfaces import Array, Host, Uncertain
 from smimbench.numerics import by_value, is_diagonal, normal_points, symmetric_root
-from smimbench_attention.channels.batches import on_host, uncertain_like
+from smimbench_attention.channels.common import on_host, uncertain_like
 from smimbench_attention.channels.sequence.softmax import deep, last_layer, two_layers
 from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
     ACCURACY as TABLES,

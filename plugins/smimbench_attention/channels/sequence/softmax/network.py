@@ -14,8 +14,11 @@ from typing import NamedTuple
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
-from smimbench_attention.channels.bases import log_softmax, reduce_tokens
-from smimbench_attention.channels.batches import identity_like
+from smimbench_attention.channels.common import (
+    identity_like,
+    log_softmax,
+    reduce_tokens,
+)
 
 
 class Network(NamedTuple):

@@ -12,7 +12,7 @@ from smimbench.backend import namespace
 from smimbench.derive import MixedChannel
 from smimbench.interfaces import Array, Host, Posterior, Uncertain
 from smimbench.numerics import gaussian_trapezoid
-from smimbench_attention.channels.batches import blocks, on_host, uncertain_like
+from smimbench_attention.channels.common import blocks, on_host, uncertain_like
 from smimbench_attention.channels.sequence.softmax.network import output_of_label
 
 

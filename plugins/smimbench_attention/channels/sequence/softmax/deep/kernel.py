@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numba import njit
 
-from smimbench_attention.channels.sequence.softmax.compiling import compiled, exp
+from smimbench_attention.channels.compiling import compiled, exp
 from smimbench_attention.channels.sequence.softmax.deep.points import (
     CENTER,
     CENTERS,

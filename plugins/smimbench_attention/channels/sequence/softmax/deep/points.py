@@ -12,7 +12,7 @@ from typing import NamedTuple
 from numba import njit
 
 from smimbench.interfaces import Host
-from smimbench_attention.channels.sequence.softmax.compiling import (
+from smimbench_attention.channels.compiling import (
     bounded_log,
     exp,
     inline,

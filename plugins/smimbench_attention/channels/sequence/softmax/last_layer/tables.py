@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smimbench.interfaces import Host
 from smimbench.numerics import normal_points
-from smimbench_attention.channels.batches import blocks
+from smimbench_attention.channels.common import blocks
 from smimbench_attention.channels.sequence.softmax.deep import mixing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 MOST_NODES = 600
 """Largest number of nodes along each axis. Doubled: larger tables where V is below 1e-4."""
@@ -228,11 +228,6 @@ def _prior_sums(
     count: int, z: Host, weight: Host, normal: Host, skip: float, step: float
 ) -> tuple[Host, float]:
     """Table (N, m N) over which prior points are spread, and the weight lost beyond its last node."""
-    # Imported here: Numba takes half a second.
-    from smimbench_attention.channels.sequence.softmax.last_layer.spreading import (
-        spread as over_table,
-    )
-
     last_node = step * (count - 1)
     clipped = 0.0
     sums = np.zeros((count, (1 + 4 * normal.shape[1]) * count))
@@ -250,13 +245,56 @@ def _prior_sums(
                 for m, center in zip(_moments(normal[rows]), centers)
             ),
         ]
-        sums += over_table(
+        sums += _spread(
             count,
             np.minimum(x, last_node) / step,
             np.minimum(y, last_node) / step,
             np.stack(moments),
         )
     return sums, clipped
+
+
+def _spread(count: int, x: Host, y: Host, moments: Host) -> Host:
+    """Table (N, m N) of ``moments`` (m, n) at positions x and y (n,), in units of the node spacing.
+
+    Each point is shared out over the four nodes around it in x times the four in y, with the weights of Lagrange's formula.
+    """
+    table = np.zeros((count, len(moments), count))
+    _compiled_spreading()(
+        *(np.require(array, np.float64, ["C", "W"]) for array in (x, y, moments.T)),
+        table,
+    )
+    return table.reshape(count, -1)
+
+
+@cache
+def _compiled_spreading() -> Callable[..., object]:
+    """Compile the loop that adds points to a table."""
+    # imported here: Numba takes half a second
+    from smimbench_attention.channels.compiling import compiled
+
+    return compiled(_add_points)
+
+
+def _add_points(x: Host, y: Host, moments: Host, table: Host) -> None:
+    """Add to a table (N, m, N) points at x and y (n,), with moments (n, m); compiled with Numba."""
+    count = table.shape[0]
+    wx = np.empty(4)
+    wy = np.empty(4)
+    for point in range(len(x)):
+        i = min(max(int(np.floor(x[point])) - 1, 0), count - 4)
+        j = min(max(int(np.floor(y[point])) - 1, 0), count - 4)
+        for t, weights in ((x[point] - i, wx), (y[point] - j, wy)):
+            a = t - 1.0
+            b = t - 2.0
+            c = t - 3.0
+            weights[0], weights[1] = -a * b * c / 6.0, t * b * c / 2.0
+            weights[2], weights[3] = -t * a * c / 2.0, t * a * b / 6.0
+        for k in range(4):
+            for moment in range(moments.shape[1]):
+                amount = wx[k] * moments[point, moment]
+                for m in range(4):
+                    table[i + k, moment, j + m] += amount * wy[m]
 
 
 def _moments(normal: Host) -> Iterator[Host]:

@@ -15,9 +15,9 @@ import numpy as np
 
 from smimbench.backend import clip, namespace, read_together, to_host
 from smimbench.interfaces import Array, Host
-from smimbench_attention.channels.batches import array_like, put_tuple
+from smimbench_attention.channels.common import array_like, put_tuple
 from smimbench_attention.channels.sequence.softmax import deep
-from smimbench_attention.channels.sequence.softmax.moments import (
+from smimbench_attention.channels.sequence.softmax.deep import (
     LayerMoments,
     moments_of_means,
 )

@@ -29,7 +29,7 @@ import numpy as np
 from numba import njit
 
 from smimbench.interfaces import Array
-from smimbench_attention.channels.sequence.softmax.compiling import (
+from smimbench_attention.channels.compiling import (
     bounded_log,
     compiled,
     exp,

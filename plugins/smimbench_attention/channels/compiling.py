@@ -1,4 +1,4 @@
-"""Compile the softmax channel's kernels with numba; machine code is cached if there is a folder for it."""
+"""Compilation of the channels' kernels with Numba, cached where a folder allows, and elementary functions inside them."""
 
 from __future__ import annotations
 

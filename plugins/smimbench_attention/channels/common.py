@@ -1,6 +1,6 @@
-"""Base classes of channels: for sequence and attention models, and for softmax and hardmax labels.
+"""What channels share: their base classes, softmax and its gradient, and helpers for batches of samples or overlaps.
 
-All raise ParameterError for parameters out of range.
+Base classes raise ParameterError for parameters out of range.
 """
 
 from __future__ import annotations
@@ -8,21 +8,26 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import array_api_compat
+import numpy as np
 
-from smimbench.backend import namespace
-from smimbench.interfaces import Array, Capabilities, Channel
+from smimbench.backend import namespace, to_host
+from smimbench.interfaces import Array, Capabilities, Channel, Host, Uncertain
 from smimbench.interfaces.checks import check_whole
 from smimbench.numerics import (
     entry_sites,
+    places_at_mask,
+    put_at_mask,
     site_entries,
     site_pairs,
     site_scales,
     site_values,
 )
-from smimbench_attention.channels.batches import array_like
+
+T = TypeVar("T", bound=tuple[Any, ...])
 
 
 class SequenceChannel(Channel):
@@ -135,3 +140,85 @@ class HardmaxChannel(Channel):
             self.tokens, dtype=y.dtype, device=array_api_compat.device(y)
         )
         return xp.astype(y[..., None] == columns, xp.float64)
+
+
+def array_like(values: object, like: Array) -> Array:
+    """Array of the given numbers with the namespace, device and dtype of ``like``."""
+    xp = namespace(like)
+    return xp.asarray(values, dtype=like.dtype, device=array_api_compat.device(like))
+
+
+def identity_like(size: int, like: Array) -> Array:
+    """Unit matrix (size, size) with the namespace, device and dtype of ``like``."""
+    return namespace(like).eye(
+        size, dtype=like.dtype, device=array_api_compat.device(like)
+    )
+
+
+def normal_density(x: Array) -> Array:
+    """Probability density of the standard normal law."""
+    return namespace(x).exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
+def blocks(n: int, size: int) -> Iterator[slice]:
+    """Split ``range(n)`` into consecutive slices of length ``size``; n = 0 gives one empty slice."""
+    return (slice(start, min(start + size, n)) for start in range(0, max(n, 1), size))
+
+
+def joined(batches: Sequence[T]) -> T:
+    """Concatenate named tuples of arrays along the first axis; fields that are None stay None."""
+    if len(batches) == 1:
+        return batches[0]
+    xp = namespace(batches[0][0])
+    fields = []
+    for arrays in zip(*batches):
+        fields.append(None if arrays[0] is None else xp.concat(list(arrays), axis=0))
+    make: Any = type(batches[0])
+    batch: T = make(*fields)
+    return batch
+
+
+def put_tuple(target: T, mask: Array, replacement: Sequence[object]) -> T:
+    """Replace the rows where ``mask`` is true in every array of a named tuple, along the first axis."""
+    places = places_at_mask(mask)
+    fields = []
+    for array, rows in zip(target, replacement):
+        fields.append(
+            None if array is None else put_at_mask(array, mask, rows, places=places)
+        )
+    make: Any = type(target)
+    updated: T = make(*fields)
+    return updated
+
+
+def raw_second_moment(mean: Array, covariance: Array) -> Array:
+    """Second moment ``E[z z^T]`` (..., n, 1, C, 1, C) of one component, from its posterior mean and covariance.
+
+    ``mean`` (..., n, 1, C), ``covariance`` (..., n or 1, C, C).
+    """
+    outer = mean[..., 0, :, None] * mean[..., 0, None, :]
+    return (outer + covariance)[..., None, :, None, :]
+
+
+def shifted_second_moment(
+    center: Array, shift: Array, outer: Array, dtype: object
+) -> Array:
+    """Second moment ``E[z z^T]`` (n, 1, C, 1, C) of ``z = center + e`` (n, C) from ``E[e]`` and ``E[e e^T]``."""
+    xp = namespace(center)
+    cross = center[:, :, None] * shift[:, None, :]
+    second = (
+        center[:, :, None] * center[:, None, :] + cross + xp.matrix_transpose(cross)
+    )
+    return xp.astype((second + outer)[:, None, :, None, :], dtype)
+
+
+def on_host(*arrays: Array) -> list[Host]:
+    """Copy arrays to the host as float64 and broadcast them to a common shape."""
+    return list(
+        np.broadcast_arrays(*(to_host(array).astype(np.float64) for array in arrays))
+    )
+
+
+def uncertain_like(like: Array, value: object, error: object, method: str) -> Uncertain:
+    """Build an ``Uncertain`` from a host value and its error, with the namespace, device and dtype of ``like``."""
+    return Uncertain(array_like(value, like), array_like(error, like), method)
