@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from smimbench.run.answers import Memory
     from smimbench.run.record import Record
     from smimbench.run.store import Store
-    from smimbench.run.theory_process import Progress
-    from smimbench.run.theory_solver import TheorySolver
+    from smimbench.run.theory_solver import Progress, TheorySolver
     from smimbench.suite.cells import Cell, Suite
 
 __all__ = ["extrapolate", "load", "plot", "run", "show", "theory", "tune"]
@@ -262,8 +261,7 @@ def theory(
         theory_questions,
         with_checks,
     )
-    from smimbench.run.parallel_theory import answer_in_parallel
-    from smimbench.run.plain_draws import draw_checks
+    from smimbench.run.theory_processes import solve_in_parallel
     from smimbench.run.theory_solver import TheorySolver
     from smimbench.suite.document import parse_sample_ratios, suite_of_items
     from smimbench.suite.reader import parse_suite
@@ -314,10 +312,14 @@ def theory(
             Path(temporary) if workers > 1 else None
         )  # where processes leave their answers
         solver = solver_in(shared if results is None else Path(results) / "theory")
-        questions = theory_questions(suite, alphas, thresholds=thresholds)
-        answers = answer_in_parallel(questions, solver, workers)
+        questions = list(theory_questions(suite, alphas, thresholds=thresholds))
+        if workers > 1:
+            solve_in_parallel(questions, solver, workers)
+        answers = solver.answer(questions)
         theories = theory_of_suite(suite, answers, alphas, thresholds=thresholds)
         if verify:
+            from smimbench.run.verification import draw_checks
+
             checks = draw_checks(suite, theories, verify, on_progress)
             theories = with_checks(theories, checks)
     for problem in theories:

@@ -258,6 +258,7 @@ class Request:
         return suite
 
     def _read_suite(self) -> Suite:
+        from smimbench.run.store import trials_of
         from smimbench.suite.reader import load_suite, parse_suite
 
         if self.text:
@@ -265,10 +266,11 @@ class Request:
         settings = self.settings()
         if settings is None:
             suite = load_suite(self.name, self.overrides, self.only)
-            if any(algorithm.search_space for algorithm in suite.algorithms):
+            store = self.store(suite)
+            if trials_of(store).folder.exists():
                 from smimbench.run.tuning import tuned
 
-                suite = tuned(suite, self.store(suite))
+                suite = tuned(suite, store)
             return suite
         shared = settings.shared
         overrides = [*shared.get("overrides", []), *self.overrides]

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from smimbench.run.campaign import Campaign
     from smimbench.run.executor import RunningTask
     from smimbench.run.record import Record
-    from smimbench.run.theory_process import Progress
-    from smimbench.run.theory_solver import TheorySolver
+    from smimbench.run.theory_solver import Progress, TheorySolver
     from smimbench.suite.cells import Suite
 
 LONG_CELL = 5.0

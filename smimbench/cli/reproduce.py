@@ -153,8 +153,8 @@ def _solve_and_draw(
         theory_of_suite,
         theory_questions,
     )
-    from smimbench.run.parallel_theory import answer_in_parallel
     from smimbench.run.store import settings_folder, theory_folder
+    from smimbench.run.theory_processes import solve_in_parallel
 
     assert suite.figure is not None
     alphas = {plan.label: set(plan.alphas) for plan in suite.plans}
@@ -169,9 +169,11 @@ def _solve_and_draw(
         request, drawn_suite, theory_folder(store), predictions=predictions
     ) as solver:
         results = Results(suite, store, (), solver.answers)
-        answers = answer_in_parallel(
-            theory_questions(drawn_suite), solver, workers or machine.usable_cores()
-        )
+        questions = list(theory_questions(drawn_suite))
+        workers = workers or machine.usable_cores()
+        if workers > 1:
+            solve_in_parallel(questions, solver, workers)
+        answers = solver.answer(questions)
         for theory in theory_of_suite(drawn_suite, answers):
             if theory.unsolved:
                 raise click.UsageError(

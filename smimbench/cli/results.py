@@ -42,7 +42,6 @@ def stored_results(
     """
     from smimbench.report.results import Results
     from smimbench.run.store import changed_code
-    from smimbench.run.tuning import range_end_remarks
 
     suite = request.suite()
     store = request.store(suite)
@@ -51,7 +50,10 @@ def stored_results(
     request.remark(*store.complaints)
     if not any_code:
         request.remark(*changed_code(results.other_versions))
-    request.remark(*range_end_remarks(suite, store))
+    if suite.choices:
+        from smimbench.run.tuning import range_end_remarks
+
+        request.remark(*range_end_remarks(suite, store))
     if not results.pairs and not results.scored:
         raise click.UsageError(_why_no_results(request, results))
     return results

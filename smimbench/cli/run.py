@@ -255,7 +255,8 @@ def _show_tuning_cost(
 ) -> int:
     """Print the estimated cost of the remaining searches."""
     from smimbench.run.campaign import plan_campaign
-    from smimbench.run.tuning import searches_ahead, tuning_store
+    from smimbench.run.store import trials_of
+    from smimbench.run.tuning import searches_ahead
 
     store = request.store(suite)
     searches: list[JsonObject] = []
@@ -274,7 +275,7 @@ def _show_tuning_cost(
         message = "nothing to run: every search is finished"
         return _report_no_cost(request, message, searches=searches)
     settings |= {"cells": cells, "dry_run": True}
-    campaign = plan_campaign(suite, tuning_store(store), (backend,), **settings)
+    campaign = plan_campaign(suite, trials_of(store), (backend,), **settings)
     return show_cost(campaign, request, searches)
 
 
@@ -422,13 +423,8 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     from smimbench.report.tables import error_tables
     from smimbench.report.theory_document import point_questions
     from smimbench.run.campaign import shared_document
-    from smimbench.run.external import (
-        choose_points,
-        keep_scores,
-        score_record,
-        scores_of,
-    )
-    from smimbench.run.store import Store, settings_folder
+    from smimbench.run.external import choose_points, keep_scores, score_record
+    from smimbench.run.store import Store, scores_of, settings_folder
 
     suite = request.suite()
     points = choose_points(suite, len(paths))

@@ -154,8 +154,6 @@ def theory(
         with_checks,
         with_predictions,
     )
-    from smimbench.run.parallel_theory import answer_in_parallel
-    from smimbench.run.plain_draws import draw_checks
     from smimbench.run.store import settings_folder
 
     items = {"model": model, "channel": channel, "prior": prior, "inputs": inputs}
@@ -181,13 +179,19 @@ def theory(
     solver = progress.solver
     if retry:
         solver.set_aside(plan.problem for plan in suite.chosen_plans)
-    questions = theory_questions(suite, ratios, thresholds=thresholds)
+    questions = list(theory_questions(suite, ratios, thresholds=thresholds))
     with progress:
-        answers = answer_in_parallel(questions, solver, workers)
+        if workers > 1:
+            from smimbench.run.theory_processes import solve_in_parallel
+
+            solve_in_parallel(questions, solver, workers)
+        answers = solver.answer(questions)
         theories = theory_of_suite(suite, answers, ratios, thresholds=thresholds)
         solver.answer(algorithm_questions(suite, ratios))
         theories = with_predictions(suite, theories, answers, ratios)
         if verify:
+            from smimbench.run.verification import draw_checks
+
             checks = draw_checks(suite, theories, resolve, progress.on_progress)
             theories = with_checks(theories, checks)
     solved = not any(theory.unsolved for theory in theories)

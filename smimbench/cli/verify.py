@@ -108,8 +108,7 @@ def _verify_folder(request: Request, effort: _Effort) -> dict[str, Verification]
     from smimbench.report.results import Results
     from smimbench.report.stored_table import TABLE, verified_table
     from smimbench.run.answers import Answers
-    from smimbench.run.store import Store, settings_folder, theory_folder
-    from smimbench.run.tuning import tuning_store
+    from smimbench.run.store import Store, settings_folder, theory_folder, trials_of
     from smimbench.run.verification import choices, files, shared_documents
 
     suite = request.suite()
@@ -128,8 +127,8 @@ def _verify_folder(request: Request, effort: _Effort) -> dict[str, Verification]
     answers = Answers(theory_folder(store), predictions=predictions)
     results = Results(suite, store, (), answers)
     verifications |= _verify_scores(results)
-    trials = files(tuning_store(store))
-    stored_choices = tuning_store(store).folder.glob("choices/[!.]*.json")
+    trials = files(trials_of(store))
+    stored_choices = trials_of(store).folder.glob("choices/[!.]*.json")
     if trials.checked or trials.disagreements or suite.choices or any(stored_choices):
         verifications |= {"trials": trials, "choices": choices(suite, store)}
     paths = {*store.folder.glob(TABLE), *store.folder.glob(f"settings/*/{TABLE}")}
@@ -155,7 +154,7 @@ def _verify_folder(request: Request, effort: _Effort) -> dict[str, Verification]
 
 
 def _verify_scores(results: Results) -> dict[str, Verification]:
-    from smimbench.run.external import scores_of
+    from smimbench.run.store import scores_of
     from smimbench.run.verification import files
 
     scores = files(scores_of(results.store))

@@ -26,9 +26,8 @@ from smimbench.report.figures import (
 from smimbench.report.row import RowDocument, component_word, row_of
 from smimbench.report.text_files import flat_rows
 from smimbench.report.verdict import verdict_line, verdicts
-from smimbench.run.external import scores_of
 from smimbench.run.record import Record
-from smimbench.run.store import settings_under, why_none
+from smimbench.run.store import scores_of, settings_under, why_none
 from smimbench.suite import SuiteError
 
 if TYPE_CHECKING:

@@ -31,7 +31,6 @@ from smimbench.report import stored_table
 from smimbench.report.results import Results, ResultsTable, is_packed
 from smimbench.report.row import grouped
 from smimbench.run.answers import Answers, answer_name
-from smimbench.run.external import scores_of
 from smimbench.run.record import (
     LongTrajectory,
     Open,
@@ -45,7 +44,7 @@ from smimbench.run.record import (
     sealed,
     text_of,
 )
-from smimbench.run.store import Store
+from smimbench.run.store import Store, scores_of
 from smimbench.run.tuning import read_choice, searches
 from smimbench.run.verification import OTHER_TEXT, Verification
 from smimbench.suite import SuiteError

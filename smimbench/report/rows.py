@@ -66,7 +66,7 @@ from smimbench.run.answers import THEORY_ERRORS, Answers, NotStored, at_hand
 from smimbench.run.external import EXTERNAL, Point, kept_scores
 from smimbench.run.loop import FAILED_STATUSES, Status
 from smimbench.run.record import Record
-from smimbench.run.store import Store
+from smimbench.run.store import Store, scores_of
 from smimbench.suite.cells import Cell, Suite, build_algorithm
 from smimbench.theory.types import NO_THEORY, PredictionQuestion, TheoryPoint
 
@@ -420,6 +420,8 @@ def scored_rows(
     suite: Suite, store: Store, answers: Answers, sized: Optima
 ) -> list[Row]:
     """Make the rows of external estimates stored by ``smimbench score``, for the metrics of the suite."""
+    if not scores_of(store).folder.exists():
+        return []
     rows = rows_of_points(suite, *kept_scores(suite, store), answers, sized)
     return [row for row in rows if row.metric in suite.run.metrics]
 

@@ -28,8 +28,7 @@ from smimbench.run.store import (
     settings_folder,
     theory_folder,
 )
-from smimbench.run.theory_process import is_third_party
-from smimbench.run.theory_solver import TheorySolver
+from smimbench.run.theory_solver import TheorySolver, is_third_party
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import Cell, Choice, Suite
 

@@ -27,7 +27,7 @@ from smimbench.problem.instance import Instance
 from smimbench.problem.problem import CODE
 from smimbench.run.loop import Status
 from smimbench.run.record import Record, new_record
-from smimbench.run.store import Store
+from smimbench.run.store import Store, scores_of
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import ProblemPlan, Suite, meets_conditions
 
@@ -203,11 +203,6 @@ def _identity(suite: Suite, point: Point) -> dict[str, object]:
         "seed": suite.seed,
         "dtype": suite.run.dtype,
     }
-
-
-def scores_of(store: Store) -> Store:
-    """Return the store of scored estimates, separate from the cells that smimbench ran."""
-    return Store(store.folder / "scored")
 
 
 def keep_scores(store: Store, records: Sequence[Record]) -> None:

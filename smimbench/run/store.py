@@ -306,6 +306,16 @@ def _unpacked_npz(path: Path, sha256: str) -> Columns:
     return read_npz(io.BytesIO(data))
 
 
+def trials_of(store: Store) -> Store:
+    """Return the store of the trials of ``smimbench tune``, separate from the cells that a suite compares."""
+    return Store(store.folder / TRIALS)
+
+
+def scores_of(store: Store) -> Store:
+    """Return the store of scored estimates, separate from the cells that smimbench ran."""
+    return Store(store.folder / "scored")
+
+
 def theory_folder(store: Store) -> Path:
     """Folder of stored theory results, which all suites under the same ``--results`` share."""
     home = store.folder.parent if store.folder.name == TRIALS else store.folder

@@ -7,9 +7,10 @@ import functools
 import itertools
 import json
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -22,8 +23,8 @@ from smimbench.files import (
     steady_folder,
 )
 from smimbench.interfaces import AlgorithmPrediction, Uncertain
-from smimbench.problem.problem import Problem, without
-from smimbench.run.answer_files import check_answer, write_answer
+from smimbench.problem.problem import Problem, ProblemError, Specification, without
+from smimbench.registry.registry import BUILT_IN, get_registry
 from smimbench.run.answers import (
     THEORY_ERRORS,
     AnswerKey,
@@ -32,17 +33,18 @@ from smimbench.run.answers import (
     Memory,
     TheoryError,
     answer_from,
+    check_answer,
     document_of,
     key_of_line,
     key_of_point,
     key_of_thresholds,
     node_answer,
+    write_answer,
 )
-from smimbench.run.executor import WorkerMessage
+from smimbench.run.executor import Ended, Executor, Limits, Task, WorkerMessage
 from smimbench.run.record import LONGEST, document_text
 from smimbench.run.store import move_aside
-from smimbench.run.theory_process import Progress, TheoryProcess, is_third_party
-from smimbench.suite.cells import build_algorithm
+from smimbench.suite.cells import assumed_entries, build_algorithm
 from smimbench.theory.consistency import require_consistent, require_consistent_at
 from smimbench.theory.coupled import CoupledCurve
 from smimbench.theory.generalization import curve_errors, point_errors
@@ -67,8 +69,37 @@ from smimbench.theory.types import (
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Progress(NamedTuple):
+    """Progress of a problem's theory.
+
+    Attributes
+    ----------
+    solved, total : int
+        Answers that are known, and asked for.
+    nodes : int
+        Nodes in use.
+    alpha : float or None
+        Sample ratio to which the curve has been followed.
+    note : str
+    """
+
+    solved: int
+    total: int
+    nodes: int = 0
+    alpha: float | None = None
+    note: str = ""
+
+
 OnProgress = Callable[[Problem, Progress], None]
 """Called with every answer about a problem, and with every node on the way to it."""
+
+WORKER = "smimbench.run.theory_processes"
+"""Module that answers questions in the processes."""
+
+PATIENCE = 900.0
+"""Seconds without any new number after which theory is given up; doubled, one that never returns is noticed that much later."""
 
 SLOW = 0.02
 """Seconds from which on a node is kept; doubled, fewer are, and an interrupted curve repeats a little more."""
@@ -99,7 +130,7 @@ class TheorySolver(Answers):
     folder : Path or None
         Where answers and nodes are stored between processes; None stores nothing.
     isolated : bool
-        Whether what needs third-party code is solved in another process (``smimbench.run.theory_process``).
+        Whether what needs third-party code is solved in another process (``TheoryProcess``).
     deadline : float or None
         Moment (``time.monotonic``) after which nothing more is solved; then everything is solved in another process, which
         can be ended.
@@ -476,3 +507,120 @@ class TheorySolver(Answers):
         if file := self._file(key):
             question = {"problem": json.loads(key.question), "alpha": key.ratio}
             write_answer(file, question, document)
+
+
+def is_third_party(*specs: Specification) -> bool:
+    """Whether any of the items comes from a third-party package."""
+    return any("distribution" in spec for spec in specs)
+
+
+def distributions_of(problem: Problem, *algorithms: Specification) -> frozenset[str]:
+    """Third-party packages whose code the theory of a problem, and of algorithms on it, runs."""
+    specs = [*problem.spec.values(), *algorithms]
+    assumed = [
+        entry
+        for spec in algorithms
+        for entry in assumed_entries(spec, problem.model.name).values()
+    ]
+    named = {str(spec["distribution"]) for spec in specs if "distribution" in spec}
+    return frozenset(named | {entry.distribution for entry in assumed} - {BUILT_IN})
+
+
+class TheoryProcess:
+    """Worker process that solves theory for a ``TheorySolver``, started on the first question.
+
+    It is there for third-party code that may crash and for questions with a deadline: rows of what cannot be solved give the
+    reason, and all others stay. It has the plugins of the distributions that the question needs, and of no other; it shares
+    nothing with this process but the folder of answers and nodes, and its numbers are the same to the last bit.
+
+    Parameters
+    ----------
+    folder : Path or None
+        Folder of answers and nodes.
+    deadline : float or None
+        Moment (``time.monotonic``) after which nothing more is solved.
+
+    Attributes
+    ----------
+    is_late : bool
+        Whether something was not solved because of the deadline.
+    """
+
+    def __init__(self, folder: Path | None, deadline: float | None) -> None:
+        self.deadline = deadline
+        self.is_late = False
+        self._folder = folder and str(folder)
+        self._given_up: dict[str, ProblemError] = {}
+
+    @functools.cached_property
+    def executor(self) -> Executor:
+        """Executor of the one worker process."""
+        executor = Executor(1, 1, get_registry(), WORKER, folder=self._folder)
+        weakref.finalize(self, executor.end)
+        return executor
+
+    def takes(self, problem: Problem, *algorithms: Specification) -> bool:
+        """Whether a question is solved in the process, because it needs third-party code or has a deadline."""
+        return self.deadline is not None or bool(distributions_of(problem, *algorithms))
+
+    def ask(
+        self,
+        kind: str,
+        problem: Problem,
+        predicts: bool,
+        *arguments: Any,
+        on_event: Callable[[WorkerMessage], object],
+    ) -> Any:
+        """Send a question to the process and return its answer.
+
+        Raises
+        ------
+        ProblemError
+            What the solver raised; or that the process ended, found no new number for ``PATIENCE`` seconds, or that the
+            deadline is over.
+        TheoryError
+            What a plugin raised.
+        """
+        algorithms = arguments[:1] if kind == "own" else ()
+        name = canonical_json([kind, problem.spec, *algorithms])
+        if name in self._given_up:  # not again at every sample ratio, for every figure
+            raise self._given_up[name]
+        question = kind, problem.spec, predicts, *arguments
+        task = Task(
+            question,
+            distributions_of(problem, *algorithms),
+            on_event=on_event,
+            patience=PATIENCE,
+        )
+        for ended in self.executor.run([task], Limits(end=self.deadline)):
+            if ended.event is None:
+                self._given_up[name] = ProblemError("theory", reason_of(ended))
+            return answer_of(ended)
+        self.is_late = True
+        raise ProblemError(
+            "theory", "time budget exhausted before this was solved; rerun to continue"
+        )
+
+
+def reason_of(ended: Ended) -> str:
+    """Return the reason why a process gave no answer."""
+    return (
+        ended.reason
+        if ended.status
+        else f"the process that solved it ended: {ended.reason}"
+    )
+
+
+def answer_of(ended: Ended) -> object:
+    """Return the answer of a process, or raise the error that it reported, under the same name."""
+    if ended.event is None:
+        raise ProblemError("theory", reason_of(ended))
+    if "answer" in ended.event:
+        return ended.event["answer"]
+    name, key, message = (
+        printable(ended.event.get(field, ""), LONGEST)
+        for field in ("error", "key", "message")
+    )
+    if name == ProblemError.__name__ and key:
+        raise ProblemError(key, message.removeprefix(f"{key}: "))
+    raise TheoryError.named(name, message)

@@ -39,7 +39,7 @@ from smimbench.run.record import (
     sealed,
     text_of,
 )
-from smimbench.run.store import TRIALS, Store
+from smimbench.run.store import Store, trials_of
 from smimbench.suite import SuiteError
 from smimbench.suite.algorithms import setting_text_of, with_setting
 from smimbench.suite.cells import (
@@ -250,7 +250,7 @@ def search_all(
         out, or a run has no estimate); the number of ``runs``; which trial was ``chosen`` (None: all failed); the ``algorithm``
         that it makes.
     """
-    trials, selected = tuning_store(store), chosen_searches(suite)
+    trials, selected = trials_of(store), chosen_searches(suite)
     if retry:
         stored = trials.load().items()
         trials.retire(stem for stem, record in stored if record.status in retry)
@@ -280,7 +280,7 @@ def searches_ahead(
     suite: Suite, store: Store, backend: str
 ) -> list[tuple[Search, list[Cell]]]:
     """Return the searches of a suite, each with the cells that it may still have to run; nothing is written."""
-    log_errors = log_errors_in(suite, tuning_store(store))
+    log_errors = log_errors_in(suite, trials_of(store))
     ahead = []
     for search in chosen_searches(suite):
         is_done = read_choice(search, store) is not None
@@ -305,11 +305,6 @@ def log_errors_in(suite: Suite, trials: Store) -> dict[str, float]:
     """Logarithms of the errors of all finished trials, by key of their cell."""
     target = suite.run.target
     return {record.key: log_error(record, target) for record in trials.load().values()}
-
-
-def tuning_store(store: Store) -> Store:
-    """Return the store of trial records, separate from the runs that are scored."""
-    return Store(store.folder / TRIALS)
 
 
 def keep_choice(
@@ -350,7 +345,7 @@ def read_choice(search: Search, store: Store) -> SearchResult | None:
 
 def choice_file(search: Search, store: Store) -> Path:
     """Path of the file that stores the result of a search."""
-    return tuning_store(store).folder / "choices" / search.name
+    return trials_of(store).folder / "choices" / search.name
 
 
 def tuned(suite: Suite, store: Store) -> Suite:

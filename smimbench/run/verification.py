@@ -1,4 +1,4 @@
-"""Verifies stored results: compares every file byte by byte, solves theory again, and reruns a sample of cells."""
+"""Verifies stored results (every file byte by byte, theory, a sample of cells), and points of theory by Monte Carlo draws."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,15 +19,16 @@ from smimbench.backend import machine
 from smimbench.backend.device import BackendError, get_backend
 from smimbench.files import JsonObject, canonical_json, error_line, read_json
 from smimbench.interfaces import Conditions, Overlaps
-from smimbench.problem.problem import Problem, Specification
-from smimbench.run.answer_files import check_answer, read_answer
+from smimbench.problem.problem import Assuming, Problem, Specification
 from smimbench.run.answers import (
     THEORY_ERRORS,
     THEORY_VERSION,
     answer_name,
+    check_answer,
     document_of,
     node_answer,
     nodes_name,
+    read_answer,
 )
 from smimbench.run.campaign import shared_document
 from smimbench.run.executor import Limits
@@ -40,19 +42,20 @@ from smimbench.run.record import (
     sealed,
     text_of,
 )
-from smimbench.run.store import Store
-from smimbench.run.theory_solver import TheorySolver
+from smimbench.run.store import Store, trials_of
+from smimbench.run.theory_solver import OnProgress, Progress, TheorySolver
 from smimbench.run.tuning import (
     choice_file,
     choice_of,
     log_errors_in,
     read_choice,
     searches,
-    tuning_store,
 )
-from smimbench.suite.cells import Cell, Suite
+from smimbench.suite.cells import Cell, ProblemPlan, Suite, build_algorithm
 from smimbench.theory.information import nodes_of
-from smimbench.theory.types import PredictionQuestion
+from smimbench.theory.predictions import own_theory
+from smimbench.theory.types import PredictionQuestion, TheoryPoint
+from smimbench.theory.verification import RESOLVE, Check, verify_point
 
 OTHER_TEXT = "its numbers are unchanged, but its text is not as smimbench wrote it"
 
@@ -133,7 +136,7 @@ def shared_documents(suite: Suite, folder: Path) -> list[str]:
 
 def choices(suite: Suite, store: Store) -> Verification:
     """Verify every choice of ``smimbench tune`` against the records of its trials and the settings of the cells."""
-    verification, trials = Verification(), tuning_store(store)
+    verification, trials = Verification(), trials_of(store)
     log_errors = log_errors_in(suite, trials)
     for search in searches(suite):
         path, used = choice_file(search, store), suite.choices.get(search.place)
@@ -566,3 +569,87 @@ def _leaves(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(element, f"{path}[{i}]")
     else:
         yield path, document
+
+
+# -- theory against Monte Carlo draws ------------------------------------------------------------------------------------
+
+
+class DrawnTheory(Protocol):
+    """Protocol of a problem's theory whose points are checked by draws (``ProblemTheory`` is one)."""
+
+    @property
+    def points(self) -> Sequence[TheoryPoint]:
+        """All points of the theory."""
+        ...
+
+    @property
+    def predicted(self) -> Sequence[tuple[str, float]]:
+        """Pairs of algorithm label and sample ratio for which there is a prediction."""
+        ...
+
+
+def draw_checks(
+    suite: Suite,
+    theories: Sequence[DrawnTheory],
+    resolve: float = RESOLVE,
+    on_progress: OnProgress = lambda problem, progress: None,
+) -> list[list[Check]]:
+    """Check the theory of a suite's problems by Monte Carlo draws at every point.
+
+    Parameters
+    ----------
+    theories : sequence
+        Of every problem; of its algorithms those with wrong assumptions are drawn.
+    resolve : float
+        As many draws are made as show a relative error of this size.
+    """
+    return [
+        [
+            *_checks_of_points(plan, theory.points, resolve, on_progress),
+            *_checks_of_assumptions(suite, plan, theory.predicted),
+        ]
+        for plan, theory in zip(suite.chosen_plans, theories)
+    ]
+
+
+def _checks_of_points(
+    plan: ProblemPlan,
+    points: Sequence[TheoryPoint],
+    resolve: float,
+    on_progress: OnProgress,
+) -> Iterator[Check]:
+    """Yield Monte Carlo checks of the points of a problem."""
+    for k, point in enumerate(points):
+        count = 0
+
+        def on_draws(draws: int, k: int = k) -> None:
+            nonlocal count
+            count += draws
+            note = f"{count} draws at this point"
+            on_progress(plan.problem, Progress(k, len(points), note=note))
+
+        on_progress(plan.problem, Progress(k, len(points)))
+        checks = verify_point(
+            plan.problem, point, resolve, clock=time.perf_counter, on_draws=on_draws
+        )
+        for check in checks:
+            yield replace(check, alpha=point.alpha, branch=point.branch)
+        on_progress(plan.problem, Progress(k + 1, len(points)))
+
+
+def _checks_of_assumptions(
+    suite: Suite, plan: ProblemPlan, places: Sequence[tuple[str, float]]
+) -> Iterator[Check]:
+    """Yield Monte Carlo checks of predictions for algorithms that assume another channel or prior."""
+    specs = {plan.label: plan.spec for plan in suite.algorithms}
+    for label, alpha in places:
+        algorithm = build_algorithm(specs[label], plan.problem)
+        if not isinstance(algorithm, Assuming):
+            continue
+        if not algorithm.assumed(plan.problem).is_assumed:
+            continue
+        conditions = Conditions(start=suite.run.start)
+        prediction = own_theory(algorithm, plan.problem, alpha, conditions)
+        if not isinstance(prediction, str) and prediction.draws is not None:
+            for check in prediction.draws():
+                yield replace(check, alpha=alpha, branch=label)

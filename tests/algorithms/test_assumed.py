@@ -16,8 +16,8 @@ from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.rows import prediction_of
 from smimbench.report.theory_document import theory_of_suite, with_predictions
 from smimbench.run.cell import run_cell
-from smimbench.run.plain_draws import draw_checks
 from smimbench.run.theory_solver import TheorySolver
+from smimbench.run.verification import draw_checks
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import parse_suite
 from smimbench.theory import competing, own_theory

@@ -13,8 +13,7 @@ from rich.console import Console
 from smimbench.cli import progress
 from smimbench.cli.options import Request
 from smimbench.run.executor import RunningTask, Task
-from smimbench.run.theory_process import Progress
-from smimbench.run.theory_solver import TheorySolver
+from smimbench.run.theory_solver import Progress, TheorySolver
 from tests.helpers import SUITE, call, loaded, write_suite
 from tests.records import record
 from tests.report.rows import row

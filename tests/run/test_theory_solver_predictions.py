@@ -1,8 +1,8 @@
 """Errors of prediction are solved where something asks for them, and added to stored points that lack them."""
 
 from smimbench.run.answers import Answers, document_of
+from smimbench.run.theory_processes import TheoryWorker
 from smimbench.run.theory_solver import TheorySolver
-from smimbench.run.theory_worker import TheoryWorker
 from tests.helpers import call, sequence
 
 
