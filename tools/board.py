@@ -196,7 +196,7 @@ def _row(entry: Mapping[str, Any]) -> dict[str, str]:
         "contender": entry["algorithm"],
         "error / optimal": ratio_words(entry["ratio_to_bayes"], entry["ratio_error"]),
         INTERVAL: " to ".join(number(end, 3) for end in entry["interval"] or ()),
-        "error at optimum 0": number(entry["where_zero"], 3),
+        "error where optimum is 0": number(entry["where_zero"], 3),
         "agrees with theory": entry["as_predicted"],
         "CPU time per run": seconds(entry["cpu_seconds"]),
         "status": str(statuses(entry["status_counts"], entry["moving"])),

@@ -216,10 +216,10 @@ def contender_row(problem: str, contender: dict[str, Any]) -> dict[str, Any]:
         "problem": problem,
         "algorithm": contender["algorithm"],
         "error / optimal": ratio,
-        "error at optimum 0": contender["where_zero"],
+        "error where optimum is 0": contender["where_zero"],
         "agrees with theory": contender["prediction"] or "none",
-        "runs at 5%": "" if near is None else f"{near:.0%}",
-        "per run (s)": contender["seconds"],
+        "runs at 1.05x optimum": "" if near is None else f"{near:.0%}",
+        "time per run (s)": contender["seconds"],
         "status": contender["status_counts"],
     }
 

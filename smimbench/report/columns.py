@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import textwrap
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -249,7 +250,7 @@ def _field(row: object, name: str) -> object:
     return row
 
 
-_NEARNESS: tuple[tuple[Epsilon, str], ...] = (("0.5", "50%"), ("0.2", "20%"))
+_NEARNESS: tuple[tuple[Epsilon, str], ...] = (("0.5", "1.5"), ("0.2", "1.2"))
 
 COLUMNS: dict[str, list[Column]] = {
     "Where a row is from": [
@@ -286,8 +287,8 @@ COLUMNS: dict[str, list[Column]] = {
         Column("optimal at this D", _sized, "Bayes-optimal error at the dimension of the runs: the infinite-D value with a 1/D "
                "correction, in closed form or from runs of a Bayes-optimal algorithm. limit: no correction is known.",
                sorts="optimum.value"),
-        Column("diff", partial(signed, form=".4f", large=1e4, form_of_large=".1e"), "Mean over the runs minus the optimal value.",
-               "theory.difference"),
+        Column("mean - optimal", partial(signed, form=".4f", large=1e4, form_of_large=".1e"),
+               "Mean over the runs minus the optimal value.", "theory.difference"),
         Column("z", _z, "Mean over the runs minus the predicted value (minus the optimal "
                "value if theory predicts no other), in units of the combined standard error. `?`: fewer than 4 runs, too few "
                "for a reliable standard error. Blank where the prediction is 0.", sorts="prediction.z"),
@@ -297,8 +298,9 @@ COLUMNS: dict[str, list[Column]] = {
                "optimum.ratio"),
         Column("mean error", measured, "Where no optimal error is known: the error, as a geometric mean over sample ratios.",
                "mean_error mean_error_sem"),
-        Column("error at optimum 0", lambda error, reached: "0" if reached else number(error, 3), "Largest error among sample "
-               "ratios where the optimal error is 0; printed as 0 if all these errors are below run.target.",
+        Column("error where optimum is 0", lambda error, reached: "0" if reached else number(error, 3),
+               "Largest error among sample ratios where the optimal error is 0; printed as 0 if all these errors are below "
+               "run.target.",
                "where_zero zero_reached"),
         Column("agrees with theory", meaning="Result of a test (level 1%) that the errors at all sample ratios, sizes and "
                "metrics agree with theory. yes: they do; the percentage in brackets is the relative deviation that the test "
@@ -306,7 +308,7 @@ COLUMNS: dict[str, list[Column]] = {
                "larger D to see whether the deviation is due to finite D. 3 of 60 runs are outliers: the others agree with "
                "theory. "
                "too few runs: a deviation of 50% could go unnoticed."),
-        Column("instances", "{}/{}".format, "Number of instances (data sets) on which the algorithm "
+        Column("instances solved", "{}/{}".format, "Number of instances (data sets) on which the algorithm "
                "gave an estimate, out of all instances. Algorithms that draw their own samples are left out.", "instances all"),
         Column("error / best", partial(number, digits=3), "Error divided by the error of the algorithm in the first "
                "line, as a geometric mean over the instances that both solved.", "to_best"),
@@ -314,56 +316,57 @@ COLUMNS: dict[str, list[Column]] = {
                "of error / best, from Student's t applied to the logarithms.", "interval"),
     ],
     "Time": [
-        Column("time to 5%", partial(_time_near, "0.05"), "Median time until the error of a run "
-               "is within 5% of the optimum: the optimal error at this D, or the error of a Bayes-optimal algorithm on the "
+        Column("time to 1.05x optimum", partial(_time_near, "0.05"), "Median time until the error of a run "
+               "is at most 1.05 times the optimum: the optimal error at this D, or the error of a Bayes-optimal algorithm on the "
                "instance if that is larger; where the optimum is 0, until the error is below run.target. A run that does not "
                "get so close counts as infinite time. never: most runs do not; partly: some sample ratios have no such time."),
-        Column("runs at 5%", lambda r: percent(r.cost.near["0.05"].fraction),
-               "Share of runs that come within 5% of the optimum."),
-        *(Column(f"to {name}", partial(_time_near, epsilon),
-                 f"Median time until the error is within {name} of the optimum.")
-          for epsilon, name in _NEARNESS),
-        Column("per run", seconds, "Mean duration of a run.", "cost.seconds"),
+        Column("runs at 1.05x optimum", lambda r: percent(r.cost.near["0.05"].fraction),
+               "Share of runs whose error gets below 1.05 times the optimum."),
+        *(Column(f"time to {ratio}x optimum", partial(_time_near, epsilon),
+                 f"Median time until the error is at most {ratio} times the optimum.")
+          for epsilon, ratio in _NEARNESS),
+        Column("time per run", seconds, "Mean duration of a run.", "cost.seconds"),
         Column("iter.", partial(number, digits=0), "Mean number of iterations of a run.", "cost.iterations"),
-        Column("first iter.", seconds, "Time of the first iteration, which often compiles.", "cost.first_iteration"),
-        Column("per iter.", seconds, "Median duration of an iteration, without the first.", "cost.per_iteration"),
-        Column("share of peak", _of_peak, "Speed of an iteration as a share of this machine's measured peak: of matrix products "
-               "(x) or of memory reads (r), whichever limits the iteration.", "cost.ceiling_fraction cost.ceiling"),
-        Column("memory", lambda size: "" if size is None else f"{size / 2**20:.0f} MB", "Largest memory used by any run.",
+        Column("first iter. time", seconds, "Time of the first iteration, which often compiles.", "cost.first_iteration"),
+        Column("time per iter.", seconds, "Median duration of an iteration, without the first.", "cost.per_iteration"),
+        Column("share of peak speed", _of_peak, "Speed of an iteration as a share of this machine's measured peak: of matrix "
+               "products (x) or of memory reads (r), whichever limits the iteration.", "cost.ceiling_fraction cost.ceiling"),
+        Column("peak memory", lambda size: "" if size is None else f"{size / 2**20:.0f} MB", "Largest memory used by any run.",
                "cost.peak_memory"),
     ],
     "Infinite dimension": [
-        Column("value ± err", lambda value, error, refusal: refusal or measured(value, error), "Mean of the metric extrapolated "
-               "from at least three dimensions to infinite D. The standard error allows for terms of order 1/D^2. `sizes too "
+        Column("extrapolated ± error", lambda value, error, refusal: refusal or measured(value, error),
+               "Mean of the metric extrapolated from at least three dimensions to infinite D. The standard error allows for "
+               "terms of order 1/D^2. `sizes too "
                "small`: these terms may move the limit by more than a tenth. `no series in 1/D`: the means scatter about the "
                "fit by more than chance (p < 1%).", "solved.limit solved.error fit.refusal"),
-        Column("b ± err", measured, "Fitted coefficient b of the "
+        Column("1/D coefficient ± error", measured, "Fitted coefficient b of the "
                "1/D term, with its standard error.", "solved.coefficient solved.coefficient_error"),
-        Column("b in theory", partial(percent, form=".4g"), "Coefficient b of the 1/D term as known in "
+        Column("1/D coefficient, theory", partial(percent, form=".4g"), "Coefficient b of the 1/D term as known in "
                "closed form.", "prediction.coefficient"),
-        Column("chi2", "{:.1f}/{}".format, "Chi-square of the fit in 1/D, divided by its degrees of "
+        Column("chi2 / dof", "{:.1f}/{}".format, "Chi-square of the fit in 1/D, divided by its degrees of "
                "freedom.", "fit.chi2 fit.free"),
     ],
     "Order of learning": [
         Column("layer 1, component 1, ...", meaning="Median time, in epochs or iterations, until this layer or component "
                "reaches half of its optimal overlap; `-` where the optimal overlap is 0."),
-        Column("order (runs)", _sequences, "Order in which the components or layers reach half of their optimal overlap; in "
-               "brackets, the number of runs with this order.", "runs.learning_order.sequences", words=True),
-        Column("last / first", _last_over_first, "Learning time of the last component divided by that of the first: geometric "
-               "mean over runs and its standard error.", "runs.learning_order.factor"),
-        Column("all", percent, "Share of runs that learned all components.", "runs.learning_order.success"),
+        Column("learning order (runs)", _sequences, "Order in which the components or layers reach half of their optimal "
+               "overlap; in brackets, the number of runs with this order.", "runs.learning_order.sequences", words=True),
+        Column("last / first learning time", _last_over_first, "Learning time of the last component divided by that of the "
+               "first: geometric mean over runs and its standard error.", "runs.learning_order.factor"),
+        Column("runs that learn all", percent, "Share of runs that learned all components.", "runs.learning_order.success"),
     ],
     "Other numbers that runs report": [
-        Column("no.", as_text, "Position of the number in a list that the algorithm reports, such as a list of "
+        Column("list index", as_text, "Position of the number in a list that the algorithm reports, such as a list of "
                "eigenvalues.", "no", unless_same=True),
         Column("theory", lambda value: number(value) or "none", "Value that theory predicts for a reported number as D "
                "grows; none: theory predicts no such value.", "finding.theory"),
-        Column("found", "{}/{}".format, "Number of runs that reported this number, out of all runs.",
+        Column("runs reporting it", "{}/{}".format, "Number of runs that reported this number, out of all runs.",
                "finding.found finding.runs"),
     ],
     "Comparison of two results": [
-        Column("before", number, "Mean of the metric in the first of the two compared results.", "baseline.estimate.mean"),
-        Column("after", number, "Mean of the metric in the second of the two compared results.", "candidate.estimate.mean"),
+        Column("mean before", number, "Mean of the metric in the first of the two compared results.", "baseline.estimate.mean"),
+        Column("mean after", number, "Mean of the metric in the second of the two compared results.", "candidate.estimate.mean"),
         Column("change", _change, "Relative change of the mean from the first result to the second, with its 99.7% "
                "interval; errors are compared instance by instance where both results use the same instances.",
                "judgment.percent judgment.interval baseline.estimate.mean"),
@@ -377,13 +380,13 @@ COLUMNS: dict[str, list[Column]] = {
         Column("MSE", partial(number, digits=6), "Predicted mean squared error of a component, divided by that of "
                "guessing the prior mean.", "mse"),
         Column("overlap", partial(number, digits=6), "Predicted overlap of the estimate with the signal.", "overlap"),
-        Column("error", one_digit, "Numerical error of the number in the column to the left.", "mse_error"),
-        Column("in alpha", one_digit, "Numerical error of the MSE, expressed as a shift of the "
+        Column("numerical error", one_digit, "Numerical error of the number in the column to the left.", "mse_error"),
+        Column("error in alpha", one_digit, "Numerical error of the MSE, expressed as a shift of the "
                "sample ratio that would change the MSE as much.", "alpha_error"),
-        Column("gen. Bayes", partial(_generalization, "bayes"), "Generalization error (on new data) of the posterior mean "
+        Column("Bayes gen. error", partial(_generalization, "bayes"), "Generalization error (on new data) of the posterior mean "
                "of the label.", "generalization_error component"),
-        Column("plug-in", partial(_generalization, "plugin"), "Generalization error (on new data) of labels computed by "
-               "putting the estimate in place of the signal.", "generalization_error component"),
+        Column("plug-in gen. error", partial(_generalization, "plugin"), "Generalization error (on new data) of labels computed "
+               "by putting the estimate in place of the signal.", "generalization_error component"),
         Column("branch", lambda name: "" if name == "unique" else name, "Solution of state evolution, where there "
                "are several: informed (iteration starts at the signal) or uninformed (starts at the prior mean, and is what "
                "algorithms reach).", "branch", words=True),
@@ -392,11 +395,11 @@ COLUMNS: dict[str, list[Column]] = {
                "theory value"),
         Column("tolerance", lambda tolerance, within: f"{tolerance:.0e}" + ("" if within else " off"), "Accuracy of the "
                "published value; off: the difference is larger than this.", "tolerance within"),
-        Column("printed", lambda value, is_bound: ("<= " if is_bound else "") + number(value, 5), "Value that `smimbench "
+        Column("printed value", lambda value, is_bound: ("<= " if is_bound else "") + number(value, 5), "Value that `smimbench "
                "theory` prints, to be tested with --verify.", "printed bound"),
-        Column("drawn", partial(number, digits=5), "Monte Carlo estimate of the printed value, by --verify, from "
+        Column("Monte Carlo", partial(number, digits=5), "Monte Carlo estimate of the printed value, by --verify, from "
                "plain random draws.", "drawn"),
-        Column("detectable", partial(percent, form=".1%"), "Smallest relative deviation of the printed "
+        Column("detectable deviation", partial(percent, form=".1%"), "Smallest relative deviation of the printed "
                "value that --verify finds (beyond z = 4) in nine tests of ten, given its draws and the printed error.",
                "excludes"),
     ],
@@ -418,15 +421,10 @@ def _lay_out_columns(
     if not rows:
         return []
     texts: dict[str, Callable[[Any], str | Text]] = {}
-    headings: dict[str, str] = {}
+    symbol, component_word = "D", "component"
     if hasattr(rows[0], "place"):
-        texts, d = {"algorithm": names_with_backend(rows)}, letter_of(rows)
-        word = rows[0].component_word
-        headings = {
-            "D": d,
-            "optimal at this D": f"optimal at this {d}",
-            "component": word,
-        }
+        texts, symbol = {"algorithm": names_with_backend(rows)}, letter_of(rows)
+        component_word = rows[0].component_word
     laid_out = []
     for name in columns:
         column = _BY_HEADING[name] if isinstance(name, str) else name
@@ -434,7 +432,9 @@ def _lay_out_columns(
         different = set(map(str, cells))
         is_same = column.unless_same and len(different) == 1
         if different != {""} and not is_same:
-            heading = headings.get(column.heading, column.heading)
+            heading = re.sub(r"\bD\b", symbol, column.heading)
+            if heading == "component":
+                heading = component_word
             laid_out.append((column, heading, cells))
     return laid_out
 

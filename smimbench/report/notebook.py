@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 ROW: list[str | Column] = [
     "problem", "algorithm", "alpha", "D", "metric", "component", "n", "mean ± s.e.m.", "predicted", "z", "optimal",
-    "error / optimal", "per run", "status",
+    "error / optimal", "time per run", "status",
 ]  # fmt: skip
 """Columns of the HTML table of rows."""
 

@@ -102,7 +102,7 @@ def render_page(
         algorithms=list(dict.fromkeys(map(name, rows))),
         figures=figures,
         rows=html_table(ROW, rows, attributes, lambda row: row.runs.reasons),
-        extrapolated=html_table(["problem", "algorithm", "alpha", "metric", "component", "value ± err", "predicted", "z",
+        extrapolated=html_table(["problem", "algorithm", "alpha", "metric", "component", "extrapolated ± error", "predicted", "z",
                                  "optimal", *LIMIT], extrapolated) if extrapolated else "",
         counts=results.counts,
         missing=results.missing({cell.backend for cell, _ in results.pairs}),

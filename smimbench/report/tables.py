@@ -101,7 +101,7 @@ def error_tables(rows: Sequence[Row], *, full: bool = True) -> list[RenderableTy
         if len(sizes) == 1:
             title += f", {letter_of(members)} = {sizes.pop()}"
         columns = [*PLACE, "component", "n", "mean ± s.e.m."]
-        columns += _theory_columns(members, "diff")
+        columns += _theory_columns(members, "mean - optimal")
         columns += ["optimal at this D", "error / optimal", "status"]
         tables.append(make_table(title, columns, shown, note))
     return tables
@@ -139,15 +139,15 @@ CONTENDER: Columns = [
     column_of("settings", "settings"),
     column_of("error / optimal", "ratio_to_bayes ratio_error"),
     column_of("mean error", "mean_error.mean mean_error.sem"),
-    "error at optimum 0",
+    "error where optimum is 0",
     Column("agrees with theory", prediction_cell, words=True),
     Column(
-        "time to 5%",
+        "time to 1.05x optimum",
         lambda c: seconds(c.near_seconds) or near_words(c),
         sorts="near_seconds",
     ),
-    Column("runs at 5%", percent, fields="near_fraction"),
-    column_of("per run", "seconds"),
+    Column("runs at 1.05x optimum", percent, fields="near_fraction"),
+    column_of("time per run", "seconds"),
     column_of("status", "status_counts moving"),
 ]
 """Columns of the ranking of algorithms on a problem."""
@@ -177,7 +177,7 @@ def contender_tables(
 
 SUMMARY: Columns = [
     column_of("algorithm", "algorithm"),
-    "instances",
+    "instances solved",
     column_of("error / optimal", "ratio_to_bayes"),
     "error / best",
     "95% interval",
@@ -214,9 +214,18 @@ def runtime_tables(
         if foreign := sorted(machines - {fingerprint}):
             note += f"; some of another machine ({', '.join(foreign)})"
         shown, note = _shortened(sorted(members, key=_slowest_first), full, note)
-        columns = [*PLACE, *(["to 50%", "to 20%"] if full else [])]
-        columns += ["time to 5%", "runs at 5%", "iter.", "first iter.", "per iter."]
-        columns += ["share of peak", "memory"]
+        columns = [
+            *PLACE,
+            *(["time to 1.5x optimum", "time to 1.2x optimum"] if full else []),
+        ]
+        columns += [
+            "time to 1.05x optimum",
+            "runs at 1.05x optimum",
+            "iter.",
+            "first iter. time",
+            "time per iter.",
+        ]
+        columns += ["share of peak speed", "peak memory"]
         tables.append(make_table(f"{problem}: runtime", columns, shown, note))
     return tables
 
@@ -276,7 +285,11 @@ def learning_tables(rows: Sequence[Row]) -> list[RenderableType]:
         for index in range(len(layers[place(firsts[0])])):
             heading = f"{members[0].component_word} {index + 1}"
             columns.append(Column(heading, partial(_half, layers, index, unit)))
-        columns += ["order (runs)", "last / first", "all"]
+        columns += [
+            "learning order (runs)",
+            "last / first learning time",
+            "runs that learn all",
+        ]
         note = f"median {unit} to half of the optimal overlap"
         title = f"{problem}: order of learning"
         tables.append(make_table(title, columns, firsts, note))
@@ -318,7 +331,7 @@ def diagnostic_tables(rows: Sequence[Row]) -> list[RenderableType]:
         lambda mean, sem: measured(mean, sem) or "none",
         fields="finding.mean finding.sem",
     )
-    columns = [*PLACE, "no.", mean, "theory", "found"]
+    columns = [*PLACE, "list index", mean, "theory", "runs reporting it"]
     tables = []
     for (problem, name), numbers in groups.items():
         title = f"{problem}: {name.replace('_', ' ')}"
@@ -329,7 +342,12 @@ def diagnostic_tables(rows: Sequence[Row]) -> list[RenderableType]:
 # -- infinite dimension ---------------------------------------------------------------------------------------------------
 
 
-LIMIT: Columns = ["b ± err", "b in theory", "chi2", "status"]
+LIMIT: Columns = [
+    "1/D coefficient ± error",
+    "1/D coefficient, theory",
+    "chi2 / dof",
+    "status",
+]
 """Columns of a finite-size fit."""
 
 
@@ -337,7 +355,7 @@ def extrapolated_tables(limits: Sequence[Limit]) -> list[RenderableType]:
     """Make the tables of limits at infinite dimension, one per problem and metric, largest difference from theory first."""
     tables = []
     for (problem, metric), members in _by_metric(limits).items():
-        columns: Columns = ["algorithm", "alpha", "component", "value ± err"]
+        columns: Columns = ["algorithm", "alpha", "component", "extrapolated ± error"]
         columns += _theory_columns(members)
         has_theory = any(limit.prediction.coefficient is not None for limit in members)
         columns += LIMIT if has_theory else LIMIT[2:]
@@ -384,7 +402,7 @@ def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
     """Make the comparison tables from the changes of ``compare_rows``, one per problem and metric."""
     tables = []
     for (problem, metric), members in _by_metric(changes).items():
-        columns: Columns = [*PLACE, "component", "before", "after", "change"]
+        columns: Columns = [*PLACE, "component", "mean before", "mean after", "change"]
         if any(map(differs, members)):
             # The z of the baseline is in the JSON only: 80 columns.
             fields = "candidate.prediction.z candidate.estimate.n"
@@ -393,7 +411,7 @@ def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
         else:
             columns.append(Column("theory", number, fields="theory.value"))
         fields = "candidate.cost.per_iteration time_percent"
-        columns += [Column("per iter.", _time, fields=fields), "verdict"]
+        columns += [Column("time per iter.", _time, fields=fields), "verdict"]
         title = f"{problem}: {metric_label(metric)}"
         note = "worst first; changes with 99.7% confidence intervals"
         tables.append(make_table(title, columns, members, note))

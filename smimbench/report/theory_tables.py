@@ -29,7 +29,13 @@ ALPHA = Column("alpha", "{:.5g}".format, fields="alpha")
 
 def _values(word: str) -> Columns:
     """Return the columns of a theory point; ``word`` is the word for a component, such as layer."""
-    return [Column(word, fields="component"), "MSE", "error", "in alpha", "overlap"]
+    return [
+        Column(word, fields="component"),
+        "MSE",
+        "numerical error",
+        "error in alpha",
+        "overlap",
+    ]
 
 
 class ComponentRow(NamedTuple):
@@ -105,7 +111,7 @@ def theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
         # Stored points may have errors of prediction that were not asked for now: a column has them for all, or is not there.
         predicted: Columns = []
         if all(point.generalization_error for point in points):
-            predicted = ["gen. Bayes", "plug-in"]
+            predicted = ["Bayes gen. error", "plug-in gen. error"]
         columns: Columns = [ALPHA, *_values(word), *predicted, "branch"]
         methods = ", ".join(sorted({point.method for point in points}))
         tables.append(
@@ -280,12 +286,12 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
     columns: Columns = [
         ALPHA,
         Column("quantity", _quantity, words=True),
-        "printed",
-        Column("error", one_digit, fields="error"),
-        "drawn",
-        Column("error", one_digit, fields="standard_error"),
+        "printed value",
+        Column("numerical error", one_digit, fields="error"),
+        "Monte Carlo",
+        Column("standard error", one_digit, fields="standard_error"),
         Column("z", _z),
-        "detectable",
+        "detectable deviation",
     ]
     tables: list[RenderableType] = []
     for theory in theories:
