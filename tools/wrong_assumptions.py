@@ -14,7 +14,7 @@ import numpy as np
 
 import smimbench
 from smimbench.interfaces import Conditions
-from smimbench.problem.problem import Assuming
+from smimbench.problem.problem import AlgorithmWithAssumption
 from smimbench.run.store import Store
 from smimbench.suite.reader import Suite
 from smimbench.theory import competing, own_theory
@@ -41,7 +41,7 @@ def curve(
     )  # enough for a line
     ratios = []
     for value in values:
-        algorithm = Assuming(Gamp(), {kind: {name: float(value)}})
+        algorithm = AlgorithmWithAssumption(Gamp(), {kind: {name: float(value)}})
         point = own_theory(algorithm, plan.problem, plan.alphas[0], Conditions())
         ratios.append(
             np.nan

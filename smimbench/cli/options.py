@@ -445,9 +445,9 @@ def _load_plugins(
 
 def complain_of(plugins: Iterable[Plugin], *, quiet: bool) -> None:
     """Print which plugins could not be loaded and, without --quiet, which of several items a name refers to."""
-    from smimbench.registry.registry import complaints_of
+    from smimbench.registry.registry import plugin_warnings
 
-    for line in complaints_of(
+    for line in plugin_warnings(
         plugin for plugin in plugins if plugin.failed or not quiet
     ):
         complain(line)

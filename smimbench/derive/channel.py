@@ -31,7 +31,7 @@ from smimbench.interfaces import (
     Posterior,
     Uncertain,
 )
-from smimbench.interfaces.item import Delegate, gives, with_defaults
+from smimbench.interfaces.item import Delegate, defines_member, with_defaults
 from smimbench.numerics.linalg import symmetric, symmetric_root
 from smimbench.numerics.random_numbers import monte_carlo_rng
 
@@ -344,7 +344,7 @@ def complete_channel(channel: Channel, model: Model) -> Any:
         of ``forward``; or if the label is a noiseless continuous function of the latents, which has no likelihood.
     """
     with_defaults(Channel, type(channel))
-    if not gives(Channel, type(channel), "posterior"):
+    if not defines_member(Channel, type(channel), "posterior"):
         integrated = IntegratedChannel(channel, model.sites)
         integrated.check()
         return integrated

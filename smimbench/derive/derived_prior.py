@@ -19,7 +19,7 @@ from smimbench.interfaces import (
     ParameterError,
     Prior,
 )
-from smimbench.interfaces.item import Delegate, gives, with_defaults
+from smimbench.interfaces.item import Delegate, defines_member, with_defaults
 from smimbench.numerics.linalg import inverse_root, symmetric
 from smimbench.numerics.memo import cached_on
 from smimbench.numerics.random_numbers import monte_carlo_rng
@@ -53,7 +53,7 @@ class DerivedPrior(Delegate):
             lambda factor, gradient: self._symmetric(gradient),
         )
         for name in preferred:
-            if gives(Prior, type(prior), name):
+            if defines_member(Prior, type(prior), name):
                 setattr(self, name, getattr(prior, name))
 
     def second_moment(self, components: int) -> Host:
@@ -108,7 +108,9 @@ class DerivedLaw(DerivedPrior):
     def _set_scale(self, mean: float, variance: float) -> None:
         """Set unit, mean and variance of the law; a mean within rounding error of 0 becomes 0."""
         self.unit = (
-            1.0 if gives(Prior, type(self.prior), "sample") else math.sqrt(variance)
+            1.0
+            if defines_member(Prior, type(self.prior), "sample")
+            else math.sqrt(variance)
         )
         # A prior mean of any size would change what can be learned.
         mean = 0.0 if abs(mean) < 1e-6 * math.sqrt(variance + mean * mean) else mean

@@ -35,7 +35,7 @@ from smimbench.interfaces import (
     ParameterError,
     Prior,
 )
-from smimbench.interfaces.item import gives, takes, with_defaults
+from smimbench.interfaces.item import defines_member, takes, with_defaults
 from smimbench.numerics.chebyshev import values_by_panels
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.linalg import (
@@ -509,11 +509,11 @@ def complete_prior(prior: Prior, model: Model) -> Any:
     """
     with_defaults(Prior, type(prior))
     members = ("sample", "mean", "second_moment", "mean_overlap", "denoise", "overlap")
-    if all(gives(Prior, type(prior), name) for name in members):
+    if all(defines_member(Prior, type(prior), name) for name in members):
         return prior
     prior_name = f"prior {getattr(prior, 'name', type(prior).__name__)!r}"
-    if gives(Prior, type(prior), "denoise"):
-        if not gives(Prior, type(prior), "sample"):
+    if defines_member(Prior, type(prior), "denoise"):
+        if not defines_member(Prior, type(prior), "sample"):
             raise ParameterError(
                 "name", f"{prior_name} defines denoise but not sample; both are needed"
             )

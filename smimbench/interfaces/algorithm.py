@@ -139,18 +139,20 @@ class AlgorithmPrediction:
     @classmethod
     def of_point(cls, point: dict[str, Any], **changes: object) -> AlgorithmPrediction:
         """Build a prediction from one point in the JSON of ``smimbench theory``, with some fields changed."""
-        names = {field.name for field in fields(cls)}
-        stated = {name: entry for name, entry in point.items() if name in names}
+        field_names = {field.name for field in fields(cls)}
+        field_values = {
+            name: entry for name, entry in point.items() if name in field_names
+        }
         for name in ("mse", "mse_error"):
-            stated[name] = np.atleast_1d(np.asarray(point[name], dtype=float))
+            field_values[name] = np.atleast_1d(np.asarray(point[name], dtype=float))
         if "no_trajectory" in point:
-            stated["trajectory"] = point["no_trajectory"]
-        further = {
+            field_values["trajectory"] = point["no_trajectory"]
+        other_entries = {
             name: entry
             for name, entry in point.items()
-            if name not in names and name != "no_trajectory"
+            if name not in field_names and name != "no_trajectory"
         }
-        return cls(**stated | {"more": further} | changes)
+        return cls(**field_values | {"more": other_entries} | changes)
 
     def document(self) -> dict[str, Any]:
         """Convert the prediction to JSON; ``mse`` and ``mse_error`` are single numbers if there is one component."""
@@ -316,8 +318,8 @@ def plan_of(algorithm: Any, data: Data) -> Plan:
         return Plan()
     if not isinstance(plan, Plan):
         return Plan()
-    numbers = (plan.steps, plan.batch, plan.students)
-    if all(number is None or isinstance(number, int) for number in numbers):
+    counts = (plan.steps, plan.batch, plan.students)
+    if all(number is None or isinstance(number, int) for number in counts):
         return plan
     return Plan()
 

@@ -10,11 +10,11 @@ import numpy as np
 from smimbench.interfaces.channel import Posterior
 from smimbench.interfaces.item import Array, Host, ParameterError
 
-MOST_TOKENS = 512
+MAX_TOKENS = 512
 """Tokens of a sample; doubled, four times as many pairs of them, and 16 times their squares, have to fit into memory."""
 HALF_PRECISION = ("float16", "bfloat16")
 """Types whose rounding would be taken for an error of the signal: a noiseless label would leave 1e-8 instead of 0."""
-LARGEST = 1e9
+LARGEST_PARAMETER = 1e9
 """Largest parameter, and one over the smallest but 0; doubled, squares and quotients come nearer to where they are lost."""
 
 
@@ -29,11 +29,11 @@ def check_whole(key: str, value: object, minimum: int, maximum: int = 1 << 30) -
 
 
 def check_number(
-    key: str, value: object, *, positive: bool, maximum: float = LARGEST
+    key: str, value: object, *, positive: bool, maximum: float = LARGEST_PARAMETER
 ) -> None:
     """Raise ParameterError unless ``value`` is a finite number that is positive, or at least not negative.
 
-    Numbers that are not 0 must lie between one over ``LARGEST`` and ``maximum``.
+    Numbers that are not 0 must lie between one over ``LARGEST_PARAMETER`` and ``maximum``.
     """
     number = math.nan
     if not isinstance(value, bool) and isinstance(value, Real):
@@ -46,11 +46,11 @@ def check_number(
             key,
             f"must be a finite number {'> 0' if positive else '>= 0'}, got {shown(value)}",
         )
-    if number > maximum or 0 < number < 1 / LARGEST:
-        zero = "" if positive else "0 or "
+    if number > maximum or 0 < number < 1 / LARGEST_PARAMETER:
+        zero_or = "" if positive else "0 or "
         raise ParameterError(
             key,
-            f"must be {zero}between {1 / LARGEST:g} and {maximum:g}, got {shown(value)}",
+            f"must be {zero_or}between {1 / LARGEST_PARAMETER:g} and {maximum:g}, got {shown(value)}",
         )
 
 
@@ -63,18 +63,18 @@ def shown(value: object) -> str:
     return text if len(text) < 100 else f"{text[:90]} ..."
 
 
-def not_finite(array: Host) -> str:
+def describe_nonfinite(array: Host) -> str:
     """Describe the NaN and infinite numbers of an array (counts, position of the first); empty if all are finite."""
-    infinite = ~np.isfinite(array)
-    if not infinite.any():
+    is_nonfinite = ~np.isfinite(array)
+    if not is_nonfinite.any():
         return ""
-    nan = int(np.isnan(array).sum())
-    counts = {"NaN": nan, "inf": int(infinite.sum()) - nan}
-    position = [int(index) for index in np.argwhere(infinite)[0]]
+    nan_count = int(np.isnan(array).sum())
+    counts = {"NaN": nan_count, "inf": int(is_nonfinite.sum()) - nan_count}
+    position = [int(index) for index in np.argwhere(is_nonfinite)[0]]
     return f"{' and '.join(f'{count} {name}' for name, count in counts.items() if count)}, first at {position}"
 
 
-def type_of_numbers(array: Array) -> str:
+def dtype_name(array: Array) -> str:
     """Name of an array's data type, such as ``"float64"``, or ``"masked array"`` for NumPy's masked arrays."""
     return (
         "masked array"
@@ -85,7 +85,7 @@ def type_of_numbers(array: Array) -> str:
 
 def is_real(array: Array) -> bool:
     """Whether an array has a real or boolean data type and no masked numbers."""
-    return type_of_numbers(array).startswith(("float", "bfloat", "int", "uint", "bool"))
+    return dtype_name(array).startswith(("float", "bfloat", "int", "uint", "bool"))
 
 
 def checked_array(source: str, values: Array, shape: tuple[int, ...]) -> Host:
@@ -99,10 +99,10 @@ def checked_array(source: str, values: Array, shape: tuple[int, ...]) -> Host:
     array: Host = np.asanyarray(values)
     if array.shape != shape or not is_real(array):
         raise ValueError(
-            f"{source} must return {shape} real numbers, got {type_of_numbers(array)} {array.shape}"
+            f"{source} must return {shape} real numbers, got {dtype_name(array)} {array.shape}"
         )
-    if positions := not_finite(array):
-        raise ValueError(f"{source} must return finite numbers, got {positions}")
+    if nonfinite := describe_nonfinite(array):
+        raise ValueError(f"{source} must return finite numbers, got {nonfinite}")
     return array
 
 
@@ -129,20 +129,20 @@ def checked_posterior(
     if second_moment:
         shapes["second_moment"] = (n, P, C, P, C)
     for name, shape in shapes.items():
-        value: Array = getattr(returned, name, None)
-        kind = str(getattr(value, "dtype", type(value).__name__))
-        if not kind.rpartition(".")[2].startswith(("float", "bfloat")):
-            got = f"{type(returned).__name__} whose {name} is {'missing' if value is None else kind}"
+        array: Array = getattr(returned, name, None)
+        dtype = str(getattr(array, "dtype", type(array).__name__))
+        if not dtype.rpartition(".")[2].startswith(("float", "bfloat")):
+            description = f"{type(returned).__name__} whose {name} is {'missing' if array is None else dtype}"
             raise ValueError(
-                f"posterior must return a smimbench.Posterior of arrays of real numbers, got {got}"
+                f"posterior must return a smimbench.Posterior of arrays of real numbers, got {description}"
             )
-        if kind.rpartition(".")[2] in HALF_PRECISION:
+        if dtype.rpartition(".")[2] in HALF_PRECISION:
             raise ValueError(
-                f"posterior must return a {name} in float32 or float64, got {kind}"
+                f"posterior must return a {name} in float32 or float64, got {dtype}"
             )
-        if tuple(value.shape) != shape:
+        if tuple(array.shape) != shape:
             raise ValueError(
-                f"posterior must return a {name} of shape {shape}, got {tuple(value.shape)}"
+                f"posterior must return a {name} of shape {shape}, got {tuple(array.shape)}"
             )
     checked: Posterior = returned
     return checked

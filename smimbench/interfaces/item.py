@@ -90,10 +90,10 @@ class Cost(NamedTuple):
     denoiser: float = 0.0
 
 
-Class = TypeVar("Class", bound=type[object])
+ItemClass = TypeVar("ItemClass", bound=type[object])
 DERIVED: Any = None
 """Default of members that the engine derives if an item does not define them."""
-DECLARED = ("name", "version", "reference", "capabilities")
+IDENTITY_MEMBERS = ("name", "version", "reference", "capabilities")
 
 
 class Item:
@@ -119,27 +119,27 @@ class Item:
     """Parameters with which the published checks create the item. Without it: its defaults."""
 
 
-def has(item: object, name: str) -> bool:
+def has_member(item: object, name: str) -> bool:
     """Whether an item or a class has a method, attribute or dataclass field of this name."""
     # A field of a dataclass without a default is no attribute of the class.
     return hasattr(item, name) or name in getattr(item, "__dataclass_fields__", {})
 
 
-def gives(base: type[Item], cls: object, name: str) -> bool:
+def defines_member(base: type[Item], cls: object, name: str) -> bool:
     """Whether a class defines a member itself instead of inheriting the contract's default."""
     inherited = getattr(cls, name, cls) is getattr(base, name, base)
-    return has(cls, name) and (
+    return has_member(cls, name) and (
         not inherited or name in getattr(cls, "__dataclass_fields__", {})
     )
 
 
 def takes(method: Callable[..., object], name: str) -> bool:
     """Whether a method has an argument of this name; optional arguments are passed only to methods that take them."""
-    return name in _arguments(getattr(method, "__func__", method))
+    return name in _argument_names(getattr(method, "__func__", method))
 
 
 @functools.cache
-def _arguments(function: Callable[..., object]) -> frozenset[str]:
+def _argument_names(function: Callable[..., object]) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
@@ -147,13 +147,15 @@ def missing_members(
     base: type[Item], cls: object
 ) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
     """List the required members that a class lacks, and the alternative method sets if none of them is complete."""
-    lacking = [
-        name for name in (*DECLARED, *base._required) if not gives(base, cls, name)
+    missing_names = [
+        name
+        for name in (*IDENTITY_MEMBERS, *base._required)
+        if not defines_member(base, cls, name)
     ]
-    for choice in base._alternatives:
-        if all(gives(base, cls, name) for name in choice):
-            return lacking, ()
-    return lacking, base._alternatives
+    for alternative in base._alternatives:
+        if all(defines_member(base, cls, name) for name in alternative):
+            return missing_names, ()
+    return missing_names, base._alternatives
 
 
 def optional_members(base: type[Item]) -> tuple[str, ...]:
@@ -164,13 +166,13 @@ def optional_members(base: type[Item]) -> tuple[str, ...]:
     )
 
 
-def with_defaults(base: type[Item], cls: Class) -> Class:
+def with_defaults(base: type[Item], cls: ItemClass) -> ItemClass:
     """Add the contract's default members to a class that does not inherit from the base class."""
     if not issubclass(cls, base):
-        for owner in (Item, base):
-            for name, default in vars(owner).items():
-                stub = callable(default) and name not in optional_members(owner)
-                if not (name.startswith("_") or stub or has(cls, name)):
+        for contract in (Item, base):
+            for name, default in vars(contract).items():
+                is_stub = callable(default) and name not in optional_members(contract)
+                if not (name.startswith("_") or is_stub or has_member(cls, name)):
                     setattr(cls, name, default)
     return cls
 
@@ -179,21 +181,23 @@ def describe(base: type[Item]) -> dict[str, str]:
     """Documentation of the members of a contract by name, read from the source of its base class."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
     body = tree.body if isinstance(tree, ast.ClassDef) else []
-    text: dict[str, str] = {}
-    for node, following in zip(body, [*body[1:], ast.Pass()]):
+    descriptions: dict[str, str] = {}
+    for node, next_node in zip(body, [*body[1:], ast.Pass()]):
         if isinstance(node, ast.FunctionDef):
-            call = ", ".join(argument.arg for argument in node.args.args[1:])
-            words = (ast.get_docstring(node) or "").split("\n\nParameters\n")[0]
-            text[node.name] = f"``{node.name}({call})``: {words}"
+            arguments = ", ".join(argument.arg for argument in node.args.args[1:])
+            docstring = (ast.get_docstring(node) or "").split("\n\nParameters\n")[0]
+            descriptions[node.name] = f"``{node.name}({arguments})``: {docstring}"
         elif (
             isinstance(node, ast.AnnAssign)
-            and isinstance(following, ast.Expr)
-            and isinstance(following.value, ast.Constant)
+            and isinstance(next_node, ast.Expr)
+            and isinstance(next_node.value, ast.Constant)
         ):
-            text[ast.unparse(node.target)] = inspect.cleandoc(
-                str(following.value.value)
+            descriptions[ast.unparse(node.target)] = inspect.cleandoc(
+                str(next_node.value.value)
             )
-    return {name: " ".join(words.split()) for name, words in text.items()}
+    return {
+        name: " ".join(docstring.split()) for name, docstring in descriptions.items()
+    }
 
 
 class Delegate:

@@ -26,7 +26,7 @@ from smimbench.interfaces import (
     Overlaps,
     Start,
 )
-from smimbench.interfaces.checks import checked_array, is_real, type_of_numbers
+from smimbench.interfaces.checks import checked_array, dtype_name, is_real
 from smimbench.numerics.statistics import quantile
 from smimbench.registry.registry import find_metric, trajectory_metrics
 
@@ -34,24 +34,24 @@ DEVICE_BLOCK = 1 << 22
 """Numbers drawn at once on a device; part of what a seed means there."""
 HOST_BLOCK = 1 << 18
 """Numbers drawn at once on the host. Doubled: the buffer leaves the cache."""
-UNNOTICED, UNLIKELY = 0.1, 1e-6
-"""Deviation of mean and variance of the inputs that is not worth a remark, and probability that chance adds more. Doubled, inputs
-twice as far off are passed over; twice as many right ones get a remark."""
-Values = dict[str, list[float]]
+ALLOWED_DEVIATION, FALSE_ALARM_PROBABILITY = 0.1, 1e-6
+"""Largest deviation of mean and variance of the inputs that gets no remark, and probability of a remark by chance. Doubled,
+inputs that are twice as far off get none; twice as many correct ones get one."""
+MetricValues = dict[str, list[float]]
 """Values of metrics, by name: one for each component, or a single one."""
 
 
 class Measurement(NamedTuple):
-    """Metrics of a final estimate: values, reasons for missing values, and remarks for the user."""
+    """Measured metrics of a final estimate: values, reasons for missing values, and remarks for the user."""
 
-    values: Values
+    values: MetricValues
     reasons: dict[str, str]
     remarks: list[str]
 
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """One draw of teacher and data, bit-identical for every algorithm and backend.
+    """One draw of teacher and training data, bit-identical for every algorithm and backend.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Instance:
         *,
         stream: bool | None = None,
     ) -> Data:
-        """Return the data that an algorithm may see, on a backend; on the host, as read-only views instead of copies.
+        """Return what an algorithm may see, inputs and labels on a backend; on the host, read-only views instead of copies.
 
         Parameters
         ----------
@@ -93,22 +93,23 @@ class Instance:
             more than a share of the free memory of the device (see ``smimbench.backend.streaming``).
         """
         if stream is None:
-            width = 4 if "float32" in (backend.dtype, backend.storage) else 8
+            number_bytes = 4 if "float32" in (backend.dtype, backend.storage) else 8
             stream = isinstance(self.inputs, np.ndarray) and not fits(
-                self.inputs.size * width, backend
+                self.inputs.size * number_bytes, backend
             )
         inputs = self.inputs
         if not isinstance(inputs, DrawnInputs):
             if stream:
-                inputs = StreamedInputs(locked(inputs), backend)
+                inputs = StreamedInputs(read_only(inputs), backend)
             elif backend.storage:
-                wide = getattr(backend.xp, backend.dtype)
+                compute_dtype = getattr(backend.xp, backend.dtype)
                 inputs = NarrowInputs(
-                    locked(backend.asarray(inputs, dtype=backend.storage)), wide
+                    read_only(backend.asarray(inputs, dtype=backend.storage)),
+                    compute_dtype,
                 )
             else:
-                inputs = locked(backend.asarray(inputs))
-        labels = locked(backend.asarray(self.labels))
+                inputs = read_only(backend.asarray(inputs))
+        labels = read_only(backend.asarray(self.labels))
         dtype = (
             "float32" if namespace(inputs).finfo(inputs.dtype).bits == 32 else "float64"
         )
@@ -120,25 +121,30 @@ class Instance:
         return Data(inputs, labels, self.sample_ratio, start, fresh)
 
     def fresh(self, rng: np.random.Generator, n: int, dtype: str) -> tuple[Host, Host]:
-        """Draw n new samples of the same teacher, on the host."""
+        """Draw n new samples (inputs and labels) of the same teacher, on the host."""
         samples: tuple[Host, Host] = self.problem.draw(self.signal, n, rng, dtype)
         return samples
 
     @functools.cached_property
     def remarks(self) -> list[str]:
         """Warnings about inputs whose mean is not 0 or whose variance is not 1."""
-        size = math.prod(self.inputs.shape[1:])
+        numbers_per_sample = math.prod(self.inputs.shape[1:])
         tokens = np.asarray(
-            to_host(self.inputs[: max(1, HOST_BLOCK // size)]), dtype=float
-        ).reshape(-1, size)
+            to_host(self.inputs[: max(1, HOST_BLOCK // numbers_per_sample)]),
+            dtype=float,
+        ).reshape(-1, numbers_per_sample)
         if len(tokens) < 2:
             return []
-        certain = quantile(1 - UNLIKELY, len(tokens) - 1) / math.sqrt(len(tokens))
+        chance_factor = quantile(
+            1 - FALSE_ALARM_PROBABILITY, len(tokens) - 1
+        ) / math.sqrt(len(tokens))
         for moment, expected in ((tokens, 0.0), (tokens**2, 1.0)):
             # Samples are independent; tokens and features need not be.
-            of_sample = moment.mean(axis=1)
-            allowed = UNNOTICED + certain * of_sample.std(ddof=1)
-            if abs(of_sample.mean() - expected) > allowed:
+            sample_means = moment.mean(axis=1)
+            allowed_deviation = ALLOWED_DEVIATION + chance_factor * sample_means.std(
+                ddof=1
+            )
+            if abs(sample_means.mean() - expected) > allowed_deviation:
                 return [
                     f"inputs {self.problem.inputs.name!r}: mean {tokens.mean():#.2g}, "
                     f"variance {tokens.var():#.2g}; theory expects 0 and 1"
@@ -146,39 +152,43 @@ class Instance:
         return []
 
     def checksum(self) -> tuple[float, ...]:
-        """Checksum of teacher, inputs and labels, to detect whether an algorithm changed them."""
+        """Compute checksums of teacher, labels and inputs, to detect whether an algorithm changed them."""
         arrays = [self.signal, self.labels]
         # Drawn inputs are drawn again whenever they are read.
         if not isinstance(self.inputs, DrawnInputs):
             arrays.append(self.inputs)
         return tuple(map(_checksum, arrays))
 
-    def metrics(self, estimate: Array, broken: dict[str, str] | None = None) -> Values:
-        """Measure the metrics recorded at each iteration: ``mse``, ``overlap``, and those that plugins add.
+    def metrics(
+        self, estimate: Array, failed_metrics: dict[str, str] | None = None
+    ) -> MetricValues:
+        """Measure the metrics that are recorded at each iteration: ``mse``, ``overlap``, and those that plugins add.
 
         Parameters
         ----------
-        broken : dict or None
-            Takes up the metrics that raise, with what they raise; those that it has are left out.
+        failed_metrics : dict or None
+            Error messages of metrics that raised before, which are not measured; those that raise now are added.
 
         Raises
         ------
         ValueError
             If the estimate does not have the shape of the signal.
         """
-        broken = {} if broken is None else broken
+        failed_metrics = {} if failed_metrics is None else failed_metrics
         metrics = trajectory_metrics(self.problem.model.name)
-        for name in broken:
+        for name in failed_metrics:
             metrics.pop(name, None)
-        values, reasons = self._measured(metrics, estimate, self.claims(estimate))
-        broken |= reasons
+        values, reasons = self._measure_metrics(
+            metrics, estimate, self.claims(estimate)
+        )
+        failed_metrics |= reasons
         return values
 
-    def _measured(
+    def _measure_metrics(
         self, metrics: dict[str, Metric], estimate: Array, claims: Claims
-    ) -> tuple[Values, dict[str, str]]:
+    ) -> tuple[MetricValues, dict[str, str]]:
         """Measure metrics: their values, and the reason for each missing value."""
-        values: Values = {}
+        values: MetricValues = {}
         reasons: dict[str, str] = {}
         for name, metric in metrics.items():
             try:
@@ -195,11 +205,17 @@ class Instance:
         return values, reasons
 
     def overlaps(self, estimate: Array) -> Overlaps:
-        """Overlap matrices (P, P) between estimate and teacher, and of each with itself, before alignment by symmetry."""
-        teacher, inner = _teacher_like(self, estimate), self.problem.model.inner
-        pairs = ((teacher, teacher), (estimate, teacher), (estimate, estimate))
+        """Compute the overlap matrices (P, P) of teacher and estimate with each other and themselves, before alignment."""
+        teacher, inner_product = (
+            _teacher_on_device_of(self, estimate),
+            self.problem.model.inner,
+        )
+        signal_pairs = ((teacher, teacher), (estimate, teacher), (estimate, estimate))
         return Overlaps(
-            *(np.asarray(to_host(inner(*pair)), dtype=float) for pair in pairs)
+            *(
+                np.asarray(to_host(inner_product(*signal_pair)), dtype=float)
+                for signal_pair in signal_pairs
+            )
         )
 
     def measure(
@@ -223,13 +239,15 @@ class Instance:
         model = self.problem.model.name
         metrics = {
             name: find_metric(name, model)
-            for name in (written.partition("@")[0] for written in names)
+            for name in (
+                name_and_version.partition("@")[0] for name_and_version in names
+            )
         }
-        values, reasons = self._measured(metrics, estimate, claims)
+        values, reasons = self._measure_metrics(metrics, estimate, claims)
         return Measurement(values, reasons, claims.remarks)
 
     def claims(self, estimate: Array, V: Array | None = None) -> Claims:
-        """Build the arguments of metrics: teacher, aligned estimate, and the error that the algorithm claims.
+        """Return what metrics compare: teacher, estimate aligned with it, and the error V that the algorithm claims.
 
         Raises
         ------
@@ -242,37 +260,41 @@ class Instance:
             )
         if not is_real(estimate):
             raise ValueError(
-                f"an estimate must be made of real numbers, got {type_of_numbers(estimate)}"
+                f"an estimate must be made of real numbers, got {dtype_name(estimate)}"
             )
         model = self.problem.model
-        teacher = _teacher_like(self, estimate)
+        teacher = _teacher_on_device_of(self, estimate)
         aligned = model.align(teacher, estimate, self.problem.channel.symmetry)
         if V is None:
             return Claims(None, teacher, aligned)
         # The aligned components are a fixed combination of the estimate's: aligned = O estimate, with O from overlaps.
-        move = model.inner(aligned, estimate) @ np.linalg.pinv(
+        alignment = model.inner(aligned, estimate) @ np.linalg.pinv(
             model.inner(estimate, estimate)
         )
-        return Claims(V, teacher, aligned, move @ V @ move.T)
+        return Claims(V, teacher, aligned, alignment @ V @ alignment.T)
 
 
-def fill(out: Host, inputs: Inputs, rng: np.random.Generator) -> None:
-    """Draw tokens (n, T, D) into the array ``out``, in float64 before rounding to its dtype."""
+def fill_with_tokens(
+    tokens_array: Host, inputs: Inputs, rng: np.random.Generator
+) -> None:
+    """Draw tokens into an array (n, T, D), in float64 before rounding to its dtype."""
     if inputs.transform is None:
-        out[...] = checked_array(
-            f"inputs {inputs.name!r}: draw", inputs.draw(rng, *out.shape), out.shape
+        tokens_array[...] = checked_array(
+            f"inputs {inputs.name!r}: draw",
+            inputs.draw(rng, *tokens_array.shape),
+            tokens_array.shape,
         )
         return
-    block_size = max(1, HOST_BLOCK // max(1, math.prod(out.shape[1:])))
-    for start in range(0, len(out), block_size):
-        block = out[start : start + block_size]
+    block_size = max(1, HOST_BLOCK // max(1, math.prod(tokens_array.shape[1:])))
+    for start in range(0, len(tokens_array), block_size):
+        block = tokens_array[start : start + block_size]
         tokens = inputs.transform(rng.standard_normal(block.shape))
         block[...] = checked_array(
             f"inputs {inputs.name!r}: transform", tokens, block.shape
         )
 
 
-def draw_on(
+def draw_on_device(
     device: Backend,
     problem: Any,
     signal: Host,
@@ -281,91 +303,99 @@ def draw_on(
     rng: np.random.Generator,
     dtype: str,
 ) -> tuple[Array, Array]:
-    """Draw inputs and labels on a device; inputs that do not fit its memory are redrawn whenever they are read."""
+    """Draw inputs and labels of n samples on a device; inputs that do not fit its memory are redrawn whenever they are read."""
     xp, model = device.xp, problem.model
     shape = (n, model.tokens, signal.shape[-1])
-    number, wide = (getattr(xp, name) for name in stored_types(dtype))
+    input_dtype, label_dtype = (
+        getattr(xp, name) for name in input_and_label_types(dtype)
+    )
     teacher = device.asarray(signal, dtype="float64")
     # One seed per block, of a size that depends on the shape alone: how the rest is chunked changes no bit.
-    size = max(1, DEVICE_BLOCK // math.prod(shape[1:]))
-    tokens_of = _block_drawer(device, problem.inputs, shape, size, block_seed)
+    block_size = max(1, DEVICE_BLOCK // math.prod(shape[1:]))
+    draw_tokens = _block_drawer(device, problem.inputs, shape, block_size, block_seed)
 
     def draw(block: int) -> Array:
-        return xp.astype(tokens_of(block), number, copy=False)
+        return xp.astype(draw_tokens(block), input_dtype, copy=False)
 
-    fits_device = fits(math.prod(shape) * (xp.finfo(number).bits // 8), device)
-    stored = shape if fits_device else (0, *shape[1:])
-    inputs = xp.empty(stored, dtype=number, device=device.device)
+    fits_device = fits(math.prod(shape) * (xp.finfo(input_dtype).bits // 8), device)
+    stored_shape = shape if fits_device else (0, *shape[1:])
+    inputs = xp.empty(stored_shape, dtype=input_dtype, device=device.device)
     if not fits_device:
-        inputs = DrawnInputs(shape, size, draw, xp.astype(inputs, wide))
+        inputs = DrawnInputs(shape, block_size, draw, xp.astype(inputs, label_dtype))
     labels = []
-    for block, start in enumerate(range(0, n, size)):
+    for block, start in enumerate(range(0, n, block_size)):
         x = draw(block)
         if fits_device:
             inputs[start : start + x.shape[0], ...] = x
         z = model.forward(xp.astype(x, xp.float64, copy=False), teacher)
         y = problem.channel.forward(z, rng=rng)
         if xp.isdtype(y.dtype, "real floating"):
-            y = xp.astype(y, wide, copy=False)
+            y = xp.astype(y, label_dtype, copy=False)
         labels.append(y)
     return inputs, labels[0] if len(labels) == 1 else xp.concat(labels, axis=0)
 
 
 def _block_drawer(
     device: Backend,
-    law: Inputs,
+    inputs: Inputs,
     shape: tuple[int, int, int],
-    size: int,
+    block_size: int,
     block_seed: Callable[[int], np.random.SeedSequence],
 ) -> Callable[[int], Array]:
-    """Return a function that draws a block of tokens, given its number, in float64 on a device."""
+    """Return a function that draws block number ``block`` of the tokens, in float64 on a device."""
     n, *sample_shape = shape
-    transform = law.transform
+    transform = inputs.transform
     if transform is None:  # all at once: samples of a file are different ones
         rng = np.random.Generator(np.random.PCG64DXSM(block_seed(0)))
         tokens = checked_array(
-            f"inputs {law.name!r}: draw", law.draw(rng, *shape), shape
+            f"inputs {inputs.name!r}: draw", inputs.draw(rng, *shape), shape
         )
         return lambda block: device.asarray(
-            tokens[block * size : (block + 1) * size], dtype="float64"
+            tokens[block * block_size : (block + 1) * block_size], dtype="float64"
         )
 
     def draw(block: int) -> Array:
-        normal = device.standard_normal(block_seed(block))
-        return transform(normal((min(size, n - block * size), *sample_shape)))
+        draw_normal = device.standard_normal(block_seed(block))
+        return transform(
+            draw_normal((min(block_size, n - block * block_size), *sample_shape))
+        )
 
     return draw
 
 
-def stored_types(dtype: str) -> tuple[str, str]:
-    """Data types in which inputs and real-valued labels are stored: for ``"mixed"``, float32 and float64."""
+def input_and_label_types(dtype: str) -> tuple[str, str]:
+    """Return the data types of inputs and of real-valued labels: for ``"mixed"``, float32 and float64."""
     return ("float32", "float64") if dtype == "mixed" else (dtype, dtype)
 
 
-def locked(array: Array) -> Array:
-    """Return a read-only view of a NumPy array that cannot be made writable; other arrays are returned unchanged."""
+def read_only(array: Array) -> Array:
+    """Return a view of a NumPy array that can never be written to; arrays of other libraries are returned unchanged."""
     if not isinstance(array, np.ndarray) or not array.size:
         return array
     return np.asarray(array.data.toreadonly())
 
 
 def _checksum(array: Array) -> float:
-    """Checksum of an array: CRC-32 on the host, a few sums over the elements on a device."""
+    """Compute a checksum of an array: CRC-32 on the host, a few sums over the elements on a device."""
     if isinstance(array, np.ndarray):
         return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     xp = namespace(array)
-    flat = xp.reshape(xp.astype(array, xp.float64), (-1,))
-    half = flat.shape[0] // 2
-    return float(xp.sum(flat) + 2 * xp.sum(flat[:half]) + 3 * xp.sum(flat * flat))
+    flat_array = xp.reshape(xp.astype(array, xp.float64), (-1,))
+    half_length = flat_array.shape[0] // 2
+    return float(
+        xp.sum(flat_array)
+        + 2 * xp.sum(flat_array[:half_length])
+        + 3 * xp.sum(flat_array * flat_array)
+    )
 
 
-def _teacher_like(instance: Instance, estimate: Array) -> Array:
-    """Teacher signal with the dtype and device of an estimate, cached because metrics are computed often."""
+def _teacher_on_device_of(instance: Instance, estimate: Array) -> Array:
+    """Return the teacher signal with the dtype and device of an estimate, cached because metrics are measured often."""
     if isinstance(estimate, np.ndarray):
         return instance.signal.astype(estimate.dtype, copy=False)
-    placement = matching(estimate)
+    dtype_and_device = matching(estimate)
     cache: dict[str, Array] = instance.__dict__.setdefault("_teacher", {})
-    key = f"{namespace(estimate).__name__} {placement}"
+    key = f"{namespace(estimate).__name__} {dtype_and_device}"
     if key not in cache:
-        cache[key] = namespace(estimate).asarray(instance.signal, **placement)
+        cache[key] = namespace(estimate).asarray(instance.signal, **dtype_and_device)
     return cache[key]

@@ -45,12 +45,17 @@ from smimbench.interfaces import (
 )
 from smimbench.interfaces.checks import checked_array
 from smimbench.numerics.random_numbers import STREAMS, monte_carlo_rng, words
-from smimbench.problem.instance import Instance, draw_on, fill, stored_types
+from smimbench.problem.instance import (
+    Instance,
+    draw_on_device,
+    fill_with_tokens,
+    input_and_label_types,
+)
 from smimbench.registry.items import Parameters, build, parameters_of, signature_of
 from smimbench.registry.registry import Entry, RegistryError, get_registry
 
-CODE = ("version", "source")
-"""Keys of a specification that say which code is meant, not which mathematics."""
+CODE_KEYS = ("version", "source")
+"""Keys of a specification that identify the code of an item, not its mathematics."""
 
 Specification = dict[str, Any]
 """Name, version and parameters of an item, as in keys; of a third-party item also its package and a hash of its code."""
@@ -58,8 +63,8 @@ Specification = dict[str, Any]
 DEFAULT_INPUTS = "gaussian"
 """Inputs of a problem that names none; left out of its specification."""
 
-HASHED = 2**62
-"""Roots from here on, those of tuning among them, are replaced by a hash of root and branch: stored trials were drawn so."""
+HASHED_SEEDS_FROM = 2**62
+"""Root seeds from here on, those of tuning among them, are replaced by a hash of root and stream, as stored trials were drawn."""
 
 
 class ProblemError(ForeseenError, ValueError):
@@ -82,12 +87,14 @@ class NoTheoryError(ProblemError):
 
 
 class ItemError(ProblemError):
-    """Raised if the code of an item fails or returns something invalid, so that no parameters would help."""
+    """Raised if a problem cannot be built because the code of an item fails or returns something invalid."""
 
 
 @contextmanager
-def explained(kind: str, refusal: type[ProblemError] = ProblemError) -> Iterator[None]:
-    """Context that turns errors of an item into a ProblemError naming the key; a ParameterError becomes ``refusal``."""
+def as_problem_errors(
+    kind: str, parameter_error: type[ProblemError] = ProblemError
+) -> Iterator[None]:
+    """Context that turns errors of an item into a ProblemError that names the key; a ParameterError into ``parameter_error``."""
     try:
         yield
     except ProblemError:
@@ -95,7 +102,7 @@ def explained(kind: str, refusal: type[ProblemError] = ProblemError) -> Iterator
     except RegistryError as error:
         raise ProblemError(f"{kind}.name", str(error)) from None
     except ParameterError as error:
-        raise refusal(f"{kind}.{error.key}", error.message) from None
+        raise parameter_error(f"{kind}.{error.key}", error.message) from None
     except BaseException as error:  # the constructor of a plugin may raise anything
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -106,7 +113,7 @@ def explained(kind: str, refusal: type[ProblemError] = ProblemError) -> Iterator
 
 
 def specification(entry: Entry, item: object) -> Specification:
-    """Specification of an item: its name, version and parameters; if third-party, also its package and a hash of its code."""
+    """Return the specification of an item: name, version, parameters; if third-party, also package and hash of its code."""
     spec = {"name": entry.name, **version_of(entry), **parameters_of(entry.kind, item)}
     if entry.distribution != "smimbench":
         spec["distribution"] = entry.distribution
@@ -114,16 +121,18 @@ def specification(entry: Entry, item: object) -> Specification:
 
 
 def version_of(entry: Entry) -> Specification:
-    """Version of an item; if third-party, also a hash of its code."""
+    """Return the version of a registered item and, if it is third-party, the hash of its code, as in specifications."""
     return {"version": entry.item.version} | (
         {} if entry.source is None else {"source": entry.source}
     )
 
 
 def as_table(spec: Specification) -> Parameters:
-    """Return a specification as the table of a suite: name (with its package, if third-party) and parameters."""
+    """Convert a specification to a table of a suite: name (with the package, if third-party) and parameters."""
     table = {
-        key: value for key, value in spec.items() if key not in (*CODE, "distribution")
+        key: value
+        for key, value in spec.items()
+        if key not in (*CODE_KEYS, "distribution")
     }
     if "distribution" in spec:
         table["name"] = f"{spec['distribution']}:{spec['name']}"
@@ -136,26 +145,28 @@ def without(key: str, table: Parameters) -> Parameters:
     Without ``"source"`` (hashes of code) or ``"version"``, an item equals itself after a fix.
     """
     return {
-        k: without(key, v) if isinstance(v, dict) else v
-        for k, v in table.items()
-        if k != key
+        name: without(key, value) if isinstance(value, dict) else value
+        for name, value in table.items()
+        if name != key
     }
 
 
 def _parameter_text(spec: Specification, defaults: Parameters) -> str:
-    """Text ``name=value, ...`` of the parameters that differ from their defaults."""
+    """Write the parameters that differ from their defaults as text ``name=value, ...``."""
     parameters = {
-        k: v for k, v in spec.items() if k not in (*CODE, "name", "distribution")
+        name: value
+        for name, value in spec.items()
+        if name not in (*CODE_KEYS, "name", "distribution")
     }
     return ", ".join(
-        f"{k}={v}"
-        for k, v in parameters.items()
-        if k not in defaults or v != defaults[k]
+        f"{name}={value}"
+        for name, value in parameters.items()
+        if name not in defaults or value != defaults[name]
     )
 
 
 class Problem:
-    """A compatible combination of model, inputs, channel and prior.
+    """Learning problem: a compatible combination of model, channel, prior and inputs.
 
     Parameters
     ----------
@@ -205,7 +216,7 @@ class Problem:
         self.spec: dict[str, Specification] = {}
         self._defaults: dict[str, Parameters] = {}
         self.model = self._make_item("model", model)
-        with explained("model", ItemError):
+        with as_problem_errors("model", ItemError):
             symmetric = is_symmetric(self.model)
         if symmetric:
             self.spec["model"].pop("symmetric", None)  # keys of results do not change
@@ -214,7 +225,7 @@ class Problem:
         )
         self.prior = self._make_item("prior", prior, symmetric=symmetric)
         self.inputs = self._make_item("inputs", inputs)
-        with explained("inputs", ItemError):
+        with as_problem_errors("inputs", ItemError):
             tokens = self.inputs.shape[0]
         if tokens not in (None, self.model.tokens):
             raise ProblemError(
@@ -226,16 +237,16 @@ class Problem:
             and "distribution" not in self.spec["inputs"]
         ):
             del self.spec["inputs"]  # keys of results do not change
-        with explained("inputs", ItemError):
-            self._whiten()
-        with explained("channel", ItemError):
+        with as_problem_errors("inputs", ItemError):
+            self._whiten_tokens()
+        with as_problem_errors("channel", ItemError):
             self.channel = complete_channel(self.channel, self.model)
             self.components: int = int(self.channel.components)
-        with explained("prior", ItemError):
+        with as_problem_errors("prior", ItemError):
             self.prior = complete_prior(self.prior, self.model)
-        with explained("inputs", ItemError):
+        with as_problem_errors("inputs", ItemError):
             self._weigh_features()
-        with explained(
+        with as_problem_errors(
             "model", ItemError
         ):  # what tables and estimates ask of it, in whatever process
             self.model.sample_ratio(self.model.sample_count(1.0, 8), 8)
@@ -251,30 +262,35 @@ class Problem:
         return not (np.asarray(variances(self.inputs.shape[1] or 8)) == 1).all()
 
     def _weigh_features(self) -> None:
-        """Weight the model's inner products and the prior by the feature variances, for low-rank signals over a spectrum."""
-        law = self.inputs
+        """Weight the model's inner products and the prior by the feature variances, if a low-rank signal meets a spectrum."""
+        inputs = self.inputs
         if (
-            law.feature_variances is None
+            inputs.feature_variances is None
             or not self.spectral
             or self.model.rank != "low"
         ):
             return
-        self.variances = law.feature_variances
-        if law.shape[1] is not None:
-            self.features = np.asarray(law.feature_variances(law.shape[1]))
-        self.model, self.prior = weighted(self.model, self.prior, law)
+        self.variances = inputs.feature_variances
+        if inputs.shape[1] is not None:
+            self.features = np.asarray(inputs.feature_variances(inputs.shape[1]))
+        self.model, self.prior = weighted(self.model, self.prior, inputs)
 
     def per_variance(self, gradient: Array) -> Array:
-        """Divide a gradient with respect to the signal by the feature variances: the gradient in the metric of the latents."""
+        """Divide a gradient with respect to the signal by the feature variances: its form in the metric of the latents."""
         if self.variances is None:
             return gradient
-        values = self.variances(gradient.shape[-1])
-        return gradient / namespace(gradient).asarray(values, **matching(gradient))
+        variances = self.variances(gradient.shape[-1])
+        return gradient / namespace(gradient).asarray(variances, **matching(gradient))
 
     def _make_item(
-        self, kind: str, item: str | Mapping[str, object], **provided: object
+        self, kind: str, name_or_table: str | Mapping[str, object], **provided: object
     ) -> Any:
-        table = {"name": item} if isinstance(item, str) else dict(item)
+        """Build an item and store its specification; ``provided`` are parameters that the engine takes from the model."""
+        table = (
+            {"name": name_or_table}
+            if isinstance(name_or_table, str)
+            else dict(name_or_table)
+        )
         name = table.pop("name", None)
         if name is None:
             raise ProblemError(f"{kind}.name", missing("name", table))
@@ -282,7 +298,7 @@ class Problem:
             raise ProblemError(
                 f"{kind}.name", f"must be a string, the name of a {kind}, got {name!r}"
             )
-        with explained(kind):
+        with as_problem_errors(kind):
             model = None if kind == "model" else self.model.name
             entry = get_registry().get(kind, name, model)
             signature = signature_of(entry.item)
@@ -291,13 +307,15 @@ class Problem:
                     "name",
                     f"{name!r} supports symmetric matrices only, but the matrices of this model are not symmetric",
                 )
-            built = build(entry.item, kind, table, provided)
-        self.spec[kind] = specification(entry, built)
-        self._defaults[kind] = {k: p.default for k, p in signature.items()}
-        return built
+            item = build(entry.item, kind, table, provided)
+        self.spec[kind] = specification(entry, item)
+        self._defaults[kind] = {
+            name: parameter.default for name, parameter in signature.items()
+        }
+        return item
 
-    def _whiten(self) -> None:
-        """Replace model and channel by their versions for whitened latents, if Gaussian tokens are correlated."""
+    def _whiten_tokens(self) -> None:
+        """Replace model and channel by their versions for whitened latents, if the Gaussian tokens are correlated."""
         C = self.inputs.token_covariance if self.inputs.gaussian else None
         covariance = (
             np.eye(self.model.tokens)
@@ -306,9 +324,9 @@ class Problem:
         )
         if np.array_equal(covariance, np.eye(self.model.tokens)):
             return
-        with explained("model"):
+        with as_problem_errors("model"):
             self.mixing = site_mixing(self.model, np.linalg.cholesky(covariance))
-        with explained("channel"):
+        with as_problem_errors("channel"):
             self.channel = mixed_channel(self.channel, self.mixing)
         self.model = cast("Model", WhitenedModel(self.model, self.mixing))
 
@@ -344,18 +362,18 @@ class Problem:
     @property
     def no_theory(self) -> str | None:
         """Reason why there is no theory for these inputs, or None."""
-        law = self.inputs
-        if not law.gaussian:
-            return f"no theory is known for the tokens of {law.name!r}, and none is claimed"
+        inputs = self.inputs
+        if not inputs.gaussian:
+            return f"no theory is known for the tokens of {inputs.name!r}, and none is claimed"
         if not self.spectral:
             return None
-        signals = ""
+        unsupported_signals = ""
         if self.model.rank != "low":
-            signals = "matrices"
+            unsupported_signals = "matrices"
         elif not isinstance(self.prior, WeightedPrior):
-            signals = "signals that are not Gaussian"
-        if signals:
-            return f"no theory is known for {signals} over features with a spectrum, and none is claimed"
+            unsupported_signals = "signals that are not Gaussian"
+        if unsupported_signals:
+            return f"no theory is known for {unsupported_signals} over features with a spectrum, and none is claimed"
         if self.features is None:
             return "the spectrum changes with D: give its number of features, as a suite does (inputs.features)"
         return None
@@ -367,16 +385,16 @@ class Problem:
 
     @property
     def identity(self) -> str:
-        """Canonical JSON of names and parameters of the items, without versions, so that a fix does not change the data."""
+        """Canonical JSON of the items' names and parameters, without versions; equal for problems with the same mathematics."""
         tables = {
-            k: {n: v for n, v in spec.items() if n not in CODE}
-            for k, spec in self.spec.items()
+            kind: {name: value for name, value in spec.items() if name not in CODE_KEYS}
+            for kind, spec in self.spec.items()
         }
         return canonical_json(tables)
 
     @property
     def seed_name(self) -> str:
-        """Text that random seeds derive from, without the inputs, so that all inputs meet the same teachers and starts."""
+        """Text that random seeds derive from; without the inputs, so that teachers and starts do not depend on them."""
         return canonical_json(
             without("source", without("version", without("inputs", self.spec)))
         )
@@ -411,26 +429,26 @@ class Problem:
             of device has generators of its own. The teacher is the same.
         """
 
-        def seeds(*name: str) -> np.random.SeedSequence:
+        def child_seed(*name: str) -> np.random.SeedSequence:
             return seed_sequence(
                 seed, self.seed_name, alpha, dimension, replicate, *name
             )
 
-        def stream(name: str) -> np.random.Generator:
-            return np.random.Generator(np.random.PCG64DXSM(seeds(name)))
+        def random_stream(name: str) -> np.random.Generator:
+            return np.random.Generator(np.random.PCG64DXSM(child_seed(name)))
 
-        signal = self.teacher(stream("teacher"), dimension)
+        signal = self.teacher(random_stream("teacher"), dimension)
         n = self.model.sample_count(alpha, dimension)
         if device is None:
-            inputs, labels = self.draw(signal, n, stream("data"), dtype)
+            inputs, labels = self.draw(signal, n, random_stream("data"), dtype)
         else:
-            inputs, labels = draw_on(
+            inputs, labels = draw_on_device(
                 device,
                 self,
                 signal,
                 n,
-                lambda block: seeds("data", "device", str(block)),
-                stream("data"),
+                lambda block: child_seed("data", "device", str(block)),
+                random_stream("data"),
                 dtype,
             )
         return Instance(
@@ -442,16 +460,16 @@ class Problem:
     ) -> tuple[Host, Host]:
         """Draw inputs (n, T, D) and labels (n, ...) of n samples of a teacher, on the host."""
         model = self.model
-        stored, wide = stored_types(dtype)
-        inputs = np.empty((n, model.tokens, signal.shape[-1]), dtype=stored)
-        fill(inputs, self.inputs, rng)
+        input_dtype, label_dtype = input_and_label_types(dtype)
+        inputs = np.empty((n, model.tokens, signal.shape[-1]), dtype=input_dtype)
+        fill_with_tokens(inputs, self.inputs, rng)
         labels: Host | None = None
         for chunk in model.chunks(n, signal.shape[-1], self.components):
             z = model.forward(np.asarray(inputs[chunk], dtype=np.float64), signal)
             y = self.labels(z, rng)
             if labels is None:
-                kind = wide if y.dtype.kind == "f" else y.dtype
-                labels = np.empty((n, *y.shape[1:]), dtype=kind)
+                stored_dtype = label_dtype if y.dtype.kind == "f" else y.dtype
+                labels = np.empty((n, *y.shape[1:]), dtype=stored_dtype)
             labels[chunk] = y
         assert labels is not None
         return inputs, labels
@@ -473,7 +491,7 @@ class Problem:
         )
 
     def pass_cost(self, data: Data, samples: int | None = None) -> Cost:
-        """Cost of one forward and adjoint pass over ``samples`` samples (default: all)."""
+        """Return the cost of one forward and adjoint pass over ``samples`` samples (default: all)."""
         n, _, dimension = data.inputs.shape
         if isinstance(data.inputs, StreamedInputs):
             itemsize = data.inputs.itemsize
@@ -490,7 +508,7 @@ class Problem:
         rng: np.random.Generator,
         backend: Backend,
     ) -> Start:
-        """Informed start with a known error: the denoised noisy teacher, ``denoise(S + information^(-1/2) Z)``."""
+        """Make an informed start of known error by denoising the noisy teacher, ``S + information^(-1/2) Z``."""
         noise = self.model.draw_noise(rng, self.components, instance.dimension)
         R = backend.asarray(instance.signal + noise / np.sqrt(information))
         Qhat = backend.asarray(information * np.eye(self.components))
@@ -507,7 +525,7 @@ def seed_sequence(
     stream: str,
     *extra: str,
 ) -> np.random.SeedSequence:
-    """Random seed of one stream of an instance (problem, alpha, D, replicate), derived from the root ``seed``.
+    """Derive the random seed of one stream of an instance (problem, alpha, D, replicate) from the root ``seed``.
 
     ``extra`` names children of the stream.
 
@@ -527,7 +545,7 @@ def seed_sequence(
     )
     for name in extra:
         key += words(name)
-    if seed >= HASHED:
+    if seed >= HASHED_SEEDS_FROM:
         seed = int.from_bytes(hashlib.sha256(f"{seed} {key}".encode()).digest(), "big")
     return np.random.SeedSequence(seed, spawn_key=key)
 
@@ -536,7 +554,7 @@ def seed_sequence(
 
 
 def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
-    """Return the problem with the assumed channel or prior in place of the true one; the same object if they are equal.
+    """Return the problem with the assumed channel or prior instead of the true one; ``problem`` itself if they are equal.
 
     Parameters
     ----------
@@ -549,8 +567,10 @@ def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
         If it cannot be made, or has another number of components.
     """
     items = {kind: as_table(spec) for kind, spec in problem.spec.items()}
-    for kind, item in tables.items():
-        table = as_table({"name": item} if isinstance(item, str) else item)
+    for kind, name_or_table in tables.items():
+        table = as_table(
+            {"name": name_or_table} if isinstance(name_or_table, str) else name_or_table
+        )
         items[kind] = table if "name" in table else items[kind] | table
     assumed = Problem(**items)
     if assumed.components != problem.components:
@@ -560,36 +580,38 @@ def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
         )
     if assumed.identity == problem.identity:
         return problem
-    if why := why_theory_only(assumed.prior, assumed.components):
-        raise ProblemError("prior", f"this prior cannot be assumed: {why}")
-    if "channel" in tables and (why := _label_mismatch(problem, assumed)):
-        raise ProblemError("channel", why)
+    if reason := why_theory_only(assumed.prior, assumed.components):
+        raise ProblemError("prior", f"this prior cannot be assumed: {reason}")
+    if "channel" in tables and (reason := _label_mismatch(problem, assumed)):
+        raise ProblemError("channel", reason)
     assumed.is_assumed = True
     return assumed
 
 
 def _label_mismatch(problem: Problem, assumed: Problem) -> str | None:
-    """Reason why the assumed channel cannot produce the labels of the data, or None."""
+    """Reason why the assumed channel cannot have produced the labels of the data, or None."""
     z = monte_carlo_rng("wrong assumptions: labels").standard_normal(
         (64, problem.components, problem.model.sites)
     )
     labels, assumed_labels = (
         np.asarray(
-            side.channel.forward(z, rng=monte_carlo_rng("wrong assumptions: labels"))
+            compared_problem.channel.forward(
+                z, rng=monte_carlo_rng("wrong assumptions: labels")
+            )
         )
-        for side in (problem, assumed)
+        for compared_problem in (problem, assumed)
     )
-    names = f"{assumed.channel.name!r} cannot be assumed of labels of {problem.channel.name!r}"
+    subject = f"{assumed.channel.name!r} cannot be assumed of labels of {problem.channel.name!r}"
     if labels.shape != assumed_labels.shape:
-        return f"{names}: one of them is an array {assumed_labels.shape[1:]}, not {labels.shape[1:]}"
-    values = np.unique(assumed_labels)
-    if len(values) <= 8 and not np.isin(labels, values).all():
-        return f"{names}: it has the labels {', '.join(f'{value:g}' for value in values)} only"
+        return f"{subject}: one of them is an array {assumed_labels.shape[1:]}, not {labels.shape[1:]}"
+    assumed_values = np.unique(assumed_labels)
+    if len(assumed_values) <= 8 and not np.isin(labels, assumed_values).all():
+        return f"{subject}: it has the labels {', '.join(f'{value:g}' for value in assumed_values)} only"
     return None
 
 
-class Assuming:
-    """Wraps an algorithm so that its methods are passed the assumed problem instead of the true one.
+class AlgorithmWithAssumption:
+    """Wrapper of an algorithm that passes its methods an assumed problem instead of the true one.
 
     Parameters
     ----------
@@ -598,9 +620,11 @@ class Assuming:
         See ``assumed_problem``.
     """
 
-    def __init__(self, algorithm: Algorithm, tables: Mapping[str, object]) -> None:
-        self._algorithm, self._tables = algorithm, tables
-        self._problems: dict[str, Problem] = {}
+    def __init__(
+        self, algorithm: Algorithm, assumed_tables: Mapping[str, object]
+    ) -> None:
+        self._algorithm, self._assumed_tables = algorithm, assumed_tables
+        self._assumed_problems: dict[str, Problem] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -610,9 +634,9 @@ class Assuming:
     def assumed(self, problem: Problem) -> Problem:
         """Return the problem that the algorithm assumes instead of the true ``problem``."""
         key = canonical_json(problem.spec)
-        if key not in self._problems:
-            self._problems[key] = assumed_problem(problem, self._tables)
-        return self._problems[key]
+        if key not in self._assumed_problems:
+            self._assumed_problems[key] = assumed_problem(problem, self._assumed_tables)
+        return self._assumed_problems[key]
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> Any:
         """Return the initial state for the assumed problem."""
@@ -630,7 +654,11 @@ class Assuming:
             return f"the assumption does not fit this problem: {error}"
         return reason
 
-    def retry(self, problem: Problem, outcome: str) -> Assuming | None:
+    def retry(self, problem: Problem, outcome: str) -> AlgorithmWithAssumption | None:
         """Return the algorithm to use for one more attempt, with the same assumption."""
-        version = self._algorithm.retry(self.assumed(problem), outcome)
-        return None if version is None else Assuming(version, self._tables)
+        second_attempt = self._algorithm.retry(self.assumed(problem), outcome)
+        return (
+            None
+            if second_attempt is None
+            else AlgorithmWithAssumption(second_attempt, self._assumed_tables)
+        )

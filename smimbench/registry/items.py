@@ -40,8 +40,8 @@ from smimbench.interfaces import (
     Prior,
     ProblemLike,
 )
-from smimbench.interfaces.checks import is_real, shown, type_of_numbers
-from smimbench.interfaces.item import gives, missing_members, takes
+from smimbench.interfaces.checks import dtype_name, is_real, shown
+from smimbench.interfaces.item import defines_member, missing_members, takes
 
 if TYPE_CHECKING:
     import pydantic
@@ -62,33 +62,40 @@ ENGINE_FILLED = {"channel": ("tokens", "symmetric"), "prior": ("symmetric",)}
 """Parameters that the engine takes from the model and a suite may not set."""
 
 
-def _signature(cls: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
-    """Named parameters of a class's constructor, without ``self``, ``*args`` and ``**kwargs``."""
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+def _signature_of(cls: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    """Return the named parameters of a class's constructor, without ``self``, ``*args`` and ``**kwargs``."""
+    named_kinds = (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
     parameters = inspect.signature(cls).parameters.values()
-    return {p.name: p for p in parameters if p.kind in kinds}
+    return {
+        parameter.name: parameter
+        for parameter in parameters
+        if parameter.kind in named_kinds
+    }
 
 
 signature_of: Callable[[Callable[..., object]], Mapping[str, inspect.Parameter]] = (
-    functools.cache(_signature)
+    functools.cache(_signature_of)
 )
 """Named parameters of a class's constructor, cached because every cell builds its items again."""
 
 
-def ignored_default(cls: type[object]) -> str | None:
-    """Error message if a dataclass overrides a default without annotation, which Python would ignore; otherwise None."""
+def ignored_default_message(cls: type[object]) -> str | None:
+    """Return an error message if a dataclass overrides a default without annotation, which has no effect; otherwise None."""
     for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
-        value = inspect.getattr_static(cls, field.name, field.default)
-        if value is field.default or inspect.ismemberdescriptor(value):
+        class_value = inspect.getattr_static(cls, field.name, field.default)
+        if class_value is field.default or inspect.ismemberdescriptor(class_value):
             continue
-        kind = getattr(field.type, "__name__", field.type)
+        type_name = getattr(field.type, "__name__", field.type)
         actual_default = (
             "the parameter has no default"
             if field.default is dataclasses.MISSING
             else f"the default stays {field.default!r}"
         )
         return (
-            f"{field.name} = {value!r} has no effect, {actual_default}: write {field.name}: {kind} = {value!r}, "
+            f"{field.name} = {class_value!r} has no effect, {actual_default}: write {field.name}: {type_name} = {class_value!r}, "
             "and @dataclass(frozen=True) above the class"
         )
     return None
@@ -100,7 +107,7 @@ def build(
     params: Mapping[str, object],
     provided: Mapping[str, object] | None = None,
 ) -> Any:
-    """Build an item from the parameters in a suite, checking their names and types strictly.
+    """Create an item from its class and the parameters in a suite, whose names and types are checked strictly.
 
     Types come from the annotations of the class, defaults from its signature. ``provided`` are values that the engine
     supplies; those that the class does not take are left out.
@@ -112,35 +119,39 @@ def build(
     """
     import pydantic
 
-    available = signature_of(cls)
-    supplied = {k: v for k, v in (provided or {}).items() if k in available}
-    accepted, hints, schema = _schema(cls, kind)
+    signature = signature_of(cls)
+    engine_values = {
+        name: engine_value
+        for name, engine_value in (provided or {}).items()
+        if name in signature
+    }
+    settable_names, hints, validator = _parameter_validator(cls, kind)
     for key in params:
-        if key not in accepted:
-            if key in supplied:
+        if key not in settable_names:
+            if key in engine_values:
                 raise ParameterError(
                     key, "is taken from the model and cannot be set here; remove it"
                 )
-            raise ParameterError(key, unknown_key(key, accepted))
+            raise ParameterError(key, unknown_key(key, settable_names))
     try:
-        checked = schema.model_validate(_lists_as_tuples(dict(params), hints))
+        validated = validator.model_validate(_lists_as_tuples(dict(params), hints))
     except pydantic.ValidationError as error:
         key, message = explain_validation(error)
         raise ParameterError(key, message) from None
-    values = {
-        name: getattr(checked, name)
-        for name in accepted
-        if name in checked.model_fields_set
+    parameter_values = {
+        name: getattr(validated, name)
+        for name in settable_names
+        if name in validated.model_fields_set
     }
-    for key, value in values.items():
+    for key, value in parameter_values.items():
         for number in _floats_in(value):
             if not math.isfinite(number):
                 raise ParameterError(key, f"must be a finite number, got {number}")
-    return cls(**values, **supplied)
+    return cls(**parameter_values, **engine_values)
 
 
 def _floats_in(value: object) -> Iterator[float]:
-    """Yield all floats in the value of a parameter, which may be a list or a table."""
+    """Yield all floats in the value of a parameter, which may be a nested list or table."""
     if isinstance(value, float):
         yield value
     elif isinstance(value, Mapping):
@@ -151,29 +162,31 @@ def _floats_in(value: object) -> Iterator[float]:
 
 
 @functools.cache
-def _schema(
+def _parameter_validator(
     cls: Any, kind: str
 ) -> tuple[tuple[str, ...], dict[str, type], type[pydantic.BaseModel]]:
-    """Return the parameters of an item that a suite may set: names, types, and a pydantic validator."""
+    """Return names, types and a pydantic validator of the parameters of a class that a suite may set."""
     import pydantic
 
-    accepted = {
-        name: p
-        for name, p in signature_of(cls).items()
+    settable_parameters = {
+        name: parameter
+        for name, parameter in signature_of(cls).items()
         if name not in ENGINE_FILLED.get(kind, ())
     }
     try:
-        hints = typing.get_type_hints(cls.__init__)
+        type_hints = typing.get_type_hints(cls.__init__)
     except NameError:  # an annotation that only a type checker can resolve: the type of the default will do
-        hints = {}
+        type_hints = {}
     fields: dict[str, Any] = {}
-    for name, parameter in accepted.items():
-        required = parameter.default is inspect.Parameter.empty
-        hint = hints.get(
+    for name, parameter in settable_parameters.items():
+        is_required = parameter.default is inspect.Parameter.empty
+        type_hint = type_hints.get(
             name,
-            Any if required or parameter.default is None else type(parameter.default),
+            Any
+            if is_required or parameter.default is None
+            else type(parameter.default),
         )
-        fields[name] = (hint, ... if required else parameter.default)
+        fields[name] = (type_hint, ... if is_required else parameter.default)
     config = pydantic.ConfigDict(
         extra="forbid",
         strict=True,
@@ -181,42 +194,46 @@ def _schema(
         protected_namespaces=(),
     )
     return (
-        tuple(accepted),
-        hints,
+        tuple(settable_parameters),
+        type_hints,
         pydantic.create_model(cls.__name__, __config__=config, **fields),
     )
 
 
 def takes_lists(cls: object, kind: str, name: str) -> bool:
     """Whether a parameter accepts a list, judged by its annotation or its default; True if neither tells."""
-    field = _schema(cls, kind)[2].model_fields.get(name)
-    if field is None:  # an unknown key
+    parameter = _parameter_validator(cls, kind)[2].model_fields.get(name)
+    if parameter is None:  # an unknown key
         return True
-    hint = field.annotation
-    if hint is Any and field.default is not None and not field.is_required():
-        hint = type(field.default)
-    kinds = (hint, *typing.get_args(hint))
-    return Any in kinds or any(
+    type_hint = parameter.annotation
+    if (
+        type_hint is Any
+        and parameter.default is not None
+        and not parameter.is_required()
+    ):
+        type_hint = type(parameter.default)
+    type_hints = (type_hint, *typing.get_args(type_hint))
+    return Any in type_hints or any(
         (typing.get_origin(annotation) or annotation) in (tuple, list)
-        for annotation in kinds
+        for annotation in type_hints
     )
 
 
-def is_value(cls: object, kind: str, name: str, value: object) -> bool:
-    """Whether a list is valid as a single value of a parameter, by its annotation; False without annotation."""
+def is_valid_as_one_value(cls: object, kind: str, name: str, value: object) -> bool:
+    """Whether a list is a valid single value of a parameter according to its annotation; False without annotation."""
     import pydantic
 
-    field = _schema(cls, kind)[2].model_fields.get(name)
-    if field is None or field.annotation is Any:
+    parameter = _parameter_validator(cls, kind)[2].model_fields.get(name)
+    if parameter is None or parameter.annotation is Any:
         return False
-    annotation: Any = field.annotation
-    adapter = pydantic.TypeAdapter(
+    annotation: Any = parameter.annotation
+    validator = pydantic.TypeAdapter(
         annotation,
         config=pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True),
     )
     try:
-        adapter.validate_python(
-            _lists_as_tuples({name: value}, {name: field.annotation})[name]
+        validator.validate_python(
+            _lists_as_tuples({name: value}, {name: parameter.annotation})[name]
         )
     except pydantic.ValidationError:
         return False
@@ -224,7 +241,7 @@ def is_value(cls: object, kind: str, name: str, value: object) -> bool:
 
 
 def parameters_of(kind: str, item: object) -> Parameters:
-    """All parameters of an item, defaults included, as JSON values, except those that the engine takes from the model."""
+    """Return the parameters of an item as JSON values, defaults included, without those that the engine takes from the model."""
     parameters = {
         name: getattr(item, name)
         for name in signature_of(type(item))
@@ -235,30 +252,41 @@ def parameters_of(kind: str, item: object) -> Parameters:
 
 
 def explain_validation(error: pydantic.ValidationError) -> tuple[str, str]:
-    """Return key and one-line message of the first mistake in a pydantic ValidationError."""
+    """Translate the first mistake in a pydantic ValidationError to a suite's key and a message of one line."""
     errors = error.errors(include_url=False)
     # A union reports each member it tried; the one that got furthest into the value is the one that was meant.
-    place = _user_location(errors[0]["loc"])
-    same_place = [e for e in errors if _user_location(e["loc"])[: len(place)] == place]
-    mistake = max(same_place, key=lambda e: len(_user_location(e["loc"])))
+    location = _suite_location(errors[0]["loc"])
+    same_location_errors = [
+        validation_error
+        for validation_error in errors
+        if _suite_location(validation_error["loc"])[: len(location)] == location
+    ]
+    deepest_error = max(
+        same_location_errors,
+        key=lambda validation_error: len(_suite_location(validation_error["loc"])),
+    )
     key = ""
-    for step in _user_location(mistake["loc"]):
-        key += f"[{step}]" if isinstance(step, int) else f".{step}"
+    for key_or_position in _suite_location(deepest_error["loc"]):
+        key += (
+            f"[{key_or_position}]"
+            if isinstance(key_or_position, int)
+            else f".{key_or_position}"
+        )
     key = key[1:]
-    kind, message = mistake["type"], str(mistake["msg"])
-    if kind == "missing":
-        return key, missing(str(mistake["loc"][-1]), mistake["input"])
-    if kind == "value_error":
+    error_type, message = deepest_error["type"], str(deepest_error["msg"])
+    if error_type == "missing":
+        return key, missing(str(deepest_error["loc"][-1]), deepest_error["input"])
+    if error_type == "value_error":
         return key, message.removeprefix("Value error, ")
-    context = mistake.get("ctx", {})
-    if kind == "too_short" and context["min_length"] == 1:
+    context = deepest_error.get("ctx", {})
+    if error_type == "too_short" and context["min_length"] == 1:
         return key, "must list at least one value"
-    if kind in _SUITE_MESSAGES:
-        message = _SUITE_MESSAGES[kind].format_map(context)
+    if error_type in _SUITE_MESSAGES:
+        message = _SUITE_MESSAGES[error_type].format_map(context)
     else:
         message = message.replace("Input should be", "must be")
         message = message.replace("must be a valid", "must be a")
-    return key, f"{message}, got {shown(mistake['input'])}"
+    return key, f"{message}, got {shown(deepest_error['input'])}"
 
 
 _SUITE_MESSAGES = {
@@ -275,38 +303,45 @@ _SUITE_MESSAGES = {
 """Messages of pydantic in the words of a suite; the others need no translation."""
 
 
-def _user_location(location: tuple[int | str, ...]) -> list[int | str]:
-    """Keys and positions in a validation error's location, without pydantic's names of union members."""
-    members = ("int", "float", "str", "bool", "list", "dict")
+def _suite_location(location: tuple[int | str, ...]) -> list[int | str]:
+    """Return the keys and list positions of a validation error's location, without pydantic's names of union members."""
+    union_members = ("int", "float", "str", "bool", "list", "dict")
     return [
-        p for p in location if isinstance(p, int) or ("[" not in p and p not in members)
+        key_or_position
+        for key_or_position in location
+        if isinstance(key_or_position, int)
+        or ("[" not in key_or_position and key_or_position not in union_members)
     ]
 
 
 def unknown_key(key: str, choices: Iterable[str]) -> str:
-    """Error message for an unknown key, suggesting similar ones."""
+    """Write the error message for an unknown key, with a suggestion of similar ones."""
     names = sorted(choices)
     return (
         f"unknown key, {suggestion(key, names) if names else 'it takes no parameters'}"
     )
 
 
-def require_known(
-    names: Iterable[str], choices: Collection[str], *parents: str
+def require_known_names(
+    names: Iterable[str], choices: Collection[str], *parent_tables: str
 ) -> None:
-    """Raise ParameterError for the first unknown name; ``parents`` are the names of the enclosing tables."""
+    """Raise ParameterError for the first name that is not among ``choices``; ``parent_tables`` name the tables around it."""
     for name in names:
         if name not in choices:
-            raise ParameterError(".".join((*parents, name)), unknown_key(name, choices))
+            raise ParameterError(
+                ".".join((*parent_tables, name)), unknown_key(name, choices)
+            )
 
 
-def _lists_as_tuples(params: Parameters, hints: Mapping[str, object]) -> Parameters:
+def _lists_as_tuples(
+    params: Parameters, type_hints: Mapping[str, object]
+) -> Parameters:
     """Convert lists to tuples where a parameter is annotated as one (TOML has no tuples)."""
     for key, value in params.items():
-        hint = hints.get(key)
+        type_hint = type_hints.get(key)
         if isinstance(value, list) and any(
             typing.get_origin(annotation) is tuple
-            for annotation in (hint, *typing.get_args(hint))
+            for annotation in (type_hint, *typing.get_args(type_hint))
         ):
             params[key] = tuple(value)
     return params
@@ -314,18 +349,18 @@ def _lists_as_tuples(params: Parameters, hints: Mapping[str, object]) -> Paramet
 
 # -- classes with fit, and functions ------------------------------------------------------------------------------
 
-OFFERED = ("problem", "rng")
-"""Optional arguments of a fit besides the data."""
+OPTIONAL_ARGUMENTS = ("problem", "rng")
+"""Optional arguments of ``fit`` besides the data."""
 
 
 class FittedState(NamedTuple):
-    """State of an algorithm with ``fit``: its estimate, and the random generator of the run."""
+    """State of an algorithm with ``fit``: its estimate and the random generator of the run."""
 
     estimate: Array
     rng: np.random.Generator
 
 
-class Fitted(Algorithm):
+class FitAdapter(Algorithm):
     """Adapter from a class with ``fit(data)`` to an iterative algorithm, whose only step runs the whole fit.
 
     ``fit`` may name ``problem`` and ``rng`` (a host generator of the run's own) as further arguments. It returns the
@@ -357,22 +392,30 @@ class Fitted(Algorithm):
         ValueError
             If the fit returns anything but real numbers in the shape of the signal.
         """
-        offered = {"problem": problem, "rng": state.rng}
-        returned = self.fit(
-            data, **{name: offered[name] for name in OFFERED if takes(self.fit, name)}
+        optional_arguments = {"problem": problem, "rng": state.rng}
+        fit_result = self.fit(
+            data,
+            **{
+                name: optional_arguments[name]
+                for name in OPTIONAL_ARGUMENTS
+                if takes(self.fit, name)
+            },
         )
-        if returned is None:
+        if fit_result is None:
             raise ValueError("fit must return the estimate, but it returned nothing")
-        estimate = _as_data_array(data, returned)
+        estimate = _as_data_array(data, fit_result)
         shape = problem.model.signal_shape(problem.components, data.dimension)
         if tuple(estimate.shape) != tuple(shape):
             raise ValueError(
                 f"fit must return an estimate with the signal's shape {shape}, got shape {estimate.shape}"
             )
         xp = namespace(estimate)
-        change = xp.sum((estimate - state.estimate) ** 2)
-        size = xp.sum(estimate * estimate)
-        residual = xp.sqrt(change / xp.where(size > 0, size, xp.ones_like(size)))
+        squared_change = xp.sum((estimate - state.estimate) ** 2)
+        squared_norm = xp.sum(estimate * estimate)
+        residual = xp.sqrt(
+            squared_change
+            / xp.where(squared_norm > 0, squared_norm, xp.ones_like(squared_norm))
+        )
         samples = data.inputs.shape[0]
         return FittedState(estimate, state.rng), Info(
             residual=residual, samples=samples
@@ -383,18 +426,22 @@ class Fitted(Algorithm):
         return state.estimate
 
 
-def _as_data_array(data: Data, values: Array) -> Array:
-    """Convert numbers to an array with the dtype and device of the data."""
+def _as_data_array(data: Data, estimate: Array) -> Array:
+    """Convert an estimate, given in any array type, to an array with the dtype and device of the data."""
     xp = namespace(data.labels)
     device = array_api_compat.device(data.labels)
-    is_foreign = array_api_compat.is_array_api_obj(values) and not isinstance(
-        values, (np.ndarray, np.generic)
+    is_other_namespace = array_api_compat.is_array_api_obj(estimate) and not isinstance(
+        estimate, (np.ndarray, np.generic)
     )
-    numbers, error = (values, None) if is_foreign else attempt(np.asanyarray, values)
+    numbers, error = (
+        (estimate, None) if is_other_namespace else attempt(np.asanyarray, estimate)
+    )
     if error is not None or not is_real(numbers):
-        got = type(values).__name__ if error else type_of_numbers(numbers)
-        raise ValueError(f"fit must return an array of real numbers, got {got}")
-    if is_foreign:
+        type_description = type(estimate).__name__ if error else dtype_name(numbers)
+        raise ValueError(
+            f"fit must return an array of real numbers, got {type_description}"
+        )
+    if is_other_namespace:
         return xp.astype(numbers, data.inputs.dtype, copy=False)
     return xp.asarray(
         numbers.astype(np.float64), dtype=data.inputs.dtype, device=device
@@ -415,17 +462,18 @@ def algorithm_class(item: object) -> Any:
     """
     if isinstance(item, type):
         if not hasattr(item, "fit") or any(
-            gives(Algorithm, item, name) for name in ("init", "step")
+            defines_member(Algorithm, item, name) for name in ("init", "step")
         ):
             return item
-        named = {
+        class_attributes = {
             key: getattr(item, key) for key in ("__doc__", "__module__", "__qualname__")
         }
-        return type(item.__name__, (item, Fitted), named)
-    return _class_from_function(item) if inspect.isfunction(item) else item
+        return type(item.__name__, (item, FitAdapter), class_attributes)
+    return _algorithm_from_function(item) if inspect.isfunction(item) else item
 
 
-def _class_from_function(function: Callable[..., Array]) -> type[object]:
+def _algorithm_from_function(function: Callable[..., Array]) -> type[object]:
+    """Make an algorithm class from a function ``fit(data, *, parameter=value, ...)``; see ``algorithm_class``."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise TypeError(
@@ -442,18 +490,26 @@ def _class_from_function(function: Callable[..., Array]) -> type[object]:
     def fit(
         self: object, data: Data, problem: object = None, rng: object = None
     ) -> Array:
-        offered = {"problem": problem, "rng": rng, **vars(self)}
-        return function(data, **{p.name: offered[p.name] for p in parameters[1:]})
+        arguments = {"problem": problem, "rng": rng, **vars(self)}
+        return function(
+            data,
+            **{
+                parameter.name: arguments[parameter.name]
+                for parameter in parameters[1:]
+            },
+        )
 
-    fields: list[Any] = []
+    parameter_fields: list[Any] = []
     for parameter in parameters[1:]:
-        if parameter.name in OFFERED:
+        if parameter.name in OPTIONAL_ARGUMENTS:
             continue
-        hint = Any if parameter.annotation is parameter.empty else parameter.annotation
-        required = parameter.default is parameter.empty
-        default = () if required else (parameter.default,)
-        fields.append((parameter.name, hint, *default))
-    body = {
+        type_hint = (
+            Any if parameter.annotation is parameter.empty else parameter.annotation
+        )
+        is_required = parameter.default is parameter.empty
+        default = () if is_required else (parameter.default,)
+        parameter_fields.append((parameter.name, type_hint, *default))
+    class_attributes = {
         "__doc__": documentation(function) or f"The function {function.__name__}.",
         "__module__": function.__module__,
         "name": getattr(function, "name", function.__name__.replace("_", "-")),
@@ -464,9 +520,9 @@ def _class_from_function(function: Callable[..., Array]) -> type[object]:
     }
     return dataclasses.make_dataclass(
         function.__name__,
-        fields,
-        bases=(Fitted,),
-        namespace=body,
+        parameter_fields,
+        bases=(FitAdapter,),
+        namespace=class_attributes,
         frozen=True,
         kw_only=True,
     )
@@ -476,17 +532,20 @@ def _class_from_function(function: Callable[..., Array]) -> type[object]:
 
 
 def contract_violation(kind: str, cls: type[Any]) -> str | None:
-    """Reason why a class cannot be registered as an item, phrased to follow its name; None if it can."""
-    missing_names, choices = missing_members(BASES[kind], cls)
+    """Reason why a class violates the contract of its kind of item, phrased to follow its name; None if it does not."""
+    missing_names, alternatives = missing_members(BASES[kind], cls)
     if missing_names:
         return f"the class lacks {', '.join(missing_names)}"
-    if choices:
+    if alternatives:
         # Of two sets of which one contains the other, the smaller is enough.
-        smallest = []
-        for choice in choices:
-            if not any(set(smaller) < set(choice) for smaller in choices):
-                smallest.append(", ".join(choice))
-        return f"the class needs {' or '.join(smallest)}"
+        minimal_alternatives = []
+        for alternative in alternatives:
+            if not any(
+                set(other_alternative) < set(alternative)
+                for other_alternative in alternatives
+            ):
+                minimal_alternatives.append(", ".join(alternative))
+        return f"the class needs {' or '.join(minimal_alternatives)}"
     name, reference = cls.name, cls.reference
     rules: list[tuple[object, str, object]] = [
         (
@@ -519,8 +578,8 @@ def contract_violation(kind: str, cls: type[Any]) -> str | None:
             rules.append(
                 (isinstance(value, bool), f"{flag} must be true or false", value)
             )
-    for holds, rule, value in rules:
-        if not holds:
+    for is_met, rule, value in rules:
+        if not is_met:
             return f"{rule}, got {shown(value)}"
     if kind == "metric":
         _, error = attempt(cls)
@@ -528,4 +587,4 @@ def contract_violation(kind: str, cls: type[Any]) -> str | None:
             return (
                 f"the metric cannot be created without arguments: {error_line(error)}"
             )
-    return ignored_default(cls)
+    return ignored_default_message(cls)

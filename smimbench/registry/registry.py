@@ -30,23 +30,23 @@ from smimbench.files import (
     suggestion,
 )
 from smimbench.interfaces import Capabilities, Item, Metric, ProblemLike
-from smimbench.interfaces.item import describe, gives, with_defaults
+from smimbench.interfaces.item import defines_member, describe, with_defaults
 from smimbench.registry.items import BASES, algorithm_class, contract_violation
-from smimbench.registry.source import DROP_IN, source_of
+from smimbench.registry.source import DROP_IN_PREFIX, source_of
 
 KINDS = tuple(BASES)
 PLURALS = {kind: f"{kind.removesuffix('s')}s" for kind in KINDS}
-GROUP = "smimbench"
+ENTRY_POINT_GROUP = "smimbench"
 BUILT_IN = "smimbench"
 
 
 class RegistryError(ForeseenError, LookupError):
-    """Raised if the name of an item is unknown or ambiguous, or the item does not fit; the message says what would be right."""
+    """Raised if the name of an item is unknown or ambiguous, or the item cannot be used; the message says what would be right."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered item: its class, its package, and, if third-party, a hash of its code."""
+    """Registered item: kind, name, class, package (``distribution``) and, if third-party, a hash of its code (``source``)."""
 
     kind: str
     name: str
@@ -60,22 +60,22 @@ class Entry:
         capabilities: Capabilities = self.item.capabilities
         return capabilities.models
 
-    def fits(self, model: str | None) -> bool:
+    def supports_model(self, model: str | None) -> bool:
         """Whether the item supports a model (None: any model)."""
         return model is None or "*" in self.models or model in self.models
 
     @property
     def derived(self) -> tuple[str, ...]:
-        """Methods that the item lacks and the engine derives, and how it derives them."""
-        base = BASES[self.kind]
-        members = []
-        for name, text in describe(base).items():
-            _, _, derivation = text.partition("Derived: ")
-            if derivation and not gives(base, self.item, name):
-                members.append(
+        """Members that the item does not define and the engine derives, each with a text that says from what."""
+        contract = BASES[self.kind]
+        derivations = []
+        for name, description in describe(contract).items():
+            _, _, derivation = description.partition("Derived: ")
+            if derivation and not defines_member(contract, self.item, name):
+                derivations.append(
                     f"{name}: {derivation}".replace("`", "").removesuffix(".")
                 )
-        return tuple(members)
+        return tuple(derivations)
 
     @property
     def summary(self) -> str:
@@ -85,7 +85,7 @@ class Entry:
 
 @dataclass
 class Plugin:
-    """One plugin: its origin, its items, and the problems found when it was loaded."""
+    """Loaded plugin: its package, entry point or file (``origin``), its items, and the problems met when it was loaded."""
 
     name: str
     distribution: str
@@ -132,7 +132,7 @@ class Registry:
         trace: Callable[[str], None] | None = None,
     ) -> None:
         self.foreign_path: set[str] = set()
-        self._only = None if only is None else frozenset(only)
+        self._allowed_distributions = None if only is None else frozenset(only)
         self.paths = tuple(paths) if third_party else ()
         self.third_party = third_party
         self.plugins: list[Plugin] = []
@@ -143,38 +143,51 @@ class Registry:
         self._load_installed()
         for path in self.paths:
             self._load_path(Path(path))
-        shipped = {e.kind for e in self._entries if e.distribution == BUILT_IN}
-        missing = [PLURALS[kind] for kind in KINDS if kind not in shipped]
-        if missing:
+        shipped_kinds = {
+            entry.kind for entry in self._entries if entry.distribution == BUILT_IN
+        }
+        missing_plurals = [PLURALS[kind] for kind in KINDS if kind not in shipped_kinds]
+        if missing_plurals:
             raise RegistryError(
-                f"the {' and '.join(missing)} of smimbench are not registered; "
+                f"the {' and '.join(missing_plurals)} of smimbench are not registered; "
                 "install the package with pip install ., also after an update, instead of running it from the source folder"
             )
 
     def _load_installed(self) -> None:
-        listed, error = attempt(importlib.metadata.entry_points, group=GROUP)
+        """Load the plugins of installed packages from their entry points, those shipped with smimbench first."""
+        entry_points, error = attempt(
+            importlib.metadata.entry_points, group=ENTRY_POINT_GROUP
+        )
         if error is not None:  # of one package, which must not hide all others
-            listed = self._readable_entry_points()
-        points = [(point, *_name_and_version(point.dist)) for point in listed]
-        points.sort(key=lambda p: (p[1] != BUILT_IN, p[1], p[0].name))
-        loaded: set[tuple[str, str]] = set()
-        for point, distribution, version in points:
-            if (distribution, point.value) in loaded:
+            entry_points = self._readable_entry_points()
+        sorted_points = [
+            (point, *_name_and_version(point.dist)) for point in entry_points
+        ]
+        sorted_points.sort(
+            key=lambda named_point: (
+                named_point[1] != BUILT_IN,
+                named_point[1],
+                named_point[0].name,
+            )
+        )
+        loaded_points: set[tuple[str, str]] = set()
+        for point, distribution, version in sorted_points:
+            if (distribution, point.value) in loaded_points:
                 continue
             if distribution == BUILT_IN or (
                 self.third_party and self._is_allowed(distribution)
             ):
-                loaded.add((distribution, point.value))
+                loaded_points.add((distribution, point.value))
                 plugin = Plugin(point.name, distribution, version, point.value)
                 self._load(plugin, point.load)
 
     def _readable_entry_points(self) -> list[importlib.metadata.EntryPoint]:
-        """Entry points of all packages with readable metadata; any other package is recorded as a failed plugin."""
-        points: list[importlib.metadata.EntryPoint] = []
+        """List the entry points of all packages with readable metadata; any other package is recorded as a failed plugin."""
+        readable_points: list[importlib.metadata.EntryPoint] = []
         for package in importlib.metadata.distributions():
-            listed, error = attempt(getattr, package, "entry_points")
+            package_points, error = attempt(getattr, package, "entry_points")
             if error is None:
-                points += listed.select(group=GROUP)
+                readable_points += package_points.select(group=ENTRY_POINT_GROUP)
             elif self.third_party:
                 name, version = _name_and_version(package)
                 plugin = Plugin(name, name, version, "entry_points.txt", failed=True)
@@ -182,7 +195,7 @@ class Registry:
                     f"its entry_points.txt cannot be read: {error_line(error)}; install {name} again, or remove it"
                 )
                 self.plugins.append(plugin)
-        return points
+        return readable_points
 
     def _load_path(self, path: Path) -> None:
         """Load drop-in plugins from a file, a package, or all files of a folder."""
@@ -198,10 +211,10 @@ class Registry:
             )
             self.plugins.append(plugin)
         for file in files:
-            stem = file.parent.name if file.name == "__init__.py" else file.stem
-            if self._is_allowed(stem):
-                plugin = Plugin(stem, stem, "", str(file))
-                self._load(plugin, functools.partial(_import_file, file, stem))
+            module_name = file.parent.name if file.name == "__init__.py" else file.stem
+            if self._is_allowed(module_name):
+                plugin = Plugin(module_name, module_name, "", str(file))
+                self._load(plugin, functools.partial(_import_file, file, module_name))
 
     @property
     def has_third_party(self) -> bool:
@@ -209,17 +222,22 @@ class Registry:
         return any(plugin.distribution != BUILT_IN for plugin in self.plugins)
 
     def _is_allowed(self, distribution: str) -> bool:
-        return self._only is None or distribution in self._only
+        """Whether the plugins of a third-party package may be loaded."""
+        return (
+            self._allowed_distributions is None
+            or distribution in self._allowed_distributions
+        )
 
-    def _load(self, plugin: Plugin, load: Callable[[], ModuleType]) -> None:
+    def _load(self, plugin: Plugin, import_plugin: Callable[[], ModuleType]) -> None:
+        """Import a plugin and register its items; if it fails, record the reason and none of its items."""
         self._trace(
             f"loading {plugin.name} of {plugin.distribution} from {plugin.origin}"
         )
         self.plugins.append(plugin)
         try:
             with self._restored_process(plugin):
-                with _no_exit():
-                    module = load()
+                with _without_os_exit():
+                    module = import_plugin()
                 _require_hooks(module)
                 loaded_before = self._manager.get_plugins()
                 self._manager.register(
@@ -236,7 +254,7 @@ class Registry:
         except BaseException as error:
             plugin.failed = True
             reason = error_line(error).removeprefix("RegistryError: ")
-            plugin.problems.append(_moved_module(error) or reason)
+            plugin.problems.append(_renamed_module_advice(error) or reason)
             self._entries = [e for e in self._entries if e not in plugin.entries]
             plugin.entries.clear()
         for problem in plugin.problems:
@@ -246,51 +264,60 @@ class Registry:
 
     @contextmanager
     def _restored_process(self, plugin: Plugin) -> Iterator[None]:
-        """Context that moves a plugin's additions to ``sys.path`` to its end and undoes its changes to the environment."""
-        environment, path = dict(os.environ), list(sys.path)
+        """Context that moves a plugin's additions to ``sys.path`` to its end and undoes its changes to environment variables."""
+        environment_before, path_before = dict(os.environ), list(sys.path)
         try:
             yield
         finally:
-            added = [entry for entry in sys.path if entry not in path]
-            self.foreign_path.update(added)
-            sys.path[:] = [*path, *added]
+            added_entries = [entry for entry in sys.path if entry not in path_before]
+            self.foreign_path.update(added_entries)
+            sys.path[:] = [*path_before, *added_entries]
             # What a third-party plugin wants to find there is set again in processes of its own.
-            is_guest = self._only is None and plugin.distribution != BUILT_IN
-            if is_guest and dict(os.environ) != environment:
+            is_third_party = (
+                self._allowed_distributions is None and plugin.distribution != BUILT_IN
+            )
+            if is_third_party and dict(os.environ) != environment_before:
                 os.environ.clear()
-                os.environ.update(environment)
+                os.environ.update(environment_before)
 
     def _register(self, plugin: Plugin, kind: str, item: type[Item]) -> None:
+        """Check a class that a plugin registers, complete it with the contract's defaults, and add it to the registry.
+
+        Raises
+        ------
+        RegistryError
+            If it is no class, violates its contract, or the plugin's package has another item of its name.
+        """
         if kind == "algorithm":
             item = algorithm_class(item)
         if not isinstance(item, type):
             raise RegistryError(
                 f"{kind} {item!r} is not a class; register the class, not an instance"
             )
-        if mistake := contract_violation(kind, item):
-            raise RegistryError(f"{kind} {item.__name__}: {mistake}")
+        if violation := contract_violation(kind, item):
+            raise RegistryError(f"{kind} {item.__name__}: {violation}")
         item = with_defaults(BASES[kind], item)
         source = None if plugin.distribution == BUILT_IN else source_of(item)
         entry = Entry(kind, item.name, item, plugin.distribution, source)
-        for clashing in self.entries(kind):
-            if clashing.name != entry.name or not (
-                "*" in (*clashing.models, *entry.models)
-                or {*clashing.models} & {*entry.models}
+        for other_entry in self.entries(kind):
+            if other_entry.name != entry.name or not (
+                "*" in (*other_entry.models, *entry.models)
+                or {*other_entry.models} & {*entry.models}
             ):
                 continue
-            if clashing.distribution == entry.distribution:
+            if other_entry.distribution == entry.distribution:
                 raise RegistryError(
                     f"{kind} {entry.name!r} is registered twice by {entry.distribution!r}; give each item its own name"
                 )
-            packages = [clashing.distribution, entry.distribution]
-            names = " or ".join(f"'{package}:{entry.name}'" for package in packages)
-            if BUILT_IN in packages:
-                names = f"{entry.name!r} means the one of {BUILT_IN}, '{entry.distribution}:{entry.name}' this one"
-            clash = (
-                f"{kind} {entry.name!r} exists in {' and in '.join(packages)}: {names}"
+            distributions = [other_entry.distribution, entry.distribution]
+            name_hint = " or ".join(
+                f"'{distribution}:{entry.name}'" for distribution in distributions
             )
-            if clash not in plugin.problems:  # as for an item of two models
-                plugin.problems.append(clash)
+            if BUILT_IN in distributions:
+                name_hint = f"{entry.name!r} means the one of {BUILT_IN}, '{entry.distribution}:{entry.name}' this one"
+            clash_message = f"{kind} {entry.name!r} exists in {' and in '.join(distributions)}: {name_hint}"
+            if clash_message not in plugin.problems:  # as for an item of two models
+                plugin.problems.append(clash_message)
         plugin.entries.append(entry)
         self._entries.append(entry)
 
@@ -302,25 +329,25 @@ class Registry:
         list of Plugin
             The plugins that were added, each with its status.
         """
-        folder = str(Path(path).resolve())
-        if not self.third_party or folder in self.paths:
+        resolved_path = str(Path(path).resolve())
+        if not self.third_party or resolved_path in self.paths:
             return []
-        self.paths += (folder,)  # worker processes load the same
-        count = len(self.plugins)
-        self._load_path(Path(folder))
-        return self.plugins[count:]
+        self.paths += (resolved_path,)  # worker processes load the same
+        count_before = len(self.plugins)
+        self._load_path(Path(resolved_path))
+        return self.plugins[count_before:]
 
     def entries(self, kind: str | None = None) -> list[Entry]:
-        """Registered items of a kind (None: all kinds), those shipped with smimbench first."""
+        """List the registered items of a kind (None: all kinds), those shipped with smimbench first."""
         return [entry for entry in self._entries if kind is None or entry.kind == kind]
 
-    def named(self, name: str, kind: str | None = None) -> list[Entry]:
-        """Registered items with a name, given as ``"name"`` or ``"distribution:name"``, of a kind (None: any kind)."""
+    def entries_named(self, name: str, kind: str | None = None) -> list[Entry]:
+        """List the registered items of a name, ``"name"`` or ``"distribution:name"``, and of a kind (None: any kind)."""
         distribution, _, item_name = name.rpartition(":")
         return [
-            e
-            for e in self.entries(kind)
-            if e.name == item_name and distribution in ("", e.distribution)
+            entry
+            for entry in self.entries(kind)
+            if entry.name == item_name and distribution in ("", entry.distribution)
         ]
 
     def get(self, kind: str, name: str, model: str | None = None) -> Entry:
@@ -340,34 +367,50 @@ class Registry:
         RegistryError
             Unknown name, a name that two packages claim, or an item that does not belong to the model.
         """
-        entries, (_, _, plain_name) = self.named(name, kind), name.rpartition(":")
-        fitting = [entry for entry in entries if entry.fits(model)]
-        if not fitting:
-            names = sorted({e.name for e in self.entries(kind) if e.fits(model)})
-            if not entries:
+        named_entries, (_, _, bare_name) = (
+            self.entries_named(name, kind),
+            name.rpartition(":"),
+        )
+        supporting_entries = [
+            entry for entry in named_entries if entry.supports_model(model)
+        ]
+        if not supporting_entries:
+            valid_names = sorted(
+                {
+                    entry.name
+                    for entry in self.entries(kind)
+                    if entry.supports_model(model)
+                }
+            )
+            if not named_entries:
                 hint = "" if self.paths else " (load your own with --plugins FILE)"
                 raise RegistryError(
-                    f"unknown {kind} {name!r}; {suggestion(plain_name, names)}{hint}"
+                    f"unknown {kind} {name!r}; {suggestion(bare_name, valid_names)}{hint}"
                 )
             raise RegistryError(
-                f"{kind} {name!r} belongs to model {_model_names(entries)}, not to {model!r}; "
-                f"{PLURALS[kind]} of {model!r}: {', '.join(names) or 'none'}"
+                f"{kind} {name!r} belongs to model {_model_names(named_entries)}, not to {model!r}; "
+                f"{PLURALS[kind]} of {model!r}: {', '.join(valid_names) or 'none'}"
             )
         # What ships keeps its plain name: an added package must not change what an old suite means.
-        fitting = [e for e in fitting if e.distribution == BUILT_IN] or fitting
-        if len({entry.distribution for entry in fitting}) > 1:
-            choices = (f"{entry.distribution}:{plain_name}" for entry in fitting)
-            raise RegistryError(
-                f"{kind} {plain_name!r} is provided by several packages; choose one by writing {' or '.join(choices)}"
+        supporting_entries = [
+            entry for entry in supporting_entries if entry.distribution == BUILT_IN
+        ] or supporting_entries
+        if len({entry.distribution for entry in supporting_entries}) > 1:
+            choices = (
+                f"{entry.distribution}:{bare_name}" for entry in supporting_entries
             )
-        if len(fitting) > 1 and model is None:
             raise RegistryError(
-                f"{kind} {plain_name!r} exists for several models ({_model_names(fitting)}); name the model as well"
+                f"{kind} {bare_name!r} is provided by several packages; choose one by writing {' or '.join(choices)}"
             )
-        return fitting[0]
+        if len(supporting_entries) > 1 and model is None:
+            raise RegistryError(
+                f"{kind} {bare_name!r} exists for several models ({_model_names(supporting_entries)}); name the model as well"
+            )
+        return supporting_entries[0]
 
 
 def _model_names(entries: Iterable[Entry]) -> str:
+    """Write the names of all models that some of the items support, separated by commas."""
     return ", ".join(sorted({model for entry in entries for model in entry.models}))
 
 
@@ -376,21 +419,23 @@ def get_registry() -> Registry:
     global _current
     if _current is None:
         _current = make_registry()
-        for line in complaints_of(_current.plugins):
+        for line in plugin_warnings(_current.plugins):
             warnings.warn(line, stacklevel=2)
     return _current
 
 
-def complaints_of(plugins: Iterable[Plugin]) -> list[str]:
-    """Return one warning for each plugin that could not be loaded and each item name that exists twice."""
-    lines = []
+def plugin_warnings(plugins: Iterable[Plugin]) -> list[str]:
+    """Return one warning line for each plugin that could not be loaded and each item name that exists twice."""
+    warning_lines = []
     for plugin in plugins:
         prefix = f"plugin {plugin.name} ({plugin.origin})"
         if plugin.failed:
-            lines.append(f"{prefix} was not loaded: {'; '.join(plugin.problems)}")
+            warning_lines.append(
+                f"{prefix} was not loaded: {'; '.join(plugin.problems)}"
+            )
         else:
-            lines += [f"{prefix}: {problem}" for problem in plugin.problems]
-    return lines
+            warning_lines += [f"{prefix}: {problem}" for problem in plugin.problems]
+    return warning_lines
 
 
 def make_registry(
@@ -399,7 +444,7 @@ def make_registry(
     third_party: bool = True,
     trace: Callable[[str], None] | None = None,
 ) -> Registry:
-    """Create a registry that follows the environment variables SMIMBENCH_PLUGINS and SMIMBENCH_NO_PLUGINS."""
+    """Create a registry that respects the environment variables SMIMBENCH_PLUGINS and SMIMBENCH_NO_PLUGINS."""
     paths = [
         *filter(None, os.environ.get("SMIMBENCH_PLUGINS", "").split(os.pathsep)),
         *paths,
@@ -422,7 +467,7 @@ _current: Registry | None = None
 
 @contextmanager
 def using(registry: Any) -> Iterator[None]:
-    """Context in which this process uses another registry."""
+    """Context in which this process uses the given registry instead of its own."""
     previous = _current
     set_registry(registry)
     try:
@@ -432,12 +477,12 @@ def using(registry: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _no_exit() -> Iterator[None]:
-    """Context that turns a plugin's call of ``os._exit`` during import into an ordinary error."""
-    os_exit, process, loading = os._exit, os.getpid(), True
+def _without_os_exit() -> Iterator[None]:
+    """Context in which a call of ``os._exit``, as by a plugin during import, raises SystemExit instead of ending the process."""
+    os_exit, process_id, is_importing = os._exit, os.getpid(), True
 
     def refuse(status: int = 0) -> None:
-        if loading and os.getpid() == process:
+        if is_importing and os.getpid() == process_id:
             raise SystemExit(f"os._exit({status})")
         os_exit(status)
 
@@ -445,83 +490,89 @@ def _no_exit() -> Iterator[None]:
     try:
         yield
     finally:
-        os._exit, loading = os_exit, False
+        os._exit, is_importing = os_exit, False
 
 
-def _moved_module(error: BaseException) -> str | None:
-    """Advice on a failed import of a module that smimbench 0.2 renamed; None for any other error."""
+def _renamed_module_advice(error: BaseException) -> str | None:
+    """Return advice if an import failed because smimbench 0.2 renamed the module; None for any other error."""
     module = error.name if isinstance(error, ModuleNotFoundError) else None
     for plural in PLURALS.values():
-        if module == f"{GROUP}_{plural}":
-            moved = f"smimbench_attention.{plural}"
-            return f"it was written for smimbench 0.1: {module} is now {moved}; install a newer version, or change its imports"
+        if module == f"{ENTRY_POINT_GROUP}_{plural}":
+            new_module = f"smimbench_attention.{plural}"
+            return (
+                f"it was written for smimbench 0.1: {module} is now {new_module}; "
+                "install a newer version, or change its imports"
+            )
     return None
 
 
 def _name_and_version(
     package: importlib.metadata.Distribution | None,
 ) -> tuple[str, str]:
-    """Name and version of an installed package; its folder's name if the metadata cannot be read."""
+    """Return name and version of an installed package; instead of an unreadable name, that of its folder."""
     metadata, _ = attempt(getattr, package, "metadata")
     name = metadata["Name"] if metadata else None
     version = metadata["Version"] if metadata else None
-    folder = getattr(getattr(package, "_path", None), "stem", "unknown")
-    return str(name or folder), str(version or "")
+    folder_name = getattr(getattr(package, "_path", None), "stem", "unknown")
+    return str(name or folder_name), str(version or "")
 
 
-def _import_file(file: Path, stem: str) -> ModuleType:
-    name = f"{DROP_IN}{re.sub(r'[^0-9A-Za-z_]', '_', stem)}"
-    search = [str(file.parent)] if file.name == "__init__.py" else None
+def _import_file(file: Path, module_stem: str) -> ModuleType:
+    """Import a drop-in plugin from a file, as a module named after ``module_stem``."""
+    module_name = f"{DROP_IN_PREFIX}{re.sub(r'[^0-9A-Za-z_]', '_', module_stem)}"
+    search_locations = [str(file.parent)] if file.name == "__init__.py" else None
     spec = importlib.util.spec_from_file_location(
-        name, file, submodule_search_locations=search
+        module_name, file, submodule_search_locations=search_locations
     )
     if spec is None or spec.loader is None:
         raise RegistryError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     # Last, so that a neighbor can be imported and hides nothing.
-    if (folder := str(file.resolve().parent)) not in sys.path:
-        sys.path.append(folder)
-    sys.modules[name] = module  # dataclasses look their module up by name
+    if (parent_folder := str(file.resolve().parent)) not in sys.path:
+        sys.path.append(parent_folder)
+    sys.modules[module_name] = module  # dataclasses look their module up by name
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        sys.modules.pop(name, None)
+        sys.modules.pop(module_name, None)
         raise
     return module
 
 
 def _require_hooks(module: ModuleType) -> None:
-    """Raise RegistryError if a plugin has no hook, or one that would never be called."""
-    specified = [name for name in dir(hookspecs) if name.startswith("smimbench_")]
-    hooks = [name for name in dir(module) if name.startswith("smimbench_register")]
-    if not hooks:
+    """Raise RegistryError if a plugin implements no hook, or one that smimbench would never call."""
+    valid_hooks = [hook for hook in dir(hookspecs) if hook.startswith("smimbench_")]
+    plugin_hooks = [
+        hook for hook in dir(module) if hook.startswith("smimbench_register")
+    ]
+    if not plugin_hooks:
         raise RegistryError(
-            f"the plugin has no hook; implement one of {', '.join(specified)}"
+            f"the plugin has no hook; implement one of {', '.join(valid_hooks)}"
         )
-    for name in hooks:
-        if name not in specified:
+    for hook in plugin_hooks:
+        if hook not in valid_hooks:
             raise RegistryError(
-                f"the plugin has an unknown hook {name}; {suggestion(name, specified)}"
+                f"the plugin has an unknown hook {hook}; {suggestion(hook, valid_hooks)}"
             )
-        if not hasattr(getattr(module, name), f"{hookspecs.PROJECT}_impl"):
+        if not hasattr(getattr(module, hook), f"{hookspecs.PROJECT}_impl"):
             raise RegistryError(
-                f"hook {name} must be decorated with @smimbench.hookimpl"
+                f"hook {hook} must be decorated with @smimbench.hookimpl"
             )
 
 
 # -- metrics ------------------------------------------------------------------------------------------------------
 
 
-class Described(Protocol):
-    """Theory at one sample ratio that can be written as JSON: a ``TheoryPoint`` or an ``AlgorithmPrediction``."""
+class TheoryAtRatio(Protocol):
+    """Type of a theory result at one sample ratio that can be written as JSON: ``TheoryPoint`` or ``AlgorithmPrediction``."""
 
     def document(self) -> dict[str, Any]:
-        """Return the theory as JSON, the form that metrics read."""
+        """Return the theory result as JSON, the form that metrics read."""
         ...
 
 
 def find_metric(name: str, model: str | None = None) -> Metric:
-    """Create the metric registered under a name.
+    """Return the metric registered under a name.
 
     Raises
     ------
@@ -533,27 +584,29 @@ def find_metric(name: str, model: str | None = None) -> Metric:
 
 
 def metric_label(name: str) -> str:
-    """Label of a metric in tables and figures, or its name if the label cannot be read."""
+    """Return the label of a metric for tables and figures, or its name if the metric has no readable label."""
     label, _ = attempt(lambda: find_metric(name).label)
     return label if isinstance(label, str) else name
 
 
 def trajectory_metrics(model: str | None = None) -> dict[str, Metric]:
-    """Return the metrics measured at every recorded iteration, by name, those shipped with smimbench first."""
+    """Return the metrics that are measured at every recorded iteration, by name, those shipped with smimbench first."""
     metrics: dict[str, Metric] = {}
     for entry in get_registry().entries("metric"):
-        if entry.fits(model) and entry.item.in_trajectory:
+        if entry.supports_model(model) and entry.item.in_trajectory:
             metrics.setdefault(entry.name, entry.item())
     return metrics
 
 
-def metrics_of_accounts(model: str | None = None) -> list[str]:
-    """Names of shipped metrics that compare an algorithm's claimed error with its true error; measured in every run."""
+def claimed_error_metrics(model: str | None = None) -> list[str]:
+    """Names of the shipped metrics that compare the error an algorithm claims with its true error; measured in every run."""
     entries = get_registry().entries("metric")
     return [
         entry.name
         for entry in entries
-        if entry.fits(model) and entry.source is None and entry.item.direction == "one"
+        if entry.supports_model(model)
+        and entry.source is None
+        and entry.item.direction == "one"
     ]
 
 
@@ -562,19 +615,19 @@ def names_in_key(names: Iterable[str]) -> tuple[str, ...]:
 
     A version above 1 is written ``name@version``, one of another package ``name@version.code`` with a hash of its code.
     """
-    names_with_version = []
+    names_and_versions = []
     for name in dict.fromkeys(names):
         entry = get_registry().get("metric", name)
         if entry.source is not None:
-            names_with_version.append(f"{name}@{entry.item.version}.{entry.source}")
+            names_and_versions.append(f"{name}@{entry.item.version}.{entry.source}")
         elif not entry.item.in_trajectory:
             version = entry.item.version
-            names_with_version.append(name if version == 1 else f"{name}@{version}")
-    return tuple(sorted(names_with_version))
+            names_and_versions.append(name if version == 1 else f"{name}@{version}")
+    return tuple(sorted(names_and_versions))
 
 
 def is_worse(metric: Metric, previous: float, score: float) -> bool:
-    """Whether a metric got worse; for ``direction = "one"``, whether it moved away from 1."""
+    """Whether ``score`` is worse than ``previous``: higher, lower or farther from 1, depending on the metric's direction."""
     if metric.direction == "one":
         return abs(score - 1) > abs(previous - 1)
     return score < previous if metric.direction == "higher" else score > previous
@@ -583,7 +636,7 @@ def is_worse(metric: Metric, previous: float, score: float) -> bool:
 def theory_of(
     metric: Metric,
     problem: ProblemLike,
-    point: Described | None,
+    point: TheoryAtRatio | None,
     components: int,
     complaints: list[str] | None = None,
 ) -> tuple[list[float | None], list[float | None]]:
@@ -591,19 +644,19 @@ def theory_of(
 
     They are None without theory, or if it fails; the reason is then appended to ``complaints``.
     """
-    count = components if metric.per_component else 1
-    no_values: list[float | None] = [None] * count
+    value_count = components if metric.per_component else 1
+    no_values: list[float | None] = [None] * value_count
     theory = metric.theory
     if theory is None or point is None:
         return no_values, no_values
-    numbers, error = attempt(
+    values_and_errors, error = attempt(
         lambda: [
-            _require_count(values, count)
+            _require_count(values, value_count)
             for values in theory(problem, point.document())
         ]
     )
-    if error is None and len(numbers) == 2:
-        return numbers[0], numbers[1]
+    if error is None and len(values_and_errors) == 2:
+        return values_and_errors[0], values_and_errors[1]
     if complaints is not None:
         reason = "it must return two lists, values and errors"
         if error is not None:
@@ -613,7 +666,8 @@ def theory_of(
 
 
 def _require_count(values: Iterable[float | None], count: int) -> list[float | None]:
-    numbers = [None if value is None else float(value) for value in values]
-    if len(numbers) != count:
-        raise ValueError(f"it returned {len(numbers)} values instead of {count}")
-    return numbers
+    """Convert the theoretical values of a metric to floats or None; ValueError unless there are ``count`` of them."""
+    checked_values = [None if value is None else float(value) for value in values]
+    if len(checked_values) != count:
+        raise ValueError(f"it returned {len(checked_values)} values instead of {count}")
+    return checked_values

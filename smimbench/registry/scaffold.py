@@ -23,15 +23,15 @@ class ScaffoldError(ForeseenError):
 
 
 @dataclass(frozen=True)
-class Package:
-    """A newly created package: its folder, its files, and the commands to run next."""
+class NewPackage:
+    """Newly created plugin package: its folder, its files, and the commands to run next."""
 
     folder: Path
     files: list[str]
     commands: list[str]
 
 
-def write_package(kind: str, name: str, output: Path | None) -> Package:
+def write_package(kind: str, name: str, output: Path | None) -> NewPackage:
     """Write an installable package with one working item, its tests, a suite and a README.
 
     Parameters
@@ -48,16 +48,18 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
     ------
     ScaffoldError
     """
-    _require_free_name(kind, name)
-    slug, item = name.replace("-", "_"), name.replace("_", "-")
-    module, distribution = f"smimbench_{slug}", f"smimbench-{item}"
+    _require_valid_name(kind, name)
+    python_name, item_name = name.replace("-", "_"), name.replace("_", "-")
+    module, distribution = f"smimbench_{python_name}", f"smimbench-{item_name}"
     folder = output if output is not None else Path(distribution)
     if folder.exists() or folder.is_symlink():
         raise ScaffoldError(
             f"folder {folder} already exists; choose another name, or another folder with --output"
         )
-    location = folder.as_posix() if folder.is_absolute() else f"./{folder.as_posix()}"
-    steps = [
+    folder_argument = (
+        folder.as_posix() if folder.is_absolute() else f"./{folder.as_posix()}"
+    )
+    command_words = [
         [
             "smimbench",
             "new",
@@ -65,60 +67,66 @@ def write_package(kind: str, name: str, output: Path | None) -> Package:
             name,
             *(["--output", str(output)] if output else []),
         ],
-        ["pip", "install", f"{location}[test]"],
-        ["pytest", location],
-        ["smimbench", "run", f"{location}/{slug}.toml"],
-        ["smimbench", "show", f"{location}/{slug}.toml"],
+        ["pip", "install", f"{folder_argument}[test]"],
+        ["pytest", folder_argument],
+        ["smimbench", "run", f"{folder_argument}/{python_name}.toml"],
+        ["smimbench", "show", f"{folder_argument}/{python_name}.toml"],
     ]
-    commands = [shlex.join(step) for step in steps]
-    values = {
+    commands = [shlex.join(words) for words in command_words]
+    template_values = {
         "kind": kind,
-        "name": item,
-        "slug": slug,
+        "name": item_name,
+        "slug": python_name,
         "module": module,
         "distribution": distribution,
-        "cls": "".join(word.capitalize() for word in slug.split("_") if word)
+        "cls": "".join(word.capitalize() for word in python_name.split("_") if word)
         + kind.capitalize(),
         "smimbench_version": re.sub(r"\.?dev.*|\+.*", "", version("smimbench")),
         "commands": "\n".join(commands),
     }
     templates = importlib.resources.files("smimbench.registry") / "templates"
-    folder_of_kind, common = templates / kind, templates / "common"
-    values["advice"] = _fill_template(folder_of_kind / "advice.md.tmpl", values).strip()
+    kind_templates, common_templates = templates / kind, templates / "common"
+    template_values["advice"] = _fill_template(
+        kind_templates / "advice.md.tmpl", template_values
+    ).strip()
     files = {
-        "pyproject.toml": common / "pyproject.toml.tmpl",
-        "README.md": common / "README.md.tmpl",
-        f"{module}/__init__.py": folder_of_kind / "item.py.tmpl",
-        f"tests/test_{slug}.py": folder_of_kind / "test_item.py.tmpl",
-        f"{slug}.toml": folder_of_kind / "suite.toml.tmpl",
+        "pyproject.toml": common_templates / "pyproject.toml.tmpl",
+        "README.md": common_templates / "README.md.tmpl",
+        f"{module}/__init__.py": kind_templates / "item.py.tmpl",
+        f"tests/test_{python_name}.py": kind_templates / "test_item.py.tmpl",
+        f"{python_name}.toml": kind_templates / "suite.toml.tmpl",
     }
     _write_files(
         folder,
-        {path: _fill_template(template, values) for path, template in files.items()},
+        {
+            path: _fill_template(template, template_values)
+            for path, template in files.items()
+        },
     )
-    return Package(folder, sorted(files), commands[1:])
+    return NewPackage(folder, sorted(files), commands[1:])
 
 
-def _require_free_name(kind: str, name: str) -> None:
+def _require_valid_name(kind: str, name: str) -> None:
+    """Raise ScaffoldError unless the name of a new item is well-formed and neither an item nor a package has it."""
     if not re.fullmatch(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*", name):
-        close = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")
+        similar_name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")
         hint = (
-            f"; {close!r} would be valid"
-            if re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", close)
+            f"; {similar_name!r} would be valid"
+            if re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", similar_name)
             else ""
         )
         raise ScaffoldError(
             f"{name!r} is not a valid name: use lower-case letters, digits, '_' or '-', beginning with a letter{hint}"
         )
-    item = name.replace("_", "-")
-    same_name = [
+    item_name = name.replace("_", "-")
+    existing_entries = [
         entry
         for entry in get_registry().entries(kind)
-        if entry.name.replace("_", "-") == item
+        if entry.name.replace("_", "-") == item_name
     ]
-    if same_name:
+    if existing_entries:
         raise ScaffoldError(
-            f"{kind} {item!r} already exists in package {same_name[0].distribution!r}; choose another name"
+            f"{kind} {item_name!r} already exists in package {existing_entries[0].distribution!r}; choose another name"
         )
     module = f"smimbench_{name.replace('-', '_')}"
     if importlib.util.find_spec(module) is not None:
@@ -127,23 +135,24 @@ def _require_free_name(kind: str, name: str) -> None:
         )
 
 
-def _fill_template(template: Traversable, values: dict[str, str]) -> str:
-    return Template(template.read_text(encoding="utf-8")).substitute(values)
+def _fill_template(template: Traversable, template_values: dict[str, str]) -> str:
+    """Read a template file and replace its placeholders by their values."""
+    return Template(template.read_text(encoding="utf-8")).substitute(template_values)
 
 
 def _write_files(folder: Path, files: dict[str, str]) -> None:
-    """Write all files of a new package, or none of them if one fails."""
+    """Write all files of a new package to a folder, or none of them if one fails."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             dir=folder.parent, prefix=".smimbench-new-"
         ) as temporary:
-            built = Path(temporary) / "package"
+            package_folder = Path(temporary) / "package"
             for path, text in files.items():
-                file = built / path
+                file = package_folder / path
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(text, encoding="utf-8")
-            shutil.move(built, folder)
+            shutil.move(package_folder, folder)
     except OSError as error:
         raise ScaffoldError(
             f"folder {folder} cannot be written: {error.strerror or error}"

@@ -11,12 +11,12 @@ import sys
 import tokenize
 from pathlib import Path
 
-LENGTH = 12
+HASH_DIGITS = 12
 """Digits of the hash."""
-OWN_PACKAGES = ("smimbench", "smimbench_attention")
-"""Packages of smimbench itself, whose version stands for their code."""
-DROP_IN = "smimbench_dropin_"
-"""Start of the module names of drop-in plugins."""
+SHIPPED_PACKAGES = ("smimbench", "smimbench_attention")
+"""Packages that ship with smimbench, whose version stands for their code."""
+DROP_IN_PREFIX = "smimbench_dropin_"
+"""Prefix of the module names of drop-in plugins."""
 
 
 def source_of(item: type[object]) -> str | None:
@@ -33,7 +33,7 @@ def source_of(item: type[object]) -> str | None:
         (
             cls.__module__
             for cls in item.__mro__
-            if not _has_no_plugin_code(cls.__module__)
+            if not _is_not_plugin_code(cls.__module__)
         ),
         "",
     )
@@ -44,38 +44,38 @@ def source_of(item: type[object]) -> str | None:
         except (OSError, TypeError):
             return None
         return hashlib.sha256(_code_without_comments(text.encode())).hexdigest()[
-            :LENGTH
+            :HASH_DIGITS
         ]
-    package = _package_folder(module, path)
+    package_folder = _package_folder(module, path)
     files = (
-        _package_files(package)
-        if package
+        _package_files(package_folder)
+        if package_folder
         else _imported_files(path)
-        if module.startswith(DROP_IN)
+        if module.startswith(DROP_IN_PREFIX)
         else {path}
     )
     digest = hashlib.sha256()
     for file in sorted(files):
         content = file.read_bytes()
-        name = file.relative_to(package or path.parent).as_posix()
+        name = file.relative_to(package_folder or path.parent).as_posix()
         digest.update(
             f"{name}\n".encode()
             + (_code_without_comments(content) if file.suffix == ".py" else content)
         )
-    return digest.hexdigest()[:LENGTH]
+    return digest.hexdigest()[:HASH_DIGITS]
 
 
-def _has_no_plugin_code(module: str) -> bool:
-    """Whether a module belongs to smimbench, to Python's library, or has no file."""
+def _is_not_plugin_code(module: str) -> bool:
+    """Whether a module belongs to smimbench or to Python's library, or is typed in interactively."""
     return module.partition(".")[0] in (
-        *OWN_PACKAGES,
+        *SHIPPED_PACKAGES,
         "__main__",
         *sys.stdlib_module_names,
     )
 
 
 def _package_folder(module: str, path: Path) -> Path | None:
-    """Folder of the outermost package of a module; None for a single file."""
+    """Return the folder of the outermost package that contains a module; None if the module is a single file."""
     depth = module.count(".") + (path.name == "__init__.py")
     packages = [
         folder for folder in path.parents[:depth] if (folder / "__init__.py").is_file()
@@ -84,7 +84,7 @@ def _package_folder(module: str, path: Path) -> Path | None:
 
 
 def _package_files(folder: Path) -> set[Path]:
-    """Python sources and compiled modules of a package."""
+    """List the Python sources and compiled modules of a package."""
     return {
         path
         for path in folder.rglob("*")
@@ -93,36 +93,36 @@ def _package_files(folder: Path) -> set[Path]:
 
 
 def _imported_files(path: Path) -> set[Path]:
-    """A drop-in file, with the neighboring modules and packages that it imports, directly or indirectly."""
+    """List a drop-in file and the files of neighboring modules and packages that it imports, directly or indirectly."""
     files: set[Path] = set()
-    waiting = {path}
-    while waiting:
-        file = waiting.pop()
+    unread_files = {path}
+    while unread_files:
+        file = unread_files.pop()
         files.add(file)
         for name in _imported_names(file.read_bytes()) if file.suffix == ".py" else ():
-            package, module = path.parent / name, path.parent / f"{name}.py"
-            if (package / "__init__.py").is_file():
-                waiting |= _package_files(package) - files
-            elif module.is_file():
-                waiting |= {module} - files
+            package_folder, module_file = path.parent / name, path.parent / f"{name}.py"
+            if (package_folder / "__init__.py").is_file():
+                unread_files |= _package_files(package_folder) - files
+            elif module_file.is_file():
+                unread_files |= {module_file} - files
     return files
 
 
 def _imported_names(source: bytes) -> set[str]:
-    """Top-level names of the modules that Python source code imports."""
+    """List the top-level names of the modules that Python source code imports."""
     try:
-        nodes = list(ast.walk(ast.parse(source)))
+        syntax_nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
         return set()
     names = [
         alias.name
-        for node in nodes
+        for node in syntax_nodes
         if isinstance(node, ast.Import)
         for alias in node.names
     ]
     names += [
         node.module
-        for node in nodes
+        for node in syntax_nodes
         if isinstance(node, ast.ImportFrom) and node.module and not node.level
     ]
     return {name.partition(".")[0] for name in names}
@@ -130,7 +130,7 @@ def _imported_names(source: bytes) -> set[str]:
 
 @functools.cache  # many items of one package have the same files
 def _code_without_comments(source: bytes) -> bytes:
-    """Python source code without comments, blank lines and trailing spaces."""
+    """Remove comments, blank lines and trailing spaces from Python source code."""
     try:
         lines = source.decode("utf-8-sig").splitlines()
         for token in tokenize.generate_tokens(

@@ -140,7 +140,7 @@ def _suite_document(name: str) -> Description:
 def info_documents(name: str) -> list[Description]:
     """Return full descriptions of all items and suites with a name, which may be of several kinds or models."""
     documents: list[Description] = []
-    for entry in get_registry().named(name):
+    for entry in get_registry().entries_named(name):
         description = _item_document(entry)
         description["parameters"] = _parameters(entry)
         description["documentation"] = documentation(entry.item)

@@ -25,8 +25,8 @@ from smimbench.interfaces.problem import sizes
 from smimbench.problem.problem import Problem, ProblemError, Specification
 from smimbench.registry.registry import (
     RegistryError,
+    claimed_error_metrics,
     find_metric,
-    metrics_of_accounts,
     theory_of,
     trajectory_metrics,
 )
@@ -573,7 +573,7 @@ def _unlisted_metrics(
     """Yield the predicted metrics, measured by the algorithm's own error estimate, that the suite does not list."""
     problem = runs.problem
     coefficient = 0.0 if prediction.at_size else None
-    for name in metrics_of_accounts(problem.model.name):
+    for name in claimed_error_metrics(problem.model.name):
         if name in listed:
             continue
         metric = find_metric(name, problem.model.name)

@@ -31,7 +31,7 @@ from smimbench.interfaces.algorithm import refusal
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem, seed_sequence
 from smimbench.registry.items import build
-from smimbench.registry.registry import get_registry, metrics_of_accounts
+from smimbench.registry.registry import claimed_error_metrics, get_registry
 from smimbench.run.loop import (
     Clock,
     FreshSamples,
@@ -269,7 +269,7 @@ def _outcome(
 def _measure(cell: Cell, problem: Problem, instance: Instance, run: LoopRun) -> None:
     """Measure the metrics that the suite lists, and those of claimed errors, on the final estimate of a run."""
     listed = [name.partition("@")[0] for name in cell.run.metrics]
-    names = dict.fromkeys((*listed, *metrics_of_accounts(problem.model.name)))
+    names = dict.fromkeys((*listed, *claimed_error_metrics(problem.model.name)))
     measured, unmeasured, remarks = instance.measure(list(names), run.estimate, run.V)
     run.metrics.update(measured)
     run.blank |= {name: why for name, why in unmeasured.items() if name in listed}

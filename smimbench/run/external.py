@@ -22,9 +22,9 @@ from smimbench.files import (
     write_atomically,
 )
 from smimbench.interfaces import Array
-from smimbench.interfaces.checks import not_finite
+from smimbench.interfaces.checks import describe_nonfinite
 from smimbench.problem.instance import Instance
-from smimbench.problem.problem import CODE
+from smimbench.problem.problem import CODE_KEYS
 from smimbench.run.loop import Status
 from smimbench.run.record import Record, new_record
 from smimbench.run.store import Store, scores_of
@@ -167,7 +167,7 @@ def score_record(suite: Suite, point: Point, path: Path, label: str) -> Record:
     """Score the estimate in a file and return a record like that of a cell, without times and trajectory."""
     instance = point.instance(suite)
     estimate = read_estimate(path, instance.signal.shape)
-    defect, metrics = not_finite(estimate), None
+    defect, metrics = describe_nonfinite(estimate), None
     if not defect:
         with np.errstate(all="ignore"):
             metrics, _ = attempt(instance.metrics, estimate)
@@ -240,7 +240,7 @@ def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[Record]]:
 def _instance_name(cell: Mapping[str, Any]) -> str:
     """Text that identifies an instance: all settings that its data depend on, without versions."""
     items = {
-        kind: {key: item[key] for key in item if key not in CODE}
+        kind: {key: item[key] for key in item if key not in CODE_KEYS}
         for kind, item in cell["problem"].items()
     }
     settings = ("alpha", "dimension", "replicate", "seed", "dtype")

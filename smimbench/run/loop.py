@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Algorithm, Array, Data, Host, Plan
-    from smimbench.problem.instance import Instance, Values
+    from smimbench.problem.instance import Instance, MetricValues
     from smimbench.problem.problem import Problem
     from smimbench.suite.schema import RunOptions
 
@@ -468,7 +468,7 @@ class Trajectory:
     """Trajectory of a run: metrics of the estimate at recorded iterations, with the time."""
 
     instance: Instance
-    metrics: Values = field(default_factory=dict)
+    metrics: MetricValues = field(default_factory=dict)
     trajectory: dict[str, list[Any]] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
 
@@ -498,7 +498,7 @@ class Trajectory:
         for name, entry in entries.items():
             self.trajectory.setdefault(name, []).append(entry)
 
-    def spread(self) -> Values:
+    def spread(self) -> MetricValues:
         """Standard deviation of every metric, per component, over the recorded points of the last 40 iterations."""
         iterations = self.trajectory["iteration"]
         count = sum(iteration > iterations[-1] - 40 for iteration in iterations)

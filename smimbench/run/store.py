@@ -37,7 +37,7 @@ from smimbench.files import (
     write_atomically,
 )
 from smimbench.interfaces import Array
-from smimbench.problem.problem import CODE, Specification
+from smimbench.problem.problem import CODE_KEYS, Specification
 from smimbench.registry.registry import KINDS
 from smimbench.run.record import (
     FORMAT,
@@ -453,7 +453,7 @@ def other_versions(
         current = _items(cell.identity())
         for kind, recorded in _items(record.cell).items():
             item = current[kind]
-            if any(recorded.get(key) != item.get(key) for key in CODE):
+            if any(recorded.get(key) != item.get(key) for key in CODE_KEYS):
                 name = f"{kind} {recorded['name']!r}"
                 counts[name, recorded["version"], item["version"]] += 1
     return [

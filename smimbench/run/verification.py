@@ -19,7 +19,7 @@ from smimbench.backend import machine
 from smimbench.backend.device import BackendError, get_backend
 from smimbench.files import JsonObject, canonical_json, error_line, read_json
 from smimbench.interfaces import Conditions, Overlaps
-from smimbench.problem.problem import Assuming, Problem, Specification
+from smimbench.problem.problem import AlgorithmWithAssumption, Problem, Specification
 from smimbench.run.answers import (
     THEORY_ERRORS,
     THEORY_VERSION,
@@ -101,7 +101,7 @@ def files(store: Store) -> Verification:
     verification.disagreements += store.complaints
     for stem, record in records.items():
         path = store.folder / f"{stem}.json"
-        verification.disagreements += complaints_of(
+        verification.disagreements += plugin_warnings(
             path, lambda p: text_of(read_json(p)), path
         )
         if isinstance(record.trajectory, LongTrajectory):
@@ -114,7 +114,7 @@ def files(store: Store) -> Verification:
 
     folder = store.folder
     for path in sorted({*folder.glob("run.json"), *folder.glob("settings/*/run.json")}):
-        verification.add(complaints_of(path, shared_text, path.parent))
+        verification.add(plugin_warnings(path, shared_text, path.parent))
     return verification
 
 
@@ -164,7 +164,7 @@ def choices(suite: Suite, store: Store) -> Verification:
     return verification
 
 
-def complaints_of(path: Path, text: Callable[[Any], str], content: Any) -> list[str]:
+def plugin_warnings(path: Path, text: Callable[[Any], str], content: Any) -> list[str]:
     """Return the defects of a file, found by comparing it byte by byte with the ``text`` of its content."""
     try:
         is_same = text(content).encode() == path.read_bytes()
@@ -273,7 +273,7 @@ def stored_theory(
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             unchanged.add([f"{path}: {error}"])
             continue
-        lines = complaints_of(path, document_text, sealed(answer.document))
+        lines = plugin_warnings(path, document_text, sealed(answer.document))
         unchanged.add(lines)
         if key not in problems:
             foreign += not lines
@@ -644,7 +644,7 @@ def _checks_of_assumptions(
     specs = {plan.label: plan.spec for plan in suite.algorithms}
     for label, alpha in places:
         algorithm = build_algorithm(specs[label], plan.problem)
-        if not isinstance(algorithm, Assuming):
+        if not isinstance(algorithm, AlgorithmWithAssumption):
             continue
         if not algorithm.assumed(plan.problem).is_assumed:
             continue

@@ -12,12 +12,12 @@ from smimbench.files import attempt, canonical_json
 from smimbench.interfaces import Algorithm, ParameterError
 from smimbench.interfaces.algorithm import plan_of
 from smimbench.interfaces.problem import sizes
-from smimbench.problem.problem import ProblemError, assumed_problem, explained
+from smimbench.problem.problem import ProblemError, as_problem_errors, assumed_problem
 from smimbench.registry.items import (
     Parameters,
     build,
     explain_validation,
-    require_known,
+    require_known_names,
     signature_of,
     takes_lists,
 )
@@ -95,9 +95,9 @@ def _algorithms_of_table(
     listed_parameters = listed_parameters_of(table)
     for path, listed_values in listed_parameters.items():
         require_distinct(listed_values, file, ".".join((key, *path)))
-    with explained("algorithm"):
+    with as_problem_errors("algorithm"):
         entry = get_registry().get("algorithm", table.name)
-        require_known(
+        require_known_names(
             table.model_extra or (),
             [*signature_of(entry.item), *AlgorithmTable.model_fields],
         )
@@ -115,7 +115,7 @@ def _algorithms_of_table(
     search_space = None
     if table.tune:
         _, parameters, _ = settings[0]
-        with explained("algorithm.tune"):
+        with as_problem_errors("algorithm.tune"):
             search_space = search_space_of(
                 table.tune,
                 listed_parameters,
@@ -155,7 +155,7 @@ def _first_supported_problem(
 ) -> ProblemPlan:
     """Return the first problem whose model the algorithm supports, or raise ProblemError if there is none."""
     for problem_plan in problem_plans:
-        if entry.fits(problem_plan.problem.model.name):
+        if entry.supports_model(problem_plan.problem.model.name):
             return problem_plan
     problem_models = dict.fromkeys(
         repr(problem_plan.problem.model.name) for problem_plan in problem_plans
@@ -360,7 +360,7 @@ def search_space_of(
         If the algorithm cannot be made at an end of a range or at a value of a list, or would not be run for the same steps and
         samples.
     """
-    require_known(
+    require_known_names(
         table.model_extra or (), [*signature_of(item_class), *TuneTable.model_fields]
     )
     searched_parameters = dict(_ranges_or_values(table.model_extra or {}))
@@ -414,7 +414,7 @@ def _ranges_or_values(
         elif not value.keys() & Range.model_fields.keys():
             yield from _ranges_or_values(value, *path)
         else:
-            require_known(value, Range.model_fields, *path)
+            require_known_names(value, Range.model_fields, *path)
             try:
                 yield path, Range.model_validate(value)
             except pydantic.ValidationError as error:

@@ -15,8 +15,8 @@ from typing_extensions import TypedDict
 from smimbench.files import canonical_json, suggestion
 from smimbench.interfaces import Algorithm
 from smimbench.problem.problem import (
-    CODE,
-    Assuming,
+    CODE_KEYS,
+    AlgorithmWithAssumption,
     Problem,
     Specification,
     as_table,
@@ -569,7 +569,7 @@ def is_same_setup(description: object, reference: object) -> bool:
             return False
     return all(
         is_same_setup(description[key], reference[key])
-        for key in common_keys - {*CODE, "distribution", "metrics"}
+        for key in common_keys - {*CODE_KEYS, "distribution", "metrics"}
     )
 
 
@@ -610,7 +610,9 @@ def make_algorithm(
     spec = specification(entry, item)
     if assumed_tables is None:
         return item, spec
-    return Assuming(item, assumed_tables), spec | {"assumed": assumed_tables}
+    return AlgorithmWithAssumption(item, assumed_tables), spec | {
+        "assumed": assumed_tables
+    }
 
 
 def _algorithm_entry(spec: Specification, problem: Problem | None) -> Entry:

@@ -14,11 +14,16 @@ import tomli_w
 
 from smimbench.derive.prior import why_theory_only
 from smimbench.files import JsonObject, printable, suggestion
-from smimbench.problem.problem import ItemError, Problem, ProblemError, explained
+from smimbench.problem.problem import (
+    ItemError,
+    Problem,
+    ProblemError,
+    as_problem_errors,
+)
 from smimbench.registry.items import (
     Parameters,
     explain_validation,
-    is_value,
+    is_valid_as_one_value,
     signature_of,
     unknown_key,
 )
@@ -408,7 +413,7 @@ class _Reader:
             label += f" ({', '.join(assignments)})"
         try:
             problem = Problem(**variant.tables)
-            with explained("prior"):
+            with as_problem_errors("prior"):
                 theory_only = why_theory_only(problem.prior, problem.components)
         except ProblemError as error:
             self._leave_out(error, f"{key}.{error.key}")
@@ -511,7 +516,7 @@ class _Reader:
         ]
         for model in models:
             if any(
-                entry.name == run.start and entry.fits(model)
+                entry.name == run.start and entry.supports_model(model)
                 for entry in starting_algorithms
             ):
                 continue
@@ -594,7 +599,7 @@ def _is_single_value(kind: str, tables: Mapping[str, Parameters], name: str) -> 
         item_class = get_registry().get(kind, str(tables[kind].get("name")), model).item
     except RegistryError:  # reported when the problem is built
         return False
-    return is_value(item_class, kind, name, tables[kind][name])
+    return is_valid_as_one_value(item_class, kind, name, tables[kind][name])
 
 
 def _spectrum_depends_on_dimension(tables: Mapping[str, Parameters]) -> bool:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from smimbench.interfaces.checks import LARGEST
+from smimbench.interfaces.checks import LARGEST_PARAMETER
 from smimbench.problem.problem import DEFAULT_INPUTS
 from smimbench.registry.items import Parameters
 from smimbench.suite import SuiteError
@@ -126,7 +126,7 @@ def _require_float32(tf32: bool, validation: pydantic.ValidationInfo) -> bool:
 
 ListOf = Annotated[tuple[T, ...], BeforeValidator(_list_as_tuple)]
 Axis = Annotated[tuple[T, ...], BeforeValidator(as_axis), Field(min_length=1)]
-SampleRatio = Annotated[float, Field(gt=0, le=LARGEST)]
+SampleRatio = Annotated[float, Field(gt=0, le=LARGEST_PARAMETER)]
 Dimension = Annotated[int, Field(ge=2, le=10**8)]
 Replicates = Annotated[int, Field(ge=1)]
 Item = str | dict[str, Any]
@@ -231,7 +231,7 @@ class Range(Table):
     @pydantic.model_validator(mode="after")
     def _require_ordered_ends(self) -> Range:
         """Check that ``low < high``, that both are finite and, for a logarithmic range, positive."""
-        if not -LARGEST <= self.low < self.high <= LARGEST:
+        if not -LARGEST_PARAMETER <= self.low < self.high <= LARGEST_PARAMETER:
             raise ValueError(
                 f"low must be less than high, and both finite, got {self.low:g} and {self.high:g}"
             )

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from smimbench.files import suggestion
 from smimbench.interfaces import Algorithm
-from smimbench.interfaces.item import gives, with_defaults
+from smimbench.interfaces.item import defines_member, with_defaults
 from smimbench.registry.items import (
     BASES,
     Parameters,
@@ -237,7 +237,7 @@ def contexts(
         raise CheckError(
             "parameters can be given for a class or a name, not for an instance; set them when you create the instance"
         )
-    if kind == "algorithm" and not gives(Algorithm, type(item), "step"):
+    if kind == "algorithm" and not defines_member(Algorithm, type(item), "step"):
         item = instantiate(type(item), kind, parameters_of(kind, item))
     with_defaults(BASES[kind], type(item))
     return [CheckContext(kind, item, seed)]
@@ -245,7 +245,7 @@ def contexts(
 
 def _items_named(name: str, parameters: Parameters | None) -> list[Entry]:
     """Return the registered items of a name (there may be several) that accept the parameters."""
-    entries = get_registry().named(name)
+    entries = get_registry().entries_named(name)
     if not entries:
         names = {entry.name for entry in get_registry().entries()}
         close = difflib.get_close_matches(name.rpartition(":")[2], names, 3)

@@ -13,9 +13,9 @@ from smimbench.derive.labels import is_noisy, observable, symmetry_of_labels
 from smimbench.interfaces import SYMMETRIES, Array, Channel, Model
 from smimbench.interfaces.checks import (
     checked_posterior,
+    describe_nonfinite,
+    dtype_name,
     is_real,
-    not_finite,
-    type_of_numbers,
 )
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import (
@@ -143,8 +143,8 @@ def labels(context: CheckContext, model: Model) -> None:
     """Check that labels have shape (n, ...) and are finite real numbers, also for a single sample."""
     for n in (5, 1):
         y = drawn(context, model, n, n)[3]
-        if y.shape[:1] != (n,) or not is_real(y) or not_finite(y):
-            got = not_finite(y) if is_real(y) else type_of_numbers(y)
+        if y.shape[:1] != (n,) or not is_real(y) or describe_nonfinite(y):
+            got = describe_nonfinite(y) if is_real(y) else dtype_name(y)
             raise CheckFailed(
                 f"forward of {n} samples must return finite numbers of shape ({n}, ...), got {got or y.shape}"
             )
@@ -164,7 +164,7 @@ def log_likelihood(context: CheckContext, model: Model) -> None:
     _, _, z, y = drawn(context, model, 6, 51)
     likelihood = np.asanyarray(channel.log_likelihood(y, z))
     if likelihood.shape != (6,) or not is_real(likelihood):
-        got = f"{type_of_numbers(likelihood)} {likelihood.shape}"
+        got = f"{dtype_name(likelihood)} {likelihood.shape}"
         raise CheckFailed(
             f"log_likelihood of 6 samples must return real numbers of shape (6,), got {got}"
         )

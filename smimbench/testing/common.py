@@ -18,7 +18,7 @@ from smimbench.backend.arrays import to_host
 from smimbench.backend.device import Backend
 from smimbench.files import attempt, canonical_json, error_line
 from smimbench.interfaces import Array, Host, Model, ParameterError, Prior
-from smimbench.interfaces.item import gives
+from smimbench.interfaces.item import defines_member
 from smimbench.registry.items import (
     ENGINE_FILLED,
     Parameters,
@@ -152,7 +152,7 @@ def _expect_usable(context: CheckContext, item: Any, parameter: str) -> None:
         draw = partial(item.forward, z, rng=context.rng(2))
     elif context.kind == "inputs":
         draw = partial(inputs.tokens, item, 4, rng)
-    elif context.kind == "prior" and gives(Prior, type(item), "sample"):
+    elif context.kind == "prior" and defines_member(Prior, type(item), "sample"):
         draw = partial(item.sample, rng, 1, 12)
     else:
         return

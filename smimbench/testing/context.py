@@ -214,7 +214,7 @@ def shipped(kind: str, model: Model) -> list[Any]:
     """Return shipped items for a model, with default parameters; for a third-party model, all that fit."""
     symmetric = is_symmetric(model)
     filled = {"tokens": getattr(model, "tokens", 2), "symmetric": symmetric}
-    entries = [e for e in get_registry().entries(kind) if e.fits(model.name)]
+    entries = [e for e in get_registry().entries(kind) if e.supports_model(model.name)]
     entries = [e for e in entries if e.distribution == BUILT_IN] or entries
     items = [
         _with_engine_parameters(entry, filled)

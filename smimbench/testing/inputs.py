@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from smimbench.interfaces import Array, Inputs
-from smimbench.problem.instance import fill
+from smimbench.problem.instance import fill_with_tokens
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import (
     Call,
@@ -33,7 +33,7 @@ def tokens(
 ) -> Array:
     """Draw tokens (n, T, D) as the engine does."""
     out = np.empty((n, *size(item)), dtype=dtype)
-    fill(out, item, rng)
+    fill_with_tokens(out, item, rng)
     return out
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from smimbench.interfaces import Array, Model, Prior
-from smimbench.interfaces.item import gives
+from smimbench.interfaces.item import defines_member
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import (
     Call,
@@ -82,7 +82,7 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 
 def refused(context: CheckContext) -> Iterator[Refused]:
     """Yield calls that must raise an error: an information matrix of the wrong size."""
-    if not gives(Prior, type(context.item), "denoise"):
+    if not defines_member(Prior, type(context.item), "denoise"):
         raise CheckSkipped(
             "the prior has no method denoise of its own; the engine derives it"
         )

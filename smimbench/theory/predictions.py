@@ -25,7 +25,7 @@ from smimbench.interfaces import (
 from smimbench.interfaces.algorithm import refusal
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.memo import cached_on
-from smimbench.problem.problem import Assuming, Problem
+from smimbench.problem.problem import AlgorithmWithAssumption, Problem
 from smimbench.theory.coupled import CoupledCurve
 from smimbench.theory.curve import Curve
 from smimbench.theory.fixed_point_curve import fixed_point_curve
@@ -359,7 +359,7 @@ def own_theory(
         return NO_THEORY
     options = {}
     if (
-        isinstance(algorithm, Assuming)
+        isinstance(algorithm, AlgorithmWithAssumption)
         and (assumed := algorithm.assumed(problem)).is_assumed
     ):
         if not takes(ask, "assumed"):

@@ -11,7 +11,7 @@ from smimbench_attention.algorithms.ridge import Ridge
 
 from smimbench.interfaces import Conditions
 from smimbench.problem import Problem, ProblemError
-from smimbench.problem.problem import Assuming, assumed_problem
+from smimbench.problem.problem import AlgorithmWithAssumption, assumed_problem
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.rows import prediction_of
 from smimbench.report.theory_document import theory_of_suite, with_predictions
@@ -133,7 +133,9 @@ def test_linear_labels_and_a_gaussian_signal_have_a_closed_form(
     tables = {"channel": {"noise": assumed}}
     other = assumed_problem(problem, tables)
     point = Gamp().theory(problem, alpha, Conditions(), assumed=other)
-    ridge = own_theory(Assuming(Ridge(), tables), problem, alpha, Conditions())
+    ridge = own_theory(
+        AlgorithmWithAssumption(Ridge(), tables), problem, alpha, Conditions()
+    )
     assert point.mse == pytest.approx(ridge.mse, rel=1e-12)
     assert (point.mse_error == 0).all()
     claimed = np.array(point.more["calibration"]) * point.mse
@@ -161,7 +163,9 @@ def test_erm_has_the_penalty_that_is_best_for_what_it_assumes():
     best = own_theory(Erm(), assumed_problem(problem, tables), 0.7, Conditions()).more[
         "penalty"
     ]
-    found = own_theory(Assuming(Erm(), tables), problem, 0.7, Conditions())
+    found = own_theory(
+        AlgorithmWithAssumption(Erm(), tables), problem, 0.7, Conditions()
+    )
     assert best == pytest.approx(1.1, rel=0.02)  # of a Gaussian signal
     assert found.mse == own_theory(Erm(penalty=best), problem, 0.7, Conditions()).mse
 
@@ -203,7 +207,7 @@ def test_theory_agrees_with_plain_draws(monkeypatch, problem, tables, alpha):
 @pytest.mark.slow
 def test_an_unstable_fixed_point_is_no_prediction_and_its_runs_do_not_converge():
     problem = attention("softmax", rho=0.3, beta=1.0)
-    assuming = Assuming(Gamp(), {"prior": {"rho": 0.1}})
+    assuming = AlgorithmWithAssumption(Gamp(), {"prior": {"rho": 0.1}})
     said = own_theory(assuming, problem, 0.1, Conditions())
     assert "does not converge: errors grow by 1.1" in said
     found = run_once(
@@ -216,7 +220,7 @@ def test_the_right_assumption_changes_nothing():
     problem = attention("linear", rho=0.3, noise=0.3)
     instance, right = (
         problem.instance(0.2, 30),
-        Assuming(Gamp(), {"prior": {"rho": 0.3}}),
+        AlgorithmWithAssumption(Gamp(), {"prior": {"rho": 0.3}}),
     )
     plain, assuming = (run_once(problem, instance, one) for one in (Gamp(), right))
     assert np.array_equal(plain.estimate, assuming.estimate)
@@ -233,7 +237,7 @@ def test_an_assumption_that_cannot_be_made_is_explained():
         ProblemError, match="must have 1 components, as the signal of the data, got 2"
     ):
         assumed_problem(problem, {"channel": {"components": 2}})
-    assert "does not fit this problem" in Assuming(
+    assert "does not fit this problem" in AlgorithmWithAssumption(
         Gamp(), {"channel": {"beta": 2.0}}
     ).refuses(problem)
     assert assumed_problem(problem, {"channel": {"noise": 0.3}}) is problem
@@ -265,7 +269,12 @@ def test_runs_land_on_the_theory():
     ends = []
     for D, count in ((40, 24), (80, 8)):
         runs = [
-            run_once(problem, instance, Assuming(Gamp(), tables), tolerance=3e-3)
+            run_once(
+                problem,
+                instance,
+                AlgorithmWithAssumption(Gamp(), tables),
+                tolerance=3e-3,
+            )
             for instance in (
                 problem.instance(0.2, D, replicate) for replicate in range(count)
             )
@@ -411,6 +420,9 @@ def test_a_wrong_noise_of_linear_labels_is_a_wrong_penalty_of_ridge_regression()
     point = Gamp().theory(problem, 0.7, Conditions(), assumed=other)
     assert point.mse == pytest.approx(expected, rel=1e-5)
     found = own_theory(
-        Assuming(Ridge(), {"channel": {"noise": penalty}}), problem, 0.7, Conditions()
+        AlgorithmWithAssumption(Ridge(), {"channel": {"noise": penalty}}),
+        problem,
+        0.7,
+        Conditions(),
     )
     assert found.mse == pytest.approx(expected, rel=1e-5)

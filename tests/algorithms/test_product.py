@@ -38,7 +38,7 @@ def combinations():
     ):
         untied = prior.name == "bilinear"
         if all(
-            entry.fits(model.name) for entry in (channel, prior, algorithm)
+            entry.supports_model(model.name) for entry in (channel, prior, algorithm)
         ) and not (untied and channel.name == "hardmax"):
             yield pytest.param(
                 model,

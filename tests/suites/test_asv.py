@@ -81,7 +81,7 @@ def test_every_channel_and_prior_is_discovered(benchmarks):
         for kind, position in (("channel", 1), ("prior", 2)):
             for entry in registry.entries(kind):
                 for model in registry.entries("model"):
-                    if entry.fits(model.name):
+                    if entry.supports_model(model.name):
                         assert any(
                             f[0] == model.name and f[position] == entry.name
                             for f in found

@@ -121,7 +121,7 @@ class Averaged(Algorithm):
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why the inner algorithm cannot solve a problem, or None."""
-        if not self._entry.fits(problem.model.name):
+        if not self._entry.supports_model(problem.model.name):
             return f"{self._entry.name} does not work for model {problem.model.name!r}"
         return self._inner.refuses(problem)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from smimbench.files import error_line
 from smimbench.interfaces import Capabilities, Inputs, ParameterError
-from smimbench.interfaces.checks import not_finite
+from smimbench.interfaces.checks import describe_nonfinite
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Host
@@ -112,7 +112,7 @@ def _load_array(path: str, key: str, stamp: tuple[int, int]) -> tuple[Host, str]
             "the array must hold real numbers and have two or three axes, "
             f"got type {array.dtype} and shape {array.shape}"
         )
-    if defect := not_finite(array):
+    if defect := describe_nonfinite(array):
         raise ValueError(f"the array contains {defect}")
     if array.ndim == 2:
         array = array[:, None, :]

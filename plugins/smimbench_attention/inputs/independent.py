@@ -10,7 +10,7 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Capabilities, Inputs, require
-from smimbench.interfaces.checks import LARGEST
+from smimbench.interfaces.checks import LARGEST_PARAMETER
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Host
@@ -71,12 +71,12 @@ class HeavyTails(Independent):
     reference = "Student, Biometrika 6, 1 (1908)"
 
     def __post_init__(self) -> None:
-        fits = 2 < self.degrees <= LARGEST
+        fits = 2 < self.degrees <= LARGEST_PARAMETER
         require(
             self,
             "degrees",
             fits,
-            f"> 2 and at most {LARGEST:g}, so that the variance is finite",
+            f"> 2 and at most {LARGEST_PARAMETER:g}, so that the variance is finite",
         )
 
     def draw(

@@ -9,7 +9,7 @@ import numpy as np
 
 from smimbench.backend import matching, namespace
 from smimbench.interfaces import Capabilities, Inputs, ParameterError, require
-from smimbench.interfaces.checks import LARGEST
+from smimbench.interfaces.checks import LARGEST_PARAMETER
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Host
@@ -58,10 +58,12 @@ class PowerLaw(Inputs):
         )
         if self.spectrum is not None:
             outside = [
-                value for value in self.spectrum if not 1 / LARGEST <= value <= LARGEST
+                value
+                for value in self.spectrum
+                if not 1 / LARGEST_PARAMETER <= value <= LARGEST_PARAMETER
             ]
             if outside or not self.spectrum:
-                between = f"between {1 / LARGEST:g} and {LARGEST:g}"
+                between = f"between {1 / LARGEST_PARAMETER:g} and {LARGEST_PARAMETER:g}"
                 raise ParameterError(
                     "spectrum",
                     f"must be a list of numbers {between}, got {outside[:3]}",

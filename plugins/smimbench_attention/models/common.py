@@ -10,7 +10,7 @@ import numpy as np
 
 from smimbench.backend import chunk_bytes, namespace, to_host
 from smimbench.interfaces import SYMMETRIES, Capabilities, Model, ParameterError
-from smimbench.interfaces.checks import MOST_TOKENS, check_whole
+from smimbench.interfaces.checks import MAX_TOKENS, check_whole
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Host
@@ -29,7 +29,7 @@ class TokenModel(Model):
     _axes: int | tuple[int, int]  # of a signal, behind that of the components
 
     def __post_init__(self) -> None:
-        check_whole("tokens", self.tokens, 1, MOST_TOKENS)
+        check_whole("tokens", self.tokens, 1, MAX_TOKENS)
 
     @property
     def sites(self) -> int:

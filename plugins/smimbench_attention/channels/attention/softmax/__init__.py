@@ -22,7 +22,7 @@ from smimbench.interfaces import (
     Uncertain,
 )
 from smimbench.interfaces.checks import (
-    LARGEST,
+    LARGEST_PARAMETER,
     check_latents,
     check_number,
     check_whole,
@@ -110,7 +110,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
             "beta",
             self.beta,
             positive=True,
-            maximum=STEEPEST if self.layers == 2 else LARGEST,
+            maximum=STEEPEST if self.layers == 2 else LARGEST_PARAMETER,
         )
         check_number("skip", self.skip, positive=False)
         if self.layers == 1 and self.skip != 1.0:
