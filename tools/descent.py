@@ -158,7 +158,7 @@ def main() -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    mean_field.ACCURACY = mean_field.ACCURACY._replace(rows=2**20)
+    mean_field.ACCURACY = mean_field.ACCURACY._replace(largest_rows=2**20)
     all_runs = stored_runs(Path(sys.argv[1]))
     figure = Figure(figsize=(9.6, 5.6), layout="constrained")
     FigureCanvasAgg(figure)

@@ -123,7 +123,7 @@ def test_published_rates_of_the_perceptron():
 
 
 def test_a_best_penalty_that_is_not_found_is_said(monkeypatch):
-    few = ACCURACY._replace(attempts=1, iterations=1)
+    few = ACCURACY._replace(root_attempts=1, iterations=1)
     monkeypatch.setattr("smimbench_attention.algorithms.erm.fixed_point.ACCURACY", few)
     with pytest.raises(
         ValueError,
@@ -251,12 +251,14 @@ def test_sampled_labels_land_on_the_closed_form_within_the_stated_error(
 def test_what_an_iteration_leaves_is_stated(monkeypatch):
     """A fixed point that is let go early says how far it is from the end."""
     exact = minima(PROBIT, 1.3, "logistic", 0.0123)[0].overlaps
-    early = ACCURACY._replace(close=1e-3, stalled=1e-3)
+    early = ACCURACY._replace(converged_change=1e-3, stalled_change=1e-3)
     monkeypatch.setattr(
         "smimbench_attention.algorithms.erm.fixed_point.ACCURACY", early
     )
     rough = minima(PROBIT, 1.3, "logistic", 0.01230001)[0]
-    for one, other, error in zip(rough.overlaps[1:], exact[1:], rough.uncertain[1:]):
+    for one, other, error in zip(
+        rough.overlaps[1:], exact[1:], rough.overlap_errors[1:]
+    ):
         assert abs(one - other).item() > 1e-9
         assert error.item() == pytest.approx(abs(one - other).item(), rel=0.2, abs=1e-7)
 
@@ -310,7 +312,7 @@ def test_one_length_and_penalty_for_runs_and_theory():
         == algorithm.theory(SIGN, data.sample_ratio, Conditions()).more["penalty"]
     )
     assert state.penalty == best_penalty(SIGN, data.sample_ratio, "logistic", "loss")
-    assert state.length == 1
+    assert state.length_factor == 1
 
 
 def test_sampled_integrals_agree_with_quadrature(monkeypatch):

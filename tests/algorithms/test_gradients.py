@@ -215,19 +215,16 @@ def test_an_epoch_sees_every_sample_once_and_its_mean_step_is_the_full_gradient(
     assert not np.allclose(
         other[0].factor - other[1].factor, steps[0], rtol=1e-3, atol=0
     )
-    assert [state.samples for state in states] == [5 * i for i in range(9)]
+    assert [state.processed_samples for state in states] == [5 * i for i in range(9)]
 
 
 def test_the_last_batch_of_an_epoch_may_be_short():
     problem = PROBLEMS["sequence softmax"]
     data = problem.instance(1.7, 10).data(get_backend())  # 17 samples
     states = walk(Adam(batch=5, epochs=2), problem, data, 8)
-    assert [b.samples - a.samples for a, b in itertools.pairwise(states)] == [
-        5,
-        5,
-        5,
-        2,
-    ] * 2
+    assert [
+        b.processed_samples - a.processed_samples for a, b in itertools.pairwise(states)
+    ] == [5, 5, 5, 2] * 2
     assert Adam(batch=5, epochs=2).plan(data).steps == 8
     assert Adam(batch=500, epochs=2).plan(data).steps == 2
 

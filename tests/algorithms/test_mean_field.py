@@ -164,7 +164,7 @@ def test_every_start_of_the_runs_counts_alike():
     )
     one = np.eye(1)
     starts = [Overlaps(one, 0.5 * (i > 3) * one, one) for i in range(16)]
-    with replaced_accuracy(rows=2**12):
+    with replaced_accuracy(largest_rows=2**12):
         found = Sgd(steps=2, learning_rate=1e-6).theory(
             problem, 4.0, Conditions(2000, starts=tuple(starts))
         )
@@ -320,7 +320,7 @@ def scores(labels, seed, runs, D, n, steps, eta, batch, **rule):
     law = DescentRule(
         lambda step: eta, 1.0, **{names.get(k, k): v for k, v in rule.items()}
     )
-    system, wanted = mean_field.System(n, batch, D), np.array([0, steps])
+    system, wanted = mean_field.SimulatedSystem(n, batch, D), np.array([0, steps])
     drawn = [
         mean_field.descend(problem, loss, law, start, wanted, system, rng)
         for start in starts
@@ -370,7 +370,7 @@ def runs_of(problem, algorithm, alpha, D, count):
             ],
             [0],
         )
-        for _ in range(state.total):
+        for _ in range(state.total_steps):
             state, info = algorithm.step(problem, data, state)
             moved = problem.model.align(
                 instance.signal, state.signal, problem.channel.symmetry
@@ -397,7 +397,9 @@ def runs_of(problem, algorithm, alpha, D, count):
 )
 def test_predictions_for_runs_of_the_algorithm(problem, algorithm, monkeypatch):
     monkeypatch.setattr(
-        mean_field, "ACCURACY", mean_field.ACCURACY._replace(draws=(4, 60), fresh=2**12)
+        mean_field,
+        "ACCURACY",
+        mean_field.ACCURACY._replace(draw_range=(4, 60), fresh_samples=2**12),
     )
     starts, errors, samples = runs_of(problem, algorithm, 2.0, 40, 60)
     found = algorithm.theory(problem, 2.0, Conditions(40, starts=starts))
@@ -452,13 +454,13 @@ def test_where_there_is_no_theory_it_says_why(
 
 def test_vectors_that_do_not_fit_are_refused(monkeypatch):
     monkeypatch.setattr(
-        mean_field, "ACCURACY", mean_field.ACCURACY._replace(memory=1e3)
+        mean_field, "ACCURACY", mean_field.ACCURACY._replace(largest_memory=1e3)
     )
     start = Overlaps(*(np.full((1, 1), x) for x in (1.0, 0.0, 1.0)))
     with pytest.raises(TooLong):
         mean_field.descend(
             PROBLEMS["probit"], "squared", DescentRule(lambda step: 0.1, 1.0), start, np.array([0, 50]),
-            mean_field.System(100, 100, 50), np.random.default_rng(0),
+            mean_field.SimulatedSystem(100, 100, 50), np.random.default_rng(0),
         )  # fmt: skip
 
 

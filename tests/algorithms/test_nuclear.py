@@ -17,13 +17,13 @@ from smimbench_attention.algorithms.nuclear.limit import (
     best_penalty,
     fixed_point,
     label_observations,
-    null_eigenvalues,
     observations,
+    penalty_of_zero_estimate,
     perfect_recovery,
-    shrink,
-    shrunk,
-    shrunk_spectrum,
-    vanishing_penalty,
+    shrunk_histogram,
+    shrunk_matrix,
+    soft_threshold,
+    zero_eigenvalue_fraction,
 )
 from smimbench_attention.algorithms.ridge import Ridge
 from smimbench_attention.algorithms.sgd import Sgd
@@ -74,7 +74,7 @@ def test_denoiser_of_a_large_random_matrix(rng, rho, noise, threshold, positive)
     S = W @ W.T / math.sqrt(r * d)
     Z = rng.standard_normal((d, d))
     x, U = np.linalg.eigh(S + math.sqrt(noise) * (Z + Z.T) / math.sqrt(2 * d))
-    f = shrink(x, threshold, positive)
+    f = soft_threshold(x, threshold, positive)
     estimate = (U * f) @ U.T
     apart = x[:, None] - x + np.eye(d)
     pairs = np.where(np.eye(d, dtype=bool), 2.0 * (f != 0), (f[:, None] - f) / apart)
@@ -86,9 +86,9 @@ def test_denoiser_of_a_large_random_matrix(rng, rho, noise, threshold, positive)
         pairs.sum() / d**2,
         (f != 0).mean(),
     ]
-    found = shrunk(Wishart(rho), noise, threshold, positive)
+    found = shrunk_matrix(Wishart(rho), noise, threshold, positive)
     assert np.allclose(measured, found[:6], rtol=0.012, atol=0.004)
-    spectrum = shrunk_spectrum(Wishart(rho), noise, threshold, positive)
+    spectrum = shrunk_histogram(Wishart(rho), noise, threshold, positive)
     mass, zeros, edges = (
         np.array(spectrum["mass"]),
         spectrum["zeros"],
@@ -105,14 +105,14 @@ def test_least_squares_in_closed_form():
     seen = Observations(np.ones(3), np.full(3, 0.3), 0.6)
     found = fixed_point(Wishart(0.5), seen, 0.0, False)
     assert found.error == pytest.approx(0.3 / 0.8, rel=1e-9)
-    assert found.estimate.freedom == pytest.approx(1, rel=1e-9)
+    assert found.estimate.degrees_of_freedom == pytest.approx(1, rel=1e-9)
 
 
 def test_semicircle_in_closed_form():
     """A signal that is zero: R is a semicircle, and the estimate is zero from ``tau = 2 sqrt(nu c K)`` on."""
     seen = Observations(np.ones(1), np.full(1, 0.4), 1.5)
     prior = OfEigenvalues([-1e-6, 1e-6])
-    assert vanishing_penalty(prior, seen, False) == pytest.approx(
+    assert penalty_of_zero_estimate(prior, seen, False) == pytest.approx(
         2 * math.sqrt(0.4 * 1.5), rel=1e-4
     )
 
@@ -120,7 +120,7 @@ def test_semicircle_in_closed_form():
 @pytest.mark.parametrize("positive", [True, False])
 def test_perfect_recovery_is_where_the_error_ends(positive):
     prior = Wishart(0.3)
-    assert null_eigenvalues(prior) == pytest.approx(0.7, abs=1e-6)
+    assert zero_eigenvalue_fraction(prior) == pytest.approx(0.7, abs=1e-6)
     alpha = perfect_recovery(prior, 3, 2.0, positive)
     errors = [
         fixed_point(
@@ -147,10 +147,15 @@ def test_a_vanishing_penalty_meets_noisy_labels_up_to_a_sample_ratio():
     prior, noise = Wishart(0.5), 0.3
 
     def excess(log_noise):
-        found = shrunk(prior, math.exp(log_noise), 0.0, True)
-        return math.exp(log_noise) * found.freedom - found.error - noise
+        found = shrunk_matrix(prior, math.exp(log_noise), 0.0, True)
+        return math.exp(log_noise) * found.degrees_of_freedom - found.error - noise
 
-    alpha = shrunk(prior, math.exp(brentq(excess, -3, 3)), 0.0, True).freedom / 6
+    alpha = (
+        shrunk_matrix(
+            prior, math.exp(brentq(excess, -3, 3)), 0.0, True
+        ).degrees_of_freedom
+        / 6
+    )
     for factor, left in ((0.97, False), (1.03, True)):
         found = fixed_point(
             prior,
@@ -158,7 +163,7 @@ def test_a_vanishing_penalty_meets_noisy_labels_up_to_a_sample_ratio():
             0.0,
             True,
         )
-        assert (found.fit > 1e-6) == left
+        assert (found.remaining_loss > 1e-6) == left
         assert (found.threshold == 0) == left
 
 
@@ -204,7 +209,7 @@ def test_bayes_then_best_penalty_then_any_penalty(rho, alpha, channel):
     for positive in (True, False):
         tau, best = best_penalty(problem.prior, seen, positive)
         assert bayes <= best.error * (1 + 1e-9)
-        largest = vanishing_penalty(problem.prior, seen, positive)
+        largest = penalty_of_zero_estimate(problem.prior, seen, positive)
         others = [
             fixed_point(problem.prior, seen, t * largest, positive).error
             for t in (1e-3, 1e-2, 0.05, 0.2, 0.7)
@@ -240,15 +245,17 @@ def test_fixed_point_holds_for_any_weights(seed):
     prior = Wishart(float(rng.uniform(0.05, 2)))
     found = fixed_point(prior, seen, tau, positive)
     v, w = found.susceptibility, seen.weights
-    Qhat = seen.c * sum(w / (1 + v * w))
-    again = shrunk(prior, found.noise, tau / Qhat, positive)
+    Qhat = seen.kappa_alpha * sum(w / (1 + v * w))
+    again = shrunk_matrix(prior, found.noise, tau / Qhat, positive)
     assert again.error == pytest.approx(found.error, rel=1e-7)
-    assert v * Qhat == pytest.approx(again.freedom, rel=1e-7)
+    assert v * Qhat == pytest.approx(again.degrees_of_freedom, rel=1e-7)
     assert found.noise == pytest.approx(
-        seen.c / Qhat**2 * sum(w**2 * (again.error + seen.noise) / (1 + v * w) ** 2),
+        seen.kappa_alpha
+        / Qhat**2
+        * sum(w**2 * (again.error + seen.noise) / (1 + v * w) ** 2),
         rel=1e-7,
     )
-    close = fixed_point(prior, seen, 1.3 * tau, positive, near=found)
+    close = fixed_point(prior, seen, 1.3 * tau, positive, nearby_solution=found)
     assert close.error == pytest.approx(
         fixed_point(prior, seen, 1.3 * tau, positive).error, rel=1e-7
     )
@@ -291,15 +298,15 @@ def test_priors_given_by_a_spectrum_have_the_theory_too():
     # Marchenko-Pastur's law of ratio 1 is 4 sin^2 of an angle with the density 2 cos^2.
     angles = np.linspace(0, 1, 4001)
     levels = angles + np.sin(np.pi * angles) / np.pi
-    smooth = shrunk(
+    smooth = shrunk_matrix(
         SpectrumPrior(prior_of(name="smooth", law=Law(quantile=quantile))),
         0.3,
         0.4,
         True,
     )
-    exact = shrunk(Wishart(1.0), 0.3, 0.4, True)
-    assert abs(smooth.error - exact.error) < 3 * smooth.uncertain + 1e-5
-    assert smooth.uncertain < 1e-2 * smooth.error
+    exact = shrunk_matrix(Wishart(1.0), 0.3, 0.4, True)
+    assert abs(smooth.error - exact.error) < 3 * smooth.numerical_error + 1e-5
+    assert smooth.numerical_error < 1e-2 * smooth.error
 
 
 def solve(problem, instance, algorithm, backend=None, tolerance=1e-9, iterations=4000):
@@ -328,7 +335,7 @@ def test_solution_satisfies_the_optimality_conditions(positive, channel):
     squares = LeastSquares(
         problem, linear_observation(problem), data.inputs, data.labels
     )
-    slope = squares.normal(S, targets=True)[0][0]
+    slope = squares.normal_product(S, targets=True)[0][0]
     values, vectors = np.linalg.eigh(S[0])
     kept = np.abs(values) > 1e-6
     assert kept.any()
@@ -454,19 +461,19 @@ def test_both_laws_of_the_same_spectrum_agree():
     law = OfEigenvalues(math.sqrt(rho) * x, density)
     for noise, threshold in ((0.5, 0.7), (0.05, 1.0)):
         assert np.allclose(
-            shrunk(law, noise, threshold, True)[:6],
-            shrunk(Wishart(rho), noise, threshold, True)[:6],
+            shrunk_matrix(law, noise, threshold, True)[:6],
+            shrunk_matrix(Wishart(rho), noise, threshold, True)[:6],
             atol=1e-6,
         )
 
 
 @pytest.mark.parametrize("positive", [True, False])
 def test_proximal_map_minimises(rng, positive):
-    """``shrink`` against a search: no matrix close by, commuting or not, has a lower ``|S - R|^2 / 2 + theta |S|_*``."""
+    """``soft_threshold`` against a search: no matrix close by, commuting or not, has a lower ``|S - R|^2 / 2 + theta |S|_*``."""
     R = rng.standard_normal((6, 6))
     R = R + R.T
     x, U = np.linalg.eigh(R)
-    f = shrink(x, 0.7, positive)
+    f = soft_threshold(x, 0.7, positive)
 
     def objective(S):
         return ((S - R) ** 2).sum() / 2 + 0.7 * np.abs(np.linalg.eigvalsh(S)).sum()

@@ -44,7 +44,9 @@ class Retrieval:
 def test_phase_retrieval_has_its_closed_form():
     """``g = 4 z (z^2 - z*^2)``: Isserlis' theorem gives all moments."""
     M, Q, T = 0.3, 0.8, 1.1
-    fields = online_fields.local_fields(Retrieval(), "squared", np.full((1, 1, 1), T))
+    fields = online_fields.gradient_averages(
+        Retrieval(), "squared", np.full((1, 1, 1), T)
+    )
     found = fields(np.full((2, 1, 1, 1), M), np.full((2, 1, 1, 1), Q))
     on_teacher, on_student, square = (part.ravel() for part in found)
     assert_allclose(
@@ -184,7 +186,7 @@ def test_runs_that_escape_from_nothing_follow_the_draws():
 
 def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
     """One softmax layer from an overlap of 0.3, large batches: within 4% from the start until 99% of the error is gone."""
-    accuracy(monkeypatch, draws=(16, 16))
+    accuracy(monkeypatch, draw_range=(16, 16))
     D, curves, starts = 200, [], []
     algorithm = Sgd(
         learning_rate=0.2, batch=1200, steps=30, online=True, loss="squared"
@@ -376,11 +378,11 @@ def test_long_runs_get_fewer_points_and_a_larger_error(monkeypatch):
     )
     conditions = Conditions(dimension=2000, starts=(overlaps(1.0, 0.3, 1.0),))
     exact = algorithm.theory(SOFTMAX, 1.0, conditions)
-    accuracy(monkeypatch, latents=2.5e6)  # instead of 1.7e7
+    accuracy(monkeypatch, largest_latents=2.5e6)  # instead of 1.7e7
     rough = algorithm.theory(SOFTMAX, 1.0, conditions)
     assert 0 <= exact.mse_error < rough.mse_error
     assert abs(rough.mse - exact.mse) <= 5 * rough.mse_error
-    accuracy(monkeypatch, latents=1e5)
+    accuracy(monkeypatch, largest_latents=1e5)
     reason = algorithm.theory(SOFTMAX, 1.0, conditions)
     assert "1200 steps takes longer than a minute" in reason
 
@@ -391,7 +393,7 @@ def test_a_long_memory_does_not_count_as_divergence():
         online=True, learning_rate=1e-7, batch=250, steps=600, momentum=0.999
     )
     gram = linear_recursion(algorithm, 1.0, 0.1, 1.0)
-    assert gram[2, 2] > online.LARGEST
+    assert gram[2, 2] > online.DIVERGED_OVERLAP
     point = algorithm.theory(
         LINE, 1.0, Conditions(dimension=SIZE, starts=(overlaps(1.0, 0.1, 1.0),))
     )

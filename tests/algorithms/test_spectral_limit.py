@@ -9,17 +9,17 @@ from scipy.special import k0, k1
 from scipy.stats import chi2
 from smimbench_attention.algorithms.spectral import (
     Spectral,
-    first_order,
-    first_order_theory,
+    one_step_estimate,
+    one_step_theory,
 )
 from smimbench_attention.algorithms.spectral import limit as spectral
 from smimbench_attention.algorithms.spectral.eigenvectors import (
-    RIGHTMOST,
+    SEARCHED_EIGENVALUES,
     spectral_estimate,
 )
 from smimbench_attention.algorithms.spectral.limit import (
     direction_mode,
-    joint_mode,
+    joint_eigenvector_mode,
     spectral_theory,
 )
 
@@ -93,9 +93,11 @@ def test_products_emerge_where_the_literature_says():
     F = quad(share, 0, 50, limit=200)[0]
     assert pytest.approx(0.59375, abs=2e-5) == 1 / F
     found = spectral_theory(pair_problem(Product()), 1.0)
-    assert [mode.strength for mode in found.modes] == pytest.approx([F, F], rel=0.02)
+    assert [mode.signal_strength for mode in found.modes] == pytest.approx(
+        [F, F], rel=0.02
+    )
     found = spectral_theory(pair_problem(SignProduct()), 1.0)
-    assert [mode.strength for mode in found.modes] == pytest.approx(
+    assert [mode.signal_strength for mode in found.modes] == pytest.approx(
         [4 / np.pi**2] * 2, rel=1e-10
     )
 
@@ -134,7 +136,7 @@ def test_labels_that_are_integers(tokens, threshold):
     problem = sequence("hardmax", tokens)
     for kind in ("symmetric", "asymmetric"):
         found = spectral_theory(problem, 1.0, kind)
-        assert found.modes[0].strength == pytest.approx(1 / threshold, rel=0.01)
+        assert found.modes[0].signal_strength == pytest.approx(1 / threshold, rel=0.01)
 
 
 @pytest.mark.parametrize("tokens", [2, 3])
@@ -165,7 +167,7 @@ def test_symmetric_overlap_solves_the_equation_of_the_optimal_matrix(alpha):
     chi = brentq(excess, 1e-6, 1 - 1e-9)
     found = spectral_theory(sequence(), alpha, regularisation=1e-5)
     assert found.squared_cosine[0] == pytest.approx(
-        1 - chi, abs=4 * found.error[0] + 1e-3
+        1 - chi, abs=4 * found.mse_error[0] + 1e-3
     )
     assert found.modes[0].eigenvalue == pytest.approx(1, abs=1e-3)
 
@@ -243,7 +245,9 @@ def test_largest_real_eigenvalue_is_that_of_the_dense_asymmetric_matrix():
         top = real[np.argmax(values[real].real)]
         rank = (values.real > values[top].real).sum()
         found = spectral_estimate(problem, data, np.random.default_rng(0), "asymmetric")
-        assert bool(found.remarks) == (rank >= RIGHTMOST or values[top].real <= 1)
+        assert bool(found.remarks) == (
+            rank >= SEARCHED_EIGENVALUES or values[top].real <= 1
+        )
         if found.remarks:
             continue
         compared += 1
@@ -263,9 +267,9 @@ def test_the_last_layer_emerges_first():
     problem = sequence(layers=2)
     found = spectral_theory(problem, 0.4)
     assert np.allclose(np.abs(found.modes[0].direction), [0, 1])
-    assert found.modes[0].strength > 1 > found.modes[1].strength
+    assert found.modes[0].signal_strength > 1 > found.modes[1].signal_strength
     # No layer can emerge before a sign-free label of M tokens lets it: 1/(M (M + 1)) = 1/6.
-    assert found.modes[0].strength / 0.4 < 6
+    assert found.modes[0].signal_strength / 0.4 < 6
 
 
 def test_directions_that_do_not_separate_are_found_together():
@@ -276,7 +280,7 @@ def test_directions_that_do_not_separate_are_found_together():
         found = spectral_theory(problem, alpha, kind)
         (mode,) = found.modes
         assert mode.direction is None
-        assert mode.strength == pytest.approx(alpha * 3 / 1.5**2, rel=0.03)
+        assert mode.signal_strength == pytest.approx(alpha * 3 / 1.5**2, rel=0.03)
         assert np.trace(mode.gram) == pytest.approx(1)
 
 
@@ -286,10 +290,10 @@ def test_joint_theory_agrees_with_the_scalar_one():
     G = spectral._sampled_labels(problem)[0]
     for kind in ("symmetric", "asymmetric"):
         one = direction_mode(G, np.ones(1), 0.5, kind, 0.05)
-        whole = joint_mode(G, 0.5, kind, 0.05)
+        whole = joint_eigenvector_mode(G, 0.5, kind, 0.05)
         assert whole.eigenvalue == pytest.approx(one.eigenvalue, rel=1e-6)
         assert abs(whole.A[0, 0]) == pytest.approx(one.A[0, 0], rel=1e-6)
-        assert np.isnan(joint_mode(G, 0.1, kind, 0.05).eigenvalue)
+        assert np.isnan(joint_eigenvector_mode(G, 0.1, kind, 0.05).eigenvalue)
 
 
 def test_sign_is_right_where_labels_tell_it():
@@ -321,7 +325,7 @@ def test_start_claims_what_it_holds():
 
 def test_first_order_theory_takes_the_information_at_zero():
     problem = attention("hardmax")
-    Q, V, error, _ = first_order_theory(problem, 0.5, "zero")
+    Q, V, error, _ = one_step_theory(problem, 0.5, "zero")
     information = problem.channel.information(np.zeros((1, 1)), 1.5 * np.eye(1)).value
     expected = problem.prior.overlap(2 * 0.5 * information).V[0, 0]
     assert V[0, 0] == pytest.approx(expected, rel=1e-6)
@@ -400,7 +404,7 @@ def test_labels_that_say_nothing_leave_the_prior_mean():
     mean = problem.prior.mean(1, 2)
     for replicate in range(20):
         data = data_of(problem, 0.25, 2, replicate)[1]
-        found = first_order(problem, data, "prior-mean")
+        found = one_step_estimate(problem, data, "prior-mean")
         assert np.isfinite(found.estimate).all()
         gap = np.asarray(
             problem.channel.posterior(
@@ -429,7 +433,7 @@ def test_a_longer_signal_is_a_longer_estimate(kind):
         wide = spectral_theory(three, 1.5, kind)
         assert np.allclose(wide.squared_cosine, unit.squared_cosine, rtol=1e-3)
         assert np.allclose(wide.mse, 9 * unit.mse, rtol=1e-3)
-        assert np.allclose(wide.gram, 9 * unit.gram, rtol=1e-3)
+        assert np.allclose(wide.self_overlap, 9 * unit.self_overlap, rtol=1e-3)
         errors = []
         for replicate in range(6):
             instance = three.instance(1.5, 400, replicate)
@@ -452,7 +456,7 @@ def test_first_order_theory_has_a_closed_form():
         {"name": "hardmax"},
         {"name": "wishart", "rho": 0.5},
     )
-    Q, V, error, _ = first_order_theory(problem, 0.5, "zero")
+    Q, V, error, _ = one_step_theory(problem, 0.5, "zero")
     plus, minus = (0.25 + s * np.arcsin(1 / 3) / (2 * np.pi) for s in (1, -1))
     information = (4 / (3 * 1.5)) * (1 / (np.pi * plus) + 1 / (2 * np.pi * minus)) / 2
     expected = problem.prior.overlap(np.array([[2 * 0.5 * information]])).V[0, 0]

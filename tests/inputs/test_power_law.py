@@ -8,7 +8,7 @@ import pytest
 from smimbench_attention.algorithms.erm import Erm
 from smimbench_attention.algorithms.erm.fixed_point import order_parameters
 from smimbench_attention.algorithms.gamp import Gamp
-from smimbench_attention.algorithms.least_squares import ridge_overlaps, ridge_shares
+from smimbench_attention.algorithms.least_squares import ridge_averages, ridge_overlaps
 from smimbench_attention.algorithms.ridge import Ridge
 
 from smimbench.interfaces import Conditions
@@ -129,7 +129,7 @@ def test_exponent_zero_is_gaussian_inputs():
                 for v in (None, flat)
             ]
             assert np.allclose(*same, rtol=1e-12, atol=0)
-            shares = [ridge_shares(ratio, penalty, v) for v in (None, flat)]
+            shares = [ridge_averages(ratio, penalty, v) for v in (None, flat)]
             assert np.allclose(*shares, rtol=1e-11, atol=0)
     V = np.array([[0.3, 0.1], [0.1, 0.4]])
     here = np.stack([V, np.diag([0.5, 0.7]), np.array([[1.0, 0.2], [0.2, 2.0]])])

@@ -25,7 +25,7 @@ from smimbench.interfaces import Conditions, Overlaps
 
 D, RUNS = 1000, 16
 online_fields.ACCURACY = online_fields.ACCURACY._replace(
-    draw_latents=1e9
+    largest_draw_latents=1e9
 )  # here theory may take minutes
 
 

@@ -99,25 +99,25 @@ class Adam(Descent):
         without weight decay or for ``adamw``, nor of the way: every step depends on all earlier ones. Tables then stay blank and
         say why.
         """
-        if self.online or not self._decays_in_the_loss:
+        if self.online or not self._penalizes_in_loss:
             return super().theory(problem, alpha, conditions)
         return self._minimum(problem, alpha, conditions, self.weight_decay)
 
-    _decays_in_the_loss = True
+    _penalizes_in_loss = True
 
     def penalty(self, data: Data) -> float:
         """Coefficient of the weight-decay penalty ``|W|^2 / 2`` in the loss."""
-        return self.weight_decay / data.dimension if self._decays_in_the_loss else 0.0
+        return self.weight_decay / data.dimension if self._penalizes_in_loss else 0.0
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
         """Initial first and second moments of the gradient."""
         zero = namespace(factor).zeros_like(factor)
         return zero, zero
 
-    def normalisation(self, problem: Problem, data: Data, size: int) -> float:
+    def normalisation(self, problem: Problem, data: Data, batch_size: int) -> float:
         """Factor that scales the gradient of a batch up to that of all samples and divides it by the dimension."""
-        scale = 1.0 if self.online else data.inputs.shape[0] / size
-        return scale / data.dimension
+        batches_per_epoch = 1.0 if self.online else data.inputs.shape[0] / batch_size
+        return batches_per_epoch / data.dimension
 
     def move(
         self,
@@ -131,8 +131,8 @@ class Adam(Descent):
         xp = namespace(factor)
         m = self.beta1 * memory[0] + (1 - self.beta1) * gradient
         v = self.beta2 * memory[1] + ((1 - self.beta2) * gradient) * gradient
-        root = xp.sqrt(v) * (1 - self.beta2**count) ** -0.5 + self.epsilon
-        step = (rate / (1 - self.beta1**count)) * (m / root)
+        rms_gradient = xp.sqrt(v) * (1 - self.beta2**count) ** -0.5 + self.epsilon
+        step = (rate / (1 - self.beta1**count)) * (m / rms_gradient)
         return factor - step, (m, v)
 
 
@@ -157,7 +157,7 @@ class AdamW(Adam):
     name = "adamw"
     reference = "arXiv:1711.05101"
 
-    _decays_in_the_loss = False
+    _penalizes_in_loss = False
 
     def move(
         self,

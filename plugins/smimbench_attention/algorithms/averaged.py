@@ -77,36 +77,36 @@ class Averaged(Algorithm):
         require(self, "students", self.students >= 1, "at least 1")
         parameters = {"name": self.of} if isinstance(self.of, str) else dict(self.of)
         name = parameters.pop("name", None)
-        package = parameters.pop("distribution", None)
+        distribution = parameters.pop("distribution", None)
         for key in ("version", "source"):
             parameters.pop(key, None)
         if name is None:
             raise ParameterError("of.name", missing("name", parameters))
         if not isinstance(name, str):
-            message = f"must be the name of an algorithm, got {name!r}"
-            raise ParameterError("of.name", message)
+            reason = f"must be the name of an algorithm, got {name!r}"
+            raise ParameterError("of.name", reason)
         if name == self.name:
-            message = f"must name an algorithm other than {name!r}; to average more runs, increase students"
-            raise ParameterError("of.name", message)
-        qualified_name = f"{package}:{name}" if package else name
+            reason = f"must name an algorithm other than {name!r}; to average more runs, increase students"
+            raise ParameterError("of.name", reason)
+        qualified_name = f"{distribution}:{name}" if distribution else name
         try:
             entry = get_registry().get("algorithm", qualified_name)
         except RegistryError as error:
             raise ParameterError("of.name", str(error)) from None
         try:
-            inner = build(entry.item, "algorithm", parameters)
+            inner_algorithm = build(entry.item, "algorithm", parameters)
         except ParameterError as error:
             raise ParameterError(f"of.{error.key}", error.message) from None
         # Includes defaults and version, so that a change of either makes a new cell.
         identity = {
             "name": entry.name,
             "version": entry.item.version,
-            **parameters_of("algorithm", inner),
+            **parameters_of("algorithm", inner_algorithm),
         }
         if entry.source is not None:
             identity |= {"distribution": entry.distribution, "source": entry.source}
         object.__setattr__(self, "of", identity)
-        object.__setattr__(self, "_inner", inner)
+        object.__setattr__(self, "_inner", inner_algorithm)
         object.__setattr__(self, "_entry", entry)
 
     @property
@@ -116,8 +116,10 @@ class Averaged(Algorithm):
 
     def plan(self, data: Data) -> Plan:
         """Plan (steps, batch size, cost) of the inner algorithm for all students."""
-        inner = self._inner.plan(data)
-        return inner._replace(students=inner.students * self.students, cost=None)
+        inner_plan = self._inner.plan(data)
+        return inner_plan._replace(
+            students=inner_plan.students * self.students, cost=None
+        )
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why the inner algorithm cannot solve a problem, or None."""
@@ -129,10 +131,10 @@ class Averaged(Algorithm):
         """Averaged algorithm for a second attempt, if the inner algorithm offers one; otherwise None."""
         if outcome == "unsettled":
             return None
-        cautious = self._inner.retry(problem, outcome)
-        if cautious is None:
+        retried_algorithm = self._inner.retry(problem, outcome)
+        if retried_algorithm is None:
             return None
-        parameters = parameters_of("algorithm", cautious)
+        parameters = parameters_of("algorithm", retried_algorithm)
         return replace(self, of={"name": self._entry.name, **parameters})
 
     def theory(
@@ -148,24 +150,28 @@ class Averaged(Algorithm):
         end in one estimate, ``Q' = Q``. Online descent has none here: its students learn from the same samples, and its
         equations do not contain the overlap of two of them.
         """
-        student = own_theory(self._inner, problem, alpha, conditions)
-        if isinstance(student, str) or self.students == 1:
-            return student
-        if student.between_students is None:
+        student_prediction = own_theory(self._inner, problem, alpha, conditions)
+        if isinstance(student_prediction, str) or self.students == 1:
+            return student_prediction
+        if student_prediction.between_students is None:
             return f"the theory of {self._entry.name} does not predict the overlap between two independent students"
-        truth, cross = prior_moments(problem)[0], np.asarray(student.overlap)
-        between, self_overlap = np.asarray(student.between_students), cross
-        if student.own_overlap is not None:
-            self_overlap = np.asarray(student.own_overlap)
-        excess = (self_overlap - between) / self.students
-        error = np.diag(np.atleast_1d(student.mse_error))
+        second_moment = prior_moments(problem)[0]
+        signal_overlap = np.asarray(student_prediction.overlap)
+        between_students = np.asarray(student_prediction.between_students)
+        self_overlap = signal_overlap
+        if student_prediction.own_overlap is not None:
+            self_overlap = np.asarray(student_prediction.own_overlap)
+        self_overlap_excess = (self_overlap - between_students) / self.students
+        mean_self_overlap = between_students + self_overlap_excess
+        mean_overlaps = Overlaps(second_moment, signal_overlap, mean_self_overlap)
+        mse_error = np.diag(np.atleast_1d(student_prediction.mse_error))
         return limit_point(
             problem,
             alpha,
-            [[Overlaps(truth, cross, between + excess)]],
-            method=f"mean of {self.students} students; {student.method}",
-            branch=student.branch,
-            uncertain=Overlaps(0 * error, 0 * error, error),
+            [[mean_overlaps]],
+            method=f"mean of {self.students} students; {student_prediction.method}",
+            branch=student_prediction.branch,
+            uncertain=Overlaps(0 * mse_error, 0 * mse_error, mse_error),
         )
 
     def init(
@@ -173,11 +179,13 @@ class Averaged(Algorithm):
     ) -> AveragedState:
         """Independent initial states of the students."""
         if self._is_batched:
-            init: Any = self._inner.init
-            students = init(problem, data, rng, students=self.students)
+            batched_init: Any = self._inner.init
+            students = batched_init(problem, data, rng, students=self.students)
         else:
-            streams = rng.spawn(self.students)
-            students = tuple(self._inner.init(problem, data, rng) for rng in streams)
+            random_streams = rng.spawn(self.students)
+            students = tuple(
+                self._inner.init(problem, data, rng) for rng in random_streams
+            )
         return AveragedState(students, problem)
 
     def step(
@@ -187,13 +195,17 @@ class Averaged(Algorithm):
         if self._is_batched:
             students, info = self._inner.step(problem, data, state.students)
             return AveragedState(students, problem), info
-        steps = [self._inner.step(problem, data, student) for student in state.students]
-        students, infos = zip(*steps)
+        states_and_infos = [
+            self._inner.step(problem, data, student) for student in state.students
+        ]
+        students, infos = zip(*states_and_infos)
         name = self._entry.name
         remark = f"averaged: {name} runs one student at a time, so the time grows with their number"
         if self.students > 1:
-            pair = (self._inner.estimate(student) for student in students[:2])
-            if _equal_up_to_sign(*pair):
+            first_two_estimates = (
+                self._inner.estimate(student) for student in students[:2]
+            )
+            if _equal_up_to_sign(*first_two_estimates):
                 remark += f"; {name} finds the same estimate from every start, so averaging its students changes nothing"
         return AveragedState(students, problem), _info_of_students(infos, remark)
 
@@ -210,24 +222,25 @@ class Averaged(Algorithm):
 def _equal_up_to_sign(estimate: Array, other_estimate: Array) -> bool:
     """Whether two estimates are equal up to rounding and a common sign."""
     xp = namespace(estimate)
-    difference, total = (
+    largest_difference, largest_sum = (
         xp.max(xp.abs(estimate + sign * other_estimate)) for sign in (-1, 1)
     )
-    size = xp.max(xp.abs(estimate))
-    return bool(xp.minimum(difference, total) < 1e-6 * size)
+    largest_entry = xp.max(xp.abs(estimate))
+    return bool(xp.minimum(largest_difference, largest_sum) < 1e-6 * largest_entry)
 
 
 def _info_of_students(infos: Sequence[Info], remark: str) -> Info:
     """Combine the step reports of several students: the mean of their overlaps, the maximum of every other number."""
-    combined: dict[str, Any] = {}
-    for name, values in zip(Info._fields, zip(*infos)):
-        if name == "warning" or any(value is None for value in values):
+    combined_fields: dict[str, Any] = {}
+    for field_name, students_values in zip(Info._fields, zip(*infos)):
+        if field_name == "warning" or any(value is None for value in students_values):
             continue
-        is_overlap = name in ("predicted_overlap", "self_overlap")
-        numbers = np.stack(read_together(*values))
-        combined[name] = (np.mean if is_overlap else np.max)(numbers, axis=0)
+        is_overlap = field_name in ("predicted_overlap", "self_overlap")
+        students_numbers = np.stack(read_together(*students_values))
+        combine = np.mean if is_overlap else np.max
+        combined_fields[field_name] = combine(students_numbers, axis=0)
     warnings = [remark, *(info.warning for info in infos if info.warning)]
-    return Info(**combined, warning="; ".join(dict.fromkeys(warnings)))
+    return Info(**combined_fields, warning="; ".join(dict.fromkeys(warnings)))
 
 
 def mean_signal(problem: Problem, signals: Array) -> Array:
@@ -243,13 +256,16 @@ def aligned_signals(problem: Problem, signals: Array) -> Array:
         return signals
     align = problem.model.align
 
-    def towards(center: Array) -> Array:
-        students = (signals[k, ...] for k in range(signals.shape[0]))
-        return xp.stack([align(center, student, symmetry) for student in students])
+    def align_to(target: Array) -> Array:
+        """Signals of all students, each transformed to be closest to the target."""
+        student_signals = (signals[k, ...] for k in range(signals.shape[0]))
+        return xp.stack(
+            [align(target, student, symmetry) for student in student_signals]
+        )
 
-    aligned = towards(signals[0, ...])
+    aligned = align_to(signals[0, ...])
     for _ in range(20):
-        previous, aligned = aligned, towards(xp.mean(aligned, axis=0))
+        previous, aligned = aligned, align_to(xp.mean(aligned, axis=0))
         if bool(xp.all(previous == aligned)):
             break
     return aligned

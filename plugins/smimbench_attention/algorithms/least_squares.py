@@ -26,7 +26,7 @@ SAME = 1e-6
 """Largest departure from a Gaussian posterior, or difference of penalties, that counts as rounding."""
 
 
-class Linear(NamedTuple):
+class LinearObservation(NamedTuple):
     """Linear combinations of the latents that a label observes, and their noise; on the host.
 
     Attributes
@@ -46,7 +46,7 @@ class Linear(NamedTuple):
         return bool(np.ptp(self.noise) <= SAME * self.noise.max())
 
 
-def linear_observation(problem: Problem) -> Linear | str:
+def linear_observation(problem: Problem) -> LinearObservation | str:
     r"""Linear observation of the latents that a channel is equivalent to, or the reason why there is none.
 
     A label amounts to ``A z + noise`` exactly if the posterior of ``z ~ N(omega, I)`` is Gaussian with a covariance
@@ -56,39 +56,41 @@ def linear_observation(problem: Problem) -> Linear | str:
     latents up to one common shift. The posterior is tested at random labels, so that it works for any channel.
     """
     P, C = problem.components, problem.model.sites
-    size = P * C
+    latent_count = P * C
     rng = monte_carlo_rng("what labels show: latents")
     channel = problem.channel
     y = channel.forward(rng.standard_normal((PROBES, P, C)), rng=rng)
-    zero, V = np.zeros((PROBES, P, C)), np.eye(P)
-    posterior = channel.posterior(y, zero, V, second_moment=True, rng=rng)
-    posterior = checked_posterior(posterior, zero)
+    zeros, V = np.zeros((PROBES, P, C)), np.eye(P)
+    posterior = channel.posterior(y, zeros, V, second_moment=True, rng=rng)
+    posterior = checked_posterior(posterior, zeros)
     if posterior.second_moment is None:
         return f"channel {channel.name!r} does not provide the second moment of its posterior"
-    mean = np.asarray(posterior.mean).reshape(PROBES, size)
-    moment = np.asarray(posterior.second_moment).reshape(PROBES, size, size)
-    covariances = moment - mean[:, :, None] * mean[:, None, :]
-    covariance = covariances.mean(0)
-    omega = rng.standard_normal((PROBES, P, C))
-    moved = np.asarray(channel.posterior(y, omega, V, rng=rng).mean)
-    linear_mean = mean + omega.reshape(PROBES, size) @ covariance
-    departure = max(
-        np.abs(covariances - covariance).max(),
-        np.abs(moved.reshape(PROBES, size) - linear_mean).max(),
+    means = np.asarray(posterior.mean).reshape(PROBES, latent_count)
+    second_moments = np.asarray(posterior.second_moment).reshape(
+        PROBES, latent_count, latent_count
     )
-    if departure > SAME:
+    covariances = second_moments - means[:, :, None] * means[:, None, :]
+    mean_covariance = covariances.mean(0)
+    omega = rng.standard_normal((PROBES, P, C))
+    shifted_means = np.asarray(channel.posterior(y, omega, V, rng=rng).mean)
+    expected_means = means + omega.reshape(PROBES, latent_count) @ mean_covariance
+    departure_from_gaussian = max(
+        np.abs(covariances - mean_covariance).max(),
+        np.abs(shifted_means.reshape(PROBES, latent_count) - expected_means).max(),
+    )
+    if departure_from_gaussian > SAME:
         return f"labels of channel {channel.name!r} are not linear in the signal"
-    eigenvalues, vectors = np.linalg.eigh(symmetric(covariance))
+    eigenvalues, eigenvectors = np.linalg.eigh(symmetric(mean_covariance))
     # A variance below this, in units of the prior's, is none; an eigenvalue this close to 1 is not identifiable.
-    margin = max(1e-12, 10 * departure)
-    is_identifiable = eigenvalues < 1 - margin
+    rounding_margin = max(1e-12, 10 * departure_from_gaussian)
+    is_identifiable = eigenvalues < 1 - rounding_margin
     variances = np.clip(eigenvalues[is_identifiable], 0.0, None)
-    noise = np.where(variances < margin, 0.0, variances / (1 - variances))
+    noise = np.where(variances < rounding_margin, 0.0, variances / (1 - variances))
     if not is_identifiable.any():
         return f"labels of channel {channel.name!r} contain no information about the signal"
     if (noise == 0).any() and (noise > 0).any():
         return f"channel {channel.name!r} gives some labels with noise and some without, which least squares cannot weigh"
-    return Linear(vectors[:, is_identifiable].T, noise)
+    return LinearObservation(eigenvectors[:, is_identifiable].T, noise)
 
 
 def noise_of_identity(problem: Problem) -> Host | None:
@@ -98,17 +100,17 @@ def noise_of_identity(problem: Problem) -> Host | None:
     output = np.asarray(predict(problem.channel, z))
     if output.shape != z.shape or not np.allclose(output, z, rtol=0, atol=1e-12):
         return None
-    linear = linear_observation(problem)
+    observation = linear_observation(problem)
     if (
-        isinstance(linear, str)
-        or not linear.has_equal_noise
-        or len(linear.rows) != z[0].size
+        isinstance(observation, str)
+        or not observation.has_equal_noise
+        or len(observation.rows) != z[0].size
     ):
         return None
-    return linear.noise
+    return observation.noise
 
 
-class RidgeShares(NamedTuple):
+class RidgeAverages(NamedTuple):
     """Means over the features that determine the overlaps of ridge regression: learned signal, bias and noise.
 
     The variances lambda of the features have mean 1.
@@ -117,76 +119,87 @@ class RidgeShares(NamedTuple):
 
     Attributes
     ----------
-    learned, missing, square : float
+    mean_gain, squared_bias, squared_gain : float
         Means of ``lambda s``, of ``lambda (1 - s)^2`` and of ``lambda s^2``.
-    fitted : float
+    fitted_fraction : float
         ``v / (1 + v)`` of the susceptibility v, the mean of ``s`` over the ratio: how far a label pulls its latent.
-    noise_share, denominator : float
+    noise_gain, error_denominator : float
         Mean of ``s^2`` over the ratio, and 1 minus that: the error is ``(missing T + noise_share * noise) / denominator``.
     """
 
-    learned: float
-    missing: float
-    square: float
-    fitted: float
-    noise_share: float
-    denominator: float
+    mean_gain: float
+    squared_bias: float
+    squared_gain: float
+    fitted_fraction: float
+    noise_gain: float
+    error_denominator: float
 
 
-def ridge_shares(
+def ridge_averages(
     ratio: float, penalty: float, features: Host | None = None
-) -> RidgeShares:
+) -> RidgeAverages:
     """Compute the learned shares of ridge regression at a penalty >= 0, with ``ratio`` observed latents per direction.
 
     From a quadratic equation for features of variance 1, otherwise from the one equation for kappa
     (arXiv:1903.08560, theorem 5).
     """
     if features is not None:
-        return _shares_of_features(ratio, penalty, features)
+        return _averages_over_features(ratio, penalty, features)
+    # The unlearned fraction u solves u^2 + 2 b u = penalty.
     b = (penalty + ratio - 1) / 2
     root = float(np.hypot(b, np.sqrt(penalty)))
     # Each form avoids cancellation on its side.
     if b >= 0:
-        unseen = penalty / (b + root) if penalty else 0.0
-        fitted, free = 1 / (b + root + 1), (b + root) / (b + root + 1)
+        unlearned_fraction = penalty / (b + root) if penalty else 0.0
+        fitted_fraction = 1 / (b + root + 1)
+        unfitted_fraction = (b + root) / (b + root + 1)
     else:
-        unseen = root - b
-        fitted, free = unseen / (unseen + penalty), penalty / (unseen + penalty)
-    learned = ratio * fitted
-    return RidgeShares(
-        learned=learned,
-        missing=unseen**2,
-        square=learned**2,
-        fitted=fitted,
-        noise_share=learned * fitted,
-        denominator=unseen * fitted + free,
+        unlearned_fraction = root - b
+        fitted_fraction = unlearned_fraction / (unlearned_fraction + penalty)
+        unfitted_fraction = penalty / (unlearned_fraction + penalty)
+    learned_fraction = ratio * fitted_fraction
+    return RidgeAverages(
+        mean_gain=learned_fraction,
+        squared_bias=unlearned_fraction**2,
+        squared_gain=learned_fraction**2,
+        fitted_fraction=fitted_fraction,
+        noise_gain=learned_fraction * fitted_fraction,
+        error_denominator=unlearned_fraction * fitted_fraction + unfitted_fraction,
     )
 
 
-def _shares_of_features(ratio: float, penalty: float, features: Host) -> RidgeShares:
+def _averages_over_features(
+    ratio: float, penalty: float, features: Host
+) -> RidgeAverages:
     """Learned shares of ridge regression for features of given variances."""
     from scipy.optimize import brentq
 
-    def excess(x: float) -> float:
-        kappa = np.exp(x)
+    def excess_ratio(log_kappa: float) -> float:
+        """Ratio that belongs to this kappa, minus the given ratio."""
+        kappa = np.exp(log_kappa)
         return float(penalty / kappa + np.mean(features / (kappa + features)) - ratio)
 
     kappa = 0.0
     if penalty > 0 or ratio < 1:
         # kappa < (penalty + 1) / ratio, as the mean of s is below 1 / kappa.
-        top = np.log((penalty + 1) / ratio)
-        low = next(x for x in top - 2.0 ** np.arange(1, 12) if excess(x) > 0)
-        kappa = float(np.exp(brentq(excess, low, top, xtol=1e-15, rtol=1e-15)))
-    learned, unseen = features / (kappa + features), kappa / (kappa + features)
+        upper_bound = np.log((penalty + 1) / ratio)
+        candidates = upper_bound - 2.0 ** np.arange(1, 12)
+        lower_bound = next(x for x in candidates if excess_ratio(x) > 0)
+        tolerances = {"xtol": 1e-15, "rtol": 1e-15}
+        log_kappa = brentq(excess_ratio, lower_bound, upper_bound, **tolerances)
+        kappa = float(np.exp(log_kappa))
+    learned_fractions = features / (kappa + features)
+    unlearned_fractions = kappa / (kappa + features)
     # Without cancellation where nearly all is fitted: ratio - mean s^2 = penalty / kappa + mean s (1 - s).
-    unfitted = penalty / kappa if kappa else ratio - 1
-    return RidgeShares(
-        learned=float(np.mean(features * learned)),
-        missing=float(np.mean(features * unseen**2)),
-        square=float(np.mean(features * learned**2)),
-        fitted=float(np.mean(learned)) / ratio,
-        noise_share=float(np.mean(learned**2)) / ratio,
-        denominator=(unfitted + float(np.mean(learned * unseen))) / ratio,
+    unfitted_ratio = penalty / kappa if kappa else ratio - 1
+    partly_learned = float(np.mean(learned_fractions * unlearned_fractions))
+    return RidgeAverages(
+        mean_gain=float(np.mean(features * learned_fractions)),
+        squared_bias=float(np.mean(features * unlearned_fractions**2)),
+        squared_gain=float(np.mean(features * learned_fractions**2)),
+        fitted_fraction=float(np.mean(learned_fractions)) / ratio,
+        noise_gain=float(np.mean(learned_fractions**2)) / ratio,
+        error_denominator=(unfitted_ratio + partly_learned) / ratio,
     )
 
 
@@ -200,16 +213,20 @@ def ridge_overlaps(
     ValueError
         Without a penalty and with noise, if the number of labels equals the number of directions: the error is infinite.
     """
-    shares = ridge_shares(ratio, penalty, features)
-    blur = shares.missing * T + noise
-    if shares.denominator:
-        blur = shares.noise_share / shares.denominator * blur
-    elif blur.any():
+    averages = ridge_averages(ratio, penalty, features)
+    estimate_noise = averages.squared_bias * T + noise
+    if averages.error_denominator:
+        estimate_noise = (
+            averages.noise_gain / averages.error_denominator * estimate_noise
+        )
+    elif estimate_noise.any():
         raise ValueError(
             "least squares without a penalty has an infinite error on noisy labels where there are as many labels as directions "
             "(alpha = 1 / sites); any penalty above 0 gives a finite error"
         )
-    return Overlaps(T, shares.learned * T, shares.square * T + blur)
+    return Overlaps(
+        T, averages.mean_gain * T, averages.squared_gain * T + estimate_noise
+    )
 
 
 class LinearRegression(Algorithm):
@@ -219,41 +236,45 @@ class LinearRegression(Algorithm):
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why linear regression does not apply: labels are not linear in the signal; otherwise None."""
-        linear = linear_observation(problem)
-        return linear if isinstance(linear, str) else None
+        observation = linear_observation(problem)
+        return observation if isinstance(observation, str) else None
 
     @staticmethod
-    def observed(problem: Problem) -> tuple[Linear, str]:
+    def observation_and_remark(problem: Problem) -> tuple[LinearObservation, str]:
         """Linear observation of the latents by the labels, and its description; ValueError if labels are not linear."""
-        linear = linear_observation(problem)
-        if isinstance(linear, str):
-            raise ValueError(linear)
-        count, size = len(linear.rows), problem.components * problem.model.sites
-        note = "sees all latents"
-        if count < size:
-            note = f"sees {count} of {size} combinations of the latents (the rest is not identifiable)"
-        if linear.noise.max() == 0:
-            return linear, f"{note} without noise"
-        return linear, f"{note} with noise {linear.noise.min():.3g}"
+        observation = linear_observation(problem)
+        if isinstance(observation, str):
+            raise ValueError(observation)
+        observed_count = len(observation.rows)
+        latent_count = problem.components * problem.model.sites
+        remark = "sees all latents"
+        if observed_count < latent_count:
+            remark = f"sees {observed_count} of {latent_count} combinations of the latents (the rest is not identifiable)"
+        if observation.noise.max() == 0:
+            return observation, f"{remark} without noise"
+        return observation, f"{remark} with noise {observation.noise.min():.3g}"
 
     @staticmethod
-    def held_out(
-        problem: Problem, data: Data, linear: Linear
+    def split_for_validation(
+        problem: Problem, data: Data, observation: LinearObservation
     ) -> tuple[LeastSquares, LeastSquares]:
         """Split the data into samples to learn from and samples on which a penalty is chosen."""
-        n = int(data.inputs.shape[0])
-        if n < 2:
+        sample_count = int(data.inputs.shape[0])
+        if sample_count < 2:
             raise ValueError(
-                f"validation needs at least two samples, this data has {n}; give regularisation a number"
+                f"validation needs at least two samples, this data has {sample_count}; give regularisation a number"
             )
-        cut = max(1, min(n - 1, round((1 - 0.2) * n)))
-        to_fit, to_validate = (
+        training_count = max(1, min(sample_count - 1, round((1 - 0.2) * sample_count)))
+        training_set, validation_set = (
             LeastSquares(
-                problem, linear, data.inputs[samples, ...], data.labels[samples, ...]
+                problem,
+                observation,
+                data.inputs[samples, ...],
+                data.labels[samples, ...],
             )
-            for samples in (slice(None, cut), slice(cut, None))
+            for samples in (slice(None, training_count), slice(training_count, None))
         )
-        return to_fit, to_validate
+        return training_set, validation_set
 
 
 class LeastSquares:
@@ -269,18 +290,22 @@ class LeastSquares:
     """
 
     def __init__(
-        self, problem: Problem, linear: Linear, inputs: Array, labels: Array
+        self,
+        problem: Problem,
+        observation: LinearObservation,
+        inputs: Array,
+        labels: Array,
     ) -> None:
         xp, device_and_dtype = namespace(inputs), matching(inputs)
         self.problem, self.inputs = problem, inputs
         self.P, self.C = problem.components, problem.model.sites
-        self.noise = float(linear.noise.min())
-        weights = np.ones_like(linear.noise)
+        self.noise = float(observation.noise.min())
+        weights = np.ones_like(observation.noise)
         if self.noise > 0:
-            weights = self.noise / linear.noise
-        self.rows = xp.asarray(linear.rows, **device_and_dtype)
+            weights = self.noise / observation.noise
+        self.rows = xp.asarray(observation.rows, **device_and_dtype)
         self.weights = xp.asarray(weights, **device_and_dtype)
-        gain = xp.asarray(1 + linear.noise, **device_and_dtype)
+        inverse_shrinkage = xp.asarray(1 + observation.noise, **device_and_dtype)
         self.chunks = list(sample_chunks(problem.model, inputs, self.P))
         targets = []
         V = xp.eye(self.P, **device_and_dtype)
@@ -291,43 +316,50 @@ class LeastSquares:
             rng = monte_carlo_rng("what labels show: posterior")
             y = labels[chunk, ...]
             mean = problem.channel.posterior(y, omega, V, rng=rng).mean
-            targets.append(self._along(xp.asarray(mean, **device_and_dtype)) * gain)
+            targets.append(
+                self._observed_combinations(xp.asarray(mean, **device_and_dtype))
+                * inverse_shrinkage
+            )
         self.targets = xp.concat(targets, axis=0)
 
-    def _along(self, z: Array) -> Array:
+    def _observed_combinations(self, z: Array) -> Array:
         """Project latents to the linear combinations that the labels observe."""
         xp = namespace(z)
-        flat = xp.reshape(z, (*z.shape[:-2], self.P * self.C))
-        return xp.matmul(flat, xp.matrix_transpose(self.rows))
+        flat_latents = xp.reshape(z, (*z.shape[:-2], self.P * self.C))
+        return xp.matmul(flat_latents, xp.matrix_transpose(self.rows))
 
-    def normal(self, signal: Array, *, targets: bool = False) -> tuple[Array, Array]:
+    def normal_product(
+        self, signal: Array, *, targets: bool = False
+    ) -> tuple[Array, Array]:
         """Product ``A^T w (A S)``, or ``A^T w (t - A S)``, in units of ``adjoint``, and the weighted sum of squares.
 
         Leading axes of the signal (..., P, ...) are several candidates.
         """
         xp = namespace(signal)
         model = self.problem.model
-        product, square = xp.zeros_like(signal), 0.0
+        product, weighted_square = xp.zeros_like(signal), 0.0
         for chunk in self.chunks:
-            x = self.inputs[chunk, ...]
-            z = model.forward(x, signal)
-            r = self._along(z)
+            chunk_inputs = self.inputs[chunk, ...]
+            z = model.forward(chunk_inputs, signal)
+            residual = self._observed_combinations(z)
             if targets:
-                r = self.targets[chunk, ...] - r
-            weighted = self.weights * r
-            square = square + xp.sum(weighted * r, axis=(-2, -1))
-            g = xp.reshape(xp.matmul(weighted, self.rows), z.shape)
-            product = product + model.adjoint(x, g)
-        return product, square
+                residual = self.targets[chunk, ...] - residual
+            weighted_residual = self.weights * residual
+            weighted_square = weighted_square + xp.sum(
+                weighted_residual * residual, axis=(-2, -1)
+            )
+            g = xp.reshape(xp.matmul(weighted_residual, self.rows), z.shape)
+            product = product + model.adjoint(chunk_inputs, g)
+        return product, weighted_square
 
     def lipschitz(self, rng: np.random.Generator) -> float:
         """Upper bound of the eigenvalues of ``A^T w A`` (units of ``adjoint``): 2% above the result of 30 power iterations."""
         xp = namespace(self.inputs)
-        start = self.problem.prior.sample(rng, self.P, self.inputs.shape[-1])
-        v = xp.asarray(start, **matching(self.inputs))
-        size = 0.0
+        initial_vector = self.problem.prior.sample(rng, self.P, self.inputs.shape[-1])
+        v = xp.asarray(initial_vector, **matching(self.inputs))
+        eigenvalue = 0.0
         for _ in range(30):
             v = v / xp.sqrt(xp.sum(v * v))
-            v, _ = self.normal(v)
-            size = float(xp.sqrt(xp.sum(v * v)))
-        return 1.02 * size
+            v, _ = self.normal_product(v)
+            eigenvalue = float(xp.sqrt(xp.sum(v * v)))
+        return 1.02 * eigenvalue

@@ -28,7 +28,7 @@ from smimbench.theory import (
 from smimbench_attention.algorithms.least_squares import (
     SAME,
     LeastSquares,
-    Linear,
+    LinearObservation,
     LinearRegression,
     ridge_overlaps,
 )
@@ -48,11 +48,11 @@ class RidgeState(NamedTuple):
     deviation: Array
     residual: Array
     direction: Array
-    squares: LeastSquares
+    least_squares: LeastSquares
     penalty: Array
-    scale: Array
-    base: Array
-    note: str
+    right_side_norm: Array
+    prior_mean: Array
+    remark: str
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class Ridge(LinearRegression):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
-        value = self.regularisation
-        if isinstance(value, str):
-            is_valid = value in ("theory", "validation")
+        regularisation = self.regularisation
+        if isinstance(regularisation, str):
+            is_valid = regularisation in ("theory", "validation")
         else:
-            is_valid = 0 <= value < float("inf")
+            is_valid = 0 <= regularisation < float("inf")
         rule = "a finite number >= 0, 'theory' or 'validation'"
         require(self, "regularisation", is_valid, rule)
 
@@ -105,28 +105,32 @@ class Ridge(LinearRegression):
         self, problem: Problem, data: Data, rng: np.random.Generator
     ) -> RidgeState:
         """Initial state at the prior mean; the penalty lambda is first chosen by validation if requested."""
-        linear, note = self.observed(problem)
+        observation, remark = self.observation_and_remark(problem)
         if self.regularisation == "validation":
-            penalty: float | Host = _validated_penalty(problem, data, linear)
-            note += self.validation_note
+            penalty: float | Host = _validated_penalty(problem, data, observation)
+            remark += self.validation_note
         elif self.regularisation == "theory":
-            second, mean_overlap = prior_moments(problem)
-            penalty = float(linear.noise.min()) / np.diagonal(second - mean_overlap)
+            second_moment, mean_overlap = prior_moments(problem)
+            penalty = float(observation.noise.min()) / np.diagonal(
+                second_moment - mean_overlap
+            )
         else:
             penalty = float(self.regularisation)
-        squares = LeastSquares(problem, linear, data.inputs, data.labels)
-        return _initial_ridge_state(problem, squares, penalty, note)
+        least_squares = LeastSquares(problem, observation, data.inputs, data.labels)
+        return _initial_ridge_state(problem, least_squares, penalty, remark)
 
     def step(
         self, problem: Problem, data: Data, state: RidgeState
     ) -> tuple[RidgeState, Info]:
         """Take one step of conjugate gradients."""
-        next_state, relative = _conjugate_gradient_step(state)
-        return next_state, Info(residual=relative[0], warning=state.note, samples=None)
+        next_state, relative_residual = _conjugate_gradient_step(state)
+        return next_state, Info(
+            residual=relative_residual[0], warning=state.remark, samples=None
+        )
 
     def estimate(self, state: RidgeState) -> Array:
         """Estimate of the signal: the prior mean plus the computed deviation."""
-        return state.base + state.deviation[0, ...]
+        return state.prior_mean + state.deviation[0, ...]
 
     def theory(
         self, problem: Problem, alpha: float, assumed: Problem | None = None
@@ -141,14 +145,18 @@ class Ridge(LinearRegression):
             return "there is no theory for a penalty chosen by validation"
         if assumed is not None:
             return self._mismatched(problem, assumed, alpha)
-        best = self.regularisation == "theory" and problem.components == 1
+        is_bayes_linear = self.regularisation == "theory" and problem.components == 1
         if problem.model.rank == "low":
-            linear, _ = self.observed(problem)
-            if linear.has_equal_noise or not best or problem.features is not None:
+            observation, _ = self.observation_and_remark(problem)
+            if (
+                observation.has_equal_noise
+                or not is_bayes_linear
+                or problem.features is not None
+            ):
                 return self._low_rank_theory(problem, alpha)
-        elif not best:
+        elif not is_bayes_linear:
             return "theory for matrices exists for one component and regularisation = 'theory' only"
-        return _best_linear(problem, alpha)
+        return _best_linear_prediction(problem, alpha)
 
     def _mismatched(
         self, problem: Problem, assumed: Problem, alpha: float
@@ -157,40 +165,43 @@ class Ridge(LinearRegression):
         is_same_channel = (
             problem.spec["channel"]["name"] == assumed.spec["channel"]["name"]
         )
-        second, mean_overlap = prior_moments(assumed)
+        second_moment, mean_overlap = prior_moments(assumed)
         if problem.model.rank != "low" or not is_same_channel or mean_overlap.any():
             return "with wrong assumptions, theory exists for a wrong noise or variance and low-rank signals only"
         if self.regularisation != "theory":
             return self._low_rank_theory(problem, alpha)
-        penalties = self.observed(assumed)[0].noise.min() / np.diagonal(second)
+        penalties = self.observation_and_remark(assumed)[0].noise.min() / np.diagonal(
+            second_moment
+        )
         penalty = _common_penalty(penalties)
         if penalty is None:
             return UNEQUAL_PENALTIES
-        best = replace(self, regularisation=penalty)
-        return best._low_rank_theory(problem, alpha)
+        with_fixed_penalty = replace(self, regularisation=penalty)
+        return with_fixed_penalty._low_rank_theory(problem, alpha)
 
     def _low_rank_theory(
         self, problem: Problem, alpha: float
     ) -> AlgorithmPrediction | str:
         """Predict low-rank ridge regression for latents with equal noise, or return why the theory does not apply."""
-        linear, _ = self.observed(problem)
-        second, mean_overlap = prior_moments(problem)
+        observation, _ = self.observation_and_remark(problem)
+        second_moment, mean_overlap = prior_moments(problem)
         sites = problem.model.sites
-        sees_all = (
-            len(linear.rows) == problem.components * sites and linear.has_equal_noise
+        observes_all_latents = (
+            len(observation.rows) == problem.components * sites
+            and observation.has_equal_noise
         )
-        if mean_overlap.any() or not sees_all:
+        if mean_overlap.any() or not observes_all_latents:
             return "theory needs latents that are all observed with the same noise, and signals of mean zero"
         if isinstance(self.regularisation, str):
-            penalty = _common_penalty(linear.noise[0] / np.diagonal(second))
+            penalty = _common_penalty(observation.noise[0] / np.diagonal(second_moment))
         else:
             penalty = float(self.regularisation)
         if penalty is None:
             return UNEQUAL_PENALTIES
-        noise = linear.noise[0] * np.eye(problem.components)
+        noise = observation.noise[0] * np.eye(problem.components)
         try:
             overlaps = ridge_overlaps(
-                second, noise, alpha * sites, penalty, problem.features
+                second_moment, noise, alpha * sites, penalty, problem.features
             )
         except ValueError as error:
             return str(error)
@@ -211,26 +222,28 @@ def _common_penalty(penalties: Host) -> float | None:
     return float(penalties[0])
 
 
-def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
+def _best_linear_prediction(problem: Problem, alpha: float) -> AlgorithmPrediction:
     """Error of the best linear estimate, from its fixed point, for one component."""
     kappa = problem.model.kappa
-    second, mean_overlap = (float(moment[0, 0]) for moment in prior_moments(problem))
-    start = second - mean_overlap
+    moments = prior_moments(problem)
+    second_moment, mean_overlap = (float(moment[0, 0]) for moment in moments)
+    prior_variance = second_moment - mean_overlap
 
-    def excess(V: float) -> float:
-        Q = np.array([[second - V]])
+    def precision_excess(V: float) -> float:
+        """Precision of prior and labels at the error V, minus the precision 1 / V."""
+        Q = np.array([[second_moment - V]])
         information = information_at(problem, Q, np.array([[V]])).value[0, 0]
-        return float(1 / start + kappa * alpha * float(information) - 1 / V)
+        return float(1 / prior_variance + kappa * alpha * float(information) - 1 / V)
 
     from scipy.optimize import brentq
 
-    smallest, V = 1e-12 * start, 0.0
+    smallest_V, V = 1e-12 * prior_variance, 0.0
     # Below its counting threshold a noiseless problem has a positive root; above it, the error is 0.
-    if excess(smallest) <= 0:
-        V = float(brentq(excess, smallest, start, xtol=1e-15))
+    if precision_excess(smallest_V) <= 0:
+        V = float(brentq(precision_excess, smallest_V, prior_variance, xtol=1e-15))
     prediction = Prediction(
         alpha,
-        np.array([[second - V]]),
+        np.array([[second_moment - V]]),
         np.array([[V]]),
         np.array([1e-12]),
         "linear",
@@ -241,62 +254,86 @@ def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
 
 
 def _initial_ridge_state(
-    problem: Problem, squares: LeastSquares, penalty: float | Host, note: str = ""
+    problem: Problem,
+    least_squares: LeastSquares,
+    penalty: float | Host,
+    remark: str = "",
 ) -> RidgeState:
     """Initial state for one penalty, one per component, or several candidates (one row each)."""
-    xp, device_and_dtype = namespace(squares.inputs), matching(squares.inputs)
-    mean = problem.prior.mean(problem.components, squares.inputs.shape[-1])
-    base = xp.asarray(mean, **device_and_dtype)
+    inputs = least_squares.inputs
+    xp, device_and_dtype = namespace(inputs), matching(inputs)
+    mean_on_host = problem.prior.mean(problem.components, inputs.shape[-1])
+    prior_mean = xp.asarray(mean_on_host, **device_and_dtype)
     penalties = xp.asarray(np.atleast_2d(penalty), **device_and_dtype)
-    right_side, _ = squares.normal(base, targets=True)
+    right_side, _ = least_squares.normal_product(prior_mean, targets=True)
     right_sides = xp.stack([right_side] * penalties.shape[0])
-    axes = tuple(range(1, right_sides.ndim))
-    scale = xp.sqrt(xp.sum(right_sides * right_sides, axis=axes))
-    zero = xp.zeros_like(right_sides)
+    signal_axes = tuple(range(1, right_sides.ndim))
+    right_side_norms = xp.sqrt(xp.sum(right_sides * right_sides, axis=signal_axes))
+    zeros = xp.zeros_like(right_sides)
     return RidgeState(
-        zero, right_sides, right_sides, squares, penalties, scale, base, note
+        zeros,
+        right_sides,
+        right_sides,
+        least_squares,
+        penalties,
+        right_side_norms,
+        prior_mean,
+        remark,
     )
 
 
 def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
     """Take one conjugate-gradient step for every candidate penalty; converged candidates stay unchanged."""
     xp, direction = namespace(state.residual), state.direction
-    axes = tuple(range(1, direction.ndim))
-    by_candidate = (-1, *[1] * len(axes))
-    by_component = (*state.penalty.shape, *[1] * (len(axes) - 1))
-    penalty = xp.reshape(state.penalty, by_component)
+    signal_axes = tuple(range(1, direction.ndim))
+    candidate_shape = (-1, *[1] * len(signal_axes))
+    component_shape = (*state.penalty.shape, *[1] * (len(signal_axes) - 1))
+    penalty = xp.reshape(state.penalty, component_shape)
 
-    def ratio(numerator: Array, denominator: Array) -> Array:
+    def safe_ratio(numerator: Array, denominator: Array) -> Array:
+        """Ratio of each entry, 0 where the denominator is not positive."""
         is_positive = denominator > 0
         divisor = xp.where(is_positive, denominator, xp.ones_like(numerator))
         quotient = numerator / divisor
         return xp.where(is_positive, quotient, xp.zeros_like(numerator))
 
-    def square(residual: Array) -> Array:
-        return xp.sum(residual * residual, axis=axes)
+    def squared_norm(residual: Array) -> Array:
+        """Squared norm of the residual of every candidate."""
+        return xp.sum(residual * residual, axis=signal_axes)
 
-    product = state.squares.normal(direction)[0] + penalty * direction
-    curvature = xp.sum(direction * product, axis=axes)
-    step = xp.reshape(ratio(square(state.residual), curvature), by_candidate)
-    residual = state.residual - step * product
-    momentum = ratio(square(residual), square(state.residual))
-    # Not by ``ratio``, which is 0 for a scale of NaN: data that are not finite must show.
-    scale = xp.where(state.scale > 0, state.scale, xp.ones_like(state.scale))
-    next_state = state._replace(
-        deviation=state.deviation + step * direction,
-        residual=residual,
-        direction=residual + xp.reshape(momentum, by_candidate) * direction,
+    matrix_times_direction = (
+        state.least_squares.normal_product(direction)[0] + penalty * direction
     )
-    return next_state, xp.sqrt(square(residual)) / scale
+    direction_curvature = xp.sum(direction * matrix_times_direction, axis=signal_axes)
+    step_size = xp.reshape(
+        safe_ratio(squared_norm(state.residual), direction_curvature), candidate_shape
+    )
+    residual = state.residual - step_size * matrix_times_direction
+    direction_weight = safe_ratio(squared_norm(residual), squared_norm(state.residual))
+    # Not by ``safe_ratio``, which is 0 for a scale of NaN: data that are not finite must show.
+    norm = state.right_side_norm
+    right_side_norm = xp.where(norm > 0, norm, xp.ones_like(norm))
+    next_state = state._replace(
+        deviation=state.deviation + step_size * direction,
+        residual=residual,
+        direction=residual + xp.reshape(direction_weight, candidate_shape) * direction,
+    )
+    return next_state, xp.sqrt(squared_norm(residual)) / right_side_norm
 
 
-def _validated_penalty(problem: Problem, data: Data, linear: Linear) -> float:
+def _validated_penalty(
+    problem: Problem, data: Data, observation: LinearObservation
+) -> float:
     """Choose the penalty with the smallest error on held-out samples; all candidates are solved together."""
-    fit, validation = LinearRegression.held_out(problem, data, linear)
-    state = _initial_ridge_state(problem, fit, np.array(CANDIDATES)[:, None])
+    training_set, validation_set = LinearRegression.split_for_validation(
+        problem, data, observation
+    )
+    state = _initial_ridge_state(problem, training_set, np.array(CANDIDATES)[:, None])
     for _ in range(200):
-        state, relative = _conjugate_gradient_step(state)
-        if float(namespace(relative).max(relative)) < 1e-3:
+        state, relative_residuals = _conjugate_gradient_step(state)
+        if float(namespace(relative_residuals).max(relative_residuals)) < 1e-3:
             break
-    _, errors = validation.normal(state.base + state.deviation, targets=True)
+    _, errors = validation_set.normal_product(
+        state.prior_mean + state.deviation, targets=True
+    )
     return CANDIDATES[int(np.argmin(to_host(errors)))]

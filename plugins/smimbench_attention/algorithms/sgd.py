@@ -125,9 +125,9 @@ class SignSgd(_FixedStepLength):
     version = 1
     reference = "arXiv:1802.04434"
 
-    def direction(self, along: Array) -> Array:
+    def direction(self, velocity: Array) -> Array:
         """Direction of a step: the signs of the velocity's entries."""
-        return namespace(along).sign(along)
+        return namespace(velocity).sign(velocity)
 
 
 @dataclass(frozen=True)
@@ -165,12 +165,18 @@ class Muon(_FixedStepLength):
     version = 1
     reference = "Jordan et al. (2024), arXiv:2502.16982"
 
-    def direction(self, along: Array) -> Array:
+    def direction(self, velocity: Array) -> Array:
         """Direction of a step: the velocity's polar factor, times the root of the longer of the last two axes."""
-        xp = namespace(along)
-        longer = max(along.shape[-2:])
-        u, sizes, v = xp.linalg.svd(along, full_matrices=False)
-        largest = xp.max(sizes, axis=-1, keepdims=True)
-        nonzero = sizes > longer * xp.finfo(along.dtype).eps * largest
-        u = u * xp.astype(nonzero, along.dtype)[..., None, :]
-        return longer**0.5 * xp.matmul(u, v)
+        xp = namespace(velocity)
+        longer_side = max(velocity.shape[-2:])
+        left_vectors, singular_values, right_vectors = xp.linalg.svd(
+            velocity, full_matrices=False
+        )
+        largest_value = xp.max(singular_values, axis=-1, keepdims=True)
+        is_nonzero = (
+            singular_values > longer_side * xp.finfo(velocity.dtype).eps * largest_value
+        )
+        left_vectors = (
+            left_vectors * xp.astype(is_nonzero, velocity.dtype)[..., None, :]
+        )
+        return longer_side**0.5 * xp.matmul(left_vectors, right_vectors)

@@ -25,7 +25,7 @@ from smimbench.problem import Problem
 from smimbench.theory import limit_point
 from smimbench_attention.algorithms.erm.fixed_point import (
     PENALTIES,
-    best_length,
+    best_length_factor,
     best_penalty,
     minima,
     why_not_convex,
@@ -38,7 +38,7 @@ LENGTHS = ("posterior", "loss")
 class ErmState(NamedTuple):
     """State of ``erm``: the current weights (P, D), on the host, and constants of the run.
 
-    ``length`` rescales it to the ``estimate``; ``scale`` is the norm of the gradient at zero.
+    ``length_factor`` rescales it to the ``estimate``; ``gradient_norm_at_zero`` is the norm of the gradient at zero.
     """
 
     weights: Host
@@ -46,10 +46,10 @@ class ErmState(NamedTuple):
     targets: Array
     loss: Loss
     penalty: float
-    length: float
-    note: str
+    length_factor: float
+    remark: str
     training_loss: float = 0.0
-    scale: float = 1.0
+    gradient_norm_at_zero: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -90,17 +90,20 @@ class Erm(Algorithm):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
-        is_known = self.loss in (None, *LOSSES)
-        require(self, "loss", is_known, f"one of {', '.join(LOSSES)}")
-        smallest, largest = PENALTIES
+        is_known_name = self.loss in (None, *LOSSES)
+        require(self, "loss", is_known_name, f"one of {', '.join(LOSSES)}")
+        smallest_penalty, largest_penalty = PENALTIES
         if isinstance(self.penalty, str):
             is_valid = self.penalty == "optimal"
         else:
-            is_valid = smallest <= self.penalty <= largest
-        rule = f"a number from {smallest:g}, (effectively no penalty) to {largest:g}, an estimate of zero, or 'optimal'"
+            is_valid = smallest_penalty <= self.penalty <= largest_penalty
+        rule = (
+            f"a number from {smallest_penalty:g} (effectively no penalty) to {largest_penalty:g} (an estimate of zero), "
+            "or 'optimal'"
+        )
         require(self, "penalty", is_valid, rule)
-        is_known = self.length in (None, *LENGTHS)
-        require(self, "length", is_known, f"one of {', '.join(LENGTHS)}")
+        is_known_name = self.length in (None, *LENGTHS)
+        require(self, "length", is_known_name, f"one of {', '.join(LENGTHS)}")
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why a problem's labels have no loss that is convex in the latents, or None."""
@@ -110,34 +113,38 @@ class Erm(Algorithm):
         self, problem: Problem, alpha: float
     ) -> tuple[Loss, float, float]:
         """Loss, penalty and length factor of the estimate, with defaults that fit the labels."""
-        signs = labels_of(problem) == "signs"
-        loss = LOSSES[self.loss or ("logistic" if signs else "square")]
-        length = self.length or ("posterior" if signs else "loss")
+        has_sign_labels = labels_of(problem) == "signs"
+        loss = LOSSES[self.loss or ("logistic" if has_sign_labels else "square")]
+        length_rule = self.length or ("posterior" if has_sign_labels else "loss")
         if isinstance(self.penalty, str):
-            penalty = best_penalty(problem, alpha, loss.name, length)
+            penalty = best_penalty(problem, alpha, loss.name, length_rule)
         else:
             penalty = float(self.penalty)
-        if length == "loss":
+        if length_rule == "loss":
             return loss, penalty, 1.0
         fixed_points = minima(problem, alpha, loss.name, penalty)
         overlaps = [minimum.overlaps for minimum in fixed_points]
-        return loss, penalty, best_length(overlaps)
+        return loss, penalty, best_length_factor(overlaps)
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> ErmState:
         """Initial weights of zero."""
-        loss, penalty, length = self._loss_penalty_length(problem, data.sample_ratio)
+        loss, penalty, length_factor = self._loss_penalty_length(
+            problem, data.sample_ratio
+        )
         xp = namespace(data.inputs)
         weights = np.zeros((problem.components, data.dimension))
         estimate = xp.asarray(weights, **matching(data.inputs))
         targets = xp.astype(observable(problem.channel, data.labels), data.inputs.dtype)
-        note = f"{loss.name} loss, penalty {penalty:.4g}"
+        remark = f"{loss.name} loss, penalty {penalty:.4g}"
         if self.penalty == "optimal":
-            note += " (the best by theory)"
-        state = ErmState(weights, estimate, targets, loss, penalty, length, note)
+            remark += " (the best by theory)"
+        state = ErmState(
+            weights, estimate, targets, loss, penalty, length_factor, remark
+        )
         risk, gradient = _empirical_risk(problem, data, state, weights)
         return state._replace(
             training_loss=risk / data.inputs.shape[0],
-            scale=max(float(np.linalg.norm(gradient)), 1e-300),
+            gradient_norm_at_zero=max(float(np.linalg.norm(gradient)), 1e-300),
         )
 
     def step(
@@ -146,30 +153,36 @@ class Erm(Algorithm):
         """Run ten iterations of L-BFGS."""
         from scipy.optimize import minimize
 
-        n, shape = int(data.inputs.shape[0]), state.weights.shape
+        sample_count, shape = int(data.inputs.shape[0]), state.weights.shape
 
-        def penalized(flat: Host) -> tuple[float, Host]:
-            risk, gradient = _empirical_risk(problem, data, state, flat.reshape(shape))
-            risk += state.penalty / 2 * float(flat @ flat)
-            return risk / n, (gradient.ravel() + state.penalty * flat) / n
+        def penalized_risk(flat_weights: Host) -> tuple[float, Host]:
+            """Penalized risk per sample at weights (P D,), and its gradient."""
+            risk, gradient = _empirical_risk(
+                problem, data, state, flat_weights.reshape(shape)
+            )
+            risk += state.penalty / 2 * float(flat_weights @ flat_weights)
+            gradient = gradient.ravel() + state.penalty * flat_weights
+            return risk / sample_count, gradient / sample_count
 
-        solution = minimize(
-            penalized,
+        minimizer_result = minimize(
+            penalized_risk,
             state.weights.ravel(),
             jac=True,
             method="L-BFGS-B",
             options={"maxiter": 10, "ftol": 0.0, "gtol": 0.0, "maxcor": 20},
         )
-        weights = solution.x.reshape(shape)
-        risk = solution.fun * n - state.penalty / 2 * float(solution.x @ solution.x)
+        weights = minimizer_result.x.reshape(shape)
+        squared_norm = float(minimizer_result.x @ minimizer_result.x)
+        risk = minimizer_result.fun * sample_count - state.penalty / 2 * squared_norm
         estimate = namespace(data.inputs).asarray(
-            state.length * weights, **matching(data.inputs)
+            state.length_factor * weights, **matching(data.inputs)
         )
         next_state = state._replace(
-            weights=weights, estimate=estimate, training_loss=risk / n
+            weights=weights, estimate=estimate, training_loss=risk / sample_count
         )
-        residual = float(np.linalg.norm(solution.jac)) * n / state.scale
-        return next_state, Info(residual=residual, warning=state.note)
+        gradient_norm = float(np.linalg.norm(minimizer_result.jac)) * sample_count
+        residual = gradient_norm / state.gradient_norm_at_zero
+        return next_state, Info(residual=residual, warning=state.remark)
 
     def estimate(self, state: ErmState) -> Array:
         """Estimate of the signal: the minimizer, rescaled to the chosen length."""
@@ -191,27 +204,37 @@ class Erm(Algorithm):
         Penalty and length are those that are best for ``assumed``.
         """
         try:
-            loss, penalty, length = self._loss_penalty_length(assumed or problem, alpha)
+            loss, penalty, length_factor = self._loss_penalty_length(
+                assumed or problem, alpha
+            )
             fixed_points = minima(problem, alpha, loss.name, penalty)
         except ValueError as error:
             return str(error)
-        ends = [[_scaled(minimum.overlaps, length)] for minimum in fixed_points]
-        errors = [_scaled(minimum.uncertain, length) for minimum in fixed_points]
+        overlaps_of_minima = [
+            [_rescaled_overlaps(minimum.overlaps, length_factor)]
+            for minimum in fixed_points
+        ]
+        overlap_errors = [
+            _rescaled_overlaps(minimum.overlap_errors, length_factor)
+            for minimum in fixed_points
+        ]
         if len(fixed_points) > 1:
-            integrals = "Monte Carlo"
+            integration_method = "Monte Carlo"
         elif loss.name == "square":
-            integrals = "closed form"
+            integration_method = "closed form"
         else:
-            integrals = "quadrature"
+            integration_method = "quadrature"
         prediction = limit_point(
             problem,
             alpha,
-            ends,
-            method=f"{loss.name} loss, penalty {penalty:.4g}: {integrals}",
+            overlaps_of_minima,
+            method=f"{loss.name} loss, penalty {penalty:.4g}: {integration_method}",
             branch="minimum",
-            uncertain=Overlaps(*(np.mean(column, axis=0) for column in zip(*errors))),
+            uncertain=Overlaps(
+                *(np.mean(matrices, axis=0) for matrices in zip(*overlap_errors))
+            ),
         )
-        training, test = (
+        training_loss, test_loss = (
             float(np.mean(losses))
             for losses in zip(
                 *(
@@ -222,17 +245,19 @@ class Erm(Algorithm):
         )
         details = prediction.more | {
             "penalty": penalty,
-            "training_loss": [training],
-            "test_loss": [test],
+            "training_loss": [training_loss],
+            "test_loss": [test_loss],
         }
         return replace(
             prediction, between_students=prediction.own_overlap, more=details
         )
 
 
-def _scaled(overlaps: Overlaps, length: float) -> Overlaps:
-    """Overlaps after the estimate is multiplied by ``length``."""
-    return Overlaps(overlaps.truth, length * overlaps.cross, length**2 * overlaps.own)
+def _rescaled_overlaps(overlaps: Overlaps, length_factor: float) -> Overlaps:
+    """Overlaps after the estimate is multiplied by ``length_factor``."""
+    return Overlaps(
+        overlaps.truth, length_factor * overlaps.cross, length_factor**2 * overlaps.own
+    )
 
 
 def _empirical_risk(

@@ -42,8 +42,8 @@ from smimbench_attention.algorithms.erm.integrals import (
 )
 from smimbench_attention.algorithms.least_squares import (
     noise_of_identity,
+    ridge_averages,
     ridge_overlaps,
-    ridge_shares,
 )
 
 PENALTIES = (1e-12, 1e12)
@@ -58,20 +58,21 @@ class Minimum(NamedTuple):
     overlaps : Overlaps
     training_loss, test_loss : float
         Mean loss of a sample, of those that were fitted and of others; without the penalty.
-    uncertain : Overlaps
+    overlap_errors : Overlaps
         How far the overlaps are from the fixed point, from one step of Newton's method.
     """
 
     overlaps: Overlaps
     training_loss: float
     test_loss: float
-    uncertain: Overlaps
+    overlap_errors: Overlaps
 
 
-def best_length(overlaps: Sequence[Overlaps]) -> float:
+def best_length_factor(overlaps: Sequence[Overlaps]) -> float:
     """Factor ``tr M / tr Q`` that rescales an estimate to the smallest squared error."""
-    cross = sum(float(np.trace(evaluation.cross)) for evaluation in overlaps)
-    return cross / sum(float(np.trace(evaluation.own)) for evaluation in overlaps)
+    M = sum(float(np.trace(evaluation.cross)) for evaluation in overlaps)
+    Q = sum(float(np.trace(evaluation.own)) for evaluation in overlaps)
+    return M / Q
 
 
 def why_not_convex(problem: Problem, loss: Loss | None) -> str | None:
@@ -79,15 +80,15 @@ def why_not_convex(problem: Problem, loss: Loss | None) -> str | None:
     if problem.model.rank != "low":
         return "erm is for low-rank signals; nuclear and ridge fit matrices"
     if problem.channel.symmetry != "none":
-        name = problem.channel.name
-        return f"labels of channel {name!r} do not depend on the sign of the signal: no loss is convex in the latents"
-    kind = labels_of(problem)
-    if kind is None:
+        channel_name = problem.channel.name
+        return f"labels of channel {channel_name!r} do not depend on the sign of the signal: no loss is convex in the latents"
+    label_type = labels_of(problem)
+    if label_type is None:
         reason = f"labels of channel {problem.channel.name!r} are not one number for each latent"
         if problem.mixing is not None:
             reason += " of independent tokens, as tokens are correlated"
         return reason
-    if loss is not None and loss.binary and kind != "signs":
+    if loss is not None and loss.binary and label_type != "signs":
         return f"loss {loss.name!r} needs labels -1 and +1, those of channel {problem.channel.name!r} are not"
     return None
 
@@ -101,18 +102,22 @@ def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Mi
     ValueError
         If the iteration does not converge.
     """
-    return [path.minimum(penalty) for path in _paths(problem, alpha, LOSSES[loss])]
+    return [
+        solver.minimum(penalty)
+        for solver in _fixed_point_solvers(problem, alpha, LOSSES[loss])
+    ]
 
 
-def _paths(
+def _fixed_point_solvers(
     problem: Problem, alpha: float, loss: Loss
-) -> Sequence[ClosedForm | PenaltyPath]:
+) -> Sequence[ClosedForm | FixedPoints]:
     """Solvers of the fixed point at any penalty, one for every independent evaluation of the integrals."""
     noise = noise_of_identity(problem) if loss.name == "square" else None
     if noise is not None:
-        return [ClosedForm(problem, alpha, noise[0] * np.eye(problem.components))]
+        noise_covariance = noise[0] * np.eye(problem.components)
+        return [ClosedForm(problem, alpha, noise_covariance)]
     return [
-        PenaltyPath(problem, alpha, integrals)
+        FixedPoints(problem, alpha, integrals)
         for integrals in integrals_of(problem, loss)
     ]
 
@@ -120,8 +125,8 @@ def _paths(
 class ClosedForm:
     """Closed-form minimum for the square loss on labels ``z + noise``: ridge regression."""
 
-    def __init__(self, problem: Problem, alpha: float, noise: Host) -> None:
-        self.T, self.noise = prior_moments(problem)[0], noise
+    def __init__(self, problem: Problem, alpha: float, noise_covariance: Host) -> None:
+        self.T, self.noise = prior_moments(problem)[0], noise_covariance
         self.sites = problem.model.sites
         self.ratio, self.features = alpha * self.sites, problem.features
 
@@ -132,10 +137,12 @@ class ClosedForm:
     def minimum(self, penalty: float) -> Minimum:
         """Exact minimum of the risk at a given penalty; a fitted label keeps ``1 / (1 + v)`` of its residual."""
         T, M, Q = overlaps = self.overlaps(penalty)
-        test = self.sites * float(np.trace(T - M - M.T + Q + self.noise)) / 2
-        residual_share = 1 - ridge_shares(self.ratio, penalty, self.features).fitted
-        exact = Overlaps(0 * T, 0 * T, 0 * T)
-        return Minimum(overlaps, residual_share**2 * test, test, exact)
+        test_loss = self.sites * float(np.trace(T - M - M.T + Q + self.noise)) / 2
+        residual_share = (
+            1 - ridge_averages(self.ratio, penalty, self.features).fitted_fraction
+        )
+        zero_errors = Overlaps(0 * T, 0 * T, 0 * T)
+        return Minimum(overlaps, residual_share**2 * test_loss, test_loss, zero_errors)
 
 
 def order_parameters(
@@ -149,16 +156,16 @@ def order_parameters(
         variances = features[:, None, None]
         V_hat = stiffness(V, penalty, features)
         gains = variances * np.linalg.inv(penalty * identity + variances * V_hat)
-    slopes = gains @ m_hat
-    mean = np.mean(variances * slopes, axis=0)
-    deviation = slopes - mean
-    from_signal = deviation @ T @ deviation.swapaxes(1, 2)
+    signal_gains = gains @ m_hat
+    mean_gain = np.mean(variances * signal_gains, axis=0)
+    gain_deviation = signal_gains - mean_gain
+    from_signal = gain_deviation @ T @ gain_deviation.swapaxes(1, 2)
     from_noise = gains @ Q_hat @ gains.swapaxes(1, 2)
-    blur = np.mean(variances * from_signal + from_noise, axis=0)
-    information = mean.T @ np.linalg.solve(blur, mean)
-    conditional = T @ np.linalg.inv(identity + information @ T)
-    M, Q = mean @ T, mean @ T @ mean.T + blur
-    return OrderParameters(T, M, Q, V, conditional, blur)
+    noise_covariance = np.mean(variances * from_signal + from_noise, axis=0)
+    information = mean_gain.T @ np.linalg.solve(noise_covariance, mean_gain)
+    conditional_covariance = T @ np.linalg.inv(identity + information @ T)
+    M, Q = mean_gain @ T, mean_gain @ T @ mean_gain.T + noise_covariance
+    return OrderParameters(T, M, Q, V, conditional_covariance, noise_covariance)
 
 
 def stiffness(V: Host, penalty: float, features: Host) -> Host:
@@ -166,23 +173,30 @@ def stiffness(V: Host, penalty: float, features: Host) -> Host:
     from scipy.optimize import brentq
 
     def scalar_stiffness(v: float) -> float:
+        """Stiffness that gives the susceptibility v, for one component."""
+
         # Between the curves of equal features and of features that are all learned.
-        def excess(x: float) -> float:
-            return float(np.mean(features / (penalty + features * np.exp(x)))) - v
+        def excess_susceptibility(log_stiffness: float) -> float:
+            """Susceptibility at this stiffness, minus v."""
+            stiffnesses = penalty + features * np.exp(log_stiffness)
+            return float(np.mean(features / stiffnesses)) - v
 
-        high = -np.log(v)
-        low = high - 60.0
-        if excess(low) <= 0:
+        upper_bound = -np.log(v)
+        lower_bound = upper_bound - 60.0
+        if excess_susceptibility(lower_bound) <= 0:
             return 0.0
-        return float(np.exp(brentq(excess, low, high, xtol=1e-14)))
+        return float(
+            np.exp(brentq(excess_susceptibility, lower_bound, upper_bound, xtol=1e-14))
+        )
 
-    def stiffness_of_eigenvalues(values: Host) -> Host:
-        return np.array([scalar_stiffness(v) for v in values])
+    def stiffness_of_eigenvalues(eigenvalues: Host) -> Host:
+        """Stiffness for every eigenvalue of the susceptibility."""
+        return np.array([scalar_stiffness(v) for v in eigenvalues])
 
     return np.asarray(spectral_function(V, stiffness_of_eigenvalues))
 
 
-class PenaltyPath:
+class FixedPoints:
     r"""Fixed points of one problem as a function of the penalty; known fixed points give the next initial guess.
 
     Features of variance lambda have ``G = (penalty + lambda V_hat)^{-1}``, and means over them,
@@ -208,99 +222,108 @@ class PenaltyPath:
 
     def minimum(self, penalty: float) -> Minimum:
         """Minimum of the risk at a given penalty, with its losses and numerical errors."""
-        steps = int(np.ceil(np.log10(self.safe_penalty / penalty)))
-        if steps > 0:
-            for larger in np.geomspace(self.safe_penalty, penalty, steps + 1)[:-1]:
-                self.solve(float(larger))
+        penalty_steps = int(np.ceil(np.log10(self.safe_penalty / penalty)))
+        if penalty_steps > 0:
+            penalties = np.geomspace(self.safe_penalty, penalty, penalty_steps + 1)
+            for larger_penalty in penalties[:-1]:
+                self.solve(float(larger_penalty))
         parameters = self.solve(penalty)
-        orders = self._orders(parameters, penalty)
+        orders = self._order_parameters(parameters, penalty)
         moments = self.integrals(orders)
         return Minimum(
             Overlaps(orders.T, orders.M, orders.Q),
             moments.training_loss,
             moments.test_loss,
-            self.uncertain(penalty, parameters),
+            self.newton_step_errors(penalty, parameters),
         )
 
     def overlaps(self, penalty: float) -> Overlaps:
         """Overlaps of signal and estimate at the fixed point."""
-        orders = self._orders(self.solve(penalty), penalty)
+        orders = self._order_parameters(self.solve(penalty), penalty)
         return Overlaps(orders.T, orders.M, orders.Q)
 
     def solve(self, penalty: float) -> Host:
         """Order parameters V, m_hat and Q_hat (3, P, P) at the fixed point."""
-        parameters, gap = self._guess(penalty), np.inf
+        parameters, last_change = self._initial_guess(penalty), np.inf
         if self.solutions:
-            parameters, gap = self._root(penalty, parameters)
-        for attempt in range(ACCURACY.attempts):
-            if not gap <= ACCURACY.close:
-                parameters, gap = self._iterated(penalty, parameters)
-            if gap <= ACCURACY.close or (attempt and gap <= ACCURACY.stalled):
+            parameters, last_change = self._find_root(penalty, parameters)
+        for attempt in range(ACCURACY.root_attempts):
+            if not last_change <= ACCURACY.converged_change:
+                parameters, last_change = self._iterate(penalty, parameters)
+            if last_change <= ACCURACY.converged_change or (
+                attempt and last_change <= ACCURACY.stalled_change
+            ):
                 self.solutions.append((float(np.log(penalty)), parameters))
                 return parameters
             if not np.isfinite(parameters).all():
                 break
-            parameters, gap = self._root(penalty, parameters)
+            parameters, last_change = self._find_root(penalty, parameters)
         raise ValueError(
-            f"the fixed point at penalty {penalty:g} was not found (last relative change {gap:.1e})"
+            f"the fixed point at penalty {penalty:g} was not found (last relative change {last_change:.1e})"
         )
 
-    def _iterated(self, penalty: float, parameters: Host) -> tuple[Host, float]:
+    def _iterate(self, penalty: float, parameters: Host) -> tuple[Host, float]:
         """Run some fixed-point iterations; return the last relative change as well."""
         for _ in range(ACCURACY.iterations):
-            updated = self._updated(penalty, parameters)
-            change = np.abs(updated - parameters).max(axis=(1, 2))
-            gap = float(np.max(change / np.abs(updated).max(axis=(1, 2))))
-            parameters = ACCURACY.weight * updated + (1 - ACCURACY.weight) * parameters
-            if not gap > ACCURACY.close:
+            next_parameters = self._iterate_once(penalty, parameters)
+            change = np.abs(next_parameters - parameters).max(axis=(1, 2))
+            largest = np.abs(next_parameters).max(axis=(1, 2))
+            relative_change = float(np.max(change / largest))
+            weight = ACCURACY.damping_weight
+            parameters = weight * next_parameters + (1 - weight) * parameters
+            if not relative_change > ACCURACY.converged_change:
                 break
-        return parameters, gap
+        return parameters, relative_change
 
-    def _orders(self, parameters: Host, penalty: float) -> OrderParameters:
+    def _order_parameters(self, parameters: Host, penalty: float) -> OrderParameters:
         """Overlaps and susceptibility that follow from V, m_hat and Q_hat."""
         return order_parameters(parameters, self.T, penalty, self.features)
 
     def _susceptibility(self, V_hat: Host, penalty: float) -> Host:
         """Susceptibility V (P, P) for a stiffness V_hat (P, P)."""
-        penalties = penalty * np.eye(self.P)
+        penalty_matrix = penalty * np.eye(self.P)
         if self.features is None:
-            return np.asarray(np.linalg.inv(penalties + V_hat))
+            return np.asarray(np.linalg.inv(penalty_matrix + V_hat))
         variances = self.features[:, None, None]
-        gains = variances * np.linalg.inv(penalties + variances * V_hat)
+        gains = variances * np.linalg.inv(penalty_matrix + variances * V_hat)
         return np.asarray(np.mean(gains, axis=0))
 
-    def _updated(self, penalty: float, parameters: Host) -> Host:
+    def _iterate_once(self, penalty: float, parameters: Host) -> Host:
         """Order parameters after one iteration of the equations."""
-        moments = self.integrals(self._orders(parameters, penalty))
+        moments = self.integrals(self._order_parameters(parameters, penalty))
         V_hat, m_hat, Q_hat = (self.alpha * moment for moment in moments[:3])
         return np.stack([self._susceptibility(V_hat, penalty), m_hat, Q_hat])
 
-    def _equations(
+    def _root_problem(
         self, penalty: float, parameters: Host
     ) -> tuple[Host, Callable[[Host], Host], Callable[[Host], Host]]:
         """Root problem of the fixed point: initial unknowns, the map from unknowns to order parameters, the residual."""
         is_positive = self.P == 1 and bool((parameters > 0).all())
-        size = np.abs(parameters).max(axis=(1, 2), keepdims=True)
-        size = size * np.ones_like(parameters)
-        impossible = np.full(parameters.size, 1e3)
+        parameter_scale = np.abs(parameters).max(axis=(1, 2), keepdims=True)
+        parameter_scale = parameter_scale * np.ones_like(parameters)
+        invalid_residual = np.full(parameters.size, 1e3)
 
-        def point(x: Host) -> Host:
+        def parameters_from(unknowns: Host) -> Host:
             """Order parameters from the unknowns, which for one component are logarithms, so that all values are valid."""
             if is_positive:
-                positive = np.exp(np.clip(x, -100.0, 100.0))
+                positive = np.exp(np.clip(unknowns, -100.0, 100.0))
                 return np.asarray(positive.reshape(parameters.shape))
-            return np.asarray(x.reshape(parameters.shape) * size)
+            return np.asarray(unknowns.reshape(parameters.shape) * parameter_scale)
 
-        def gap(x: Host) -> Host:
-            trial = point(x)
-            orders = self._orders(trial, penalty)
+        def residual(unknowns: Host) -> Host:
+            """Difference between the unknowns after one iteration and before it; large constants outside the domain."""
+            trial_parameters = parameters_from(unknowns)
+            orders = self._order_parameters(trial_parameters, penalty)
             eigenvalues = (
                 np.linalg.eigvalsh(matrix) for matrix in (orders.V, orders.Q)
             )
             if min(values.min() for values in eigenvalues) <= 0:
-                return impossible
+                return invalid_residual
             if not is_positive:
-                return np.asarray((self._updated(penalty, trial) / size).ravel() - x)
+                next_parameters = self._iterate_once(penalty, trial_parameters)
+                return np.asarray(
+                    (next_parameters / parameter_scale).ravel() - unknowns
+                )
             moments = self.integrals(orders)
             # alpha E g z* = lambda M is equivalent to the equation of M, without the terms that cancel there; in units of that
             # equation it is as close to linear.
@@ -308,69 +331,90 @@ class PenaltyPath:
             V = self._susceptibility(V_hat, penalty).item()
             Q_hat = self.alpha * moments.Q_hat.item()
             if not (V > 0 and Q_hat > 0):
-                return impossible
-            cross = (trial[0] @ trial[1] @ self.T).item()
-            excess = self.alpha * moments.along.item() - penalty * cross
+                return invalid_residual
+            trial_overlap = (trial_parameters[0] @ trial_parameters[1] @ self.T).item()
+            overlap_excess = (
+                self.alpha * moments.g_signal_product.item() - penalty * trial_overlap
+            )
             return np.array(
-                [np.log(V) - x[0], excess * V / cross, np.log(Q_hat) - x[2]]
+                [
+                    np.log(V) - unknowns[0],
+                    overlap_excess * V / trial_overlap,
+                    np.log(Q_hat) - unknowns[2],
+                ]
             )
 
-        initial_unknowns = np.log(parameters) if is_positive else parameters / size
-        return initial_unknowns.ravel(), point, gap
+        initial_unknowns = (
+            np.log(parameters) if is_positive else parameters / parameter_scale
+        )
+        return initial_unknowns.ravel(), parameters_from, residual
 
-    def _root(self, penalty: float, parameters: Host) -> tuple[Host, float]:
+    def _find_root(self, penalty: float, parameters: Host) -> tuple[Host, float]:
         """Find a nearby fixed point with a root finder; return it (or the input, if none is found) and its residual."""
         from scipy.optimize import root
 
-        initial_unknowns, point, gap = self._equations(penalty, parameters)
-        options = {
-            "xtol": ACCURACY.close,
-            "maxfev": ACCURACY.effort * len(initial_unknowns),
-        }
-        solution = root(gap, initial_unknowns, method="hybr", options=options)
-        final_gap = float(np.abs(solution.fun).max())
-        initial_gap = float(np.abs(gap(initial_unknowns)).max())
-        if final_gap < initial_gap:
-            return point(solution.x), final_gap
-        return parameters, initial_gap
-
-    def uncertain(self, penalty: float, parameters: Host) -> Overlaps:
-        """Numerical errors of the overlaps: their change in one Newton step towards the fixed point."""
-        x, point, gap = self._equations(penalty, parameters)
-        residual, nudge = gap(x), 1e-5
-        columns = [
-            (gap(x + nudge * unit) - residual) / nudge for unit in np.eye(len(x))
-        ]
-        slopes = np.stack(columns, axis=1)
-        step = np.linalg.lstsq(slopes, -residual, rcond=None)[0]
-        start, stepped = (
-            self._orders(point(unknowns), penalty) for unknowns in (x, x + step)
+        initial_unknowns, parameters_from, residual = self._root_problem(
+            penalty, parameters
         )
-        M_error, Q_error = np.abs(stepped.M - start.M), np.abs(stepped.Q - start.Q)
+        options = {
+            "xtol": ACCURACY.converged_change,
+            "maxfev": ACCURACY.evaluations_per_unknown * len(initial_unknowns),
+        }
+        solution = root(residual, initial_unknowns, method="hybr", options=options)
+        final_residual = float(np.abs(solution.fun).max())
+        initial_residual = float(np.abs(residual(initial_unknowns)).max())
+        if final_residual < initial_residual:
+            return parameters_from(solution.x), final_residual
+        return parameters, initial_residual
+
+    def newton_step_errors(self, penalty: float, parameters: Host) -> Overlaps:
+        """Numerical errors of the overlaps: their change in one Newton step towards the fixed point."""
+        unknowns, parameters_from, residual_of = self._root_problem(penalty, parameters)
+        residual, difference_step = residual_of(unknowns), 1e-5
+        jacobian_columns = [
+            (residual_of(unknowns + difference_step * unit_vector) - residual)
+            / difference_step
+            for unit_vector in np.eye(len(unknowns))
+        ]
+        jacobian = np.stack(jacobian_columns, axis=1)
+        newton_step = np.linalg.lstsq(jacobian, -residual, rcond=None)[0]
+        orders, stepped_orders = (
+            self._order_parameters(parameters_from(x), penalty)
+            for x in (unknowns, unknowns + newton_step)
+        )
+        M_error = np.abs(stepped_orders.M - orders.M)
+        Q_error = np.abs(stepped_orders.Q - orders.Q)
         return Overlaps(np.zeros_like(self.T), M_error, Q_error)
 
-    def _guess(self, penalty: float) -> Host:
+    def _initial_guess(self, penalty: float) -> Host:
         """Initial guess at a penalty: power-law extrapolation through the two nearest known points (one component)."""
-        x = float(np.log(penalty))
-        near = sorted(self.solutions, key=lambda solution: abs(solution[0] - x))[:2]
-        if not near:  # a small overlap and a small norm
-            identity, start = np.eye(self.P), 1 + penalty
-            Q_hat = start**2 * (0.1 * identity + 0.09 * self.T)
-            return np.stack([identity / start, 0.1 * start * identity, Q_hat])
-        points = np.stack([parameters for _, parameters in near])
-        if len(near) == 1 or self.P > 1 or not (points > 0).all():
-            return near[0][1]
-        (x_1, point_1), (x_2, point_2) = near
-        return np.asarray(point_1 * (point_2 / point_1) ** ((x - x_1) / (x_2 - x_1)))
+        log_penalty = float(np.log(penalty))
+        nearest_solutions = sorted(
+            self.solutions, key=lambda solution: abs(solution[0] - log_penalty)
+        )[:2]
+        if not nearest_solutions:  # a small overlap and a small norm
+            identity, initial_stiffness = np.eye(self.P), 1 + penalty
+            Q_hat = initial_stiffness**2 * (0.1 * identity + 0.09 * self.T)
+            m_hat = 0.1 * initial_stiffness * identity
+            return np.stack([identity / initial_stiffness, m_hat, Q_hat])
+        nearest_parameters = np.stack(
+            [parameters for _, parameters in nearest_solutions]
+        )
+        are_positive = (nearest_parameters > 0).all()
+        if len(nearest_solutions) == 1 or self.P > 1 or not are_positive:
+            return nearest_solutions[0][1]
+        (log_penalty_1, parameters_1), (log_penalty_2, parameters_2) = nearest_solutions
+        exponent = (log_penalty - log_penalty_1) / (log_penalty_2 - log_penalty_1)
+        return np.asarray(parameters_1 * (parameters_2 / parameters_1) ** exponent)
 
 
 @functools.lru_cache(maxsize=256)
-def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> float:
+def best_penalty(problem: Problem, alpha: float, loss: str, length_rule: str) -> float:
     """Penalty that minimizes the predicted MSE, summed over components, of the rescaled estimate.
 
     Parameters
     ----------
-    length : {"posterior", "loss"}
+    length_rule : {"posterior", "loss"}
         Whether the estimate is rescaled to its best length, or keeps the length of the minimizer.
 
     Raises
@@ -380,46 +424,62 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> floa
     """
     from scipy.optimize import minimize_scalar
 
-    paths = _paths(problem, alpha, LOSSES[loss])
-    prior = float(np.trace(paths[0].T))
+    solvers = _fixed_point_solvers(problem, alpha, LOSSES[loss])
+    prior_norm = float(np.trace(solvers[0].T))
     excess_mse: dict[float, float] = {}
-    reasons = ["the error is not finite"]
+    failure_reasons = ["the error is not finite"]
 
-    def excess(x: float) -> float:
+    def excess_mse_at(log_penalty: float) -> float:
         """MSE minus the MSE of a zero estimate, at the log-penalty x; infinite where no fixed point is found."""
         try:
-            overlaps = [path.overlaps(float(np.exp(x))) for path in paths]
+            overlaps = [
+                solver.overlaps(float(np.exp(log_penalty))) for solver in solvers
+            ]
         except ValueError as error:
             # An overlap or an error too close to its limit for float64.
-            reasons.append(str(error))
+            failure_reasons.append(str(error))
             return np.inf
-        scale = best_length(overlaps) if length == "posterior" else 1.0
+        length_factor = 1.0
+        if length_rule == "posterior":
+            length_factor = best_length_factor(overlaps)
         M = np.mean([np.trace(evaluation.cross) for evaluation in overlaps])
         Q = np.mean([np.trace(evaluation.own) for evaluation in overlaps])
-        excess_mse[x] = float(scale * (scale * Q - 2 * M))
-        return excess_mse[x]
+        excess_mse[log_penalty] = float(length_factor * (length_factor * Q - 2 * M))
+        return excess_mse[log_penalty]
 
-    def best() -> float:
+    def best_log_penalty() -> float:
+        """Log-penalty of the smallest error so far."""
         return min(excess_mse, key=excess_mse.__getitem__)
 
     # Decrease the penalty from one at which the iteration always converges until the minimum is passed; increase it if the
     # minimum is at the start.
-    (smallest, largest), distance = np.log(PENALTIES), float(np.log(10.0))
-    x = start = float(np.log(max(alpha, 1.0)))
-    if not np.isfinite(excess(start)):
+    smallest_log_penalty, largest_log_penalty = np.log(PENALTIES)
+    log_step = float(np.log(10.0))
+    log_penalty = initial_log_penalty = float(np.log(max(alpha, 1.0)))
+    if not np.isfinite(excess_mse_at(initial_log_penalty)):
         raise ValueError(
-            f"theory did not find the best penalty at alpha = {alpha:g} ({reasons[-1]}); give it as a number"
+            f"theory did not find the best penalty at alpha = {alpha:g} ({failure_reasons[-1]}); give it as a number"
         )
-    while x > smallest:
-        x = max(x - distance, smallest)
-        reached, lowest = excess(x), min(excess_mse.values())
-        if prior + reached > 1.02 * (prior + lowest) or reached > 0.98 * lowest:
+    while log_penalty > smallest_log_penalty:
+        log_penalty = max(log_penalty - log_step, smallest_log_penalty)
+        excess_reached = excess_mse_at(log_penalty)
+        lowest_excess = min(excess_mse.values())
+        lowest_mse = prior_norm + lowest_excess
+        is_past_minimum = prior_norm + excess_reached > 1.02 * lowest_mse
+        if is_past_minimum or excess_reached > 0.98 * lowest_excess:
             break
-    x = start
-    while x < largest and best() == x:
-        previous, x = excess_mse[x], min(x + distance, largest)
-        if not excess(x) < previous - 1e-12 * abs(previous):
+    log_penalty = initial_log_penalty
+    while log_penalty < largest_log_penalty and best_log_penalty() == log_penalty:
+        previous_excess = excess_mse[log_penalty]
+        log_penalty = min(log_penalty + log_step, largest_log_penalty)
+        rounding = 1e-12 * abs(previous_excess)
+        if not excess_mse_at(log_penalty) < previous_excess - rounding:
             break
-    bounds = max(best() - distance, smallest), min(best() + distance, largest)
-    minimize_scalar(excess, bounds=bounds, method="bounded", options={"xatol": 1e-5})
-    return float(np.exp(best()))
+    bounds = (
+        max(best_log_penalty() - log_step, smallest_log_penalty),
+        min(best_log_penalty() + log_step, largest_log_penalty),
+    )
+    minimize_scalar(
+        excess_mse_at, bounds=bounds, method="bounded", options={"xatol": 1e-5}
+    )
+    return float(np.exp(best_log_penalty()))

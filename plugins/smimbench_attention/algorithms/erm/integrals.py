@@ -43,20 +43,24 @@ class Loss:
 
 
 def _softplus(x: Array) -> Array:
+    """Softplus ``log(1 + exp(x))``, without overflow."""
     xp = namespace(x)
     return xp.maximum(x, xp.zeros_like(x)) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
 def _sigmoid(x: Array) -> Array:
+    """Sigmoid ``1 / (1 + exp(-x))``, without overflow."""
     xp = namespace(x)
-    small = xp.exp(-xp.abs(x))
-    return xp.where(x >= 0, 1 / (1 + small), small / (1 + small))
+    exp_negative = xp.exp(-xp.abs(x))
+    return xp.where(x >= 0, 1 / (1 + exp_negative), exp_negative / (1 + exp_negative))
 
 
 def _margin_shortfall(y: Array, z: Array) -> Array:
     """Amount ``max(0, 1 - y z)`` by which a prediction falls short of a margin of 1."""
-    gap = 1 - y * z
-    return namespace(gap).maximum(gap, namespace(gap).zeros_like(gap))
+    shortfall = 1 - y * z
+    return namespace(shortfall).maximum(
+        shortfall, namespace(shortfall).zeros_like(shortfall)
+    )
 
 
 LOSSES = {
@@ -86,25 +90,32 @@ def proximal(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
 
     Solves ``z + v l'(z) = omega`` by Newton steps in a bracket: the slope increases, so z is between omega and its step.
     """
-    far = omega - v * loss.slope(y, omega)
-    low, high = np.minimum(omega, far), np.maximum(omega, far)
-    z = (low + high) / 2
-    earlier_move, last_move = high - low, high - low
+    prox_bound = omega - v * loss.slope(y, omega)
+    lower_bound = np.minimum(omega, prox_bound)
+    upper_bound = np.maximum(omega, prox_bound)
+    z = (lower_bound + upper_bound) / 2
+    step_before_last, last_step = upper_bound - lower_bound, upper_bound - lower_bound
     for _ in range(100):  # usually about ten
-        pull, rise = v * loss.slope(y, z), v * loss.curvature(y, z)
-        gap = z + pull - omega
+        scaled_slope, scaled_curvature = v * loss.slope(y, z), v * loss.curvature(y, z)
+        residual = z + scaled_slope - omega
         # Change of the residual by a rounding of z.
-        blur = ROUNDING * ((1 + rise) * (1 + np.abs(z)) + np.abs(pull) + np.abs(omega))
-        gap = np.where(np.abs(gap) <= blur, 0.0, gap)
-        low, high = np.where(gap <= 0, z, low), np.where(gap >= 0, z, high)
-        move = -gap / (1 + rise)
+        rounding = (1 + scaled_curvature) * (1 + np.abs(z))
+        rounding = ROUNDING * (rounding + np.abs(scaled_slope) + np.abs(omega))
+        residual = np.where(np.abs(residual) <= rounding, 0.0, residual)
+        lower_bound = np.where(residual <= 0, z, lower_bound)
+        upper_bound = np.where(residual >= 0, z, upper_bound)
+        newton_step = -residual / (1 + scaled_curvature)
         # Steps that do not halve within two rounds may oscillate forever: bisect instead.
-        sound = (
-            (z + move >= low) & (z + move <= high) & (np.abs(move) <= earlier_move / 2)
+        is_safe_step = (
+            (z + newton_step >= lower_bound)
+            & (z + newton_step <= upper_bound)
+            & (np.abs(newton_step) <= step_before_last / 2)
         )
-        next_z = np.where(sound, z + move, (low + high) / 2)
-        earlier_move, last_move, z = last_move, np.abs(next_z - z), next_z
-        if np.all(last_move <= 1e-13 * (1 + np.abs(z))):
+        next_z = np.where(
+            is_safe_step, z + newton_step, (lower_bound + upper_bound) / 2
+        )
+        step_before_last, last_step, z = last_step, np.abs(next_z - z), next_z
+        if np.all(last_step <= 1e-13 * (1 + np.abs(z))):
             break
     return np.asarray(z)
 
@@ -122,32 +133,32 @@ class IntegrationAccuracy(NamedTuple):
 
     Attributes
     ----------
-    nodes, reach, finest : int, float, float
-        Where labels are signs: Gauss-Legendre nodes of every panel of the integral over omega, which goes up to ``reach``
+    nodes_per_panel, largest_omega, smallest_panel : int, float, float
+        Where labels are signs: Gauss-Legendre nodes of every panel of the integral over omega, which goes up to ``largest_omega``
         standard deviations, and width of the innermost panel.
-    scrambles, points : int
+    point_sets, points_per_set : int
         For other labels: independent sets of random points, whose spread is the stated error, and their size.
-    iterations, attempts : int
+    iterations, root_attempts : int
         Iterations before a root finder continues from there, and how often that is tried.
-    effort : int
+    evaluations_per_unknown : int
         Most evaluations of the root finder per unknown.
-    close, stalled : float
+    converged_change, stalled_change : float
         Relative change at which the fixed point is found; the second where a root finder achieves no less.
-    weight : float
+    damping_weight : float
         Damping: weight of the new order parameters in every iteration; at 1 some iterations circle the fixed point.
     """
 
-    nodes: int = 20
-    reach: float = 9.0
-    finest: float = 1e-12
-    scrambles: int = 4
-    points: int = 2**12
+    nodes_per_panel: int = 20
+    largest_omega: float = 9.0
+    smallest_panel: float = 1e-12
+    point_sets: int = 4
+    points_per_set: int = 2**12
     iterations: int = 10
-    attempts: int = 20
-    effort: int = 30
-    close: float = 1e-11
-    stalled: float = 1e-8
-    weight: float = 0.7
+    root_attempts: int = 20
+    evaluations_per_unknown: int = 30
+    converged_change: float = 1e-11
+    stalled_change: float = 1e-8
+    damping_weight: float = 0.7
 
 
 ACCURACY = IntegrationAccuracy()
@@ -162,9 +173,9 @@ class OrderParameters(NamedTuple):
         Overlaps of the signal with itself, of the estimate with it, of the estimate with itself.
     V : ndarray
         Susceptibility; diagonal, as the loss is a sum over components.
-    conditional : ndarray
+    conditional_covariance : ndarray
         Covariance of z* where omega is known, ``T - M^T Q^-1 M``.
-    blur : ndarray
+    noise_covariance : ndarray
         Covariance of omega where z* is known, ``Q - M T^-1 M^T``.
     """
 
@@ -172,8 +183,8 @@ class OrderParameters(NamedTuple):
     M: Host
     Q: Host
     V: Host
-    conditional: Host
-    blur: Host
+    conditional_covariance: Host
+    noise_covariance: Host
 
 
 class RiskMoments(NamedTuple):
@@ -185,7 +196,7 @@ class RiskMoments(NamedTuple):
     V_hat: Host
     m_hat: Host
     Q_hat: Host
-    along: Host
+    g_signal_product: Host
     training_loss: float
     test_loss: float
 
@@ -196,17 +207,20 @@ def labels_of(problem: Problem) -> str | None:
     z = rng.standard_normal((64, problem.components, problem.model.sites))
 
     def labels(z: Host) -> Host:
+        """Labels of latents z, always with the same noise."""
         rng = monte_carlo_rng("convex losses: noise of labels")
         return np.asarray(
             observable(problem.channel, problem.channel.forward(z, rng=rng))
         )
 
-    y, is_first = labels(z), np.arange(z.shape[-1]) == 0
+    y, is_first_site = labels(z), np.arange(z.shape[-1]) == 0
     if y.shape != z.shape:
         return None
-    for is_scaled in (is_first, ~is_first):
-        moved = labels(np.where(is_scaled, 2 * z, z))
-        if not np.array_equal(moved[..., ~is_scaled], y[..., ~is_scaled]):
+    for is_scaled_site in (is_first_site, ~is_first_site):
+        labels_of_scaled = labels(np.where(is_scaled_site, 2 * z, z))
+        if not np.array_equal(
+            labels_of_scaled[..., ~is_scaled_site], y[..., ~is_scaled_site]
+        ):
             return None
     return "signs" if bool(np.isin(y, (-1, 1)).all()) else "numbers"
 
@@ -217,10 +231,10 @@ Integrals = Callable[[OrderParameters], RiskMoments]
 
 def integrals_of(problem: Problem, loss: Loss) -> Sequence[Integrals]:
     """Integrals of a problem and a loss: one by quadrature where possible, otherwise several independent samples."""
-    has_signs = problem.components == 1 and labels_of(problem) == "signs"
-    if has_signs and _sites_are_independent(problem):
+    has_sign_labels = problem.components == 1 and labels_of(problem) == "signs"
+    if has_sign_labels and _sites_are_independent(problem):
         return [SignIntegrals(problem, loss)]
-    scrambles = range(ACCURACY.scrambles)
+    scrambles = range(ACCURACY.point_sets)
     return [SampledIntegrals(problem, loss, scramble) for scramble in scrambles]
 
 
@@ -244,22 +258,30 @@ class SignIntegrals:
     def __init__(self, problem: Problem, loss: Loss) -> None:
         self.channel = problem.channel
         self.loss, self.C = loss, problem.model.sites
-        self.panel = np.polynomial.legendre.leggauss(ACCURACY.nodes)
+        self.panel = np.polynomial.legendre.leggauss(ACCURACY.nodes_per_panel)
 
-    def _nodes(self, step: float, edges: list[float]) -> tuple[Host, Host]:
+    def _nodes(
+        self, transition_width: float, extra_edges: list[float]
+    ) -> tuple[Host, Host]:
         """Gauss-Legendre nodes and weights on panels that halve towards zero.
 
         The smallest panel is as wide as the range of omega over which the label's probability changes.
         """
-        reach = ACCURACY.reach
-        finest = min(max(step, ACCURACY.finest), reach / 2)
-        halvings = int(np.ceil(np.log2(reach / finest)))
-        panels = {0.0, *(reach / 2.0**k for k in range(halvings + 1))}
-        positive = sorted(panels | {x for x in edges if 0 < x < reach})
-        ends = np.array([*(-x for x in positive[:0:-1]), *positive])
-        half, center = np.diff(ends) / 2, (ends[1:] + ends[:-1]) / 2
-        x, w = self.panel
-        nodes, weights = center[:, None] + half[:, None] * x, half[:, None] * w
+        largest_omega = ACCURACY.largest_omega
+        smallest_panel = min(
+            max(transition_width, ACCURACY.smallest_panel), largest_omega / 2
+        )
+        halvings = int(np.ceil(np.log2(largest_omega / smallest_panel)))
+        panel_edges = {0.0, *(largest_omega / 2.0**k for k in range(halvings + 1))}
+        panel_edges |= {edge for edge in extra_edges if 0 < edge < largest_omega}
+        positive_edges = sorted(panel_edges)
+        negative_edges = [-edge for edge in positive_edges[:0:-1]]
+        all_edges = np.array([*negative_edges, *positive_edges])
+        half_widths = np.diff(all_edges) / 2
+        centers = (all_edges[1:] + all_edges[:-1]) / 2
+        panel_nodes, panel_weights = self.panel
+        nodes = centers[:, None] + half_widths[:, None] * panel_nodes
+        weights = half_widths[:, None] * panel_weights
         weights = weights * np.exp(-(nodes**2) / 2) / np.sqrt(2 * np.pi)
         return nodes.ravel(), weights.ravel()
 
@@ -271,53 +293,66 @@ class SignIntegrals:
 
     def __call__(self, orders: OrderParameters) -> RiskMoments:
         """Integrals at given order parameters, by quadrature."""
-        m, q, v, variance = (
+        M, Q, V, conditional_variance = (
             matrix[0, 0]
-            for matrix in (orders.M, orders.Q, orders.V, orders.conditional)
+            for matrix in (orders.M, orders.Q, orders.V, orders.conditional_covariance)
         )
-        size = np.sqrt(q)
+        omega_scale = np.sqrt(Q)
         # The curvature of the loss as a function of omega jumps at the kink plus V times the slope there.
         signs = np.array([1.0, -1.0])
-        edges: list[float] = []
+        kink_positions: list[float] = []
         for kink in self.loss.kinks:
             z = signs * kink
-            jumps = np.abs(z + v * self.loss.slope(signs, z)) / size
-            edges += jumps.tolist()
-        step = np.sqrt(variance) / max(abs(m) / size, ACCURACY.finest)
-        nodes, weights = self._nodes(step, edges)
-        omega, teacher_mean = size * nodes, m / size * nodes
+            kinks_in_omega = np.abs(z + V * self.loss.slope(signs, z)) / omega_scale
+            kink_positions += kinks_in_omega.tolist()
+        transition_width = np.sqrt(conditional_variance) / max(
+            abs(M) / omega_scale, ACCURACY.smallest_panel
+        )
+        nodes, weights = self._nodes(transition_width, kink_positions)
+        omega, teacher_mean = omega_scale * nodes, M / omega_scale * nodes
         means = [
-            self._posterior_mean(y, teacher_mean, orders.conditional) for y in signs
+            self._posterior_mean(y, teacher_mean, orders.conditional_covariance)
+            for y in signs
         ]
         # The two posterior means average to the prior mean; their distances from it, less rounding, give the chance of a label.
-        blur = ROUNDING * np.abs(teacher_mean)
-        above, below = (
-            np.maximum(np.abs(mean - teacher_mean) - blur, 0.0) for mean in means
+        rounding = ROUNDING * np.abs(teacher_mean)
+        mean_shift_of_plus, mean_shift_of_minus = (
+            np.maximum(np.abs(mean - teacher_mean) - rounding, 0.0) for mean in means
         )
-        is_resolved = above + below > 1e4 * blur
+        is_resolved = mean_shift_of_plus + mean_shift_of_minus > 1e4 * rounding
         # Where no label moves the mean any more, the chance of a label stays what it was.
-        chance = np.full_like(nodes, 0.5)
+        plus_probability = np.full_like(nodes, 0.5)
         if is_resolved.any():
-            shares = below[is_resolved] / (above + below)[is_resolved]
-            chance = np.interp(nodes, nodes[is_resolved], shares)
+            minus_shift = mean_shift_of_minus[is_resolved]
+            shifts = minus_shift + mean_shift_of_plus[is_resolved]
+            plus_probability = np.interp(
+                nodes, nodes[is_resolved], minus_shift / shifts
+            )
         integrals = np.zeros(6)
-        for y, mean, p in zip(signs, means, (chance, 1 - chance)):
+        for y, mean, label_probability in zip(
+            signs, means, (plus_probability, 1 - plus_probability)
+        ):
             labels = np.full_like(omega, y)
-            h = proximal(self.loss, labels, omega, v)
-            g = proximal_force(self.loss, labels, omega, h, v)
-            curvature = self.loss.curvature(labels, h)
+            proximal_point = proximal(self.loss, labels, omega, V)
+            g = proximal_force(self.loss, labels, omega, proximal_point, V)
+            curvature = self.loss.curvature(labels, proximal_point)
             integrands = (
-                curvature / (1 + v * curvature),
-                g * (mean - teacher_mean) / variance,
+                curvature / (1 + V * curvature),
+                g * (mean - teacher_mean) / conditional_variance,
                 g * g,
                 g * mean,
-                self.loss.value(y, h),
+                self.loss.value(y, proximal_point),
                 self.loss.value(y, omega),
             )
-            integrals += [np.sum(weights * p * integrand) for integrand in integrands]
-        *moments, training, test = (self.C * integrals).tolist()
-        V_hat, m_hat, Q_hat, along = (np.array([[moment]]) for moment in moments)
-        return RiskMoments(V_hat, m_hat, Q_hat, along, training, test)
+            measure = weights * label_probability
+            integrals += [np.sum(measure * integrand) for integrand in integrands]
+        *moments, training_loss, test_loss = (self.C * integrals).tolist()
+        V_hat, m_hat, Q_hat, g_signal_product = (
+            np.array([[moment]]) for moment in moments
+        )
+        return RiskMoments(
+            V_hat, m_hat, Q_hat, g_signal_product, training_loss, test_loss
+        )
 
 
 class SampledIntegrals:
@@ -330,11 +365,11 @@ class SampledIntegrals:
     def __init__(self, problem: Problem, loss: Loss, scramble: int) -> None:
         P, C = problem.components, problem.model.sites
         self.loss, self.inverse = loss, np.linalg.inv(prior_moments(problem)[0])
-        points = whitened_points(
-            2 * P * C, ACCURACY.points, "convex losses", scramble
+        sobol_points = whitened_points(
+            2 * P * C, ACCURACY.points_per_set, "convex losses", scramble
         ).reshape(-1, 2 * P, C)
-        self.z = symmetric_root(prior_moments(problem)[0]) @ points[:, :P]
-        self.u = points[:, P:]
+        self.z = symmetric_root(prior_moments(problem)[0]) @ sobol_points[:, :P]
+        self.u = sobol_points[:, P:]
         rng = monte_carlo_rng("convex losses: noise", scramble)
         labels = problem.channel.forward(self.z, rng=rng)
         self.y = np.asarray(observable(problem.channel, labels), dtype=float)
@@ -342,19 +377,22 @@ class SampledIntegrals:
     def __call__(self, orders: OrderParameters) -> RiskMoments:
         """Integrals at given order parameters, by sampling."""
         omega = (orders.M @ self.inverse) @ self.z + symmetric_root(
-            orders.blur
+            orders.noise_covariance
         ) @ self.u
-        y, n, v = self.y, len(self.y), np.diagonal(orders.V)[:, None]
-        h = proximal(self.loss, y, omega, v)
-        g = proximal_force(self.loss, y, omega, h, v)
-        curvature = self.loss.curvature(y, h)
-        V_hat = np.diag(np.sum(curvature / (1 + v * curvature), axis=(0, 2)) / n)
-        training, test = (
-            float(np.sum(self.loss.value(y, latents)) / n) for latents in (h, omega)
+        y, n, V = self.y, len(self.y), np.diagonal(orders.V)[:, None]
+        proximal_point = proximal(self.loss, y, omega, V)
+        g = proximal_force(self.loss, y, omega, proximal_point, V)
+        curvature = self.loss.curvature(y, proximal_point)
+        V_hat = np.diag(np.sum(curvature / (1 + V * curvature), axis=(0, 2)) / n)
+        training_loss, test_loss = (
+            float(np.sum(self.loss.value(y, latents)) / n)
+            for latents in (proximal_point, omega)
         )
-        Q_hat, along = (
+        Q_hat, g_signal_product = (
             np.einsum("npc,nqc->pq", g, factor) / n for factor in (g, self.z)
         )
         # Stein's lemma: E g z*^T = -V_hat M + m_hat T.
-        m_hat = (along + V_hat @ orders.M) @ self.inverse
-        return RiskMoments(V_hat, m_hat, Q_hat, along, training, test)
+        m_hat = (g_signal_product + V_hat @ orders.M) @ self.inverse
+        return RiskMoments(
+            V_hat, m_hat, Q_hat, g_signal_product, training_loss, test_loss
+        )

@@ -68,16 +68,16 @@ class DescentState(NamedTuple):
         Of the method: momentum, moments.
     targets : array (n, ...)
         Labels as a user would measure them.
-    order : ndarray
+    remaining_samples : ndarray
         Samples of this epoch that are still to be used.
     rng : Generator
         Order of the samples, or the stream of fresh ones.
-    norm : array or None
+    mean_square : array or None
         Mean square of the estimate's entries, where labels do not determine their scale.
     loss : str
-    total, steps_made : int
+    total_steps, steps_made : int
         Steps of the whole run, and steps so far.
-    samples : int
+    processed_samples : int
         Processed so far, repeated ones counted each time.
     """
 
@@ -85,13 +85,13 @@ class DescentState(NamedTuple):
     signal: Array
     memory: tuple[Array, ...]
     targets: Array
-    order: Host
+    remaining_samples: Host
     rng: np.random.Generator
-    norm: Array | None
+    mean_square: Array | None
     loss: str
-    total: int
+    total_steps: int
     steps_made: int = 0
-    samples: int = 0
+    processed_samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,36 +117,47 @@ class Descent(Algorithm):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
-        def check(key: str, holds: bool, rule: str) -> None:
-            require(self, key, holds, rule)
+        def require_parameter(key: str, is_valid: bool, rule: str) -> None:
+            """Raise the error that this parameter must be as the rule says, unless it is valid."""
+            require(self, key, is_valid, rule)
 
-        check("learning_rate", self.learning_rate > 0, "> 0")
+        require_parameter("learning_rate", self.learning_rate > 0, "> 0")
         for key in ("steps", "epochs", "batch", "width", "decay_steps"):
-            count = getattr(self, key)
-            check(key, count is None or count >= 1, "at least 1")
-        one_length = self.steps is None or self.epochs is None
-        check("epochs", one_length, "left out where steps are given")
+            parameter = getattr(self, key)
+            require_parameter(key, parameter is None or parameter >= 1, "at least 1")
+        has_one_length = self.steps is None or self.epochs is None
+        require_parameter("epochs", has_one_length, "left out where steps are given")
         if self.steps is None and self.epochs is None:
             object.__setattr__(self, "steps", DEFAULT_STEPS)
         if self.online:
             has_batch = self.batch is not None
-            check(
+            require_parameter(
                 "batch", has_batch, "given with online = true: fresh samples of a step"
             )
-            check("epochs", not self.epochs, "left out with online = true; give steps")
-        check("loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
-        is_known = self.schedule in SCHEDULES
-        check("schedule", is_known, f"one of {', '.join(SCHEDULES)}")
+            require_parameter(
+                "epochs", not self.epochs, "left out with online = true; give steps"
+            )
+        require_parameter(
+            "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}"
+        )
+        is_known_schedule = self.schedule in SCHEDULES
+        require_parameter(
+            "schedule", is_known_schedule, f"one of {', '.join(SCHEDULES)}"
+        )
         for key in ("decay_steps", "decay_factor"):
             is_required = key in SCHEDULES[self.schedule]
             rule = f"{'given' if is_required else 'left out'} with schedule = {self.schedule!r}"
-            check(key, is_required == (getattr(self, key) is not None), rule)
-        factor = self.decay_factor
-        check("decay_factor", factor is None or 0 < factor <= 1, "in (0, 1]")
-        low, high = self.surrogate_beta or SURROGATE_BETA
-        check(
+            require_parameter(
+                key, is_required == (getattr(self, key) is not None), rule
+            )
+        decay_factor = self.decay_factor
+        require_parameter(
+            "decay_factor", decay_factor is None or 0 < decay_factor <= 1, "in (0, 1]"
+        )
+        lowest_beta, highest_beta = self.surrogate_beta or SURROGATE_BETA
+        require_parameter(
             "surrogate_beta",
-            0 < low <= high < math.inf,
+            0 < lowest_beta <= highest_beta < math.inf,
             "two numbers > 0, the second not below the first",
         )
 
@@ -154,10 +165,10 @@ class Descent(Algorithm):
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why gradient descent cannot learn this problem, or None."""
-        differentiable = problem.channel.vjp is not None
-        if not differentiable and surrogate(problem, 1.0) is None:
+        is_differentiable = problem.channel.vjp is not None
+        if not is_differentiable and surrogate(problem, 1.0) is None:
             return f"channel {problem.channel.name!r} has no derivative"
-        if differentiable and self.surrogate_beta is not None:
+        if is_differentiable and self.surrogate_beta is not None:
             return "surrogate_beta applies to channels without a derivative only; remove it"
         if problem.prior.factor is None:
             return f"prior {problem.prior.name!r} has no factor to descend on"
@@ -192,19 +203,19 @@ class Descent(Algorithm):
 
     def plan(self, data: Data) -> Plan:
         """Plan the number of steps of a run on this data, the batch size and the cost of a step."""
-        n = data.inputs.shape[0]
-        size = self.batch or n
+        sample_count = data.inputs.shape[0]
+        batch_size = self.batch or sample_count
         if not self.online:
-            size = min(size, n)
+            batch_size = min(batch_size, sample_count)
         steps = self.steps
         if steps is None:
-            steps = (self.epochs or 0) * math.ceil(n / size)
+            steps = (self.epochs or 0) * math.ceil(sample_count / batch_size)
         # Products with the factor are small in comparison.
         return Plan(
             steps,
-            size,
+            batch_size,
             draws_fresh=self.online,
-            cost=lambda problem, data: problem.pass_cost(data, size),
+            cost=lambda problem, data: problem.pass_cost(data, batch_size),
         )
 
     def init(
@@ -224,33 +235,37 @@ class Descent(Algorithm):
             matching(data.inputs),
             problem.components,
         )
-        basis = factor_of(problem)
-        draws = [
-            basis.draw(rng, P, data.dimension, self.width) for _ in range(students or 1)
+        factorization = factor_of(problem)
+        initial_factors = [
+            factorization.draw(rng, P, data.dimension, self.width)
+            for _ in range(students or 1)
         ]
-        axes = _component_axes(problem, data)
+        component_axes = axes_of_component(problem, data)
         factor = xp.asarray(
-            draws[0] if students is None else np.stack(draws), **device_and_dtype
+            initial_factors[0] if students is None else np.stack(initial_factors),
+            **device_and_dtype,
         )
         if self.spherical:
-            factor = _on_sphere(factor, axes)
-        norm = None
+            factor = project_to_sphere(factor, component_axes)
+        mean_square = None
         if problem.channel.vjp is None:
-            second = np.diagonal(problem.prior.second_moment(P))
-            entries = math.prod(problem.model.signal_shape(1, data.dimension))
-            norm = xp.asarray(second / (entries / data.dimension), **device_and_dtype)
-            norm = xp.reshape(norm, (-1, *[1] * len(axes)))
+            second_moments = np.diagonal(problem.prior.second_moment(P))
+            entry_count = math.prod(problem.model.signal_shape(1, data.dimension))
+            mean_square = xp.asarray(
+                second_moments / (entry_count / data.dimension), **device_and_dtype
+            )
+            mean_square = xp.reshape(mean_square, (-1, *[1] * len(component_axes)))
         targets = observable(problem.channel, data.labels)
         return DescentState(
             factor,
-            basis.compose(factor),
+            factorization.compose(factor),
             self.first_memory(factor),
             targets=xp.astype(targets, data.inputs.dtype),
-            order=np.empty(0, dtype=np.int64),
+            remaining_samples=np.empty(0, dtype=np.int64),
             rng=rng,
-            norm=norm,
+            mean_square=mean_square,
             loss=self.loss or fitting_loss(problem),
-            total=int(self.plan(data).steps or 0),
+            total_steps=int(self.plan(data).steps or 0),
         )
 
     def step(
@@ -258,18 +273,20 @@ class Descent(Algorithm):
     ) -> tuple[DescentState, Info]:
         """Take one gradient step; the residual is the relative change of the factor (largest over students)."""
         xp = namespace(state.factor)
-        basis = factor_of(problem)
-        axes = _component_axes(problem, data)
-        inputs, targets, order = self._batch(problem, data, state)
-        progress = state.steps_made / max(state.total - 1, 1)
-        channel, notes = self._channel(problem, progress)
-        size, samples = inputs.shape[0], state.samples
-        norm, penalty = self.normalisation(problem, data, size), self.penalty(data)
+        factorization = factor_of(problem)
+        component_axes = axes_of_component(problem, data)
+        inputs, targets, remaining_samples = self._batch(problem, data, state)
+        run_fraction = state.steps_made / max(state.total_steps - 1, 1)
+        channel, warnings = self._channel(problem, run_fraction)
+        batch_size, processed_samples = inputs.shape[0], state.processed_samples
+        normalization = self.normalisation(problem, data, batch_size)
+        penalty = self.penalty(data)
 
         def objective(factor: Array) -> LossGradient:
-            nonlocal samples
-            samples += size
-            summed = loss_gradient(
+            """Normalized and penalized loss of the batch, and its gradient with respect to the factor."""
+            nonlocal processed_samples
+            processed_samples += batch_size
+            summed_loss = loss_gradient(
                 problem,
                 inputs,
                 targets,
@@ -278,56 +295,62 @@ class Descent(Algorithm):
                 loss=state.loss,
                 signal=state.signal if factor is state.factor else None,
             )
-            loss, gradient = norm * summed.loss, norm * summed.gradient
+            loss = normalization * summed_loss.loss
+            gradient = normalization * summed_loss.gradient
             if penalty:
-                entries = tuple(range(loss.ndim, factor.ndim))
-                loss = loss + penalty / 2 * xp.sum(factor * factor, axis=entries)
+                factor_axes = tuple(range(loss.ndim, factor.ndim))
+                loss = loss + penalty / 2 * xp.sum(factor * factor, axis=factor_axes)
                 gradient = gradient + penalty * factor
             return LossGradient(loss, gradient)
 
-        rate = self.learning_rate_at(state.steps_made, state.total)
+        learning_rate = self.learning_rate_at(state.steps_made, state.total_steps)
         factor, memory = self.advance(
-            objective, state.factor, state.memory, rate, state.steps_made + 1
+            objective, state.factor, state.memory, learning_rate, state.steps_made + 1
         )
         if self.spherical:
-            factor = _on_sphere(factor, axes)
+            factor = project_to_sphere(factor, component_axes)
         next_state = state._replace(
             factor=factor,
-            signal=basis.compose(factor),
+            signal=factorization.compose(factor),
             memory=memory,
             steps_made=state.steps_made + 1,
-            samples=samples,
-            order=order,
+            processed_samples=processed_samples,
+            remaining_samples=remaining_samples,
         )
-        change, student = factor - state.factor, (axes[0] - 1, *axes)
-        squared_change = xp.mean(change * change, axis=student)
-        residual = xp.sqrt(squared_change / xp.mean(factor * factor, axis=student))
+        factor_change = factor - state.factor
+        student_axes = (component_axes[0] - 1, *component_axes)
+        squared_change = xp.mean(factor_change * factor_change, axis=student_axes)
+        residual = xp.sqrt(squared_change / xp.mean(factor * factor, axis=student_axes))
         # Where labels do not determine the scale, that of the factor is meaningless.
         estimate = self.estimate(next_state)
-        overlap = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
-        if overlap.ndim > 1:
-            overlap = xp.max(overlap, axis=0)
+        self_overlap = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
+        if self_overlap.ndim > 1:
+            self_overlap = xp.max(self_overlap, axis=0)
         if data.start is not None:
-            notes.append(
+            warnings.append(
                 "the given start is not used: gradient methods begin with a random factor"
             )
         return next_state, Info(
             xp.max(residual),
-            self_overlap=overlap,
-            warning="; ".join(notes) or None,
-            samples=next_state.samples,
+            self_overlap=self_overlap,
+            warning="; ".join(warnings) or None,
+            samples=next_state.processed_samples,
         )
 
     def estimate(self, state: DescentState) -> Array:
         """Signal formed from the factor, rescaled to the prior's norm where labels do not determine the norm."""
-        if state.norm is None:
+        if state.mean_square is None:
             return state.signal
         xp = namespace(state.signal)
-        axes = tuple(range(-state.norm.ndim + 1, 0))
-        size = xp.mean(state.signal * state.signal, axis=axes, keepdims=True)
-        return state.signal * xp.sqrt(
-            state.norm / xp.where(size > 0, size, xp.ones_like(size))
+        component_axes = tuple(range(-state.mean_square.ndim + 1, 0))
+        signal_mean_square = xp.mean(
+            state.signal * state.signal, axis=component_axes, keepdims=True
         )
+        is_positive = signal_mean_square > 0
+        divisor = xp.where(
+            is_positive, signal_mean_square, xp.ones_like(signal_mean_square)
+        )
+        return state.signal * xp.sqrt(state.mean_square / divisor)
 
     def findings(self, state: DescentState) -> dict[str, object]:
         """Eigenvalue spectrum of the estimated matrix, reported if there is weight decay (theory may predict it)."""
@@ -400,65 +423,74 @@ class Descent(Algorithm):
         self, problem: Problem, data: Data, state: DescentState
     ) -> tuple[Array, Array, Host]:
         """Inputs and targets of the batch of this step, and the remaining samples of the epoch."""
-        xp, n = namespace(data.inputs), data.inputs.shape[0]
+        xp, sample_count = namespace(data.inputs), data.inputs.shape[0]
         if self.online:
             assert data.fresh is not None
             inputs, labels = data.fresh(state.rng, int(self.batch or 1))
             targets = observable(problem.channel, labels)
-            return inputs, xp.astype(targets, inputs.dtype), state.order
-        size = min(self.batch or n, n)
-        if size == n:
-            return data.inputs, state.targets, state.order
-        stored = data.inputs
-        if isinstance(stored, NarrowInputs):
-            stored = stored.stored
-        elif isinstance(stored, StreamedInputs):
+            return inputs, xp.astype(targets, inputs.dtype), state.remaining_samples
+        batch_size = min(self.batch or sample_count, sample_count)
+        if batch_size == sample_count:
+            return data.inputs, state.targets, state.remaining_samples
+        stored_inputs = data.inputs
+        if isinstance(stored_inputs, NarrowInputs):
+            stored_inputs = stored_inputs.stored
+        elif isinstance(stored_inputs, StreamedInputs):
             raise ValueError(
                 "shuffled minibatches need inputs that fit the device; use the full batch, or online = true"
             )
-        order = state.order if len(state.order) else state.rng.permutation(n)
-        indices = xp.asarray(order[:size], **matching(data.inputs, xp.int64))
-        inputs = xp.take(stored, indices, axis=0)
+        remaining_samples = state.remaining_samples
+        if not len(remaining_samples):
+            remaining_samples = state.rng.permutation(sample_count)
+        batch_indices = xp.asarray(
+            remaining_samples[:batch_size], **matching(data.inputs, xp.int64)
+        )
+        inputs = xp.take(stored_inputs, batch_indices, axis=0)
         inputs = xp.astype(inputs, data.inputs.dtype, copy=False)
-        return inputs, xp.take(state.targets, indices, axis=0), order[size:]
+        return (
+            inputs,
+            xp.take(state.targets, batch_indices, axis=0),
+            remaining_samples[batch_size:],
+        )
 
     def _channel(
-        self, problem: Problem, progress: float
+        self, problem: Problem, run_fraction: float
     ) -> tuple[Channel | None, list[str]]:
         """Channel to differentiate at this point of the run (annealed softmax for hardmax), and warnings about it."""
-        notes = []
+        warnings = []
         if self.online:
-            notes.append(
+            warnings.append(
                 "online: every step drew fresh samples; the row is at the sample ratio of all of them"
             )
         if problem.channel.vjp is not None:
-            return problem.channel, notes
-        low, high = self.surrogate_beta or SURROGATE_BETA
-        note = (
-            f"surrogate: hardmax has no derivative, so softmax with beta annealed from {low:g} to {high:g} was "
+            return problem.channel, warnings
+        lowest_beta, highest_beta = self.surrogate_beta or SURROGATE_BETA
+        surrogate_warning = (
+            f"surrogate: hardmax has no derivative, so softmax with beta annealed from {lowest_beta:g} to {highest_beta:g} was "
             f"descended on; its scale is the prior's"
         )
-        return surrogate(problem, low * (high / low) ** progress), [note, *notes]
+        beta = lowest_beta * (highest_beta / lowest_beta) ** run_fraction
+        return surrogate(problem, beta), [surrogate_warning, *warnings]
 
-    def learning_rate_at(self, step: float, total: int) -> float:
+    def learning_rate_at(self, step: float, total_steps: int) -> float:
         """Learning rate of a step (0, 1, ...) according to the schedule."""
-        rate = self.learning_rate
+        initial_rate = self.learning_rate
         if self.schedule == "step":
-            exponent = step // int(self.decay_steps or 1)
-            return float(rate * (self.decay_factor or 1.0) ** exponent)
+            decay_count = step // int(self.decay_steps or 1)
+            return float(initial_rate * (self.decay_factor or 1.0) ** decay_count)
         if self.schedule == "cosine":
-            return rate * (1 + math.cos(math.pi * step / total)) / 2
+            return initial_rate * (1 + math.cos(math.pi * step / total_steps)) / 2
         if self.schedule == "1/t":
-            return rate / (1 + step / int(self.decay_steps or 1))
-        return rate
+            return initial_rate / (1 + step / int(self.decay_steps or 1))
+        return initial_rate
 
 
-def _component_axes(problem: Problem, data: Data) -> tuple[int, ...]:
-    """Array axes of one component in the signal and in the factor."""
+def axes_of_component(problem: Problem, data: Data) -> tuple[int, ...]:
+    """Last array axes of the signal and of the factor, those of the entries of one component."""
     return tuple(range(1 - len(problem.model.signal_shape(1, data.dimension)), 0))
 
 
-def _on_sphere(factor: Array, axes: tuple[int, ...]) -> Array:
+def project_to_sphere(factor: Array, axes: tuple[int, ...]) -> Array:
     """Project every component to the sphere with the norm of iid N(0, 1) entries."""
     xp = namespace(factor)
     return factor / xp.sqrt(xp.mean(factor * factor, axis=axes, keepdims=True))
@@ -505,9 +537,11 @@ class MomentumDescent(Descent):
         if not self.momentum:
             return factor - rate * self.direction(gradient), ()
         velocity = self.momentum * memory[0] + gradient
-        along = gradient + self.momentum * velocity if self.nesterov else velocity
-        return factor - rate * self.direction(along), (velocity,)
+        search_direction = velocity
+        if self.nesterov:
+            search_direction = gradient + self.momentum * velocity
+        return factor - rate * self.direction(search_direction), (velocity,)
 
-    def direction(self, along: Array) -> Array:
+    def direction(self, velocity: Array) -> Array:
         """Direction of a step for a given velocity; by default the velocity itself."""
-        return along
+        return velocity

@@ -73,73 +73,81 @@ def loss_gradient(
         ``loss`` () or (students,), ``gradient`` shaped like the factor.
     """
     xp = namespace(factor)
-    differentiable = problem.channel if channel is None else channel
+    differentiable_channel = problem.channel if channel is None else channel
 
-    def through_channel(
+    def loss_of_chunk(
         chunk: slice, z: Array, students: tuple[int, ...]
     ) -> tuple[Array, Array]:
-        output = predict(differentiable, z)
+        """Losses (students, samples, ...) of a chunk of samples, and their derivatives with respect to the latents z."""
+        output = predict(differentiable_channel, z)
         output = xp.reshape(output, (*students, -1, *output.shape[1:]))
-        losses, cotangent = loss_of(xp, loss, output, targets[chunk, ...])
+        losses, cotangent = loss_and_derivative(xp, loss, output, targets[chunk, ...])
         label_shape = cotangent.shape[len(students) + 1 :]
         cotangent = xp.reshape(cotangent, (z.shape[0], *label_shape))
-        return losses, latent_slopes(differentiable, z, cotangent)
+        return losses, latent_derivatives(differentiable_channel, z, cotangent)
 
-    return latent_gradient(problem, inputs, factor, through_channel, signal)
+    return latent_gradient(problem, inputs, factor, loss_of_chunk, signal)
 
 
 def latent_gradient(
     problem: Problem,
     inputs: Array,
     factor: Array,
-    local: Callable[[slice, Array, tuple[int, ...]], tuple[Array, Array]],
+    loss_of_chunk: Callable[[slice, Array, tuple[int, ...]], tuple[Array, Array]],
     signal: Array | None = None,
 ) -> LossGradient:
     """Sum a function of the latents over all samples, and compute its gradient with respect to the factor.
 
-    ``local(chunk, z, students)`` gives the values (students, samples, ...) and their gradient, shaped like ``z``, of the samples
-    ``chunk``, whose latents stand in ``z`` (students times samples, P, C) student by student; for the rest see ``loss_gradient``.
+    ``loss_of_chunk(chunk, z, students)`` gives the values (students, samples, ...) and their gradient, shaped like ``z``, of
+    the samples ``chunk``, whose latents stand in ``z`` (students times samples, P, C) student by student; for the rest see
+    ``loss_gradient``.
     """
     xp = namespace(factor)
-    model, basis = problem.model, factor_of(problem)
+    model, factorization = problem.model, factor_of(problem)
     dimension = inputs.shape[-1]
-    signal = basis.compose(factor) if signal is None else signal
-    lead = signal.ndim - len(model.signal_shape(problem.components, dimension))
-    students = signal.shape[:lead]
+    signal = factorization.compose(factor) if signal is None else signal
+    student_axes = signal.ndim - len(model.signal_shape(problem.components, dimension))
+    students = signal.shape[:student_axes]
     # Components whose latents take as much memory per chunk as the intermediate arrays.
-    components = math.prod(students) * problem.components
-    root, scaled = 1.0, None
-    forward_gram, gram_scale = model.forward_gram, basis.gram_scale
-    is_narrow = factor.shape[-1] <= NARROW * dimension
-    if forward_gram is not None and gram_scale is not None and is_narrow:
-        root = math.sqrt(gram_scale(factor))
-        scaled = root * factor
-        if components > 1:
-            products = factor.shape[-1] * model.tokens / (2 * model.sites)
-            components *= math.ceil(products)
+    simultaneous_components = math.prod(students) * problem.components
+    gram_root, scaled_factor = 1.0, None
+    forward_gram, gram_scale = model.forward_gram, factorization.gram_scale
+    is_narrow_factor = factor.shape[-1] <= NARROW * dimension
+    if forward_gram is not None and gram_scale is not None and is_narrow_factor:
+        gram_root = math.sqrt(gram_scale(factor))
+        scaled_factor = gram_root * factor
+        if simultaneous_components > 1:
+            products_per_latent = factor.shape[-1] * model.tokens / (2 * model.sites)
+            simultaneous_components *= math.ceil(products_per_latent)
     losses: Array = None
     gradient: Array = None
-    for chunk in sample_chunks(model, inputs, components):
-        x = inputs[chunk, ...]
-        pull: Callable[[Array], Array] = functools.partial(model.adjoint, x)
-        if forward_gram is None or scaled is None:
-            z = model.forward(x, signal)
+    for chunk in sample_chunks(model, inputs, simultaneous_components):
+        chunk_inputs = inputs[chunk, ...]
+        adjoint: Callable[[Array], Array] = functools.partial(
+            model.adjoint, chunk_inputs
+        )
+        if forward_gram is None or scaled_factor is None:
+            z = model.forward(chunk_inputs, signal)
         else:
-            z, pull = forward_gram(x, scaled)
+            z, adjoint = forward_gram(chunk_inputs, scaled_factor)
         # Channels know nothing of students, whose samples are concatenated.
-        loss, slope = local(chunk, xp.reshape(z, (-1, *z.shape[-2:])), students)
-        pulled = pull(xp.reshape(slope, z.shape))
-        loss = xp.sum(loss, axis=tuple(range(lead, loss.ndim)))
-        losses = loss if losses is None else losses + loss
-        gradient = pulled if gradient is None else gradient + pulled
+        chunk_loss, latent_derivative = loss_of_chunk(
+            chunk, xp.reshape(z, (-1, *z.shape[-2:])), students
+        )
+        chunk_gradient = adjoint(xp.reshape(latent_derivative, z.shape))
+        chunk_loss = xp.sum(
+            chunk_loss, axis=tuple(range(student_axes, chunk_loss.ndim))
+        )
+        losses = chunk_loss if losses is None else losses + chunk_loss
+        gradient = chunk_gradient if gradient is None else gradient + chunk_gradient
     if gradient is None:
         raise ValueError(
             "gradient descent needs at least one sample, but the data set is empty"
         )
-    if scaled is not None:
-        return LossGradient(losses, root * gradient)
+    if scaled_factor is not None:
+        return LossGradient(losses, gram_root * gradient)
     gradient = gradient / model.adjoint_scale(dimension)
-    return LossGradient(losses, basis.pullback(factor, gradient))
+    return LossGradient(losses, factorization.pullback(factor, gradient))
 
 
 def factor_of(problem: Problem) -> Factor:
@@ -148,43 +156,49 @@ def factor_of(problem: Problem) -> Factor:
     return problem.prior.factor
 
 
-def latent_slopes(channel: Channel, z: Array, cotangent: Array) -> Array:
+def latent_derivatives(channel: Channel, z: Array, cotangent: Array) -> Array:
     """Backpropagate a gradient from the channel output to the latents, by the channel's ``vjp``."""
     assert channel.vjp is not None
     return channel.vjp(z, cotangent)
 
 
-def loss_of(
-    xp: ModuleType, name: str, output: Array, target: Array
+def loss_and_derivative(
+    xp: ModuleType, loss: str, output: Array, target: Array
 ) -> tuple[Array, Array]:
     """Loss of every output entry and its derivative with respect to the output."""
-    if name == "squared":
+    if loss == "squared":
         difference = output - target
         return difference * difference, 2 * difference
     # A probability that has underflowed to 0 would make 0/0 of its share in the gradient.
-    floor = float(xp.finfo(output.dtype).smallest_normal)
-    floored = xp.where(output > floor, output, xp.full_like(output, floor))
-    return -target * xp.log(floored), -target / floored
+    smallest_probability = float(xp.finfo(output.dtype).smallest_normal)
+    probability = xp.where(
+        output > smallest_probability,
+        output,
+        xp.full_like(output, smallest_probability),
+    )
+    return -target * xp.log(probability), -target / probability
 
 
-# -- what cannot be differentiated ---------------------------------------------------------------------------------------
+# -- surrogates of channels without a derivative ---------------------------------------------------------------------
 
 
-class _Tempered(Channel):
+class _TemperedChannel(Channel):
     """A softmax channel whose latents are multiplied by an inverse temperature."""
 
-    def __init__(self, channel: Channel, factor: float) -> None:
-        self.channel, self.factor = channel, factor
+    def __init__(self, channel: Channel, inverse_temperature: float) -> None:
+        self.channel, self.inverse_temperature = channel, inverse_temperature
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
-        return self.channel.forward(self.factor * z)
+        return self.channel.forward(self.inverse_temperature * z)
 
     def observable(self, y: Array) -> Array:
         return observable(self.channel, y)
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
-        slopes = latent_slopes(self.channel, self.factor * z, cotangent)
-        return self.factor * slopes
+        derivatives = latent_derivatives(
+            self.channel, self.inverse_temperature * z, cotangent
+        )
+        return self.inverse_temperature * derivatives
 
 
 def surrogate(problem: Problem, beta: float) -> Channel | None:
@@ -195,17 +209,17 @@ def surrogate(problem: Problem, beta: float) -> Channel | None:
     """
     if problem.channel.name != "hardmax" or problem.components > 1:
         return None
-    softmax = _softmax(problem.model.name, problem.model.tokens)
+    softmax = _softmax_channel(problem.model.name, problem.model.tokens)
     if softmax is None:
         return None
     if problem.mixing is not None:
         softmax = MixedChannel(softmax, problem.mixing)
-    is_matrix = problem.model.rank == "extensive"
-    return _Tempered(softmax, beta if is_matrix else math.sqrt(beta))
+    has_extensive_rank = problem.model.rank == "extensive"
+    return _TemperedChannel(softmax, beta if has_extensive_rank else math.sqrt(beta))
 
 
 @functools.lru_cache(maxsize=32)
-def _softmax(model: str, tokens: int) -> Channel | None:
+def _softmax_channel(model: str, tokens: int) -> Channel | None:
     """Softmax channel of a model, or None if the model has none."""
     try:
         entry = get_registry().get("channel", "softmax", model)

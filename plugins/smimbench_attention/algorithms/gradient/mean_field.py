@@ -42,25 +42,25 @@ from smimbench.theory import limit_point
 from smimbench_attention.algorithms.gradient import NO_REUSE_THEORY
 from smimbench_attention.algorithms.gradient.loss import (
     fitting_loss,
-    latent_slopes,
-    loss_of,
+    latent_derivatives,
+    loss_and_derivative,
 )
 from smimbench_attention.algorithms.gradient.online import (
-    LARGEST,
+    DIVERGED_OVERLAP,
     DescentRule,
     Diverges,
-    Path,
+    OverlapPath,
     TooLong,
     gram_of,
     recorded_steps_of,
-    triangle,
+    triangular_root,
     vectors_after,
 )
 from smimbench_attention.algorithms.gradient.online_theory import (
-    no_equations,
+    mean_trajectory,
     standard_error,
-    trajectory_of,
     typical_starts,
+    why_no_equations,
 )
 from smimbench_attention.algorithms.least_squares import noise_of_identity
 
@@ -75,71 +75,71 @@ class MeanFieldAccuracy(NamedTuple):
 
     Attributes
     ----------
-    rows : int
+    largest_rows : int
         Largest number of rows of all draws together: 3 s for 100 steps. Doubled, the stated error is 1.4 times smaller.
-    sets, smallest : int
+    limit_draws, smallest_system : int
         Draws for the limit, whose spread gives the stated error; the smallest n and D allowed: a finite D changes values by a
         relative amount of order 1 / D.
-    draws : tuple of int
+    draw_range : tuple of int
         Smallest and largest number of draws at the dimension of runs.
-    work, overhead : float
+    largest_work, work_per_step : float
         Largest number of products of rows, directions and steps of all draws together, 40 s; what a step costs on top.
-    memory : float
+    largest_memory : float
         Largest number of entries of the vectors of a draw.
     tolerance : float
         Share of a gradient's length below which its new direction is left out.
-    fresh : int
+    fresh_samples : int
         Fresh samples for the test error of all draws together.
     """
 
-    rows: int = 2**17
-    sets: int = 8
-    smallest: int = 200
-    draws: tuple[int, int] = (8, 256)
-    work: float = 1.2e10
-    overhead: float = 1e5
-    memory: float = 3e7
+    largest_rows: int = 2**17
+    limit_draws: int = 8
+    smallest_system: int = 200
+    draw_range: tuple[int, int] = (8, 256)
+    largest_work: float = 1.2e10
+    work_per_step: float = 1e5
+    largest_memory: float = 3e7
     tolerance: float = 1e-8
-    fresh: int = 2**16
+    fresh_samples: int = 2**16
 
 
 ACCURACY = MeanFieldAccuracy()
 
-EVERYTHING = slice(None)
+ALL_SAMPLES = slice(None)
 
 
-class System(NamedTuple):
+class SimulatedSystem(NamedTuple):
     """Sizes of the simulated system: samples, batch size, dimension D; label noise for the exact linear limit."""
 
     samples: int
     batch: int
     dimension: float
-    noise: float | None = None
+    exact_noise: float | None = None
 
 
-class _Columns:
+class _GrowingColumns:
     """A growing set of vectors, stored as columns (rows, count)."""
 
     def __init__(self, vectors: Host) -> None:
         self._storage, self.count = vectors, vectors.shape[1]
 
     @property
-    def filled(self) -> Host:
+    def columns(self) -> Host:
         """View of all columns stored so far."""
         return self._storage[:, : self.count]
 
-    def of(self, n: int, samples: slice | Host) -> Host:
+    def at_samples(self, n: int, samples: slice | Host) -> Host:
         """Entries (rows, count) of the stored vectors at a subset of the n samples."""
-        rows = self.filled.reshape(n, len(self._storage) // n, self.count)[samples]
+        rows = self.columns.reshape(n, len(self._storage) // n, self.count)[samples]
         return np.asarray(rows.reshape(len(rows) * rows.shape[1], self.count))
 
-    def add(self, vector: Host) -> None:
+    def append(self, vector: Host) -> None:
         """Append a vector (rows,)."""
         if self.count == self._storage.shape[1]:
-            if 2 * self._storage.size > ACCURACY.memory:
+            if 2 * self._storage.size > ACCURACY.largest_memory:
                 raise TooLong("memory")
-            room = np.empty((len(vector), self.count // 2 + 32))
-            self._storage = np.concatenate([self._storage, room], axis=1)
+            empty_columns = np.empty((len(vector), self.count // 2 + 32))
+            self._storage = np.concatenate([self._storage, empty_columns], axis=1)
         self._storage[:, self.count] = vector
         self.count += 1
 
@@ -151,52 +151,60 @@ class Directions:
     """
 
     def __init__(
-        self, normals: Host, P: int, system: System, rng: np.random.Generator
+        self, normals: Host, P: int, system: SimulatedSystem, rng: np.random.Generator
     ) -> None:
         self.n, self.D, self.rng = system.samples, system.dimension, rng
-        self.rows, self.is_exact = len(normals), system.noise is not None
+        self.rows, self.is_exact = len(normals), system.exact_noise is not None
         if self.is_exact:
-            self.basis = _Columns(np.linalg.qr(normals)[0])
-            normals = self.basis.filled * math.sqrt(self.rows)
+            self.basis = _GrowingColumns(np.linalg.qr(normals)[0])
+            normals = self.basis.columns * math.sqrt(self.rows)
         self.noise = normals[:, 2 * P :]
-        self.h, self.p = _Columns(normals[:, : 2 * P]), _Columns(normals[:, :0].copy())
+        self.h = _GrowingColumns(normals[:, : 2 * P])
+        self.p = _GrowingColumns(normals[:, :0].copy())
 
     def add(self, g: Host, samples: slice | Host) -> bool:
         """Add the direction of a gradient to the basis; return False if it is not new or the features are exhausted."""
-        norm = np.linalg.norm(g)
-        remainder = self._perpendicular(g, samples)
-        if np.linalg.norm(remainder) < norm / 2:  # rounding along the p would grow
-            remainder = self._perpendicular(remainder)
-        length = np.linalg.norm(remainder)
-        if length <= ACCURACY.tolerance * norm or self.p.count == self.rows:
+        g_norm = np.linalg.norm(g)
+        orthogonal_part = self._orthogonal_part(g, samples)
+        # Rounding along the p would grow.
+        if np.linalg.norm(orthogonal_part) < g_norm / 2:
+            orthogonal_part = self._orthogonal_part(orthogonal_part)
+        orthogonal_norm = np.linalg.norm(orthogonal_part)
+        if orthogonal_norm <= ACCURACY.tolerance * g_norm or self.p.count == self.rows:
             return False
-        self.p.add(remainder / length)
+        self.p.append(orthogonal_part / orthogonal_norm)
         if self.is_exact and self.basis.count >= self.rows:
             raise TooLong("the gradients span more directions than there are samples")
         if not self.is_exact and self.h.count >= self.D:  # all features are used
             return False
-        square = self.D
+        squared_length = self.D
         if not self.is_exact:
-            square = self.rng.chisquare(self.D - self.h.count)
-        self.h.add(math.sqrt(square) * self.p.filled[:, -1] + self._fresh())
+            squared_length = self.rng.chisquare(self.D - self.h.count)
+        self.h.append(
+            math.sqrt(squared_length) * self.p.columns[:, -1] + self._fresh_column()
+        )
         return True
 
-    def _perpendicular(self, vector: Host, samples: slice | Host = EVERYTHING) -> Host:
+    def _orthogonal_part(
+        self, vector: Host, samples: slice | Host = ALL_SAMPLES
+    ) -> Host:
         """Remove the components along all p_j from a vector that vanishes outside the given samples."""
-        remainder: Host = -(self.p.filled @ (self.p.of(self.n, samples).T @ vector))
-        by_sample = remainder.reshape(self.n, -1)
+        orthogonal_part: Host = -(
+            self.p.columns @ (self.p.at_samples(self.n, samples).T @ vector)
+        )
+        by_sample = orthogonal_part.reshape(self.n, -1)
         by_sample[samples] += vector.reshape(-1, by_sample.shape[1])
-        return remainder
+        return orthogonal_part
 
-    def _fresh(self) -> Host:
+    def _fresh_column(self) -> Host:
         """Draw a new Gaussian column ``a_k`` orthogonal to all p_j (in the exact limit, to all previous vectors)."""
-        a = self.rng.standard_normal(self.rows)
+        column = self.rng.standard_normal(self.rows)
         if not self.is_exact:
-            return self._perpendicular(a)
+            return self._orthogonal_part(column)
         for _ in range(2):  # the basis spans all p
-            a -= self.basis.filled @ (self.basis.filled.T @ a)
-        self.basis.add(a / np.linalg.norm(a))
-        return math.sqrt(self.rows) * self.basis.filled[:, -1]
+            column -= self.basis.columns @ (self.basis.columns.T @ column)
+        self.basis.append(column / np.linalg.norm(column))
+        return math.sqrt(self.rows) * self.basis.columns[:, -1]
 
 
 def descend(
@@ -205,7 +213,7 @@ def descend(
     rule: DescentRule,
     start: Overlaps,
     recorded_steps: Sequence[int],
-    system: System,
+    system: SimulatedSystem,
     rng: np.random.Generator,
 ) -> tuple[Host, Host]:
     """Simulate descent; return Gram matrices (steps, R, R) of teacher, student, velocity, and the training loss (steps,).
@@ -222,60 +230,70 @@ def descend(
     Diverges, TooLong
     """
     channel = problem.channel
-    n, batch = system.samples, system.batch
+    sample_count, batch = system.samples, system.batch
     P, C = problem.components, problem.model.sites
-    student, steps = slice(P, 2 * P), recorded_steps[-1]
-    directions = Directions(rng.standard_normal((n * C, 3 * P)), P, system, rng)
-    vectors = triangle(gram_of([start], rule.momentum))[0][:, : 2 * P]
+    student_rows, last_step = slice(P, 2 * P), recorded_steps[-1]
+    directions = Directions(
+        rng.standard_normal((sample_count * C, 3 * P)), P, system, rng
+    )
+    vectors = triangular_root(gram_of([start], rule.momentum))[0][:, : 2 * P]
 
     def latents(fields: Host, coefficients: Host) -> Host:
+        """Latents (samples, P, C) of vectors with the given coefficients in the feature directions."""
         return (fields @ coefficients.T).reshape(-1, C, P).swapaxes(1, 2)
 
-    def loss_at(z: Host, labels: Host) -> tuple[Host, Host]:
-        return loss_of(np, loss, predict(channel, z), labels)
+    def losses_and_derivatives(z: Host, labels: Host) -> tuple[Host, Host]:
+        """Losses at latents z, and their derivatives with respect to the channel's output."""
+        return loss_and_derivative(np, loss, predict(channel, z), labels)
 
-    truth = latents(directions.h.filled, vectors[:P])
-    if system.noise is None:
-        labels = np.asarray(observable(channel, channel.forward(truth, rng=rng)))
+    teacher_latents = latents(directions.h.columns, vectors[:P])
+    if system.exact_noise is None:
+        labels = np.asarray(
+            observable(channel, channel.forward(teacher_latents, rng=rng))
+        )
     else:
-        noise = latents(directions.noise, np.eye(P))
-        labels = truth + math.sqrt(system.noise) * noise
+        label_noise = latents(directions.noise, np.eye(P))
+        labels = teacher_latents + math.sqrt(system.exact_noise) * label_noise
     grams: list[Host] = []
     losses: list[float] = []
-    order = np.empty(0, dtype=np.int64)
-    work = 0.0
-    for step in range(steps + 1):
+    remaining_samples = np.empty(0, dtype=np.int64)
+    total_work = 0.0
+    for step in range(last_step + 1):
         gram = vectors @ vectors.T
-        if not np.abs(gram[: 2 * P, : 2 * P]).max() <= LARGEST:  # NaN, too
+        if not np.abs(gram[: 2 * P, : 2 * P]).max() <= DIVERGED_OVERLAP:  # NaN, too
             raise Diverges("the overlaps grow without bound")
         if step == recorded_steps[len(grams)]:
             grams.append(gram)
-            z = latents(directions.h.filled, vectors[student])
-            losses.append(loss_at(z, labels)[0].sum() / n)
+            z = latents(directions.h.columns, vectors[student_rows])
+            losses.append(losses_and_derivatives(z, labels)[0].sum() / sample_count)
         if len(grams) == len(recorded_steps):
             break
-        samples: slice | Host = EVERYTHING
-        if batch < n:
-            order = order if len(order) else rng.permutation(n)
-            samples, order = order[:batch], order[batch:]
-        fields = directions.h.of(n, samples)
-        z = latents(fields, vectors[student])
-        slopes = np.asarray(latent_slopes(channel, z, loss_at(z, labels[samples])[1]))
-        g = slopes.swapaxes(1, 2).reshape(-1, P)
-        gradient = g.T @ fields / len(z)
+        samples: slice | Host = ALL_SAMPLES
+        if batch < sample_count:
+            if not len(remaining_samples):
+                remaining_samples = rng.permutation(sample_count)
+            samples = remaining_samples[:batch]
+            remaining_samples = remaining_samples[batch:]
+        batch_fields = directions.h.at_samples(sample_count, samples)
+        z = latents(batch_fields, vectors[student_rows])
+        cotangent = losses_and_derivatives(z, labels[samples])[1]
+        derivatives = np.asarray(latent_derivatives(channel, z, cotangent))
+        g = derivatives.swapaxes(1, 2).reshape(-1, P)
+        gradient = g.T @ batch_fields / len(z)
         for k in range(P):
             if directions.add(g[:, k], samples):
-                field = directions.h.filled[:, -1].reshape(n, C)[samples]
-                along = g.T @ field.reshape(-1, 1) / len(z)
-                gradient = np.concatenate([gradient, along], axis=1)
+                new_column = directions.h.columns[:, -1]
+                new_field = new_column.reshape(sample_count, C)[samples]
+                gradient_along_new = g.T @ new_field.reshape(-1, 1) / len(z)
+                gradient = np.concatenate([gradient, gradient_along_new], axis=1)
                 vectors = np.pad(vectors, ((0, 0), (0, 1)))
         vectors = vectors_after(rule, vectors, gradient, step)
         if rule.spherical:
-            norms = np.linalg.norm(vectors[student], axis=1, keepdims=True)
-            vectors[student] /= norms
-        work += n * C * directions.p.count
-        if work > ACCURACY.work:
-            raise TooLong(f"{steps} steps take more than a minute")
+            norms = np.linalg.norm(vectors[student_rows], axis=1, keepdims=True)
+            vectors[student_rows] /= norms
+        total_work += sample_count * C * directions.p.count
+        if total_work > ACCURACY.largest_work:
+            raise TooLong(f"{last_step} steps take more than a minute")
     return np.stack(grams), np.array(losses)
 
 
@@ -283,28 +301,37 @@ def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
     """Mean test loss (draws, steps) on fresh samples, from Gram matrices (draws, steps, R, R) of teacher and student."""
     channel = problem.channel
     P, C = problem.components, problem.model.sites
-    count, losses = ACCURACY.fresh // len(grams), []
-    for index, roots in enumerate(triangle(grams[..., : 2 * P, : 2 * P])):
+    sample_count, losses = ACCURACY.fresh_samples // len(grams), []
+    for draw, roots_of_steps in enumerate(
+        triangular_root(grams[..., : 2 * P, : 2 * P])
+    ):
         stream = "mean-field dynamics: fresh samples"
-        points = normal_points(2 * P * C, count, stream, index).reshape(count, 2 * P, C)
-        rng = monte_carlo_rng("mean-field dynamics: fresh labels", index)
+        points = normal_points(2 * P * C, sample_count, stream, draw).reshape(
+            sample_count, 2 * P, C
+        )
+        rng = monte_carlo_rng("mean-field dynamics: fresh labels", draw)
         # The teacher never changes.
-        labels = channel.forward((roots[0] @ points)[:, :P], rng=rng)
+        labels = channel.forward((roots_of_steps[0] @ points)[:, :P], rng=rng)
         targets = np.asarray(observable(channel, labels))
-        outputs = (predict(channel, (root @ points)[:, P:]) for root in roots)
-        sums = [loss_of(np, loss, output, targets)[0].sum() for output in outputs]
-        losses.append(np.array(sums) / count)
+        outputs_of_steps = (
+            predict(channel, (root @ points)[:, P:]) for root in roots_of_steps
+        )
+        summed_losses = [
+            loss_and_derivative(np, loss, output, targets)[0].sum()
+            for output in outputs_of_steps
+        ]
+        losses.append(np.array(summed_losses) / sample_count)
     return np.stack(losses)
 
 
-class Draws(NamedTuple):
+class DrawPlan(NamedTuple):
     """Random draws of the mean-field dynamics: system, number of draws, initial overlaps, method.
 
     ``in_limit``: what is drawn is the limit and not the law at the dimension of the runs; then no draw may diverge.
     """
 
-    system: System
-    repeats: int
+    system: SimulatedSystem
+    draw_count: int
     starts: Sequence[Overlaps]
     method: str
     in_limit: bool
@@ -320,8 +347,8 @@ def mean_field_theory(
     """
     if problem.model.rank != "low":
         return NO_REUSE_THEORY
-    if (why := no_equations(problem)) is not None:
-        return why
+    if (reason := why_no_equations(problem)) is not None:
+        return reason
     if problem.variances is not None:
         return (
             "the equations of descent on reused samples need features of equal variance"
@@ -329,130 +356,170 @@ def mean_field_theory(
     if alpha <= 0:
         return "gradient descent needs at least one sample"
     D = conditions.dimension
-    sign_is_open = problem.channel.symmetry != "none"
-    if D is None and (sign_is_open or algorithm.batch is not None):
+    has_free_sign = problem.channel.symmetry != "none"
+    if D is None and (has_free_sign or algorithm.batch is not None):
         return "random starts or batches change with the dimension: theory needs the dimension D of the runs"
-    n = problem.model.sample_count(alpha, D) if D else 0
-    batch = min(algorithm.batch or n, n)
+    sample_count = problem.model.sample_count(alpha, D) if D else 0
+    batch_size = min(algorithm.batch or sample_count, sample_count)
     steps = algorithm.steps
     if steps is None:
-        steps = (algorithm.epochs or 0) * (1 if batch == n else math.ceil(n / batch))
+        steps = algorithm.epochs or 0
+        if batch_size < sample_count:
+            steps *= math.ceil(sample_count / batch_size)
     loss = algorithm.loss or fitting_loss(problem)
     rule = DescentRule.of(algorithm, steps, 1.0)
     if algorithm.moves == "polar":
-        rule = replace(rule, direction=lambda along, metric: _polar(algorithm, along))
-    if batch == n and not sign_is_open:
-        draws = _draws_of_limit(problem, alpha, loss, steps)
-    else:
-        draws = _draws_at_size(
-            algorithm, problem, System(n, batch, D or 0), steps, conditions
+        rule = replace(
+            rule, direction=lambda velocity, _: _polar_direction(algorithm, velocity)
         )
-    advice = ", or larger batches" if algorithm.epochs and batch < n else ""
-    too_long = f"theory of {steps} steps takes more than a minute or too much memory; ask for fewer steps{advice}"
-    if draws is None:
-        return too_long
+    if batch_size == sample_count and not has_free_sign:
+        draw_plan = _draws_of_limit(problem, alpha, loss, steps)
+    else:
+        system = SimulatedSystem(sample_count, batch_size, D or 0)
+        draw_plan = _draws_at_dimension(algorithm, problem, system, steps, conditions)
+    advice = ""
+    if algorithm.epochs and batch_size < sample_count:
+        advice = ", or larger batches"
+    too_long_reason = f"theory of {steps} steps takes more than a minute or too much memory; ask for fewer steps{advice}"
+    if draw_plan is None:
+        return too_long_reason
     recorded_steps = recorded_steps_of(steps)
     try:
-        grams, train_error = _draw_all(problem, loss, rule, draws, recorded_steps)
+        grams_of_draws, train_error = _descend_all_draws(
+            problem, loss, rule, draw_plan, recorded_steps
+        )
     except TooLong:
-        return too_long
+        return too_long_reason
     except Diverges:
         return f"the equations diverge at learning rate {algorithm.learning_rate:g}; a smaller rate may converge"
-    method = f"mean-field dynamics, {draws.method}"
-    if len(grams) < draws.repeats:
-        diverged_share = 1 - len(grams) / draws.repeats
+    method = f"mean-field dynamics, {draw_plan.method}"
+    if len(grams_of_draws) < draw_plan.draw_count:
+        diverged_share = 1 - len(grams_of_draws) / draw_plan.draw_count
         method += f"; {diverged_share:.1%} of the draws diverged and were left out"
-    path = Path.of(recorded_steps, grams[:, :, None], problem.components)
-    ends = zip(path.truth[:, -1, 0], path.cross[:, -1, 0], path.self_overlap[:, -1, 0])
-    overlaps = [[Overlaps(*matrices)] for matrices in ends]
-    prediction = limit_point(problem, alpha, overlaps, method=method, branch="descent")
-    trajectory = trajectory_of(problem, path, 1)
+    overlap_path = OverlapPath.of(
+        recorded_steps, grams_of_draws[:, :, None], problem.components
+    )
+    final_matrices = zip(
+        overlap_path.truth[:, -1, 0],
+        overlap_path.cross[:, -1, 0],
+        overlap_path.self_overlap[:, -1, 0],
+    )
+    final_overlaps = [[Overlaps(*matrices)] for matrices in final_matrices]
+    prediction = limit_point(
+        problem, alpha, final_overlaps, method=method, branch="descent"
+    )
+    trajectory = mean_trajectory(problem, overlap_path, 1)
     del trajectory["samples"]
-    if batch < n:
-        epochs, remainder = np.divmod(recorded_steps, math.ceil(n / batch))
-        trajectory["samples"] = (n * epochs + batch * remainder).tolist()
-    if draws.system.noise is None:
-        test_error = _test_error(problem, loss, grams)
+    if batch_size < sample_count:
+        batches = math.ceil(sample_count / batch_size)
+        epochs, remainder = np.divmod(recorded_steps, batches)
+        samples = sample_count * epochs + batch_size * remainder
+        trajectory["samples"] = samples.tolist()
+    if draw_plan.system.exact_noise is None:
+        test_error = _test_error(problem, loss, grams_of_draws)
     else:
         mse = np.reshape(trajectory["mse"], (1, len(recorded_steps), -1))
-        test_error = np.sum(mse, axis=2) + problem.components * draws.system.noise
-        test_error = problem.model.sites * test_error
-    for name, losses in (("train_error", train_error), ("test_error", test_error)):
-        trajectory[name] = losses.mean(axis=0).tolist()
-        trajectory[f"{name}_error"] = standard_error(losses).tolist()
-    at_size = bool(conditions.starts) and not draws.in_limit
+        noise = problem.components * draw_plan.system.exact_noise
+        test_error = problem.model.sites * (np.sum(mse, axis=2) + noise)
+    for name, error_of_draws in zip(
+        ("train_error", "test_error"), (train_error, test_error)
+    ):
+        trajectory[name] = error_of_draws.mean(axis=0).tolist()
+        trajectory[f"{name}_error"] = standard_error(error_of_draws).tolist()
+    at_size = bool(conditions.starts) and not draw_plan.in_limit
     return replace(prediction, trajectory=trajectory, at_size=at_size)
 
 
-def _draw_all(
+def _descend_all_draws(
     problem: Problem,
     loss: str,
     rule: DescentRule,
-    draws: Draws,
+    draw_plan: DrawPlan,
     recorded_steps: Sequence[int],
 ) -> tuple[Host, Host]:
     """Gram matrices (draws, steps, R, R) and losses (draws, steps) of all draws, without diverged ones at finite D."""
-    drawn = []
-    for i in range(draws.repeats):
-        start = draws.starts[i % len(draws.starts)]
-        rng = monte_carlo_rng("mean-field dynamics", i)
-        with suppress(*(() if draws.in_limit else (Diverges,))):
-            drawn.append(
-                descend(problem, loss, rule, start, recorded_steps, draws.system, rng)
+    grams_and_losses = []
+    for draw in range(draw_plan.draw_count):
+        start = draw_plan.starts[draw % len(draw_plan.starts)]
+        rng = monte_carlo_rng("mean-field dynamics", draw)
+        with suppress(*(() if draw_plan.in_limit else (Diverges,))):
+            grams_and_losses.append(
+                descend(
+                    problem, loss, rule, start, recorded_steps, draw_plan.system, rng
+                )
             )
-    if 2 * len(drawn) < draws.repeats:
+    if 2 * len(grams_and_losses) < draw_plan.draw_count:
         raise Diverges("more than half of the draws diverge")
-    grams, losses = (np.stack(column) for column in zip(*drawn))
+    grams, losses = (np.stack(of_draws) for of_draws in zip(*grams_and_losses))
     return grams, losses
 
 
-def _polar(algorithm: MomentumDescent, along: Host) -> Host:
+def _polar_direction(algorithm: MomentumDescent, velocity: Host) -> Host:
     """Direction of a ``muon`` step, the polar factor, in orthonormal coordinates."""
-    return np.asarray(algorithm.direction(along) / max(along.shape) ** 0.5)
+    return np.asarray(algorithm.direction(velocity) / max(velocity.shape) ** 0.5)
 
 
 def _draws_of_limit(
     problem: Problem, alpha: float, loss: str, steps: int
-) -> Draws | None:
+) -> DrawPlan | None:
     """Draws for the limit: one exact system for linear labels, else several large systems; None if too costly."""
     P, C = problem.components, problem.model.sites
-    second = np.asarray(problem.prior.second_moment(P))
-    starts = [Overlaps(second, 0 * second, np.eye(P))]
-    noise = noise_of_identity(problem) if loss == "squared" else None
-    if noise is not None:
+    second_moment = np.asarray(problem.prior.second_moment(P))
+    starts = [Overlaps(second_moment, 0 * second_moment, np.eye(P))]
+    noise_variances = noise_of_identity(problem) if loss == "squared" else None
+    if noise_variances is not None:
         samples = math.ceil(((3 + min(steps, 1000)) * P + 1) / C)
-        system = System(samples, samples, samples / alpha, float(noise.mean()))
-        return Draws(system, 1, starts, "closed form", True)
-    count, smallest = ACCURACY.sets, ACCURACY.smallest
-    minimum = min(math.ceil(smallest * max(1.0, alpha)) + 1, 2**20 // C)
-    maximum = 2 * ACCURACY.work / (P * steps**2) / (count * C)
-    samples = int(min(max(ACCURACY.rows / (count * C), minimum), maximum))
+        system = SimulatedSystem(
+            samples, samples, samples / alpha, float(noise_variances.mean())
+        )
+        return DrawPlan(system, 1, starts, "closed form", True)
+    draw_count, smallest_size = ACCURACY.limit_draws, ACCURACY.smallest_system
+    fewest_samples = min(math.ceil(smallest_size * max(1.0, alpha)) + 1, 2**20 // C)
+    most_samples = 2 * ACCURACY.largest_work / (P * steps**2) / (draw_count * C)
+    samples = int(
+        min(max(ACCURACY.largest_rows / (draw_count * C), fewest_samples), most_samples)
+    )
     D = round(samples / alpha)
-    if min(samples, D) < smallest:
+    if min(samples, D) < smallest_size:
         return None
-    system = System(samples, samples, D)
-    return Draws(system, count, starts, f"{count} draws at D = {D}", True)
+    system = SimulatedSystem(samples, samples, D)
+    return DrawPlan(system, draw_count, starts, f"{draw_count} draws at D = {D}", True)
 
 
-def _draws_at_size(
+def _draws_at_dimension(
     algorithm: MomentumDescent,
     problem: Problem,
-    system: System,
+    system: SimulatedSystem,
     steps: int,
     conditions: Conditions,
-) -> Draws | None:
+) -> DrawPlan | None:
     """Draws at the dimension of the runs, equally many for every initial state; None if they take too long."""
     P, rows = problem.components, system.samples * problem.model.sites
-    columns = min(P * steps, rows)
-    work = rows * columns * (steps - columns / (2 * P)) + ACCURACY.overhead * steps
-    smallest, largest = ACCURACY.draws
-    starts_of_runs = max(1, len(conditions.starts))
-    count = int(min(ACCURACY.rows / rows, ACCURACY.work / work, largest))
-    count = max(smallest, count)
-    per_start = max(math.ceil(smallest / starts_of_runs), count // starts_of_runs)
-    count = starts_of_runs * per_start
-    if count * work > ACCURACY.work:
+    direction_count = min(P * steps, rows)
+    work_per_draw = (
+        rows * direction_count * (steps - direction_count / (2 * P))
+        + ACCURACY.work_per_step * steps
+    )
+    fewest_draws, most_draws = ACCURACY.draw_range
+    start_count = max(1, len(conditions.starts))
+    draw_count = int(
+        min(
+            ACCURACY.largest_rows / rows,
+            ACCURACY.largest_work / work_per_draw,
+            most_draws,
+        )
+    )
+    draw_count = max(fewest_draws, draw_count)
+    draws_per_start = max(
+        math.ceil(fewest_draws / start_count), draw_count // start_count
+    )
+    draw_count = start_count * draws_per_start
+    if draw_count * work_per_draw > ACCURACY.largest_work:
         return None
     D = int(system.dimension)
-    starts = conditions.starts or typical_starts(problem, D, algorithm.spherical, count)
-    return Draws(system, count, starts, f"{count} draws at this dimension", False)
+    starts = conditions.starts or typical_starts(
+        problem, D, algorithm.spherical, draw_count
+    )
+    return DrawPlan(
+        system, draw_count, starts, f"{draw_count} draws at this dimension", False
+    )

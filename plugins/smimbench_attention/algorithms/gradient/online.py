@@ -55,18 +55,21 @@ from smimbench.interfaces import Host, Overlaps
 from smimbench.numerics import monte_carlo_rng
 from smimbench.problem import Problem
 from smimbench_attention.algorithms.gradient import online_fields
-from smimbench_attention.algorithms.gradient.loss import latent_slopes, loss_of
+from smimbench_attention.algorithms.gradient.loss import (
+    latent_derivatives,
+    loss_and_derivative,
+)
 from smimbench_attention.algorithms.gradient.online_fields import (
     evaluations,
+    gradient_averages,
     latents_of_a_step,
-    local_fields,
     transposed,
 )
 
 if TYPE_CHECKING:
     from smimbench_attention.algorithms.gradient import MomentumDescent
 
-LARGEST = 1e4
+DIVERGED_OVERLAP = 1e4
 """Self-overlap above which a run counts as diverged."""
 
 
@@ -84,26 +87,26 @@ class DescentRule:
 
     Attributes
     ----------
-    rate : callable
+    learning_rate : callable
         Learning rate eta of step s (0, 1, ...).
-    fraction : float
+    batch_ratio : float
         ``b = B / D``.
     decay, momentum : float
         lambda and m.
     nesterov, spherical : bool
-    inverse_rows : float
+    inverse_batch_rows : float
         ``1 / (B C)``, by which the square of the mean gradient of linear labels is larger in a batch; 0 in the limit.
     direction : callable or None
-        ``direction(along, metric)``: what the student moves along in place of the velocity, in the same coordinates.
+        ``direction(velocity, metric)``: what the student moves along in place of the velocity, in the same coordinates.
     """
 
-    rate: Callable[[float], float]
-    fraction: float
+    learning_rate: Callable[[float], float]
+    batch_ratio: float
     decay: float = 0.0
     momentum: float = 0.0
     nesterov: bool = False
     spherical: bool = False
-    inverse_rows: float = 0.0
+    inverse_batch_rows: float = 0.0
     direction: Callable[[Host, Host | None], Host] | None = None
 
     @classmethod
@@ -111,29 +114,29 @@ class DescentRule:
         cls,
         algorithm: MomentumDescent,
         steps: int,
-        fraction: float,
-        inverse_rows: float = 0.0,
+        batch_ratio: float,
+        inverse_batch_rows: float = 0.0,
     ) -> DescentRule:
         """Update rule of an algorithm for a run with this number of steps."""
         return cls(
             lambda step: algorithm.learning_rate_at(step, steps),
-            fraction,
+            batch_ratio,
             algorithm.weight_decay,
             algorithm.momentum,
             algorithm.nesterov,
             algorithm.spherical,
-            inverse_rows,
+            inverse_batch_rows,
         )
 
 
 def recorded_steps_of(steps: int) -> list[int]:
     """Steps of a run at which a trajectory is recorded: 0, and a geometric series."""
-    series = np.geomspace(1, steps, online_fields.ACCURACY.moments)
+    series = np.geomspace(1, steps, online_fields.ACCURACY.recorded_steps)
     return [0, *np.unique(series.round().astype(int)).tolist()]
 
 
-class Path(NamedTuple):
-    """Overlaps along a run at the recorded steps: arrays (sets of points or draws, steps, starts, P, P)."""
+class OverlapPath(NamedTuple):
+    """Overlaps of teacher and student at the recorded steps of a run: arrays (sets of points or draws, steps, starts, P, P)."""
 
     steps: Host
     truth: Host
@@ -141,7 +144,7 @@ class Path(NamedTuple):
     self_overlap: Host
 
     @classmethod
-    def of(cls, steps: Sequence[int], gram: Host, P: int) -> Path:
+    def of(cls, steps: Sequence[int], gram: Host, P: int) -> OverlapPath:
         """Overlaps from Gram matrices (sets, steps, starts, R, R) of teacher, student and further vectors."""
         teacher, student = slice(0, P), slice(P, 2 * P)
         truth, cross = gram[..., teacher, teacher], gram[..., student, teacher]
@@ -150,9 +153,13 @@ class Path(NamedTuple):
 
 def gram_of(starts: Sequence[Overlaps], momentum: float) -> Host:
     """Gram matrices (starts, R, R) of teacher, student and, with momentum, a velocity of 0."""
-    truth, cross, student = (np.stack(column).astype(float) for column in zip(*starts))
-    P = truth.shape[-1]
-    gram = np.block([[truth, transposed(cross)], [cross, student]])
+    teacher_overlap, cross_overlap, student_overlap = (
+        np.stack(matrices).astype(float) for matrices in zip(*starts)
+    )
+    P = teacher_overlap.shape[-1]
+    gram = np.block(
+        [[teacher_overlap, transposed(cross_overlap)], [cross_overlap, student_overlap]]
+    )
     return np.pad(gram, ((0, 0), (0, P), (0, P))) if momentum else gram
 
 
@@ -173,16 +180,18 @@ def vectors_after(
         Inner products of the coordinates, if they are not orthonormal.
     """
     P = gradient.shape[-2]
-    student = slice(P, 2 * P)
-    along = gradient = gradient + rule.decay * vectors[..., student, :]
+    student_rows = slice(P, 2 * P)
+    search_direction = gradient = gradient + rule.decay * vectors[..., student_rows, :]
     next_vectors = vectors.copy()
     if rule.momentum:
         velocity = rule.momentum * vectors[..., 2 * P :, :] + gradient
         next_vectors[..., 2 * P :, :] = velocity
-        along = gradient + rule.momentum * velocity if rule.nesterov else velocity
+        search_direction = velocity
+        if rule.nesterov:
+            search_direction = gradient + rule.momentum * velocity
     if rule.direction is not None:
-        along = rule.direction(along, metric)
-    next_vectors[..., student, :] -= rule.rate(step) * along
+        search_direction = rule.direction(search_direction, metric)
+    next_vectors[..., student_rows, :] -= rule.learning_rate(step) * search_direction
     return next_vectors
 
 
@@ -195,74 +204,78 @@ def gram_after(
 ) -> Host:
     """Gram matrix (..., R, R) of teacher, student and velocity after one more step; see ``vectors_after``."""
     P = gradient.shape[-2]
-    vectors = vectors_after(rule, vectors, gradient, step, metric)
-    products = vectors if metric is None else vectors @ metric
-    gram = products @ transposed(vectors)
+    next_vectors = vectors_after(rule, vectors, gradient, step, metric)
+    vectors_times_metric = next_vectors if metric is None else next_vectors @ metric
+    gram = vectors_times_metric @ transposed(next_vectors)
     if rule.spherical:
-        scale = np.ones(gram.shape[:-1])
-        squares = np.diagonal(gram, axis1=-2, axis2=-1)[..., P : 2 * P]
-        scale[..., P : 2 * P] = 1 / np.sqrt(squares)
-        gram = scale[..., :, None] * gram * scale[..., None, :]
+        norm_factors = np.ones(gram.shape[:-1])
+        squared_norms = np.diagonal(gram, axis1=-2, axis2=-1)[..., P : 2 * P]
+        norm_factors[..., P : 2 * P] = 1 / np.sqrt(squared_norms)
+        gram = norm_factors[..., :, None] * gram * norm_factors[..., None, :]
     return gram
 
 
 def gram_after_noise(
-    rule: DescentRule, gram: Host, mean: Host, noise: Host, step: int
+    rule: DescentRule,
+    gram: Host,
+    mean_coefficients: Host,
+    noise_covariance: Host,
+    step: int,
 ) -> Host:
-    """Gram matrix after a step whose gradient is ``mean @ vectors`` plus noise that is orthogonal to all vectors.
+    """Gram matrix after a step whose gradient is ``mean_coefficients @ vectors`` plus noise that is orthogonal to all vectors.
 
     Parameters
     ----------
-    gram, mean, noise : array (..., R, R), (..., P, R), (..., P, P)
-        ``noise`` is the covariance of the noise.
+    gram, mean_coefficients, noise_covariance : array (..., R, R), (..., P, R), (..., P, P)
+        ``noise_covariance`` is the covariance of the noise.
     """
-    R, P = gram.shape[-1], noise.shape[-1]
+    R, P = gram.shape[-1], noise_covariance.shape[-1]
     gradient = np.zeros((*gram.shape[:-2], P, R + P))
-    gradient[..., :R], gradient[..., R:] = mean, np.eye(P)
+    gradient[..., :R], gradient[..., R:] = mean_coefficients, np.eye(P)
     metric = np.zeros((*gram.shape[:-2], R + P, R + P))
-    metric[..., :R, :R], metric[..., R:, R:] = gram, noise
+    metric[..., :R, :R], metric[..., R:, R:] = gram, noise_covariance
     vectors = np.broadcast_to(np.eye(R, R + P), (*gram.shape[:-1], R + P))
     return gram_after(rule, vectors, gradient, step, metric)
 
 
-def follow(
-    advance: Callable[[Host, int], Host],
+def iterate_grams(
+    next_gram: Callable[[Host, int], Host],
     gram: Host,
     P: int,
     recorded_steps: Sequence[int],
-    surviving_share: float,
+    least_bounded_fraction: float,
     readout: Callable[[Host], Host] = lambda gram: gram,
-) -> Path:
-    """Iterate Gram matrices (sets, starts, R, R) with ``advance`` and record the overlaps at the given steps.
+) -> OverlapPath:
+    """Iterate Gram matrices (sets, starts, R, R) with ``next_gram`` and record the overlaps at the given steps.
 
     Diverged ones are NaN. The path records ``readout(gram)``.
 
     Raises
     ------
     Diverges
-        If the share that has not diverged falls below ``surviving_share``.
+        If the fraction that has not diverged falls below ``least_bounded_fraction``.
     """
-    recorded, is_alive = [readout(gram)], np.ones(gram.shape[:2], dtype=bool)
+    recorded_grams, is_bounded = [readout(gram)], np.ones(gram.shape[:2], dtype=bool)
     with np.errstate(over="ignore", invalid="ignore"):
         for step in range(int(recorded_steps[-1])):
-            gram = advance(gram, step)
+            gram = next_gram(gram, step)
             # NaN and infinity fail, too. Velocities are not checked: those that change slowly are legitimately large.
-            largest = np.abs(gram[..., : 2 * P, : 2 * P]).max(axis=(-2, -1))
-            is_alive &= largest <= LARGEST
-            if is_alive.mean() < surviving_share:
+            largest_overlap = np.abs(gram[..., : 2 * P, : 2 * P]).max(axis=(-2, -1))
+            is_bounded &= largest_overlap <= DIVERGED_OVERLAP
+            if is_bounded.mean() < least_bounded_fraction:
                 raise Diverges("the overlaps grow without bound")
-            gram = np.where(is_alive[..., None, None], gram, 0.0)
+            gram = np.where(is_bounded[..., None, None], gram, 0.0)
             if step + 1 in recorded_steps:
-                shown = np.where(is_alive[..., None, None], gram, np.nan)
-                recorded.append(readout(shown))
-    return Path.of(recorded_steps, np.stack(recorded, axis=1), P)
+                gram_or_nan = np.where(is_bounded[..., None, None], gram, np.nan)
+                recorded_grams.append(readout(gram_or_nan))
+    return OverlapPath.of(recorded_steps, np.stack(recorded_grams, axis=1), P)
 
 
 # -- the recursion of the mean -------------------------------------------------------------------------------------------
 
 
-def latents_of_all_steps(problem: Problem, loss: str, steps: int, starts: int) -> float:
-    """Cost of computing all steps one by one, in evaluated latents; the overhead of a step counts as 500 latents."""
+def cost_of_all_steps(problem: Problem, loss: str, steps: int, starts: int) -> float:
+    """Cost of computing all steps one by one, as a number of evaluated latents; a step counts as 500 more of them."""
     return steps * (starts * latents_of_a_step(problem, loss) + 500)
 
 
@@ -272,7 +285,7 @@ def solve(
     rule: DescentRule,
     starts: Sequence[Overlaps],
     recorded_steps: Sequence[int],
-) -> Path:
+) -> OverlapPath:
     """Solve the closed equations for the overlaps at given steps, with fewer integration points for many steps.
 
     Parameters
@@ -287,26 +300,37 @@ def solve(
     Diverges, TooLong
     """
     accuracy, P = online_fields.ACCURACY, problem.components
-    steps, points = int(recorded_steps[-1]), accuracy.points
-    if steps > accuracy.fewest_steps:
-        cost = latents_of_all_steps(problem, loss, steps, len(starts))
-        points = min(points, int(points * accuracy.latents / cost))
-    if points < accuracy.fewest_points:
-        raise TooLong(f"{steps} steps take more than a minute")
+    last_step, point_count = int(recorded_steps[-1]), accuracy.points
+    if last_step > accuracy.fewest_steps:
+        latent_cost = cost_of_all_steps(problem, loss, last_step, len(starts))
+        point_count = min(
+            point_count, int(point_count * accuracy.largest_latents / latent_cost)
+        )
+    if point_count < accuracy.fewest_points:
+        raise TooLong(f"{last_step} steps take more than a minute")
     initial_grams = gram_of(starts, rule.momentum)
-    fields = local_fields(problem, loss, initial_grams[:, :P, :P], points)
-    student = slice(P, 2 * P)
+    field_averages = gradient_averages(
+        problem, loss, initial_grams[:, :P, :P], point_count
+    )
+    student_rows = slice(P, 2 * P)
 
-    def advance(gram: Host, step: int) -> Host:
-        averages = fields(gram[..., student, :P], gram[..., student, student])
-        mean = np.zeros((*gram.shape[:-2], P, gram.shape[-1]))
-        mean[..., :P], mean[..., student] = averages.on_teacher, averages.on_student
-        drift = mean @ gram @ transposed(mean)
-        noise = averages.square / rule.fraction + rule.inverse_rows * drift
-        return gram_after_noise(rule, gram, mean, noise, step)
+    def next_gram(gram: Host, step: int) -> Host:
+        """Gram matrix after one step of the mean recursion."""
+        averages = field_averages(
+            gram[..., student_rows, :P], gram[..., student_rows, student_rows]
+        )
+        mean_coefficients = np.zeros((*gram.shape[:-2], P, gram.shape[-1]))
+        mean_coefficients[..., :P] = averages.on_teacher
+        mean_coefficients[..., student_rows] = averages.on_student
+        drift_covariance = mean_coefficients @ gram @ transposed(mean_coefficients)
+        noise_covariance = (
+            averages.square / rule.batch_ratio
+            + rule.inverse_batch_rows * drift_covariance
+        )
+        return gram_after_noise(rule, gram, mean_coefficients, noise_covariance, step)
 
-    grams = np.stack([initial_grams] * evaluations(problem, loss))
-    return follow(advance, grams, P, recorded_steps, 1.0)
+    initial_grams_of_sets = np.stack([initial_grams] * evaluations(problem, loss))
+    return iterate_grams(next_gram, initial_grams_of_sets, P, recorded_steps, 1.0)
 
 
 # -- the law at finite D -------------------------------------------------------------------------------------------------
@@ -317,13 +341,13 @@ def affordable_draws(
 ) -> int:
     """Number of draws per start that the time limit allows; 0 if too few to estimate their error."""
     accuracy = online_fields.ACCURACY
-    smallest, largest = accuracy.draws
+    fewest_draws, most_draws = accuracy.draw_range
     latents_of_a_draw = batch * problem.components * problem.model.sites
     # A step costs 1000 latents on top.
-    latents = accuracy.draw_latents / steps - 1000
-    draws = max(largest // starts, accuracy.sets)
-    draws = int(min(latents / (latents_of_a_draw * starts), draws))
-    if draws < accuracy.sets or draws * starts < smallest:
+    affordable_latents = accuracy.largest_draw_latents / steps - 1000
+    draws = max(most_draws // starts, accuracy.fewest_draws_per_start)
+    draws = int(min(affordable_latents / (latents_of_a_draw * starts), draws))
+    if draws < accuracy.fewest_draws_per_start or draws * starts < fewest_draws:
         return 0
     return draws if dimension > 4 * problem.components else 0
 
@@ -337,7 +361,7 @@ def draw_paths(
     draws: int,
     batch: int,
     dimension: int,
-) -> Path:
+) -> OverlapPath:
     """Draw random overlap trajectories at finite dimension, several for every initial state; see ``solve``.
 
     Raises
@@ -347,46 +371,55 @@ def draw_paths(
     """
     initial_grams = gram_of(starts, rule.momentum)
     P, B, C, R = problem.components, batch, problem.model.sites, initial_grams.shape[-1]
-    n = draws * len(initial_grams)
+    path_count = draws * len(initial_grams)
     channel = problem.channel
     rng = monte_carlo_rng("online descent: draws", dimension, batch)
-    degrees = dimension - R - np.arange(P)
+    degrees_of_freedom = dimension - R - np.arange(P)
 
-    def advance(gram: Host, step: int) -> Host:
+    def next_gram(gram: Host, step: int) -> Host:
         """Gram matrix after one random step, in a basis of the previous vectors and P new directions of the gradient."""
-        frame = triangle(gram.reshape(n, R, R))
-        u = rng.standard_normal((n, R, B * C))
-        fields = frame[:, : 2 * P] @ u
-        latents = fields.reshape(n, 2, P, B, C).swapaxes(2, 3)
-        truth, z = (
-            np.ascontiguousarray(latents[:, k]).reshape(n * B, P, C) for k in range(2)
+        vectors_in_frame = triangular_root(gram.reshape(path_count, R, R))
+        white_inputs = rng.standard_normal((path_count, R, B * C))
+        fields = vectors_in_frame[:, : 2 * P] @ white_inputs
+        latents = fields.reshape(path_count, 2, P, B, C).swapaxes(2, 3)
+        teacher_latents, z = (
+            np.ascontiguousarray(latents[:, k]).reshape(path_count * B, P, C)
+            for k in range(2)
         )
-        targets = observable(channel, channel.forward(truth, rng=rng))
-        cotangent = loss_of(np, loss, predict(channel, z), targets)[1]
-        slopes = np.asarray(latent_slopes(channel, z, cotangent))
-        g = slopes.reshape(n, B, P, C).swapaxes(1, 2).reshape(n, P, B * C)
-        along = g @ transposed(u) / B
-        across = triangle(g @ transposed(g)) @ wishart_root(rng, degrees, n) / B
-        gradient = np.concatenate([along, across], axis=-1)
-        vectors = np.concatenate([frame, np.zeros((n, R, P))], axis=-1)
+        targets = observable(channel, channel.forward(teacher_latents, rng=rng))
+        cotangent = loss_and_derivative(np, loss, predict(channel, z), targets)[1]
+        derivatives = np.asarray(latent_derivatives(channel, z, cotangent))
+        derivatives = derivatives.reshape(path_count, B, P, C).swapaxes(1, 2)
+        g = derivatives.reshape(path_count, P, B * C)
+        gradient_in_frame = g @ transposed(white_inputs) / B
+        noise_root = wishart_root(rng, degrees_of_freedom, path_count)
+        gradient_outside_frame = triangular_root(g @ transposed(g)) @ noise_root / B
+        gradient = np.concatenate([gradient_in_frame, gradient_outside_frame], axis=-1)
+        vectors = np.concatenate(
+            [vectors_in_frame, np.zeros((path_count, R, P))], axis=-1
+        )
         return gram_after(rule, vectors, gradient, step).reshape(gram.shape)
 
-    return follow(advance, np.stack([initial_grams] * draws), P, recorded_steps, 0.5)
+    return iterate_grams(
+        next_gram, np.stack([initial_grams] * draws), P, recorded_steps, 0.5
+    )
 
 
-def wishart_root(rng: np.random.Generator, degrees: Host, *shape: int) -> Host:
+def wishart_root(
+    rng: np.random.Generator, degrees_of_freedom: Host, *shape: int
+) -> Host:
     """Triangular roots (..., P, P) of Wishart matrices of unit covariance, by Bartlett's decomposition.
 
-    ``degrees`` (P,) are the degrees of freedom less 0, 1, ..., P - 1.
+    ``degrees_of_freedom`` (P,) are the degrees of freedom less 0, 1, ..., P - 1.
     """
-    P = len(degrees)
+    P = len(degrees_of_freedom)
     root = np.tril(rng.standard_normal((*shape, P, P)), -1)
-    squares = 2 * rng.standard_gamma(degrees / 2, (*shape, P))
-    root[..., range(P), range(P)] = np.sqrt(squares)
+    squared_diagonal = 2 * rng.standard_gamma(degrees_of_freedom / 2, (*shape, P))
+    root[..., range(P), range(P)] = np.sqrt(squared_diagonal)
     return root
 
 
-def triangle(gram: Host) -> Host:
+def triangular_root(gram: Host) -> Host:
     """Triangular (Cholesky) roots (..., R, R) of Gram matrices; linearly dependent vectors are allowed."""
     root = np.zeros_like(gram)
     for k in range(gram.shape[-1]):
@@ -394,8 +427,10 @@ def triangle(gram: Host) -> Host:
             "...ij,...j->...i", root[..., k:, :k], root[..., k, :k]
         )
         pivot = remainder[..., :1]
-        independent = pivot > 1e-12 * np.maximum(gram[..., k, k, None], 1e-300)
+        is_independent = pivot > 1e-12 * np.maximum(gram[..., k, k, None], 1e-300)
         root[..., k:, k] = np.where(
-            independent, remainder / np.sqrt(np.where(independent, pivot, 1.0)), 0.0
+            is_independent,
+            remainder / np.sqrt(np.where(is_independent, pivot, 1.0)),
+            0.0,
         )
     return root

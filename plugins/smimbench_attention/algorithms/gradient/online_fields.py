@@ -27,7 +27,10 @@ from smimbench.numerics import (
     symmetric_root,
 )
 from smimbench.problem import Problem
-from smimbench_attention.algorithms.gradient.loss import latent_slopes, loss_of
+from smimbench_attention.algorithms.gradient.loss import (
+    latent_derivatives,
+    loss_and_derivative,
+)
 from smimbench_attention.algorithms.least_squares import noise_of_identity
 
 
@@ -38,61 +41,61 @@ class FieldAccuracy(NamedTuple):
     ----------
     scrambles, points : int
         Independent sets of random points, whose spread is the stated error; points of each set per latent of a sample.
-    one_field : int
+    single_latent_factor : int
         Factor of the points for a single noisy latent, which costs little.
-    nodes : tuple of int
+    gauss_nodes : tuple of int
         Nodes per direction of two Gauss rules for a single latent without noise; their difference is the error.
     label_draws, fewest_label_draws : int
         Labels of each set over which noise is averaged, of all points together, and smallest number for each point.
-    widening : float
+    point_variance : float
         Variance of the points, which are weighted back to 1: gradients have heavy tails.
-    latents : float
+    largest_latents : float
         Largest number of latents for all steps, some 5 to 40 seconds; longer runs get fewer points.
     fewest_steps, fewest_points : int
         Steps that get all points in any case, and smallest number of points of each set per latent.
-    draws : tuple of int
+    draw_range : tuple of int
         Smallest and largest number of draws at finite D, of all starts together.
-    sets : int
+    fewest_draws_per_start : int
         Smallest number of draws of every start: their spread is the stated error.
-    draw_latents : float
+    largest_draw_latents : float
         Largest number of latents of all draws, some ten seconds.
-    sign_draws : tuple of int
+    signsgd_draw_range : tuple of int
         Smallest and largest number of draws of ``signsgd``.
-    sign_sets : int
+    signsgd_draw_sets : int
         Sets of them whose mean overlaps errors of prediction are computed for.
-    sign_entries : float
+    largest_signsgd_entries : float
         Largest number of entries of students in all steps of these draws, some ten seconds.
-    limit_latents : float
+    largest_limit_latents : float
         Latents for which the limit of large D is added to a trajectory that is drawn for one D.
-    starts, moments : int
+    random_starts, recorded_steps : int
         Random starts where nothing has been run, and points of a trajectory.
     """
 
     scrambles: int = 4
     points: int = 512
-    one_field: int = 4
-    nodes: tuple[int, int] = (40, 56)
+    single_latent_factor: int = 4
+    gauss_nodes: tuple[int, int] = (40, 56)
     label_draws: int = 2**22
     fewest_label_draws: int = 16
-    widening: float = 1.3
-    latents: float = 1e8
+    point_variance: float = 1.3
+    largest_latents: float = 1e8
     fewest_steps: int = 1000
     fewest_points: int = 64
-    draws: tuple[int, int] = (64, 256)
-    sets: int = 4
-    draw_latents: float = 6e7
-    sign_draws: tuple[int, int] = (64, 1024)
-    sign_sets: int = 16
-    sign_entries: float = 1e8
-    limit_latents: float = 4e7
-    starts: int = 16
-    moments: int = 120
+    draw_range: tuple[int, int] = (64, 256)
+    fewest_draws_per_start: int = 4
+    largest_draw_latents: float = 6e7
+    signsgd_draw_range: tuple[int, int] = (64, 1024)
+    signsgd_draw_sets: int = 16
+    largest_signsgd_entries: float = 1e8
+    largest_limit_latents: float = 4e7
+    random_starts: int = 16
+    recorded_steps: int = 120
 
 
 ACCURACY = FieldAccuracy()
 
 
-class LocalFields(NamedTuple):
+class GradientAverages(NamedTuple):
     """Mean gradient ``on_teacher W* + on_student W`` and its mean square ``E sum_c g_c g_c^T`` (sets, starts, P, P)."""
 
     on_teacher: Host
@@ -100,48 +103,51 @@ class LocalFields(NamedTuple):
     square: Host
 
 
-class _Points(NamedTuple):
+class _IntegrationPoints(NamedTuple):
     """Integration points: white Gaussian fields ``u`` (n, 2 P, C) and weights, optionally with a mirrored copy.
 
     The mirrored copy shares the labels and has ``u_2`` reversed.
     """
 
-    fields: Host
+    white_fields: Host
     weights: Host
-    copies: int
+    mirrored_copies: int
 
 
-def local_fields(
-    problem: Problem, loss: str, truth: Host, points: int | None = None
-) -> Callable[[Host, Host], LocalFields]:
+def gradient_averages(
+    problem: Problem, loss: str, teacher_overlaps: Host, point_count: int | None = None
+) -> Callable[[Host, Host], GradientAverages]:
     """Build the function that maps overlaps to the mean gradient of a batch and its mean square.
 
     Parameters
     ----------
-    truth : array (starts, P, P)
+    teacher_overlaps : array (starts, P, P)
         ``T`` of every start.
-    points : int, optional
+    point_count : int, optional
         Points of each set per latent; default: ``ACCURACY.points``.
 
     Returns
     -------
     callable
-        ``fields(cross, own)`` of ``M`` and ``Q`` (sets, starts, P, P), with one entry of the first axis for each of the
-        ``evaluations``.
+        ``averages(cross_overlap, student_overlap)`` of ``M`` and ``Q`` (sets, starts, P, P), with one entry of the first axis
+        for each of the ``evaluations``.
     """
-    noise = noise_of_identity(problem) if loss == "squared" else None
-    if noise is None:
-        return _SampledFields(problem, loss, truth, points or ACCURACY.points)
-    sites, identity = problem.model.sites, np.eye(truth.shape[-1])
-    label_square = truth + float(noise.mean()) * identity
-    slope = 2.0 * sites * identity
+    label_noise = noise_of_identity(problem) if loss == "squared" else None
+    if label_noise is None:
+        return _SampledFields(
+            problem, loss, teacher_overlaps, point_count or ACCURACY.points
+        )
+    sites, identity = problem.model.sites, np.eye(teacher_overlaps.shape[-1])
+    label_second_moment = teacher_overlaps + float(label_noise.mean()) * identity
+    derivative = 2.0 * sites * identity
 
-    def fields(cross: Host, gram: Host) -> LocalFields:
+    def averages(cross_overlap: Host, student_overlap: Host) -> GradientAverages:
         """Mean gradient and mean square in closed form, for linear labels with ``g = 2 (z - z* - noise)``."""
-        square = gram - cross - transposed(cross) + label_square
-        return LocalFields(-slope, slope, 4 * sites * square)
+        cross_terms = cross_overlap + transposed(cross_overlap)
+        residual_square = student_overlap - cross_terms + label_second_moment
+        return GradientAverages(-derivative, derivative, 4 * sites * residual_square)
 
-    return fields
+    return averages
 
 
 def evaluations(problem: Problem, loss: str) -> int:
@@ -160,92 +166,114 @@ def latents_of_a_step(problem: Problem, loss: str) -> float:
 
 
 class _SampledFields:
-    """Mean gradient and mean square as weighted sums over sampled points; see ``local_fields``."""
+    """Mean gradient and mean square as weighted sums over sampled points; see ``gradient_averages``."""
 
-    def __init__(self, problem: Problem, loss: str, truth: Host, points: int) -> None:
+    def __init__(
+        self, problem: Problem, loss: str, teacher_overlaps: Host, point_count: int
+    ) -> None:
         self.channel = problem.channel
         self.loss, self.P, self.C = loss, problem.components, problem.model.sites
-        self.root, self.inverse = _root(truth)
+        self.root, self.inverse_root = _root_and_pseudo_inverse(teacher_overlaps)
         self.sets = []
-        for index, point_set in enumerate(_points_of_fields(problem, points)):
-            mean, noise = self._labels(point_set, index)
-            self.sets.append((point_set, mean, noise))
+        for set_index, point_set in enumerate(_points_of_fields(problem, point_count)):
+            mean_labels, noise_vectors = self._labels(point_set, set_index)
+            self.sets.append((point_set, mean_labels, noise_vectors))
 
-    def __call__(self, cross: Host, gram: Host) -> LocalFields:
-        mixing = cross @ self.inverse
-        student, free = _root(gram - mixing @ transposed(mixing))
-        coefficients = np.concatenate([mixing, student], axis=-1)
+    def __call__(self, cross_overlap: Host, student_overlap: Host) -> GradientAverages:
+        teacher_coefficients = cross_overlap @ self.inverse_root
+        student_root, inverse_student_root = _root_and_pseudo_inverse(
+            student_overlap - teacher_coefficients @ transposed(teacher_coefficients)
+        )
+        coefficients = np.concatenate([teacher_coefficients, student_root], axis=-1)
         averages = [
             self._averages(matrix, *points)
             for matrix, points in zip(coefficients, self.sets)
         ]
-        along, square = (np.stack(column) for column in zip(*averages))
-        on_student = along[..., self.P :] @ free
-        on_teacher = (along[..., : self.P] - on_student @ mixing) @ self.inverse
-        return LocalFields(on_teacher, on_student, square)
+        mean_products, mean_square = (np.stack(moments) for moments in zip(*averages))
+        on_student = mean_products[..., self.P :] @ inverse_student_root
+        on_teacher = (
+            mean_products[..., : self.P] - on_student @ teacher_coefficients
+        ) @ self.inverse_root
+        return GradientAverages(on_teacher, on_student, mean_square)
 
     def _averages(
-        self, coefficients: Host, points: _Points, mean: Host, noise: Host | None
+        self,
+        coefficients: Host,
+        points: _IntegrationPoints,
+        mean_labels: Host,
+        label_noise: Host | None,
     ) -> tuple[Host, Host]:
-        """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` from one set of points."""
+        """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` (starts, P, P) over one set of points."""
         starts, P, C = len(coefficients), self.P, self.C
-        u = points.fields.transpose(1, 0, 2).reshape(2 * P, -1)
-        fields = (coefficients @ u).reshape(starts, P, -1, C)
+        white_fields = points.white_fields.transpose(1, 0, 2).reshape(2 * P, -1)
+        fields = (coefficients @ white_fields).reshape(starts, P, -1, C)
         z = fields.swapaxes(1, 2).reshape(-1, P, C)
         output = predict(self.channel, z)
 
         def cotangent(labels: Host) -> Host:
+            """Derivative of the loss with respect to the channel's output."""
             targets = labels.reshape(output.shape)
-            return np.asarray(loss_of(np, self.loss, output, targets)[1])
+            return np.asarray(loss_and_derivative(np, self.loss, output, targets)[1])
 
         def gradient(cotangent: Host) -> Host:
             """Gradient of the loss with respect to the latents (starts, P, points and sites)."""
-            g = np.asarray(latent_slopes(self.channel, z, cotangent))
+            g = np.asarray(latent_derivatives(self.channel, z, cotangent))
             return g.reshape(starts, -1, P, C).swapaxes(1, 2).reshape(starts, P, -1)
 
-        mean = np.concatenate([mean] * points.copies, axis=1)
-        noiseless = cotangent(mean)
-        g, weight = gradient(noiseless), np.repeat(points.weights, C)
-        square = (g * weight) @ transposed(g)
-        if noise is not None:
-            noise = np.concatenate([noise] * points.copies, axis=1)
-            of_noise = gradient(cotangent(mean + noise) - noiseless)
-            square = square + (of_noise * weight) @ transposed(of_noise)
-        return g @ (u * weight).T, square
+        mean_labels = np.concatenate([mean_labels] * points.mirrored_copies, axis=1)
+        noiseless_derivative = cotangent(mean_labels)
+        g, weight = gradient(noiseless_derivative), np.repeat(points.weights, C)
+        mean_square = (g * weight) @ transposed(g)
+        if label_noise is not None:
+            label_noise = np.concatenate([label_noise] * points.mirrored_copies, axis=1)
+            g_of_noise = gradient(
+                cotangent(mean_labels + label_noise) - noiseless_derivative
+            )
+            mean_square = mean_square + (g_of_noise * weight) @ transposed(g_of_noise)
+        return g @ (white_fields * weight).T, mean_square
 
-    def _labels(self, points: _Points, index: int) -> tuple[Host, Host | None]:
+    def _labels(
+        self, points: _IntegrationPoints, set_index: int
+    ) -> tuple[Host, Host | None]:
         """Mean labels (starts, points, ...) at the points, and random vectors with the covariance of the label noise.
 
         Labels are those of the first copy of the points; the vectors are None without noise.
         """
-        unmirrored = points.fields[: len(points.fields) // points.copies]
-        truth = np.einsum("kij,njc->knic", self.root, unmirrored[:, : self.P])
-        flat = truth.reshape(-1, self.P, self.C)
-        rng = monte_carlo_rng("online descent: noise", index)
+        unmirrored = points.white_fields[
+            : len(points.white_fields) // points.mirrored_copies
+        ]
+        teacher_latents = np.einsum("kij,njc->knic", self.root, unmirrored[:, : self.P])
+        flat_latents = teacher_latents.reshape(-1, self.P, self.C)
+        rng = monte_carlo_rng("online descent: noise", set_index)
 
-        def draw() -> Host:
-            labels = self.channel.forward(flat, rng=rng)
+        def draw_labels() -> Host:
+            """Random labels of all points, with fresh noise."""
+            labels = self.channel.forward(flat_latents, rng=rng)
             return np.asarray(observable(self.channel, labels), dtype=float)
 
-        sample = draw()
-        shape = (*truth.shape[:2], *sample.shape[1:])
+        reference_labels = draw_labels()
+        label_shape = (*teacher_latents.shape[:2], *reference_labels.shape[1:])
         if not _is_noisy(self.channel, self.P, self.C):
-            return sample.reshape(shape), None
-        draws = max(ACCURACY.fewest_label_draws, ACCURACY.label_draws // len(flat))
-        sample = draw().reshape(len(flat), -1)
-        mean = np.zeros_like(sample)
-        square = np.zeros((*sample.shape, sample.shape[1]))
-        for _ in range(draws):
-            label = draw().reshape(sample.shape)
-            deviation = label - sample
-            mean = mean + label / draws
-            square = square + deviation[:, :, None] * deviation[:, None, :] / draws
+            return reference_labels.reshape(label_shape), None
+        draw_count = max(
+            ACCURACY.fewest_label_draws, ACCURACY.label_draws // len(flat_latents)
+        )
+        reference_labels = draw_labels().reshape(len(flat_latents), -1)
+        mean_labels = np.zeros_like(reference_labels)
+        mean_square = np.zeros((*reference_labels.shape, reference_labels.shape[1]))
+        for _ in range(draw_count):
+            labels = draw_labels().reshape(reference_labels.shape)
+            deviation = labels - reference_labels
+            mean_labels = mean_labels + labels / draw_count
+            square = deviation[:, :, None] * deviation[:, None, :]
+            mean_square = mean_square + square / draw_count
         # Noise left in the mean, squared, plus this is the noise of a label, squared.
-        deviation = mean - sample
-        covariance = square - deviation[:, :, None] * deviation[:, None, :]
-        signs = rng.choice([-1.0, 1.0], sample.shape)
-        noise = (symmetric_root(covariance) @ signs[..., None])[..., 0]
-        return mean.reshape(shape), np.asarray(noise).reshape(shape)
+        deviation = mean_labels - reference_labels
+        covariance = mean_square - deviation[:, :, None] * deviation[:, None, :]
+        random_signs = rng.choice([-1.0, 1.0], reference_labels.shape)
+        noise_vectors = (symmetric_root(covariance) @ random_signs[..., None])[..., 0]
+        noise_vectors = np.asarray(noise_vectors).reshape(label_shape)
+        return mean_labels.reshape(label_shape), noise_vectors
 
 
 def _is_noisy(channel: Channel, P: int, C: int) -> bool:
@@ -258,39 +286,48 @@ def _is_noisy(channel: Channel, P: int, C: int) -> bool:
     return not np.array_equal(labels[0], labels[1])
 
 
-def _point_counts(problem: Problem, points: int) -> list[int]:
+def _point_counts(problem: Problem, points_per_latent: int) -> list[int]:
     """Number of integration points of every set; Gauss rules replace random points for one noiseless latent."""
-    size = problem.components * problem.model.sites
-    if size == 1 and not _is_noisy(problem.channel, 1, 1):
-        return [count**2 for count in ACCURACY.nodes]
-    return [points * (size if size > 1 else ACCURACY.one_field)] * ACCURACY.scrambles
+    latent_count = problem.components * problem.model.sites
+    if latent_count == 1 and not _is_noisy(problem.channel, 1, 1):
+        return [node_count**2 for node_count in ACCURACY.gauss_nodes]
+    factor = latent_count if latent_count > 1 else ACCURACY.single_latent_factor
+    return [points_per_latent * factor] * ACCURACY.scrambles
 
 
-def _points_of_fields(problem: Problem, points: int) -> list[_Points]:
+def _points_of_fields(
+    problem: Problem, points_per_latent: int
+) -> list[_IntegrationPoints]:
     """Sets of integration points: two Gauss rules, or several scrambled Sobol sets."""
     P, C = problem.components, problem.model.sites
-    counts, point_sets = _point_counts(problem, points), []
-    if len(counts) == len(ACCURACY.nodes):
-        for count in ACCURACY.nodes:
-            x, w = gauss_hermite(count)
-            grid = np.stack(np.meshgrid(x, x, indexing="ij"), axis=-1)
-            weights = np.outer(w, w).ravel()
+    counts, point_sets = _point_counts(problem, points_per_latent), []
+    if len(counts) == len(ACCURACY.gauss_nodes):
+        for point_count in ACCURACY.gauss_nodes:
+            nodes, node_weights = gauss_hermite(point_count)
+            grid = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), axis=-1)
+            weights = np.outer(node_weights, node_weights).ravel()
             fields = grid.reshape(-1, 2, 1)
-            point_sets.append(_Points(fields, weights / weights.sum(), 1))
+            point_sets.append(_IntegrationPoints(fields, weights / weights.sum(), 1))
         return point_sets
     # The student's own fields are mirrored: where there is no overlap, points of symmetric labels make none.
     mirror = np.concatenate([np.ones(P), -np.ones(P)])[:, None]
-    for scramble, count in enumerate(counts):
-        base = normal_points(2 * P * C, count // 2, "online descent", scramble)
-        base = base.reshape(-1, 2 * P, C)
-        fields = np.sqrt(ACCURACY.widening) * np.concatenate([base, base * mirror])
-        exponent = np.sum(fields**2, axis=(1, 2)) * (1 / ACCURACY.widening - 1) / 2
+    for scramble, point_count in enumerate(counts):
+        sobol_points = normal_points(
+            2 * P * C, point_count // 2, "online descent", scramble
+        )
+        sobol_points = sobol_points.reshape(-1, 2 * P, C)
+        fields = np.sqrt(ACCURACY.point_variance) * np.concatenate(
+            [sobol_points, sobol_points * mirror]
+        )
+        exponent = (
+            np.sum(fields**2, axis=(1, 2)) * (1 / ACCURACY.point_variance - 1) / 2
+        )
         weights = np.exp(exponent)
-        point_sets.append(_Points(fields, weights / weights.sum(), 2))
+        point_sets.append(_IntegrationPoints(fields, weights / weights.sum(), 2))
     return point_sets
 
 
-def _root(matrix: Host) -> tuple[Host, Host]:
+def _root_and_pseudo_inverse(matrix: Host) -> tuple[Host, Host]:
     """Symmetric root (..., P, P) of matrices and its pseudo-inverse."""
     root = np.asarray(symmetric_root(matrix))
     return root, np.linalg.pinv(root, rcond=1e-5, hermitian=True)

@@ -44,13 +44,13 @@ import numpy as np
 from smimbench.interfaces import Host
 from smimbench.numerics import inverse_root
 from smimbench_attention.algorithms.gradient.online import (
-    LARGEST,
+    DIVERGED_OVERLAP,
     DescentRule,
     Diverges,
-    Path,
-    follow,
+    OverlapPath,
     gram_after_noise,
-    triangle,
+    iterate_grams,
+    triangular_root,
     vectors_after,
     wishart_root,
 )
@@ -66,24 +66,24 @@ class Fluctuates(ValueError):
 
 def solve_features(
     rule: DescentRule,
-    moves: str,
+    direction_kind: str,
     variances: Host,
-    shares: Host,
+    feature_fractions: Host,
     noise: float,
     sites: int,
     dimension: int,
     initial_grams: Host,
     recorded_steps: Sequence[int],
-) -> Path:
+) -> OverlapPath:
     """Solve the equations of single features for the overlaps of the latents at given steps.
 
     Products of features k weigh ``lambda_k / D``.
 
     Parameters
     ----------
-    moves : {"gradient", "polar"}
+    direction_kind : {"gradient", "polar"}
         What the student moves along.
-    variances, shares : ndarray (K,)
+    variances, feature_fractions : ndarray (K,)
         Values of lambda, and the share of the features that each is of.
     initial_grams : ndarray (K, starts, R, R)
         Mean products of teacher, student and, with momentum, velocity, in a feature of each variance.
@@ -99,46 +99,65 @@ def solve_features(
         initial_grams.shape[-1],
         initial_grams.shape[1],
     )
-    rows = rule.fraction * dimension * sites
-    variance, share = (x[:, None, None, None] for x in (variances, shares))
+    batch_rows = rule.batch_ratio * dimension * sites
+    variance, fraction = (
+        column[:, None, None, None] for column in (variances, feature_fractions)
+    )
     identity = np.eye(P)
-    difference = np.concatenate([-identity, identity, np.zeros((P, R - 2 * P))], axis=1)
-    toward = 2 * sites * variance * identity
-    fluctuations = [0.0]
+    error_coefficients = np.concatenate(
+        [-identity, identity, np.zeros((P, R - 2 * P))], axis=1
+    )
+    gradient_per_error = 2 * sites * variance * identity
+    step_fluctuations = [0.0]
 
-    def polar(along: Host, metric: Host | None) -> Host:
+    def polar_direction(velocity: Host, metric: Host | None) -> Host:
         """Map the velocity to its polar factor, for the second moments and for the means on the same axis."""
         assert metric is not None
-        square = along @ metric @ transposed(along)
-        root = inverse_root(np.sum(share * square[:, :starts], axis=0))
+        velocity_square = velocity @ metric @ transposed(velocity)
+        inverse_square_root = inverse_root(
+            np.sum(fraction * velocity_square[:, :starts], axis=0)
+        )
+        inverse = inverse_square_root @ inverse_square_root
         second_moment, m = (
-            np.einsum("sij,ksij->ks", root @ root, half) / P
-            for half in np.split(square, 2, axis=1)
+            np.einsum("sij,ksij->ks", inverse, moments) / P
+            for moments in np.split(velocity_square, 2, axis=1)
         )
         f = np.maximum(second_moment - m, 0)
-        by_features = np.sum(share[..., 0, 0] * f * (f + 2 * m), axis=0) / dimension
-        fluctuations.append((P + 1) * (np.max(by_features) + 1 / (4 * rows)))
-        return np.concatenate([root, root]) @ along
+        weighted_sums = np.sum(fraction[..., 0, 0] * f * (f + 2 * m), axis=0)
+        variance_from_features = weighted_sums / dimension
+        step_fluctuations.append(
+            (P + 1) * (np.max(variance_from_features) + 1 / (4 * batch_rows))
+        )
+        return np.concatenate([inverse_square_root, inverse_square_root]) @ velocity
 
-    def advance(gram: Host, step: int) -> Host:
-        error = difference @ gram @ transposed(difference)
-        residual = np.sum(share * variance * error, axis=0) + noise * identity
-        noise_covariance = 4 * sites / rule.fraction * variance * residual
-        noise_covariance = noise_covariance + toward @ error @ toward / rows
+    def next_gram(gram: Host, step: int) -> Host:
+        """Mean products of teacher, student and velocity in every feature after one more step."""
+        error_products = error_coefficients @ gram @ transposed(error_coefficients)
+        residual_covariance = (
+            np.sum(fraction * variance * error_products, axis=0) + noise * identity
+        )
+        noise_covariance = 4 * sites / rule.batch_ratio * variance * residual_covariance
+        drift = gradient_per_error @ error_products @ gradient_per_error
+        noise_covariance = noise_covariance + drift / batch_rows
         noise_covariance[:, starts:] = 0
-        return gram_after_noise(rule, gram, toward @ difference, noise_covariance, step)
+        return gram_after_noise(
+            rule, gram, gradient_per_error @ error_coefficients, noise_covariance, step
+        )
 
-    def weighted_mean(gram: Host) -> Host:
-        weighted = share * variance * gram[:, :starts]
-        return np.asarray(np.sum(weighted, axis=0, keepdims=True))
+    def weighted_gram(gram: Host) -> Host:
+        """Overlaps of the latents: the mean products over all features, weighted with their variances."""
+        weighted_products = fraction * variance * gram[:, :starts]
+        return np.asarray(np.sum(weighted_products, axis=0, keepdims=True))
 
-    if moves == "polar":
-        rule = replace(rule, direction=polar)
+    if direction_kind == "polar":
+        rule = replace(rule, direction=polar_direction)
         initial_grams = np.concatenate([initial_grams, initial_grams], axis=1)
-    path = follow(advance, initial_grams, P, recorded_steps, 1.0, weighted_mean)
-    if np.mean(fluctuations) > FLUCTUATION:
+    path = iterate_grams(
+        next_gram, initial_grams, P, recorded_steps, 1.0, weighted_gram
+    )
+    if np.mean(step_fluctuations) > FLUCTUATION:
         raise Fluctuates(
-            f"relative variance of the step length {np.mean(fluctuations):.2g}"
+            f"relative variance of the step length {np.mean(step_fluctuations):.2g}"
         )
     return path
 
@@ -147,18 +166,18 @@ def draw_signs(
     rule: DescentRule,
     variances: Host,
     noise: float,
-    rows: int,
+    batch_rows: int,
     initial_vectors: Host,
     recorded_steps: Sequence[int],
     rng: np.random.Generator,
-) -> Path:
+) -> OverlapPath:
     """Simulate random draws of ``signsgd`` and return the overlaps of the latents at given steps.
 
     Parameters
     ----------
     variances : ndarray (D,)
         Values of lambda.
-    rows : int
+    batch_rows : int
         Independent rows of a batch: its samples times the tokens.
     initial_vectors : ndarray (sets, starts, R, D)
         Teacher, student and, with momentum, velocity of every draw.
@@ -170,34 +189,42 @@ def draw_signs(
     Diverges
     """
     D, P = len(variances), initial_vectors.shape[-2] // (3 if rule.momentum else 2)
-    rule = replace(rule, direction=lambda along, metric: np.sign(along))
-    scale, identity = np.sqrt(variances), np.eye(P)
-    degrees = np.maximum(rows - np.arange(P), 0)
+    rule = replace(rule, direction=lambda velocity, metric: np.sign(velocity))
+    feature_scale, identity = np.sqrt(variances), np.eye(P)
+    degrees_of_freedom = np.maximum(batch_rows - np.arange(P), 0)
 
     def gradient(vectors: Host) -> Host:
         """Random gradient of one batch for every draw."""
-        u = (vectors[..., P : 2 * P, :] - vectors[..., :P, :]) * (scale / np.sqrt(D))
-        covariance = u @ transposed(u) + noise * identity
-        whitening = inverse_root(covariance, 1e-30)
-        wishart = wishart_root(rng, degrees, *covariance.shape[:-2])
-        wishart[..., rows:] = 0
-        residuals, directions = triangle(covariance) @ wishart, whitening @ u
-        orthogonal = rng.standard_normal(u.shape)
-        projected = orthogonal @ transposed(directions)
-        inverse = np.linalg.inv(identity + np.sqrt(noise) * whitening)
-        orthogonal -= projected @ inverse @ directions
-        along = transposed(residuals) @ whitening @ directions
-        unit = 2 / (rule.fraction * np.sqrt(D)) * scale
-        return np.asarray(residuals @ (along + orthogonal) * unit)
+        errors = vectors[..., P : 2 * P, :] - vectors[..., :P, :]
+        scaled_errors = errors * (feature_scale / np.sqrt(D))
+        residual_covariance = (
+            scaled_errors @ transposed(scaled_errors) + noise * identity
+        )
+        whitening = inverse_root(residual_covariance, 1e-30)
+        wishart_factor = wishart_root(
+            rng, degrees_of_freedom, *residual_covariance.shape[:-2]
+        )
+        wishart_factor[..., batch_rows:] = 0
+        residual_root = triangular_root(residual_covariance) @ wishart_factor
+        whitened_errors = whitening @ scaled_errors
+        orthogonal_noise = rng.standard_normal(scaled_errors.shape)
+        projected_noise = orthogonal_noise @ transposed(whitened_errors)
+        mixing_inverse = np.linalg.inv(identity + np.sqrt(noise) * whitening)
+        orthogonal_noise -= projected_noise @ mixing_inverse @ whitened_errors
+        mean_direction = transposed(residual_root) @ whitening @ whitened_errors
+        gradient_scale = 2 / (rule.batch_ratio * np.sqrt(D)) * feature_scale
+        return np.asarray(
+            residual_root @ (mean_direction + orthogonal_noise) * gradient_scale
+        )
 
     vectors, grams = initial_vectors, []
     for step in range(int(recorded_steps[-1]) + 1):
         if step in recorded_steps:
             gram = (vectors * variances) @ transposed(vectors) / D
             # NaN fails, too.
-            if not np.abs(gram[..., : 2 * P, : 2 * P]).max() <= LARGEST:
+            if not np.abs(gram[..., : 2 * P, : 2 * P]).max() <= DIVERGED_OVERLAP:
                 raise Diverges("the overlaps grow without bound")
             grams.append(gram)
         if step < recorded_steps[-1]:
             vectors = vectors_after(rule, vectors, gradient(vectors), step)
-    return Path.of(recorded_steps, np.stack(grams, axis=1), P)
+    return OverlapPath.of(recorded_steps, np.stack(grams, axis=1), P)

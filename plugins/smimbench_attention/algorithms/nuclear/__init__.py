@@ -22,26 +22,26 @@ from smimbench.numerics import spectral_function
 from smimbench.problem import Problem
 from smimbench_attention.algorithms.least_squares import (
     LeastSquares,
-    Linear,
+    LinearObservation,
     LinearRegression,
 )
 from smimbench_attention.algorithms.nuclear.limit import (
+    apply_to_singular_values,
     best_penalty,
     fixed_point,
     minimum_point,
-    no_theory,
     observations,
+    penalty_of_zero_estimate,
     perfect_recovery,
-    shrink,
-    singular_function,
+    soft_threshold,
     spectrum,
-    vanishing_penalty,
+    why_no_theory,
 )
 
-FRACTIONS = tuple(float(10.0**k) for k in np.arange(-0.5, -3.26, -0.25))
+PENALTY_FRACTIONS = tuple(float(10.0**k) for k in np.arange(-0.5, -3.26, -0.25))
 """Candidates for tau, as fractions of the tau at which the estimate vanishes."""
 
-FALL = 0.93
+PENALTY_DECREASE = 0.93
 """Factor of tau from step to step of the path to the optimal one; its logarithm halved, twice the steps to a tiny one."""
 
 
@@ -49,22 +49,23 @@ class NuclearState(NamedTuple):
     """State of accelerated proximal gradient: estimate, extrapolated point, momentum counter; and constants of the run."""
 
     estimate: Array
-    point: Array
-    momentum: float
-    weight: float  # point = estimate + weight (estimate - previous estimate)
-    slope: Array  # minus the gradient of the loss at the estimate before
-    gap: float  # relative duality gap of the estimate before; infinite at the start
-    squares: LeastSquares
-    origin: tuple[Array, float]  # slope and loss of the zero matrix
+    extrapolated_point: Array
+    momentum_counter: float
+    # extrapolated_point = estimate + extrapolation_weight (estimate - previous estimate)
+    extrapolation_weight: float
+    previous_slope: Array  # minus the gradient of the loss at the previous estimate
+    duality_gap: float  # relative, of the previous estimate; infinite at the start
+    least_squares: LeastSquares
+    slope_and_loss_at_zero: tuple[Array, float]  # slope and loss of the zero matrix
     lipschitz: float
-    threshold: float
-    next_threshold: float  # of the next step; it falls to ``threshold``
-    note: str
+    penalty: float
+    next_penalty: float  # of the next step; it falls to ``penalty``
+    remark: str
 
     @property
     def is_symmetric(self) -> bool:
         """Whether the matrix is symmetric."""
-        return is_symmetric(self.squares.problem.model)
+        return is_symmetric(self.least_squares.problem.model)
 
 
 @dataclass(frozen=True)
@@ -111,18 +112,18 @@ class Nuclear(LinearRegression):
     capabilities = Capabilities(models=("attention-indexed",))
 
     def __post_init__(self) -> None:
-        value = self.regularisation
-        if isinstance(value, str):
-            is_valid = value in ("validation", "optimal")
+        regularisation = self.regularisation
+        if isinstance(regularisation, str):
+            is_valid = regularisation in ("validation", "optimal")
         else:
-            is_valid = value > 0
+            is_valid = regularisation > 0
         rule = "a number > 0, 'validation' or 'optimal'"
         require(self, "regularisation", is_valid, rule)
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why nuclear-norm regression cannot solve a problem (e.g. labels that are not linear), or None."""
-        if self.regularisation == "optimal" and (why := no_theory(problem)):
-            return f"regularisation = 'optimal' is computed from theory, which does not exist here: {why}"
+        if self.regularisation == "optimal" and (reason := why_no_theory(problem)):
+            return f"regularisation = 'optimal' is computed from theory, which does not exist here: {reason}"
         if self.positive and not is_symmetric(problem.model):
             return "positive = true applies to symmetric matrices only; set positive = false"
         return super().refuses(problem)
@@ -131,36 +132,42 @@ class Nuclear(LinearRegression):
         self, problem: Problem, data: Data, rng: np.random.Generator
     ) -> NuclearState:
         """Initial state at the prior mean; the penalty tau is first chosen by validation if requested."""
-        linear, note = self.observed(problem)
-        squares = LeastSquares(problem, linear, data.inputs, data.labels)
-        mean = problem.prior.mean(problem.components, data.dimension)
-        start = namespace(data.inputs).asarray(mean, **matching(data.inputs))
-        initial_threshold = 0.0
+        observation, remark = self.observation_and_remark(problem)
+        least_squares = LeastSquares(problem, observation, data.inputs, data.labels)
+        prior_mean = problem.prior.mean(problem.components, data.dimension)
+        initial_estimate = namespace(data.inputs).asarray(
+            prior_mean, **matching(data.inputs)
+        )
+        initial_penalty = 0.0
         if self.regularisation == "validation":
-            threshold = self._validated_penalty(problem, data, linear, start, rng)
-            note += self.validation_note
+            penalty = self._validated_penalty(
+                problem, data, observation, initial_estimate, rng
+            )
+            remark += self.validation_note
         elif self.regularisation == "optimal":
             prior, positive = problem.prior, self.positive
-            observed = observations(problem, linear, data.sample_ratio)
-            threshold, _ = best_penalty(prior, observed, positive)
-            initial_threshold = vanishing_penalty(prior, observed, positive)
-            note += f"; regularisation {threshold:.4g}, the best by theory"
+            observed = observations(problem, observation, data.sample_ratio)
+            penalty, _ = best_penalty(prior, observed, positive)
+            initial_penalty = penalty_of_zero_estimate(prior, observed, positive)
+            remark += f"; regularisation {penalty:.4g}, the best by theory"
         else:
-            threshold = float(self.regularisation)
-        lipschitz = squares.lipschitz(rng)
+            penalty = float(self.regularisation)
+        lipschitz = least_squares.lipschitz(rng)
         return _initial_nuclear_state(
-            start, squares, lipschitz, threshold, note, initial_threshold
+            initial_estimate, least_squares, lipschitz, penalty, remark, initial_penalty
         )
 
     def step(
         self, problem: Problem, data: Data, state: NuclearState
     ) -> tuple[NuclearState, Info]:
         """One proximal gradient step from the extrapolated point."""
-        next_state, _ = self._proximal(state)
+        next_state, _ = self._proximal_step(state)
         # The new slope is that of the estimate before the step: the certificate lags by one step.
-        gap, rounding = self._duality_gap(state.estimate, next_state.slope, state)
-        return next_state._replace(gap=gap), Info(
-            residual=math.sqrt(max(gap - rounding, 0.0)), warning=state.note
+        duality_gap, rounding = self._duality_gap(
+            state.estimate, next_state.previous_slope, state
+        )
+        return next_state._replace(duality_gap=duality_gap), Info(
+            residual=math.sqrt(max(duality_gap - rounding, 0.0)), warning=state.remark
         )
 
     def estimate(self, state: NuclearState) -> Array:
@@ -171,8 +178,8 @@ class Nuclear(LinearRegression):
         """Report the penalty, a bound on the relative distance of the objective from its minimum, and the spectrum."""
         eigenvalues = spectrum(state.estimate, state.is_symmetric)
         return {
-            "regularisation": [state.threshold],
-            "relative_duality_gap": [state.gap],
+            "regularisation": [state.penalty],
+            "relative_duality_gap": [state.duality_gap],
             "spectrum": to_host(eigenvalues).reshape(-1).tolist(),
         }
 
@@ -180,10 +187,10 @@ class Nuclear(LinearRegression):
         """Predict the minimum in the limit, with its penalty, or return the reason why there is no theory."""
         if self.regularisation == "validation":
             return "there is no theory for a penalty chosen by validation; set regularisation to a number or 'optimal'"
-        if why := no_theory(problem):
-            return f"nuclear-norm regression has no theory here: {why}"
-        linear, _ = self.observed(problem)
-        observed = observations(problem, linear, alpha)
+        if reason := why_no_theory(problem):
+            return f"nuclear-norm regression has no theory here: {reason}"
+        observation, _ = self.observation_and_remark(problem)
+        observed = observations(problem, observation, alpha)
         if self.regularisation == "optimal":
             penalty, minimum = best_penalty(problem.prior, observed, self.positive)
         else:
@@ -193,45 +200,60 @@ class Nuclear(LinearRegression):
             "regularisation": [penalty],
             "relative_duality_gap": [0.0],
         }
-        if not linear.noise.any():
+        if not observation.noise.any():
             details["perfect_recovery"] = perfect_recovery(
-                problem.prior, len(linear.rows), problem.model.kappa, self.positive
+                problem.prior, len(observation.rows), problem.model.kappa, self.positive
             )
         point = minimum_point(problem, alpha, minimum, self.positive)
         return replace(point, more=point.more | details)
 
-    def _proximal(self, state: NuclearState) -> tuple[NuclearState, Array]:
+    def _proximal_step(self, state: NuclearState) -> tuple[NuclearState, Array]:
         """Take one proximal gradient step and compute its relative length."""
-        xp = namespace(state.point)
-        slope, _ = state.squares.normal(state.point, targets=True)
-        threshold = state.next_threshold / state.lipschitz
+        xp = namespace(state.extrapolated_point)
+        slope, _ = state.least_squares.normal_product(
+            state.extrapolated_point, targets=True
+        )
+        shrinkage = state.next_penalty / state.lipschitz
 
-        def proximal(values: Array) -> Array:
-            return shrink(values, threshold, self.positive)
+        def proximal_map(eigenvalues: Array) -> Array:
+            """Soft threshold of eigenvalues or singular values."""
+            return soft_threshold(eigenvalues, shrinkage, self.positive)
 
-        function_of = spectral_function if state.is_symmetric else singular_function
-        estimate = function_of(state.point + slope / state.lipschitz, proximal)
+        apply_to_spectrum = apply_to_singular_values
+        if state.is_symmetric:
+            apply_to_spectrum = spectral_function
+        estimate = apply_to_spectrum(
+            state.extrapolated_point + slope / state.lipschitz, proximal_map
+        )
         # Momentum that points uphill is dropped.
-        if float(xp.sum((state.point - estimate) * (estimate - state.estimate))) > 0:
-            momentum = 1.0
+        back_step = state.extrapolated_point - estimate
+        if float(xp.sum(back_step * (estimate - state.estimate))) > 0:
+            momentum_counter = 1.0
         else:
-            momentum = (1 + math.sqrt(1 + 4 * state.momentum**2)) / 2
-        weight = (state.momentum - 1) / momentum if momentum > 1 else 0.0
-        size, change = (
+            momentum_counter = (1 + math.sqrt(1 + 4 * state.momentum_counter**2)) / 2
+        extrapolation_weight = 0.0
+        if momentum_counter > 1:
+            extrapolation_weight = (state.momentum_counter - 1) / momentum_counter
+        squared_norm, squared_change = (
             xp.sum(estimate * estimate),
-            xp.sum((estimate - state.point) ** 2),
+            xp.sum((estimate - state.extrapolated_point) ** 2),
         )
-        residual = xp.sqrt(change / xp.where(size > 0, size, xp.ones_like(size)))
-        moved = state._replace(
+        residual = xp.sqrt(
+            squared_change
+            / xp.where(squared_norm > 0, squared_norm, xp.ones_like(squared_norm))
+        )
+        next_state = state._replace(
             estimate=estimate,
-            point=estimate + weight * (estimate - state.estimate),
-            momentum=momentum,
-            weight=weight,
-            next_threshold=max(state.threshold, FALL * state.next_threshold),
+            extrapolated_point=estimate
+            + extrapolation_weight * (estimate - state.estimate),
+            momentum_counter=momentum_counter,
+            extrapolation_weight=extrapolation_weight,
+            next_penalty=max(state.penalty, PENALTY_DECREASE * state.next_penalty),
             # The gradient is linear, so the slope at the estimate follows from that at the extrapolated point.
-            slope=(slope + state.weight * state.slope) / (1 + state.weight),
+            previous_slope=(slope + state.extrapolation_weight * state.previous_slope)
+            / (1 + state.extrapolation_weight),
         )
-        return moved, residual
+        return next_state, residual
 
     def _duality_gap(
         self, estimate: Array, slope: Array, state: NuclearState
@@ -242,75 +264,97 @@ class Nuclear(LinearRegression):
         ``gap = (1 - s)^2 loss + tau |S|_* - s <G, S>``.
         """
         xp = namespace(estimate)
-        slope_at_zero, loss_at_zero = state.origin
-        product = float(xp.sum((slope_at_zero + slope) * estimate))
-        loss = max(loss_at_zero - 0.5 * product, 0.0)
-        slopes = spectrum(slope, state.is_symmetric)
-        steepest = float(xp.max(slopes if self.positive else xp.abs(slopes)))
-        s = min(1.0, state.threshold / steepest) if steepest > 0 else 1.0
+        slope_at_zero, loss_at_zero = state.slope_and_loss_at_zero
+        slope_product = float(xp.sum((slope_at_zero + slope) * estimate))
+        loss = max(loss_at_zero - 0.5 * slope_product, 0.0)
+        slope_spectrum = spectrum(slope, state.is_symmetric)
+        largest_slope = float(
+            xp.max(slope_spectrum if self.positive else xp.abs(slope_spectrum))
+        )
+        dual_scale = 1.0
+        if largest_slope > 0:
+            dual_scale = min(1.0, state.penalty / largest_slope)
         if self.positive:
-            norm = float(xp.sum(xp.linalg.trace(estimate)))
+            nuclear_norm = float(xp.sum(xp.linalg.trace(estimate)))
         else:
-            norm = float(xp.sum(xp.abs(spectrum(estimate, state.is_symmetric))))
-            norm /= 1 if state.is_symmetric else 2
-        penalty = state.threshold * norm
-        primal = loss + penalty
-        gap = (1 - s) ** 2 * loss + penalty - s * float(xp.sum(slope * estimate))
+            nuclear_norm = float(xp.sum(xp.abs(spectrum(estimate, state.is_symmetric))))
+            nuclear_norm /= 1 if state.is_symmetric else 2
+        penalty = state.penalty * nuclear_norm
+        primal_objective = loss + penalty
+        slope_overlap = float(xp.sum(slope * estimate))
+        gap = (1 - dual_scale) ** 2 * loss + penalty - dual_scale * slope_overlap
         epsilon = float(xp.finfo(estimate.dtype).eps)
         rounding = 8 * epsilon * (loss_at_zero + penalty)
-        return (gap / primal, rounding / primal) if primal > 0 else (0.0, 0.0)
+        if not primal_objective > 0:  # NaN, too
+            return 0.0, 0.0
+        return gap / primal_objective, rounding / primal_objective
 
     def _validated_penalty(
         self,
         problem: Problem,
         data: Data,
-        linear: Linear,
-        start: Array,
+        observation: LinearObservation,
+        initial_estimate: Array,
         rng: np.random.Generator,
     ) -> float:
         """Choose the penalty tau with the smallest error on held-out samples, along a path from large to small."""
         xp = namespace(data.inputs)
-        fit, validation = LinearRegression.held_out(problem, data, linear)
-        slope, _ = fit.normal(xp.zeros_like(start), targets=True)
-        largest = float(xp.max(xp.abs(spectrum(slope, is_symmetric(problem.model)))))
-        lipschitz = fit.lipschitz(rng)
-        best, lowest_error = largest * FRACTIONS[0], math.inf
-        estimate = start
-        for fraction in FRACTIONS:
-            state = _initial_nuclear_state(estimate, fit, lipschitz, largest * fraction)
+        training_set, validation_set = LinearRegression.split_for_validation(
+            problem, data, observation
+        )
+        slope, _ = training_set.normal_product(
+            xp.zeros_like(initial_estimate), targets=True
+        )
+        largest_penalty = float(
+            xp.max(xp.abs(spectrum(slope, is_symmetric(problem.model))))
+        )
+        lipschitz = training_set.lipschitz(rng)
+        best_penalty_so_far = largest_penalty * PENALTY_FRACTIONS[0]
+        lowest_error = math.inf
+        estimate = initial_estimate
+        for fraction in PENALTY_FRACTIONS:
+            state = _initial_nuclear_state(
+                estimate, training_set, lipschitz, largest_penalty * fraction
+            )
             for _ in range(60):
-                state, residual = self._proximal(state)
+                state, residual = self._proximal_step(state)
                 if float(residual) < 1e-4:
                     break
             estimate = state.estimate
-            error = float(validation.normal(estimate, targets=True)[1])
+            error = float(validation_set.normal_product(estimate, targets=True)[1])
             if error < lowest_error:
-                best, lowest_error = largest * fraction, error
+                best_penalty_so_far, lowest_error = largest_penalty * fraction, error
         # The gradient of all samples is larger than that of the samples the penalty was chosen on.
-        return best * int(data.inputs.shape[0]) / int(fit.inputs.shape[0])
+        sample_count = int(data.inputs.shape[0])
+        return best_penalty_so_far * sample_count / int(training_set.inputs.shape[0])
 
 
 def _initial_nuclear_state(
-    start: Array,
-    squares: LeastSquares,
+    initial_estimate: Array,
+    least_squares: LeastSquares,
     lipschitz: float,
-    threshold: float,
-    note: str = "",
-    initial_threshold: float = 0.0,
+    penalty: float,
+    remark: str = "",
+    initial_penalty: float = 0.0,
 ) -> NuclearState:
-    slope, value = squares.normal(namespace(start).zeros_like(start), targets=True)
-    origin = slope, float(value) * squares.problem.model.kappa / 2 / start.shape[-1]
+    """Initial state at an estimate, with the gradient and the loss of the zero matrix."""
+    slope, weighted_square = least_squares.normal_product(
+        namespace(initial_estimate).zeros_like(initial_estimate), targets=True
+    )
+    kappa, D = least_squares.problem.model.kappa, initial_estimate.shape[-1]
+    loss_at_zero = float(weighted_square) * kappa / 2 / D
+    slope_and_loss_at_zero = slope, loss_at_zero
     return NuclearState(
-        start,
-        start,
+        initial_estimate,
+        initial_estimate,
         1.0,
         0.0,
         slope,
         math.inf,
-        squares,
-        origin,
+        least_squares,
+        slope_and_loss_at_zero,
         lipschitz,
-        threshold,
-        max(initial_threshold, threshold),
-        note,
+        penalty,
+        max(initial_penalty, penalty),
+        remark,
     )

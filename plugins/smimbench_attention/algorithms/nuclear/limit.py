@@ -11,7 +11,7 @@ its susceptibility, the proximal operator of the loss at an observation is ``z =
     \Delta = \frac{c}{\hat Q^2} \sum_k \frac{w_k^2 (E + \nu_k)}{(1 + v w_k)^2}, \qquad
     \theta = \frac{\tau}{\hat Q}, \qquad v \hat Q = \mathcal D(\Delta, \theta), \qquad E = \mathcal E(\Delta, \theta)
 
-with error and degrees of freedom of the spectral denoiser with threshold theta at noise Delta (see ``shrunk``). For equal
+with error and degrees of freedom of the spectral denoiser with threshold theta at noise Delta (see ``shrunk_matrix``). For equal
 weights and K observations a sample, ``c K Delta = E + nu`` and ``theta (c K - D) = tau``. The estimate has the spectrum of
 ``f(S* + sqrt(Delta) Z)``. Without symmetry kappa is 1, the first term has a factor 1/2, and eigenvalues are singular values
 with both signs; all else is the same. The problem is convex, so that the fixed point is unique and describes its minimum.
@@ -47,48 +47,54 @@ from smimbench.problem import Problem
 from smimbench.theory import limit_point
 from smimbench_attention.algorithms.least_squares import (
     SAME,
-    Linear,
+    LinearObservation,
     linear_observation,
 )
 
 
-class Shrunk(NamedTuple):
+class ShrunkMatrix(NamedTuple):
     """Properties of the shrunk matrix f(R) in the limit: error, overlap, norms, degrees of freedom, rank.
 
     Attributes
     ----------
     error : float
         ``|f(R) - S|_F^2 / D``.
-    overlap, square, trace : float
+    signal_overlap, squared_norm, nuclear_norm : float
         ``tr f(R) S / D``, ``|f(R)|_F^2 / D`` and ``|f(R)|_* / D``.
-    freedom : float
+    degrees_of_freedom : float
         ``div f / (D^2 / 2)``, degrees of freedom over those of a symmetric matrix: 1 for the identity.
-    rank : float
+    relative_rank : float
         Rank over D.
-    uncertain : float
+    numerical_error : float
         Numerical error of ``error``.
     """
 
     error: float
-    overlap: float
-    square: float
-    trace: float
-    freedom: float
-    rank: float
-    uncertain: float = 0.0
+    signal_overlap: float
+    squared_norm: float
+    nuclear_norm: float
+    degrees_of_freedom: float
+    relative_rank: float
+    numerical_error: float = 0.0
 
 
-def shrink(x: Array, threshold: float, positive: bool) -> Array:
+def soft_threshold(eigenvalues: Array, threshold: float, positive: bool) -> Array:
     """Soft-threshold eigenvalues x (any shape): the proximal map of the nuclear norm."""
-    moved = clip(x - threshold, 0.0, None)
-    return moved if positive else moved - clip(-x - threshold, 0.0, None)
+    shrunk_positive = clip(eigenvalues - threshold, 0.0, None)
+    if positive:
+        return shrunk_positive
+    return shrunk_positive - clip(-eigenvalues - threshold, 0.0, None)
 
 
-def singular_function(matrix: Array, function: Callable[[Array], Array]) -> Array:
+def apply_to_singular_values(
+    matrix: Array, function: Callable[[Array], Array]
+) -> Array:
     """Apply a function to the singular values of matrices (..., P, P), ``U diag(f(s)) V^T``."""
     xp = namespace(matrix)
-    left_vectors, values, right_vectors = xp.linalg.svd(matrix)
-    return xp.matmul(left_vectors * function(values)[..., None, :], right_vectors)
+    left_vectors, singular_values, right_vectors = xp.linalg.svd(matrix)
+    return xp.matmul(
+        left_vectors * function(singular_values)[..., None, :], right_vectors
+    )
 
 
 def spectrum(matrix: Array, is_symmetric: bool) -> Array:
@@ -96,22 +102,24 @@ def spectrum(matrix: Array, is_symmetric: bool) -> Array:
     xp = namespace(matrix)
     if is_symmetric:
         return xp.linalg.eigvalsh(symmetric(matrix))
-    values = xp.linalg.svdvals(matrix)
-    return xp.concat([values, -values], axis=-1)
+    singular_values = xp.linalg.svdvals(matrix)
+    return xp.concat([singular_values, -singular_values], axis=-1)
 
 
 def _spectral_means(
     prior: Prior,
-    function: Callable[[Host, Host, Host], Host],
+    integrand: Callable[[Host, Host, Host], Host],
     noise: float,
-    breaks: Sequence[float] = (),
+    break_points: Sequence[float] = (),
 ) -> Uncertain:
     """Mean of a function over the eigenvalues of the noisy matrix ``S + sqrt(noise) Z``."""
     assert prior.law.spectral_means is not None
-    return prior.law.spectral_means(function, noise, breaks)
+    return prior.law.spectral_means(integrand, noise, break_points)
 
 
-def shrunk(prior: Prior, noise: float, threshold: float, positive: bool) -> Shrunk:
+def shrunk_matrix(
+    prior: Prior, noise: float, threshold: float, positive: bool
+) -> ShrunkMatrix:
     r"""Error, overlap and norms in the limit of the shrinkage denoiser of ``R = S + sqrt(noise) Z``, noise > 0.
 
     The prior needs a ``law`` with ``spectral_means``.
@@ -130,69 +138,79 @@ def shrunk(prior: Prior, noise: float, threshold: float, positive: bool) -> Shru
         \frac{\operatorname{div} f}{D^2 / 2} \to \iint \frac{f(x) - f(y)}{x - y} = \frac{E f (x - \xi)}{\Delta} .
     """
 
-    def properties(x: Host, mean: Host, variance: Host) -> Host:
-        f = shrink(x, threshold, positive)
-        is_kept = (f != 0).astype(float)
-        error, freedom = (f - mean) ** 2 + variance, f * (x - mean) / noise
-        return np.stack([error, f * mean, f * f, np.abs(f), freedom, is_kept])
+    def integrands(x: Host, mean: Host, variance: Host) -> Host:
+        """Fields of ``ShrunkMatrix`` (6, n) before averaging over the eigenvalues x."""
+        f = soft_threshold(x, threshold, positive)
+        is_nonzero = (f != 0).astype(float)
+        error, divergence = (f - mean) ** 2 + variance, f * (x - mean) / noise
+        return np.stack([error, f * mean, f * f, np.abs(f), divergence, is_nonzero])
 
-    breaks = (threshold,) if positive else (-threshold, threshold)
-    means = _spectral_means(prior, properties, noise, breaks)
-    uncertain = float(np.asarray(means.error)[0])
-    return Shrunk(*map(float, means.value))._replace(uncertain=uncertain)
+    break_points = (threshold,) if positive else (-threshold, threshold)
+    spectral_means = _spectral_means(prior, integrands, noise, break_points)
+    numerical_error = float(np.asarray(spectral_means.error)[0])
+    return ShrunkMatrix(*map(float, spectral_means.value))._replace(
+        numerical_error=numerical_error
+    )
 
 
-def shrunk_spectrum(
+def shrunk_histogram(
     prior: Prior, noise: float, threshold: float, positive: bool
 ) -> dict[str, object]:
     """Eigenvalue histogram of the denoised matrix f(R): ``mass`` between 61 ``edges``, and the mass of ``zeros``."""
-    top = spectral_end(prior, noise, 1) - threshold
-    lower_end = 0.0 if positive else -(spectral_end(prior, noise, -1) - threshold)
-    edges = np.linspace(min(lower_end, 0.0), max(top, 1e-3), 61)
+    upper_end = spectral_edge(prior, noise, 1) - threshold
+    lower_end = 0.0 if positive else -(spectral_edge(prior, noise, -1) - threshold)
+    edges = np.linspace(min(lower_end, 0.0), max(upper_end, 1e-3), 61)
 
     def indicators(x: Host, mean: Host, variance: Host) -> Host:
-        f = shrink(x, threshold, positive)
+        """Indicators (62, n) of the bins, and of zero, that the shrunk eigenvalues fall into."""
+        f = soft_threshold(x, threshold, positive)
         bins = np.searchsorted(edges, f, side="right") - 1
-        inside = [(bins == k) & (f != 0) for k in range(len(edges) - 1)]
-        return np.stack([*inside, f == 0]).astype(float)
+        in_bins = [(bins == k) & (f != 0) for k in range(len(edges) - 1)]
+        return np.stack([*in_bins, f == 0]).astype(float)
 
     # An eigenvalue f of the estimate comes from f + theta, or from f - theta below zero.
-    breaks = {float(edge) + math.copysign(threshold, edge) for edge in edges}
-    breaks |= {threshold, -threshold}
-    mass = _spectral_means(prior, indicators, noise, sorted(breaks)).value
+    break_points = {float(edge) + math.copysign(threshold, edge) for edge in edges}
+    break_points |= {threshold, -threshold}
+    mass = _spectral_means(prior, indicators, noise, sorted(break_points)).value
     *mass, zeros = np.asarray(mass).tolist()
     return {"edges": edges.tolist(), "mass": mass, "zeros": zeros}
 
 
-def spectral_end(prior: Prior, noise: float, sign: int) -> float:
+def spectral_edge(prior: Prior, noise: float, sign: int) -> float:
     """Upper edge (``sign`` 1) or negative lower edge (-1) of the spectrum of ``S + sqrt(noise) Z``, up to a mass 1e-9."""
     from scipy.optimize import brentq
 
-    def excess(end: float) -> float:
+    def excess_mass(edge: float) -> float:
+        """Spectral mass beyond a trial edge, minus 1e-9."""
+
         def is_beyond(x: Host, *_: Host) -> Host:
-            return (sign * x > end)[None, :].astype(float)
+            """Indicator (1, n) of eigenvalues beyond the trial edge."""
+            return (sign * x > edge)[None, :].astype(float)
 
-        fraction = _spectral_means(prior, is_beyond, noise, (sign * end,))
-        return float(fraction.value[0]) - 1e-9
+        mass_beyond = _spectral_means(prior, is_beyond, noise, (sign * edge,))
+        return float(mass_beyond.value[0]) - 1e-9
 
-    high = 2 * math.sqrt(noise)
-    while excess(high) > 0:
-        high *= 2
-    low = -high
-    while excess(low) < 0:
-        low *= 2
-    return float(brentq(excess, low, high, rtol=1e-6, xtol=1e-9))
+    upper_bound = 2 * math.sqrt(noise)
+    while excess_mass(upper_bound) > 0:
+        upper_bound *= 2
+    lower_bound = -upper_bound
+    while excess_mass(lower_bound) < 0:
+        lower_bound *= 2
+    return float(brentq(excess_mass, lower_bound, upper_bound, rtol=1e-6, xtol=1e-9))
 
 
-def null_eigenvalues(prior: Prior) -> float:
+def zero_eigenvalue_fraction(prior: Prior) -> float:
     """Fraction of zero eigenvalues of the signal S, counted as eigenvalues below a tiny noise."""
     noise = 1e-18
-    size = 3 * math.sqrt(noise)
+    largest_zero = 3 * math.sqrt(noise)
 
-    def is_hidden(x: Host, *_: Host) -> Host:
-        return (np.abs(x) < size)[None, :].astype(float)
+    def counts_as_zero(x: Host, *_: Host) -> Host:
+        """Indicator (1, n) of eigenvalues that are zero up to the tiny noise."""
+        return (np.abs(x) < largest_zero)[None, :].astype(float)
 
-    return float(_spectral_means(prior, is_hidden, noise, (-size, size)).value[0])
+    break_points = (-largest_zero, largest_zero)
+    fraction = _spectral_means(prior, counts_as_zero, noise, break_points)
+    return float(fraction.value[0])
 
 
 RECOVERED = 1e-13
@@ -209,62 +227,66 @@ class Observations:
 
     weights: Host
     noise: Host
-    c: float
+    kappa_alpha: float
 
     def stiffness(self, v: float) -> float:
         """Effective information ``Qhat`` of the labels at susceptibility v."""
-        return float(self.c * (self.weights / (1 + v * self.weights)).sum())
+        return float(self.kappa_alpha * (self.weights / (1 + v * self.weights)).sum())
 
-    def susceptibility(self, freedom: float) -> float:
+    def susceptibility(self, degrees_of_freedom: float) -> float:
         """Susceptibility v with ``v Qhat(v) = freedom``; infinite with fewer observations than degrees of freedom."""
         from scipy.optimize import brentq
 
-        size = len(self.weights)
-        if freedom >= self.c * size:
+        observation_count = len(self.weights)
+        if degrees_of_freedom >= self.kappa_alpha * observation_count:
             return math.inf
-        if freedom <= 0:
+        if degrees_of_freedom <= 0:
             return 0.0
         # Between the answers for all weights as the largest and as the smallest.
-        excess = self.c * size - freedom
-        low = freedom / (self.weights.max() * excess)
-        high = freedom / (self.weights.min() * excess)
-        if high - low <= 1e-12 * high:
-            return float(low)
+        unused_observations = self.kappa_alpha * observation_count - degrees_of_freedom
+        lower_bound = degrees_of_freedom / (self.weights.max() * unused_observations)
+        upper_bound = degrees_of_freedom / (self.weights.min() * unused_observations)
+        if upper_bound - lower_bound <= 1e-12 * upper_bound:
+            return float(lower_bound)
 
-        def equation(v: float) -> float:
-            return v * self.stiffness(v) - freedom
+        def excess_freedom(v: float) -> float:
+            """Degrees of freedom at the susceptibility v, minus the given ones."""
+            return v * self.stiffness(v) - degrees_of_freedom
 
-        low, high = (1 - 1e-13) * low, (1 + 1e-13) * high
-        return float(brentq(equation, low, high, xtol=1e-300, rtol=1e-14))
+        lower_bound, upper_bound = (1 - 1e-13) * lower_bound, (1 + 1e-13) * upper_bound
+        return float(
+            brentq(excess_freedom, lower_bound, upper_bound, xtol=1e-300, rtol=1e-14)
+        )
 
     def effective_noise(self, error: float, v: float) -> float:
         """Effective noise ``Delta`` of the observed matrix at error E and susceptibility v, which may be infinite."""
         if math.isinf(v):
-            gains, stiffness = np.ones_like(self.weights), self.c * len(self.weights)
+            gains = np.ones_like(self.weights)
+            stiffness = self.kappa_alpha * len(self.weights)
         else:
             gains = self.weights / (1 + v * self.weights)
             stiffness = self.stiffness(v)
-        noise = gains**2 * (error + self.noise)
-        return float(self.c * noise.sum() / stiffness**2)
+        noise_terms = gains**2 * (error + self.noise)
+        return float(self.kappa_alpha * noise_terms.sum() / stiffness**2)
 
 
 @dataclass(frozen=True)
 class NuclearFixedPoint:
     """Fixed point of state evolution: noise Delta, threshold theta, susceptibility v, properties of the estimate.
 
-    ``fit`` is the loss that remains, ``sum_mu sum_k w_k r^2 / d^2``.
+    ``remaining_loss`` is the loss that remains, ``sum_mu sum_k w_k r^2 / d^2``.
     """
 
     noise: float
     threshold: float
     susceptibility: float
-    estimate: Shrunk
-    fit: float
+    estimate: ShrunkMatrix
+    remaining_loss: float
 
     @property
-    def uncertain(self) -> float:
+    def error_uncertainty(self) -> float:
         """Numerical uncertainty of the predicted error, from the solver and from the means over the spectrum."""
-        return 1e-8 * self.error + self.estimate.uncertain
+        return 1e-8 * self.error + self.estimate.numerical_error
 
     @property
     def error(self) -> float:
@@ -272,13 +294,13 @@ class NuclearFixedPoint:
         return self.estimate.error
 
 
-def no_theory(problem: Problem) -> str | None:
+def why_no_theory(problem: Problem) -> str | None:
     """Reason why there is no theory of nuclear-norm regression for a problem, or None."""
     if problem.model.rank == "low" or problem.components != 1:
         return "theory exists for attention-indexed models with one component only"
     if problem.prior.law.spectral_means is None:
-        name = problem.prior.name
-        return f"prior {name!r} does not give the eigenvalues of its matrices under noise (law.spectral_means)"
+        prior_name = problem.prior.name
+        return f"prior {prior_name!r} does not give the eigenvalues of its matrices under noise (law.spectral_means)"
     return why_theory_only(problem.prior, 1)
 
 
@@ -286,37 +308,39 @@ def minimum_point(
     problem: Problem, alpha: float, minimum: NuclearFixedPoint, positive: bool
 ) -> AlgorithmPrediction:
     """Prediction at a fixed point, with the spectrum of the estimate; the minimum is unique, so all starts end there."""
-    truth = np.asarray(problem.prior.second_moment(1), dtype=float)
-    cross, gram = (
-        np.array([[value]])
-        for value in (minimum.estimate.overlap, minimum.estimate.square)
-    )
+    second_moment = np.asarray(problem.prior.second_moment(1), dtype=float)
+    signal_overlap = np.array([[minimum.estimate.signal_overlap]])
+    self_overlap = np.array([[minimum.estimate.squared_norm]])
     # The error is truth - 2 cross + gram; its uncertainty is shared equally among the three.
-    third = np.array([[minimum.uncertain / 3]])
+    third_of_error = np.array([[minimum.error_uncertainty / 3]])
     prediction = limit_point(
         problem,
         alpha,
-        [[Overlaps(truth, cross, gram)]],
+        [[Overlaps(second_moment, signal_overlap, self_overlap)]],
         method="state evolution of the convex problem",
-        uncertain=Overlaps(0 * third, third, third),
+        uncertain=Overlaps(0 * third_of_error, third_of_error, third_of_error),
     )
     # An error of 0 is that of the limit Delta -> 0.
-    noise = minimum.noise or RECOVERED * float(truth[0, 0])
-    spectrum = shrunk_spectrum(problem.prior, noise, minimum.threshold, positive)
+    noise = minimum.noise or RECOVERED * float(second_moment[0, 0])
+    spectrum = shrunk_histogram(problem.prior, noise, minimum.threshold, positive)
     # The error itself, without the cancellation of the sum.
     return replace(
         prediction,
         mse=np.array([minimum.error]),
-        between_students=gram,
+        between_students=self_overlap,
         more=prediction.more | {"spectrum": spectrum},
     )
 
 
-def observations(problem: Problem, linear: Linear, alpha: float) -> Observations:
+def observations(
+    problem: Problem, observation: LinearObservation, alpha: float
+) -> Observations:
     """Convert linear labels to observations with the weights of ``LeastSquares``."""
-    smallest = float(linear.noise.min())
-    weights = np.ones_like(linear.noise) if smallest == 0 else smallest / linear.noise
-    return Observations(weights, linear.noise, problem.model.kappa * alpha)
+    smallest_noise = float(observation.noise.min())
+    weights = np.ones_like(observation.noise)
+    if smallest_noise > 0:
+        weights = smallest_noise / observation.noise
+    return Observations(weights, observation.noise, problem.model.kappa * alpha)
 
 
 def fixed_point(
@@ -324,60 +348,75 @@ def fixed_point(
     observed: Observations,
     penalty: float,
     positive: bool,
-    near: NuclearFixedPoint | None = None,
+    nearby_solution: NuclearFixedPoint | None = None,
 ) -> NuclearFixedPoint:
     r"""Find the fixed point of state evolution at penalty tau >= 0; 0 means the limit of a vanishing penalty.
 
     At tau = 0 the estimate is the one of least nuclear norm among those of least loss. For a given Delta the threshold is
-    unique, because ``theta Qhat`` increases with theta; then Delta is the root of ``Delta - c sum (...) / Qhat^2``. ``near``, the
-    answer at a penalty close by, saves most of the time.
+    unique, because ``theta Qhat`` increases with theta; then Delta is the root of ``Delta - c sum (...) / Qhat^2``.
+    ``nearby_solution``, the one at a penalty close by, saves most of the time.
     """
     from scipy.optimize import brentq
 
-    if near is not None and penalty > 0 and near.threshold > 0:
-        neighbor = _fixed_point_near(prior, observed, penalty, positive, near)
-        if neighbor is not None:
-            return neighbor
-    second = float(prior.second_moment(1)[0, 0])
+    if nearby_solution is not None and penalty > 0 and nearby_solution.threshold > 0:
+        solution = _fixed_point_near(
+            prior, observed, penalty, positive, nearby_solution
+        )
+        if solution is not None:
+            return solution
+    second_moment = float(prior.second_moment(1)[0, 0])
 
-    def solved(log_noise: float) -> tuple[float, float, Shrunk]:
+    def solve_at_noise(log_noise: float) -> tuple[float, float, ShrunkMatrix]:
+        """Threshold, susceptibility and estimate at a given effective noise."""
         noise = math.exp(log_noise)
-        threshold = _theta_of_penalty(prior, observed, noise, penalty, positive)
-        estimate = shrunk(prior, noise, threshold, positive)
-        return threshold, observed.susceptibility(estimate.freedom), estimate
+        threshold = _threshold_of_penalty(prior, observed, noise, penalty, positive)
+        estimate = shrunk_matrix(prior, noise, threshold, positive)
+        return threshold, observed.susceptibility(estimate.degrees_of_freedom), estimate
 
-    def excess(log_noise: float) -> float:
-        _, v, estimate = solved(log_noise)
+    def log_noise_excess(log_noise: float) -> float:
+        """Log of the effective noise that follows from a given one, minus the log of that."""
+        _, v, estimate = solve_at_noise(log_noise)
         return math.log(observed.effective_noise(estimate.error, v)) - log_noise
 
     # Without an estimate the error is the second moment.
-    center = math.log(observed.effective_noise(second, 0.0))
-    low = high = center
-    lowest = math.log(RECOVERED * second)
-    if excess(center) > 0:
-        while excess(high) > 0:
-            low, high = high, high + 1.0
+    log_noise_of_zero_estimate = math.log(observed.effective_noise(second_moment, 0.0))
+    lower_bound = upper_bound = log_noise_of_zero_estimate
+    smallest_log_noise = math.log(RECOVERED * second_moment)
+    if log_noise_excess(log_noise_of_zero_estimate) > 0:
+        while log_noise_excess(upper_bound) > 0:
+            lower_bound, upper_bound = upper_bound, upper_bound + 1.0
     else:
-        while low > lowest and excess(low) <= 0:
-            low, high = max(low - 2.0, lowest), low
-        if low <= lowest and excess(low) <= 0:
-            signal = shrunk(prior, math.exp(lowest), 0.0, positive)._replace(
-                error=0.0, overlap=second, square=second, uncertain=0.0
+        while lower_bound > smallest_log_noise and log_noise_excess(lower_bound) <= 0:
+            upper_bound = lower_bound
+            lower_bound = max(lower_bound - 2.0, smallest_log_noise)
+        if lower_bound <= smallest_log_noise and log_noise_excess(lower_bound) <= 0:
+            recovered_signal = shrunk_matrix(
+                prior, math.exp(smallest_log_noise), 0.0, positive
+            )._replace(
+                error=0.0,
+                signal_overlap=second_moment,
+                squared_norm=second_moment,
+                numerical_error=0.0,
             )
-            return NuclearFixedPoint(0.0, 0.0, 0.0, signal, 0.0)
-    log_noise = brentq(excess, low, high, xtol=1e-12)
-    return _point(observed, math.exp(log_noise), *solved(log_noise))
+            return NuclearFixedPoint(0.0, 0.0, 0.0, recovered_signal, 0.0)
+    log_noise = brentq(log_noise_excess, lower_bound, upper_bound, xtol=1e-12)
+    return _fixed_point_at(observed, math.exp(log_noise), *solve_at_noise(log_noise))
 
 
-def _point(
-    observed: Observations, noise: float, threshold: float, v: float, estimate: Shrunk
+def _fixed_point_at(
+    observed: Observations,
+    noise: float,
+    threshold: float,
+    v: float,
+    estimate: ShrunkMatrix,
 ) -> NuclearFixedPoint:
-    fit = 0.0
+    """Build the fixed point from its order parameters, with the loss that remains."""
+    remaining_loss = 0.0
     if not math.isinf(v):
-        residual = observed.weights * (estimate.error + observed.noise)
-        residual = residual / (1 + v * observed.weights) ** 2
-        fit = float(observed.c / 2 * np.sum(residual))
-    return NuclearFixedPoint(noise, threshold, v, estimate, fit)
+        loss_terms = observed.weights * (estimate.error + observed.noise)
+        loss_terms = loss_terms / (1 + v * observed.weights) ** 2
+        remaining_loss = float(observed.kappa_alpha / 2 * np.sum(loss_terms))
+    return NuclearFixedPoint(noise, threshold, v, estimate, remaining_loss)
 
 
 def _fixed_point_near(
@@ -385,62 +424,83 @@ def _fixed_point_near(
     observed: Observations,
     penalty: float,
     positive: bool,
-    near: NuclearFixedPoint,
+    nearby_solution: NuclearFixedPoint,
 ) -> NuclearFixedPoint | None:
     """Find a fixed point with a root finder in log Delta and log theta, started at a nearby one; None if it fails."""
     from scipy.optimize import root
 
-    def state(x: Host) -> tuple[float, float, float, Shrunk]:
+    def order_parameters_at(
+        log_noise_and_threshold: Host,
+    ) -> tuple[float, float, float, ShrunkMatrix]:
+        """Noise, threshold, susceptibility and estimate at given logarithms of noise and threshold."""
         noise, threshold = (
-            math.exp(min(max(float(logarithm), -60.0), 60.0)) for logarithm in x
+            math.exp(min(max(float(logarithm), -60.0), 60.0))
+            for logarithm in log_noise_and_threshold
         )
-        estimate = shrunk(prior, noise, threshold, positive)
-        return noise, threshold, observed.susceptibility(estimate.freedom), estimate
+        estimate = shrunk_matrix(prior, noise, threshold, positive)
+        return (
+            noise,
+            threshold,
+            observed.susceptibility(estimate.degrees_of_freedom),
+            estimate,
+        )
 
-    def excess(x: Host) -> list[float]:
-        noise, threshold, v, estimate = state(x)
-        of_noise = math.log(observed.effective_noise(estimate.error, v) / noise)
+    def residuals(log_noise_and_threshold: Host) -> list[float]:
+        """Residuals of the equations of noise and penalty, as logarithms of ratios."""
+        noise, threshold, v, estimate = order_parameters_at(log_noise_and_threshold)
+        noise_residual = math.log(observed.effective_noise(estimate.error, v) / noise)
         if math.isinf(v):  # a penalty below zero
-            return [of_noise, -50.0]
-        return [of_noise, math.log(threshold * observed.stiffness(v) / penalty)]
+            return [noise_residual, -50.0]
+        return [noise_residual, math.log(threshold * observed.stiffness(v) / penalty)]
 
-    start = [math.log(near.noise), math.log(near.threshold)]
-    solution = root(excess, start, options={"xtol": 1e-12})
-    if max(map(abs, excess(solution.x))) > 1e-9:
+    initial_logarithms = [
+        math.log(nearby_solution.noise),
+        math.log(nearby_solution.threshold),
+    ]
+    solution = root(residuals, initial_logarithms, options={"xtol": 1e-12})
+    if max(map(abs, residuals(solution.x))) > 1e-9:
         return None
-    return _point(observed, *state(solution.x))
+    return _fixed_point_at(observed, *order_parameters_at(solution.x))
 
 
-def _theta_of_penalty(
+def _threshold_of_penalty(
     prior: Prior, observed: Observations, noise: float, penalty: float, positive: bool
 ) -> float:
     """Threshold theta that solves ``theta Qhat(theta) = tau`` at a given effective noise."""
     from scipy.optimize import brentq
 
-    available = observed.c * len(observed.weights)
+    observation_ratio = observed.kappa_alpha * len(observed.weights)
 
-    def excess(threshold: float) -> float:
-        freedom = shrunk(prior, noise, threshold, positive).freedom
+    def penalty_excess(threshold: float) -> float:
+        """Penalty that belongs to a threshold, minus the given one; at penalty 0 the unused observations."""
+        degrees_of_freedom = shrunk_matrix(
+            prior, noise, threshold, positive
+        ).degrees_of_freedom
         if penalty == 0:
-            return available - freedom
-        v = observed.susceptibility(freedom)
+            return observation_ratio - degrees_of_freedom
+        v = observed.susceptibility(degrees_of_freedom)
         return (0.0 if math.isinf(v) else threshold * observed.stiffness(v)) - penalty
 
-    low = penalty / observed.stiffness(0.0)
-    if excess(low) >= 0:
-        return low
-    step = math.sqrt(noise) + low
-    while excess(low + step) < 0:
-        low, step = low + step, 2 * step
-    return float(brentq(excess, low, low + step, xtol=1e-14 * step, rtol=1e-13))
+    lower_bound = penalty / observed.stiffness(0.0)
+    if penalty_excess(lower_bound) >= 0:
+        return lower_bound
+    bracket_width = math.sqrt(noise) + lower_bound
+    while penalty_excess(lower_bound + bracket_width) < 0:
+        lower_bound, bracket_width = lower_bound + bracket_width, 2 * bracket_width
+    upper_bound = lower_bound + bracket_width
+    tolerances = {"xtol": 1e-14 * bracket_width, "rtol": 1e-13}
+    return float(brentq(penalty_excess, lower_bound, upper_bound, **tolerances))
 
 
-def vanishing_penalty(prior: Prior, observed: Observations, positive: bool) -> float:
+def penalty_of_zero_estimate(
+    prior: Prior, observed: Observations, positive: bool
+) -> float:
     """Smallest penalty tau for which the estimate is zero: the spectral edge of ``Qhat (S + sqrt(Delta) Z)``."""
     noise = observed.effective_noise(float(prior.second_moment(1)[0, 0]), 0.0)
     signs = (1,) if positive else (1, -1)
-    edge = max(0.0, *(spectral_end(prior, noise, sign) for sign in signs))
-    return edge * observed.stiffness(0.0)
+    edges = (spectral_edge(prior, noise, sign) for sign in signs)
+    largest_eigenvalue = max(0.0, *edges)
+    return largest_eigenvalue * observed.stiffness(0.0)
 
 
 def best_penalty(
@@ -451,31 +511,32 @@ def best_penalty(
 
     fixed_points: dict[float, NuclearFixedPoint] = {}
 
-    def error(log_penalty: float) -> float:
-        near = None
+    def error_at(log_penalty: float) -> float:
+        """Predicted error at a penalty, from the fixed point at the nearest penalty so far."""
+        nearby_solution = None
         if fixed_points:
-            nearest = min(fixed_points, key=lambda key: abs(key - log_penalty))
-            near = fixed_points[nearest]
+            nearest_log_penalty = min(fixed_points, key=lambda x: abs(x - log_penalty))
+            nearby_solution = fixed_points[nearest_log_penalty]
         penalty = math.exp(log_penalty)
-        minimum = fixed_point(prior, observed, penalty, positive, near)
+        minimum = fixed_point(prior, observed, penalty, positive, nearby_solution)
         fixed_points[log_penalty] = minimum
         return minimum.error
 
-    decade, gain = math.log(10), 1 - ENOUGH[0]
-    recovered = ENOUGH[1] * float(prior.second_moment(1)[0, 0])
-    log_penalty = math.log(vanishing_penalty(prior, observed, positive))
-    previous_error, lowest_error = math.inf, error(log_penalty)
-    while recovered < lowest_error < gain * previous_error:
+    decade, required_ratio = math.log(10), 1 - ENOUGH[0]
+    recovered_error = ENOUGH[1] * float(prior.second_moment(1)[0, 0])
+    log_penalty = math.log(penalty_of_zero_estimate(prior, observed, positive))
+    previous_error, lowest_error = math.inf, error_at(log_penalty)
+    while recovered_error < lowest_error < required_ratio * previous_error:
         log_penalty -= decade
-        previous_error, lowest_error = lowest_error, error(log_penalty)
+        previous_error, lowest_error = lowest_error, error_at(log_penalty)
     bounds = log_penalty, log_penalty + 2 * decade
-    minimize_scalar(error, bounds=bounds, method="bounded", options={"xatol": 1e-3})
-    best = min(fixed_points, key=lambda key: fixed_points[key].error)
-    return math.exp(best), fixed_points[best]
+    minimize_scalar(error_at, bounds=bounds, method="bounded", options={"xatol": 1e-3})
+    best_log_penalty = min(fixed_points, key=lambda x: fixed_points[x].error)
+    return math.exp(best_log_penalty), fixed_points[best_log_penalty]
 
 
 def perfect_recovery(
-    prior: Prior, observations: int, kappa: float, positive: bool
+    prior: Prior, observation_count: int, kappa: float, positive: bool
 ) -> float:
     r"""Sample ratio above which noiseless labels and a vanishing penalty recover the signal perfectly.
 
@@ -488,22 +549,33 @@ def perfect_recovery(
     from scipy.integrate import quad
     from scipy.optimize import minimize_scalar
 
-    p = null_eigenvalues(prior)
-    size, sides = 2 * math.sqrt(p), 1 if positive else 2
+    p = zero_eigenvalue_fraction(prior)
+    bulk_edge, sign_count = 2 * math.sqrt(p), 1 if positive else 2
 
-    def dimension(t: float) -> float:
+    def statistical_dimension(threshold: float) -> float:
+        """Upper bound of the statistical dimension for a threshold t; its minimum over t is the dimension."""
+
         def integrand(angle: float) -> float:  # x = 2 cos(angle)
-            square = (size * math.cos(angle) - t) ** 2
-            return square * math.sin(angle) ** 2 * 2 / math.pi
+            squared_excess = (bulk_edge * math.cos(angle) - threshold) ** 2
+            return squared_excess * math.sin(angle) ** 2 * 2 / math.pi
 
-        end = math.acos(min(t / size, 1.0)) if size > 0 else 0.0
-        tail = quad(integrand, 0.0, end)[0]
-        return float(1 - p * p + (1 - p) * t * t + sides * p * tail)
+        largest_angle = 0.0
+        if bulk_edge > 0:
+            largest_angle = math.acos(min(threshold / bulk_edge, 1.0))
+        tail_integral = quad(integrand, 0.0, largest_angle)[0]
+        return float(
+            1 - p * p + (1 - p) * threshold * threshold + sign_count * p * tail_integral
+        )
 
-    minimum = minimize_scalar(
-        dimension, bounds=(0.0, 2.0), method="bounded", options={"xatol": 1e-10}
+    minimization = minimize_scalar(
+        statistical_dimension,
+        bounds=(0.0, 2.0),
+        method="bounded",
+        options={"xatol": 1e-10},
     )
-    return float(min(minimum.fun, dimension(0.0)) / (kappa * observations))
+    return float(
+        min(minimization.fun, statistical_dimension(0.0)) / (kappa * observation_count)
+    )
 
 
 # -- descent on a wide factor with weight decay has the same minimum ----------------------------------------------------
@@ -514,29 +586,34 @@ def label_observations(problem: Problem, alpha: float) -> Observations | str:
 
     The label has to be linear in the latents, one entry for each: ``y_c = b_c z_c + noise``; the weight is ``b_c^2``.
     """
-    linear = linear_observation(problem)
-    if isinstance(linear, str):
-        return f"the squared error of the label is not convex in the signal: {linear}"
+    observation = linear_observation(problem)
+    if isinstance(observation, str):
+        return (
+            f"the squared error of the label is not convex in the signal: {observation}"
+        )
     sites = problem.model.sites
     rng = monte_carlo_rng("labels of single latents")
-    random = rng.standard_normal((1, sites))
-    z = np.concatenate([np.eye(sites), random])[:, None, :]
+    random_latents = rng.standard_normal((1, sites))
+    z = np.concatenate([np.eye(sites), random_latents])[:, None, :]
     y = np.asarray(predict(problem.channel, z), dtype=float).reshape(sites + 1, -1)
-    gains, random_output = y[:-1], y[-1]
-    noise = linear.rows.T @ np.diag(linear.noise) @ linear.rows
+    label_gains, random_output = y[:-1], y[-1]
+    noise_covariance = (
+        observation.rows.T @ np.diag(observation.noise) @ observation.rows
+    )
     if (
         y.shape[1] != sites
-        or len(linear.rows) < sites
-        or not _is_diagonal(gains)
-        or not _is_diagonal(noise)
-        or not np.allclose(random_output, random[0] @ gains, atol=SAME)
+        or len(observation.rows) < sites
+        or not _is_diagonal(label_gains)
+        or not _is_diagonal(noise_covariance)
+        or not np.allclose(random_output, random_latents[0] @ label_gains, atol=SAME)
     ):
         return "theory needs labels that are single latents plus noise"
     scale = problem.model.kappa * alpha
-    return Observations(np.diag(gains) ** 2, np.diag(noise), scale)
+    return Observations(np.diag(label_gains) ** 2, np.diag(noise_covariance), scale)
 
 
 def _is_diagonal(matrix: Host) -> bool:
+    """Whether a matrix is diagonal up to rounding."""
     return np.allclose(matrix, np.diag(np.diag(matrix)), atol=SAME)
 
 
@@ -561,11 +638,11 @@ def wide_factor_point(
     dimension, width : int or None
         D, and columns of W; a width of None is that of the prior's own factors.
     """
-    if why := no_theory(problem):
-        return why
+    if reason := why_no_theory(problem):
+        return reason
     prior_factor = problem.prior.factor
-    scale = prior_factor and prior_factor.gram_scale
-    if prior_factor is None or scale is None:
+    gram_scale = prior_factor and prior_factor.gram_scale
+    if prior_factor is None or gram_scale is None:
         return (
             f"prior {problem.prior.name!r} does not make its signals of W W^T, or Q K^T"
         )
@@ -576,14 +653,14 @@ def wide_factor_point(
         return observed
     rng = monte_carlo_rng("shape of a factor")
     factor = prior_factor.draw(rng, 1, dimension, width)
-    columns = factor.shape[-1]
-    penalty = decay / (2 * dimension * scale(factor))
+    column_count = factor.shape[-1]
+    penalty = decay / (2 * dimension * gram_scale(factor))
     positive = is_symmetric(problem.model)
     minimum = fixed_point(problem.prior, observed, penalty, positive)
-    if minimum.estimate.rank > columns / dimension:
+    if minimum.estimate.relative_rank > column_count / dimension:
         return (
-            f"the factor has {columns} columns, fewer than the rank of the minimum "
-            f"({minimum.estimate.rank * dimension:.0f} of D = {dimension}): descent can end in other minima"
+            f"the factor has {column_count} columns, fewer than the rank of the minimum "
+            f"({minimum.estimate.relative_rank * dimension:.0f} of D = {dimension}): descent can end in other minima"
         )
     return replace(
         minimum_point(problem, alpha, minimum, positive),

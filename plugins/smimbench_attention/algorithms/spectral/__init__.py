@@ -48,17 +48,17 @@ from smimbench_attention.algorithms.spectral.limit import (
     why_not_linearized,
 )
 
-ORIGINS = ("prior-mean", "zero")
+STARTING_POINTS = ("prior-mean", "zero")
 
 
-def _order_parameters_at(problem: Problem, origin: str) -> tuple[Host, Host]:
+def _overlap_and_error_at(problem: Problem, origin: str) -> tuple[Host, Host]:
     """Overlap Q and error V (P, P) of the starting point S_0, the prior mean or zero."""
-    second, mean_overlap = prior_moments(problem)
-    Q = mean_overlap if origin == "prior-mean" else np.zeros_like(second)
-    return Q, second - Q
+    second_moment, mean_overlap = prior_moments(problem)
+    Q = mean_overlap if origin == "prior-mean" else np.zeros_like(second_moment)
+    return Q, second_moment - Q
 
 
-def first_order(
+def one_step_estimate(
     problem: Problem, data: Data, origin: str, rng: np.random.Generator | None = None
 ) -> Denoised:
     r"""Run one step of message passing from a start S_0: ``denoise(S_0 + Qhat^{-1} adjoint(g), Qhat)``.
@@ -80,37 +80,41 @@ def first_order(
 
     References
     ----------
-    arXiv:2506.01582; checked against ``first_order_theory`` by tests/algorithms/test_spectral_limit.py.
+    arXiv:2506.01582; checked against ``one_step_theory`` by tests/algorithms/test_spectral_limit.py.
     """
-    prior, P, n = problem.prior, problem.components, data.inputs.shape[0]
-    base = namespace(data.inputs).asarray(
+    prior, P, sample_count = problem.prior, problem.components, data.inputs.shape[0]
+    starting_point = namespace(data.inputs).asarray(
         prior.mean(P, data.dimension), **matching(data.inputs)
     )
     if origin == "zero":
-        base = 0 * base
-    V = np.asarray(_order_parameters_at(problem, origin)[1], dtype=dtype_name(base))
-    messages = message_pass(problem, data, base, V, rng)
-    information = label_information(V, to_host(messages.summed_covariance) / n)
+        starting_point = 0 * starting_point
+    V = np.asarray(
+        _overlap_and_error_at(problem, origin)[1], dtype=dtype_name(starting_point)
+    )
+    messages = message_pass(problem, data, starting_point, V, rng)
+    information = label_information(
+        V, to_host(messages.summed_covariance) / sample_count
+    )
     # A sample or two without information: the prior mean hardly moves.
     Qhat = with_floor(
         problem.model.kappa * data.sample_ratio * problem.model.sites * information,
         1e-9 * np.abs(np.linalg.inv(V)).max(),
     )
-    R = base + solve_components(Qhat, messages.summed_adjoint)
+    R = starting_point + solve_components(Qhat, messages.summed_adjoint)
     return denoise_step(prior, R, send(Qhat, R))
 
 
-def first_order_theory(
+def one_step_theory(
     problem: Problem, alpha: float, origin: str
 ) -> tuple[Host, Host, Host, str]:
-    """Predict ``first_order`` in the limit: overlap Q (P, P), error V (P, P), numerical error of diag V (P,), method."""
-    information = information_at(problem, *_order_parameters_at(problem, origin))
-    scale = problem.model.kappa * alpha
-    Qhat = scale * information.value
+    """Predict ``one_step_estimate`` in the limit: overlap Q (P, P), error V (P, P), numerical error of diag V (P,), method."""
+    information = information_at(problem, *_overlap_and_error_at(problem, origin))
+    kappa_alpha = problem.model.kappa * alpha
+    Qhat = kappa_alpha * information.value
     Q, V = overlap_at(problem, Qhat)
-    Qhat_error = scale * np.diag(np.diagonal(information.error))
-    _, shifted = overlap_at(problem, Qhat + Qhat_error)
-    return Q, V, np.abs(np.diagonal(shifted - V)), information.method
+    Qhat_error = kappa_alpha * np.diag(np.diagonal(information.error))
+    _, V_at_larger_Qhat = overlap_at(problem, Qhat + Qhat_error)
+    return Q, V, np.abs(np.diagonal(V_at_larger_Qhat - V)), information.method
 
 
 class SpectralState(NamedTuple):
@@ -163,14 +167,14 @@ class Spectral(Algorithm):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
-        for key, choices in (("kind", KINDS), ("origin", ORIGINS)):
+        for key, choices in (("kind", KINDS), ("origin", STARTING_POINTS)):
             is_valid = getattr(self, key) in (None, *choices)
             require(self, key, is_valid, f"one of {', '.join(choices)}")
         if self.regularisation is not None:
             require(self, "regularisation", self.regularisation > 0, "> 0")
-            is_used = self.kind != "asymmetric"
+            is_symmetric_kind = self.kind != "asymmetric"
             rule = "left out with kind = 'asymmetric'"
-            require(self, "regularisation", is_used, rule)
+            require(self, "regularisation", is_symmetric_kind, rule)
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why a problem cannot be solved with these parameters (wrong rank or feature spectrum), or None."""
@@ -188,9 +192,11 @@ class Spectral(Algorithm):
     def start(self, problem: Problem, data: Data, rng: np.random.Generator) -> Start:
         """Starting point for iterative algorithms: the spectral estimate and its error."""
         if problem.model.rank == "low":
-            spectral = spectral_estimate(problem, data, rng, *self._matrix_settings())
-            return Start(spectral.estimate, spectral.V)
-        return Start(*first_order(problem, data, self._origin, rng))
+            spectral_start = spectral_estimate(
+                problem, data, rng, *self._matrix_settings()
+            )
+            return Start(spectral_start.estimate, spectral_start.V)
+        return Start(*one_step_estimate(problem, data, self._origin, rng))
 
     def init(
         self, problem: Problem, data: Data, rng: np.random.Generator
@@ -204,17 +210,17 @@ class Spectral(Algorithm):
         self, problem: Problem, data: Data, state: SpectralState
     ) -> tuple[SpectralState, Info]:
         """Compute the complete estimate in a single step, with residual 0."""
-        n = data.inputs.shape[0]
+        sample_count = data.inputs.shape[0]
         if problem.model.rank == "low":
-            spectral = spectral_estimate(
+            solution = spectral_estimate(
                 problem, data, state.rng, *self._matrix_settings()
             )
-            remarks = "; ".join(spectral.remarks) or None
-            next_state = SpectralState(spectral.estimate, state.rng, spectral.outliers)
-            return next_state, Info(residual=0.0, warning=remarks, samples=n)
-        denoised = first_order(problem, data, self._origin, state.rng)
+            remarks = "; ".join(solution.remarks) or None
+            next_state = SpectralState(solution.estimate, state.rng, solution.outliers)
+            return next_state, Info(residual=0.0, warning=remarks, samples=sample_count)
+        denoised = one_step_estimate(problem, data, self._origin, state.rng)
         next_state = SpectralState(denoised.estimate, state.rng)
-        return next_state, Info(residual=0.0, samples=n)
+        return next_state, Info(residual=0.0, samples=sample_count)
 
     def estimate(self, state: SpectralState) -> Array:
         """The spectral estimate."""
@@ -236,28 +242,33 @@ class Spectral(Algorithm):
         details: dict[str, object] = {}
         if problem.model.rank == "low":
             kind, regularisation = self._matrix_settings()
-            limit = spectral_theory(problem, alpha, kind, regularisation)
-            overlap, gram, V = limit.cross, limit.gram, np.diag(limit.mse)
-            error, second = limit.error, np.diagonal(prior_moments(problem)[0])
+            spectral_limit = spectral_theory(problem, alpha, kind, regularisation)
+            overlap = spectral_limit.signal_overlap
+            self_overlap = spectral_limit.self_overlap
+            V, error = np.diag(spectral_limit.mse), spectral_limit.mse_error
+            second_moments = np.diagonal(prior_moments(problem)[0])
             method = f"Monte Carlo over labels, spectral theory ({kind})"
-            details["squared_cosine"] = limit.squared_cosine.tolist()
-            details["squared_cosine_error"] = (error / second).tolist()
-            if limit.modes:
+            details["squared_cosine"] = spectral_limit.squared_cosine.tolist()
+            details["squared_cosine_error"] = (error / second_moments).tolist()
+            if spectral_limit.modes:
                 details["leading_eigenvalues"] = [
-                    mode.eigenvalue if mode.is_outlier else None for mode in limit.modes
+                    mode.eigenvalue if mode.is_outlier else None
+                    for mode in spectral_limit.modes
                 ]
         else:
-            overlap, V, error, rule = first_order_theory(problem, alpha, self._origin)
-            gram, method = overlap, f"{rule}, one step"
+            overlap, V, error, integration_method = one_step_theory(
+                problem, alpha, self._origin
+            )
+            self_overlap, method = overlap, f"{integration_method}, one step"
         prediction = Prediction(alpha, overlap, V, error, "spectral", method)
         point = point_document(problem, prediction) | details
         return AlgorithmPrediction.of_point(
-            point, own_overlap=gram, between_students=gram
+            point, own_overlap=self_overlap, between_students=self_overlap
         )
 
     @property
     def _origin(self) -> str:
-        return self.origin or ORIGINS[0]
+        return self.origin or STARTING_POINTS[0]
 
     def _matrix_settings(self) -> tuple[str, float]:
         """Kind (symmetric or asymmetric) and regularisation of the low-rank matrix, with defaults filled in."""

@@ -14,8 +14,8 @@ from smimbench_attention.algorithms.spectral.limit import (
     REGULARISATION,
     Mode,
     SpectralTheory,
-    along_direction,
     label_matrices,
+    project_on_direction,
     second_moment_root,
     spectral_theory,
 )
@@ -23,7 +23,7 @@ from smimbench_attention.algorithms.spectral.limit import (
 SMALLEST_V = 1e-3
 """Floor of the predicted error, in second moments: a start must leave room for the fluctuation of the overlap."""
 
-RIGHTMOST = 8
+SEARCHED_EIGENVALUES = 8
 """Eigenvalues of K searched for a real one. More: real ones are found behind more complex ones, at the cost of more products."""
 
 
@@ -70,39 +70,39 @@ def spectral_estimate(
     """
     xp, device_and_dtype = namespace(data.inputs), matching(data.inputs)
     P, C, D = problem.components, problem.model.sites, data.dimension
-    root = second_moment_root(problem)
+    moment_root = second_moment_root(problem)
     channel, alpha = problem.channel, data.sample_ratio
-    matrices = [
-        label_matrices(channel, data.labels[chunk, ...], root, C, rng, data.inputs)
+    label_matrices_of_chunks = [
+        label_matrices(
+            channel, data.labels[chunk, ...], moment_root, C, rng, data.inputs
+        )
         for chunk in sample_chunks(problem.model, data.inputs, P * C)
     ]
-    G = xp.concat(matrices)
+    G = xp.concat(label_matrices_of_chunks)
     theory = spectral_theory(problem, alpha, kind, regularisation)
-    sign_hints = None
+    sign_reference = None
     if channel.symmetry in ("none", "permutations"):
-        sign_hints = _sign_hints(problem, data, rng)
-    unwhiten = xp.asarray(root, **device_and_dtype)
+        sign_reference = _sign_reference(problem, data, rng)
+    root_on_device = xp.asarray(moment_root, **device_and_dtype)
     estimate = xp.zeros((P, D), **device_and_dtype)
-    gram, cross = np.zeros((P, P)), np.zeros((P, P))
+    self_overlap, signal_overlap = np.zeros((P, P)), np.zeros((P, P))
     outliers: list[float | None] = []
     remarks: list[str] = []
-    removed: list[Array] = []
+    removed_eigenvectors: list[Array] = []
     for mode in theory.modes:
-        e = (
-            None
-            if mode.direction is None
-            else xp.asarray(mode.direction, **device_and_dtype)
-        )
-        along = G if e is None else along_direction(G, e)
-        linearized = LinearizedMatrices(problem, data, along, removed)
-        leading = None
+        direction = None
+        if mode.direction is not None:
+            direction = xp.asarray(mode.direction, **device_and_dtype)
+        projected = G if direction is None else project_on_direction(G, direction)
+        linearized = LinearizedMatrices(problem, data, projected, removed_eigenvectors)
+        eigenpair = None
         if kind == "asymmetric":
-            leading = linearized.leading_asymmetric(rng)
-        outlier = None if leading is None else leading[0]
-        if leading is None:
-            leading = linearized.leading_symmetric(regularisation, rng)
+            eigenpair = linearized.leading_asymmetric(rng)
+        outlier = None if eigenpair is None else eigenpair[0]
+        if eigenpair is None:
+            eigenpair = linearized.leading_symmetric(regularisation, rng)
             if kind == "symmetric":
-                outlier = leading[0]
+                outlier = eigenpair[0]
             else:
                 remarks = [
                     "the asymmetric matrix has no real outlier; the symmetric one was used"
@@ -110,33 +110,41 @@ def spectral_estimate(
                 symmetric_theory = spectral_theory(
                     problem, alpha, "symmetric", regularisation
                 )
-                mode = _same_direction(symmetric_theory, mode)
+                mode = _mode_of_same_direction(symmetric_theory, mode)
         outliers.append(outlier)
-        u = leading[1]
-        if mode.is_outlier and e is not None:
-            removed.append(u[0, :])
-        U = u if e is None else e[:, None] * u
-        if sign_hints is not None:
-            agreement = xp.sum(sign_hints * xp.matmul(unwhiten, U))
-            U = -U if float(agreement) < 0 else U
-        scale = max(mode.scale**2, 1 / D)
-        estimate = estimate + (scale * D) ** 0.5 * U
-        gram += scale * mode.gram
+        eigenvector = eigenpair[1]
+        if mode.is_outlier and direction is not None:
+            removed_eigenvectors.append(eigenvector[0, :])
+        signed_eigenvector = eigenvector
+        if direction is not None:
+            signed_eigenvector = direction[:, None] * eigenvector
+        if sign_reference is not None:
+            signal = xp.matmul(root_on_device, signed_eigenvector)
+            if float(xp.sum(sign_reference * signal)) < 0:
+                signed_eigenvector = -signed_eigenvector
+        predicted_overlap = max(mode.scale**2, 1 / D)
+        estimate = estimate + (predicted_overlap * D) ** 0.5 * signed_eigenvector
+        self_overlap += predicted_overlap * mode.gram
         # An eigenvector of all components at once does not hold as much of each as it is long.
-        cross += scale**0.5 * mode.A if mode.is_outlier else scale * mode.gram
-    V = root @ with_floor(np.eye(P) - cross - cross.T + gram, SMALLEST_V) @ root
-    estimate = xp.matmul(unwhiten, estimate)
+        if mode.is_outlier:
+            signal_overlap += predicted_overlap**0.5 * mode.A
+        else:
+            signal_overlap += predicted_overlap * mode.gram
+    whitened_V = np.eye(P) - signal_overlap - signal_overlap.T + self_overlap
+    V = moment_root @ with_floor(whitened_V, SMALLEST_V) @ moment_root
+    estimate = xp.matmul(root_on_device, estimate)
     return SpectralEstimate(
         estimate, xp.asarray(V, **device_and_dtype), remarks, outliers
     )
 
 
-def _same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
+def _mode_of_same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
     """Find the mode of another spectral theory whose direction is closest to that of a given mode."""
     if mode.direction is None:
         return theory.modes[0]
 
     def alignment(candidate: Mode) -> float:
+        """Absolute cosine between the directions of two modes; 0 without a direction."""
         if candidate.direction is None or mode.direction is None:
             return 0.0
         return abs(float(candidate.direction @ mode.direction))
@@ -144,14 +152,14 @@ def _same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
     return max(theory.modes, key=alignment)
 
 
-def _sign_hints(problem: Problem, data: Data, rng: np.random.Generator) -> Array:
+def _sign_reference(problem: Problem, data: Data, rng: np.random.Generator) -> Array:
     """Vector ``adjoint(E[z | y])`` at the prior mean, which gives the signs of components where labels depend on them."""
     xp, device_and_dtype, P = (
         namespace(data.inputs),
         matching(data.inputs),
         problem.components,
     )
-    hints = xp.zeros((P, data.dimension), **device_and_dtype)
+    sign_reference = xp.zeros((P, data.dimension), **device_and_dtype)
     V = xp.asarray(problem.prior.second_moment(P), **device_and_dtype)
     for chunk in sample_chunks(problem.model, data.inputs, P):
         inputs, labels = data.inputs[chunk, ...], data.labels[chunk, ...]
@@ -159,8 +167,8 @@ def _sign_hints(problem: Problem, data: Data, rng: np.random.Generator) -> Array
         posterior = problem.channel.posterior(labels, omega, V, rng=rng)
         # The gradient V^{-1} E[z | y], seen through V again.
         mean = checked_posterior(posterior, omega).mean
-        hints = hints + problem.model.adjoint(inputs, mean)
-    return hints
+        sign_reference = sign_reference + problem.model.adjoint(inputs, mean)
+    return sign_reference
 
 
 class LinearizedMatrices:
@@ -170,47 +178,51 @@ class LinearizedMatrices:
     """
 
     def __init__(
-        self, problem: Problem, data: Data, G: Array, removed: list[Array]
+        self, problem: Problem, data: Data, G: Array, removed_eigenvectors: list[Array]
     ) -> None:
-        self.model, self.inputs, self.removed = problem.model, data.inputs, removed
+        self.model, self.inputs = problem.model, data.inputs
+        self.removed_eigenvectors = removed_eigenvectors
         self.xp = namespace(data.inputs)
         self.n, self.P, self.C = G.shape[:3]
         self.D = data.dimension
         self.G = self.xp.reshape(G, (self.n, self.P * self.C, self.P * self.C))
         self.chunks = list(sample_chunks(self.model, self.inputs, self.P))
 
-    def _weigh(self, weights: Array, z: Array) -> Array:
+    def _multiply_by_sample(self, weights: Array, z: Array) -> Array:
         """Multiply the latents of every sample by the weight matrix of that sample."""
         xp = self.xp
-        flat = xp.reshape(z, (self.n, self.P * self.C, 1))
-        return xp.reshape(xp.matmul(weights, flat), (self.n, self.P, self.C))
+        flat_latents = xp.reshape(z, (self.n, self.P * self.C, 1))
+        return xp.reshape(xp.matmul(weights, flat_latents), (self.n, self.P, self.C))
 
-    def _project(self, u: Array) -> Array:
-        """Project out the eigenvectors that have been found so far."""
-        for v in self.removed:
-            u = u - self.xp.matmul(u, v[:, None]) * v[None, :]
-        return u
+    def _project_out(self, signal: Array) -> Array:
+        """Project out of a signal the eigenvectors computed so far."""
+        for eigenvector in self.removed_eigenvectors:
+            coefficients = self.xp.matmul(signal, eigenvector[:, None])
+            signal = signal - coefficients * eigenvector[None, :]
+        return signal
 
-    def _latents(self, u: Array) -> Array:
+    def _forward(self, signal: Array) -> Array:
         """Latents of all samples for a signal vector u."""
         latents = [
-            self.model.forward(self.inputs[chunk, ...], u) for chunk in self.chunks
+            self.model.forward(self.inputs[chunk, ...], signal) for chunk in self.chunks
         ]
         return self.xp.concat(latents)
 
-    def _signal(self, z: Array) -> Array:
-        """Map latents back to a signal (adjoint), without the eigenvectors found so far."""
+    def _adjoint(self, z: Array) -> Array:
+        """Map latents back to a signal (adjoint), with the eigenvectors computed so far projected out."""
         signal = sum(
             self.model.adjoint(self.inputs[chunk, ...], z[chunk, ...])
             for chunk in self.chunks
         )
-        return self._project(signal)
+        return self._project_out(signal)
 
-    def _device(self, vector: Host, shape: tuple[int, ...]) -> Array:
+    def _to_device(self, vector: Host, shape: tuple[int, ...]) -> Array:
+        """Move a vector to the device of the inputs, in the given shape."""
         return self.xp.reshape(self.xp.asarray(vector, **matching(self.inputs)), shape)
 
-    def _host(self, product: Array) -> Host:
-        return to_host(product).astype(np.float64).reshape(-1)
+    def _to_host(self, array: Array) -> Host:
+        """Move a product to the host, as a flat vector in double precision."""
+        return to_host(array).astype(np.float64).reshape(-1)
 
     def leading_symmetric(
         self, regularisation: float, rng: np.random.Generator
@@ -218,67 +230,89 @@ class LinearizedMatrices:
         """Largest eigenvalue of T and its eigenvector (k, D), by Lanczos' method."""
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
-        shape, size = (self.P, self.D), self.P * self.D
+        shape, signal_size = (self.P, self.D), self.P * self.D
         identity = self.xp.eye(self.P * self.C, **matching(self.G))
-        regularised = (1 + regularisation) * identity + self.G
-        weights = identity - self.xp.linalg.inv(regularised)
+        regularized = (1 + regularisation) * identity + self.G
+        weights = identity - self.xp.linalg.inv(regularized)
 
-        def product(vector: Host) -> Host:
-            u = self._project(self._device(vector, shape))
-            return self._host(self._signal(self._weigh(weights, self._latents(u))))
+        def multiply_by_T(vector: Host) -> Host:
+            """Product of T with a signal vector, on the host."""
+            signal = self._project_out(self._to_device(vector, shape))
+            z = self._multiply_by_sample(weights, self._forward(signal))
+            return self._to_host(self._adjoint(z))
 
-        start = rng.standard_normal(size)
-        if size <= 40:  # Lanczos' method needs a space much larger than its basis
-            dense = np.stack([product(column) for column in np.eye(size)])
-            values, vectors = np.linalg.eigh(symmetric(dense))
-            return float(values[-1]), self._device(vectors[:, -1], shape)
-        operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
-        options = {"v0": start, "ncv": min(size, 60), "tol": 1e-6, "maxiter": 400}
+        initial_vector = rng.standard_normal(signal_size)
+        # Lanczos' method needs a space much larger than its basis.
+        if signal_size <= 40:
+            columns = [multiply_by_T(column) for column in np.eye(signal_size)]
+            dense_matrix = np.stack(columns)
+            eigenvalues, eigenvectors = np.linalg.eigh(symmetric(dense_matrix))
+            return float(eigenvalues[-1]), self._to_device(eigenvectors[:, -1], shape)
+        operator = LinearOperator(
+            (signal_size, signal_size), matvec=multiply_by_T, dtype=np.float64
+        )
+        options = {
+            "v0": initial_vector,
+            "ncv": min(signal_size, 60),
+            "tol": 1e-6,
+            "maxiter": 400,
+        }
         try:
-            values, vectors = eigsh(operator, k=1, which="LA", **options)
+            eigenvalues, eigenvectors = eigsh(operator, k=1, which="LA", **options)
         except ArpackNoConvergence as error:
             raise ArithmeticError(
                 f"Lanczos' method for the leading eigenvector of the symmetric matrix did not converge: {error}"
             ) from None
-        return float(values[0]), self._device(vectors[:, 0], shape)
+        return float(eigenvalues[0]), self._to_device(eigenvectors[:, 0], shape)
 
     def leading_asymmetric(
         self, rng: np.random.Generator
     ) -> tuple[float, Array] | None:
         """Largest real eigenvalue of K and the signal (k, D) of its eigenvector, by Arnoldi's method.
 
-        None if there is no real one above 1 among the ``RIGHTMOST`` eigenvalues.
+        None if there is no real one above 1 among the ``SEARCHED_EIGENVALUES`` eigenvalues.
         """
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
 
-        xp, size = self.xp, self.n * self.P * self.C
-        if size < 2 * RIGHTMOST + 4:
+        xp, latent_size = self.xp, self.n * self.P * self.C
+        if latent_size < 2 * SEARCHED_EIGENVALUES + 4:
             return None
         # Labels such as signs change no second moments: K is zero, and has no eigenvector to look for.
         if not bool(xp.max(xp.abs(self.G)) > 1e-12):
             return None
 
-        def weighed(vector: Host) -> Array:
-            return self._weigh(self.G, self._device(vector, (-1,)))
+        def weighted_latents(vector: Host) -> Array:
+            """Latents from the host, multiplied sample by sample by G."""
+            return self._multiply_by_sample(self.G, self._to_device(vector, (-1,)))
 
-        def product(vector: Host) -> Host:
-            z = weighed(vector)
-            return self._host(self._latents(self._signal(z)) - z)
+        def multiply_by_K(vector: Host) -> Host:
+            """Product of K with a vector of latents, on the host."""
+            z = weighted_latents(vector)
+            return self._to_host(self._forward(self._adjoint(z)) - z)
 
-        operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
-        start = rng.standard_normal(size)
-        options = {"v0": start, "ncv": min(size, 80), "tol": 1e-6, "maxiter": 200}
+        operator = LinearOperator(
+            (latent_size, latent_size), matvec=multiply_by_K, dtype=np.float64
+        )
+        initial_vector = rng.standard_normal(latent_size)
+        options = {
+            "v0": initial_vector,
+            "ncv": min(latent_size, 80),
+            "tol": 1e-6,
+            "maxiter": 200,
+        }
         try:
-            values, vectors = eigs(operator, k=RIGHTMOST, which="LR", **options)
+            eigenvalues, eigenvectors = eigs(
+                operator, k=SEARCHED_EIGENVALUES, which="LR", **options
+            )
         except ArpackNoConvergence as error:
-            values, vectors = error.eigenvalues, error.eigenvectors
-        is_real = np.abs(values.imag) <= 1e-9 * np.abs(values)
+            eigenvalues, eigenvectors = error.eigenvalues, error.eigenvectors
+        is_real = np.abs(eigenvalues.imag) <= 1e-9 * np.abs(eigenvalues)
         if not is_real.any():
             return None
-        leading = int(np.argmax(np.where(is_real, values.real, -np.inf)))
-        eigenvalue = float(values[leading].real)
+        leading_index = int(np.argmax(np.where(is_real, eigenvalues.real, -np.inf)))
+        eigenvalue = float(eigenvalues[leading_index].real)
         # Where there is an outlier it is alpha F > 1; a smaller one belongs to the bulk.
         if eigenvalue <= 1:
             return None
-        u = self._signal(weighed(vectors[:, leading].real))
-        return eigenvalue, u / xp.sqrt(xp.sum(u * u))
+        signal = self._adjoint(weighted_latents(eigenvectors[:, leading_index].real))
+        return eigenvalue, signal / xp.sqrt(xp.sum(signal * signal))

@@ -26,7 +26,7 @@ Several components: if all ``G_mu`` have one common set of eigenvectors e_k in t
 problem of its own with ``e_k^T G e_k``; deep attention (e_k are the layers) and products of two directions (their sum and
 difference) are of this kind. A direction that has been found is removed before the next one is looked for, because the
 matrix of one layer may have the direction of another layer among its outliers. Where there is no such set, the one leading
-eigenvector (P, D) of the whole matrix is taken, with the matrix-valued version of the same theory (``joint_mode``).
+eigenvector (P, D) of the whole matrix is taken, with the matrix-valued version of the same theory (``joint_eigenvector_mode``).
 
 Derived, checked by tests/algorithms/test_spectral_limit.py (closed forms of arXiv:2502.00901, simulation).
 """
@@ -56,7 +56,7 @@ REGULARISATION = 1e-2
 """Default epsilon: below a relative overlap loss of 1% up to alpha M = 1.2 for one softmax layer, at a hundredth of the
 condition number that 1e-4 would have."""
 
-SCRAMBLES = 8
+POINT_SETS = 8
 """Independent sets of labels; their spread is the error. Doubled: 0.7 times the error."""
 
 POINTS = 2**11
@@ -65,8 +65,8 @@ POINTS = 2**11
 
 def why_not_linearized(problem: Problem) -> str | None:
     """Reason why linearized message passing does not apply to a low-rank problem, or None."""
-    second, mean_overlap = prior_moments(problem)
-    if np.abs(mean_overlap).max() > 1e-9 * np.abs(second).max():
+    second_moment, mean_overlap = prior_moments(problem)
+    if np.abs(mean_overlap).max() > 1e-9 * np.abs(second_moment).max():
         return "spectral linearizes around zero and needs a low-rank prior of mean zero; use gamp for this prior"
     return None
 
@@ -81,28 +81,31 @@ def second_moment_root(problem: Problem) -> Host:
 def label_matrices(
     channel: Channel,
     labels: Array,
-    root: Host,
+    moment_root: Host,
     C: int,
     rng: np.random.Generator,
-    like: Array,
+    array_like: Array,
 ) -> Array:
     """Matrices ``G = E[z z^T | y] - I`` (n, P, C, P, C) of labels, for components of unit second moment."""
-    xp, device_and_dtype, P = namespace(like), matching(like), len(root)
+    xp, device_and_dtype = namespace(array_like), matching(array_like)
+    P = len(moment_root)
     omega = xp.zeros((labels.shape[0], P, C), **device_and_dtype)
-    V = xp.asarray(root @ root, **device_and_dtype)
+    V = xp.asarray(moment_root @ moment_root, **device_and_dtype)
     posterior = channel.posterior(labels, omega, V, second_moment=True, rng=rng)
-    moment = checked_posterior(posterior, omega).second_moment
-    if moment is None:
+    second_moment = checked_posterior(posterior, omega).second_moment
+    if second_moment is None:
         raise ValueError(
             f"channel {channel.name!r} does not provide the second moment of its posterior"
         )
-    if not np.array_equal(root, np.eye(P)):
-        inverse = xp.asarray(
-            np.kron(np.linalg.inv(root), np.eye(C)), **device_and_dtype
+    if not np.array_equal(moment_root, np.eye(P)):
+        inverse_root = xp.asarray(
+            np.kron(np.linalg.inv(moment_root), np.eye(C)), **device_and_dtype
         )
-        flat = xp.reshape(moment, (-1, P * C, P * C))
-        moment = xp.reshape(xp.matmul(xp.matmul(inverse, flat), inverse), moment.shape)
-    return moment - xp.reshape(xp.eye(P * C, **device_and_dtype), (1, P, C, P, C))
+        flat_moment = xp.reshape(second_moment, (-1, P * C, P * C))
+        whitened = xp.matmul(xp.matmul(inverse_root, flat_moment), inverse_root)
+        second_moment = xp.reshape(whitened, second_moment.shape)
+    identity = xp.eye(P * C, **device_and_dtype)
+    return second_moment - xp.reshape(identity, (1, P, C, P, C))
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class Mode:
         Overlap with the signal.
     gram : ndarray (P, P)
         ``U U^T``, trace 1.
-    strength : float
+    signal_strength : float
         ``alpha F`` of this direction: above 1 there is an outlier (without regularisation).
     """
 
@@ -129,7 +132,7 @@ class Mode:
     direction: Host | None
     A: Host
     gram: Host
-    strength: float
+    signal_strength: float
 
     @property
     def is_outlier(self) -> bool:
@@ -154,20 +157,20 @@ class SpectralTheory:
         Of every component of the estimate with the signal.
     mse : ndarray (P,)
         Of the estimate at its best scale, the second moment for an estimate of zero.
-    error : ndarray (P,)
+    mse_error : ndarray (P,)
         Standard error of ``mse`` (sampling of the labels).
-    gram : ndarray (P, P)
+    self_overlap : ndarray (P, P)
         ``W_hat W_hat^T / D`` of the estimate.
-    cross : ndarray (P, P)
+    signal_overlap : ndarray (P, P)
         ``W_hat W^T / D`` with the signal.
     """
 
     modes: tuple[Mode, ...]
     squared_cosine: Host
     mse: Host
-    error: Host
-    gram: Host
-    cross: Host
+    mse_error: Host
+    self_overlap: Host
+    signal_overlap: Host
 
 
 @functools.lru_cache(maxsize=256)
@@ -180,7 +183,7 @@ def spectral_theory(
     """Predict overlap, error and outliers of the spectral estimate for a low-rank problem.
 
     Expectations over the labels are means over scrambled Sobol points; the error is the standard error over
-    ``SCRAMBLES`` independent scrambles.
+    ``POINT_SETS`` independent scrambles.
 
     Parameters
     ----------
@@ -191,129 +194,165 @@ def spectral_theory(
         epsilon > 0; the symmetric matrix only.
     """
     G = _sampled_labels(problem)
-    basis, root = _common_basis(problem), second_moment_root(problem)
-    pooled = _solve_modes(
-        G.reshape(-1, *G.shape[2:]), basis, alpha, kind, regularisation, root
+    eigenbasis, moment_root = _common_eigenbasis(problem), second_moment_root(problem)
+    pooled_theory = _solve_modes(
+        G.reshape(-1, *G.shape[2:]),
+        eigenbasis,
+        alpha,
+        kind,
+        regularisation,
+        moment_root,
     )
-    errors = [_solve_modes(g, basis, alpha, kind, regularisation, root).mse for g in G]
-    deviation = np.std(errors, axis=0, ddof=1)
-    return replace(pooled, error=deviation / np.sqrt(len(errors)))
+    mse_of_sets = [
+        _solve_modes(G_of_set, eigenbasis, alpha, kind, regularisation, moment_root).mse
+        for G_of_set in G
+    ]
+    standard_deviation = np.std(mse_of_sets, axis=0, ddof=1)
+    return replace(
+        pooled_theory, mse_error=standard_deviation / np.sqrt(len(mse_of_sets))
+    )
 
 
 @functools.lru_cache(maxsize=8)
 def _sampled_labels(problem: Problem) -> Host:
     """Matrices ``G = E[z z^T | y] - I`` (scrambles, points, P, C, P, C) of randomly drawn labels."""
-    P, C, root = problem.components, problem.model.sites, second_moment_root(problem)
+    P, C = problem.components, problem.model.sites
+    moment_root = second_moment_root(problem)
     matrices = []
-    for scramble in range(SCRAMBLES):
-        normal = normal_points(P * C, POINTS, "spectral limit: latents", scramble)
-        z = root @ normal.reshape(POINTS, P, C)
-        rng = monte_carlo_rng("spectral limit: labels", scramble)
+    for point_set in range(POINT_SETS):
+        normals = normal_points(P * C, POINTS, "spectral limit: latents", point_set)
+        z = moment_root @ normals.reshape(POINTS, P, C)
+        rng = monte_carlo_rng("spectral limit: labels", point_set)
         labels = problem.channel.forward(z, rng=rng)
-        matrices.append(label_matrices(problem.channel, labels, root, C, rng, z))
+        matrices.append(label_matrices(problem.channel, labels, moment_root, C, rng, z))
     return np.stack(matrices)
 
 
 @functools.lru_cache(maxsize=8)
-def _common_basis(problem: Problem) -> Host | None:
+def _common_eigenbasis(problem: Problem) -> Host | None:
     """Basis (rows e_k) of the components in which all matrices G are diagonal, or None if there is none."""
     G = _sampled_labels(problem)[0]
     P = G.shape[1]
     if P == 1:
         return np.ones((1, 1))
-    halves = (G + G.transpose(0, 1, 4, 3, 2)) / 2
-    blocks = halves.transpose(0, 2, 4, 1, 3).reshape(-1, P, P)
-    energy = (blocks**2).sum()
+    symmetric_parts = (G + G.transpose(0, 1, 4, 3, 2)) / 2
+    blocks = symmetric_parts.transpose(0, 2, 4, 1, 3).reshape(-1, P, P)
+    total_square = (blocks**2).sum()
     rng = monte_carlo_rng("spectral limit: mixture of blocks")
     # A random combination has the common eigenvectors and, unless two directions are alike, distinct eigenvalues.
-    weights = rng.standard_normal(len(blocks)) / np.sqrt(1 + (blocks**2).sum((1, 2)))
-    combination = np.einsum("n,npq->pq", weights, blocks)
-    for basis in (np.eye(P), np.linalg.eigh(combination)[1].T):
-        turned = basis @ blocks @ basis.T
-        on_diagonal = (np.diagonal(turned, axis1=1, axis2=2) ** 2).sum()
-        if (turned**2).sum() - on_diagonal <= 1e-2 * energy:
+    random_weights = rng.standard_normal(len(blocks)) / np.sqrt(
+        1 + (blocks**2).sum((1, 2))
+    )
+    random_combination = np.einsum("n,npq->pq", random_weights, blocks)
+    for basis in (np.eye(P), np.linalg.eigh(random_combination)[1].T):
+        rotated_blocks = basis @ blocks @ basis.T
+        diagonal_square = (np.diagonal(rotated_blocks, axis1=1, axis2=2) ** 2).sum()
+        if (rotated_blocks**2).sum() - diagonal_square <= 1e-2 * total_square:
             return np.asarray(basis)
     return None
 
 
 def _solve_modes(
     G: Host,
-    basis: Host | None,
+    eigenbasis: Host | None,
     alpha: float,
     kind: str,
     regularisation: float,
-    root: Host,
+    moment_root: Host,
 ) -> SpectralTheory:
     """Predict all modes from label matrices G (n, P, C, P, C), direction by direction or jointly."""
     P = G.shape[1]
-    if basis is None:
-        modes = [joint_mode(G, alpha, kind, regularisation)]
+    if eigenbasis is None:
+        modes = [joint_eigenvector_mode(G, alpha, kind, regularisation)]
     else:
-        modes = [direction_mode(G, e, alpha, kind, regularisation) for e in basis]
-        modes.sort(key=lambda mode: -mode.strength)
-    zero = np.zeros((P, P))
-    whitened_cross = sum((mode.scale * mode.A for mode in modes), zero)
-    whitened_gram = sum((mode.scale**2 * mode.gram for mode in modes), zero)
-    gram, cross = root @ whitened_gram @ root, root @ whitened_cross @ root
-    Q, M, T = (np.diagonal(matrix) for matrix in (gram, cross, root @ root))
+        modes = [
+            direction_mode(G, direction, alpha, kind, regularisation)
+            for direction in eigenbasis
+        ]
+        modes.sort(key=lambda mode: -mode.signal_strength)
+    zeros = np.zeros((P, P))
+    whitened_cross = sum((mode.scale * mode.A for mode in modes), zeros)
+    whitened_gram = sum((mode.scale**2 * mode.gram for mode in modes), zeros)
+    self_overlap = moment_root @ whitened_gram @ moment_root
+    signal_overlap = moment_root @ whitened_cross @ moment_root
+    Q, M, T = (
+        np.diagonal(matrix)
+        for matrix in (self_overlap, signal_overlap, moment_root @ moment_root)
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
-        cosine = np.where(Q > 0, M**2 / (Q * T), 0.0)
+        squared_cosine = np.where(Q > 0, M**2 / (Q * T), 0.0)
     mse = T - 2 * M + Q
-    return SpectralTheory(tuple(modes), cosine, mse, np.zeros(P), gram, cross)
+    return SpectralTheory(
+        tuple(modes), squared_cosine, mse, np.zeros(P), self_overlap, signal_overlap
+    )
 
 
 def direction_mode(
     G: Host, e: Host, alpha: float, kind: str, regularisation: float
 ) -> Mode:
     """Predict the mode along a common eigenvector e of all G, from the eigenvalues of ``e^T G e`` (C, C)."""
-    block = along_direction(G, e)[:, 0, :, 0]
-    g = np.linalg.eigvalsh(symmetric(block))
+    projected = project_on_direction(G, e)[:, 0, :, 0]
+    eigenvalues = np.linalg.eigvalsh(symmetric(projected))
 
-    def mean(values: Host) -> float:
-        return float(values.sum() / len(g))
+    def mean_over_labels(values: Host) -> float:
+        """Mean over the labels of a sum over sites."""
+        return float(values.sum() / len(eigenvalues))
 
-    F, outer = mean(g * g), np.outer(e, e)
+    F, projector = mean_over_labels(eigenvalues * eigenvalues), np.outer(e, e)
 
     def mode(eigenvalue: float, q: float) -> Mode:
-        return Mode(eigenvalue, e, np.sqrt(q) * outer, outer, alpha * F)
+        """Mode with this eigenvalue and the squared overlap q, along e."""
+        return Mode(eigenvalue, e, np.sqrt(q) * projector, projector, alpha * F)
 
     no_outlier = mode(np.nan, 0.0)
     if kind == "asymmetric":
         if alpha * F <= 1:
             return no_outlier
-        return mode(alpha * F, (alpha - 1 / F) / (alpha + mean(g**3) / F**2))
-    t = 1 - 1 / (1 + g + regularisation)
-    top = float(t.max())
-    if top <= 0:
+        q = (alpha - 1 / F) / (alpha + mean_over_labels(eigenvalues**3) / F**2)
+        return mode(alpha * F, q)
+    preprocessed = 1 - 1 / (1 + eigenvalues + regularisation)
+    largest = float(preprocessed.max())
+    if largest <= 0:
         return no_outlier
 
-    def edge(chi: float) -> float:
-        return alpha * chi**2 * mean((t / (1 - chi * t)) ** 2) - 1
+    def edge_equation(chi: float) -> float:
+        """Function of chi that vanishes where the bulk ends."""
+        J = preprocessed / (1 - chi * preprocessed)
+        return alpha * chi**2 * mean_over_labels(J**2) - 1
 
-    def outlier(chi: float) -> float:
-        return alpha * chi * mean(g * t / (1 - chi * t)) - 1
+    def outlier_equation(chi: float) -> float:
+        """Function of chi that vanishes at the outlier."""
+        products = eigenvalues * preprocessed / (1 - chi * preprocessed)
+        return alpha * chi * mean_over_labels(products) - 1
 
     from scipy.optimize import brentq
 
-    end = (1 - 1e-12) / top
-    if edge(end) > 0:
-        end = brentq(edge, 1e-9 * end, end, xtol=1e-15)
-    if outlier(end) <= 0:
+    chi_edge = (1 - 1e-12) / largest
+    if edge_equation(chi_edge) > 0:
+        chi_edge = brentq(edge_equation, 1e-9 * chi_edge, chi_edge, xtol=1e-15)
+    if outlier_equation(chi_edge) <= 0:
         return no_outlier
-    chi = brentq(outlier, 1e-9 * end, end, xtol=1e-15)
-    J = t / (1 - chi * t)
-    q = (1 / chi**2 - alpha * mean(J * J)) / (1 / chi**2 + alpha * mean(g * J * J))
-    return mode(1 / chi + alpha * mean(J), max(q, 0.0))
+    chi = brentq(outlier_equation, 1e-9 * chi_edge, chi_edge, xtol=1e-15)
+    J = preprocessed / (1 - chi * preprocessed)
+    mean_JJ, mean_GJJ = mean_over_labels(J * J), mean_over_labels(eigenvalues * J * J)
+    q = (1 / chi**2 - alpha * mean_JJ) / (1 / chi**2 + alpha * mean_GJJ)
+    return mode(1 / chi + alpha * mean_over_labels(J), max(q, 0.0))
 
 
-def along_direction(G: Array, e: Array) -> Array:
+def project_on_direction(G: Array, direction: Array) -> Array:
     """Matrices G along one direction e: ``e^T G e`` (n, 1, C, 1, C)."""
     xp = namespace(G)
-    contracted = xp.sum(G * e[None, :, None, None, None], axis=1, keepdims=True)
-    return xp.sum(contracted * e[None, None, None, :, None], axis=3, keepdims=True)
+    contracted_rows = xp.sum(
+        G * direction[None, :, None, None, None], axis=1, keepdims=True
+    )
+    return xp.sum(
+        contracted_rows * direction[None, None, None, :, None], axis=3, keepdims=True
+    )
 
 
-def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
+def joint_eigenvector_mode(
+    G: Host, alpha: float, kind: str, regularisation: float
+) -> Mode:
     r"""Predict the mode of the leading eigenvector of all components together.
 
     Matrix-valued version of the equations above, ``X`` (P, P) in place of chi and ``A`` the overlap with the signal:
@@ -327,44 +366,59 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
     ``S = alpha E sum J A (I + G) A^T J``, and ``tr (A A^T + N) = 1`` normalizes A.
     """
     n, P, C = G.shape[:3]
-    size = P * C
-    flat = G.reshape(n, size, size)
-    identity = np.eye(size)
-    strength = alpha * float(np.linalg.eigvalsh(_site_map(flat, flat, P))[-1])
-    no_outlier = Mode(np.nan, None, np.zeros((P, P)), np.eye(P) / P, strength)
-    if strength <= 1:
+    latent_count = P * C
+    flat_G = G.reshape(n, latent_count, latent_count)
+    identity = np.eye(latent_count)
+    signal_strength = alpha * float(
+        np.linalg.eigvalsh(_matrix_of_site_sum(flat_G, flat_G, P))[-1]
+    )
+    no_outlier = Mode(np.nan, None, np.zeros((P, P)), np.eye(P) / P, signal_strength)
+    if signal_strength <= 1:
         return no_outlier
     if kind == "asymmetric":
-        X, J, eigenvalue = np.eye(P), flat / strength, strength
+        X, J, eigenvalue = np.eye(P), flat_G / signal_strength, signal_strength
     else:
-        T = identity - np.linalg.inv(identity + flat + regularisation * identity)
+        preprocessed = identity - np.linalg.inv(
+            identity + flat_G + regularisation * identity
+        )
 
         def resolvent(X: Host) -> Host:
-            return np.asarray(np.linalg.solve(identity - T @ np.kron(X, np.eye(C)), T))
+            """Matrices ``J = T (I - X T)^{-1}`` of all labels."""
+            matrix = identity - preprocessed @ np.kron(X, np.eye(C))
+            return np.asarray(np.linalg.solve(matrix, preprocessed))
 
-        joint_outlier = _joint_outlier(flat, alpha, P, resolvent)
+        joint_outlier = _joint_outlier(flat_G, alpha, P, resolvent)
         if joint_outlier is None:
             return no_outlier
         X, eigenvalue = joint_outlier
         J = resolvent(X)
-    mapped = np.kron(np.linalg.inv(X), np.eye(P)) - alpha * _site_map(J, flat, P)
-    A = np.linalg.eigh(symmetric(mapped))[1][:, 0].reshape(P, P)
+    overlap_equation = np.kron(np.linalg.inv(X), np.eye(P))
+    overlap_equation = overlap_equation - alpha * _matrix_of_site_sum(J, flat_G, P)
+    A = np.linalg.eigh(symmetric(overlap_equation))[1][:, 0].reshape(P, P)
     A = A * np.sign(np.trace(A) or 1.0)
     A_left, A_right = np.kron(A, np.eye(C)), np.kron(A.T, np.eye(C))
-    signal = J @ A_left @ (identity + flat) @ A_right @ J
-    S = alpha * _site_trace(signal, P)
-    XX = np.kron(X, X)
-    equations = np.eye(P * P) - alpha * XX @ _site_map(J, J, P)
-    noise = np.linalg.solve(equations, XX @ S.reshape(-1)).reshape(P, P)
-    gram = A @ A.T + noise
-    norm = float(np.trace(gram))
-    if np.linalg.eigvalsh(symmetric(noise))[0] < 0:  # a solution inside the bulk
+    signal_term = J @ A_left @ (identity + flat_G) @ A_right @ J
+    signal_covariance = alpha * _sum_over_sites(signal_term, P)
+    X_squared = np.kron(X, X)
+    noise_equation = np.eye(P * P) - alpha * X_squared @ _matrix_of_site_sum(J, J, P)
+    noise_gram = np.linalg.solve(
+        noise_equation, X_squared @ signal_covariance.reshape(-1)
+    ).reshape(P, P)
+    gram_matrix = A @ A.T + noise_gram
+    squared_norm = float(np.trace(gram_matrix))
+    if np.linalg.eigvalsh(symmetric(noise_gram))[0] < 0:  # a solution inside the bulk
         return no_outlier
-    return Mode(float(eigenvalue), None, A / np.sqrt(norm), gram / norm, strength)
+    return Mode(
+        float(eigenvalue),
+        None,
+        A / np.sqrt(squared_norm),
+        gram_matrix / squared_norm,
+        signal_strength,
+    )
 
 
 def _joint_outlier(
-    flat: Host, alpha: float, P: int, resolvent: Callable[[Host], Host]
+    flat_G: Host, alpha: float, P: int, resolvent: Callable[[Host], Host]
 ) -> tuple[Host, float] | None:
     """Solve for the matrix ``X`` and the outlier eigenvalue by Newton's method; None if there is no outlier.
 
@@ -375,52 +429,58 @@ def _joint_outlier(
     """
     from scipy.optimize import root
 
-    C = flat.shape[-1] // P
+    C = flat_G.shape[-1] // P
     Q = 0.9 * np.eye(P)
     for _ in range(1000):
-        J = flat @ np.linalg.inv(np.eye(P * C) + np.kron(Q, np.eye(C)) @ flat)
-        Qhat = (alpha * _site_map(J, flat, P) @ Q.reshape(-1)).reshape(P, P)
-        next_Q = spectral_function(Qhat, _overlap_of_information)
-        step, Q = np.abs(next_Q - Q).max(), next_Q
-        if step < 1e-7:
+        J = flat_G @ np.linalg.inv(np.eye(P * C) + np.kron(Q, np.eye(C)) @ flat_G)
+        Qhat = (alpha * _matrix_of_site_sum(J, flat_G, P) @ Q.reshape(-1)).reshape(P, P)
+        next_Q = spectral_function(Qhat, _gaussian_overlap)
+        largest_change, Q = np.abs(next_Q - Q).max(), next_Q
+        if largest_change < 1e-7:
             break
     if np.trace(Q) < 1e-4 * P:
         return None
-    upper = np.triu_indices(P)
+    upper_triangle = np.triu_indices(P)
 
-    def unpack(unknowns: Host) -> tuple[Host, float]:
+    def X_and_eigenvalue(unknowns: Host) -> tuple[Host, float]:
+        """Symmetric matrix X and eigenvalue from the vector of unknowns."""
         X = np.zeros((P, P))
-        X[upper] = unknowns[:-1]
+        X[upper_triangle] = unknowns[:-1]
         return X + np.triu(X, 1).T, float(unknowns[-1])
 
-    def residual(unknowns: Host) -> Host:
-        X, eigenvalue = unpack(unknowns)
+    def residuals(unknowns: Host) -> Host:
+        """Residuals of the equation of X, and the smallest eigenvalue of that of A, which is zero at the outlier."""
+        X, eigenvalue = X_and_eigenvalue(unknowns)
         J = resolvent(X)
-        inverse = np.linalg.inv(X)
-        equation = inverse - eigenvalue * np.eye(P) + alpha * _site_trace(J, P)
-        mapped = np.kron(inverse, np.eye(P)) - alpha * _site_map(J, flat, P)
-        return np.append(equation[upper], np.linalg.eigvalsh(symmetric(mapped))[0])
+        X_inverse = np.linalg.inv(X)
+        equation = X_inverse - eigenvalue * np.eye(P) + alpha * _sum_over_sites(J, P)
+        site_sum = alpha * _matrix_of_site_sum(J, flat_G, P)
+        overlap_equation = symmetric(np.kron(X_inverse, np.eye(P)) - site_sum)
+        smallest = np.linalg.eigvalsh(overlap_equation)[0]
+        return np.append(equation[upper_triangle], smallest)
 
-    solution = root(residual, np.append((np.eye(P) - Q)[upper], 1.0), tol=1e-9)
-    X, eigenvalue = unpack(solution.x)
+    solution = root(
+        residuals, np.append((np.eye(P) - Q)[upper_triangle], 1.0), tol=1e-9
+    )
+    X, eigenvalue = X_and_eigenvalue(solution.x)
     if np.abs(solution.fun).max() > 1e-6 or np.linalg.eigvalsh(X)[0] <= 0:
         return None
     return X, eigenvalue
 
 
-def _overlap_of_information(information: Host) -> Host:
+def _gaussian_overlap(information: Host) -> Host:
     """Overlap ``Qhat / (1 + Qhat)`` of a Gaussian signal, elementwise; 0 where the information is negative."""
     positive = np.clip(information, 0, None)
     return np.asarray(positive / (1 + positive))
 
 
-def _site_trace(J: Host, P: int) -> Host:
+def _sum_over_sites(J: Host, P: int) -> Host:
     """Trace over sites ``E sum_m J_mm`` (P, P) of matrices on components times sites."""
     C = J.shape[-1] // P
     return np.asarray(np.einsum("npmqm->pq", J.reshape(-1, P, C, P, C)) / len(J))
 
 
-def _site_map(J: Host, K: Host, P: int) -> Host:
+def _matrix_of_site_sum(J: Host, K: Host, P: int) -> Host:
     """Matrix (P^2, P^2) of the linear map ``A -> E sum_mm' J_mm' A K_m'm``."""
     C = J.shape[-1] // P
     J_rows = J.reshape(-1, P, C, P, C).transpose(1, 3, 0, 2, 4).reshape(P * P, -1)
