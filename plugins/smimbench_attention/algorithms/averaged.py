@@ -191,7 +191,7 @@ class Averaged(Algorithm):
     def step(
         self, problem: Problem, data: Data, state: AveragedState
     ) -> tuple[AveragedState, Info]:
-        """One step of every student."""
+        """Take one step of every student."""
         if self._is_batched:
             students, info = self._inner.step(problem, data, state.students)
             return AveragedState(students, problem), info

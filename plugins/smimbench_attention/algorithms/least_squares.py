@@ -111,7 +111,7 @@ def noise_of_identity(problem: Problem) -> Host | None:
 
 
 class RidgeAverages(NamedTuple):
-    """Means over the features that determine the overlaps of ridge regression: learned signal, bias and noise.
+    """Averages over the features that determine the overlaps of ridge regression: of gain, bias and noise.
 
     The variances lambda of the features have mean 1.
 
@@ -138,7 +138,7 @@ class RidgeAverages(NamedTuple):
 def ridge_averages(
     ratio: float, penalty: float, features: Host | None = None
 ) -> RidgeAverages:
-    """Compute the learned shares of ridge regression at a penalty >= 0, with ``ratio`` observed latents per direction.
+    """Averages that determine ridge regression at a penalty >= 0, with ``ratio`` observed latents per direction.
 
     From a quadratic equation for features of variance 1, otherwise from the one equation for kappa
     (arXiv:1903.08560, theorem 5).
@@ -171,7 +171,7 @@ def ridge_averages(
 def _averages_over_features(
     ratio: float, penalty: float, features: Host
 ) -> RidgeAverages:
-    """Learned shares of ridge regression for features of given variances."""
+    """Averages that determine ridge regression, for features of given variances."""
     from scipy.optimize import brentq
 
     def excess_ratio(log_kappa: float) -> float:

@@ -127,7 +127,7 @@ class Erm(Algorithm):
         return loss, penalty, best_length_factor(overlaps)
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> ErmState:
-        """Initial weights of zero."""
+        """Initial state with all weights zero, with penalty and length by the settings."""
         loss, penalty, length_factor = self._loss_penalty_length(
             problem, data.sample_ratio
         )

@@ -297,7 +297,7 @@ class FixedPoints:
     def _root_problem(
         self, penalty: float, parameters: Host
     ) -> tuple[Host, Callable[[Host], Host], Callable[[Host], Host]]:
-        """Root problem of the fixed point: initial unknowns, the map from unknowns to order parameters, the residual."""
+        """Fixed point as a root problem: initial unknowns, map from unknowns to order parameters, residual."""
         is_positive = self.P == 1 and bool((parameters > 0).all())
         parameter_scale = np.abs(parameters).max(axis=(1, 2), keepdims=True)
         parameter_scale = parameter_scale * np.ones_like(parameters)
@@ -430,7 +430,7 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length_rule: str) ->
     failure_reasons = ["the error is not finite"]
 
     def excess_mse_at(log_penalty: float) -> float:
-        """MSE minus the MSE of a zero estimate, at the log-penalty x; infinite where no fixed point is found."""
+        """MSE minus the MSE of a zero estimate, at a log-penalty; infinite where no fixed point is found."""
         try:
             overlaps = [
                 solver.overlaps(float(np.exp(log_penalty))) for solver in solvers

@@ -60,7 +60,7 @@ FAST_FALL = 0.5
 
 
 class GampState(NamedTuple):
-    """State of GAMP after an iteration: estimate, error, messages and step size.
+    """State of GAMP after an iteration: estimate, error, messages and damping.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class GampState(NamedTuple):
     Gamma : array (P, P) or None
         Matrix that multiplies ``g_{t-1}`` in the Onsager term; None stands for V, as always for low rank.
     damping_state : DampingState or None
-        Data from which the size of the next step is computed.
+        State of the damping, for the next step.
     strengths : array (n,) or None
         Strengths of the samples; None: all samples take the weight of the step.
     V_falls_fast : bool
@@ -112,7 +112,7 @@ class Gamp(Algorithm):
     information ``Qhat`` is computed from the posterior covariance; the mean of ``g g^T`` estimates the same number and serves as
     the check of self-consistency that is reported as log_information_ratio.
 
-    ``summed_adjoint(X, g)`` carries noise of covariance ``kappa alpha sum_c g_c g_c^T``, which equals Qhat in the limit. With few
+    ``adjoint(X, g)`` carries noise of covariance ``kappa alpha sum_c g_c g_c^T``, which equals Qhat in the limit. With few
     samples per direction it is larger; a denoiser that ignores this makes V fall below the true error, and the estimate diverges.
     For extensive rank, an excess above ``LARGEST_EXCESS`` is added to the noise: the denoiser gets ``Q = s Qhat s``,
     ``s^2 = LARGEST_EXCESS / excess``, and the Onsager term, in the limit ``E[d denoise / dR] Qhat^{-1} g``, has
@@ -176,7 +176,7 @@ class Gamp(Algorithm):
         )
 
     def retry(self, problem: Problem, outcome: str) -> Gamp | None:
-        """GAMP with other settings for a second attempt, or None.
+        """GAMP with other settings for a second attempt after a run that failed, or None.
 
         After a failure: with damping moved half way to 1, or with another random start. After a run with adaptive damping that
         has not converged: the version that continues with all noise counted.
@@ -246,7 +246,7 @@ class Gamp(Algorithm):
     def step(
         self, problem: Problem, data: Data, state: GampState
     ) -> tuple[GampState, Info]:
-        """Run one iteration of GAMP, the four equations of the class, and choose the size of the next step."""
+        """Run one iteration of GAMP, the four equations of the class, and choose the damping of the next one."""
         model, prior, V, n = problem.model, problem.prior, state.V, data.inputs.shape[0]
         is_extensive, is_adaptive = model.rank == "extensive", self.damping is None
         damping_state = state.damping_state or self._initial_damping(model.rank, V)
@@ -384,13 +384,13 @@ class Gamp(Algorithm):
         return next_state, info
 
     def _initial_damping(self, rank: str, V: Host) -> DampingState:
-        """State of the step-size control before the first step, in the precision of V."""
+        """State of the damping before the first step, in the precision of V."""
         if self.damping is None:
             return DampingState(V.dtype.type(CONTROLS[rank].initial_weight))
         return DampingState(V.dtype.type(1 - self.damping))
 
     def _with_excess_noise(self, Qhat: Host, g_noise: Host) -> Host:
-        """Reduce the information Qhat where the noise of ``summed_adjoint(X, g)`` exceeds it by more than is allowed."""
+        """Reduce the information Qhat where the noise of ``adjoint(X, g)`` exceeds it by more than is allowed."""
         excess = np.diagonal(g_noise) / (self.largest_excess * np.diagonal(Qhat))
         noise_scale = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
         return np.asarray(Qhat * noise_scale[:, None] * noise_scale[None, :])

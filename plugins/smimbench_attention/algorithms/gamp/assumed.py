@@ -573,7 +573,7 @@ def _standard_error(samples: Sequence[Parameters]) -> Parameters:
 def mismatched_theory(
     problem: Problem, assumed: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
-    """Predict GAMP that assumes ``assumed`` on data of ``problem``, or return the reason why theory does not."""
+    """Predict GAMP that assumes ``assumed`` on data of ``problem``, or return the reason why there is no theory."""
     if problem.features is not None or problem.mixing is not None:
         return "with wrong assumptions, theory exists for independent tokens only"
     if conditions.start not in ("uninformed", "informed"):
@@ -697,7 +697,7 @@ class MismatchedSolution(NamedTuple):
     conjugates: list[Conjugates]
 
     @property
-    def random_stream(self) -> str:
+    def random_stream_name(self) -> str:
         """Name of the random-number stream of the draws that check this solution."""
         return f"{self.problem.identity} {self.assumed.identity} {self.prediction.more['alpha']!r}"
 
@@ -760,7 +760,7 @@ def _drawn_conjugates(solution: MismatchedSolution, orders: Orders) -> Host:
     batches = []
     for batch in range(BATCHES):
         rng = monte_carlo_rng(
-            f"wrong assumptions: draws {solution.random_stream}", batch
+            f"wrong assumptions: draws {solution.random_stream_name}", batch
         )
         normals = rng.standard_normal((2, DRAWS, P, sites))
         omega = symmetric_root(Q) @ normals[0]
@@ -788,7 +788,7 @@ def _drawn_errors(solution: MismatchedSolution, conjugates: Conjugates) -> Host:
     errors = []
     for D in (full_dimension // 2, full_dimension):
         rng = monte_carlo_rng(
-            f"wrong assumptions: denoised {solution.random_stream}", D
+            f"wrong assumptions: denoised {solution.random_stream_name}", D
         )
         for _ in range(BATCHES):
             signal = problem.prior.sample(rng, P, D)

@@ -26,7 +26,7 @@ class Messages(NamedTuple):
     g : array (n, P, C)
         ``V^{-1} (E[z | y, omega, V] - omega)``, damped.
     summed_adjoint : array (P, ...)
-        ``summed_adjoint(X, g)``.
+        ``adjoint(X, g)``.
     summed_covariance : array (P, P)
         Posterior covariances of the latents, summed over samples.
     undamped_square_of_g, square_of_g : array (P, P)
@@ -148,7 +148,7 @@ def multiply_components(matrix: Host, z: Array) -> Array:
 
 
 def _square_of_g(g: Array) -> Array:
-    """Sum of products ``sum_{mu, c} g_pc g_qc`` (P, P) of ``g`` (n, P, C)."""
+    """Square of ``g`` (n, P, C), summed over samples and sites: ``sum_{mu, c} g_pc g_qc`` (P, P)."""
     xp, components = namespace(g), g.shape[1]
     by_component = xp.permute_dims(g, (1, 0, 2)) if components > 1 else g
     flat_g = xp.reshape(by_component, (components, -1))

@@ -365,7 +365,7 @@ class Descent(Algorithm):
     # -- what subclasses override: only ``move`` is required ----------------------------------------------------------------
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
-        """Initial memory of the method (e.g. a velocity); empty unless a method overrides it."""
+        """Initial memory of the optimizer (e.g. a velocity); empty unless a subclass overrides it."""
         return ()
 
     def advance(

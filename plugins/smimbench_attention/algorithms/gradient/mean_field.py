@@ -129,7 +129,7 @@ class _GrowingColumns:
         return self._storage[:, : self.count]
 
     def at_samples(self, n: int, samples: slice | Host) -> Host:
-        """Entries (rows, count) of the stored vectors at a subset of the n samples."""
+        """Entries (rows, count) of the stored vectors at some of the n samples."""
         rows = self.columns.reshape(n, len(self._storage) // n, self.count)[samples]
         return np.asarray(rows.reshape(len(rows) * rows.shape[1], self.count))
 
@@ -137,7 +137,7 @@ class _GrowingColumns:
         """Append a vector (rows,)."""
         if self.count == self._storage.shape[1]:
             if 2 * self._storage.size > ACCURACY.largest_memory:
-                raise TooLong("memory")
+                raise TooLong("the vectors of a draw need too much memory")
             empty_columns = np.empty((len(vector), self.count // 2 + 32))
             self._storage = np.concatenate([self._storage, empty_columns], axis=1)
         self._storage[:, self.count] = vector
@@ -188,7 +188,7 @@ class Directions:
     def _orthogonal_part(
         self, vector: Host, samples: slice | Host = ALL_SAMPLES
     ) -> Host:
-        """Remove the components along all p_j from a vector that vanishes outside the given samples."""
+        """Part that is orthogonal to all p_j of a vector given at some samples and zero at all others."""
         orthogonal_part: Host = -(
             self.p.columns @ (self.p.at_samples(self.n, samples).T @ vector)
         )
@@ -325,7 +325,7 @@ def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
 
 
 class DrawPlan(NamedTuple):
-    """Random draws of the mean-field dynamics: system, number of draws, initial overlaps, method.
+    """Plan of random draws of the mean-field dynamics: system, number of draws, initial overlaps, method.
 
     ``in_limit``: what is drawn is the limit and not the law at the dimension of the runs; then no draw may diverge.
     """
@@ -455,14 +455,14 @@ def _descend_all_draws(
 
 
 def _polar_direction(algorithm: MomentumDescent, velocity: Host) -> Host:
-    """Direction of a ``muon`` step, the polar factor, in orthonormal coordinates."""
+    """Direction of a ``muon`` step, the polar factor of the velocity, in orthonormal coordinates."""
     return np.asarray(algorithm.direction(velocity) / max(velocity.shape) ** 0.5)
 
 
 def _draws_of_limit(
     problem: Problem, alpha: float, loss: str, steps: int
 ) -> DrawPlan | None:
-    """Draws for the limit: one exact system for linear labels, else several large systems; None if too costly."""
+    """Plan the draws that give the limit: one exact system for linear labels, else several large ones; None if too costly."""
     P, C = problem.components, problem.model.sites
     second_moment = np.asarray(problem.prior.second_moment(P))
     starts = [Overlaps(second_moment, 0 * second_moment, np.eye(P))]
@@ -493,7 +493,7 @@ def _draws_at_dimension(
     steps: int,
     conditions: Conditions,
 ) -> DrawPlan | None:
-    """Draws at the dimension of the runs, equally many for every initial state; None if they take too long."""
+    """Plan draws at the dimension of the runs, equally many for every initial state; None if they take too long."""
     P, rows = problem.components, system.samples * problem.model.sites
     direction_count = min(P * steps, rows)
     work_per_draw = (

@@ -356,7 +356,7 @@ def _signal_and_factor(
 
 
 def starts_as_evaluations(path: OverlapPath) -> OverlapPath:
-    """Move the random starts to the first axis of a path, so that their spread counts as the error."""
+    """Move the random starts to the first axis of a path, that of evaluations, so that their spread counts as the error."""
     return OverlapPath(
         path.steps, *(np.swapaxes(overlaps, 0, 2) for overlaps in path[1:])
     )
@@ -422,7 +422,7 @@ def typical_starts(
         if spherical:
             factor = factor / np.sqrt(np.mean(factor**2, axis=-1, keepdims=True))
         pairs = ((signal, signal), (factor, signal), (factor, factor))
-        starts.append(Overlaps(*(left @ right.T / D for left, right in pairs)))
+        starts.append(Overlaps(*(a @ b.T / D for a, b in pairs)))
     return starts
 
 

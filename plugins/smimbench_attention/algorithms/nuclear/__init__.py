@@ -160,7 +160,7 @@ class Nuclear(LinearRegression):
     def step(
         self, problem: Problem, data: Data, state: NuclearState
     ) -> tuple[NuclearState, Info]:
-        """One proximal gradient step from the extrapolated point."""
+        """Take one proximal gradient step from the extrapolated point."""
         next_state, _ = self._proximal_step(state)
         # The new slope is that of the estimate before the step: the certificate lags by one step.
         duality_gap, rounding = self._duality_gap(

@@ -79,7 +79,7 @@ class ShrunkMatrix(NamedTuple):
 
 
 def soft_threshold(eigenvalues: Array, threshold: float, positive: bool) -> Array:
-    """Soft-threshold eigenvalues x (any shape): the proximal map of the nuclear norm."""
+    """Soft-threshold eigenvalues (any shape), the proximal map of the nuclear norm; negative ones give 0 if ``positive``."""
     shrunk_positive = clip(eigenvalues - threshold, 0.0, None)
     if positive:
         return shrunk_positive
@@ -177,7 +177,7 @@ def shrunk_histogram(
 
 
 def spectral_edge(prior: Prior, noise: float, sign: int) -> float:
-    """Upper edge (``sign`` 1) or negative lower edge (-1) of the spectrum of ``S + sqrt(noise) Z``, up to a mass 1e-9."""
+    """Upper edge (``sign`` 1) or negative lower edge (-1) of the spectrum of ``S + sqrt(noise) Z``, up to a mass of 1e-9."""
     from scipy.optimize import brentq
 
     def excess_mass(edge: float) -> float:
@@ -223,7 +223,7 @@ too small to go on for. Doubled, the error is twice as far above its least value
 
 @dataclass(frozen=True)
 class Observations:
-    """Linear observations of a sample: weights (k,), noise variances (k,), and ``c = kappa alpha``."""
+    """Linear observations of a sample: weights (k,), noise variances (k,), and ``kappa alpha``."""
 
     weights: Host
     noise: Host
@@ -234,7 +234,7 @@ class Observations:
         return float(self.kappa_alpha * (self.weights / (1 + v * self.weights)).sum())
 
     def susceptibility(self, degrees_of_freedom: float) -> float:
-        """Susceptibility v with ``v Qhat(v) = freedom``; infinite with fewer observations than degrees of freedom."""
+        """Susceptibility v with ``v Qhat(v) = degrees_of_freedom``; infinite with fewer observations than degrees of freedom."""
         from scipy.optimize import brentq
 
         observation_count = len(self.weights)
@@ -335,7 +335,7 @@ def minimum_point(
 def observations(
     problem: Problem, observation: LinearObservation, alpha: float
 ) -> Observations:
-    """Convert linear labels to observations with the weights of ``LeastSquares``."""
+    """Observations of nuclear-norm regression, with the weights of ``LeastSquares``, from what labels observe."""
     smallest_noise = float(observation.noise.min())
     weights = np.ones_like(observation.noise)
     if smallest_noise > 0:

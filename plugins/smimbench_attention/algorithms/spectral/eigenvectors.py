@@ -202,7 +202,7 @@ class LinearizedMatrices:
         return signal
 
     def _forward(self, signal: Array) -> Array:
-        """Latents of all samples for a signal vector u."""
+        """Latents of all samples for a signal (k, D)."""
         latents = [
             self.model.forward(self.inputs[chunk, ...], signal) for chunk in self.chunks
         ]

@@ -295,7 +295,7 @@ def direction_mode(
     eigenvalues = np.linalg.eigvalsh(symmetric(projected))
 
     def mean_over_labels(values: Host) -> float:
-        """Mean over the labels of a sum over sites."""
+        """Mean over the labels of a sum over the eigenvalues of each."""
         return float(values.sum() / len(eigenvalues))
 
     F, projector = mean_over_labels(eigenvalues * eigenvalues), np.outer(e, e)
