@@ -21,7 +21,7 @@ from smimbench.cli.options import (
     option,
     output_option,
     print_json,
-    several,
+    repeatable_option,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from smimbench.testing import Outcome
     from smimbench.testing.context import CheckContext
 
-STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
+STATUS_STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
 
 @command(
@@ -61,7 +61,7 @@ def list_items(request: Request, kind: str | None) -> int:
     """List models, inputs, channels, priors, metrics, algorithms and suites."""
     from smimbench.report.catalogue import item_documents, print_items
 
-    request.answer(item_documents(kind), print_items)
+    request.print_document(item_documents(kind), print_items)
     return OK
 
 
@@ -75,7 +75,7 @@ def explain(request: Request, topic: str) -> int:
     """Explain the columns of the tables."""
     from smimbench.report.columns import columns_document, print_columns
 
-    request.answer(columns_document(), print_columns)
+    request.print_document(columns_document(), print_columns)
     return OK
 
 
@@ -84,7 +84,7 @@ def info(request: Request) -> int:
     """Describe one item or suite: parameters, defaults, source, equation."""
     from smimbench.report.catalogue import info_documents, print_info
 
-    request.answer(info_documents(request.name), print_info)
+    request.print_document(info_documents(request.name), print_info)
     return OK
 
 
@@ -94,16 +94,18 @@ def plugins(request: Request) -> int:
     from smimbench.report.catalogue import plugin_documents, print_plugins
 
     documents = plugin_documents()
-    request.answer(documents, print_plugins)
-    return NOT_OK if any(d["status"] == "failed" for d in documents) else OK
+    request.print_document(documents, print_plugins)
+    return (
+        NOT_OK if any(document["status"] == "failed" for document in documents) else OK
+    )
 
 
 @command(
     click.Argument(["names"], metavar="NAME...", nargs=-1),
-    several(
+    repeatable_option(
         "Set a parameter of the item; repeatable.", "KEY=VALUE", "--set", "settings"
     ),
-    several("Run this check only; repeatable.", "ID", "--only", "chosen"),
+    repeatable_option("Run this check only; repeatable.", "ID", "--only", "check_ids"),
     option("Seed of all random numbers.", "--seed", type=click.IntRange(0), default=0),
     flag(
         "List the checks and what a failure means; run nothing.", "--list", "list_only"
@@ -115,7 +117,7 @@ def check(
     request: Request,
     names: tuple[str, ...],
     settings: tuple[str, ...],
-    chosen: tuple[str, ...],
+    check_ids: tuple[str, ...],
     seed: int,
     list_only: bool,
 ) -> int:
@@ -130,13 +132,13 @@ def check(
             {"kind": check.kind, "check": check.id, "meaning": check.meaning}
             for check in all_checks()
         ]
-        request.answer(documents, _print_list)
+        request.print_document(documents, _print_checks)
         return OK
     if not names:
         raise click.UsageError(
             "give the NAME of an item to check (see 'smimbench list'); --list shows the checks"
         )
-    documents = _run_checks(request, names, chosen, seed, _read_parameters(settings))
+    documents = _run_checks(request, names, check_ids, seed, _read_parameters(settings))
     if request.as_json:
         print_json(documents)
     return NOT_OK if any(document["failed"] for document in documents) else OK
@@ -181,7 +183,7 @@ def doctor(request: Request, ceilings: bool) -> int:
     from smimbench.report.catalogue import diagnose, print_diagnosis
 
     document = diagnose(ceilings=ceilings)
-    request.answer(document, print_diagnosis)
+    request.print_document(document, print_diagnosis)
     return OK if document["healthy"] else NOT_OK
 
 
@@ -207,8 +209,8 @@ def _read_parameters(settings: Iterable[str]) -> Parameters:
 
 def _run_checks(
     request: Request,
-    names: Sequence[str],
-    only: Sequence[str],
+    item_names: Sequence[str],
+    check_ids: Sequence[str],
     seed: int,
     parameters: Parameters,
 ) -> list[JsonObject]:
@@ -219,9 +221,9 @@ def _run_checks(
     documents = []
     console = None if request.as_json else make_console()
     contexts: list[CheckContext] = []
-    for name in names:
-        contexts += testing.contexts(name, seed=seed, parameters=parameters)
-    testing.refuse_unknown(only, contexts)
+    for item_name in item_names:
+        contexts += testing.contexts(item_name, seed=seed, parameters=parameters)
+    testing.refuse_unknown(check_ids, contexts)
     for context in contexts:
         models = list(context.model_names) if context.kind != "model" else []
         document: JsonObject = {
@@ -235,11 +237,11 @@ def _run_checks(
         }
         on_outcome = None
         if console is not None:
-            console.print(_title(document), style="bold")
+            console.print(_item_title(document), style="bold")
             on_outcome = partial(_print_outcome, console, request.quiet)
-        outcomes = testing.check(context, only=only or None, on_outcome=on_outcome)
+        outcomes = testing.check(context, only=check_ids or None, on_outcome=on_outcome)
         statuses = Counter(outcome.status for outcome in outcomes)
-        document |= {status: statuses[status] for status in STYLES}
+        document |= {status: statuses[status] for status in STATUS_STYLES}
         document["checks"] = [asdict(outcome) for outcome in outcomes]
         documents.append(document)
         if console is not None:
@@ -247,7 +249,7 @@ def _run_checks(
     return documents
 
 
-def _title(document: JsonObject) -> str:
+def _item_title(document: JsonObject) -> str:
     """Return the title of a checked item: name, parameters, third-party package, and models."""
     parameters = (f"{key} = {value}" for key, value in document["parameters"].items())
     title = f"{document['kind']} {document['name']}({', '.join(parameters)})"
@@ -267,17 +269,19 @@ def _print_outcome(console: Console, quiet: bool, outcome: Outcome) -> None:
 
     if outcome.message.startswith(NOT_RUN) or (quiet and outcome.status != "failed"):
         return
-    line = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for width in (7, 15):
-        line.add_column(no_wrap=True, width=width)
-    line.add_column(ratio=1, overflow="fold")
-    text = Text(outcome.message)
+        grid.add_column(no_wrap=True, width=width)
+    grid.add_column(ratio=1, overflow="fold")
+    message_text = Text(outcome.message)
     if outcome.status == "failed":
-        text.append(f"\n{outcome.meaning}", style="dim")
-    line.add_row(
-        Text(outcome.status, style=STYLES[outcome.status]), outcome.check, text
+        message_text.append(f"\n{outcome.meaning}", style="dim")
+    grid.add_row(
+        Text(outcome.status, style=STATUS_STYLES[outcome.status]),
+        outcome.check,
+        message_text,
     )
-    console.print(line, crop=False)
+    console.print(grid, crop=False)
 
 
 def _print_counts(console: Console, document: JsonObject, quiet: bool) -> None:
@@ -287,14 +291,16 @@ def _print_counts(console: Console, document: JsonObject, quiet: bool) -> None:
     checks = document["checks"]
     not_run = [check for check in checks if check["message"].startswith(NOT_RUN)]
     if not_run and not quiet:
-        names = ", ".join(check["check"] for check in not_run)
-        console.print(f"{not_run[0]['message']}: {names}", style=STYLES["skipped"])
-    counts = ", ".join(f"{document[status]} {status}" for status in STYLES)
-    style = STYLES["failed" if document["failed"] else "passed"]
-    console.print(f"{counts}\n", style=style)
+        check_ids = ", ".join(check["check"] for check in not_run)
+        console.print(
+            f"{not_run[0]['message']}: {check_ids}", style=STATUS_STYLES["skipped"]
+        )
+    counts_text = ", ".join(f"{document[status]} {status}" for status in STATUS_STYLES)
+    style = STATUS_STYLES["failed" if document["failed"] else "passed"]
+    console.print(f"{counts_text}\n", style=style)
 
 
-def _print_list(console: Console, documents: Sequence[JsonObject]) -> None:
+def _print_checks(console: Console, documents: Sequence[JsonObject]) -> None:
     """Print the checks for every kind of item, with the meaning of a failure."""
     from smimbench.report.columns import Column, make_table
     from smimbench.report.row import grouped

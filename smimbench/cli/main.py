@@ -19,7 +19,13 @@ from smimbench.cli.items import (
     new_package,
     plugins,
 )
-from smimbench.cli.options import BAD_INPUT, INTERRUPTED, OK, UNFORESEEN, complain
+from smimbench.cli.options import (
+    BAD_INPUT,
+    INTERRUPTED,
+    OK,
+    UNEXPECTED_ERROR,
+    print_message,
+)
 from smimbench.cli.reproduce import reproduce
 from smimbench.cli.run import data, run, score, tune
 from smimbench.cli.show import compare, report, show, theory
@@ -29,15 +35,17 @@ from smimbench.files import ForeseenError, documentation, error_line
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a foreseeable error is printed as one line and gives exit code 2."""
-    sys.exit(_exit_code_of(arguments))
+    sys.exit(_run_command_line(arguments))
 
 
-def _exit_code_of(arguments: Sequence[str] | None) -> int:
+def _run_command_line(arguments: Sequence[str] | None) -> int:
     """Run a command, report an error in one line, and return the exit code."""
     # pydantic would read the entry points of every installed package, and end where those of one cannot be read.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if sys.stdout is None:
-        complain("standard output is closed; send it to a file, a pipe or /dev/null")
+        print_message(
+            "standard output is closed; send it to a file, a pipe or /dev/null"
+        )
         return BAD_INPUT
     for stream in (sys.stdout, sys.stderr):
         # A letter that a terminal does not have is no reason to end.
@@ -46,50 +54,51 @@ def _exit_code_of(arguments: Sequence[str] | None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
     try:
-        code = cli.main(
+        exit_code = cli.main(
             list(arguments) or ["--help"], prog_name="smimbench", standalone_mode=False
         )
         sys.stdout.flush()  # here, where a disk that is full can still be named
-        return code or OK
+        return exit_code or OK
     except click.exceptions.Exit as error:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:  # click turns Ctrl-C into Abort
-        default = "interrupted; finished cells and points of theory are kept, rerun the same command to continue"
-        complain(str(error) or default)
+        default_message = "interrupted; finished cells and points of theory are kept, rerun the same command to continue"
+        print_message(str(error) or default_message)
         return INTERRUPTED
     except click.ClickException as error:
-        complain(error.format_message())
+        print_message(error.format_message())
     except BrokenPipeError:  # the reader of our output has seen enough
-        _silence()
+        _discard_output()
         return OK
     except ForeseenError as error:
-        complain(str(error))
+        print_message(str(error))
     except OSError as error:  # of a file that no command names
-        name = error.filename or "the output"
-        complain(f"cannot use {name}: {error.strerror or error}")
+        file_name = error.filename or "the output"
+        print_message(f"cannot use {file_name}: {error.strerror or error}")
         if not error.filename:
-            _silence()  # or it is tried again at exit
+            _discard_output()  # or it is tried again at exit
     except Exception as error:  # the last resort: one line, never a traceback
         if os.environ.get("SMIMBENCH_TRACEBACK"):
             raise
-        complain(
+        print_message(
             f"unexpected {error_line(error)}. This is a bug in smimbench or a plugin, please report it: "
             "SMIMBENCH_TRACEBACK=1 shows the traceback. Finished cells are kept"
         )
-        return UNFORESEEN
+        return UNEXPECTED_ERROR
     return BAD_INPUT
 
 
-def _silence() -> None:
+def _discard_output() -> None:
     """Discard further standard output, so that Python's final flush of a closed pipe raises no error."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class _Commands(click.Group):
+class _OrderedGroup(click.Group):
     """Command group that lists commands in the order in which a new user needs them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands in the order in which they are shown."""
         return list(self.commands)
 
     def format_commands(
@@ -99,14 +108,14 @@ class _Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(
                 [
-                    (n, (c.help or "").partition("\n\n")[0])
-                    for n, c in self.commands.items()
+                    (name, (shown_command.help or "").partition("\n\n")[0])
+                    for name, shown_command in self.commands.items()
                 ]
             )
 
 
 @click.group(
-    cls=_Commands,
+    cls=_OrderedGroup,
     commands=[
         run, tune, theory, show, report, compare, verify, submit, reproduce, data, score, list_items, info, explain,
         plugins, check, new_package, doctor,

@@ -30,27 +30,27 @@ if TYPE_CHECKING:
     from smimbench.run.store import Settings, Store
     from smimbench.suite.cells import Suite
 
-OK, NOT_OK, BAD_INPUT, UNFORESEEN, AGAIN, INTERRUPTED = 0, 1, 2, 70, 75, 130
+OK, NOT_OK, BAD_INPUT, UNEXPECTED_ERROR, INCOMPLETE, INTERRUPTED = 0, 1, 2, 70, 75, 130
 """Exit codes: all cells ok; some not ok; invalid input; a bug in smimbench or a plugin; time budget exhausted; Ctrl-C."""
 
-T = TypeVar("T")
+Document = TypeVar("Document")
 
 
-def complain(line: str) -> None:
-    """Print a remark or an error as one line on standard error."""
+def print_message(message: str) -> None:
+    """Print a remark or an error on one line of standard error."""
     if sys.stderr is not None:  # closed by the parent process
         with contextlib.suppress(OSError, ValueError):
-            print(f"smimbench: {' '.join(printable(line).split())}", file=sys.stderr)  # noqa: T201
+            print(f"smimbench: {' '.join(printable(message).split())}", file=sys.stderr)  # noqa: T201
 
 
-def make_console(*, error: bool = False) -> Console:
+def make_console(*, to_stderr: bool = False) -> Console:
     """Make a console as wide as the terminal or COLUMNS, on which Rich markup and escapes in texts have no effect."""
     from smimbench.report.columns import safe_console
 
-    stream = sys.stderr if error else sys.stdout
-    columns = re.fullmatch("0*([1-9][0-9]{,3})", os.environ.get("COLUMNS", ""))
-    width = int(columns[1]) if columns else 80
-    return safe_console(stderr=error, width=None if stream.isatty() else width)
+    stream = sys.stderr if to_stderr else sys.stdout
+    columns_match = re.fullmatch("0*([1-9][0-9]{,3})", os.environ.get("COLUMNS", ""))
+    width = int(columns_match[1]) if columns_match else 80
+    return safe_console(stderr=to_stderr, width=None if stream.isatty() else width)
 
 
 def print_tables(console: Console, tables: Iterable[RenderableType]) -> None:
@@ -79,7 +79,7 @@ def print_json(document: object) -> None:
 
 
 @contextlib.contextmanager
-def only_json() -> Iterator[None]:
+def reserve_stdout_for_json() -> Iterator[None]:
     """Reserve standard output for the JSON document; what plugins print goes to standard error."""
     token = _STANDARD_OUTPUT.set(sys.stdout)
     try:
@@ -94,30 +94,37 @@ _STANDARD_OUTPUT: contextvars.ContextVar[TextIO | None] = contextvars.ContextVar
 )
 
 
-def option(text: str, *names: str, **settings: Any) -> click.Option:
+def option(help_text: str, *names: str, **click_settings: Any) -> click.Option:
     """Define an option with a value, whose default the help shows."""
     return click.Option(
-        names, help=text, show_default="default" in settings, **settings
+        names,
+        help=help_text,
+        show_default="default" in click_settings,
+        **click_settings,
     )
 
 
-def flag(text: str, *names: str) -> click.Option:
-    """Define an option without a value."""
-    return option(text, *names, is_flag=True)
+def flag(help_text: str, *names: str) -> click.Option:
+    """Define an option without a value (true if given)."""
+    return option(help_text, *names, is_flag=True)
 
 
-def several(text: str, metavar: str, *names: str) -> click.Option:
-    """Define an option that may be repeated."""
-    return option(text, *names, multiple=True, metavar=metavar)
+def repeatable_option(help_text: str, metavar: str, *names: str) -> click.Option:
+    """Define an option that can be given several times."""
+    return option(help_text, *names, multiple=True, metavar=metavar)
 
 
 def output_option(
-    text: str, *, folder: bool = False, required: bool = True
+    help_text: str, *, folder: bool = False, required: bool = True
 ) -> click.Option:
     """Define the option for the output path: a file or a folder."""
-    path = click.Path(file_okay=not folder, dir_okay=folder, path_type=Path)
+    path_type = click.Path(file_okay=not folder, dir_okay=folder, path_type=Path)
     return option(
-        text, "--output", type=path, required=required, callback=_refuse_empty_path
+        help_text,
+        "--output",
+        type=path_type,
+        required=required,
+        callback=_refuse_empty_path,
     )
 
 
@@ -138,12 +145,12 @@ def complete_suite(
     """Shell completion of suites: shipped names, and paths by the shell itself."""
     from smimbench.suite.document import shipped_suites
 
-    names = [
+    completions = [
         CompletionItem(name) for name in shipped_suites() if name.startswith(incomplete)
     ]
-    if incomplete and names:
-        return names
-    return [*names, CompletionItem(incomplete, type="file")]
+    if incomplete and completions:
+        return completions
+    return [*completions, CompletionItem(incomplete, type="file")]
 
 
 class Quantity(click.ParamType):  # type: ignore[type-arg]
@@ -163,9 +170,9 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]
             r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([a-z%]*)", str(value).strip().lower()
         )
         if not match or match[2] not in factors or float(match[1]) <= 0:
-            units = ", ".join(self.units)
+            unit_names = ", ".join(self.units)
             self.fail(
-                f"must be a number > 0 with one of the units {units}, got {value!r}",
+                f"must be a number > 0 with one of the units {unit_names}, got {value!r}",
                 param,
                 ctx,
             )
@@ -204,21 +211,21 @@ _EVERY_COMMAND = (
         "Log which plugins are loaded from where, on standard error.", "--trace-plugins"
     ),
     flag("Ignore all third-party plugins.", "--no-plugins"),
-    several("Load plugins from a file or folder.", "PATH", "--plugins"),
+    repeatable_option("Load plugins from a file or folder.", "PATH", "--plugins"),
 )
 _OF_A_SUITE = (
-    several(
+    repeatable_option(
         "Select part of the suite: algorithm=gamp, alpha=0.1, dimension=80, seed=0, problem=LABEL.",
         "KEY=VALUE",
         "--only",
     ),
-    several(
+    repeatable_option(
         "Override any key of the suite: grid.seed=1, algorithms.adam.steps=100.",
         "KEY=VALUE",
         "--set",
         "overrides",
     ),
-    several(
+    repeatable_option(
         'Add an algorithm, by name or as \'{name="adam", steps=50, label="short"}\'.',
         "ALGORITHM",
         "--add",
@@ -237,7 +244,7 @@ class Request:
     overrides: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     results: Path = Path("results")
-    text: str = ""
+    suite_text: str = ""
 
     @property
     def silent(self) -> bool:
@@ -249,22 +256,23 @@ class Request:
         from smimbench.registry.registry import get_registry
 
         plugins = get_registry().plugins
-        count = len(plugins)
+        count_before = len(plugins)
         try:
             suite = self._read_suite()
         finally:  # plugins in ./plugins are loaded if the suite asks for them
-            complain_of(plugins[count:], quiet=self.quiet)
+            print_plugin_messages(plugins[count_before:], quiet=self.quiet)
         self.remark(*suite.remarks)
         return suite
 
     def _read_suite(self) -> Suite:
+        """Read the suite with its overrides and tuned parameters, from a file or from the ``run.json`` of a results folder."""
         from smimbench.run.store import trials_of
         from smimbench.suite.reader import load_suite, parse_suite
 
-        if self.text:
+        if self.suite_text:
             return self._suite_of_options()
-        settings = self.settings()
-        if settings is None:
+        stored_settings = self.settings()
+        if stored_settings is None:
             suite = load_suite(self.name, self.overrides, self.only)
             store = self.store(suite)
             if trials_of(store).folder.exists():
@@ -272,16 +280,16 @@ class Request:
 
                 suite = tuned(suite, store)
             return suite
-        shared = settings.shared
-        overrides = [*shared.get("overrides", []), *self.overrides]
-        only = self.only or shared.get("only", [])
-        if settings.folder != Path(self.name) and (self.overrides or self.only):
+        run_document = stored_settings.shared
+        overrides = [*run_document.get("overrides", []), *self.overrides]
+        only = self.only or run_document.get("only", [])
+        if stored_settings.folder != Path(self.name) and (self.overrides or self.only):
             # Of the suite as written, not of another change of it.
             overrides, only = [*self.overrides], self.only
         # Results may come from anybody: to look at them must not run code in the working folder.
-        path = Path(f"{settings.suite}.toml")
-        suite = parse_suite(path, shared["text"], overrides, only, stored=True)
-        return suite.with_choices(shared.get("choices", []))
+        path = Path(f"{stored_settings.suite}.toml")
+        suite = parse_suite(path, run_document["text"], overrides, only, stored=True)
+        return suite.with_choices(run_document.get("choices", []))
 
     def _suite_of_options(self) -> Suite:
         """Make the suite that the options describe; error messages name the option instead of a file."""
@@ -290,7 +298,7 @@ class Request:
 
         path = Path(f"{self.name}.toml")
         try:
-            return parse_suite(path, self.text, self.overrides, self.only)
+            return parse_suite(path, self.suite_text, self.overrides, self.only)
         except SuiteError as error:
             message = str(error).removeprefix(f"{path}: ")
             message = re.sub(r"^problem\.(\w+)\.name:", r"--\1:", message)
@@ -310,7 +318,7 @@ class Request:
         from smimbench.suite.document import shipped_suites
 
         folder = Path(self.name)
-        is_suite = self.text or self.name in shipped_suites()
+        is_suite = self.suite_text or self.name in shipped_suites()
         if is_suite or not folder.is_dir():
             return None
         runs = settings_under(folder)
@@ -347,29 +355,33 @@ class Request:
         from smimbench.registry.registry import get_registry
 
         words: list[str] = []
-        for option, arguments in (
+        for option_name, arguments in (
             ("--set", self.overrides),
             ("--only", self.only),
             ("--plugins", get_registry().paths),
         ):
             for argument in arguments:
-                words += [option, str(argument)]
+                words += [option_name, str(argument)]
         return words
 
-    def typed(self, command: str) -> str:
-        """Return the command line of another command on the same suite, with the same options and results folder."""
-        results = (
+    def command_line(self, command: str) -> str:
+        """Return the text of another command on the same suite, with the same options and results folder."""
+        results_option = (
             [] if self.results == Path("results") else ["--results", str(self.results)]
         )
-        return shlex.join(["smimbench", command, self.name, *results, *self.options()])
+        return shlex.join(
+            ["smimbench", command, self.name, *results_option, *self.options()]
+        )
 
-    def remark(self, *lines: str) -> None:
+    def remark(self, *messages: str) -> None:
         """Print remarks on standard error, unless the user chose --quiet."""
-        for line in () if self.quiet else lines:
-            complain(line)
+        for message in () if self.quiet else messages:
+            print_message(message)
 
-    def answer(self, document: T, show: Callable[[Console, T], None]) -> None:
-        """Print the document as JSON, or as tables for a terminal."""
+    def print_document(
+        self, document: Document, show: Callable[[Console, Document], None]
+    ) -> None:
+        """Print a document as JSON with ``--json``, otherwise as tables for a terminal."""
         if self.as_json:
             print_json(document)
         else:
@@ -380,12 +392,14 @@ def command(
     *parameters: click.Parameter,
     name: str | None = None,
     of_a_suite: bool = True,
-    **settings: object,
+    **context_settings: object,
 ) -> Callable[[Callable[..., int]], click.Command]:
     """Define a command; its function is called with a ``Request`` and the command's own parameters."""
-    shared = (*_EVERY_COMMAND, *(_OF_A_SUITE if of_a_suite else ()))
+    shared_options = (*_EVERY_COMMAND, *(_OF_A_SUITE if of_a_suite else ()))
 
     def decorate(function: Callable[..., int]) -> click.Command:
+        """Make a click command from a function."""
+
         @functools.wraps(function)
         def wrapped(
             plugins: tuple[str, ...],
@@ -393,24 +407,38 @@ def command(
             trace_plugins: bool,
             **arguments: Any,
         ) -> int:
+            """Load plugins, collect the shared options in a ``Request``, and call the command's function."""
             _refuse_suite_as_output(arguments.get("name"), arguments.get("output"))
-            with only_json() if arguments.get("as_json") else contextlib.nullcontext():
+            with (
+                reserve_stdout_for_json()
+                if arguments.get("as_json")
+                else contextlib.nullcontext()
+            ):
                 with contextlib.redirect_stdout(sys.stderr), steady_folder():
-                    loaded = _load_plugins(plugins, no_plugins, trace_plugins)
-                complain_of(loaded, quiet=arguments["quiet"])
+                    loaded_plugins = _load_plugins(plugins, no_plugins, trace_plugins)
+                print_plugin_messages(loaded_plugins, quiet=arguments["quiet"])
                 if of_a_suite:  # added algorithms first: --set can change them
-                    added = (f"algorithms+={table}" for table in arguments.pop("add"))
-                    arguments["overrides"] = (*added, *arguments["overrides"])
-                common = {
-                    key: arguments.pop(key)
-                    for key in Request.__annotations__
-                    if key in arguments
+                    added_algorithms = (
+                        f"algorithms+={algorithm_table}"
+                        for algorithm_table in arguments.pop("add")
+                    )
+                    arguments["overrides"] = (
+                        *added_algorithms,
+                        *arguments["overrides"],
+                    )
+                request_fields = {
+                    field_name: arguments.pop(field_name)
+                    for field_name in Request.__annotations__
+                    if field_name in arguments
                 }
-                return function(Request(**common), **arguments)
+                return function(Request(**request_fields), **arguments)
 
-        text = documentation(function)
+        help_text = documentation(function)
         return click.command(
-            name, help=text, params=[*parameters, *shared], context_settings=settings
+            name,
+            help=help_text,
+            params=[*parameters, *shared_options],
+            context_settings=context_settings,
         )(wrapped)
 
     return decorate
@@ -430,6 +458,7 @@ def _refuse_suite_as_output(name: str | None, output: Path | None) -> None:
 def _load_plugins(
     paths: tuple[str, ...], no_plugins: bool, trace_plugins: bool
 ) -> Iterable[Plugin]:
+    """Load shipped, installed and drop-in plugins, and those at these paths; raise an error for a path that does not exist."""
     from smimbench.registry.registry import make_registry, set_registry
 
     for path in paths:
@@ -437,17 +466,17 @@ def _load_plugins(
             raise click.BadParameter(
                 f"Path {path!r} does not exist.", param_hint="'--plugins'"
             )
-    trace = (lambda line: click.echo(line, err=True)) if trace_plugins else None
-    registry = make_registry(paths, third_party=not no_plugins, trace=trace)
+    print_import = (lambda line: click.echo(line, err=True)) if trace_plugins else None
+    registry = make_registry(paths, third_party=not no_plugins, trace=print_import)
     set_registry(registry)
     return registry.plugins
 
 
-def complain_of(plugins: Iterable[Plugin], *, quiet: bool) -> None:
+def print_plugin_messages(plugins: Iterable[Plugin], *, quiet: bool) -> None:
     """Print which plugins could not be loaded and, without --quiet, which of several items a name refers to."""
     from smimbench.registry.registry import plugin_warnings
 
-    for line in plugin_warnings(
+    for message in plugin_warnings(
         plugin for plugin in plugins if plugin.failed or not quiet
     ):
-        complain(line)
+        print_message(message)

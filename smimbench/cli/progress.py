@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from smimbench.cli.options import complain, make_console
+from smimbench.cli.options import make_console, print_message
 from smimbench.report.row import kind_of, reason_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class RunCallbacks(NamedTuple):
     on_wait: Callable[[str], None]
 
 
-class _Lines(contextlib.AbstractContextManager["_Lines"]):
+class _ProgressLines(contextlib.AbstractContextManager["_ProgressLines"]):
     """Print a line about a task after ``delay`` seconds and whenever its time has doubled; None prints nothing."""
 
     def __init__(self, delay: float | None) -> None:
@@ -60,19 +60,24 @@ class _Lines(contextlib.AbstractContextManager["_Lines"]):
         """Do nothing, because printed lines remain."""
 
     def show(
-        self, key: str, name: str, count: str, seconds: float = 0.0, **numbers: object
+        self,
+        task_key: str,
+        name: str,
+        count_text: str,
+        seconds: float = 0.0,
+        **numbers: object,
     ) -> None:
         """Print how long a task has been running and how far it is."""
-        if self._delay is None or seconds < self._due.get(key, self._delay):
+        if self._delay is None or seconds < self._due.get(task_key, self._delay):
             return
-        self._due[key] = 2 * seconds
-        complain(f"running for {_clock(seconds)}: {name}: {count}")
+        self._due[task_key] = 2 * seconds
+        print_message(f"running for {_duration_text(seconds)}: {name}: {count_text}")
 
-    def keep_only(self, keys: Iterable[str]) -> None:
+    def keep_only(self, task_keys: Iterable[str]) -> None:
         """Do nothing, because printed lines remain."""
 
 
-class _Bars:
+class _ProgressBars:
     """Progress bars by key; on a narrow terminal, names are shortened to make room for numbers."""
 
     def __init__(self, console: Console) -> None:
@@ -86,15 +91,16 @@ class _Bars:
         )
         from rich.table import Column
 
-        def text(field: str, ratio: int | None = None) -> TextColumn:
+        def text_column(field: str, ratio: int | None = None) -> TextColumn:
+            """Make a column that shows a field of the task on one line."""
             column = Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
             return TextColumn(f"{{task.{field}}}", table_column=column)
 
-        self._display = Progress(
+        self._choose_display = Progress(
             SpinnerColumn(),
-            text("description", 3),
+            text_column("description", 3),
             BarColumn(16),
-            text("fields[count]"),
+            text_column("fields[count]"),
             TimeElapsedColumn(table_column=Column(no_wrap=True)),
             TimeRemainingColumn(table_column=Column(no_wrap=True)),
             console=console,
@@ -103,52 +109,54 @@ class _Bars:
         )
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> _Bars:
-        self._display.start()
+    def __enter__(self) -> _ProgressBars:
+        self._choose_display.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._display.stop()
+        self._choose_display.stop()
 
     def show(
         self,
-        key: str,
+        task_key: str,
         name: str,
-        count: str,
+        count_text: str,
         seconds: float = 0.0,
         *,
         completed: float = 0,
         total: int | None = None,
     ) -> None:
         """Add or update a progress bar, which pulses if the total is unknown."""
-        if key not in self._tasks:
-            self._tasks[key] = self._display.add_task(name, count=count)
+        if task_key not in self._tasks:
+            self._tasks[task_key] = self._choose_display.add_task(
+                name, count=count_text
+            )
         if total is None:
-            count = f"{count}, {_clock(seconds)}"
-        self._display.update(
-            self._tasks[key],
+            count_text = f"{count_text}, {_duration_text(seconds)}"
+        self._choose_display.update(
+            self._tasks[task_key],
             description=name,
             completed=completed,
             total=total,
-            count=count,
+            count=count_text,
         )
 
-    def keep_only(self, keys: Iterable[str]) -> None:
+    def keep_only(self, task_keys: Iterable[str]) -> None:
         """Remove all other bars."""
-        for key in self._tasks.keys() - set(keys):
-            self._display.remove_task(self._tasks.pop(key))
-            self._display.refresh()
+        for task_key in self._tasks.keys() - set(task_keys):
+            self._choose_display.remove_task(self._tasks.pop(task_key))
+            self._choose_display.refresh()
 
 
-def _display(delay: float | None) -> _Bars | _Lines:
+def _choose_display(delay: float | None) -> _ProgressBars | _ProgressLines:
     """Choose the progress display: bars on a terminal, otherwise a line every ``delay`` seconds; None shows nothing."""
-    console = make_console(error=True)
+    console = make_console(to_stderr=True)
     if console.is_terminal and delay is not None:
-        return _Bars(console)
-    return _Lines(delay)
+        return _ProgressBars(console)
+    return _ProgressLines(delay)
 
 
-def run_watched(campaign: Campaign, request: Request) -> None:
+def run_with_progress(campaign: Campaign, request: Request) -> None:
     """Run a campaign, showing its remarks and progress."""
     request.remark(*campaign.remarks)
     with run_progress(campaign, silent=request.silent) as callbacks:
@@ -158,51 +166,52 @@ def run_watched(campaign: Campaign, request: Request) -> None:
 @contextlib.contextmanager
 def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
     """Show the progress of a campaign, its slow cells, and why cells fail."""
-    name, total = campaign.suite.name, len(campaign.missing)
-    console = make_console(error=True)
-    display = _display(None if silent else LONG_WAIT)
-    reported: set[tuple[str, str]] = set()
-    begin, finished = time.monotonic(), 0
+    suite_name, cell_count = campaign.suite.name, len(campaign.missing)
+    console = make_console(to_stderr=True)
+    display = _choose_display(None if silent else LONG_WAIT)
+    reported_failures: set[tuple[str, str]] = set()
+    begin_time, finished_count = time.monotonic(), 0
 
-    def on_wait(line: str) -> None:
+    def on_wait(message: str) -> None:
+        """Print a line, unless nothing is to be shown."""
         if not silent:
-            console.print(line, style="yellow", soft_wrap=True)
+            console.print(message, style="yellow", soft_wrap=True)
 
     def on_record(record: Record) -> None:
         """Print each kind of failure for its first cell only."""
-        nonlocal finished
-        finished += 1
-        seconds = time.monotonic() - begin
+        nonlocal finished_count
+        finished_count += 1
+        seconds = time.monotonic() - begin_time
         display.show(
-            name,
-            name,
-            f"{finished} / {total}",
+            suite_name,
+            suite_name,
+            f"{finished_count} / {cell_count}",
             seconds,
-            completed=finished,
-            total=total,
+            completed=finished_count,
+            total=cell_count,
         )
         if silent or record.status == "ok":
             return
         algorithm, reason = record.algorithm, reason_of(record)
-        kind = algorithm, kind_of(reason)
-        if kind not in reported:
-            reported.add(kind)
+        failure_kind = algorithm, kind_of(reason)
+        if failure_kind not in reported_failures:
+            reported_failures.add(failure_kind)
             on_wait(f"{algorithm} at alpha {record.cell['alpha']:g}: {reason}")
 
-    def on_progress(underway: list[RunningTask]) -> None:
-        slow = [task for task in underway if task.seconds > LONG_CELL]
-        display.keep_only([name, *map(_cell_key, slow)])
-        for task in slow:
+    def on_progress(running_tasks: list[RunningTask]) -> None:
+        slow_tasks = [task for task in running_tasks if task.seconds > LONG_CELL]
+        display.keep_only([suite_name, *map(_cell_key, slow_tasks)])
+        for task in slow_tasks:
             display.show(
                 _cell_key(task), _cell_name(task), _iterations(task), task.seconds
             )
 
-    if isinstance(display, _Lines) and total and not silent:
-        workers = f"{campaign.workers} at a time"
-        place = f"on {campaign.dask}" if campaign.dask else workers
-        cells = "1 cell" if total == 1 else f"{total} cells"
-        click.echo(f"{name}: running {cells}, {place}", err=True)
-    display.show(name, name, f"0 / {total}", total=total)
+    if isinstance(display, _ProgressLines) and cell_count and not silent:
+        local_workers_text = f"{campaign.workers} at a time"
+        workers_text = f"on {campaign.dask}" if campaign.dask else local_workers_text
+        cells_text = "1 cell" if cell_count == 1 else f"{cell_count} cells"
+        click.echo(f"{suite_name}: running {cells_text}, {workers_text}", err=True)
+    display.show(suite_name, suite_name, f"0 / {cell_count}", total=cell_count)
     with display:
         yield RunCallbacks(on_record, on_progress, on_wait)
 
@@ -250,15 +259,15 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
         self._plans = [
             plan for plan in suite.chosen_plans if plan.problem.no_theory is None
         ]
-        self._display: _Bars | _Lines = _Lines(None)
+        self._choose_display: _ProgressBars | _ProgressLines = _ProgressLines(None)
         self._begin = self._reached = 0.0
 
     def __enter__(self) -> TheorySolver:
-        self._display = _display(self._patience)
+        self._choose_display = _choose_display(self._patience)
         self._begin, self._reached = time.monotonic(), 0.0
         if self._plans:
             self._show(0, "theory")
-        self._display.__enter__()
+        self._choose_display.__enter__()
         return self.solver
 
     def __exit__(
@@ -271,15 +280,16 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
         from smimbench.report.theory_document import stored_counts
         from smimbench.run.answers import Answers
 
-        self._display.__exit__(kind, error, traceback)
-        self._display = _Lines(None)
+        self._choose_display.__exit__(kind, error, traceback)
+        self._choose_display = _ProgressLines(None)
         if isinstance(error, KeyboardInterrupt):
-            points, thresholds, nodes = stored_counts(
+            point_count, threshold_count, node_count = stored_counts(
                 self._suite, self._alphas, Answers(self._folder)
             )
             raise Interrupted(
-                f"interrupted; kept so far: {_count(nodes, 'node')} of curves, {_count(points, 'sample ratio')} and the "
-                f"thresholds of {_count(thresholds, 'problem')}; rerun the same command to continue"
+                f"interrupted; kept so far: {_counted(node_count, 'node')} of curves, "
+                f"{_counted(point_count, 'sample ratio')} and the "
+                f"thresholds of {_counted(threshold_count, 'problem')}; rerun the same command to continue"
             ) from None
 
     def on_progress(self, problem: Problem, progress: Progress) -> None:
@@ -287,60 +297,78 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
         for index, plan in enumerate(self._plans):
             if plan.problem is problem and progress.solved < progress.total:
                 # A curve that has all of its sample ratios may still lack thresholds: the bar is full at the very end.
-                share = 0.9 * progress.solved / progress.total
-                self._reached = max(self._reached, index + share)
-                count = f"{progress.solved} / {progress.total}{_position(progress)}"
-                self._show(index, count)
+                solved_fraction = 0.9 * progress.solved / progress.total
+                self._reached = max(self._reached, index + solved_fraction)
+                count_text = (
+                    f"{progress.solved} / {progress.total}{_position_text(progress)}"
+                )
+                self._show(index, count_text)
 
-    def _show(self, index: int, count: str) -> None:
-        total = len(self._plans)
-        title = f"curve {index + 1} of {total}: {self._plans[index].label}"
+    def _show(self, index: int, count_text: str) -> None:
+        """Update the display: which curve is being solved, and how far it is."""
+        curve_count = len(self._plans)
+        title = f"curve {index + 1} of {curve_count}: {self._plans[index].label}"
         seconds = time.monotonic() - self._begin
-        self._display.show(
-            "theory", title, count, seconds, completed=self._reached, total=total
+        self._choose_display.show(
+            "theory",
+            title,
+            count_text,
+            seconds,
+            completed=self._reached,
+            total=curve_count,
         )
 
 
-def _position(progress: Progress) -> str:
+def _position_text(progress: Progress) -> str:
     """Format the progress of a curve: the sample ratio reached, the number of nodes, or a note."""
     if progress.alpha is not None:
         return f", alpha {progress.alpha:.3g}"
     if progress.nodes:
-        return f", {_count(progress.nodes, 'node')}"
+        return f", {_counted(progress.nodes, 'node')}"
     return f", {progress.note}" if progress.note else ""
 
 
 def figures_progress(charts: Sequence[Chart], *, silent: bool) -> Iterator[Chart]:
     """Yield the charts, showing how many have been drawn."""
-    begin, total = time.monotonic(), len(charts)
-    with _display(None if silent else LONG_WAIT) as display:
+    begin_time, chart_count = time.monotonic(), len(charts)
+    with _choose_display(None if silent else LONG_WAIT) as display:
         for index, chart in enumerate(charts):
-            name, count = f"figure {chart.name}", f"{index + 1} of {total}"
-            seconds = time.monotonic() - begin
-            display.show("figures", name, count, seconds, completed=index, total=total)
+            name, count_text = f"figure {chart.name}", f"{index + 1} of {chart_count}"
+            seconds = time.monotonic() - begin_time
+            display.show(
+                "figures", name, count_text, seconds, completed=index, total=chart_count
+            )
             yield chart
 
 
-def _count(number: int, noun: str) -> str:
+def _counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as ``3 nodes``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _cell_key(underway: RunningTask) -> str:
-    (cell,) = underway.task.arguments
+def _cell_key(running_task: RunningTask) -> str:
+    """Return the key of the cell that a task computes."""
+    (cell,) = running_task.task.arguments
     return str(cell.key)
 
 
-def _cell_name(underway: RunningTask) -> str:
-    (cell,) = underway.task.arguments
-    place = f"alpha {cell.alpha:g}, D {cell.dimension}, seed {cell.replicate}"
-    return f"{cell.algorithm_label}, {cell.problem_label}, {place}"
+def _cell_name(running_task: RunningTask) -> str:
+    """Return the algorithm, problem, sample ratio, dimension and seed of the cell that a task computes."""
+    (cell,) = running_task.task.arguments
+    grid_point = f"alpha {cell.alpha:g}, D {cell.dimension}, seed {cell.replicate}"
+    return f"{cell.algorithm_label}, {cell.problem_label}, {grid_point}"
 
 
-def _iterations(underway: RunningTask) -> str:
-    return f"{underway.iterations} iterations" if underway.iterations else "starting"
+def _iterations(running_task: RunningTask) -> str:
+    """Return how many iterations a running cell has made."""
+    return (
+        f"{running_task.iterations} iterations"
+        if running_task.iterations
+        else "starting"
+    )
 
 
-def _clock(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     """Format a duration as ``0:05``, ``12:34`` or ``1:02:03``."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)

@@ -38,7 +38,7 @@ QUICK_POINTS = 8
 
 @command(
     click.Argument(["name"], metavar="FIGURE", required=False, default=""),
-    flag("List the figures of both papers.", "--list", "listed"),
+    flag("List the figures of both papers.", "--list", "list_only"),
     option(
         "Folder with the tables that the authors of the papers have released (not shipped with smimbench).",
         "--published",
@@ -57,7 +57,7 @@ QUICK_POINTS = 8
 )
 def reproduce(
     request: Request,
-    listed: bool,
+    list_only: bool,
     published: Path | None,
     quick: bool,
     dry_run: bool,
@@ -68,7 +68,7 @@ def reproduce(
     For every curve it says whether ours is inside the stated band around the published points, or why it is known not to be
     (docs/corrections.md). The exit code is 1 if a curve is outside for no known reason, or has no published table.
     """
-    from smimbench.cli.progress import run_watched
+    from smimbench.cli.progress import run_with_progress
     from smimbench.report.published import (
         EXPLAINED,
         INSIDE,
@@ -78,8 +78,8 @@ def reproduce(
     )
     from smimbench.run.campaign import plan_campaign
 
-    if listed:
-        request.answer(figure_list(), _print_list)
+    if list_only:
+        request.print_document(figure_list(), _print_figures)
         return OK
     request, suite, figure = _read_figure(request, quick)
     campaign = None
@@ -97,23 +97,23 @@ def reproduce(
                 f"the table {line.table} is missing in {published}, so {line.label} is not compared"
             )
     if campaign is not None:
-        run_watched(campaign, request)
-    ours, paths = _solve_and_draw(request, suite, lines, workers)
-    curves = list(map(compare, lines, ours)) if published else []
+        run_with_progress(campaign, request)
+    our_lines, image_paths = _solve_and_draw(request, suite, lines, workers)
+    agreements = list(map(compare, lines, our_lines)) if published else []
     document: JsonObject = {
         "figure": suite.name,
         "title": suite.title,
         "quick": quick,
         "source": figure.source,
-        "curves": [curve.document() for curve in curves],
-        "files": [str(path) for path in paths],
+        "curves": [agreement.document() for agreement in agreements],
+        "files": [str(path) for path in image_paths],
     }
-    request.answer(document, _print_verdict)
+    request.print_document(document, _print_agreements)
     if not published:
         request.remark(
             f"nothing is compared without the published tables, which are in {figure.source}; give their folder as --published"
         )
-    agrees = all(curve.verdict in (INSIDE, EXPLAINED) for curve in curves)
+    agrees = all(agreement.verdict in (INSIDE, EXPLAINED) for agreement in agreements)
     return OK if agrees else NOT_OK
 
 
@@ -123,10 +123,10 @@ def _read_figure(request: Request, quick: bool) -> tuple[Request, Suite, FigureT
 
     if not request.name:
         raise click.UsageError("name a figure; 'smimbench reproduce --list' shows them")
-    for shipped in figure_list():
-        if shipped["name"] == request.name and "no_numbers" in shipped:
+    for shipped_figure in figure_list():
+        if shipped_figure["name"] == request.name and "no_numbers" in shipped_figure:
             raise click.UsageError(
-                f"{request.name} has no numbers to compare with: {shipped['no_numbers']}"
+                f"{request.name} has no numbers to compare with: {shipped_figure['no_numbers']}"
             )
     suite = request.suite()
     if suite.figure is None:
@@ -157,11 +157,12 @@ def _solve_and_draw(
     from smimbench.run.theory_processes import solve_in_parallel
 
     assert suite.figure is not None
-    alphas = {plan.label: set(plan.alphas) for plan in suite.plans}
+    alphas_by_problem = {plan.label: set(plan.alphas) for plan in suite.plans}
     for line in lines:
-        alphas[line.plans[0].label] |= line.alphas(suite.figure.xlim)
+        alphas_by_problem[line.plans[0].label] |= line.alphas(suite.figure.xlim)
     plans = [
-        replace(plan, alphas=tuple(sorted(alphas[plan.label]))) for plan in suite.plans
+        replace(plan, alphas=tuple(sorted(alphas_by_problem[plan.label])))
+        for plan in suite.plans
     ]
     drawn_suite, store = replace(suite, plans=tuple(plans)), request.store(suite)
     predictions = any("generalization" in curve.metric for curve in suite.figure.curves)
@@ -180,26 +181,32 @@ def _solve_and_draw(
                     f"{theory.label}: theory could not be solved: {theory.unsolved}"
                 )
         solver.answer(table_questions(results))
-        answers = solver.answer(line_questions(lines, solver.answers, alphas))
-    rows, counts = results.rows, results.counts
-    ours = [
-        our_points(line, answers, rows, sorted(alphas[line.plans[0].label]))
+        answers = solver.answer(
+            line_questions(lines, solver.answers, alphas_by_problem)
+        )
+    rows, status_counts = results.rows, results.counts
+    our_lines = [
+        our_points(line, answers, rows, sorted(alphas_by_problem[line.plans[0].label]))
         for line in lines
     ]
-    failures = [f"{n} {status}" for status, n in counts.items() if status != "ok"]
-    if failures:
+    failure_texts = [
+        f"{count} {status}" for status, count in status_counts.items() if status != "ok"
+    ]
+    if failure_texts:
         request.remark(
-            f"runs that did not end ok: {', '.join(failures)}, of {sum(counts.values())}; their points may be missing"
+            f"runs that did not end ok: {', '.join(failure_texts)}, of {sum(status_counts.values())}; their points may be missing"
         )
-    chart = figure_chart(suite, answers, rows, lines, ours)
+    chart = figure_chart(suite, answers, rows, lines, our_lines)
     folder = settings_folder(suite, store) / "figures"
-    return ours, draw_figures([chart], folder, request)
+    return our_lines, draw_figures([chart], folder, request)
 
 
-def _print_list(console: Console, figures: list[ShippedFigure]) -> None:
+def _print_figures(console: Console, figures: list[ShippedFigure]) -> None:
+    """Print the figures that can be reproduced, with the time each takes."""
     from smimbench.report.columns import Column, make_table
 
     def duration(figure: ShippedFigure) -> str:
+        """Return the time a figure takes, or that it has no numbers."""
         return "has no numbers" if "no_numbers" in figure else figure["duration"]
 
     columns = [
@@ -211,7 +218,8 @@ def _print_list(console: Console, figures: list[ShippedFigure]) -> None:
     console.print(make_table(title, columns, figures))
 
 
-def _print_verdict(console: Console, document: JsonObject) -> None:
+def _print_agreements(console: Console, document: JsonObject) -> None:
+    """Print for every curve whether it agrees with the published one."""
     from smimbench.report.columns import Column, make_table, number
 
     console.print(document["title"], style="bold", soft_wrap=True)

@@ -15,9 +15,9 @@ import click
 from smimbench.cli.options import (
     NOT_OK,
     OK,
-    complain,
     make_console,
     print_json,
+    print_message,
     print_tables,
 )
 from smimbench.files import read_text, unless
@@ -62,8 +62,8 @@ def stored_results(
 def remark_missing_theory(results: Results, request: Request) -> None:
     """Print which command solves theory that is needed but not stored."""
     if results.answers.is_missing:
-        solve = request.typed("theory")
-        request.remark(f"some theory is not stored; '{solve}' solves it")
+        theory_command = request.command_line("theory")
+        request.remark(f"some theory is not stored; '{theory_command}' solves it")
 
 
 def charts_of(results: Results) -> list[Chart]:
@@ -100,12 +100,12 @@ def _why_no_results(request: Request, results: Results) -> str:
         f"no results of {suite.name} {f'with {options} ' if options else ''}in {store.folder}"
     ]
     runs = settings_of_suite(store.folder)
-    same_options = [run.folder for run in runs if run.words == options]
-    if changed_items := other_version_lines(results.other_versions):
-        reasons += changed_items
-    elif same_options:
+    same_option_folders = [run.folder for run in runs if run.words == options]
+    if version_messages := other_version_lines(results.other_versions):
+        reasons += version_messages
+    elif same_option_folders:
         reasons.append(
-            f"results of an earlier version of this suite exist: 'smimbench show {same_options[0]}'"
+            f"results of an earlier version of this suite exist: 'smimbench show {same_option_folders[0]}'"
         )
     other_options = [
         run.words or "the suite's own settings" for run in runs if run.words != options
@@ -129,36 +129,36 @@ def load_stored_table(
     runs = settings_under(path if path.is_dir() else request.results / path.stem)
     if len(runs) != 1 or request.overrides or request.only:
         return None
-    folder, shared = runs[0].folder, runs[0].shared
-    is_file = path.suffix == ".toml"
-    if is_file and unless(ValueError, read_text, path) != shared["text"]:
+    folder, run_document = runs[0].folder, runs[0].shared
+    is_suite_file = path.suffix == ".toml"
+    if is_suite_file and unless(ValueError, read_text, path) != run_document["text"]:
         return None
     try:
         table, *_ = read_packed(folder / TABLE)
     except SuiteError:  # there is none that can be trusted
         return None
-    written = time.localtime(shared.get("written", 0))
-    date = time.strftime("%Y-%m-%d %H:%M", written)
+    written_time = time.localtime(run_document.get("written", 0))
+    date = time.strftime("%Y-%m-%d %H:%M", written_time)
     request.remark(f"{reason}; showing the table of the run on {date}")
     return table, folder
 
 
-def compare_with(table: ResultsTable, name: str | None) -> ResultsTable:
+def compare_with(table: ResultsTable, algorithm: str | None) -> ResultsTable:
     """Return a table whose verdicts compare with this algorithm; raise an error if there is no such algorithm."""
-    if name is None:
+    if algorithm is None:
         return table
-    names: set[str] = set()
+    algorithms: set[str] = set()
     for verdict in table.verdicts:
-        names.update(contender.algorithm for contender in verdict.contenders)
-    if name not in names:
+        algorithms.update(contender.algorithm for contender in verdict.contenders)
+    if algorithm not in algorithms:
         raise click.BadParameter(
-            f"these results have no algorithm {name!r}; choose from {', '.join(sorted(names))}",
+            f"these results have no algorithm {algorithm!r}; choose from {', '.join(sorted(algorithms))}",
             param_hint="--against",
         )
-    return replace(table, against=name)
+    return replace(table, against=algorithm)
 
 
-def present(results: Results, request: Request, *, against: str | None) -> int:
+def present_run(results: Results, request: Request, *, against: str | None) -> int:
     """Store the table of a run, print its verdict (or JSON), and return the exit code."""
     from smimbench.report.stored_table import TABLE, write_table
     from smimbench.run.store import Store
@@ -186,77 +186,79 @@ def _print_outcome(table: ResultsTable, request: Request, folder: Path) -> None:
 
     console = make_console()
     _print_title(console, table)
-    lines = 3 + _print_verdicts(console, table, LINES - 8)
+    line_count = 3 + _print_verdicts(console, table, LINES - 8)
     if not request.quiet:
         remarks = _remarks(console, table, request)
         for index, remark in enumerate(remarks):
-            lines += max(remark.count("\n") + 1, -(-len(remark) // console.width))
-            if index and lines > LINES:
-                hidden = len(remarks) - index
+            line_count += max(remark.count("\n") + 1, -(-len(remark) // console.width))
+            if index and line_count > LINES:
+                hidden_count = len(remarks) - index
                 console.print(
-                    f"... and {hidden} more remarks, which 'smimbench show' prints",
+                    f"... and {hidden_count} more remarks, which 'smimbench show' prints",
                     style="yellow",
                 )
                 break
             console.print(remark, style="yellow", soft_wrap=True)
     console.print(status_line(table.status_counts, table.missing))
-    command = f"tables:  {request.typed('show')} (--figures: all figures)"
+    command = f"tables:  {request.command_line('show')} (--figures: all figures)"
     console.print(command, soft_wrap=True)
     console.print(f"results: {folder}", soft_wrap=True)
 
 
 def _print_verdicts(
-    console: Console, table: ResultsTable, limit: float = math.inf
+    console: Console, table: ResultsTable, line_limit: float = math.inf
 ) -> int:
-    """Print the verdict on each problem in at most ``limit`` lines in total; return the number of lines."""
+    """Print the verdict on each problem in at most ``line_limit`` lines in total; return the number of lines."""
     from smimbench.report.verdict import REFUSED, contender_line, verdict_line
 
-    lines = hidden = 0
+    line_count = hidden_count = 0
     for verdict in table.verdicts:
         text = textwrap.fill(
             verdict_line(verdict), console.width, subsequent_indent="    "
         )
         console.print(text, style="green")
-        lines += text.count("\n") + 1
-        ranked = verdict.contenders
-        for contender in ranked[1:] if ranked and ranked[0].points else ():
+        line_count += text.count("\n") + 1
+        contenders = verdict.contenders
+        for contender in contenders[1:] if contenders and contenders[0].points else ():
             text = textwrap.fill(
                 contender_line(contender),
                 console.width,
                 initial_indent="  ",
                 subsequent_indent="    ",
             )
-            height = text.count("\n") + 1
+            text_lines = text.count("\n") + 1
             # What is wrong is named, however long the list is.
             is_wrong = (
                 contender.agreement.prediction in REFUSED or contender.below_optimum
             )
-            if lines + height > limit and not is_wrong:
-                hidden += 1
+            if line_count + text_lines > line_limit and not is_wrong:
+                hidden_count += 1
                 continue
             console.print(text)
-            lines += height
-    if hidden:
+            line_count += text_lines
+    if hidden_count:
         console.print(
-            f"  ... and {hidden} more lines on other algorithms, which 'smimbench show' prints"
+            f"  ... and {hidden_count} more lines on other algorithms, which 'smimbench show' prints"
         )
-    return lines
+    return line_count
 
 
 def _print_title(console: Console, table: ResultsTable) -> None:
+    """Print the title of a suite, and how many of its cells have been run."""
     console.print(table.title, style="bold")
     if table.missing:
-        finished = sum(table.status_counts.values())
-        total = table.missing + finished
+        finished_count = sum(table.status_counts.values())
+        cell_count = table.missing + finished_count
         console.print(
-            f"{finished} of {total} cells have been run: these results may change",
+            f"{finished_count} of {cell_count} cells have been run: these results may change",
             style="yellow",
         )
 
 
 def _exit_code(table: ResultsTable) -> int:
-    counts = table.status_counts
-    if set(counts) - {"ok", "skipped"} or not counts.get("ok"):
+    """Return the exit code: not ok if a cell failed or is missing, or an error is below the Bayes optimum."""
+    status_counts = table.status_counts
+    if set(status_counts) - {"ok", "skipped"} or not status_counts.get("ok"):
         return NOT_OK
     for verdict in table.verdicts:
         if any(contender.below_optimum for contender in verdict.contenders):
@@ -284,17 +286,17 @@ def present_table(
         if len(table.verdicts) > 1:
             print_tables(console, tables.summary_tables(table.summary))
         fingerprint = machine.fingerprint()
-        for shown in (
+        for table_group in (
             tables.error_tables(table.rows, full=full),
             tables.extrapolated_tables(table.extrapolated),
             tables.learning_tables(table.rows),
             tables.diagnostic_tables(table.rows),
             tables.runtime_tables(table.rows, fingerprint, full=full),
         ):
-            print_tables(console, shown)
+            print_tables(console, table_group)
         if not request.quiet:
-            for line in _remarks(console, table, request):
-                console.print(line, style="yellow", soft_wrap=True)
+            for remark in _remarks(console, table, request):
+                console.print(remark, style="yellow", soft_wrap=True)
         console.print(tables.status_line(table.status_counts, table.missing))
         console.print(f"results: {folder}", soft_wrap=True)
     return _exit_code(table)
@@ -306,31 +308,33 @@ def _remarks(console: Console, table: ResultsTable, request: Request) -> list[st
     from smimbench.report.tables import missing_values, other_version_lines
 
     rows = table.rows
-    remarks = _reasons(rows)
+    remarks = _failure_reasons(rows)
     if len(remarks) > REASONS:
-        hidden = len(remarks) - REASONS
-        remarks[REASONS:] = [f"... and {hidden} more reasons (--json has all)"]
+        hidden_count = len(remarks) - REASONS
+        remarks[REASONS:] = [f"... and {hidden_count} more reasons (--json has all)"]
     notes: set[str] = set()
-    retry: set[str] = set()
-    restarts: dict[tuple[object, ...], int] = {}
+    retry_statuses: set[str] = set()
+    restarts_by_place: dict[tuple[object, ...], int] = {}
     for row in rows:
         notes.update(
             f"{row.place.algorithm}: note: {note}" for note in row.runs.warnings
         )
-        retry.update({"failed", "timeout"}.intersection(row.runs.status_counts))
-        restarts[place(row)] = row.runs.restarts
+        retry_statuses.update(
+            {"failed", "timeout"}.intersection(row.runs.status_counts)
+        )
+        restarts_by_place[place(row)] = row.runs.restarts
     remarks += sorted(notes)
-    if retry:
-        options = (f"--retry {status}" for status in sorted(retry))
-        command = " ".join([request.typed("run"), *options])
+    if retry_statuses:
+        options = (f"--retry {status}" for status in sorted(retry_statuses))
+        command = " ".join([request.command_line("run"), *options])
         remarks.append(f"once that is fixed: {command}")
-    if restarted := sum(restarts.values()):
+    if restart_count := sum(restarts_by_place.values()):
         remarks.append(
-            f"{restarted} runs were restarted once with more cautious settings"
+            f"{restart_count} runs were restarted once with more cautious settings"
         )
     remarks += other_version_lines(table.other_versions, table.missing > 0)
-    for line in (*missing_values(rows), *_unconverged_lines(rows)):
-        remarks.append(textwrap.fill(line, console.width, break_on_hyphens=False))
+    for message in (*missing_values(rows), *_unconverged_lines(rows)):
+        remarks.append(textwrap.fill(message, console.width, break_on_hyphens=False))
     return remarks
 
 
@@ -345,51 +349,56 @@ _ENDED = {
 }
 
 
-def _reasons(rows: Sequence[Row]) -> list[str]:
+def _failure_reasons(rows: Sequence[Row]) -> list[str]:
     """List the reasons why cells of an algorithm failed, one line each, with the number of cells."""
     from smimbench.report.row import kind_of, place
 
-    cells: Counter[tuple[str, str]] = Counter()
+    cell_counts: Counter[tuple[str, str]] = Counter()
     reasons: dict[tuple[str, str], dict[str, str]] = {}
     by_place = {place(row): row for row in sorted(rows, key=lambda r: r.place.alpha)}
     for row in by_place.values():
         algorithm, alpha = row.place.algorithm, f"{row.place.alpha:.4g}"
         for status, count in row.runs.status_counts.items():
-            cells[algorithm, status] += count
-        for line in row.runs.reasons:
-            status, _, reason = line.partition(": ")
-            kinds = reasons.setdefault((algorithm, status), {})
-            kinds.setdefault(kind_of(line), f"at alpha {alpha}: {reason}")
-    lines = []
-    for (algorithm, status), kinds in sorted(reasons.items()):
-        count = cells[algorithm, status]
-        ended = _ENDED.get(status, f"{'was' if count == 1 else 'were'} {status}")
-        first_reason, *further = kinds.values()
+            cell_counts[algorithm, status] += count
+        for status_and_reason in row.runs.reasons:
+            status, _, reason = status_and_reason.partition(": ")
+            reason_by_kind = reasons.setdefault((algorithm, status), {})
+            reason_by_kind.setdefault(
+                kind_of(status_and_reason), f"at alpha {alpha}: {reason}"
+            )
+    messages = []
+    for (algorithm, status), reason_by_kind in sorted(reasons.items()):
+        count = cell_counts[algorithm, status]
+        status_words = _ENDED.get(status, f"{'was' if count == 1 else 'were'} {status}")
+        first_reason, *further_reasons = reason_by_kind.values()
         plural = "" if count == 1 else "s"
-        lines.append(f"{algorithm}: {count} cell{plural} {ended}, first {first_reason}")
-        lines += [f"{algorithm}: {status} {reason}" for reason in further]
-    return lines
+        messages.append(
+            f"{algorithm}: {count} cell{plural} {status_words}, first {first_reason}"
+        )
+        messages += [f"{algorithm}: {status} {reason}" for reason in further_reasons]
+    return messages
 
 
 def _unconverged_lines(rows: Sequence[Row]) -> list[str]:
     """List algorithms whose error was still changing at the last step, one line per problem, where it changed most."""
-    moving: dict[tuple[str, str], tuple[float, StillMoving]] = {}
+    largest_changes: dict[tuple[str, str], tuple[float, StillMoving]] = {}
     for row in rows:
         key, change = (row.place.problem, row.place.algorithm), row.runs.still_moving
         if change and (
-            key not in moving or abs(change.change) >= abs(moving[key][1].change)
+            key not in largest_changes
+            or abs(change.change) >= abs(largest_changes[key][1].change)
         ):
-            moving[key] = row.place.alpha, change
-    lines = []
-    for (problem, algorithm), (alpha, change) in moving.items():
-        line = (
+            largest_changes[key] = row.place.alpha, change
+    messages = []
+    for (problem, algorithm), (alpha, change) in largest_changes.items():
+        message = (
             f"{problem}: {algorithm}: not converged: the error {'rose' if change.change > 0 else 'fell'} by "
             f"{abs(change.change):.0%} between the last two 15% blocks of steps at alpha {alpha:.4g}"
         )
         if change.change > 0:
-            line += f"; its minimum was {change.lowest:.2g} times the final error"
-        lines.append(line)
-    return lines
+            message += f"; its minimum was {change.lowest:.2g} times the final error"
+        messages.append(message)
+    return messages
 
 
 def draw_figures(
@@ -397,7 +406,7 @@ def draw_figures(
     folder: Path,
     request: Request,
     *,
-    kinds: Sequence[str] = ("png", "svg", "pdf"),
+    file_types: Sequence[str] = ("png", "svg", "pdf"),
     width: str | None = None,
 ) -> list[Path]:
     """Draw figures into a folder and print their paths, or a remark if matplotlib is missing."""
@@ -407,14 +416,14 @@ def draw_figures(
     paths: list[Path] = []
     try:
         for chart in figures_progress(charts, silent=request.silent):
-            paths += save(chart, folder, kinds, width)
+            paths += save(chart, folder, file_types, width)
     except ImportError:
-        complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
+        print_message("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
     if not request.silent:
-        kinds_of: dict[Path, list[str]] = {}
+        suffixes_by_figure: dict[Path, list[str]] = {}
         for path in paths:
-            kinds_of.setdefault(path.with_suffix(""), []).append(path.suffix)
-        for name, (suffix, *suffixes) in kinds_of.items():
-            also = f" (and {', '.join(suffixes)})" if suffixes else ""
-            click.echo(f"figure:  {name}{suffix}{also}")
+            suffixes_by_figure.setdefault(path.with_suffix(""), []).append(path.suffix)
+        for figure_path, (suffix, *suffixes) in suffixes_by_figure.items():
+            further_suffixes = f" (and {', '.join(suffixes)})" if suffixes else ""
+            click.echo(f"figure:  {figure_path}{suffix}{further_suffixes}")
     return paths

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smimbench.cli.options import (
-    AGAIN,
     AGAINST,
     DURATION,
+    INCOMPLETE,
     JSON,
     NOT_OK,
     OK,
@@ -30,9 +30,9 @@ from smimbench.cli.options import (
     output_option,
     print_json,
     print_tables,
-    several,
+    repeatable_option,
 )
-from smimbench.cli.results import draw_figures, present
+from smimbench.cli.results import draw_figures, present_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ CELL_MEMORY = option(
 
 @command(
     SUITE,
-    several(
+    repeatable_option(
         "Array backend: numpy, cupy, ...; repeatable.", "NAME", "--backend", "backends"
     ),
     WORKERS,
@@ -110,7 +110,7 @@ def run(
     SUITE is a path or the name of a shipped suite. Finished cells are kept under --results and never run twice; stop at any
     time and run the same command again to continue.
     """
-    from smimbench.cli.progress import TheoryProgress, run_watched
+    from smimbench.cli.progress import TheoryProgress, run_with_progress
     from smimbench.report.figures import metric_chart
     from smimbench.report.results import Results
     from smimbench.report.theory_document import figure_questions, table_questions
@@ -125,7 +125,7 @@ def run(
     store = request.store(suite)
     _refuse_unknown_algorithm(against, suite, store)
     backends = backends or ("numpy",)
-    limits = _limits(settings)
+    limits = _take_limits(settings)
     shard_part = None if shard is None else _read_shard(shard)
     campaign = plan_campaign(
         suite, store, backends, dry_run=dry_run, shard=shard_part, isolated=True, limits=limits, **settings
@@ -133,11 +133,11 @@ def run(
     if dry_run:
         request.remark(*campaign.remarks)
         return show_cost(campaign, request)
-    run_watched(campaign, request)
-    missing = 0 if limits.end is None else campaign.count_missing()
-    if missing:
+    run_with_progress(campaign, request)
+    missing_count = 0 if limits.end is None else campaign.count_missing()
+    if missing_count:
         request.remark(
-            f"time budget exhausted with {missing} cells left to run; rerun to continue"
+            f"time budget exhausted with {missing_count} cells left to run; rerun to continue"
         )
     if shard_part is not None:
         return _report_shard(campaign, shard_part, request)
@@ -148,22 +148,22 @@ def run(
     results = Results(suite, store, backends, solver.answers)
     with progress:
         solver.answer(table_questions(results))
-    code = present(results, request, against=against)
+    exit_code = present_run(results, request, against=against)
     if not no_figure and results.rows:
         with progress:
             solver.answer(figure_questions(results))
         metric = suite.run.metrics[0]
         chart = metric_chart(suite, results.rows, results.answers, metric)
         folder = results.folder / "figures"
-        for kind in ("svg", "pdf"):  # of an earlier table
-            (folder / f"{metric}.{kind}").unlink(missing_ok=True)
+        for file_type in ("svg", "pdf"):  # of an earlier table
+            (folder / f"{metric}.{file_type}").unlink(missing_ok=True)
         # PNG is the quickest of the kinds.
-        draw_figures([chart] if chart else [], folder, request, kinds=("png",))
-    if solver.is_late and not missing:
+        draw_figures([chart] if chart else [], folder, request, file_types=("png",))
+    if solver.is_late and not missing_count:
         request.remark(
             "time budget exhausted before all theory was solved; rerun to continue"
         )
-    return AGAIN if missing or solver.is_late else code
+    return INCOMPLETE if missing_count or solver.is_late else exit_code
 
 
 def _refuse_unknown_algorithm(name: str | None, suite: Suite, store: Store) -> None:
@@ -207,12 +207,12 @@ def tune(
 
     'run' then takes the setting that was chosen for each problem. Stop at any time and tune again to continue.
     """
-    from smimbench.cli.progress import run_watched
+    from smimbench.cli.progress import run_with_progress
     from smimbench.report.tables import search_table
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.tuning import search_all
 
-    settings |= {"isolated": True, "limits": _limits(settings)}
+    settings |= {"isolated": True, "limits": _take_limits(settings)}
     if request.settings() is not None:
         raise click.UsageError(
             f"{request.name} is a folder of results; name the suite instead, or its file"
@@ -227,26 +227,29 @@ def tune(
     if dry_run:
         return _show_tuning_cost(request, suite, backend, settings)
 
-    def work(cells: list[Cell], store: Store) -> bool:
+    def run_cells(cells: list[Cell], store: Store) -> bool:
+        """Run trials of a search, and return whether all of them have a record."""
         campaign = plan_campaign(suite, store, (backend,), cells=cells, **settings)
-        run_watched(campaign, request)
+        run_with_progress(campaign, request)
         return not campaign.count_missing()
 
-    searches = search_all(suite, store, backend, work, retry=retry)
-    finished = [search for search in searches if "rounds" in search]
-    if earlier_backends := {search["backend"] for search in finished} - {backend}:
+    searches = search_all(suite, store, backend, run_cells, retry=retry)
+    finished_searches = [search for search in searches if "rounds" in search]
+    if earlier_backends := {search["backend"] for search in finished_searches} - {
+        backend
+    }:
         request.remark(
             f"finished searches used --backend {', '.join(earlier_backends)}; --backend {backend} does not apply to them"
         )
     if request.as_json:
         print_json(searches)
     else:
-        print_tables(make_console(), map(search_table, finished))
-    if len(finished) < len(searches):
+        print_tables(make_console(), map(search_table, finished_searches))
+    if len(finished_searches) < len(searches):
         request.remark("not all trials have been run; tune again to continue")
-        return AGAIN
+        return INCOMPLETE
     if not request.as_json:
-        click.echo(f"next:    {request.typed('run')}")
+        click.echo(f"next:    {request.command_line('run')}")
     return OK if all(search["algorithm"] for search in searches) else NOT_OK
 
 
@@ -260,43 +263,44 @@ def _show_tuning_cost(
 
     store = request.store(suite)
     searches: list[JsonObject] = []
-    cells: list[Cell] = []
-    for search, ahead in searches_ahead(suite, store, backend):
-        cells += ahead
+    all_cells: list[Cell] = []
+    for search, cells_ahead in searches_ahead(suite, store, backend):
+        all_cells += cells_ahead
         searches.append(
             {
                 "problem": search.plan.label,
                 "label": search.algorithm.label,
                 "trials": len(search.trials),
-                "cells": len(ahead),
+                "cells": len(cells_ahead),
             }
         )
-    if not cells:
+    if not all_cells:
         message = "nothing to run: every search is finished"
         return _report_no_cost(request, message, searches=searches)
-    settings |= {"cells": cells, "dry_run": True}
+    settings |= {"cells": all_cells, "dry_run": True}
     campaign = plan_campaign(suite, trials_of(store), (backend,), **settings)
     return show_cost(campaign, request, searches)
 
 
-def _limits(settings: dict[str, Any]) -> Limits:
+def _take_limits(settings: dict[str, Any]) -> Limits:
     """Remove the limits of cells and of the run from the options and return them."""
     from smimbench.run.executor import Limits
 
     budget = settings.pop("budget")
-    end = None if budget is None else time.monotonic() + budget
-    return Limits(settings.pop("cell_time"), settings.pop("cell_memory"), end)
+    deadline = None if budget is None else time.monotonic() + budget
+    return Limits(settings.pop("cell_time"), settings.pop("cell_memory"), deadline)
 
 
-def _read_shard(text: str) -> Shard:
+def _read_shard(shard_text: str) -> Shard:
+    """Parse the value of ``--shard``: part K of N."""
     from smimbench.run.campaign import Shard
 
-    numbers = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
-    if numbers is None:
+    match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", shard_text)
+    if match is None:
         raise click.BadParameter(
-            f"must be K/N, such as 3/8, got {text[:40]!r}", param_hint="--shard"
+            f"must be K/N, such as 3/8, got {shard_text[:40]!r}", param_hint="--shard"
         )
-    shard = Shard(*map(int, numbers.groups()))
+    shard = Shard(*map(int, match.groups()))
     if not 1 <= shard.number <= shard.count:
         raise click.BadParameter(
             f"part {shard.number} of {shard.count} does not exist; K must be between 1 and N",
@@ -309,32 +313,42 @@ def _report_shard(campaign: Campaign, shard_part: Shard, request: Request) -> in
     """Print the statuses of one shard's cells; tables are printed once all shards are finished."""
     keys = {cell.key for cell in campaign.cells}
     records = campaign.store.load().values()
-    counts = Counter(r.status.value for r in records if r.key in keys)
-    missing, name = campaign.count_missing(), f"{shard_part.number}/{shard_part.count}"
+    status_counts = Counter(
+        record.status.value for record in records if record.key in keys
+    )
+    missing_count, shard_name = (
+        campaign.count_missing(),
+        f"{shard_part.number}/{shard_part.count}",
+    )
     if request.as_json:
         print_json(
             {
-                "shard": name,
+                "shard": shard_name,
                 "cells": len(campaign.cells),
-                "status_counts": dict(counts),
-                "missing": missing,
+                "status_counts": dict(status_counts),
+                "missing": missing_count,
             }
         )
     else:
-        ended = ", ".join(f"{count} {status}" for status, count in counts.items())
-        click.echo(
-            f"shard {name} of {campaign.suite.name}: {len(campaign.cells)} cells: {ended or 'none'}, {missing} not run yet"
+        counts_text = ", ".join(
+            f"{count} {status}" for status, count in status_counts.items()
         )
-    if missing:
-        return AGAIN
-    is_ok = set(counts) <= {"ok", "skipped"} and not campaign.suite.item_failures
-    return OK if is_ok else NOT_OK
+        click.echo(
+            f"shard {shard_name} of {campaign.suite.name}: {len(campaign.cells)} cells: "
+            f"{counts_text or 'none'}, {missing_count} not run yet"
+        )
+    if missing_count:
+        return INCOMPLETE
+    all_ok = (
+        set(status_counts) <= {"ok", "skipped"} and not campaign.suite.item_failures
+    )
+    return OK if all_ok else NOT_OK
 
 
-def _report_no_cost(request: Request, message: str, **documents: object) -> int:
+def _report_no_cost(request: Request, message: str, **further_entries: object) -> int:
     """Print that there is nothing to run."""
-    cost = {**documents, "cells": 0, "missing": 0, "seconds": 0}
-    request.answer(cost, lambda console, _: console.print(message))
+    cost = {**further_entries, "cells": 0, "missing": 0, "seconds": 0}
+    request.print_document(cost, lambda console, _: console.print(message))
     return OK
 
 
@@ -346,30 +360,37 @@ def show_cost(
         return _report_no_cost(
             request, "nothing to run: the suite consists of theory only"
         )
-    cost, cells = campaign.cost(), len(campaign.cells)
-    missing, workers = len(campaign.missing), campaign.workers
+    cost, cell_count = campaign.cost(), len(campaign.cells)
+    missing_count, workers = len(campaign.missing), campaign.workers
     if request.as_json:
-        counts = {"cells": cells, "missing": missing, "workers": workers}
-        named = {"searches": searches} if searches else {}
-        print_json({**named, **counts, **asdict(cost)})
+        cell_counts = {
+            "cells": cell_count,
+            "missing": missing_count,
+            "workers": workers,
+        }
+        search_entry = {"searches": searches} if searches else {}
+        print_json({**search_entry, **cell_counts, **asdict(cost)})
         return OK
     for search in searches:
         click.echo(
             f"{search['problem']}: {search['label']}: {search['trials']} trials, at most {search['cells']} cells"
         )
-    sources = []
+    cost_sources = []
     if cost.learned:
-        sources.append(f"{cost.learned} from past runs")
+        cost_sources.append(f"{cost.learned} from past runs")
     if cost.tried:
-        sources.append(f"{cost.tried} from short trials")
-    basis = f" (cells: {', '.join(sources)})" if sources else ""
-    click.echo(f"{cells} cells, {missing} of them to run, {workers} at a time")
-    click.echo(f"about {_duration(cost.seconds)}{basis}, without theory")
+        cost_sources.append(f"{cost.tried} from short trials")
+    sources_text = f" (cells: {', '.join(cost_sources)})" if cost_sources else ""
+    click.echo(
+        f"{cell_count} cells, {missing_count} of them to run, {workers} at a time"
+    )
+    click.echo(f"about {_duration_text(cost.seconds)}{sources_text}, without theory")
     click.echo(f"at most about {cost.peak_bytes / 2**30:.1f} GB of memory")
     return OK
 
 
-def _duration(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
+    """Return a duration in seconds, minutes or hours as text."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -381,19 +402,21 @@ def data(request: Request, output: Path) -> int:
     from smimbench.run.external import choose_points, write_instance
 
     suite = request.suite()
-    instance = write_instance(suite, choose_points(suite)[0], output)
+    instance_document = write_instance(suite, choose_points(suite)[0], output)
     if request.as_json:
-        print_json(instance)
+        print_json(instance_document)
     elif not request.quiet:
         # Without the same choices the estimate would be compared with another teacher.
-        choices = "".join(f" {shlex.quote(word)}" for word in request.options())
-        click.echo(
-            f"wrote {output}: inputs {tuple(instance['inputs'])}, labels {tuple(instance['labels'])}, "
-            f"{instance['label']}, alpha {instance['alpha']:g}, D {instance['dimension']}"
+        repeated_options = "".join(
+            f" {shlex.quote(option_word)}" for option_word in request.options()
         )
         click.echo(
-            f"save an estimate of shape {tuple(instance['estimate_shape'])} as 'estimate' in an .npz, "
-            f"then: smimbench score {request.name} --estimate FILE.npz{choices}"
+            f"wrote {output}: inputs {tuple(instance_document['inputs'])}, labels {tuple(instance_document['labels'])}, "
+            f"{instance_document['label']}, alpha {instance_document['alpha']:g}, D {instance_document['dimension']}"
+        )
+        click.echo(
+            f"save an estimate of shape {tuple(instance_document['estimate_shape'])} as 'estimate' in an .npz, "
+            f"then: smimbench score {request.name} --estimate FILE.npz{repeated_options}"
         )
     return OK
 
@@ -443,9 +466,9 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     store = request.store(suite)
     keep_scores(store, records)
     # A folder of results says which suite it is of.
-    settings = Store(settings_folder(suite, store))
-    if "suite" not in settings.read_shared():
-        settings.write_shared(shared_document(suite))
+    settings_store = Store(settings_folder(suite, store))
+    if "suite" not in settings_store.read_shared():
+        settings_store.write_shared(shared_document(suite))
     if not request.silent:
         click.echo(
             f"kept in {scores_of(store).folder}; 'smimbench show {request.name}' lists it in its tables"

@@ -30,7 +30,7 @@ from smimbench.cli.options import (
     print_data,
     print_json,
     print_tables,
-    several,
+    repeatable_option,
 )
 from smimbench.cli.results import (
     charts_of,
@@ -55,12 +55,17 @@ if TYPE_CHECKING:
 
 
 def _sample_ratios(
-    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+    ctx: click.Context, param: click.Parameter, alpha_texts: tuple[str, ...]
 ) -> list[float]:
+    """Parse the values of ``--alpha`` to sample ratios."""
     from smimbench.suite.document import parse_sample_ratios
 
     try:
-        return [alpha for text in texts for alpha in parse_sample_ratios(text)]
+        return [
+            alpha
+            for alpha_text in alpha_texts
+            for alpha in parse_sample_ratios(alpha_text)
+        ]
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, param) from None
 
@@ -194,33 +199,35 @@ def theory(
 
             checks = draw_checks(suite, theories, resolve, progress.on_progress)
             theories = with_checks(theories, checks)
-    solved = not any(theory.unsolved for theory in theories)
-    if solved:
+    all_solved = not any(theory.unsolved for theory in theories)
+    if all_solved:
         _solve_theory_of_runs(request, suite)
-    if figure and solved:
-        drawn = drawn_ratios(suite, (), ratios)
+    if figure and all_solved:
+        drawn_alphas = drawn_ratios(suite, (), ratios)
         with progress:
-            solver.answer(chart_questions(suite, answers, drawn, ("mse", "overlap")))
+            solver.answer(
+                chart_questions(suite, answers, drawn_alphas, ("mse", "overlap"))
+            )
     elif figure:
         request.remark(
             "no figure, because a problem is not solved; --only problem=LABEL draws the others"
         )
-    agrees = all(theory.agrees for theory in theories)
+    all_agree = all(theory.agrees for theory in theories)
     if request.as_json:
         print_json([theory.document() for theory in theories])
     elif request.as_csv:
         _print_theory_csv(Theory(suite, theories, solver.answer, ratios), request)
-        if not agrees:
+        if not all_agree:
             request.remark(
                 "--verify: theory and Monte Carlo disagree; run without --csv to see where"
             )
     else:
         _print_theory(suite, theories, request)
-    if figure and solved:
+    if figure and all_solved:
         folder = settings_folder(suite, request.store(suite)) / "figures"
         charts = theory_charts(suite, answers, ratios)
         draw_figures(charts, folder, request, width=width)
-    return OK if solved and agrees else NOT_OK
+    return OK if all_solved and all_agree else NOT_OK
 
 
 def _print_theory(
@@ -245,30 +252,36 @@ def _print_theory_csv(theory: Theory, request: Request) -> None:
     for problem in theory.problems:
         if problem.unsolved:
             request.remark(f"{problem.label}: not solved: {problem.unsolved}")
-    fields = dict.fromkeys(name for row in theory.rows for name in row)
-    print_data(csv_text(theory.rows, list(fields)))
+    column_names = dict.fromkeys(
+        column_name for row in theory.rows for column_name in row
+    )
+    print_data(csv_text(theory.rows, list(column_names)))
 
 
 def _request_of_words(
     request: Request,
     words: Sequence[str],
-    items: dict[str, str | None],
+    item_names: dict[str, str | None],
     alphas: Sequence[float],
 ) -> Request:
     """Return the request for the named suite, or for the problem that the options describe."""
     from smimbench.suite.document import suite_of_items
 
-    if any(items.values()):
+    if any(item_names.values()):
         try:
-            name, text, overrides = suite_of_items(items, dict(_pairs(words)), alphas)
+            name, suite_text, overrides = suite_of_items(
+                item_names, dict(_pairs(words)), alphas
+            )
         except ValueError as error:
             raise click.UsageError(str(error)) from None
-        merged = (*overrides, *request.overrides)
-        return replace(request, name=name, text=text, overrides=merged)
+        all_overrides = (*overrides, *request.overrides)
+        return replace(
+            request, name=name, suite_text=suite_text, overrides=all_overrides
+        )
     for word in words:
         if word.startswith("-"):
-            option = word.partition("=")[0]
-            raise click.NoSuchOption(option, possibilities=_options_of_command())
+            option_name = word.partition("=")[0]
+            raise click.NoSuchOption(option_name, possibilities=_options_of_command())
     if len(words) != 1:
         raise click.UsageError("give one suite, or --model, --channel and --prior")
     return replace(request, name=words[0])
@@ -276,15 +289,15 @@ def _request_of_words(
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the names and values of options written as ``--name value`` or ``--name=value``."""
-    following = iter(words)
-    for word in following:
+    remaining_words = iter(words)
+    for word in remaining_words:
         name, equals, value = word.partition("=")
         if not name.startswith("--"):
             raise click.UsageError(
                 f"unexpected {word!r}: give a suite, or --model, --channel and --prior"
             )
         if not equals:
-            value = next(following, "")
+            value = next(remaining_words, "")
         if not value or value.startswith("--"):
             raise click.NoSuchOption(
                 name, f"{name} needs a value.", _options_of_command()
@@ -293,6 +306,7 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _options_of_command() -> list[str]:
+    """Return all option names of the current command."""
     options: list[str] = []
     for parameter in click.get_current_context().command.params:
         options += parameter.opts
@@ -323,7 +337,9 @@ def _solve_theory_of_runs(request: Request, suite: Suite) -> None:
     flag("Print all rows as CSV.", "--csv", "as_csv"),
     flag("Print all rows as a Markdown table.", "--markdown"),
     flag("Print the tables that compare algorithms in LaTeX (booktabs).", "--latex"),
-    several("Show this backend only; repeatable.", "NAME", "--backend", "backends"),
+    repeatable_option(
+        "Show this backend only; repeatable.", "NAME", "--backend", "backends"
+    ),
     option(
         "Also pack all records and their theory into one file that show and compare read (.gz: compressed).",
         "--pack",
@@ -359,7 +375,7 @@ def show(
 
     if request.as_json + request.as_csv + markdown + latex > 1:
         raise click.UsageError("choose one of --json, --csv, --markdown and --latex")
-    table, shared, folder, results = _read_table(request, backends)
+    table, run_document, folder, results = _read_table(request, backends)
     if (pack or figures) and results is None:
         raise click.UsageError(
             f"{'--pack' if pack else '--figures'} needs the stored records and all plugins; only the results table is available"
@@ -367,11 +383,13 @@ def show(
     if pack and results:
         from smimbench.report.packed import write_packed
 
-        write_packed(pack, results, shared)
+        write_packed(pack, results, run_document)
     if request.as_csv or markdown:
-        text = text_files.as_csv if request.as_csv else text_files.as_markdown
-        limits = [limit.document() for limit in table.extrapolated]
-        print_data(text([row.document() for row in table.rows], limits))
+        format_rows = text_files.as_csv if request.as_csv else text_files.as_markdown
+        extrapolated_rows = [limit.document() for limit in table.extrapolated]
+        print_data(
+            format_rows([row.document() for row in table.rows], extrapolated_rows)
+        )
         return OK
     table = compare_with(table, against)
     if latex:
@@ -382,10 +400,10 @@ def show(
             )
         print_data("\n\n".join(tables) + "\n")
         return OK
-    code = present_table(table, request, folder, full=full)
+    exit_code = present_table(table, request, folder, full=full)
     if figures and results:
         draw_figures(charts_of(results), folder / "figures", request, width=width)
-    return code
+    return exit_code
 
 
 def _read_table(
@@ -404,18 +422,18 @@ def _read_table(
             )
         from smimbench.report.packed import read_packed
 
-        table, shared, remarks = read_packed(path)
+        table, run_document, remarks = read_packed(path)
         request.remark(*(f"{path}: {remark}" for remark in remarks))
-        return table, shared, path, None
+        return table, run_document, path, None
     try:
         results = stored_results(request, backends)
         table, folder = results.table, results.folder
         remark_missing_theory(results, request)
     except SuiteError as error:  # a plugin of the run may be missing
-        stored = load_stored_table(request, str(error))
-        if stored is None:
+        stored_table = load_stored_table(request, str(error))
+        if stored_table is None:
             raise
-        (table, folder), results = stored, None
+        (table, folder), results = stored_table, None
     return table, Store(folder).read_shared(), folder, results
 
 
@@ -435,9 +453,9 @@ def report(request: Request, output: Path) -> int:
     check_writable(output)  # before the figures are drawn
     results = stored_results(request)
     charts = figures_progress(charts_of(results), silent=request.silent)
-    page = render_page(results, charts, Store(results.folder).read_shared())
+    page_html = render_page(results, charts, Store(results.folder).read_shared())
     remark_missing_theory(results, request)
-    write_atomically(output, page.encode())
+    write_atomically(output, page_html.encode())
     if not request.quiet:
         click.echo(f"wrote {output} ({output.stat().st_size / 1024:.0f} kB)")
     return OK
@@ -455,9 +473,9 @@ def _runs_in(path: Path) -> dict[RunKey, Path]:
     runs = {(run.suite, run.words): run.folder for run in settings_under(path)}
     if runs:
         return runs
-    for file in packed_under(path):
-        shared = read_pack(file)["run"]
-        runs[shared["suite"], words_of(shared)] = file
+    for packed_file in packed_under(path):
+        run_document = read_pack(packed_file)["run"]
+        runs[run_document["suite"], words_of(run_document)] = packed_file
     if not runs:
         raise click.UsageError(
             f"{path}: {why_none(path)}, and there are no packed results there"
@@ -484,16 +502,18 @@ def _rows_at(path: Path, request: Request) -> tuple[Sequence[Row], list[str]]:
             results = stored_results(request, any_code=True)
             remarks, rows = [*results.suite.remarks], results.rows
     except (SuiteError, click.UsageError) as error:
-        stored = None if path.is_file() else load_stored_table(request, str(error))
-        if stored is None:
+        stored_table = (
+            None if path.is_file() else load_stored_table(request, str(error))
+        )
+        if stored_table is None:
             raise
-        return stored[0].rows, []
-    unmade = [remark for remark in remarks if remark.startswith(LEFT_OUT)]
-    if unmade and results:
-        stored = load_stored_table(request, "; ".join(unmade))
-        if stored:
-            return stored[0].rows, []
-    return rows, [f"{path}: {remark}" for remark in unmade]
+        return stored_table[0].rows, []
+    omission_remarks = [remark for remark in remarks if remark.startswith(LEFT_OUT)]
+    if omission_remarks and results:
+        stored_table = load_stored_table(request, "; ".join(omission_remarks))
+        if stored_table:
+            return stored_table[0].rows, []
+    return rows, [f"{path}: {remark}" for remark in omission_remarks]
 
 
 def _changes_of_runs(
@@ -503,20 +523,20 @@ def _changes_of_runs(
     from smimbench.report.comparison import compare_rows
 
     changes: list[RowChange] = []
-    left_out: list[str] = []
+    omission_remarks: list[str] = []
     for (suite, _), paths in pairs.items():
-        sides = []
+        rows_of_sides = []
         for path in paths:
-            rows, unmade = _rows_at(path, request)
-            left_out += unmade
+            rows, side_remarks = _rows_at(path, request)
+            omission_remarks += side_remarks
             if len(pairs) > 1:
                 rows = [
                     row.labeled(f"{suite}: {row.place.problem}", row.place.algorithm)
                     for row in rows
                 ]
-            sides.append(rows)
-        changes += compare_rows(*sides)
-    return changes, left_out
+            rows_of_sides.append(rows)
+        changes += compare_rows(*rows_of_sides)
+    return changes, omission_remarks
 
 
 @command(
@@ -551,60 +571,77 @@ def compare(
     if len(runs_before) == len(runs_after) == 1:
         # A single run on each side is compared whatever it is of.
         runs_after = dict(zip(runs_before, runs_after.values()))
-    common = [key for key in runs_before if key in runs_after]
-    if not common:
+    common_keys = [key for key in runs_before if key in runs_after]
+    if not common_keys:
         raise click.UsageError(
             f"{baseline} and {candidate} contain no suite that was run with the same settings in both"
         )
-    pairs = {key: (runs_before[key], runs_after[key]) for key in common}
-    changes, left_out = _changes_of_runs(pairs, request)
-    one_sided = [change for change in changes if change.judgment.verdict in ONE_SIDED]
-    if len(one_sided) == len(changes):
+    pairs = {key: (runs_before[key], runs_after[key]) for key in common_keys}
+    changes, omission_remarks = _changes_of_runs(pairs, request)
+    unmatched_changes = [
+        change for change in changes if change.judgment.verdict in ONE_SIDED
+    ]
+    if len(unmatched_changes) == len(changes):
         raise click.UsageError(
             f"{baseline} and {candidate} have no results for the same problem and algorithm to compare"
         )
-    alone = [str(runs_before[key]) for key in runs_before if key not in common]
-    alone += [str(runs_after[key]) for key in runs_after if key not in common]
-    for line in (
-        *left_out,
-        *(f"{path} exists in only one of the two folders" for path in alone),
+    unpaired_runs = [
+        str(runs_before[key]) for key in runs_before if key not in common_keys
+    ]
+    unpaired_runs += [
+        str(runs_after[key]) for key in runs_after if key not in common_keys
+    ]
+    for message in (
+        *omission_remarks,
+        *(f"{path} exists in only one of the two folders" for path in unpaired_runs),
     ):
-        request.remark(f"{line}; not compared")
-    overall = overall_changes(changes)
-    worse, worse_overall, failing = [], [], 0
+        request.remark(f"{message}; not compared")
+    mean_changes = overall_changes(changes)
+    worse_rows, worse_means, failure_count = [], [], 0
     if fail_over is not None:
-        worse = [c for c in changes if exceeds(c.judgment, fail_over, c.time_percent)]
-        worse_overall = [c for c in overall if exceeds(c.judgment, fail_over)]
-        failing = len([*worse, *worse_overall, *alone, *left_out])
+        worse_rows = [
+            change
+            for change in changes
+            if exceeds(change.judgment, fail_over, change.time_percent)
+        ]
+        worse_means = [
+            change for change in mean_changes if exceeds(change.judgment, fail_over)
+        ]
+        failure_count = len(
+            [*worse_rows, *worse_means, *unpaired_runs, *omission_remarks]
+        )
     if request.as_json:
         print_json(
             {
                 "rows": [change.document() for change in changes],
-                "overall": [change.document() for change in overall],
-                "missing": len(one_sided),
-                "alone": alone,
-                "left_out": left_out,
-                "failing": failing,
+                "overall": [change.document() for change in mean_changes],
+                "missing": len(unmatched_changes),
+                "alone": unpaired_runs,
+                "left_out": omission_remarks,
+                "failing": failure_count,
             }
         )
-        return NOT_OK if failing else OK
+        return NOT_OK if failure_count else OK
     console = make_console()
     print_tables(console, tables.comparison_tables(changes))
-    for line in (
+    for message in (
         *tables.changed_code_lines(changes),
-        *tables.overall_lines(overall),
-        *tables.unmatched_row_lines(one_sided, baseline, candidate),
+        *tables.overall_lines(mean_changes),
+        *tables.unmatched_row_lines(unmatched_changes, baseline, candidate),
     ):
-        console.print(line, soft_wrap=True)
+        console.print(message, soft_wrap=True)
     if fail_over is not None:
-        count, limit = len(worse) - len(one_sided), f"worse by more than {fail_over:g}%"
-        console.print(
-            f"{count} of {len(changes) - len(one_sided)} rows are {limit}",
-            style="red" if count else "green",
+        worse_count, criterion = (
+            len(worse_rows) - len(unmatched_changes),
+            f"worse by more than {fail_over:g}%",
         )
-        if worse_overall:
+        console.print(
+            f"{worse_count} of {len(changes) - len(unmatched_changes)} rows are {criterion}",
+            style="red" if worse_count else "green",
+        )
+        if worse_means:
             console.print(
-                f"{len(worse_overall)} of {len(overall)} means over rows are {limit}",
+                f"{len(worse_means)} of {len(mean_changes)} means over rows are {criterion}",
                 style="red",
             )
-    return NOT_OK if failing else OK
+    return NOT_OK if failure_count else OK

@@ -50,8 +50,8 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
     from smimbench.report.results import is_packed
     from smimbench.run.verification import NOT_VERIFIED
 
-    check = _verify_pack if is_packed(Path(request.name)) else _verify_folder
-    verifications = check(request, _Effort(cells, seed, not no_theory))
+    verify_results = _verify_pack if is_packed(Path(request.name)) else _verify_folder
+    verifications = verify_results(request, _Recomputation(cells, seed, not no_theory))
     disagreements: list[str] = []
     missing: list[str] = []
     for verification in verifications.values():
@@ -78,32 +78,37 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
     console = make_console()
     lines = [*disagreements, *missing[:LISTED]]
     if len(missing) > LISTED:
-        hidden = len(missing) - LISTED
-        lines.append(f"... and {hidden} more are missing (--json lists all)")
+        hidden_count = len(missing) - LISTED
+        lines.append(f"... and {hidden_count} more are missing (--json lists all)")
     for line in lines:
         console.print(line, style="red", soft_wrap=True)
     for name, verification in verifications.items():
-        outcomes = ["all agree"]
+        outcome_texts = ["all agree"]
         if count := len(verification.disagreements):
-            outcomes = ["1 disagrees" if count == 1 else f"{count} disagree"]
+            outcome_texts = ["1 disagrees" if count == 1 else f"{count} disagree"]
         if count := len(verification.missing):
-            outcomes.append("1 is missing" if count == 1 else f"{count} are missing")
-        outcome = "; ".join([*outcomes, *verification.remarks])
-        line = f"{verification.checked} {name}: {outcome}"
+            outcome_texts.append(
+                "1 is missing" if count == 1 else f"{count} are missing"
+            )
+        outcome_text = "; ".join([*outcome_texts, *verification.remarks])
+        line = f"{verification.checked} {name}: {outcome_text}"
         console.print(line, soft_wrap=True)
     console.print(f"not verified: {NOT_VERIFIED}", soft_wrap=True)
     return NOT_OK if disagreements or missing else OK
 
 
-class _Effort(NamedTuple):
-    """Amount of recomputation: the number of cells, the seed that chooses them, and whether theory is solved."""
+class _Recomputation(NamedTuple):
+    """What is computed again: the number of cells, the seed that chooses them, and whether theory is solved."""
 
     cells: int
     seed: int
     theory: bool
 
 
-def _verify_folder(request: Request, effort: _Effort) -> dict[str, Verification]:
+def _verify_folder(
+    request: Request, recomputation: _Recomputation
+) -> dict[str, Verification]:
+    """Verify stored records, trials, scores, tables and packs in a results folder, and recompute a sample."""
     from smimbench.report.packed import packed_under, read_packed, verified_files
     from smimbench.report.results import Results
     from smimbench.report.stored_table import TABLE, verified_table
@@ -114,51 +119,63 @@ def _verify_folder(request: Request, effort: _Effort) -> dict[str, Verification]
     suite = request.suite()
     store = request.store(suite)
     folder = settings_folder(suite, store)
-    if chosen := Store(folder).read_shared().get("choices"):
-        suite = suite.with_choices(chosen)
-    records = files(store)
-    verifications = {"files": records}
-    complaints = shared_documents(suite, folder)
+    if stored_tuning := Store(folder).read_shared().get("choices"):
+        suite = suite.with_choices(stored_tuning)
+    record_files = files(store)
+    verifications = {"files": record_files}
+    document_errors = shared_documents(suite, folder)
     if (folder / "run.json").exists():
-        records.disagreements += complaints
+        record_files.disagreements += document_errors
     else:
-        records.missing += complaints
+        record_files.missing += document_errors
     predictions = suite.needs_prediction_errors
     answers = Answers(theory_folder(store), predictions=predictions)
     results = Results(suite, store, (), answers)
     verifications |= _verify_scores(results)
-    trials = files(trials_of(store))
+    trial_files = files(trials_of(store))
     stored_choices = trials_of(store).folder.glob("choices/[!.]*.json")
-    if trials.checked or trials.disagreements or suite.choices or any(stored_choices):
-        verifications |= {"trials": trials, "choices": choices(suite, store)}
-    paths = {*store.folder.glob(TABLE), *store.folder.glob(f"settings/*/{TABLE}")}
-    tables = verified_files(sorted(paths))
-    if tables.checked:
-        verifications["tables"] = tables
-    table = folder / TABLE
-    if table in paths and not tables.disagreements:
-        tables.disagreements += verified_table(
-            table, read_packed(table).table, results.table
+    if (
+        trial_files.checked
+        or trial_files.disagreements
+        or suite.choices
+        or any(stored_choices)
+    ):
+        verifications |= {"trials": trial_files, "choices": choices(suite, store)}
+    table_paths = {*store.folder.glob(TABLE), *store.folder.glob(f"settings/*/{TABLE}")}
+    table_files = verified_files(sorted(table_paths))
+    if table_files.checked:
+        verifications["tables"] = table_files
+    table_path = folder / TABLE
+    if table_path in table_paths and not table_files.disagreements:
+        table_files.disagreements += verified_table(
+            table_path, read_packed(table_path).table, results.table
         )
-    elif table not in paths and results.pairs:
-        records.remarks.append(f"{table} is missing; rerun 'smimbench run' to write it")
-    if packs := packed_under(store.folder.parent):
-        verifications["packs"] = verified_files(packs)
+    elif table_path not in table_paths and results.pairs:
+        record_files.remarks.append(
+            f"{table_path} is missing; rerun 'smimbench run' to write it"
+        )
+    if pack_paths := packed_under(store.folder.parent):
+        verifications["packs"] = verified_files(pack_paths)
     _ = results.rows  # so that all theory that they need has been asked for
-    records.missing += [
+    record_files.missing += [
         f"{file} is missing; 'smimbench theory' solves it"
         for file in answers.missing_files
     ]
-    _add_missing(records, results)
-    return verifications | _verify_again(results, effort)
+    _add_missing(record_files, results)
+    return verifications | _recompute(results, recomputation)
 
 
 def _verify_scores(results: Results) -> dict[str, Verification]:
+    """Verify the files of scored external estimates, if there are any."""
     from smimbench.run.store import scores_of
     from smimbench.run.verification import files
 
-    scores = files(scores_of(results.store))
-    return {"scores": scores} if scores.checked or scores.disagreements else {}
+    score_files = files(scores_of(results.store))
+    return (
+        {"scores": score_files}
+        if score_files.checked or score_files.disagreements
+        else {}
+    )
 
 
 def _add_missing(verification: Verification, results: Results) -> None:
@@ -166,36 +183,43 @@ def _add_missing(verification: Verification, results: Results) -> None:
     from smimbench.run.verification import missing_records
 
     verification.missing += missing_records(results.cells, results.store)
-    keys = {cell.key for cell in results.cells}
-    unasked = sum(record.key not in keys for record in results.records.values())
-    if unasked:
+    cell_keys = {cell.key for cell in results.cells}
+    foreign_count = sum(
+        record.key not in cell_keys for record in results.records.values()
+    )
+    if foreign_count:
         verification.remarks.append(
-            f"{unasked} records belong to no cell of the suite and appear in no table"
+            f"{foreign_count} records belong to no cell of the suite and appear in no table"
         )
 
 
-def _verify_again(
-    results: Results, effort: _Effort, *, trajectories: bool = True
+def _recompute(
+    results: Results, recomputation: _Recomputation, *, trajectories: bool = True
 ) -> dict[str, Verification]:
     """Recompute the theory of results and a sample of their records."""
     from smimbench.run.verification import rerun, stored_theory
 
-    folder = results.answers.folder
-    assert folder is not None
-    runs = rerun(
+    theory_folder = results.answers.folder
+    assert theory_folder is not None
+    repeated_runs = rerun(
         results.cells,
         results.store,
-        count=effort.cells,
-        seed=effort.seed,
+        count=recomputation.cells,
+        seed=recomputation.seed,
         trajectories=trajectories,
     )
-    if not runs.checked and effort.cells and results.records:
-        runs.remarks.append("no stored cell can be run again")
-    verifications = stored_theory(results.suite, folder, solve=effort.theory)
-    return {**verifications, "cells run again": runs}
+    if not repeated_runs.checked and recomputation.cells and results.records:
+        repeated_runs.remarks.append("no stored cell can be run again")
+    verifications = stored_theory(
+        results.suite, theory_folder, solve=recomputation.theory
+    )
+    return {**verifications, "cells run again": repeated_runs}
 
 
-def _verify_pack(request: Request, effort: _Effort) -> dict[str, Verification]:
+def _verify_pack(
+    request: Request, recomputation: _Recomputation
+) -> dict[str, Verification]:
+    """Verify a packed file, and recompute a sample of its cells."""
     from smimbench.report import stored_table
     from smimbench.report.packed import (
         read_pack,
@@ -211,44 +235,53 @@ def _verify_pack(request: Request, effort: _Effort) -> dict[str, Verification]:
             f"{request.name} is a finished table: --set, --add and --only cannot change it"
         )
     path = Path(request.name)
-    packs = verified_files([path])
-    verifications = {"packs": packs}
-    if packs.disagreements:
+    pack_file = verified_files([path])
+    verifications = {"packs": pack_file}
+    if pack_file.disagreements:
         return verifications
     pack = read_pack(path)
-    shared = pack["run"]
+    run_document = pack["run"]
     if pack["packed"] == stored_table.FORMAT:
-        changes = shared.get("overrides", []), shared.get("only", [])
-        suite_path = Path(f"{shared['suite']}.toml")
-        suite = parse_suite(suite_path, shared["text"], *changes, stored=True)
+        overrides_and_only = (
+            run_document.get("overrides", []),
+            run_document.get("only", []),
+        )
+        suite_path = Path(f"{run_document['suite']}.toml")
+        suite = parse_suite(
+            suite_path, run_document["text"], *overrides_and_only, stored=True
+        )
         verifications["cells run again"] = stored_table.rerun_values(
             path,
             read_packed(path).table.rows,
-            shared,
-            suite.with_choices(shared.get("choices", [])),
-            count=effort.cells,
-            seed=effort.seed,
+            run_document,
+            suite.with_choices(run_document.get("choices", [])),
+            count=recomputation.cells,
+            seed=recomputation.seed,
         )
         return verifications
-    submitted = "by" in shared
+    is_submission = "by" in run_document
     with unpacked(path, pack) as results:
-        _add_missing(packs, results)
+        _add_missing(pack_file, results)
         rows = results.rows
         if results.answers.is_missing:
-            packs.missing.append(f"{path}: some theory of its rows is missing")
+            pack_file.missing.append(f"{path}: some theory of its rows is missing")
         verifications |= _verify_scores(results)
-        if submitted:
-            contenders = verified(path, rows, shared, results.suite)
-            verifications["contenders that others can run again"] = contenders
-        verifications |= _verify_again(results, effort, trajectories=not submitted)
-        temporary = f"{results.store.folder.parent}/"
+        if is_submission:
+            contender_checks = verified(path, rows, run_document, results.suite)
+            verifications["contenders that others can run again"] = contender_checks
+        verifications |= _recompute(
+            results, recomputation, trajectories=not is_submission
+        )
+        temporary_folder = f"{results.store.folder.parent}/"
     for verification in verifications.values():
-        for lines in (
+        for messages in (
             verification.disagreements,
             verification.missing,
             verification.remarks,
         ):
-            lines[:] = [line.replace(temporary, f"{path}: ") for line in lines]
+            messages[:] = [
+                message.replace(temporary_folder, f"{path}: ") for message in messages
+            ]
     return verifications
 
 
@@ -270,15 +303,17 @@ def submit(request: Request, by: str, output: Path) -> int:
     from smimbench.run.store import Store
 
     results = stored_results(request)
-    shared, left_out = submission(results, Store(results.folder).read_shared(), by)
+    run_document, left_out = submission(
+        results, Store(results.folder).read_shared(), by
+    )
     remark_missing_theory(results, request)
-    write_packed(output, results, shared, left_out=left_out, trajectories=False)
+    write_packed(output, results, run_document, left_out=left_out, trajectories=False)
     for (problem, algorithm), reason in left_out.items():
         request.remark(f"{problem}: {algorithm} is left out: {reason}")
     if not request.quiet:
         places = [(row.place.problem, row.place.algorithm) for row in results.rows]
-        count = sum(place not in left_out for place in places)
+        row_count = sum(place not in left_out for place in places)
         click.echo(
-            f"wrote {output}: {count} rows; check them with 'smimbench verify {output}'"
+            f"wrote {output}: {row_count} rows; check them with 'smimbench verify {output}'"
         )
     return OK

@@ -187,13 +187,13 @@ def test_a_failure_that_repeats_is_said_once(cells, capsys):
 
 
 def test_the_table_counts_the_cells_of_a_failure():
-    from smimbench.cli.results import _reasons
+    from smimbench.cli.results import _failure_reasons
 
     rows = [
         row(algorithm="muon", alpha=alpha, metric=metric, status_counts={"failed": 28},
             reasons=[f"failed: ValueError: bad seed {seed} (muon.py, line 12)" for seed in range(28)])
         for alpha in (0.3, 0.1, 0.2) for metric in ("mse", "overlap")
     ]  # fmt: skip
-    assert _reasons(rows) == [
+    assert _failure_reasons(rows) == [
         "muon: 84 cells failed, first at alpha 0.1: ValueError: bad seed 0 (muon.py, line 12)"
     ]
