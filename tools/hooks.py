@@ -14,12 +14,12 @@ from smimbench.interfaces import (
     Prior,
     StoppingRule,
 )
-from smimbench.interfaces.item import describe, optional_members
+from smimbench.interfaces.item import describe_members, optional_members
 
 
 def section(title: str, base: type, sentence: str) -> str:
     """A list of what a class must have, and one of what it may leave out."""
-    members = describe(base)
+    members = describe_members(base)
     optional = list(optional_members(base)) if issubclass(base, Item) else []
     text = f"\n## {title}\n\n{sentence}\n\n" + "".join(
         entry(name, members[name]) for name in members if name not in optional

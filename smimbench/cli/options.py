@@ -288,7 +288,9 @@ class Request:
             overrides, only = [*self.overrides], self.only
         # Results may come from anybody: to look at them must not run code in the working folder.
         path = Path(f"{stored_settings.suite}.toml")
-        suite = parse_suite(path, run_document["text"], overrides, only, stored=True)
+        suite = parse_suite(
+            path, run_document["text"], overrides, only, from_results=True
+        )
         return suite.with_choices(run_document.get("choices", []))
 
     def _suite_of_options(self) -> Suite:

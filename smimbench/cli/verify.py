@@ -248,7 +248,7 @@ def _verify_pack(
         )
         suite_path = Path(f"{run_document['suite']}.toml")
         suite = parse_suite(
-            suite_path, run_document["text"], *overrides_and_only, stored=True
+            suite_path, run_document["text"], *overrides_and_only, from_results=True
         )
         verifications["cells run again"] = stored_table.rerun_values(
             path,

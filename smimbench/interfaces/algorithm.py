@@ -326,11 +326,11 @@ def plan_of(algorithm: Any, data: Data) -> Plan:
 
 def refusal(algorithm: Algorithm, problem: ProblemLike) -> str | None:
     """Reason why an algorithm cannot solve a problem (wrong model, or the algorithm's own reason), or None."""
-    models, model = (
+    supported_models, problem_model = (
         getattr(algorithm, "capabilities", Capabilities()).models,
         problem.model.name,
     )
-    if "*" not in models and model not in models:
-        return f"algorithm {algorithm.name!r} works for {', '.join(models)}, not for {model!r}"
+    if "*" not in supported_models and problem_model not in supported_models:
+        return f"algorithm {algorithm.name!r} works for {', '.join(supported_models)}, not for {problem_model!r}"
     reason = algorithm.refuses(problem)
     return str(reason) if reason else None

@@ -22,10 +22,10 @@ def check_whole(key: str, value: object, minimum: int, maximum: int = 1 << 30) -
     """Raise ParameterError unless ``value`` is an integer between ``minimum`` and ``maximum``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise ParameterError(
-            key, f"must be an integer >= {minimum}, got {shown(value)}"
+            key, f"must be an integer >= {minimum}, got {short_repr(value)}"
         )
     if int(value) > maximum:
-        raise ParameterError(key, f"must be at most {maximum}, got {shown(value)}")
+        raise ParameterError(key, f"must be at most {maximum}, got {short_repr(value)}")
 
 
 def check_number(
@@ -44,17 +44,17 @@ def check_number(
     if not math.isfinite(number) or number < 0 or (positive and number == 0):
         raise ParameterError(
             key,
-            f"must be a finite number {'> 0' if positive else '>= 0'}, got {shown(value)}",
+            f"must be a finite number {'> 0' if positive else '>= 0'}, got {short_repr(value)}",
         )
     if number > maximum or 0 < number < 1 / LARGEST_PARAMETER:
         zero_or = "" if positive else "0 or "
         raise ParameterError(
             key,
-            f"must be {zero_or}between {1 / LARGEST_PARAMETER:g} and {maximum:g}, got {shown(value)}",
+            f"must be {zero_or}between {1 / LARGEST_PARAMETER:g} and {maximum:g}, got {short_repr(value)}",
         )
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Format a value for error messages, shortened if it is long."""
     try:
         text = repr(value)

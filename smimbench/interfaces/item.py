@@ -171,13 +171,17 @@ def with_defaults(base: type[Item], cls: ItemClass) -> ItemClass:
     if not issubclass(cls, base):
         for contract in (Item, base):
             for name, default in vars(contract).items():
-                is_stub = callable(default) and name not in optional_members(contract)
-                if not (name.startswith("_") or is_stub or has_member(cls, name)):
+                is_unimplemented = callable(default) and name not in optional_members(
+                    contract
+                )
+                if not (
+                    name.startswith("_") or is_unimplemented or has_member(cls, name)
+                ):
                     setattr(cls, name, default)
     return cls
 
 
-def describe(base: type[Item]) -> dict[str, str]:
+def describe_members(base: type[Item]) -> dict[str, str]:
     """Documentation of the members of a contract by name, read from the source of its base class."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
     body = tree.body if isinstance(tree, ast.ClassDef) else []

@@ -56,7 +56,7 @@ class Data:
         return int(self.inputs.shape[-1])
 
 
-def sizes(
+def placeholder_data(
     samples: int, tokens: int, dimension: int, sample_ratio: float = math.nan
 ) -> Data:
     """Create placeholder data with shapes but without numbers, for ``Algorithm.plan``."""

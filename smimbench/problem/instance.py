@@ -138,13 +138,13 @@ class Instance:
         chance_factor = quantile(
             1 - FALSE_ALARM_PROBABILITY, len(tokens) - 1
         ) / math.sqrt(len(tokens))
-        for moment, expected in ((tokens, 0.0), (tokens**2, 1.0)):
+        for moment, expected_mean in ((tokens, 0.0), (tokens**2, 1.0)):
             # Samples are independent; tokens and features need not be.
             sample_means = moment.mean(axis=1)
             allowed_deviation = ALLOWED_DEVIATION + chance_factor * sample_means.std(
                 ddof=1
             )
-            if abs(sample_means.mean() - expected) > allowed_deviation:
+            if abs(sample_means.mean() - expected_mean) > allowed_deviation:
                 return [
                     f"inputs {self.problem.inputs.name!r}: mean {tokens.mean():#.2g}, "
                     f"variance {tokens.var():#.2g}; theory expects 0 and 1"
@@ -314,17 +314,19 @@ def draw_on_device(
     block_size = max(1, DEVICE_BLOCK // math.prod(shape[1:]))
     draw_tokens = _block_drawer(device, problem.inputs, shape, block_size, block_seed)
 
-    def draw(block: int) -> Array:
+    def draw_block(block: int) -> Array:
         return xp.astype(draw_tokens(block), input_dtype, copy=False)
 
     fits_device = fits(math.prod(shape) * (xp.finfo(input_dtype).bits // 8), device)
     stored_shape = shape if fits_device else (0, *shape[1:])
     inputs = xp.empty(stored_shape, dtype=input_dtype, device=device.device)
     if not fits_device:
-        inputs = DrawnInputs(shape, block_size, draw, xp.astype(inputs, label_dtype))
+        inputs = DrawnInputs(
+            shape, block_size, draw_block, xp.astype(inputs, label_dtype)
+        )
     labels = []
     for block, start in enumerate(range(0, n, block_size)):
-        x = draw(block)
+        x = draw_block(block)
         if fits_device:
             inputs[start : start + x.shape[0], ...] = x
         z = model.forward(xp.astype(x, xp.float64, copy=False), teacher)
@@ -354,13 +356,13 @@ def _block_drawer(
             tokens[block * block_size : (block + 1) * block_size], dtype="float64"
         )
 
-    def draw(block: int) -> Array:
+    def draw_block(block: int) -> Array:
         draw_normal = device.standard_normal(block_seed(block))
         return transform(
             draw_normal((min(block_size, n - block * block_size), *sample_shape))
         )
 
-    return draw
+    return draw_block
 
 
 def input_and_label_types(dtype: str) -> tuple[str, str]:

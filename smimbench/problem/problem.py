@@ -254,7 +254,7 @@ class Problem:
             self.model.cost(8, 8, self.components)
 
     @cached_property
-    def spectral(self) -> bool:
+    def has_spectrum(self) -> bool:
         """Whether the features of the inputs are known to have different variances (a spectrum)."""
         variances = self.inputs.feature_variances
         if variances is None:
@@ -266,7 +266,7 @@ class Problem:
         inputs = self.inputs
         if (
             inputs.feature_variances is None
-            or not self.spectral
+            or not self.has_spectrum
             or self.model.rank != "low"
         ):
             return
@@ -316,11 +316,13 @@ class Problem:
 
     def _whiten_tokens(self) -> None:
         """Replace model and channel by their versions for whitened latents, if the Gaussian tokens are correlated."""
-        C = self.inputs.token_covariance if self.inputs.gaussian else None
+        token_covariance = (
+            self.inputs.token_covariance if self.inputs.gaussian else None
+        )
         covariance = (
             np.eye(self.model.tokens)
-            if C is None
-            else np.asarray(C(self.model.tokens), dtype=float)
+            if token_covariance is None
+            else np.asarray(token_covariance(self.model.tokens), dtype=float)
         )
         if np.array_equal(covariance, np.eye(self.model.tokens)):
             return
@@ -353,11 +355,11 @@ class Problem:
     @property
     def label(self) -> str:
         """Short readable name of the problem, without parameters that have their default values."""
-        words = []
+        item_texts = []
         for kind, spec in self.spec.items():
             parameters = _parameter_text(spec, self._defaults[kind])
-            words.append(spec["name"] + (f"({parameters})" if parameters else ""))
-        return " ".join(words)
+            item_texts.append(spec["name"] + (f"({parameters})" if parameters else ""))
+        return " ".join(item_texts)
 
     @property
     def no_theory(self) -> str | None:
@@ -365,7 +367,7 @@ class Problem:
         inputs = self.inputs
         if not inputs.gaussian:
             return f"no theory is known for the tokens of {inputs.name!r}, and none is claimed"
-        if not self.spectral:
+        if not self.has_spectrum:
             return None
         unsupported_signals = ""
         if self.model.rank != "low":
@@ -380,8 +382,8 @@ class Problem:
 
     def require_theory(self) -> None:
         """Raise NoTheoryError if there is no theory for these inputs."""
-        if (why := self.no_theory) is not None:
-            raise NoTheoryError("theory", why)
+        if (reason := self.no_theory) is not None:
+            raise NoTheoryError("theory", reason)
 
     @property
     def identity(self) -> str:
@@ -523,11 +525,11 @@ def seed_sequence(
     dimension: int,
     replicate: int,
     stream: str,
-    *extra: str,
+    *child_names: str,
 ) -> np.random.SeedSequence:
     """Derive the random seed of one stream of an instance (problem, alpha, D, replicate) from the root ``seed``.
 
-    ``extra`` names children of the stream.
+    ``child_names`` lead to a child of the stream.
 
     Parameters
     ----------
@@ -543,7 +545,7 @@ def seed_sequence(
         replicate,
         STREAMS.index(stream),
     )
-    for name in extra:
+    for name in child_names:
         key += words(name)
     if seed >= HASHED_SEEDS_FROM:
         seed = int.from_bytes(hashlib.sha256(f"{seed} {key}".encode()).digest(), "big")

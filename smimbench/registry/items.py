@@ -40,7 +40,7 @@ from smimbench.interfaces import (
     Prior,
     ProblemLike,
 )
-from smimbench.interfaces.checks import dtype_name, is_real, shown
+from smimbench.interfaces.checks import dtype_name, is_real, short_repr
 from smimbench.interfaces.item import defines_member, missing_members, takes
 
 if TYPE_CHECKING:
@@ -157,8 +157,8 @@ def _floats_in(value: object) -> Iterator[float]:
     elif isinstance(value, Mapping):
         yield from _floats_in(list(value.values()))
     elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from _floats_in(entry)
+        for element in value:
+            yield from _floats_in(element)
 
 
 @functools.cache
@@ -247,19 +247,22 @@ def parameters_of(kind: str, item: object) -> Parameters:
         for name in signature_of(type(item))
         if name not in ENGINE_FILLED.get(kind, ())
     }
-    document: Parameters = json.loads(json.dumps(parameters, default=plain_value))
-    return document
+    json_parameters: Parameters = json.loads(
+        json.dumps(parameters, default=plain_value)
+    )
+    return json_parameters
 
 
 def explain_validation(error: pydantic.ValidationError) -> tuple[str, str]:
     """Translate the first mistake in a pydantic ValidationError to a suite's key and a message of one line."""
     errors = error.errors(include_url=False)
     # A union reports each member it tried; the one that got furthest into the value is the one that was meant.
-    location = _suite_location(errors[0]["loc"])
+    first_location = _suite_location(errors[0]["loc"])
     same_location_errors = [
         validation_error
         for validation_error in errors
-        if _suite_location(validation_error["loc"])[: len(location)] == location
+        if _suite_location(validation_error["loc"])[: len(first_location)]
+        == first_location
     ]
     deepest_error = max(
         same_location_errors,
@@ -278,15 +281,15 @@ def explain_validation(error: pydantic.ValidationError) -> tuple[str, str]:
         return key, missing(str(deepest_error["loc"][-1]), deepest_error["input"])
     if error_type == "value_error":
         return key, message.removeprefix("Value error, ")
-    context = deepest_error.get("ctx", {})
-    if error_type == "too_short" and context["min_length"] == 1:
+    error_context = deepest_error.get("ctx", {})
+    if error_type == "too_short" and error_context["min_length"] == 1:
         return key, "must list at least one value"
     if error_type in _SUITE_MESSAGES:
-        message = _SUITE_MESSAGES[error_type].format_map(context)
+        message = _SUITE_MESSAGES[error_type].format_map(error_context)
     else:
         message = message.replace("Input should be", "must be")
         message = message.replace("must be a valid", "must be a")
-    return key, f"{message}, got {shown(deepest_error['input'])}"
+    return key, f"{message}, got {short_repr(deepest_error['input'])}"
 
 
 _SUITE_MESSAGES = {
@@ -433,19 +436,17 @@ def _as_data_array(data: Data, estimate: Array) -> Array:
     is_other_namespace = array_api_compat.is_array_api_obj(estimate) and not isinstance(
         estimate, (np.ndarray, np.generic)
     )
-    numbers, error = (
+    array, error = (
         (estimate, None) if is_other_namespace else attempt(np.asanyarray, estimate)
     )
-    if error is not None or not is_real(numbers):
-        type_description = type(estimate).__name__ if error else dtype_name(numbers)
+    if error is not None or not is_real(array):
+        type_description = type(estimate).__name__ if error else dtype_name(array)
         raise ValueError(
             f"fit must return an array of real numbers, got {type_description}"
         )
     if is_other_namespace:
-        return xp.astype(numbers, data.inputs.dtype, copy=False)
-    return xp.asarray(
-        numbers.astype(np.float64), dtype=data.inputs.dtype, device=device
-    )
+        return xp.astype(array, data.inputs.dtype, copy=False)
+    return xp.asarray(array.astype(np.float64), dtype=data.inputs.dtype, device=device)
 
 
 def algorithm_class(item: object) -> Any:
@@ -573,14 +574,14 @@ def contract_violation(kind: str, cls: type[Any]) -> str | None:
                 cls.direction,
             )
         )
-        for flag in ("per_component", "in_trajectory"):
-            value = getattr(cls, flag, False)
+        for flag_name in ("per_component", "in_trajectory"):
+            value = getattr(cls, flag_name, False)
             rules.append(
-                (isinstance(value, bool), f"{flag} must be true or false", value)
+                (isinstance(value, bool), f"{flag_name} must be true or false", value)
             )
-    for is_met, rule, value in rules:
+    for is_met, requirement, value in rules:
         if not is_met:
-            return f"{rule}, got {shown(value)}"
+            return f"{requirement}, got {short_repr(value)}"
     if kind == "metric":
         _, error = attempt(cls)
         if error is not None:

@@ -30,7 +30,7 @@ from smimbench.files import (
     suggestion,
 )
 from smimbench.interfaces import Capabilities, Item, Metric, ProblemLike
-from smimbench.interfaces.item import defines_member, describe, with_defaults
+from smimbench.interfaces.item import defines_member, describe_members, with_defaults
 from smimbench.registry.items import BASES, algorithm_class, contract_violation
 from smimbench.registry.source import DROP_IN_PREFIX, source_of
 
@@ -69,7 +69,7 @@ class Entry:
         """Members that the item does not define and the engine derives, each with a text that says from what."""
         contract = BASES[self.kind]
         derivations = []
-        for name, description in describe(contract).items():
+        for name, description in describe_members(contract).items():
             _, _, derivation = description.partition("Derived: ")
             if derivation and not defines_member(contract, self.item, name):
                 derivations.append(
@@ -164,10 +164,10 @@ class Registry:
             (point, *_name_and_version(point.dist)) for point in entry_points
         ]
         sorted_points.sort(
-            key=lambda named_point: (
-                named_point[1] != BUILT_IN,
-                named_point[1],
-                named_point[0].name,
+            key=lambda point_and_package: (
+                point_and_package[1] != BUILT_IN,
+                point_and_package[1],
+                point_and_package[0].name,
             )
         )
         loaded_points: set[tuple[str, str]] = set()
@@ -244,10 +244,12 @@ class Registry:
                     module, name=f"{plugin.distribution}:{plugin.name}:{plugin.origin}"
                 )
                 for kind in KINDS:
-                    hook = self._manager.subset_hook_caller(
+                    register_hook = self._manager.subset_hook_caller(
                         f"smimbench_register_{PLURALS[kind]}", loaded_before
                     )
-                    hook(register=functools.partial(self._register, plugin, kind))
+                    register_hook(
+                        register=functools.partial(self._register, plugin, kind)
+                    )
         except KeyboardInterrupt:
             raise
         # A plugin may raise anything, and must harm nothing else.
@@ -255,10 +257,12 @@ class Registry:
             plugin.failed = True
             reason = error_line(error).removeprefix("RegistryError: ")
             plugin.problems.append(_renamed_module_advice(error) or reason)
-            self._entries = [e for e in self._entries if e not in plugin.entries]
+            self._entries = [
+                entry for entry in self._entries if entry not in plugin.entries
+            ]
             plugin.entries.clear()
-        for problem in plugin.problems:
-            self._trace(f"  {problem}")
+        for load_problem in plugin.problems:
+            self._trace(f"  {load_problem}")
         for entry in plugin.entries:
             self._trace(f"  {entry.kind} {entry.name}")
 
@@ -416,12 +420,12 @@ def _model_names(entries: Iterable[Entry]) -> str:
 
 def get_registry() -> Registry:
     """Return the registry of this process, created on first use from installed plugins and SMIMBENCH_PLUGINS."""
-    global _current
-    if _current is None:
-        _current = make_registry()
-        for line in plugin_warnings(_current.plugins):
-            warnings.warn(line, stacklevel=2)
-    return _current
+    global _process_registry
+    if _process_registry is None:
+        _process_registry = make_registry()
+        for warning_line in plugin_warnings(_process_registry.plugins):
+            warnings.warn(warning_line, stacklevel=2)
+    return _process_registry
 
 
 def plugin_warnings(plugins: Iterable[Plugin]) -> list[str]:
@@ -458,17 +462,17 @@ def make_registry(
 
 def set_registry(registry: Registry | None) -> None:
     """Make ``registry`` the registry of this process; None creates a new one on next use."""
-    global _current
-    _current = registry
+    global _process_registry
+    _process_registry = registry
 
 
-_current: Registry | None = None
+_process_registry: Registry | None = None
 
 
 @contextmanager
 def using(registry: Any) -> Iterator[None]:
     """Context in which this process uses the given registry instead of its own."""
-    previous = _current
+    previous = _process_registry
     set_registry(registry)
     try:
         yield
@@ -481,12 +485,12 @@ def _without_os_exit() -> Iterator[None]:
     """Context in which a call of ``os._exit``, as by a plugin during import, raises SystemExit instead of ending the process."""
     os_exit, process_id, is_importing = os._exit, os.getpid(), True
 
-    def refuse(status: int = 0) -> None:
+    def raise_system_exit(status: int = 0) -> None:
         if is_importing and os.getpid() == process_id:
             raise SystemExit(f"os._exit({status})")
         os_exit(status)
 
-    os._exit = refuse  # type: ignore[assignment]
+    os._exit = raise_system_exit  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -610,7 +614,7 @@ def claimed_error_metrics(model: str | None = None) -> list[str]:
     ]
 
 
-def names_in_key(names: Iterable[str]) -> tuple[str, ...]:
+def metric_names_in_key(names: Iterable[str]) -> tuple[str, ...]:
     """Return the metric names that are part of a cell's key: third-party metrics and those outside the trajectory.
 
     A version above 1 is written ``name@version``, one of another package ``name@version.code`` with a hash of its code.
@@ -651,7 +655,7 @@ def theory_of(
         return no_values, no_values
     values_and_errors, error = attempt(
         lambda: [
-            _require_count(values, value_count)
+            _require_value_count(values, value_count)
             for values in theory(problem, point.document())
         ]
     )
@@ -665,7 +669,9 @@ def theory_of(
     return no_values, no_values
 
 
-def _require_count(values: Iterable[float | None], count: int) -> list[float | None]:
+def _require_value_count(
+    values: Iterable[float | None], count: int
+) -> list[float | None]:
     """Convert the theoretical values of a metric to floats or None; ValueError unless there are ``count`` of them."""
     checked_values = [None if value is None else float(value) for value in values]
     if len(checked_values) != count:

@@ -84,8 +84,11 @@ def write_package(kind: str, name: str, output: Path | None) -> NewPackage:
         "smimbench_version": re.sub(r"\.?dev.*|\+.*", "", version("smimbench")),
         "commands": "\n".join(commands),
     }
-    templates = importlib.resources.files("smimbench.registry") / "templates"
-    kind_templates, common_templates = templates / kind, templates / "common"
+    template_folder = importlib.resources.files("smimbench.registry") / "templates"
+    kind_templates, common_templates = (
+        template_folder / kind,
+        template_folder / "common",
+    )
     template_values["advice"] = _fill_template(
         kind_templates / "advice.md.tmpl", template_values
     ).strip()

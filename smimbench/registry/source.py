@@ -76,11 +76,13 @@ def _is_not_plugin_code(module: str) -> bool:
 
 def _package_folder(module: str, path: Path) -> Path | None:
     """Return the folder of the outermost package that contains a module; None if the module is a single file."""
-    depth = module.count(".") + (path.name == "__init__.py")
-    packages = [
-        folder for folder in path.parents[:depth] if (folder / "__init__.py").is_file()
+    package_depth = module.count(".") + (path.name == "__init__.py")
+    enclosing_packages = [
+        folder
+        for folder in path.parents[:package_depth]
+        if (folder / "__init__.py").is_file()
     ]
-    return packages[-1] if packages else None
+    return enclosing_packages[-1] if enclosing_packages else None
 
 
 def _package_files(folder: Path) -> set[Path]:

@@ -301,7 +301,7 @@ def unpacked(
     shared = pack["run"]
     changes = shared.get("overrides", []), shared.get("only", [])
     suite = parse_suite(
-        Path(f"{shared['suite']}.toml"), shared["text"], *changes, stored=True
+        Path(f"{shared['suite']}.toml"), shared["text"], *changes, from_results=True
     )
     with tempfile.TemporaryDirectory(prefix="smimbench-") as temporary:
         store = Store(Path(temporary) / suite.name)

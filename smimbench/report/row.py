@@ -16,7 +16,7 @@ import pydantic
 from pydantic import Field
 
 from smimbench.files import canonical_json
-from smimbench.interfaces.checks import shown
+from smimbench.interfaces.checks import short_repr
 from smimbench.problem.problem import Specification, without
 from smimbench.run.external import EXTERNAL
 from smimbench.run.loop import Status
@@ -470,7 +470,7 @@ def row_of(document: RowDocument) -> Row:
         example = error.errors(include_url=False)[0]
         path = ".".join(map(str, example["loc"]))
         raise ValueError(
-            f"not a row of smimbench: the field {path} is wrong: {example['msg']}, got {shown(example['input'])}"
+            f"not a row of smimbench: the field {path} is wrong: {example['msg']}, got {short_repr(example['input'])}"
         ) from None
 
 

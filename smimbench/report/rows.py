@@ -21,7 +21,7 @@ from smimbench.interfaces import (
     ParameterError,
 )
 from smimbench.interfaces.algorithm import plan_of
-from smimbench.interfaces.problem import sizes
+from smimbench.interfaces.problem import placeholder_data
 from smimbench.problem.problem import Problem, ProblemError, Specification
 from smimbench.registry.registry import (
     RegistryError,
@@ -83,7 +83,7 @@ Optima = Mapping[tuple[str, float, int], Optimum]
 def draws_fresh(algorithm: Specification) -> bool:
     """Return whether an algorithm draws fresh samples instead of using the cell's; False if it is not installed."""
     try:
-        plan = plan_of(build_algorithm(algorithm, None), sizes(1, 1, 1))
+        plan = plan_of(build_algorithm(algorithm, None), placeholder_data(1, 1, 1))
     except (RegistryError, ParameterError):
         return False
     return bool(plan.draws_fresh)
@@ -107,7 +107,7 @@ def planned_ratio(problem: Problem, cell: Cell) -> float:
     count = model.sample_count(cell.alpha, cell.dimension)
     if draws_fresh(cell.algorithm):
         algorithm = build_algorithm(cell.algorithm, problem)
-        plan = plan_of(algorithm, sizes(count, model.tokens, cell.dimension))
+        plan = plan_of(algorithm, placeholder_data(count, model.tokens, cell.dimension))
         count = int(plan.steps or 0) * int(plan.batch or count) or count
     return float(model.sample_ratio(count, cell.dimension))
 

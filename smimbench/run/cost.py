@@ -15,7 +15,7 @@ from smimbench.backend.device import get_backend
 from smimbench.files import attempt, canonical_json
 from smimbench.interfaces import Algorithm
 from smimbench.interfaces.algorithm import plan_of, refusal
-from smimbench.interfaces.problem import sizes
+from smimbench.interfaces.problem import placeholder_data
 from smimbench.problem.problem import Problem
 from smimbench.run.cell import run_cell
 from smimbench.run.executor import Limits
@@ -177,7 +177,7 @@ def _iteration(
     """
     model = problem.model
     samples = model.sample_count(alpha, dimension)
-    plan = plan_of(algorithm, sizes(samples, model.tokens, dimension, alpha))
+    plan = plan_of(algorithm, placeholder_data(samples, model.tokens, dimension, alpha))
     batch = plan.batch or samples
     cost = model.cost(batch, dimension, problem.components)
     read = _width(cell) * batch * model.tokens * dimension

@@ -36,7 +36,7 @@ from smimbench.backend.arrays import matching, namespace, read_together
 from smimbench.derive.stopping import OverlapRule
 from smimbench.files import attempt, error_line, printable
 from smimbench.interfaces import Info
-from smimbench.interfaces.problem import sizes
+from smimbench.interfaces.problem import placeholder_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -164,7 +164,7 @@ def metered(data: Data) -> Data:
 def planned(algorithm: Algorithm, data: Data) -> tuple[Plan, Data]:
     """Return an algorithm's plan, made from the shapes of the data, and the data that it may see."""
     n, tokens, dimension = data.inputs.shape
-    plan = algorithm.plan(sizes(n, tokens, dimension, data.sample_ratio))
+    plan = algorithm.plan(placeholder_data(n, tokens, dimension, data.sample_ratio))
     fresh: Any = data.fresh
     fresh.declared = plan.draws_fresh
     return plan, _without_numbers(data) if plan.draws_fresh else data

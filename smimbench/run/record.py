@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from smimbench.backend import machine
 from smimbench.files import JsonObject, plain_value, printable, read_json
-from smimbench.interfaces.checks import shown
+from smimbench.interfaces.checks import short_repr
 from smimbench.run.loop import Status
 from smimbench.suite.cells import Choice, ItemIdentity, StoredItem, key_of
 
@@ -361,7 +361,7 @@ def read_record(file: Path, *, digests: bool = True) -> Record:
         raise ValueError("this is not a record written by smimbench")
     if document.get("format") != FORMAT:
         raise ValueError(
-            f"the record has format {shown(document.get('format'))}, but this smimbench reads {FORMAT}"
+            f"the record has format {short_repr(document.get('format'))}, but this smimbench reads {FORMAT}"
         )
     if digests and digest_of(document) != document["digest"]:
         raise ValueError(
@@ -390,7 +390,7 @@ def _complaints(kind: str) -> Iterator[None]:
         complaint = error.errors(include_url=False)[0]
         place = "".join(f"{key}." for key in complaint["loc"]).removesuffix(".")
         raise ValueError(
-            f"not {kind}: {place}{': ' if place else ''}{complaint['msg']}, got {shown(complaint['input'])}"
+            f"not {kind}: {place}{': ' if place else ''}{complaint['msg']}, got {short_repr(complaint['input'])}"
         ) from None
     except RecursionError:
         raise ValueError(

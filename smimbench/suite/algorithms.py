@@ -11,7 +11,7 @@ import pydantic
 from smimbench.files import attempt, canonical_json
 from smimbench.interfaces import Algorithm, ParameterError
 from smimbench.interfaces.algorithm import plan_of
-from smimbench.interfaces.problem import sizes
+from smimbench.interfaces.problem import placeholder_data
 from smimbench.problem.problem import ProblemError, as_problem_errors, assumed_problem
 from smimbench.registry.items import (
     Parameters,
@@ -62,15 +62,15 @@ def read_algorithms(
     for i, table in enumerate(tables):
         key = f"algorithms[{i}]"
         try:
-            settings_of_table = _algorithms_of_table(table, key, problem_plans, file)
+            table_algorithms = _algorithms_of_table(table, key, problem_plans, file)
         except ProblemError as error:
             _, _, parameter_path = error.key.partition(".")
             skip_or_raise(error, f"{key}.{parameter_path}".rstrip("."))
             continue
-        entry_label = settings_of_table[0].table_label
+        entry_label = table_algorithms[0].table_label
         if any(entry_label == algorithm.table_label for algorithm in algorithms):
             raise _repeated_label_error(file, key, entry_label)
-        for algorithm in settings_of_table:
+        for algorithm in table_algorithms:
             _refuse_repeated_algorithm(algorithm, algorithms, file, key)
             algorithms.append(algorithm)
     return tuple(algorithms)
@@ -188,14 +188,14 @@ def _refuse_repeated_algorithm(
 ) -> None:
     """Raise SuiteError if an earlier algorithm has the same label, or the same settings under another label."""
     run_signature = _run_signature(algorithm)
-    for j, previous in enumerate(algorithms):
-        if algorithm.label == previous.label:
+    for j, earlier_algorithm in enumerate(algorithms):
+        if algorithm.label == earlier_algorithm.label:
             raise _repeated_label_error(file, key, algorithm.label)
-        if run_signature == _run_signature(previous):
+        if run_signature == _run_signature(earlier_algorithm):
             raise SuiteError(
                 file,
                 key,
-                f"is the same algorithm as algorithms[{j}], {previous.label!r}; remove one of the two",
+                f"is the same algorithm as algorithms[{j}], {earlier_algorithm.label!r}; remove one of the two",
             )
 
 
@@ -245,13 +245,13 @@ def _listed_paths_and_values(
                 yield (name,), value
         elif name == "assumed":
             for kind, inner_parameters in value.items():
-                for key, values in (
+                for parameter, values in (
                     inner_parameters.items()
                     if isinstance(inner_parameters, dict)
                     else ()
                 ):
                     if isinstance(values, list):
-                        yield (name, kind, key), values
+                        yield (name, kind, parameter), values
         elif isinstance(value, dict) and isinstance(value.get("name"), str):
             # An algorithm within this one.
             try:
@@ -259,7 +259,9 @@ def _listed_paths_and_values(
             except RegistryError:  # reported when the algorithm is built
                 continue
             inner_parameters = {
-                key: element for key, element in value.items() if key != "name"
+                parameter: element
+                for parameter, element in value.items()
+                if parameter != "name"
             }
             for path, values in _listed_paths_and_values(inner_class, inner_parameters):
                 yield (name, *path), values
@@ -311,7 +313,7 @@ def sample_budgets(
         problem_plan.alphas, problem_plan.dimensions
     ):
         n = model.sample_count(alpha, dimension)
-        data = sizes(n, model.tokens, dimension, alpha)
+        data = placeholder_data(n, model.tokens, dimension, alpha)
         run_plan = plan_of(algorithm, data)
         budgets.append(
             (run_plan.steps, run_plan.batch, run_plan.students, run_plan.draws_fresh)

@@ -29,7 +29,7 @@ from smimbench.registry.registry import (
     Entry,
     RegistryError,
     get_registry,
-    names_in_key,
+    metric_names_in_key,
 )
 from smimbench.suite import SuiteError
 from smimbench.suite.schema import (
@@ -313,13 +313,16 @@ class Cell:
 
 
 def _require_same_version(
-    kind: str, required: Specification, installed_spec: Specification
+    kind: str, required_spec: Specification, installed_spec: Specification
 ) -> None:
     """Raise RegistryError unless the installed item has the version and code that the cell was defined with."""
-    needed_code, installed_code = _version_text(required), _version_text(installed_spec)
-    if installed_code != needed_code:
+    required_version, installed_version = (
+        _version_text(required_spec),
+        _version_text(installed_spec),
+    )
+    if installed_version != required_version:
         raise RegistryError(
-            f"{kind} {required['name']!r} is {installed_code} here, but the cell needs {needed_code}; "
+            f"{kind} {required_spec['name']!r} is {installed_version} here, but the cell needs {required_version}; "
             "install the same packages on all machines, and restart smimbench after changing one"
         )
 
@@ -366,10 +369,10 @@ class Suite:
     def with_choices(self, stored_choices: Iterable[Choice]) -> Suite:
         """Return the suite with the tuned settings that ``run.json`` stores for a run."""
         choices = {
-            (stored["problem"], stored["label"]): TunedAlgorithm(
-                stored["algorithm"], stored["tuning"]
+            (stored_choice["problem"], stored_choice["label"]): TunedAlgorithm(
+                stored_choice["algorithm"], stored_choice["tuning"]
             )
-            for stored in stored_choices
+            for stored_choice in stored_choices
         }
         return replace(self, choices=choices)
 
@@ -427,7 +430,7 @@ class Suite:
 
         It may give the label of an algorithm, the label of its ``[[algorithms]]`` table, or a name that is not a label.
         """
-        labels = {
+        all_labels = {
             label
             for algorithm in self.algorithms
             for label in (algorithm.label, algorithm.table_label)
@@ -435,7 +438,7 @@ class Suite:
         selected_algorithms = []
         for algorithm in self.algorithms:
             accepted_names = [algorithm.label, algorithm.table_label]
-            if algorithm.spec["name"] not in labels:
+            if algorithm.spec["name"] not in all_labels:
                 accepted_names.append(algorithm.spec["name"])
             if meets_conditions(self.only, algorithm=accepted_names):
                 selected_algorithms.append(algorithm)
@@ -468,12 +471,12 @@ class Suite:
         for key, value in self.only:
             key_values = list(dict.fromkeys(valid_values[key]))
             if key == "algorithm":
-                is_met = value in key_values
+                is_satisfiable = value in key_values
             else:
-                is_met = any(
-                    _meets_condition(key, value, choice) for choice in key_values
+                is_satisfiable = any(
+                    _meets_condition(key, value, key_value) for key_value in key_values
                 )
-            if is_met:
+            if is_satisfiable:
                 continue
             # A similar number is no helpful suggestion: numbers are not mistyped words.
             similar_text = value if key in ("problem", "algorithm") else ""
@@ -494,7 +497,7 @@ class Suite:
             If only theory exists for every problem.
         """
         # Metrics of the trajectory are always measured; only the others make another cell.
-        run = self.run.of_cell(names_in_key(self.run.metrics))
+        run = self.run.of_cell(metric_names_in_key(self.run.metrics))
         algorithms_and_options = []
         for algorithm in self.chosen_algorithms:
             start_override = {"start": algorithm.start} if algorithm.start else {}

@@ -94,11 +94,11 @@ def parse_suite(
     overrides: Iterable[str] = (),
     only: Iterable[str] = (),
     *,
-    stored: bool = False,
+    from_results: bool = False,
 ) -> Suite:
     """Parse and check the text of a suite; ``path`` gives its name and appears in error messages. See ``load_suite``.
 
-    ``stored`` marks the text of a suite in a folder of results, which may come from anybody, or use a plugin that is no longer
+    ``from_results`` marks the text of a suite in a folder of results, which may come from anybody, or use a plugin that is no longer
     installed: no code of the working folder is run, and items that cannot be built are left out and named in ``Suite.remarks``.
     """
     file = str(path)
@@ -106,7 +106,7 @@ def parse_suite(
     try:
         tables = parse_toml(file, text)
         if "extends" in tables:
-            if stored:
+            if from_results:
                 raise SuiteError(
                     file,
                     "extends",
@@ -125,7 +125,9 @@ def parse_suite(
             )
         conditions = tuple(map(read_condition, only))
         document = _validated(tables, file)
-        return _Reader(path, document, stored).read_suite(text, overrides, conditions)
+        return _Reader(path, document, from_results).read_suite(
+            text, overrides, conditions
+        )
     except RecursionError:
         raise SuiteError(
             file, "", "the suite nests lists or tables too deeply"
@@ -186,8 +188,8 @@ class _ProblemVariant:
 class _Reader:
     """Builder of a suite from a parsed document; checks its items and whether its keys agree with each other."""
 
-    def __init__(self, path: Path, document: Document, stored: bool) -> None:
-        self.path, self.document, self.stored = path, document, stored
+    def __init__(self, path: Path, document: Document, from_results: bool) -> None:
+        self.path, self.document, self.from_results = path, document, from_results
         self.file = str(path)
         self.remarks: list[str] = []
         self.failed_problems: list[FailedProblem] = []
@@ -249,7 +251,7 @@ class _Reader:
         if not self.document.suite.plugins:
             return
         folder = Path("plugins")
-        if self.stored:
+        if self.from_results:
             if not get_registry().paths:
                 self.remarks.append(
                     "the suite asks for ./plugins, which are not loaded for stored results; load them with --plugins ./plugins"
@@ -270,7 +272,7 @@ class _Reader:
         failure = self.suite_error(key, error.message)
         if isinstance(error, ItemError):
             self.failures.append(failure)
-        elif not self.stored:
+        elif not self.from_results:
             raise failure from None
         self.remarks.append(f"{LEFT_OUT}: {failure}")
 
@@ -321,10 +323,10 @@ class _Reader:
             if getattr(document.grid, axis) and all(
                 getattr(table.grid, axis) for table in tables.values()
             ):
-                example = f"{next(iter(tables))}.grid.{axis}"
+                example_key = f"{next(iter(tables))}.grid.{axis}"
                 raise self.suite_error(
                     f"grid.{axis}",
-                    f"is not used, because every problem sets its own (the first in {example}); remove it",
+                    f"is not used, because every problem sets its own (the first in {example_key}); remove it",
                 )
         return tables
 

@@ -578,12 +578,16 @@ def _value_at_quantile(
     if isinstance(choices, list):
         return choices[int(u * len(choices))]
     low, high = choices.low, choices.high
-    integers = (
+    is_integer_range = (
         isinstance(low, int)
         and isinstance(high, int)
         and not isinstance(suite_value, float)
     )
     # The largest integer has as large a share as the others.
-    upper_end = high + 1 if integers else high
+    upper_end = high + 1 if is_integer_range else high
     value = low * (upper_end / low) ** u if choices.log else low + (upper_end - low) * u
-    return math.floor(value) if integers else min(max(float(f"{value:.4g}"), low), high)
+    return (
+        math.floor(value)
+        if is_integer_range
+        else min(max(float(f"{value:.4g}"), low), high)
+    )

@@ -14,7 +14,7 @@ from smimbench_attention.algorithms.sgd import Sgd
 from smimbench_attention.algorithms.spectral import Spectral
 
 from smimbench.interfaces import Channel, Conditions, ParameterError
-from smimbench.interfaces.problem import sizes
+from smimbench.interfaces.problem import placeholder_data
 from smimbench.theory.predictions import own_theory
 from tests.helpers import attention, sequence
 
@@ -79,7 +79,7 @@ def test_a_parameter_steps_of_a_subclass_is_the_number_of_steps(base):
     class Short(base):
         steps: int = 3
 
-    assert Short().plan(sizes(30, 2, 20)).steps == 3
+    assert Short().plan(placeholder_data(30, 2, 20)).steps == 3
 
 
 class Steps(Channel):

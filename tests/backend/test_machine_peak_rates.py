@@ -12,7 +12,7 @@ from smimbench.backend.machine import (
     peak_fraction,
     stored_peak_rates,
 )
-from smimbench.interfaces.problem import sizes
+from smimbench.interfaces.problem import placeholder_data
 from smimbench.registry.registry import get_registry
 from smimbench.report.statistics import efficiency as _efficiency
 from smimbench.suite.reader import load_suite
@@ -121,7 +121,7 @@ def test_cost_counts_both_products_and_one_reading():
 def test_no_ceiling_is_stated_where_a_step_is_more_than_a_pass_over_the_samples(name):
     entry = get_registry().get("algorithm", name)
     item = entry.item(**getattr(entry.item, "example", {}))
-    assert item.plan(sizes(30, 2, 20)).cost is None
+    assert item.plan(placeholder_data(30, 2, 20)).cost is None
 
 
 def record(seconds, cost=True, ceilings=True, **cell):

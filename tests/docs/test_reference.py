@@ -6,7 +6,7 @@ import pytest
 
 from smimbench import hookspecs
 from smimbench.interfaces import Algorithm, Channel, Item, Metric, Model, Prior
-from smimbench.interfaces.item import describe, optional_members
+from smimbench.interfaces.item import describe_members, optional_members
 from tests.helpers import ROOT
 from tools.hooks import contracts
 
@@ -57,7 +57,7 @@ def test_optional_members_are_few_and_say_what_happens_without_them():
     )  # with all but the first choice of what is needed
     for base in BASES:
         for name in optional_members(base):
-            text = describe(base)[name]
+            text = describe_members(base)[name]
             assert "Derived: " in text or "Without it: " in text, (
                 f"{base.__name__}.{name}"
             )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from smimbench.interfaces import Algorithm, Data, Plan
-from smimbench.interfaces.problem import sizes
+from smimbench.interfaces.problem import placeholder_data
 from smimbench.problem.problem import Problem
 from smimbench.registry.items import algorithm_class, build
 from smimbench.registry.registry import Registry, get_registry, set_registry
@@ -274,7 +274,7 @@ class Planned(Steps):
     ],
 )
 def test_a_plan_is_the_own_one_or_the_number_of_steps(algorithm, plan):
-    data = sizes(5, 2, 4, 1.25)
+    data = placeholder_data(5, 2, 4, 1.25)
     assert (data.inputs.shape, data.labels.shape, data.sample_ratio) == (
         (5, 2, 4),
         (5,),
@@ -309,4 +309,4 @@ def test_plans_of_what_ships(name, parameters, plan):
     algorithm = build(
         get_registry().get("algorithm", name).item, "algorithm", parameters
     )
-    assert algorithm.plan(sizes(10, 2, 4))[:4] == plan[:4]
+    assert algorithm.plan(placeholder_data(10, 2, 4))[:4] == plan[:4]

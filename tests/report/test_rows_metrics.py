@@ -9,7 +9,7 @@ from smimbench.registry.registry import (
     Registry,
     RegistryError,
     find_metric,
-    names_in_key,
+    metric_names_in_key,
     set_registry,
     trajectory_metrics,
     using,
@@ -163,14 +163,14 @@ def test_names_and_later_versions_are_in_the_key_of_a_cell(registered, tmp_path)
     assert plain == {
         cell.key for cell in load_suite(suite, ['run.metrics=["overlap"]']).cells()
     }
-    (name,) = names_in_key(("share", "mse", "share"))
+    (name,) = metric_names_in_key(("share", "mse", "share"))
     # The code of another package's item is part of what it is.
     assert re.fullmatch(r"share@1\.[0-9a-f]+", name)
     second = tmp_path / "second.py"
     second.write_text(METRIC.replace("VERSION", "2"))
     registry = Registry([str(second)])
     with using(registry):
-        assert re.fullmatch(r"share@2\.[0-9a-f]+", names_in_key(("share",))[0])
+        assert re.fullmatch(r"share@2\.[0-9a-f]+", metric_names_in_key(("share",))[0])
 
 
 def test_a_direction_must_be_one_of_three(tmp_path):

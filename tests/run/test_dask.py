@@ -117,7 +117,7 @@ def test_a_worker_that_has_lived_long_runs_the_code_of_today(
         )
         os.utime(plugin, (time.time() + 10 * version,) * 2)
         monkeypatch.setattr(
-            "smimbench.registry.registry._current", Registry([str(plugin)])
+            "smimbench.registry.registry._process_registry", Registry([str(plugin)])
         )
         cells = load_suite(suite).cells()[:1]
         found += run_cells(cells, Store(tmp_path / f"r{version}"), dask=address)

@@ -165,7 +165,9 @@ def test_a_third_partys_numbers_are_the_same_in_a_process_of_its_own(
 ):
     plugin = tmp_path / "honest.py"
     plugin.write_text(TEMPLATE.replace("{name}", "honest").replace("{act}", HONEST))
-    monkeypatch.setattr("smimbench.registry.registry._current", Registry([str(plugin)]))
+    monkeypatch.setattr(
+        "smimbench.registry.registry._process_registry", Registry([str(plugin)])
+    )
     suite = write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, algorithm))
     (cell,) = load_suite(suite, changes).cells()
     assert cell.distributions() == {"honest"}
@@ -217,7 +219,9 @@ def test_a_grandchild_that_detaches_is_not_waited_for(tmp_path, monkeypatch):
         time.sleep(0.5)"""
     plugin = tmp_path / "detaching.py"
     plugin.write_text(TEMPLATE.replace("{name}", "detaching").replace("{act}", act))
-    monkeypatch.setattr("smimbench.registry.registry._current", Registry([str(plugin)]))
+    monkeypatch.setattr(
+        "smimbench.registry.registry._process_registry", Registry([str(plugin)])
+    )
     suite = write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, 'name = "detaching"'))
     cells = load_suite(suite).cells()
     begin = time.monotonic()

@@ -84,7 +84,7 @@ def test_it_can_neither_be_set_nor_be_read_from_results(tmp_path):
     with pytest.raises(SuiteError, match="extends: cannot be set"):
         load_suite(write_suite(tmp_path), ["extends=optimizers"])
     with pytest.raises(SuiteError, match="extends: is not allowed"):
-        parse_suite(tmp_path / "x.toml", 'extends = "optimizers"', stored=True)
+        parse_suite(tmp_path / "x.toml", 'extends = "optimizers"', from_results=True)
 
 
 def test_results_stand_without_the_base(tmp_path, capsys):

@@ -13,7 +13,7 @@ from smimbench_attention.algorithms.gradient.loss import loss_gradient
 
 from smimbench import ParameterError, Problem
 from smimbench.backend import get_backend, to_host
-from smimbench.interfaces.problem import sizes
+from smimbench.interfaces.problem import placeholder_data
 from smimbench.registry import Registry, build, parameters_of
 from smimbench.run.loop import run_algorithm
 from smimbench.suite.reader import load_suite
@@ -375,7 +375,7 @@ def test_contenders_of_the_board_have_as_many_passes_on_each_of_its_problems():
         (cell.problem_label, cell.algorithm_label): cell for cell in cells
     }.values():
         problem, algorithm = cell.rebuild()
-        plan = algorithm.plan(sizes(100, problem.model.tokens, 50))
+        plan = algorithm.plan(placeholder_data(100, problem.model.tokens, 50))
         if (plan.steps or 1) > 1:
             assert algorithm.refuses(problem) is None, cell
             gradients = {"optax.sam": 2, "torch.lbfgs": 25}.get(
