@@ -98,8 +98,9 @@ def parse_suite(
 ) -> Suite:
     """Parse and check the text of a suite; ``path`` gives its name and appears in error messages. See ``load_suite``.
 
-    ``from_results`` marks the text of a suite in a folder of results, which may come from anybody, or use a plugin that is no longer
-    installed: no code of the working folder is run, and items that cannot be built are left out and named in ``Suite.remarks``.
+    ``from_results`` marks the text of a suite in a folder of results, which may come from anybody, or use a plugin that is not
+    installed any more: no code of the working folder is run, and items that cannot be built are left out and named in
+    ``Suite.remarks``.
     """
     file = str(path)
     _require_name(path)
