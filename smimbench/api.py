@@ -86,15 +86,16 @@ def run(
         warnings.warn(remark, stacklevel=2)
     total = len(campaign.missing)
     with _progress_bar(progress) as show_progress:
-        count = itertools.count(1)
+        record_numbers = itertools.count(1)
 
-        def report(record: Record) -> None:
-            show_progress(suite.name, next(count), total)
+        def on_campaign_record(record: Record) -> None:
+            """Advance the progress bar, and pass the record to the caller's function."""
+            show_progress(suite.name, next(record_numbers), total)
             if on_record is not None:
                 on_record(record.document)
 
         show_progress(suite.name, 0, total)
-        campaign.run(report, on_wait=warnings.warn)
+        campaign.run(on_campaign_record, on_wait=warnings.warn)
         show_progress(f"theory of {suite.name}", 0, None)
         return _json_rows(_load_and_solve(suite, store, (backend,))[0])
 
@@ -117,14 +118,15 @@ def tune(
 
     suite, store = _open_suite(suite, results, overrides, only)
 
-    def work(cells: list[Cell], trials: Store) -> bool:
+    def run_trials(cells: list[Cell], trials: Store) -> bool:
+        """Run the trials of a search, and return whether all of them have a record."""
         campaign = plan_campaign(
             suite, trials, (backend,), cells=cells, workers=workers
         )
         campaign.run()
         return not campaign.count_missing()
 
-    return search_all(suite, store, backend, work)
+    return search_all(suite, store, backend, run_trials)
 
 
 def show(
@@ -137,13 +139,13 @@ def show(
     from smimbench.report.results import Results
 
     suite, store = _open_suite(suite, results)
-    stored = Results(suite, store, backends)
-    if stored.rows and stored.answers.is_missing:
+    stored_results = Results(suite, store, backends)
+    if stored_results.rows and stored_results.answers.is_missing:
         warnings.warn(
             f"some theory of {suite.name} is not stored; smimbench.run solves it",
             stacklevel=2,
         )
-    return _json_rows(stored)
+    return _json_rows(stored_results)
 
 
 def _json_rows(results: Results) -> Rows:
@@ -273,16 +275,23 @@ def theory(
             raise ValueError(
                 "theory needs a suite, or the names of model, channel and prior"
             )
-        name, text, settings = suite_of_items(items, parameters, alphas or ())
-        suite = parse_suite(Path(f"{name}.toml"), text, [*settings, *overrides])
-    elif parameters:
-        name, arguments = next(iter(parameters)), list(signature(theory).parameters)
-        raise ValueError(
-            f"theory of a suite takes no argument {name!r}; {suggestion(name, arguments)}"
+        parameter_name, suite_text, settings = suite_of_items(
+            items, parameters, alphas or ()
         )
-    elif named := [key for key, value in items.items() if value is not None]:
+        suite = parse_suite(
+            Path(f"{parameter_name}.toml"), suite_text, [*settings, *overrides]
+        )
+    elif parameters:
+        parameter_name, arguments = (
+            next(iter(parameters)),
+            list(signature(theory).parameters),
+        )
         raise ValueError(
-            f"{', '.join(named)}: give either a suite or the items of a problem, not both"
+            f"theory of a suite takes no argument {parameter_name!r}; {suggestion(parameter_name, arguments)}"
+        )
+    elif given_items := [key for key, value in items.items() if value is not None]:
+        raise ValueError(
+            f"{', '.join(given_items)}: give either a suite or the items of a problem, not both"
         )
     else:
         suite = _as_suite(suite, overrides)
@@ -292,12 +301,18 @@ def theory(
         _progress_bar(progress) as show_progress,
     ):
 
-        def on_progress(problem: Problem, state: Progress) -> None:
-            show_progress(f"theory of {labels[problem]}", state.solved, state.total)
+        def on_progress(problem: Problem, curve_progress: Progress) -> None:
+            """Show how many sample ratios of a problem's curve are solved."""
+            show_progress(
+                f"theory of {labels[problem]}",
+                curve_progress.solved,
+                curve_progress.total,
+            )
 
-        def solver_in(
+        def make_solver(
             folder: Path | None, memory: Memory | None = None
         ) -> TheorySolver:
+            """Make a solver that keeps its answers in a folder (None: in memory)."""
             return TheorySolver(
                 folder,
                 predictions=predictions
@@ -308,10 +323,12 @@ def theory(
                 memory=memory,
             )
 
-        shared = (
+        answer_folder = (
             Path(temporary) if workers > 1 else None
         )  # where processes leave their answers
-        solver = solver_in(shared if results is None else Path(results) / "theory")
+        solver = make_solver(
+            answer_folder if results is None else Path(results) / "theory"
+        )
         questions = list(theory_questions(suite, alphas, thresholds=thresholds))
         if workers > 1:
             solve_in_parallel(questions, solver, workers)
@@ -329,40 +346,41 @@ def theory(
                 stacklevel=2,
             )
     if results is None:
-        solver = solver_in(None, solver.memory)
+        solver = make_solver(None, solver.memory)
     return Theory(suite, theories, solver.answer, alphas)
 
 
 @contextlib.contextmanager
-def _progress_bar(is_shown: bool) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Return a function ``(task, done, total)`` that shows a progress bar in a terminal or a notebook."""
+def _progress_bar(is_wanted: bool) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Return a function ``(description, finished, total)`` that shows a progress bar in a terminal or a notebook."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    if not is_shown or not (console.is_jupyter or console.is_terminal):
+    if not is_wanted or not (console.is_jupyter or console.is_terminal):
         yield lambda task, finished, total: None
     elif console.is_jupyter:  # where Rich needs a package that not everybody has
         from IPython.display import DisplayHandle
 
-        line: Any = DisplayHandle()  # type: ignore[no-untyped-call, unused-ignore]
-        line.display({"text/plain": ""}, raw=True)
+        notebook_line: Any = DisplayHandle()  # type: ignore[no-untyped-call, unused-ignore]
+        notebook_line.display({"text/plain": ""}, raw=True)
 
-        def show_line(task: str, finished: int, total: int | None) -> None:
+        def update_line(task: str, finished: int, total: int | None) -> None:
+            """Show the progress as one line of a notebook."""
             if total:
-                bar = "#" * (30 * finished // total)
-                task = f"[{bar:30}] {finished} / {total} {task}"
-            line.update({"text/plain": task}, raw=True)
+                hashes = "#" * (30 * finished // total)
+                task = f"[{hashes:30}] {finished} / {total} {task}"
+            notebook_line.update({"text/plain": task}, raw=True)
 
         try:
-            yield show_line
+            yield update_line
         finally:
-            line.update({"text/plain": ""}, raw=True)
+            notebook_line.update({"text/plain": ""}, raw=True)
     else:
-        with Progress(console=console, transient=True) as bar:
-            row = bar.add_task("")
-            yield lambda task, finished, total: bar.update(
-                row, description=task, completed=finished, total=total
+        with Progress(console=console, transient=True) as progress_bar:
+            task_id = progress_bar.add_task("")
+            yield lambda task, finished, total: progress_bar.update(
+                task_id, description=task, completed=finished, total=total
             )
 
 
@@ -429,14 +447,14 @@ def plot(
         raise ValueError(
             f"suite {suite.name} does not report the metric {metric!r}; choose from {', '.join(suite.run.metrics)}"
         )
-    results_of_suite, solver = _load_and_solve(suite, store, backends)
-    rows = results_of_suite.rows
+    stored_results, solver = _load_and_solve(suite, store, backends)
+    rows = stored_results.rows
     solver.answer(
         chart_questions(
-            suite, results_of_suite.answers, drawn_ratios(suite, rows), (metric,)
+            suite, stored_results.answers, drawn_ratios(suite, rows), (metric,)
         )
     )
-    chart = metric_chart(suite, rows, results_of_suite.answers, metric)
+    chart = metric_chart(suite, rows, stored_results.answers, metric)
     if chart is None:
         raise ValueError(f"suite {suite.name} has no problem to draw")
     return charts.show(chart, width)
@@ -460,6 +478,7 @@ def _open_suite(
 def _as_suite(
     suite: Suite | str | Path, overrides: Iterable[str] = (), only: Iterable[str] = ()
 ) -> Suite:
+    """Return the suite, loaded first if it is given by name or path."""
     from smimbench.suite.cells import Suite
     from smimbench.suite.reader import load_suite
 

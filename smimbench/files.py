@@ -63,10 +63,10 @@ _CONTROL = re.compile(
 """Characters that steer a terminal, turn the direction of text or are no text at all; tab and newline are harmless."""
 
 
-def printable(value: object, longest: int | None = None) -> str:
+def printable(value: object, max_length: int | None = None) -> str:
     """Return the text of any object, without characters that control a terminal or break XML.
 
-    Each of those becomes U+FFFD, so that text stays as wide as it was. Beyond ``longest`` characters the middle is left out.
+    Each of those becomes U+FFFD, so that text stays as wide as it was. Beyond ``max_length`` characters the middle is left out.
     """
     try:
         text = str.__str__(value) if isinstance(value, str) else str(value)
@@ -76,18 +76,18 @@ def printable(value: object, longest: int | None = None) -> str:
         if isinstance(error, KeyboardInterrupt):
             raise
         text = f"(a {type(value).__name__} that cannot be converted to text)"
-    if longest is not None and len(text) > longest:
-        half = longest // 2
-        text = f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
+    if max_length is not None and len(text) > max_length:
+        end_length = max_length // 2
+        text = f"{text[:end_length]} ... ({len(text) - 2 * end_length} characters left out) ... {text[-end_length:]}"
     return _CONTROL.sub("\ufffd", text)
 
 
 def attempt(
-    work: Callable[..., object], *arguments: object, **options: object
+    function: Callable[..., object], *arguments: object, **options: object
 ) -> tuple[Any, Exception | SystemExit | None]:
     """Call third-party code, which may raise anything, and return (result, None) or (None, error)."""
     try:
-        return work(*arguments, **options), None
+        return function(*arguments, **options), None
     except (
         Exception,
         SystemExit,
@@ -100,25 +100,29 @@ def error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(printable(error, 2000).split()) or 'no message'}"
 
 
-def suggestion(word: str, choices: Iterable[object], shown: int = 40) -> str:
+def suggestion(word: str, choices: Iterable[object], max_choices: int = 40) -> str:
     """Return text such as ``did you mean 'gamp'?``, or the list of choices if none is similar."""
     import difflib
 
-    words = list(map(str, choices))
-    close = difflib.get_close_matches(word, words, 1)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    if len(words) > shown:
-        words = [*words[: shown // 2], "...", words[-1]]
-    return f"choose from {', '.join(words) or 'none'}"
+    choice_texts = list(map(str, choices))
+    close_matches = difflib.get_close_matches(word, choice_texts, 1)
+    if close_matches:
+        return f"did you mean {close_matches[0]!r}?"
+    if len(choice_texts) > max_choices:
+        choice_texts = [*choice_texts[: max_choices // 2], "...", choice_texts[-1]]
+    return f"choose from {', '.join(choice_texts) or 'none'}"
 
 
 def missing(key: str, keys: Iterable[object]) -> str:
     """Return text that a key is missing, naming a present key that looks like a typo of it."""
     import difflib
 
-    close = difflib.get_close_matches(key, map(str, keys), 1)
-    return f"is missing ({close[0]!r} looks like a typo)" if close else "is missing"
+    close_matches = difflib.get_close_matches(key, map(str, keys), 1)
+    return (
+        f"is missing ({close_matches[0]!r} looks like a typo)"
+        if close_matches
+        else "is missing"
+    )
 
 
 def documentation(item: Any) -> str:
@@ -142,15 +146,15 @@ def error_place(error: BaseException) -> str:
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)
-    engine = str(Path(__file__).resolve().parent)
-    outside = [
-        frame
-        for frame in frames
-        if "site-packages" not in frame.filename
-        and not frame.filename.startswith((engine, "<"))
+    engine_folder = str(Path(__file__).resolve().parent)
+    outside_frames = [
+        stack_frame
+        for stack_frame in frames
+        if "site-packages" not in stack_frame.filename
+        and not stack_frame.filename.startswith((engine_folder, "<"))
     ]
-    place = (outside or frames)[-1]
-    return f"{place.filename}, line {place.lineno}"
+    error_frame = (outside_frames or frames)[-1]
+    return f"{error_frame.filename}, line {error_frame.lineno}"
 
 
 def read_json(path: Path) -> Any:
@@ -163,14 +167,14 @@ def read_json(path: Path) -> Any:
     ValueError
         If it is not a regular file (a pipe would block forever), too large, not JSON, or nested too deeply.
     """
-    handle = os.open(
+    descriptor = os.open(
         path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     )
-    with os.fdopen(handle, "rb") as file:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
+    with os.fdopen(descriptor, "rb") as file:
+        file_status = os.fstat(descriptor)
+        if not stat.S_ISREG(file_status.st_mode):
             raise ValueError("this is not a regular file")
-        if about.st_size > 1 << 28:
+        if file_status.st_size > 1 << 28:
             raise ValueError(
                 "the file is larger than 256 MB, the largest that smimbench reads"
             )
@@ -192,13 +196,13 @@ def read_text(path: Path) -> str:
         If it is in another encoding, which the message names as far as it shows.
     """
     data = path.read_bytes()
-    marks = {
+    byte_order_marks = {
         codecs.BOM_UTF32_LE: "UTF-32",
         codecs.BOM_UTF16_LE: "UTF-16",
         codecs.BOM_UTF16_BE: "UTF-16",
     }
     encoding = next(
-        (name for mark, name in marks.items() if data.startswith(mark)), None
+        (name for mark, name in byte_order_marks.items() if data.startswith(mark)), None
     )
     if encoding is None and b"\0" in data:
         encoding = "UTF-16 without a byte order mark, or not text,"
@@ -215,23 +219,23 @@ def read_text(path: Path) -> str:
 
 
 def read_npz(
-    file: IO[bytes], largest: int = 1 << 28, only: str | None = None
+    file: IO[bytes], size_limit: int = 1 << 28, only: str | None = None
 ) -> JsonObject:
     """Read the arrays of an ``.npz`` file, or ``only`` one of them (then None for the others).
 
-    Raises ValueError if the arrays take more than ``largest`` bytes when unpacked.
+    Raises ValueError if the arrays take more than ``size_limit`` bytes when unpacked.
     """
     import numpy as np
 
     with np.load(file, allow_pickle=False) as arrays:
-        size = sum(
+        unpacked_size = sum(
             member.file_size
             for member in arrays.zip.infolist()
             if only in (None, member.filename[:-4])
         )
-        if size > largest:
+        if unpacked_size > size_limit:
             raise ValueError(
-                f"the file is larger than {largest >> 20} MB when unpacked"
+                f"the file is larger than {size_limit >> 20} MB when unpacked"
             )
         return {
             name: arrays[name] if only in (None, name) else None
@@ -280,9 +284,9 @@ def check_writable(path: Path) -> None:
     ------
     StoreError
     """
-    trial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
-    write_atomically(trial, b"", durable_name=False)
-    trial.unlink(missing_ok=True)
+    trial_path = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    write_atomically(trial_path, b"", durable_name=False)
+    trial_path.unlink(missing_ok=True)
 
 
 def remove_leftovers(folder: Path) -> int:
@@ -293,24 +297,27 @@ def remove_leftovers(folder: Path) -> int:
     int
         Number of files that were removed.
     """
-    removed = 0
+    removed_count = 0
     for path in folder.rglob(".*.tmp"):
         if not re.fullmatch(r"\..+\.\d+\.[0-9a-f]{8}\.tmp", path.name):
             continue
-        status = unless(OSError, path.stat)
+        file_status = unless(OSError, path.stat)
         # The date may be in the future: a clock may have been ahead.
-        if status is not None and abs(time.time() - status.st_mtime) > LEFTOVER:
+        if (
+            file_status is not None
+            and abs(time.time() - file_status.st_mtime) > LEFTOVER
+        ):
             unless(OSError, path.unlink)
-            removed += not path.exists()
-    return removed
+            removed_count += not path.exists()
+    return removed_count
 
 
 def unless(
-    errors: type[Exception], work: Callable[..., T], *arguments: object
+    errors: type[Exception], function: Callable[..., T], *arguments: object
 ) -> T | None:
-    """Return the result of ``work``, or None if it raises one of the given errors (a file that has vanished, say)."""
+    """Return the result of ``function``, or None if it raises one of the given errors (a file that has vanished, say)."""
     try:
-        return work(*arguments)
+        return function(*arguments)
     except errors:
         return None
 
@@ -327,7 +334,7 @@ def steady_folder() -> Iterator[None]:
 
 def sync_folder(folder: Path) -> None:
     """Make the names of files in a folder durable (survive a power cut), if the system supports it."""
-    handle = unless(OSError, os.open, folder, os.O_RDONLY)
-    if handle is not None:
-        unless(OSError, os.fsync, handle)
-        os.close(handle)
+    descriptor = unless(OSError, os.open, folder, os.O_RDONLY)
+    if descriptor is not None:
+        unless(OSError, os.fsync, descriptor)
+        os.close(descriptor)

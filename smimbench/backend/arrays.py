@@ -70,10 +70,10 @@ def special(xp: ModuleType) -> Any:
         import cupyx.scipy.special as module
     else:
         import scipy.special as module
-    native = array_api_compat.is_numpy_namespace(
+    is_native = array_api_compat.is_numpy_namespace(
         xp
     ) or array_api_compat.is_cupy_namespace(xp)
-    return module if native else _HostFunctions(module, xp)
+    return module if is_native else _HostFunctions(module, xp)
 
 
 class _HostFunctions:
@@ -86,13 +86,14 @@ class _HostFunctions:
         function = getattr(self._module, name)
 
         def call(*arguments: Array, **options: object) -> Array:
-            arrays = [a for a in arguments if on_device(a)]
-            on_host = [to_host(a) if on_device(a) else a for a in arguments]
-            output = function(*on_host, **options)
-            if not arrays:
+            """Apply the function to host copies of the arguments, and copy its result back to their device."""
+            device_arguments = [a for a in arguments if on_device(a)]
+            host_arguments = [to_host(a) if on_device(a) else a for a in arguments]
+            output = function(*host_arguments, **options)
+            if not device_arguments:
                 return output
             return self._xp.asarray(
-                np.asarray(output), device=array_api_compat.device(arrays[0])
+                np.asarray(output), device=array_api_compat.device(device_arguments[0])
             )
 
         return call
@@ -111,33 +112,38 @@ def send(host: Host, like: Array) -> Array:
     if isinstance(like, np.ndarray):
         return host.astype(like.dtype, copy=False)
     host = host.astype(dtype_name(like), copy=False)
-    sent = namespace(like).asarray(host, **matching(like))
-    _SENT.append((sent, host))
-    return sent
+    device_array = namespace(like).asarray(host, **matching(like))
+    _SENT.append((device_array, host))
+    return device_array
 
 
 def read_together(*arrays: Array) -> list[Array]:
     """Copy several arrays and numbers to the host in a single transfer."""
     copies = list(arrays)
-    remote = []
+    device_indices = []
     for k, array in enumerate(arrays):
         if type(array) is not np.ndarray and on_device(array):
-            host = _host_copy(array)
-            if host is None:
-                remote.append(k)
+            host_copy = _host_copy(array)
+            if host_copy is None:
+                device_indices.append(k)
             else:
-                copies[k] = host
-    if len(remote) == 1:
-        copies[remote[0]] = to_host(arrays[remote[0]])
-    elif remote:
-        xp = namespace(*(arrays[k] for k in remote))
-        numbers = [arrays[k].dtype for k in remote if arrays[k].dtype != xp.bool]
-        widest = xp.result_type(*numbers) if numbers else xp.bool
-        flat = [
-            xp.reshape(xp.astype(arrays[k], widest, copy=False), (-1,)) for k in remote
+                copies[k] = host_copy
+    if len(device_indices) == 1:
+        copies[device_indices[0]] = to_host(arrays[device_indices[0]])
+    elif device_indices:
+        xp = namespace(*(arrays[k] for k in device_indices))
+        number_dtypes = [
+            arrays[k].dtype for k in device_indices if arrays[k].dtype != xp.bool
         ]
-        ends = np.cumsum([math.prod(arrays[k].shape) for k in remote])
-        for k, segment in zip(remote, np.split(to_host(xp.concat(flat)), ends[:-1])):
+        common_dtype = xp.result_type(*number_dtypes) if number_dtypes else xp.bool
+        flat_arrays = [
+            xp.reshape(xp.astype(arrays[k], common_dtype, copy=False), (-1,))
+            for k in device_indices
+        ]
+        segment_ends = np.cumsum([math.prod(arrays[k].shape) for k in device_indices])
+        for k, segment in zip(
+            device_indices, np.split(to_host(xp.concat(flat_arrays)), segment_ends[:-1])
+        ):
             copies[k] = segment.reshape(arrays[k].shape).astype(
                 dtype_name(arrays[k]), copy=False
             )
@@ -145,16 +151,17 @@ def read_together(*arrays: Array) -> list[Array]:
 
 
 def _host_copy(array: Array) -> Host | None:
-    return next((host for sent, host in _SENT if sent is array), None)
+    """Return the host copy of an array that was sent recently; None for any other array."""
+    return next((host for device_array, host in _SENT if device_array is array), None)
 
 
 def to_host(array: Array) -> Host:
     """Convert an array of any library to NumPy, copying it from the device if necessary."""
     if isinstance(array, np.ndarray):
         return array
-    host = _host_copy(array)
-    if host is not None:
-        return host
+    host_copy = _host_copy(array)
+    if host_copy is not None:
+        return host_copy
     if hasattr(array, "get"):  # CuPy
         return np.asarray(array.get())
     if hasattr(array, "__dlpack__"):

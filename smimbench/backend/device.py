@@ -89,15 +89,19 @@ class Backend:
         """
         if on_device(array):
             floating = self.xp.isdtype(array.dtype, "real floating")
-            target = (
+            target_dtype = (
                 getattr(self.xp, dtype or self.dtype)
                 if floating or dtype
                 else array.dtype
             )
-            return self.xp.astype(array, target, copy=False)
-        kind = np.asarray(array).dtype.kind
-        target = getattr(self.xp, dtype or self.dtype) if kind == "f" or dtype else None
-        return self.xp.asarray(array, dtype=target, device=self.device)
+            return self.xp.astype(array, target_dtype, copy=False)
+        dtype_kind = np.asarray(array).dtype.kind
+        target_dtype = (
+            getattr(self.xp, dtype or self.dtype)
+            if dtype_kind == "f" or dtype
+            else None
+        )
+        return self.xp.asarray(array, dtype=target_dtype, device=self.device)
 
     @property
     def accelerated(self) -> bool:
@@ -116,8 +120,10 @@ class Backend:
 
         Calls continue one stream; equal seeds give equal streams on one kind of device, different ones on another.
         """
-        host = np.random.Generator(np.random.PCG64DXSM(seed))
-        return lambda shape: self.asarray(host.standard_normal(shape), dtype="float64")
+        generator = np.random.Generator(np.random.PCG64DXSM(seed))
+        return lambda shape: self.asarray(
+            generator.standard_normal(shape), dtype="float64"
+        )
 
     def reader(self, host: Host) -> Callable[[slice], Array]:
         """Function that copies a slice of samples of a host array to this backend, in the host's data type."""
@@ -148,8 +154,8 @@ class Backend:
 
     def stopwatch(self) -> Callable[[], Elapsed]:
         """Start a time measurement on an idle device; the returned function stops it."""
-        begin = self.clock()
-        return lambda: Elapsed(self.clock() - begin)
+        begin_time = self.clock()
+        return lambda: Elapsed(self.clock() - begin_time)
 
 
 @functools.cache
@@ -160,8 +166,8 @@ def _keep_freed_memory() -> None:
     come and go; on a virtual machine the page faults cost as much as the matrix products between them. Nothing is
     touched here, so nothing is used.
     """
-    largest = 1 << 25  # from here on arrays are always mapped
-    np.empty(largest - (1 << 16), dtype=np.uint8)
+    largest_size = 1 << 25  # from here on arrays are always mapped
+    np.empty(largest_size - (1 << 16), dtype=np.uint8)
 
 
 @functools.cache
@@ -195,26 +201,26 @@ def get_backend(
         raise BackendError(
             f"unknown backend {name!r}; choose one of {', '.join(backend_names())}"
         )
-    mixed = dtype == "mixed"
-    computed = "float64" if mixed else dtype
+    is_mixed = dtype == "mixed"
+    compute_dtype = "float64" if is_mixed else dtype
     if name == "numpy":
-        backend = Backend("numpy", NUMPY, computed, tf32=tf32)
+        backend = Backend("numpy", NUMPY, compute_dtype, tf32=tf32)
     else:
         module = importlib.import_module(f"smimbench.backend.namespaces.{name}")
-        backend = module.open_backend(computed, tf32=tf32)
-    return replace(backend, storage="float32") if mixed else backend
+        backend = module.open_backend(compute_dtype, tf32=tf32)
+    return replace(backend, storage="float32") if is_mixed else backend
 
 
 _chunk_scale: ContextVar[float] = ContextVar("caution", default=1.0)
 
 
 @contextlib.contextmanager
-def reduced_chunks(share: float) -> Iterator[None]:
+def reduced_chunks(fraction: float) -> Iterator[None]:
     """Context manager that reduces chunk sizes and the memory for resident inputs to this fraction.
 
     It is used after a run ran out of device memory: free memory beforehand does not tell how much an algorithm will take.
     """
-    token = _chunk_scale.set(share)
+    token = _chunk_scale.set(fraction)
     try:
         yield
     finally:
@@ -250,9 +256,9 @@ def chunk_bytes(like: Array) -> int | None:
 
     A power of 2, so that a little more or less free memory changes neither the chunks nor, by the order of sums, a result.
     """
-    free = free_memory(like)
-    if free is None:
+    free_bytes = free_memory(like)
+    if free_bytes is None:
         return None
-    share = min(max(free // SHARE_OF_CHUNK, SMALLEST_CHUNK), LARGEST_CHUNK)
-    size = max(1, int(share * chunk_scale()))
-    return 1 << (size.bit_length() - 1)
+    normal_size = min(max(free_bytes // SHARE_OF_CHUNK, SMALLEST_CHUNK), LARGEST_CHUNK)
+    reduced_size = max(1, int(normal_size * chunk_scale()))
+    return 1 << (reduced_size.bit_length() - 1)

@@ -56,21 +56,27 @@ def machine_info() -> dict[str, object]:
     import psutil
     from threadpoolctl import threadpool_info
 
-    libraries = [lib for lib in threadpool_info() if lib.get("user_api") == "blas"]
+    blas_libraries = [
+        library for library in threadpool_info() if library.get("user_api") == "blas"
+    ]
     # SciPy may bring a BLAS of its own: the machine must not change its name when that happens to be loaded.
-    home = str(Path(np.__file__).resolve().parent)
-    of_numpy = [lib for lib in libraries if str(lib.get("filepath")).startswith(home)]
-    names = {
-        f"{lib.get('internal_api')} {lib.get('version')}"
-        for lib in of_numpy or libraries
+    numpy_folder = str(Path(np.__file__).resolve().parent)
+    numpy_libraries = [
+        library
+        for library in blas_libraries
+        if str(library.get("filepath")).startswith(numpy_folder)
+    ]
+    blas_names = {
+        f"{library.get('internal_api')} {library.get('version')}"
+        for library in numpy_libraries or blas_libraries
     }
     return {
-        "processor": _processor(),
+        "processor": _processor_name(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "blas": sorted(names),
+        "blas": sorted(blas_names),
     }
 
 
@@ -82,11 +88,11 @@ def usable_cores() -> int:
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
-    limits = [cores, cpu_quota()]
-    slurm = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if slurm.isdecimal():
-        limits.append(int(slurm))
-    return max(1, math.ceil(min(limits)))
+    core_limits = [cores, cpu_quota()]
+    slurm_cores = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if slurm_cores.isdecimal():
+        core_limits.append(int(slurm_cores))
+    return max(1, math.ceil(min(core_limits)))
 
 
 def cpu_quota(
@@ -96,29 +102,36 @@ def cpu_quota(
     quota = math.inf
     for line in (unless(OSError, membership.read_text) or "").splitlines():
         _, controllers, path = line.split(":", 2)
-        folder, files = root, ["cpu.max"]
+        group_root, quota_files = root, ["cpu.max"]
         if controllers:  # version 1
             if "cpu" not in controllers.split(","):
                 continue
-            folder, files = root / "cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
-        group = folder / path.lstrip("/")
+            group_root, quota_files = (
+                root / "cpu",
+                ["cpu.cfs_quota_us", "cpu.cfs_period_us"],
+            )
+        group = group_root / path.lstrip("/")
         # The group that a container takes for the root may be any of the parents.
-        for place in (group, *group.parents):
-            texts = [unless(OSError, (place / file).read_text) or "" for file in files]
-            limit = re.fullmatch(r"(\d+)\s+([1-9]\d*)\s*", " ".join(texts))
-            if limit:  # else "max", or -1
-                quota = min(quota, int(limit[1]) / int(limit[2]))
+        for group_folder in (group, *group.parents):
+            quota_texts = [
+                unless(OSError, (group_folder / quota_file).read_text) or ""
+                for quota_file in quota_files
+            ]
+            quota_match = re.fullmatch(r"(\d+)\s+([1-9]\d*)\s*", " ".join(quota_texts))
+            if quota_match:  # else "max", or -1
+                quota = min(quota, int(quota_match[1]) / int(quota_match[2]))
     return quota
 
 
 def blas_threads(limit: int) -> contextlib.AbstractContextManager[object]:
     """Context manager that sets the number of threads of every BLAS library in this process."""
     # Finding the libraries takes a millisecond; none can have come without a module that brought it.
-    return _controller(len(sys.modules)).limit(limits=limit)  # type: ignore[no-any-return]
+    return _blas_controller(len(sys.modules)).limit(limits=limit)  # type: ignore[no-any-return]
 
 
 @functools.lru_cache(maxsize=1)
-def _controller(modules: int) -> ThreadpoolController:
+def _blas_controller(module_count: int) -> ThreadpoolController:
+    """Return the controller of all loaded BLAS libraries, found anew when the number of imported modules has changed."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
@@ -149,21 +162,27 @@ def versions() -> dict[str, str]:
     )
 
 
-def installed(names: Iterable[str]) -> dict[str, str]:
+def installed(packages: Iterable[str]) -> dict[str, str]:
     """Versions of those of the given packages that are installed."""
     from importlib.metadata import PackageNotFoundError, version
 
-    versions = {name: unless(PackageNotFoundError, version, name) for name in names}
-    return {name: text for name, text in versions.items() if text is not None}
+    versions = {
+        package: unless(PackageNotFoundError, version, package) for package in packages
+    }
+    return {
+        package: version_text
+        for package, version_text in versions.items()
+        if version_text is not None
+    }
 
 
 def git_commit() -> str | None:
     """Git commit of the checkout that smimbench runs from, marked if it was modified; None outside a checkout."""
-    root = Path(__file__).resolve().parent.parent.parent
-    if not (root / ".git").exists():
+    checkout = Path(__file__).resolve().parent.parent.parent
+    if not (checkout / ".git").exists():
         return None
-    describe = ["describe", "--always", "--dirty", "--abbrev=12"]
-    return _command_output(["git", "-C", str(root), *describe], seconds=10)
+    describe_options = ["describe", "--always", "--dirty", "--abbrev=12"]
+    return _command_output(["git", "-C", str(checkout), *describe_options], seconds=10)
 
 
 def _command_output(command: list[str], seconds: float) -> str | None:
@@ -179,14 +198,14 @@ def _command_output(command: list[str], seconds: float) -> str | None:
 @functools.cache
 def nvidia_driver() -> Driver | None:
     """Version of this machine's NVIDIA driver, or None."""
-    text = _command_output(["nvidia-smi"], seconds=20)
-    if text is None:
+    nvidia_smi_output = _command_output(["nvidia-smi"], seconds=20)
+    if nvidia_smi_output is None:
         return None
-    numbers = []
+    version_numbers = []
     for name in ("Driver", "CUDA"):
-        match = re.search(rf"{name} Version:\s*([\d.]+)", text)
-        numbers.append(match[1] if match else "?")
-    return Driver(*numbers)
+        match = re.search(rf"{name} Version:\s*([\d.]+)", nvidia_smi_output)
+        version_numbers.append(match[1] if match else "?")
+    return Driver(*version_numbers)
 
 
 def reset_peak_memory() -> None:
@@ -196,52 +215,54 @@ def reset_peak_memory() -> None:
     """
     if sys.platform == "linux":
         # Another C library than glibc has no such function.
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if malloc_trim is not None:
+            malloc_trim(0)
         unless(OSError, Path("/proc/self/clear_refs").write_text, "5")
 
 
 def peak_memory() -> int:
     """Largest resident memory of this process in bytes since the last reset (or since its start)."""
-    if kilobytes := _field_of_file("/proc/self/status", "VmHWM"):
-        return int(kilobytes.split()[0]) * 1024
+    if kilobytes_text := _system_file_field("/proc/self/status", "VmHWM"):
+        return int(kilobytes_text.split()[0]) * 1024
     import psutil
 
     return int(psutil.Process().memory_info().rss)
 
 
-def wait_for_threads(count: int, patience: float = 10.0) -> float:
+def wait_for_threads(thread_count: int, patience: float = 10.0) -> float:
     """Wait until extra threads of this process are idle or ended (at most ``patience`` s); return their CPU time."""
-    begin = _cpu_of_other_threads()
-    end = time.monotonic() + patience
-    while threading.active_count() > count and time.monotonic() < end:
-        seconds = _cpu_of_other_threads()
+    cpu_at_start = _cpu_of_other_threads()
+    deadline = time.monotonic() + patience
+    while threading.active_count() > thread_count and time.monotonic() < deadline:
+        cpu_before_pause = _cpu_of_other_threads()
         time.sleep(0.05)
-        if _cpu_of_other_threads() - seconds < 0.001:
+        if _cpu_of_other_threads() - cpu_before_pause < 0.001:
             break
-    return _cpu_of_other_threads() - begin
+    return _cpu_of_other_threads() - cpu_at_start
 
 
 def _cpu_of_other_threads() -> float:
+    """Return the CPU time in seconds of all threads of this process but the calling one."""
     return time.process_time() - time.thread_time()
 
 
 def seconds_of_children() -> float:
     """CPU time in seconds of finished child processes."""
-    times = os.times()
-    return times.children_user + times.children_system
+    process_times = os.times()
+    return process_times.children_user + process_times.children_system
 
 
-def _processor() -> str:
-    name = _field_of_file("/proc/cpuinfo", "model name")
-    return name or platform.processor() or "unknown"
+def _processor_name() -> str:
+    """Return the model name of the processor."""
+    model_name = _system_file_field("/proc/cpuinfo", "model name")
+    return model_name or platform.processor() or "unknown"
 
 
-def _field_of_file(file: str, name: str) -> str:
+def _system_file_field(path: str, field: str) -> str:
     """Value after ``name:`` in a system file such as ``/proc/cpuinfo``; empty if there is no such line."""
-    for line in (unless(OSError, Path(file).read_text) or "").splitlines():
-        if line.startswith(name):
+    for line in (unless(OSError, Path(path).read_text) or "").splitlines():
+        if line.startswith(field):
             return line.partition(":")[2].strip()
     return ""
 
@@ -255,19 +276,25 @@ class Fraction(NamedTuple):
 
 def cache_folder() -> Path:
     """Folder that stores measured peak rates: ``$SMIMBENCH_CACHE``, or the user's cache folder."""
-    configured = os.environ.get("SMIMBENCH_CACHE")
-    if configured:
-        return Path(configured)
-    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(base) if base else Path.home() / ".cache") / "smimbench"
+    configured_folder = os.environ.get("SMIMBENCH_CACHE")
+    if configured_folder:
+        return Path(configured_folder)
+    user_cache_folder = os.environ.get("XDG_CACHE_HOME") or os.environ.get(
+        "LOCALAPPDATA"
+    )
+    return (
+        Path(user_cache_folder) if user_cache_folder else Path.home() / ".cache"
+    ) / "smimbench"
 
 
 def _rates_file(backend: str, threads: int) -> Path:
     """File of the stored peak rates, named after machine, processor and BLAS threads (0 for a GPU)."""
-    device = get_backend(backend)
-    count = 0 if device.accelerated else threads
-    name = f"ceilings-{fingerprint()}-{device.processor}-{count}.json"
-    return cache_folder() / name
+    opened_backend = get_backend(backend)
+    thread_count = 0 if opened_backend.accelerated else threads
+    file_name = (
+        f"ceilings-{fingerprint()}-{opened_backend.processor}-{thread_count}.json"
+    )
+    return cache_folder() / file_name
 
 
 def stored_peak_rates(
@@ -312,11 +339,11 @@ def measure_peak_rates(backend: str = "numpy", threads: int = 1) -> dict[str, fl
     rates: dict[str, float] = {}
     with threadpool_limits(limits=threads):
         for dtype in ("float64", "float32"):
-            rates[dtype] = _products(get_backend(backend, dtype), threads)
-        device = get_backend(backend, "float32", tf32=True)
-        if device.accelerated:  # processors of a host have no such mode
-            rates["tf32"] = _products(device, threads)
-        rates["bandwidth"] = _bandwidth(get_backend(backend), threads)
+            rates[dtype] = _product_rate(get_backend(backend, dtype), threads)
+        tf32_backend = get_backend(backend, "float32", tf32=True)
+        if tf32_backend.accelerated:  # processors of a host have no such mode
+            rates["tf32"] = _product_rate(tf32_backend, threads)
+        rates["bandwidth"] = _read_bandwidth(get_backend(backend), threads)
     text = json.dumps({"version": PEAK_RATES_VERSION, "rates": rates}, indent=1) + "\n"
     # A home folder without write permission costs two seconds per run, no more.
     unless(StoreError, write_atomically, _rates_file(backend, threads), text.encode())
@@ -333,51 +360,65 @@ def peak_fraction(
 ) -> Fraction | None:
     """Fraction of the limiting peak rate that an iteration of this duration reaches; None if unknown."""
     dtype = "float64" if dtype == "mixed" else dtype  # what is computed with
-    products = rates.get("tf32" if tf32 and "tf32" in rates else dtype)
+    product_rate = rates.get("tf32" if tf32 and "tf32" in rates else dtype)
     bandwidth = rates.get("bandwidth")
-    if not products or not bandwidth or not seconds > 0:
+    if not product_rate or not bandwidth or not seconds > 0:
         return None
-    times = {"products": cost["flops"] / products, "memory": cost["bytes"] / bandwidth}
-    bound = max(times, key=lambda name: times[name])
-    return Fraction(times[bound] / seconds, bound)
+    least_seconds = {
+        "products": cost["flops"] / product_rate,
+        "memory": cost["bytes"] / bandwidth,
+    }
+    bound = max(least_seconds, key=lambda name: least_seconds[name])
+    return Fraction(least_seconds[bound] / seconds, bound)
 
 
-def _least_seconds(backend: Backend, threads: int, work: Callable[[], object]) -> float:
-    work()  # the first time pays for pages, plans and libraries
+def _shortest_seconds(
+    backend: Backend, threads: int, operation: Callable[[], object]
+) -> float:
+    """Return the shortest time in seconds of several runs of an operation on a backend."""
+    operation()  # the first time pays for pages, plans and libraries
     times = []
     for _ in range(REPEATS):
-        stop, busy = backend.stopwatch(), time.process_time()
-        work()
-        times.append(stop().seconds)
+        stop_stopwatch, cpu_at_start = backend.stopwatch(), time.process_time()
+        operation()
+        times.append(stop_stopwatch().seconds)
         if threads == 1 and not backend.accelerated:
-            times.append(time.process_time() - busy)
+            times.append(time.process_time() - cpu_at_start)
     return min(times)
 
 
-def _products(backend: Backend, threads: int) -> float:
-    size = 8192 if backend.accelerated else 1536
+def _product_rate(backend: Backend, threads: int) -> float:
+    """Measure the rate of a large square matrix product, in floating-point operations per second."""
+    matrix_size = 8192 if backend.accelerated else 1536
     rng = np.random.default_rng(0)
-    square = backend.asarray(rng.standard_normal((size, size)))
+    matrix = backend.asarray(rng.standard_normal((matrix_size, matrix_size)))
     xp = backend.xp
     return (
         2.0
-        * size**3
-        / _least_seconds(backend, threads, lambda: xp.matmul(square, square))
+        * matrix_size**3
+        / _shortest_seconds(backend, threads, lambda: xp.matmul(matrix, matrix))
     )
 
 
-def _bandwidth(backend: Backend, threads: int) -> float:
-    """Memory bandwidth of reading an array larger than any cache, by a sum or by BLAS, whichever is faster."""
+def _read_bandwidth(backend: Backend, threads: int) -> float:
+    """Measure the bandwidth (bytes per second) of reading an array larger than any cache, by a sum or by BLAS."""
     import psutil
 
-    free = backend.free_memory()
-    largest = LARGEST_READ
-    if free is None:
-        limit = psutil.virtual_memory().available // 8
+    free_bytes = backend.free_memory()
+    largest_size = LARGEST_READ
+    if free_bytes is None:
+        size_limit = psutil.virtual_memory().available // 8
     else:
-        limit, largest = free // 4, 8 * LARGEST_READ
-    size = max(1 << 20, min(int(limit), largest) // 8)
+        size_limit, largest_size = free_bytes // 4, 8 * LARGEST_READ
+    array_length = max(1 << 20, min(int(size_limit), largest_size) // 8)
     xp = backend.xp
-    numbers = xp.ones((size,), dtype=xp.float64, device=backend.device)
-    works = (lambda: xp.sum(numbers), lambda: xp.vecdot(numbers, numbers))
-    return 8.0 * size / min(_least_seconds(backend, threads, work) for work in works)
+    numbers = xp.ones((array_length,), dtype=xp.float64, device=backend.device)
+    read_operations = (lambda: xp.sum(numbers), lambda: xp.vecdot(numbers, numbers))
+    return (
+        8.0
+        * array_length
+        / min(
+            _shortest_seconds(backend, threads, operation)
+            for operation in read_operations
+        )
+    )

@@ -39,13 +39,14 @@ class StreamedInputs:
 
     def __init__(self, host: Host, backend: Backend) -> None:
         # An empty array of the right kind knows device and dtype in the backend's own terms.
-        self._begin(host.shape, backend.asarray(host[:0]), backend.reader(host))
+        self._set_source(host.shape, backend.asarray(host[:0]), backend.reader(host))
 
         self.itemsize = host.dtype.itemsize
 
-    def _begin(
+    def _set_source(
         self, shape: tuple[int, ...], like: Array, read: Callable[[slice], Array]
     ) -> None:
+        """Set the shape (n, T, D), an empty array of the right kind, and the function that reads a slice of samples."""
         self.shape = tuple(shape)
         """(n, T, D)."""
         self.like = like
@@ -75,10 +76,10 @@ class StreamedInputs:
         samples = key[0] if isinstance(key, tuple) and key else key
         if not isinstance(samples, slice) or samples == slice(None):
             raise TypeError(_SLICES_ONLY)
-        inner_key = key[1:] if isinstance(key, tuple) else ()
-        moved = self._read(slice(*samples.indices(len(self))))
-        moved = namespace(self.like).astype(moved, self.dtype, copy=False)
-        return moved[(slice(None), *inner_key)] if inner_key else moved
+        further_indices = key[1:] if isinstance(key, tuple) else ()
+        array = self._read(slice(*samples.indices(len(self))))
+        array = namespace(self.like).astype(array, self.dtype, copy=False)
+        return array[(slice(None), *further_indices)] if further_indices else array
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         del api_version
@@ -115,29 +116,33 @@ class DrawnInputs(StreamedInputs):
         self.block = block
 
         def read(samples: slice) -> Array:
+            """Draw the blocks that a slice of samples needs, and join their samples."""
             if samples.stop <= samples.start:
                 return like
-            numbers = range(samples.start // block, -(-samples.stop // block))
-            cut = [
+            block_numbers = range(samples.start // block, -(-samples.stop // block))
+            block_slices = [
                 slice(max(samples.start - k * block, 0), samples.stop - k * block)
-                for k in numbers
+                for k in block_numbers
             ]
-            blocks = [draw(k)[rows, ...] for k, rows in zip(numbers, cut)]
+            blocks = [
+                draw(k)[block_slice, ...]
+                for k, block_slice in zip(block_numbers, block_slices)
+            ]
             return (
                 blocks[0]
                 if len(blocks) == 1
                 else namespace(like).concat(blocks, axis=0)
             )
 
-        self._begin(shape, like, read)
+        self._set_source(shape, like, read)
 
     def whole_blocks(self, chunks: Iterable[slice]) -> list[slice]:
         """Move the boundaries of sample slices to block boundaries, so that no block is drawn twice in a pass."""
-        longest = max((chunk.stop - chunk.start for chunk in chunks), default=1)
-        step = max(1, longest // self.block) * self.block
+        longest_chunk = max((chunk.stop - chunk.start for chunk in chunks), default=1)
+        samples_per_slice = max(1, longest_chunk // self.block) * self.block
         return [
-            slice(start, min(start + step, len(self)))
-            for start in range(0, len(self), step)
+            slice(start, min(start + samples_per_slice, len(self)))
+            for start in range(0, len(self), samples_per_slice)
         ]
 
 
@@ -155,7 +160,7 @@ class NarrowInputs(StreamedInputs):
     def __init__(self, stored: Array, wide: object) -> None:
         self.stored = stored
         like = namespace(stored).astype(stored[:0, ...], wide)
-        self._begin(stored.shape, like, lambda samples: stored[samples, ...])
+        self._set_source(stored.shape, like, lambda samples: stored[samples, ...])
         self.itemsize = 4
 
     def __array__(self, *args: object, **kwargs: object) -> Host:
@@ -176,10 +181,12 @@ def take_samples(model: Model, inputs: Array, samples: slice) -> Array:
     return inputs[samples, ...]
 
 
-def fits(size: int, backend: Backend) -> bool:
+def fits(byte_count: int, backend: Backend) -> bool:
     """Whether inputs of this size in bytes fit the memory of the device."""
-    free = backend.free_memory()
-    return free is None or size <= SHARE_OF_MEMORY * chunk_scale() * free
+    free_bytes = backend.free_memory()
+    return (
+        free_bytes is None or byte_count <= SHARE_OF_MEMORY * chunk_scale() * free_bytes
+    )
 
 
 def sample_chunks(model: Model, inputs: Array, components: int) -> Iterable[slice]:
@@ -189,17 +196,19 @@ def sample_chunks(model: Model, inputs: Array, components: int) -> Iterable[slic
     ``components`` is P, or P times the number of students.
     """
     n, _, dimension = inputs.shape
-    streamed = isinstance(inputs, StreamedInputs)
-    like = inputs.like if streamed else inputs
-    offered = {
+    is_streamed = isinstance(inputs, StreamedInputs)
+    like = inputs.like if is_streamed else inputs
+    chunk_options = {
         "itemsize": int(namespace(like).finfo(like.dtype).bits) // 8,
         "like": like,
-        "streamed": streamed,
+        "streamed": is_streamed,
     }
-    accepted = {
-        name: value for name, value in offered.items() if takes(model.chunks, name)
+    accepted_options = {
+        name: value
+        for name, value in chunk_options.items()
+        if takes(model.chunks, name)
     }
-    chunks: Iterable[slice] = model.chunks(n, dimension, components, **accepted)
+    chunks: Iterable[slice] = model.chunks(n, dimension, components, **accepted_options)
     return inputs.whole_blocks(chunks) if isinstance(inputs, DrawnInputs) else chunks
 
 
@@ -225,7 +234,7 @@ class Prefetch:
         begin: Callable[[int, int], tuple[Array, object]],
         finish: Callable[[object], None],
     ) -> None:
-        self._length, self._begin, self._finish = length, begin, finish
+        self._length, self._set_source, self._finish = length, begin, finish
         self._ahead: tuple[tuple[int, int], tuple[Array, object]] | None = None
         self._first = 0
 
@@ -233,23 +242,23 @@ class Prefetch:
         """Return the samples of a slice once they have arrived on the device."""
         start, stop, _ = samples.indices(self._length)
         bounds = (start, max(start, stop))
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
+        next_transfer, self._ahead = self._ahead, None
+        if next_transfer is not None:
             # Even if the slice is not used: its memory must not be reused while a transfer is running.
-            self._finish(ahead[1][1])
-        if ahead is not None and ahead[0] == bounds:
-            array = ahead[1][0]
+            self._finish(next_transfer[1][1])
+        if next_transfer is not None and next_transfer[0] == bounds:
+            array = next_transfer[1][0]
         else:
-            array, ticket = self._begin(*bounds)
+            array, ticket = self._set_source(*bounds)
             self._finish(ticket)
-        del ahead
-        following = self._following(*bounds)
-        if following is not None:
-            self._ahead = following, self._begin(*following)
+        del next_transfer
+        next_bounds = self._next_bounds(*bounds)
+        if next_bounds is not None:
+            self._ahead = next_bounds, self._set_source(*next_bounds)
         return array
 
-    def _following(self, start: int, stop: int) -> tuple[int, int] | None:
-        """Return the slice after this one; None if one slice covers all samples."""
+    def _next_bounds(self, start: int, stop: int) -> tuple[int, int] | None:
+        """Return start and stop of the slice after this one; None if one slice covers all samples."""
         if start == 0:
             self._first = stop
         if stop < self._length:
@@ -257,7 +266,7 @@ class Prefetch:
         return (0, self._first) if 0 < self._first < self._length else None
 
 
-_PINNED: set[int] = set()
+_LOCKED_HOSTS: set[int] = set()
 
 
 def pinned_transfers(cupy: ModuleType, host: Host) -> Prefetch:
@@ -265,10 +274,11 @@ def pinned_transfers(cupy: ModuleType, host: Host) -> Prefetch:
 
     Raises the CUDA error if pages cannot be locked: limits of the system, memory that is not the process's own.
     """
-    _pin(cupy.cuda.runtime, host)
+    _lock_pages(cupy.cuda.runtime, host)
     stream = cupy.cuda.Stream(non_blocking=True)
 
-    def begin(start: int, stop: int) -> tuple[Array, object]:
+    def begin_transfer(start: int, stop: int) -> tuple[Array, object]:
+        """Start copying the samples from ``start`` to ``stop`` to the GPU; return their array and the event of its arrival."""
         array = cupy.empty((stop - start, *host.shape[1:]), dtype=host.dtype)
         # The pool may have given memory that is still read by what has been queued so far.
         stream.wait_event(cupy.cuda.get_current_stream().record())
@@ -276,20 +286,24 @@ def pinned_transfers(cupy: ModuleType, host: Host) -> Prefetch:
         return array, stream.record()
 
     return Prefetch(
-        len(host), begin, lambda event: cupy.cuda.get_current_stream().wait_event(event)
+        len(host),
+        begin_transfer,
+        lambda event: cupy.cuda.get_current_stream().wait_event(event),
     )
 
 
-def _pin(runtime: ModuleType, host: Host) -> None:
-    name, address = id(host), host.ctypes.data
-    if name in _PINNED:
+def _lock_pages(runtime: ModuleType, host: Host) -> None:
+    """Lock the pages of a host array in memory, once, until the array is deleted."""
+    host_id, address = id(host), host.ctypes.data
+    if host_id in _LOCKED_HOSTS:
         return
     runtime.hostRegister(address, host.nbytes, 0)
-    _PINNED.add(name)
+    _LOCKED_HOSTS.add(host_id)
 
-    def unpin() -> None:
-        _PINNED.discard(name)
+    def unlock_pages() -> None:
+        """Unlock the pages of the deleted array."""
+        _LOCKED_HOSTS.discard(host_id)
         runtime.hostUnregister(address)
 
     # At exit the driver unlocks the pages itself, and may already be unloaded.
-    weakref.finalize(host, unpin).atexit = False
+    weakref.finalize(host, unlock_pages).atexit = False

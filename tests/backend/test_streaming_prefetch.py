@@ -124,4 +124,4 @@ def test_pages_are_locked_once_and_released_with_the_array():
     assert log[1:] == [*one, ("wait", False, True), *one]
     del first, second, host
     assert log[-1] == ("unpin",)
-    assert not streaming._PINNED
+    assert not streaming._LOCKED_HOSTS

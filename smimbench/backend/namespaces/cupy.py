@@ -50,15 +50,18 @@ class CupyBackend(Backend):
         offset = 0
 
         def draw(shape: tuple[int, ...]) -> Array:
+            """Draw an array of normal numbers, and advance the stream."""
             nonlocal offset
             count = math.prod(shape)
-            numbers = cupy.empty(count, dtype=np.float64)
+            normals = cupy.empty(count, dtype=np.float64)
             if count:
-                fours = -(-count // 4)
-                arguments = (*key, np.int64(offset), np.int64(count), numbers)
-                _normals()((-(-fours // THREADS),), (THREADS,), arguments)
-                offset += fours
-            return numbers.reshape(shape)
+                groups_of_four = -(-count // 4)
+                arguments = (*key, np.int64(offset), np.int64(count), normals)
+                _normal_kernel()(
+                    (-(-groups_of_four // THREADS),), (THREADS,), arguments
+                )
+                offset += groups_of_four
+            return normals.reshape(shape)
 
         return draw
 
@@ -82,8 +85,8 @@ class CupyBackend(Backend):
         """Whether an error of CuPy, CUDA or its libraries means that the GPU is out of memory."""
         message = f"{type(error).__name__}: {error}"
         return any(
-            word in message
-            for word in (
+            error_name in message
+            for error_name in (
                 "OutOfMemoryError",
                 "cudaErrorMemoryAllocation",
                 "_ALLOC_FAILED",
@@ -105,22 +108,24 @@ class CupyBackend(Backend):
 
     def stopwatch(self) -> Callable[[], Elapsed]:
         """Start a time measurement by CUDA events and by the wall clock; the returned function stops it."""
-        begin = self.clock()
+        begin_time = self.clock()
         start_event, end_event = self.xp.cuda.Event(), self.xp.cuda.Event()
         start_event.record()
 
-        def stop() -> Elapsed:
+        def stop_measuring() -> Elapsed:
+            """Stop the measurement, and return the elapsed time."""
             end_event.record()
-            seconds = self.clock() - begin
+            seconds = self.clock() - begin_time
             return Elapsed(
                 seconds, self.xp.cuda.get_elapsed_time(start_event, end_event) / 1e3
             )
 
-        return stop
+        return stop_measuring
 
 
 @functools.cache
-def _normals() -> Any:
+def _normal_kernel() -> Any:
+    """Return the compiled CUDA kernel that draws normal numbers."""
     import cupy
 
     return cupy.RawKernel(normals_source(), "normals", options=("--std=c++17",))
@@ -135,10 +140,12 @@ def _set_tf32(allowed: bool) -> None:
     """Allow or forbid TF32 in CuPy's float32 matrix products, for the whole process."""
     import importlib
 
-    products = importlib.import_module("cupy._core._routines_linalg")
-    products.set_compute_type(
+    linalg_module = importlib.import_module("cupy._core._routines_linalg")
+    linalg_module.set_compute_type(
         np.float32,
-        products.COMPUTE_TYPE_TF32 if allowed else products.COMPUTE_TYPE_DEFAULT,
+        linalg_module.COMPUTE_TYPE_TF32
+        if allowed
+        else linalg_module.COMPUTE_TYPE_DEFAULT,
     )
 
 
@@ -151,9 +158,13 @@ def cupy_advice() -> str:
             "(or [cuda13] for CUDA 13), or use --backend numpy"
         )
     # two builds of CuPy side by side break each other, and a broken one counts as installed: uninstall first
-    installed = _installed_cupy()
-    away = f"pip uninstall -y {' '.join(installed)} && " if installed else ""
-    return f"{away}pip install 'smimbench[{driver.extra}]' fits the driver (CUDA up to {driver.cuda})"
+    installed_packages = _installed_cupy()
+    uninstall_command = (
+        f"pip uninstall -y {' '.join(installed_packages)} && "
+        if installed_packages
+        else ""
+    )
+    return f"{uninstall_command}pip install 'smimbench[{driver.extra}]' fits the driver (CUDA up to {driver.cuda})"
 
 
 def _installed_cupy() -> list[str]:
@@ -161,10 +172,16 @@ def _installed_cupy() -> list[str]:
     import re
     from importlib.metadata import distributions
 
-    metadata = (attempt(getattr, package, "metadata")[0] for package in distributions())
-    names = {str(package["Name"]).lower() for package in metadata if package}
+    package_metadata = (
+        attempt(getattr, package, "metadata")[0] for package in distributions()
+    )
+    package_names = {
+        str(package["Name"]).lower() for package in package_metadata if package
+    }
     return sorted(
-        name for name in names if re.fullmatch(r"cupy(-cuda\d+x|-rocm-[\d-]+)?", name)
+        package_name
+        for package_name in package_names
+        if re.fullmatch(r"cupy(-cuda\d+x|-rocm-[\d-]+)?", package_name)
     )
 
 
@@ -177,7 +194,7 @@ def _load_cupy() -> tuple[ModuleType, bool]:
 
 def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
     """Open the backend ``cupy``, or raise BackendError without CuPy or a GPU."""
-    loaded, error = attempt(_load_cupy)
+    cupy_and_usability, error = attempt(_load_cupy)
     if error is not None:
         failure = (
             "CuPy is not installed"
@@ -188,8 +205,8 @@ def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
         raise BackendError(
             f"backend cupy: {failure} ({reason}); {cupy_advice()}"
         ) from None
-    cupy, usable = loaded
-    if not usable:
+    cupy, is_usable = cupy_and_usability
+    if not is_usable:
         raise BackendError(
             f"backend cupy: CuPy is installed but finds no usable CUDA device; {cupy_advice()}"
         )
@@ -201,14 +218,14 @@ def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
 
 def describe_gpu() -> dict[str, Any]:
     """Driver, CuPy version and GPUs of this machine, with advice if they do not fit together, as JSON."""
-    driver, devices, advice = machine.nvidia_driver(), [], None
-    loaded, error = attempt(_load_cupy)
+    driver, gpu_texts, advice = machine.nvidia_driver(), [], None
+    cupy_and_usability, error = attempt(_load_cupy)
     cupy: Any
-    cupy, usable = loaded or (None, False)
-    if usable:
-        for i in range(cupy.cuda.runtime.getDeviceCount()):
-            properties = cupy.cuda.runtime.getDeviceProperties(i)
-            devices.append(
+    cupy, is_usable = cupy_and_usability or (None, False)
+    if is_usable:
+        for gpu_index in range(cupy.cuda.runtime.getDeviceCount()):
+            properties = cupy.cuda.runtime.getDeviceProperties(gpu_index)
+            gpu_texts.append(
                 f"{properties['name'].decode()} ({properties['totalGlobalMem'] / 2**30:.0f} GiB)"
             )
     elif driver:
@@ -219,6 +236,6 @@ def describe_gpu() -> dict[str, Any]:
     return {
         "driver": driver and driver._asdict(),
         "cupy": version,
-        "devices": devices,
+        "devices": gpu_texts,
         "advice": advice,
     }
