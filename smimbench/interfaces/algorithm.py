@@ -89,7 +89,7 @@ class Conditions(NamedTuple):
 
 @dataclass(frozen=True)
 class AlgorithmPrediction:
-    """Prediction of theory for an algorithm at one sample ratio.
+    """Prediction of theory for an algorithm at one sample ratio: errors, overlaps, and what else is known of its runs.
 
     ``smimbench.theory.limit_point`` makes it from overlaps.
 
@@ -226,7 +226,7 @@ class StoppingRule:
         raise NotImplementedError
 
     def complaint(self) -> str | None:
-        """Reason why the result at this point cannot be trusted (the run becomes ``not-converged``), or None."""
+        """Reason why the result of a run that ends now cannot be trusted (it becomes ``not-converged``), or None."""
         raise NotImplementedError
 
     def settled(self) -> str | None:
@@ -277,7 +277,7 @@ class Algorithm(Item):
     there."""
 
     def retry(self, problem: Any, outcome: str) -> Any:
-        """Algorithm for a second attempt after a failed run, or None.
+        """Return the algorithm for a second attempt after a failed run, or None for no second attempt.
 
         After ``"diverged"`` or ``"not-converged"`` it starts over; after ``"unsettled"`` (all iterations are used, the run still
         moves) it goes on from its state for as many again. Without it: there is no second attempt.
@@ -301,7 +301,7 @@ class Algorithm(Item):
     """``variance(state)``: the error V (P, P) that it predicts for its estimate. Without it: no Bayes predictor of the label."""
 
     def findings(self, state: Any) -> dict[str, Any]:
-        """Additional measured quantities of a finished run: lists of numbers by name.
+        """Measure additional quantities of a finished run: lists of numbers by name.
 
         They are shown as means next to those of the same name in ``theory``; None: not found. ``spectrum``, the eigenvalues of
         the estimate, is a histogram next to ``theory``'s ``spectrum``, a dict: ``edges`` of bins, ``mass`` in each and that of

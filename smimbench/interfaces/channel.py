@@ -81,7 +81,9 @@ class Channel(Item):
         second_moment: bool = False,
         rng: np.random.Generator | None = None,
     ) -> Posterior:
-        """Posterior of latents z ~ N(omega, V (x) I_C) given the labels y. Derived: from `log_likelihood`.
+        """Posterior of latents z ~ N(omega, V (x) I_C) given the labels y.
+
+        Derived: from `log_likelihood`.
 
         ``rng`` is for channels that integrate by sampling.
         """

@@ -47,10 +47,10 @@ def check_number(
             f"must be a finite number {'> 0' if positive else '>= 0'}, got {short_repr(value)}",
         )
     if number > maximum or 0 < number < 1 / LARGEST_PARAMETER:
-        zero_or = "" if positive else "0 or "
+        zero_prefix = "" if positive else "0 or "
         raise ParameterError(
             key,
-            f"must be {zero_or}between {1 / LARGEST_PARAMETER:g} and {maximum:g}, got {short_repr(value)}",
+            f"must be {zero_prefix}between {1 / LARGEST_PARAMETER:g} and {maximum:g}, got {short_repr(value)}",
         )
 
 

@@ -21,7 +21,10 @@ class Inputs(Item):
     def draw(
         self, rng: np.random.Generator, n: int, tokens: int, dimension: int
     ) -> Array:
-        """Draw tokens (n, T, D) on the host; called once for a data set. Derived: `transform` of iid N(0, 1) numbers."""
+        """Draw tokens (n, T, D) on the host; called once for a data set.
+
+        Derived: `transform` of iid N(0, 1) numbers.
+        """
         raise NotImplementedError
 
     transform: Callable[[Array], Array] | None = None

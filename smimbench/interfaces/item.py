@@ -160,9 +160,11 @@ def missing_members(
 
 def optional_members(base: type[Item]) -> tuple[str, ...]:
     """Names of the optional members of a contract's base class."""
-    required = {*base._required, *(base._alternatives or ((),))[0]}
+    required_names = {*base._required, *(base._alternatives or ((),))[0]}
     return tuple(
-        name for name in vars(base) if not name.startswith("_") and name not in required
+        name
+        for name in vars(base)
+        if not name.startswith("_") and name not in required_names
     )
 
 

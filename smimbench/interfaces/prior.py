@@ -95,7 +95,10 @@ class Prior(Item):
     def sample(
         self, rng: np.random.Generator, components: int, dimension: int
     ) -> Array:
-        """Draw a signal on the host. Derived: from the law, scaled to unit variance."""
+        """Draw a signal on the host.
+
+        Derived: from the law, scaled to unit variance.
+        """
         raise NotImplementedError
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:

@@ -286,11 +286,11 @@ def fill_with_tokens(
         )
         return
     block_size = max(1, HOST_BLOCK // max(1, math.prod(tokens_array.shape[1:])))
-    for start in range(0, len(tokens_array), block_size):
-        block = tokens_array[start : start + block_size]
-        tokens = inputs.transform(rng.standard_normal(block.shape))
-        block[...] = checked_array(
-            f"inputs {inputs.name!r}: transform", tokens, block.shape
+    for first_sample in range(0, len(tokens_array), block_size):
+        token_block = tokens_array[first_sample : first_sample + block_size]
+        tokens = inputs.transform(rng.standard_normal(token_block.shape))
+        token_block[...] = checked_array(
+            f"inputs {inputs.name!r}: transform", tokens, token_block.shape
         )
 
 
@@ -314,8 +314,8 @@ def draw_on_device(
     block_size = max(1, DEVICE_BLOCK // math.prod(shape[1:]))
     draw_tokens = _block_drawer(device, problem.inputs, shape, block_size, block_seed)
 
-    def draw_block(block: int) -> Array:
-        return xp.astype(draw_tokens(block), input_dtype, copy=False)
+    def draw_block(block_index: int) -> Array:
+        return xp.astype(draw_tokens(block_index), input_dtype, copy=False)
 
     fits_device = fits(math.prod(shape) * (xp.finfo(input_dtype).bits // 8), device)
     stored_shape = shape if fits_device else (0, *shape[1:])
@@ -325,10 +325,10 @@ def draw_on_device(
             shape, block_size, draw_block, xp.astype(inputs, label_dtype)
         )
     labels = []
-    for block, start in enumerate(range(0, n, block_size)):
-        x = draw_block(block)
+    for block_index, first_sample in enumerate(range(0, n, block_size)):
+        x = draw_block(block_index)
         if fits_device:
-            inputs[start : start + x.shape[0], ...] = x
+            inputs[first_sample : first_sample + x.shape[0], ...] = x
         z = model.forward(xp.astype(x, xp.float64, copy=False), teacher)
         y = problem.channel.forward(z, rng=rng)
         if xp.isdtype(y.dtype, "real floating"):
@@ -344,7 +344,7 @@ def _block_drawer(
     block_size: int,
     block_seed: Callable[[int], np.random.SeedSequence],
 ) -> Callable[[int], Array]:
-    """Return a function that draws block number ``block`` of the tokens, in float64 on a device."""
+    """Return a function that draws one block of the tokens, given its index, in float64 on a device."""
     n, *sample_shape = shape
     transform = inputs.transform
     if transform is None:  # all at once: samples of a file are different ones
@@ -352,14 +352,15 @@ def _block_drawer(
         tokens = checked_array(
             f"inputs {inputs.name!r}: draw", inputs.draw(rng, *shape), shape
         )
-        return lambda block: device.asarray(
-            tokens[block * block_size : (block + 1) * block_size], dtype="float64"
+        return lambda block_index: device.asarray(
+            tokens[block_index * block_size : (block_index + 1) * block_size],
+            dtype="float64",
         )
 
-    def draw_block(block: int) -> Array:
-        draw_normal = device.standard_normal(block_seed(block))
+    def draw_block(block_index: int) -> Array:
+        draw_normal = device.standard_normal(block_seed(block_index))
         return transform(
-            draw_normal((min(block_size, n - block * block_size), *sample_shape))
+            draw_normal((min(block_size, n - block_index * block_size), *sample_shape))
         )
 
     return draw_block

@@ -277,10 +277,10 @@ class Registry:
             self.foreign_path.update(added_entries)
             sys.path[:] = [*path_before, *added_entries]
             # What a third-party plugin wants to find there is set again in processes of its own.
-            is_third_party = (
+            restores_environment = (
                 self._allowed_distributions is None and plugin.distribution != BUILT_IN
             )
-            if is_third_party and dict(os.environ) != environment_before:
+            if restores_environment and dict(os.environ) != environment_before:
                 os.environ.clear()
                 os.environ.update(environment_before)
 
@@ -432,13 +432,15 @@ def plugin_warnings(plugins: Iterable[Plugin]) -> list[str]:
     """Return one warning line for each plugin that could not be loaded and each item name that exists twice."""
     warning_lines = []
     for plugin in plugins:
-        prefix = f"plugin {plugin.name} ({plugin.origin})"
+        plugin_description = f"plugin {plugin.name} ({plugin.origin})"
         if plugin.failed:
             warning_lines.append(
-                f"{prefix} was not loaded: {'; '.join(plugin.problems)}"
+                f"{plugin_description} was not loaded: {'; '.join(plugin.problems)}"
             )
         else:
-            warning_lines += [f"{prefix}: {problem}" for problem in plugin.problems]
+            warning_lines += [
+                f"{plugin_description}: {problem}" for problem in plugin.problems
+            ]
     return warning_lines
 
 
@@ -472,12 +474,12 @@ _process_registry: Registry | None = None
 @contextmanager
 def using(registry: Any) -> Iterator[None]:
     """Context in which this process uses the given registry instead of its own."""
-    previous = _process_registry
+    previous_registry = _process_registry
     set_registry(registry)
     try:
         yield
     finally:
-        set_registry(previous)
+        set_registry(previous_registry)
 
 
 @contextmanager
@@ -655,8 +657,8 @@ def theory_of(
         return no_values, no_values
     values_and_errors, error = attempt(
         lambda: [
-            _require_value_count(values, value_count)
-            for values in theory(problem, point.document())
+            _require_value_count(component_values, value_count)
+            for component_values in theory(problem, point.document())
         ]
     )
     if error is None and len(values_and_errors) == 2:

@@ -57,9 +57,9 @@ def source_of(item: type[object]) -> str | None:
     digest = hashlib.sha256()
     for file in sorted(files):
         content = file.read_bytes()
-        name = file.relative_to(package_folder or path.parent).as_posix()
+        relative_path = file.relative_to(package_folder or path.parent).as_posix()
         digest.update(
-            f"{name}\n".encode()
+            f"{relative_path}\n".encode()
             + (_code_without_comments(content) if file.suffix == ".py" else content)
         )
     return digest.hexdigest()[:HASH_DIGITS]

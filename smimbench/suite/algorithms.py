@@ -151,7 +151,7 @@ def _algorithms_of_table(
 
 
 def _first_supported_problem(
-    entry: Entry, name: str, problem_plans: Sequence[ProblemPlan]
+    entry: Entry, algorithm_name: str, problem_plans: Sequence[ProblemPlan]
 ) -> ProblemPlan:
     """Return the first problem whose model the algorithm supports, or raise ProblemError if there is none."""
     for problem_plan in problem_plans:
@@ -162,7 +162,7 @@ def _first_supported_problem(
     )
     raise ProblemError(
         "algorithm.name",
-        f"algorithm {name!r} works for {', '.join(entry.models)}, not for {' or '.join(problem_models)}",
+        f"algorithm {algorithm_name!r} works for {', '.join(entry.models)}, not for {' or '.join(problem_models)}",
     )
 
 

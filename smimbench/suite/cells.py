@@ -329,8 +329,8 @@ def _require_same_version(
 
 def _version_text(spec: Specification) -> str:
     """Write version and code hash of an item for error messages."""
-    source = f" with the code {spec['source']}" if "source" in spec else ""
-    return f"version {spec['version']}{source}"
+    code_text = f" with the code {spec['source']}" if "source" in spec else ""
+    return f"version {spec['version']}{code_text}"
 
 
 @dataclass(frozen=True, repr=False)
